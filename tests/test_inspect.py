@@ -6,6 +6,7 @@ import os
 import random
 import sys
 from collections import Counter
+from datetime import datetime
 
 import inspected_runs
 import pytest
@@ -137,6 +138,44 @@ def test_what_is_not_finite_or_missing_is_shown_as_nothing(tmp_path, capsys):
     assert main(["inspect", str(tmp_path), "--html", str(tmp_path / "page.html")]) == 0
 
 
+SPOILT = {
+    "outcome": lambda record: record.update(outcome=None),
+    "times": lambda record: record.update(seconds=math.nan) or record["actions"][0].update(times=[None, None, math.nan]),
+    "log-probs": lambda record: [action.update(logprobs=[None] * 6) for action in record["actions"]],
+    "advantages": lambda record: [action.update(advantages=[math.inf, None] * 3) for action in record["actions"]],
+    "no actions": lambda record: record.update(actions=[], returned=None),
+    "parent": lambda record: record["actions"][3].update(parents=["gone.1"]),
+    "lost": lambda record: record.update(actions=[], outcome=None, infrastructure_failure="engine", detail="it died"),
+}
+"""What may be missing from a record, or not finite."""
+
+
+@pytest.mark.parametrize("name", SPOILT)
+def test_a_record_of_which_much_is_missing_is_shown(tmp_path, capsys, name):
+    inspected_runs.write_run(tmp_path, steps=1, tasks=1, samples=1, evaluated=False)
+    (tmp_path / "metrics.jsonl").unlink()
+    path = tmp_path / "trajectories.jsonl"
+    record = json.loads(path.read_text())
+    SPOILT[name](record)
+    path.write_text(json.dumps(record) + "\n")
+    for flags in ([], ["--full"], ["--html", tmp_path / "page.html"], ["--to", tmp_path / "run.json"]):
+        assert "nan" not in printed(capsys, tmp_path, *flags).split()
+    (shown,) = map(json.loads, printed(capsys, tmp_path, "--json").splitlines())
+    assert shown["task"] == "t0" and len(shown["actions"]) == len(record["actions"])
+
+
+def test_a_record_that_changes_while_it_is_shown_is_refused(tmp_path):
+    made = inspected_runs.write_run(tmp_path, steps=1, evaluated=False)
+    index = Index(RunReader(tmp_path), Filter())
+    path = tmp_path / "trajectories.jsonl"
+    path.write_text("resumed\n" + path.read_text())  # its lines are elsewhere, as after a resumption
+    for _ in range(2):
+        with pytest.raises(ConfigurationError) as caught:
+            index.open(index.entries[-1])
+        assert [p.code for p in caught.value.problems] == ["records.form"] and len(made) == len(index.entries)
+        path.unlink(missing_ok=True)
+
+
 # --- a run in progress -----------------------------------------------------------------------------------------------------
 
 
@@ -215,7 +254,11 @@ def test_inspects_library_reads_the_log_back(tmp_path, capsys):
     printed(capsys, tmp_path / "run", "--to", tmp_path / "run.eval")
     read = log.read_eval_log(str(tmp_path / "run.eval"), resolve_attachments="full")
     assert len({(s.id, s.epoch) for s in read.samples}) == len(read.samples) == len(made) + 1
-    by_name = {(s.metadata["step"], s.id, s.metadata["sample"]): s for s in read.samples}
+    assert read.eval.dataset.samples * read.eval.config.epochs == read.results.total_samples == len(read.samples)
+    took = datetime.fromisoformat(read.stats.completed_at) - datetime.fromisoformat(read.stats.started_at)
+    metrics = RunReader(tmp_path / "run").metrics()
+    assert took.total_seconds() == pytest.approx(sum(line["seconds/rollout"] for line in metrics), abs=1e-3)
+    by_name = {(s.metadata["step"], s.metadata["task"], s.metadata["sample"]): s for s in read.samples}
     for t in (*made, lost):
         sample = by_name[t.step, t.task.id, t.sample]
         credits = [event for event in sample.events if event.event == "info"]
@@ -293,3 +336,5 @@ def test_a_page_that_cannot_be_written_leaves_the_old_one(run, tmp_path, monkeyp
     monkeypatch.setattr("os.replace", full)
     assert refused(folder, "--html", page)[0][0] == "viewer.unwritable"
     assert page.read_text() == "old" and [path.name for path in tmp_path.iterdir()] == ["page.html"]
+    monkeypatch.setattr("os.unlink", full)  # as on a file system that is read only
+    assert refused(folder, "--html", page)[0][0] == "viewer.unwritable"

@@ -120,6 +120,27 @@ def test_a_run_in_progress_grows(folder):
     drive(app, act)
 
 
+def test_a_run_that_is_damaged_or_removed_meanwhile_is_said(folder):
+    app = Browser(RunReader(folder), Query(), follow=True)
+
+    async def act(pilot):
+        def said(word):
+            assert word in text_of(app.screen, "#status")
+
+        with (path := folder / "trajectories.jsonl").open("a") as file:
+            file.write("no record\nnor this\n")
+        app.follow()
+        said("not a record of a run")
+        assert len(app.query_one(TrajectoryList).entries) == 24
+        path.unlink()
+        app.open(0)
+        said("No such file")
+        await pilot.press("slash", *"role=coder", "enter")
+        said("No such file")
+
+    drive(app, act)
+
+
 def test_only_visible_lines_are_drawn(folder, monkeypatch):
     app = Browser(RunReader(folder), Query())
     drawn = []

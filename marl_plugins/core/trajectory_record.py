@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -140,8 +141,11 @@ def _shortest(value: float) -> float:
 
 
 def _read(values: Sequence[float]) -> tuple[float, ...]:
-    """The float32 values that were spelled, in this or an earlier release."""
-    return tuple(array("f", values))
+    """The float32 values that were spelled, in this or an earlier release; NaN for null, which other writers of JSON put there."""
+    try:
+        return tuple(array("f", values))
+    except TypeError:
+        return tuple(array("f", (math.nan if value is None else value for value in values)))
 
 
 def _tool_record(result: ToolResult) -> dict[str, Any]:

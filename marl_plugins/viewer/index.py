@@ -13,7 +13,10 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.files import json_value, open_file
+from marl_plugins.core.problems import Problem, at
+from marl_plugins.core.redaction import inert
 from marl_plugins.core.trajectory import Trajectory
 from marl_plugins.core.trajectory_record import SCHEMA_VERSION, from_record
 from marl_plugins.records.read import Filter, RunReader, records
@@ -174,15 +177,22 @@ class Index:
                 if wanted.has_trajectory(entry) and (find is None or self.contains(entry, find)):
                     yield entry
 
-    def line(self, entry: Entry) -> bytes:
-        """Reads the line of an entry."""
-        with open_file(self.files[entry.file]) as file:
-            file.seek(entry.offset)
-            return file.read(entry.length)
-
     def open(self, entry: Entry) -> Trajectory:
-        """Reads the trajectory of an entry."""
-        return from_record(json_value(self.line(entry)))
+        """Reads the trajectory of an entry.
+
+        Raises:
+            ConfigurationError: The file is gone, its lines are elsewhere since the run was resumed, or the index has read less of
+                the line than is wrong with it.
+        """
+        path = self.files[entry.file]
+        try:
+            with open_file(path) as file:
+                file.seek(entry.offset)
+                return from_record(json_value(file.read(entry.length)))
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            why = str(error) if isinstance(error, OSError | ValueError) else f"it has another form: {error!r}"
+            got = f"the record of step {entry.step}, task {entry.name}, sample {entry.sample} cannot be read: {why}"
+            raise ConfigurationError(Problem("records.form", at(file=path), inert(got))) from None
 
     def contains(self, entry: Entry, find: re.Pattern[str]) -> bool:
         """Returns whether a text of the entry's trajectory contains a pattern."""

@@ -1,6 +1,7 @@
 """A run as a log of Inspect, for its viewer: `openrlhf inspect RUN --to FILE.eval`, then `inspect view start --log-dir FOLDER`.
 
-    sample     a trajectory; its epoch counts the pairs of step and sample, because Inspect names samples by task and epoch
+    sample     a trajectory, named by task, step and sample. Of one epoch: the viewer counts dataset x epochs, and not every task
+               has as many samples in as many steps
     span       an action, of type `agent`: what it was shown and said (model event), its calls of tools (tool events), and its
                score, reward and advantage (info event `credit`)
     score      the outcome
@@ -11,6 +12,7 @@ The format is Inspect's own, written by its library; it has no place for an adva
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -19,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.problems import Problem, at
 from marl_plugins.core.redaction import encodable
+from marl_plugins.records.panels import PHASES
 from marl_plugins.records.read import RunReader
 from marl_plugins.viewer.index import Entry, Index
 from marl_plugins.viewer.query import Query, nothing_found
@@ -72,36 +75,38 @@ def write_log(run: RunReader, query: Query, file: Path, most: int) -> str:
 
 def log_of(index: Index, entries: Sequence[Entry]) -> EvalLog:
     """Makes the log of some entries."""
-    from inspect_ai.log import EvalConfig, EvalDataset, EvalLog, EvalResults, EvalSpec
+    from inspect_ai.log import EvalConfig, EvalDataset, EvalLog, EvalResults, EvalSpec, EvalStats
 
-    created = datetime.fromtimestamp(index.files[0].stat().st_mtime, UTC)
-    epochs = {pair: n for n, pair in enumerate(dict.fromkeys((e.step, e.sample) for e in entries), 1)}
-    samples = [
-        sample_of(_clean(trajectory_values(index.open(entry))), epochs[entry.step, entry.sample], created)
-        for entry in entries
-    ]
+    ended = datetime.fromtimestamp(index.files[0].stat().st_mtime, UTC)
+    created = ended - timedelta(seconds=seconds_of(index.run))
+    samples = [sample_of(_clean(trajectory_values(index.open(entry))), created) for entry in entries]
     policies = dict.fromkeys(action.policy for entry in entries for action in entry.actions)
-    tasks = [encodable(task) for task in dict.fromkeys(entry.name for entry in entries)]
     return EvalLog(
         status="success",
         eval=EvalSpec(
             created=created.isoformat(),
             task=index.run.folder.absolute().name,
-            dataset=EvalDataset(name="tasks", samples=len(tasks), sample_ids=tasks),
+            dataset=EvalDataset(name="trajectories", samples=len(samples), sample_ids=[str(s.id) for s in samples]),
             model=" ".join(policies) or "none",
-            config=EvalConfig(epochs=len(epochs)),
+            config=EvalConfig(epochs=1),
         ),
+        stats=EvalStats(started_at=created.isoformat(), completed_at=ended.isoformat()),
         samples=samples,
         results=EvalResults(total_samples=len(samples), completed_samples=sum(s.error is None for s in samples)),
     )
 
 
-def sample_of(shown: Mapping[str, Any], epoch: int, created: datetime) -> EvalSample:
+def seconds_of(run: RunReader) -> float:
+    """Returns what the phases of all steps took; 0 without metrics."""
+    return math.fsum(line.get(f"seconds/{phase}") or 0.0 for line in run.metrics() for phase in PHASES)
+
+
+def sample_of(shown: Mapping[str, Any], created: datetime) -> EvalSample:
     """Makes the sample of a trajectory.
 
     Args:
         shown: Its values, as `trajectory_values` makes them.
-        created: What its times are counted from.
+        created: What its times are counted from; a trajectory's are those since the beginning of its rollout.
     """
     from inspect_ai.log import EvalError, EvalSample
     from inspect_ai.model import ModelOutput
@@ -109,11 +114,11 @@ def sample_of(shown: Mapping[str, Any], epoch: int, created: datetime) -> EvalSa
 
     outcomes = {"outcome": shown["outcome"], **{f"outcome of {role}": value for role, value in shown["outcomes"].items()}}
     lost = shown["infrastructure_failure"]
-    about = ("step", "sample", "metadata", "agent_failure", "detail", "files", "tools", "outcome_parts", "returned")
+    about = ("task", "step", "sample", "metadata", "agent_failure", "detail", "files", "tools", "outcome_parts", "returned")
     messages = [message for action in shown["actions"] for message in messages_of(action)]
     return EvalSample(
-        id=shown["task"],
-        epoch=epoch,
+        id=f"{shown['task']}, step {shown['step']}, sample {shown['sample']}",
+        epoch=1,
         input=shown["prompt"],
         target=shown["label"] if isinstance(shown["label"], str) else repr(shown["label"]),
         messages=messages,
@@ -140,7 +145,7 @@ def events_of(action: Mapping[str, Any], created: datetime) -> Iterator[Event]:
     from inspect_ai.event import InfoEvent, ModelEvent, SpanBeginEvent, SpanEndEvent, ToolEvent
     from inspect_ai.model import ChatCompletionChoice, GenerateConfig, ModelOutput, ModelUsage
 
-    start, answered, end = action["times"]
+    start, answered, end = (seconds or 0.0 for seconds in action["times"])  # one that is not finite has become None
 
     def when(seconds: float) -> dict[str, Any]:
         return {"timestamp": created + timedelta(seconds=seconds), "working_start": seconds, "span_id": name}

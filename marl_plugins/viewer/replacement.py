@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from marl_plugins.core.failures import ConfigurationError
@@ -35,4 +35,5 @@ def replacing(file: Path, flag: str) -> Iterator[Path]:
             Problem("viewer.unwritable", at(flag=flag, file=file), f"cannot be written: {error.strerror or error}")
         ) from None
     finally:
-        part.unlink(missing_ok=True)
+        with suppress(OSError):  # where nothing can be written, nothing can be removed either
+            part.unlink(missing_ok=True)

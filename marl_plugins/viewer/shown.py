@@ -65,8 +65,8 @@ def finite(value: Any) -> Any:
 
 
 def number(value: float | None, digits: int = 3, sign: bool = False) -> str:
-    """Writes a number with few digits; a dash where there is none."""
-    return "-" if value is None else f"{value:{'+' if sign else ''}.{digits}f}"
+    """Writes a number with few digits; a dash where there is none, or none that is finite."""
+    return "-" if value is None or not math.isfinite(value) else f"{value:{'+' if sign else ''}.{digits}f}"
 
 
 def note_text(value: Any) -> str:

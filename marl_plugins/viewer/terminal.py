@@ -160,15 +160,19 @@ class Browser(App[None]):
         """Shows how many there are, or what is wrong with a filter."""
         asked = " ".join(f"{name}={word}" for name, word in self.asked.words.items())
         found = f"{len(self.index.entries):,} trajectories" + (f" with {asked}" if asked else "")
-        self.query_one("#status", Static).update(one_line(problem or found))
+        self.screen_stack[0].query_one("#status", Static).update(one_line(problem or found))
 
     def on_trajectory_list_opened(self) -> None:
         self.open(self.query_one(TrajectoryList).cursor)
 
     def open(self, place: int) -> None:
-        """Shows the trajectory at a place of the list."""
-        trajectory = self.index.open(self.index.entries[place])
-        self.push_screen(TrajectoryScreen(trajectory_values(trajectory)))
+        """Shows the trajectory at a place of the list, or says why it cannot be read."""
+        try:
+            trajectory = self.index.open(self.index.entries[place])
+        except ConfigurationError as error:
+            self.say(said(error))
+        else:
+            self.push_screen(TrajectoryScreen(trajectory_values(trajectory)))
 
     def action_neighbour(self, by: int) -> None:
         listed = (
@@ -192,22 +196,30 @@ class Browser(App[None]):
 
     def on_input_submitted(self, event: Input.Submitted) -> None:
         try:
-            self.asked = query_of(terms_of(event.value), self.base)
+            asked = query_of(terms_of(event.value), self.base)
+            index = Index(self.run_reader, asked.wanted, asked.find)
+            self.follower = Follower(index, asked) if self.follower else None
         except ConfigurationError as error:
-            self.say("; ".join(map(str, error.problems)))
+            self.say(said(error))
             return
-        self.index = Index(self.run_reader, self.asked.wanted, self.asked.find)
-        self.follower = Follower(self.index, self.asked) if self.follower else None
+        self.asked, self.index = asked, index
         self.query_one(TrajectoryList).show(self.index.entries)
         self.action_leave_filter()
         self.say()
 
     def follow(self) -> None:
-        """Shows what the run has added."""
-        if self.follower and self.follower.update(self.asked):
-            listed = self.screen_stack[0].query_one(TrajectoryList)
-            listed.show(self.index.entries)
-            self.screen_stack[0].query_one("#status", Static).update(f"{len(self.index.entries):,} trajectories")
+        """Shows what the run has added; a run that can no longer be read stays as it was."""
+        try:
+            if self.follower and self.follower.update(self.asked):
+                self.screen_stack[0].query_one(TrajectoryList).show(self.index.entries)
+                self.say()
+        except ConfigurationError as error:
+            self.say(said(error))
+
+
+def said(error: ConfigurationError) -> str:
+    """Writes what is wrong on one line."""
+    return "; ".join(map(str, error.problems))
 
 
 def browse(run: RunReader, query: Query, follow: bool) -> None:

@@ -54,7 +54,7 @@ def _cut(text: str, width: int) -> str:
 def summary(shown: Mapping[str, Any]) -> Text:
     """Writes what is known of a trajectory as a whole."""
     lines = [
-        ("task", f"{shown['task']}, step {shown['step']}, sample {shown['sample']}, {shown['seconds']:.1f} s"),
+        ("task", f"{shown['task']}, step {shown['step']}, sample {shown['sample']}, {number(shown['seconds'], 1)} s"),
         ("prompt", shown["prompt"]),
         ("label", _plain(shown["label"])),
         ("answer", shown["answer"]),
@@ -84,7 +84,7 @@ def action_title(action: Mapping[str, Any]) -> str:
 
 def action_text(action: Mapping[str, Any]) -> Text:
     """Writes everything that is recorded of an action, but for its tokens."""
-    begin, answered, end = action["times"]
+    begin, answered, end = (number(seconds, 2) for seconds in action["times"])
     coach = action["notes"].get("coach")
     criteria = coach.get("criteria") if isinstance(coach, dict) else None
     if isinstance(coach, dict):  # without what stands above
@@ -95,7 +95,7 @@ def action_text(action: Mapping[str, Any]) -> Text:
         ("saw", ", ".join(action["parents"]) or "the task alone"),
         ("continues", action["continues"]),
         ("tokens", f"{action['tokens_shown']} shown, {action['tokens_sampled']} sampled, finish {action['finish']}"),
-        ("times", f"asked at {begin:.2f} s, answered at {answered:.2f} s, tools done at {end:.2f} s"),
+        ("times", f"asked at {begin} s, answered at {answered} s, tools done at {end} s"),
         ("score", number(action["score"]) if action["score"] is not None else action["unscored"]),
         ("criteria", note_text(criteria) if criteria else None),
         ("explanation", action["explanation"]),
@@ -120,7 +120,7 @@ def action_text(action: Mapping[str, Any]) -> Text:
 
 def tool_text(call: Mapping[str, Any], who: str) -> Text:
     """Writes a tool's call and its answer."""
-    text = Text(f"── {who} {one_line(call['tool'])} ({call['status']}, {call['seconds']:.2f} s)\n", "bold yellow")
+    text = Text(f"── {who} {one_line(call['tool'])} ({call['status']}, {number(call['seconds'], 2)} s)\n", "bold yellow")
     text.append(inert(call["call"]) + "\n", "default not bold")
     text.append("── it answered\n", "bold yellow")
     text.append(inert(call["output"]) + "\n", "default not bold")
