@@ -16,13 +16,14 @@ from types import SimpleNamespace
 import escapes
 import problem_codes
 
-from marl_plugins import hookspecs
+from marl_plugins import groups, hookspecs, reinforce_pp
 from marl_plugins.agents.section import AgentConfig
 from marl_plugins.cases.section import CasesConfig
 from marl_plugins.coach.section import CoachConfig, CoachMemberConfig, CoachStageConfig
 from marl_plugins.commands import evaluate
 from marl_plugins.core import recipe as config
 from marl_plugins.core.demonstrations import WarmStartConfig
+from marl_plugins.core.estimators import scope_flags
 from marl_plugins.core.section import Model
 from marl_plugins.graph import grammar
 from marl_plugins.hosts import flags, old_flags
@@ -259,6 +260,19 @@ def _fits(args: SimpleNamespace, size: float, memory: float) -> bool:
     return sum(training_memory(args, size)[0].values()) <= ROOM * memory
 
 
+def estimators_table() -> str:
+    """The flags that some estimators alone read, as Markdown."""
+    readers = {name: flag.estimators for name, flag in flags.FLAGS.items() if flag.estimators}
+    readers |= {"reinforce_pp.normalise": ("reinforce",), "groups.by": tuple(groups.ESTIMATORS)}
+    of_plugins = {"reinforce_pp": reinforce_pp.ESTIMATORS, "groups": tuple(groups.ESTIMATORS), "gae": ("gae",)}
+    readers |= {name: estimators for plugin, estimators in of_plugins.items() for name in scope_flags(plugin)}
+    lines = ["| flag | estimators |", "|---|---|"]
+    for estimators in sorted(set(readers.values())):
+        names = ", ".join(f"`--{name}`" for name in sorted(readers) if readers[name] == estimators)
+        lines.append(f"| {names} | {', '.join(f'`{name}`' for name in estimators)} |")
+    return "\n".join(lines)
+
+
 def table_under(text: str, heading: str) -> tuple[int, int]:
     """Where the first table after a heading begins and ends."""
     start = re.search(rf"^#+ {re.escape(heading)}\n", text, re.MULTILINE)
@@ -278,6 +292,7 @@ TABLES = {
     ("from_openrlhf.md", "Old flag names"): old_flags.table,
     ("problems.md", "All codes"): problem_codes.table,
     ("gpu.md", "What fits"): what_fits,
+    ("no_effect.md", "By estimator"): estimators_table,
 }
 """The tables that are made from the code, by page and heading."""
 
