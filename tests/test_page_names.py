@@ -8,6 +8,7 @@ import pytest
 from marl_plugins import hookspecs
 from marl_plugins.cli import plugin_commands
 from marl_plugins.commands import COMMANDS
+from marl_plugins.core.estimators import scope_flags
 from marl_plugins.hosts import upstream_cli
 from marl_plugins.viewer.query import TERMS
 
@@ -35,6 +36,7 @@ def flags():
     found = {option.lstrip("-") for action in upstream._actions for option in action.option_strings}
     for path in (p for f in ("marl_plugins", "benchmarks", "examples", "recipes") for p in (ROOT / f).rglob("*.py")):
         found |= set(re.findall(r"--([a-z][\w.-]*\w)", path.read_text()))
+    found |= {flag for plugin in ("reinforce_pp", "groups", "gae") for flag in scope_flags(plugin)}
     return found | FOREIGN | set(TERMS)
 
 

@@ -191,8 +191,8 @@ class Index:
                 return from_record(json_value(file.read(entry.length)))
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             why = str(error) if isinstance(error, OSError | ValueError) else f"it has another form: {error!r}"
-            got = f"the record of step {entry.step}, task {entry.name}, sample {entry.sample} cannot be read: {why}"
-            raise ConfigurationError(Problem("records.form", at(file=path), inert(got))) from None
+            got = f"step {entry.step}, task {inert(entry.name)}, sample {entry.sample} cannot be read: {inert(why)}"
+            raise ConfigurationError(Problem("records.form", at(file=path), got)) from None
 
     def contains(self, entry: Entry, find: re.Pattern[str]) -> bool:
         """Returns whether a text of the entry's trajectory contains a pattern."""
