@@ -62,9 +62,10 @@ FILES = {
         # The same as workflow.py, for a client that knows nothing of this package but a header.
         import json, os, urllib.request
 
-        def ask(role, shown, *after):
+        def ask(role, shown, after=None):
             headers = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"], "Content-Type": "application/json"}
-            headers["x-marl-after"] = ",".join(answer["id"] for answer in after)
+            if after is not None:
+                headers["x-marl-after"] = ",".join(answer["id"] for answer in after)
             body = json.dumps({"model": role, "messages": [{"role": "user", "content": shown}]}).encode()
             with urllib.request.urlopen(
                 urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", body, headers)
@@ -75,11 +76,42 @@ FILES = {
             return answer["choices"][0]["message"]["content"]
 
         def main(prompt, item):
-            first = ask("first", prompt)
-            answers = [ask("second", f"{prompt} {said(first)}", first) for _ in range(1 + int(item.id) % 3)]
+            first = ask("first", prompt, [])
+            answers = [ask("second", f"{prompt} {said(first)}", [first]) for _ in range(1 + int(item.id) % 3)]
             if int(item.id) % 4 == 0:
                 return said(answers[0])
-            return said(ask("judge", f"{prompt} {said(answers[0])}", answers[0]))
+            return said(ask("judge", f"{prompt} {said(answers[0])}", answers[:1]))
+    """,
+    "silent.yaml": """
+        extends: program.yaml
+        agent: {file: silent.py}
+        plugins: [tools.py, delays.py]
+    """,
+    "silent.py": """
+        # A program that says nothing of who saw whom, and asks in threads.
+        from concurrent.futures import ThreadPoolExecutor
+
+        from program import ask, said
+
+        def main(prompt, item):
+            with ThreadPoolExecutor() as threads:
+                firsts = list(threads.map(lambda n: said(ask("first", f"{prompt} {n}")), range(1 + int(item.id) % 3)))
+                answers = list(threads.map(lambda first: said(ask("second", f"{prompt} {first}")), dict.fromkeys(firsts)))
+            return said(ask("judge", " ".join([prompt, *answers])))
+    """,
+    "delays.py": """
+        import asyncio, random
+        from marl_plugins import hookimpl
+
+        noise = random.SystemRandom()
+
+        @hookimpl(wrapper=True)
+        def marl_generate(call, engines):
+            inner = yield
+            async def work():
+                await asyncio.sleep(noise.random() / 20)
+                return await inner
+            return work()
     """,
     "grader.py": """
         def score_outcome(trajectory):

@@ -1,4 +1,8 @@
-"""`--train.async_enable` through the real engines: versions, and a driver that is killed while a rollout waits."""
+"""`--train.async_enable` through the real engines: versions, and a driver that is killed while a rollout waits.
+
+A program that says nothing of who saw whom stands in the place of the workflow, and its answers are delayed at random: what is
+the same in two runs is so whatever the timing.
+"""
 
 import signal
 import textwrap
@@ -28,7 +32,16 @@ KILLER = """
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory, relay):
-    return Started(tmp_path_factory.mktemp("async"), relay, "--train.async_enable").run()
+    return Started(tmp_path_factory.mktemp("async"), relay / "silent.yaml", "--train.async_enable").run()
+
+
+def test_what_a_program_has_seen_is_derived(whole):
+    """Also of requests that were on their way at the same time."""
+    for t in whole.trajectories:
+        firsts = {a["action"] for a in t["actions"] if a["role"] == "first"}
+        seconds = [a for a in t["actions"] if a["role"] == "second" and not a["turn"]]
+        assert all(set(a["derived"]) <= firsts for a in seconds if "derived" in a)
+    assert sum("derived" in a for _, a in whole.actions) > len(whole.trajectories)
 
 
 def test_a_step_is_sampled_by_the_weights_of_two_steps_before(whole):
@@ -44,7 +57,7 @@ def test_a_step_is_sampled_by_the_weights_of_two_steps_before(whole):
 
 def test_a_run_that_is_killed_while_a_rollout_waits_repeats_the_undisturbed_one(whole, relay, tmp_path):
     (tmp_path / "killer.py").write_text(textwrap.dedent(KILLER))
-    run = Started(tmp_path, relay, "--train.async_enable", "--plugin", str(tmp_path / "killer.py"))
+    run = Started(tmp_path, relay / "silent.yaml", "--train.async_enable", "--plugin", str(tmp_path / "killer.py"))
     run.run(code=-signal.SIGKILL)
     assert len((tmp_path / "checkpoints" / "waiting" / "step2.jsonl").read_text().splitlines()) == 1
     run.run("--ckpt.load_enable")
@@ -59,7 +72,7 @@ def test_a_run_that_is_killed_while_a_rollout_waits_repeats_the_undisturbed_one(
 def test_policies_that_take_turns_on_their_seats_train_the_same(whole, relay, tmp_path):
     """Their processes come and go while engines sample the next rollout."""
     words = ["--train.async_enable", "--plugin", "marl_plugins.process_groups", "--process_groups.seats", "2"]
-    run = Started(tmp_path, relay, *words).run()
+    run = Started(tmp_path, relay / "silent.yaml", *words).run()
     (one, _), (two, _) = map(without_logprobs, (run.trajectories, whole.trajectories))
     assert one == two
     for name in ("first", "second"):
