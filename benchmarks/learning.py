@@ -21,7 +21,7 @@ Of the two assistants also, each in a copy of the recipe, and only where they ar
 Success on held-out tasks, sampled at the training temperature: "before" is step 0, "after" the mean of the last three evaluations
 (of "- ROLE": the final weights as they are, and with the role put back). Gains in points with 95 % t-intervals over seeds. Finished
 runs in FOLDER are not repeated. Of graphs a second table has what evaluations say beside the outcome: its parts, rounds, and calls
-and form by role, before and after.
+and form by role, before and after, over the seeds whose runs recorded it.
 """
 
 from __future__ import annotations
@@ -98,14 +98,13 @@ def row(name: str, arm: str, seeds: Sequence[int], out: Path) -> str:
 
 def beside(name: str, arm: str, seeds: Sequence[int], out: Path) -> list[str]:
     """The lines of what an arm's evaluations say beside the outcome: means over seeds, before and over the last three after."""
-    lines, runs = (
-        [],
-        [[m for m in RunReader(out / f"{name}-{arm}-{seed}").metrics() if "eval/tasks" in m] for seed in seeds],
-    )
+    evaluated = [[m for m in RunReader(out / f"{name}-{arm}-{seed}").metrics() if "eval/tasks" in m] for seed in seeds]
+    runs = [run for run in evaluated if any(key.startswith(BESIDE) for key in run[0])]  # older ones did not say it
+    lines = []
     for key in sorted({key for run in runs for m in run for key in m if key.startswith(BESIDE)}):
         before = statistics.fmean(run[0].get(key, 0.0) for run in runs)
         after = statistics.fmean(m.get(key, 0.0) for run in runs for m in run[1:][-3:])
-        lines.append(f"| {arm} | {key.removeprefix('eval/')} | {before:.3f} | {after:.3f} |")
+        lines.append(f"| {arm} | {len(runs)} | {key.removeprefix('eval/')} | {before:.3f} | {after:.3f} |")
     return lines
 
 
@@ -194,7 +193,7 @@ def main() -> None:
         for said in beside(options.system, arm, options.seeds, options.out)
     ]
     if found:
-        print("\n| arm | of evaluations | before | after |\n|---|---|---|---|", *found, sep="\n")
+        print("\n| arm | seeds | of evaluations | before | after |\n|---|---|---|---|---|", *found, sep="\n")
 
 
 if __name__ == "__main__":
