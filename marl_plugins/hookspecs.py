@@ -68,7 +68,7 @@ if TYPE_CHECKING:
     from marl_plugins.core.workflow import Workflow
     from marl_plugins.run import Run
 
-VERSION = "3.3"
+VERSION = "3.4"
 
 Purpose = Literal["train", "evaluate", "judge"]
 """What a run is started for: `openrlhf train`; `openrlhf eval`, which scores outcomes only; `openrlhf coach`, which scores recorded
@@ -316,6 +316,22 @@ def marl_extensions(run: Run) -> Sequence[str] | None:
         @hookimpl
         def marl_extensions(run):
             return ["my_package.averages:WeightAverage"]
+    """
+
+
+@hook("each", own=True)
+def marl_weights(run: Run) -> Mapping[str, str] | None:
+    """Further weights of every trained policy, which an extension keeps: the name of its class, by the name of a folder for
+    them. *each*; once, before processes start.
+
+    They are evaluated after the weights, with metrics NAME/outcome and so on, and saved where the weights are:
+    `<ckpt.output_dir>/NAME/POLICY`. The extension puts them into the model for so long (`in_place`).
+
+    Example:
+
+        @hookimpl
+        def marl_weights(run):
+            return {"average": "WeightAverage"}
     """
 
 

@@ -321,6 +321,11 @@ def extensions_of(plugins: Plugins, run: Run) -> tuple[str, ...]:
     return tuple(name for impl in plugins.in_order("marl_extensions") for name in _call(impl, run=run) or ())
 
 
+def weights_of(plugins: Plugins, run: Run) -> dict[str, str]:
+    """Returns the weights that extensions keep: their classes, by the name of the folder for the weights."""
+    return {name: kept for impl in plugins.in_order("marl_weights") for name, kept in (_call(impl, run=run) or {}).items()}
+
+
 def applies(impl: Any, run: Run | None) -> bool:
     """Returns whether an implementation takes part in a run (`marl_plugins.applies_if`)."""
     condition = getattr(impl.function, "applies_if", None)

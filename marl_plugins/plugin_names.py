@@ -54,6 +54,7 @@ BUILTINS = (
     "marl_plugins.builtin.behaviour",
     "marl_plugins.corrections",
     "marl_plugins.filtering",
+    "marl_plugins.ema",
 )
 """Always active and asked last: what a run does where no named plugin answers."""
 

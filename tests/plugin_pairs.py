@@ -59,6 +59,7 @@ SETTINGS = {
 FLAGS = {
     "filtering": {"algo.dynamic_filtering_enable": None, "algo.dynamic_filtering_range": "0 1"},
     "async": {"train.async_enable": None},
+    "ema": {"train.enable_ema": None, "eval.steps": "1"},
 }
 """What is built in and only switched on."""
 GROUPS = {name: {"groups.by": "task+role+turn"} for name in ("rloo", "reinforce_baseline", "group_norm", "dr_grpo")}

@@ -109,6 +109,7 @@ def fit(model, given, rank=0, kl_loss=False):
     """Upstream's fit of a rank's part; its metrics, and the gradient of each optimiser step."""
     actor = Actor(model, temperature=TEMPERATURE)
     actor.packing_samples = False
+    actor.model.global_steps = actor.model.skipped_steps = 0
     strategy = Strategy(model, given.layout.accumulation)
     advantage = SimpleNamespace(is_correction_level="off")
     kl = SimpleNamespace(use_loss=kl_loss, init_coef=0.1, estimator="k3", unbiased_gradient=False)

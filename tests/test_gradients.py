@@ -101,7 +101,7 @@ class Engine:
     temperature, packing_samples = 0.7, False
 
     def __init__(self, model):
-        self.model, self.view = SimpleNamespace(module=model), viewed(model)
+        self.model, self.view = SimpleNamespace(module=model, global_steps=0, skipped_steps=0), viewed(model)
 
     def __call__(self, *args, **more):
         return self.view(*args, **more)

@@ -28,6 +28,7 @@ CAPABILITIES = {
     "adapters": (["adapters"], 0),
     "corrections": (["corrections"], 0),
     "dynamic filtering": (["filtering"], 0),
+    "averages of weights": (["ema"], 0),
     "the curriculum": (["curriculum"], 0),
     "earlier opponents": (["opponent_pool"], 0),
     "balance": (["balance"], 0),

@@ -57,6 +57,7 @@ ORDER = (
         "transfer",
         "curriculum",
         "filtering",
+        "ema",
         "swarm",
         "builtin",
         "tools",

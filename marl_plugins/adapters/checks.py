@@ -20,7 +20,7 @@ OWN = (
     *("ds.lora.", "actor.optim", "actor.muon.", "actor.adam.", "actor.lr_", "actor.min_lr_ratio", "actor.max_norm"),
     *("actor.eps_clip", "actor.dual_clip", "actor.policy_loss_type", "actor.loss_agg_mode", "actor.entropy_coef"),
     *("actor.model_name_or_path", "algo.", "reward.", "ref.", "critic.", "rollout.temperature", "rollout.top_p"),
-    *("rollout.max_new_tokens", "train.max_epochs"),
+    *("rollout.max_new_tokens", "train.max_epochs", "train.ema_beta"),
 )
 """Beginnings of the flags that each adapter has for itself; all others of a policy are the processes' and the engines'."""
 WITHOUT_ADAPTERS = ("lm_head", "embed_tokens")

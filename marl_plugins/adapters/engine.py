@@ -1,7 +1,8 @@
 """An engine that answers for the adapters of a model, each with weights and a version of its own, and for the model itself.
 
-A request goes to vLLM as adapter `POLICY@VERSION`: prefixes are cached by that name. A push replaces an adapter in the worker's
-memory, while the others go on sampling; what an adapter has sampled over its own push belongs to no version and is asked again.
+A request goes to vLLM as adapter `POLICY@EPOCH`: prefixes are cached by that name, and a version may be pushed again after other
+weights were in its place. A push replaces an adapter in the worker's memory, while the others go on sampling; what an adapter has
+sampled over its own push belongs to no version and is asked again.
 
 There is one slot more than adapters, and it stays empty: vLLM 0.29 answers a request without an adapter, beside others with one,
 by the last slot on CPU (vLLM pull requests 48421 and 49656). Fewer slots than adapters would make it evict one that is in use
@@ -117,7 +118,7 @@ class AdapterEngine(RolloutActor):
 
     async def complete(self, ids: list[int], params: SamplingParams, held: HeldWeights) -> RequestOutput:
         """Returns vLLM's answer by a policy's adapter, or by the model."""
-        adapter = f"{held.policy}@{held.version}" if held.policy in self.loaded else ""
+        adapter = f"{held.policy}@{held.epoch}" if held.policy in self.loaded else ""
         return await self._ask(ids, params, adapter, self.numbers.get(held.policy, 0))
 
     async def _ask(self, ids: list[int], params: SamplingParams, name: str, number: int) -> RequestOutput:

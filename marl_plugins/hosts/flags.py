@@ -33,6 +33,7 @@ class Flag(NamedTuple):
 
 
 _FILTERING = "marl_plugins.filtering"
+_EMA = "marl_plugins.ema"
 _LORA = "with --plugin marl_plugins.adapters"
 _VLM = "vision-language models are not supported yet"
 _REWARD_MODEL = "rewards come from the recipe's grader, a coach plugin or --reward.remote_url file.py"
@@ -125,9 +126,9 @@ _NOTED: dict[str, Flag] = {
         "refused", "weights reach engines between two rollouts alone, so that a run can be repeated"
     ),
     "train.enable_ema": Flag(
-        "refused", "upstream counts micro-batches for it, whose number changes from step to step here"
+        "all", "in float32, by optimiser steps; saved and evaluated beside the weights, not in their place", plugin=_EMA
     ),
-    "train.ema_beta": Flag("refused", "belongs to --train.enable_ema"),
+    "train.ema_beta": Flag("policy", "between 0 and 1", plugin=_EMA),
     "ds.packing_samples": Flag("policy", "on CPU with attention eager or sdpa, which keep packed rows apart"),
     "train.dynamic_batch_enable": Flag(
         "policy", "micro-batches by tokens; K optimiser steps all the same. Switches packing on"

@@ -24,7 +24,7 @@ from marl_plugins.plan.workflow_file import workflow_of
 
 ARGUMENTS: Mapping[str, Sequence[str]] = MappingProxyType({"tasks": ("split",), "demonstrations": ("task", "rng")})
 """What the recipe's plain functions are called with; workflow and grader are called once in the rehearsal."""
-OF_THE_RUN = ("run", "best", "best.new", "best.old")
+OF_THE_RUN = ("run", "best", "best.new", "best.old", "ema")
 """Folders in `--ckpt.output_dir` in addition to those of the policies."""
 NOT_READ = (".txt", ".tsv", ".parquet", ".arrow", ".xlsx", ".yaml", ".gz", ".zip")
 """Kinds of data files that are met; a hub's name may end with a dot and something else."""

@@ -6,8 +6,9 @@ object of every class when its model is loaded. The controller calls their metho
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from marl_plugins.loading import load
@@ -43,6 +44,9 @@ class Extension:
         """
         return following(experience, kl_coef, number, counts)
 
+    def stepped(self) -> None:
+        """Takes note of an optimiser step, whose weights are there; every rank is told."""
+
     def fitted(self, status: dict[str, float]) -> None:
         """Adds metrics (floats) after a fit, and forgets what belonged to it; also called after a fit that failed, with no
         status."""
@@ -51,6 +55,12 @@ class Extension:
         """Brings the weights to the engines, on GPUs; `following` is the rest of the chain, at its end upstream's own
         broadcast."""
         following()
+
+    @contextlib.contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Puts weights that the extension keeps (`marl_weights`) in the place of the model's, which come back at the end. A
+        collective operation: all ranks are asked at the same time."""
+        yield
 
     def state(self) -> Any:
         """Returns what a checkpoint has to keep (what `torch.save` takes); None: nothing. Every rank is asked."""

@@ -151,16 +151,16 @@ class TrainingProcesses:
             work += self.groups["critic"].async_run_method("save_checkpoint", tag)
         await self.await_work("was saved", *work)
 
-    async def save_model(self, folder: str | None = None) -> None:
+    async def save_model(self, folder: str | None = None, extension: str = "") -> None:
         """Saves the weights in Hugging Face format; the critic's too with `--critic.save_value_network`, else upstream skips
         it.
 
         Args:
-            folder: Only the policy's, and there instead of in its own folder.
+            folder: Only the policy's, or those that its `extension` keeps, and there instead of in its own folder.
         """
-        with_critic = "critic" in self.groups and folder is None
-        critic = self.groups["critic"].async_save_model() if with_critic else []
-        await self.await_work("saved its weights", *self.groups["policy"].async_run_method("save_model", folder), *critic)
+        critic = self.groups["critic"].async_save_model() if "critic" in self.groups and folder is None else []
+        saving = self.groups["policy"].async_run_method("save_model", folder, extension)
+        await self.await_work("saved its weights", *saving, *critic)
 
     async def extension(self, name: str, method: str, *same: Any, each: Sequence[Any] | None = None) -> list[Any]:
         """See `PolicyProcesses.extension`."""

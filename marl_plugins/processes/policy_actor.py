@@ -9,6 +9,7 @@ cpu.install()  # before anything of upstream
 with cpu.flash_attn_stand_in():
     import openrlhf.models  # noqa: F401
 
+import contextlib  # noqa: E402
 from collections.abc import Sequence  # noqa: E402
 from pathlib import Path  # noqa: E402
 from typing import TYPE_CHECKING, Any  # noqa: E402
@@ -50,6 +51,7 @@ class PolicyActor(TrainingProcess, upstream_actor.PolicyModelActor.__ray_metadat
     ) -> None:
         """Loads the model, then makes the extensions that plugins name ("module:Class")."""
         keep_settings_when_loading(strategy)
+        strategy.args.train.enable_ema = False  # upstream's average is in the weights' own precision: see marl_plugins/ema
         # Without engines no NCCL group is set up; on CPU the weights go as one object instead.
         super().init_model_from_pretrained(strategy, pretrain, max_steps, None if ON_CPU else vllm_engines)
         self.vllm_engines = vllm_engines
@@ -84,23 +86,25 @@ class PolicyActor(TrainingProcess, upstream_actor.PolicyModelActor.__ray_metadat
     def save_checkpoint(self, tag: str, client_states: Any = None, *more: Any) -> None:
         """Saves upstream's checkpoint, and in its folder the state of the extensions of this rank."""
         super().save_checkpoint(tag, client_states, *more)
-        states = [extension.state() for extension in self.extensions]
-        if any(state is not None for state in states):
+        states = {type(extension).__name__: extension.state() for extension in self.extensions}
+        if any(state is not None for state in states.values()):
             torch.save(states, self._extension_file(tag))
 
     def _extension_file(self, tag: str) -> Path:
         return Path(self.strategy.args.ckpt.path, "_actor", tag, f"extensions_rank_{torch.distributed.get_rank()}.pt")
 
     def _restore_extensions(self) -> None:
-        """Give the extensions the state that the loaded checkpoint has; without a checkpoint they begin anew."""
+        """Give the extensions the state that the loaded checkpoint has of them; without one they begin anew."""
         latest = Path(self.strategy.args.ckpt.path, "_actor", "latest")
         if not (self.strategy.args.ckpt.load_enable and latest.is_file()):
             return
         file = self._extension_file(latest.read_text(encoding="utf-8").strip())
-        if file.is_file():
-            for extension, state in zip(self.extensions, torch.load(file, weights_only=False), strict=True):
-                if state is not None:
-                    extension.restore(state)
+        states = torch.load(file, weights_only=False) if file.is_file() else {}
+        if isinstance(states, list):  # of an earlier release, in the order of the extensions
+            states = {type(e).__name__: state for e, state in zip(self.extensions, states, strict=False)}
+        for extension in self.extensions:
+            if (state := states.get(type(extension).__name__)) is not None:
+                extension.restore(state)
 
     def broadcast_to_vllm(self) -> None:
         """Syncs weights as upstream's own loop asks for it; on CPU the whole state in one transfer."""
@@ -113,14 +117,24 @@ class PolicyActor(TrainingProcess, upstream_actor.PolicyModelActor.__ray_metadat
             ray.get([engine.load_state.remote(blob, "", 0) for engine in self.vllm_engines or ()])
         torch.distributed.barrier()
 
-    def save_model(self, folder: str | None = None) -> None:
-        """Saves the weights in Hugging Face format, in the policy's own folder or in another one."""
+    def save_model(self, folder: str | None = None, extension: str = "") -> None:
+        """Saves the weights in Hugging Face format, in the policy's own folder or in another one.
+
+        Args:
+            extension: The one whose weights are saved in the model's place.
+        """
         ckpt = self.strategy.args.ckpt
         own, ckpt.output_dir = ckpt.output_dir, folder or ckpt.output_dir
         try:
-            super().save_model()
+            with self.extension(extension, "in_place") if extension else contextlib.nullcontext():
+                super().save_model()
         finally:
             ckpt.output_dir = own
+
+    def state_of(self, extension: str) -> bytes | None:
+        """Returns what `state` does, of the weights that an extension keeps."""
+        with self.extension(extension, "in_place"):
+            return self.state()
 
     def reference_forward(self, **kwargs: torch.Tensor | None) -> torch.Tensor:
         """Returns the reference model's log-probs, as upstream's `ReferenceModelActor.forward`."""

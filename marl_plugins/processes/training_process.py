@@ -58,6 +58,11 @@ class TrainingProcess:
             raise FloatingPointError(f"weights that are not finite: {', '.join(broken[:5])}")
 
 
+def is_sharded(parameter: torch.nn.Parameter) -> bool:
+    """Returns whether this process holds a share of a parameter, as with ZeRO 3."""
+    return hasattr(parameter, "ds_tensor")
+
+
 def own_part(parameter: torch.nn.Parameter) -> torch.Tensor:
     """Returns the elements of a parameter that this process holds: all, or with ZeRO 3 its share.
 

@@ -41,7 +41,17 @@ class WeighingTrainer(upstream_actor.ActorPPOTrainer):  # type: ignore[misc]
     def training_step(
         self, experience: Experience, kl_ctl: float, step: int, loss_batch_info: Any = None
     ) -> dict[str, Any]:
-        return chained_step(self.extensions, self._weighed_step)(experience, kl_ctl, step, loss_batch_info)
+        before = self._steps_taken()
+        status = chained_step(self.extensions, self._weighed_step)(experience, kl_ctl, step, loss_batch_info)
+        if self._steps_taken() > before:
+            for extension in self.extensions:
+                extension.stepped()
+        return status
+
+    def _steps_taken(self) -> int:
+        """Returns the optimiser steps so far, but those that float16's loss scaling has skipped."""
+        engine = self.actor.model
+        return int(engine.global_steps - engine.skipped_steps)
 
     def _weighed_step(self, experience: Experience, *args: Any) -> dict[str, Any]:
         ones = [1.0] * len(experience.action_mask)  # in upstream's own loop

@@ -110,9 +110,15 @@ class Display:
         for loss in losses:
             self.say(f"{when}: {loss.count} of {total} {what}: {loss.kind}: {loss.detail}")
 
-    def evaluation(self, step: int | None, metrics: Mapping[str, float], trajectories: Sequence[Trajectory]) -> None:
-        """Shows how the system does on held-out tasks, and what was lost."""
-        after = "" if step is None else f" after step {step}"
+    def evaluation(
+        self, step: int | None, metrics: Mapping[str, float], trajectories: Sequence[Trajectory], weights: str = ""
+    ) -> None:
+        """Shows how the system does on held-out tasks, and what was lost.
+
+        Args:
+            weights: The name of those that were evaluated, where they are not the newest ones.
+        """
+        after = f"{weights and f' of {weights}'}{'' if step is None else f' after step {step}'}"
         self._losses(f"evaluation{after}", "trajectories lost", lost_trajectories(trajectories), len(trajectories))
         if self.as_json:
             return  # the numbers are among the step's

@@ -42,7 +42,7 @@ FILES = (METRICS, TRAJECTORIES, LEDGER, EVALUATIONS, LAST_EVALUATION)
 """The files that grow by a step, and are cut back when a run is resumed."""
 OF_EVERY_STEP = FILES[:3]
 """Those to which every step adds."""
-LEFT = (*FILES, "plan.json", REPORT, "curves.png", "best")
+LEFT = (*FILES, "plan.json", REPORT, "curves.png", "best", "ema")
 """Everything that an earlier run may have left."""
 KEPT_TASKS = 8
 """Number of held-out tasks whose trajectories are kept of every evaluation; the same ones each time, chosen by the seed."""

@@ -9,6 +9,7 @@ A frozen policy has engines only.
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import functools
 import math
@@ -227,10 +228,20 @@ class UpstreamPolicy(PolicyEngines):
         await self.processes.save(tag, state)
 
     @while_active
-    async def save_model(self, folder: Path | None = None) -> None:
-        """Saves the weights in Hugging Face format; with `--critic.save_value_network` the critic's too, where no folder is
-        given."""
-        await self.processes.save_model(str(folder / self.name) if folder else None)
+    async def save_model(self, folder: Path | None = None, extension: str = "") -> None:
+        """Saves the weights in Hugging Face format, or those that an extension keeps (`marl_weights`); with
+        `--critic.save_value_network` the critic's too, where no folder is given."""
+        await self.processes.save_model(str(folder / self.name) if folder else None, extension)
+
+    async def hold_further(self, extension: str) -> None:
+        """Brings the engines to the weights that an extension keeps (`marl_weights`), until the next sync."""
+        await self.hold(await self._weights_of(extension), self.version)
+
+    @while_active
+    async def _weights_of(self, extension: str) -> bytes:
+        asked = self.group.async_run_method("state_of", extension)
+        by_rank: list[bytes] = await self.processes.await_work(f"gave weights of {extension}", asyncio.gather(*asked))
+        return by_rank[0]
 
 
 def check_finite(policy: str, metrics: Mapping[str, float], prepared: PreparedRows, step: int, param_dtype: str) -> None:

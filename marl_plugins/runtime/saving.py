@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 
 from marl_plugins.core.concurrency import all_of
+from marl_plugins.manager import weights_of
 from marl_plugins.plan.resume import tag
 from marl_plugins.plan.tasks import best_metric
 from marl_plugins.records.best import Best, kept_apart
@@ -26,6 +28,8 @@ class StepSaver:
         self.rollouts = rollouts
         self.best = Best(best_metric(session.plan.run.args.ckpt.best_metric_key))
         """The best step so far, whose weights are also kept apart."""
+        self.further = weights_of(session.plan.plugins, session.plan.run)
+        """Weights that extensions keep: their classes, by the name of the folder for the weights (`marl_weights`)."""
         self.last = 0
         """The step that was saved last; 0 before the first."""
 
@@ -54,8 +58,14 @@ class StepSaver:
         if self.best.step == step:
             with kept_apart(self.records.folder, self.best) as folder:
                 await all_of(policy.save_model(folder) for policy in self.session.trained.values())
+                await self._save_further(folder)
 
     async def save_models(self) -> None:
-        """Saves each policy's weights in Hugging Face format, in its own folder."""
+        """Saves each policy's weights in Hugging Face format, in its own folder, and what extensions keep beside them."""
         with self.display.phase("saving models", announce=True), writing("the final weights", self.records.folder):
             await all_of(policy.save_model() for policy in self.session.trained.values())
+            await self._save_further(self.records.folder)
+
+    async def _save_further(self, folder: Path) -> None:
+        for name, extension in self.further.items():
+            await all_of(policy.save_model(folder / name, extension) for policy in self.session.trained.values())

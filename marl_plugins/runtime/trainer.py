@@ -22,10 +22,10 @@ from marl_plugins.records.display import Display
 from marl_plugins.records.write import Records, writing
 from marl_plugins.run import max_lag
 from marl_plugins.runtime.checkpoints import Checkpoints
+from marl_plugins.runtime.evaluator import Evaluator
 from marl_plugins.runtime.experience import PreparedRows
 from marl_plugins.runtime.metrics import (
     StepReport,
-    evaluation,
     first_prompts,
     of_lag,
     of_policies,
@@ -77,6 +77,7 @@ class Trainer:
         self.saving = StepSaver(session, records, checkpoints, display, self.rollouts)
         self.best = self.saving.best
         self.weight_sync = WeightSync(session)
+        self.evaluator = Evaluator(session, self.saving.further, self.weight_sync, display)
         self.breaker = CircuitBreaker(self.run.max_idle_steps)
         self.shown: set[str] = set()
 
@@ -231,10 +232,7 @@ class Trainer:
 
     async def evaluate(self, step: int) -> tuple[dict[str, float], list[Trajectory]]:
         """Returns metrics and trajectories of the evaluation tasks, which are shown, and counted for the circuit breaker."""
-        await all_of(policy.wake() for policy in self.session.policies.values())
-        metrics, found = await evaluation(self.session.rollout, self.session.eval_tasks, self.run.args.eval, self.display)
-        await all_of(policy.sleep() for policy in self.session.policies.values())
-        self.display.evaluation(step, metrics, found)
+        metrics, found = await self.evaluator.evaluate(step)
         metrics |= self.best.after(step, metrics, self.display.say)
         self.breaker.evaluation(step, found)
         return metrics, found

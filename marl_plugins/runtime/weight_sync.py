@@ -30,6 +30,10 @@ class WeightSync:
         await all_of(self._sync(policy, policy.version + 1) for policy in policies)
         await self._follow(names)
 
+    async def again(self) -> None:
+        """Syncs the weights that the engines of trained policies had before others were put in their place."""
+        await all_of(self._sync(policy, policy.version) for policy in self.session.trained.values())
+
     async def _follow(self, names: Collection[str]) -> None:
         versions = {name: self.session.trained[name].version for name in names}
         following = [p for p in self.session.policies.values() if p.spec.follows in versions]

@@ -475,6 +475,62 @@ def test_a_loss_that_is_not_finite_ends_the_run_before_anything_is_synced(hosts)
         asyncio.run(host.update(prepared, 1, 1))
 
 
+def record_weights(host):
+    """Have every training process keep the weights of rank 0 as they are, and after each optimiser step."""
+
+    def work(actor):
+        own, actor.seen = actor.strategy.optimizer_step, [actor.state()]
+
+        def optimizer_step(*args, **named):
+            before = actor.engine.global_steps
+            own(*args, **named)
+            if actor.engine.global_steps > before:
+                actor.seen.append(actor.state())
+
+        actor.strategy.optimizer_step = optimizer_step
+
+    inside(host, work)
+
+
+def average_of(seen, beta):
+    """In float64, beginning with the first."""
+    found = {name: value.double() for name, value in seen[0].items()}
+    for now in seen[1:]:
+        found = {name: beta * value + (1 - beta) * now[name].double() for name, value in found.items()}
+    return found
+
+
+@pytest.mark.parametrize("stage", [0, 2, 3])
+def test_the_average_of_weights_is_taken_of_every_optimiser_step_on_two_ranks(hosts, stage, tmp_path):
+    """Of fits of two steps with several micro-batches each; engines and folders get it, and the weights come back."""
+    host = hosts["two_ranks"]
+    host.training.extensions, host.args.ds.zero_stage = ("marl_plugins.ema.worker:WeightAverage",), stage
+    host.args.train.ema_beta, host.args.train.enable_ema = 0.7, True
+    host.load()
+    host.wait()
+    host.training.extensions, host.args.train.enable_ema = (), False
+    record_weights(host)
+    for number in range(2):
+        metrics = asyncio.run(step(host, recorded_rows(20, seed=60 + number), 2, number))
+        assert metrics["optimiser_steps"] == 2 < metrics["micro_batches"]
+    first, *_ = host.group._actor_handlers
+    seen = [safetensors.torch.load(blob) for blob in ray.get(first.__ray_call__.remote(lambda actor: actor.seen))]
+    assert len(seen) == 5
+    wanted = average_of(seen, 0.7)
+    asked = [h.__ray_call__.remote(lambda actor: actor.extensions[0].state()) for h in host.group._actor_handlers]
+    shares = ray.get(asked)
+    for name, value in wanted.items():
+        kept = torch.cat([share[name] for share in shares]).double()
+        assert torch.allclose(kept, value.flatten(), rtol=1e-6, atol=1e-8), name
+    blob = asyncio.run(host._weights_of("WeightAverage"))
+    asyncio.run(host.save_model(tmp_path, "WeightAverage"))
+    saved = safetensors.torch.load_file(tmp_path / "p" / "model.safetensors")
+    for name, value in safetensors.torch.load(blob).items():
+        assert torch.equal(value, wanted[name].float().to(value.dtype)) or (value - wanted[name]).abs().max() < 1e-3
+        assert torch.equal(saved[name], value)
+    assert all(torch.equal(value, seen[-1][name]) for name, value in weights(host).items())
+
+
 def test_a_follower_answers_as_the_version_that_it_holds(hosts):
     """The only engine of this module; its log-probs are the trainer's at that version, and earlier answers come again."""
     followed = hosts["two_ranks"]

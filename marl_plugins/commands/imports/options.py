@@ -57,6 +57,7 @@ FLAGS_OF: dict[str, Option] = {
     "logging_steps": Option("logger.logging_steps"),
     "max_ckpt_num": Option("ckpt.max_num"),
     "save_hf_ckpt": Option("ckpt.save_hf"),
+    "disable_ds_ckpt": Option("ckpt.disable_ds"),
     "seed": Option("train.seed"),
     "full_determinism": Option("train.full_determinism_enable"),
     "actor_learning_rate": Option("actor.adam.lr"),
@@ -197,16 +198,12 @@ LEFT_OUT: dict[str, str] = {
     **dict.fromkeys(("use_weave", "weave_project"), _LOG),
     **dict.fromkeys(("save_path", "ckpt_path", "eval_save_path"), _OUTPUT),
     **dict.fromkeys(("load_checkpoint", "eval_before_training", "eval_only", "async_train", "local_rank", "use_ms"), _RUN),
-    **dict.fromkeys(
-        ("disable_ds_ckpt", "max_ckpt_mem", "use_ds_universal_ckpt"), "complete steps are kept or deleted together"
-    ),
+    **dict.fromkeys(("max_ckpt_mem", "use_ds_universal_ckpt"), "complete steps are kept or deleted together"),
     **dict.fromkeys(("prompt_data_probs", "random_sample_train", "save_sampled_dataset"), _PARTS),
     **dict.fromkeys(("stratified_sampling", "stratify_key"), "write it into tasks.py"),
     **dict.fromkeys(("eval_aggregation",), "success is the mean over samples"),
-    **dict.fromkeys(
-        ("enable_ema", "ema_beta", "aux_loss_coef", "deepcompile", "kl_target", "kl_horizon"),
-        "not supported with several policies",
-    ),
+    **dict.fromkeys(("enable_ema", "ema_beta"), "the average is saved beside the weights here: --train.enable_ema"),
+    **dict.fromkeys(("aux_loss_coef", "deepcompile", "kl_target", "kl_horizon"), "not supported with several policies"),
     **dict.fromkeys(("actor_init_on_gpu", "disable_trace_cache", "vllm_generate_batch_size"), "not in the release here"),
     **dict.fromkeys(("is_api_model", "api_key", "api_base_url", "api_model_name", "model_name"), _API),
     **dict.fromkeys(("enable_vllm_is_correction", "vllm_is_truncated_threshold", "vllm_is_level", "vllm_is_mode"), _IS),
