@@ -192,7 +192,8 @@ def test_a_dataset_of_the_hub(tmp_path, monkeypatch):
 def test_groups_of_ray_for_several_policies(monkeypatch):
     for other in ("_lengths", "_batching", "check_placement"):  # of one policy each
         monkeypatch.setattr(numbers, other, lambda *_: [])
-    args = space(**GOOD_NUMBERS | {"ckpt__save_steps": 1, "vllm__sync_with_ray": True, "train__batch_size": 1})
+    wanted = {"ckpt__save_steps": 1, "ckpt__disable_ds": False, "vllm__sync_with_ray": True, "train__batch_size": 1}
+    args = space(**GOOD_NUMBERS | wanted)
     run = SimpleNamespace(args=args, trajectories=1, device="cuda", policies=[policy("a"), policy("b")])
     run.policy_args, run.logical_gpus = {"a": args, "b": args}, None
     assert briefs(numbers.check_numbers(run)) == [("plan.sync_with_ray",)]
