@@ -34,7 +34,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in words
     try:
-        return dispatch(words)
+        code = dispatch(words)
+        sys.stdout.flush()
+        return code
     except ConfigurationError as error:
         if debug:
             raise
@@ -55,9 +57,24 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt as error:
         print(inert(str(error)) or "interrupted", file=sys.stderr)
         return 130
-    except BrokenPipeError:  # the reader of our output has gone, as `| head` does
+    except OSError:
+        lost = _output_error()
+        if lost is None or debug:
+            raise
+        if isinstance(lost, BrokenPipeError):  # the reader of our output has gone, as `| head` does
+            return 1 if words[:1] == ["train"] else 0
+        print(f"error: standard output cannot be written: {lost.strerror}", file=sys.stderr)
+        return 2
+
+
+def _output_error() -> OSError | None:
+    """Returns why standard output cannot be written, and drops what was to be; None where it can."""
+    try:
+        print(flush=True)
+    except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1 if words[:1] == ["train"] else 0
+        return error
+    return None
 
 
 def dispatch(words: list[str]) -> int:

@@ -1,12 +1,14 @@
 """`openrlhf inspect`: lists, queries, comparisons and what is refused."""
 
+import errno
 import json
 import math
 import os
 import random
+import subprocess
 import sys
 from collections import Counter
-from datetime import datetime
+from datetime import UTC, datetime
 
 import inspected_runs
 import pytest
@@ -16,15 +18,20 @@ from hypothesis import strategies as st
 from marl_plugins.cli import main
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.redaction import encodable
-from marl_plugins.core.trajectory_record import to_record
+from marl_plugins.core.trajectory_record import from_record, to_record
 from marl_plugins.records.read import Filter, RunReader
+from marl_plugins.records.tables import row_of
 from marl_plugins.viewer import command
 from marl_plugins.viewer.compare import sign_test
 from marl_plugins.viewer.follow import Follower
-from marl_plugins.viewer.index import Index
+from marl_plugins.viewer.index import Index, texts_of
+from marl_plugins.viewer.inspect_log import _clean, sample_of
+from marl_plugins.viewer.page_writer import Tokens
 from marl_plugins.viewer.query import Query, query_of, terms_of
 from marl_plugins.viewer.sampling import sampled
 from marl_plugins.viewer.shown import trajectory_values
+from marl_plugins.viewer.text import whole
+from marl_plugins.viewer.tokens import TokenTexts
 
 
 @pytest.fixture(scope="module")
@@ -317,6 +324,62 @@ def test_no_run_and_no_records_are_refused(tmp_path):
     assert [code for code, *_ in refused(tmp_path)] == ["viewer.nothing"]
     (tmp_path / "trajectories.jsonl").write_text('{"schema": 2, "step": 1, "actions": []}\n{"schema": 1, "step": 1}\n')
     assert [code for code, *_ in refused(tmp_path)] == ["records.form", "records.form"]
+
+
+def test_what_is_wrong_with_many_lines_alike_is_said_once(run, tmp_path):
+    text = (run[0] / "trajectories.jsonl").read_text()
+    (tmp_path / "trajectories.jsonl").write_text(text.replace('"schema": 1', '"schema": 2'))
+    with pytest.raises(ConfigurationError) as caught:
+        command.main([str(tmp_path), "--json"])
+    (problem,) = caught.value.problems
+    assert problem.count == text.count("\n")
+
+
+PLACES = [(), ("actions", 0), ("actions", -1), ("actions", -1, "tools", 0), ("tools", 0), ("files", 0)]
+VALUES = [None, True, 3, -2.5, "x", [], {}, [None], ["a", 1], {"a": [1]}, [{}]]
+
+
+@given(st.data())
+def test_a_record_is_shown_or_refused_whatever_a_value_in_it_is(run, data):
+    """One key of a record, anywhere in it, is lost or gets another value: no way of showing it fails in another way."""
+    record = json.loads(json.dumps(to_record(data.draw(st.sampled_from(run[1])))))
+    part = record
+    for key in data.draw(st.sampled_from(PLACES)):
+        if not part or (isinstance(key, str) and not part.get(key)):
+            break
+        part = part[key]
+    if isinstance(part, dict):
+        key = data.draw(st.sampled_from(sorted(part)))
+        part[key] = data.draw(st.sampled_from(VALUES))
+        if data.draw(st.booleans()):
+            del part[key]
+    try:
+        trajectory = from_record(record)
+    except ValueError:
+        return
+    shown = trajectory_values(trajectory)
+    assert list(whole(shown)) and sample_of(_clean(shown), datetime.now(UTC)).id
+    assert json.dumps([Tokens(TokenTexts(run[0]), {}).of(action) for action in trajectory.actions], allow_nan=False)
+    assert list(texts_of(trajectory)) and all(row_of(trajectory, action) for action in trajectory.actions)
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_output_that_nobody_takes_ends_the_command_in_a_sentence(run, unbuffered):
+    """A full disk, and a reader that is gone."""
+
+    def ended(stdout):
+        words = [sys.executable, "-m", "marl_plugins", "inspect", str(run[0])]
+        env = os.environ | {"PYTHONUNBUFFERED": unbuffered}
+        return subprocess.run(words, stdout=stdout, stderr=subprocess.PIPE, text=True, env=env)
+
+    with open("/dev/full", "w") as full:
+        got = ended(full)
+    assert got.returncode == 2 and got.stderr.count("\n") == 1 and os.strerror(errno.ENOSPC) in got.stderr
+    reader, writer = os.pipe()
+    os.close(reader)
+    got = ended(writer)
+    os.close(writer)
+    assert (got.returncode, got.stderr) == (0, "")
 
 
 def test_a_page_that_cannot_be_written_leaves_the_old_one(run, tmp_path, monkeypatch):

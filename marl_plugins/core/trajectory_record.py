@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+import reprlib
 from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
+from marl_plugins.core.record_form import check_form
 from marl_plugins.core.trajectory import Action, File, Generation, Task, ToolResult, Trajectory
 
 SCHEMA_VERSION = 1
@@ -53,13 +55,10 @@ def from_record(record: Mapping[str, Any]) -> Trajectory:
     """Reads back what `to_record` wrote, in this or an earlier release of the same schema; what that left out is empty.
 
     Raises:
-        ValueError: The record is of something else, or has another schema.
-        KeyError: A required field is missing.
+        ValueError: The record is of something else, has another schema, or another form (core/record_form.py).
     """
-    if record.get("schema") is None:
-        raise ValueError("it is no trajectory; expected a line of a run's trajectories.jsonl, or of its evaluations")
-    if record["schema"] != SCHEMA_VERSION:
-        raise ValueError(f"a record of schema {record['schema']!r}; this release reads {SCHEMA_VERSION}")
+    check_schema(record.get("schema"))
+    check_form(record)
     task = Task(record["task"], record["prompt"], record["label"], record.get("metadata", {}))
     trajectory = Trajectory(task, record["sample"], record["step"])
     for name in ("answer", "outcome", "outcome_parts", "agent_failure", "infrastructure_failure", "detail"):
@@ -71,11 +70,29 @@ def from_record(record: Mapping[str, Any]) -> Trajectory:
     trajectory.tool_results = tuple(map(_tool_result, record.get("tools", ())))
     trajectory.files = tuple(File(**file) for file in record.get("files", ()))
     actions: dict[str, Action] = {}
-    for given in record["actions"]:  # an action stands after the one that it continues
+    for given in record["actions"]:
+        if given["continues"] is not None and given["continues"] not in actions:
+            got = f"action {given['action']!r} continues {given['continues']!r}"
+            raise ValueError(f"{got}, which does not stand before it")
         actions[given["action"]] = _action(given, actions)
     trajectory.actions = list(actions.values())
     trajectory.actions_scored = record.get("actions_scored", any(a.score is not None for a in trajectory.actions))
     return trajectory
+
+
+def check_schema(version: object) -> None:
+    """Checks the schema of a record.
+
+    Args:
+        version: Its number; None where the record has none.
+
+    Raises:
+        ValueError: The record is of something else, or of another schema.
+    """
+    if version is None:
+        raise ValueError("it is no trajectory; expected a line of a run's trajectories.jsonl, or of its evaluations")
+    if version != SCHEMA_VERSION:
+        raise ValueError(f"a record of schema {reprlib.repr(version)}; this release reads {SCHEMA_VERSION}")
 
 
 def _record(action: Action, tokens: Mapping[str, Any]) -> dict[str, Any]:

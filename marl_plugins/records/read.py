@@ -215,7 +215,18 @@ def records(
                 problems.append(Problem("records.form", at(line=f"{path}:{number}"), f"cannot be read: {why}"))
         seen.add(same)
     if problems:
-        raise ConfigurationError(first_of(problems, path))
+        raise ConfigurationError(first_of(_by_wording(problems), path))
+
+
+def _by_wording(problems: Sequence[Problem]) -> list[Problem]:
+    """Returns the first of the problems that say the same of several lines, each with the number of its others."""
+    alike: dict[tuple[str, str], list[Problem]] = {}
+    for problem in problems:
+        alike.setdefault((problem.code, problem.got), []).append(problem)
+    return [
+        replace(first, got=f"{first.got} (and {len(others)} more lines)", count=1 + len(others)) if others else first
+        for first, *others in alike.values()
+    ]
 
 
 def _lines(path: Path) -> Iterator[tuple[int, int, bytes]]:

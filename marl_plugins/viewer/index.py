@@ -18,7 +18,7 @@ from marl_plugins.core.files import json_value, open_file
 from marl_plugins.core.problems import Problem, at
 from marl_plugins.core.redaction import inert
 from marl_plugins.core.trajectory import Trajectory
-from marl_plugins.core.trajectory_record import SCHEMA_VERSION, from_record
+from marl_plugins.core.trajectory_record import check_schema, from_record
 from marl_plugins.records.read import Filter, RunReader, records
 
 
@@ -143,12 +143,10 @@ def entry_of(value: Any) -> Entry:
     if not isinstance(value, Entry):
         if not isinstance(value, dict):
             raise ValueError("expected an object")
-        if "schema" not in value:
-            raise ValueError("it is no trajectory; expected a line of a run's trajectories.jsonl, or of its evaluations")
+        check_schema(value.get("schema"))
         value = msgspec.convert(value, Entry, strict=False)
-    if value.schema != SCHEMA_VERSION:
-        raise ValueError(f"a record of schema {value.schema}; this release reads {SCHEMA_VERSION}")
     entry: Entry = value
+    check_schema(entry.schema)
     entry.prompt = entry.prompt[:PROMPT_CHARACTERS]
     return entry
 
