@@ -21,6 +21,7 @@ from marl_plugins.core.process_backend import OBJECT_STORE_BYTES
 from marl_plugins.hosts import cpu
 from marl_plugins.hosts.prebuild import clear_abandoned_locks, extensions_folder
 from marl_plugins.plan.devices import needed_cpus, needed_devices, shown_devices, too_few
+from marl_plugins.processes import setup_worker
 from marl_plugins.processes.private_folder import private_folder
 from marl_plugins.run import Run
 
@@ -108,7 +109,7 @@ def ray_cluster(run: Run, debug: bool, python: str | None) -> Iterator[None]:
         watch_raylet = stack.enter_context(ended_without_raylet(run.recipe.limits.silence_seconds))
         stack.callback(lambda: _shut_down(ours))
         try:
-            with _sigterm_blocked(), without_unread_services(debug):
+            with _sigterm_blocked(), small_node(debug):
                 ray.init(**_options(run, debug, python, folder))
         except (ConnectionError, ValueError) as error:
             raise ConfigurationError(
@@ -209,23 +210,37 @@ def _kill(processes: Iterable[psutil.Process]) -> None:
 
 
 @contextmanager
-def without_unread_services(debug: bool) -> Iterator[None]:
-    """Keeps a Ray that is started meanwhile from starting what no run asks anything: seconds of CPU at every start.
+def small_node(debug: bool) -> Iterator[None]:
+    """Has a Ray that is started meanwhile start only what a run needs: seconds of CPU at every start.
 
-    The dashboard's server (`include_dashboard` leaves out only its pages), the monitor that adds machines, and, but for `--debug`,
-    the one that reads workers' logs. `ray.init` has no argument for them (node.py:1032, 1053 and 1242 of 2.55).
+    Left out are the dashboard's server (`include_dashboard` leaves out only its pages), the monitor that adds machines, the modules
+    of the dashboard's agent, workers that nobody has asked for, and, but for `--debug`, what reads workers' logs. Workers start
+    through `setup_worker.py`. `ray.init` has no argument for any of it (node.py:1032, 1053, 1199, 1242; services.py:1873; 2.55).
     """
+    import ray._private.utils
     from ray._private.node import Node
 
-    names = ["start_api_server", "start_monitor", *([] if debug else ["start_log_monitor"])]
-    kept = {name: getattr(Node, name) for name in names if hasattr(Node, name)}
-    for name in kept:
-        setattr(Node, name, lambda self, **options: None)
+    def start_raylet(node: Node, *args: object, **options: object) -> None:
+        node._ray_params.setup_worker_path = setup_worker.__file__
+        start(node, *args, **options)
+
+    start = Node.start_raylet
+    unread = ["start_api_server", "start_monitor", *([] if debug else ["start_log_monitor"])]
+    replaced: list[tuple[object, str, object]] = [
+        *((Node, name, lambda node, **options: None) for name in unread),
+        (Node, "start_raylet", start_raylet),
+        (ray._private.utils, "get_dashboard_dependency_error", lambda: ImportError("not asked for")),
+    ]
+    replaced = [(owner, name, function) for owner, name, function in replaced if hasattr(owner, name)]
+    kept = [(owner, name, getattr(owner, name)) for owner, name, _ in replaced]
+    os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
+    for owner, name, function in replaced:
+        setattr(owner, name, function)
     try:
         yield
     finally:
-        for name, method in kept.items():
-            setattr(Node, name, method)
+        for owner, name, function in kept:
+            setattr(owner, name, function)
 
 
 @contextmanager

@@ -35,13 +35,13 @@ def cluster(template):
     import ray
 
     from marl_plugins.processes import fork_server
-    from marl_plugins.processes.cluster import quiet, without_unread_services
+    from marl_plugins.processes.cluster import quiet, small_node
 
     env = {**quiet(False), **cpu.environment()}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(fork_server, "start_server", template.start_server)
         with fork_server.fork_server(debug=False) as python:
-            with without_unread_services(debug=False):
+            with small_node(debug=False):
                 ray.init(
                     address="local",
                     include_dashboard=False,
