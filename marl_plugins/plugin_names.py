@@ -34,6 +34,7 @@ SHIPPED = (
     "marl_plugins.transfer",
     "marl_plugins.curriculum",
     "marl_plugins.swarm",
+    "marl_plugins.continuous",
     "marl_plugins.viewer",
 )
 """The capabilities in this package that a user names."""

@@ -272,10 +272,21 @@ class Run(RecipeFiles):
         return load_file(self.folder / warm.demonstrations) if warm else None
 
 
-def max_lag(args: SimpleNamespace) -> int:
-    """Returns by how many versions of its policy a row may be older than the weights that it trains: `--train.async_queue_size`
-    with `--train.async_enable`, else 0."""
+def queue_size(args: SimpleNamespace) -> int:
+    """Returns how many rollouts wait to be trained: `--train.async_queue_size` with `--train.async_enable`, else 0."""
     return int(args.train.async_queue_size) if args.train.async_enable else 0
+
+
+class Lateness:
+    """The number of steps by which a trajectory may be trained later than the rollout in which it was begun; a plugin sets it."""
+
+    steps = 0
+
+
+def max_lag(run: Run) -> int:
+    """Returns by how many versions of its policy a row may be older than the weights that it trains: the rollouts that wait, and
+    the steps by which it may be late."""
+    return queue_size(run.args) + run.state(Lateness).steps
 
 
 class ToolUsers:

@@ -39,6 +39,7 @@ CAPABILITIES = {
     "gae": (["gae"], 0),
     "rae": (["rae"], 0),
     "the swarm": (["swarm"], 0),
+    "steps of what is complete": (["continuous"], 0),
     "looking at a run": (["viewer"], 0),
 }
 """Folders or files below marl_plugins/, and the number of other modules that are lost with them."""

@@ -59,6 +59,7 @@ ORDER = (
         "filtering",
         "ema",
         "swarm",
+        "continuous",
         "builtin",
         "tools",
         "viewer",

@@ -1,6 +1,7 @@
 """A training step as plugins see it, and a plugin's part of one.
 
 part = marl_step(run, step)      for every step, before its rollout begins
+part.source()                    the samples of one task after the other, in place of the step's own rollout
 part.arrived(trajectory)         each trajectory as it finishes, its actions and its outcome scored
 part.completed(trajectories)     all samples of a task, once the last one has arrived; may add tasks to the step
 part.during_rollout()            runs while the rollout runs, and is awaited at its end
@@ -13,7 +14,7 @@ part.record(), restore(record)   what belongs to a rollout that waits, in a save
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from typing import Any, Protocol
 
 from marl_plugins.core.estimators import Estimator
@@ -38,6 +39,16 @@ class Step(Protocol):
     def tasks(self) -> Sequence[Task]:
         """The tasks of the step, in its order; a trajectory's `place` is an index of them. Parts may add some while the rollout
         runs (`StepPart.completed`)."""
+
+    def planned(self, number: int) -> Sequence[Task]:
+        """Returns the tasks whose turn it is in a step of the run; none after the last."""
+
+    async def trajectory(self, task: Task, place: int, sample: int) -> Trajectory:
+        """Runs the workflow on a task, scored, as the rollout of this step does (for `StepPart.source`).
+
+        Args:
+            place: A number of the task in this rollout; of a population it decides who plays.
+        """
 
     @property
     def policies(self) -> Mapping[str, PolicyProcesses]:
@@ -76,6 +87,15 @@ class Step(Protocol):
 
 class StepPart:
     """A plugin's part of one training step. Override what is needed; what is raised here ends the step."""
+
+    def source(self) -> AsyncGenerator[Sequence[Trajectory], None] | None:
+        """Returns what yields all samples of one task after the other, in place of the step's own rollout; None: it stays.
+
+        One part of a step may. The tasks of the step are those that it yields, none twice; what it yields was begun by
+        `Step.trajectory`, of this step or of an earlier one, and belongs to this step then. A row whose weights are older than the
+        run's queue is long is `stale`, unless the plugin has said in `Lateness` (marl_plugins.run) how late one may be.
+        """
+        return None
 
     def arrived(self, trajectory: Trajectory) -> None:
         """See a trajectory that has finished, before credit.

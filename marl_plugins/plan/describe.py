@@ -18,7 +18,7 @@ from marl_plugins.plan.estimate import estimate
 from marl_plugins.plan.lengths import longest_answer
 from marl_plugins.plan.parts import of_plugin
 from marl_plugins.plan.plan import Plan
-from marl_plugins.run import max_lag
+from marl_plugins.run import queue_size
 
 PENALTIES = ("reward.overlong_buffer_len", "reward.stop_properly_penalty_coef")
 """Upstream's flags that change rewards after credit."""
@@ -69,7 +69,7 @@ def describe(plan: Plan) -> dict[str, Any]:
         "tasks": plan.counted,
         **_tasks(plan),
         "steps": _steps(plan),
-        **({"async": _lag(plan)} if max_lag(run.args) else {}),
+        **({"async": _lag(plan)} if queue_size(run.args) else {}),
         "step": _step(plan),
         "lengths": dict(plan.lengths),
         "estimator": _estimator(plan),
@@ -156,7 +156,7 @@ def _steps(plan: Plan) -> str:
 
 def _lag(plan: Plan) -> dict[str, Any]:
     """Describes what rollouts during updates do: which weights sample a row, and the devices that work at the same time."""
-    lag, policies = max_lag(plan.run.args), plan.run.policy_args
+    lag, policies = queue_size(plan.run.args), plan.run.policy_args
     first = "steps 1 and 2" if lag == 1 else f"steps 1 to {lag + 1}"
     return {
         "versions": f"a step is sampled by the weights of {lag + 1} steps before it ({first}: by the first)",

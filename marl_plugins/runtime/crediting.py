@@ -116,7 +116,7 @@ class CreditAssignment:
         return sorted([*before, *fresh], key=lambda t: t.order) if before else fresh
 
     async def _selected(self, trajectories: Sequence[Trajectory]) -> list[Row]:
-        oldest = max_lag(self.run.args)
+        oldest = max_lag(self.run)
         rows = without_stale(rows_of(trajectories, frozenset(self.trained)), self.trained, oldest)
         check = self.sampled.check_selection
         kept = list(await self.plugins.chain("marl_select", rows, check, run=self.run, steps=self.steps))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
@@ -37,14 +37,16 @@ class RunningStep:
     Args:
         number: The training step, from 1.
         optimiser_steps: K, of its updates.
+        planned: See `Step.planned`.
     """
 
-    def __init__(self, session: Session, number: int, optimiser_steps: int, tasks: Sequence[Task]):
+    def __init__(self, session: Session, number: int, optimiser_steps: int, planned: Callable[[int], Sequence[Task]]):
         self.session = session
+        self.planned = planned
         self.number = number
         self.optimiser_steps = optimiser_steps
         run, plugins = session.plan.run, session.plan.plugins
-        self.tasks = chosen_tasks(plugins, run, number, tasks, session.train_tasks)
+        self.tasks = chosen_tasks(plugins, run, number, planned(number), session.train_tasks)
         self.policies: Mapping[str, Any] = session.policies
         self.pools = session.rollout.pools
         self.estimator = session.estimator
@@ -72,7 +74,7 @@ class RunningStep:
         """
 
         async def collect() -> None:
-            async with aclosing(self.session.rollout.train(self.tasks, samples, self.number)) as arriving:
+            async with aclosing(arriving_at(self, samples)) as arriving:
                 async for trajectory in arriving:
                     self._arrived(trajectory)
                     self._add_tasks(trajectory.place, samples)
@@ -87,12 +89,18 @@ class RunningStep:
         await all_of([collect(), *(work(name, part) for name, part in self.parts.items())])
         self.trajectories = self.session.rollout.in_order(self.sampled)
 
-    def put_back(self, trajectories: Sequence[Trajectory], parts: Mapping[str, object]) -> None:
+    async def trajectory(self, task: Task, place: int, sample: int) -> Trajectory:
+        """See `Step.trajectory`."""
+        rollout = self.session.rollout
+        return await rollout.one(task, place, sample, self.number, rollout.score_action)
+
+    def put_back(self, tasks: Sequence[Task], trajectories: Sequence[Trajectory], parts: Mapping[str, object]) -> None:
         """Takes in a rollout that a saved step has (runtime/waiting.py), in place of `roll_out`.
 
         Args:
             parts: What the parts have recorded of it.
         """
+        self.tasks = list(tasks)
         for trajectory in trajectories:
             self._arrived(trajectory)
         for name, record in parts.items():
@@ -224,4 +232,34 @@ def check_prepared(step: RunningStep, plugin: str, given: PreparedSnapshot, prep
             f"plugin {plugin}: its part of step {step.number} gave rows of policy {twice!r}, which is updated with rows of its "
             "role already; a part adds rows of policies that play no role"
         )
-    check_versions([row for p in prepared for row in p.rows], step.session.trained, max_lag(step.session.plan.run.args))
+    check_versions([row for p in prepared for row in p.rows], step.session.trained, max_lag(step.session.plan.run))
+
+
+def arriving_at(step: RunningStep, samples: int) -> AsyncGenerator[Trajectory, None]:
+    """Yields the trajectories of a step as they finish: its own rollout's, or those that a part gives it.
+
+    Raises:
+        RunPaused: Two parts give it theirs.
+    """
+    given = {name: source for name, part in step.parts.items() if (source := part.source()) is not None}
+    if len(given) > 1:
+        raise RunPaused(
+            f"plugins {' and '.join(given)}: source of the parts of both gives step {step.number} its trajectories"
+        )
+    for name, source in given.items():
+        return _given(step, name, source)
+    return step.session.rollout.train(step.tasks, samples, step.number)
+
+
+async def _given(
+    step: RunningStep, plugin: str, source: AsyncGenerator[Sequence[Trajectory], None]
+) -> AsyncGenerator[Trajectory, None]:
+    """Yield what a part gives; it belongs to this step from now on."""
+    step.tasks = []
+    async with aclosing(source):
+        async for group in source:
+            check_tasks_of_step(plugin, HOOK, step.tasks, [group[0].task], step.session.train_tasks)
+            step.tasks.append(group[0].task)
+            for trajectory in group:
+                trajectory.step, trajectory.place = step.number, len(step.tasks) - 1
+                yield trajectory

@@ -20,7 +20,7 @@ from marl_plugins.core.tasks import batches
 from marl_plugins.core.trajectory import Task, Trajectory
 from marl_plugins.records.display import Display
 from marl_plugins.records.write import Records, writing
-from marl_plugins.run import max_lag
+from marl_plugins.run import max_lag, queue_size
 from marl_plugins.runtime.checkpoints import Checkpoints
 from marl_plugins.runtime.evaluator import Evaluator
 from marl_plugins.runtime.experience import PreparedRows
@@ -73,7 +73,7 @@ class Trainer:
         self.display = display
         self.samples = int(self.run.args.rollout.n_samples_per_prompt)
         self.planned = {step: (k, tasks) for step, k, tasks in self.schedule()}
-        self.rollouts = RolloutQueue(self.roll_out, max_lag(self.run.args), self._last_rollout())
+        self.rollouts = RolloutQueue(self.roll_out, queue_size(self.run.args), self._last_rollout())
         self.saving = StepSaver(session, records, checkpoints, display, self.rollouts)
         self.best = self.saving.best
         self.weight_sync = WeightSync(session)
@@ -108,8 +108,7 @@ class Trainer:
             return
         versions = {name: policy.version for name, policy in self.session.trained.items()}
         found = read_waiting(self.saving.checkpoints.folder, done, files, self.begin_step)
-        fresh = {n: step for n, step in found.items() if lag_of(step, done, versions) <= self.rollouts.size}
-        self.rollouts.waiting.update(fresh)
+        self.rollouts.waiting |= {n: step for n, step in found.items() if lag_of(step, done, versions) <= max_lag(self.run)}
 
     @property
     def steps(self) -> int:
@@ -134,14 +133,13 @@ class Trainer:
                 if done and done != self.saving.last:
                     await self.saving.save(done)
                 raise
-            metrics = report.metrics
             due = bool(evaluating) and (step == steps or step % args.eval.steps == 0)
             evaluated, paused = await self._conclude(step, report, due)
             paused = paused or self.rollouts.paused
             with writing("the records", self.records.folder):
-                self.records.step(step, metrics, report.trajectories, report.ledger, evaluated)
+                self.records.step(step, report.metrics, report.trajectories, report.ledger, evaluated)
             if step % max(1, args.logger.logging_steps) == 0:
-                self.display.step(metrics, steps, (time.monotonic() - started) / (step - first) * (steps - step))
+                self.display.step(report.metrics, steps, (time.monotonic() - started) / (step - first) * (steps - step))
             done = step
             if is_due(step, args.ckpt.save_steps) or self.best.step == step or self.breaker.reason or paused:
                 await self.saving.save(step)
@@ -155,7 +153,11 @@ class Trainer:
 
     def begin_step(self, number: int) -> RunningStep:
         """Returns a step whose rollout has not begun."""
-        return RunningStep(self.session, number, *self.planned[number])
+        return RunningStep(self.session, number, self.planned[number][0], self.tasks_of)
+
+    def tasks_of(self, number: int) -> Sequence[Task]:
+        """Returns the tasks whose turn it is in a step; none after the last one of which a rollout is made."""
+        return self.planned[number][1] if number <= self.rollouts.last else ()
 
     async def roll_out(self, number: int) -> RunningStep:
         """Makes the rollout of a step."""

@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TypedDict
+from typing import NotRequired, TypedDict
 
 from marl_plugins.core.files import json_value, read_bytes, replace_bytes
 from marl_plugins.core.trajectory import Task, Trajectory
@@ -25,6 +25,8 @@ class RolloutRecord(TypedDict):
     """The rollout of a step, as JSON values: what parts have recorded of it, and each trajectory with its task's place."""
 
     step: int
+    tasks: NotRequired[list[str]]
+    """Ids of the step's tasks, in its order; absent in records of 2026-11-25 and before: those that were planned."""
     seconds: dict[str, float]
     parts: dict[str, object]
     trajectories: list[tuple[int, dict[str, object]]]
@@ -66,8 +68,10 @@ def read_waiting(
         record: RolloutRecord = json_value(line)
         rollout = found[record["step"]] = begin(record["step"])
         rollout.seconds |= record["seconds"]
-        trajectories = [_trajectory(place, each, rollout.tasks) for place, each in record["trajectories"]]
-        rollout.put_back(trajectories, record["parts"])
+        known = {task.id: task for task in rollout.session.train_tasks}
+        tasks = [known[name] for name in record["tasks"]] if "tasks" in record else rollout.tasks
+        trajectories = [_trajectory(place, each, tasks) for place, each in record["trajectories"]]
+        rollout.put_back(tasks, trajectories, record["parts"])
     return found
 
 
@@ -86,6 +90,7 @@ def lag_of(rollout: RunningStep, done: int, versions: Mapping[str, int]) -> int:
 def _record(rollout: RunningStep) -> RolloutRecord:
     return {
         "step": rollout.number,
+        "tasks": [task.id for task in rollout.tasks],
         "seconds": rollout.seconds,
         "parts": {name: kept for name, part in rollout.parts.items() if (kept := part.record()) is not None},
         "trajectories": [(t.place, to_record(t)) for t in rollout.trajectories],

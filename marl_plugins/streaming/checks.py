@@ -11,7 +11,7 @@ from marl_plugins.core.policy import Policy
 from marl_plugins.core.problems import Problem, at
 from marl_plugins.plan.estimate import gb, parameters
 from marl_plugins.plan.models import dropout_of
-from marl_plugins.run import max_lag
+from marl_plugins.run import queue_size
 
 if TYPE_CHECKING:
     from marl_plugins.run import Run
@@ -40,7 +40,7 @@ def check(run: Run) -> list[Problem]:
         for name, flags in sharing.items()
         if flags
     ]
-    if max_lag(run.args):
+    if queue_size(run.args):
         got = (
             "forward passes during a rollout would be by weights that another step's update changes (--train.async_enable)"
         )

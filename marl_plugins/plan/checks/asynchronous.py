@@ -8,7 +8,7 @@ from typing import Any
 from marl_plugins.core.problems import Problem, at
 from marl_plugins.hosts.devices import engine_gpus, training_gpus
 from marl_plugins.manager import Plugins, applies
-from marl_plugins.run import Run, max_lag
+from marl_plugins.run import Run, queue_size
 
 FLAG, QUEUE, CORRECTION = "train.async_enable", "train.async_queue_size", "algo.advantage.is_correction_level"
 SHARING = ("train.colocate_all", "vllm.enable_sleep", "ds.enable_sleep")
@@ -18,7 +18,7 @@ SHARING = ("train.colocate_all", "vllm.enable_sleep", "ds.enable_sleep")
 def check_async(run: Run) -> Iterator[Problem]:
     """Yields what does not go together with rollouts during updates, and what is worth knowing of them."""
     queue = run.args.train.async_queue_size
-    if not max_lag(run.args):
+    if not queue_size(run.args):
         if queue > 1:
             got, fix = f"{queue}, and no rollout waits without --{FLAG}", f"add --{FLAG}, or remove it"
             yield Problem("async.queue_alone", at(flag=QUEUE), got, fix=fix, flags=(FLAG,))
@@ -54,7 +54,7 @@ def check_async(run: Run) -> Iterator[Problem]:
 def check_batches(plugins: Plugins, run: Run) -> Iterator[Problem]:
     """Yields plugins that choose a step's tasks, which would be chosen before it is known what the step before has learned."""
     choosing = [impl.plugin_name for impl in plugins.in_order("marl_batch") if applies(impl, run)]
-    if choosing and max_lag(run.args):
+    if choosing and queue_size(run.args):
         got = "it chooses a step's tasks by what was sampled before, and a rollout begins before that has been trained"
         yield Problem("async.batch", at(plugin=choosing, flag=FLAG), got, fix="leave out one of the two")
 
@@ -65,7 +65,7 @@ def check_queue(run: Run, steps: int | None) -> list[Problem]:
     Args:
         steps: Of the run; None where that is not known yet.
     """
-    queue = max_lag(run.args)
+    queue = queue_size(run.args)
     if steps is None or queue < max(2, steps):
         return []
     got = f"{queue}: the run has {steps} steps, so that all of its rollouts would be sampled by the first weights"
