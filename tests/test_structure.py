@@ -96,6 +96,7 @@ CACHES = {
     "commands/doctor/versions.py read_pins": "a shipped file",
     "plan/fingerprint.py _one_of": "compiled patterns",
     "plan/fingerprint.py _real": "where the file of a loaded module is",
+    "plan/fingerprint.py _real_folder": "where a folder of loaded modules is",
 }
 """Functions whose results are kept, and what these are: nothing that a run can change."""
 INDIRECT = {

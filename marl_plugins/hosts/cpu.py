@@ -279,6 +279,19 @@ def fork_engine_processes() -> None:
     vllm.v1.engine.utils.get_mp_context = lambda: multiprocessing.get_context("fork")
 
 
+def rank_without_compiling() -> None:
+    """Has vLLM find the rank of a sampled token without compiling the function that counts (v1/sample/ops/logprobs.py of 0.29).
+
+    Compiling it takes each engine most of a second of CPU at its first token, also where the result is cached. Ranks are whole
+    numbers, and the same.
+    """
+    if not without_accelerator():
+        return
+    import vllm.v1.sample.sampler as sampler
+
+    sampler.batched_count_greater_than = sampler.batched_count_greater_than._torchdynamo_orig_callable
+
+
 def die_with_parent() -> None:
     """Has this process end when the thread that started it does, however that ends."""
     parent_death_signal = 1  # PR_SET_PDEATHSIG of linux/prctl.h

@@ -228,5 +228,12 @@ def _own_modules(folder: Path, plugins: Iterable[str]) -> list[Path]:
 
 @cache
 def _real(file: str) -> str:
-    """A file without links; kept, because thousands of modules may be loaded."""
-    return os.path.realpath(file)
+    """A file without links; kept, because thousands of modules may be loaded, most of them in folders of many."""
+    folder, name = os.path.split(file)
+    path = os.path.join(_real_folder(folder), name)
+    return os.path.realpath(path) if os.path.islink(path) else path
+
+
+@cache
+def _real_folder(folder: str) -> str:
+    return os.path.realpath(folder)

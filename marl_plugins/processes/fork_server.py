@@ -97,6 +97,8 @@ def serve(listener: socket.socket) -> None:
         request, streams = _receive(connection)
         if "ray" not in sys.modules:
             os.environ.update({name: value for name, value in request["environment"].items() if name.startswith("RAY_")})
+            import vllm.v1.worker.cpu_worker  # noqa: F401  # else each engine's own process imports it
+
             import marl_plugins.processes.engine_actor
             import marl_plugins.processes.policy_actor  # noqa: F401
 
@@ -126,7 +128,7 @@ def _prepare_what_workers_share() -> None:
     import openai  # noqa: F401
     import peft  # noqa: F401
     import transformers  # noqa: F401
-    import vllm  # noqa: F401
+    import vllm.v1.sample.sampler  # noqa: F401  # half of what it imports; the other half imports Ray
     from torch._inductor.cpu_vec_isa import pick_vec_isa
 
     from marl_plugins.hosts.prebuild import load_operators

@@ -5,8 +5,8 @@
     keeper     a child of the template for each run: whatever the driver starts stays below it, and it ends with the test
     driver     `python -m marl_plugins`, from there on as a user starts it; its fork server comes from the template as well
 
-Ray is imported by nobody in advance: it reads the environment then. What ends by a signal, and what is resumed after it, are
-started as users start them (`killed` and `resumed` in conftest.py), and are compared with a run that was forked.
+Ray is imported by nobody in advance: it reads the environment then. One run that is killed and resumed is started as users start it
+(`killed` and `resumed` in conftest.py), and compared with a run that was forked.
 """
 
 import contextlib

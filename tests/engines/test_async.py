@@ -31,8 +31,8 @@ KILLER = """
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory, relay):
-    return Started(tmp_path_factory.mktemp("async"), relay / "silent.yaml", "--train.async_enable").run()
+def whole(tmp_path_factory, relay, template):
+    return Started(tmp_path_factory.mktemp("async"), relay / "silent.yaml", "--train.async_enable", template=template).run()
 
 
 def test_what_a_program_has_seen_is_derived(whole):
@@ -55,9 +55,10 @@ def test_a_step_is_sampled_by_the_weights_of_two_steps_before(whole):
     assert all(entry["roles"]["second"]["trained"] == entry["roles"]["second"]["generated"] for entry in whole.ledger)
 
 
-def test_a_run_that_is_killed_while_a_rollout_waits_repeats_the_undisturbed_one(whole, relay, tmp_path):
+def test_a_run_that_is_killed_while_a_rollout_waits_repeats_the_undisturbed_one(whole, relay, template, tmp_path):
     (tmp_path / "killer.py").write_text(textwrap.dedent(KILLER))
-    run = Started(tmp_path, relay / "silent.yaml", "--train.async_enable", "--plugin", str(tmp_path / "killer.py"))
+    words = ["--train.async_enable", "--plugin", str(tmp_path / "killer.py")]
+    run = Started(tmp_path, relay / "silent.yaml", *words, template=template)
     run.run(code=-signal.SIGKILL)
     assert len((tmp_path / "checkpoints" / "waiting" / "step2.jsonl").read_text().splitlines()) == 1
     run.run("--ckpt.load_enable")
@@ -69,10 +70,10 @@ def test_a_run_that_is_killed_while_a_rollout_waits_repeats_the_undisturbed_one(
         assert mine == theirs
 
 
-def test_policies_that_take_turns_on_their_seats_train_the_same(whole, relay, tmp_path):
+def test_policies_that_take_turns_on_their_seats_train_the_same(whole, relay, template, tmp_path):
     """Their processes come and go while engines sample the next rollout."""
     words = ["--train.async_enable", "--plugin", "marl_plugins.process_groups", "--process_groups.seats", "2"]
-    run = Started(tmp_path, relay / "silent.yaml", *words).run()
+    run = Started(tmp_path, relay / "silent.yaml", *words, template=template).run()
     (one, _), (two, _) = map(without_logprobs, (run.trajectories, whole.trajectories))
     assert one == two
     for name in ("first", "second"):

@@ -33,9 +33,9 @@ KEEPER = """
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory, relay):
+def whole(tmp_path_factory, relay, template):
     folder = tmp_path_factory.mktemp("ema")
-    return Started(folder, relay, *words(folder)).run()
+    return Started(folder, relay, *words(folder), template=template).run()
 
 
 def words(folder, name="keeper"):
@@ -71,9 +71,9 @@ def test_it_is_evaluated_beside_the_weights(whole):
     assert all(m["policy/first/drift"] < 0.02 for m in whole.metrics)  # engines have the weights again
 
 
-def test_a_run_that_is_killed_and_resumed_on_shared_seats_has_the_same_average(whole, relay, tmp_path):
+def test_a_run_that_is_killed_and_resumed_on_shared_seats_has_the_same_average(whole, relay, template, tmp_path):
     seats = ["--plugin", "marl_plugins.process_groups", "--process_groups.seats", "2"]
-    run = Started(tmp_path, relay, *words(tmp_path, "KILL"), *seats)
+    run = Started(tmp_path, relay, *words(tmp_path, "KILL"), *seats, template=template)
     run.run(code=-signal.SIGKILL)
     run.run("--ckpt.load_enable")
     for name, file in averages(run).items():
