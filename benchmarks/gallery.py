@@ -21,12 +21,15 @@ from marl_plugins.viewer.page_writer import write_page
 from marl_plugins.viewer.query import Query, query_of, terms_of
 from marl_plugins.viewer.terminal import Browser
 
+MOST_TRAJECTORIES = 100_000
+"""In the page: all of a run's, so that none of the query is left out of the sample."""
+
 
 def draw_page(run: RunReader, entry: Entry, action: str, file: Path) -> None:
     """Take a picture of the page in Chromium."""
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as engine:
         page = Path(folder) / "page.html"
-        write_page(run, Query(), page, 5000)
+        write_page(run, Query(), page, MOST_TRAJECTORIES)
         program = shutil.which("chromium-headless-shell") or shutil.which("chromium")
         browser = engine.chromium.launch(executable_path=program, args=["--no-sandbox"])
         view = browser.new_page(viewport={"width": 1200, "height": 760}, color_scheme="light")
