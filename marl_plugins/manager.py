@@ -177,13 +177,21 @@ class Plugins:
         """Returns whether a plugin implements a hook."""
         return any(impl.plugin_name == name for impl in self.implementations(hook))
 
-    def owners(self, hook: str) -> list[str]:
-        """Returns the named plugins (no built-ins) that implement a hook."""
-        return [name for name in self.names if self.implements(name, hook)]
+    def owners(self, hook: str, run: Run | None = None) -> list[str]:
+        """Returns the named plugins (no built-ins) that implement a hook.
 
-    def claims(self, hook: str) -> bool:
-        """Returns whether a named plugin (not a built-in) implements the hook."""
-        return bool(self.owners(hook))
+        Args:
+            run: Those built-ins too that take part in some runs only (`applies_if`), and in this one.
+        """
+        named = [name for name in self.names if self.implements(name, hook)]
+        sometimes = [
+            i for i in self.implementations(hook) if i.plugin_name in BUILTINS and hasattr(i.function, "applies_if")
+        ]
+        return [*named, *(impl.plugin_name for impl in sometimes if run is not None and applies(impl, run))]
+
+    def claims(self, hook: str, run: Run | None = None) -> bool:
+        """Returns whether a named plugin (not a built-in) implements the hook; `run` as in `owners`."""
+        return bool(self.owners(hook, run))
 
     def state(self, run: Run) -> dict[str, Any]:
         """Returns what every plugin keeps in checkpoints, by the plugin's label, without those that keep nothing."""

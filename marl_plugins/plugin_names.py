@@ -56,6 +56,7 @@ BUILTINS = (
     "marl_plugins.corrections",
     "marl_plugins.filtering",
     "marl_plugins.ema",
+    "marl_plugins.reward_model",
 )
 """Always active and asked last: what a run does where no named plugin answers."""
 

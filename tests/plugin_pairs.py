@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from reward_models import same_tokenizer
 from simulated import without_seconds
 from simulated_session import killed_after, recorded, run_planned
 
@@ -61,6 +62,7 @@ FLAGS = {
     "filtering": {"algo.dynamic_filtering_enable": None, "algo.dynamic_filtering_range": "0 1"},
     "async": {"train.async_enable": None},
     "ema": {"train.enable_ema": None, "eval.steps": "1"},
+    "reward_model": {"reward.model_name_or_path": "MODEL"},
 }
 """What is built in and only switched on."""
 GROUPS = {name: {"groups.by": "task+role+turn"} for name in ("rloo", "reinforce_baseline", "group_norm", "dr_grpo")}
@@ -106,11 +108,14 @@ def words(folder, names, **more):
     flags = {"ckpt.output_dir": str(folder / "run"), "ckpt.path": str(folder / "saved"), "max_steps": "2"} | more
     for part in chosen:
         flags |= part.flags
+    places = {"STORE": str(folder / "store"), "MODEL": str(folder / "reward_model")}
+    if "MODEL" in flags.values():
+        same_tokenizer(places["MODEL"])
     found = ["--recipe", str(recipe)]
     for part in chosen:
         found += ["--plugin", part.plugin] if part.plugin else []
     for name, value in flags.items():
-        found += [f"--{name}", *(word.replace("STORE", str(folder / "store")) for word in (value or "").split())]
+        found += [f"--{name}", *(places.get(word, word) for word in (value or "").split())]
     return found
 
 

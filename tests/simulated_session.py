@@ -27,6 +27,8 @@ from marl_plugins.plan.rehearsal import workflow_of
 from marl_plugins.plan.resume import MANIFEST, manifest_of
 from marl_plugins.records.display import Display
 from marl_plugins.records.write import Records, cut_back
+from marl_plugins.reward_model.backend import BesideRewardModel, Connection
+from marl_plugins.reward_model.scorer import Scorer
 from marl_plugins.runtime.batching import BatchBuilder
 from marl_plugins.runtime.checkpoints import Checkpoints
 from marl_plugins.runtime.experience import completed, forwarded, sequence_experience
@@ -159,6 +161,14 @@ class SimulatedProcesses:
         self.learnt = (self._folders(tag)[0] / "weights.pt").read_text()
 
 
+class SimulatedRewards(Scorer):
+    """A reward model whose rewards are a function of what it is shown."""
+
+    async def reward(self, messages):
+        await asyncio.sleep(0)
+        return hashlib.sha256(json.dumps(messages).encode()).digest()[0] / 64 - 2
+
+
 class SimulatedSession(Session):
     """A session that starts no process."""
 
@@ -170,6 +180,8 @@ class SimulatedSession(Session):
 
     def start(self):
         run, world = self.plan.run, {}
+        if isinstance(self.backend, BesideRewardModel):
+            run.state(Connection).scorer = SimulatedRewards(run)
         for p in run.policies:
             critic = bool(p.trainable and self.args[p.name].critic.model_name_or_path)
             world[p.name] = SimulatedProcesses(p, self.args[p.name], self.chats[p.name].tokenizer, world, critic)

@@ -154,9 +154,9 @@ def test_the_folder_of_a_model(tmp_path):
     folder = tmp_path / "model"
     folder.mkdir()
     assert briefs(models._config_problems(folder)) == [("models.no_config", "model")]
-    assert briefs(models._tokenizer_problems(folder)) == [("models.no_tokenizer", "model")]
+    assert briefs(models.tokenizer_problems(folder)) == [("models.no_tokenizer", "model")]
     (folder / "tokenizer_config.json").write_text("{}")
-    assert briefs(models._tokenizer_problems(folder)) == [("models.no_template", "model")]
+    assert briefs(models.tokenizer_problems(folder)) == [("models.no_template", "model")]
 
 
 def test_a_process_that_raises_while_it_starts():

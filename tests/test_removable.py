@@ -29,6 +29,7 @@ CAPABILITIES = {
     "corrections": (["corrections"], 0),
     "dynamic filtering": (["filtering"], 0),
     "averages of weights": (["ema"], 0),
+    "reward models": (["reward_model"], 0),
     "the curriculum": (["curriculum"], 0),
     "earlier opponents": (["opponent_pool"], 0),
     "balance": (["balance"], 0),

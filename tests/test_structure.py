@@ -58,6 +58,7 @@ ORDER = (
         "curriculum",
         "filtering",
         "ema",
+        "reward_model",
         "swarm",
         "continuous",
         "builtin",

@@ -36,7 +36,7 @@ _FILTERING = "marl_plugins.filtering"
 _EMA = "marl_plugins.ema"
 _LORA = "with --plugin marl_plugins.adapters"
 _VLM = "vision-language models are not supported yet"
-_REWARD_MODEL = "rewards come from the recipe's grader, a coach plugin or --reward.remote_url file.py"
+_REWARD_MODEL = "marl_plugins.reward_model"
 _SEQUENCE = "on GPUs, with packing; ring_flash_attn has not been run here yet"
 _REFERENCE = "default: as many as the policy has; on CPU the reference lives in the policy's own processes"
 _CRITIC = "default: as many as the policy has"
@@ -112,12 +112,16 @@ _NOTED: dict[str, Flag] = {
     "rollout.vllm_generate_batch_size": Flag("refused", "all trajectories of a step run concurrently"),
     "algo.kl.target": Flag("refused", "upstream's adaptive KL controller does not work there either (ppo_trainer.py:258)"),
     "algo.kl.horizon": Flag("refused", "belongs to --algo.kl.target"),
-    "train.colocate_critic_reward": Flag("refused", "there is no reward model that a critic could share devices with"),
-    "reward.model_name_or_path": Flag("refused", _REWARD_MODEL),
-    "reward.num_nodes": Flag("refused", _REWARD_MODEL),
-    "reward.num_gpus_per_node": Flag("refused", _REWARD_MODEL),
-    "reward.offload": Flag("refused", _REWARD_MODEL),
-    "reward.normalize_enable": Flag("refused", _REWARD_MODEL),
+    "train.colocate_critic_reward": Flag(
+        "refused", "the reward model serves all policies, whose critics have devices of their own"
+    ),
+    "reward.model_name_or_path": Flag(
+        "all", "scores the outcome, or with --reward_model.roles actions: coach.md, A reward model", plugin=_REWARD_MODEL
+    ),
+    "reward.num_nodes": Flag("all", "devices of its own", plugin=_REWARD_MODEL),
+    "reward.num_gpus_per_node": Flag("all", "default here: 1", plugin=_REWARD_MODEL),
+    "reward.offload": Flag("all", "on CPU there is nothing to offload from", plugin=_REWARD_MODEL),
+    "reward.normalize_enable": Flag("all", "by `mean` and `std` of the model's config.json", plugin=_REWARD_MODEL),
     "train.async_enable": Flag(
         "all", "the next rollout during an update; which weights sample a step depends on nothing else"
     ),

@@ -63,6 +63,18 @@ SEAMS = (
     ),
     Seam("trainer.ray.ppo_actor", "PolicyModelActor", None, "subclassed"),
     Seam(
+        "trainer.ray.launcher",
+        "RewardModelActor.init_model_from_pretrained",
+        "self, strategy, pretrain",
+        "a reward model's processes; RewardModelActor is subclassed",
+    ),
+    Seam(
+        "trainer.ray.launcher",
+        "RewardModelActor.forward",
+        "self, sequences, attention_mask, packed_seq_lens, pad_sequence",
+        "rewards of sequences, one by one",
+    ),
+    Seam(
         "trainer.ray.ppo_actor",
         "PolicyModelActor.init_model_from_pretrained",
         "self, strategy, pretrain, max_steps, vllm_engines",

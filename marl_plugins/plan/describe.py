@@ -186,9 +186,11 @@ def _scorers(plan: Plan) -> dict[str, str]:
     }
     remote = run.args.reward.remote_url
     return {
-        "actions": ", ".join([*plan.plugins.owners("marl_score_action"), *(["cases"] if run.section(CaseSection) else [])])
+        "actions": ", ".join(
+            [*plan.plugins.owners("marl_score_action", run), *(["cases"] if run.section(CaseSection) else [])]
+        )
         or by_grader.get("score_action", "nobody: an action has the outcome's score"),
-        "outcomes": ", ".join(plan.plugins.owners("marl_score_outcome"))
+        "outcomes": ", ".join(plan.plugins.owners("marl_score_outcome", run))
         or by_grader.get(
             "score_outcome", f"{shown_flag('reward.remote_url', remote)}: reward_func" if remote else "nobody"
         ),

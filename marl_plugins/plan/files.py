@@ -99,13 +99,13 @@ def _signature_problems(called: Any, name: str, arguments: Sequence[str]) -> lis
 
 def _scorers(plan: Plan) -> list[Problem]:
     run, problems = plan.run, []
-    outcomes = run.recipe.grader or run.args.reward.remote_url or plan.plugins.claims("marl_score_outcome")
-    if not (outcomes or run.section(CaseSection) or plan.plugins.claims("marl_score_action")):
+    outcomes = run.recipe.grader or run.args.reward.remote_url or plan.plugins.claims("marl_score_outcome", run)
+    if not (outcomes or run.section(CaseSection) or plan.plugins.claims("marl_score_action", run)):
         problems.append(
             Problem(
                 "scores.none",
                 got="nothing scores the agents",
-                fix="give the recipe a grader, --reward.remote_url file.py, or a coach plugin",
+                fix="give the recipe a grader, --reward.remote_url file.py, --reward.model_name_or_path, or a coach plugin",
             )
         )
     if run.args.eval.dataset and not outcomes:

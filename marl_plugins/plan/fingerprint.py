@@ -36,6 +36,7 @@ FREE = (
     *(
         "vllm.*",
         "ref.*",
+        "reward.offload",
         "*.num_nodes",
         "*.num_gpus_per_node",
         "train.colocate_*",
@@ -46,7 +47,12 @@ FREE = (
 )
 """Flags that may differ freely; so may `--max_steps` and the other flags of this project that are not the recipe's."""
 ELSEWHERE = (
-    *("*.model_name_or_path", "ds.zero_stage", "algo.advantage.estimator"),  # policies and estimator
+    *(
+        "actor.model_name_or_path",
+        "critic.model_name_or_path",
+        "ds.zero_stage",
+        "algo.advantage.estimator",
+    ),  # policies and estimator
     *("data.prompt_dataset", "data.input_key", "data.label_key", "data.max_samples"),  # tasks
 )
 """Flags that are compared by what they lead to."""

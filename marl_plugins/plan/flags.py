@@ -56,7 +56,12 @@ OWN_FLAGS = (
 )
 COMMAND_LINE = "command line"
 DEFAULT = "default"
-DEFAULTS = {"algo.advantage.estimator": "reinforce", "vllm.num_engines": 1, "ckpt.best_metric_key": "none"}
+DEFAULTS = {
+    "algo.advantage.estimator": "reinforce",
+    "vllm.num_engines": 1,
+    "ckpt.best_metric_key": "none",
+    "reward.num_gpus_per_node": 1,
+}
 """Where this project's default differs from upstream's."""
 CPU_DEFAULTS = {
     "actor.num_gpus_per_node": 1,

@@ -48,7 +48,7 @@ def code_problems(find: Callable[[str], Path | None]) -> list[Problem]:
     for name in CONFIGURATIONS:
         if file := find(name):
             try:
-                config = _read_object(file)
+                config = read_object(file)
             except ConfigurationError as error:
                 return error.problems
             if named := _named_code(config):
@@ -86,14 +86,16 @@ def model_problems(model: str, trusted: bool) -> list[Problem]:
             return error.problems
         return []
     path = Path(model)
-    if not path.exists():
-        looks_local = model.startswith((".", "/", "~")) or model.count("/") != 1
-        return (
-            [Problem("models.unknown", got=f"model {model!r} is neither a folder that exists nor a hub name (owner/name)")]
-            if looks_local
-            else []
-        )
     if not path.is_dir():
+        return missing_model(model)
+    code = [] if trusted else code_problems(partial(in_folder, path))
+    return [*code, *_config_problems(path), *tokenizer_problems(path), *weight_problems(path)]
+
+
+def missing_model(model: str) -> list[Problem]:
+    """Returns what is wrong with a name that is no folder's; nothing where it may be one of the hub's."""
+    path = Path(model)
+    if path.is_file():
         return [
             Problem(
                 "models.file",
@@ -101,8 +103,12 @@ def model_problems(model: str, trusted: bool) -> list[Problem]:
                 fix="a folder with config.json, weights and tokenizer is expected",
             )
         ]
-    code = [] if trusted else code_problems(partial(in_folder, path))
-    return [*code, *_config_problems(path), *_tokenizer_problems(path), *_weight_problems(path)]
+    looks_local = model.startswith((".", "/", "~")) or model.count("/") != 1
+    if looks_local and not path.is_dir():
+        return [
+            Problem("models.unknown", got=f"model {model!r} is neither a folder that exists nor a hub name (owner/name)")
+        ]
+    return []
 
 
 def offline_warnings(names: Iterable[str | None], kind: Literal["model", "dataset"]) -> list[Problem]:
@@ -169,7 +175,7 @@ def dropout_of(model: str) -> list[str]:
 def _config_of(model: str) -> dict[str, Any]:
     """config.json of a model's folder; empty where there is none or it is wrong, which is reported by itself."""
     try:
-        return _read_object(Path(model) / "config.json") if Path(model).is_dir() else {}
+        return read_object(Path(model) / "config.json") if Path(model).is_dir() else {}
     except ConfigurationError:
         return {}
 
@@ -180,7 +186,7 @@ def _config_problems(folder: Path) -> list[Problem]:
     if not file.is_file():
         return [Problem("models.no_config", at(folder=folder), "the model has no config.json")]
     try:
-        config = _read_object(file)
+        config = read_object(file)
     except ConfigurationError as error:
         return error.problems
     names = config.get("architectures")
@@ -222,12 +228,12 @@ def _config_problems(folder: Path) -> list[Problem]:
     return []
 
 
-def _tokenizer_problems(folder: Path) -> list[Problem]:
+def tokenizer_problems(folder: Path) -> list[Problem]:
     file = folder / "tokenizer_config.json"
     if not file.is_file():
         return [Problem("models.no_tokenizer", at(folder=folder), "the model has no tokenizer_config.json")]
     try:
-        config = _read_object(file)
+        config = read_object(file)
     except ConfigurationError as error:
         return error.problems
     templates = [folder / "chat_template.jinja", folder / "chat_template.json"]
@@ -243,7 +249,7 @@ def _tokenizer_problems(folder: Path) -> list[Problem]:
     ]
 
 
-def _weight_problems(folder: Path) -> list[Problem]:
+def weight_problems(folder: Path) -> list[Problem]:
     """Weights that are not there, or only as the pointers that Git LFS leaves in their place."""
     files = [*folder.glob("*.safetensors"), *folder.glob("*.bin")]
     if not files:
@@ -264,7 +270,7 @@ def _named_code(value: Any) -> Any:
     return next(filter(None, map(_named_code, value)), None) if isinstance(value, list) else None
 
 
-def _read_object(file: Path) -> dict[str, Any]:
+def read_object(file: Path) -> dict[str, Any]:
     """A JSON file with an object.
 
     Raises:

@@ -31,6 +31,8 @@ RANGES: Mapping[str, Number] = MappingProxyType(
                 "ref.num_gpus_per_node",
                 "critic.num_nodes",
                 "critic.num_gpus_per_node",
+                "reward.num_nodes",
+                "reward.num_gpus_per_node",
             ),
             at_least(1),
         ),

@@ -23,7 +23,6 @@ from marl_plugins.process_groups.seats import Seating
 from marl_plugins.process_groups.states import seats_needed
 
 if TYPE_CHECKING:
-    from marl_plugins.core.process_backend import ProcessBackend
     from marl_plugins.run import Run
 
 may_differ = ("process_groups.*",)
@@ -54,7 +53,7 @@ def marl_options(parser: argparse.ArgumentParser) -> None:
 
 
 @hookimpl
-def marl_processes(run: Run) -> ProcessBackend:
+def marl_processes(run: Run) -> SharedSeats:
     flags = run.args.process_groups
     most = max((seats_needed(run.policy_args[p.name]) for p in run.policies if p.trainable), default=1)
     return SharedSeats(Seating(flags.seats or most, flags.nodes, flags.state_gb))
@@ -64,13 +63,14 @@ def marl_processes(run: Run) -> ProcessBackend:
 def marl_configure(run: Run) -> list[Problem]:
     """Remarks on seats that are never shared; what is wrong with them is said by the back-end."""
     needed = [seats_needed(run.policy_args[p.name]) for p in run.policies if p.trainable]
-    if not isinstance(run.processes, SharedSeats) or not needed or sum(needed) > run.processes.seating.total:
+    total = marl_processes(run).seating.total
+    if run.processes is None or not needed or sum(needed) > total:
         return []
     return [
         Problem(
             "process_groups.enough",
             at(plugin=WHO),
-            f"{run.processes.seating.total} seats are enough for all {len(needed)} trained policies: none will ever leave its own",
+            f"{total} seats are enough for all {len(needed)} trained policies: none will ever leave its own",
             fix="lower --process_groups.seats, or leave out the plugin",
             severity="warning",
             flags=("process_groups.seats",),

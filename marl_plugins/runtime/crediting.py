@@ -92,7 +92,7 @@ class CreditAssignment:
     def _scorers(self) -> list[str]:
         grader = ["the recipe's grader"] if hasattr(self.run.grader_module, "score_action") else []
         cases = ["the recipe's cases"] if self.run.section(CaseSection) else []
-        return [*map("plugin {}".format, self.plugins.owners("marl_score_action")), *grader, *cases]
+        return [*map("plugin {}".format, self.plugins.owners("marl_score_action", self.run)), *grader, *cases]
 
     async def _credit(
         self, trajectories: Sequence[Trajectory], scored: bool, *, whole_step: bool = False

@@ -53,7 +53,10 @@ class Session:
             critic.model_name_or_path = critic.model_name_or_path and resolve(critic.model_name_or_path)
         if not plan.options.trust_remote_code:
             refuse_code(
-                m for a in self.args.values() for m in (a.actor.model_name_or_path, a.critic.model_name_or_path) if m
+                m
+                for a in self.args.values()
+                for m in (a.actor.model_name_or_path, a.critic.model_name_or_path, a.reward.model_name_or_path)
+                if m
             )
         self.train_tasks, self.eval_tasks = plan.tasks("train"), plan.tasks("eval")
         if problems := check_tasks(plan):
