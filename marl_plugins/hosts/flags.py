@@ -35,7 +35,7 @@ class Flag(NamedTuple):
 _FILTERING = "marl_plugins.filtering"
 _EMA = "marl_plugins.ema"
 _LORA = "with --plugin marl_plugins.adapters"
-_VLM = "vision-language models are not supported yet"
+_VLM = "roles see text: see What was tried"
 _REWARD_MODEL = "marl_plugins.reward_model"
 _SEQUENCE = "on GPUs, with packing; ring_flash_attn has not been run here yet"
 _REFERENCE = "default: as many as the policy has; on CPU the reference lives in the policy's own processes"
@@ -108,7 +108,7 @@ _NOTED: dict[str, Flag] = {
         "default here: none. The best step of all policies together, by an average over the evaluations; empty: eval/outcome",
     ),
     "ckpt.disable_ds": Flag("all", "no step is saved, only the final weights and the best ones; the run cannot be resumed"),
-    "ds.use_universal_ckpt": Flag("refused", "not tried with several policies"),
+    "ds.use_universal_ckpt": Flag("refused", "upstream saves nothing that could be loaded by it: see What was tried"),
     "rollout.vllm_generate_batch_size": Flag("refused", "all trajectories of a step run concurrently"),
     "algo.kl.target": Flag("refused", "upstream's adaptive KL controller does not work there either (ppo_trainer.py:258)"),
     "algo.kl.horizon": Flag("refused", "belongs to --algo.kl.target"),
@@ -157,7 +157,7 @@ _NOTED: dict[str, Flag] = {
     "actor.freeze_visual_encoder": Flag("refused", _VLM),
     "local_rank": Flag("refused", "set by the launcher of single-policy jobs"),
     "actor.aux_loss_coef": Flag("refused", "the router's loss has no mask, so weightless sequences would weigh in it"),
-    "use_ms": Flag("refused", "point --actor.model_name_or_path at a downloaded folder instead"),
+    "use_ms": Flag("refused", "models are loaded in other processes than it patches; name a folder: see What was tried"),
 }
 _RELEASES = {
     ">=0.11.2": "actor.loss_agg_mode algo.advantage.is_correction_level algo.advantage.is_correction_mode "
