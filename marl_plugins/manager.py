@@ -178,16 +178,10 @@ class Plugins:
         return any(impl.plugin_name == name for impl in self.implementations(hook))
 
     def owners(self, hook: str, run: Run | None = None) -> list[str]:
-        """Returns the named plugins (no built-ins) that implement a hook.
-
-        Args:
-            run: Those built-ins too that take part in some runs only (`applies_if`), and in this one.
-        """
+        """Returns the named plugins that implement a hook; with a run, also built-ins that only some runs have, if it does."""
         named = [name for name in self.names if self.implements(name, hook)]
-        sometimes = [
-            i for i in self.implementations(hook) if i.plugin_name in BUILTINS and hasattr(i.function, "applies_if")
-        ]
-        return [*named, *(impl.plugin_name for impl in sometimes if run is not None and applies(impl, run))]
+        some = [i for i in self.implementations(hook) if i.plugin_name in BUILTINS and hasattr(i.function, "applies_if")]
+        return [*named, *(i.plugin_name for i in some if run is not None and applies(i, run))]
 
     def claims(self, hook: str, run: Run | None = None) -> bool:
         """Returns whether a named plugin (not a built-in) implements the hook; `run` as in `owners`."""

@@ -301,6 +301,8 @@ def test_the_readmes_links_and_commands_exist():
 
 
 WORKERS = {
+    "reward_model/worker.py",
+    "reward_model/scorer.py",
     "flat_sync/worker.py",
     "adapters/worker.py",
     "adapters/processes.py",

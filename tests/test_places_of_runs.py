@@ -204,7 +204,7 @@ def test_an_evaluation_that_nothing_scores():
         run=space(
             recipe__grader=None, args__reward__remote_url=None, args__eval__dataset="a.jsonl", section=lambda kind: None
         ),
-        plugins=SimpleNamespace(claims=lambda hook: hook == "marl_score_action"),
+        plugins=SimpleNamespace(claims=lambda hook, run: hook == "marl_score_action"),
     )
     assert ("scores.evaluation", "eval.dataset") in briefs(files._scorers(plan))
 

@@ -271,7 +271,7 @@ def _named_code(value: Any) -> Any:
 
 
 def read_object(file: Path) -> dict[str, Any]:
-    """A JSON file with an object.
+    """Reads a JSON file with an object.
 
     Raises:
         ConfigurationError: It is something else.

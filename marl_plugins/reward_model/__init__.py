@@ -123,7 +123,7 @@ def marl_score_outcome(
 
 
 class RewardsOfStep(StepPart):
-    """What the model gave in a step, as the numbers that it gave."""
+    """The rewards of a step, as the numbers that the model gave."""
 
     def __init__(self, run: Run, step: Step):
         self.run, self.step = run, step

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 class Connection:
-    """Where a run's hooks find what scores; None while there are no processes, as in a plan."""
+    """The connection of a run's hooks to what scores; None while there are no processes, as in a plan."""
 
     scorer: Scorer | None = None
 

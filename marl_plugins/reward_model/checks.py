@@ -1,4 +1,4 @@
-"""What the files of a reward model say before it is loaded: its head, and how many labels that has.
+"""Checks the files of a reward model before it is loaded: its head, and how many labels that has.
 
 Upstream makes a head of one label without a bias, called `score` (models/model.py), and loads what of the file has its name. A
 head that is not there would be a random one, without a word.

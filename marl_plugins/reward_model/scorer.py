@@ -66,8 +66,8 @@ class Renderer:
             # Code of the model's own has been refused by the session, unless it is trusted.
             self.tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=True, use_fast=not disable_fast)
             vocabulary = AutoConfig.from_pretrained(folder, trust_remote_code=True).get_text_config().vocab_size
-        except (OSError, ValueError) as error:
-            got = f"its tokenizer or configuration cannot be loaded: {str(error).splitlines()[0]}"
+        except Exception as error:  # transformers and tokenizers raise what they like at damaged files
+            got = f"its tokenizer or configuration cannot be loaded: {type(error).__name__}: {first_line(error)}"
             raise ConfigurationError(Problem("reward_model.tokenizer", where, got)) from error
         if len(self.tokenizer) > vocabulary:
             got = f"its tokenizer has {len(self.tokenizer)} tokens, and its model {vocabulary}"
