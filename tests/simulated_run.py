@@ -122,7 +122,7 @@ class SimulatedPlugins:
     async def chain(self, name, value, check=None, **arguments):
         return await self.named.chain(name, value, check, **arguments) if self.named.claims(name) else value
 
-    def owners(self, hook):
+    def owners(self, hook, run=None):
         return self.named.owners(hook)
 
     def state(self, run):

@@ -225,7 +225,7 @@ class Plugins:
     async def chain(self, name, value, check=None, **more):
         return self.chains.get(name, lambda v: v)(value)
 
-    def owners(self, hook):
+    def owners(self, hook, run=None):
         return []
 
 

@@ -220,7 +220,7 @@ def test_a_tool_in_a_folder_that_nothing_gives():
         return None
 
     tool = Tool("write", run, lambda text: [], in_workspace=True)
-    plugins = SimpleNamespace(owners=lambda hook: (), call_while_planning=lambda hook, run: [[tool]])
+    plugins = SimpleNamespace(owners=lambda hook, run=None: (), call_while_planning=lambda hook, run: [[tool]])
     assert found_by(parts.tools_of, plugins, None) == [("tools.workspace", "write")]
 
 
