@@ -219,10 +219,13 @@ def records(
 
 
 def _by_wording(problems: Sequence[Problem]) -> list[Problem]:
-    """Returns the first of the problems that say the same of several lines, each with the number of its others."""
-    alike: dict[tuple[str, str], list[Problem]] = {}
+    """Returns the first of the problems with the form of several lines that say the same, with the number of the others.
+
+    A damaged line is named in any case: it has to be removed.
+    """
+    alike: dict[object, list[Problem]] = {}
     for problem in problems:
-        alike.setdefault((problem.code, problem.got), []).append(problem)
+        alike.setdefault(problem.got if problem.code == "records.form" else problem.where, []).append(problem)
     return [
         replace(first, got=f"{first.got} (and {len(others)} more lines)", count=1 + len(others)) if others else first
         for first, *others in alike.values()
