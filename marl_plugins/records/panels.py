@@ -16,6 +16,7 @@ OURS = frozenset(
         "alarm",
         "best",
         "coach",
+        "continuous",
         "drift",
         "engines",
         "eval",
