@@ -250,7 +250,7 @@ def streamed(policy, estimator, trajectories, order, tasks=1, until="all", centr
     run = SimpleNamespace(
         grader_module=None,
         section=lambda kind: None,
-        state=lambda kind: scores if kind is ActionScores else means,
+        state=lambda kind: {ActionScores: scores, PreviousMeans: means}.get(kind) or kind(),
         recipe=SimpleNamespace(roles={}),
         policies=[],
         args=SimpleNamespace(

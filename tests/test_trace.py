@@ -129,7 +129,7 @@ def test_every_field_is_in_the_page():
     [
         (lambda record: record["actions"][0].pop("times"), "has no times, because an earlier release has written it"),
         (lambda record: record.update(schema=0), "schema 0"),
-        (lambda record: record.pop("actions"), "KeyError('actions')"),
+        (lambda record: record.pop("actions"), "actions: "),
     ],
 )
 def test_a_record_that_cannot_be_traced_is_named(recorded, tmp_path, capsys, change, part):
