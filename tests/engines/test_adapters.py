@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 import safetensors.torch
 import torch
-from engines.test_policies import arguments, recorded_rows
+from engines.test_policies import arguments, in_float32, recorded_rows
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from marl_plugins.adapters.backend import SharedBases
@@ -25,7 +25,9 @@ from marl_plugins.reinforce_pp import ReinforcePlusPlus
 from marl_plugins.routing import least_loaded
 from marl_plugins.runtime.experience import estimate
 from marl_plugins.runtime.policy import UpstreamPolicy, start, wait_until_loaded
+from marl_plugins.streaming.gradients import GradientAccumulation
 
+STREAMED = "marl_plugins.streaming.worker:AccumulatedGradients"
 FLAGS = ["--algo.kl.init_coef", "0.05", "--train.micro_batch_size", "3"]
 RANKS = {"p": 8, "q": 3, "r": 16}
 
@@ -44,7 +46,7 @@ def run_of(args, frozen=(), following=()):
     return SimpleNamespace(policies=policies, policy_args=by_policy, device="cpu", recipe=recipe)
 
 
-def policies_of(run, backend):
+def policies_of(run, backend, extensions=()):
     """The policies of a run, not started."""
     tokenizer = AutoTokenizer.from_pretrained(run.policy_args["p"].actor.model_name_or_path)
     made, budget = {}, RestartBudget(2)
@@ -53,7 +55,7 @@ def policies_of(run, backend):
         belongings = (policy, run.policy_args[policy.name], "cpu", tokenizer, 100, budget, 600.0)
         shared = made[owner].engines if owner != policy.name else None
         kind = backend.engine_kind(run, policy.name) if backend and shared is None else None
-        made[policy.name] = UpstreamPolicy(*belongings, backend=backend, shared=shared, kind=kind)
+        made[policy.name] = UpstreamPolicy(*belongings, backend=backend, extensions=extensions, shared=shared, kind=kind)
         made[policy.name].followed = made.get(policy.follows)
     return made
 
@@ -143,6 +145,52 @@ def test_adapters_that_share_a_model_are_upstreams_own_on_models_of_their_own(re
         policy.processes.args.ckpt.load_enable = True
     load(made)
     same(run_alone(made, two_steps(made)), after)
+    made["p"].stop()
+
+
+@pytest.mark.usefixtures("cluster")
+def test_gradients_of_adapters_during_the_rollout_are_each_its_own(relay):
+    """Those of two adapters are accumulated in turns; the step of each is the one without, and no other adapter's."""
+    flags = ["--actor.adam.lr", "10", "--actor.adam.eps", "1", "--actor.lr_warmup_ratio", "0"]  # as in test_gradients
+    args = copy.deepcopy(arguments(relay, *FLAGS, *flags))
+    args.ds.param_dtype, args.vllm.num_engines, args.train.batch_size = "fp32", 0, 3
+    run, backend, estimator = run_of(args), SharedBases(), ReinforcePlusPlus(gamma=0.9)
+    backend.open(run)
+    made = {name: made for name, made in policies_of(run, backend, [STREAMED]).items() if name in "pq"}
+    for policy in made.values():
+        policy.launch()
+    in_float32(made["p"].training.handles())
+    rows = {"p": recorded_rows(13, seed=2), "q": recorded_rows(13, seed=3)}
+
+    async def moved(name, prepared):
+        before = adapter_of(await (await made[name].processes.weights()))
+        await made[name].update(prepared, 1, 1)
+        after = adapter_of(await (await made[name].processes.weights()))
+        return torch.cat([(after[key] - before[key]).double().flatten() for key in sorted(after)])
+
+    async def whole():
+        forwarded = [await made[name].forward(rows[name]) for name in made]
+        return {name: await moved(name, p) for name, p in zip(made, estimate(forwarded, estimator), strict=True)}
+
+    async def streamed():
+        gradients, known = GradientAccumulation(estimator, made, {"": 0.4}), {name: [] for name in made}
+        for part in (slice(0, 2), slice(2, 9)):
+            for name in made:
+                gradients.note_returns(rows[name][part])
+                known[name].append(await made[name].forward(rows[name][part]))
+                await gradients.add(known[name][-1])
+        forwarded = [await made[name].forward(rows[name], known[name]) for name in made]
+        prepared = gradients.prepared(estimate(forwarded, estimator))
+        assert [len(p.excluded) for p in prepared] == [9, 9]
+        return {name: await moved(name, p) for name, p in zip(made, prepared, strict=True)}
+
+    load(made)
+    without = run_alone(made, whole())
+    load(made)
+    found = run_alone(made, streamed())
+    for name in made:
+        assert without[name].norm() > 1e-3
+        assert (found[name] - without[name]).norm() / without[name].norm() < 1e-5
     made["p"].stop()
 
 

@@ -122,6 +122,19 @@ def arguments(relay, *flags):
     return args
 
 
+def in_float32(handles):
+    """Lets training processes that have not loaded yet do so in float32: upstream trains in bfloat16 or float16 only; there a
+    last bit of difference grows with every step."""
+
+    def patch(actor):  # a local one is pickled whole: processes do not know this module
+        import openrlhf.utils.utils
+        import torch
+
+        openrlhf.utils.utils.convert_to_torch_dtype = lambda name: torch.float32
+
+    ray.get([handle.__ray_call__.remote(patch) for handle in handles])
+
+
 def launch(args, extensions=(), before=None):
     """A policy's training processes without engines, still loading.
 
@@ -139,15 +152,7 @@ def launch(args, extensions=(), before=None):
     if before is not None:
         ray.get([handle.__ray_call__.remote(lambda actor: before()) for handle in policy.training.handles()])
     if args.ds.param_dtype == "fp32":
-
-        def in_float32(actor):
-            """Upstream trains in bfloat16 or float16 only; there a last bit of difference grows with every step."""
-            import openrlhf.utils.utils
-            import torch
-
-            openrlhf.utils.utils.convert_to_torch_dtype = lambda name: torch.float32
-
-        ray.get([handle.__ray_call__.remote(in_float32) for handle in policy.training.handles()])
+        in_float32(policy.training.handles())
     policy.load()
     return policy
 
