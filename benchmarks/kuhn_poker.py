@@ -5,6 +5,9 @@
     separate   recipes/kuhn_poker/tiny.yaml: two policies, 64 steps of 192 games
     pool       pool.yaml: one policy in both seats, in half of the games against its earlier versions
     frozen     tiny.yaml with learning rate 0 (a few steps: nothing changes)
+    one, two, four, earlier
+               the same game by recipes/games: one policy in both seats, populations of two and of four, and two with
+               earlier versions (one.yaml, tiny.yaml, four.yaml, pool.yaml); 66 steps of 192 games; run if they are named
 
 Exploitability is that of the policies that played a step, from the probabilities of their own moves: "warm start" is the first,
 "trained" the last one. Their ratio is to be a quarter or less, for each seed; beside it, the ratio of the mean over the last ten
@@ -30,11 +33,19 @@ ARMS: dict[str, list[str]] = {
     "frozen": [*TINY, "--actor.adam.lr", "0", "--max_steps", "8"],
 }
 LAST = 10
+GAMES = recipes_root() / "games"
+POPULATIONS = {"one": "one.yaml", "two": "tiny.yaml", "four": "four.yaml", "earlier": "pool.yaml"}
+"""Of recipes/games."""
+
+
+def words(arm: str) -> list[str]:
+    return ARMS.get(arm) or ["--recipe", str(GAMES / POPULATIONS[arm])]
 
 
 def curve(folder: Path) -> list[float]:
     """Exploitability by step."""
-    return [line["kuhn/exploitability"] for line in RunReader(folder).metrics() if "kuhn/exploitability" in line]
+    names = ("kuhn/exploitability", "games/kuhn_poker/exploitability")
+    return [line[name] for line in RunReader(folder).metrics() for name in names if name in line]
 
 
 def spread(values: Sequence[float]) -> str:
@@ -44,7 +55,7 @@ def spread(values: Sequence[float]) -> str:
 
 def row(arm: str, seeds: Sequence[int], out: Path) -> str:
     """One arm's line of the table."""
-    seconds = [train(arm, ARMS[arm], seed, out)["seconds"] for seed in seeds]
+    seconds = [train(arm, words(arm), seed, out)["seconds"] for seed in seeds]
     curves = [curve(out / f"{arm}-{seed}") for seed in seeds]
     start, trained = [c[0] for c in curves], [c[-1] for c in curves]
     late = [statistics.fmean(c[-LAST:]) / c[0] for c in curves]
@@ -60,7 +71,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.kuhn_poker", description=__doc__.partition("\n")[0])
     parser.add_argument("--out", type=Path, default=Path("runs/bench-kuhn"))
     parser.add_argument("--seeds", type=int, nargs="+", default=[42, 1, 2])
-    parser.add_argument("--arms", nargs="+", choices=[*ARMS], default=[*ARMS])
+    parser.add_argument("--arms", nargs="+", choices=[*ARMS, *POPULATIONS], default=[*ARMS])
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     print(f"| arm | warm start | trained | ratio | by seed | ratio of the last {LAST} steps | seconds |", flush=True)

@@ -469,6 +469,7 @@ def inventing(session):
         "vote/tiny.yaml",
         "debate/tiny.yaml",
         "kuhn_poker/tiny.yaml",
+        "games/tiny.yaml",
         "coder_tester/tiny.yaml",
         "ecommerce/tiny_merchant.yaml",
         "dsbench/tiny.yaml",

@@ -14,7 +14,7 @@ from marl_plugins.plan.rehearsal import apart, rehearse_plan, search
 
 SHIPPED = (
     "coder_tester/tiny.yaml", "debate/tiny.yaml", "dsbench/tiny.yaml", "ecommerce/tiny_merchant.yaml",
-    "ecommerce/tiny_category.yaml", "kuhn_poker/tiny.yaml", "kuhn_poker/pool.yaml", "mathchat/tiny.yaml",
+    "ecommerce/tiny_category.yaml", "games/tiny.yaml", "kuhn_poker/tiny.yaml", "kuhn_poker/pool.yaml", "mathchat/tiny.yaml",
     "tool_user/tiny.yaml", "vote/tiny.yaml",
 )  # fmt: skip
 
