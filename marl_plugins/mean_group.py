@@ -2,10 +2,9 @@
 
     a_i = a clip(v_i / mean of v over the group, low, high)        v_i = slow mean of the rewards of policy i
 
-Every reward of policy i is multiplied by a_i: who does better than the group is trained more strongly, within bounds. a is
-`--mean_group.control`. A group is a population, the policies that play one role, or named by `--mean_group.groups a+b,c+d`. It
-costs one pass over its members. Where the mean is not above 0 a ratio says nothing, and everybody has a. Normalisation within a
-policy takes a factor of all its rewards out again.
+Every reward of policy i is multiplied by a_i: who does better than the group is trained more strongly. a is
+`--mean_group.control`. A group is a population, or named by `--mean_group.groups a+b,c+d`; it costs one pass over its members.
+Where the mean is not above 0 a ratio says nothing, and everybody has a. Normalisation within a policy takes a factor out again.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ from __future__ import annotations
 import argparse
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from statistics import fmean
 
 from marl_plugins import hookimpl
@@ -23,13 +21,11 @@ from marl_plugins.core.trajectory import Trajectory
 from marl_plugins.run import Run
 
 
-@dataclass
 class MeanRewards:
     """The slow mean of each policy's rewards, before the step that was credited last and after it."""
 
-    before: dict[str, float] = field(default_factory=dict)
-    now: dict[str, float] = field(default_factory=dict)
-    step: int = -1
+    def __init__(self) -> None:
+        self.before, self.now, self.step = dict[str, float](), dict[str, float](), -1
 
 
 @hookimpl

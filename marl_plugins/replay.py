@@ -13,14 +13,14 @@ weighs each token by the ratio of the weights of today and of those that sampled
 from __future__ import annotations
 
 import argparse
-import asyncio
 import random
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from statistics import fmean
 
 from marl_plugins import hookimpl
-from marl_plugins.core.exchange import Exchange, RefusedRecord
+from marl_plugins.core.exchange import Exchange, RefusedRecord, all_or_none
 from marl_plugins.core.options import at_least, between
 from marl_plugins.core.problems import Problem, at
 from marl_plugins.core.rows import Row
@@ -87,7 +87,7 @@ async def marl_exchange(trajectories: Sequence[Trajectory], run: Run, exchange: 
     buffer.groups = {
         key: group for key, group in recent.items() if any(a.left_out is None for t in group for a in t.actions)
     }
-    buffer.weights, keys, read = {}, list(buffer.groups), list[Trajectory]()
+    buffer.weights, keys = {}, list(buffer.groups)
     chances, weights = chances_and_weights(
         [priority(buffer.groups[k], o.reward, o.advantage) for k in keys] or [1.0], o.beta
     )
@@ -95,15 +95,10 @@ async def marl_exchange(trajectories: Sequence[Trajectory], run: Run, exchange: 
     drawn = Counter(draw.choices(range(len(keys)), chances, k=o.groups)) if keys else Counter[int]()
     for number, times in sorted(drawn.items()):
         said = [exchange.again(t, f"step {keys[number][0]}") for t in buffer.groups[keys[number]]]
-        answers = await asyncio.gather(*said, return_exceptions=True)
-        if wrong := next((a for a in answers if isinstance(a, BaseException) and not isinstance(a, RefusedRecord)), None):
-            raise wrong
-        whole = [a for a in answers if isinstance(a, Trajectory)]
-        if len(whole) == len(answers):  # else the workflow depends on more than on words
-            read += whole
-            buffer.weights |= dict.fromkeys(whole, times * weights[number])
+        with suppress(RefusedRecord):  # the workflow depends on more than on words
+            buffer.weights |= dict.fromkeys(await all_or_none(said), times * weights[number])
     buffer.add(step, trajectories)
-    return [*trajectories, *read]
+    return [*trajectories, *buffer.weights]
 
 
 @hookimpl

@@ -10,13 +10,13 @@ other policies say beside it is not trained on a second time. Nothing goes to po
 from __future__ import annotations
 
 import argparse
-import asyncio
 import random
 from collections import defaultdict
 from collections.abc import Sequence
+from contextlib import suppress
 
 from marl_plugins import hookimpl
-from marl_plugins.core.exchange import Exchange, RefusedRecord
+from marl_plugins.core.exchange import Exchange, RefusedRecord, all_or_none
 from marl_plugins.core.options import at_least, between
 from marl_plugins.core.problems import Problem, at
 from marl_plugins.core.rows import Row
@@ -73,12 +73,9 @@ async def marl_exchange(trajectories: Sequence[Trajectory], run: Run, exchange: 
         draw = random.Random(derive_seed(run.args.train.seed, "transfer", exchange.step, member))
         for group, found in draw.sample(offered, min(options.groups, len(offered))):
             origin = f"{' and '.join(found)} to {member}"
-            asked = (exchange.read(exchange.write(t), origin, policy=member) for t in group)
-            answers = await asyncio.gather(*asked, return_exceptions=True)
-            if wrong := [a for a in answers if isinstance(a, BaseException) and not isinstance(a, RefusedRecord)]:
-                raise wrong[0]
-            if all(isinstance(a, Trajectory) for a in answers):  # else its words depend on more than on words
-                transferred |= {a: member for a in answers if isinstance(a, Trajectory)}
+            asked = [exchange.read(exchange.write(t), origin, policy=member) for t in group]
+            with suppress(RefusedRecord):  # its words depend on more than on words
+                transferred |= dict.fromkeys(await all_or_none(asked), member)
     return [*trajectories, *transferred]
 
 

@@ -4,11 +4,13 @@ import math
 from fractions import Fraction
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from simulated import make_trajectory
 
+from benchmarks import population
 from marl_plugins.competence import Competence
 from marl_plugins.competence import marl_credit_step as with_competence
 from marl_plugins.contracts import PluginContract
@@ -135,6 +137,31 @@ def test_a_step_that_is_credited_again_is_credited_the_same():
     before = dict(run.state(Competence).now)
     with_competence([t], run)
     assert run.state(Competence).now == before
+
+
+# -- the benchmark of both ----------------------------------------------------------------------------------------------------
+
+
+def test_the_benchmarks_credit_is_the_plugins():
+    """Factors (1, 0) share evenly; (0, 1) takes nothing at first and then a tenth of the first epoch's mean of each agent."""
+    draw = np.random.default_rng(0)
+    first, second = draw.normal(size=(2, population.SAMPLES, 3)) + 1
+    shared = population.Credit(3, 1, population.words(1.0, 0.0))(first, 0)
+    assert shared == pytest.approx(np.repeat(first.mean(1, keepdims=True), 3, 1))
+    credit = population.Credit(3, 1, population.words(0.0, 1.0))
+    assert credit(first, 0) == pytest.approx(first)
+    assert credit(second, 1) == pytest.approx(second - first.mean(0) / 10)
+
+
+def test_the_papers_table_of_ranges_follows_from_its_grid():
+    for axis, lines, percent in population.DELTAS.values():
+        found = population.TABLE_14.take(lines, axis).mean() / population.TABLE_14[5, 5] - 1
+        assert 100 * found == pytest.approx(percent, abs=0.06)
+
+
+def test_convergence_is_where_most_of_the_way_has_been_made():
+    curve = np.concatenate([np.zeros(20), np.ones(80)])
+    assert population.converged(curve) == 30 and population.converged(-curve) == 30
 
 
 # -- mean group ----------------------------------------------------------------------------------------------------------------

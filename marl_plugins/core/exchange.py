@@ -9,8 +9,9 @@ own workflow, tools and graders make them. So nothing foreign but words is train
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Literal, Protocol, get_args
+import asyncio
+from collections.abc import Coroutine, Mapping, Sequence
+from typing import Any, Literal, Protocol, get_args
 
 import pydantic
 
@@ -99,6 +100,19 @@ def read_words(record: object) -> TrajectoryWords:
         first = error.errors(include_url=False, include_input=False)[0]
         place = ".".join(map(str, first["loc"])) or "the record"
         raise RefusedRecord("schema", f"{place}: {first['msg']}") from None
+
+
+async def all_or_none(readings: Sequence[Coroutine[Any, Any, Trajectory]]) -> list[Trajectory]:
+    """Returns what is read of a group, several at the same time (`Exchange.read`, `Exchange.again`), once all of it has been read.
+
+    Raises:
+        RefusedRecord: One of them is refused. What else any of them raises comes first.
+    """
+    answers = await asyncio.gather(*readings, return_exceptions=True)
+    failed = [answer for answer in answers if isinstance(answer, BaseException)]
+    if failed:
+        raise min(failed, key=lambda error: isinstance(error, RefusedRecord))
+    return [answer for answer in answers if not isinstance(answer, BaseException)]
 
 
 class Exchange(Protocol):

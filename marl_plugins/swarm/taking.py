@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 
-from marl_plugins.core.exchange import Exchange, RefusedRecord, TrajectoryWords
+from marl_plugins.core.exchange import Exchange, RefusedRecord, TrajectoryWords, all_or_none
 from marl_plugins.core.failures import RunPaused
 from marl_plugins.core.seeds import derive_seed
 from marl_plugins.core.trajectory import Task, Trajectory
@@ -151,12 +151,7 @@ class TakenGroups:
             raise RefusedRecord("schema", "its task is not the one of its name")
         records = [words.model_dump(mode="json", by_alias=True) for words in group]
         task = None if group[0].task in self._exchange.tasks else self._foreign_task(content.encode(), group[0])
-        read = await asyncio.gather(
-            *(self._exchange.read(record, origin, task=task) for record in records), return_exceptions=True
-        )
-        if failed := [each for each in read if isinstance(each, BaseException)]:
-            raise failed[0]
-        return [each for each in read if not isinstance(each, BaseException)]
+        return await all_or_none([self._exchange.read(record, origin, task=task) for record in records])
 
     def _foreign_task(self, content: bytes, words: TrajectoryWords) -> Task | None:
         """Returns a task that this run does not have, as far as its peers are trusted (`--swarm.trust`)."""
