@@ -22,6 +22,7 @@ from marl_plugins.core.options import at_least
 from marl_plugins.core.problems import Problem, at
 from marl_plugins.core.steps import StepPart
 from marl_plugins.plan.signature import differences, engine_signature
+from marl_plugins.run import is_partial
 
 if TYPE_CHECKING:
     from marl_plugins.core.processes import Engine, Engines
@@ -58,6 +59,10 @@ def marl_configure(run: Run) -> list[Problem]:
     if run.device != "cpu":
         got = "not on GPUs yet: upstream's weight sync has one broadcast group per policy, made at the start"
         return [Problem("balance.gpus", who, got, fix=leave_out)]
+    if is_partial(run.args):
+        got = "an engine that pauses for new weights in the middle of answers cannot change its policy meanwhile"
+        flags = ("train.partial_rollout_enable",)
+        return [Problem("balance.partial", who, got, fix=f"leave out --{flags[0]}, or {leave_out}", flags=flags)]
     if len(trained) < 2:
         got = f"engines go from one trained policy to another, and {len(trained)} of {len(run.policies)} are trained"
         return [Problem("balance.one_policy", who, got, fix=f"give the roles more policies, or {leave_out}")]

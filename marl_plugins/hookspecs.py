@@ -576,7 +576,8 @@ def marl_update(
 def marl_sync(run: Run, policy: PolicyProcesses, version: int) -> Awaitable[bool] | None:
     """Bring a policy's engines to the weights of `version`; True when done. *around, async*; once per updated policy
     and step, and for every trained policy when a run is resumed, with the version that was saved, or begins on a CPU. Wrap the
-    built-in, because `policy.sync` sets the version.
+    built-in, because `policy.sync` sets the version. With `--train.partial_rollout_enable` it is called during a rollout, while the
+    engines pause.
 
     After a policy come those that follow it (`policy.spec.follows`), with its version; also when a run begins. A follower may
     be given other weights: `policy.hold(weights, version)` (`Follower` in marl_plugins/core/processes.py).

@@ -132,7 +132,7 @@ class Run(RecipeFiles):
         need_step: Plugins that need a whole step at once, as `NAME (HOOK)`.
         advantages: What makes the advantages; None but in `marl_configure` of a plan without other problems.
         warnings: What is worth knowing before the run starts.
-        max_steps, max_idle_steps, logical_gpus, file_diffs: As on the command line.
+        max_steps, max_idle_steps, max_lag, logical_gpus, file_diffs: As on the command line.
     """
 
     args: SimpleNamespace
@@ -151,6 +151,7 @@ class Run(RecipeFiles):
     warnings: tuple[Problem, ...] = ()
     max_steps: int | None = None
     max_idle_steps: int = MOST_IDLE_STEPS
+    max_lag: int | None = None
     logical_gpus: int | None = None
     file_diffs: int = 0
     _states: dict[type, Any] = field(default_factory=dict, repr=False, compare=False)
@@ -277,16 +278,27 @@ def queue_size(args: SimpleNamespace) -> int:
     return int(args.train.async_queue_size) if args.train.async_enable else 0
 
 
+def is_partial(args: SimpleNamespace) -> bool:
+    """Returns whether engines get new weights in the middle of answers (`--train.partial_rollout_enable`)."""
+    return bool(queue_size(args) and args.train.partial_rollout_enable)
+
+
 class Lateness:
     """The number of steps by which a trajectory may be trained later than the rollout in which it was begun; a plugin sets it."""
 
     steps = 0
 
 
-def max_lag(run: Run) -> int:
-    """Returns by how many versions of its policy a row may be older than the weights that it trains: the rollouts that wait, and
+def possible_lag(run: Run) -> int:
+    """Returns by how many versions of its policy a row can be older than the weights that it trains: the rollouts that wait, and
     the steps by which it may be late."""
     return queue_size(run.args) + run.state(Lateness).steps
+
+
+def max_lag(run: Run) -> int:
+    """Returns by how many versions of its policy the oldest token of a row that is trained may be older than the weights that it
+    trains: `--async.max_lag`, or whatever is possible."""
+    return run.max_lag if is_partial(run.args) and run.max_lag is not None else possible_lag(run)
 
 
 class ToolUsers:

@@ -61,13 +61,14 @@ SETTINGS = {
 FLAGS = {
     "filtering": {"algo.dynamic_filtering_enable": None, "algo.dynamic_filtering_range": "0 1"},
     "async": {"train.async_enable": None},
+    "partial": {"train.async_enable": None, "train.partial_rollout_enable": None},
     "ema": {"train.enable_ema": None, "eval.steps": "1"},
     "reward_model": {"reward.model_name_or_path": "MODEL"},
 }
 """What is built in and only switched on."""
 GROUPS = {name: {"groups.by": "task+role+turn"} for name in ("rloo", "reinforce_baseline", "group_norm", "dr_grpo")}
 """What an estimator that compares samples needs where several roles act."""
-TIMED = {"continuous"}
+TIMED = {"continuous", "partial"}
 """What a step has depends on timing with them, so that a resumed run is another one."""
 KEYS = {"rewards": "rewards: {terms: [{kind: outcome}, {kind: format, roles: [critic], weight: 0.5}]}\n"}
 

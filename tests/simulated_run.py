@@ -158,7 +158,10 @@ def simulated_trainer(
     """A trainer of a system with one role `a` on a policy `p`, ten held-out tasks; `tasks` and `samples` are those of a step."""
     queue = DEFAULTS["queue"] if queue is None else queue
     args = SimpleNamespace(
-        train=SimpleNamespace(seed=seed, num_episodes=1, async_enable=queue > 0, async_queue_size=queue),
+        train=SimpleNamespace(
+            **{"seed": seed, "num_episodes": 1},
+            **{"async_enable": queue > 0, "async_queue_size": queue, "partial_rollout_enable": False},
+        ),
         algo=SimpleNamespace(dynamic_filtering_enable=False),
         rollout=SimpleNamespace(n_samples_per_prompt=samples, batch_size=tasks),
         eval=SimpleNamespace(steps=eval_steps, n_samples_per_prompt=1, temperature=0.0),

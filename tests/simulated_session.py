@@ -57,6 +57,11 @@ class SimulatedEngines:
         self.engines = [SimpleNamespace(load=0, home=None) for _ in range(2)]
         self.watchers, self.remarks = [], []
 
+    async def pause(self):
+        pass
+
+    resume = pause
+
     async def generate(self, call, choose):
         assert choose(self.engines) in self.engines
         owner = self.owner if call.policy == self.policy else self.owner.world[call.policy]

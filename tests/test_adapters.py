@@ -449,6 +449,7 @@ def engine_of(**more):
 
     engine = AdapterEngine.__new__(AdapterEngine)
     engine.numbers, engine.held_by, engine.loaded, engine.llm = {"p": 1, "q": 2}, {}, set(), SimulatedLLM(**more)
+    engine.requests = set()
     return engine
 
 
@@ -514,18 +515,15 @@ def test_an_engine_of_one_policy_answers_with_what_it_holds_whoever_is_asked():
 
     async def go():
         engine = RolloutActor.__new__(RolloutActor)
-        engine.held, engine.llm = HeldWeights(), SimulatedLLM()
+        engine.held, engine.llm, engine.requests = HeldWeights(), SimulatedLLM(), set()
 
         async def nothing():
             pass
 
-        async def generate(ids, params):
-            return await anext(engine.llm.generate(None, None, "", None))
-
         async def called(function, args):
             return [len(args)]
 
-        engine.llm.reset_prefix_cache, engine.llm.collective_rpc, engine.generate = nothing, called, generate
+        engine.llm.reset_prefix_cache, engine.llm.collective_rpc = nothing, called
         await engine.identify("p", 3)
         first = await engine.sample([1], None, "p")
         again = asyncio.create_task(engine.sample([1], None, "p"))

@@ -282,7 +282,7 @@ def rows_at(version):
 
 @pytest.mark.parametrize(
     ("row", "oldest", "kept", "ends"),
-    [(5, 0, True, False), (4, 0, True, True), (4, 1, True, False), (3, 1, False, True), (6, 1, True, True)],
+    [(5, 0, True, False), (4, 0, False, True), (4, 1, True, False), (3, 1, False, True), (6, 1, True, True)],
 )
 def test_a_row_says_its_version_and_what_is_too_old_is_left_out(row, oldest, kept, ends):
     rows, trained = rows_at(row), {"p": SimpleNamespace(name="p", version=5)}

@@ -122,7 +122,7 @@ def test_lines_are_those_of_the_file(recipe):
         ),
         (
             ["--train.partial_rollout_enable"],
-            [("flags.refused", "command line", "train.partial_rollout_enable")],
+            [("upstream.refused",)],
         ),
         (["--ds.lora.rank", "8"], [("policies.adapter", "ds.lora.rank")]),
         (["--ds.load_in_4bit"], [("flags.refused", "command line", "ds.load_in_4bit")]),

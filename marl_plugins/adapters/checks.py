@@ -11,6 +11,7 @@ from marl_plugins.core.problems import Problem, at
 from marl_plugins.hosts.flags import FLAGS
 from marl_plugins.plan.checks.numbers import with_policies_named
 from marl_plugins.plan.describe import flag_value
+from marl_plugins.run import is_partial
 
 if TYPE_CHECKING:
     from marl_plugins.run import Run
@@ -70,6 +71,9 @@ def _of_one(args: SimpleNamespace) -> Iterator[Problem]:
     if asleep := tuple(flag for flag in SLEEPING if flag_value(args, flag)):
         got = f"{', '.join(f'--{flag}' for flag in asleep)}: adapters in engines that sleep have not been tried"
         yield Problem("adapters.asleep", got=got, fix="switch that off: adapters take little room", flags=asleep)
+    if is_partial(args):
+        got = "adapters that change in the middle of answers have not been tried"
+        yield Problem("adapters.partial", got=got, fix="remove it", flags=("train.partial_rollout_enable",))
 
 
 def _unlike(run: Run, base: Base, policy: str) -> Iterator[Problem]:

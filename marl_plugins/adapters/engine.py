@@ -12,19 +12,17 @@ by the last slot on CPU (vLLM pull requests 48421 and 49656). Fewer slots than a
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 from collections.abc import Mapping
-from copy import deepcopy
 from typing import TYPE_CHECKING, Any
 
-from marl_plugins.processes.engine_actor import HeldWeights, RolloutActor  # isort: skip  # first: it installs the host support
+from marl_plugins.processes.engine_actor import RunningRequest, HeldWeights, RolloutActor  # isort: skip  # first: it installs the host support
 
 import ray
 import torch
 from vllm import SamplingParams
-from vllm.inputs import TokensPrompt
 from vllm.lora.request import LoRARequest
-from vllm.utils import random_uuid
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from marl_plugins.adapters.blob import packed, unpacked
@@ -116,18 +114,12 @@ class AdapterEngine(RolloutActor):
         held.version = version
         return number
 
-    async def complete(self, ids: list[int], params: SamplingParams, held: HeldWeights) -> RequestOutput:
-        """Returns vLLM's answer by a policy's adapter, or by the model."""
-        adapter = f"{held.policy}@{held.epoch}" if held.policy in self.loaded else ""
-        return await self._ask(ids, params, adapter, self.numbers.get(held.policy, 0))
+    def adapter_of(self, held: HeldWeights) -> LoRARequest | None:
+        """Returns the policy's adapter; None for the model."""
+        return self._adapter(held.policy, str(held.epoch)) if held.policy in self.loaded else None
 
-    async def _ask(self, ids: list[int], params: SamplingParams, name: str, number: int) -> RequestOutput:
-        request = LoRARequest(lora_name=name, lora_int_id=number, lora_path="memory") if name else None
-        prompt, last = TokensPrompt(prompt_token_ids=ids), None
-        async for answer in self.llm.generate(prompt, deepcopy(params), request_id=random_uuid(), lora_request=request):
-            last = answer
-        assert last is not None, "vLLM has ended a request without an answer"
-        return last
+    def _adapter(self, policy: str, name: str) -> LoRARequest:
+        return LoRARequest(lora_name=f"{policy}@{name}", lora_int_id=self.numbers[policy], lora_path="memory")
 
     async def _probe(self, blob: bytes, policy: str) -> None:
         """Asks for an adapter whose answers differ from the model's, and for the model beside it.
@@ -142,9 +134,9 @@ class AdapterEngine(RolloutActor):
                 tensors[name] = PROBE_STD * torch.randn(tensor.shape, generator=draw)
         number = self.numbers[policy]
         await self.llm.collective_rpc(set_adapter, args=(packed(tensors, config), number))
-        name, ids = f"{policy}@probe", list(PROBE_IDS)
-        alone = await self._ask(ids, PROBE, "", 0)
-        beside, adapted = await asyncio.gather(self._ask(ids, PROBE, "", 0), self._ask(ids, PROBE, name, number))
+        ask = functools.partial(self.complete, list(PROBE_IDS), PROBE, RunningRequest(HeldWeights()))
+        alone = await ask(None)
+        beside, adapted = await asyncio.gather(ask(None), ask(self._adapter(policy, "probe")))
         effect, leak = distance(alone, adapted), distance(alone, beside)
         if effect < 0.05:
             raise RuntimeError(f"an adapter of {config['r']} ranks changes nothing of what it answers")

@@ -78,5 +78,7 @@ def _answer_of(
     action: Action, policy: str, score: float | None, context_ids: Sequence[int], generation: Mapping[str, Any], text: str
 ) -> JudgeAnswer:
     """Reads what a judge has said of an action."""
-    sampled = Generation(**{**generation, "ids": tuple(generation["ids"]), "logprobs": tuple(generation["logprobs"])})
+    changes = tuple((first, version) for first, version in generation.get("changes", ()))  # absent in steps saved before
+    ids, logprobs = tuple(generation["ids"]), tuple(generation["logprobs"])
+    sampled = Generation(**{**generation, "ids": ids, "logprobs": logprobs, "changes": changes})
     return JudgeAnswer(policy, action, Answer(tuple(context_ids), sampled, text), score)

@@ -93,7 +93,7 @@ class Account:
     tokens: Counter[str] = field(default_factory=Counter)
 
     def add(self, action: Action) -> None:
-        self.versions.add(action.generation.version)
+        self.versions |= {action.generation.version, action.generation.newest}
         reason = reason_left_out(action)
         self.trained += reason is None
         self.left_out.update([reason] if reason else [])

@@ -8,8 +8,9 @@ that was begun `--continuous.late` rollouts ago is waited for, and so is one who
 twice in a step, and rows are at most queue + late versions old. Short answers come earlier, not more often.
 
 Requests and new weights of a policy take turns (gate.py): an answer is by the weights of one version, a trajectory by those of
-several. Which tasks a step takes depends on timing: a run cannot be repeated. A saved step names the tasks that have been begun and
-not taken; a run that goes on begins them anew, before all others.
+several. With `--train.partial_rollout_enable` they do not: engines pause in the middle of answers. Which tasks a step takes depends
+on timing: a run cannot be repeated. A saved step names the tasks that have been begun and not taken; a run that goes on begins them
+anew, before all others.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from marl_plugins.continuous.flight import ContinuousPart, Flight
 from marl_plugins.continuous.gate import Gates
 from marl_plugins.core.options import at_least
 from marl_plugins.core.problems import Problem, at
-from marl_plugins.run import Lateness, Run, queue_size
+from marl_plugins.run import Lateness, Run, is_partial, queue_size
 
 if TYPE_CHECKING:
     from marl_plugins.core.processes import PolicyProcesses
@@ -87,12 +88,14 @@ def marl_step(run: Run, step: Step) -> StepPart:
 
 @hookimpl(wrapper=True)
 def marl_generate(run: Run, call: Call) -> Generator[None, Any, Awaitable[Generation]]:
-    return run.state(Gates)[call.policy].ask((yield))
+    answer = yield
+    return answer if is_partial(run.args) else run.state(Gates)[call.policy].ask(answer)
 
 
 @hookimpl(wrapper=True)
 def marl_sync(run: Run, policy: PolicyProcesses) -> Generator[None, Any, Awaitable[bool]]:
-    return run.state(Gates)[policy.name].change((yield))
+    done = yield
+    return done if is_partial(run.args) else run.state(Gates)[policy.name].change(done)
 
 
 @hookimpl

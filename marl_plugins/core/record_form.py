@@ -20,6 +20,7 @@ Number = StrictFloat
 Part = StrictFloat | StrictBool
 """A number that a grader or a plugin has written, some of which write True for 1."""
 Pair = Annotated[list[Text], Field(min_length=2, max_length=2)]
+Change = Annotated[list[StrictInt], Field(min_length=2, max_length=2)]
 Times = Annotated[list[Number | None], Field(min_length=3, max_length=3)]
 
 
@@ -51,6 +52,7 @@ class _ActionForm(_Returns):
     role: Text
     policy: Text
     version: StrictInt
+    newer: NotRequired[list[Change]]
     turn: StrictInt
     parents: list[Text]
     derived: NotRequired[list[Text]]

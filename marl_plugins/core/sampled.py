@@ -41,6 +41,7 @@ FIELDS = {
     "generation.finish": "end",
     "generation.policy": "sampling policy",
     "generation.version": "version",
+    "generation.changes": "changes of version",
 }
 """What of an action nobody may change, and what a message calls it."""
 _values = attrgetter(*FIELDS)

@@ -106,7 +106,8 @@ class Generation:
         ids: Sampled token ids, the end-of-sequence token included when it was sampled.
         logprobs: One float32 value per id, of the distribution that was sampled from (temperature and top-p applied).
         finish: `stop`, or `length` when the token limit cut it off.
-        policy, version: Whose weights the engine held, and of which update.
+        policy, version: Whose weights the engine held, and of which update; where they changed meanwhile, when it began.
+        changes: Where they did (`--train.partial_rollout_enable`): the first token that newer weights sampled, and their version.
     """
 
     ids: tuple[int, ...]
@@ -114,6 +115,20 @@ class Generation:
     finish: str
     policy: str
     version: int
+    changes: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def newest(self) -> int:
+        """The version that sampled the last token."""
+        return self.changes[-1][1] if self.changes else self.version
+
+    @property
+    def token_versions(self) -> list[int]:
+        """The version that sampled each token."""
+        found = [self.version] * len(self.ids)
+        for first, version in self.changes:
+            found[first:] = [version] * (len(found) - first)
+        return found
 
 
 @dataclass(frozen=True)

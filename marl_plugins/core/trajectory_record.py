@@ -107,6 +107,7 @@ def _record(action: Action, tokens: Mapping[str, Any]) -> dict[str, Any]:
         "role": action.role,
         "policy": action.policy,
         "version": action.generation.version,
+        **({"newer": [list(change) for change in action.generation.changes]} if action.generation.changes else {}),
         "turn": action.turn,
         "parents": list(action.parents),
         **({"derived": list(action.derived)} if action.derived else {}),
@@ -196,6 +197,11 @@ def _tool_result(record: Mapping[str, Any]) -> ToolResult:
     )
 
 
+def _changes(record: Mapping[str, Any]) -> tuple[tuple[int, int], ...]:
+    """Returns where the weights changed in the middle of a recorded answer."""
+    return tuple((first, version) for first, version in record.get("newer", ()))
+
+
 def _action(record: Mapping[str, Any], earlier: Mapping[str, Action]) -> Action:
     """The action of a record, `earlier` being those read before it."""
     ids = tuple(record["ids"])
@@ -208,7 +214,9 @@ def _action(record: Mapping[str, Any], earlier: Mapping[str, Action]) -> Action:
         policy=record["policy"],
         turn=record["turn"],
         shown_ids=tuple(record["shown_ids"]),
-        generation=Generation(ids, _read(record["logprobs"]), record["finish"], record["policy"], record["version"]),
+        generation=Generation(
+            ids, _read(record["logprobs"]), record["finish"], record["policy"], record["version"], _changes(record)
+        ),
         text=record["text"],
         shown=tuple((role, text) for role, text in record.get("shown", ())),
         before=earlier[record["continues"]] if record["continues"] else None,

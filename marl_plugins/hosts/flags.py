@@ -127,7 +127,7 @@ _NOTED: dict[str, Flag] = {
     ),
     "train.async_queue_size": Flag("all", "the most rollouts that wait, and the lag of every row but the first ones"),
     "train.partial_rollout_enable": Flag(
-        "refused", "weights reach engines between two rollouts alone, so that a run can be repeated"
+        "all", "engines pause in the middle of answers, take the weights of an update, and go on; a run cannot be repeated"
     ),
     "train.enable_ema": Flag(
         "all", "in float32, by optimiser steps; saved and evaluated beside the weights, not in their place", plugin=_EMA

@@ -26,7 +26,7 @@ from marl_plugins.hosts import cpu, releases, upstream_cli
 from marl_plugins.loading import line_of, present
 from marl_plugins.manager import Plugins, need_step
 from marl_plugins.plan.calls import check_calls
-from marl_plugins.plan.checks.asynchronous import check_async, check_batches, check_queue
+from marl_plugins.plan.checks.asynchronous import check_async, check_batches, check_partial, check_queue
 from marl_plugins.plan.checks.numbers import check_numbers, with_policies_named
 from marl_plugins.plan.checks.policies import check_adapters, check_followers, check_policies
 from marl_plugins.plan.checks.roles import check_roles
@@ -163,6 +163,7 @@ def build_plan(words: Sequence[str]) -> Plan:
         problems += lengths.problems
         plan = replace(plan, lengths=lengths.lines)
     configure_plugins(plan, problems)
+    problems += check_partial(run)
     found = problems.placed(request.origins, flags.lines)
     found.raise_if_any()
     return replace(plan, run=replace(run, warnings=(*run.warnings, *found.warnings)))
@@ -277,6 +278,7 @@ def draft_run(request: Request, plugins: Plugins, flags: Flags) -> Run:
         warnings=tuple(other_release),
         max_steps=request.options.max_steps,
         max_idle_steps=request.options.max_idle_steps,
+        max_lag=request.options.max_lag,
         logical_gpus=request.options.logical_gpus,
         file_diffs=request.options.file_diffs,
     )

@@ -18,7 +18,7 @@ from marl_plugins.plan.estimate import estimate
 from marl_plugins.plan.lengths import longest_answer
 from marl_plugins.plan.parts import of_plugin
 from marl_plugins.plan.plan import Plan
-from marl_plugins.run import queue_size
+from marl_plugins.run import is_partial, queue_size
 
 PENALTIES = ("reward.overlong_buffer_len", "reward.stop_properly_penalty_coef")
 """Upstream's flags that change rewards after credit."""
@@ -158,8 +158,10 @@ def _lag(plan: Plan) -> dict[str, Any]:
     """Describes what rollouts during updates do: which weights sample a row, and the devices that work at the same time."""
     lag, policies = queue_size(plan.run.args), plan.run.policy_args
     first = "steps 1 and 2" if lag == 1 else f"steps 1 to {lag + 1}"
+    begun = "begun" if is_partial(plan.run.args) else "sampled"
     return {
-        "versions": f"a step is sampled by the weights of {lag + 1} steps before it ({first}: by the first)",
+        "versions": f"a step is {begun} by the weights of {lag + 1} steps before it ({first}: by the first)",
+        **({"changes": "answers go on by newer weights as soon as these are there"} if is_partial(plan.run.args) else {}),
         "devices": {
             p.name: {"engines": engine_gpus(policies[p.name]), "training": training_gpus(policies[p.name])}
             for p in plan.run.policies

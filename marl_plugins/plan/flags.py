@@ -39,6 +39,7 @@ OWN_FLAGS = (
         "mapping",
         "max_steps",
         "max_idle_steps",
+        "async.max_lag",
         "logical_gpus",
         "resume",
         "resume_with_changes",
@@ -53,6 +54,10 @@ OWN_FLAGS = (
         "debug",
         "json",
     ),
+)
+MAX_LAG = (
+    "with --train.partial_rollout_enable: leave out rows of which a token was sampled by weights more than N versions older than "
+    "those that it would train; default: none is left out"
 )
 COMMAND_LINE = "command line"
 DEFAULT = "default"
@@ -141,6 +146,7 @@ def own_parser() -> upstream_cli.Parser:
         help="save the run and end it (exit code 1) after N steps in a row in which no row is trained or a tool loses every call, "
         "or N evaluations that are lost; 0: never",
     )
+    add("--async.max_lag", dest="max_lag", type=at_least(0), metavar="N", help=MAX_LAG)
     add(
         "--logical_gpus",
         type=at_least(1),

@@ -12,6 +12,7 @@ import os  # noqa: E402
 import re  # noqa: E402
 import tempfile  # noqa: E402
 from collections.abc import Callable, Iterator  # noqa: E402
+from copy import deepcopy  # noqa: E402
 from dataclasses import dataclass  # noqa: E402
 from pathlib import Path  # noqa: E402
 from typing import TYPE_CHECKING, Any  # noqa: E402
@@ -20,9 +21,13 @@ import ray  # noqa: E402
 from openrlhf.trainer.ray.vllm_engine import RolloutRayActor as _Upstream  # noqa: E402
 from ray import cloudpickle  # noqa: E402
 from vllm import SamplingParams  # noqa: E402
+from vllm.envs import VLLM_V1_OUTPUT_PROC_CHUNK_SIZE  # noqa: E402
+from vllm.inputs import TokensPrompt  # noqa: E402
+from vllm.utils import random_uuid  # noqa: E402
 
 if TYPE_CHECKING:
     from vllm import RequestOutput
+    from vllm.lora.request import LoRARequest
     from vllm.v1.worker.worker_base import WorkerBase
 
 cpu.fork_engine_processes()
@@ -37,6 +42,8 @@ ALIVE_SECONDS = 1.0
 """Seconds between two looks at whether vLLM's own process still runs."""
 PREFILL_TOKENS = 8192
 """Prompt tokens of one engine step on CPU."""
+TURNS = 8
+"""Of the event loop, in which what vLLM has handed to a request reaches whoever reads its answer: twice as many as it takes."""
 
 
 def load_weights(worker: WorkerBase, blob: bytes) -> int:
@@ -116,11 +123,43 @@ class HeldWeights:
     """Versions alone do not tell that weights have changed: another policy's may have the same."""
 
 
+class RunningRequest:
+    """A request in flight: the weights that have sampled its tokens so far.
+
+    Args:
+        held: The weights that sample it.
+    """
+
+    def __init__(self, held: HeldWeights):
+        self.held, self.policy, self.version, self.epoch = held, held.policy, held.version, held.epoch
+        self.tokens = 0
+        """That have been sampled."""
+        self.changes: list[tuple[int, int]] = []
+        """As of `Generation.changes`."""
+
+    def go_on(self) -> None:
+        """Notes that the next token is by the weights that are held now."""
+        if self.epoch == self.held.epoch:
+            return
+        self.epoch = self.held.epoch
+        if not self.tokens:
+            self.version = self.held.version
+            return
+        self.changes = [change for change in self.changes if change[0] < self.tokens]
+        self.changes.append((self.tokens, self.held.version))
+
+    @property
+    def known(self) -> bool:
+        """Returns whether it is known of each token which weights have sampled it."""
+        return self.epoch == self.held.epoch
+
+
 class RolloutActor(_Upstream.__ray_metadata__.modified_class):  # type: ignore[misc]
     """An engine that knows whose weights it holds, so that a sample can never be trained by the wrong policy."""
 
     async def __init__(self, *args: Any, **kwargs: Any) -> None:  # type: ignore[misc]  # Ray awaits it
         self.held = HeldWeights()
+        self.requests: set[RunningRequest] = set()
         if cpu.device() == "cpu":
             kwargs["dtype"] = cpu.engine_dtype()
             kwargs["kv_cache_memory_bytes"] = _kv_bytes(kwargs)
@@ -171,28 +210,61 @@ class RolloutActor(_Upstream.__ray_metadata__.modified_class):  # type: ignore[m
 
     async def sample(
         self, ids: list[int], params: SamplingParams, asked: str = ""
-    ) -> tuple[list[int], list[float], str, str, int]:
-        """Generates, and returns the sampled ids, their log-probs, why it stopped, and whose weights of which version were used.
+    ) -> tuple[list[int], list[float], str, tuple[tuple[int, int], ...], str, int]:
+        """Generates, and returns the sampled ids, their log-probs, why it stopped, where the weights changed (as of
+        `Generation.changes`), and whose weights of which version were used at first.
 
         Args:
             asked: The policy that is to answer. An engine with the weights of one policy answers with these.
         """
-        held = self.held_for(asked)
-        policy, version, epoch = held.policy, held.version, held.epoch
-        answer = (await self.complete(ids, params, held)).outputs[0]
-        if held.epoch != epoch:
-            version = -1
+        request = RunningRequest(self.held_for(asked))
+        self.requests.add(request)
+        try:
+            answer = (await self.complete(ids, params, request, self.adapter_of(request.held))).outputs[0]
+        finally:
+            self.requests.remove(request)
         sampled = list(answer.token_ids)
         logprobs = [entry[token].logprob for entry, token in zip(answer.logprobs, sampled, strict=True)]
-        return sampled, logprobs, answer.finish_reason, policy, version
+        changes = tuple(change for change in request.changes if change[0] < len(sampled))
+        version = request.version if request.known else -1
+        return sampled, logprobs, answer.finish_reason, changes, request.policy, version
+
+    async def resume_generation(self) -> None:
+        """Goes on after `pause_generation`, and notes for each request in flight how many of its tokens are by weights of before.
+
+        Paused, vLLM has forgotten what these weights had computed of a request (`clear_cache` of its `pause_generation`): it
+        computes the whole context again, so that each later token is by the new weights alone.
+        """
+        await self._settle()
+        for request in self.requests:
+            request.go_on()
+        await super().resume_generation()
+
+    async def _settle(self) -> None:
+        """Waits until what vLLM's process has sampled has reached its requests; all of it had been sent when the pause began."""
+        queue, parts = self.llm.engine_core.outputs_queue, len(self.requests) // VLLM_V1_OUTPUT_PROC_CHUNK_SIZE
+        while not queue.empty():  # noqa: ASYNC110  # vLLM's own task takes them
+            await asyncio.sleep(0)
+        for _ in range(parts + TURNS):
+            await asyncio.sleep(0)
 
     def held_for(self, asked: str) -> HeldWeights:
         """Returns the weights by which this engine answers for a policy."""
         return self.held
 
-    async def complete(self, ids: list[int], params: SamplingParams, held: HeldWeights) -> RequestOutput:
-        """Returns vLLM's answer by these weights."""
-        return await self.generate(ids, params)
+    def adapter_of(self, held: HeldWeights) -> LoRARequest | None:
+        """Returns vLLM's name for weights that are an adapter of the engine's model; None: they are the model's."""
+        return None
+
+    async def complete(
+        self, ids: list[int], params: SamplingParams, request: RunningRequest, adapter: LoRARequest | None
+    ) -> RequestOutput:
+        """Returns vLLM's answer, by an adapter where one is given, and counts its tokens while they are sampled."""
+        prompt, last = TokensPrompt(prompt_token_ids=ids), None
+        async for last in self.llm.generate(prompt, deepcopy(params), request_id=random_uuid(), lora_request=adapter):
+            request.tokens = len(last.outputs[0].token_ids)
+        assert last is not None, "vLLM has ended a request without an answer"
+        return last
 
 
 def _kv_bytes(settings: dict[str, Any]) -> int:

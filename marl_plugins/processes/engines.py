@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -63,11 +63,11 @@ class Engine:
         answer = self.handle.sample.remote(list(call.context_ids), sampling_params(call), call.policy)
         try:
             with self.watchdog.asked(silence):
-                ids, logprobs, finish, policy, version = await answer
+                ids, logprobs, finish, changes, policy, version = await answer
         except asyncio.CancelledError:  # the trajectory was given up; the engine stops sampling for it
             ray.cancel(answer)
             raise
-        return Generation(tuple(ids), tuple(logprobs), finish, policy, version)
+        return Generation(tuple(ids), tuple(logprobs), finish, policy, version, changes)
 
     def _end_silent(self) -> None:
         self.silent = str(self.where or "its process")
@@ -100,6 +100,8 @@ class ServedPolicies:
     def __init__(self) -> None:
         self.versions: dict[str, tuple[int, ...]] = {}
         """By policy, whose answers are taken: one, and while its weights change the new one too."""
+        self._given: dict[str, list[int]] = {}
+        """By policy, the versions that the engines have been given, in their order."""
         self._restores: dict[str, Restore] = {}
 
     def serve(self, policy: str, restore: Restore) -> None:
@@ -108,7 +110,7 @@ class ServedPolicies:
         Args:
             restore: Gives a new engine, by its handle, that policy's current weights.
         """
-        self.versions[policy], self._restores[policy] = (0,), restore
+        self.versions[policy], self._restores[policy], self._given[policy] = (0,), restore, []
 
     async def restore(self, handle: ActorHandle) -> None:
         """Gives a new engine the current weights of every policy that it answers for."""
@@ -119,8 +121,15 @@ class ServedPolicies:
     def changing(self, policy: str, version: int) -> Iterator[None]:
         """Accepts answers of either weights of a policy while the engines are given those of a version."""
         self.versions[policy] = (*self.versions[policy], version)
+        self._given[policy].append(version)
         yield
         self.versions[policy] = (version,)
+
+    def since(self, policy: str) -> Callable[[], list[int]]:
+        """Returns what gives the versions by which an answer may be that is asked for now, once it is there."""
+        before, given = self.versions[policy], self._given[policy]
+        count = len(given)
+        return lambda: [*before, *given[count:]]
 
 
 class EnginePool(ServedPolicies, RequestQueue[Engine]):
@@ -188,7 +197,7 @@ class EnginePool(ServedPolicies, RequestQueue[Engine]):
             if self._broken is not None:
                 raise self._broken
             engine = await self.take_place(call, choose)
-            versions = self.versions[call.policy]
+            possible = self.since(call.policy)
             try:
                 answer = await engine.answer(call, self.silence)
             except (*DEATHS, RayTaskError) as error:
@@ -196,7 +205,7 @@ class EnginePool(ServedPolicies, RequestQueue[Engine]):
                     raise
                 self._bury(engine)  # the request waits again, in its place
             else:
-                if is_current(answer, call.policy, versions, self.versions[call.policy]):
+                if is_current(answer, call.policy, possible()):
                     return answer
             finally:
                 self.free_place(engine)
@@ -231,6 +240,14 @@ class EnginePool(ServedPolicies, RequestQueue[Engine]):
         await asyncio.gather(*[one(engine) for engine in list(self.engines)])
         if not self.engines:
             raise RunEnded(f"policy {self.policy!r} has no engine left (limits.engine_restarts)")
+
+    async def pause(self) -> None:
+        """Lets the engines write no further, until `resume`; what was being written stays with them."""
+        await self.on_all(lambda handle: handle.pause_generation.remote())
+
+    async def resume(self) -> None:
+        """Lets the engines go on, by the weights that they hold now."""
+        await self.on_all(lambda handle: handle.resume_generation.remote())
 
     async def replace(self, engine: Engine) -> None:
         """Replaces a dead engine, once, however many requests found it dead, and whichever of them is given up meanwhile."""
@@ -351,22 +368,23 @@ async def start_replacement(pool: EnginePool, engine: Engine, start: Callable[[]
         home.hand_out()  # else whoever waits there is told that none will come
 
 
-def is_current(answer: Generation, policy: str, before: tuple[int, ...], now: tuple[int, ...]) -> bool:
-    """Returns whether an answer is by a policy's current weights. One during which they changed is not: it is asked for again.
+def is_current(answer: Generation, policy: str, possible: Sequence[int]) -> bool:
+    """Returns whether each token of an answer is by weights that its policy had meanwhile. It is not where they changed and the
+    engine has not noted where: it is asked for again.
 
     Args:
-        before, now: The pool's `versions` of the policy when the request was made and when it was answered.
+        possible: The versions from the request to the answer, in their order; more than one where they changed.
 
     Raises:
         RunEnded: It is by weights of another policy or version.
     """
-    if answer.policy == policy and answer.version in {*before, *now}:
+    if answer.policy == policy and {answer.version, *(version for _, version in answer.changes)} <= set(possible):
         return True
-    if answer.policy == policy and answer.version == -1 and (before is not now or len(now) > 1):
+    if answer.policy == policy and answer.version == -1 and len(possible) > 1:
         return False
     raise RunEnded(
-        f"an engine answered with weights of policy {answer.policy!r}, version {answer.version}, where policy {policy!r}, version "
-        f"{now[-1]}, was asked; the run's engines and policies are out of step"
+        f"an engine answered with weights of policy {answer.policy!r}, version {answer.newest}, where policy {policy!r}, version "
+        f"{possible[-1]}, was asked; the run's engines and policies are out of step"
     )
 
 

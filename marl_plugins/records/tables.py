@@ -55,7 +55,7 @@ def row_of(trajectory: Trajectory, action: Action) -> Row:
     reason = reason_left_out(action)
     values = (
         *(trajectory.step, encodable(trajectory.task.id), trajectory.sample, action.path),
-        *(action.role, action.policy, action.generation.version, action.turn),
+        *(action.role, action.policy, action.generation.version, action.generation.newest, action.turn),
         *(reason is None, reason, action.generation.finish),
         *(trajectory.outcome_of(action.role), action.score, action.reward, action.returns, action.advantage),
         *(
@@ -72,7 +72,7 @@ def row_of(trajectory: Trajectory, action: Action) -> Row:
 
 ACTIONS = {
     **{"step": "int64", "task": "string", "sample": "int64", "action": "string"},
-    **{"role": "string", "policy": "string", "version": "int64", "turn": "int64"},
+    **{"role": "string", "policy": "string", "version": "int64", "newest_version": "int64", "turn": "int64"},
     **{"trained": "bool", "left_out": "string", "finish": "string"},
     **dict.fromkeys(("outcome", "score", "reward", "return", "advantage"), "double"),
     **{

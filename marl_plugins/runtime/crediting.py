@@ -19,7 +19,7 @@ from marl_plugins.core.rows import Row, rows_of
 from marl_plugins.core.sampled import SampledActions
 from marl_plugins.core.trajectory import Trajectory
 from marl_plugins.manager import Plugins
-from marl_plugins.run import Run, max_lag
+from marl_plugins.run import Run, max_lag, queue_size
 from marl_plugins.runtime.penalties import penalise_lengths
 
 
@@ -117,7 +117,9 @@ class CreditAssignment:
 
     async def _selected(self, trajectories: Sequence[Trajectory]) -> list[Row]:
         oldest = max_lag(self.run)
-        rows = without_stale(rows_of(trajectories, frozenset(self.trained)), self.trained, oldest)
+        rows: Sequence[Row] = rows_of(trajectories, frozenset(self.trained))
+        if queue_size(self.run.args):  # else one of another version is a fault, and ends the run
+            rows = without_stale(rows, self.trained, oldest)
         check = self.sampled.check_selection
         kept = list(await self.plugins.chain("marl_select", rows, check, run=self.run, steps=self.steps))
         check_versions(kept, self.trained, oldest)
@@ -125,13 +127,11 @@ class CreditAssignment:
 
 
 def without_stale(rows: Sequence[Row], trained: Mapping[str, VersionedPolicy], oldest: int) -> list[Row]:
-    """Returns the rows that are at most so many versions of their policy old; the others are told that they are `stale`.
-
-    Without `--train.async_enable` every row is returned: one of another version is then a fault, and ends the run.
-    """
+    """Returns the rows whose oldest token is at most so many versions of its policy old; the others are told that they are
+    `stale`."""
     kept = []
     for row in rows:
-        if oldest and row.action.generation.version < trained[row.action.policy].version - oldest:
+        if row.action.generation.version < trained[row.action.policy].version - oldest:
             row.action.left_out = "stale"
         else:
             kept.append(row)
@@ -139,7 +139,7 @@ def without_stale(rows: Sequence[Row], trained: Mapping[str, VersionedPolicy], o
 
 
 def check_versions(rows: Collection[Row], trained: Mapping[str, VersionedPolicy], oldest: int = 0) -> None:
-    """Checks that each row was sampled by weights of the policy that it is about to train, and by which version of them.
+    """Checks that each row was sampled by weights of the policy that it is about to train, and by which versions of them.
 
     Args:
         oldest: How many versions older than the policy's they may be; 0: a row trains the very weights that sampled it.
@@ -151,7 +151,7 @@ def check_versions(rows: Collection[Row], trained: Mapping[str, VersionedPolicy]
         g, policy = row.action.generation, trained.get(row.action.policy)
         if policy is None:
             raise RunEnded(f"row {row.name} is of policy {row.action.policy!r}, which is not trained in this run")
-        if g.policy != policy.name or not policy.version - oldest <= g.version <= policy.version:
+        if g.policy != policy.name or not policy.version - oldest <= g.version <= g.newest <= policy.version:
             raise RunEnded(
                 f"row {row.name} was sampled from policy {g.policy!r} version {g.version}, but would train policy "
                 f"{policy.name!r} at version {policy.version}; the run's engines and policies are out of step"

@@ -195,7 +195,7 @@ class _Speaker:
             raise self._refusal("words", f"it has no answer of role {call.role!r} to what that is shown here")
         (answer, sampled), version = given.popleft(), self._exchange.version(call.policy)
         if sampled is not None:
-            return replace(sampled, version=version)
+            return replace(sampled, version=version, changes=())
         ids = self._ids(answer, self._exchange.chat_of(call), call)
         finish = "length" if answer.end == "length" else "stop"
         # What a row is trained with is the trainer's to say (`forwarded` of runtime/experience.py).

@@ -225,7 +225,7 @@ def of_lag(rows: Sequence[Row], versions: Mapping[str, int]) -> dict[str, float]
         by_policy[row.action.policy].append(row)
         by_role[row.action.role].append(row)
     for policy, mine in sorted(by_policy.items()):
-        metrics[f"policy/{policy}/lag"] = mean([float(versions[policy] - r.action.generation.version) for r in mine])
+        metrics[f"policy/{policy}/lag"] = mean([versions[policy] - mean(r.action.generation.token_versions) for r in mine])
     groups = {f"policy/{name}": mine for name, mine in by_policy.items()} | {f"role/{n}": m for n, m in by_role.items()}
     for name, mine in sorted(groups.items()):
         weights = [
@@ -257,6 +257,14 @@ def of_step(
         **{f"seconds/{name}": value for name, value in seconds.items()},
         "tokens_per_second": tokens / seconds["rollout"],
     }
+
+
+def of_changes(rows: Sequence[Row]) -> dict[str, float]:
+    """Returns by policy the share of rows that were sampled by weights of several versions (`--train.partial_rollout_enable`)."""
+    by_policy: dict[str, list[float]] = defaultdict(list)
+    for row in rows:
+        by_policy[row.action.policy].append(float(bool(row.action.generation.changes)))
+    return {f"policy/{policy}/changed": mean(found) for policy, found in sorted(by_policy.items())}
 
 
 def first_prompts(trajectories: Iterable[Trajectory], cast: Cast, shown: set[str]) -> dict[str, str]:

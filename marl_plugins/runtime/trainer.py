@@ -20,13 +20,14 @@ from marl_plugins.core.tasks import batches
 from marl_plugins.core.trajectory import Task, Trajectory
 from marl_plugins.records.display import Display
 from marl_plugins.records.write import Records, writing
-from marl_plugins.run import max_lag, queue_size
+from marl_plugins.run import is_partial, possible_lag, queue_size
 from marl_plugins.runtime.checkpoints import Checkpoints
 from marl_plugins.runtime.evaluator import Evaluator
 from marl_plugins.runtime.experience import PreparedRows
 from marl_plugins.runtime.metrics import (
     StepReport,
     first_prompts,
+    of_changes,
     of_lag,
     of_policies,
     of_rollout,
@@ -43,7 +44,7 @@ from marl_plugins.runtime.weight_sync import WeightSync
 
 @dataclass(frozen=True)
 class TrainedStep:
-    """A step whose policies have been updated, while engines still hold the weights before.
+    """A step whose policies have been updated.
 
     Args:
         updates: Upstream's metrics by policy.
@@ -108,7 +109,9 @@ class Trainer:
             return
         versions = {name: policy.version for name, policy in self.session.trained.items()}
         found = read_waiting(self.saving.checkpoints.folder, done, files, self.begin_step)
-        self.rollouts.waiting |= {n: step for n, step in found.items() if lag_of(step, done, versions) <= max_lag(self.run)}
+        self.rollouts.waiting |= {
+            n: step for n, step in found.items() if lag_of(step, done, versions) <= possible_lag(self.run)
+        }
 
     @property
     def steps(self) -> int:
@@ -168,13 +171,16 @@ class Trainer:
         return step
 
     async def train_step(self, number: int) -> StepReport:
-        """Trains one step, during the rollout of a later one with `--train.async_enable`; then engines get the new weights."""
+        """Trains one step, during the rollout of a later one with `--train.async_enable`; then engines get the new weights, with
+        `--train.partial_rollout_enable` in the middle of that rollout."""
         step = await self.rollouts.take(number)
-        trained, _ = await all_of([self.train(step), self.rollouts.ahead(number)])
+        partial = is_partial(self.run.args)
+        trained, _ = await all_of([self.train(step, then_sync=partial), self.rollouts.ahead(number)])
         if self.rollouts.size:
             step.seconds["wait"] = time.monotonic() - trained.ended
-        with timed_phase(self.display, step.seconds)("sync"):
-            await self.weight_sync.updated(list(trained.updates))
+        if not partial:
+            with timed_phase(self.display, step.seconds)("sync"):
+                await self.weight_sync.updated(list(trained.updates))
         prepared, policies = trained.prepared, self.session.policies.values()
         metrics = trained.metrics
         metrics |= of_step(prepared, trained.updates, policies, step.seconds, metrics["tokens/sampled"])
@@ -186,8 +192,9 @@ class Trainer:
             self.breaker.check()
         return StepReport(metrics, [*step.trajectories, *step.received], trained.ledger, step.metrics)
 
-    async def train(self, step: RunningStep) -> TrainedStep:
-        """Trains on a rollout: exchange, credit, forward passes, advantages and updates. Engines keep their weights."""
+    async def train(self, step: RunningStep, then_sync: bool) -> TrainedStep:
+        """Trains on a rollout: exchange, credit, forward passes, advantages and updates. Engines keep their weights, unless they
+        are to be synced at once."""
         phase, policies = timed_phase(self.display, step.seconds), self.session.policies.values()
         with phase("exchange"):
             await step.exchange()
@@ -203,9 +210,14 @@ class Trainer:
             metrics |= of_policies(step.trajectories)
         if self.rollouts.size:
             metrics |= of_lag(rows, {name: policy.version for name, policy in self.session.trained.items()})
+        if is_partial(self.run.args):
+            metrics |= of_changes(rows)
         self.display.rollout(step.number, metrics, step.trajectories, ledger)
         with phase("update"):
-            updates = await self.update(prepared, step.optimiser_steps, step.number)
+            updates = await update_all(self.session, prepared, step.optimiser_steps, step.number)
+        if then_sync:
+            with phase("sync"):
+                await self.weight_sync.updated(list(updates))
         return TrainedStep(ledger, prepared, updates, metrics, time.monotonic())
 
     async def _conclude(self, step: int, report: StepReport, evaluate: bool) -> tuple[list[Trajectory], RunPaused | None]:
@@ -221,23 +233,22 @@ class Trainer:
             return evaluated, paused
         return evaluated, None
 
-    async def update(self, prepared: Sequence[PreparedRows], k: int, step: int) -> dict[str, dict[str, float]]:
-        """Updates every policy that has rows, all at once, and returns upstream's metrics by policy.
-
-        The built-in `marl_update` (builtin/upstream.py) is `UpstreamPolicy.update`.
-        """
-        update, trained = self.plugins.hook.marl_update, self.session.trained
-        results = await all_of(
-            update(run=self.run, policy=trained[p.policy], prepared=p, steps=k, step=step) for p in prepared
-        )
-        return dict(zip([p.policy for p in prepared], results, strict=True))
-
     async def evaluate(self, step: int) -> tuple[dict[str, float], list[Trajectory]]:
         """Returns metrics and trajectories of the evaluation tasks, which are shown, and counted for the circuit breaker."""
         metrics, found = await self.evaluator.evaluate(step)
         metrics |= self.best.after(step, metrics, self.display.say)
         self.breaker.evaluation(step, found)
         return metrics, found
+
+
+async def update_all(session: Session, prepared: Sequence[PreparedRows], k: int, step: int) -> dict[str, dict[str, float]]:
+    """Updates every policy that has rows, all at once, and returns upstream's metrics by policy.
+
+    The built-in `marl_update` (builtin/upstream.py) is `UpstreamPolicy.update`.
+    """
+    run, update, trained = session.plan.run, session.plan.plugins.hook.marl_update, session.trained
+    results = await all_of(update(run=run, policy=trained[p.policy], prepared=p, steps=k, step=step) for p in prepared)
+    return dict(zip([p.policy for p in prepared], results, strict=True))
 
 
 def is_due(step: int, every: int) -> bool:

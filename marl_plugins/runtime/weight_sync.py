@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
+from contextlib import asynccontextmanager
 
 from marl_plugins.core.concurrency import all_of
 from marl_plugins.core.failures import RunEnded
+from marl_plugins.run import is_partial
 from marl_plugins.runtime.policy import UpstreamPolicy
 from marl_plugins.runtime.session import Session
 
@@ -27,8 +29,25 @@ class WeightSync:
     async def updated(self, names: Sequence[str]) -> None:
         """Syncs every updated policy's engines to its new weights, then those of the policies that follow it."""
         policies = [self.session.trained[name] for name in names]
-        await all_of(self._sync(policy, policy.version + 1) for policy in policies)
-        await self._follow(names)
+        async with self._paused(names):
+            await all_of(self._sync(policy, policy.version + 1) for policy in policies)
+            await self._follow(names)
+
+    @asynccontextmanager
+    async def _paused(self, names: Collection[str]) -> AsyncIterator[None]:
+        """Lets the engines of some policies, and of those that follow them, pause meanwhile; what fails in it ends the run.
+
+        All at once: policies may share engines (`PolicyProcesses.engines`), and a policy and its follower play in one
+        trajectory. Without `--train.partial_rollout_enable` nobody asks them for anything.
+        """
+        if not is_partial(self.session.plan.run.args):
+            yield
+            return
+        concerned = [p for p in self.session.policies.values() if p.name in names or p.spec.follows in names]
+        pools = dict.fromkeys(policy.engines for policy in concerned)
+        await all_of(pool.pause() for pool in pools)
+        yield
+        await all_of(pool.resume() for pool in pools)
 
     async def again(self) -> None:
         """Syncs the weights that the engines of trained policies had before others were put in their place."""

@@ -37,7 +37,19 @@ if TYPE_CHECKING:
 EXTRA = "pip install 'openrlhf-marl[inspect-log]'"
 SUFFIXES = (".eval", ".json")
 CREDIT = (
-    *("version", "score", "unscored", "explanation", "reward", "terms", "return", "advantage", "left_out", "notes"),
+    *(
+        "version",
+        "newer",
+        "score",
+        "unscored",
+        "explanation",
+        "reward",
+        "terms",
+        "return",
+        "advantage",
+        "left_out",
+        "notes",
+    ),
     *("parents", "continues"),
 )
 """What the info event of an action holds."""

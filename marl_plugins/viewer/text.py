@@ -82,6 +82,12 @@ def action_title(action: Mapping[str, Any]) -> str:
     return one_line("  ".join([action["action"], *filter(None, marks)]))
 
 
+def version_text(action: Mapping[str, Any]) -> str:
+    """Returns which versions of its policy have sampled an action, and from which token on."""
+    changes = "".join(f", {version} from token {first + 1} on" for first, version in action.get("newer", ()))
+    return f"{action['version']}{changes}"
+
+
 def action_text(action: Mapping[str, Any]) -> Text:
     """Writes everything that is recorded of an action, but for its tokens."""
     begin, answered, end = (number(seconds, 2) for seconds in action["times"])
@@ -91,7 +97,7 @@ def action_text(action: Mapping[str, Any]) -> Text:
         coach = {name: value for name, value in coach.items() if name not in ("criteria", "score")}
     notes = {name: note_text(value) for name, value in {**action["notes"], "coach": coach}.items() if value}
     lines = [
-        ("role", f"{action['role']}, by policy {action['policy']} version {action['version']}, turn {action['turn']}"),
+        ("role", f"{action['role']}, by policy {action['policy']} version {version_text(action)}, turn {action['turn']}"),
         ("saw", ", ".join(action["parents"]) or "the task alone"),
         ("continues", action["continues"]),
         ("tokens", f"{action['tokens_shown']} shown, {action['tokens_sampled']} sampled, finish {action['finish']}"),

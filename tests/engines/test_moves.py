@@ -8,7 +8,10 @@ from pathlib import Path
 
 import psutil
 import pytest
+import safetensors.torch
+import torch
 from engines.relay import wait_until
+from transformers import AutoModelForCausalLM
 
 from marl_plugins.core.failures import RunEnded
 from marl_plugins.core.workflow import Call, Sampling
@@ -124,3 +127,43 @@ def test_an_engine_that_dies_on_its_way_is_replaced_where_it_went(policies):
         assert [len(p.engines.engines) for p in policies.values()] == [2, 1] and not solver.engines.away
 
     asyncio.run(go())
+
+
+def logprobs_of(model, call, ids):
+    """The log-probs of sampled tokens by transformers."""
+    with torch.no_grad():
+        logits = model(torch.tensor([[*call.context_ids, *ids]])).logits[0, len(call.context_ids) - 1 : -1]
+    return logits.log_softmax(-1).gather(1, torch.tensor(ids)[:, None])[:, 0].tolist()
+
+
+def test_each_token_of_an_answer_in_which_weights_change_is_by_those_of_its_version(policies):
+    """They change twice, in the middle of answers of which some have ended by then, some wait and some are asked for meanwhile."""
+
+    async def go():
+        solver, coder = policies.values()
+        weights = {9: await solver.weights(), 10: await coder.weights()}
+        weights[11] = weights[9]
+        assert await solver.sync(9)
+        asked = calls("solver", 40, 300)
+        requests = [asyncio.create_task(solver.engines.generate(call, least_loaded)) for call in asked[:30]]
+        for version in (10, 11):
+            await asyncio.sleep(0.2)
+            await solver.engines.pause()
+            requests += [asyncio.create_task(solver.engines.generate(c, least_loaded)) for c in asked[len(requests) :][:5]]
+            await solver.hold(weights[version], version)
+            await solver.engines.resume()
+        return weights, asked, await asyncio.gather(*requests)
+
+    weights, asked, found = asyncio.run(go())
+    model = AutoModelForCausalLM.from_pretrained(policies["solver"].args.actor.model_name_or_path, dtype=torch.float32)
+    by_version = {}
+    for version, blob in weights.items():
+        model.load_state_dict(safetensors.torch.load(blob), strict=False)
+        by_version[version] = [logprobs_of(model, call, g.ids) for call, g in zip(asked, found, strict=True)]
+    apart, other = [], []
+    for n, g in enumerate(found):
+        for token, (version, logprob) in enumerate(zip(g.token_versions, g.logprobs, strict=True)):
+            apart.append(abs(by_version[version][n][token] - logprob))
+            other.append(abs(by_version[10 if version != 10 else 9][n][token] - logprob))
+    assert sum(bool(g.changes) for g in found) > 5 and {g.newest for g in found} > {11}
+    assert max(apart) < 0.05 and sum(other) / len(other) > 0.1

@@ -8,9 +8,10 @@ from typing import Any
 from marl_plugins.core.problems import Problem, at
 from marl_plugins.hosts.devices import engine_gpus, training_gpus
 from marl_plugins.manager import Plugins, applies
-from marl_plugins.run import Run, queue_size
+from marl_plugins.run import Run, is_partial, possible_lag, queue_size
 
 FLAG, QUEUE, CORRECTION = "train.async_enable", "train.async_queue_size", "algo.advantage.is_correction_level"
+PARTIAL, MAX_LAG = "train.partial_rollout_enable", "async.max_lag"
 SHARING = ("train.colocate_all", "vllm.enable_sleep", "ds.enable_sleep")
 """Flags with which engines and training processes have their devices in turn."""
 
@@ -42,13 +43,30 @@ def check_async(run: Run) -> Iterator[Problem]:
         yield Problem("async.queue", at(flag=QUEUE), got, fix="leave it out", severity="warning")
     if uncorrected := [name for name in trained if _value(run.policy_args[name], CORRECTION) in (None, "off")]:
         got = (
-            f"rows are {queue} version{'s' if queue > 1 else ''} old, and their ratio is that of the weights in an update and "
-            "before it, both by the trainer: it is 1 at first, whatever weights sampled the row"
+            f"rows are {'up to ' * is_partial(run.args)}{queue} version{'s' if queue > 1 else ''} old, and their ratio is that of "
+            "the weights in an update and before it, both by the trainer: it is 1 at first, whatever weights sampled the row"
         )
         fix = f"set --{CORRECTION} token to weigh each token by the weights before the update over those that sampled it"
         all_of_them = len(uncorrected) == len(trained)
         where = at(flag=FLAG) if all_of_them else at(flag=FLAG, policy=uncorrected)
         yield Problem("async.uncorrected", where, got, fix=fix, flags=(CORRECTION,), severity="warning")
+
+
+def check_partial(run: Run) -> Iterator[Problem]:
+    """Yields what is worth knowing of weights that change in the middle of answers, and of the bound of what is trained."""
+    if not is_partial(run.args):
+        if run.max_lag is not None:
+            got, fix = "every row is as old as the queue is long, and none is left out", f"add --{PARTIAL}, or leave it out"
+            yield Problem("async.max_lag_alone", at(flag=MAX_LAG), got, fix=fix, flags=(PARTIAL,))
+        return
+    got = "which weights sample a token depends on timing, so a run cannot be repeated, and one that is resumed is another one"
+    yield Problem("async.partial", at(flag=PARTIAL), got, fix="leave it out where that matters", severity="warning")
+    if run.max_lag is not None and run.max_lag >= possible_lag(run):
+        got = f"{run.max_lag}: no token gets more than {possible_lag(run)} old, so that nothing is left out"
+        yield Problem("async.max_lag", at(flag=MAX_LAG), got, fix="lower it, or leave it out", severity="warning")
+    elif run.max_lag == 0:
+        got = "0: answers that are begun before an update ends are left out, which is all of them where a rollout takes no longer"
+        yield Problem("async.max_lag_0", at(flag=MAX_LAG), got, fix="raise it, or leave it out", severity="warning")
 
 
 def check_batches(plugins: Plugins, run: Run) -> Iterator[Problem]:

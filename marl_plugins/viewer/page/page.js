@@ -224,7 +224,7 @@ function fill(card, a, tok) {
   card.append(
     ...a.shown.flatMap(([role, text]) => [el("h3", {}, `shown (${role})`), el("pre", {}, text)]),
     el("h3", {}, "said"), said(a, tok), ...a.tools.flatMap((c) => toolCall(c, "called")), ...(a.changes || []).flatMap(diff),
-    fields([["policy", `${a.policy}, version ${a.version}, turn ${a.turn}`], ["saw", a.parents.join(", ") || "the task alone"], ["continues", a.continues],
+    fields([["policy", `${a.policy}, version ${a.version}${(a.newer || []).map(([n, v]) => `, ${v} from token ${n + 1} on`).join("")}, turn ${a.turn}`], ["saw", a.parents.join(", ") || "the task alone"], ["continues", a.continues],
       ["tokens", `${a.tokens_shown} shown, ${a.tokens_sampled} sampled, finish ${a.finish}`], ["times", `asked at ${number(begin[0])} s, answered at ${number(begin[1])} s, tools done at ${number(begin[2])} s`],
       ["score", a.score === null ? a.unscored : number(a.score, 3)], ["criteria", criteria && note(criteria)], ["explanation", a.explanation], ["reward", a.reward === null ? null : signed(a.reward)],
       ...Object.entries(a.terms).map(([name, value]) => ["  " + name, signed(value)]), ["return", a.return === null ? null : signed(a.return)], ["advantage", a.advantage === null ? null : signed(a.advantage)],
