@@ -2,14 +2,15 @@
 
     python -m benchmarks.learning SYSTEM --out FOLDER [--seeds 0 1 2] [--arms trained frozen put_back]
 
-SYSTEM is one of `SYSTEMS` below: `debate`, `merchant`, `category`, `search`, `rounds`, `reflect`. An arm takes five to twenty
-minutes a seed on two cores.
+SYSTEM is one of `SYSTEMS` below: `debate`, `merchant`, `category`, `search`, `extract`, `rounds`, `reflect`, `task_graph`, `swarm`
+(a run on its own, `--swarm.external 0`). An arm takes five to twenty minutes a seed on two cores.
 
     trained     the recipe as it is
     frozen      learning rate 0 (two evaluations: nothing changes between)
     - ROLE      the trained weights with one policy's initial weights put back; every role in turn (arm `put_back`)
 
     shared          trained with one policy for all roles (`--mapping shared`), from the same start; only where it is named
+    adapters        trained as adapters of one model that all roles' demonstrations started (`ADAPTERS`); only where it is named
 
 Of the two assistants also, each in a copy of the recipe, and only where they are named:
 
@@ -61,6 +62,7 @@ class System:
         return ["--recipe", str(recipes_root() / self.recipe), *self.flags]
 
 
+ADAPTERS = ("--plugin", "marl_plugins.adapters", "--ds.lora.rank", "8", "--ds.lora.alpha", "16", "--actor.adam.lr", "1e-3")
 THIRTY = ("--max_steps", "30")
 RARE = '{"router": 0.4, "call": 0.6, "composer": 0.5}'
 SYSTEMS = {
@@ -72,8 +74,11 @@ SYSTEMS = {
         "ecommerce/tiny_category.yaml", THIRTY, ("router", "order", "pricing", "inventory", "composer"), slips=RARE
     ),
     "search": System("search/tiny.yaml", THIRTY, ("rewriter", "answerer")),
+    "extract": System("search/tiny_extract.yaml", THIRTY, ("rewriter", "extractor", "answerer")),
     "rounds": System("search/tiny_rounds.yaml", THIRTY, ("planner", "searcher", "summariser", "updater", "answerer")),
     "reflect": System("reflect/tiny.yaml", THIRTY, ("planner", "coder", "reflector")),
+    "task_graph": System("task_graph/tiny.yaml", THIRTY, ("solver",)),
+    "swarm": System("swarm/tiny.yaml", (*THIRTY, "--swarm.external", "0", "--swarm.publish", "0"), ("solver",)),
 }
 BESIDE = ("eval/part/", "eval/rounds", "eval/role/")
 """Beginnings of what evaluations say of a graph beside its outcome."""
@@ -126,6 +131,8 @@ def words_of(system: System, arm: str, out: Path) -> list[str]:
         return system.words
     if arm == "shared":
         return [*system.words, "--mapping", "shared"]
+    if arm == "adapters":
+        return [*system.words, *ADAPTERS]
     folder, _, file = system.recipe.partition("/")
     rare = arm.startswith("rare_")
     copy = out / f"{folder}-{'rare' if rare else 'same'}"
@@ -167,7 +174,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     arms = ["trained", "frozen", "put_back"]
     named = ["outcome", "rare_trained", "rare_outcome", "rare_frozen"]
-    parser.add_argument("--arms", nargs="+", choices=[*arms, "shared", *named], default=arms)
+    parser.add_argument("--arms", nargs="+", choices=[*arms, "shared", "adapters", *named], default=arms)
     add_flag(parser)
     options = parser.parse_args()
     if not SYSTEMS[options.system].slips and set(options.arms) & set(named):
