@@ -48,9 +48,12 @@ SEAMS = (
     ),
     Seam(
         "trainer.ray.vllm_engine",
-        "RolloutRayActor.generate",
-        "self, prompt_token_ids, sampling_params, multi_modal_data",
-        "every sample goes through it",
+        "RolloutRayActor.pause_generation",
+        "self",
+        "before weights change in the middle of answers",
+    ),
+    Seam(
+        "trainer.ray.vllm_engine", "RolloutRayActor.resume_generation", "self", "after it; the subclass notes the versions"
     ),
     Seam(
         "trainer.ray.vllm_engine", "placement_group", None, "looked up in its module; kept, to free a dead engine's devices"
