@@ -129,7 +129,8 @@ def test_a_sync_that_did_not_happen_ends_the_run(answers, moves):
         policy.version = version if moves else policy.version
         return answers
 
-    plan = SimpleNamespace(run=None, plugins=SimpleNamespace(hook=SimpleNamespace(marl_sync=sync)))
+    run = SimpleNamespace(args=SimpleNamespace(train=SimpleNamespace(async_enable=False)))
+    plan = SimpleNamespace(run=run, plugins=SimpleNamespace(hook=SimpleNamespace(marl_sync=sync)))
     session = SimpleNamespace(plan=plan, trained={"p": host}, policies={})
     with pytest.raises(RunEnded, match="the engines of policy 'p' were not brought to version 5"):
         asyncio.run(WeightSync(session).updated(["p"]))
