@@ -341,7 +341,7 @@ def grid(name: str, estimator: str, seeds: Sequence[int]) -> Array:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.population", description=__doc__.partition("\n")[0])
-    parser.add_argument("--seeds", type=int, default=10)
+    parser.add_argument("--seeds", type=int, default=10, help="runs of each cell, 10 by default")
     parser.add_argument("--games", nargs="+", choices=[*GAMES], default=[*GAMES])
     parser.add_argument("--estimators", nargs="+", choices=["plain", "normalised"], default=["plain", "normalised"])
     parser.add_argument("--presets", action="store_true", help="without the grid")
