@@ -22,6 +22,7 @@ from transformers import AutoModelForCausalLM
 
 from marl_plugins.adapters.blob import packed
 from marl_plugins.processes.engines import substituted
+from marl_plugins.processes.master_port import MasterPort
 
 if TYPE_CHECKING:
     from openrlhf.utils.deepspeed import DeepspeedStrategy
@@ -94,7 +95,7 @@ class AdapterActor(PolicyActor):
         return packed(tensors, model.peft_config["default"].to_dict())
 
 
-class SharedActor(BaseDistributedActor):  # type: ignore[misc]
+class SharedActor(MasterPort, BaseDistributedActor):  # type: ignore[misc]
     """A training process of a model: a member for each adapter, made when it is first asked for something."""
 
     def __init__(self, ranks: int, rank: int, address: str | None, port: int | None):

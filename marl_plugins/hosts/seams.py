@@ -144,6 +144,12 @@ SEAMS = (
         "self, world_size, rank, master_addr, master_port",
         "a process that adapters share is one",
     ),
+    Seam(
+        "trainer.ray.launcher",
+        "BaseDistributedActor._get_free_port",
+        "",
+        "replaced; the port is kept until torch listens on it",
+    ),
     Seam("trainer.ray.launcher", "ReferenceModelActor", None, "subclassed"),
     Seam(
         "trainer.ray.launcher",

@@ -20,17 +20,18 @@ import openrlhf.trainer.ray.vllm_engine as vllm_engine
 import ray
 
 from marl_plugins.hosts import cpu
+from marl_plugins.processes.master_port import MasterPort
 
 
 class Controller(ppo_trainer.PPOTrainer.__ray_metadata__.modified_class):  # type: ignore[misc]
     """Upstream's trainer, subclassed so that the host support is installed before upstream is imported."""
 
 
-class Critic(ppo_critic.CriticModelActor.__ray_metadata__.modified_class):  # type: ignore[misc]
+class Critic(MasterPort, ppo_critic.CriticModelActor.__ray_metadata__.modified_class):  # type: ignore[misc]
     """Upstream's critic, subclassed for the same reason."""
 
 
-class Reward(launcher.RewardModelActor.__ray_metadata__.modified_class):  # type: ignore[misc]
+class Reward(MasterPort, launcher.RewardModelActor.__ray_metadata__.modified_class):  # type: ignore[misc]
     """Upstream's reward model, subclassed for the same reason."""
 
 

@@ -21,6 +21,7 @@ from openrlhf.trainer.ray.launcher import ReferenceModelActor as _UpstreamRefere
 
 import marl_plugins.processes.weighing_trainer  # noqa: E402, F401  # upstream's trainer is replaced by it
 from marl_plugins.processes.extension import Extension, called, make_extensions  # noqa: E402
+from marl_plugins.processes.master_port import MasterPort  # noqa: E402
 from marl_plugins.processes.optimiser_settings import keep_settings_when_loading  # noqa: E402
 from marl_plugins.processes.replay import MicroBatchBuffer  # noqa: E402
 from marl_plugins.processes.training_process import TrainingProcess  # noqa: E402
@@ -178,7 +179,7 @@ def _reference(strategy: DeepspeedStrategy, pretrain: str) -> Reference:
     return Reference(actor.eval(), strategy)
 
 
-class ReferenceActor(_UpstreamReference.__ray_metadata__.modified_class):  # type: ignore[misc]
+class ReferenceActor(MasterPort, _UpstreamReference.__ray_metadata__.modified_class):  # type: ignore[misc]
     """Upstream's reference process; a subclass so that the host support is installed before upstream is imported."""
 
 

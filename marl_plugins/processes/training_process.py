@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from marl_plugins.processes.master_port import MasterPort
+
 if TYPE_CHECKING:
     from deepspeed import DeepSpeedEngine
     from openrlhf.trainer.ray.ppo_actor import ActorPPOTrainer
     from openrlhf.utils.deepspeed import DeepspeedStrategy
 
 
-class TrainingProcess:
+class TrainingProcess(MasterPort):
     """Fits of whole accumulation windows, and finite weights."""
 
     engine: DeepSpeedEngine

@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING
 import ray
 from openrlhf.trainer.ray.launcher import RewardModelActor
 
+from marl_plugins.processes.master_port import MasterPort
+
 if TYPE_CHECKING:
     from openrlhf.utils.deepspeed import DeepspeedStrategy
 
 
-class RewardActor(RewardModelActor.__ray_metadata__.modified_class):  # type: ignore[misc]
+class RewardActor(MasterPort, RewardModelActor.__ray_metadata__.modified_class):  # type: ignore[misc]
     """One process of a reward model."""
 
     def init_model_from_pretrained(self, strategy: DeepspeedStrategy, pretrain: str) -> None:
