@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from vllm import RequestOutput
     from vllm.v1.worker.worker_base import WorkerBase
 
-PROBE = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True, logprobs=0, detokenize=False)
-PROBE_IDS = (1, 2, 3, 4)
+PROBE = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True, logprobs=0, prompt_logprobs=0, detokenize=False)
+PROBE_IDS = tuple(range(1, 33))
 PROBE_STD = 0.5
 """Of B in the adapter that an engine is probed with: no answer is like the model's own. A new adapter's B is 0, and it answers as
 the model does."""
@@ -146,9 +146,15 @@ class AdapterEngine(RolloutActor):
 
 
 def distance(one: RequestOutput, other: RequestOutput) -> float:
-    """Returns the mean absolute difference of two answers' log-probs, up to the first token in which they differ."""
+    """Returns the mean absolute difference of the log-probs of the prompt's tokens, which are the same in both, and of the answers'
+    up to the first in which they differ.
+
+    Answers alone do not show an effect: where all tokens are about as likely, two different ones have nearly the same log-prob.
+    """
+    ids = one.prompt_token_ids[1:]
+    pairs = zip(ids, ids, one.prompt_logprobs[1:], other.prompt_logprobs[1:], strict=True)
+    found: list[float] = [abs(of_a[a].logprob - of_b[b].logprob) for a, b, of_a, of_b in pairs]
     first, second = one.outputs[0], other.outputs[0]
-    found: list[float] = []
     for a, b, of_a, of_b in zip(first.token_ids, second.token_ids, first.logprobs, second.logprobs, strict=True):
         found.append(abs(of_a[a].logprob - of_b[b].logprob))
         if a != b:
