@@ -25,10 +25,7 @@ from marl_plugins.run import Run
 
 
 class Competence:
-    """The competence of each policy.
-
-    What a step makes of it counts from the next step on, so that a step which is credited again is credited the same.
-    """
+    """The competence of each policy; what a step makes of it counts from the next on, so that it may be credited again."""
 
     def __init__(self) -> None:
         self.now: dict[str, float] = {}
@@ -51,12 +48,8 @@ def marl_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--competence.eta", type=above(0), default=0.1, help="how fast a mean reward becomes competence")
     group.add_argument("--competence.decay", type=above(0), default=0.1, help="how fast competence is forgotten")
     group.add_argument("--competence.most", type=above(0), default=1.0, help="largest competence")
-    group.add_argument(
-        "--competence.forgets",
-        choices=["c", "1"],
-        default="c",
-        help="what decay multiplies: the competence, or 1 as in the paper",
-    )
+    forgets = "what decay multiplies: the competence, or 1 as in the paper"
+    group.add_argument("--competence.forgets", choices=["c", "1"], default="c", help=forgets)
 
 
 @hookimpl

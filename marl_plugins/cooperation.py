@@ -37,12 +37,8 @@ def temperature(word: str) -> float:
 @hookimpl
 def marl_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("credit by contribution (--plugin marl_plugins.cooperation)")
-    group.add_argument(
-        "--cooperation.factor",
-        type=between(0, 1),
-        default=1.0,
-        help="0: an action's own reward; 1: its share of the team's",
-    )
+    factor = "0: an action's own reward; 1: its share of the team's"
+    group.add_argument("--cooperation.factor", type=between(0, 1), default=1.0, help=factor)
     group.add_argument(
         "--cooperation.tau",
         type=temperature,

@@ -15,8 +15,9 @@ from __future__ import annotations
 import argparse
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from statistics import fmean
 
 from marl_plugins import hookimpl
@@ -30,20 +31,19 @@ from marl_plugins.records.read import Filter, RunReader
 from marl_plugins.run import Run
 
 
+@dataclass
 class Buffer:
     """The groups of earlier steps by step and task, the last step, and the weights of what is replayed in this one."""
 
-    def __init__(self) -> None:
-        self.groups: dict[tuple[int, str], list[Trajectory]] = {}
-        self.step = 0
-        self.weights: dict[Trajectory, float] = {}
+    groups: dict[tuple[int, str], list[Trajectory]] = field(default_factory=dict)
+    step: int = 0
+    weights: dict[Trajectory, float] = field(default_factory=dict)
 
-    def add(self, step: int, trajectories: Sequence[Trajectory]) -> None:
-        """Adds what a step itself has sampled."""
-        self.step = step
+    def add(self, trajectories: Iterable[Trajectory]) -> None:
+        """Adds what steps themselves have sampled."""
         for t in trajectories:
             if not t.infrastructure_failure and not t.origin and t.actions:
-                self.groups.setdefault((step, t.task.id), []).append(t)
+                self.groups.setdefault((t.step, t.task.id), []).append(t)
 
 
 @hookimpl
@@ -81,23 +81,19 @@ def chances_and_weights(priorities: Sequence[float], beta: float) -> tuple[list[
 async def marl_exchange(trajectories: Sequence[Trajectory], run: Run, exchange: Exchange) -> Sequence[Trajectory]:
     buffer, o, step = run.state(Buffer), run.args.replay, exchange.step
     if buffer.step != step - 1:  # the run has been resumed
-        for t in RunReader(run.output).trajectories(Filter((max(step - o.staleness, 1), step - 1))):
-            buffer.add(t.step, [t])
-    recent = {key: group for key, group in buffer.groups.items() if step - o.staleness <= key[0] < step}
-    buffer.groups = {
-        key: group for key, group in recent.items() if any(a.left_out is None for t in group for a in t.actions)
-    }
-    buffer.weights, keys = {}, list(buffer.groups)
-    chances, weights = chances_and_weights(
-        [priority(buffer.groups[k], o.reward, o.advantage) for k in keys] or [1.0], o.beta
-    )
+        buffer.add(RunReader(run.output).trajectories(Filter((max(step - o.staleness, 1), step - 1))))
+    recent = [(key, group) for key, group in buffer.groups.items() if step - o.staleness <= key[0] < step]
+    buffer.groups = {key: group for key, group in recent if any(a.left_out is None for t in group for a in t.actions)}
+    buffer.step, buffer.weights, keys = step, {}, list(buffer.groups)
+    priorities = [priority(buffer.groups[key], o.reward, o.advantage) for key in keys]
+    chances, weights = chances_and_weights(priorities or [1.0], o.beta)
     draw = random.Random(derive_seed(run.args.train.seed, "replay", step))
     drawn = Counter(draw.choices(range(len(keys)), chances, k=o.groups)) if keys else Counter[int]()
     for number, times in sorted(drawn.items()):
         said = [exchange.again(t, f"step {keys[number][0]}") for t in buffer.groups[keys[number]]]
         with suppress(RefusedRecord):  # the workflow depends on more than on words
             buffer.weights |= dict.fromkeys(await all_or_none(said), times * weights[number])
-    buffer.add(step, trajectories)
+    buffer.add(trajectories)
     return [*trajectories, *buffer.weights]
 
 
