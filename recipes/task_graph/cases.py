@@ -1,4 +1,4 @@
-"""Sums that begin with a given number, or with one of their own."""
+"""Sums that begin with a given number, or with one of their own. No result is below 0."""
 
 
 class Sum:
@@ -8,7 +8,7 @@ class Sum:
         self.sign = sign
 
     def case(self, rng, given):
-        first = rng.randint(20, 79) if given is None else int(given)
+        first = rng.randint(10, 18) if given is None else int(given)
         return {
             "problem": f"{first}{self.sign}{(digit := rng.randint(2, 9))}",
             "result": first + int(f"{self.sign}{digit}"),

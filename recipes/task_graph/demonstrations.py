@@ -6,7 +6,10 @@ SLIPS = 0.3
 
 
 def demonstrate(task, rng):
-    first, digit = rng.randint(10, 99), rng.choice([-9, -8, -7, -6, -5, -4, -3, -2, 2, 3, 4, 5, 6, 7, 8, 9])
-    second = digit if rng.random() < 0.75 else rng.randint(10, 99)
+    if rng.random() < 0.15:
+        first, second = rng.randint(3, 25), rng.randint(3, 25)
+    else:
+        first = rng.randint(1, 27)
+        second = rng.choice([digit for digit in range(-9, 10) if abs(digit) > 1 and first + digit >= 0])
     result = first + second + (rng.choice([-10, -1, 1, 10]) if rng.random() < SLIPS else 0)
     yield Demonstration("solver", {"problem": f"{first}{second:+d}"}, said=[str(result)])

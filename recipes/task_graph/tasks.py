@@ -3,5 +3,5 @@
 from marl_plugins.core.trajectory import Task
 
 
-def load(split, count=512):
-    return [Task(f"{split}-{n}", f"graph {split}-{n}") for n in range(count if split == "train" else count // 4)]
+def load(split, count=1024):
+    return [Task(f"{split}-{n}", f"graph {split}-{n}") for n in range(count if split == "train" else count // 8)]
