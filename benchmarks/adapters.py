@@ -1,6 +1,6 @@
 """Three policies of one model: with weights of their own, and as adapters of one base (`marl_plugins.adapters`), in turn:
 
-    python -m benchmarks.adapters [--runs 3] [--models tiny tiny:hidden=512,layers=12,heads=8]
+    python -m benchmarks.adapters [--runs 3] [--models tiny tiny:hidden=384,layers=6,heads=6]
 
 For each model: seconds from `openrlhf train` to the first finished update, seconds of a later step beyond generation, and the peak
 of the summed memory of all processes (proportional set size). KL is on: policies have references of their own, adapters their base.
@@ -48,8 +48,10 @@ def spread(values: Sequence[float]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.adapters", description=__doc__.partition("\n")[0])
-    parser.add_argument("--runs", type=int, default=3)
-    parser.add_argument("--models", nargs="+", default=["tiny", "tiny:hidden=512,layers=12,heads=8"])
+    parser.add_argument("--runs", type=int, default=3, help="of each model and arm, in turn")
+    parser.add_argument(
+        "--models", nargs="+", default=["tiny", "tiny:hidden=384,layers=6,heads=6"], help="names of random models"
+    )
     options = parser.parse_args()
     print("| model | | three policies | three adapters | ratio |\n|---|---|---|---|---|", flush=True)
     for model in options.models:

@@ -24,7 +24,7 @@ import random
 import statistics
 import tempfile
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +47,6 @@ NODES, TRAJECTORIES, LONGEST = 12, 16, 24
 ADAPTERS, REQUESTS, IN_FLIGHT, ZIPF = 8, 200, 16, 1.2
 RANK, POSITIONS = 8, 1024
 PASSAGE = "The harbour is closed in winter. " * 8
-Ask = Callable[..., Awaitable[tuple[int, ...]]]
 
 
 class Engine:
@@ -122,7 +121,7 @@ def schedules(model: Path, repeats: int) -> list[list[str]]:
     engine = Engine(model)
     sampling = Sampling(1, 1, LONGEST, 10**6)
     render = prompt_renderer("{text}", None)
-    roles = {role: RoleSpec(role, "agent", render, Bytes(), sampling) for role in ROLES}  # type: ignore[arg-type]
+    roles = {role: RoleSpec(role, "agent", render, Bytes(), sampling) for role in ROLES}
 
     async def generate(call: Call) -> Generation:
         tokens = random.Random(f"{call.task} {call.role}").randrange(4, LONGEST)
@@ -290,7 +289,7 @@ def spread(seconds: Sequence[float], base: Sequence[float]) -> tuple[str, str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.engine_traffic", description=__doc__.partition("\n")[0])
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=3, help="times of every row")
     parser.add_argument("--json", action="store_true", help="the rows as JSON")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
