@@ -64,6 +64,7 @@ class System:
 
 ADAPTERS = ("--plugin", "marl_plugins.adapters", "--ds.lora.rank", "8", "--ds.lora.alpha", "16", "--actor.adam.lr", "1e-3")
 THIRTY = ("--max_steps", "30")
+ALONE = ("--swarm.store", "memory://alone", "--swarm.external", "0", "--swarm.publish", "0")
 RARE = '{"router": 0.4, "call": 0.6, "composer": 0.5}'
 SYSTEMS = {
     "debate": System("debate/tiny.yaml", policies=("debater", "judge"), outcome="eval/outcome/judge"),
@@ -78,7 +79,7 @@ SYSTEMS = {
     "rounds": System("search/tiny_rounds.yaml", THIRTY, ("planner", "searcher", "summariser", "updater", "answerer")),
     "reflect": System("reflect/tiny.yaml", THIRTY, ("planner", "coder", "reflector")),
     "task_graph": System("task_graph/tiny.yaml", THIRTY, ("solver",)),
-    "swarm": System("swarm/tiny.yaml", (*THIRTY, "--swarm.external", "0", "--swarm.publish", "0"), ("solver",)),
+    "swarm": System("swarm/tiny.yaml", ALONE, ("solver",)),
 }
 BESIDE = ("eval/part/", "eval/rounds", "eval/role/")
 """Beginnings of what evaluations say of a graph beside its outcome."""

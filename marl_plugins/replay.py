@@ -5,9 +5,8 @@
 
 A step draws `--replay.groups` of the N groups of the last `--replay.staleness` steps, with replacement, by p. The workflow says
 them again with the ids and log-probs that were sampled (`Exchange.again`), graders and coach score them again, and their
-advantages are multiplied by w and by how often they were drawn. With beta 1 that is, in expectation, the plain mean over the N
-groups, up to one factor; with beta 0 priorities stay. What is replayed is off-policy: `--algo.advantage.is_correction_level token`
-weighs each token by the ratio of the weights of today and of those that sampled it. A resumed run reads its own records.
+advantages are multiplied by w and by how often they were drawn: with beta 1 that is, in expectation, the plain mean over the N
+groups, up to one factor. It is off-policy, which `--algo.advantage.is_correction_level token` corrects for each token.
 """
 
 from __future__ import annotations
@@ -15,9 +14,8 @@ from __future__ import annotations
 import argparse
 import random
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from statistics import fmean
 
 from marl_plugins import hookimpl
@@ -31,19 +29,11 @@ from marl_plugins.records.read import Filter, RunReader
 from marl_plugins.run import Run
 
 
-@dataclass
 class Buffer:
     """The groups of earlier steps by step and task, the last step, and the weights of what is replayed in this one."""
 
-    groups: dict[tuple[int, str], list[Trajectory]] = field(default_factory=dict)
-    step: int = 0
-    weights: dict[Trajectory, float] = field(default_factory=dict)
-
-    def add(self, trajectories: Iterable[Trajectory]) -> None:
-        """Adds what steps themselves have sampled."""
-        for t in trajectories:
-            if not t.infrastructure_failure and not t.origin and t.actions:
-                self.groups.setdefault((t.step, t.task.id), []).append(t)
+    def __init__(self) -> None:
+        self.groups, self.step, self.weights = dict[tuple[int, str], list[Trajectory]](), 0, dict[Trajectory, float]()
 
 
 @hookimpl
@@ -58,16 +48,15 @@ def marl_options(parser: argparse.ArgumentParser) -> None:
 
 @hookimpl
 def marl_configure(run: Run) -> list[Problem]:
-    if getattr(run.args.algo.advantage, "is_correction_level", "off") != "off":
-        return []
-    got, fix = "what is replayed is trained on as if today's weights had sampled it", "set it to token"
-    return [Problem("replay.uncorrected", at(flag="algo.advantage.is_correction_level"), got, fix=fix, severity="warning")]
+    flag, got = "algo.advantage.is_correction_level", "what is replayed is trained on as if today's weights had sampled it"
+    problem = Problem("replay.uncorrected", at(flag=flag), got, fix="set it to token", severity="warning")
+    return [problem] if getattr(run.args.algo.advantage, "is_correction_level", "off") == "off" else []
 
 
 def priority(group: Sequence[Trajectory], reward: float, advantage: float) -> float:
     """Returns the priority of a group; rounded, because records do not keep the last bit of a mean."""
-    actions = [a for t in group for a in t.actions if a.reward is not None]
-    sizes = [reward * (a.reward or 0.0) + advantage * abs(a.advantage or 0.0) for a in actions]
+    rewarded = [(a.reward, a.advantage or 0.0) for t in group for a in t.actions if a.reward is not None]
+    sizes = [reward * value + advantage * abs(size) for value, size in rewarded]
     return max(1e-6, round(fmean(sizes), 9)) if sizes else 1e-6
 
 
@@ -80,20 +69,20 @@ def chances_and_weights(priorities: Sequence[float], beta: float) -> tuple[list[
 @hookimpl
 async def marl_exchange(trajectories: Sequence[Trajectory], run: Run, exchange: Exchange) -> Sequence[Trajectory]:
     buffer, o, step = run.state(Buffer), run.args.replay, exchange.step
-    if buffer.step != step - 1:  # the run has been resumed
-        buffer.add(RunReader(run.output).trajectories(Filter((max(step - o.staleness, 1), step - 1))))
-    recent = [(key, group) for key, group in buffer.groups.items() if step - o.staleness <= key[0] < step]
+    resumed = buffer.step != step - 1
+    earlier = RunReader(run.output).trajectories(Filter((max(step - o.staleness, 1), step - 1))) if resumed else ()
+    for t in (t for t in [*earlier, *trajectories] if not t.infrastructure_failure and not t.origin and t.actions):
+        buffer.groups.setdefault((t.step, t.task.id), []).append(t)
+    recent = [(key, group) for key, group in buffer.groups.items() if step - o.staleness <= key[0]]
     buffer.groups = {key: group for key, group in recent if any(a.left_out is None for t in group for a in t.actions)}
-    buffer.step, buffer.weights, keys = step, {}, list(buffer.groups)
+    buffer.step, buffer.weights, keys = step, {}, [key for key in buffer.groups if key[0] < step]
     priorities = [priority(buffer.groups[key], o.reward, o.advantage) for key in keys]
     chances, weights = chances_and_weights(priorities or [1.0], o.beta)
     draw = random.Random(derive_seed(run.args.train.seed, "replay", step))
-    drawn = Counter(draw.choices(range(len(keys)), chances, k=o.groups)) if keys else Counter[int]()
-    for number, times in sorted(drawn.items()):
+    for number, times in sorted(Counter(draw.choices(range(len(keys)), chances, k=o.groups) if keys else ()).items()):
         said = [exchange.again(t, f"step {keys[number][0]}") for t in buffer.groups[keys[number]]]
         with suppress(RefusedRecord):  # the workflow depends on more than on words
             buffer.weights |= dict.fromkeys(await all_or_none(said), times * weights[number])
-    buffer.add(trajectories)
     return [*trajectories, *buffer.weights]
 
 
@@ -106,5 +95,5 @@ def marl_select(rows: Sequence[Row], run: Run) -> Sequence[Row]:
 
 @hookimpl
 def marl_log(run: Run, metrics: dict[str, float]) -> None:
-    buffer = run.state(Buffer)
-    metrics |= {"replay/trajectories": float(len(buffer.weights)), "replay/groups": float(len(buffer.groups))}
+    replayed, groups = len(run.state(Buffer).weights), len(run.state(Buffer).groups)
+    metrics |= {"replay/trajectories": float(replayed), "replay/groups": float(groups)}

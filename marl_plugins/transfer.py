@@ -19,14 +19,13 @@ from marl_plugins import hookimpl
 from marl_plugins.core.exchange import Exchange, RefusedRecord, all_or_none
 from marl_plugins.core.options import at_least, between
 from marl_plugins.core.problems import Problem, at
-from marl_plugins.core.rows import Row
 from marl_plugins.core.seeds import derive_seed
 from marl_plugins.core.trajectory import Trajectory
 from marl_plugins.run import Run
 
 
-class Learners(dict[Trajectory, str]):
-    """The policy that learns from each trajectory that has been transferred in this step."""
+class Transferred(list[Trajectory]):
+    """What has been transferred in this step."""
 
 
 @hookimpl
@@ -61,7 +60,7 @@ def sources(group: Sequence[Trajectory], member: str, run: Run) -> list[str]:
 
 @hookimpl
 async def marl_exchange(trajectories: Sequence[Trajectory], run: Run, exchange: Exchange) -> Sequence[Trajectory]:
-    transferred, options = run.state(Learners), run.args.transfer
+    transferred, options = run.state(Transferred), run.args.transfer
     transferred.clear()
     groups: dict[str, list[Trajectory]] = defaultdict(list)
     for t in trajectories:
@@ -75,21 +74,10 @@ async def marl_exchange(trajectories: Sequence[Trajectory], run: Run, exchange: 
             origin = f"{' and '.join(found)} to {member}"
             asked = [exchange.read(exchange.write(t), origin, policy=member) for t in group]
             with suppress(RefusedRecord):  # its words depend on more than on words
-                transferred |= dict.fromkeys(await all_or_none(asked), member)
+                transferred += await all_or_none(asked)
     return [*trajectories, *transferred]
 
 
 @hookimpl
-def marl_select(rows: Sequence[Row], run: Run) -> Sequence[Row]:
-    transferred, kept = run.state(Learners), []
-    for row in rows:
-        if transferred.get(row.trajectory, row.action.policy) == row.action.policy:
-            kept.append(row)
-        else:
-            row.action.left_out = "another policy's part of what was transferred"
-    return kept
-
-
-@hookimpl
 def marl_log(run: Run, metrics: dict[str, float]) -> None:
-    metrics["transfer/trajectories"] = float(len(run.state(Learners)))
+    metrics["transfer/trajectories"] = float(len(run.state(Transferred)))

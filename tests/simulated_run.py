@@ -174,7 +174,7 @@ def simulated_trainer(
         section=lambda kind: None,
         state=lambda kind: states.setdefault(kind, kind()),
         args=args,
-        recipe=SimpleNamespace(limits=SimpleNamespace(task_seconds=60.0), roles={"a": None}),
+        recipe=SimpleNamespace(limits=SimpleNamespace(task_seconds=60.0), roles={"a": None}, populations={}),
         policies=[],
         policy_args={},
         max_steps=max_steps,

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import random
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -19,12 +20,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulated import make_trajectory, without_seconds
-from simulated_run import simulated_trainer
+from simulated_run import SimulatedPolicy, simulated_trainer
 from test_exchange import Chat, recorded
 
 from marl_plugins.contracts import PluginContract
 from marl_plugins.core.exchange import RefusedRecord
 from marl_plugins.core.failures import ConfigurationError, RunPaused
+from marl_plugins.core.policy import Policy
 from marl_plugins.core.roles import RoleSpec
 from marl_plugins.core.trajectory import Task
 from marl_plugins.manager import Plugins
@@ -336,12 +338,12 @@ def test_what_is_wrong_with_the_flags_is_said_at_once(tmp_path):
     assert codes("--swarm.store", str(tmp_path), "--swarm.trust", "generator") == {"swarm.no_generator"}
 
 
-@pytest.mark.parametrize("file", ["recipe.yaml", "tiny.yaml"])
+@pytest.mark.parametrize("file", ["recipe.yaml", "tiny.yaml", "population.yaml"])
 def test_the_recipes_plan_has_no_warning_and_its_tasks_are_made_from_their_names(file, monkeypatch):
-    monkeypatch.setenv("MARL_PLUGINS_DEVICE", "cpu" if file == "tiny.yaml" else "cuda")
+    monkeypatch.setenv("MARL_PLUGINS_DEVICE", "cuda" if file == "recipe.yaml" else "cpu")
     plan = build_plan(["--recipe", f"swarm/{file}"])
     train, held_out, task_of = plan.tasks("train"), plan.tasks("eval"), plan.run.tasks_module.task_of
-    assert plan.run.warnings == () and (len(train), len(held_out)) == (2500, 250)
+    assert plan.run.warnings == () and (len(train), len(held_out)) == (1024, 256)
     assert all(task_of(t.id) == t for t in train) and not any(task_of(t.id) for t in held_out)
     assert not {t.prompt for t in train} & {t.prompt for t in held_out}
     assert {task_of(name) for name in ("", "plus", "plus-01", "plus-1x", "x-1", "plus--1", "plus-" + "9" * 99)} == {None}
@@ -398,6 +400,82 @@ def test_a_file_without_answers_is_said_by_line(tmp_path, text):
 JOURNALS = tempfile.TemporaryDirectory()
 
 
+# --- a population ---------------------------------------------------------------------------------------------------------
+
+
+def population(folder, store, name="alice", frozen=(), fitted=True, **options):
+    """A simulated run in which one of `p`, `q` and `s` plays the role on each task."""
+    trainer = peer(folder, store, name=name, **options)
+    run, session = trainer.run, trainer.session
+    policies = {name: SimulatedPolicy(name) for name in "pqs"}
+    session.policies.clear()
+    session.policies.update(policies)
+    session.trained = {name: policy for name, policy in policies.items() if name not in frozen}
+    session.rollout.pools = dict.fromkeys(policies)
+    run.recipe.populations = {"a": tuple(policies)}
+    run.policies = [Policy(name, "tiny", name not in frozen) for name in policies]
+    no_penalty = SimpleNamespace(overlong_buffer_len=None, stop_properly_penalty_coef=None)
+    run.policy_args = dict.fromkeys(policies, SimpleNamespace(reward=no_penalty))
+    (old,) = session.cast.members["a"]
+    session.cast.members["a"] = tuple(RoleSpec("a", name, old.render, Chat(), old.sampling) for name in policies)
+    return fit(trainer) if fitted else trainer
+
+
+def test_the_members_of_a_population_are_peers_of_each_other(tmp_path):
+    store = tmp_path / "store"
+    fit(peer(tmp_path / "b", store, seed=7, name="bob"))
+    run = population(tmp_path / "a", store, external=2, frozen="s")
+    names = RecordStore(str(store)).names()
+    assert {n.peer for n in names} == {"bob", "alice.p", "alice.q", "alice.s"}
+    found = list(RunReader(run.records.folder).trajectories(Filter(received=True)))
+    taken = [t for t in found if t.origin]
+    assert len(taken) == 3 * 2 * 2 * 2  # steps, learners, groups, samples
+    for t in taken:
+        source, _, learner = t.origin.partition(" step ")
+        learner = learner.partition(" to ")[2]
+        assert learner in ("p", "q") and source.rpartition("-")[0] != f"alice.{learner}"
+        assert {a.policy for a in t.actions} == {learner}
+    assert {t.origin.partition("-")[0] for t in taken} >= {"alice.s", "bob"}  # a frozen member publishes, and takes nothing
+    own = {(t.step, t.task.id): t.actions[0].policy for t in found if not t.origin}
+    made_by = {(n.round, n.key): n.peer for n in names if n.peer != "bob"}
+    assert made_by == {(step, key_of(task)): f"alice.{policy}" for (step, task), policy in own.items()}
+    for line, ledger in zip(recorded(run, "metrics.jsonl"), recorded(run, "ledger.jsonl"), strict=True):
+        assert (line["swarm/taken"], line["swarm/refused"]) == (4.0, 0.0)
+        assert ledger["received"]["trajectories"] == 8 == ledger["received"]["roles"]["a"]["trained"]
+
+
+def test_a_population_alone_learns_from_its_members_and_a_repeated_step_takes_in_the_same(tmp_path):
+    store = tmp_path / "store"
+    first = population(tmp_path / "a", store, external=2)
+    assert received(first) and all(origin.startswith("alice.") for _, origin, *_ in received(first))
+    assert {path.name for path in (tmp_path / "a" / "ckpt" / "swarm").iterdir()} == {
+        f"step-{step:06d}-{member}.json" for step in (1, 2, 3) for member in "pqs"
+    }
+    again = population(tmp_path / "c", store, external=2, fitted=False)
+    again.run.state(Swarm).run = first.run.state(Swarm).run
+    shutil.copytree(tmp_path / "a" / "ckpt", tmp_path / "c" / "ckpt")
+    fit(peer(tmp_path / "b", store, seed=7, name="bob"))  # which the journals do not know
+    assert received(fit(again)) == received(first)
+
+
+def test_members_have_baselines_and_ratios_of_their_own():
+    """q is twice as good as p: what q earned counts half where p learns from it."""
+    own = [make_trajectory({"a": []}, rewards={"a": r}, sample=n, policies={"a": "p"}) for n, r in enumerate((1.0, 0.0))]
+    read = [make_trajectory({"a": []}, rewards={"a": r}, sample=n, policies={"a": "p"}) for n, r in enumerate((1.0, 0.4))]
+    for t in read:
+        t.origin, t.learner = "alice.q-0 step 3 to p", "p"
+    others = [make_trajectory({"a": []}, rewards={"a": r}, policies={"a": "q"}) for r in (0.2, 0.6)]
+    outcomes = {}
+    for t, outcome in zip([*own, *read, *others], (0.4, 0.2, 0.6, 0.6, 0.9, 0.9), strict=True):
+        t.outcome = outcome
+    note_round(outcomes, [*own, *read, *others], ["p", "q"])
+    assert outcomes == {"p": [pytest.approx(0.3)], "alice.q-0": [0.6], "q": [0.9]}
+    subtract_baselines([*own, *read, *others], outcomes, ["p", "q"])
+    baseline = (1.0 + 0.0 + 0.5 + 0.2) / 4
+    assert [t.actions[0].reward for t in [*own, *read]] == pytest.approx([r - baseline for r in (1.0, 0.0, 1.0, 0.4)])
+    assert [t.actions[0].reward for t in others] == pytest.approx([-0.2, 0.2])
+
+
 # --- by capability --------------------------------------------------------------------------------------------------------
 
 
@@ -421,13 +499,13 @@ def test_a_ratio_is_of_the_last_five_rounds_and_within_bounds(theirs, own):
     noted = {}
     for values, source in ((theirs, "x step 1"), (own, "")):
         for value in values:
-            note_round(noted, [SimpleNamespace(origin=source, outcome=value)])
+            note_round(noted, [SimpleNamespace(origin=source, outcome=value, actions=())], [])
     assert noted == outcomes
-    found, above, below = ratio(noted, "x"), sum(theirs[-5:]) / len(theirs[-5:]), sum(own[-5:]) / len(own[-5:])
+    found, above, below = ratio(noted, "x", ""), sum(theirs[-5:]) / len(theirs[-5:]), sum(own[-5:]) / len(own[-5:])
     assert 0.1 <= found <= 10
     if below > 0 and 0.1 < above / below < 10:
         assert found == pytest.approx(above / below)
-    assert ratio(noted, "") == ratio(noted, "unknown") == ratio({}, "x") == 1.0
+    assert ratio(noted, "", "") == ratio(noted, "unknown", "") == ratio({}, "x", "") == 1.0
 
 
 def test_baselines_span_own_and_foreign_samples_of_a_task():
@@ -436,7 +514,7 @@ def test_baselines_span_own_and_foreign_samples_of_a_task():
     for t in trajectories[2:]:
         t.origin = "bob-0 step 3"
     other = make_trajectory({"a": []}, rewards={"a": 0.7}, task="other")
-    subtract_baselines([*trajectories, other], {"": [0.2, 0.4], "bob-0": [0.6]})
+    subtract_baselines([*trajectories, other], {"": [0.2, 0.4], "bob-0": [0.6]}, [])
     baseline = (1.0 + 0.0 + 0.5 + 0.2) / 4
     assert [t.actions[0].reward for t in trajectories] == pytest.approx([r - baseline for r in (1.0, 0.0, 1.0, 0.4)])
     assert other.actions[0].reward == pytest.approx(0.0)

@@ -147,7 +147,8 @@ class Exchange(Protocol):
 
         Args:
             origin: Names who made it; at most 200 characters, for people and for `Trajectory.origin`.
-            policy: Says every role that it may play, and so is trained on it; default: those that play on the task in this step.
+            policy: Says every role that it may play, and it alone is trained on the trajectory; default: those that play on the
+                task in this step.
             task: What the record answers, where that is no task of this run: its label scores what is read.
 
         Raises:

@@ -39,6 +39,8 @@ def impossible(trajectory: Trajectory, action: Action, trainable: Collection[str
         return f"infrastructure:{trajectory.infrastructure_failure}"
     if action.policy not in trainable:
         return "frozen"
+    if trajectory.learner not in ("", action.policy):
+        return "read for another policy"
     return None if action.generation.ids else "nothing sampled"
 
 

@@ -354,6 +354,8 @@ class Trajectory:
     """What tools answered that the workflow itself called; the agents' are their actions'."""
     origin: str = ""
     """Who made it, where the step's own rollout did not (`marl_exchange`)."""
+    learner: str = ""
+    """The one policy that is trained on it (`Exchange.read` for a policy); empty: all that play in it. A record does not say."""
     replayed: bool = False
     """Whether it has the log-probs with which earlier weights of this run sampled it (`Exchange.again`); a record does not say."""
     place: int = 0

@@ -80,7 +80,9 @@ class StepExchange:
         words = read_words(record)
         task = self._task_of(words, task)
         roles = self._session.cast(task, self.step, self._places.get(task.id), policy)
-        return await self._said(words, task, roles, origin)
+        trajectory = await self._said(words, task, roles, origin)
+        trajectory.learner = policy or ""
+        return trajectory
 
     async def again(self, trajectory: Trajectory, origin: str) -> Trajectory:
         """See `Exchange.again`."""

@@ -11,6 +11,9 @@ another task or prompt is refused, and labels do not travel. With `--swarm.exter
 The run's seed draws the groups from what is there (`--swarm.sampler`): `uniform`; `nonzero`, the paper's, those whose outcomes
 differ here; `reward`, the best of those that were tried. A filter alone makes the rewards of training better, with no learning at
 all: compare held-out tasks, and a run with learning rate 0.
+
+A run of a population is as many peers as it has members: each publishes what it alone has played, takes in J groups of the other
+members and of other runs, says their words in its own voice, and is trained on its own part of them.
 """
 
 from __future__ import annotations
@@ -18,8 +21,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 import random
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from marl_plugins import applies_if, hookimpl
@@ -29,7 +32,7 @@ from marl_plugins.core.problems import Problem, at
 from marl_plugins.core.seeds import derive_seed
 from marl_plugins.core.steps import StepPart
 from marl_plugins.run import Run
-from marl_plugins.swarm.peers import Swarm
+from marl_plugins.swarm.peers import Swarm, learners_of, member_of, members_of, peer_of
 
 if TYPE_CHECKING:
     from marl_plugins.core.exchange import Exchange
@@ -116,7 +119,8 @@ def marl_configure(run: Run) -> list[Problem]:
     from marl_plugins.swarm.store import wrong_peer
 
     options = run.args.swarm
-    found = wrong_peer(options.peer, at(flag="swarm.peer"))
+    names = {peer_of(options.peer, member) for member in ("", *members_of(run))}
+    found = wrong_peer(max(names, key=len), at(flag="swarm.peer"))
     if options.store is None:
         fix = "give --swarm.store the folder that the peers share"
         found.append(Problem("swarm.store_missing", at(plugin=PLUGIN), "no store is named", fix=fix))
@@ -146,7 +150,6 @@ def marl_configure(run: Run) -> list[Problem]:
 @hookimpl
 async def marl_exchange(trajectories: Sequence[Trajectory], run: Run, exchange: Exchange) -> Sequence[Trajectory]:
     from marl_plugins.swarm.capability import note_round
-    from marl_plugins.swarm.journal import Journal
     from marl_plugins.swarm.store import RecordStore
     from marl_plugins.swarm.taking import take
 
@@ -156,9 +159,17 @@ async def marl_exchange(trajectories: Sequence[Trajectory], run: Run, exchange: 
     await asyncio.to_thread(_publish, store, trajectories, run, exchange)
     if not options.external:
         return trajectories
-    taken = await take(store, Journal(Path(run.args.ckpt.path), swarm.run), run, exchange)
+    taken: list[Trajectory] = []
+    numbers: defaultdict[str, float] = defaultdict(float)
+    for learner in learners_of(run):
+        found, metrics = await take(store, learner, run, exchange)
+        taken += found
+        for name, number in metrics.items():
+            numbers[name] += number
+    numbers["swarm/unreachable"] = min(numbers["swarm/unreachable"], 1.0)
+    swarm.metrics |= numbers
     if by_capability(run):
-        note_round(swarm.outcomes, [*_like_taken(trajectories, options), *taken])
+        note_round(swarm.outcomes, [*_like_taken(trajectories, options), *taken], members_of(run))
     return [*trajectories, *taken]
 
 
@@ -185,7 +196,7 @@ def by_capability(run: Run) -> bool:
 def marl_credit_step(trajectories: Sequence[Trajectory], run: Run) -> Sequence[Trajectory]:
     from marl_plugins.swarm.capability import subtract_baselines
 
-    subtract_baselines(trajectories, run.state(Swarm).outcomes)
+    subtract_baselines(trajectories, run.state(Swarm).outcomes, members_of(run))
     return trajectories
 
 
@@ -207,11 +218,12 @@ def _publish(store: RecordStore, trajectories: Sequence[Trajectory], run: Run, e
     for trajectory in trajectories:
         if not trajectory.infrastructure_failure and not trajectory.origin:
             groups.setdefault(trajectory.task.id, []).append(trajectory)
-    published, lost = 0, 0
+    published, lost, members = 0, 0, members_of(run)
     for task, group in groups.items():
         if draw.random() >= options.publish:
             continue
-        name = RecordName(exchange.step, options.peer, swarm.run, key_of(task))
+        peer = peer_of(options.peer, member_of(group[0], members))
+        name = RecordName(exchange.step, peer, swarm.run, key_of(task))
         try:
             carried = group[0].task if options.trust == "labels" else None
             store.put(name, packed([exchange.write(t) for t in group], carried))
@@ -221,10 +233,8 @@ def _publish(store: RecordStore, trajectories: Sequence[Trajectory], run: Run, e
     swarm.metrics |= {"swarm/published": float(published), "swarm/unpublished": float(lost)}
     if options.keep and (old := exchange.step - options.keep) > 0:
         try:
-            own = [
-                n for n in store.names(range(old)) if (n.peer, n.run) == (options.peer, swarm.run) and n.round is not None
-            ]
-            store.remove(own)
+            own = {(peer_of(options.peer, member), swarm.run) for member in ("", *members)}
+            store.remove(n for n in store.names(range(old)) if (n.peer, n.run) in own and n.round is not None)
         except OSError:
             pass  # tried again in the next step
 

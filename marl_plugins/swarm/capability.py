@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from marl_plugins.core.steps import StepPart
 from marl_plugins.core.trajectory import Trajectory
 from marl_plugins.run import Run
-from marl_plugins.swarm.peers import Swarm
+from marl_plugins.swarm.peers import Swarm, member_of, members_of
 
 if TYPE_CHECKING:
     from marl_plugins.core.rows import Row
@@ -31,29 +31,31 @@ LEAST_RATIO, MOST_RATIO = 0.1, 10.0
 ROUNDING = 4e-3
 """Engine and trainer round differently: of the same weights in bfloat16 their log-probs differ by 1e-3 in the mean and by 3.9e-3 at
 most. Without room for that, half of the rows of a peer with equal weights would weigh nothing."""
-OWN = ""
-"""The run itself among the sources."""
 
 
-def source_of(trajectory: Trajectory) -> str:
-    """Returns who made a trajectory, whatever the round."""
-    return trajectory.origin.partition(" step ")[0]
+def source_of(trajectory: Trajectory, members: list[str]) -> str:
+    """Returns who made a trajectory, whatever the round: a peer with its run, or a member of this run; empty: this run."""
+    return trajectory.origin.partition(" ")[0] if trajectory.origin else member_of(trajectory, members)
 
 
-def note_round(outcomes: dict[str, list[float]], trajectories: Sequence[Trajectory]) -> None:
+def note_round(outcomes: dict[str, list[float]], trajectories: Sequence[Trajectory], members: list[str]) -> None:
     """Adds the mean outcome of each source in a round, and forgets what is older than `ROUNDS`."""
     found: dict[str, list[float]] = defaultdict(list)
     for t in trajectories:
         if t.outcome is not None:
-            found[source_of(t)].append(t.outcome)
+            found[source_of(t, members)].append(t.outcome)
     for source, values in found.items():
         outcomes[source] = [*outcomes.get(source, []), fmean(values)][-ROUNDS:]
 
 
-def ratio(outcomes: Mapping[str, Sequence[float]], source: str) -> float:
-    """Returns P_source / P_own, within bounds; 1 as long as one of them is not known."""
-    theirs, own = outcomes.get(source), outcomes.get(OWN)
-    if source == OWN or not theirs or not own:
+def ratio(outcomes: Mapping[str, Sequence[float]], source: str, learner: str) -> float:
+    """Returns P_source / P_own, within bounds; 1 as long as one of them is not known.
+
+    Args:
+        learner: The member of this run that is trained; empty: the run.
+    """
+    theirs, own = outcomes.get(source), outcomes.get(learner)
+    if source == learner or not theirs or not own:
         return 1.0
     above, below = fmean(theirs), fmean(own)
     return min(max(above / below, LEAST_RATIO), MOST_RATIO) if below > 0 else (MOST_RATIO if above > 0 else 1.0)
@@ -70,21 +72,29 @@ def weight(ratio: float, difference: float, alpha: float, delta: float) -> float
     return ratio * s ** (1.0 + alpha) if 1.0 - delta <= s <= 1.0 else 0.0
 
 
-def subtract_baselines(trajectories: Sequence[Trajectory], outcomes: Mapping[str, Sequence[float]]) -> None:
-    """Takes the baseline of its task and role off every action's reward."""
-    rewards: dict[tuple[str, str], list[float]] = defaultdict(list)
-    rewarded = [(t, a, a.reward) for t in trajectories for a in t.actions if a.reward is not None]
-    for t, a, reward in rewarded:
-        rewards[t.task.id, a.role].append(reward / ratio(outcomes, source_of(t)))
-    for t, a, _ in rewarded:
-        a.add_reward("baseline", -math.fsum(rewards[t.task.id, a.role]) / len(rewards[t.task.id, a.role]))
+def subtract_baselines(
+    trajectories: Sequence[Trajectory], outcomes: Mapping[str, Sequence[float]], members: list[str]
+) -> None:
+    """Takes the baseline of its task, role and learner off every action's reward."""
+    rewards: dict[tuple[str, str, str], list[float]] = defaultdict(list)
+    rewarded = []
+    for t in trajectories:
+        learner = t.learner if t.origin else member_of(t, members)
+        of_source = ratio(outcomes, source_of(t, members), learner)
+        for a in t.actions:
+            if a.reward is not None:
+                key = t.task.id, a.role, learner
+                rewards[key].append(a.reward / of_source)
+                rewarded.append((a, key))
+    for a, key in rewarded:
+        a.add_reward("baseline", -math.fsum(rewards[key]) / len(rewards[key]))
 
 
 class CapabilityWeights(StepPart):
     """Multiplies the advantages of foreign rows, once their log-probs are known."""
 
     def __init__(self, run: Run):
-        self.swarm, self.options = run.state(Swarm), run.args.swarm
+        self.swarm, self.options, self.members = run.state(Swarm), run.args.swarm, members_of(run)
         self.given: list[float] = []
 
     async def prepared(self, prepared: Sequence[PreparedRows]) -> Sequence[PreparedRows]:
@@ -100,7 +110,8 @@ class CapabilityWeights(StepPart):
     def _weight(self, row: Row) -> float:
         action = row.action
         difference = fmean(action.trainer_logprobs) - fmean(action.generation.logprobs)
-        of_source = ratio(self.swarm.outcomes, source_of(row.trajectory))
+        t = row.trajectory
+        of_source = ratio(self.swarm.outcomes, source_of(t, self.members), t.learner)
         return weight(of_source, difference, self.options.alpha, self.options.delta)
 
     def metrics(self) -> Mapping[str, float]:

@@ -1,6 +1,7 @@
 """A journal of what a step has taken in, on disk before it is trained on: a step that is repeated after a crash takes in the same.
 
     <ckpt.path>/swarm/step-000012.json      the run, by record its name and content, and the numbers of the step
+    <ckpt.path>/swarm/step-000012-a1.json   what member a1 of a population has taken in
 
 A run's saved state alone cannot do this: it is of the last saved step, and peers go on writing meanwhile.
 """
@@ -20,11 +21,13 @@ class Journal:
     Args:
         folder: Of the run's checkpoints.
         run: The run's own id; entries of another one are not read.
+        learner: The member of a population whose journal it is; empty: the run's.
     """
 
-    def __init__(self, folder: Path, run: str):
+    def __init__(self, folder: Path, run: str, learner: str = ""):
         self.folder = folder / "swarm"
         self.run = run
+        self.learner = learner
 
     def read(self, step: int) -> tuple[dict[str, str], dict[str, float]] | None:
         """Returns the contents of the records that a step took in when it was first made, by name, and its numbers; None where
@@ -49,4 +52,4 @@ class Journal:
         replace_text(self._path(step), json.dumps({"run": self.run, "records": dict(records), "metrics": dict(metrics)}))
 
     def _path(self, step: int) -> Path:
-        return self.folder / f"step-{step:06d}.json"
+        return self.folder / f"step-{step:06d}{'-' * bool(self.learner)}{self.learner}.json"

@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from statistics import fmean
 
 from marl_plugins.core.exchange import Exchange, RefusedRecord, TrajectoryWords, all_or_none
@@ -14,7 +15,7 @@ from marl_plugins.core.seeds import derive_seed
 from marl_plugins.core.trajectory import Task, Trajectory
 from marl_plugins.run import Run
 from marl_plugins.swarm.journal import Journal
-from marl_plugins.swarm.peers import Swarm
+from marl_plugins.swarm.peers import Swarm, noted, peer_of
 from marl_plugins.swarm.record import carried_task, key_of, unpacked
 from marl_plugins.swarm.store import ANSWERS, NAME, RecordName, RecordStore
 
@@ -22,25 +23,30 @@ TRIED_PER_TAKEN = 8
 """Records that are read for each that is to be taken, at most."""
 
 
-async def take(store: RecordStore, journal: Journal, run: Run, exchange: Exchange) -> list[Trajectory]:
-    """Returns the trajectories that a step takes in: what the journal says of it, or else what is drawn now.
+async def take(
+    store: RecordStore, learner: str, run: Run, exchange: Exchange
+) -> tuple[list[Trajectory], Mapping[str, float]]:
+    """Returns the trajectories that a step takes in, and numbers of them: what the journal says of it, or else what is drawn now.
+
+    Args:
+        learner: The member of a population that takes them in; empty: the run does.
 
     Raises:
         RunPaused: The journal cannot be read or written; the step before is saved.
     """
+    journal = Journal(Path(run.args.ckpt.path), run.state(Swarm).run, learner)
     try:
         recorded = journal.read(exchange.step)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise RunPaused(f"the journal of step {exchange.step} in {journal.folder} cannot be read: {error}") from error
-    taking = TakenGroups(run, exchange)
+    taking = TakenGroups(run, exchange, learner)
     if recorded is not None:
         records, metrics = recorded
         for path, content in records.items():
             await taking.take(path, content)
-        run.state(Swarm).metrics |= metrics
-        return taking.trajectories
+        return taking.trajectories, metrics
     try:
-        names, unreachable = await asyncio.to_thread(_candidates, store, run, exchange.step), 0.0
+        names, unreachable = await asyncio.to_thread(_candidates, store, learner, run, exchange.step), 0.0
     except OSError:
         names, unreachable = [], 1.0
     await taking.draw(store, names)
@@ -49,11 +55,10 @@ async def take(store: RecordStore, journal: Journal, run: Run, exchange: Exchang
         journal.write(exchange.step, taking.contents, metrics)
     except OSError as error:
         raise RunPaused(f"the journal in {journal.folder} cannot be written: {error}") from error
-    run.state(Swarm).metrics |= metrics
-    return taking.trajectories
+    return taking.trajectories, metrics
 
 
-def _candidates(store: RecordStore, run: Run, step: int) -> list[RecordName]:
+def _candidates(store: RecordStore, learner: str, run: Run, step: int) -> list[RecordName]:
     """Returns the records of others that a step may take in, in the order in which they are tried: drawn by seed and step.
 
     Raises:
@@ -63,8 +68,9 @@ def _candidates(store: RecordStore, run: Run, step: int) -> list[RecordName]:
     names = store.names(range(max(0, step - options.staleness), step + 1))
     oldest = step - options.staleness
     swarm.seen = {path for path in swarm.seen if not path[:6].isdigit() or int(path.partition("/")[0]) >= oldest}
-    names = [n for n in names if (n.peer, n.run) != (options.peer, swarm.run) and n.path not in swarm.seen]
-    random.Random(derive_seed(run.args.train.seed, "swarm.take", step)).shuffle(names)
+    own = [(options.peer, swarm.run), (peer_of(options.peer, learner), swarm.run)]
+    names = [n for n in names if (n.peer, n.run) not in own and noted(n.path, learner) not in swarm.seen]
+    random.Random(derive_seed(run.args.train.seed, "swarm.take", step, *filter(None, [learner]))).shuffle(names)
     return names
 
 
@@ -75,10 +81,10 @@ def differ(group: Sequence[Trajectory], spread: float) -> bool:
 
 
 class TakenGroups:
-    """The groups of others that one step takes in."""
+    """The groups of others that one step takes in, for the whole run or for a member of a population."""
 
-    def __init__(self, run: Run, exchange: Exchange):
-        self._run = run
+    def __init__(self, run: Run, exchange: Exchange, learner: str):
+        self._run, self._learner = run, learner
         self.contents: dict[str, str] = {}
         """The records that are taken, by name."""
         self.trajectories: list[Trajectory] = []
@@ -150,8 +156,9 @@ class TakenGroups:
         if not path.endswith(f"-{key_of(group[0].task)}.json.gz"):
             raise RefusedRecord("schema", "its task is not the one of its name")
         records = [words.model_dump(mode="json", by_alias=True) for words in group]
+        origin += f" to {self._learner}" if self._learner else ""
         task = None if group[0].task in self._exchange.tasks else self._foreign_task(content.encode(), group[0])
-        return await all_or_none([self._exchange.read(record, origin, task=task) for record in records])
+        return await all_or_none([self._exchange.read(r, origin, self._learner or None, task) for r in records])
 
     def _foreign_task(self, content: bytes, words: TrajectoryWords) -> Task | None:
         """Returns a task that this run does not have, as far as its peers are trusted (`--swarm.trust`)."""
@@ -171,9 +178,9 @@ class TakenGroups:
 
     def _refuse(self, name: RecordName, reason: str) -> None:
         self._refused[reason] += 1
-        self._swarm.seen.add(name.path)
+        self._swarm.seen.add(noted(name.path, self._learner))
 
     def _add(self, path: str, content: str, group: Sequence[Trajectory]) -> None:
         self.contents[path] = content
         self.trajectories += group
-        self._swarm.seen.add(path)
+        self._swarm.seen.add(noted(path, self._learner))

@@ -1,4 +1,4 @@
-"""Arithmetic of four families. A task is made from its name alone, so that peers can make each other's (`--swarm.trust generator`).
+"""Arithmetic of two families. A task is made from its name alone, so that peers can make each other's (`--swarm.trust generator`).
 
 Train and eval never share a problem: which split it belongs to is a function of its text.
 """
@@ -9,13 +9,8 @@ import zlib
 
 from marl_plugins.core.trajectory import Task
 
-FAMILIES = {
-    "plus": ("{a}+{b}", lambda a, b, c: a + b),
-    "minus": ("{a}-{b}", lambda a, b, c: a - b),
-    "times": ("{c}*{b}", lambda a, b, c: c * b),
-    "chain": ("{a}-{b}+{c}", lambda a, b, c: a - b + c),
-}
-NAME = re.compile(r"(plus|minus|times|chain)-(\d{1,9})")
+FAMILIES = {"plus": ("{a}+{b}", lambda a, b: a + b), "minus": ("{a}-{b}", lambda a, b: a - b)}
+NAME = re.compile(r"(plus|minus)-(\d{1,9})")
 HELD_OUT = 5
 """One problem in this many is for evaluation."""
 
@@ -23,7 +18,7 @@ HELD_OUT = 5
 def made(family, number):
     """The task of a family with a number."""
     rng = random.Random(f"{family}-{number}")
-    numbers = {"a": rng.randint(10, 99), "b": rng.randint(2, 9), "c": rng.randint(2, 9)}
+    numbers = {"a": rng.randint(10, 99), "b": rng.randint(2, 9)}
     text, value = FAMILIES[family]
     return Task(f"{family}-{number}", text.format(**numbers), str(value(**numbers)), {"type": family})
 
@@ -39,11 +34,11 @@ def task_of(name):
     return None if task is None or task.id != name or held_out(task) else task
 
 
-def load(split, count=2500):
-    """Different problems of every family, by their numbers: 2,500 to train on, a tenth as many that are held out."""
+def load(split, count=1024):
+    """Different problems of every family, by their numbers: 1,024 to train on, a quarter as many that are held out."""
     found = {}
     number = 0
-    wanted = count if split == "train" else count // 10
+    wanted = count if split == "train" else count // 4
     while len(found) < wanted:
         for family in FAMILIES:
             task = made(family, number)
