@@ -23,6 +23,7 @@ differs from that of the arm of comparison with 95 % certainty. Finished runs in
 from __future__ import annotations
 
 import argparse
+import shutil
 import statistics
 import sys
 from collections.abc import Sequence
@@ -64,9 +65,12 @@ COMPARED = {"capability": "alone"}
 def stronger(out: Path) -> Path:
     """Return the file of a recipe in which half of the members begin as a trained model, which is made first."""
     train("strong", ["--recipe", str(SWARM / "tiny.yaml"), *ALONE], 0, out)
-    file = out / "stronger.yaml"
-    policies = "".join(f"  {name}: {{model: {(out / 'strong-0' / 'solver').resolve()}}}\n" for name in MEMBERS[4:])
-    file.write_text(f"extends: {SWARM / 'population.yaml'}\npolicies:\n{policies}")
+    file = out / "recipe" / "stronger.yaml"
+    if not file.exists():
+        shutil.copytree(SWARM, file.parent)
+        model = (out / "strong-0" / "solver").resolve()
+        policies = "".join(f"  {name}: {{model: {model}}}\n" for name in MEMBERS[4:])
+        file.write_text(f"extends: population.yaml\npolicies:\n{policies}")
     return file
 
 

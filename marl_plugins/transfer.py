@@ -25,7 +25,7 @@ from marl_plugins.run import Run
 
 
 class Transferred(list[Trajectory]):
-    """What has been transferred in this step."""
+    """The trajectories that have been transferred in this step."""
 
 
 @hookimpl

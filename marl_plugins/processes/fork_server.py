@@ -17,6 +17,7 @@ import signal
 import socket
 import sys
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, TypedDict
 
 if TYPE_CHECKING:
@@ -97,6 +98,7 @@ def serve(listener: socket.socket) -> None:
         request, streams = _receive(connection)
         if "ray" not in sys.modules:
             os.environ.update({name: value for name, value in request["environment"].items() if name.startswith("RAY_")})
+            _leave_rays_generator_alone()
             import vllm.v1.worker.cpu_worker  # noqa: F401  # else each engine's own process imports it
 
             import marl_plugins.processes.engine_actor
@@ -136,6 +138,19 @@ def _prepare_what_workers_share() -> None:
     pick_vec_isa()  # which instructions a compiled function may use: tried in processes of its own
     for _ in load_operators():  # DeepSpeed's, which else each worker loads under one lock
         pass
+
+
+def _leave_rays_generator_alone() -> None:
+    """Draw the ids of classes that become actors from the system.
+
+    Ray's own generator is seeded in the process that first draws from it. That was this one, when it imported an actor's class
+    (`make_actor` of ray/actor.py), and then all workers drew the same ids: two that started at once tried the object store with
+    the same object, one of them ended there (plasma_store_provider.cc:90 of 2.55), and Ray looked for it for 60 seconds.
+    """
+    import ray.actor
+    from ray import ActorClassID
+
+    ray.actor.ActorClassID = SimpleNamespace(from_random=lambda: ActorClassID(os.urandom(ActorClassID.size())))
 
 
 def _receive(connection: socket.socket) -> tuple[Request, list[int]]:

@@ -55,6 +55,15 @@ def run(command, script, *words, folder, **environment):
     return json.loads(done.stdout), done.stderr
 
 
+def test_workers_draw_ids_of_their_own(python, script, tmp_path):
+    """Two that tried Ray's object store with the same object at once did not both live."""
+    script.with_name("draws.py").write_text(
+        "import ray\nprint('{\"id\": \"' + ray.ObjectRef.from_random().hex() + '\"}')\n"
+    )
+    drawn = [run(python, script.with_name("draws.py"), folder=tmp_path)[0]["id"] for _ in range(4)]
+    assert len(set(drawn)) == 4
+
+
 def test_a_forked_worker_has_the_arguments_streams_environment_and_folder_of_a_started_one(python, script, tmp_path):
     started, _ = run(sys.executable, script, "--a=1", "x y", folder=tmp_path, ONLY="here")
     forked, errors = run(python, script, "--a=1", "x y", folder=tmp_path, ONLY="here")
