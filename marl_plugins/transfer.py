@@ -24,7 +24,7 @@ from marl_plugins.core.trajectory import Trajectory
 from marl_plugins.run import Run
 
 
-class Transferred(list[Trajectory]):
+class TransferredTrajectories(list[Trajectory]):
     """The trajectories that have been transferred in this step."""
 
 
@@ -60,7 +60,7 @@ def sources(group: Sequence[Trajectory], member: str, run: Run) -> list[str]:
 
 @hookimpl
 async def marl_exchange(trajectories: Sequence[Trajectory], run: Run, exchange: Exchange) -> Sequence[Trajectory]:
-    transferred, options = run.state(Transferred), run.args.transfer
+    transferred, options = run.state(TransferredTrajectories), run.args.transfer
     transferred.clear()
     groups: dict[str, list[Trajectory]] = defaultdict(list)
     for t in trajectories:
@@ -80,4 +80,4 @@ async def marl_exchange(trajectories: Sequence[Trajectory], run: Run, exchange: 
 
 @hookimpl
 def marl_log(run: Run, metrics: dict[str, float]) -> None:
-    metrics["transfer/trajectories"] = float(len(run.state(Transferred)))
+    metrics["transfer/trajectories"] = float(len(run.state(TransferredTrajectories)))
