@@ -8,6 +8,7 @@ import pytest
 from simulated import make_trajectory
 
 from marl_plugins.core.ledger import Ledger
+from marl_plugins.records import display as display_module
 from marl_plugins.records.display import Display
 from marl_plugins.records.step_table import HEADER_EVERY, WIDTH_CHARS, StepTable, abbreviated, duration, short
 
@@ -96,6 +97,18 @@ def test_a_phase_is_announced_without_a_terminal(capsys):
     with display.phase("rollout", 8):
         pass
     assert capsys.readouterr().out == ""
+
+
+def test_a_log_file_is_told_from_time_to_time_how_far_a_phase_is(capsys, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(display_module.time, "monotonic", lambda: now[0])
+    with Display(False).phase("warm start", 40, announce=True) as tick:
+        for _ in range(40):
+            now[0] += 2
+            tick()
+    assert re.sub(r"\d\d:\d\d:\d\d ", "", capsys.readouterr().out).splitlines() == [
+        "warm start ...", "warm start: 15 of 40", "warm start: 30 of 40"
+    ]  # fmt: skip
 
 
 def test_with_json_people_are_told_on_standard_error(capsys):

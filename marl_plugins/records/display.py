@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -29,6 +29,9 @@ from marl_plugins.core.ledger import Ledger, Loss, lost_calls, lost_trajectories
 from marl_plugins.core.redaction import inert
 from marl_plugins.core.trajectory import Trajectory
 from marl_plugins.records.step_table import StepTable
+
+SAID_EVERY_SECONDS = 30.0
+"""How often a log file is told how far a phase is."""
 
 
 class Display:
@@ -53,12 +56,13 @@ class Display:
         """Shows a line of progress while a phase lasts; call what is yielded once per finished item.
 
         Args:
-            announce: Say that it begins, and when, where there is no terminal to draw progress on: for what may take long.
+            announce: Say that it begins, and when, where there is no terminal to draw progress on: for what may take long. How far
+                it is, of a total, is said every `SAID_EVERY_SECONDS`.
         """
         if not self.console.is_terminal:
             if announce:
                 self.say(f"{time.strftime('%H:%M:%S')} {name} ...")
-            yield lambda: None
+            yield self._counter(name, total) if announce and total else lambda: None
             return
         if self._progress is None:
             columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(bar_width=24), Done(), Rate())
@@ -73,6 +77,19 @@ class Display:
             if not progress.tasks:
                 progress.stop()
                 self._progress = None
+
+    def _counter(self, name: str, total: int) -> Callable[[], None]:
+        """Returns what counts a phase's items, and says from time to time how many there have been."""
+        done, said = 0, time.monotonic()
+
+        def count() -> None:
+            nonlocal done, said
+            done += 1
+            if time.monotonic() - said >= SAID_EVERY_SECONDS:
+                said = time.monotonic()
+                self.say(f"{time.strftime('%H:%M:%S')} {name}: {done} of {total}")
+
+        return count
 
     def step(self, metrics: Mapping[str, float], steps: int, left: float | None) -> None:
         """Shows a finished step.
