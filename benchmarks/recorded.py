@@ -3,8 +3,9 @@
     python -m benchmarks.recorded keep NAME FOLDER     of the runs in a benchmark's --out FOLDER, those that are finished
 
 A benchmark that is called with `--recorded` takes what is in benchmarks/recorded/NAME for runs that its folder lacks, and makes the
-others. Kept of a run are its report, its seconds, and the numbers of its evaluations; not its weights, so that evaluations of the
-weights (`- ROLE` of benchmarks.learning) are kept as they are. `recorded_at` names the commit and the day.
+others. Kept of a run are its report, its seconds, the numbers of its evaluations, and the outcomes of a population's members by
+step; not its weights, so that evaluations of the weights (`- ROLE` of benchmarks.learning) are kept as they are. `recorded_at` names
+the commit and the day.
 """
 
 from __future__ import annotations
@@ -13,12 +14,13 @@ import argparse
 import datetime
 import json
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
 
 HERE = Path(__file__).with_name("recorded")
-EVALUATION = "eval/"
+KEPT = re.compile(r"eval/|policy/[^/]+/outcome$")
 
 
 def restore(name: str, out: Path) -> list[str]:
@@ -51,10 +53,10 @@ def keep(name: str, out: Path) -> list[str]:
 
 
 def evaluations(metrics: Path) -> list[str]:
-    """Lines of a run's metrics, of which only the steps with an evaluation and its numbers are left."""
+    """Lines of a run's metrics, of which only the numbers that are kept are left, and the steps that have some."""
     lines = []
     for line in map(json.loads, metrics.read_text().splitlines()):
-        numbers = {key: value for key, value in line.items() if key.startswith(EVALUATION)}
+        numbers = {key: value for key, value in line.items() if KEPT.match(key)}
         if numbers:
             lines.append(json.dumps({"step": line["step"], **numbers}) + "\n")
     return lines

@@ -78,17 +78,8 @@ def run(arm: str, seed: int, out: Path, frozen: bool = False) -> RunReader:
     """Return an arm's run, made where it is not there."""
     recipe = stronger(out) if arm == "stronger" else SWARM / "population.yaml"
     steps = FROZEN_STEPS if frozen else STEPS
-    words = [
-        "--recipe",
-        str(recipe),
-        *ARMS[arm],
-        "--max_steps",
-        str(steps),
-        "--train.num_episodes",
-        "8",
-        "--eval.steps",
-        "4",
-    ]
+    words = ["--recipe", str(recipe), *ARMS[arm], "--max_steps", str(steps)]
+    words += ["--train.num_episodes", "8", "--eval.steps", "4"]
     name = f"{'frozen-' * frozen}{arm.replace('/', '-')}"
     train(name, [*words, *(["--actor.adam.lr", "0"] if frozen else [])], seed, out)
     return RunReader(out / f"{name}-{seed}")
@@ -97,12 +88,9 @@ def run(arm: str, seed: int, out: Path, frozen: bool = False) -> RunReader:
 def curves(reader: RunReader, members: Sequence[str]) -> tuple[list[float], dict[int, float]]:
     """Own outcome by step, and held-out success by the step of its evaluation: means over members."""
     metrics = list(reader.metrics())
-    own = [statistics.fmean(m[f"policy/{name}/outcome"] for name in members) for m in metrics if "rows/trained" in m]
-    held = {
-        int(m["step"]): statistics.fmean(m[f"eval/policy/{name}/outcome"] for name in members)
-        for m in metrics
-        if "eval/outcome" in m
-    }
+    steps, evaluations = ([m for m in metrics if f"{kind}/{members[0]}/outcome" in m] for kind in ("policy", "eval/policy"))
+    own = [statistics.fmean(m[f"policy/{name}/outcome"] for name in members) for m in steps]
+    held = {int(m["step"]): statistics.fmean(m[f"eval/policy/{name}/outcome"] for name in members) for m in evaluations}
     return own, held
 
 
