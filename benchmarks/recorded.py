@@ -4,8 +4,8 @@
 
 A benchmark that is called with `--recorded` takes what is in benchmarks/recorded/NAME for runs that its folder lacks, and makes the
 others. Kept of a run are its report, its seconds, the numbers of its evaluations, and the outcomes of a population's members by
-step; not its weights, so that evaluations of the weights (`- ROLE` of benchmarks.learning) are kept as they are. `recorded_at` names
-the commit and the day.
+step; not its weights, so that evaluations of the weights (`- ROLE` of benchmarks.learning) are kept as they are. `recorded_at`
+names the commit and the day.
 """
 
 from __future__ import annotations
