@@ -91,11 +91,14 @@ class Session:
         if config is None or module is None:
             return
         demonstrations = draw(module.demonstrate, self.train_tasks, config)
+        roles = {role: specs[0] for role, specs in self.cast.members.items()}
+        made: dict[str, str] = {}  # to encode what the members of a population have in common takes seconds for each
         for policy in self.plan.run.policies:
             if is_tiny(policy.model) and policy.name in self.cast.policies:  # another one has nothing to learn from them
                 folder = self.args[policy.name].actor.model_name_or_path
-                roles = {role: specs[0] for role, specs in self.cast.members.items()}
-                self._load_from(policy.name, warm_start(policy.model, folder, demonstrations, roles, config, display))
+                if policy.model not in made:
+                    made[policy.model] = warm_start(policy.model, folder, demonstrations, roles, config, display)
+                self._load_from(policy.name, made[policy.model])
 
     def _load_from(self, policy: str, folder: str) -> None:
         """The folder that a policy's model is loaded from, and its critic's, unless that has a model of its own.
