@@ -11,6 +11,7 @@ of eight samples a step, in two optimiser steps, for 48 steps; arms differ in ho
                          `reinforce`; the second is compared with the first
     stronger             4/4, where half of the members begin as a model that has been trained alone for 128 steps; the numbers
                          are those of the other half, and compared with the same four members of 8/0
+    rare 8/0, rare 4/4   from a start at which one answer in twelve is right; the second is compared with the first
     frozen ARM           learning rate 0, eight steps: what the arm's choice of groups does to the numbers by itself
 
 `own` is the mean outcome of a member's own samples over all steps, `held out` the mean success on 256 held-out tasks, of which
@@ -23,6 +24,7 @@ differs from that of the arm of comparison with 95 % certainty. Finished runs in
 from __future__ import annotations
 
 import argparse
+import re
 import shutil
 import statistics
 import sys
@@ -39,6 +41,7 @@ from marl_plugins.records.read import RunReader
 
 SWARM = recipes_root() / "swarm"
 STEPS, FROZEN_STEPS = 48, 8
+RARE_SLIPS = 0.9
 MEMBERS = [f"a{n}" for n in range(1, 9)]
 CAPABILITY = ("--swarm.weight", "capability", "--algo.advantage.estimator", "reinforce")
 
@@ -57,30 +60,40 @@ ARMS = {
     "alone": split(8, *CAPABILITY),
     "capability": split(4, *CAPABILITY),
     "stronger": split(4),
+    "rare 8/0": split(8),
+    "rare 4/4": split(4),
 }
-COMPARED = {"capability": "alone"}
+COMPARED = {"capability": "alone", "rare 8/0": "rare 8/0", "rare 4/4": "rare 8/0"}
 """The arm with which one is compared; the others with 8/0."""
 
 
-def stronger(out: Path) -> Path:
-    """Return the file of a recipe in which half of the members begin as a trained model, which is made first."""
-    train("strong", ["--recipe", str(SWARM / "tiny.yaml"), *ALONE], 0, out)
-    file = out / "recipe" / "stronger.yaml"
-    if not file.exists():
-        shutil.copytree(SWARM, file.parent)
-        model = (out / "strong-0" / "solver").resolve()
-        policies = "".join(f"  {name}: {{model: {model}}}\n" for name in MEMBERS[4:])
-        file.write_text(f"extends: population.yaml\npolicies:\n{policies}")
-    return file
+def recipe_of(arm: str, out: Path) -> Path:
+    """Return the recipe of an arm: the shipped one, or one in a changed copy of its folder."""
+    name = arm.partition(" ")[0]
+    if name not in ("stronger", "rare"):
+        return SWARM / "population.yaml"
+    if name == "stronger":
+        train("strong", ["--recipe", str(SWARM / "tiny.yaml"), *ALONE], 0, out)
+    copy = out / f"recipe-{name}"
+    if not copy.exists():
+        shutil.copytree(SWARM, copy)
+        if name == "stronger":
+            model = (out / "strong-0" / "solver").resolve()
+            policies = "".join(f"  {member}: {{model: {model}}}\n" for member in MEMBERS[4:])
+            (copy / "stronger.yaml").write_text(f"extends: population.yaml\npolicies:\n{policies}")
+        else:
+            demonstrations = copy / "demonstrations.py"
+            text = re.sub(r"^SLIPS = .*$", f"SLIPS = {RARE_SLIPS}", demonstrations.read_text(), flags=re.M)
+            demonstrations.write_text(text)
+    return copy / ("stronger.yaml" if name == "stronger" else "population.yaml")
 
 
 def run(arm: str, seed: int, out: Path, frozen: bool = False) -> RunReader:
     """Return an arm's run, made where it is not there."""
-    recipe = stronger(out) if arm == "stronger" else SWARM / "population.yaml"
     steps = FROZEN_STEPS if frozen else STEPS
-    words = ["--recipe", str(recipe), *ARMS[arm], "--max_steps", str(steps)]
+    words = ["--recipe", str(recipe_of(arm, out)), *ARMS[arm], "--max_steps", str(steps)]
     words += ["--train.num_episodes", "8", "--eval.steps", "4"]
-    name = f"{'frozen-' * frozen}{arm.replace('/', '-')}"
+    name = f"{'frozen-' * frozen}{arm.replace('/', '-').replace(' ', '-')}"
     train(name, [*words, *(["--actor.adam.lr", "0"] if frozen else [])], seed, out)
     return RunReader(out / f"{name}-{seed}")
 
