@@ -1,6 +1,6 @@
 """How much of others' experience helps: SAPO's arms with eight peers, beside frozen controls.
 
-    python -m benchmarks.swarm --out FOLDER [--seeds 5] [--arms ARM ...] [--recorded]       (four minutes a run on two cores)
+    python -m benchmarks.swarm --out FOLDER [--seeds 0 1 2] [--arms ARM ...] [--recorded]       (four minutes a run on two cores)
 
 `recipes/swarm/population.yaml`: eight adapters of one tiny model, which begin alike. In every arm a member trains on eight groups
 of eight samples a step, in two optimiser steps, for 48 steps; arms differ in how many of the groups are its own.
@@ -11,7 +11,8 @@ of eight samples a step, in two optimiser steps, for 48 steps; arms differ in ho
                          `reinforce`; the second is compared with the first
     stronger             4/4, where half of the members begin as a model that has been trained alone for 128 steps; the numbers
                          are those of the other half, and compared with the same four members of 8/0
-    rare 8/0, rare 4/4   from a start at which one answer in twelve is right; the second is compared with the first
+    rare 8/0, rare 4/4   from a start at which one answer in twelve is right, the second compared with the first; only if
+                         they are named
     frozen ARM           learning rate 0, eight steps: what the arm's choice of groups does to the numbers by itself
 
 `own` is the mean outcome of a member's own samples over all steps, `held out` the mean success on 256 held-out tasks, of which
@@ -153,9 +154,11 @@ def row(arm: str, seeds: Sequence[int], out: Path, frozen: bool) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.swarm", description=__doc__.partition("\n")[0])
     parser.add_argument("--out", type=Path, default=Path("runs/bench-swarm"))
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2, 3, 4])
-    parser.add_argument("--frozen_seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS))
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--frozen_seeds", type=int, nargs="+", default=[0])
+    parser.add_argument(
+        "--arms", nargs="+", choices=list(ARMS), default=[arm for arm in ARMS if not arm.startswith("rare")]
+    )
     add_flag(parser)
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
