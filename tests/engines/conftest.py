@@ -76,7 +76,7 @@ def undisturbed(tmp_path_factory, relay, template):
 
 
 KILLER = """
-    import asyncio, os, signal
+    import os, signal
     from pathlib import Path
     from marl_plugins import hookimpl
 
@@ -97,18 +97,6 @@ KILLER = """
                 os.kill(pid, signal.SIGSTOP)
             return await inner
         return work()
-
-    @hookimpl(wrapper=True)
-    def marl_update(policy, step):
-        # The driver dies in the middle of the update of step 3.
-        inner = yield
-        async def work():
-            if step == 3 and policy.name == "first" and "--ckpt.load_enable" not in os.environ["WORDS"]:
-                running = asyncio.ensure_future(inner)
-                await asyncio.sleep(0.05)
-                os.kill(os.getpid(), signal.SIGKILL)
-            return await inner
-        return work()
 """
 
 
@@ -121,7 +109,7 @@ def killed(tmp_path_factory, relay):
     folder = tmp_path_factory.mktemp("disturbed")
     (relay / "watched.yaml").write_text("extends: recipe.yaml\nlimits: {silence_seconds: 60}\n")
     (folder / "killer.py").write_text(textwrap.dedent(KILLER))
-    run = Started(folder, relay / "watched.yaml", "--plugin", str(folder / "killer.py"))
+    run = Started(folder, relay / "watched.yaml", "--plugin", str(folder / "killer.py"), "--plugin", str(relay / "dies.py"))
     run.run(code=-signal.SIGKILL)
     run.at_the_kill = run.processes()
     run.metrics_before = run.metrics

@@ -113,6 +113,22 @@ FILES = {
                 return await inner
             return work()
     """,
+    "dies.py": """
+        import asyncio, os, signal
+        from marl_plugins import hookimpl
+
+        @hookimpl(wrapper=True)
+        def marl_update(policy, step):
+            # The driver dies in the middle of the update of step 3.
+            inner = yield
+            async def work():
+                if step == 3 and policy.name == "first" and "--ckpt.load_enable" not in os.environ["WORDS"]:
+                    running = asyncio.ensure_future(inner)
+                    await asyncio.sleep(0.05)
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return await inner
+            return work()
+    """,
     "grader.py": """
         def score_outcome(trajectory):
             return float((trajectory.answer or "").count("e") > 0)

@@ -5,29 +5,11 @@ the same in two runs is so whatever the timing.
 """
 
 import signal
-import textwrap
 from collections import Counter, defaultdict
 
 import pytest
 from engines.relay import Started
 from simulated import without_logprobs
-
-KILLER = """
-    import asyncio, os, signal
-    from marl_plugins import hookimpl
-
-    @hookimpl(wrapper=True)
-    def marl_update(policy, step):
-        # The driver dies in the update of step 3, whose rollout waited when step 2 was saved.
-        inner = yield
-        async def work():
-            if step == 3 and policy.name == "first" and "--ckpt.load_enable" not in os.environ["WORDS"]:
-                running = asyncio.ensure_future(inner)
-                await asyncio.sleep(0.05)
-                os.kill(os.getpid(), signal.SIGKILL)
-            return await inner
-        return work()
-"""
 
 
 @pytest.fixture(scope="module")
@@ -56,8 +38,7 @@ def test_a_step_is_sampled_by_the_weights_of_two_steps_before(whole):
 
 
 def test_a_run_that_is_killed_while_a_rollout_waits_repeats_the_undisturbed_one(whole, relay, template, tmp_path):
-    (tmp_path / "killer.py").write_text(textwrap.dedent(KILLER))
-    words = ["--train.async_enable", "--plugin", str(tmp_path / "killer.py")]
+    words = ["--train.async_enable", "--plugin", str(relay / "dies.py")]
     run = Started(tmp_path, relay / "silent.yaml", *words, template=template)
     run.run(code=-signal.SIGKILL)
     assert len((tmp_path / "checkpoints" / "waiting" / "step2.jsonl").read_text().splitlines()) == 1
@@ -83,8 +64,7 @@ def test_policies_that_take_turns_on_their_seats_train_the_same(whole, relay, te
 
 def test_steps_of_what_is_complete_first_lose_no_task_when_the_driver_is_killed(whole, relay, template, tmp_path):
     """`marl_plugins.continuous`: every sample of every task is trained once, by weights that are late by no more than it says."""
-    (tmp_path / "killer.py").write_text(textwrap.dedent(KILLER))
-    words = ["--train.async_enable", "--plugin", "marl_plugins.continuous", "--plugin", str(tmp_path / "killer.py")]
+    words = ["--train.async_enable", "--plugin", "marl_plugins.continuous", "--plugin", str(relay / "dies.py")]
     run = Started(tmp_path, relay / "silent.yaml", *words, template=template)
     run.run(code=-signal.SIGKILL)
     run.run("--ckpt.load_enable")

@@ -44,13 +44,8 @@ KILLER = """
 
     @hookimpl(wrapper=True)
     def marl_update(policy, step):
-        # The driver dies in the update of step 3.
         inner = yield
         async def work():
-            if step == 3 and policy.name == "first" and "--ckpt.load_enable" not in os.environ["WORDS"]:
-                running = asyncio.ensure_future(inner)
-                await asyncio.sleep(0.05)
-                os.kill(os.getpid(), signal.SIGKILL)
             done = await inner
             updates[step].append(policy.name)
             if len(updates[step]) == 2:
@@ -60,7 +55,7 @@ KILLER = """
 """
 RECIPE = """
     extends: recipe.yaml
-    plugins: [tools.py, killer.py, marl_plugins.process_groups, marl_plugins.opponent_pool]
+    plugins: [tools.py, dies.py, killer.py, marl_plugins.process_groups, marl_plugins.opponent_pool]
     policies:
       judge: {model: null, trainable: null, follows: first}
     flags:
