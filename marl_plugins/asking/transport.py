@@ -159,17 +159,17 @@ class EndpointTransport:
 
     async def _ask_when_ready(self, inquiry: Inquiry, until: float) -> ChatAnswer:
         """An answer, waited for as a run would while the endpoint is busy, and asked for again after one time-out."""
-        timed_out = False
+        timed_out, busy = False, None
         for attempt in itertools.count(1):
             try:
                 async with asyncio.timeout(until - time.monotonic()):
                     return await self.client.ask(inquiry)
-            except TimeoutError:
+            except TimeoutError as error:
                 if timed_out or time.monotonic() >= until:
-                    raise
+                    raise busy or error from None  # an endpoint that said it is busy did answer
                 timed_out = True
             except ReportedError as error:
-                wait = pause_after(attempt, error.wait)
+                wait, busy = pause_after(attempt, error.wait), error
                 if not error.busy or time.monotonic() + wait > until:
                     raise
                 await asyncio.sleep(wait)
