@@ -142,8 +142,9 @@ class SimulatedProcesses:
         return True
 
     async def extension(self, name, method, *same, each=None):
-        sizes = [sum(len(batch.groups) for batch in batches) for batches in each or [()]]
-        return [[True] * size for size in sizes]
+        if each is None:
+            return [True]
+        return [[True] * sum(len(batch.groups) for batch in batches) for batches in each]
 
     def _folders(self, tag):
         return [self._folder(tag, part) for part in ("_actor", *(["_critic"] if self.critic else []))]

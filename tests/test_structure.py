@@ -61,6 +61,7 @@ ORDER = (
         "reward_model",
         "swarm",
         "continuous",
+        "old_logprobs",
         "builtin",
         "tools",
         "viewer",

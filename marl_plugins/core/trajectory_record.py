@@ -139,13 +139,14 @@ def _tokens(action: Action, trainer_logprobs: bool) -> dict[str, Any]:
     return {
         "shown_ids": list(action.shown_ids),
         "ids": list(action.generation.ids),
-        "logprobs": _spelled(action.generation.logprobs),
-        **({"trainer_logprobs": _spelled(action.trainer_logprobs)} if trainer_logprobs and action.trainer_logprobs else {}),
+        "logprobs": spelled(action.generation.logprobs),
+        **({"trainer_logprobs": spelled(action.trainer_logprobs)} if trainer_logprobs and action.trainer_logprobs else {}),
     }
 
 
-def _spelled(values: Sequence[float]) -> list[float]:
-    """Float32 values with the fewest digits, nine at most, that give the same float32; their float64 would have seventeen."""
+def spelled(values: Sequence[float]) -> list[float]:
+    """Spells float32 values with the fewest digits, nine at most, that give the same float32; their float64 would have
+    seventeen."""
     return [_shortest(value) for value in array("f", values)]
 
 

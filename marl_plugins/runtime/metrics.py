@@ -228,14 +228,20 @@ def of_lag(rows: Sequence[Row], versions: Mapping[str, int]) -> dict[str, float]
         metrics[f"policy/{policy}/lag"] = mean([versions[policy] - mean(r.action.generation.token_versions) for r in mine])
     groups = {f"policy/{name}": mine for name, mine in by_policy.items()} | {f"role/{n}": m for n, m in by_role.items()}
     for name, mine in sorted(groups.items()):
-        weights = [
-            math.exp(min(now - then, MOST_LOG_RATIO))
-            for row in mine
-            for now, then in zip(row.action.trainer_logprobs, row.action.generation.logprobs, strict=True)
-        ]
-        metrics[f"{name}/ratio"] = mean(weights)
-        metrics[f"{name}/ess"] = sum(weights) ** 2 / (len(weights) * sum(w * w for w in weights))
+        log_probs = [(row.action.trainer_logprobs, row.action.generation.logprobs) for row in mine]
+        metrics |= of_log_ratios(f"{name}/", [now - then for both in log_probs for now, then in zip(*both, strict=True)])
     return metrics
+
+
+def of_log_ratios(prefix: str, log_ratios: Sequence[float]) -> dict[str, float]:
+    """Returns `ratio` and `ess`, as `of_lag` has them, of the logarithms of ratios, one for each token.
+
+    Args:
+        prefix: Of the metrics' names.
+    """
+    weights = [math.exp(min(each, MOST_LOG_RATIO)) for each in log_ratios]
+    ess = sum(weights) ** 2 / (len(weights) * sum(w * w for w in weights))
+    return {f"{prefix}ratio": mean(weights), f"{prefix}ess": ess}
 
 
 def of_step(

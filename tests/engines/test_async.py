@@ -6,15 +6,18 @@ the same in two runs is so whatever the timing.
 
 import signal
 from collections import Counter, defaultdict
+from statistics import mean
 
 import pytest
 from engines.relay import Started
 from simulated import without_logprobs
 
+WORDS = ["--train.async_enable", "--plugin", "marl_plugins.old_logprobs"]
+
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory, relay, template):
-    return Started(tmp_path_factory.mktemp("async"), relay / "silent.yaml", "--train.async_enable", template=template).run()
+    return Started(tmp_path_factory.mktemp("async"), relay / "silent.yaml", *WORDS, template=template).run()
 
 
 def test_what_a_program_has_seen_is_derived(whole):
@@ -37,8 +40,24 @@ def test_a_step_is_sampled_by_the_weights_of_two_steps_before(whole):
     assert all(entry["roles"]["second"]["trained"] == entry["roles"]["second"]["generated"] for entry in whole.ledger)
 
 
+def test_what_is_of_the_lag_is_told_from_what_is_of_the_engine(whole):
+    """By the weights that sampled a token the trainer gives it what the engine did; by those of now it does not."""
+    of_engine, of_lag = defaultdict(list), defaultdict(list)
+    for t, a in whole.actions:
+        if a["policy"] == "first":
+            trios = zip(a["trainer_logprobs"], a["notes"]["old_logprobs"], a["logprobs"], strict=True)
+            for now, old, engine in trios:
+                of_engine[t["step"]].append(abs(old - engine))
+                of_lag[t["step"]].append(abs(now - old))
+    engine, lag = ({step: mean(found) for step, found in each.items()} for each in (of_engine, of_lag))
+    assert max(engine.values()) < 0.01 and lag[1] == 0
+    assert min(lag[2], lag[3]) > 3 * max(engine.values())
+    assert [m["policy/first/lag_ess"] == 1 for m in whole.metrics] == [True, False, False]
+    assert all(m["policy/first/engine_ess"] > m["policy/first/ess"] - 1e-4 for m in whole.metrics)
+
+
 def test_a_run_that_is_killed_while_a_rollout_waits_repeats_the_undisturbed_one(whole, relay, template, tmp_path):
-    words = ["--train.async_enable", "--plugin", str(relay / "dies.py")]
+    words = [*WORDS, "--plugin", str(relay / "dies.py")]
     run = Started(tmp_path, relay / "silent.yaml", *words, template=template)
     run.run(code=-signal.SIGKILL)
     assert len((tmp_path / "checkpoints" / "waiting" / "step2.jsonl").read_text().splitlines()) == 1
@@ -53,7 +72,7 @@ def test_a_run_that_is_killed_while_a_rollout_waits_repeats_the_undisturbed_one(
 
 def test_policies_that_take_turns_on_their_seats_train_the_same(whole, relay, template, tmp_path):
     """Their processes come and go while engines sample the next rollout."""
-    words = ["--train.async_enable", "--plugin", "marl_plugins.process_groups", "--process_groups.seats", "2"]
+    words = [*WORDS, "--plugin", "marl_plugins.process_groups", "--process_groups.seats", "2"]
     run = Started(tmp_path, relay / "silent.yaml", *words, template=template).run()
     (one, _), (two, _) = map(without_logprobs, (run.trajectories, whole.trajectories))
     assert one == two
