@@ -1,7 +1,8 @@
-"""Every capability of docs/async.md's table with `--train.async_enable`, as the capability's own tests run it."""
+"""Every capability of docs/async.md's table with `--train.async_enable`: its bits do not depend on what takes how long."""
 
 import asyncio
 import json
+import random
 
 import pytest
 import simulated_run
@@ -12,12 +13,18 @@ import test_populations
 import test_replay
 import test_swarm
 import test_transfer
+import virtual_time
+from openai_server import verdict
+from plugin_pairs import TIMED, differences, parts, records_of, words
 from simulated import without_seconds
 from simulated_run import simulated_trainer
+from simulated_session import SimulatedEngines, SimulatedProcesses, run_planned
 
 from marl_plugins.core.ledger import Ledger
+from marl_plugins.core.trajectory import Generation
 from marl_plugins.hosts import upstream_cli
 from marl_plugins.manager import Plugins
+from marl_plugins.plan.build import build_plan
 
 
 def named(*plugins):
@@ -76,3 +83,132 @@ def test_a_capability_works_and_its_bits_do_not_depend_on_timing(name, tmp_path,
             assert "stale" not in str(account.record())
     own = {(t["step"], a["version"]) for t in trajectories if "origin" not in t for a in t["actions"] if a["policy"] == "p"}
     assert own == {(step, max(0, step - 2)) for step in range(1, 1 + len(ledgers))}
+
+
+VERDICT_SECONDS, WORK_SECONDS, STEPS = 30.0, 1.0, 6
+
+
+@pytest.mark.parametrize("queue", [1, 3])
+def test_steps_take_as_long_as_a_slow_coach_and_nothing_piles_up(tmp_path, queue):
+    """On virtual time; forward passes, updates and syncs take a second each."""
+    judged = {"now": 0, "most": 0}
+
+    async def go():
+        trainer = simulated_trainer(tmp_path, lambda t: 1.0, steps=STEPS, eval_steps=-1, queue=queue)
+        policy, hook = trainer.session.policies["p"], trainer.plugins.hook
+        forward, update, sync = policy.forward, hook.marl_update, hook.marl_sync
+
+        async def verdict():
+            judged["now"] += 1
+            judged["most"] = max(judged.values())
+            await asyncio.sleep(VERDICT_SECONDS)
+            judged["now"] -= 1
+            return 0.5
+
+        def late(work):
+            async def after(*given, **named):
+                await asyncio.sleep(WORK_SECONDS)
+                return await work(*given, **named)
+
+            return after
+
+        policy.forward, hook.marl_update, hook.marl_sync = map(late, (forward, update, sync))
+        hook.marl_score_action = lambda run, action, seen: verdict()
+        await trainer.fit(0)
+
+    _, seconds = virtual_time.run(go())
+    assert judged["most"] == 4 * 2  # the trajectories of one step
+    syncs, last = STEPS + 1, 2  # one at the start; the last steps' own forward passes and updates
+    assert seconds == pytest.approx(STEPS * VERDICT_SECONDS + syncs * WORK_SECONDS + queue * last * WORK_SECONDS)
+
+
+# --- as planned, of every part that pairs are made of ---------------------------------------------------------------------
+
+CORRECTING = """
+from pathlib import Path
+from marl_plugins.loading import load
+
+RUBRIC = load(str(Path(__file__).with_name("rubric.py"))).RUBRIC
+CORRECTIONS = {role: lambda action, seen: "a" + action.text[1:] for role in RUBRIC}
+"""
+COACHES = {
+    "coach with corrections": ["--coach.rubric", "RUBRIC", "--coach.corrections_coef", "0.1"],
+    "coach that is a policy of the run": [
+        "--coach.policy",
+        "judge",
+        "--data.max_len",
+        "8192",
+        "--rollout.max_new_tokens",
+        "64",
+    ],
+}
+"""Flags with `--plugin marl_plugins.coach`."""
+REFUSED = {"streaming", "curriculum", "filtering"}
+EVERY_PART = sorted({*parts(), *COACHES} - TIMED - REFUSED - {"async", "swarm"})
+"""Without `swarm`, whose records name the run that they are of; it is above."""
+
+
+@pytest.fixture
+def slow(monkeypatch):
+    """Sets what decides how long engines and training processes take; a coach is answered with a verdict."""
+    draw, longest = random.Random(), [0.0]
+    generate, forward, update = SimulatedEngines.generate, SimulatedProcesses.forward, SimulatedProcesses.update
+
+    async def answer(self, call, choose):
+        await asyncio.sleep(longest[0] * draw.random())
+        found = await generate(self, call, choose)
+        if call.role:
+            return found
+        tokenizer = self.owner.tokenizer
+        asked = {"messages": [{"content": tokenizer.decode(call.context_ids)}]}
+        ids = (*tokenizer.encode(verdict(asked, score=found.ids[0] % 10)), tokenizer.eos_token_id)
+        return Generation(ids, (-0.5,) * len(ids), "stop", call.policy, found.version)
+
+    async def slow_forward(self, rows, known=()):
+        await asyncio.sleep(longest[0] * draw.random())
+        return await forward(self, rows, known)
+
+    async def slow_update(self, prepared, steps, step):
+        await asyncio.sleep(longest[0] * draw.random())
+        return await update(self, prepared, steps, step)
+
+    monkeypatch.setattr(SimulatedEngines, "generate", answer)
+    monkeypatch.setattr(SimulatedProcesses, "forward", slow_forward)
+    monkeypatch.setattr(SimulatedProcesses, "update", slow_update)
+
+    def set_to(seed, seconds):
+        draw.seed(seed)
+        longest[0] = seconds
+
+    return set_to
+
+
+def planned(folder, name):
+    folder.mkdir()
+    if name not in COACHES:
+        return build_plan([*words(folder, [name, "async"]), "--max_steps", "4"])
+    found = [*words(folder, ["async"]), "--max_steps", "4", "--plugin", "marl_plugins.coach", *COACHES[name]]
+    rubric = folder / "recipe" / "correcting.py"
+    rubric.write_text(CORRECTING)
+    return build_plan([str(rubric) if word == "RUBRIC" else word for word in found])
+
+
+@pytest.mark.parametrize("name", EVERY_PART)
+def test_a_step_is_a_function_of_its_number_with_every_part(name, tmp_path, slow):
+    (tmp_path / "store").mkdir()
+    found = []
+    for seed, seconds in enumerate((0.0, 0.003, 0.003)):
+        slow(seed, seconds)
+        plan = planned(tmp_path / f"{seed}", name)
+        trainer = run_planned(plan)
+        learnt = {policy: p.learnt for policy, p in trainer.session.trained.items()}
+        found.append((plan, records_of(plan), learnt))
+    (_, first, weights), *others = found
+    for plan, each, again in others:
+        assert not [*differences(plan, first, each)]
+        assert again == weights
+    if name in COACHES:
+        scores = [a["score"] for t in first["trajectories.jsonl"] for a in t["actions"] if a["policy"] != "earlier"]
+        assert len({*scores}) > 1 and None not in scores
+    if name == "coach with corrections":
+        assert all(any(key.endswith("/corrections/used") and m[key] for key in m) for m in first["metrics.jsonl"])
