@@ -5,9 +5,10 @@
     separate   recipes/kuhn_poker/tiny.yaml: two policies, 64 steps of 192 games
     pool       pool.yaml: one policy in both seats, in half of the games against its earlier versions
     frozen     tiny.yaml with learning rate 0 (a few steps: nothing changes)
-    one, two, four, earlier
+    one, two, four, earlier, still
                the same game by recipes/games: one policy in both seats, populations of two and of four, and two with
-               earlier versions (one.yaml, tiny.yaml, four.yaml, pool.yaml); 66 steps of 192 games; run if they are named
+               earlier versions (one.yaml, tiny.yaml, four.yaml, pool.yaml); 66 steps of 192 games; `still` is `two` with learning
+               rate 0, in 8 steps; run if they are named
 
 Exploitability is that of the policies that played a step, from the probabilities of their own moves: "warm start" is the first,
 "trained" the last one. Their ratio is to be a quarter or less, for each seed; beside it, the ratio of the mean over the last ten
@@ -27,19 +28,20 @@ from marl_plugins.records.read import RunReader
 
 KUHN = recipes_root() / "kuhn_poker"
 TINY = ["--recipe", str(KUHN / "tiny.yaml")]
+STILL = ["--actor.adam.lr", "0", "--max_steps", "8"]
 ARMS: dict[str, list[str]] = {
     "separate": TINY,
     "pool": ["--recipe", str(KUHN / "pool.yaml")],
-    "frozen": [*TINY, "--actor.adam.lr", "0", "--max_steps", "8"],
+    "frozen": [*TINY, *STILL],
 }
 LAST = 10
 GAMES = recipes_root() / "games"
-POPULATIONS = {"one": "one.yaml", "two": "tiny.yaml", "four": "four.yaml", "earlier": "pool.yaml"}
+POPULATIONS = {"one": "one.yaml", "two": "tiny.yaml", "four": "four.yaml", "earlier": "pool.yaml", "still": "tiny.yaml"}
 """Of recipes/games."""
 
 
 def words(arm: str) -> list[str]:
-    return ARMS.get(arm) or ["--recipe", str(GAMES / POPULATIONS[arm])]
+    return ARMS.get(arm) or ["--recipe", str(GAMES / POPULATIONS[arm]), *(STILL if arm == "still" else [])]
 
 
 def curve(folder: Path) -> list[float]:

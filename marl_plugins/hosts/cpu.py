@@ -53,6 +53,8 @@ def environment() -> dict[str, str]:
         DEVICE: "cpu",
         "DS_ACCELERATOR": "cpu",
         "OMP_NUM_THREADS": "1",  # several processes share few cores
+        # A warm start has all cores, and threads that spin while they wait take them from other runs: ten times as long beside two.
+        "OMP_WAIT_POLICY": "passive",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",
         # In-process workers instead of another process per engine: vllm/platforms/cpu.py:272-279.
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
