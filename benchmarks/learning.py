@@ -11,6 +11,8 @@ SYSTEM is one of `SYSTEMS` below: `debate`, `merchant`, `category`, `search`, `e
 
     shared          trained with one policy for all roles (`--mapping shared`), from the same start; only where it is named
     adapters        trained as adapters of one model that all roles' demonstrations started (`ADAPTERS`); only where it is named
+    async           trained with the next rollout during each update, so by rows that are a version old; only where it is named
+    async_token     the same, its tokens weighed (`--algo.advantage.is_correction_level token`); only where it is named
 
 Of the two assistants also, each in a copy of the recipe, and only where they are named:
 
@@ -63,6 +65,7 @@ class System:
 
 
 ADAPTERS = ("--plugin", "marl_plugins.adapters", "--ds.lora.rank", "8", "--ds.lora.alpha", "16", "--actor.adam.lr", "1e-3")
+ASYNC, CORRECTED = ("--train.async_enable",), ("--algo.advantage.is_correction_level", "token")
 THIRTY = ("--max_steps", "30")
 ALONE = ("--swarm.store", "memory://alone", "--swarm.external", "0", "--swarm.publish", "0")
 RARE = '{"router": 0.4, "call": 0.6, "composer": 0.5}'
@@ -83,6 +86,8 @@ SYSTEMS = {
 }
 BESIDE = ("eval/part/", "eval/rounds", "eval/role/")
 """Beginnings of what evaluations say of a graph beside its outcome."""
+ANY_SYSTEM = ("shared", "adapters", "async", "async_token")
+"""Arms of every system that run only where they are named."""
 FROZEN = ("--actor.adam.lr", "0", "--max_steps", "2", "--eval.steps", "2")
 
 
@@ -114,16 +119,16 @@ def beside(name: str, arm: str, seeds: Sequence[int], out: Path) -> list[str]:
     return lines
 
 
-def over(name: str, coach: str, control: str, seeds: Sequence[int], out: Path) -> str:
-    """Return the line of what a coach adds to its control, paired by seed."""
+def over(name: str, arm: str, control: str, seeds: Sequence[int], out: Path) -> str:
+    """Return the line of what an arm adds to its control, paired by seed."""
     means = [
         [
-            statistics.fmean(list(curve(out / f"{name}-{arm}-{seed}", SYSTEMS[name].outcome).values())[1:][-3:])
+            statistics.fmean(list(curve(out / f"{name}-{each}-{seed}", SYSTEMS[name].outcome).values())[1:][-3:])
             for seed in seeds
         ]
-        for arm in (coach, control)
+        for each in (arm, control)
     ]
-    return f"| {coach} over {control} | {len(seeds)} |  |  | {points([a - b for a, b in zip(*means, strict=True)])} |  |"
+    return f"| {arm} over {control} | {len(seeds)} |  |  | {points([a - b for a, b in zip(*means, strict=True)])} |  |"
 
 
 def words_of(system: System, arm: str, out: Path) -> list[str]:
@@ -132,8 +137,8 @@ def words_of(system: System, arm: str, out: Path) -> list[str]:
         return system.words
     if arm == "shared":
         return [*system.words, "--mapping", "shared"]
-    if arm == "adapters":
-        return [*system.words, *ADAPTERS]
+    if flags := {"adapters": ADAPTERS, "async": ASYNC, "async_token": (*ASYNC, *CORRECTED)}.get(arm):
+        return [*system.words, *flags]
     folder, _, file = system.recipe.partition("/")
     rare = arm.startswith("rare_")
     copy = out / f"{folder}-{'rare' if rare else 'same'}"
@@ -175,7 +180,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     arms = ["trained", "frozen", "put_back"]
     named = ["outcome", "rare_trained", "rare_outcome", "rare_frozen"]
-    parser.add_argument("--arms", nargs="+", choices=[*arms, "shared", "adapters", *named], default=arms)
+    parser.add_argument("--arms", nargs="+", choices=[*arms, *ANY_SYSTEM, *named], default=arms)
     add_flag(parser)
     options = parser.parse_args()
     if not SYSTEMS[options.system].slips and set(options.arms) & set(named):
@@ -189,6 +194,8 @@ def main() -> None:
             print(row(options.system, arm, options.seeds, options.out), flush=True)
             if arm.endswith("outcome") and (coach := arm.replace("outcome", "trained")) in options.arms:
                 print(over(options.system, coach, arm, options.seeds, options.out), flush=True)
+            if arm.startswith("async") and "trained" in options.arms:
+                print(over(options.system, arm, "trained", options.seeds, options.out), flush=True)
             continue
         whole = [put_back(options.system, "none", seed, options.out) for seed in options.seeds]
         for policy in SYSTEMS[options.system].policies:

@@ -42,7 +42,7 @@ from marl_plugins.records.read import RunReader
 
 SWARM = recipes_root() / "swarm"
 STEPS, FROZEN_STEPS = 48, 8
-RARE_SLIPS = 0.9
+RARE_SLIPS = 0.98
 MEMBERS = [f"a{n}" for n in range(1, 9)]
 CAPABILITY = ("--swarm.weight", "capability", "--algo.advantage.estimator", "reinforce")
 
