@@ -11,7 +11,7 @@ of eight samples a step, in two optimiser steps, for 48 steps; arms differ in ho
                          `reinforce`; the second is compared with the first
     stronger             4/4, where half of the members begin as a model that has been trained alone for 128 steps; the numbers
                          are those of the other half, and compared with the same four members of 8/0
-    rare 8/0, rare 4/4   from a start at which one answer in twelve is right, the second compared with the first; only if
+    rare 8/0, rare 4/4   from a start at which a quarter of the answers is right, the second compared with the first; only if
                          they are named
     frozen ARM           learning rate 0, eight steps: what the arm's choice of groups does to the numbers by itself
 
@@ -42,7 +42,7 @@ from marl_plugins.records.read import RunReader
 
 SWARM = recipes_root() / "swarm"
 STEPS, FROZEN_STEPS = 48, 8
-RARE_SLIPS = 0.98
+RARE_SLIPS = 0.9
 MEMBERS = [f"a{n}" for n in range(1, 9)]
 CAPABILITY = ("--swarm.weight", "capability", "--algo.advantage.estimator", "reinforce")
 
