@@ -301,6 +301,9 @@ def test_ratios_and_the_effective_sample_size_are_those_of_the_tokens():
     found = of_lag(rows, {"p": 5})
     assert found["policy/p/lag"] == 2 and found["role/a/ratio"] == pytest.approx(1.5)
     assert found["policy/p/ess"] == found["role/a/ess"] == pytest.approx(3**2 / (2 * 5))
+    entered = rows_at(0)
+    entered[0].trajectory.origin = "bob step 1"
+    assert of_lag([*rows, *entered], {"p": 5}) == found
 
 
 # --- the plan ------------------------------------------------------------------------------------------------------------

@@ -213,7 +213,8 @@ def of_rollout(
 
 def of_lag(rows: Sequence[Row], versions: Mapping[str, int]) -> dict[str, float]:
     """Returns how far the weights that rows train are from those that sampled them, by policy and by role: versions, and what
-    ratios of the two make of the sampled tokens.
+    ratios of the two make of the sampled tokens. Rows that entered by `marl_exchange` do not count: nothing of this run has
+    sampled them for this step.
 
     With w = exp(trainer - engine) of each token, before the update: `ratio` is the mean of w, 1 in expectation for any two
     policies; `ess` the effective sample size as a share, (sum w)^2 / (n sum w^2) (Kong 1992), which is 1 where nothing has changed.
@@ -221,7 +222,7 @@ def of_lag(rows: Sequence[Row], versions: Mapping[str, int]) -> dict[str, float]
     metrics: dict[str, float] = {}
     by_policy: dict[str, list[Row]] = defaultdict(list)
     by_role: dict[str, list[Row]] = defaultdict(list)
-    for row in rows:
+    for row in (row for row in rows if not row.trajectory.origin):
         by_policy[row.action.policy].append(row)
         by_role[row.action.role].append(row)
     for policy, mine in sorted(by_policy.items()):
