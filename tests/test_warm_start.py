@@ -1,6 +1,10 @@
 """The warm start: a fixed number of steps, cached by content, on training tasks only."""
 
 import random
+import subprocess
+import sys
+import textwrap
+import threading
 from pathlib import Path
 
 import pytest
@@ -15,7 +19,7 @@ transformers = pytest.importorskip("transformers")
 from marl_plugins.core.conversation import ChatFormat  # noqa: E402
 from marl_plugins.core.prompts import prompt_renderer  # noqa: E402
 from marl_plugins.records.display import Display  # noqa: E402
-from marl_plugins.runtime.tiny_model import resolve  # noqa: E402
+from marl_plugins.runtime.tiny_model import made_once, resolve  # noqa: E402
 from marl_plugins.runtime.warm_start import draw, warm_start  # noqa: E402
 
 MODEL = "tiny:hidden=16,layers=1,positions=64"
@@ -73,3 +77,33 @@ def test_it_learns_and_is_cached_by_content(roles):
 def test_a_demonstration_needs_one_tool_result_between_answers():
     with pytest.raises(ValueError, match="2 answers and 0 tool results"):
         Demonstration("a", {}, said=["x", "y"])
+
+
+def test_of_two_runs_at_a_time_one_makes_it_and_the_other_waits(tmp_path, monkeypatch):
+    """Also if the first one is killed: the second one makes it then."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    cache, made, waited = tmp_path / "openrlhf-marl" / "tiny", [], threading.Event()
+    first = textwrap.dedent("""
+        import time
+        from marl_plugins.runtime.tiny_model import made_once
+
+        def make(folder):
+            folder.joinpath("by").write_text("first")
+            print("began", flush=True)
+            time.sleep(600)
+
+        made_once("m", make)
+    """)
+
+    def second():
+        made.append(made_once("m", lambda folder: folder.joinpath("by").write_text("second"), waited.set))
+
+    with subprocess.Popen([sys.executable, "-c", first], stdout=subprocess.PIPE) as process:
+        assert process.stdout.readline() == b"began\n"
+        thread = threading.Thread(target=second)
+        thread.start()
+        assert waited.wait(60) and not made
+        process.kill()
+        thread.join(60)
+    assert made == [str(cache / "m")] and (cache / "m" / "by").read_text() == "second"
+    assert {path.name for path in cache.iterdir() if not path.name.startswith(".new-")} == {"m"}

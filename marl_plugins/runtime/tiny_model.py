@@ -6,10 +6,12 @@ and takes exactly the same way. 0.36 M parameters with the defaults.
 
 from __future__ import annotations
 
+import fcntl
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from marl_plugins.core.tiny import SPECIAL, is_tiny, parse
@@ -28,22 +30,47 @@ SHOWN_TOOLS = (
 """Begins the chat template of a model with `tools=1`."""
 
 
-def made_once(name: str, make: Callable[[Path], None]) -> str:
-    """Returns the folder `name` among the models that were made here; `make(folder)` fills it, unless it is there."""
+def made_once(name: str, make: Callable[[Path], None], wait: Callable[[], None] = lambda: None) -> str:
+    """Returns the folder `name` among the models that were made here; `make(folder)` fills it, unless it is there.
+
+    Args:
+        wait: Called before this process waits for another one that is making the folder.
+    """
     cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "openrlhf-marl" / "tiny"
     cache.mkdir(parents=True, exist_ok=True)
     folder = cache / name
-    if not folder.is_dir():
-        fresh = Path(tempfile.mkdtemp(dir=cache, prefix=".new-"))
-        try:
-            make(fresh)
-            fresh.rename(folder)
-        except OSError:
-            if not folder.is_dir():  # another process was faster
-                raise
-        finally:
-            shutil.rmtree(fresh, ignore_errors=True)
+    if folder.is_dir():
+        return str(folder)
+    with _lock(cache / f".{name}.lock", wait):
+        if not folder.is_dir():
+            fresh = Path(tempfile.mkdtemp(dir=cache, prefix=".new-"))
+            try:
+                make(fresh)
+                fresh.rename(folder)
+            except OSError:
+                if not folder.is_dir():  # another process was faster, on a file system without locks
+                    raise
+            finally:
+                shutil.rmtree(fresh, ignore_errors=True)
     return str(folder)
+
+
+@contextmanager
+def _lock(path: Path, wait: Callable[[], None]) -> Iterator[None]:
+    """Keeps other processes away; a lock ends with the process that has it. Who has waited looks whether there is still anything to
+    do, so the file goes with the lock."""
+    with path.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            wait()
+            fcntl.flock(file, fcntl.LOCK_EX)
+        except OSError:  # a file system without locks
+            pass
+        try:
+            yield
+        finally:
+            path.unlink(missing_ok=True)
 
 
 def resolve(model: str) -> str:

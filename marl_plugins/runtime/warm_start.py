@@ -67,7 +67,7 @@ def warm_start(
         with display.phase("warm start", config.steps, announce=True) as tick:
             train(folder, target, rows, config, tick)
 
-    return made_once(f"warm-{key}", make)
+    return made_once(f"warm-{key}", make, lambda: display.say("warm start: another run is making it; waiting for that one"))
 
 
 @contextmanager
