@@ -135,7 +135,7 @@ COACHES = {
     "coach with corrections": ["--coach.rubric", "RUBRIC", "--coach.corrections_coef", "0.1"],
     "coach that is a policy of the run": [
         "--coach.policy",
-        "judge",
+        "coach",
         "--data.max_len",
         "8192",
         "--rollout.max_new_tokens",
@@ -143,6 +143,10 @@ COACHES = {
     ],
 }
 """Flags with `--plugin marl_plugins.coach`."""
+OF_COACH = """
+model: "tiny:positions=8192"
+policies: {coach: {trainable: false}}
+"""
 REFUSED = {"streaming", "curriculum", "filtering"}
 EVERY_PART = sorted({*parts(), *COACHES} - TIMED - REFUSED - {"async", "swarm"})
 """Without `swarm`, whose records name the run that they are of; it is above."""
@@ -190,6 +194,8 @@ def planned(folder, name):
     found = [*words(folder, ["async"]), "--max_steps", "4", "--plugin", "marl_plugins.coach", *COACHES[name]]
     rubric = folder / "recipe" / "correcting.py"
     rubric.write_text(CORRECTING)
+    with (folder / "recipe" / "both.yaml").open("a") as recipe:
+        recipe.write(OF_COACH if "--coach.policy" in COACHES[name] else "")
     return build_plan([str(rubric) if word == "RUBRIC" else word for word in found])
 
 
