@@ -9,7 +9,8 @@ which is the paper's team sharing (its algorithm 5, a = 1 - x).
 Where U is negative the paper's rule blames the best contributor most. `--cooperation.negative mirror` (the default) takes
 softmax(-g / tau) there, so that whoever gave more never gets less; `paper` is the rule as it is published. The paper calls the rule
 unbiased; that needs shares which are the actions' advantages, and holds for no finite tau. What holds, and is tested, is that
-nothing is lost or added.
+nothing is lost or added. Policies that a plugin gives a tau of their own have g less the trajectory's mean: who gave more than the
+mean still has more than who gave less.
 """
 
 from __future__ import annotations
@@ -18,12 +19,13 @@ import argparse
 import math
 from collections import defaultdict
 from collections.abc import Sequence
+from statistics import fmean
 from typing import Literal
 
 from marl_plugins import hookimpl
 from marl_plugins.core.options import between
 from marl_plugins.core.trajectory import Trajectory
-from marl_plugins.run import Run
+from marl_plugins.run import Run, ShareTemperatures
 
 
 def temperature(word: str) -> float:
@@ -36,26 +38,18 @@ def temperature(word: str) -> float:
 
 @hookimpl
 def marl_options(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("credit by contribution (--plugin marl_plugins.cooperation)")
+    add = parser.add_argument_group("credit by contribution (--plugin marl_plugins.cooperation)").add_argument
     factor = "0: an action's own reward; 1: its share of the team's"
-    group.add_argument("--cooperation.factor", type=between(0, 1), default=1.0, help=factor)
-    group.add_argument(
-        "--cooperation.tau",
-        type=temperature,
-        default=1.0,
-        help="how evenly the team's reward is shared: 0 to the best contribution alone, inf equally",
-    )
-    group.add_argument(
-        "--cooperation.negative",
-        choices=["mirror", "paper"],
-        default="mirror",
-        help="a negative team's reward: the worst contribution has the largest share of it, or the best as in the paper",
-    )
+    add("--cooperation.factor", type=between(0, 1), default=1.0, help=factor)
+    tau = "how evenly the team's reward is shared: 0 to the best contribution alone, inf equally"
+    add("--cooperation.tau", type=temperature, default=1.0, help=tau)
+    negative = "a negative team's reward: the worst contribution has the largest share of it, or the best as in the paper"
+    add("--cooperation.negative", choices=["mirror", "paper"], default="mirror", help=negative)
 
 
 @hookimpl
 def marl_credit_step(trajectories: Sequence[Trajectory], run: Run) -> Sequence[Trajectory]:
-    options = run.args.cooperation
+    options, factors = run.args.cooperation, run.state(ShareTemperatures)
     sums: dict[tuple[str, str], float] = defaultdict(float)
     counts: dict[tuple[str, str], int] = defaultdict(int)
     own: dict[tuple[str, str, Trajectory], list[float]] = defaultdict(list)
@@ -73,9 +67,11 @@ def marl_credit_step(trajectories: Sequence[Trajectory], run: Run) -> Sequence[T
             mine = own[*of, trajectory]
             others = counts[of] - len(mine)
             gains.append(reward - (sums[of] - sum(mine)) / others if others else 0.0)
-        for action, reward, share in zip(
-            actions, rewards, shares(gains, sum(rewards), options.tau, options.negative), strict=True
-        ):
+        if factors and gains:
+            mean = fmean(gains)
+            gains = [(gain - mean) / factors.get(a.policy, 1.0) for gain, a in zip(gains, actions, strict=True)]
+        found = shares(gains, sum(rewards), options.tau, options.negative)
+        for action, reward, share in zip(actions, rewards, found, strict=True):
             action.add_reward("cooperation", options.factor * (share - reward))
     return trajectories
 

@@ -68,7 +68,7 @@ if TYPE_CHECKING:
     from marl_plugins.core.workflow import Workflow
     from marl_plugins.run import Run
 
-VERSION = "3.5"
+VERSION = "3.6"
 
 Purpose = Literal["train", "evaluate", "judge"]
 """What a run is started for: `openrlhf train`; `openrlhf eval`, which scores outcomes only; `openrlhf coach`, which scores recorded

@@ -289,6 +289,16 @@ class Lateness:
     steps = 0
 
 
+class ShareTemperatures(dict[str, float]):
+    """The factor of the temperature at which a policy's actions get their shares of a team's reward, by policy. A plugin sets it
+    between two steps; where it names no policy the factor is 1."""
+
+
+class AnswerLimits(dict[str, float]):
+    """The factor of the most new tokens that a policy's answers may have in rollouts of training, by policy: above 0, and more
+    than 1 counts as 1. A plugin sets it between two steps; where it names no policy the factor is 1."""
+
+
 def possible_lag(run: Run) -> int:
     """Returns by how many versions of its policy a row can be older than the weights that it trains: the rollouts that wait, and
     the steps by which it may be late."""

@@ -143,12 +143,17 @@ COACHES = {
     ],
 }
 """Flags with `--plugin marl_plugins.coach`."""
+CONTROLS = {
+    "mean_group of limits": (["mean_group"], "max_tokens"),
+    "mean_group of tau": (["cooperation", "mean_group"], "tau"),
+}
+"""Parts, and what the last one scales."""
 OF_COACH = """
 model: "tiny:positions=8192"
 policies: {coach: {trainable: false}}
 """
 REFUSED = {"streaming", "curriculum", "filtering"}
-EVERY_PART = sorted({*parts(), *COACHES} - TIMED - REFUSED - {"async", "swarm"})
+EVERY_PART = sorted({*parts(), *COACHES, *CONTROLS} - TIMED - REFUSED - {"async", "swarm"})
 """Without `swarm`, whose records name the run that they are of; it is above."""
 
 
@@ -189,6 +194,10 @@ def slow(monkeypatch):
 
 def planned(folder, name):
     folder.mkdir()
+    if name in CONTROLS:
+        names, scaled = CONTROLS[name]
+        flags = {"mean_group.scales": scaled, "mean_group.control": "0.5", "mean_group.rate": "0.5", "max_steps": "4"}
+        return build_plan(words(folder, [*names, "async"], **flags))
     if name not in COACHES:
         return build_plan([*words(folder, [name, "async"]), "--max_steps", "4"])
     found = [*words(folder, ["async"]), "--max_steps", "4", "--plugin", "marl_plugins.coach", *COACHES[name]]
@@ -213,6 +222,12 @@ def test_a_step_is_a_function_of_its_number_with_every_part(name, tmp_path, slow
     for plan, each, again in others:
         assert not [*differences(plan, first, each)]
         assert again == weights
+    if name == "mean_group of limits":
+        shortest = dict[int, int]()
+        for t in first["trajectories.jsonl"]:
+            said = [len(a["ids"]) for a in t["actions"] if a["policy"] in ("left", "right")]
+            shortest[t["step"]] = min([shortest.get(t["step"], said[0]), *said])
+        assert shortest[1] == shortest[2] > shortest[3]  # the rollout of step 2 is made before step 1 has ended
     if name in COACHES:
         scores = [a["score"] for t in first["trajectories.jsonl"] for a in t["actions"] if a["policy"] != "earlier"]
         assert len({*scores}) > 1 and None not in scores

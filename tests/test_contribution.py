@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from simulated import make_trajectory
 
 from benchmarks import population
+from marl_plugins import mean_group
 from marl_plugins.competence import Competence
 from marl_plugins.competence import marl_credit_step as with_competence
 from marl_plugins.contracts import PluginContract
@@ -18,8 +19,8 @@ from marl_plugins.cooperation import marl_credit_step as cooperate
 from marl_plugins.cooperation import shares
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.mean_group import MeanRewards, controls
-from marl_plugins.mean_group import marl_credit_step as with_mean_group
 from marl_plugins.plan.build import build_plan
+from marl_plugins.run import AnswerLimits, ShareTemperatures
 
 GAINS = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=12)
 UTILITIES = st.floats(-1e6, 1e6)
@@ -187,20 +188,24 @@ def test_controls_of_a_group():
 
 
 def grouped(rewards, groups=None, steps=(1, 2), **changes):
-    """The factors of the rewards of policies p and q in each of some steps in which they earn the same."""
-    options = SimpleNamespace(**{"groups": groups, "control": 1.0, "low": 0.5, "high": 2.0, "rate": 0.5} | changes)
+    """The factors of the rewards of policies p and q in each of some steps in which they earn the same; a step whose number comes
+    again is credited again, before its end."""
+    defaults = {"groups": groups, "scales": "reward", "control": 1.0, "low": 0.5, "high": 2.0, "rate": 0.5}
+    options = SimpleNamespace(**defaults | changes)
     states, recipe = {}, SimpleNamespace(populations={"a": ("p", "q")})
     run = SimpleNamespace(
         args=SimpleNamespace(mean_group=options), recipe=recipe, state=lambda kind: states.setdefault(kind, kind())
     )
     found = []
-    for step in steps:
+    for step, following in zip(steps, [*steps[1:], None], strict=True):
         t = make_trajectory(
             {"a": [], "b": ["a"]}, policies={"a": "p", "b": "q"}, rewards=dict(zip("ab", rewards, strict=True))
         )
         t.step = step
-        with_mean_group([t], run)
+        mean_group.marl_credit_step([t], run)
         found.append([a.reward / reward for a, reward in zip(t.actions, rewards, strict=True)])
+        if step != following:
+            mean_group.marl_log(run, {})
     return found, run
 
 
@@ -213,7 +218,39 @@ def test_a_members_rewards_have_its_control_from_the_second_step_on():
 def test_a_step_that_is_credited_again_has_the_same_controls():
     found, run = grouped((0.2, 0.6), steps=(1, 2, 2, 2))
     assert found[1] == found[2] == found[3]
-    assert run.state(MeanRewards).now == pytest.approx({"p": 0.2, "q": 0.6})
+    assert run.state(MeanRewards) == pytest.approx({"p": 0.2, "q": 0.6})
+
+
+@pytest.mark.parametrize(
+    ("scales", "kind", "other"), [("tau", ShareTemperatures, AnswerLimits), ("max_tokens", AnswerLimits, ShareTemperatures)]
+)
+def test_a_control_multiplies_what_is_named_and_nothing_else(scales, kind, other):
+    found, run = grouped((0.2, 0.6), scales=scales)
+    assert found == [[1.0, 1.0], [1.0, 1.0]]
+    assert run.state(kind) == pytest.approx({"p": 0.5, "q": 1.5}) and not run.state(other)
+    states = {}
+    resumed = SimpleNamespace(args=run.args, recipe=run.recipe, state=lambda kind: states.setdefault(kind, kind()))
+    mean_group.marl_restore(resumed, mean_group.marl_state(run))
+    assert resumed.state(kind) == run.state(kind)
+
+
+@given(st.floats(-10, 10), st.floats(-10, 10), st.floats(0.1, 10), st.floats(0.1, 10))
+def test_a_tau_of_each_policy_is_of_gains_over_the_trajectorys_mean(one, other, tau, factor):
+    """By softmax in float64; one sample of a task, so that a gain is 0 without others: two samples."""
+    options = SimpleNamespace(factor=1.0, tau=tau, negative="paper")
+    states = {ShareTemperatures: ShareTemperatures(q=factor)}
+    run = SimpleNamespace(args=SimpleNamespace(cooperation=options), state=lambda kind: states.setdefault(kind, kind()))
+    made = [
+        make_trajectory({"a": [], "b": ["a"]}, policies={"a": "p", "b": "q"}, rewards=rewards, sample=n)
+        for n, rewards in enumerate([{"a": one, "b": other}, {"a": 0.0, "b": 0.0}])
+    ]
+    first = cooperate(made, run)[0]
+    mean = (one + other) / 2
+    logits = np.array([(one - mean) / tau, (other - mean) / factor / tau])
+    weights = np.exp(logits - logits.max())
+    assert [a.reward for a in first.actions] == pytest.approx((one + other) * weights / weights.sum(), abs=1e-12)
+    if one > mean and one + other > 0:
+        assert first.actions[0].reward >= first.actions[1].reward
 
 
 class TestMeanGroup(PluginContract):
@@ -221,13 +258,17 @@ class TestMeanGroup(PluginContract):
 
 
 @pytest.mark.parametrize(
-    ("groups", "code"),
-    [("shopper+x", "mean_group.no_policy"), ("clerk+clerk", "mean_group.twice"), (None, "mean_group.alone")],
+    ("words", "code"),
+    [
+        (["--mean_group.groups", "shopper+x"], "mean_group.no_policy"),
+        (["--mean_group.groups", "clerk+clerk"], "mean_group.twice"),
+        ([], "mean_group.alone"),
+        (["--mean_group.scales", "tau"], "mean_group.tau"),
+    ],
 )
-def test_groups_that_are_none(groups, code):
-    words = ["--recipe", "tool_user/tiny.yaml", "--plugin", "marl_plugins.mean_group"]
+def test_groups_that_are_none_and_a_tau_that_nothing_has(words, code):
     try:
-        found = build_plan([*words, *(["--mean_group.groups", groups] if groups else [])]).run.warnings
+        found = build_plan(["--recipe", "tool_user/tiny.yaml", "--plugin", "marl_plugins.mean_group", *words]).run.warnings
     except ConfigurationError as error:
         found = error.problems
     assert code in {problem.code for problem in found}

@@ -27,6 +27,7 @@ from marl_plugins.plan.fingerprint import fingerprint
 from marl_plugins.records.pairs import markdown, pairs_of
 from marl_plugins.records.read import Filter, RunReader
 from marl_plugins.records.report import write_report
+from marl_plugins.run import AnswerLimits
 from marl_plugins.runtime.penalties import penalise_lengths
 from marl_plugins.runtime.roles import Cast, make_cast
 from marl_plugins.runtime.tiny_model import resolve
@@ -102,8 +103,8 @@ async def game(task, roles, tools):
     await roles.b(q=task.prompt, after=[first])
 
 
-def trained(folder, members=("p", "q"), outcome=lambda t: {"a": 1.0, "b": 0.0}, frozen=(), **more):
-    """A simulated run of a game of the roles a and b, each played by all of the policies."""
+def trained(folder, members=("p", "q"), outcome=lambda t: {"a": 1.0, "b": 0.0}, frozen=(), factors=(), **more):
+    """A simulated run of a game of the roles a and b, each played by all of the policies; factors are of their answers' limits."""
     trainer = simulated_trainer(folder, outcome, workflow=game, **more)
     session, run = trainer.session, trainer.run
     policies = {name: SimulatedPolicy(name) for name in members}
@@ -112,6 +113,7 @@ def trained(folder, members=("p", "q"), outcome=lambda t: {"a": 1.0, "b": 0.0}, 
     session.trained = {name: policy for name, policy in policies.items() if name not in frozen}
     session.rollout.pools = dict.fromkeys(members)
     run.recipe.roles["b"] = None
+    run.state(AnswerLimits).update(factors)
     (alone,) = session.cast.members["a"]
     for role in ("a", "b"):
         session.cast.members[role] = tuple(dataclasses.replace(alone, name=role, policy=name) for name in members)
@@ -134,6 +136,16 @@ def test_all_samples_of_a_task_have_the_same_players_who_are_trained_on_their_ow
         rows = [row for computed in policy.computed for row in computed]
         mine = [f"{t.name}/{a.path}" for t in RunReader(tmp_path).trajectories() for a in t.actions if a.policy == name]
         assert sorted(rows) == sorted(mine)
+
+
+def test_answers_of_training_alone_have_a_share_of_their_limit(tmp_path):
+    limits = {}
+
+    def asked(call):
+        limits.setdefault((call.policy, call.step == EVALUATION), set()).add(call.max_tokens)
+
+    trained(tmp_path, factors={"p": 0.001, "q": 0.6}, steps=2, eval_steps=1, answer=asked)
+    assert limits == {("p", False): {1}, ("q", False): {5}, ("p", True): {8}, ("q", True): {8}}
 
 
 def test_outcomes_are_counted_by_policy_and_by_pair(tmp_path):

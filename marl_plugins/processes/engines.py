@@ -326,6 +326,7 @@ async def travel(engine: Engine, giver: EnginePool, taker: EnginePool) -> None:
             await start_replacement(taker, engine, taker.start)
         else:
             taker.engines.append(engine)
+            taker.hand_out()
             if engine.home is taker:
                 del taker.away[engine]
             elif engine.home is not None:
@@ -357,6 +358,7 @@ async def start_replacement(pool: EnginePool, engine: Engine, start: Callable[[]
             )
             home.away.pop(engine, None)
             pool.engines.append(replacement)
+            pool.hand_out()
             if home is not pool:
                 replacement.home = home
                 home.away[replacement] = pool

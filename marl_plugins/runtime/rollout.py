@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
@@ -20,6 +20,9 @@ from marl_plugins.hook_faults import no_exit
 from marl_plugins.manager import Plugins
 from marl_plugins.run import Run
 from marl_plugins.runtime.roles import Cast
+
+Players = Callable[[Task, int], Mapping[str, RoleSpec]]
+"""Returns who plays on a task at its place."""
 
 
 class Rollout:
@@ -47,20 +50,30 @@ class Rollout:
         self.pools = pools
         self.task_seconds = run.recipe.limits.task_seconds
 
-    def train(self, tasks: Sequence[Task], samples: int, step: int) -> AsyncGenerator[Trajectory, None]:
+    def train(
+        self, tasks: Sequence[Task], samples: int, step: int, roles: Players | None = None
+    ) -> AsyncGenerator[Trajectory, None]:
         """Yields trajectories to train on, actions and outcomes scored, as they finish.
 
         Args:
             tasks: What is appended before the last trajectory is taken is rolled out too.
+            roles: Who plays on a task at its place; default: those whose turn it is.
         """
-        return self._all(tasks, samples, step, self.score_action)
+        return self._all(tasks, samples, step, self.score_action, roles)
 
     def evaluate(self, tasks: Sequence[Task], samples: int, temperature: float) -> AsyncGenerator[Trajectory, None]:
         """Yields the trajectories that are only counted, as they finish: outcomes scored by the verifier, no coach calls.
 
         Their seeds are the same in every evaluation, and other than training's, so that evaluations can be compared in pairs.
         """
-        return self._all(tasks, samples, EVALUATION, None, temperature)
+
+        def roles(task: Task, place: int) -> Mapping[str, RoleSpec]:
+            return {
+                name: replace(role, sampling=replace(role.sampling, temperature=temperature))
+                for name, role in self.cast(task, EVALUATION, place).items()
+            }
+
+        return self._all(tasks, samples, EVALUATION, None, roles)
 
     @staticmethod
     def in_order(trajectories: Iterable[Trajectory]) -> list[Trajectory]:
@@ -73,7 +86,7 @@ class Rollout:
         samples: int,
         step: int,
         score_action: ScoreAction | None,
-        temperature: float | None = None,
+        roles: Players | None,
     ) -> AsyncGenerator[Trajectory, None]:
         finished: asyncio.Queue[asyncio.Task[Trajectory]] = asyncio.Queue()
         began = time.monotonic()
@@ -81,8 +94,9 @@ class Rollout:
 
         def begin() -> None:
             for place in range(len(running) // samples, len(tasks)):
+                players = roles(tasks[place], place) if roles else None
                 for sample in range(samples):
-                    one = self.one(tasks[place], place, sample, step, score_action, temperature, began)
+                    one = self.one(tasks[place], place, sample, step, score_action, players, began)
                     running.append(asyncio.create_task(one))
                     running[-1].add_done_callback(finished.put_nowait)
 
@@ -103,28 +117,24 @@ class Rollout:
         sample: int,
         step: int,
         score_action: ScoreAction | None,
-        temperature: float | None = None,
-        began: float | None = None,
         roles: Mapping[str, RoleSpec] | None = None,
+        began: float | None = None,
         generate: Generate | None = None,
         origin: str = "",
     ) -> Trajectory:
         """Runs the workflow on a task and returns the trajectory, scored.
 
         Args:
-            roles: Who plays; default: those whose turn it is.
             place, sample, step: As in `Trajectory`.
             score_action: None: actions are not scored.
-            temperature: Replaces that of training.
+            roles: Who plays; default: those whose turn it is.
             began: When the step's rollout began, by `time.monotonic`; default: now.
             generate: Answers in place of the engines, with words of `origin`.
         """
-        roles = self.cast(task, step, place) if roles is None else roles
-        if temperature is not None:
-            roles = {n: replace(r, sampling=replace(r.sampling, temperature=temperature)) for n, r in roles.items()}
+        players = self.cast(task, step, place) if roles is None else roles
 
         async def score(trajectory: Trajectory) -> None:
-            await score_outcome(trajectory, self.score_outcome, self.task_seconds, roles)
+            await score_outcome(trajectory, self.score_outcome, self.task_seconds, players)
 
         with no_exit():
             async with self.workspace_of(task) as workspace:
@@ -135,13 +145,13 @@ class Rollout:
                     place=place,
                     step=step,
                     run_seed=self.run.args.train.seed,
-                    roles=roles,
+                    roles=players,
                     tools=self.tools,
                     generate=generate or self.generate,
                     score_action=score_action,
                     score=score,
                     workspace=workspace,
-                    last_role=list(roles)[-1],
+                    last_role=list(players)[-1],
                     seconds=self.task_seconds,
                     rollout=began,
                     origin=origin,

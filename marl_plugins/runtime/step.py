@@ -6,18 +6,21 @@ import asyncio
 from collections import Counter
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from marl_plugins.core.concurrency import all_of
 from marl_plugins.core.failures import RunEnded, RunPaused
 from marl_plugins.core.ledger import Ledger
+from marl_plugins.core.roles import RoleSpec
 from marl_plugins.core.rows import Row
 from marl_plugins.core.sampled import SampledActions
 from marl_plugins.core.steps import StepPart
 from marl_plugins.core.trajectory import Task, Trajectory
 from marl_plugins.hook_faults import HookFaults
 from marl_plugins.manager import applies, check_tasks_of_step, chosen_tasks, parts_of
-from marl_plugins.run import max_lag
+from marl_plugins.run import AnswerLimits, max_lag
 from marl_plugins.runtime.crediting import CreditAssignment, check_versions
 from marl_plugins.runtime.exchange import StepExchange
 from marl_plugins.runtime.experience import ForwardedRows, PreparedRows, PreparedSnapshot, estimate
@@ -92,7 +95,7 @@ class RunningStep:
     async def trajectory(self, task: Task, place: int, sample: int) -> Trajectory:
         """See `Step.trajectory`."""
         rollout = self.session.rollout
-        return await rollout.one(task, place, sample, self.number, rollout.score_action)
+        return await rollout.one(task, place, sample, self.number, rollout.score_action, roles=players(self, task, place))
 
     def put_back(self, tasks: Sequence[Task], trajectories: Sequence[Trajectory], parts: Mapping[str, object]) -> None:
         """Takes in a rollout that a saved step has (runtime/waiting.py), in place of `roll_out`.
@@ -235,6 +238,18 @@ def check_prepared(step: RunningStep, plugin: str, given: PreparedSnapshot, prep
     check_versions([row for p in prepared for row in p.rows], step.session.trained, max_lag(step.session.plan.run))
 
 
+def players(step: RunningStep, task: Task, place: int) -> dict[str, RoleSpec]:
+    """Returns every role as it is played on a task of a step: as the session casts it, with its policy's share of the limit of new
+    tokens (`AnswerLimits`)."""
+
+    def with_limit(role: RoleSpec, factor: float) -> RoleSpec:
+        limit = role.sampling.max_new_tokens or role.sampling.max_len
+        return replace(role, sampling=replace(role.sampling, max_new_tokens=min(limit, max(1, round(limit * factor)))))
+
+    factors, cast = step.session.plan.run.state(AnswerLimits), step.session.cast(task, step.number, place)
+    return {name: with_limit(role, factors[role.policy]) if role.policy in factors else role for name, role in cast.items()}
+
+
 def arriving_at(step: RunningStep, samples: int) -> AsyncGenerator[Trajectory, None]:
     """Yields the trajectories of a step as they finish: its own rollout's, or those that a part gives it.
 
@@ -248,7 +263,7 @@ def arriving_at(step: RunningStep, samples: int) -> AsyncGenerator[Trajectory, N
         )
     for name, source in given.items():
         return _given(step, name, source)
-    return step.session.rollout.train(step.tasks, samples, step.number)
+    return step.session.rollout.train(step.tasks, samples, step.number, partial(players, step))
 
 
 async def _given(
