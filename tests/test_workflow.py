@@ -20,6 +20,13 @@ from marl_plugins.core.workflow import RoleSpec, Sampling, run_workflow
 TASK = Task("t1", "2+2", "4")
 
 
+@pytest.fixture(scope="module", autouse=True)
+def small_heap():
+    """Many tests here look for garbage, and need not look at what is there before them."""
+    gc.collect()
+    gc.freeze()
+
+
 def spec(chat, name, **settings):
     sampling = Sampling(1.0, 1.0, settings.pop("max_new_tokens", 16), settings.pop("max_len", 2000))
     return RoleSpec(

@@ -222,9 +222,18 @@ def _own_modules(folder: Path, plugins: Iterable[str]) -> list[Path]:
     """Files of the recipe's folder that its modules import; plugins have their own line."""
     others = {Path(name) for name in plugins if name.endswith(".py")}
     inside = f"{folder}{os.sep}"
-    loaded = [(name, getattr(module, "__file__", None)) for name, module in list(sys.modules.items())]
-    files = [(name, real) for name, file in loaded if file and (real := _real(file)).startswith(inside)]
-    own = {Path(file) for name, file in files if name.partition(".")[0] != "marl_plugins"} - others
+    modules = list(sys.modules.items())
+    elsewhere = {  # thousands of modules may be loaded, most of them in packages that lie elsewhere as a whole
+        name
+        for name, module in modules
+        if "." not in name and (file := getattr(module, "__file__", None)) and not _real(file).startswith(inside)
+    } | {"marl_plugins"}
+    own = {
+        Path(_real(file))
+        for name, module in modules
+        if name.partition(".")[0] not in elsewhere and (file := getattr(module, "__file__", None))
+        if _real(file).startswith(inside)
+    } - others
     return sorted(
         file
         for file in own
@@ -234,7 +243,7 @@ def _own_modules(folder: Path, plugins: Iterable[str]) -> list[Path]:
 
 @cache
 def _real(file: str) -> str:
-    """A file without links; kept, because thousands of modules may be loaded, most of them in folders of many."""
+    """A file without links; kept, because many modules are asked for in every plan."""
     folder, name = os.path.split(file)
     path = os.path.join(_real_folder(folder), name)
     return os.path.realpath(path) if os.path.islink(path) else path
