@@ -17,27 +17,22 @@ from rich.console import Console
 from simulated_run import UPDATE
 
 from marl_plugins.core.failures import ConfigurationError
-from marl_plugins.core.roles import Sampling
 from marl_plugins.core.sequences import sequences_of
 from marl_plugins.core.trajectory import Generation
 from marl_plugins.plan.build import configure_plugins
 from marl_plugins.plan.describe import describe
 from marl_plugins.plan.fingerprint import fingerprint
 from marl_plugins.plan.problems import Problems
-from marl_plugins.plan.rehearsal import workflow_of
 from marl_plugins.plan.resume import MANIFEST, manifest_of
 from marl_plugins.records.display import Display
 from marl_plugins.records.write import Records, cut_back
 from marl_plugins.reward_model.backend import BesideRewardModel, Connection
 from marl_plugins.reward_model.scorer import Scorer
-from marl_plugins.run import Connection as Asking
 from marl_plugins.runtime.batching import BatchBuilder
 from marl_plugins.runtime.checkpoints import Checkpoints
 from marl_plugins.runtime.experience import completed, forwarded, sequence_experience
 from marl_plugins.runtime.lifetime import plugins_started
-from marl_plugins.runtime.questions import make_ask
-from marl_plugins.runtime.rollout import Rollout
-from marl_plugins.runtime.session import Session
+from marl_plugins.runtime.session import Session, connect
 from marl_plugins.runtime.trainer import Trainer
 
 LETTERS = "0123456789abcdef"
@@ -199,10 +194,7 @@ class SimulatedSession(Session):
             policy.engines, policy.owns_engines = owner.engines, owner is policy
             policy.followed = world.get(policy.spec.follows)
         self.policies = world
-        pools = {name: policy.engines for name, policy in world.items()}
-        self.rollout = Rollout(run, self.plan.plugins, workflow_of(self.plan.plugins, run), self.cast, self.tools, pools)
-        greedy = {name: Sampling(0.0, 1.0, None, args.data.max_len) for name, args in self.args.items()}
-        run.state(Asking).ask = make_ask(self.rollout.generate, self.chats, greedy, run.args.train.seed)
+        connect(self)
 
 
 def fresh(plan):

@@ -72,6 +72,16 @@ def test_the_header_comes_again():
     assert [n for n, count in enumerate(counts, start=1) if count == 2] == [1, 1 + HEADER_EVERY, 1 + 2 * HEADER_EVERY]
 
 
+@pytest.mark.parametrize("count", range(1, 9))
+def test_rows_of_others_have_a_column_once_there_are_any(count):
+    table = StepTable(ROLES[:count], 50)
+    assert "in" not in table.lines({"step": 1, "rows/trained": 8}, None)[0].split()
+    header, row = table.lines({"step": 2, "rows/trained": 8, "rows/received": 3}, None)
+    assert dict(zip(header.split(), row.split(), strict=True))["in"] == "3" and len(header) <= WIDTH_CHARS
+    (row,) = table.lines({"step": 3, "rows/trained": 8}, None)
+    assert dict(zip(header.split(), row.split(), strict=True))["in"] == "-"
+
+
 @pytest.mark.parametrize(
     ("value", "text"),
     [(0, "0"), (0.0123, "0.012"), (3.4e-5, "3.4e-5"), (-1.2e-5, "-1.2e-5"), (2.345, "2.3"), (120.4, "120")],

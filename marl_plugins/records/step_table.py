@@ -44,20 +44,27 @@ class StepTable:
     """
 
     def __init__(self, roles: Sequence[str], steps: int):
-        self.steps = steps
+        self.steps, self.roles = steps, list(roles)
         self.rows = 0
+        self.receives = False
+        """Whether a step has had rows of others (`marl_exchange`): they have a column from then on."""
+        self.columns = self._columns()
+
+    def _columns(self) -> list[Column]:
         rewards = [
             Column(abbreviated(role), f"role/{role}/reward", max(6, len(abbreviated(role))), "{:.3f}".format)
-            for role in roles
+            for role in self.roles
         ]
         if not 0 < len(rewards) <= MOST_ROLES:
             rewards = [Column("reward", "reward/mean", 6, "{:.3f}".format)]
-        self.columns = fitting(
+        received = [Column("in", "rows/received", 4, "{:.0f}".format)] if self.receives else []
+        return fitting(
             [
-                Column("step", "step", max(4, 2 * len(str(steps)) + 1), f"{{:.0f}}/{steps}".format),
+                Column("step", "step", max(4, 2 * len(str(self.steps)) + 1), f"{{:.0f}}/{self.steps}".format),
                 Column("outcome", "outcome/mean", 7, "{:.3f}".format),
                 *rewards,
                 Column("rows", "rows/trained", 5, "{:.0f}".format),
+                *received,
                 Column("out", "rows/left_out", 4, "{:.0f}".format),
                 Column("lost", "trajectories/lost", 4, "{:.0f}".format),
                 Column("|grad|", "grad_norm/max", 6, short),
@@ -78,6 +85,9 @@ class StepTable:
             left: Seconds until the end of the run, as far as they can be estimated.
         """
         values = {**metrics, **({} if left is None else {"left": left})}
+        if "rows/received" in metrics and not self.receives:
+            self.receives, self.rows = True, 0
+            self.columns = self._columns()
         header = [" ".join(c.title.rjust(c.width) for c in self.columns)] if self.rows % HEADER_EVERY == 0 else []
         self.rows += 1
         cells = {c.title: c.form(values[c.metric]) if c.metric in values else "-" for c in self.columns}

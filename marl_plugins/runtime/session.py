@@ -114,8 +114,6 @@ class Session:
         """Starts every process of every policy at once and wait for all of them."""
         from marl_plugins.processes.engines import RestartBudget
         from marl_plugins.runtime.policy import UpstreamPolicy, start
-        from marl_plugins.runtime.questions import make_ask
-        from marl_plugins.runtime.rollout import Rollout
 
         run, limits = self.plan.run, self.plan.run.recipe.limits
         restarts = RestartBudget(limits.engine_restarts)
@@ -149,14 +147,7 @@ class Session:
         except BaseException:
             self.kill()  # processes that wait for the one that failed would not end by themselves
             raise
-        pools = {name: policy.engines for name, policy in self.policies.items()}
-        workflow = workflow_of(self.plan.plugins, run)
-        self.rollout = Rollout(run, self.plan.plugins, workflow, self.cast, self.tools, pools)
-        samplings = {
-            name: Sampling(args.rollout.temperature, args.rollout.top_p, None, args.data.max_len)
-            for name, args in self.args.items()
-        }
-        run.state(Connection).ask = make_ask(self.rollout.generate, self.chats, samplings, run.args.train.seed)
+        connect(self)
 
     def kill(self) -> None:
         """Ends every process of every policy at once, whatever it is doing."""
@@ -209,3 +200,18 @@ class Session:
         if problems:
             raise ConfigurationError(problems)
         return chats
+
+
+def connect(session: Session) -> None:
+    """Lets rollouts, and questions of plugins, use the policies' engines."""
+    from marl_plugins.runtime.questions import make_ask
+    from marl_plugins.runtime.rollout import Rollout
+
+    run, pools = session.plan.run, {name: policy.engines for name, policy in session.policies.items()}
+    workflow = workflow_of(session.plan.plugins, run)
+    session.rollout = Rollout(run, session.plan.plugins, workflow, session.cast, session.tools, pools)
+    samplings = {
+        name: Sampling(args.rollout.temperature, args.rollout.top_p, None, args.data.max_len)
+        for name, args in session.args.items()
+    }
+    run.state(Connection).ask = make_ask(session.rollout.generate, session.chats, samplings, run.args.train.seed)

@@ -41,9 +41,12 @@ def made_once(name: str, make: Callable[[Path], None], wait: Callable[[], None] 
     folder = cache / name
     if folder.is_dir():
         return str(folder)
-    with _lock(cache / f".{name}.lock", wait):
+    unfinished = f".new-{name}-"
+    with _lock(cache / f".{name}.lock", wait) as alone:
+        for left in cache.glob(f"{unfinished}????????") if alone else ():  # by a process that was killed
+            shutil.rmtree(left, ignore_errors=True)
         if not folder.is_dir():
-            fresh = Path(tempfile.mkdtemp(dir=cache, prefix=".new-"))
+            fresh = Path(tempfile.mkdtemp(dir=cache, prefix=unfinished))
             try:
                 make(fresh)
                 fresh.rename(folder)
@@ -56,19 +59,20 @@ def made_once(name: str, make: Callable[[Path], None], wait: Callable[[], None] 
 
 
 @contextmanager
-def _lock(path: Path, wait: Callable[[], None]) -> Iterator[None]:
+def _lock(path: Path, wait: Callable[[], None]) -> Iterator[bool]:
     """Keeps other processes away; a lock ends with the process that has it. Who has waited looks whether there is still anything to
-    do, so the file goes with the lock."""
+    do, so the file goes with the lock. Gives whether it could be had: file systems without locks exist."""
+    locked = True
     with path.open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             wait()
             fcntl.flock(file, fcntl.LOCK_EX)
-        except OSError:  # a file system without locks
-            pass
+        except OSError:
+            locked = False
         try:
-            yield
+            yield locked
         finally:
             path.unlink(missing_ok=True)
 
