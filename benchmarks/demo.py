@@ -1,6 +1,6 @@
 """What `make demo` learns, over seeds, beside its controls: `make bench-demo` (two hours on two cores), or
 
-    python -m benchmarks.demo --out FOLDER [--seeds 5] [--control_seeds 3] [--arms ARM ...]
+    python -m benchmarks.demo --out FOLDER [--seeds 5] [--control_seeds 3] [--arms ARM ...] [--recorded]
 
     coach         recipes/mathchat/tiny.yaml: rewards per action from the rubric coach
     outcome       tiny_outcome.yaml: the same rollouts and budget, every action rewarded with the outcome
@@ -30,6 +30,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.recorded import add_flag, restore
 from benchmarks.startup import memory
 from marl_plugins.core.intervals import t_quantile
 from marl_plugins.core.shipped import recipes_root
@@ -114,8 +115,11 @@ def main() -> None:
     parser.add_argument(
         "--arms", nargs="+", choices=[*ARMS, "put_back"], default=["coach", "outcome", "frozen", "put_back", "shared"]
     )
+    add_flag(parser)
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
+    for run in restore("demo", options.out) if options.recorded else ():
+        print(f"recorded: {run}", file=sys.stderr)
     print("| arm | seeds | before | after | gain in points | steps to 0.65 | seconds | peak GiB |", flush=True)
     print("|---|---|---|---|---|---|---|---|", flush=True)
     for arm in options.arms:
