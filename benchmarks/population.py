@@ -188,9 +188,9 @@ class Credit:
             state=lambda kind: states.setdefault(kind, kind()),
         )
         names = [word.lstrip("-").partition(".")[0] for word in words]
-        self.hooks = [
-            p.marl_credit_step for p in (cooperation, competence, mean_group) if p.__name__.split(".")[1] in names
-        ]
+        used = [p for p in (cooperation, competence, mean_group) if p.__name__.split(".")[1] in names]
+        self.hooks = [p.marl_credit_step for p in used]
+        self.ends = [p.marl_log for p in used if hasattr(p, "marl_log")]
         said = Generation((0,), (0.0,), "stop", "", 0)
         self.trajectories = [
             Trajectory(
@@ -212,6 +212,8 @@ class Credit:
                 action.reward, action.terms = reward, {}
         for hook in self.hooks:
             hook(self.trajectories, self.run)
+        for end in self.ends:
+            end(self.run, {})
         return np.array([[action.reward for action in t.actions] for t in self.trajectories])
 
 

@@ -9,8 +9,8 @@ which is the paper's team sharing (its algorithm 5, a = 1 - x).
 Where U is negative the paper's rule blames the best contributor most. `--cooperation.negative mirror` (the default) takes
 softmax(-g / tau) there, so that whoever gave more never gets less; `paper` is the rule as it is published. The paper calls the rule
 unbiased; that needs shares which are the actions' advantages, and holds for no finite tau. What holds, and is tested, is that
-nothing is lost or added. Policies that a plugin gives a tau of their own have g less the trajectory's mean: who gave more than the
-mean still has more than who gave less.
+nothing is lost or added. Where a plugin gives policies a tau of their own, g is measured from the trajectory's mean, so
+that who gave more than the mean still has more than who gave less. A tau of 0 or inf is the same for all.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def marl_credit_step(trajectories: Sequence[Trajectory], run: Run) -> Sequence[T
             mine = own[*of, trajectory]
             others = counts[of] - len(mine)
             gains.append(reward - (sums[of] - sum(mine)) / others if others else 0.0)
-        if factors and gains:
+        if factors and gains and 0 < options.tau < math.inf:
             mean = fmean(gains)
             gains = [(gain - mean) / factors.get(a.policy, 1.0) for gain, a in zip(gains, actions, strict=True)]
         found = shares(gains, sum(rewards), options.tau, options.negative)

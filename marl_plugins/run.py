@@ -290,13 +290,13 @@ class Lateness:
 
 
 class ShareTemperatures(dict[str, float]):
-    """The factor of the temperature at which a policy's actions get their shares of a team's reward, by policy. A plugin sets it
-    between two steps; where it names no policy the factor is 1."""
+    """The factor of the temperature at which a policy's actions get their shares of a team's reward, by policy: above 0. One plugin
+    of a run sets it between two steps; where it names no policy the factor is 1."""
 
 
 class AnswerLimits(dict[str, float]):
-    """The factor of the most new tokens that a policy's answers may have in rollouts of training, by policy: above 0, and more
-    than 1 counts as 1. A plugin sets it between two steps; where it names no policy the factor is 1."""
+    """The factor of the most new tokens that a policy's answers may have in rollouts of training, by policy: at least 0, and more
+    than 1 counts as 1. One plugin of a run sets it between two steps; where it names no policy the factor is 1."""
 
 
 def possible_lag(run: Run) -> int:

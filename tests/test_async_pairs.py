@@ -25,6 +25,7 @@ from marl_plugins.core.trajectory import Generation
 from marl_plugins.hosts import upstream_cli
 from marl_plugins.manager import Plugins
 from marl_plugins.plan.build import build_plan
+from marl_plugins.run import AnswerLimits, ShareTemperatures
 
 
 def named(*plugins):
@@ -228,6 +229,10 @@ def test_a_step_is_a_function_of_its_number_with_every_part(name, tmp_path, slow
             said = [len(a["ids"]) for a in t["actions"] if a["policy"] in ("left", "right")]
             shortest[t["step"]] = min([shortest.get(t["step"], said[0]), *said])
         assert shortest[1] == shortest[2] > shortest[3]  # the rollout of step 2 is made before step 1 has ended
+    if name == "mean_group of tau":
+        run = trainer.run
+        taus = run.state(ShareTemperatures)
+        assert len({taus["left"], taus["right"]}) == 2 and not run.state(AnswerLimits)
     if name in COACHES:
         scores = [a["score"] for t in first["trajectories.jsonl"] for a in t["actions"] if a["policy"] != "earlier"]
         assert len({*scores}) > 1 and None not in scores

@@ -234,27 +234,54 @@ def test_a_control_multiplies_what_is_named_and_nothing_else(scales, kind, other
     assert resumed.state(kind) == run.state(kind)
 
 
-@given(st.floats(-10, 10), st.floats(-10, 10), st.floats(0.1, 10), st.floats(0.1, 10))
-def test_a_tau_of_each_policy_is_of_gains_over_the_trajectorys_mean(one, other, tau, factor):
-    """By softmax in float64; one sample of a task, so that a gain is 0 without others: two samples."""
-    options = SimpleNamespace(factor=1.0, tau=tau, negative="paper")
-    states = {ShareTemperatures: ShareTemperatures(q=factor)}
+def shared(rewards, tau, negative="mirror", **factors):
+    """The shares of one trajectory's actions, each of a policy, in two samples of a task of which the other earned nothing."""
+    options = SimpleNamespace(factor=1.0, tau=tau, negative=negative)
+    states = {ShareTemperatures: ShareTemperatures(factors)}
     run = SimpleNamespace(args=SimpleNamespace(cooperation=options), state=lambda kind: states.setdefault(kind, kind()))
+    roles = {name: [] for name in "abc"[: len(rewards)]}
     made = [
-        make_trajectory({"a": [], "b": ["a"]}, policies={"a": "p", "b": "q"}, rewards=rewards, sample=n)
-        for n, rewards in enumerate([{"a": one, "b": other}, {"a": 0.0, "b": 0.0}])
+        make_trajectory(
+            roles, policies={role: role for role in roles}, rewards=dict(zip(roles, each, strict=True)), sample=n
+        )
+        for n, each in enumerate([rewards, [0.0] * len(rewards)])
     ]
-    first = cooperate(made, run)[0]
-    mean = (one + other) / 2
-    logits = np.array([(one - mean) / tau, (other - mean) / factor / tau])
+    return [action.reward for action in cooperate(made, run)[0].actions]
+
+
+@given(st.floats(-10, 10), st.floats(-10, 10), st.floats(0.1, 10), st.floats(0.1, 10), st.sampled_from(["paper", "mirror"]))
+def test_with_a_tau_of_each_policy_gains_are_measured_from_the_trajectorys_mean(one, other, tau, factor, negative):
+    """By softmax in float64."""
+    mean, utility = (one + other) / 2, one + other
+    sign = -1 if negative == "mirror" and utility < 0 else 1
+    logits = sign * np.array([(one - mean) / tau, (other - mean) / factor / tau])
     weights = np.exp(logits - logits.max())
-    assert [a.reward for a in first.actions] == pytest.approx((one + other) * weights / weights.sum(), abs=1e-12)
-    if one > mean and one + other > 0:
-        assert first.actions[0].reward >= first.actions[1].reward
+    found = shared([one, other], tau, negative, b=factor)
+    assert found == pytest.approx(utility * weights / weights.sum(), abs=1e-12)
+    if one > mean and negative == "mirror":
+        assert found[0] >= found[1]
+
+
+@pytest.mark.parametrize("tau", [0.0, math.inf])
+def test_a_tau_of_0_or_inf_is_the_same_for_all(tau):
+    assert shared([1.0, 0.9, 0.0], tau, a=2.0, b=0.5) == shared([1.0, 0.9, 0.0], tau)
+
+
+def test_the_benchmarks_mean_group_is_the_plugins():
+    flags = ["--mean_group.groups", "a0+a1", "--mean_group.rate", "1"]
+    credit = population.Credit(2, 1, flags)
+    rewards = np.tile([1.0, 3.0], (population.SAMPLES, 1))
+    assert credit(rewards, 0) == pytest.approx(rewards)
+    assert credit(rewards, 1) == pytest.approx(rewards * [0.5, 1.5])
 
 
 class TestMeanGroup(PluginContract):
     plugin = "marl_plugins.mean_group"
+
+
+COOPERATING = ["--plugin", "marl_plugins.cooperation"]
+LIMITED = ["--mean_group.scales", "max_tokens"]
+PLAYERS = ["--recipe", "kuhn_poker/population.yaml"]
 
 
 @pytest.mark.parametrize(
@@ -264,11 +291,17 @@ class TestMeanGroup(PluginContract):
         (["--mean_group.groups", "clerk+clerk"], "mean_group.twice"),
         ([], "mean_group.alone"),
         (["--mean_group.scales", "tau"], "mean_group.tau"),
+        (["--mean_group.scales", "tau", *COOPERATING, "--mean_group.low", "0"], "mean_group.tau_of_0"),
+        (["--mean_group.scales", "tau", *COOPERATING, "--cooperation.tau", "inf"], "mean_group.no_effect"),
+        (["--mean_group.scales", "tau", *COOPERATING, "--cooperation.factor", "0"], "mean_group.no_effect"),
+        ([*PLAYERS, *LIMITED], "mean_group.no_effect"),
+        ([*PLAYERS, *LIMITED, "--reward.stop_properly_penalty_coef", "0.5"], "mean_group.penalty"),
     ],
 )
-def test_groups_that_are_none_and_a_tau_that_nothing_has(words, code):
+def test_groups_and_scales_that_cannot_be_or_do_nothing(words, code):
     try:
-        found = build_plan(["--recipe", "tool_user/tiny.yaml", "--plugin", "marl_plugins.mean_group", *words]).run.warnings
+        recipe = [] if "--recipe" in words else ["--recipe", "tool_user/tiny.yaml"]
+        found = build_plan([*recipe, "--plugin", "marl_plugins.mean_group", *words]).run.warnings
     except ConfigurationError as error:
         found = error.problems
     assert code in {problem.code for problem in found}

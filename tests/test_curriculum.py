@@ -9,12 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from plugin_pairs import words
-from simulated_session import recorded, run_planned
+from simulated import without_seconds
+from simulated_session import killed_after, recorded, run_planned
 
 from marl_plugins.contracts import PluginContract
+from marl_plugins.core.failures import RunPaused
 from marl_plugins.core.trajectory import Task
 from marl_plugins.curriculum import Successes, marl_batch, marl_restore, marl_state, weight
 from marl_plugins.plan.build import build_plan
+from marl_plugins.runtime.trainer import Trainer
 
 OUTCOMES = st.lists(st.sampled_from([0.0, 0.5, 1.0]), min_size=1, max_size=4)
 TASKS = [Task(f"t{n}", "p") for n in range(12)]
@@ -94,3 +97,33 @@ def test_a_run_notes_what_it_has_trained_on(tmp_path):
         expected.note(outcomes, 0.5)
     assert trainer.run.state(Successes) == expected
     assert [line["curriculum/seen"] for line in recorded(plan, "metrics.jsonl")][-1] == len(expected)
+
+
+def test_a_step_whose_evaluation_pauses_the_run_counts(tmp_path, monkeypatch):
+    """It is trained and saved, so what plugins keep of it is saved with it."""
+
+    async def evaluate(self, step):
+        if step:
+            raise RunPaused("no evaluation")
+        return {}, []
+
+    monkeypatch.setattr(Trainer, "evaluate", evaluate)
+    plan = build_plan(words(tmp_path, ["curriculum", "mean_group"], **{"eval.steps": "1"}))
+    with pytest.raises(RunPaused, match="no evaluation"):
+        run_planned(plan)
+    state = json.loads((tmp_path / "saved" / "manifest.json").read_text())["state"]
+    assert len(state["marl_plugins.curriculum"]) == 4 and len(state["marl_plugins.mean_group"]) > 1
+
+
+def test_a_limit_of_answers_holds_after_a_resume(tmp_path):
+    flags = {"mean_group.scales": "max_tokens", "mean_group.control": "0.5", "mean_group.rate": "1"}
+    plan = build_plan(words(tmp_path, ["mean_group"], **flags))
+    run_planned(plan)
+    once = recorded(plan, "trajectories.jsonl")
+    killed_after(plan, 1)
+    run_planned(plan, resume=True)
+    assert without_seconds(recorded(plan, "trajectories.jsonl")) == without_seconds(once)
+    lengths = {t["step"]: [] for t in once}
+    for t in once:
+        lengths[t["step"]] += [len(a["ids"]) for a in t["actions"] if a["policy"] in ("left", "right")]
+    assert min(lengths[2]) < min(lengths[1])

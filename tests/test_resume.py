@@ -166,6 +166,27 @@ def test_a_recipe_that_was_edited_is_noticed(project):
     assert resumed(*words, "--resume_with_changes")[1] == 4
 
 
+def test_a_module_of_a_recipe_that_lies_in_a_package_is_noticed_too(project, monkeypatch):
+    """The package's own file lies outside the recipe's folder."""
+    package = project / "games_of_mine"
+    package.mkdir()
+    (project / "sums").rename(package / "sums")
+    for file in (package / "__init__.py", package / "sums/__init__.py"):
+        file.write_text("")
+    (package / "sums/helper.py").write_text("ONE = 1\n")
+    (package / "sums/rubric.py").write_text(
+        "from games_of_mine.sums import helper\nfrom marl_plugins.coach.rubric import Criterion\n"
+        'yes = Criterion("yes", 1.0, lambda action, seen: 1.0)\n'
+        'RUBRIC = {"solver": [yes], "coder": [yes], "verifier": [yes]}\n'
+    )
+    monkeypatch.syspath_prepend(project)
+    words = [word.replace("sums/", "games_of_mine/sums/") for word in WORDS]
+    words += ["--plugin", "marl_plugins.coach", "--coach.rubric", "games_of_mine/sums/rubric.py"]
+    start(*words)
+    edit(package / "sums/helper.py", "1", "2")
+    assert found_by(resumed, *words) == [("resume.changed", "module helper.py", "helper.py")]
+
+
 IMPOSSIBLE = {
     ("solver", "actor.num_nodes", "actor.num_gpus_per_node"): ["--policy.solver.actor.num_gpus_per_node", "2"],
     ("coder", "ds.zero_stage"): ["--ds.zero_stage", "2"],

@@ -1,5 +1,6 @@
 """The warm start: a fixed number of steps, cached by content, on training tasks only."""
 
+import contextlib
 import random
 import subprocess
 import sys
@@ -107,3 +108,44 @@ def test_of_two_runs_at_a_time_one_makes_it_and_the_other_waits(tmp_path, monkey
         thread.join(60)
     assert made == [str(cache / "m")] and (cache / "m" / "by").read_text() == "second"
     assert {path.name for path in cache.iterdir()} == {"m"}  # what the first had begun is gone too
+
+
+def test_who_waits_for_one_that_fails_is_not_disturbed_by_a_third(tmp_path, monkeypatch):
+    """The first one's lock goes with its file; the third finds no file, and must not take what the second makes for a leftover."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    fail, waited, making, go_on = (threading.Event() for _ in range(4))
+    found = []
+
+    def first(folder):
+        making.set()
+        assert fail.wait(60)
+        raise ValueError("no")
+
+    def second(folder):
+        making.set()
+        assert go_on.wait(60)
+        folder.joinpath("by").write_text("second")
+
+    def one(make, wait=lambda: None):
+        with contextlib.suppress(ValueError):
+            found.append(made_once("m", make, wait))
+
+    threads = [threading.Thread(target=one, args=(first,))]
+    threads[0].start()
+    assert making.wait(60)
+    making.clear()
+    threads.append(threading.Thread(target=one, args=(second, waited.set)))
+    threads[1].start()
+    assert waited.wait(60)
+    fail.set()
+    assert making.wait(60)
+    waited.clear()
+    threads.append(
+        threading.Thread(target=one, args=(lambda folder: folder.joinpath("by").write_text("third"), waited.set))
+    )
+    threads[2].start()
+    assert waited.wait(60)
+    go_on.set()
+    for thread in threads:
+        thread.join(60)
+    assert len(found) == 2 and (tmp_path / "openrlhf-marl" / "tiny" / "m" / "by").read_text() == "second"

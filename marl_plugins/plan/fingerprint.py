@@ -226,7 +226,8 @@ def _own_modules(folder: Path, plugins: Iterable[str]) -> list[Path]:
     elsewhere = {  # thousands of modules may be loaded, most of them in packages that lie elsewhere as a whole
         name
         for name, module in modules
-        if "." not in name and (file := getattr(module, "__file__", None)) and not _real(file).startswith(inside)
+        if "." not in name and (file := getattr(module, "__file__", None))
+        if not inside.startswith(f"{os.path.dirname(_real(file))}{os.sep}") and not _real(file).startswith(inside)
     } | {"marl_plugins"}
     own = {
         Path(_real(file))

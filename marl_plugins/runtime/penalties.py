@@ -24,7 +24,8 @@ TERM = "length"
 
 
 def penalise_lengths(trajectories: Iterable[Trajectory], run: Run) -> None:
-    """Adds each trained action's penalty to its reward; lengths are compared with the limit of the action's role and policy."""
+    """Adds each trained action's penalty to its reward; lengths are compared with the recipe's limit of the action's role
+    and policy."""
     wanted = {
         policy.name: args
         for policy in run.policies

@@ -60,10 +60,10 @@ def made_once(name: str, make: Callable[[Path], None], wait: Callable[[], None] 
 
 @contextmanager
 def _lock(path: Path, wait: Callable[[], None]) -> Iterator[bool]:
-    """Keeps other processes away; a lock ends with the process that has it. Who has waited looks whether there is still anything to
-    do, so the file goes with the lock. Gives whether it could be had: file systems without locks exist."""
-    locked = True
-    with path.open("w") as file:
+    """Keeps other processes away; a lock ends with the process that has it. Gives whether it could be had: file systems without
+    locks exist. The file goes with the lock, so who has waited for it looks whether it is still the one that others would lock."""
+    while True:
+        file, locked = path.open("w"), True
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -71,6 +71,10 @@ def _lock(path: Path, wait: Callable[[], None]) -> Iterator[bool]:
             fcntl.flock(file, fcntl.LOCK_EX)
         except OSError:
             locked = False
+        if not locked or (path.exists() and os.path.samestat(os.fstat(file.fileno()), path.stat())):
+            break
+        file.close()
+    with file:
         try:
             yield locked
         finally:

@@ -137,7 +137,7 @@ class Trainer:
                     await self.saving.save(done)
                 raise
             due = bool(evaluating) and (step == steps or step % args.eval.steps == 0)
-            evaluated, paused = await self._conclude(step, report, due)
+            evaluated, paused = await conclude(self, step, report, due)
             paused = paused or self.rollouts.paused
             with writing("the records", self.records.folder):
                 self.records.step(step, report.metrics, report.trajectories, report.ledger, evaluated)
@@ -220,25 +220,33 @@ class Trainer:
                 await self.weight_sync.updated(list(updates))
         return TrainedStep(ledger, prepared, updates, metrics, time.monotonic())
 
-    async def _conclude(self, step: int, report: StepReport, evaluate: bool) -> tuple[list[Trajectory], RunPaused | None]:
-        """Complete the metrics of a step that is trained; what it was evaluated on, and what pauses the run once it is saved."""
-        evaluated: list[Trajectory] = []
-        try:
-            report.metrics.update(report.of_parts())
-            if evaluate:
-                found, evaluated = await self.evaluate(step)
-                report.metrics.update(found)
-            self.plugins.hook.marl_log(run=self.run, step=step, metrics=report.metrics)
-        except RunPaused as paused:
-            return evaluated, paused
-        return evaluated, None
-
     async def evaluate(self, step: int) -> tuple[dict[str, float], list[Trajectory]]:
         """Returns metrics and trajectories of the evaluation tasks, which are shown, and counted for the circuit breaker."""
         metrics, found = await self.evaluator.evaluate(step)
         metrics |= self.best.after(step, metrics, self.display.say)
         self.breaker.evaluation(step, found)
         return metrics, found
+
+
+async def conclude(
+    trainer: Trainer, step: int, report: StepReport, evaluate: bool
+) -> tuple[list[Trajectory], RunPaused | None]:
+    """Completes the metrics of a step that is trained; returns what it was evaluated on, and what pauses the run once it is
+    saved."""
+    evaluated: list[Trajectory] = []
+    paused: RunPaused | None = None
+    try:
+        report.metrics.update(report.of_parts())
+        if evaluate:
+            found, evaluated = await trainer.evaluate(step)
+            report.metrics.update(found)
+    except RunPaused as error:
+        paused = error
+    try:  # plugins keep what they have learnt from the step: it is trained
+        trainer.plugins.hook.marl_log(run=trainer.run, step=step, metrics=report.metrics)
+    except RunPaused as error:
+        paused = paused or error
+    return evaluated, paused
 
 
 async def update_all(session: Session, prepared: Sequence[PreparedRows], k: int, step: int) -> dict[str, dict[str, float]]:

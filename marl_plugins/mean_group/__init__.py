@@ -2,9 +2,11 @@
 
     a_i = a clip(v_i / mean of v over the group, low, high)        v_i = slow mean of the rewards of policy i
 
-a is `--mean_group.control`. In the next step a_i multiplies what `--mean_group.scales` names: the rewards of policy i, the limit of
-tokens of its answers in rollouts (never above the recipe's), or the tau of its actions in `marl_plugins.cooperation`. A group costs
-one pass over its members. Where the mean is not above 0 all have a. Normalisation within a policy takes a factor of rewards out.
+a is `--mean_group.control`. From then on a_i multiplies what `--mean_group.scales` names: the rewards of policy i, the limit of
+tokens of its answers in rollouts that begin afterwards (never above the recipe's), or the tau of its actions in
+`marl_plugins.cooperation`. A group is a population, or named by `--mean_group.groups a+b,c+d`, and costs one pass over its members.
+Where the mean is not above 0, a ratio says nothing, and everybody has a. Normalisation within a policy takes a factor of rewards
+out again. The rewards are those that the plugins before this one have left.
 """
 
 from __future__ import annotations
@@ -16,16 +18,17 @@ from statistics import fmean
 
 from marl_plugins import hookimpl
 from marl_plugins.core.options import above, at_least, between
-from marl_plugins.core.problems import Problem, at, meant
+from marl_plugins.core.problems import Problem
 from marl_plugins.core.trajectory import Trajectory
+from marl_plugins.mean_group.checks import check_groups, check_limits, check_tau, groups_of
 from marl_plugins.run import AnswerLimits, Run, ShareTemperatures
 
 
 class MeanRewards(dict[str, float]):
-    """The slow mean of each policy's rewards, its mean in the step that was credited last, and the factor of its rewards."""
+    """The slow mean of each policy's rewards; beside it the mean of the step that was credited last, and the factor of rewards."""
 
     def __init__(self) -> None:
-        self.step, self.factors = dict[str, float](), dict[str, float]()
+        self.latest, self.factors = dict[str, float](), dict[str, float]()
 
 
 @hookimpl
@@ -34,33 +37,15 @@ def marl_options(parser: argparse.ArgumentParser) -> None:
     add("--mean_group.groups", default=None, metavar="A+B,C+D", help="policies; default: each population")
     add("--mean_group.scales", choices=["reward", "max_tokens", "tau"], default="reward", help="what a control multiplies")
     add("--mean_group.control", type=above(0), default=1.0, help="the group's control")
-    add("--mean_group.low", type=between(0.001, 1), default=0.5, help="smallest share of it for a member")
+    add("--mean_group.low", type=between(0, 1), default=0.5, help="smallest share of it for a member")
     add("--mean_group.high", type=at_least(1, float), default=2.0, help="largest share")
     add("--mean_group.rate", type=between(0, 1), default=0.1, help="weight of a step in the slow mean")
 
 
-def groups_of(run: Run) -> list[tuple[str, ...]]:
-    """Returns the policies of each group."""
-    named, populations = run.args.mean_group.groups, dict.fromkeys(run.recipe.populations.values())
-    return [tuple(group.split("+")) for group in named.split(",")] if named else list(populations)
-
-
 @hookimpl
 def marl_configure(run: Run) -> list[Problem]:
-    where, names, scales = at(flag="mean_group.groups"), [p.name for p in run.policies], run.args.mean_group.scales
-    found, grouped = [], [name for group in groups_of(run) for name in group]
-    for name in dict.fromkeys(grouped):
-        if name not in names:
-            found.append(Problem("mean_group.no_policy", where, f"there is no policy {name!r}", fix=meant(name, names)))
-        elif grouped.count(name) > 1:
-            found.append(Problem("mean_group.twice", where, f"policy {name!r} is in two groups", fix="leave it in one"))
-    if not any(len(group) > 1 for group in groups_of(run)):
-        got, fix = "no group has two policies", "name the groups, as in a+b,c+d"
-        found.append(Problem("mean_group.alone", where, got, fix=fix, severity="warning"))
-    if scales == "tau" and not hasattr(run.args, "cooperation"):
-        where, fix = at(flag="mean_group.scales"), "add --plugin marl_plugins.cooperation, or scale the reward"
-        found.append(Problem("mean_group.tau", where, "nothing has a tau", fix=fix))
-    return found
+    more = {"reward": lambda run: (), "max_tokens": check_limits, "tau": check_tau}[run.args.mean_group.scales]
+    return [*check_groups(run), *more(run)]
 
 
 def controls(values: Sequence[float], control: float, low: float, high: float) -> list[float]:
@@ -69,7 +54,7 @@ def controls(values: Sequence[float], control: float, low: float, high: float) -
     return [control * (min(max(value / mean, low), high) if mean > 0 else 1.0) for value in values]
 
 
-def control(run: Run) -> None:
+def apply_controls(run: Run) -> None:
     """Sets what the control multiplies, for every policy that has been rewarded."""
     o, means = run.args.mean_group, run.state(MeanRewards)
     scaled = {"reward": means.factors, "max_tokens": run.state(AnswerLimits), "tau": run.state(ShareTemperatures)}[o.scales]
@@ -83,16 +68,16 @@ def marl_credit_step(trajectories: Sequence[Trajectory], run: Run) -> Sequence[T
     for action in (a for t in trajectories for a in t.actions if a.reward is not None):
         rewards[action.policy].append(action.reward or 0.0)
         action.add_reward("mean_group", (means.factors.get(action.policy, 1.0) - 1.0) * (action.reward or 0.0))
-    means.step = {policy: fmean(sorted(found)) for policy, found in rewards.items()}
+    means.latest = {policy: fmean(sorted(found)) for policy, found in rewards.items()}
     return trajectories
 
 
 @hookimpl
 def marl_log(run: Run, metrics: dict[str, float]) -> None:
     means, rate = run.state(MeanRewards), run.args.mean_group.rate
-    means |= {policy: means.get(policy, mean) * (1 - rate) + rate * mean for policy, mean in means.step.items()}
-    means.step = {}
-    control(run)
+    means |= {policy: means.get(policy, mean) * (1 - rate) + rate * mean for policy, mean in means.latest.items()}
+    means.latest = {}
+    apply_controls(run)
     metrics |= {f"mean_group/{policy}": value for policy, value in sorted(means.items())}
 
 
@@ -104,4 +89,4 @@ def marl_state(run: Run) -> dict[str, float]:
 @hookimpl
 def marl_restore(run: Run, state: Mapping[str, float]) -> None:
     run.state(MeanRewards).update(state)
-    control(run)
+    apply_controls(run)
