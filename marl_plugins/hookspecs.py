@@ -596,7 +596,7 @@ def marl_sync(run: Run, policy: PolicyProcesses, version: int) -> Awaitable[bool
 @hook("each")
 def marl_log(run: Run, step: int, metrics: dict[str, float]) -> None:
     """See (or add to) the metrics of a finished step before they are written. *each*; once per step, after
-    every other hook of the step.
+    every other hook of the step, also where its evaluation has paused the run: the step is trained, and saved.
 
     Example:
 
