@@ -67,7 +67,8 @@ def marl_credit_step(trajectories: Sequence[Trajectory], run: Run) -> Sequence[T
     means, rewards = run.state(MeanRewards), defaultdict[str, list[float]](list)
     for action in (a for t in trajectories for a in t.actions if a.reward is not None):
         rewards[action.policy].append(action.reward or 0.0)
-        action.add_reward("mean_group", (means.factors.get(action.policy, 1.0) - 1.0) * (action.reward or 0.0))
+        if action.policy in means.factors:
+            action.add_reward("mean_group", (means.factors[action.policy] - 1.0) * (action.reward or 0.0))
     means.latest = {policy: fmean(sorted(found)) for policy, found in rewards.items()}
     return trajectories
 
