@@ -16,8 +16,8 @@ step: easy_strict, easy_outcome. Four samples of each task, rewarded with the ou
 success so far (curriculum), and where all four have the same outcome the next task instead (filtered).
 
 Success of the whole system on held-out tasks, sampled at the training temperature, before and after every twenty steps: means over
-seeds, and the difference to `outcome` at step 40 paired by seed, with its 95 % t-interval in percentage points. All arms of a seed
-start from one warm start. Finished runs in FOLDER are not repeated.
+seeds, and the difference to `outcome` at step 40 paired by seed, with its 95 % t-interval in percentage points; that of curriculum
+and filtered is to `uniform`. All arms of a seed start from one warm start. Finished runs in FOLDER are not repeated.
 """
 
 from __future__ import annotations
@@ -59,6 +59,8 @@ NAMED |= {
     "curriculum": [*FOUR, "--plugin", "marl_plugins.curriculum"],
     "filtered": [*FOUR, "--algo.dynamic_filtering_enable"],
 }
+OVER = {"curriculum": "uniform", "filtered": "uniform"}
+"""The arm that an arm is compared with, where it is not `outcome`."""
 EVERY = 20
 COMPARED = 40
 
@@ -95,7 +97,10 @@ def main() -> None:
     for run in restore("dsbench", options.out) if options.recorded else ():
         print(f"recorded: {run}", file=sys.stderr)
     shown = list(range(0, options.steps + 1, EVERY))
-    print(f"| arm | seeds | {' | '.join(f'step {s}' for s in shown)} | seconds | over outcome at {COMPARED} |", flush=True)
+    print(
+        f"| arm | seeds | {' | '.join(f'step {s}' for s in shown)} | seconds | over outcome or uniform at {COMPARED} |",
+        flush=True,
+    )
     print("|---" * (len(shown) + 4) + "|", flush=True)
     arms = ARMS | NAMED | {arm: easy(file, options.out) for arm, file in EASY.items() if arm in options.arms}
     limit = ["--max_steps", str(options.steps)]
@@ -110,10 +115,10 @@ def main() -> None:
         of_arm = [curves[arm, seed] for seed in options.seeds]
         means = [cell([c[step] for c in of_arm if step in c]) for step in shown]
         over = ""
-        if arm not in ("outcome", "frozen", "constant") and "outcome" in options.arms and options.steps >= COMPARED:
-            over = points(
-                [c[COMPARED] - curves["outcome", s][COMPARED] for s, c in zip(options.seeds, of_arm, strict=True)]
-            )
+        base = OVER.get(arm, "outcome")
+        if arm not in ("outcome", "uniform", "frozen", "constant") and base in options.arms and options.steps >= COMPARED:
+            others = [curves[base, seed] for seed in options.seeds]
+            over = points([c[COMPARED] - other[COMPARED] for c, other in zip(of_arm, others, strict=True)])
         took = f"{statistics.median(seconds[arm]):.0f}"
         print(f"| {arm} | {len(of_arm)} | {' | '.join(means)} | {took} | {over} |", flush=True)
 
