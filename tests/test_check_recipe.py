@@ -160,3 +160,45 @@ def test_labels_that_are_no_answers_are_told_where_answers_are_known(recipe, cap
     )
     code, found = checked(recipe(grader=grader, answers=answers), capsys)
     assert code == 0 and not found["labels_are_answers"] and found["answers"][0]["fine"]
+
+
+RIGHT = "    if trajectory.answer == trajectory.task.label:\n        {}\n    return 0.0\n"
+GIVES = "from marl_plugins.contracts.graders import GradedAnswers\n\n\ndef answers(tasks):\n    "
+MISTAKES = {
+    "a score of another type": ({"grader": RIGHT.format("return 'yes'")}, "grader.py: ", "'yes'; expected a number"),
+    "a score that is too high": ({"grader": RIGHT.format("return 1.6")}, "grader.py: ", "1.6; scores lie in [0, 1]"),
+    "a name that is wrong": (
+        {"grader": RIGHT.format("return trajectory.labels")},
+        "grader.py:3: ",
+        "answer '1' to task 'train-0'",
+    ),
+    "it leaves": ({"grader": "    import os\n    os._exit(0)\n"}, "grader.py: ", "runs programs in its own process"),
+    "a number that is none": ({"grader": "    return 1 / 0\n"}, "grader.py:2: ", "ZeroDivisionError"),
+    "a word of answers.py": (
+        {"answers": f"{GIVES}yield GradedAnswers(tasks[0], rigth=['1'])\n"},
+        "answers.py:5: ",
+        "'rigth'",
+    ),
+    "answers that are returned": (
+        {"answers": f"{GIVES}return GradedAnswers(tasks[0])\n"},
+        "answers.py: ",
+        "yielded one by one",
+    ),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_what_recipes_raise_is_said_with_its_line(recipe, capsys, mistake):
+    files, line, said = MISTAKES[mistake]
+    if "grader" in files:
+        files = files | {"grader": f"def score_outcome(trajectory):\n{files['grader']}"}
+    assert main(["recipes", "check", recipe(**files)]) == 2
+    error = capsys.readouterr().err
+    assert line in error and said in error and "Traceback" not in error
+
+
+def test_what_a_workflow_raises_where_a_label_is_the_answer_is_said_with_its_line(recipe, capsys):
+    last = "    last = await roles.b(problem=task.prompt)\n    return last if last.text != task.label else last.tex\n"
+    workflow = RECIPE["workflow.py"].replace("    return await roles.b(problem=task.prompt)\n", last)
+    assert main(["recipes", "check", recipe(workflow=workflow)]) == 2
+    assert "workflow.py:4: AttributeError" in capsys.readouterr().err

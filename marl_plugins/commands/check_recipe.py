@@ -10,15 +10,18 @@ import contextlib
 import json
 import sys
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure, RunEnded, leaves_of
 from marl_plugins.core.problems import as_json
 from marl_plugins.core.recipe import find_recipe
 from marl_plugins.core.recipe_yaml import read_recipe
 from marl_plugins.core.redaction import inert
 from marl_plugins.manager import Plugins
 from marl_plugins.plan.build import draft_plan
+from marl_plugins.plan.rehearsal.apart import failure_of
 from marl_plugins.plan.tasks import check_tasks
 
 if TYPE_CHECKING:
@@ -45,8 +48,7 @@ def check(name: str, as_json_values: bool = False, most: int | None = None) -> i
         most: Number of tasks of each split whose labels are graded; None: all.
 
     Raises:
-        ConfigurationError: The recipe cannot be planned, or its answers.py is wrong.
-        Exception: What workflow or grader raise.
+        ConfigurationError: The recipe cannot be planned, or its workflow, grader or answers.py raises something.
     """
     from marl_plugins.contracts.graders import FILE, check_grader
     from marl_plugins.contracts.labels import check_labels
@@ -58,8 +60,9 @@ def check(name: str, as_json_values: bool = False, most: int | None = None) -> i
         problems = [
             problem for problem in check_tasks(plan) if not problem.flags
         ]  # of the data, whatever a run takes of it
-        known = check_grader(plan) if (plan.run.folder / FILE).is_file() else []
-        labels = check_labels(plan, most)
+        with _mistakes_named(plan):
+            known = check_grader(plan) if (plan.run.folder / FILE).is_file() else []
+            labels = check_labels(plan, most)
         mappings = check_mappings(plan)
     labels_answer = not known or any(one.fine for one in labels if one.kind == "label")
     twice = {split: _twice(plan, split) for split in ("train", "eval")}
@@ -83,6 +86,24 @@ def check(name: str, as_json_values: bool = False, most: int | None = None) -> i
     else:
         _print(known, labels, labels_answer, [str(problem) for problem in problems], twice, mappings)
     return int(not fine)
+
+
+@contextlib.contextmanager
+def _mistakes_named(plan: Plan) -> Iterator[None]:
+    """Makes a problem, at the user's line, of what a recipe's own code raises inside.
+
+    Raises:
+        ConfigurationError: It has raised something.
+    """
+    try:
+        yield
+    except (ConfigurationError, InfrastructureFailure, RunEnded):
+        raise
+    except Exception as error:  # the user's code, of any kind
+        where, notes = str(plan.run.folder / str(plan.run.recipe.grader or "recipe.yaml")), getattr(error, "__notes__", ())
+        failures = [failure_of(leaf, where) for leaf in leaves_of(error)]
+        told = [replace(f, text="; ".join(filter(None, [f.text, *notes]))) for f in failures]
+        raise ConfigurationError([failure.mistake for failure in told]) from error
 
 
 def _twice(plan: Plan, split: str) -> dict[str, Any]:

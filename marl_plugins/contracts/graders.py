@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple
@@ -103,7 +103,11 @@ def _listed(plan: Plan) -> Iterator[GradedAnswers]:
             Problem("answers.none", at(file=path), "no function", "answers(tasks), which yields GradedAnswers")
         )
     roles = list(plan.run.recipe.roles)
-    for graded in answers([*plan.tasks("train"), *plan.tasks("eval")]):
+    told = answers([*plan.tasks("train"), *plan.tasks("eval")])
+    if not isinstance(told, Iterable):
+        got = f"answers(tasks) gave {type(told).__name__}"
+        raise ConfigurationError(Problem("answers.type", at(file=path), got, "GradedAnswers, yielded one by one"))
+    for graded in told:
         if not isinstance(graded, GradedAnswers):
             got = f"answers(tasks) gave {type(graded).__name__}"
             raise ConfigurationError(Problem("answers.type", at(file=path), got, "GradedAnswers"))
