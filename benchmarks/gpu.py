@@ -117,6 +117,15 @@ def packing(name: str) -> Callable[[Hour], str]:
     return answer
 
 
+def repeat(hour: Hour) -> str:
+    plain, packed = (hour.run(name).sampled_ids() for name in ("shared", "packed"))
+    counts = [
+        f"step {step}: {sum(ids == packed[step].get(key) for key, ids in plain[step].items())} of {len(plain[step])}"
+        for step in sorted(plain.keys() & packed.keys())
+    ]
+    return f"trajectories with equal ids, {', '.join(counts)}"
+
+
 def resume(hour: Hour) -> str:
     result = hour.run("resumed")
     steps = [m["step"] for m in result.metrics]
@@ -143,6 +152,7 @@ ROWS = {
     "speed": Row("generation", 1, speed),
     "zero3": Row("ZeRO 3", 1, whole_run("zero3")),
     "packing": Row("packed sequences", 1, packing("packed")),
+    "repeat": Row("one seed, sampled twice (packed and not)", 1, repeat),
     "ring": Row("packed sequences that two devices share (ring attention)", 2, packing("ring")),
     "resume": Row("kill -9, and resumed", 1, resume),
     "separate": Row("three policies, or one for all roles", 3, separate),
@@ -165,14 +175,18 @@ def answered(row: Row, hour: Hour) -> tuple[str, str]:
         return "FAILED", f"its records lack {error!r}"
 
 
-def table(machine: Machine, known: Sequence[tuple[str, str, str]]) -> str:
-    """The page."""
+def table(machine: Machine, known: Sequence[tuple[str, str, str]], words: Sequence[str] = ()) -> str:
+    """The page.
+
+    Args:
+        words: The options of the command that has made it.
+    """
     versions = ", ".join(f"{name} {version(name)}" for name in VERSIONS)
     made = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC, {machine.shown}; model {machine.model}; {versions}"
     lines = [
         "# What was seen on GPUs",
         "",
-        f"`python -m benchmarks.gpu`, {made}.",
+        f"`{' '.join(['python -m benchmarks.gpu', *words])}`, {made}.",
         "",
         "| question | | answer |",
         "|---|---|---|",
@@ -214,6 +228,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--rows", nargs="+", choices=list(ROWS), default=list(ROWS), help="only these")
     parser.add_argument("--rehearse", type=int, metavar="N", help="on N devices of the stand-in, without GPUs")
     parser.add_argument("--out", type=Path, help="where the table is written")
+    words = sys.argv[1:] if words is None else words
     options = parser.parse_args(words)
     machine = machine_of(options)
     folder = (ROOT / "runs" / "gpu").absolute()
@@ -225,7 +240,7 @@ def main(words: Sequence[str] | None = None) -> int:
     for name in options.rows:
         how, answer = answered(ROWS[name], hour)
         known.append((ROWS[name].question, how, answer))
-        out.write_text(table(machine, known))
+        out.write_text(table(machine, known, words))
         print(f"{how:6} {ROWS[name].question}: {answer}", flush=True)
     return int(any(how == "FAILED" for _, how, _ in known))
 

@@ -81,6 +81,14 @@ class Result:
     def observed(self) -> SimpleNamespace:
         return summary(self.output)
 
+    def sampled_ids(self) -> dict[int, dict[tuple[str, int], list[list[int]]]]:
+        """Of every step, trajectory (task and sample) and action: the ids that an engine has sampled."""
+        found: dict[int, dict[tuple[str, int], list[list[int]]]] = {}
+        for line in (self.output / "trajectories.jsonl").read_text().splitlines():
+            row = json.loads(line)
+            found.setdefault(row["step"], {})[row["task"], row["sample"]] = [action["ids"] for action in row["actions"]]
+        return found
+
     def of_policies(self, name: str) -> list[float]:
         """A metric of all policies and steps."""
         return [m[key] for m in self.metrics for key in m if re.fullmatch(rf"policy/\w+/{name}", key)]

@@ -46,7 +46,9 @@ def test_what_cannot_be_synced_in_large_pieces_is_refused(monkeypatch):
     assert "flat_sync.cpu" in {warning.code for warning in build_plan(words).run.warnings}
     monkeypatch.setenv("MARL_PLUGINS_DEVICE", "cuda")
     words[1] = str(SUMS / "recipe.yaml")
-    assert "flat_sync.unrecorded" in {warning.code for warning in build_plan(words).run.warnings}
+    assert "flat_sync.unrecorded" not in {warning.code for warning in build_plan(words).run.warnings}
+    for other in (["--ds.zero_stage", "3"], ["--actor.num_gpus_per_node", "2", "--vllm.num_engines", "2"]):
+        assert "flat_sync.unrecorded" in {warning.code for warning in build_plan([*words, *other]).run.warnings}
     with pytest.raises(ConfigurationError, match=r"flat_sync: --vllm\.sync_with_ray uses groups of Ray's"):
         build_plan([*words, "--vllm.sync_with_ray"])
     with pytest.raises(ConfigurationError, match=r"--flat_sync\.mb"):

@@ -247,7 +247,12 @@ def test_a_run_whose_gradients_cannot_be_taken_early():
     [("cpu", False, "flat_sync.cpu"), ("cuda", True, "flat_sync.ray"), ("cuda", False, "flat_sync.unrecorded")],
 )
 def test_flat_sync(device, with_ray, code):
-    run = SimpleNamespace(device=device, policies=[], args=space(vllm__sync_with_ray=with_ray))
+    run = SimpleNamespace(
+        device=device,
+        policies=[SimpleNamespace(name="a", trainable=True)],
+        args=space(vllm__sync_with_ray=with_ray),
+        policy_args={"a": space(ds__lora__rank=0, train__colocate_all=False)},
+    )
     assert briefs(flat_sync.marl_configure(run=run)) == [(code, "marl_plugins.flat_sync")]
 
 

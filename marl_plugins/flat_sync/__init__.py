@@ -5,19 +5,21 @@ hundred calls a sync. Here those of one dtype travel together, at most `--flat_s
 group that upstream has made; where engines share their devices with training processes, as one handle per rank. Engines hold
 the same weights afterwards, bit for bit.
 
-Off unless it is named: no run on GPUs has been recorded. On a machine without GPUs the whole state is one object anyway, and the
-plugin changes nothing.
+Off unless it is named: the recorded run on a GPU had one device and a tiny model (docs/gpu_results.md). On a machine without GPUs
+the whole state is one object anyway, and the plugin changes nothing.
 """
 
 from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
 from marl_plugins import hookimpl
 from marl_plugins.core.options import at_least
 from marl_plugins.core.problems import Problem, at
+from marl_plugins.hosts.devices import training_gpus
 
 if TYPE_CHECKING:
     from marl_plugins.run import Run
@@ -47,7 +49,7 @@ def marl_configure(run: Run) -> list[Problem]:
     who = at(plugin="marl_plugins.flat_sync")
     if run.device == "cpu":
         got = "on CPU the whole state is one object anyway"
-        fix = "the plugin is for GPUs, and no run there has been recorded"
+        fix = "leave out the plugin: it is for GPUs"
         return [Problem("flat_sync.cpu", who, got, fix=fix, severity="warning")]
     if any(run.policy_args[p.name].ds.lora.rank for p in run.policies if p.trainable):
         got, fix = (
@@ -58,5 +60,12 @@ def marl_configure(run: Run) -> list[Problem]:
     if run.args.vllm.sync_with_ray:
         got = "--vllm.sync_with_ray uses groups of Ray's, and this plugin torch's"
         return [Problem("flat_sync.ray", who, got, fix="leave out either", flags=("vllm.sync_with_ray",))]
-    got, fix = "no run of it on GPUs has been recorded", "without it the sync is upstream's own"
-    return [Problem("flat_sync.unrecorded", who, got, fix=fix, severity="warning")]
+    if all(_recorded(run.policy_args[p.name]) for p in run.policies if p.trainable):
+        return []
+    got = "its recorded run on a GPU had one training process, which shared a device with the engine, without ZeRO 3"
+    return [Problem("flat_sync.unrecorded", who, got, fix="without it the sync is upstream's own", severity="warning")]
+
+
+def _recorded(args: SimpleNamespace) -> bool:
+    """Returns whether a policy's weight sync goes the way of the recorded run (docs/gpu_results.md)."""
+    return bool(args.train.colocate_all and training_gpus(args) == 1 and args.ds.zero_stage < 3)
