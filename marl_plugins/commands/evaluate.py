@@ -204,7 +204,7 @@ def evaluate(plan: Plan) -> dict[str, Any]:
             raise ConfigurationError(NO_TASKS)
         session.warm_start(display)
         with ray_cluster(run, debug, python):
-            with display.phase(f"starting engines ({len(run.policies)} policies)", announce=True):
+            with display.phase(f"starting engines (policies: {len(run.policies)})", announce=True):
                 session.start()
             from marl_plugins.runtime.metrics import evaluation
 

@@ -81,10 +81,10 @@ def train(plan: Plan, words: Sequence[str]) -> int:
             )
             with closing(recorded) as records:  # first: a login that fails is said at once
                 with display.phase(
-                    f"starting engines and training processes ({len(run.policies)} policies)", announce=True
+                    f"starting engines and training processes (policies: {len(run.policies)})", announce=True
                 ):
                     session.start()
-                display.say(f"{len(session.policies)} policies ready after {time.monotonic() - started:.0f} s")
+                display.say(f"policies are ready after {time.monotonic() - started:.0f} s")
                 if manifest:
                     for name, policy in session.trained.items():
                         policy.version = manifest["policies"][name]
