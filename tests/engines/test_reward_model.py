@@ -19,12 +19,13 @@ MEAN, STD = 0.5, 2.0
 ANSWERS = ["", "4", "the quick brown fox " * 6, "größer 漢字", *(f"problem {n} " * n for n in range(9))]
 
 
-@pytest.fixture(scope="module")
-def scorer(cluster, tmp_path_factory):
+@pytest.fixture(scope="module", params=["0", "3"], ids=["whole", "ZeRO 3"])
+def scorer(cluster, tmp_path_factory, request):
     folder = tmp_path_factory.mktemp("reward_model")
     model = other_tokenizer(folder / "model", mean=MEAN, std=STD)
     flags = ["--reward.model_name_or_path", model, "--reward.num_gpus_per_node", "2", "--reward.normalize_enable"]
-    made = Scorer(build_plan([*words(folder, []), *flags, "--rollout.micro_batch_size", "2"]).run)
+    flags += ["--rollout.micro_batch_size", "2", "--ds.zero_stage", request.param]
+    made = Scorer(build_plan([*words(folder, []), *flags]).run)
     made.start()
     yield made
     made.end()
