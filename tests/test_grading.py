@@ -33,14 +33,18 @@ PASSING = {
         "def f(x):\n    x.sort()\n    return x",
         "a = [3, 1]\nf(a)\nassert a == [1, 3]",
     ),
-    "in place, and a number": (
-        "def f(x):\n    x[:] = sorted(set(x))\n    return len(x)",
-        "a = [3, 1, 3]\nk = f(a)\nassert a[:k] == [1, 3]\nb = [2, 2]\nassert f(b) == 1 and b[:1] == [2] and f(b) == 1",
+    "in place, and nothing else": ("def f(x): x.sort()", "a = [3, 1]\nassert f(a) is None and a == [1, 3]"),
+    "in place, with the length": (
+        "def f(x, n):\n    x[:] = sorted(x[:n])\n    return n",
+        "a = [3, 1, 2]\nf(a, len(a) - 1)\nassert a == [1, 3]",
     ),
     "in place, in a block": (
         "def f(x): x.pop()\ndef g(x): return bool(x.pop())",
-        "def test_one():\n    a = [1, 2, 3]\n    for _ in range(2):\n        f(a)\n    if g(a):\n        assert a == []\n"
-        "    b = [1]\n    while b and g(b):\n        assert not b",
+        "def test_one():\n    a = [1, 2, 3]\n    for _ in range(2):\n        f(a)\n    if g(a):\n        f(a)\n    assert a == []",
+    ),
+    "in place, by a function of the checks": (
+        "def f(x): x.sort()",
+        "def sort(x):\n    f(x)\n    return x\nassert sort([3, 1]) == [1, 3]",
     ),
     "a constant": ("LIMIT = 5", "assert LIMIT == 5"),
     "handed on": ("def f(x): return x + 1", "assert list(map(f, [1, 2])) == [2, 3]"),
@@ -64,6 +68,17 @@ PASSING = {
     ),
     "redefines what checks use": ("def len(x): return 0\ndef f(x): return [x]", "assert len(f(1)) == 1"),
 }
+FORGED = """
+import sys, os
+frame = sys._getframe()
+while not isinstance(frame.f_locals.get('request'), dict):
+    frame = frame.f_back
+with open(frame.f_locals['request']['report'], 'w') as report:
+    for n in range({}):
+        report.write('{{"callable": true}}\\n' if n < 2 else {} + '\\n')
+os._exit(0)
+"""
+"""Leaves a report of its own, of so many lines."""
 FAILING = {
     "wrong": ("def f(x): return x", CHECKS),
     "wrong at the last": ("def f(x): return 2 * x + 1 if x < 13 else 0", CHECKS),
@@ -80,9 +95,45 @@ FAILING = {
     "and gives a copy": ("def f(x):\n    x.clear()\n    return {}", "a = {1: 2}\nassert f(a) == dict(a)"),
     "of which it says the number": ("def f(x):\n    x.clear()\n    return 0", "a = [3, 1]\nassert f(a) == sum(a)"),
     "in two statements": ("def f(x):\n    x.clear()\n    return x", "a = [3, 1]\nb = f(a)\nassert b == sorted(a)"),
+    "and says the number in a line before": (
+        "def f(x):\n    x.clear()\n    return 0",
+        "a = [3, 1]\nr = f(a)\nassert r == sum(a)",
+    ),
+    "and says nothing in a line before": (
+        "def f(x):\n    x.clear()",
+        "a = [3, 1]\nr = f(a)\nassert r == max(a, default=None)",
+    ),
+    "for each, in two lines": (
+        "def f(x):\n    x.clear()\n    return 0",
+        "for a in ([3, 1, 2], [4]):\n    r = f(a)\n    assert r == sum(a)",
+    ),
+    "in a condition": ("def f(x):\n    x.clear()\n    return 0", "a = [3, 1]\nif f(a) == 0:\n    assert sum(a) == 0"),
+    "in a function of the checks": (
+        "def f(x):\n    x.clear()\n    return 0",
+        "def total(x):\n    print(x)\n    return sum(x)\ndef check(x):\n    r = f(x)\n    assert r == total(x)\ncheck([3, 1])",
+    ),
+    "among what is printed": (
+        "def f(x):\n    x.clear()\n    return 0",
+        "a = [3, 1]\nprint(f(a))\nassert f(a) == sum(a)",
+    ),
     "by name": ("def f(x=()):\n    x.clear()\n    return x", "a = [3, 1]\nassert f(x=a) == sorted(a)"),
     "for each": ("def f(x):\n    x.clear()\n    return x", "assert all(f(a) == sorted(a) for a in ([3, 1], [2]))"),
     "in a test": ("def f(x):\n    x.clear()\n    return 0", "def test_f():\n    a = {1}\n    assert f(a) == len(a), 'no'"),
+    **{
+        f"ends {what} by {error}": (f"def f(x):\n    raise {error}", checks)
+        for error in ("StopIteration", "StopAsyncIteration", "GeneratorExit", "SystemExit", "KeyboardInterrupt")
+        for what, checks in {
+            "all": "assert all(map(lambda x: f(x) == x, [1, 2]))",
+            "zip": "for got, want in zip(map(f, [1, 2]), [1, 2]):\n    assert got == want",
+            "filter": "assert list(filter(lambda x: f(x) != x, [1, 2])) == []",
+            "next": "assert next(filter(lambda x: f(x) != x, [1, 2]), None) is None",
+        }.items()
+    },
+    "leaves more than can be read": (
+        FORGED.format(7, """'{"value": {"list": [' + '{"list": []}, ' * 700000 + '0]}}'"""),
+        CHECKS,
+    ),
+    "leaves more lines than are read": (FORGED.format(5 * 10**7, "''"), CHECKS),
     "never ends": ("def f(x):\n    while True:\n        pass", CHECKS),
     "never loads": ("while True:\n    pass", CHECKS),
 }
@@ -306,6 +357,19 @@ def test_the_share_of_checks_that_pass(program, share):
             await checker.close()
 
     assert asyncio.run(rate()) == share
+
+
+def test_which_of_many_checks_a_program_passes():
+    checks = [f"assert f({n}) == {2 * n + n % 3 % 2}" for n in range(200)]
+
+    async def each():
+        checker = Checker(seconds=2)
+        try:
+            return await checker.each_passed("def f(x): return x * 2", checks)
+        finally:
+            await checker.close()
+
+    assert asyncio.run(each()) == [n % 3 != 1 for n in range(200)]
 
 
 def test_checks_of_a_share_are_apart():

@@ -15,11 +15,13 @@ answers, until they have come to their end. So
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -87,15 +89,22 @@ class Checker:
         return CheckResult(status == "passed", reason, broken=status not in ("passed", "failed"))
 
     async def pass_rate(self, program: str | None, checks: Sequence[str]) -> float:
-        """Returns the share of several checks that a program passes, in [0, 1]; each is run on its own, as `passed` runs one.
+        """Returns the share of several checks that a program passes, in [0, 1]; see `each_passed`."""
+        each = await self.each_passed(program, checks)
+        return sum(each) / len(each)
+
+    async def each_passed(self, program: str | None, checks: Sequence[str]) -> list[bool]:
+        """Returns which of several checks a program passes; each is run on its own, as `passed` runs one.
 
         The program is loaded once for all of them, so this costs no more runs than one check.
 
         Raises:
             InfrastructureFailure: They could not be run; no program is to blame for that.
         """
-        ended = await self._ended("count", program, list(checks))
-        return 0.0 if isinstance(ended, CheckResult) else int(ended.split()[1]) / len(checks)
+        ended = await self._ended("each", program, list(checks))
+        if isinstance(ended, CheckResult):
+            return [False] * len(checks)
+        return [said == "passed" for said in ended.split()]
 
     async def _ended(self, what: str, program: str | None, checks: str | list[str]) -> str | CheckResult:
         """Returns how checks ended, in the words of checker_programs.py; or why they did not."""
@@ -103,8 +112,8 @@ class Checker:
         left = self._limits.seconds
         for _ in range(ROUNDS):
             completed, report = await self._run(what, self._limits, checks=checks, known=known)
-            if not report:
-                return CheckResult(False, _why(completed, "the checks"), broken=True)
+            if not report:  # with a program's answers, the program may be to blame: they can be as long as it likes
+                return CheckResult(False, _why(completed, "the checks"), broken=program is None or not known)
             said, *unknown = report
             if said != "asks":
                 return said
@@ -113,7 +122,7 @@ class Checker:
                 continue
             calls = [*(call for call, _ in known), *unknown]
             limits = replace(self._limits, seconds=max(left, 0.1))
-            completed, answers = await self._run("answers", limits, program=program, calls=calls)
+            completed, answers = await self._run("answers", limits, 1 + len(calls), program=program, calls=calls)
             left -= completed.seconds
             if len(answers) <= len(calls):  # the first line says that it was loaded
                 return CheckResult(False, _unanswered(answers, calls, completed))
@@ -131,15 +140,18 @@ class Checker:
         """Ends the sandbox of the running event loop; what nobody closes ends with this process."""
         await self._sandbox.close()
 
-    async def _run(self, what: str, limits: Limits, **request: Any) -> tuple[ProgramResult, list[str]]:
-        """Run one side; its report by lines, which is empty where it has left none."""
+    async def _run(
+        self, what: str, limits: Limits, most: int | None = None, **request: Any
+    ) -> tuple[ProgramResult, list[str]]:
+        """Run one side; its report by lines, at most so many, which is empty where it has left none."""
         report = secrets.token_hex(16)
         stdin = json.dumps({**request, "report": report}).encode()
         program = Program(
             f"{SOURCE}\n{what}(json.load(sys.stdin))\n", stdin=stdin, wanted=(report,), limits=limits, merged=True
         )
         completed = await self._sandbox.sandbox.run(program)
-        return completed, completed.files.get(report, b"").decode(errors="replace").splitlines()
+        lines = io.StringIO(completed.files.get(report, b"").decode(errors="replace"))
+        return completed, [line.rstrip("\n") for line in islice(lines, most)]
 
 
 def _why(completed: ProgramResult, what: str) -> str:

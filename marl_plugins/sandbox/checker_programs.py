@@ -3,7 +3,7 @@ answers.
 
     answers()    loads the program and writes one line of JSON for each call that it was asked for
     verdict()    runs the checks; writes how they ended, or the calls whose answers they still need
-    count()      the same for several checks, each on its own; writes how many of them passed
+    each()       the same for several checks, each on its own; writes which of them passed
 
 Two programs that never meet: what passes between them is JSON. Each leaves its report in a file of a random name, so what it prints
 is no report, and one that leaves early has made none. Standard library only: this file is sent to the sandbox as text.
@@ -186,7 +186,7 @@ class CheckNames(dict[str, Any]):
         self[SETTLE] = self.settle
         self._made = 0
         self._values: dict[str, Any] = {}
-        self._changes: list[tuple[Any, Any, bool]] = []
+        self._changes: list[tuple[Any, Any]] = []
 
     def __missing__(self, name: str) -> Any:
         if hasattr(builtins, name):
@@ -236,6 +236,8 @@ class CheckNames(dict[str, Any]):
         if "raised" in answer:
             kind = getattr(builtins, str(answer["raised"]), None)
             usual = isinstance(kind, type) and issubclass(kind, Exception)
+            if usual and issubclass(kind, (StopIteration, StopAsyncIteration)):  # type: ignore[arg-type]
+                kind = RuntimeError  # as in a generator: either would end a loop of the checks (`all(map(...))`) as if all passed
             try:
                 error = kind(answer.get("text")) if usual else Exception(f"{answer['raised']}: {answer.get('text')}")  # type: ignore[misc]
             except TypeError:  # of a class that takes more than a text
@@ -245,38 +247,32 @@ class CheckNames(dict[str, Any]):
             value = unpacked(answer["value"])
             if "changed" in answer:
                 after, others = map(unpacked, answer["changed"])
-                made = isinstance(value, (list, tuple, set, frozenset, dict))
-                self._changes += [(*pair, made) for pair in zip(given, (*after, *others.values()))]  # noqa: B905
-                if value is None:
-                    self.settle(True)
+                self._changes += zip(given, (*after, *others.values()))  # noqa: B905
             return value
         except Exception:  # whatever the program has written in the place of an answer
             raise ValueError("the answer cannot be read") from None
 
-    def settle(self, called_for_it: bool) -> None:
-        """Gives arguments the content that the program has left in them, when the statement with its calls is over.
-
-        Not before, and not where the call has made a list or the like of which the statement makes use: what is expected is often
-        worked out from the argument (`assert f(a) == sorted(a)`), which the program could empty.
+    def settle(self, apply: bool) -> None:
+        """Gives arguments the content that the program has left in them, or leaves them as they were given.
 
         Args:
-            called_for_it: Whether the statement was the call alone.
+            apply: Whether the statement was the call alone. Where the checks use what the call gives, what they expect is often
+                worked out from the argument (`r = f(a); assert r == sum(a)`), which the program could empty.
         """
-        for mine, new, made in self._changes:
-            if called_for_it or not made:
-                renew(mine, new)
+        for mine, new in self._changes if apply else ():
+            renew(mine, new)
         self._changes.clear()
 
 
 class SettleInserter(ast.NodeTransformer):
-    """Adds a `settle` after each statement with a call, and at the start of a block; `assert A and B` becomes two asserts."""
+    """Adds a `settle` after each statement with a call, and before one that is a call alone; `assert A and B` becomes two
+    asserts."""
 
     def generic_visit(self, node: ast.AST) -> ast.AST:
         super().generic_visit(node)
         for field, value in ast.iter_fields(node):
             if isinstance(value, list) and value and isinstance(value[0], ast.stmt):
-                ahead = [self._settle(value[0])] if isinstance(node, (ast.If, ast.For, ast.While, ast.With)) else []
-                setattr(node, field, ahead + [one for statement in value for one in self._parts(statement)])
+                setattr(node, field, [one for statement in value for one in self._parts(statement)])
         return node
 
     def _parts(self, statement: ast.stmt) -> list[ast.stmt]:
@@ -284,14 +280,29 @@ class SettleInserter(ast.NodeTransformer):
         if isinstance(statement, ast.Assert) and isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And):
             asserts = [ast.copy_location(ast.Assert(part, statement.msg), statement) for part in test.values]
             return [one for part in asserts for one in self._parts(part)]
-        if not any(isinstance(node, ast.Call) for node in ast.walk(statement)):
-            return [statement]
-        return [statement, self._settle(statement)]
+        calls = [node for node in ast.walk(statement) if isinstance(node, ast.Call) and not _of_a_builtin(node)]
+        if [_alone(statement)] == calls:
+            return [self._settle(statement, False), statement, self._settle(statement, True)]
+        return [statement, self._settle(statement, False)] if calls else [statement]
 
-    def _settle(self, statement: ast.stmt) -> ast.stmt:
-        alone = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call)
-        call = ast.Call(ast.Name(SETTLE, ast.Load()), [ast.Constant(alone)], [])
+    def _settle(self, statement: ast.stmt, apply: bool) -> ast.stmt:
+        call = ast.Call(ast.Name(SETTLE, ast.Load()), [ast.Constant(apply)], [])
         return ast.fix_missing_locations(ast.copy_location(ast.Expr(call), statement))
+
+
+def _of_a_builtin(call: ast.Call) -> bool:
+    return isinstance(call.func, ast.Name) and hasattr(builtins, call.func.id)
+
+
+def _alone(statement: ast.stmt) -> ast.expr | None:
+    """The expression that a statement is, or of which it asserts that it is None."""
+    if isinstance(statement, ast.Expr):
+        return statement.value
+    if isinstance(statement, ast.Assert) and isinstance(statement.test, ast.Compare):
+        match statement.test.ops, statement.test.comparators:
+            case [ast.Is()], [ast.Constant(None)]:
+                return statement.test.left
+    return None
 
 
 def renew(mine: Any, new: Any) -> None:
@@ -308,14 +319,14 @@ def verdict(request: dict[str, Any]) -> None:
     write_end(request, *ended(request["checks"], answers_by_call(request["known"])))
 
 
-def count(request: dict[str, Any]) -> None:
-    """Runs several checks, each on its own; the first line says how many of them passed."""
-    known, passed, unknown = answers_by_call(request["known"]), 0, []
+def each(request: dict[str, Any]) -> None:
+    """Runs several checks, each on its own; the first line says in turn which of them passed."""
+    known, told, unknown = answers_by_call(request["known"]), [], []
     for checks in request["checks"]:
         said, asked = ended(checks, known)
-        passed += said == "passed"
+        told.append("passed" if said == "passed" else "failed")
         unknown += asked
-    write_end(request, f"passed {passed}", unknown)
+    write_end(request, " ".join(told), unknown)
 
 
 def answers_by_call(known: list[tuple[str, str]]) -> dict[str, list[str]]:
@@ -344,13 +355,13 @@ def ended(checks: str, known: dict[str, list[str]]) -> tuple[str, list[str]]:
         said = f"{'failed' if isinstance(error, Exception) and asked is not None else 'broken'} {where}{told['raised']}" + (
             f": {told['text']}" if told["text"] else ""
         )
-    return said, asked.unknown if asked is not None else []
+    return " ".join(said.split())[:500], asked.unknown if asked is not None else []
 
 
 def write_end(request: dict[str, Any], said: str, unknown: list[str]) -> None:
     """Writes how the checks ended; or that they ask, and what."""
     with open(request["report"], "w", encoding="utf-8", errors="replace") as file:
-        file.write("\n".join(["asks" if unknown else " ".join(said.split())[:500], *unknown]))
+        file.write("\n".join(["asks" if unknown else said, *unknown]))
 
 
 def line_of(error: BaseException) -> int:
