@@ -51,8 +51,20 @@ TESTS = (
 IDLE = (
     *("assert True", "f(1)", "assert f(1) == f(1)", "raise SystemExit\nassert f(1) == 1", "# assert"),
     "import os\nos._exit(0)\nassert f(1) == 1",
+    *("assert f(1) is not None", "assert isinstance(f(1), int)", "f(1) + 1", "assert f(1) in range(-10**6, 10**6)"),
+    *("assert f(1) > -10**9", "assert len(str(f(1))) > 0", "if f(1) is None:\n    raise ValueError", "assert f(2) != f(1)"),
 )
 """Tests that check nothing."""
+NEVER = (
+    *("assert False", "1/0", "raise ValueError", "import nothing_there", "g(1)", "assert f(1) == f(1) + 1"),
+    *(
+        "assert f(1) == 'x'",
+        "def f(x):\n    return None\nassert f(1) == 7",
+        "def f(x):\n    return x * 3 + 4\nassert f(1) == 7",
+    ),
+    *("assert right(1) == f(1)", "assert f(1) is None", "assert f(1) == 8", "assert f(1) == 0", "assert f(1) == 1"),
+)
+"""Tests that no function passes, or only a wrong one, or whatever the function is."""
 
 
 def answers(tasks):
@@ -66,5 +78,13 @@ def answers(tasks):
     ]
     yield GradedAnswers(TASK, programs, wrong, TRICKS, role="coder", others={"tester": "assert f(1) == 7"})
     tests, claims = [*TESTS, *map(fenced, TESTS)], ["assert f(0) == 5", "assert f(1) == 7\nassert f(2) == 9"]
-    yield GradedAnswers(TASK, tests, claims, IDLE, role="tester", others={"coder": PROGRAM})
-    yield GradedAnswers(TASK, tests, (), IDLE, role="tester", others={"coder": OTHER})
+    yield GradedAnswers(TASK, tests, claims, (*IDLE, *NEVER), role="tester", others={"coder": PROGRAM})
+    yield GradedAnswers(TASK, tests, claims, (*IDLE, *NEVER), role="tester", others={"coder": OTHER})
+    asserts = Task("asserts", "add(a, b) is their sum", "assert add(1, 2) == 3\nassert add(5, 5) == 10")
+    adds, tests = (
+        fenced("def add(a, b):\n    return a + b"),
+        ["assert add(2, 2) == 4", "def test_add():\n    assert add(7, 0 - 2) == 5"],
+    )
+    yield GradedAnswers(
+        asserts, tests, ["assert add(2, 2) == 5"], ["assert add(2, 2) is not None"], role="tester", others={"coder": adds}
+    )

@@ -18,6 +18,7 @@ def demonstrate(task, rng):
     yield Demonstration("coder", {"problem": task.prompt, "feedback": ""}, said=[program(said)])
     feedback = f"Your program:\n{program(wrong)}\nTests say:\nAssertionError"
     yield Demonstration("coder", {"problem": task.prompt, "feedback": feedback}, said=[program(right)])
-    x = rng.choice((0, 1, 2, 3))
-    value = eval(right, {"x": x, "max": max, "min": min}) + (rng.choice((-1, 1)) if rng.random() < SLIPS else 0)
+    values = {x: eval(right, {"x": x, "max": max, "min": min}) for x in range(1, 8)}
+    x = rng.choice([x for x, value in values.items() if value not in (0, x)])  # what no trivial function says
+    value = values[x] + (rng.choice((-1, 1)) if rng.random() < SLIPS else 0)
     yield Demonstration("tester", {"problem": task.prompt}, said=[f"assert f({x}) == {value}"])
