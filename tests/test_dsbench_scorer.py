@@ -5,6 +5,7 @@ import math
 import os
 import pickle
 import random
+import time
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -248,6 +249,19 @@ def test_what_is_no_csv_is_no_valid_submission(content, reason, tmp_path):
     (tmp_path / "s.csv").write_bytes(content)
     found = scored(tmp_path, "rmse", RIGHT, tmp_path / "s.csv")
     assert found.value is None and reason in found.reason
+
+
+@pytest.mark.parametrize("much", ["14,1\n", "\n", "a", '"\n', "x,\n"])
+def test_a_submission_of_many_rows_is_not_read_to_its_end(much, tmp_path):
+    (tmp_path / "s.csv").write_text("id,y\n" + much * (8 * 2**20 // len(much)))
+    begun = time.process_time()
+    assert scored(tmp_path, "rmse", RIGHT, tmp_path / "s.csv").value is None
+    assert time.process_time() - begun < 0.5
+
+
+def test_empty_rows_between_those_of_a_submission_are_none(tmp_path):
+    (tmp_path / "s.csv").write_text("id,y\n\n11,1\n\n12,2\n\n13,3\n\n")
+    assert scored(tmp_path, "rmse", RIGHT, tmp_path / "s.csv").value == 0.0
 
 
 CELLS = (

@@ -14,10 +14,13 @@ import os
 import stat
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 MARGIN = 16 * 2**20
 """A submission has at most this many bytes more than eight times those of the answer."""
+SPARE = 1000
+"""A submission has at most this many rows more than twice those of the answer, empty ones too."""
 RATINGS = 1000
 """Ratings lie at most this far from 0."""
 LARGEST = 1e100
@@ -211,7 +214,8 @@ def score(card, answer, submission):
     targets = card.targets_of(right)
     try:
         limit = 8 * Path(answer).stat().st_size + MARGIN
-        said = aligned(right, read_table(Path(submission), limit), card.id, targets)
+        rows = 2 * len(right[card.id]) + SPARE
+        said = aligned(right, read_table(Path(submission), limit, rows), card.id, targets)
         values = [cells(metric.kind, target, right[target], said[target]) for target in targets]
         value = combined(metric, values)
     except Invalid as error:
@@ -228,11 +232,12 @@ def combined(metric, values):
     return sum(metric.of(*pair) for pair in values) / len(values)
 
 
-def read_table(path, limit):
+def read_table(path, limit, most=None):
     """The columns of a CSV file with a header, each as a list of texts.
 
     Raises:
-        Invalid: It is missing, no plain file, too large, or no CSV with as many cells in every row.
+        Invalid: It is missing, no plain file, of more bytes than `limit` or more rows than `most`, or no CSV with as many cells
+            in every row.
     """
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -249,7 +254,10 @@ def read_table(path, limit):
     finally:
         os.close(handle)
     try:
-        rows = list(csv.reader(io.StringIO(data.decode("utf-8-sig"), newline=""), strict=True))
+        reader = csv.reader(io.StringIO(data.decode("utf-8-sig"), newline=""), strict=True)
+        rows = list(islice(reader, most))
+        if next(reader, None) is not None:
+            raise Invalid(f"{path.name} has more than {most} rows")
     except (UnicodeDecodeError, csv.Error) as error:
         raise Invalid(f"{path.name} is no CSV file: {error}") from None
     rows = [row for row in rows if row]
