@@ -9,6 +9,7 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+import time
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -408,6 +409,13 @@ def test_the_truth_is_graded_as_right_and_another_tasks_as_wrong(assistant):
         ({"form": "word", "value": "2025-08-05", "options": []}, "2025-08-05 or 2025-08-06", 0.0),
         ({"form": "set", "value": ["tea-100", "tea-108"], "options": []}, "tea-108 and tea-100", 1.0),
         ({"form": "set", "value": ["tea-100", "tea-108"], "options": []}, "tea-108 and tea-116", 1 / 3),
+        ({"form": "word", "value": "Oslo", "options": ["Oslo", "Rome"]}, "not Oslo", 0.0),
+        ({"form": "word", "value": "Oslo", "options": ["Oslo", "Rome"]}, "It isn't Oslo", 0.0),
+        ({"form": "word", "value": "Oslo", "options": ["Oslo", "Rome"]}, "Oslo, not Rome", 1.0),
+        ({"form": "number", "value": 4310, "tolerance": 0.0}, "not 4310", 0.0),
+        ({"form": "number", "value": 4310, "tolerance": 0.0}, "in 2025-05: 4310", 1.0),
+        ({"form": "number", "value": 4310, "tolerance": 0.0}, "4310 through 4320", 0.0),
+        ({"form": "number", "value": 4310, "tolerance": 0.0}, "4310 ± 10", 0.0),
         ({"form": "ranking", "value": ["a", "b", "c"], "options": ["a", "b", "c", "d"]}, "a, b, c", 1.0),
         ({"form": "ranking", "value": ["a", "b", "c"], "options": ["a", "b", "c", "d"]}, "a, c, b", 1 / 3),
         ({"form": "ranking", "value": ["a", "b", "c"], "options": ["a", "b", "c", "d"]}, "a, b, c, d", 3 / 4),
@@ -425,6 +433,19 @@ def test_a_line_is_graded_by_its_form(label, text, expected):
 
 def test_the_last_line_of_a_number_counts():
     assert grader.lines("1: a\n**2.** b\n 1) c") == {1: "c", 2: "b"}
+    assert grader.lines("1: tea\u2011100, tea\u2010108") == {1: "tea-100, tea-108"}
+
+
+@pytest.mark.parametrize(
+    "much", ["\n", " ", "- \n", "**", "1: ", "a ", "a\n", "1.", "q", "0 ", "0*", "0,", "$", "{", "--", "\\boxed{"]
+)
+def test_a_long_answer_is_graded_at_once(much):
+    begun = time.process_time()
+    for text in (much * (30_000 // len(much)), "1: " + much * (30_000 // len(much))):
+        for said in grader.lines(text).values():
+            for form in ("number", "word"):
+                grader.score({"form": form, "value": 1, "tolerance": 0, "options": ["June"] * (form == "word")}, said)
+    assert time.process_time() - begun < 1
 
 
 @given(st.text(max_size=200), st.sampled_from(LABELS))

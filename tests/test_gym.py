@@ -6,7 +6,7 @@ import random
 import pytest
 from simulated import make_trajectory
 
-from marl_plugins.cases.gym import GymCase, gym_score
+from marl_plugins.cases.gym import GymCase, gym_score, gym_task
 from marl_plugins.core.cases import is_score
 from marl_plugins.core.shipped import recipes_root
 from marl_plugins.loading import load_file
@@ -42,6 +42,19 @@ def test_the_grader_reads_the_last_box_or_all():
     answer = task.label["answer"]
     for said, outcome in ((f"\\boxed{{1}} no: \\boxed{{{answer}}}", 1.0), (f" {answer}\n", 1.0), ("\\boxed{banana}", 0.0)):
         trajectory = make_trajectory({"solver": []}, task=task.id)
+        trajectory.task, trajectory.answer = task, said
+        assert grader.score_outcome(trajectory) == outcome
+
+
+def test_braces_in_the_box_are_read():
+    grader, task = load_file(FOLDER / "gym_grader.py"), gym_task("fraction_simplification", 0)
+    assert task.label["answer"].startswith("$\\dfrac{")
+    trajectory = make_trajectory({"solver": []}, task=task.id)
+    for said, outcome in (
+        (task.label["answer"], 1.0),
+        ("\\boxed{" + task.label["answer"].strip("$") + "}", 1.0),
+        ("\\boxed{", 0.01),
+    ):
         trajectory.task, trajectory.answer = task, said
         assert grader.score_outcome(trajectory) == outcome
 

@@ -9,16 +9,18 @@ A grader that runs programs uses `Checker` of the sandbox (marl_plugins/sandbox/
 
 from marl_plugins.grading.numbers import number
 from marl_plugins.grading.overlap import exact_match, f1, normalised
-from marl_plugins.grading.places import boxed, final, lone_number, stated, word
-from marl_plugins.grading.values import ACCEPTED, right, same
+from marl_plugins.grading.places import boxed, final, lone_number, negated, stated, word
+from marl_plugins.grading.values import ACCEPTED, clean, right, same
 
 __all__ = [
     "ACCEPTED",
     "boxed",
+    "clean",
     "exact_match",
     "f1",
     "final",
     "lone_number",
+    "negated",
     "normalised",
     "number",
     "right",

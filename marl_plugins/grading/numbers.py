@@ -29,7 +29,7 @@ TIGHT = rf"(?:{LAST}|{COMMAND}|{FUNCTION}|{LETTER}|{SIGN})"
 LOOSE = rf"[ \t]*(?:{COMMAND}|{FUNCTION}|[-+*/^=<>×·÷√π,≤≥≈±])[ \t]*"
 RUN = re.compile(rf"(?:(?:{FUNCTION}|{COMMAND}|[-√≤≥≠±∓¬<])[ \t]+)?{TIGHT}(?:{LOOSE}(?={TIGHT})|{TIGHT}|[ \t]+{COMMAND})*")
 """Mathematics in a sentence: what hangs together without blanks, or by signs that may have blanks around them."""
-SUM = re.compile(rf"[(\s]*[+-]?\s*{PLAIN}[)\s]*(?:(?:[-+*/×·÷]|\\times|\\cdot|\\div)\s*[(\s]*[+-]?\s*{PLAIN}[)\s]*)+")
+SUM = re.compile(rf"[(\s]*(?:[+-]\s*)?{PLAIN}[)\s]*(?:(?:[-+*/×·÷]|\\times|\\cdot|\\div)[(\s]*(?:[+-]\s*)?{PLAIN}[)\s]*)+")
 """A calculation with plain numbers and no result."""
 
 
@@ -40,10 +40,14 @@ VULGAR = r"[\u00bc-\u00be\u2150-\u215e\u2189]"
 RAISED = re.compile(r"([\d)}\]πa-zA-Z]?)([⁺⁻]?[⁰¹²³⁴-⁹]+|[₊₋]?[₀-₉]+)")
 
 
+DASHES = "[\u2010-\u2013\u2212\ufe63\uff0d]"
+"""Hyphens and minus signs."""
+
+
 def plain(text: str) -> str:
     """Returns a text whose numbers are written with ASCII alone: digits of all scripts, fractions of one sign, raised and
     lowered digits (but of units: `m²`), words for a minus and for powers of ten."""
-    text = re.sub(r"\.{2,}", "\u2026", text.replace("\u2212", "-").replace("\u2013", "-"))
+    text = re.sub(r"\.{2,}", "\u2026", re.sub(DASHES, "-", text))
     text = re.sub(r"[\x00-\x08\x0e-\x1f\u200b-\u200f\u2060\ufeff]", "", text)
     if not text.isascii():
         text = re.sub(r"[^\S\n]", " ", text)
@@ -62,7 +66,7 @@ def _marked(found: re.Match[str]) -> str:
 
 def number(text: str) -> Fraction | None:
     """Returns the text as a number if it is one and nothing else, or None; also where it has more digits than anybody needs."""
-    text = text.replace("\u2212", "-").replace("$", "").strip()
+    text = re.sub(DASHES, "-", text).replace("$", "").strip()
     if len(text) > LONGEST_CHARS:
         return None
     if ratio := RATIO.fullmatch(text):

@@ -2,7 +2,7 @@
 
     boxed      the content of the last `\\boxed{...}`
     stated     that; or what follows the last `answer: X`, `the answer is X`, `#### X`, or stands in `<answer>X</answer>`
-    word       one of some words: stated; alone on the last line; or the only one of them that the text names
+    word       one of some words: boxed; alone on the last line; stated; or the only one of them that the text names
     final      a number with the whole expression that it is a part of: stated; or the last one of the text
 
 What stands in no such place is no answer. None of them takes a part for the whole: the article in "A clear case" is not the choice
@@ -18,37 +18,73 @@ from marl_plugins.grading.numbers import FIGURE, LONGEST_CHARS, RUN, number, pla
 
 TAIL = 4 * LONGEST_CHARS
 """Characters at the end of a text in which an answer without a box is looked for."""
-NAMED = r"(?:answer|result|verdict|decision|winner|choice|vote|conclusion|judge?ment)"
+NAMED = r"(?<![^\W_])(?:answer|result|verdict|decision|winner|choice|vote|conclusion|judge?ment)(?![^\W_])"
+MARKS = r"[*_`\"']*"
 STATED = re.compile(
     rf"<answer>(?P<tagged>.*?)</answer>"
-    rf"|(?:\b{NAMED}\b[*_`\"']*(?:[ \t]+is)?[*_`\"']*[ \t]*[:=]|\b{NAMED}[ \t]+is[ \t]+|####)(?=\s*(?P<said>[^\n]*))",
+    rf"|(?:{NAMED}(?:{MARKS}[ \t]+is)?{MARKS}[ \t]*[:=\uff1a]{MARKS}|(?P<prose>{NAMED}[ \t]+is[ \t]+)"
+    rf"|(?<!#)####(?=[ \t]*(?!\d+[.)][ \t]+\w)(?:[^A-Za-z\s#]|\w+(?:[ \t]*=|[.!]?[ \t]*(?:\n|$)))))(?=\s*(?P<said>[^\n]*))",
     re.IGNORECASE | re.DOTALL,
 )
+"""A statement of the answer. `####` is one with a value after it, and else a heading (`#### Step 1`)."""
 MARKUP = " \t\n*_`\"'\u201c\u201d\u2018\u2019#>"
 TEXT = re.compile(r"\\(?:text|textbf|mathrm|mathbf|mbox)\s*\{([^{}]*)\}")
-LEAD = re.compile(r"^(?:[-\u2022]\s+)?(?:the\s+)?(?:(?:option|choice|letter|answer)\s+)?\(?", re.IGNORECASE)
+LEAD = re.compile(
+    r"^(?:[-\u2022]\s+)?(?:the\s+|to\s+|I(?:['\u2019]ll|\s+will)?\s+)?(?:(?:option|choice|letter|answer)\s+)?\(?",
+    re.IGNORECASE,
+)
 PRIOR = re.compile(r"(?:^|[^\w\s)}])\s*$|\b(?:is|equals|be)\s+$")
 """What may stand before a minus that is the sign of a number apart from it: nothing that it could be subtracted from."""
 OTHERS = re.compile(r"(?<![\w.])-?\d[\d,.]*(?:,?[ \t]+(?:or|and))?[ \t]+$")
 """A number before another one: `41 or` of `41 or 42`, `41` of `41 42`."""
 
-NOT = re.compile(r"\bnot\s+[*_$]*$", re.IGNORECASE)
+DENIAL = re.compile(
+    r"(?:\b(?:not|never|neither|nor|cannot|except|refuse|rather\s+than|instead\s+of|(?:any\w*|all|every\w*)\s+but)|n['\u2019]t)\b"
+    r"(?:\s+(?:a|an|the|to|be|in|it|of|by|for|choose|say|play|go)\b)*[\s*_$]*$",
+    re.IGNORECASE,
+)
+AGAINST = re.compile(
+    r"(?:['\u2019]s(?:\s+\w+)?)?\s+(?:(?:has|is|was|does|did|can|will)(?:\s+not|n['\u2019]t|\s+(?:wrong|lost|false|incorrect))"
+    r"|loses?|lost)\b",
+    re.IGNORECASE,
+)
+"""What says of the word before it that it is not the answer."""
+GAP = re.compile(
+    r"(?!['\u2019]\w)\W*(?:(?:or|and|to|vs|versus|through|else|maybe|perhaps|possibly|also|but|either|the|option|choice|letter)\b\W*)*",
+    re.IGNORECASE,
+)
+ALTERNATIVE = re.compile(
+    r"\b(?:or|and|to|vs|versus|through|maybe|perhaps|possibly|also|either)\b|^[^\w.!?:(]*$", re.IGNORECASE
+)
+"""What leaves open which one is meant, between two answers."""
 
-OPEN = re.compile(r"0[\s,;/&*_$]+(?:(?:and|to)\s+)?[*_$]*0|\bor\b", re.IGNORECASE)
-"""Two figures, each written as 0, of which it is open which one is meant."""
+OTHER = re.compile(r"(?!A\s+[a-z])\w+")
+"""An answer that stands after another one; no article."""
+OPEN = re.compile(
+    r"0[\s,;/&*_$+\u2013\u2026.~-]+(?:(?:and|(?:up\s+)?to|through|until|vs)[\s*_$]+)?0|\b(?:or|between)\b|(?<![-=])>|[<\u2264\u2265\u00b1]",
+    re.IGNORECASE,
+)
+"""Two figures, each written as 0, of which it is open which one is meant; a relation."""
+BOX = re.compile(r"\\boxed[ \t]*\{")
+BRACES = re.compile(r"\\.|[{}]", re.DOTALL)
+DATE = re.compile(r"\b\d{4}-\d\d(?:-\d\d)?\b")
 
 
 def boxed(text: str) -> str | None:
-    """Returns the content of the last \\boxed{...}; empty where it is cut off, None without any."""
-    start = text.rfind("\\boxed{")
-    if start < 0:
-        return None
-    depth, begin = 0, start + len("\\boxed{")
-    for found in re.finditer(r"\\.|[{}]", text[begin - 1 :], re.DOTALL):
-        depth += {"{": 1, "}": -1}.get(found[0], 0)
-        if depth == 0:
-            return text[begin : begin - 1 + found.start()]
-    return ""
+    """Returns the content of the last \\boxed{...} that has any; empty where the last one is cut off, None without any."""
+    content = None
+    for start in reversed([found.end() for found in BOX.finditer(text)]):
+        depth = 1
+        for found in BRACES.finditer(text, start):
+            depth += {"{": 1, "}": -1}.get(found[0], 0)
+            if depth == 0:
+                content = text[start : found.start()]
+                break
+        else:
+            return ""
+        if content.strip():
+            return content
+    return content
 
 
 def stated(text: str) -> str | None:
@@ -56,42 +92,86 @@ def stated(text: str) -> str | None:
     inside = boxed(text)
     if inside is not None:
         return inside.strip()
-    said = None
-    for found in STATED.finditer(text[-TAIL:]):
-        said = found["tagged"] if found["tagged"] is not None else found["said"]
-    return None if said is None else said.strip(MARKUP)
+    statements = _statements(text)
+    return statements[-1][0] if statements else None
+
+
+def _statements(text: str) -> list[tuple[str, str | None]]:
+    """Returns what a text says is its answer, each time, and what stands after that; None for prose (`the result is clear`), which may
+    say nothing of the answer."""
+    text, found = text[-TAIL:], []
+    for one in STATED.finditer(text):
+        name = "tagged" if one["tagged"] is not None else "said"
+        found.append((one[name].strip(MARKUP), None if one["prose"] else text[one.end(name) :]))
+    return found
+
+
+def negated(before: str) -> bool:
+    """Returns whether what stands before an answer denies it: `not`, `I won't`, `anything but the`."""
+    return DENIAL.search(before[-60:]) is not None
+
+
+def _open(between: str) -> bool:
+    """Returns whether two answers with this between them leave open which one is meant."""
+    return GAP.fullmatch(between) is not None and ALTERNATIVE.search(between) is not None
 
 
 def word(text: str | None, words: Collection[str]) -> str:
     """Returns which of some words an answer is, as it stands in `words`; empty where it is none of them, or leaves it open.
 
-    A single letter has to be stated or alone on the last line, alone also after a colon; longer words may stand in a text that
-    names no other.
+    It is boxed, alone on the last line, stated, alone behind the last line's colon, or, a longer word than a letter, the only one
+    that the text names. A statement that names none is none; after `answer: X` only what follows it counts.
     """
-    text = text or ""
+    text = (text or "").strip(" \t\n`")
     known = {each.lower(): each for each in words}
-    said = stated(text)
-    if said is not None:
-        return _begins(said, known)
-    last = text.strip().rpartition("\n")[2]
-    for place in (last, last.rpartition(":")[2]):
-        if alone := known.get(_bare(place).lower()):
-            return alone
-    long = {each for each in re.findall(r"\w+", text.lower()) if each in known and len(each) > 1}
-    return known[long.pop()] if len(long) == 1 else ""
+    inside = boxed(text)
+    if inside is not None:
+        return _named(inside, known)
+    last = text.rpartition("\n")[2]
+    if alone := known.get(_bare(last).lower()):
+        return alone
+    choice = re.match(r"\W*(\w)[):.]+[\s*]", text)  # `B: 3.41` and no more
+    if choice and "\n" not in text and _names(text, known) == {choice[1]}:
+        return choice[1]
+    for said, after in reversed(_statements(text)):
+        if _bare(said).lower() in known or _names(said, known):
+            return _named(said, known)
+        if after is not None:
+            text = after
+            break
+    return known.get(_bare(last.rpartition(":")[2]).lower()) or _only(text, known)
 
 
-def _begins(said: str, known: dict[str, str]) -> str:
-    """The word that a stated answer begins with, unless another one stands right after it (`A or B`)."""
+def _names(text: str, known: dict[str, str]) -> set[str]:
+    """The words that a text names; a letter only as it is written."""
+    return {
+        one for one in re.findall(r"\w+", text) if known.get(one.lower()) == one or (len(one) > 1 and one.lower() in known)
+    }
+
+
+def _named(said: str, known: dict[str, str]) -> str:
+    """The word that a stated answer begins with, unless another one stands beside it (`A or B`); or the only one in it."""
     bare = _bare(said)
     found = re.match(r"\w+", bare)
     if not found or found[0].lower() not in known:
-        return ""
+        return _only(said, known)
     if len(found[0]) == 1 and found[0].islower() and bare != found[0]:  # the article
         return ""
-    after = re.match(r"[\s,/&|]*(?:\b(?:or|and)\b)?[\s,/&|]*(\w*)", bare[found.end() :], re.IGNORECASE)
-    other = after[1].lower() if after else ""
-    return "" if other in known and other != found[0].lower() else known[found[0].lower()]
+    gap = GAP.match(bare, found.end())
+    other = OTHER.match(bare, gap.end()) if gap and _open(gap[0]) else None
+    answers = other and (other[0].lower() in known or re.fullmatch("[A-HJ-Z]", other[0]))
+    if other and answers and other[0].lower() != found[0].lower():
+        return ""
+    return "" if AGAINST.match(bare, found.end()) else known[found[0].lower()]
+
+
+def _only(text: str, known: dict[str, str]) -> str:
+    """The only word that a text names, unless it denies it; letters are none."""
+    found = [one for one in re.finditer(r"\w+", text) if len(one[0]) > 1 and one[0].lower() in known]
+    if len({one[0].lower() for one in found}) != 1:
+        return ""
+    denied = negated(text[: found[-1].start()]) or AGAINST.match(text, found[-1].end())
+    return "" if denied else known[found[-1][0].lower()]
 
 
 def _bare(text: str) -> str:
@@ -103,19 +183,34 @@ def _bare(text: str) -> str:
 def final(text: str) -> str:
     """Returns the number that is a text's answer, with the whole expression that it is a part of; empty where there is none.
 
-    A sum or a product that was not carried out (`2+3`, `12*7`) is none.
+    A sum or a product that was not carried out (`2+3`, `12*7`) is none, nor are several numbers in a box or beside each other
+    (`41 or 42`). A statement without a number is none; after `answer: X` only what follows it counts.
     """
-    said = stated(text)
-    if said is not None:
-        return "" if boxed(text) == "" else _expression(said, first=True)
-    return _expression(text[-TAIL:], first=False)
+    inside = boxed(text)
+    if inside is not None:
+        return _expression(inside, first=True, alone=True)
+    text = text[-TAIL:]
+    for said, after in reversed(_statements(text)):
+        if re.search(r"\d", plain(said)):
+            return _expression(said, first=True)
+        if after is not None:
+            text = after
+            break
+    head, _, calculation = text.strip(MARKUP + ".)").rpartition("(")
+    if re.search(r"\d", head) and unfinished(calculation.lstrip("= ")):  # `19 (2+9+8)`
+        text = head
+    return _expression(text, first=False)
 
 
-def _expression(text: str, *, first: bool) -> str:
-    text = plain(text)
+def _expression(text: str, *, first: bool, alone: bool = False) -> str:
+    text = TEXT.sub(r"\1", plain(text))
     runs = [run for run in RUN.finditer(text) if re.search(r"\d", run[0]) and run[0][0] not in "^_"]  # of a unit
-    runs = [run for run in runs if not NOT.search(text[max(0, run.start() - 12) : run.start()])]
+    if alone and len({run[0].strip() for run in runs}) > 1:
+        return ""
+    runs = [run for run in runs if not negated(text[max(0, run.start() - 60) : run.start()])]
     if not runs:
+        return ""
+    if first and len(runs) > 1 and _open(text[runs[0].end() : runs[1].start()] + re.split(r"\d", runs[1][0])[0]):
         return ""
     run = runs[0 if first else -1]
     before, chunk = text[: run.start()], run[0].strip("* \t=")
@@ -143,7 +238,7 @@ def lone_number(text: str) -> str:
     (`34 or 35`, `10 20`)."""
     text = plain(text)
     found = list(re.finditer(FIGURE, text))
-    if not found or OPEN.search(re.sub(FIGURE, "0", text)):
+    if not found or OPEN.search(re.sub(FIGURE, "0", DATE.sub("", text))) or negated(text[: found[0].start()]):
         return ""
     if len(found) == 1 or not text[: found[0].start()].strip(MARKUP + "$\u20ac\u00a3"):
         return found[0][0]

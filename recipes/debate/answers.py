@@ -13,6 +13,13 @@ FORMS = (
     *("I decide for {0}. That's my verdict.", "Let's go {0}: that's clear.", "It's the {0}'s month."),
     *("The judge's word: {0}", "The south's best month is lower than the north's.\n{0}"),
     "The answer is {0}, not the other.",
+    *("The verdict is clear.\n\n{0}", "The judgement: 970 > 812.\n\n{0}", "Decision:\n- north 970\n- south 812\n\n{0}"),
+    *(
+        "Answer: It is {0}.",
+        "Answer: the depot in the {0}",
+        "The north's 970, the south's 812. The winner is clear.\n{1}",
+        "{0}\n```",
+    ),
 )
 OPEN = (
     *(
@@ -40,6 +47,22 @@ OPEN = (
         "The north's, the south's",
         "east",
     ),
+    *(
+        "not north",
+        "It is not north.",
+        "It can't be north.",
+        "Anything but north.",
+        "The north has lost.",
+        "Verdict: not the north",
+    ),
+    *(
+        "north is wrong",
+        "Answer: north is wrong",
+        "The north loses",
+        "Answer: anything but north",
+        "\\boxed{\\text{not north}}",
+    ),
+    *("Answer: north (or south)", "Answer: north vs south", "The north is good. Answer: neither."),
     "The north's case is weaker than the south's, or isn't it?",
 )
 """Answers that leave it open, or name no side."""

@@ -33,13 +33,20 @@ TRICKS = (
     "1: 4310 5000\n2: May and July",
     *("1:\n2:", "1: ?\n2: ?", "1: all\n2: all", "1: 1e999\n2: nobody knows"),
     "1: 5000 or 4310 or 4000\n2: January or May or July",
+    *("1: not 4310\n2: not June", "1: 4310 through 4320\n2: anything but June", "1: 4310..4320\n2: June or May"),
+    *("1: 4310 ± 10\n2: never June", "1: 4310 < x < 4320\n2: June/July", "1: 4310 vs 5000\n2: neither June nor July"),
+    *("1: 4310-4310\n2: isn't June", "1: 4310 up to 5000\n2: all but June", "1: between 4310 and 4310\n2: except June"),
     "1: between 1 and 9999\n2: a month of the year",
 )
 
 
 def answers(tasks):
     right = [form.format(number, "June") for form in LINES for number in NUMBERS[:1]]
-    right += [f"1: {number}\n2: June" for number in NUMBERS[1:]] + ["1: 4310\n2: june", "1: 4310\n2: JUNE"]
+    right += [f"1: {number}\n2: June" for number in NUMBERS[1:]] + [
+        "1: 4310\n2: june",
+        "1: 4310\n2: June, not July",
+        "1: 4310\n2: JUNE",
+    ]
     wrong = [form.format(4210, "January") for form in LINES if "4310" not in form]
     wrong += [
         "1: -4310\n2: May",

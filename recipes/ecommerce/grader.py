@@ -5,14 +5,15 @@ Nothing but what the composer says is read. The parts of the outcome are the que
 
 import re
 
-from marl_plugins.grading import lone_number, number
+from marl_plugins.grading import lone_number, negated, number
 
 BEGIN = re.compile(
-    r"(?:^\W*|(?<=[\s,;|]))(?:(?:answer|question|a|q)\W?\s*)?(\d{1,3})[*_]*(?::|[.)](?!\d))[*_:.)]*", re.I | re.M
+    r"(?:^[^\w\n]*|(?<=[\s,;|]))(?:(?:answer|question|a|q)\W?\s*)?(\d{1,3})[*_]*(?::|[.)](?!\d))[*_:.)]*", re.I | re.M
 )
 """Where the answer to a question begins: `2: `, `**2.** `, `Answer 2: `, at the start of a line or after the answer before."""
 LARGEST = 10**15
 """No figure of a store is larger."""
+HYPHENS = re.compile("[\u2010-\u2013\u2212]")
 NAME = re.compile(r"[a-z]+-\d{3}|\d{4}-\d\d-\d\d")
 """Products and days, which are names where a question gives no options."""
 
@@ -26,7 +27,7 @@ def score_outcome(trajectory):
 
 def lines(answer):
     """What the numbered lines of an answer say, by number; the last one counts. Several may stand on one line, in order."""
-    text, begins = answer or "", []
+    text, begins = HYPHENS.sub("-", answer or ""), []
     for found in BEGIN.finditer(text):
         inside = begins and "\n" not in text[begins[-1].end() : found.start()]
         if not inside or (int(found[1]) == int(begins[-1][1]) + 1 and ":" in found[0]):
@@ -60,7 +61,8 @@ def names_in(text, options):
     """The options that a line names, in order, each once."""
     words = "|".join(sorted(map(re.escape, options), key=len, reverse=True)).lower()
     pattern = re.compile(rf"(?<![\w-])(?:{words})(?![\w-])", re.IGNORECASE) if options else NAME
-    found = pattern.findall(text if options else text.lower())
+    text = text if options else text.lower()
+    found = [one[0] for one in pattern.finditer(text) if not negated(text[: one.start()])]  # "June, not July" names June
     exact = [one for one in found if one in options]  # "It may be June" names one month
     said = dict.fromkeys(one.lower() for one in exact or found)
     return [next((option for option in options if option.lower() == one), one) for one in said]

@@ -8,6 +8,20 @@ FORMS = (
     *ANSWER_FORMS,
     *("{0}.0", "{0}.00", "0{0}", "+{0}", "= {0}", "48-6+3={0}", "48 - 6 + 3 = **{0}**", "Result: {0}", "It is {0}!"),
     *("The result is {0}.", "48 - 6 = 42, 42 + 3 = {0}", "First 42, then {0}.", "So {0}", "(48 - 6) + 3 = 42 + 3 = {0}"),
+    *(
+        "\\boxed{{\\text{{{0}}}}}",
+        "\\boxed{{\\mathbf{{{0}}}}}",
+        "\\boxed{{\\,{0}}}",
+        "\\({0}\\)",
+        "\\boxed{{{0}\\text{{ coins}}}}",
+    ),
+    *(
+        "#### Step 1: add\n48-6 is 42.\nSo {0}.",
+        "#### 1. Add\nIt is {0}.",
+        "The verdict is clear: {0}",
+        "The result is not hard to find: {0}",
+    ),
+    *("The result is clear.\nIt is {0}.", "{0} (48-6+3)", "Answer: {0} (48-6+3)", "It is {0} (= 48-6+3)."),
     *("That makes {0}.", "All in all: {0}", "```\n{0}\n```", "We get {0}", "{0} in total", "Step 1: 42\nStep 2: {0}"),
 )
 OPEN = (
@@ -36,6 +50,30 @@ OPEN = (
         "Answer: 44 or 45",
         "45 hundred",
     ),
+    *(
+        "\\boxed{45 or 46}",
+        "\\boxed{45 46}",
+        "\\boxed{45; 46}",
+        "\\boxed{45 not 46}",
+        "\\boxed{45 \\text{ or } 46}",
+        "\\boxed{45 x 46}",
+    ),
+    *(
+        "Answer: 45 or 46",
+        "Answer: 45 46",
+        "Answer: 45; 46",
+        "Answer: 45 (or 46)",
+        "Answer: 45 to 46",
+        "The answer is 45, or 46",
+    ),
+    *(
+        "Answer: not 45",
+        "\\boxed{\\text{not }45}",
+        "The answer is not 45.",
+        "\\boxed{45} no: \\boxed{46",
+        "So 45. Answer: none",
+    ),
+    *("#### 45 or 46",),
 )
 """What was not carried out, and what leaves it open."""
 

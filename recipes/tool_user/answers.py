@@ -13,6 +13,14 @@ FORMS = (
     *("The three things cost {0} together.", "pen: 2\nhat: 9\nbag: 8\ntotal: {0}", "All in all: {0}"),
     *("That's {0}, thank you.", "The total price is {0} coins.", "So {0}", "(2 + 9) + 8 = 11 + 8 = {0}"),
     "```\n{0}\n```",
+    *(
+        "{0} (2+9+8)",
+        "The total is {0} (2+9+8).",
+        "\\boxed{{\\text{{{0}}}}}",
+        "\\boxed{{{0}\\text{{ coins}}}}",
+        "\\({0}\\)",
+    ),
+    *("#### Step 1: prices\nThey cost {0}.", "The answer is easy to find.\n{0} euros"),
 )
 CALCULATIONS = (
     *(
@@ -40,6 +48,15 @@ CALCULATIONS = (
         "\\boxed{2+9+8}",
         "Answer: 18 or 19",
         "between 18 and 19",
+    ),
+    *(
+        "\\boxed{19 or 20}",
+        "\\boxed{19 20}",
+        "Answer: 19 or 20",
+        "Answer: 19; 20",
+        "Answer: 19 20",
+        "Answer: not 19",
+        "(2+9+8)",
     ),
     *("minus 19", "not 19", "19²", "19½", "19₈", "19 hundred", "≥ 19", "19‰"),
 )
