@@ -72,6 +72,14 @@ def test_plain_integers_are_compared_as_numbers_without_another_process():
     assert {child.pid for child in children()} <= graders
 
 
+@pytest.mark.parametrize("parts", [["9^{9^{9^9}}", *"234567"], [*"765432", "9^{9^{9^9}}"], ["9^{9^{9}}+1"] * 7])
+def test_an_answer_of_many_parts_has_the_time_of_one(parts):
+    assert outcome("\\boxed{\\sqrt{4}}", "2") == 1.0  # the process has started
+    begun = time.monotonic()
+    assert outcome(f"\\boxed{{{','.join(parts)}}}", "1,2,3,4,5,6,7") == 0.0
+    assert time.monotonic() - begun < 3 * CPU_SECONDS
+
+
 def ended(processes):
     """Whether they come to their end; one that nobody has waited for yet has come to it."""
     for _ in range(1000):

@@ -10,9 +10,10 @@ import os
 import resource
 import signal
 import socket
+import time
 
-CPU_SECONDS, MEMORY_BYTES = 1, 2 * 2**30
-"""Limits of one comparison."""
+CPU_SECONDS, MEMORY_BYTES = 1.0, 2 * 2**30
+"""Limits of one answer, whatever the number of its parts, and of one comparison."""
 USUAL = (
     *("\\frac{\\sqrt{2}}{2}", "x^2+2x+1", "(2,1)", "[0,\\pi)", "\\{1,2\\}", "5\\%", "3-4i", "x=\\frac12", "90^\\circ"),
     *("2^{10}", "\\binom{5}{2}", "5!", "x \\le 3", "\\log_2 8", "\\sin(x)", "|x|", "\\text{no}", "42 \\text{ cm}"),
@@ -20,7 +21,7 @@ USUAL = (
 )
 """Answers of the usual kinds."""
 BEGUN, YES, NO = b"b", b"1", b"0"
-"""What a question's process says."""
+"""What a question's process says; after the last two, how many seconds of CPU it took."""
 
 
 def serve(control: socket.socket) -> None:
@@ -50,9 +51,10 @@ def answer_one(connection: socket.socket) -> None:
     """Answers one question, and says before that its time has begun."""
     connection.sendall(BEGUN)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-    signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)  # its signal ends the process, whatever it is doing
-    answer, label = json.loads(connection.makefile("rb").readline())
-    connection.sendall(YES if compare(answer, label) else NO)
+    answer, label, seconds = json.loads(connection.makefile("rb").readline())
+    signal.setitimer(signal.ITIMER_PROF, seconds)  # its signal ends the process, whatever it is doing
+    said = YES if compare(answer, label) else NO
+    connection.sendall(said + str(time.process_time()).encode())
 
 
 def compare(answer: str, label: str) -> bool:

@@ -38,6 +38,8 @@ SCALES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 1
 SCALE = re.compile(rf"(?<=\d)(?:[\s~]|\\[,;: ])*(?:\\text\s*\{{\s*)?\b({'|'.join(SCALES)})s?\b(?:\s*\}})?", re.IGNORECASE)
 VULGAR = r"[\u00bc-\u00be\u2150-\u215e\u2189]"
 RAISED = re.compile(r"([\d)}\]πa-zA-Z]?)([⁺⁻]?[⁰¹²³⁴-⁹]+|[₊₋]?[₀-₉]+)")
+OF_UNITS = re.compile(r"(?:(?<=[A-Za-z]{2})|(?<=\d [A-Za-z]))(?:[⁺⁻]?[⁰¹²³⁴-⁹]+|[₊₋]?[₀-₉]+)")
+"""Raised or lowered digits of a word, or of a letter after a number: `km²`, `59 m²`."""
 
 
 DASHES = "[\u2010-\u2013\u2212\ufe63\uff0d]"
@@ -46,13 +48,13 @@ DASHES = "[\u2010-\u2013\u2212\ufe63\uff0d]"
 
 def plain(text: str) -> str:
     """Returns a text whose numbers are written with ASCII alone: digits of all scripts, fractions of one sign, raised and
-    lowered digits (but of units: `m²`), words for a minus and for powers of ten."""
+    lowered digits (but of units: `59 m²`), words for a minus and for powers of ten."""
     text = re.sub(r"\.{2,}", "\u2026", re.sub(DASHES, "-", text))
     text = re.sub(r"[\x00-\x08\x0e-\x1f\u200b-\u200f\u2060\ufeff]", "", text)
     if not text.isascii():
         text = re.sub(r"[^\S\n]", " ", text)
         text = re.sub(rf"(?<=\d)\s*({VULGAR})|({VULGAR})(?=\d)", r" \1\2 ", text)
-        text = RAISED.sub(lambda found: found[1] if found[1].isalpha() and found[1] != "π" else _marked(found), text)
+        text = RAISED.sub(_marked, OF_UNITS.sub("", text))
         text = re.sub(rf"{VULGAR}|[^\W\D]", lambda found: unicodedata.normalize("NFKC", found[0]), text)
         text = re.sub(r"[^\W\D]", lambda found: str(int(found[0])), text.replace("\u2044", "/"))
     return SCALE.sub(lambda found: f"e{SCALES[found[1].lower()]}", MINUS.sub("-", text))

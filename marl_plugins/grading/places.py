@@ -35,9 +35,6 @@ LEAD = re.compile(
 )
 PRIOR = re.compile(r"(?:^|[^\w\s)}])\s*$|\b(?:is|equals|be)\s+$")
 """What may stand before a minus that is the sign of a number apart from it: nothing that it could be subtracted from."""
-OTHERS = re.compile(r"(?<![\w.])-?\d[\d,.]*(?:,?[ \t]+(?:or|and))?[ \t]+$")
-"""A number before another one: `41 or` of `41 or 42`, `41` of `41 42`."""
-
 DENIAL = re.compile(
     r"(?:\b(?:not|never|neither|nor|cannot|except|refuse|rather\s+than|instead\s+of|(?:any\w*|all|every\w*)\s+but)|n['\u2019]t)\b"
     r"(?:\s+(?:a|an|the|to|be|in|it|of|by|for|choose|say|play|go)\b)*[\s*_$]*$",
@@ -54,7 +51,7 @@ GAP = re.compile(
     re.IGNORECASE,
 )
 ALTERNATIVE = re.compile(
-    r"\b(?:or|and|to|vs|versus|through|maybe|perhaps|possibly|also|either)\b|^[^\w.!?:(]*$", re.IGNORECASE
+    r"\b(?:or|and|to|vs|versus|through|maybe|perhaps|possibly|also|either)\b|^[^\w.!?:(\n]*\Z", re.IGNORECASE
 )
 """What leaves open which one is meant, between two answers."""
 
@@ -97,8 +94,8 @@ def stated(text: str) -> str | None:
 
 
 def _statements(text: str) -> list[tuple[str, str | None]]:
-    """Returns what a text says is its answer, each time, and what stands after that; None for prose (`the result is clear`), which may
-    say nothing of the answer."""
+    """Returns what a text says is its answer, each time, and what stands after that; None for prose, which may say nothing of
+    the answer (`the result is clear`)."""
     text, found = text[-TAIL:], []
     for one in STATED.finditer(text):
         name = "tagged" if one["tagged"] is not None else "said"
@@ -207,19 +204,21 @@ def _expression(text: str, *, first: bool, alone: bool = False) -> str:
     runs = [run for run in RUN.finditer(text) if re.search(r"\d", run[0]) and run[0][0] not in "^_"]  # of a unit
     if alone and len({run[0].strip() for run in runs}) > 1:
         return ""
-    runs = [run for run in runs if not negated(text[max(0, run.start() - 60) : run.start()])]
+    runs = [
+        run
+        for run in runs
+        if not negated(text[max(0, run.start() - 60) : run.start()]) and not AGAINST.match(text, run.end())
+    ]
     if not runs:
         return ""
-    if first and len(runs) > 1 and _open(text[runs[0].end() : runs[1].start()] + re.split(r"\d", runs[1][0])[0]):
-        return ""
+    if beside := _beside(runs, text, first):
+        return beside
     run = runs[0 if first else -1]
     before, chunk = text[: run.start()], run[0].strip("* \t=")
     if chunk.startswith("- ") and not PRIOR.search(before):  # a dash
         chunk = chunk[1:].strip()
     if chunk.endswith("!") and (first or before.strip()) and number(chunk.rstrip("!")) is not None:  # of the sentence
         chunk = chunk.rstrip("!")
-    if not first and (other := OTHERS.search(before)):
-        return other[0].strip() + " " + chunk
     chunk = _balanced(re.split(r"(?<![<>!=:])=(?!=)|\u2248|\\approx(?![a-z])", chunk)[-1].strip(" ,;:*"))
     if (
         "," in chunk
@@ -230,6 +229,19 @@ def _expression(text: str, *, first: bool, alone: bool = False) -> str:
         chunk = chunk.rpartition(",")[2].strip()  # a comma of the sentence
     inside = chunk[1:-1].strip() if _closed(chunk) else ""
     return "" if unfinished(chunk) else inside if inside and number(inside) is not None and "," not in inside else chunk
+
+
+def _beside(runs: list[re.Match[str]], text: str, first: bool) -> str:
+    """All of the first or last numbers that stand beside each other (`41 or 42`); empty where it is one alone."""
+    many = [runs[0 if first else -1]]
+    for other in runs[1:] if first else runs[-2::-1]:
+        one, two = (many[-1], other) if first else (other, many[-1])
+        aside = "(" if first and two[0].startswith("(") else ""  # `19 (2+9+8)`
+        if not _open(text[one.start() + len(one[0].rstrip(":")) : two.start()] + aside):
+            break
+        many.append(other)
+    ends = sorted(one.span() for one in many)
+    return "" if len(many) == 1 else text[ends[0][0] : ends[-1][1]].strip()
 
 
 def lone_number(text: str) -> str:

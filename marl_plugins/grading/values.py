@@ -9,8 +9,17 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from marl_plugins.grading.math_verify import verified
-from marl_plugins.grading.numbers import BASED, LONGEST_CHARS, NUMBER, RATIO, close, number, plain, unfinished
+from marl_plugins.grading.math_verify import Budget, verified
+from marl_plugins.grading.numbers import (
+    BASED,
+    LONGEST_CHARS,
+    NUMBER,
+    RATIO,
+    close,
+    number,
+    plain,
+    unfinished,
+)
 from marl_plugins.grading.places import TAIL, boxed, final, stated
 
 DEEPEST = 16
@@ -30,6 +39,39 @@ TERM = re.compile(
 )
 TWO = re.compile(r"[\d)}\]!]\s*\{?\s*(?:[-+*×·÷]|\\(?:times|cdot|div)(?![a-z]))\s*\}?\s*[\d.(\\{\[]|\d\s*/\s*\d+\.|\d\s+\d")
 """Two numbers that are still to be added, multiplied or divided."""
+WORK = re.compile(
+    r"\\(?:i?int|oint|sum|prod|lim|gcd|lcm|max|min|sup|inf|det|phantom|lfloor|rfloor|lceil|rceil|floor|ceil|bmod)"
+    r"(?![A-Za-z])|(?<![A-Za-z])(?:gcd|lcm|max|min|det|floor|ceil|round|mod|rem|sum)\s*\}?\s*\\?[({]|[\u222b\u2211\u220f\u230a\u2308]"
+    r"|\\begin\s*\{vmatrix|\\frac\s*\{d\}\s*\{d[a-z]",
+    re.IGNORECASE,
+)
+"""What a task asks for, and no answer has: an integral, a sum, a limit, the greatest of several numbers."""
+FUNCTIONS = re.compile(
+    r"\\(?:[dt]?binom|choose|log|lg|ln|exp|sin|cos|tan|cot|sec|csc|arc[a-z]+|Gamma|[lr]?[vV]ert)(?![A-Za-z])|\|"
+    r"|(?<![A-Za-z])(?:log|ln|exp|sin|cos|tan|abs)\s*\("
+)
+"""What is still to be calculated where the label is a whole number or a fraction; roots, powers and factorials are numbers."""
+LIMIT = re.compile(r"\\to(?![a-z])(?=[^=]*=)")
+MEMBER = re.compile(r"^[A-Za-z]\w*\s*(?:\\in(?![a-z])|\u2208)\s*")
+OVER = re.compile(r"^\{?([^{}]*)\\over(?![a-z])([^{}]*)\}?$")
+PLUS_MINUS = re.compile(r"\\pm(?![a-z])|\u00b1")
+UNIT = re.compile(
+    r"(?P<number>.*\d\}*\.?)[\s~]*(?P<unit>\(?(?:[cmk]m|kg|ft|(?=[a-z]*[aeiou])[a-z]{3})[a-z .'/-]*\)?)(?:\^\{?[23]\}?)?",
+    re.IGNORECASE,
+)
+"""A number with what is counted: `59 pens`, `59 km/h`; letters that stand for numbers are no word."""
+NO_UNIT = re.compile(
+    r"\b(?:or|and|not|to|at|if|of|than|more|less|least|most|plus|minus|over|by|is|wrong|pi|sqrt|mod|sin|cos|tan|log|exp|choose|base"
+    r"|binary|octal|hex\w*|squared|cubed|factorial|infinity|below|under|above|negative|false|half|halves|thirds|dozens?"
+    r"|(?:ten|hundred|thousand|million|billion)(?:s|ths?)?)\b",
+    re.IGNORECASE,
+)
+"""What makes another number of it."""
+YES_NO = re.compile(
+    r"[\s*_`\"']*(?:(?:so|thus|hence|therefore),?\s+[*_]*)?(yes|no)\b[*_`\"']*\s*(?:[,.;:!\n]|$|because\b|since\b)",
+    re.IGNORECASE,
+)
+"""An answer that is yes or no, and why."""
 CHOICE = re.compile(r"\(?([A-Z])\)[\s.:]*\S.*|([A-Z])[.:]\s+\S.*", re.DOTALL)
 """A choice with what it says: `(C) 7`."""
 
@@ -50,19 +92,26 @@ async def right(text: str | None, label: Any) -> bool:
             f"the label is {label!r}; there is nothing to compare answers with (--data.label_key names its field)"
         )
     text = text or ""
-    inside = boxed(text)
+    budget = Budget()
     for one in answers:
-        if await same(_final(text, one) if inside is None else inside, one):
+        if await same(_final(text, one), one, budget):
             return True
     return False
 
 
 def _final(text: str, label: str) -> str:
-    """The final answer of a text without a box: its number, or what it says last where the label is words."""
-    if not WORDS.fullmatch(_words(label)):
-        return final(text)
-    said = stated(text)
-    return re.split(r"[:=\n]", text[-TAIL:].strip())[-1].strip(" *`\"'") if said is None else said
+    """The final answer of a text: in its box; without one its number, or what it says last where the label is words."""
+    words, said = _words(label), stated(text)
+    if boxed(text) is None:
+        if not WORDS.fullmatch(words):
+            return final(text)
+        if said is None:
+            said = re.split(r"[:=\n]", text[-TAIL:].strip())[-1]
+            said = said if not YES_NO.match(text) or YES_NO.match(said) else text
+    if words in ("yes", "no") and (short := YES_NO.match(_untypeset(said or ""))):
+        return short[1]
+    said = said or ""
+    return said.strip(" *`\"'").rstrip(" *`\"'.") if WORDS.fullmatch(words) else said
 
 
 def accepted(label: Any) -> list[str]:
@@ -78,8 +127,11 @@ def accepted(label: Any) -> list[str]:
     return [text, *parts(text)[1]]
 
 
-async def same(answer: str, label: str) -> bool:
+async def same(answer: str, label: str, budget: Budget | None = None) -> bool:
     """Returns whether two answers are the same value.
+
+    Args:
+        budget: The time that math-verify has left for it; default: that of one answer.
 
     Raises:
         InfrastructureFailure: What compares formulas does not work.
@@ -89,20 +141,28 @@ async def same(answer: str, label: str) -> bool:
         return bool(a)
     if not a or len(a) > LONGEST_CHARS or _depth(a) > DEEPEST:
         return False
-    if _number(b) is not None and _number(a) is None and OPEN.search(a):
-        return False
-    (kind, mine), (other, theirs) = parts(a), parts(b)
+    budget, y = budget or Budget(), _number(b)
+    if "\\in" not in b:
+        a = MEMBER.sub("", a)
+    if y is not None and _number(a) is None and OPEN.search(LIMIT.sub("", a)):
+        return False  # a relation, alternatives
     if "=" in a and "=" not in b:
-        a = value(a) if len(mine) == 1 else a
-    x, y = _number(a), _number(b)
+        a = value(a) if len(parts(a)[1]) == 1 else a
+    a = a if y is None else _amount(a)
+    x = _number(a)
     if x is not None and y is not None:
         return close(x, y) or (("%" in a) != ("%" in b) and close(x / 100 if "%" in a else x, y / 100 if "%" in b else y))
-    if y is not None and (unfinished(a) or kind or (x is None and not _is_one_number(a))):
-        return False  # a calculation that was not carried out, a set or a point
+    (kind, mine), (other, theirs) = parts(a), parts(b)
+    if not a or (y is not None and (kind or a[0] == "[" or unfinished(a) or (x is None and not _is_one_number(a)))):
+        return False  # a set or a point, or a calculation that was not carried out
+    if (WORK.search(a) and not WORK.search(b)) or (y is not None and "." not in b and FUNCTIONS.search(a)):
+        return False  # the task itself, which math-verify would carry out
+    if x is not None and x.denominator == 1 and "%" not in a and len(theirs) == 1:  # with thousands and powers of ten
+        a, mine = str(x), [a]
     if max(len(mine), len(theirs)) > 1 and not (kind == other == "("):
         if len(mine) != len(theirs) or {kind, other} == {"(", "{"}:
             return False
-        return await _same_parts(mine, theirs, ordered="(" in (kind, other))
+        return await _same_parts(mine, theirs, budget, ordered="(" in (kind, other))
     if x is None and (NUMBER.fullmatch(a) or RATIO.fullmatch(a) or BASED.fullmatch(a)):  # out of any range, or divided by 0
         return False
     if re.fullmatch("[A-Z]", letter := _words(b)) and (choice := CHOICE.fullmatch(_untypeset(a))):
@@ -111,7 +171,7 @@ async def same(answer: str, label: str) -> bool:
         return words == _words(b)
     if "\\\\" in a and "\\begin" not in a:  # two lines are two answers
         return False
-    return await verified(a, b)
+    return await verified(a, b, budget)
 
 
 def _is_one_number(text: str) -> bool:
@@ -127,13 +187,13 @@ def _is_one_number(text: str) -> bool:
     return len(re.findall(r"\d[\d.,]*", text)) <= 1
 
 
-async def _same_parts(mine: list[str], theirs: list[str], ordered: bool) -> bool:
+async def _same_parts(mine: list[str], theirs: list[str], budget: Budget, ordered: bool) -> bool:
     if ordered:
-        return all([await same(a, b) for a, b in zip(mine, theirs, strict=True)])
+        return all([await same(a, b, budget) for a, b in zip(mine, theirs, strict=True)])
     left = list(theirs)
     for a in mine:
         for b in left:
-            if await same(a, b):
+            if await same(a, b, budget):
                 left.remove(b)
                 break
         else:
@@ -146,14 +206,28 @@ def clean(text: str) -> str:
     text = plain(text).replace("{,}", ",").replace("\\$", "")
     text = text.replace("π", "\\pi ").replace("×", "\\times ").replace("·", "\\cdot ").replace("°", "^\\circ")
     text = re.sub(r"(?:√|\\sqrt(?![a-z{\[]))\s*(\d+(?:\.\d+)?|[A-Za-z])", r"\\sqrt{\1}", text)
+    text = re.sub(r"(?<=\d)(?:\\!)?,(?:\\!)?(?=\d{3}(?!\d))", ",", text)  # 1,\!234
     text = re.sub(r"(?<=\d)\s*\\[,;:! ]\s*(?=\d{3}(?!\d))", ",", text)  # 1\,234
     text = re.sub(r"\\left(?![a-z])|\\right(?![a-z])|\\displaystyle(?![a-z])|\\[()\[\],;:!]|\$|~", " ", text)
-    text = re.sub(r"\\[dt]frac(?![a-z])", r"\\frac", text)
+    text = re.sub(r"\\(?:[cdst]|nice)frac(?![a-z])", r"\\frac", text)
+    text = re.sub(r"\\frac\s*(\d)\s*(\d)(?!\d)", r"\\frac{\1}{\2}", text)
+    text = OVER.sub(lambda found: f"\\frac{{{found[1].strip()}}}{{{found[2].strip()}}}", text)
     text = re.sub(r"\\(?:text|textbf|mathrm|mathbf|mbox)\s*\{(\s*(?:or|and)\s*)\}", r" \1 ", text).strip()
     text = text.removesuffix(".").strip()
     while whole := re.fullmatch(r"(?:\\(?:text|textbf|mathrm|mathbf|mbox|boxed)\s*)?\{([^{}]*)\}", text):
         text = whole[1].strip()
     return text
+
+
+def _amount(text: str) -> str:
+    """The number of `59 pens` and of `(59)`, empty where it is another one (`59 dozen`); another text as it is."""
+    inside = re.fullmatch(r"\(([^(),;]*)\)", text)
+    text = inside[1].strip() if inside else text
+    counted = UNIT.fullmatch(_untypeset(text))
+    if not counted or _number(clean(counted["number"])) is None:
+        return text
+    percent = "%" if re.match(r"per\s?cent\b", counted["unit"], re.IGNORECASE) else ""
+    return "" if NO_UNIT.search(counted["unit"]) else clean(counted["number"]) + percent
 
 
 def _number(text: str) -> Any:
@@ -175,12 +249,24 @@ def parts(text: str) -> tuple[str, list[str]]:
         if char in ",;" and depth == 0:
             found.append(text[begin:place])
             begin = place + 1
-    return kind, [part.strip() for part in (*found, text[begin:]) if part.strip()]
+    parted = [part.strip() for part in (*found, text[begin:]) if part.strip()]
+    return kind, [one.strip() for part in parted for one in _both(part)]
+
+
+def _both(part: str) -> list[str]:
+    """The two values of `1 \\pm 2`."""
+    sides = [side.strip() for side in PLUS_MINUS.split(part)]
+    if len(sides) != 2:
+        return [part]
+    before, after = sides
+    return [f"{before}+{after}" if before else after, f"{before}-{after}"]
 
 
 def value(text: str) -> str:
-    """Returns what stands behind the last equals sign."""
-    return re.split(r"(?<![<>!=:])=(?!=)", text)[-1].strip()
+    """Returns what stands behind the last equals sign; empty where two of its sides are different numbers."""
+    sides = [side.strip() for side in re.split(r"(?<![<>!=:])=(?!=)", text)]
+    numbers = [one for one in map(_number, sides) if one is not None]
+    return sides[-1] if all(close(one, numbers[0]) for one in numbers) else ""
 
 
 def _depth(text: str) -> int:

@@ -12,6 +12,14 @@ FORMS = (
     *("The answer is $\\boxed{{{0}}}$.", "The result is {0}", "It is {0}!", "12 + 47 = {0}", "12+47={0} pens"),
     *("x = {0}", "So Ann has {0} pens now.", "The colleague says 58, the program {0}; it is {0}."),
     *("12 pens and 47 more make {0}.", "```python\nprint({0})\n```", "We get ({0})", "= {0}", "Both agree: {0}"),
+    *(
+        "\\boxed{{{0} pens}}",
+        "\\boxed{{\\text{{{0} pens}}}}",
+        "\\boxed{{\\textbf{{{0}}}}}",
+        "\\boxed{{({0})}}",
+        "{0} (12+47)",
+    ),
+    *("\\boxed{{\\max(12, {0}) = {0}}}", "#### Step 1: add\n12 and 47.\nThat is {0}.", "The result is clear.\nIt is {0}."),
     *("\\boxed{{12+47={0}}}", "So it is...{0}", "It is {0}, not 58.", "The area is {0} m²."),
 )
 TRICKS = (
@@ -46,6 +54,29 @@ TRICKS = (
         "The answer is not 59.",
         "It is not 58 and not 59",
         "59 thousand",
+    ),
+    *(
+        "\\boxed{\\gcd(59,118)}",
+        "\\boxed{\\max(58,59)}",
+        "\\boxed{\\lfloor 59.9\\rfloor}",
+        "\\boxed{\\int_0^{1} 59 dx}",
+        "58 vs 59",
+    ),
+    *(
+        "\\boxed{\\binom{59}{1}}",
+        "\\boxed{\\log_2 2^{59}}",
+        "\\boxed{|-59|}",
+        "\\boxed{\\operatorname{lcm}(1, 59)}",
+        "58; 59",
+    ),
+    *(
+        "\\boxed{58=59}",
+        "\\boxed{59 dozen}",
+        "\\boxed{59 or more}",
+        "\\boxed{\\pm 59}",
+        "59 is wrong",
+        "58 (or 59)",
+        "x = 58 or x = 59",
     ),
     *("12 47", "\\boxed{12 47}", "\\boxed{12 \\quad 47}", "\\boxed{12~47}", "12 47/1", "\\boxed{12\\frac{47}{1}}"),
     *(
@@ -109,6 +140,29 @@ VALUES = {
         ["\\boxed{C}", "\\boxed{(C)}", "\\boxed{\\textbf{(C)} 7}", "\\boxed{\\text{C}}", "The answer is C."],
         ["\\boxed{B}", "\\boxed{\\textbf{(D)} 7}", "\\boxed{7}", "\\boxed{c}"],
         ["\\boxed{A, B, C}", "\\boxed{B \\text{ or } C}", "\\boxed{ABC}"],
+    ),
+    "10^{6}": (["\\boxed{1,000,000}", "\\boxed{1 \\text{ million}}", "10^6"], ["\\boxed{10}", "\\boxed{1,000}"], []),
+    "1234": (["\\boxed{1,\\!234}", "\\boxed{1,234 \\text{ pens}}"], ["\\boxed{234}"], ["\\boxed{1, 234}"]),
+    "\\pm 3": (
+        ["\\boxed{3, -3}", "\\boxed{x = \\pm 3}", "\\boxed{\\{-3, 3\\}}"],
+        ["\\boxed{3}", "\\boxed{-3}"],
+        ["\\boxed{3, 3}"],
+    ),
+    "\\{1,2\\}": (
+        ["\\boxed{S=\\{1,2\\}}", "\\boxed{x\\in\\{1,2\\}}"],
+        ["\\boxed{S=\\{1,3\\}}"],
+        ["\\boxed{x\\in\\{1,2,3\\}}"],
+    ),
+    "(1,2)": (["\\boxed{(x,y)=(1,2)}"], ["\\boxed{(x,y)=(2,1)}"], []),
+    "yes": (
+        ["Yes, because 3 > 2.", "So the answer is **Yes**.", "\\boxed{\\text{Yes}}"],
+        ["No, it is not.", "So the answer is **No**."],
+        ["Not yes."],
+    ),
+    "no": (
+        ["No, it is not.", "So the answer is **No**."],
+        ["Yes, it is."],
+        ["No idea.", "There is no way to know.", "I know no answer."],
     ),
 }
 """By label: right, wrong, and tricks."""

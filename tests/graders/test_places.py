@@ -1,11 +1,12 @@
 """Where an answer stands: what is read there, what leaves it open, and how long that takes, whatever stands there."""
 
+import asyncio
 import time
 from fractions import Fraction
 
 import pytest
 
-from marl_plugins.grading import boxed, clean, final, lone_number, negated, number, stated, word
+from marl_plugins.grading import boxed, clean, final, lone_number, negated, number, right, stated, word
 
 SIDES = ("north", "south", "n", "s")
 
@@ -192,3 +193,14 @@ def test_a_long_answer_is_read_at_once(much):
         begun = time.process_time()
         word(text, SIDES), final(text), lone_number(text), boxed(text), stated(text)
         assert time.process_time() - begun < 1, begin
+
+
+@pytest.mark.parametrize("much", MUCH)
+def test_a_long_answer_is_compared_at_once(much):
+    """Beside what math-verify takes, in its own process."""
+    texts = ("\\boxed{" + much * (length // len(much)) + "}" for length in (900, 30_000))
+    begun = time.process_time()
+    for text in texts:
+        for label in ("59", "\\frac{\\sqrt{2}}{2}", "1,2,3", "yes"):
+            asyncio.run(right(text, label))
+    assert time.process_time() - begun < 1
