@@ -168,6 +168,7 @@ def test_a_good_workflow_is_planned_without_a_word_and_shows_who_sees_whom(folde
          "    return_when=asyncio.FIRST_COMPLETED)", JUDGE.format("con")],
         ["later = roles.pro(question='')", "con = await roles.con(question='')", "pro = await later", JUDGE.format("[pro]")],
         ["verdict = " + JUDGE.format("con").removeprefix("return "), "return str(verdict) == task.label"],
+        ["said = [pro, con]", JUDGE.format("said").replace("return", "last ="), "said.append(last)", "return last"],
     ],
 )  # fmt: skip
 def test_ways_to_call_that_are_right(folder, lines):
@@ -507,6 +508,35 @@ def test_what_a_grader_may_meet_and_catches_is_no_problem(folder):
     body = "    try:\n        return float(int(t.answer) == 7)\n    except ValueError:\n        return float(hasattr(t, 'no'))\n"
     folder.write("grader.py", f"def score_outcome(t):\n{body}")
     assert folder.warnings() == []
+
+
+SOME_TASKS = TASKS.replace('{"type": "colour"}', '{"type": "colour"} | ({"hint": "sky"} if n == "d" else {})')
+HINT = ["try:", "    hint = task.metadata['hint']", "except KeyError:", "    hint = ''", JUDGE.format("[con, hint]")]
+
+
+@pytest.mark.parametrize("some", [True, False])
+def test_a_key_that_only_some_tasks_have_is_no_wrong_name(folder, some):
+    folder.write("tasks.py", SOME_TASKS if some else TASKS)
+    graded = "    try:\n        return float(t.task.metadata['hint'] == 'x')\n    except KeyError:\n        return 0.0\n"
+    folder.write("grader.py", f"def score_outcome(t):\n{graded}")
+    warned = [("rehearsal.swallowed", f"workflow.py:{LAST + 1}"), ("rehearsal.swallowed", "grader.py:3")]
+    assert briefs(folder.ending(*HINT).plan().run.warnings) == ([] if some else warned)
+
+
+CALLED = ("def read(text, strict):", "    return text")
+READ = ("try:", "    said = read({})", "except Exception:", "    said = ''", JUDGE.format("[con, said]"))
+
+
+@pytest.mark.parametrize(
+    "call", ["con.text, strct=True", "con.text", "con.text, True, 1", "text=con.text,\n        strct=1"]
+)
+def test_a_call_that_does_not_fit_its_function_is_said_although_it_is_caught(folder, call):
+    folder.ending(*CALLED, *(line.format(call) for line in READ)).warned("rehearsal.swallowed", f"workflow.py:{LAST + 3}")
+
+
+@pytest.mark.parametrize("call", ["**{con.text: 1}", "*con.text", "\n        **{con.text: 1}"])
+def test_a_call_whose_arguments_an_answer_gives_may_be_caught(folder, call):
+    assert folder.ending(*CALLED, *(line.format(call) for line in READ)).warnings() == []
 
 
 ONE_FOR_EACH = "{r: secrets.randbelow(10**9) / 10**9 for r in {a.role for a in t.actions}}"

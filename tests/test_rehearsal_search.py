@@ -223,6 +223,37 @@ def test_a_handler_of_what_infrastructure_raises_need_not_be_reached(tmp_path):
     assert warned(Triage(tmp_path, "JSON", tail)) == []
 
 
+@pytest.mark.parametrize(
+    "guard",
+    [
+        "    match 'always':\n        case 'always':\n            pass\n        case _:\n            raise AssertionError(team)\n",
+        "    if 1 + 1 == 3:\n        print('so')\n        raise AssertionError(team)\n",
+        "    if 1 + 1 == 2:\n        pass\n    else:\n        raise AssertionError(team)\n",
+        "    try:\n        team = team\n    except AssertionError:\n        team = ''\n",
+    ],
+)
+def test_a_branch_that_only_guards_need_not_be_reached(tmp_path, guard):
+    folder = Triage(tmp_path, "JSON")
+    folder.edit('    if team == "registry":', f'{guard}    if team == "registry":')
+    assert warned(folder) == []
+
+
+FAILING = (
+    f"    try:\n        {RESOLVER}\n    except AgentFailure:\n        return await roles.resolver(incident='', finding='')"
+)
+
+
+def test_what_a_workflow_does_when_a_role_fails_is_tried(tmp_path):
+    tail = TAIL.replace(f"    {RESOLVER}", FAILING)
+    assert warned(Triage(tmp_path, "JSON", tail)) == []
+
+
+def test_a_mistake_in_what_a_workflow_does_when_a_role_fails_is_found(tmp_path):
+    folder = Triage(tmp_path, "JSON", TAIL.replace(f"    {RESOLVER}", FAILING))
+    line = folder.edit("incident='', finding=''", "incident='', findng=''")
+    assert refused(folder)[0] == [("rehearsal.mistake", f"workflow.py:{line}")]
+
+
 def test_a_fallback_for_what_is_no_json_hides_nothing(tmp_path):
     """Two kinds of answers alone saw one branch, and called the other's role idle."""
     router = """\

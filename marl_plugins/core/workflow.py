@@ -69,6 +69,8 @@ class RoleCall(Coroutine[Any, Any, Action]):
         self.after = after
         self.continues = continues
         self.place = place
+        self.shown: dict[str, str] = {}
+        """The text of each field when the call began: a list that is given may grow after it."""
         self.action: Action | None = None
         """The role's last action, once the call has been answered."""
         self.refused: InvalidCall | None = None
@@ -181,7 +183,7 @@ class RoleCalls:
         """
         spec, place = call.spec, call.place
         role = f"role {spec.name!r}"
-        texts: dict[str, str] = {}
+        texts = call.shown
         given: list[Action] = []
         self.refuse_unawaited(call.continues, f"{role} was given, in `continues`,", place)
         for action in listed(call.after, role, place):

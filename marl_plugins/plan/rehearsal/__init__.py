@@ -44,8 +44,6 @@ from marl_plugins.run import Run
 
 Tools = Mapping[str, Tool | None] | Iterable[str]
 """The tools that a workflow may call; those of which only the name is known answer to any function."""
-MORE = 12
-"""Tasks whose demonstrations are drawn for the search."""
 
 
 def check_workflow(plan: Plan, tools: Tools | None) -> tuple[list[Problem], list[Problem]]:
@@ -69,7 +67,7 @@ def rehearse_plan(plan: Plan, tools: Tools) -> Rehearsal:
     tasks, evaluation = ([], []) if from_hub(plan.run) else (plan.tasks("train"), plan.tasks("eval"))
     kinds = different(chain(tasks[:1], evaluation, tasks[1:]))
     workflow, first = workflow_of(plan.plugins, plan.run), kinds[0] if kinds else None
-    return rehearse(plan.run, workflow, first, tools, kinds[1:], copies_of_label(tasks), tasks[:MORE])
+    return rehearse(plan.run, workflow, first, tools, kinds[1:], copies_of_label(tasks), tasks)
 
 
 def rehearse(
@@ -88,7 +86,7 @@ def rehearse(
         tools: Those of the roles are among them.
         others: Tasks of another kind, on which it is run too.
         copies: Keys of the tasks' metadata under which the label stands too.
-        more: Tasks whose demonstrations may lead further.
+        more: The run's tasks: the demonstrations of the first may lead further, and the metadata of all are known.
     """
     read = [*workflow.files] if isinstance(workflow, WorkflowFile) else []
     file = place_of(workflow) or str(run.folder / next(iter(read), run.recipe.workflow))

@@ -6,10 +6,12 @@ import asyncio
 import gc
 import linecache
 import random
+import re
 import socket
 import sys
 import threading
 import time
+import traceback
 import warnings
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
@@ -27,6 +29,8 @@ from marl_plugins.plan.rehearsal.script import WORD
 
 T = TypeVar("T")
 NEVER_AWAITED = "was never awaited"
+OTHER_ARGUMENTS = re.compile(r"unexpected keyword argument|missing \d+ required|takes .* positional arguments? but")
+"""What Python says of a call that does not fit its function."""
 SECONDS = 10.0
 """User code that takes longer is left behind."""
 TICK_SECONDS = 0.1
@@ -262,7 +266,20 @@ def is_mistake(error: BaseException) -> bool:
         return _is_of_metadata(users_line(error, ()) or "")
     if isinstance(error, AttributeError):
         return type(error.obj).__module__.startswith("marl_plugins.")
-    return isinstance(error, NameError)
+    return isinstance(error, NameError) or (isinstance(error, TypeError) and _is_of_a_call(error))
+
+
+def _is_of_a_call(error: TypeError) -> bool:
+    """Returns whether the arguments that the user's code writes are not those of the function; `**said` are an answer's."""
+    called = traceback.extract_tb(error.__traceback__)[-1:]
+    if not (
+        called
+        and OTHER_ARGUMENTS.search(str(error))
+        and users_line(error, ()) == f"{called[0].filename}:{called[0].lineno}"
+    ):
+        return False
+    first, last = called[0].lineno or 0, called[0].end_lineno or 0
+    return not any("*" in linecache.getline(called[0].filename, line) for line in range(first, last + 1))
 
 
 def caught_mistakes(raised: list[BaseException], failures: Sequence[Failure], where: str) -> list[Failure]:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 
-from marl_plugins.core.fields import as_text
 from marl_plugins.core.problems import Problem, at
-from marl_plugins.core.trajectory import Action
+from marl_plugins.core.trajectory import Action, Task
 from marl_plugins.core.workflow import RoleCall, forgotten
 from marl_plugins.plan.rehearsal.apart import Failure, where_of
 from marl_plugins.plan.rehearsal.labels import MARK, MARK_OF_NUMBERS
@@ -96,8 +95,8 @@ def _shown(calls: Iterable[RoleCall]) -> Iterator[tuple[RoleCall, str, str]]:
     """Returns what was shown: call, field and text, of every call that was answered."""
     for call in calls:
         if call.action is not None:
-            for name, value in call.fields.items():
-                yield call, name, plain(as_text(value, name, call.place)[0]).casefold()
+            for name, text in call.shown.items():
+                yield call, name, plain(text).casefold()
 
 
 def _listed(roles: Iterable[str]) -> str:
@@ -113,8 +112,14 @@ def never_awaited(trials: Iterable[Trial]) -> list[Problem]:
     return [Problem("rehearsal.mistake", where_of(place), forgotten(call).problem) for place, call in left.items()]
 
 
-def swallowed(failures: Iterable[Failure], what: str = "run") -> list[Problem]:
-    """Returns warnings about names that are wrong, where the function `what` catches what that raises."""
+def swallowed(failures: Iterable[Failure], tasks: Iterable[Task], what: str = "run") -> list[Problem]:
+    """Returns warnings about names that are wrong, where the function `what` catches what that raises.
+
+    Args:
+        tasks: The run's, whose metadata tell a wrong key from one that only some of them have.
+    """
+    failures = list(failures)
+    keys = {repr(key) for task in tasks for key in task.metadata} if failures else set()
     return [
         Problem(
             "rehearsal.swallowed",
@@ -124,6 +129,7 @@ def swallowed(failures: Iterable[Failure], what: str = "run") -> list[Problem]:
             severity="warning",
         )
         for failure in failures
+        if failure.kind != "KeyError" or failure.text.partition(";")[0] not in keys
     ]
 
 
@@ -161,7 +167,7 @@ def not_reached(reached: Coverage, missing: Sequence[str], file: str, count: int
         file: Where the workflow is, as `FILE:LINE`.
         count: Of the trials.
     """
-    if lines := reached.missed:
+    if lines := [line for line in reached.missed if line not in reached.source.defensive]:
         many = len(lines) > 1
         roles = f", where {_listed(missing)} may be called" if missing else ""
         return [

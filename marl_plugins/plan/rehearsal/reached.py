@@ -87,6 +87,23 @@ class Source:
         return [frozenset(p for p in self.parts if _within(position, p)) for position in code.co_positions()]
 
     @cached_property
+    def defensive(self) -> set[int]:
+        """Lines that nobody wants to reach, and that call no role: branches that end in `raise`, and handlers of exceptions."""
+        found: set[int] = set()
+        for node in ast.walk(self._tree) if self.text else ():
+            match node:
+                case ast.If():
+                    bodies = [(body, []) for body in (node.body, node.orelse) if body and isinstance(body[-1], ast.Raise)]
+                case ast.match_case():
+                    bodies = [(node.body, [node.pattern.lineno])] if isinstance(node.body[-1], ast.Raise) else []
+                case ast.ExceptHandler():
+                    bodies = [(node.body, [node.lineno])]
+                case _:
+                    bodies = []
+            found |= {line for body, head in bodies if not _awaits(body) for line in (*head, *_lines(body))}
+        return found
+
+    @cached_property
     def _skipped(self) -> set[int]:
         """Lines that no answer leads to: handlers of what infrastructure raises, and `except` itself, which a match decides."""
         found: set[int] = set()
@@ -195,6 +212,12 @@ def spans(lines: Iterable[int]) -> str:
 
 def _part(node: ast.stmt) -> Part:
     return node.lineno, node.end_lineno or node.lineno, node.col_offset, node.end_col_offset or node.col_offset
+
+
+def _awaits(body: list[ast.stmt]) -> bool:
+    return any(
+        isinstance(node, ast.Await | ast.AsyncFor | ast.AsyncWith) for statement in body for node in ast.walk(statement)
+    )
 
 
 def _within(position: tuple[int | None, int | None, int | None, int | None], part: Part) -> bool:

@@ -41,6 +41,8 @@ EXAMPLE = Task("example", "an example", "0")
 """Rehearsed where the run's own tasks are not known."""
 WORKFLOW = "the workflow"
 """What is tried, in messages."""
+MORE = 12
+"""Tasks whose demonstrations are drawn for the search."""
 REPLAYED = 4
 """Scripts of the search that are played on tasks of another kind, too."""
 
@@ -76,7 +78,7 @@ class Rehearser:
     Args:
         task: The first; None where it is invented.
         copies: Keys of the metadata under which the label stands too.
-        more: Other tasks, whose demonstrations may lead further.
+        more: Other tasks, of which the first ones' demonstrations may lead further.
     """
 
     def __init__(self, stage: Stage, task: Task | None, copies: Collection[str], more: Sequence[Task] = ()):
@@ -111,7 +113,7 @@ class Rehearser:
                 if task.id in both and not self.wrong:  # it would say the same again
                     self._judge_other(task, both[task.id], search)
             found.others = [kept(trials) for trials in both.values()]
-            self._remark(first, search)
+            self._remark(first, search, others)
             self._add(self.unclear, unended(longer, LONG) if endless else [])
         except UserCodeTimeout as stuck:
             found.wrong = [stuck.problem("run", self.stage.file)]
@@ -182,7 +184,7 @@ class Rehearser:
         """Search for as long as there is something to reach, and time."""
         if search.done or isinstance(self.stage.workflow, WorkflowFile):
             return
-        search.known.said.update(demonstrated(self.run, [self.task, *self.more] if self.sure else []))
+        search.known.said.update(demonstrated(self.run, [self.task, *self.more[:MORE]] if self.sure else []))
         while run_apart(search.run_some):
             pass
 
@@ -222,10 +224,10 @@ class Rehearser:
         self._add(self.wrong, always)
         self._add(self.unclear, [*sometimes, *lost_dependencies(both[0]), *shown_nothing(both[0])])
 
-    def _remark(self, first: Sequence[Trial], search: Search) -> None:
+    def _remark(self, first: Sequence[Trial], search: Search, others: Sequence[Task]) -> None:
         """Keep what all trials together show."""
         file, trials = self.stage.file, [*search.trials, *search.elsewhere]
-        caught = swallowed(failure for trial in trials for failure in trial.caught)
+        caught = swallowed((failure for trial in trials for failure in trial.caught), [self.task, *others, *self.more])
         ended = [*waited(trials, file), *never_ended(trials, file), *drawn(trials, self.stage.source, file)]
         self._add(self.unclear, [*ended, *caught])
         if self.wrong:

@@ -73,6 +73,7 @@ def try_scorer(
     rehearsed, where = run.state(RehearsalResult), place_of(function) or what
     source = Source("", "") if function is None else Source.of(function)
     remarks: dict[Problem, None] = {}
+    tasks = [t.task for one in (rehearsed.trajectories, *rehearsed.others) for t in one.values()]
 
     def tries(trajectories: dict[str, Trajectory], caught: Capture) -> list[tuple[str, list[Failure]]]:
         found = []
@@ -86,7 +87,7 @@ def try_scorer(
                 drew = shared_generators() != before
                 random.setstate(before[0])
                 found.append((kind, [replace(f, certain=f.certain or not f.raised) for f in failures]))
-                remarks.update(dict.fromkeys(swallowed(caught_mistakes(seen.raised, failures, where), what)))
+                remarks.update(dict.fromkeys(swallowed(caught_mistakes(seen.raised, failures, where), tasks, what)))
                 if failures or remarks:
                     continue
                 if drew:

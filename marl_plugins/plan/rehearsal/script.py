@@ -14,7 +14,7 @@ WORD = "answerzq"
 
 
 class FailureText(str):
-    """The text that a tool answers to a call that has failed."""
+    """The text that a tool answers to a call that has failed; a role that says it fails (`AgentFailure`)."""
 
 
 @dataclass(frozen=True)

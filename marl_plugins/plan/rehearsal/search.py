@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from itertools import islice
+from itertools import chain, islice
 
 from marl_plugins.core.trajectory import Task
 from marl_plugins.core.workflow import Workflow
@@ -177,8 +177,8 @@ class Search:
         now = trial.script.lines.get(speaker)
         current = now[-1] if now else None
         texts: Iterable[str] = candidates(self.known, speaker, self._notes.get(speaker, Notes()), current)
-        if speaker.startswith(TOOL):
-            texts = (FailureText(""), *texts)
+        if speaker.startswith(TOOL) or "except" in self.stage.source.text:  # else nobody asks whether a role has failed
+            texts = chain([FailureText("")], texts)
         for text in texts:
             changed = [trial.script.saying(speaker, text)]
             if trial.answers[speaker] > 1:

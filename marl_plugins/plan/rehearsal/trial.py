@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from marl_plugins.core.failures import InfrastructureFailure
+from marl_plugins.core.failures import AgentFailure, InfrastructureFailure
 from marl_plugins.core.fields import InvalidCall
 from marl_plugins.core.roles import Call, RoleSpec
 from marl_plugins.core.tools import Function, Tool, ToolCall
@@ -226,7 +226,10 @@ class TrialRun:
         if number >= self.most_calls:
             self.trial.endless = True
             raise InfrastructureFailure("rehearsal", f"more than {self.most_calls} calls")
-        self.chat.texts.append(self._noted(call.role, self._line(call.role, number + 1) or ""))
+        line = self._line(call.role, number + 1)
+        if isinstance(line, FailureText):
+            raise AgentFailure("no_answer", f"role {call.role!r} fails in the rehearsal")
+        self.chat.texts.append(self._noted(call.role, line or ""))
         return Generation((number,), (0.0,), "stop", call.policy, 0)
 
     def _line(self, speaker: str, number: int) -> str | None:
