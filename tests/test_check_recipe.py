@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marl_plugins.cli import main
+from marl_plugins.contracts import graders, mappings
 from marl_plugins.contracts.labels import check_labels, spaced, texts_of, wrong_for
 from marl_plugins.manager import Plugins
 from marl_plugins.plan.build import draft_plan
@@ -128,7 +129,9 @@ def test_a_good_recipe(recipe, capsys):
     ]
     assert len(found["labels"]) == 160 and len(checked(recipe(), capsys, "--tasks", "5")[1]["labels"]) == 40
     assert main(["recipes", "check", recipe(), "--tasks", "5"]) == 0
-    assert capsys.readouterr().out.startswith("10 of 10")
+    out = capsys.readouterr().out
+    assert out.startswith("10 of 10")
+    assert f"openrlhf train --recipe {recipe()} --dry-run" in out.splitlines()[-1]
 
 
 def test_a_grader_that_pays_everything_is_found(recipe, capsys):
@@ -195,6 +198,48 @@ def test_what_recipes_raise_is_said_with_its_line(recipe, capsys, mistake):
     assert main(["recipes", "check", recipe(**files)]) == 2
     error = capsys.readouterr().err
     assert line in error and said in error and "Traceback" not in error
+
+
+ENDLESS = {
+    "a loop of the grader": ({"grader": RIGHT.format("while True: pass")}, "grader.py:3: "),
+    "a grader that sleeps": ({"grader": "    import time\n    time.sleep(1e6)\n"}, "grader.py:3: "),
+    "a grader that waits": ({"grader": "    import asyncio\n    await asyncio.Event().wait()\n"}, "grader.py:3: "),
+    "answers without an end": ({"answers": f"{GIVES}while True:\n        pass\n    yield\n"}, "answers.py:"),
+    "a workflow that waits": (
+        {
+            "workflow": RECIPE["workflow.py"].replace(
+                "    return", "    import asyncio\n    await asyncio.Event().wait()\n    return"
+            )
+        },
+        "workflow.py:4: ",
+    ),
+    "a workflow that calls for ever": (
+        {"workflow": RECIPE["workflow.py"].replace("    await", "    while True: await")},
+        "workflow.py:2: ",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", ENDLESS)
+def test_what_never_ends_is_left_behind_and_said_with_its_line(recipe, capsys, monkeypatch, what):
+    monkeypatch.setattr(graders, "SECONDS", 1.0)
+    monkeypatch.setattr(graders, "MOST_CALLS", 50)
+    files, line = ENDLESS[what]
+    if "grader" in files:
+        files = files | {"grader": f"async def score_outcome(trajectory):\n{files['grader']}"}
+    assert main(["recipes", "check", recipe(**files)]) == 2
+    error = capsys.readouterr().err
+    assert line in error and ("never ends" in error or "bound the loop" in error)
+
+
+def test_a_mapping_whose_grader_never_ends_is_left_behind(recipe, capsys, monkeypatch):
+    """Tasks without a label are graded only there."""
+    monkeypatch.setattr(graders, "SECONDS", 1.0)
+    monkeypatch.setattr(mappings, "SECONDS", 1.0)
+    tasks = RECIPE["tasks.py"].replace("str(n + 1)", "None")
+    grader = "import time\n\n\ndef score_outcome(trajectory):\n    time.sleep(1e6)\n"
+    assert main(["recipes", "check", recipe(tasks=tasks, grader=grader)]) == 2
+    assert "grader.py:5: " in capsys.readouterr().err
 
 
 def test_what_a_workflow_raises_where_a_label_is_the_answer_is_said_with_its_line(recipe, capsys):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shlex
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -85,6 +86,11 @@ def check(name: str, as_json_values: bool = False, most: int | None = None) -> i
         )
     else:
         _print(known, labels, labels_answer, [str(problem) for problem in problems], twice, mappings)
+        print(
+            inert(
+                f"not rehearsed here: openrlhf train --recipe {shlex.quote(name)} --dry-run tries the workflow's branches"
+            )
+        )
     return int(not fine)
 
 

@@ -14,10 +14,10 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 from unittest.mock import patch
 
 from marl_plugins.core.failures import ConfigurationError
@@ -26,10 +26,11 @@ from marl_plugins.core.roles import Call
 from marl_plugins.core.scoring import score_outcome
 from marl_plugins.core.tools import Tool, ToolCall
 from marl_plugins.core.trajectory import File, Generation, Task, ToolResult, Trajectory
-from marl_plugins.core.workflow import run_workflow
+from marl_plugins.core.workflow import RoleCall, Roles, Tools, calls_of, run_workflow
 from marl_plugins.grading.tricks import TRICKS
 from marl_plugins.loading import load_file
 from marl_plugins.plan.parts import tools_of
+from marl_plugins.plan.rehearsal.apart import Capture, UserCodeTimeout, run_apart, run_on_a_loop, where_of
 from marl_plugins.plan.scripted_roles import ScriptedChat, scripted_role
 
 if TYPE_CHECKING:
@@ -39,6 +40,9 @@ Kind = Literal["right", "wrong", "tricks"]
 FILE = "answers.py"
 MOST_CALLS = 1000
 """Maximum number of calls of one run of a workflow."""
+SECONDS = 30.0
+"""Workflow and grader are left behind where no answer has been graded for so long."""
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -86,13 +90,29 @@ def check_grader(plan: Plan) -> list[GraderFinding]:
     """Grades all answers of the file `answers.py` of a recipe's folder.
 
     Raises:
-        ConfigurationError: There is no such file, it has no `answers(tasks)`, or it names what the recipe does not have.
+        ConfigurationError: There is no such file, it has no `answers(tasks)`, or it names what the recipe does not have; or the
+            recipe's code never ends.
         Exception: What workflow or grader raise.
     """
-    listed = list(_listed(plan))
-    # Once around all answers: patches that overlap in time would restore one another's.
-    with patch("os._exit", side_effect=SystemExit):  # which would end the check without a word
-        return asyncio.run(_check(plan, listed))
+    return graded_apart(plan, lambda caught: _check(plan, caught))
+
+
+def graded_apart(plan: Plan, grade: Callable[[Capture], Coroutine[Any, Any, T]], seconds: float | None = None) -> T:
+    """Runs what grades answers in a thread of its own, and says where the recipe's code never ends.
+
+    Args:
+        grade: Says after each answer that it goes on.
+
+    Raises:
+        ConfigurationError: No answer was graded for `SECONDS`.
+    """
+    try:
+        # Once around all answers: patches that overlap in time would restore one another's.
+        with patch("os._exit", side_effect=SystemExit):  # which would end the check without a word
+            return run_apart(lambda caught: run_on_a_loop(grade(caught)), seconds or SECONDS)
+    except UserCodeTimeout as stuck:
+        file = plan.run.folder / str(plan.run.recipe.grader or plan.run.recipe.workflow)
+        raise ConfigurationError(stuck.problem("the recipe's code, given an answer,", str(file))) from None
 
 
 def _listed(plan: Plan) -> Iterator[GradedAnswers]:
@@ -117,8 +137,17 @@ def _listed(plan: Plan) -> Iterator[GradedAnswers]:
         yield replace(graded, role=graded.role or roles[-1])
 
 
-async def _check(plan: Plan, listed: Sequence[GradedAnswers]) -> list[GraderFinding]:
+async def _check(plan: Plan, caught: Capture) -> list[GraderFinding]:
     found: list[GraderFinding] = []
+
+    async def graded_outcome(graded: GradedAnswers, answer: str) -> float | None:
+        try:
+            return await outcome_of(plan, graded, answer)
+        finally:
+            caught.goes_on()
+
+    listed = list(_listed(plan))
+    caught.goes_on()
     for graded in listed:
         told: dict[Kind, list[str]] = {
             "right": [*graded.right],
@@ -126,7 +155,7 @@ async def _check(plan: Plan, listed: Sequence[GradedAnswers]) -> list[GraderFind
             "tricks": [*graded.tricks, *(trick for trick in TRICKS if trick not in (*graded.right, *graded.wrong))],
         }
         for kind, answers in told.items():
-            outcomes = await asyncio.gather(*(outcome_of(plan, graded, answer) for answer in answers))
+            outcomes = await asyncio.gather(*(graded_outcome(graded, answer) for answer in answers))
             for answer, outcome in zip(answers, outcomes, strict=True):
                 fine = outcome is not None and (outcome >= graded.paid if kind == "right" else outcome <= graded.unpaid)
                 found.append(GraderFinding(graded, kind, answer, outcome, fine))
@@ -165,19 +194,17 @@ def _leave(path: Path, content: str, trajectory: Trajectory) -> None:
 
 async def _acted(plan: Plan, task: Task, texts: Mapping[str, str]) -> Trajectory:
     """The trajectory of a workflow in which every role says its one text; tools answer nothing, and find no calls."""
-    run, calls = plan.run, 0
+    run, made = plan.run, list[RoleCall]()
+
+    async def watched(task: Task, roles: Roles, tools: Tools) -> Any:
+        nonlocal made
+        made = calls_of(roles).made
+        return await workflow(task, roles, tools)
 
     async def generate(call: Call) -> Generation:
-        nonlocal calls
-        calls += 1
-        if calls > MOST_CALLS:
-            raise ConfigurationError(
-                Problem(
-                    "answers.endless",
-                    at(file=run.folder / str(run.recipe.workflow or "")),
-                    f"more than {MOST_CALLS} calls of roles",
-                )
-            )
+        if len(made) > MOST_CALLS:
+            said = f"run was still calling roles after {MOST_CALLS} calls"
+            raise ConfigurationError(Problem("answers.endless", where_of(made[-1].place), said, fix="bound the loop"))
         return Generation((0,), (0.0,), "stop", call.policy, 0)  # the role's one answer
 
     async def nothing(call: ToolCall) -> ToolResult:
@@ -188,4 +215,4 @@ async def _acted(plan: Plan, task: Task, texts: Mapping[str, str]) -> Trajectory
         tool.name: Tool(tool.name, nothing, lambda text: [], functions=()) for tool in tools_of(plan.plugins, run).values()
     }
     workflow = plan.plugins.call_while_planning("marl_workflow", run=run)
-    return await run_workflow(workflow, task, 0, step=0, run_seed=0, roles=roles, tools=tools, generate=generate)
+    return await run_workflow(watched, task, 0, step=0, run_seed=0, roles=roles, tools=tools, generate=generate)

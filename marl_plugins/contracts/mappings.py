@@ -5,13 +5,14 @@ Chat template, contexts, limits and grader are those of a run; there are no engi
 
 from __future__ import annotations
 
-import asyncio
 import copy
 import warnings
 from collections.abc import Collection
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
+from marl_plugins.contracts.graders import graded_apart
 from marl_plugins.core.conversation import ChatFormat
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.roles import Call
@@ -21,6 +22,7 @@ from marl_plugins.core.trajectory import EVALUATION, Generation, ToolResult
 from marl_plugins.core.workflow import run_workflow
 from marl_plugins.loading import users_line
 from marl_plugins.plan.parts import tools_of
+from marl_plugins.plan.rehearsal.apart import Capture
 from marl_plugins.plan.scripted_roles import tagged_calls
 
 if TYPE_CHECKING:
@@ -54,7 +56,7 @@ def check_mappings(plan: Plan) -> list[MappingOutcome]:
     """Samples a trajectory of the first task with the recipe's mapping, with a policy for each role, and with one for all.
 
     Raises:
-        ConfigurationError: A chat template refuses what a role shows.
+        ConfigurationError: A chat template refuses what a role shows, or the recipe's code never ends.
     """
     recipe, found = plan.run.recipe, dict[tuple[tuple[str, ...], ...], MappingOutcome]()
     tasks = [*plan.tasks("train")[:1], *plan.tasks("eval")[:1]]
@@ -70,8 +72,8 @@ def check_mappings(plan: Plan) -> list[MappingOutcome]:
         if players not in found:
             run = replace(plan.run, recipe=other)
             try:
-                sampled = _sampled(replace(plan, run=run), run, name, folder, positions, model, calling)
-                found[players] = asyncio.run(sampled)
+                sample = partial(_sampled, replace(plan, run=run), run, name, folder, positions, model, calling)
+                found[players] = graded_apart(plan, sample, 2 * SECONDS)
             except ConfigurationError:
                 raise
             except Exception as error:  # of the recipe's own code: the finding
@@ -105,6 +107,7 @@ async def _sampled(
     positions: int,
     model: PreTrainedModel,
     calling: Collection[str],
+    caught: Capture,
 ) -> MappingOutcome:
     """Samples one trajectory.
 
@@ -117,6 +120,7 @@ async def _sampled(
     from marl_plugins.runtime.roles import make_cast
 
     async def generate(call: Call) -> Generation:
+        caught.goes_on()
         torch.manual_seed(call.seed)
         context = torch.tensor([call.context_ids])
         most = min(call.max_tokens, MOST_NEW_TOKENS)

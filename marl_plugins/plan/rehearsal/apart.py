@@ -24,7 +24,7 @@ from marl_plugins.core.fields import InvalidCall
 from marl_plugins.core.problems import Problem, Where, at
 from marl_plugins.core.roles import NotInRecipe
 from marl_plugins.core.trajectory import Action
-from marl_plugins.loading import line_of, text_of, users_line
+from marl_plugins.loading import is_users, line_of, text_of, users_line
 from marl_plugins.plan.rehearsal.script import WORD
 
 T = TypeVar("T")
@@ -84,10 +84,18 @@ class Capture:
     Args:
         warnings: Python's, of which some are mistakes.
         failed: Whether user code has raised something.
+        loop: The event loop on which it runs, where that is known.
+        ticks: How long nothing of it has come to its end.
     """
 
     warnings: list[warnings.WarningMessage]
     failed: bool = False
+    loop: asyncio.AbstractEventLoop | None = None
+    ticks: int = 0
+
+    def goes_on(self) -> None:
+        """Says that a part of the work is done: the time for the next one begins."""
+        self.loop, self.ticks = asyncio.get_running_loop(), 0
 
 
 class UserCodeTimeout(Exception):
@@ -95,10 +103,12 @@ class UserCodeTimeout(Exception):
 
     Args:
         place: Where it is, None where no line of the user's is being executed.
+        seconds: How long it was waited for.
     """
 
-    def __init__(self, place: str | None):
+    def __init__(self, place: str | None, seconds: float):
         self.place = place
+        self.seconds = seconds
         super().__init__(place)
 
     def problem(self, what: str, where: str) -> Problem:
@@ -106,20 +116,22 @@ class UserCodeTimeout(Exception):
         return Problem(
             "rehearsal.blocks",
             where_of(self.place or where),
-            f"{what} was still here after {SECONDS:g} s: it blocks or never ends",
+            f"{what} was still here after {self.seconds:g} s: it blocks or never ends",
             fix="wait with `await` (asyncio.sleep, asyncio.to_thread), and bound loops",
         )
 
 
-def run_apart(work: Callable[[Capture], T]) -> T:
+def run_apart(work: Callable[[Capture], T], seconds: float | None = None) -> T:
     """Runs `work` in a thread of its own: nothing else stops code that blocks, and a notebook has an event loop already.
 
     Args:
-        work: Is given what keeps Python's warnings.
+        work: Is given what keeps Python's warnings, to which it may say that it goes on.
+        seconds: For all of it, or each part that is done; default: `SECONDS`.
 
     Raises:
-        UserCodeTimeout: It was not done after `SECONDS`.
+        UserCodeTimeout: It was not done in that time.
     """
+    seconds = SECONDS if seconds is None else seconds
     results: list[T] = []
     raised: list[BaseException] = []
 
@@ -137,18 +149,33 @@ def run_apart(work: Callable[[Capture], T]) -> T:
         warnings.simplefilter("always", RuntimeWarning)
         caught = Capture(recorded)
         thread.start()
-        for _ in range(round(SECONDS / TICK_SECONDS)):  # while the whole machine stands still, one tick passes
-            thread.join(TICK_SECONDS)
+        while thread.is_alive() and caught.ticks < seconds / TICK_SECONDS:
+            thread.join(TICK_SECONDS)  # while the whole machine stands still, one tick passes
+            caught.ticks += 1
     for warning in recorded:
         if NEVER_AWAITED not in str(warning.message):
             warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
     if thread.is_alive():
-        place = line_of(thread)
+        place = line_of(thread) or (awaited_line(caught.loop) if caught.loop else None)
         _ask_to_end(thread)
-        raise UserCodeTimeout(place)
+        raise UserCodeTimeout(place, seconds)
     if raised:
         raise raised[0]
     return results[0]
+
+
+def awaited_line(loop: asyncio.AbstractEventLoop) -> str | None:
+    """Returns the innermost line of the user's at which a task of an event loop waits."""
+    for task in asyncio.all_tasks(loop):
+        coroutine: Any = task.get_coro()
+        line = None
+        while coroutine is not None:
+            frame = getattr(coroutine, "cr_frame", None)
+            line = f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame and is_users(frame, ()) else line
+            coroutine = getattr(coroutine, "cr_await", None)
+        if line is not None:
+            return line
+    return None
 
 
 class AbandonedThread(SystemExit):

@@ -90,6 +90,7 @@ class Source:
     def defensive(self) -> set[int]:
         """Lines that nobody wants to reach, and that call no role: branches that end in `raise`, and handlers of exceptions."""
         found: set[int] = set()
+        bodies: list[tuple[list[ast.stmt], list[int]]]
         for node in ast.walk(self._tree) if self.text else ():
             match node:
                 case ast.If():
