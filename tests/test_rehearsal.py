@@ -372,8 +372,25 @@ def test_a_loop_that_no_answer_ends_is_said(folder):
     assert len(rehearsed(folder).graph.nodes) == MOST_CALLS
 
 
-def test_a_loop_that_an_answer_ends_is_fine(folder):
-    folder.ending("while str(con) != '1':", "    con = await roles.con(question=con)", JUDGE.format("con"))
+@pytest.mark.parametrize("others", ["word", "number"])
+def test_a_loop_that_some_answers_never_end_is_said_with_them(folder, others):
+    test, when = ("!= '1'", "a word") if others == "word" else ("== '1'", "the number 1")
+    folder.ending(f"while str(con) {test}:", "    con = await roles.con(question=con)", JUDGE.format("con"))
+    warning = folder.warning()
+    assert warning.startswith(folder.at(LAST + 1)) and f"calls when every answer is {when}; bound the loop" in warning
+
+
+def test_a_loop_that_other_answers_lead_into_and_never_end_is_said(folder):
+    folder.ending("while 'judge' in str(con):", "    con = await roles.con(question=con)", JUDGE.format("con"))
+    assert "when role 'con' says 'judge'; bound the loop" in folder.warning()
+
+
+def test_a_loop_of_many_rounds_that_an_answer_ends_sooner_is_fine(folder):
+    rounds = MOST_CALLS + 100
+    folder.ending(
+        f"for _ in range({rounds}):", "    con = await roles.con(question=con)", "    if str(con) == '1':", "        break",
+        JUDGE.format("con"),
+    )  # fmt: skip
     assert folder.warnings() == []
 
 

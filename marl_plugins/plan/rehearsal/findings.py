@@ -239,17 +239,18 @@ def waited(trials: Iterable[Trial], file: str) -> list[Problem]:
     ]
 
 
-def unended(longest: Trial, most: int) -> list[Problem]:
-    """Returns the warning about a loop that no kind of answers ends.
+def unended(longest: Trial, most: int, when: str = "") -> list[Problem]:
+    """Returns the warning about a loop that does not end.
 
     Args:
         longest: A trial that made `most` calls.
+        when: The answers that lead into it; default: all do.
     """
     return [
         Problem(
             "rehearsal.unended",
             where_of(longest.calls[-1].place),
-            f"run was still calling roles after {most} calls, whatever the answers",
+            f"run was still calling roles after {most} calls{f' when {when}' if when else ', whatever the answers'}",
             fix="bound the loop: a trajectory that does not end is lost after limits.task_seconds",
             severity="warning",
         )

@@ -97,7 +97,7 @@ class Rehearser:
         try:
             first = self._both(self.task)
             endless = all(trial.endless for trial in first)
-            if endless and not (longer := self._long()).endless:  # a loop of many rounds, which ends
+            if endless and not (longer := self._long(WORDS)).endless:  # a loop of many rounds, which ends
                 first, endless = [longer], False
             search = self._search(first)
             variants = self._variants(search)
@@ -114,7 +114,11 @@ class Rehearser:
                     self._judge_other(task, both[task.id], search)
             found.others = [kept(trials) for trials in both.values()]
             self._remark(first, search, others)
-            self._add(self.unclear, unended(longer, LONG) if endless else [])
+            if endless:
+                self._add(self.unclear, unended(longer, LONG))
+            elif looping := next((trial for trial in [*first, *search.trials] if trial.endless), None):
+                longer = looping if len(looping.calls) >= LONG else self._long(looping.script)
+                self._add(self.unclear, unended(longer, LONG, looping.script.when) if longer.endless else [])
         except UserCodeTimeout as stuck:
             found.wrong = [stuck.problem("run", self.stage.file)]
             return found
@@ -244,8 +248,8 @@ class Rehearser:
         if "continues" not in self.stage.source.text:
             self._add(self.unclear, idle_followups(self.run, trials))
 
-    def _long(self) -> Trial:
-        return run_apart(partial(self.stage.play, WORDS, self.task, most_calls=LONG))
+    def _long(self, script: Script) -> Trial:
+        return run_apart(partial(self.stage.play, script, self.task, most_calls=LONG))
 
     def _add(self, kept: dict[Problem, None], problems: Iterable[Problem]) -> None:
         """Keep problems, of which each code is said once of a place."""
