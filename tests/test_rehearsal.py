@@ -71,6 +71,7 @@ class Folder:
             "any.md": "{question}",
             "judge.md": "{question}\n{history}",
             "system.md": "You judge: {question}",
+            "another_set.md": "{other} {said} {story}",
         }
         for name, text in files.items():
             self.write(name, text)
@@ -286,6 +287,25 @@ def test_a_call_that_nobody_awaits_is_wrong_wherever_it_ends_up(folder, capfd, l
     assert "never" not in capfd.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("value", "part"),
+    [
+        ("task.prompt.strip, after=[con]", "a builtin_function_or_method has no text; call it: strip()"),
+        ("con.text.strip, after=[con]", "_or_method has no text; call it: strip()"),
+        ("time.sleep, after=[con]", "call it: sleep()"),
+        ("con.generation, after=[con]", "a Generation has no text; show the action"),
+        ("[await tools.python('1')], after=[con]", "a ToolResult has no text; show its `output`"),
+        ("object(), after=[con]", "a object has no text; write the text that the role is to see"),
+        ("f'It said {con.text.strip}', after=[con]", "is shown \"<bound method str.strip of 'answerzq"),
+        ("f'{asyncio.gather}', after=[con]", "is shown '<function gather at 0x"),
+        ("{'tool': await tools.python('1')}, after=[con]", "is shown 'toolresult(tool='"),
+    ],
+)
+def test_what_has_no_text_of_its_own_is_not_shown(folder, value, part):
+    problem = folder.ending(JUDGE.format(value)).problem()
+    assert problem.startswith(folder.at(LAST)) and part in problem
+
+
 # --- what is said as a warning ------------------------------------------------------------------------------------------------
 
 
@@ -330,6 +350,35 @@ def test_what_a_loop_repeats_is_said_once(folder):
 def test_what_one_kind_of_answer_raises_is_said(folder, lines, kind, error):
     warning = folder.ending(*lines).warning()
     assert warning.startswith(folder.at(LAST)) and f" is {kind}: {error}" in warning
+
+
+@pytest.mark.parametrize(
+    ("value", "part"),
+    [
+        ("con, aftr=[pro]", "field 'aftr', which no prompt shows; did you mean 'after'?"),
+        ("con, continue_=con", "field 'continue_', which no prompt shows; did you mean 'continues'?"),
+        ("con, draft=con", "which no prompt shows; write {draft} into its prompt, or do not give the field"),
+        ("con, hint='be short'", "which no prompt shows; write {hint} into its prompt"),
+        (
+            "['It said {con.text}', con]",
+            "is shown {con} as it stands, in field 'history', where 'con' is a variable; write f",
+        ),
+        ("'Of {task} and ' + con.text, after=[con]", "is shown {task} as it stands"),
+        ("{enum.Enum('E', {'A': 'x'}).A: 1}, after=[con]", "is shown \"<e.a: 'x'>\" in field 'history'"),
+    ],
+)
+def test_a_field_that_says_something_else_than_was_meant_is_said(folder, value, part):
+    folder.ending("import enum", JUDGE.format(value))
+    warning = folder.warning()
+    assert warning.startswith(folder.at(LAST + 1)) and part in warning
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["'Write {name} or {0} or {} in braces'", "f'{{con}} is {con}', after=[con]", "'{con}'.format(con=con), after=[con]"],
+)
+def test_braces_that_are_meant_are_fine(folder, value):
+    assert folder.ending(JUDGE.format(value)).warnings() == []
 
 
 def test_errors_at_two_places_are_two_warnings(folder):

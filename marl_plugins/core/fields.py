@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 from collections import deque
 from collections.abc import ItemsView, Iterable, Iterator, KeysView, Mapping, Set, ValuesView
 from typing import Any
 
-from marl_plugins.core.trajectory import Action
+from marl_plugins.core.trajectory import Action, Generation, ToolResult
 
 CONTAINERS = (list, tuple, deque, Set, KeysView, ValuesView, ItemsView)
 DEEPEST = 5
@@ -32,7 +33,8 @@ def as_text(value: Any, what: str, place: str | None) -> tuple[str, list[Action]
     An action is what it said; a list or tuple of actions and texts is joined with blank lines; anything else is `str(value)`.
 
     Raises:
-        InvalidCall: Actions are in another container, whose text would be Python's notation; or the value is an iterator.
+        InvalidCall: Actions are in another container, whose text would be Python's notation; or the value, or an item of a list,
+            has no text of its own: an iterator, a function, a tool's result, an object of a class without `__str__`.
     """
     if isinstance(value, Action):
         return value.text, [value]
@@ -41,6 +43,9 @@ def as_text(value: Any, what: str, place: str | None) -> tuple[str, list[Action]
     kind = type(value).__name__
     if isinstance(value, Iterator):
         raise InvalidCall(f"{what}: a {kind} has no text; write a list: [... for ... in ...]", place)
+    for item in value if isinstance(value, list | tuple) else (value,):
+        if fix := _without_text(item):
+            raise InvalidCall(f"{what}: a {type(item).__name__} has no text; {fix}", place)
     if holds_action(value):
         raise InvalidCall(
             f"{what}: a {kind} that holds actions cannot be shown; give each action a field, put actions and texts into a "
@@ -48,6 +53,18 @@ def as_text(value: Any, what: str, place: str | None) -> tuple[str, list[Action]
             place,
         )
     return str(value), []
+
+
+def _without_text(value: Any) -> str:
+    """Returns what to write in place of a value that nobody means to show; empty: it may be shown."""
+    if inspect.isroutine(value):
+        return f"call it: {getattr(value, '__name__', 'f')}()"
+    if isinstance(value, ToolResult):
+        return "show its `output`"
+    if isinstance(value, Generation):
+        return "show the action, whose text it is"
+    plain = not any({"__str__", "__repr__"} & vars(kind).keys() for kind in type(value).__mro__[:-1])
+    return "write the text that the role is to see" if plain and not holds_action(value) else ""
 
 
 def holds_action(value: Any) -> bool:

@@ -29,7 +29,7 @@ def shown_labels(trial: Trial) -> list[Problem]:
             f"role {call.spec.name!r} is shown the task's label, in field {name!r}; a role that sees the label learns to repeat it",
             fix="remove it, also where it comes from the metadata; labels are for graders",
         )
-        for call, name, text in _shown(trial.calls)
+        for call, name, text in shown_in(trial.calls)
         if MARK in text or str(MARK_OF_NUMBERS) in text
     ]
 
@@ -57,7 +57,7 @@ def lost_dependencies(trial: Trial) -> list[Problem]:
     by_path = {action.path: action for action in actions}
     by_word = {action.text: action for action in actions}
     found: dict[tuple[str, str, str], list[str]] = {}
-    for call, name, text in _shown(trial.calls):
+    for call, name, text in shown_in(trial.calls):
         words = dict.fromkeys(SAID.findall(text))
         if not words:
             continue
@@ -91,7 +91,7 @@ def ancestors(action: Action | None, by_path: dict[str, Action]) -> set[str]:
     return reached
 
 
-def _shown(calls: Iterable[RoleCall]) -> Iterator[tuple[RoleCall, str, str]]:
+def shown_in(calls: Iterable[RoleCall]) -> Iterator[tuple[RoleCall, str, str]]:
     """Returns what was shown: call, field and text, of every call that was answered."""
     for call in calls:
         if call.action is not None:
@@ -136,7 +136,7 @@ def swallowed(failures: Iterable[Failure], tasks: Iterable[Task], what: str = "r
 def unlike(first: Trial, second: Trial) -> list[Problem]:
     """Returns the warning about a workflow that shows its roles something else when it is run again with the same answers."""
     one, other = (
-        [(call.place, call.spec.name, name, text) for call, name, text in _shown(t.calls)] for t in (first, second)
+        [(call.place, call.spec.name, name, text) for call, name, text in shown_in(t.calls)] for t in (first, second)
     )
     differ = next(((a, b) for a, b in zip(one, other, strict=False) if a != b), None)
     if differ is None:

@@ -102,7 +102,7 @@ def _looking(name: str) -> Callable[..., Any]:
         self.notes.look(*(text for value in given for text in (value if isinstance(value, tuple) else (value,))))
         return _noted(method(self, *given, **named), self.notes)
 
-    look.__name__ = name
+    look.__name__, look.__qualname__ = name, f"str.{name}"
     return look
 
 

@@ -48,6 +48,10 @@ class Source:
     def _tree(self) -> ast.Module:
         return ast.parse(self.text)
 
+    def nodes(self, *kinds: type[ast.AST]) -> list[Any]:
+        """Returns the parts of the file of some kinds."""
+        return [node for node in ast.walk(self._tree) if isinstance(node, kinds)] if self.text else []
+
     @cached_property
     def functions(self) -> dict[int, frozenset[int]]:
         """The lines of each function that can be executed, by the line of its `def`."""
@@ -77,8 +81,7 @@ class Source:
         """The parts that stand in one line with the test that decides whether it is executed: `if x: PART`, `case x: PART`."""
         bodies = [
             (node.body, node.test.end_lineno if isinstance(node, ast.If) else node.pattern.end_lineno)
-            for node in (ast.walk(self._tree) if self.text else ())
-            if isinstance(node, ast.If | ast.match_case)
+            for node in self.nodes(ast.If, ast.match_case)
         ]
         return frozenset(_part(statement) for body, line in bodies if body[0].lineno == line for statement in body)
 
@@ -91,16 +94,14 @@ class Source:
         """Lines that nobody wants to reach, and that call no role: branches that end in `raise`, and handlers of exceptions."""
         found: set[int] = set()
         bodies: list[tuple[list[ast.stmt], list[int]]]
-        for node in ast.walk(self._tree) if self.text else ():
+        for node in self.nodes(ast.If, ast.match_case, ast.ExceptHandler):
             match node:
                 case ast.If():
                     bodies = [(body, []) for body in (node.body, node.orelse) if body and isinstance(body[-1], ast.Raise)]
                 case ast.match_case():
                     bodies = [(node.body, [node.pattern.lineno])] if isinstance(node.body[-1], ast.Raise) else []
-                case ast.ExceptHandler():
-                    bodies = [(node.body, [node.lineno])]
                 case _:
-                    bodies = []
+                    bodies = [(node.body, [node.lineno])]
             found |= {line for body, head in bodies if not _awaits(body) for line in (*head, *_lines(body))}
         return found
 

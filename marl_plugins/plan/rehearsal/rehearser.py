@@ -32,6 +32,7 @@ from marl_plugins.plan.rehearsal.labels import with_marked_label
 from marl_plugins.plan.rehearsal.reached import Coverage
 from marl_plugins.plan.rehearsal.script import ONES, WORDS, Script
 from marl_plugins.plan.rehearsal.search import LONG, MORE_CALLS, Search
+from marl_plugins.plan.rehearsal.shown import forgotten_f, shown_objects, unshown_fields
 from marl_plugins.plan.rehearsal.trial import Stage, Trial
 from marl_plugins.plan.rehearsal.variants import speakers_of, variants_of
 from marl_plugins.plan.rehearsal.vocabulary import vocabulary_of
@@ -97,11 +98,13 @@ class Rehearser:
         try:
             first = self._both(self.task)
             endless = all(trial.endless for trial in first)
-            if endless and not (longer := self._long(WORDS)).endless:  # a loop of many rounds, which ends
+            if (
+                endless and not (longer := long_trial(self.stage, self.task, WORDS)).endless
+            ):  # a loop of many rounds, which ends
                 first, endless = [longer], False
             search = self._search(first)
             variants = self._variants(search)
-            self._add(self.unclear, explored(self.stage.workflow, search))
+            self._add(explored(self.stage.workflow, search))
             both: dict[str, list[Trial]] = {}
             if not (self.wrong or waited(first, self.stage.file)):
                 for task in others:
@@ -114,11 +117,7 @@ class Rehearser:
                     self._judge_other(task, both[task.id], search)
             found.others = [kept(trials) for trials in both.values()]
             self._remark(first, search, others)
-            if endless:
-                self._add(self.unclear, unended(longer, LONG))
-            elif looping := next((trial for trial in [*first, *search.trials] if trial.endless), None):
-                longer = looping if len(looping.calls) >= LONG else self._long(looping.script)
-                self._add(self.unclear, unended(longer, LONG, looping.script.when) if longer.endless else [])
+            self._add(unended(longer, LONG) if endless else loops(self.stage, self.task, [*first, *search.trials]))
         except UserCodeTimeout as stuck:
             found.wrong = [stuck.problem("run", self.stage.file)]
             return found
@@ -140,7 +139,7 @@ class Rehearser:
             trials = []
             for script in (WORDS, ONES):
                 trial = self.stage.play(script, marked, caught)
-                self._add(self.wrong, shown_labels(trial))
+                self._add(shown_labels(trial))
                 if trial.failed:
                     trial = self.stage.play(script, task, caught, noting=False).after(trial)
                 if trial.trajectory is not None:
@@ -149,7 +148,7 @@ class Rehearser:
             return trials
 
         trials = run_apart(play)
-        self._add(self.wrong, (failure.mistake for t in trials for failure in t.failures if failure.certain))
+        self._add(failure.mistake for t in trials for failure in t.failures if failure.certain)
         return trials
 
     def _search(self, first: Sequence[Trial]) -> Search:
@@ -167,7 +166,7 @@ class Rehearser:
         """The trials of the workflow's variants."""
         speakers = speakers_of(list(self.run.recipe.roles), list(self.stage.functions))
         variants, problems = variants_of(self.stage.workflow, speakers)
-        self._add(self.wrong, problems)
+        self._add(problems)
 
         def play(caught: Capture) -> list[Trial]:
             trials = []
@@ -202,15 +201,17 @@ class Rehearser:
             sure=self.sure,
             searched=[(t.script.when, t.failures) for t in found if not t.complete],
         )
-        self._add(self.wrong, forgotten)
-        self._add(self.wrong, (problem for problem in always if not (forgotten and problem.code == "rehearsal.raises")))
+        self._add(forgotten)
+        self._add(problem for problem in always if not (forgotten and problem.code == "rehearsal.raises"))
         for trial in variants:
-            self._add(self.wrong, (failure.warning(WORKFLOW, trial.script.when).as_error() for failure in trial.failures))
+            self._add(failure.warning(WORKFLOW, trial.script.when).as_error() for failure in trial.failures)
         for trial in search.trials:
             if not search.says_the_label(trial.script):
-                self._add(self.wrong, shown_labels(trial))
-            self._add(self.unclear, [*lost_dependencies(trial), *shown_nothing(trial)])
-        self._add(self.unclear, sometimes)
+                self._add(shown_labels(trial))
+            self._add([*lost_dependencies(trial), *shown_nothing(trial)])
+        self._add(sometimes)
+        if not self.wrong:
+            self._add(problem for trial in search.trials for problem in shown_objects(trial))
 
     def _judge_other(self, task: Task, both: Sequence[Trial], search: Search) -> None:
         """Keep what trials on a task of another kind show: with words, with ones, and with scripts that the search has found."""
@@ -225,37 +226,41 @@ class Rehearser:
         tries = [(t.script.when, t.failures) for t in [*both, *(t for t in more if t.complete)]]
         left = [(t.script.when, t.failures) for t in more if not t.complete]
         always, sometimes = sort_out(tries, what, sure=self.sure, searched=left)
-        self._add(self.wrong, always)
-        self._add(self.unclear, [*sometimes, *lost_dependencies(both[0]), *shown_nothing(both[0])])
+        self._add([*always, *sometimes, *lost_dependencies(both[0]), *shown_nothing(both[0])])
 
     def _remark(self, first: Sequence[Trial], search: Search, others: Sequence[Task]) -> None:
         """Keep what all trials together show."""
         file, trials = self.stage.file, [*search.trials, *search.elsewhere]
         caught = swallowed((failure for trial in trials for failure in trial.caught), [self.task, *others, *self.more])
         ended = [*waited(trials, file), *never_ended(trials, file), *drawn(trials, self.stage.source, file)]
-        self._add(self.unclear, [*ended, *caught])
-        if self.wrong:
-            return
-        self._add(self.unclear, repeated(self.stage, with_marked_label(self.task, self.copies), first))
-        roles = self.run.recipe.roles
-        missing = uncalled(trials, roles)
-        if len(missing) == len(roles):
-            said = "run calls no role, whatever the answers; nothing would be trained"
-            self._add(self.wrong, [Problem("rehearsal.no_call", where_of(file), said)])
-        elif self.sure and not any(trial.endless or trial.left_at for trial in first):  # another task may lead there
-            found = not_reached(search.reached, missing, file, search.count)
-            self._add(self.unclear, [p for p in found if not (caught and p.code == "rehearsal.never_called")])
-        if "continues" not in self.stage.source.text:
-            self._add(self.unclear, idle_followups(self.run, trials))
+        self._add([*ended, *caught])
+        if not self.wrong:
+            self._add(repeated(self.stage, with_marked_label(self.task, self.copies), first))
+            self._add(unused(self.stage, trials))
+        if not (self.wrong or any(trial.endless or trial.left_at for trial in first)) and self.sure:
+            found = not_reached(search.reached, uncalled(trials, self.run.recipe.roles), file, search.count)
+            self._add(p for p in found if not (caught and p.code == "rehearsal.never_called"))
 
-    def _long(self, script: Script) -> Trial:
-        return run_apart(partial(self.stage.play, script, self.task, most_calls=LONG))
-
-    def _add(self, kept: dict[Problem, None], problems: Iterable[Problem]) -> None:
-        """Keep problems, of which each code is said once of a place."""
+    def _add(self, problems: Iterable[Problem]) -> None:
+        """Keep mistakes and warnings, of which each code is said once of a place."""
         for problem in problems:
+            kept = self.wrong if problem.severity == "error" else self.unclear
             if not any((other.code, other.where) == (problem.code, problem.where) for other in kept):
                 kept[problem] = None
+
+
+def loops(stage: Stage, task: Task, trials: Iterable[Trial]) -> list[Problem]:
+    """Returns the warning about a loop that some answers do not end."""
+    looping = next((trial for trial in trials if trial.endless), None)
+    if looping is None:
+        return []
+    longer = looping if len(looping.calls) >= LONG else long_trial(stage, task, looping.script)
+    return unended(longer, LONG, looping.script.when) if longer.endless else []
+
+
+def long_trial(stage: Stage, task: Task, script: Script) -> Trial:
+    """Returns a trial of a script that may make many calls."""
+    return run_apart(partial(stage.play, script, task, most_calls=LONG))
 
 
 def explored(workflow: Workflow, search: Search) -> list[Problem]:
@@ -278,6 +283,16 @@ def repeated(stage: Stage, task: Task, first: Sequence[Trial]) -> list[Problem]:
     if not first or not first[0].complete or first[0].drew:
         return []
     return unlike(first[0], run_apart(partial(stage.play, first[0].script, task)))
+
+
+def unused(stage: Stage, trials: Sequence[Trial]) -> list[Problem]:
+    """Returns what the recipe says and no trial uses: all of its roles, fields, prompts."""
+    run, roles = stage.run, list(stage.run.recipe.roles)
+    if len(uncalled(trials, roles)) == len(roles):
+        said = "run calls no role, whatever the answers; nothing would be trained"
+        return [Problem("rehearsal.no_call", where_of(stage.file), said)]
+    followups = [] if "continues" in stage.source.text else idle_followups(run, trials)
+    return [*unshown_fields(trials, run), *forgotten_f(stage.source, roles), *followups]
 
 
 def knowledge_of(stage: Stage, task: Task) -> AnswerKnowledge:
