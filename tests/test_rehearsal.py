@@ -488,6 +488,34 @@ def test_a_label_that_is_shown_to_a_role_is_wrong(folder, label, value):
 
 
 @pytest.mark.parametrize(
+    ("label", "value"),
+    [
+        ('"blue"', "f'It has {len(task.label)} letters'"),
+        ('"blue"', "task.label[:2]"),
+        ("42", "'even' if task.label % 2 == 0 else 'odd'"),
+        ('("blue" if n == "a" else "red")', "'short' if task.label == 'red' else 'long'"),
+    ],
+)
+def test_what_a_role_is_shown_of_a_label_is_said(folder, label, value):
+    folder.write("tasks.py", TASKS.replace("LABEL, {", f"{label}, {{"))
+    folder.ending(JUDGE.format(f"[con, {value}]")).warned("rehearsal.label_matters", f"workflow.py:{LAST}")
+
+
+@pytest.mark.parametrize(
+    ("lines", "line", "code"),
+    [
+        (["return task.label"], 6, "label_answer"),
+        ([JUDGE.format("con").replace("return", "said ="), "return f'{said} {task.label}'"], 7, "label_answer"),
+        ([JUDGE.format("con").replace("return", "said ="), "return task.label[0]"], 7, "label_matters"),
+    ],
+)
+def test_a_label_that_is_the_answer_is_said(folder, lines, line, code):
+    folder.ending(JUDGE.format("con").replace("return", "judge ="), *lines)
+    expected = (f"rehearsal.{code}", f"workflow.py:{line + 1}")
+    assert expected in (folder.codes() if code == "label_answer" else briefs(folder.plan().run.warnings))
+
+
+@pytest.mark.parametrize(
     ("label", "lines"),
     [
         ('"blue"', ["assert task.label in ('blue', 'red')", JUDGE.format("con")]),
@@ -508,8 +536,50 @@ def test_marked_labels_have_the_form_of_the_label():
     assert int(found["a"][1]) == found["a"][2] and found["a"][4:] == [True, None]
 
 
+SHARED = {
+    "a name of the module": "NOW = {}\n\n\nasync def run(task, roles, tools):\n    NOW['task'] = task\n    "
+    "pro = await roles.pro(question=task.prompt)\n    return await roles.judge(question=NOW['task'].prompt, history=pro)\n",
+    "the task": "async def run(task, roles, tools):\n    task.metadata['n'] = task.metadata.get('n', 0) + 1\n"
+    "    pro = await roles.pro(question=task.prompt)\n\n\n\n"
+    "    return await roles.judge(question=f'try {task.metadata[\"n\"]}', history=pro)\n",
+    "a list of the task": "async def run(task, roles, tools):\n    said = task.metadata.setdefault('said', [])\n"
+    "    pro = await roles.pro(question=task.prompt)\n    said.append(str(pro))\n\n\n"
+    "    return await roles.judge(question=task.prompt, history=[pro, *said[:-1]])\n",
+    "what is raised": "NOW = set()\n\nasync def run(task, roles, tools):\n    pro = await roles.pro(question=task.prompt)\n"
+    "    NOW.add(task.id)\n    said = await roles.judge(question=task.prompt, history=pro)\n    NOW.remove(task.id)\n"
+    "    return said\n",
+}
+
+
+@pytest.mark.parametrize("what", SHARED)
+def test_what_trajectories_share_at_the_same_time_is_said(folder, what):
+    """Each of them alone is right."""
+    folder.write("workflow.py", SHARED[what])
+    assert ("rehearsal.shared", "workflow.py:7") in briefs(folder.plan().run.warnings)
+
+
+def test_a_default_argument_that_grows_behind_a_branch_is_said(folder):
+    grows = ("def kept(text, seen=[]):", "    seen.append(text)", "    return seen")
+    folder.write("workflow.py", "\n".join(grows) + "\n\n" + BEGIN + "    if 'judge' in str(con):\n")
+    source = (
+        folder.path / "workflow.py"
+    ).read_text() + "        return await roles.judge(question=kept(task.prompt), history=con)\n"
+    folder.write("workflow.py", source + "    return await roles.judge(question='', history=con)\n")
+    assert ("rehearsal.unlike", "workflow.py:11") in briefs(folder.plan().run.warnings)
+
+
+@pytest.mark.parametrize("lock", ["Semaphore(1)", "Lock()"])
+def test_a_lock_of_the_module_is_no_problem(folder, lock):
+    source = GOOD.replace("import asyncio, time\n", f"import asyncio, time\n\nLOCK = asyncio.{lock}\n")
+    source = source.replace(
+        "    return await", "    async with LOCK:\n        await roles.pro(question='')\n    return await"
+    )
+    folder.write("workflow.py", source)
+    assert folder.warnings() == []
+
+
 def test_the_rehearsal_changes_no_task(folder):
-    folder.ending("task.metadata['seen'] = 1", JUDGE.format("con"))
+    folder.ending("task.metadata.setdefault('seen', []).append(1)", JUDGE.format("con"))
     plan = folder.plan()
     assert all(t.metadata == {"type": "colour"} and t.label == "blue" for t in plan.tasks("train"))
     trajectories = plan.run.state(RehearsalResult).trajectories

@@ -10,7 +10,8 @@
     reached.py     which lines of the workflow's file were executed
     apart.py       user code in a thread that can be left behind, and what it raises
     findings.py    dependencies that are lost, labels that are shown, lines that are not reached, loops that do not end,
-                   wrong names whose exception is caught, what differs when it is repeated
+                   wrong names whose exception is caught
+    replays.py     what differs when a task is played again: as it was, with another label, beside others at the same time
     shown.py       objects that are shown as Python writes them, fields that no prompt shows, texts without their `f`
     scorers.py     the grader, and others that plugins bring
     leaving.py     programs that leave before they are checked, given to a grader that runs programs

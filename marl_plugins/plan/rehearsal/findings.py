@@ -17,6 +17,7 @@ from marl_plugins.plan.rehearsal.trial import SECONDS, Trial
 from marl_plugins.run import Run
 
 SAID = re.compile(f"{WORD}[a-z]{{3}}")
+LABEL = re.compile(r"\blabel\b")
 RANDOM = re.compile(r"\brandom\b|\bshuffle\b|\bchoice\b|\brandint\b|\bsample\b")
 
 
@@ -32,6 +33,26 @@ def shown_labels(trial: Trial) -> list[Problem]:
         for call, name, text in shown_in(trial.calls)
         if MARK in text or str(MARK_OF_NUMBERS) in text
     ]
+
+
+def answered_labels(trial: Trial, source: Source, file: str) -> list[Problem]:
+    """Returns the mistake of a workflow whose answer has the task's label in it."""
+    answer = str(trial.trajectory.answer if trial.trajectory else "").casefold()
+    if MARK not in answer and str(MARK_OF_NUMBERS) not in answer:
+        return []
+    said = "run returns the task's label: whatever the agents say, the grader is asked about the right answer"
+    return [
+        Problem(
+            "rehearsal.label_answer", where_of(reached_line(trial, source, LABEL) or file), said, fix="return an action"
+        )
+    ]
+
+
+def reached_line(trial: Trial, source: Source, pattern: re.Pattern[str]) -> str | None:
+    """Returns the first line that a trial has reached and in which a pattern is found."""
+    lines = source.text.splitlines()
+    named = [line for line in sorted(trial.reached.lines) if pattern.search(lines[line - 1])]
+    return f"{source.file}:{named[0]}" if named else None
 
 
 def shown_nothing(trial: Trial) -> list[Problem]:
@@ -130,26 +151,6 @@ def swallowed(failures: Iterable[Failure], tasks: Iterable[Task], what: str = "r
         )
         for failure in failures
         if failure.kind != "KeyError" or failure.text.partition(";")[0] not in keys
-    ]
-
-
-def unlike(first: Trial, second: Trial) -> list[Problem]:
-    """Returns the warning about a workflow that shows its roles something else when it is run again with the same answers."""
-    one, other = (
-        [(call.place, call.spec.name, name, text) for call, name, text in shown_in(t.calls)] for t in (first, second)
-    )
-    differ = next(((a, b) for a, b in zip(one, other, strict=False) if a != b), None)
-    if differ is None:
-        return []
-    (place, role, name, text), (*_, again) = differ
-    return [
-        Problem(
-            "rehearsal.unlike",
-            where_of(place),
-            f"role {role!r} is shown {text!r:.60} in field {name!r}, and {again!r:.60} when the same answers are given again",
-            fix="a run that is resumed has to repeat: draw from random.Random(task.id); use no clock, and no state of the process",
-            severity="warning",
-        )
     ]
 
 
@@ -262,9 +263,7 @@ def drawn(trials: Iterable[Trial], source: Source, file: str) -> list[Problem]:
     drew = [trial for trial in trials if trial.drew]
     if not drew:
         return []
-    lines = source.text.splitlines()
-    named = [line for line in sorted(drew[0].reached.lines) if RANDOM.search(lines[line - 1])]
-    return [draws("run", f"{source.file}:{named[0]}" if named else file)]
+    return [draws("run", reached_line(drew[0], source, RANDOM) or file)]
 
 
 def draws(what: str, where: str) -> Problem:

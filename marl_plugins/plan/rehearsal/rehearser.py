@@ -13,6 +13,7 @@ from marl_plugins.plan.rehearsal.apart import Capture, UserCodeTimeout, run_apar
 from marl_plugins.plan.rehearsal.candidates import AnswerKnowledge
 from marl_plugins.plan.rehearsal.examples import demonstrated
 from marl_plugins.plan.rehearsal.findings import (
+    answered_labels,
     drawn,
     idle_followups,
     lost_dependencies,
@@ -24,12 +25,12 @@ from marl_plugins.plan.rehearsal.findings import (
     swallowed,
     uncalled,
     unended,
-    unlike,
     waited,
 )
 from marl_plugins.plan.rehearsal.graph import Graph
 from marl_plugins.plan.rehearsal.labels import with_marked_label
 from marl_plugins.plan.rehearsal.reached import Coverage
+from marl_plugins.plan.rehearsal.replays import replayed
 from marl_plugins.plan.rehearsal.script import ONES, WORDS, Script
 from marl_plugins.plan.rehearsal.search import LONG, MORE_CALLS, Search
 from marl_plugins.plan.rehearsal.shown import forgotten_f, shown_objects, unshown_fields
@@ -207,7 +208,7 @@ class Rehearser:
             self._add(failure.warning(WORKFLOW, trial.script.when).as_error() for failure in trial.failures)
         for trial in search.trials:
             if not search.says_the_label(trial.script):
-                self._add(shown_labels(trial))
+                self._add([*shown_labels(trial), *answered_labels(trial, self.stage.source, self.stage.file)])
             self._add([*lost_dependencies(trial), *shown_nothing(trial)])
         self._add(sometimes)
         if not self.wrong:
@@ -235,7 +236,8 @@ class Rehearser:
         ended = [*waited(trials, file), *never_ended(trials, file), *drawn(trials, self.stage.source, file)]
         self._add([*ended, *caught])
         if not self.wrong:
-            self._add(repeated(self.stage, with_marked_label(self.task, self.copies), first))
+            silent = [trial for trial in search.trials if not search.says_the_label(trial.script)]
+            self._add(replayed(self.stage, self.task, self.copies, [*others, *self.more], [first[0], *silent]))
             self._add(unused(self.stage, trials))
         if not (self.wrong or any(trial.endless or trial.left_at for trial in first)) and self.sure:
             found = not_reached(search.reached, uncalled(trials, self.run.recipe.roles), file, search.count)
@@ -276,13 +278,6 @@ def explored(workflow: Workflow, search: Search) -> list[Problem]:
 
     run_apart(play)
     return explorer.remarks()
-
-
-def repeated(stage: Stage, task: Task, first: Sequence[Trial]) -> list[Problem]:
-    """Returns what differs when the first trial is played again; where it draws from a shared generator, that is said already."""
-    if not first or not first[0].complete or first[0].drew:
-        return []
-    return unlike(first[0], run_apart(partial(stage.play, first[0].script, task)))
 
 
 def unused(stage: Stage, trials: Sequence[Trial]) -> list[Problem]:

@@ -73,3 +73,4 @@ def word(number: int) -> str:
 
 WORDS = Script("every answer is a word", word)
 ONES = Script("every answer is the number 1", lambda number: "1")
+ALIKE = Script("every answer is the same word", lambda number: word(0))

@@ -7,7 +7,7 @@ import copy
 import inspect
 import random
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -153,6 +153,25 @@ class Stage:
             trial.trajectory.answer = plain(trial.trajectory.answer)
         return trial
 
+    def play_in_turn(self, script: Script, groups: Sequence[Sequence[Task]]) -> list[list[Trial]]:
+        """Runs the workflow on the tasks of each group at the same time, as a run does: the tasks themselves, on one loop."""
+        trials = [[Trial(script, Coverage(self.source)) for _ in tasks] for tasks in groups]
+
+        async def one(trial: Trial, task: Task) -> None:
+            try:
+                trial.trajectory = await TrialRun(trial, self.workflow, MOST_CALLS, noting=False, alone=False).run(
+                    self, task
+                )
+            except Exception as error:  # the workflow's, of any kind
+                trial.failures.append(failure_of(error, self.file))
+
+        async def all_in_turn() -> None:
+            for group, tasks in zip(trials, groups, strict=True):
+                await asyncio.gather(*map(one, group, tasks))
+
+        run_on_a_loop(all_in_turn())
+        return trials
+
     def cast(self, chat: Any, tools: Mapping[str, Tool]) -> dict[str, RoleSpec]:
         """Returns the roles as they speak in one trial."""
         return {
@@ -169,10 +188,15 @@ class Stage:
 
 
 class TrialRun:
-    """One trial while its workflow runs."""
+    """One trial while its workflow runs.
 
-    def __init__(self, trial: Trial, workflow: Workflow, most_calls: int, noting: bool):
+    Args:
+        alone: Whether nothing else runs on the event loop; else others have their turn before each answer.
+    """
+
+    def __init__(self, trial: Trial, workflow: Workflow, most_calls: int, noting: bool, alone: bool = True):
         self.noting = noting
+        self.alone = alone
         self.trial = trial
         self.workflow = workflow
         self.most_calls = most_calls
@@ -202,7 +226,7 @@ class TrialRun:
                 raise
             finally:
                 self.trial.failures += [failure_of(error, stage.file) for error in self.calls.misspelt]
-            if not inspect.isawaitable(returned):
+            if self.alone and not inspect.isawaitable(returned):
                 refuse_running_tasks()
             return returned
 
@@ -222,6 +246,8 @@ class TrialRun:
     async def generate(self, call: Call) -> Generation:
         """Returns an answer at once, so that whatever runs during the workflow has not begun when it ends without waiting for
         it."""
+        if not self.alone:
+            await asyncio.sleep(0)
         number = len(self.chat.texts)
         if number >= self.most_calls:
             self.trial.endless = True

@@ -1,0 +1,138 @@
+"""Trials that are played again: what differs shows state that trajectories share, clocks, or a label that is made use of."""
+
+from __future__ import annotations
+
+import copy
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from marl_plugins.core.problems import Problem
+from marl_plugins.core.trajectory import Task
+from marl_plugins.plan.rehearsal.apart import run_apart, where_of
+from marl_plugins.plan.rehearsal.findings import LABEL, reached_line, shown_in
+from marl_plugins.plan.rehearsal.labels import OTHER_MARKS, with_label, with_marked_label
+from marl_plugins.plan.rehearsal.noted import plain
+from marl_plugins.plan.rehearsal.script import ALIKE, SHOWN_CHARS, Script
+from marl_plugins.plan.rehearsal.trial import Stage, Trial
+
+BEFORE_CHARS = 20
+"""What is shown of two texts before they differ."""
+REPLAYED = 4
+"""Scripts of the search that are played again."""
+Shown = tuple[str, str, str, str]
+"""Place, role, field and text; of the answer: the last one alone."""
+
+
+def replayed(
+    stage: Stage, task: Task, copies: Collection[str], more: Sequence[Task], trials: Sequence[Trial]
+) -> list[Problem]:
+    """Plays a task again: as it was, with another label, and at the same time as others; returns the first that differs.
+
+    Args:
+        copies: Keys of the metadata under which the label stands too.
+        more: Other tasks, whose prompts and labels differ.
+        trials: The first trial of the task, and what the search has found.
+    """
+    first = trials[0]
+    if not first.complete or first.drew:  # which is said already
+        return []
+    second = run_apart(partial(stage.play, first.script, with_marked_label(task, copies)))
+    found = [unlike(stage, differs)] if second.complete and (differs := difference(first, second)) else []
+    for trial in [first, *[t for t in trials[1:] if t.complete and t.script.lines][:REPLAYED]]:
+        again = Replay(stage, replace(trial.script, text=ALIKE.text), task, more, trial)
+        found = found or again.with_another_label(copies) or again.beside_others()
+    return found
+
+
+@dataclass
+class Replay:
+    """A replay is what is played again.
+
+    Args:
+        script: Answers that are the same in whatever order roles are called.
+        more: Other tasks.
+        trial: One of these answers.
+    """
+
+    stage: Stage
+    script: Script
+    task: Task
+    more: Sequence[Task]
+    trial: Trial
+
+    def with_another_label(self, copies: Collection[str]) -> list[Problem]:
+        """Returns the warning about roles that are shown something else, or an answer that is another, for another label."""
+        marked = (with_marked_label(self.task, copies), with_marked_label(self.task, copies, OTHER_MARKS))
+        label = next((t.label for t in self.more if t.label != self.task.label), self.task.label)
+        real = (self.task, with_label(self.task, label, copies))  # a workflow may need labels that there are
+        for pair in [marked] if self.script.lines else [marked, real]:  # else somebody may say the label
+            before, after, other = self._played([pair[0]], [pair[0]], [pair[1]])
+            if not (before[0].complete and other[0].complete):
+                continue
+            if differs := difference(before[0], after[0]):
+                return [unlike(self.stage, differs)]
+            if differs := difference(before[0], other[0]):
+                fix = "labels are for graders: what the agents see and say must not depend on them"
+                place = differs[0] or reached_line(self.trial, self.stage.source, LABEL) or self.stage.file
+                said = f"{differs[1]} where nothing but the task's label is another: agents, or the grader, are told what it is"
+                return [Problem("rehearsal.label_matters", where_of(place), said, fix=fix, severity="warning")]
+        return []
+
+    def beside_others(self) -> list[Problem]:
+        """Returns the warning about a workflow that does something else while it also works on the same task, and on another."""
+        other = next((t for t in self.more if t.prompt != self.task.prompt), self.task)
+        (alone,), (other_alone,), (one, two, three) = self._played([self.task], [other], [self.task, self.task, other])
+        for before, beside in ((alone, one), (alone, two), (other_alone, three)):
+            differs = difference(before, beside) if before.complete else None
+            if before.complete and beside.failures:
+                failure = beside.failures[0]
+                if "event loop" in failure.text:  # a lock of a module, which belongs to the loop of an earlier trial
+                    continue
+                differs = failure.place, f"the workflow does not run: {failure.said},"
+            if differs:
+                fix = "keep what belongs to one task in variables of run: not in a module, a default argument or task.metadata"
+                place = differs[0] or self.stage.file
+                said = f"{differs[1]} when the same task, or another, is worked on at the same time"
+                return [Problem("rehearsal.shared", where_of(place), said, fix=fix, severity="warning")]
+        return []
+
+    def _played(self, *groups: Sequence[Task]) -> list[list[Trial]]:
+        """The trials of groups of tasks, each on copies of its own: a task that is twice in a group is the same there."""
+        return run_apart(lambda caught: self.stage.play_in_turn(self.script, [copy.deepcopy(group) for group in groups]))
+
+
+def unlike(stage: Stage, differs: tuple[str, str]) -> Problem:
+    """Returns the warning about a workflow that does something else when it is run again with the same answers."""
+    fix = "a run that is resumed has to repeat: draw from random.Random(task.id); use no clock, and no state of the process"
+    said = f"{differs[1]} when the same answers are given again"
+    return Problem("rehearsal.unlike", where_of(differs[0] or stage.file), said, fix=fix, severity="warning")
+
+
+def difference(one: Trial, other: Trial) -> tuple[str, str] | None:
+    """Returns what differs in another trial, whatever the order of its calls: a place, empty for the answer, and a clause."""
+    gone, new = shown(one) - shown(other), shown(other) - shown(one)
+    if not (gone or new):
+        return None
+    place, role, name, _ = next(iter(new or gone))
+    text, again = (next((t for *place_, t in found if place_ == [place, role, name]), "nothing") for found in (gone, new))
+    text, again = parting(text, again)
+    if not place:
+        return place, f"run returns {text!r}, and {again!r}"
+    return place, f"role {role!r} is shown {text!r} in field {name!r}, and {again!r}"
+
+
+def parting(one: str, other: str) -> tuple[str, str]:
+    """Returns what a reader needs to see of two long texts: from shortly before they differ."""
+    differ = (n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b)
+    start = max(0, next(differ, min(len(one), len(other))) - BEFORE_CHARS)
+    lead = "..." if start else ""
+    return f"{lead}{one[start : start + SHOWN_CHARS]}", f"{lead}{other[start : start + SHOWN_CHARS]}"
+
+
+def shown(trial: Trial) -> Counter[Shown]:
+    """Returns everything that a trial has shown, and its answer."""
+    answer = plain(str(trial.trajectory.answer if trial.trajectory else ""))
+    texts = [(call.place, call.spec.name, name, text) for call, name, text in shown_in(trial.calls)]
+    return Counter([*texts, ("", "", "", answer)])
