@@ -11,8 +11,12 @@ from refusals import briefs, found_by, refused
 
 from marl_plugins.commands.recipes import show
 from marl_plugins.core.failures import ConfigurationError
-from marl_plugins.plan.build import build_plan
-from marl_plugins.plan.rehearsal import RehearsalResult, apart, rehearse, workflow_of
+from marl_plugins.core.recipe_yaml import read_recipe
+from marl_plugins.core.shipped import shipped_recipes
+from marl_plugins.manager import Plugins
+from marl_plugins.plan.build import build_plan, draft_plan
+from marl_plugins.plan.parts import tools_of
+from marl_plugins.plan.rehearsal import RehearsalResult, apart, check_workflow, rehearse, workflow_of
 from marl_plugins.plan.rehearsal.labels import marked
 from marl_plugins.plan.rehearsal.script import WORDS, word
 from marl_plugins.plan.rehearsal.trial import MOST_CALLS
@@ -854,3 +858,12 @@ def test_nothing_is_drawn_of_a_workflow_that_does_not_run(folder):
 @pytest.mark.parametrize("name", ["mathchat/tiny.yaml", "mathchat/tiny_outcome.yaml", "tests/recipes/sums/tiny.yaml"])
 def test_shipped_recipes_have_nothing_wrong(name):
     assert build_plan(["--recipe", name]).run.warnings == ()
+
+
+@pytest.mark.parametrize(
+    "path", [p for p in shipped_recipes() if "tiny" not in p.name], ids=lambda p: "/".join(p.parts[-2:])
+)
+def test_recipes_for_accelerators_have_nothing_wrong(path):
+    """Their prompts are others than those of the tiny ones."""
+    plan = draft_plan(["--recipe", str(path)], Plugins(read_recipe(path).plugins))
+    assert check_workflow(plan, tools_of(plan.plugins, plan.run)) == ([], [])

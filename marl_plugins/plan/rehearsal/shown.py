@@ -77,7 +77,7 @@ def unshown_fields(trials: Iterable[Trial], run: Run) -> list[Problem]:
 
 def _prompts_of(run: Run) -> Iterable[Path]:
     """The files of the recipe's folder that may be prompts."""
-    files = (file for pattern in ("*", "*/*") for file in run.folder.glob(pattern))
+    files = (file for pattern in ("*", "*/*", "*/*/*") for file in run.folder.glob(pattern))
     return islice((file for file in files if file.suffix in PROMPTS and file.is_file()), MOST_PROMPTS)
 
 
