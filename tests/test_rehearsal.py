@@ -703,6 +703,27 @@ def test_a_grader_that_does_not_repeat_is_a_warning(folder, code, line, kind):
     folder.warned(f"rehearsal.{kind}", f"grader.py:{line}")
 
 
+@pytest.mark.parametrize(
+    ("file", "text", "line"),
+    [
+        ("grader.py", GRADER + "def score_actions(action, seen):\n    return 1.0\n", 3),
+        ("grader.py", GRADER + "async def score_acton(action, seen):\n    return 1.0\n", 3),
+        ("workflow.py", GOOD + "def variant():\n    return {}\n", 7),
+    ],
+)
+def test_a_function_that_nobody_calls_and_that_is_nearly_one_that_is_looked_up_is_said(folder, file, text, line):
+    folder.write(file, text)
+    folder.warned("rehearsal.misspelt", f"{file}:{line}")
+
+
+def test_a_helper_that_is_called_is_no_misspelt_hook(folder):
+    called = (
+        GRADER.replace("return float(", "return score_actions(") + "def score_actions(equal):\n    return float(equal)\n"
+    )
+    folder.write("grader.py", called)
+    assert folder.warnings() == []
+
+
 def test_a_grader_that_gives_no_score_is_a_warning(folder):
     folder.write("grader.py", "def score_outcome(t):\n    t.answer == t.task.label")
     folder.warned("rehearsal.no_score", "grader.py:1")

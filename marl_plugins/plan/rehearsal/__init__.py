@@ -14,6 +14,7 @@
     replays.py     what differs when a task is played again: as it was, with another label, beside others at the same time
     shown.py       objects that are shown as Python writes them, fields that no prompt shows, texts without their `f`
     scorers.py     the grader, and others that plugins bring
+    misspelt.py    functions that nobody calls, and whose name is nearly one that is looked up
     leaving.py     programs that leave before they are checked, given to a grader that runs programs
     examples.py    the tasks on which it is run, and the demonstrations of the first
     graph.py       who saw whom
@@ -36,6 +37,7 @@ from marl_plugins.plan.parts import arity_problem
 from marl_plugins.plan.plan import Plan
 from marl_plugins.plan.rehearsal.examples import copies_of_label, different, wrong_demonstrations
 from marl_plugins.plan.rehearsal.leaving import paid_for_leaving
+from marl_plugins.plan.rehearsal.misspelt import misspelt
 from marl_plugins.plan.rehearsal.rehearser import Rehearsal, Rehearser
 from marl_plugins.plan.rehearsal.scorers import RehearsalResult, try_grader
 from marl_plugins.plan.rehearsal.trial import Stage
@@ -55,7 +57,7 @@ def check_workflow(plan: Plan, tools: Tools | None) -> tuple[list[Problem], list
     rehearsed = plan.run.state(RehearsalResult)
     rehearsed.trajectories, rehearsed.others, rehearsed.sure = found.trajectories, found.others, found.task is not None
     wrong, unclear = try_grader(plan)
-    unclear += [] if wrong else paid_for_leaving(plan)
+    unclear += misspelt(plan.run) + ([] if wrong else paid_for_leaving(plan))
     return [*found.wrong, *wrong, *wrong_demonstrations(plan.run, found.task)], found.unclear + unclear
 
 
