@@ -7,7 +7,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from refusals import brief, found_by, refused
+from refusals import brief, briefs, found_by, refused
 
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.tasks import read_tasks
@@ -717,6 +717,20 @@ def test_an_id_that_no_file_can_hold_is_an_error(recipe):
 )
 def test_numbers_of_rewards_have_a_range(recipe, words, expected):
     recipe.refused(*expected, words=words)
+
+
+@pytest.mark.parametrize(
+    ("flag", "value", "likely"), [("actor.adam.lr", "1e4", "1e-3"), ("rollout.temperature", "1000", "1.5")]
+)
+def test_a_flag_that_may_be_a_slip_is_said(recipe, flag, value, likely):
+    found = briefs(recipe.plan(f"--{flag}", value).run.warnings)
+    assert [one for one in found if one[0] == "plan.unlikely"] == [("plan.unlikely", flag)]
+    assert "plan.unlikely" not in [code for code, *_ in briefs(recipe.plan(f"--{flag}", likely).run.warnings)]
+
+
+def test_a_deadline_that_no_trajectory_keeps_is_said(recipe):
+    recipe.edit("flags:\n", "limits: {task_seconds: 1.0e-9}\nflags:\n")
+    assert ("plan.unlikely", "recipe.yaml:7", "limits.task_seconds") in briefs(recipe.plan().run.warnings)
 
 
 def test_the_overlong_buffer_fits_into_the_limit_of_a_role(recipe):

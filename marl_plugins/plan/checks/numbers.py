@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 from marl_plugins.core.problems import Problem, at
@@ -13,6 +13,12 @@ from marl_plugins.plan.devices import needed_devices, shown_devices
 from marl_plugins.plan.models import positions_of
 from marl_plugins.run import Run
 
+LEAST_TASK_SECONDS = 0.1
+"""Deadlines of a trajectory that are shorter are taken for a slip."""
+MOST_LIKELY = MappingProxyType({"actor.adam.lr": 0.1, "rollout.temperature": 10.0})
+"""Larger values of flags are taken for a slip."""
+UNLIKELY = "is a sign or a power of ten missing?"
+
 
 def check_numbers(run: Run) -> list[Problem]:
     """Returns problems with numbers that do not fit each other; the range of each alone is checked with its flag (ranges.py)."""
@@ -20,6 +26,9 @@ def check_numbers(run: Run) -> list[Problem]:
     if args.ckpt.save_steps == 0:
         where, got = at(flag="ckpt.save_steps"), "a step is saved every N steps, got 0"
         problems.append(Problem("plan.save_steps", where, got, fix="give 1 or more, or -1 to save none"))
+    if run.recipe.limits.task_seconds < LEAST_TASK_SECONDS:
+        got = f"{run.recipe.limits.task_seconds:g}: a trajectory that takes longer is lost, and hardly any is faster"
+        problems.append(Problem("plan.unlikely", at(key="limits.task_seconds"), got, fix=UNLIKELY, severity="warning"))
     if args.ckpt.disable_ds:
         problems += _without_steps(args.ckpt)
     if run.trajectories % max(1, args.train.batch_size):
@@ -48,7 +57,12 @@ def check_numbers(run: Run) -> list[Problem]:
         )
     problems += with_policies_named(
         {
-            p.name: [*_lengths(run, p.name, a), *_batching(run.device, a), *check_placement(run.device, a, p.trainable)]
+            p.name: [
+                *_lengths(run, p.name, a),
+                *_batching(run.device, a),
+                *check_placement(run.device, a, p.trainable),
+                *_unlikely(a),
+            ]
             for p in run.policies
             for a in [run.policy_args[p.name]]
         }
@@ -71,6 +85,15 @@ def check_numbers(run: Run) -> list[Problem]:
             )
         )
     return problems
+
+
+def _unlikely(a: Any) -> Iterator[Problem]:
+    """Returns numbers of a policy that are in their range, and with which nothing can be learned."""
+    values = {"actor.adam.lr": a.actor.adam.lr, "rollout.temperature": a.rollout.temperature}
+    for flag, value in values.items():
+        if value > MOST_LIKELY[flag]:
+            got = f"{value:g} is over {MOST_LIKELY[flag]:g}, with which no model is known to learn"
+            yield Problem("plan.unlikely", at(flag=flag), got, fix=UNLIKELY, flags=(flag,), severity="warning")
 
 
 def _lengths(run: Run, policy: str, a: Any) -> list[Problem]:
