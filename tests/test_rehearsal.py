@@ -171,6 +171,8 @@ def test_a_good_workflow_is_planned_without_a_word_and_shows_who_sees_whom(folde
         ["a = asyncio.create_task(roles.pro(question='a'))", "a.cancel()", JUDGE.format("con")],
         ["done, left = await asyncio.wait({asyncio.create_task(roles.pro(question=q)) for q in 'ab'},",
          "    return_when=asyncio.FIRST_COMPLETED)", JUDGE.format("con")],
+        ["calls = [roles.pro(question='a'), roles.con(question='b')]",
+         "said = sorted([await call for call in asyncio.as_completed(calls)], key=lambda a: a.role)", JUDGE.format("said")],
         ["later = roles.pro(question='')", "con = await roles.con(question='')", "pro = await later", JUDGE.format("[pro]")],
         ["verdict = " + JUDGE.format("con").removeprefix("return "), "return str(verdict) == task.label"],
         ["said = [pro, con]", JUDGE.format("said").replace("return", "last ="), "said.append(last)", "return last"],

@@ -323,6 +323,40 @@ def test_what_demonstrations_say_leads_where_nothing_else_does(tmp_path):
     assert not found.reached.missed and roles_called(found) == {"router", "registry", "metrics", "resolver"}
 
 
+# --- what is shown of a part of an answer -----------------------------------------------------------------------------------
+
+PARTS = {
+    "JSON": '    try:\n        said = json.loads(str(route))\n        team, note = said["team"], said["note"]\n'
+    '    except (ValueError, KeyError, TypeError):\n        team, note = "metrics", ""\n',
+    "a pattern": '    found = re.search(r"GO TO (\\w+): *(.+)", str(route))\n'
+    '    team, note = found.groups() if found else ("metrics", "")\n',
+}
+SHOWS_PART = """\
+    if team == "registry":
+        finding = await roles.registry(incident=note)
+    else:
+        finding = await roles.metrics(incident=task.prompt, after=[route])
+    return await roles.resolver(incident=task.prompt, finding=finding)
+"""
+
+
+@pytest.mark.parametrize("parse", PARTS.values(), ids=PARTS)
+def test_a_dependency_that_is_lost_with_a_part_of_an_answer_is_said(tmp_path, parse):
+    folder = Triage(tmp_path, parse, SHOWS_PART)
+    line = (
+        (folder.path / "workflow.py")
+        .read_text()
+        .splitlines()
+        .index("        finding = await roles.registry(incident=note)")
+    )
+    assert warned(folder) == [("rehearsal.dependency", f"workflow.py:{line + 1}")]
+
+
+@pytest.mark.parametrize("parse", PARTS.values(), ids=PARTS)
+def test_a_part_of_an_answer_that_is_named_is_no_lost_dependency(tmp_path, parse):
+    assert warned(Triage(tmp_path, parse, SHOWS_PART.replace("incident=note", "incident=note, after=[route]"))) == []
+
+
 # --- variants ---------------------------------------------------------------------------------------------------------------
 
 HIDDEN = "    import hashlib\n    team = hashlib.sha256(str(route).encode()).hexdigest()[:8]\n"

@@ -87,17 +87,19 @@ def lost_dependencies(trial: Trial) -> list[Problem]:
             action = by_word.get(said)
             if action is not None and action.path not in known:
                 found.setdefault((call.place, call.spec.name, name), []).append(action.role)
-    return [
-        Problem(
-            "rehearsal.dependency",
-            where_of(place),
-            f"role {role!r} is shown what {_listed(others)} said, in field {name!r}, and does not depend on it: credit and coach "
-            "will not know",
-            fix="pass the action itself as a field, alone or in a list, or name it in after=[...]",
-            severity="warning",
-        )
-        for (place, role, name), others in found.items()
-    ]
+    return [lost_dependency(*where, others) for where, others in found.items()]
+
+
+def lost_dependency(place: str, role: str, name: str, others: Iterable[str]) -> Problem:
+    """Returns the warning about a role that is shown, in a field, what others said on whom it does not depend."""
+    return Problem(
+        "rehearsal.dependency",
+        where_of(place),
+        f"role {role!r} is shown what {_listed(others)} said, in field {name!r}, and does not depend on it: credit and coach "
+        "will not know",
+        fix="pass the action itself as a field, alone or in a list, or name it in after=[...]",
+        severity="warning",
+    )
 
 
 def ancestors(action: Action | None, by_path: dict[str, Action]) -> set[str]:

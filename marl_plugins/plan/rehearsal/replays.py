@@ -3,22 +3,30 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections import Counter
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
+from itertools import islice
 
 from marl_plugins.core.problems import Problem
 from marl_plugins.core.trajectory import Task
 from marl_plugins.plan.rehearsal.apart import run_apart, where_of
-from marl_plugins.plan.rehearsal.findings import LABEL, reached_line, shown_in
+from marl_plugins.plan.rehearsal.findings import LABEL, SAID, ancestors, lost_dependency, reached_line, shown_in
 from marl_plugins.plan.rehearsal.labels import OTHER_MARKS, with_label, with_marked_label
 from marl_plugins.plan.rehearsal.noted import plain
-from marl_plugins.plan.rehearsal.script import ALIKE, SHOWN_CHARS, Script
+from marl_plugins.plan.rehearsal.script import SHOWN_CHARS, TOOL, WORD, Script, by_role
 from marl_plugins.plan.rehearsal.trial import Stage, Trial
 
 BEFORE_CHARS = 20
 """What is shown of two texts before they differ."""
+MOST_PARTS = 12
+"""Words of an answer that are replaced."""
+MOST_TRIED = 40
+"""Trials with a word replaced."""
+PART = "partzqx"
+"""A word that occurs nowhere else."""
 REPLAYED = 4
 """Scripts of the search that are played again."""
 Shown = tuple[str, str, str, str]
@@ -39,11 +47,36 @@ def replayed(
     if not first.complete or first.drew:  # which is said already
         return []
     second = run_apart(partial(stage.play, first.script, with_marked_label(task, copies)))
-    found = [unlike(stage, differs)] if second.complete and (differs := difference(first, second)) else []
-    for trial in [first, *[t for t in trials[1:] if t.complete and t.script.lines][:REPLAYED]]:
-        again = Replay(stage, replace(trial.script, text=ALIKE.text), task, more, trial)
+    found = [unlike(stage, differs)] if second.complete and (differs := difference(first, second, in_order=False)) else []
+    answered = [t for t in trials[1:] if t.complete and t.script.lines][:REPLAYED]
+    for trial in [first, *answered]:
+        again = Replay(stage, by_role(trial.script, list(stage.run.recipe.roles)), task, more, trial)
         found = found or again.with_another_label(copies) or again.beside_others()
-    return found
+    return [*found, *lost_parts(stage, task, [trial.script for trial in answered])]
+
+
+def lost_parts(stage: Stage, task: Task, scripts: Sequence[Script]) -> list[Problem]:
+    """Returns warnings about roles that are shown a part of what another one said, on which they do not depend.
+
+    Each word of an answer is replaced in turn by one that occurs nowhere else, whatever the workflow reads the answer with.
+    """
+    tried = (
+        (by, script.saying(by, *lines[:-1], f"{line[: match.start()]}{PART}{line[match.end() :]}"))
+        for script in scripts
+        for by, lines in script.lines.items()
+        if not by.startswith(TOOL) and (line := lines[-1]) is not None
+        for match in islice(re.finditer(r"\w+", line), MOST_PARTS)
+    )
+    some = list(islice(tried, MOST_TRIED))
+    played = run_apart(lambda caught: [(by, stage.play_in_turn(s, [[copy.deepcopy(task)]])[0][0]) for by, s in some])
+    found: dict[tuple[str, str, str], str] = {}
+    for speaker, trial in played:
+        by_path = {call.action.path: call.action for call in trial.calls if call.action is not None}
+        for call, name, text in shown_in(trial.calls):
+            seen = [by_path[path].role for path in ancestors(call.action, by_path)] if PART in text else [speaker]
+            if speaker not in seen:
+                found.setdefault((call.place, call.spec.name, name), speaker)
+    return [lost_dependency(*where, [speaker]) for where, speaker in found.items()]
 
 
 @dataclass
@@ -51,7 +84,7 @@ class Replay:
     """A replay is what is played again.
 
     Args:
-        script: Answers that are the same in whatever order roles are called.
+        script: Answers that are the same in whatever order roles are called (`by_role`).
         more: Other tasks.
         trial: One of these answers.
     """
@@ -67,7 +100,7 @@ class Replay:
         marked = (with_marked_label(self.task, copies), with_marked_label(self.task, copies, OTHER_MARKS))
         label = next((t.label for t in self.more if t.label != self.task.label), self.task.label)
         real = (self.task, with_label(self.task, label, copies))  # a workflow may need labels that there are
-        for pair in [marked] if self.script.lines else [marked, real]:  # else somebody may say the label
+        for pair in [marked] if self.trial.script.lines else [marked, real]:  # else somebody may say the label
             before, after, other = self._played([pair[0]], [pair[0]], [pair[1]])
             if not (before[0].complete and other[0].complete):
                 continue
@@ -110,9 +143,14 @@ def unlike(stage: Stage, differs: tuple[str, str]) -> Problem:
     return Problem("rehearsal.unlike", where_of(differs[0] or stage.file), said, fix=fix, severity="warning")
 
 
-def difference(one: Trial, other: Trial) -> tuple[str, str] | None:
-    """Returns what differs in another trial, whatever the order of its calls: a place, empty for the answer, and a clause."""
-    gone, new = shown(one) - shown(other), shown(other) - shown(one)
+def difference(one: Trial, other: Trial, *, in_order: bool = True) -> tuple[str, str] | None:
+    """Returns what differs in another trial: a place, empty for the answer, and a clause.
+
+    Args:
+        in_order: Whether each role has words of its own; else a word says when it was called, which may be another time.
+    """
+    first, second = (Counter(shown(trial) if in_order else map(without_words, shown(trial))) for trial in (one, other))
+    gone, new = first - second, second - first
     if not (gone or new):
         return None
     place, role, name, _ = next(iter(new or gone))
@@ -131,8 +169,13 @@ def parting(one: str, other: str) -> tuple[str, str]:
     return f"{lead}{one[start : start + SHOWN_CHARS]}", f"{lead}{other[start : start + SHOWN_CHARS]}"
 
 
-def shown(trial: Trial) -> Counter[Shown]:
+def without_words(one: Shown) -> Shown:
+    """Returns what was shown with one word for all."""
+    return *one[:3], SAID.sub(WORD, one[3])
+
+
+def shown(trial: Trial) -> list[Shown]:
     """Returns everything that a trial has shown, and its answer."""
     answer = plain(str(trial.trajectory.answer if trial.trajectory else ""))
     texts = [(call.place, call.spec.name, name, text) for call, name, text in shown_in(trial.calls)]
-    return Counter([*texts, ("", "", "", answer)])
+    return [*texts, ("", "", "", answer)]

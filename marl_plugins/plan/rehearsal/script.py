@@ -9,6 +9,8 @@ SHOWN_CHARS = 60
 """Characters of an answer in a message."""
 TOOL = "tools."
 """Begins the speaker that is a tool; roles are called by their names alone."""
+TURNS = 20
+"""Answers of a role that differ from each other in `by_role`."""
 WORD = "answerzq"
 """Begins what an action says when every answer is a word of its own, to be found again wherever it is shown."""
 
@@ -73,4 +75,9 @@ def word(number: int) -> str:
 
 WORDS = Script("every answer is a word", word)
 ONES = Script("every answer is the number 1", lambda number: "1")
-ALIKE = Script("every answer is the same word", lambda number: word(0))
+
+
+def by_role(script: Script, roles: Sequence[str]) -> Script:
+    """Returns the script in which roles that have no lines say words of their own, in whatever order they are called."""
+    words = {role: tuple(word(n * TURNS + turn) for turn in range(TURNS)) for n, role in enumerate(roles)}
+    return replace(script, lines={**words, **{by: lines for by, lines in script.lines.items() if None not in lines}})
