@@ -387,6 +387,14 @@ def test_braces_that_are_meant_are_fine(folder, value):
     assert folder.ending(JUDGE.format(value)).warnings() == []
 
 
+@pytest.mark.parametrize("test", ["str(con) == '1'", "'judge' in str(con)"])
+@pytest.mark.parametrize("end", ["return", "pass", "return None"])
+def test_an_answer_that_is_forgotten_on_one_branch_is_said(folder, test, end):
+    folder.ending(JUDGE.format("con").replace("return", "judge ="), f"if not ({test}):", "    return judge", end)
+    warnings = briefs(folder.plan().run.warnings)
+    assert warnings == ([] if end == "return None" else [("rehearsal.no_answer", "workflow.py:3")])
+
+
 def test_errors_at_two_places_are_two_warnings(folder):
     folder.ending("if str(pro) == '1':", "    raise ValueError('one')", "raise ValueError('word')")
     *raised, uncalled = (w.partition(": ")[0] for w in folder.warnings())

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from marl_plugins.core.problems import Problem, at
+from marl_plugins.core.texts import read_text
 from marl_plugins.core.trajectory import Action, Task
 from marl_plugins.core.workflow import RoleCall, forgotten
 from marl_plugins.plan.rehearsal.apart import Failure, where_of
@@ -154,6 +155,20 @@ def swallowed(failures: Iterable[Failure], tasks: Iterable[Task], what: str = "r
         for failure in failures
         if failure.kind != "KeyError" or failure.text.partition(";")[0] not in keys
     ]
+
+
+def returned_nothing(trials: Sequence[Trial], run: Run, source: Source, file: str) -> list[Problem]:
+    """Returns the warning about a workflow that returns an answer or nothing, where the grader reads it; `return None` is meant."""
+    complete = [trial for trial in trials if trial.complete and trial.trajectory]
+    silent = [trial for trial in complete if trial.trajectory and trial.trajectory.answer is None]
+    grader = run.folder / str(run.recipe.grader)
+    if not silent or len(silent) == len(complete) or "return None" in source.text:
+        return []
+    if not grader.is_file() or ".answer" not in read_text(grader):
+        return []
+    said = f"run returns nothing when {silent[0].script.when}, and an answer otherwise; the grader reads trajectory.answer"
+    fix = "return the answer there too; `return None` says that there is none"
+    return [Problem("rehearsal.no_answer", where_of(file), said, fix=fix, severity="warning")]
 
 
 def uncalled(trials: Iterable[Trial], roles: Iterable[str]) -> list[str]:

@@ -20,6 +20,7 @@ from marl_plugins.plan.rehearsal.findings import (
     never_awaited,
     never_ended,
     not_reached,
+    returned_nothing,
     shown_labels,
     shown_nothing,
     swallowed,
@@ -287,7 +288,8 @@ def unused(stage: Stage, trials: Sequence[Trial]) -> list[Problem]:
         said = "run calls no role, whatever the answers; nothing would be trained"
         return [Problem("rehearsal.no_call", where_of(stage.file), said)]
     followups = [] if "continues" in stage.source.text else idle_followups(run, trials)
-    return [*unshown_fields(trials, run), *forgotten_f(stage.source, roles), *followups]
+    silent = returned_nothing(trials, run, stage.source, stage.file)
+    return [*unshown_fields(trials, run), *forgotten_f(stage.source, roles), *followups, *silent]
 
 
 def knowledge_of(stage: Stage, task: Task) -> AnswerKnowledge:
