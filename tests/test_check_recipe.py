@@ -165,6 +165,16 @@ def test_labels_that_are_no_answers_are_told_where_answers_are_known(recipe, cap
     assert code == 0 and not found["labels_are_answers"] and found["answers"][0]["fine"]
 
 
+def test_it_is_said_what_to_do_about_a_trick_that_is_paid(recipe, capsys):
+    answers = (
+        "from marl_plugins.contracts.graders import GradedAnswers\n\n\ndef answers(tasks):\n"
+        "    yield GradedAnswers(tasks[0], ['1'])\n"
+    )
+    folder = recipe(grader="def score_outcome(trajectory):\n    return 1.0\n", answers=answers)
+    assert main(["recipes", "check", folder, "--tasks", "2"]) == 1
+    assert "belongs into right=[...] of answers.py" in capsys.readouterr().out
+
+
 RIGHT = "    if trajectory.answer == trajectory.task.label:\n        {}\n    return 0.0\n"
 GIVES = "from marl_plugins.contracts.graders import GradedAnswers\n\n\ndef answers(tasks):\n    "
 MISTAKES = {

@@ -654,6 +654,12 @@ def test_a_wrong_name_whose_exception_a_grader_catches_is_a_warning(folder, wron
     folder.warned("rehearsal.swallowed", f"grader.py:{start.count(chr(10)) + 3}")
 
 
+def test_a_wrong_name_in_an_agents_program_is_no_mistake_of_the_grader(folder):
+    body = "    try:\n        exec(t.answer, {})\n    except Exception:\n        return 0.0\n    return 1.0\n"
+    folder.write("grader.py", f"def score_outcome(t):\n{body}")
+    assert "rehearsal.swallowed" not in [code for code, *_ in briefs(folder.plan().run.warnings)]
+
+
 def test_what_a_grader_may_meet_and_catches_is_no_problem(folder):
     body = "    try:\n        return float(int(t.answer) == 7)\n    except ValueError:\n        return float(hasattr(t, 'no'))\n"
     folder.write("grader.py", f"def score_outcome(t):\n{body}")

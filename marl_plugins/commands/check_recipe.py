@@ -140,6 +140,10 @@ def _print(
     _counts(known, KNOWN)
     if rows := [[one.graded.task.id, one.graded.role, one.kind, one.answer, one.outcome] for one in known if not one.fine]:
         print_table("Not graded as their author says", ["task", "role", "kind", "answer", "outcome"], _cells(rows))
+    if any(one.kind == "tricks" for one in known if not one.fine):
+        print(
+            "a trick that is right in this recipe belongs into right=[...] of answers.py; what all are paid, into unpaid="
+        )
     if labels and not labels_answer:
         print("no label is paid as it stands: the grader wants more than its text, as answers.py shows")
     _counts([one for one in labels if labels_answer or one.kind != "label"], OF_LABELS)

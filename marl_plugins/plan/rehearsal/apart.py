@@ -287,6 +287,9 @@ def failure_of(error: BaseException, where: str) -> Failure:
 
 def is_mistake(error: BaseException) -> bool:
     """Returns whether an exception says that a name is wrong: no answer raises it, and whoever catches it seldom means to."""
+    frames = traceback.extract_tb(error.__traceback__)[-1:]
+    if any(frame.filename.startswith("<") for frame in frames):  # of a program of an agent's, in `exec`
+        return False
     if isinstance(error, NotInRecipe):
         return error.written
     if isinstance(error, KeyError):
