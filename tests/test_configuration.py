@@ -692,6 +692,13 @@ def test_what_is_multi_agent_alone_is_not_upstreams():
         dispatch(["train"])
 
 
+@pytest.mark.parametrize(("flag", "meant"), [("recip", "recipe"), ("recipes", "recipe"), ("plugins", "plugin")])
+def test_a_misspelt_recipe_is_named_and_not_the_flag_beside_it(flag, meant):
+    with refused(("train.no_recipe", flag)) as error:
+        dispatch(["train", f"--{flag}", "mathchat/tiny.yaml", "--dry-run"])
+    assert f"did you mean --{meant}?" in str(error.value)
+
+
 def test_the_plan_counts_tasks_steps_and_devices():
     plan = build_plan(["--recipe", "mathchat/tiny.yaml", "--max_steps", "7"])
     shown = describe(plan)

@@ -8,6 +8,7 @@ import json
 import os
 import sys
 from collections.abc import Iterator, Sequence
+from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
 from marl_plugins.core.failures import ConfigurationError
@@ -38,10 +39,14 @@ def main(words: Sequence[str]) -> int:
 
         if ours := [w for w in words if w.partition("=")[0].removeprefix("--") in OWN_FLAGS and w.startswith("--")]:
             got = "is about multi-agent training, and nothing multi-agent was asked for"
+            flags = [name for w in words if w.startswith("--") and (name := w[2:].partition("=")[0]) not in OWN_FLAGS]
+            meant = [(flag, name) for flag in flags for name in get_close_matches(flag, ("recipe", "plugin"), 1, 0.8)]
             where, fix = (
                 at(flag=ours[0].partition("=")[0].removeprefix("--")),
                 "give --recipe RECIPE or --plugin NAME as well",
             )
+            for flag, name in meant[:1]:
+                where, got, fix = at(flag=flag), "is no flag", f"did you mean --{name}?"
             raise ConfigurationError(Problem("train.no_recipe", where, got, fix=fix))
         return pass_through(words)
     with without_collector(), without_pydantic_plugins() if "--dry-run" in words else contextlib.nullcontext():
