@@ -240,7 +240,8 @@ def _imported_file(error: BaseException) -> Path | None:
     (frame, line), (_, _, name) = frames[-1], error.name.partition(".")
     file = Path(frame.f_code.co_filename)
     if name:
-        return file.parent / f"{name.replace('.', '/')}.py"
+        absent = file.parent / f"{name.replace('.', '/')}.py"
+        return None if absent.exists() else absent
     if not file.is_file():  # code that was made of a text
         return None
     for node in ast.walk(ast.parse(file.read_bytes())):  # `from . import name`: Python 3.11 says only from where

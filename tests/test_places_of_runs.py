@@ -190,11 +190,12 @@ def test_a_dataset_of_the_hub(tmp_path, monkeypatch):
 
 
 def test_groups_of_ray_for_several_policies(monkeypatch):
-    for other in ("_lengths", "_batching", "check_placement"):  # of one policy each
+    for other in ("_lengths", "_batching", "check_placement", "_unlikely"):  # of one policy each
         monkeypatch.setattr(numbers, other, lambda *_: [])
     wanted = {"ckpt__save_steps": 1, "ckpt__disable_ds": False, "vllm__sync_with_ray": True, "train__batch_size": 1}
     args = space(**GOOD_NUMBERS | wanted)
     run = SimpleNamespace(args=args, trajectories=1, device="cuda", policies=[policy("a"), policy("b")])
+    run.recipe = space(limits__task_seconds=60.0)
     run.policy_args, run.logical_gpus = {"a": args, "b": args}, None
     assert briefs(numbers.check_numbers(run)) == [("plan.sync_with_ray",)]
 

@@ -294,22 +294,22 @@ def test_a_call_that_nobody_awaits_is_wrong_wherever_it_ends_up(folder, capfd, l
 
 
 @pytest.mark.parametrize(
-    ("value", "part"),
+    ("value", "code", "part"),
     [
-        ("task.prompt.strip, after=[con]", "a builtin_function_or_method has no text; call it: strip()"),
-        ("con.text.strip, after=[con]", "_or_method has no text; call it: strip()"),
-        ("time.sleep, after=[con]", "call it: sleep()"),
-        ("con.generation, after=[con]", "a Generation has no text; show the action"),
-        ("[await tools.python('1')], after=[con]", "a ToolResult has no text; show its `output`"),
-        ("object(), after=[con]", "a object has no text; write the text that the role is to see"),
-        ("f'It said {con.text.strip}', after=[con]", "is shown \"<bound method str.strip of 'answerzq"),
-        ("f'{asyncio.gather}', after=[con]", "is shown '<function gather at 0x"),
-        ("{'tool': await tools.python('1')}, after=[con]", "is shown 'toolresult(tool='"),
+        ("task.prompt.strip, after=[con]", "rehearsal.mistake", "call it: strip()"),
+        ("con.text.strip, after=[con]", "rehearsal.mistake", "call it: strip()"),
+        ("time.sleep, after=[con]", "rehearsal.mistake", "call it: sleep()"),
+        ("con.generation, after=[con]", "rehearsal.mistake", "show the action"),
+        ("[await tools.python('1')], after=[con]", "rehearsal.mistake", "show its `output`"),
+        ("object(), after=[con]", "rehearsal.mistake", "write the text"),
+        ("f'It said {con.text.strip}', after=[con]", "rehearsal.object_shown", "<bound method str.strip of 'answerzq"),
+        ("f'{asyncio.gather}', after=[con]", "rehearsal.object_shown", "<function gather at 0x"),
+        ("{'tool': await tools.python('1')}, after=[con]", "rehearsal.object_shown", "toolresult(tool="),
     ],
 )
-def test_what_has_no_text_of_its_own_is_not_shown(folder, value, part):
-    problem = folder.ending(JUDGE.format(value)).problem()
-    assert problem.startswith(folder.at(LAST)) and part in problem
+def test_what_has_no_text_of_its_own_is_not_shown(folder, value, code, part):
+    assert part in folder.ending(JUDGE.format(value)).problem()
+    assert folder.codes() == [(code, f"workflow.py:{LAST}")]
 
 
 # --- what is said as a warning ------------------------------------------------------------------------------------------------
@@ -359,24 +359,21 @@ def test_what_one_kind_of_answer_raises_is_said(folder, lines, kind, error):
 
 
 @pytest.mark.parametrize(
-    ("value", "part"),
+    ("value", "code", "part"),
     [
-        ("con, aftr=[pro]", "field 'aftr', which no prompt shows; did you mean 'after'?"),
-        ("con, continue_=con", "field 'continue_', which no prompt shows; did you mean 'continues'?"),
-        ("con, draft=con", "which no prompt shows; write {draft} into its prompt, or do not give the field"),
-        ("con, hint='be short'", "which no prompt shows; write {hint} into its prompt"),
-        (
-            "['It said {con.text}', con]",
-            "is shown {con} as it stands, in field 'history', where 'con' is a variable; write f",
-        ),
-        ("'Of {task} and ' + con.text, after=[con]", "is shown {task} as it stands"),
-        ("{enum.Enum('E', {'A': 'x'}).A: 1}, after=[con]", "is shown \"<e.a: 'x'>\" in field 'history'"),
+        ("con, aftr=[pro]", "rehearsal.unshown", "did you mean 'after'?"),
+        ("con, continue_=con", "rehearsal.unshown", "did you mean 'continues'?"),
+        ("con, draft=con", "rehearsal.unshown", "write {draft} into its prompt"),
+        ("con, hint='be short'", "rehearsal.unshown", "write {hint} into its prompt"),
+        ("['It said {con.text}', con]", "rehearsal.braces", "{con} as it stands, in field 'history'"),
+        ("'Of {task} and ' + con.text, after=[con]", "rehearsal.braces", "{task} as it stands"),
+        ("{enum.Enum('E', {'A': 'x'}).A: 1}, after=[con]", "rehearsal.object_shown", "<e.a: 'x'>"),
     ],
 )
-def test_a_field_that_says_something_else_than_was_meant_is_said(folder, value, part):
+def test_a_field_that_says_something_else_than_was_meant_is_said(folder, value, code, part):
     folder.ending("import enum", JUDGE.format(value))
-    warning = folder.warning()
-    assert warning.startswith(folder.at(LAST + 1)) and part in warning
+    assert part in folder.warning()
+    folder.warned(code, f"workflow.py:{LAST + 1}")
 
 
 @pytest.mark.parametrize(
@@ -439,13 +436,13 @@ def test_a_loop_that_no_answer_ends_is_said(folder):
 def test_a_loop_that_some_answers_never_end_is_said_with_them(folder, others):
     test, when = ("!= '1'", "a word") if others == "word" else ("== '1'", "the number 1")
     folder.ending(f"while str(con) {test}:", "    con = await roles.con(question=con)", JUDGE.format("con"))
-    warning = folder.warning()
-    assert warning.startswith(folder.at(LAST + 1)) and f"calls when every answer is {when}; bound the loop" in warning
+    said = f"when every answer is {when};"
+    assert said in folder.warning() and folder.warning().startswith(folder.at(LAST + 1))
 
 
 def test_a_loop_that_other_answers_lead_into_and_never_end_is_said(folder):
     folder.ending("while 'judge' in str(con):", "    con = await roles.con(question=con)", JUDGE.format("con"))
-    assert "when role 'con' says 'judge'; bound the loop" in folder.warning()
+    assert "when role 'con' says 'judge';" in folder.warning()
 
 
 def test_a_loop_of_many_rounds_that_an_answer_ends_sooner_is_fine(folder):
@@ -518,15 +515,15 @@ def test_what_a_role_is_shown_of_a_label_is_said(folder, label, value):
 @pytest.mark.parametrize(
     ("lines", "line", "code"),
     [
-        (["return task.label"], 6, "label_answer"),
-        ([JUDGE.format("con").replace("return", "said ="), "return f'{said} {task.label}'"], 7, "label_answer"),
-        ([JUDGE.format("con").replace("return", "said ="), "return task.label[0]"], 7, "label_matters"),
+        (["return task.label"], 6, "rehearsal.label_answer"),
+        ([JUDGE.format("con").replace("return", "said ="), "return f'{said} {task.label}'"], 7, "rehearsal.label_answer"),
+        ([JUDGE.format("con").replace("return", "said ="), "return task.label[0]"], 7, "rehearsal.label_matters"),
     ],
 )
 def test_a_label_that_is_the_answer_is_said(folder, lines, line, code):
     folder.ending(JUDGE.format("con").replace("return", "judge ="), *lines)
-    expected = (f"rehearsal.{code}", f"workflow.py:{line + 1}")
-    assert expected in (folder.codes() if code == "label_answer" else briefs(folder.plan().run.warnings))
+    expected = (code, f"workflow.py:{line + 1}")
+    assert expected in (folder.codes() if code == "rehearsal.label_answer" else briefs(folder.plan().run.warnings))
 
 
 @pytest.mark.parametrize(
@@ -559,6 +556,11 @@ SHARED = {
     "a list of the task": "async def run(task, roles, tools):\n    said = task.metadata.setdefault('said', [])\n"
     "    pro = await roles.pro(question=task.prompt)\n    said.append(str(pro))\n\n\n"
     "    return await roles.judge(question=task.prompt, history=[pro, *said[:-1]])\n",
+    "what was said": "NOW = {}\n\n\nasync def run(task, roles, tools):\n    NOW['pro'] = await roles.pro(question='')\n    "
+    "await roles.pro(question='')\n    return await roles.judge(question=task.prompt, history=NOW['pro'])\n",
+    "what was said, by task": "NOW = {}\n\n"
+    "async def run(task, roles, tools):\n    NOW[task.id] = str(await roles.pro(question=''))\n"
+    "    pro = await roles.pro(question='')\n\n    return await roles.judge(question=NOW[task.id], history=pro)\n",
     "what is raised": "NOW = set()\n\nasync def run(task, roles, tools):\n    pro = await roles.pro(question=task.prompt)\n"
     "    NOW.add(task.id)\n    said = await roles.judge(question=task.prompt, history=pro)\n    NOW.remove(task.id)\n"
     "    return said\n",
@@ -570,6 +572,89 @@ def test_what_trajectories_share_at_the_same_time_is_said(folder, what):
     """Each of them alone is right."""
     folder.write("workflow.py", SHARED[what])
     assert ("rehearsal.shared", "workflow.py:7") in briefs(folder.plan().run.warnings)
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ["async def each():", "    yield await roles.pro(question='')", "async for pro in each():", "    break",
+         "await asyncio.sleep(0)"],
+        ["import copy", "roles = copy.deepcopy({'roles': copy.copy(roles)})['roles']", "con = await roles.con(question='')"],
+        ["con = 'def <function name>(<arguments>), <coroutine object>'"],
+        ["pro = 'Answer as {answer}.'", "await roles.pro(question='as {answer}')", "answer = con"],
+        ["match str(con):", "    case str():", "        pass", "    case other:", "        from typing import assert_never",
+         "        assert_never(other)"],
+        ["done, pending = await asyncio.wait([asyncio.ensure_future(roles.pro(question=''))])", "for one in pending:",
+         "    one.cancel()"],
+        ["if hasattr(roles, 'critic'):", "    con = await roles.critic(question='')"],
+        ["if len(str(con)) > 10**9:", "    assert False, 'nobody says so'"],
+    ],
+    ids=["generator left early", "copies", "instruction", "braces before", "assert_never", "cancel", "hasattr", "assert False"],
+)  # fmt: skip
+def test_more_that_is_right(folder, lines):
+    assert folder.ending(*lines, JUDGE.format("[pro, con]")).warnings() == []
+
+
+def test_a_semaphore_for_which_trajectories_wait_is_no_problem(folder):
+    slots = (
+        "SLOTS = asyncio.Semaphore(1)\n\n\nasync def one(roles):\n    async with SLOTS:\n        await asyncio.sleep(0)\n"
+    )
+    folder.ending("await asyncio.gather(*(one(roles) for _ in range(3)))", JUDGE.format("con"))
+    folder.write("workflow.py", (folder.path / "workflow.py").read_text().replace("\n\nasync", f"\n\n{slots}\n\nasync", 1))
+    assert folder.warnings() == []
+
+
+def test_an_alarm_of_a_grader_is_a_warning(folder):
+    folder.write(
+        "grader.py", "import signal\n\n" + GRADER.replace("    return", "    signal.signal(14, print)\n    return")
+    )
+    folder.warned("rehearsal.may_raise", "grader.py:4")
+
+
+def test_a_workflow_with_arguments_is_searched_as_any_other(folder):
+    folder.ending("if str(con).startswith('YES'):", "    await roles.critic(question='')", JUDGE.format("con"))
+    body = (
+        (folder.path / "workflow.py")
+        .read_text()
+        .replace("async def run(task, roles, tools)", "async def act(task, roles, tools, n)")
+    )
+    folder.write("workflow.py", body + "\nfrom functools import partial\nrun = partial(act, n=2)\n")
+    assert folder.codes() == [("rehearsal.mistake", "workflow.py:7")]
+
+
+def test_a_loop_that_shows_all_that_was_said_is_no_error(folder):
+    folder.ending("said = [con]", "while True:", "    said.append(await roles.judge(question='', history=said))",
+                  "    if str(said[-1]).startswith('ACCEPT'):", "        return con")  # fmt: skip
+    assert briefs(folder.plan().run.warnings)[0] == ("rehearsal.unended", "workflow.py:8")
+
+
+def test_tasks_of_another_kind_are_tried_with_texts_as_a_run_has_them(folder):
+    folder.write("tasks.py", TASKS.replace('{"type": "colour"}', '{"type": "cd"[n > "b"]}'))
+    folder.ending("if str(con) == 'judge':", "    assert type(con.text) is str", JUDGE.format("con"))
+    assert folder.warnings() == []
+
+
+@pytest.mark.parametrize("helper", ["return None", "return 1"])
+def test_a_helper_that_returns_none_does_not_hide_an_answer_that_is_forgotten(folder, helper):
+    folder.ending("help(con)", f"if 'judge' in str(con):\n        {JUDGE.format('con')}")
+    folder.write("workflow.py", (folder.path / "workflow.py").read_text() + f"\n\ndef help(text):\n    {helper}\n")
+    assert ("rehearsal.no_answer", "workflow.py:3") in briefs(folder.plan().run.warnings)
+
+
+def test_a_variable_without_an_answer_is_meant(folder):
+    folder.ending(
+        "answer = None",
+        "if 'judge' in str(con):",
+        "    answer = " + JUDGE.format("con").removeprefix("return "),
+        "return answer",
+    )
+    assert folder.warnings() == []
+
+
+def test_a_name_that_a_module_lacks_is_not_called_a_missing_file(folder):
+    folder.write("parsing.py", "def steps_of(text):\n    return []\n")
+    folder.write("workflow.py", "from .parsing import step_of\n\n" + GOOD)
+    assert "step_of" in folder.problem() and "no parsing.py" not in folder.problem()
 
 
 def test_a_default_argument_that_grows_behind_a_branch_is_said(folder):

@@ -112,7 +112,8 @@ def graded_apart(plan: Plan, grade: Callable[[Capture], Coroutine[Any, Any, T]],
             return run_apart(lambda caught: run_on_a_loop(grade(caught)), seconds or SECONDS)
     except UserCodeTimeout as stuck:
         file = plan.run.folder / str(plan.run.recipe.grader or plan.run.recipe.workflow)
-        raise ConfigurationError(stuck.problem("the recipe's code, given an answer,", str(file))) from None
+        problem = stuck.problem("the recipe's code, given an answer,", str(file))
+        raise ConfigurationError(problem) from None
 
 
 def _listed(plan: Plan) -> Iterator[GradedAnswers]:

@@ -10,6 +10,7 @@ Anything else that is raised in a run is a bug, of this package or of a recipe, 
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -124,9 +125,16 @@ def raised_by(error: Exception) -> Exception:
     return cause if isinstance(cause, Exception) else error
 
 
+def written(function: Any) -> Any:
+    """Returns the function that somebody has written, without decorators and `functools.partial` around it."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return inspect.unwrap(function)
+
+
 def place_of(function: Any) -> str:
     """Returns `file:line` of a Python function; empty for anything else."""
-    code = getattr(inspect.unwrap(function), "__code__", None)
+    code = getattr(written(function), "__code__", None)
     return f"{code.co_filename}:{code.co_firstlineno}" if code else ""
 
 

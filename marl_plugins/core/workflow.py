@@ -20,7 +20,7 @@ import opcode
 import sys
 from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable, Mapping, Sequence
 from types import FrameType
-from typing import Any
+from typing import Any, Self
 
 from marl_plugins.core.calls import wanted
 from marl_plugins.core.failures import AgentFailure, nearest
@@ -223,7 +223,17 @@ class RoleCalls:
             raise forgotten(call)
 
 
-class Roles:
+class OfOneTrajectory:
+    """An object of one trajectory: whoever copies what holds it, as `dataclasses.asdict` does, has the same one."""
+
+    def __copy__(self) -> Self:
+        return self
+
+    def __deepcopy__(self, memo: Any) -> Self:
+        return self
+
+
+class Roles(OfOneTrajectory):
     """The roles of one trajectory, as attributes."""
 
     def __init__(self, calls: RoleCalls):
@@ -270,7 +280,7 @@ def builder_of(roles: Roles) -> TrajectoryBuilder:
     return roles._calls.builder
 
 
-class Tools:
+class Tools(OfOneTrajectory):
     """The tools of one trajectory, as attributes: `await tools.python(code)`, `await tools.time.convert_time(time=now, ...)`."""
 
     def __init__(self, builder: TrajectoryBuilder):
@@ -284,7 +294,7 @@ class Tools:
             raise NotInRecipe(problem, written=_reads_attribute(sys._getframe(1))) from None
 
 
-class BoundTool:
+class BoundTool(OfOneTrajectory):
     """A tool of one trajectory: called with a text, or by one of its functions with arguments."""
 
     def __init__(self, builder: TrajectoryBuilder, tool: Tool):

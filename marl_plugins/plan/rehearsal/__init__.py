@@ -56,6 +56,7 @@ def check_workflow(plan: Plan, tools: Tools | None) -> tuple[list[Problem], list
     found = rehearse_plan(plan, tools or ())
     rehearsed = plan.run.state(RehearsalResult)
     rehearsed.trajectories, rehearsed.others, rehearsed.sure = found.trajectories, found.others, found.task is not None
+    rehearsed.answered = any(t.trajectory is not None and t.trajectory.answer is not None for t in found.trials)
     wrong, unclear = try_grader(plan)
     unclear += misspelt(plan.run) + ([] if wrong else paid_for_leaving(plan))
     return [*found.wrong, *wrong, *wrong_demonstrations(plan.run, found.task)], found.unclear + unclear

@@ -31,6 +31,10 @@ T = TypeVar("T")
 NEVER_AWAITED = "was never awaited"
 OTHER_ARGUMENTS = re.compile(r"unexpected keyword argument|missing \d+ required|takes .* positional arguments? but")
 """What Python says of a call that does not fit its function."""
+OTHER_LOOP = "is bound to a different event loop"
+"""What asyncio says of a lock or a semaphore of a module where there is a loop for each trial; a run has one."""
+MAIN_THREAD = ("signal only works in main thread", "threaded environment")
+"""What Python and math-verify say of alarms where code is tried in a thread."""
 SECONDS = 10.0
 """User code that takes longer is left behind."""
 TICK_SECONDS = 0.1
@@ -45,7 +49,7 @@ class Failure:
         kind: Name of the exception's type; empty where the text says everything.
         certain: Whether no answer of an agent changes it.
         raised: Whether a line of the user's raised it; else what the user's code returned is at fault.
-        outside: Whether the network or a service raised it, which may be there when the run starts.
+        outside: Whether it may not be raised in the run: the network's, a service's, that of an alarm in a thread.
     """
 
     place: str
@@ -252,6 +256,7 @@ def failures_kept(failures: list[Failure], where: str, caught: Capture) -> Itera
     except BaseException as error:  # user code's, which may derive its own from `BaseException`
         failures += [failure_of(leaf, where) for leaf in leaves_of(error)]
         caught.failed = True
+    failures[:] = [failure for failure in failures if OTHER_LOOP not in failure.text]
     if not failures:
         failures += [_forgotten(w.source, where) for w in caught.warnings[before:] if NEVER_AWAITED in str(w.message)]
 
@@ -281,7 +286,7 @@ def failure_of(error: BaseException, where: str) -> Failure:
         type(error).__name__,
         f"{text_of(error)}{_hint(error, place)}",
         raised=line is not None,
-        outside=_of_the_network(error),
+        outside=_of_the_network(error) or any(said in text_of(error) for said in MAIN_THREAD),
     )
 
 
@@ -341,6 +346,8 @@ def _hint(error: BaseException, place: str) -> str:
     """Returns what the exception itself does not say, to end its text with."""
     if isinstance(error, AttributeError) and isinstance(error.obj, Action):
         return "; an action's text is `action.text`"
+    if isinstance(error, ValueError) and any(said in text_of(error) for said in MAIN_THREAD):
+        return "; a run calls it in the main thread, where its alarm interrupts all trajectories: see marl_plugins.grading"
     if isinstance(error, KeyError) and _is_of_metadata(place):
         return "; the task has no such metadata: every field of the data but prompt and label is in it"
     return ""

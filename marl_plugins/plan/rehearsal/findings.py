@@ -162,7 +162,7 @@ def returned_nothing(trials: Sequence[Trial], run: Run, source: Source, file: st
     complete = [trial for trial in trials if trial.complete and trial.trajectory]
     silent = [trial for trial in complete if trial.trajectory and trial.trajectory.answer is None]
     grader = run.folder / str(run.recipe.grader)
-    if not silent or len(silent) == len(complete) or "return None" in source.text:
+    if not silent or len(silent) == len(complete) or source.returns_none:
         return []
     if not grader.is_file() or ".answer" not in read_text(grader):
         return []
@@ -257,18 +257,19 @@ def waited(trials: Iterable[Trial], file: str) -> list[Problem]:
     ]
 
 
-def unended(longest: Trial, most: int, when: str = "") -> list[Problem]:
+def unended(longest: Trial, when: str = "") -> list[Problem]:
     """Returns the warning about a loop that does not end.
 
     Args:
-        longest: A trial that made `most` calls.
+        longest: A trial that was left after many calls.
         when: The answers that lead into it; default: all do.
     """
+    answers = f" when {when}" if when else ", whatever the answers"
     return [
         Problem(
             "rehearsal.unended",
             where_of(longest.calls[-1].place),
-            f"run was still calling roles after {most} calls{f' when {when}' if when else ', whatever the answers'}",
+            f"run was still calling roles after {len(longest.calls) - 1} calls{answers}",
             fix="bound the loop: a trajectory that does not end is lost after limits.task_seconds",
             severity="warning",
         )

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
+from marl_plugins.core.failures import written
 from marl_plugins.loading import NOT_USERS
 from marl_plugins.plan.rehearsal.vocabulary import source_of
 
@@ -39,7 +40,7 @@ class Source:
     @classmethod
     def of(cls, workflow: Any) -> Source:
         """Returns the file of a workflow; one without a text where that is installed, or is none."""
-        file = inspect.getsourcefile(module) if (module := inspect.getmodule(workflow)) else None
+        file = inspect.getsourcefile(module) if (module := inspect.getmodule(written(workflow))) else None
         if module is None or file is None or any(Path(file).is_relative_to(folder) for folder in NOT_USERS):
             return cls(file or "", "")
         return cls(file, source_of(module))
@@ -90,19 +91,50 @@ class Source:
         return [frozenset(p for p in self.parts if _within(position, p)) for position in code.co_positions()]
 
     @cached_property
+    def returns_none(self) -> bool:
+        """Says whether `run`, or a function whose result it returns, says that there is no answer: it returns `None`, or a variable
+        that was set to it."""
+        functions = {node.name: node for node in self.nodes(ast.FunctionDef, ast.AsyncFunctionDef)}
+        todo = [functions["run"]] if "run" in functions else list(functions.values())
+        for function in todo:
+            inside = list(ast.walk(function))
+            unset = {
+                n.id
+                for a in inside
+                if isinstance(a, ast.Assign) and _is_none(a.value)
+                for n in a.targets
+                if isinstance(n, ast.Name)
+            }
+            for returned in (node.value for node in inside if isinstance(node, ast.Return) and node.value):
+                if _is_none(returned) or (isinstance(returned, ast.Name) and returned.id in unset):
+                    return True
+                called = (n.func.id for n in ast.walk(returned) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name))
+                todo += [functions[name] for name in called if name in functions and functions[name] not in todo]
+        return False
+
+    @cached_property
     def defensive(self) -> set[int]:
-        """Lines that nobody wants to reach, and that call no role: branches that end in `raise`, and handlers of exceptions."""
-        found: set[int] = set()
+        """Lines that nobody wants to reach, and that call no role: branches that end in `raise` or in what says that they are
+        never reached, handlers of exceptions, what is for recipes with a role or a tool more, tasks that are cancelled."""
+        found = {n.lineno for n in self.nodes(ast.Assert) if _is_false(n.test)}
         bodies: list[tuple[list[ast.stmt], list[int]]]
-        for node in self.nodes(ast.If, ast.match_case, ast.ExceptHandler):
+        for node in self.nodes(ast.If, ast.For, ast.match_case, ast.ExceptHandler):
             match node:
                 case ast.If():
-                    bodies = [(body, []) for body in (node.body, node.orelse) if body and isinstance(body[-1], ast.Raise)]
+                    bodies = [(body, []) for body in (node.body, node.orelse) if body and _refuses(body)]
+                    bodies += [(node.body, [])] if _asks_for_a_name(node.test) else []
+                case ast.For():
+                    bodies = [(node.body, [])] if _is_call(node.body[-1], "cancel") else []
                 case ast.match_case():
-                    bodies = [(node.body, [node.pattern.lineno])] if isinstance(node.body[-1], ast.Raise) else []
+                    bodies = [(node.body, [node.pattern.lineno])] if _refuses(node.body) else []
                 case _:
                     bodies = [(node.body, [node.lineno])]
-            found |= {line for body, head in bodies if not _awaits(body) for line in (*head, *_lines(body))}
+            found |= {
+                line
+                for body, head in bodies
+                if not _awaits(body) or (isinstance(node, ast.If) and _asks_for_a_name(node.test))
+                for line in (*head, *_lines(body))
+            }
         return found
 
     @cached_property
@@ -238,3 +270,32 @@ def _inner(code: CodeType) -> Iterator[CodeType]:
 
 def _lines(body: list[ast.stmt]) -> frozenset[int]:
     return frozenset(range(body[0].lineno, (body[-1].end_lineno or body[-1].lineno) + 1))
+
+
+def _is_none(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and node.value is None
+
+
+def _is_false(node: ast.expr) -> bool:
+    return isinstance(node, ast.Constant) and node.value is False
+
+
+def _is_call(node: ast.AST, *names: str) -> bool:
+    """Returns whether a statement is a call of a function, or a method, of one of these names."""
+    function = node.value.func if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) else None
+    return getattr(function, "id", getattr(function, "attr", None)) in names
+
+
+def _refuses(body: list[ast.stmt]) -> bool:
+    """Returns whether the end of a branch says that nobody should come here."""
+    last = body[-1]
+    return (
+        isinstance(last, ast.Raise)
+        or (isinstance(last, ast.Assert) and _is_false(last.test))
+        or _is_call(last, "assert_never")
+    )
+
+
+def _asks_for_a_name(test: ast.expr) -> bool:
+    """Returns whether a condition asks for a role or a tool that the recipe may have: `hasattr(roles, "critic")`."""
+    return isinstance(test, ast.Call) and isinstance(test.func, ast.Name) and test.func.id == "hasattr"

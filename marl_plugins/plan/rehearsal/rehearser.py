@@ -119,7 +119,9 @@ class Rehearser:
                     self._judge_other(task, both[task.id], search)
             found.others = [kept(trials) for trials in both.values()]
             self._remark(first, search, others)
-            self._add(unended(longer, LONG) if endless else loops(self.stage, self.task, [*first, *search.trials]))
+            ends = any(trial.complete for trial in search.trials)
+            looping = unended(longer, longer.script.when if ends else "") if endless else None
+            self._add(loops(self.stage, self.task, [*first, *search.trials]) if looping is None else looping)
         except UserCodeTimeout as stuck:
             found.wrong = [stuck.problem("run", self.stage.file)]
             return found
@@ -221,7 +223,7 @@ class Rehearser:
         scripts = [t.script for t in search.trials if t.complete and t.script.lines][:REPLAYED]
 
         def play(caught: Capture) -> list[Trial]:
-            return [self.stage.play(script, task, caught) for script in scripts]
+            return [self.stage.play(script, task, caught, noting=False) for script in scripts]
 
         more = run_apart(play) if scripts else []
         search.pass_by(more)
@@ -258,7 +260,7 @@ def loops(stage: Stage, task: Task, trials: Iterable[Trial]) -> list[Problem]:
     if looping is None:
         return []
     longer = looping if len(looping.calls) >= LONG else long_trial(stage, task, looping.script)
-    return unended(longer, LONG, looping.script.when) if longer.endless else []
+    return unended(longer, looping.script.when) if longer.endless else []
 
 
 def long_trial(stage: Stage, task: Task, script: Script) -> Trial:

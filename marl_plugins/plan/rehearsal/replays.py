@@ -29,6 +29,7 @@ PART = "partzqx"
 """A word that occurs nowhere else."""
 REPLAYED = 4
 """Scripts of the search that are played again."""
+SHARED = "keep what belongs to one task in variables of run: not in a module, a default argument or task.metadata"
 Shown = tuple[str, str, str, str]
 """Place, role, field and text; of the answer: the last one alone."""
 
@@ -51,7 +52,7 @@ def replayed(
     answered = [t for t in trials[1:] if t.complete and t.script.lines][:REPLAYED]
     for trial in [first, *answered]:
         again = Replay(stage, by_role(trial.script, list(stage.run.recipe.roles)), task, more, trial)
-        found = found or again.with_another_label(copies) or again.beside_others()
+        found = found or again.with_another_label(copies) or again.beside_others() or again.with_words_of_others()
     return [*found, *lost_parts(stage, task, [trial.script for trial in answered])]
 
 
@@ -68,7 +69,7 @@ def lost_parts(stage: Stage, task: Task, scripts: Sequence[Script]) -> list[Prob
         for match in islice(re.finditer(r"\w+", line), MOST_PARTS)
     )
     some = list(islice(tried, MOST_TRIED))
-    played = run_apart(lambda caught: [(by, stage.play_in_turn(s, [[copy.deepcopy(task)]])[0][0]) for by, s in some])
+    played = run_apart(lambda caught: [(by, stage.play_in_turn([[(s, copy.deepcopy(task))]])[0][0]) for by, s in some])
     found: dict[tuple[str, str, str], str] = {}
     for speaker, trial in played:
         by_path = {call.action.path: call.action for call in trial.calls if call.action is not None}
@@ -125,15 +126,38 @@ class Replay:
                     continue
                 differs = failure.place, f"the workflow does not run: {failure.said},"
             if differs:
-                fix = "keep what belongs to one task in variables of run: not in a module, a default argument or task.metadata"
                 place = differs[0] or self.stage.file
                 said = f"{differs[1]} when the same task, or another, is worked on at the same time"
-                return [Problem("rehearsal.shared", where_of(place), said, fix=fix, severity="warning")]
+                return [Problem("rehearsal.shared", where_of(place), said, fix=SHARED, severity="warning")]
+        return []
+
+    def with_words_of_others(self) -> list[Problem]:
+        """Returns the warning about a workflow that takes what was said in another trajectory of the task for its own."""
+        roles = list(self.stage.run.recipe.roles)
+        scripts = [by_role(self.trial.script, roles, nth) for nth in range(2)]
+        task = copy.deepcopy(self.task)
+        pairs = [(script, task) for script in scripts]
+        first, second = run_apart(lambda caught: self.stage.play_in_turn([pairs]))[0]
+        for trial, other in ((first, scripts[1]), (second, scripts[0])):
+            foreign = {text for lines in other.lines.values() for text in lines if text} - {
+                text for lines in trial.script.lines.values() for text in lines if text
+            }
+            for place, role, name, text in shown(trial):
+                if foreign.intersection(SAID.findall(text)):
+                    what = f"role {role!r} is shown in field {name!r}" if place else "run returns"
+                    said = f"{what} what was said in another trajectory, which ran at the same time"
+                    return [
+                        Problem(
+                            "rehearsal.shared", where_of(place or self.stage.file), said, fix=SHARED, severity="warning"
+                        )
+                    ]
         return []
 
     def _played(self, *groups: Sequence[Task]) -> list[list[Trial]]:
         """The trials of groups of tasks, each on copies of its own: a task that is twice in a group is the same there."""
-        return run_apart(lambda caught: self.stage.play_in_turn(self.script, [copy.deepcopy(group) for group in groups]))
+        return run_apart(
+            lambda caught: self.stage.play_in_turn([[(self.script, t) for t in copy.deepcopy(group)] for group in groups])
+        )
 
 
 def unlike(stage: Stage, differs: tuple[str, str]) -> Problem:

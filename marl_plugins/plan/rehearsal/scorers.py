@@ -54,6 +54,8 @@ class RehearsalResult:
         """The same of tasks of another kind."""
         self.sure = False
         """Whether their task is one of the run's, and not invented."""
+        self.answered = False
+        """Whether the workflow has returned an answer in any trial."""
 
 
 def try_scorer(
@@ -173,7 +175,7 @@ def try_grader(plan: Plan) -> tuple[list[Problem], list[Problem]]:
     complete = [
         t for t in run.state(RehearsalResult).trajectories.values() if not (t.agent_failure or t.infrastructure_failure)
     ]
-    silent = bool(complete) and all(t.answer is None for t in complete)
+    silent = bool(complete) and all(t.answer is None for t in complete) and not run.state(RehearsalResult).answered
     if silent and ".answer" in read_text(run.folder / str(run.recipe.grader)):
         unclear.append(
             Problem(

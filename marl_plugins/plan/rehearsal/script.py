@@ -77,7 +77,12 @@ WORDS = Script("every answer is a word", word)
 ONES = Script("every answer is the number 1", lambda number: "1")
 
 
-def by_role(script: Script, roles: Sequence[str]) -> Script:
-    """Returns the script in which roles that have no lines say words of their own, in whatever order they are called."""
-    words = {role: tuple(word(n * TURNS + turn) for turn in range(TURNS)) for n, role in enumerate(roles)}
+def by_role(script: Script, roles: Sequence[str], nth: int = 0) -> Script:
+    """Returns the script in which roles that have no lines say words of their own, in whatever order they are called.
+
+    Args:
+        nth: Another number gives other words.
+    """
+    before = nth * len(roles)
+    words = {role: tuple(word(n * TURNS + turn) for turn in range(TURNS)) for n, role in enumerate(roles, before)}
     return replace(script, lines={**words, **{by: lines for by, lines in script.lines.items() if None not in lines}})

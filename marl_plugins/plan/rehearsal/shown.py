@@ -19,7 +19,8 @@ from marl_plugins.plan.rehearsal.trial import Trial
 from marl_plugins.run import Run
 
 OBJECT = re.compile(
-    r"<(?:bound method |function |built-in (?:method|function) |coroutine object |[\w.]+ object at 0x)[^>]*>"
+    r"<(?:bound method [\w.<>]+ of |built-in (?:method|function) \w+|(?:function|coroutine object) [^ ]+ at 0x"
+    r"|[\w.]+ object at 0x)[^>]*>"
     r"|\btoolresult\(tool=|(?P<member><\w+\.\w+: ['\d][^>]*>)"
 )
 """Python's notation of what has no text of its own: functions, objects, members of an enumeration; in small letters."""
@@ -98,7 +99,7 @@ def forgotten_f(source: Source, roles: Sequence[str]) -> list[Problem]:
         for function in source.nodes(ast.FunctionDef, ast.AsyncFunctionDef)
         for role, field, node in _texts_given(function, roles)
         for name in NAMED.findall(str(node.value))[:1]
-        if name in _variables(function)
+        if name in _variables(function, node.lineno)
     ]
 
 
@@ -121,7 +122,7 @@ def _added(node: ast.expr) -> Iterator[ast.expr]:
         yield node
 
 
-def _variables(function: ast.AST) -> set[str]:
-    return {n.id for n in ast.walk(function) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)} | {
-        n.arg for n in ast.walk(function) if isinstance(n, ast.arg)
-    }
+def _variables(function: ast.AST, before: int) -> set[str]:
+    """The arguments of a function, and what has a value before a line of it."""
+    stored = (n for n in ast.walk(function) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store))
+    return {n.id for n in stored if n.lineno < before} | {n.arg for n in ast.walk(function) if isinstance(n, ast.arg)}

@@ -6,9 +6,11 @@ import asyncio
 import copy
 import inspect
 import random
+import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import CoroutineType
 from typing import Any
 
 from marl_plugins.core.failures import AgentFailure, InfrastructureFailure
@@ -35,6 +37,9 @@ from marl_plugins.run import Run
 
 MOST_CALLS = 200
 """A workflow that continues for as long as answers are wrong is left there."""
+LONGEST_SECONDS = 3.0
+"""Of processor time: a workflow of more than `MOST_CALLS` calls that takes longer, because it shows all that was said, is left
+there."""
 SECONDS = 3.0
 """A workflow that waits longer, for whatever it is, is left there."""
 
@@ -138,7 +143,7 @@ class Stage:
                 that do, so that what such a trial raises has to be seen without.
         """
         trial = Trial(script, Coverage(self.source))
-        performance = TrialRun(trial, workflow or self.workflow, most_calls, noting)
+        performance = TrialRun(trial, workflow or self.workflow, most_calls, noting, going_on=caught.goes_on)
         before = shared_generators()
         with failures_kept(trial.failures, self.file, caught), trial.reached.watching():
             trial.trajectory = run_on_a_loop(performance.run(self, copy.deepcopy(task)))
@@ -153,9 +158,9 @@ class Stage:
             trial.trajectory.answer = plain(trial.trajectory.answer)
         return trial
 
-    def play_in_turn(self, script: Script, groups: Sequence[Sequence[Task]]) -> list[list[Trial]]:
+    def play_in_turn(self, groups: Sequence[Sequence[tuple[Script, Task]]]) -> list[list[Trial]]:
         """Runs the workflow on the tasks of each group at the same time, as a run does: the tasks themselves, on one loop."""
-        trials = [[Trial(script, Coverage(self.source)) for _ in tasks] for tasks in groups]
+        trials = [[Trial(script, Coverage(self.source)) for script, _ in group] for group in groups]
 
         async def one(trial: Trial, task: Task) -> None:
             try:
@@ -166,8 +171,8 @@ class Stage:
                 trial.failures.append(failure_of(error, self.file))
 
         async def all_in_turn() -> None:
-            for group, tasks in zip(trials, groups, strict=True):
-                await asyncio.gather(*map(one, group, tasks))
+            for group, played in zip(trials, groups, strict=True):
+                await asyncio.gather(*map(one, group, (task for _, task in played)))
 
         run_on_a_loop(all_in_turn())
         return trials
@@ -192,10 +197,19 @@ class TrialRun:
 
     Args:
         alone: Whether nothing else runs on the event loop; else others have their turn before each answer.
+        going_on: Is called with every answer, where a limit of time is for each of them.
     """
 
-    def __init__(self, trial: Trial, workflow: Workflow, most_calls: int, noting: bool, alone: bool = True):
-        self.noting = noting
+    def __init__(
+        self,
+        trial: Trial,
+        workflow: Workflow,
+        most_calls: int,
+        noting: bool,
+        alone: bool = True,
+        going_on: Callable[[], None] | None = None,
+    ):
+        self.noting, self.going_on, self.begun = noting, going_on, time.thread_time()
         self.alone = alone
         self.trial = trial
         self.workflow = workflow
@@ -249,9 +263,12 @@ class TrialRun:
         if not self.alone:
             await asyncio.sleep(0)
         number = len(self.chat.texts)
-        if number >= self.most_calls:
+        slow = number >= MOST_CALLS and time.thread_time() - self.begun > LONGEST_SECONDS
+        if number >= self.most_calls or slow:
             self.trial.endless = True
-            raise InfrastructureFailure("rehearsal", f"more than {self.most_calls} calls")
+            raise InfrastructureFailure("rehearsal", f"more than {number} calls")
+        if self.going_on is not None:
+            self.going_on()
         line = self._line(call.role, number + 1)
         if isinstance(line, FailureText):
             raise AgentFailure("no_answer", f"role {call.role!r} fails in the rehearsal")
@@ -284,7 +301,10 @@ def _functions(name: str, tool: Tool | None) -> tuple[Function, ...]:
 def refuse_running_tasks() -> None:
     """Raises `InvalidCall` where the workflow has ended and a task of its own still runs that it has not cancelled."""
     tasks = asyncio.all_tasks() - {asyncio.current_task()}
-    running = sorted(_place_and_name(task) for task in tasks if not task.done() and not task.cancelling())
+    own = [
+        task for task in tasks if isinstance(task.get_coro(), RoleCall | CoroutineType)
+    ]  # not the loop's: generators to be closed
+    running = sorted(_place_and_name(task) for task in own if not task.done() and not task.cancelling())
     for place, name in running:
         raise InvalidCall(f"{name} runs as a task that nobody awaits when run ends; await it, or cancel it", place)
 

@@ -15,7 +15,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
-from marl_plugins.core.failures import place_of
+from marl_plugins.core.failures import place_of, written
 from marl_plugins.core.problems import Problem, meant
 from marl_plugins.core.workflow import Workflow
 from marl_plugins.plan.parts import arity_problem
@@ -31,7 +31,7 @@ def variants_of(workflow: Workflow, speakers: Collection[str]) -> tuple[Variants
     Args:
         speakers: The roles, and the tools as `tools.NAME`.
     """
-    function: Any = getattr(workflow, "variants", None) or getattr(inspect.getmodule(workflow), "variants", None)
+    function: Any = getattr(workflow, "variants", None) or getattr(inspect.getmodule(written(workflow)), "variants", None)
     if function is None:
         return {}, []
     place = place_of(function)

@@ -18,6 +18,7 @@ from itertools import islice
 from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
+from marl_plugins.core.failures import written
 from marl_plugins.core.workflow import Workflow
 from marl_plugins.loading import FOLDERS
 from marl_plugins.plan.workflow_file import WorkflowFile
@@ -111,7 +112,7 @@ def source_of(module: ModuleType | None) -> str:
 
 def _modules(workflow: Workflow) -> Iterator[ModuleType]:
     """The module that a workflow stands in, then the user's own that are imported there."""
-    first = inspect.getmodule(workflow) or sys.modules.get(type(workflow).__module__)
+    first = inspect.getmodule(written(workflow)) or sys.modules.get(type(workflow).__module__)
     found = [first] if first else []
     for module in found:
         yield module
