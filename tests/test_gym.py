@@ -1,13 +1,17 @@
 """Data sets of reasoning-gym: as tasks of recipes/swarm, and as cases."""
 
+import asyncio
 import json
 import random
+import time
 
 import pytest
 from simulated import make_trajectory
 
+from marl_plugins.cases import gym
 from marl_plugins.cases.gym import GymCase, gym_score, gym_task
 from marl_plugins.core.cases import is_score
+from marl_plugins.core.failures import InfrastructureFailure
 from marl_plugins.core.shipped import recipes_root
 from marl_plugins.loading import load_file
 
@@ -43,7 +47,7 @@ def test_the_grader_reads_the_last_box_or_all():
     for said, outcome in ((f"\\boxed{{1}} no: \\boxed{{{answer}}}", 1.0), (f" {answer}\n", 1.0), ("\\boxed{banana}", 0.0)):
         trajectory = make_trajectory({"solver": []}, task=task.id)
         trajectory.task, trajectory.answer = task, said
-        assert grader.score_outcome(trajectory) == outcome
+        assert asyncio.run(grader.score_outcome(trajectory)) == outcome
 
 
 def test_braces_in_the_box_are_read():
@@ -56,7 +60,7 @@ def test_braces_in_the_box_are_read():
         ("\\boxed{", 0.01),
     ):
         trajectory.task, trajectory.answer = task, said
-        assert grader.score_outcome(trajectory) == outcome
+        assert asyncio.run(grader.score_outcome(trajectory)) == outcome
 
 
 def test_a_data_set_is_a_case():
@@ -65,3 +69,61 @@ def test_a_data_set_is_a_case():
     assert made == case.case(random.Random(3), None) != case.case(random.Random(4), None)
     assert case.prompt(made) == {"problem": made["question"]} and case.verify(made["answer"], made) == 1.0
     assert case.verify(int(made["answer"]), made) == 1.0 and all(is_score(case.verify(v, made)) for v in (None, "", 3.5))
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("binary_matrix", "string_insertion", "spiral_matrix", "n_queens", "countdown", "puzzle24", "propositional_logic"),
+        *("polynomial_multiplication", "simple_integration", "intermediate_integration"),
+    ],
+)
+def test_no_answer_is_executed(name, tmp_path):
+    task, left = gym_task(name, 1), tmp_path / "left"
+    first = task.label["metadata"].get("example_answer") or task.label["answer"]
+    honest = gym_score(task, first)
+    for answer in (
+        f"__import__('os').system('touch {left}')",
+        f"[open('{left}', 'w')]",
+        f"sympify(\"open('{left}', 'w')\")",
+        "setattr(type(self), 'score_answer', lambda *a: 1.0)",
+        "[r.split() for r in oracle_answer.splitlines()]",
+        "open('score', 'w').write('1.0') and __import__('os')._exit(0)",
+        "exit()",
+    ):
+        assert gym_score(task, answer) <= 0.05
+    assert not left.exists() and gym_score(task, first) == honest == 1.0 and gym_score(task, "anything") <= 0.05
+
+
+@pytest.mark.parametrize(
+    ("name", "answer"),
+    [
+        *(("binary_matrix", "9**9**9**9"), ("countdown", "9**9**9**9"), ("binary_matrix", "[" * 10_000)),
+        *(("propositional_logic", "\u2227" * 1000), ("propositional_logic", "(" * 9000), ("arc_1d", "1" * 10**6)),
+    ],
+)
+def test_no_answer_keeps_the_grader_busy_or_raises(name, answer):
+    before = time.monotonic()
+    assert gym_score(gym_task(name, 1), answer) <= 0.05
+    assert time.monotonic() - before < 30
+
+
+@pytest.mark.parametrize(
+    ("name", "answer", "score"),
+    [
+        *(("simple_integration", "C + {0}", 1.0), ("simple_integration", "sin(X)", 0.0), ("puzzle24", "({0})", 1.0)),
+        *(("intermediate_integration", "{0} + sqrt(4)", 1.0), ("polynomial_multiplication", "0 + {0}", 1.0)),
+    ],
+)
+def test_formulas_are_read_as_the_library_reads_them(name, answer, score):
+    from reasoning_gym import get_score_answer_fn
+
+    task = gym_task(name, 1)
+    answer = answer.format(task.label["answer"])
+    assert gym_score(task, answer) == get_score_answer_fn(name)(answer, task.label) == score
+
+
+def test_a_verifier_that_cannot_be_run_is_no_score(monkeypatch):
+    monkeypatch.setattr(gym, "SOURCE", "raise ImportError('no reasoning_gym')")
+    with pytest.raises(InfrastructureFailure, match="no reasoning_gym"):
+        gym_score(gym_task("countdown", 1), "1 + 1")

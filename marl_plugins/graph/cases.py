@@ -86,6 +86,8 @@ class NodeCase:
         try:
             async with asyncio.timeout(self.seconds) as deadline:
                 return await in_daemon_thread(function, *arguments)
+        except InfrastructureFailure:
+            raise
         except Exception as error:  # the recipe's own code, of any kind
             if deadline.expired():
                 said = f"{name} of case {self.name!r} has not returned after {self.seconds:g} s (cases.seconds)"
