@@ -2,9 +2,11 @@
 
 The tester is paid for tests that a right function passes and that each of several wrong ones fails, whatever the coder has
 written: tests that ask for nothing, or for too much, are worth nothing. Programs and tests are run apart: no program can say itself
-that it passes.
+that it passes. Each function meets the tests in processes of its own, as a program, so tests know what it answers and no more; and
+they are only what the prompt asks for (`plain`), so that each assert is about one value.
 """
 
+import ast
 import re
 
 from marl_plugins.sandbox import Checker
@@ -14,9 +16,29 @@ from .workflow import code
 checker = Checker(seconds=5)  # as many programs at a time as there are cores
 WRONG = ("right(*given) + 1", "0", "given[0]", "None")
 """What functions return that tests should find wrong."""
-FUNCTION = "def {name}(*given, right={name}):\n    return {returns}\n"
-"""Begins tests with a function in the place of the right one; every test has one, so that none can tell by it."""
+FUNCTION = "\n\ndef {name}(*given, right={name}):\n    return {returns}\n"
+"""Ends a program with another function in the place of its own."""
 ASKED = re.compile(r"\bassert (\w+)\(")
+STATEMENTS = (ast.Assert, ast.For, ast.FunctionDef, ast.Assign, ast.Expr, ast.Pass)
+"""What tests consist of. With a branch or an exception, a test could pass for several values."""
+NEVER = (ast.Attribute, ast.Lambda, ast.NamedExpr)
+HELPERS = {
+    "range",
+    "enumerate",
+    "zip",
+    "list",
+    "tuple",
+    "set",
+    "dict",
+    "sorted",
+    "len",
+    "sum",
+    "abs",
+    "int",
+    "float",
+    "str",
+}
+"""Functions that tests may call."""
 
 
 async def score_outcome(trajectory):
@@ -37,9 +59,47 @@ def reference(task):
 
 async def tell(tests, task, program):
     """Whether tests pass with the right program, and with no wrong function in the place of its own."""
-    if program is None:
-        return False
     asked = ASKED.search(task.label)
     name = asked[1] if asked else "f"
-    kinds = [FUNCTION.format(name=name, returns=returns) + tests for returns in ("right(*given)", *WRONG)]
-    return await checker.each_passed(program, kinds) == [True, *[False] * len(WRONG)]
+    if program is None or not plain(tests, name) or not (await checker.passed(program, tests)).passed:
+        return False
+    for returns in WRONG:
+        if (await checker.passed(program + FUNCTION.format(name=name, returns=returns), tests)).passed:
+            return False
+    return True
+
+
+def plain(tests, name):
+    """Whether tests compare what the function returns, and do nothing else with it: `assert f(INPUT) == OUTPUT`, also in a loop or
+    in a function `test_*`."""
+    try:
+        tree = ast.parse(tests)
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    tree.body = [
+        one for one in tree.body if not (isinstance(one, ast.If) and ast.unparse(one.test) == "__name__ == '__main__'")
+    ]
+    nodes = list(ast.walk(tree))
+    compared = {id(call.func) for one in nodes if isinstance(one, ast.Assert) for call in calls_compared(one.test, name)}
+    tests_too = {one.name for one in nodes if isinstance(one, ast.FunctionDef)}
+    return bool(compared) and all(
+        not (isinstance(one, ast.stmt) and not isinstance(one, STATEMENTS))
+        and not isinstance(one, NEVER)
+        and not (isinstance(one, ast.Name) and (one.id[0] == "_" or (one.id == name and id(one) not in compared)))
+        and not (isinstance(one, ast.Call) and id(one.func) not in compared and called(one) not in HELPERS | tests_too)
+        for one in nodes
+    )
+
+
+def calls_compared(test, name):
+    """The calls of the function in an assert that are one side of `==`, with a value that is no call of it on the other."""
+    if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And):
+        return [call for part in test.values for call in calls_compared(part, name)]
+    if not (isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.ops[0], (ast.Eq, ast.Is))):
+        return []
+    calls = [side for side in (test.left, test.comparators[0]) if isinstance(side, ast.Call) and called(side) == name]
+    return calls if len(calls) == 1 else []
+
+
+def called(call):
+    return call.func.id if isinstance(call.func, ast.Name) else None
