@@ -1,6 +1,7 @@
 """Graders' parts: programs that are checked apart, deadlines that wait, places of answers. The kits of recipes: tests/graders."""
 
 import asyncio
+import time
 from fractions import Fraction
 
 import pytest
@@ -359,17 +360,17 @@ def test_the_share_of_checks_that_pass(program, share):
     assert asyncio.run(rate()) == share
 
 
-def test_which_of_many_checks_a_program_passes():
+def test_how_many_of_many_checks_a_program_passes():
     checks = [f"assert f({n}) == {2 * n + n % 3 % 2}" for n in range(200)]
 
     async def each():
         checker = Checker(seconds=2)
         try:
-            return await checker.each_passed("def f(x): return x * 2", checks)
+            return await checker.pass_rate("def f(x): return x * 2", checks)
         finally:
             await checker.close()
 
-    assert asyncio.run(each()) == [n % 3 != 1 for n in range(200)]
+    assert asyncio.run(each()) == sum(n % 3 != 1 for n in range(200)) / 200
 
 
 def test_checks_of_a_share_are_apart():
@@ -383,3 +384,85 @@ def test_checks_of_a_share_are_apart():
             await checker.close()
 
     assert asyncio.run(rate()) == 0.5
+
+
+TESTS_OF_ALL_KINDS = (
+    "async def test_f():\n    assert f(1) == 7",
+    "def test_f():\n    assert f(1) == 7\n    yield",
+    "class TestF:\n    def setup_method(self):\n        self.x = 1\n    def test_f(self):\n        assert f(self.x) == 7",
+    "import unittest\n\n\nclass F(unittest.TestCase):\n    def test_f(self):\n        self.assertEqual(f(1), 7)",
+    "from unittest import TestCase\nclass F(TestCase):\n    def setUp(self): self.x = 1\n    def test_f(self): assert f(1) == 7",
+)
+
+
+def checked(program, checks):
+    async def passed():
+        checker = Checker(seconds=5)
+        try:
+            return await checker.passed(program, checks)
+        finally:
+            await checker.close()
+
+    return asyncio.run(passed())
+
+
+@pytest.mark.parametrize("checks", TESTS_OF_ALL_KINDS)
+def test_tests_of_all_kinds_are_run(checks):
+    assert checked("def f(x): return x + 6", checks).passed
+    found = checked("def f(x): return 0", checks)
+    assert not found.passed and not found.broken
+
+
+@pytest.mark.parametrize(
+    "checks", ["", "def check():\n    assert f(1) == 7", "class F:\n    def test_f(self): assert f(1) == 7"]
+)
+def test_checks_that_ask_nothing_are_broken(checks):
+    assert checked("def f(x): return 7", checks).broken
+
+
+@pytest.mark.parametrize(
+    ("body", "check"),
+    [
+        *(("yield from range(x)", "list(f(3)) == [0, 1, 2]"), ("return range(x)", "f(3) == range(3)")),
+        *(("return map(str, range(x))", "[*f(2)] == ['0', '1']"), ("return {1: 2}.keys()", "f(0) == {1}")),
+        *(("return {1: 2}.items()", "dict(f(0)) == {1: 2}"), ("return {1: 2}.values()", "sorted(f(0)) == [2]")),
+        ("from collections import deque\n    return deque([x])", "list(f(3)) == [3]"),
+    ],
+)
+def test_what_a_program_gives_piece_by_piece_crosses(body, check):
+    assert checked(f"def f(x):\n    {body}", f"assert {check}").passed
+    assert not checked(f"def f(x):\n    {body}", f"assert not ({check})").passed
+
+
+def test_an_endless_iterator_fails():
+    found = checked("def f(x):\n    while True: yield x", "assert next(f(1)) == 1")
+    assert not found.passed and not found.broken
+
+
+FLOOD = """
+import os, sys
+frame = sys._getframe()
+while "request" not in frame.f_locals:
+    frame = frame.f_back
+with open(frame.f_locals["report"], "w") as file:
+    file.write('{"loaded": true}\\n' + ('{"value": [' + '"",' * (2 << 20) + '\\n') * 8)
+os._exit(0)
+"""
+
+
+def test_a_flood_of_answers_does_not_keep_the_loop_waiting():
+    async def longest():
+        checker, worst = Checker(seconds=5), 0.0
+        try:
+            await checker.passed("f = abs", "assert f(1) == 1")
+            running = asyncio.create_task(checker.passed(FLOOD, "assert f(1) == 1"))
+            while not running.done():
+                before = time.monotonic()
+                await asyncio.sleep(0.01)
+                worst = max(worst, time.monotonic() - before)
+            return worst, (await running).passed
+        finally:
+            await checker.close()
+
+    worst, passed = asyncio.run(longest())
+    assert worst < 0.5 and not passed

@@ -89,6 +89,7 @@ STATE: dict[str, str] = {
 """Module-level objects that change, and why."""
 CACHES = {
     "grading/math_verify.py helper": "the process that runs math-verify, for all graders of this process",
+    "cases/gym.py _apart": "the sandbox with reasoning-gym, for all cases and graders of this process",
     "sandbox/levels.py examine": "what isolation this machine has: programs get the level that the plan named",
     "asking/marked_answers.py line_patterns": "compiled patterns",
     "hosts/upstream_cli.py upstream_root": "where a package is installed",
@@ -204,11 +205,14 @@ def test_plugins_know_nothing_of_each_other():
 
 
 def test_the_sandbox_is_as_if_it_came_from_outside():
-    """It imports the core alone, and the tool `python` alone imports it."""
+    """It imports the core alone, and the tool `python` and the cases of reasoning-gym alone import it."""
     inside = {module for module in MODULES if module.startswith("marl_plugins.sandbox")}
     used = {name for module in inside for name in imported(MODULES[module])} - inside
     assert {name.split(".")[1] for name in used} == {"core"}
-    assert {m for m, file in MODULES.items() if imported(file) & inside} - inside == {"marl_plugins.tools.python"}
+    assert {m for m, file in MODULES.items() if imported(file) & inside} - inside == {
+        "marl_plugins.cases.gym",
+        "marl_plugins.tools.python",
+    }
 
 
 def test_there_is_no_circle():

@@ -15,6 +15,7 @@ answers, until they have come to their end. So
 
 from __future__ import annotations
 
+import asyncio
 import io
 import json
 import re
@@ -25,6 +26,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from marl_plugins.sandbox.checker_programs import LARGEST_ANSWER_CHARS
 from marl_plugins.sandbox.opening import OnDemandSandbox
 from marl_plugins.sandbox.program import Limits, Program, ProgramResult
 from marl_plugins.sandbox.section import SandboxConfig
@@ -34,8 +36,8 @@ FUNCTION, NONE = '{"callable": true}', '{"value": null}'
 """Answers of a program whose functions all return None."""
 ROUNDS = 50
 """Maximum number of times that checks ask for answers which depend on answers before."""
-FILE_MB = 64
-"""Size of one file that a program or its answers may have."""
+FILE_MB = 8
+"""Size of one file that a program may have; its answers are one, and the trainer reads them."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +47,8 @@ class CheckResult:
     Args:
         passed: Whether the checks came to their end and nothing failed.
         reason: Why not: the check that failed, by line, or what kept the program from answering; empty where it passed.
-        broken: Whether the checks do not come to their end, whatever the program: they do not parse, leave early, take too long.
+        broken: Whether the checks do not come to their end, whatever the program: they do not parse, leave early, take too long,
+            ask nothing of it.
     """
 
     passed: bool
@@ -75,9 +78,10 @@ class Checker:
         Args:
             program: Python that defines what the checks use, loaded as a module (`__name__` is not `__main__`); None: one whose
                 functions all return None.
-            checks: Python with `assert`, and functions `test_*` without parameters. A name that they do not define is the
-                program's. What they give the program and get from it are plain values: None, numbers, texts, bytes, lists,
-                tuples, sets and dicts. What the program raises comes as the nearest of Python's own exceptions.
+            checks: Python with `assert`, functions `test_*` without parameters, and test classes. A name that they do not define
+                is the program's. What they give the program and get from it are plain values: None, numbers, texts, bytes, lists,
+                tuples, sets, dicts, ranges, deques and iterators. What the program raises comes as the nearest of Python's own
+                exceptions.
 
         Raises:
             InfrastructureFailure: They could not be run; no program is to blame for that.
@@ -89,22 +93,16 @@ class Checker:
         return CheckResult(status == "passed", reason, broken=status not in ("passed", "failed"))
 
     async def pass_rate(self, program: str | None, checks: Sequence[str]) -> float:
-        """Returns the share of several checks that a program passes, in [0, 1]; see `each_passed`."""
-        each = await self.each_passed(program, checks)
-        return sum(each) / len(each)
+        """Returns the share of several checks that a program passes, in [0, 1]; each is run on its own, as `passed` runs one.
 
-    async def each_passed(self, program: str | None, checks: Sequence[str]) -> list[bool]:
-        """Returns which of several checks a program passes; each is run on its own, as `passed` runs one.
-
-        The program is loaded once for all of them, so this costs no more runs than one check.
+        The program is loaded once for all of them, so this costs no more runs than one check. They share one process, so they have
+        to be the recipe's own: an agent's could report for the others.
 
         Raises:
             InfrastructureFailure: They could not be run; no program is to blame for that.
         """
         ended = await self._ended("each", program, list(checks))
-        if isinstance(ended, CheckResult):
-            return [False] * len(checks)
-        return [said == "passed" for said in ended.split()]
+        return 0.0 if isinstance(ended, CheckResult) else ended.split().count("passed") / len(checks)
 
     async def _ended(self, what: str, program: str | None, checks: str | list[str]) -> str | CheckResult:
         """Returns how checks ended, in the words of checker_programs.py; or why they did not."""
@@ -145,13 +143,18 @@ class Checker:
     ) -> tuple[ProgramResult, list[str]]:
         """Run one side; its report by lines, at most so many, which is empty where it has left none."""
         report = secrets.token_hex(16)
-        stdin = json.dumps({**request, "report": report}).encode()
+        stdin = (await asyncio.to_thread(json.dumps, {**request, "report": report})).encode()
         program = Program(
             f"{SOURCE}\n{what}(json.load(sys.stdin))\n", stdin=stdin, wanted=(report,), limits=limits, merged=True
         )
         completed = await self._sandbox.sandbox.run(program)
-        lines = io.StringIO(completed.files.get(report, b"").decode(errors="replace"))
-        return completed, [line.rstrip("\n") for line in islice(lines, most)]
+        return completed, await asyncio.to_thread(_lines, completed.files.get(report, b""), most)
+
+
+def _lines(report: bytes, most: int | None) -> list[str]:
+    """Returns the lines of a report; of answers at most so many, and in the place of one that is too long nothing."""
+    lines = [line.rstrip("\n") for line in islice(io.StringIO(report.decode(errors="replace")), most)]
+    return lines if most is None else [line if len(line) <= LARGEST_ANSWER_CHARS else "" for line in lines]
 
 
 def _why(completed: ProgramResult, what: str) -> str:

@@ -14,15 +14,37 @@ from __future__ import annotations
 import ast
 import builtins
 import contextlib
+import inspect
+import itertools
 import json
 import sys
 import types
+from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 LARGEST_ANSWER_CHARS = 1 << 20
 """Characters of one answer."""
+MOST_PARTS = 100_000
+"""How much of an iterator crosses."""
+ITERATORS = (
+    types.GeneratorType,
+    map,
+    filter,
+    zip,
+    enumerate,
+    reversed,
+    *map(type, (iter([]), iter(()), iter(""), iter({}))),
+)
+VIEWS: dict[str, tuple[type[Any], Callable[[list[Any]], Any]]] = {
+    "keys": (type({}.keys()), lambda parts: dict.fromkeys(parts).keys()),
+    "values": (type({}.values()), lambda parts: dict(enumerate(parts)).values()),
+    "items": (type({}.items()), lambda parts: dict(parts).items()),
+}
 MOST_CALLS = 1000
 """Maximum number of calls that checks make."""
+CHECKS = "checks.py"
+"""Name of the checks' file in tracebacks."""
 SETTLE = "_settle_"
 """Name under which the checks call `CheckNames.settle`."""
 if hasattr(sys, "set_int_max_str_digits"):
@@ -55,6 +77,18 @@ def packed(value: Any) -> Any:
         return {"bytes": bytes.hex(value)}
     if isinstance(value, complex):
         return {"complex": [complex.__getattribute__(value, "real"), complex.__getattribute__(value, "imag")]}
+    if type(value) is range:
+        return {"range": [value.start, value.stop, value.step]}
+    if isinstance(value, deque):
+        return {"deque": [packed(part) for part in deque.__iter__(value)]}
+    for name, (view, _) in VIEWS.items():
+        if type(value) is view:
+            return {name: [packed(part) for part in list(value)]}
+    if type(value) in ITERATORS:
+        parts = list(itertools.islice(value, MOST_PARTS + 1))
+        if len(parts) > MOST_PARTS:
+            raise OverflowError(f"the iterator gives more than {MOST_PARTS} values")
+        return {"iterator": [packed(part) for part in parts]}
     if type(value).__module__ == "numpy":
         return packed(value.tolist())
     raise TypeError(f"{type(value).__name__} is no plain value (None, numbers, text, bytes, lists, tuples, sets, dicts)")
@@ -71,7 +105,19 @@ def unpacked(value: Any) -> Any:
         return bytes.fromhex(parts)
     if kind == "complex":
         return complex(*parts)
-    return {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}[kind](map(unpacked, parts))
+    if kind == "range":
+        return range(*parts)
+    if kind in VIEWS:
+        return VIEWS[kind][1]([*map(unpacked, parts)])
+    kinds: dict[str, Callable[[list[Any]], Any]] = {
+        "list": list,
+        "tuple": tuple,
+        "set": set,
+        "frozenset": frozenset,
+        "deque": deque,
+        "iterator": iter,
+    }
+    return kinds[kind]([*map(unpacked, parts)])
 
 
 # --- the program ------------------------------------------------------------------------------------------------------------
@@ -152,7 +198,8 @@ class PendingAnswer:
         return self._asked.call(self._name, given, named)
 
     def __bool__(self) -> bool:
-        if sys._getframe(1).f_lineno in self._asked.asserts:
+        frame = sys._getframe(1)
+        if frame.f_code.co_filename == CHECKS and frame.f_lineno in self._asked.asserts:
             return True
         raise MissingAnswer
 
@@ -184,7 +231,7 @@ class CheckNames(dict[str, Any]):
         self.unknown: list[str] = []
         """The calls that the program has to answer."""
         self[SETTLE] = self.settle
-        self._made = 0
+        self.made = 0
         self._values: dict[str, Any] = {}
         self._changes: list[tuple[Any, Any]] = []
 
@@ -215,8 +262,8 @@ class CheckNames(dict[str, Any]):
     def _answer(self, call: dict[str, Any]) -> dict[str, Any] | None:
         """The program's answer, which a call takes once; None where there is none yet, and it is asked for."""
         text = json.dumps(call)
-        self._made += 1
-        if self._made > MOST_CALLS:
+        self.made += 1
+        if self.made > MOST_CALLS:
             raise TooManyCalls(f"at most {MOST_CALLS} of the program")
         if not self.known.get(text):
             self.unknown.append(text)
@@ -344,11 +391,10 @@ def ended(checks: str, known: dict[str, list[str]]) -> tuple[str, list[str]]:
         tree = ast.parse(checks)
         spans = [(node.lineno, node.end_lineno or node.lineno) for node in ast.walk(tree) if isinstance(node, ast.Assert)]
         asked = CheckNames(known, {line for first, last in spans for line in range(first, last + 1)})
-        exec(compile(SettleInserter().visit(tree), "checks.py", "exec"), asked)
-        for name, test in list(asked.items()):
-            if name.startswith("test_") and callable(test):
-                test()
-        said = "passed"
+        exec(compile(SettleInserter().visit(tree), CHECKS, "exec"), asked)
+        for name, found in list(asked.items()):
+            run_tests(name, found)
+        said = "passed" if asked.made else "broken: the checks ask nothing of the program"
     except BaseException as error:
         told = raised(error)
         where = f"checks.py:{line_of(error)}: " if asked is not None else ""
@@ -356,6 +402,40 @@ def ended(checks: str, known: dict[str, list[str]]) -> tuple[str, list[str]]:
             f": {told['text']}" if told["text"] else ""
         )
     return " ".join(said.split())[:500], asked.unknown if asked is not None else []
+
+
+def run_tests(name: str, found: Any) -> None:
+    """Runs what pytest would take for tests: a function `test_*`, and such methods of a class `Test*` or of a `TestCase`."""
+    if isinstance(found, type):
+        is_case = any(f"{one.__module__}.{one.__name__}" == "unittest.case.TestCase" for one in found.__mro__)
+        tests = [one for one in dir(found) if one.startswith("test") and callable(getattr(found, one))]
+        if tests and (is_case or name.startswith("Test")):
+            run_methods(found, tests, is_case)
+    elif name.startswith("test_") and callable(found):
+        run_to_the_end(found())
+
+
+def run_methods(kind: type, tests: list[str], is_case: bool) -> None:
+    """Runs methods, each on an object of its own, with what is to be done before and after."""
+    at_first, before, after = (
+        ("setUpClass", "setUp", "tearDown") if is_case else ("setup_class", "setup_method", "teardown_method")
+    )
+    run_to_the_end(getattr(kind, at_first, lambda: None)())
+    for test in tests:
+        made = kind(test) if is_case else kind()
+        for name in (before, test, after):
+            run_to_the_end(getattr(made, name, lambda: None)())
+
+
+def run_to_the_end(result: Any) -> None:
+    """Runs what a test has only begun: a coroutine, a generator."""
+    if inspect.iscoroutine(result):
+        import asyncio
+
+        asyncio.run(result)
+    elif inspect.isgenerator(result):
+        for _ in result:
+            pass
 
 
 def write_end(request: dict[str, Any], said: str, unknown: list[str]) -> None:
@@ -368,6 +448,6 @@ def line_of(error: BaseException) -> int:
     """Returns the innermost line of the checks that led to an exception."""
     line, frame = 0, error.__traceback__
     while frame is not None:
-        line = frame.tb_lineno if frame.tb_frame.f_code.co_filename == "checks.py" else line
+        line = frame.tb_lineno if frame.tb_frame.f_code.co_filename == CHECKS else line
         frame = frame.tb_next
     return line
