@@ -33,7 +33,11 @@ SUM = re.compile(rf"[(\s]*(?:[+-]\s*)?{PLAIN}[)\s]*(?:(?:[-+*/×·÷]|\\times|\\
 """A calculation with plain numbers and no result."""
 
 
-MINUS = re.compile(r"\b(?:minus|negative)\s+(?=[\d.(√π\\])", re.IGNORECASE)
+TYPESET = r"(?:[$\u20ac\u00a3*`_]|\\[$(\[])"
+"""What may stand between a sign and its number: of money, of Markdown, of LaTeX."""
+MINUS = re.compile(rf"\b(?:minus|negative)\s+(?:the\s+number\s+)?({TYPESET}*)\s*(?=[\d.(√π\\])", re.IGNORECASE)
+APART = re.compile(rf"(^|[^\w\s)}}\]-]\s*|\b(?:is|equals|be)\s+|(?<=\s)(?=-{TYPESET}))-[ \t]*({TYPESET}*)[ \t]*(?=[\d.√π\\])")
+"""A minus that is no dash and no subtraction, apart from its number."""
 SCALES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
 SCALE = re.compile(rf"(?<=\d)(?:[\s~]|\\[,;: ])*(?:\\text\s*\{{\s*)?\b({'|'.join(SCALES)})s?\b(?:\s*\}})?", re.IGNORECASE)
 VULGAR = r"[\u00bc-\u00be\u2150-\u215e\u2189]"
@@ -57,7 +61,12 @@ def plain(text: str) -> str:
         text = RAISED.sub(_marked, OF_UNITS.sub("", text))
         text = re.sub(rf"{VULGAR}|[^\W\D]", lambda found: unicodedata.normalize("NFKC", found[0]), text)
         text = re.sub(r"[^\W\D]", lambda found: str(int(found[0])), text.replace("\u2044", "/"))
-    return SCALE.sub(lambda found: f"e{SCALES[found[1].lower()]}", MINUS.sub("-", text))
+    return SCALE.sub(lambda found: f"e{SCALES[found[1].lower()]}", signed(text))
+
+
+def signed(text: str) -> str:
+    """Returns a text whose minus signs stand right before their numbers: `$-59` for `-$59` and for `minus $59`."""
+    return APART.sub(r"\1\2-", MINUS.sub(r"\1-", text))
 
 
 def _marked(found: re.Match[str]) -> str:
@@ -77,8 +86,8 @@ def number(text: str) -> Fraction | None:
             return None
         value = int(whole or 0) + Fraction(int(above), int(below))
         return -value if sign == "-" else value
-    if based := BASED.fullmatch(text):
-        return _in_base(*based.groups())
+    if plainly := BASED.fullmatch(text):
+        return Fraction(plainly[1] + plainly[2]) if plainly[3] == "10" and plainly[2].isdecimal() else None
     found = NUMBER.fullmatch(text)
     if not found:
         return None
@@ -89,12 +98,15 @@ def number(text: str) -> Fraction | None:
     return Fraction(sign + digits.replace(",", "").replace(" ", "")) * Fraction(10) ** exponent
 
 
-def _in_base(sign: str, digits: str, base: str) -> Fraction | None:
+def in_base(text: str) -> tuple[int, int] | None:
+    """Returns base and value of a number that is written in another base than ten, or None."""
+    based = BASED.fullmatch(text)
+    if not based or based[3] == "10" or len(text) > LONGEST_CHARS:
+        return None
     try:
-        value = int(digits, int(base))
+        return int(based[3]), int(based[1] + based[2], int(based[3]))
     except ValueError:
         return None
-    return Fraction(-value if sign == "-" else value)
 
 
 def unfinished(text: str) -> bool:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 
-from marl_plugins.grading.numbers import FIGURE, LONGEST_CHARS, RUN, number, plain, unfinished
+from marl_plugins.grading.numbers import FIGURE, LONGEST_CHARS, RUN, number, plain, signed, unfinished
 
 TAIL = 4 * LONGEST_CHARS
 """Characters at the end of a text in which an answer without a box is looked for."""
@@ -200,7 +200,7 @@ def final(text: str) -> str:
 
 
 def _expression(text: str, *, first: bool, alone: bool = False) -> str:
-    text = TEXT.sub(r"\1", plain(text))
+    text = signed(TEXT.sub(r"\1", plain(text)))
     runs = [run for run in RUN.finditer(text) if re.search(r"\d", run[0]) and run[0][0] not in "^_"]  # of a unit
     if alone and len({run[0].strip() for run in runs}) > 1:
         return ""

@@ -16,6 +16,7 @@ from marl_plugins.grading.numbers import (
     NUMBER,
     RATIO,
     close,
+    in_base,
     number,
     plain,
     unfinished,
@@ -141,6 +142,8 @@ async def same(answer: str, label: str, budget: Budget | None = None) -> bool:
         return bool(a)
     if not a or len(a) > LONGEST_CHARS or _depth(a) > DEEPEST:
         return False
+    if in_base(a) or in_base(b):
+        return in_base(a) == in_base(b)
     budget, y = budget or Budget(), _number(b)
     if "\\in" not in b:
         a = MEMBER.sub("", a)
