@@ -9,13 +9,14 @@ A grader that runs programs uses `Checker` of the sandbox (marl_plugins/sandbox/
 
 from marl_plugins.grading.numbers import number
 from marl_plugins.grading.overlap import exact_match, f1, normalised
-from marl_plugins.grading.places import boxed, final, lone_number, negated, stated, word
+from marl_plugins.grading.places import boxed, denied, final, lone_number, negated, stated, word
 from marl_plugins.grading.values import ACCEPTED, clean, right, same
 
 __all__ = [
     "ACCEPTED",
     "boxed",
     "clean",
+    "denied",
     "exact_match",
     "f1",
     "final",

@@ -5,8 +5,7 @@
     exact_match("Ulm", ["Bonn", "ulm"])                     1.0
 
 Answers are compared in lower case, without punctuation, the articles a, an and the, and doubled spaces. F1 counts words, each as
-often as both have it. Where that leaves nothing of an answer (`A`, `%`), its articles or its punctuation count too; an empty answer
-is worth nothing.
+often as both have it; where one of two answers has none, it is 1 if neither has any.
 """
 
 from __future__ import annotations
@@ -23,12 +22,6 @@ NO_PUNCTUATION = str.maketrans("", "", string.punctuation)
 def normalised(text: str) -> str:
     """Returns an answer as it is compared."""
     return " ".join(ARTICLES.sub(" ", text.lower().translate(NO_PUNCTUATION)).split())
-
-
-def _compared(text: str) -> str:
-    """An answer as it is compared; where that would leave nothing (`The The`, `%`), with its articles or its punctuation."""
-    lower = text.lower().strip()
-    return normalised(text) or " ".join(lower.translate(NO_PUNCTUATION).split()) or lower
 
 
 def gold(label: Any) -> list[str]:
@@ -49,8 +42,7 @@ def exact_match(text: str | None, label: Any) -> float:
     Raises:
         ValueError: There is no label.
     """
-    said, right = _compared(text or ""), map(_compared, gold(label))
-    return float(bool(said) and said in right)
+    return float(normalised(text or "") in [normalised(one) for one in gold(label)])
 
 
 def f1(text: str | None, label: Any) -> float:
@@ -59,10 +51,12 @@ def f1(text: str | None, label: Any) -> float:
     Raises:
         ValueError: There is no label.
     """
-    said = _compared(text or "").split()
-    return max(_f1(said, _compared(one).split()) for one in gold(label))
+    said = normalised(text or "").split()
+    return max(_f1(said, normalised(one).split()) for one in gold(label))
 
 
 def _f1(said: list[str], right: list[str]) -> float:
+    if not said or not right:
+        return float(said == right)
     both = (Counter(said) & Counter(right)).total()
-    return 2 * both / (len(said) + len(right)) if both else 0.0
+    return 2 * both / (len(said) + len(right))

@@ -36,20 +36,37 @@ LEAD = re.compile(
 PRIOR = re.compile(r"(?:^|[^\w\s)}])\s*$|\b(?:is|equals|be)\s+$")
 """What may stand before a minus that is the sign of a number apart from it: nothing that it could be subtracted from."""
 DENIAL = re.compile(
-    r"(?:\b(?:not|never|neither|nor|cannot|except|refuse|rather\s+than|instead\s+of|(?:any\w*|all|every\w*)\s+but)|n['\u2019]t)\b"
-    r"(?:\s+(?:a|an|the|to|be|in|it|of|by|for|choose|say|play|go)\b)*[\s*_$]*$",
+    r"(?:\b(?:not|never|neither|nor|cannot|except|excluding|refuse|reject(?:s|ed)?|against|loser|(?:rather|other)\s+than|instead\s+of"
+    r"|(?:any\w*|all|every\w*)\s+but)|n['\u2019]t)\b(?:\s+(?:a|an|the|to|be|is|in|it|of|by|for|choose|say|play|go)\b)*[\s*_$]*$"
+    r"|\bno[ \t]+(?:the[ \t]+)?[*_$]*$",
     re.IGNORECASE,
 )
 AGAINST = re.compile(
-    r"(?:['\u2019]s(?:\s+\w+)?)?\s+(?:(?:has|is|was|does|did|can|will)(?:\s+not|n['\u2019]t|\s+(?:wrong|lost|false|incorrect))"
-    r"|loses?|lost)\b",
+    r"(?:['\u2019]s(?:\s+\w+)?)?\s+(?:(?:has|is|was|does|did|can|will|should|must|would|could)(?:\s+not|n['\u2019]t|\s+(?:the\s+loser|wrong|lost|lose|fail|false|incorrect))"
+    r"|loses?|lost|fail(?:s|ed)?|or\s+not)\b",
     re.IGNORECASE,
 )
 """What says of the word before it that it is not the answer."""
 GAP = re.compile(
-    r"(?!['\u2019]\w)\W*(?:(?:or|and|to|vs|versus|through|else|maybe|perhaps|possibly|also|but|either|the|option|choice|letter)\b\W*)*",
+    r"(?!['\u2019]\w)\W*(?:(?:or|and|to|vs|versus|through|else|maybe|perhaps|possibly|also|but|either|the|option|choice|letter"
+    r"|no|alternatively|actually|instead|wait|rather)\b\W*)*",
     re.IGNORECASE,
 )
+CORRECTED = re.compile(r"\b(?:no|alternatively|actually|instead|wait|rather)\b|\?", re.IGNORECASE)
+"""What takes the word before it back, where another word follows."""
+CHOSEN = re.compile(
+    r"\W*(?:(?:so|thus|hence|therefore),?\s+)?(?:I\s+(?:choose|pick|select|vote(?:\s+for)?|go\s+with|decide\s+for)"
+    r"|(?:the|my)\s+(?:\w+\s+)?(?:option|choice|letter|answer|vote|one|number)\s+is)\s+(?:option\s+)?\W{0,3}(\w+)\W*",
+    re.IGNORECASE,
+)
+CHOSEN_FIRST = re.compile(
+    r"\W*(\w+)\W{0,3}\s+(?:is\s+(?:the|my)\s+(?:(?:correct|right|final|best|larger)\s+)?(?:option|choice|answer|vote|one|winner|number)"
+    r"|(?:wins|prevails)(?:\s+(?:over|against)\s+(?:the\s+)?\w+)?|(?:beats|defeats)\s+(?:the\s+)?\w+)\W*",
+    re.IGNORECASE,
+)
+"""Sentences that choose, of one word."""
+REASON = re.compile(r"[*_`]{0,3}(\w+)[*_`.]{0,4}\s*\n\s*(?:because|since|reason|explanation)\b", re.IGNORECASE)
+"""A word on the first line, and why."""
 ALTERNATIVE = re.compile(
     r"\b(?:or|and|to|vs|versus|through|maybe|perhaps|possibly|also|either)\b|^[^\w.!?:(\n]*\Z", re.IGNORECASE
 )
@@ -58,13 +75,30 @@ ALTERNATIVE = re.compile(
 OTHER = re.compile(r"(?!A\s+[a-z])\w+")
 """An answer that stands after another one; no article."""
 OPEN = re.compile(
-    r"0[\s,;/&*_$+\u2013\u2026.~-]+(?:(?:and|(?:up\s+)?to|through|until|vs)[\s*_$]+)?0|\b(?:or|between)\b|(?<![-=])>|[<\u2264\u2265\u00b1]",
+    r"0[\s,;/&*_$+\u2013\u2026.~-]+(?:(?:and|(?:up\s+)?to|through|until|vs)[\s*_$]+)?0|\b(?:or|between|maybe|perhaps|possibly|alternatively|versus)\b|0\s*\(\s*0\s*\)|(?<![-=])>|[<\u2264\u2265\u00b1]",
     re.IGNORECASE,
 )
 """Two figures, each written as 0, of which it is open which one is meant; a relation."""
 BOX = re.compile(r"\\boxed[ \t]*\{")
 BRACES = re.compile(r"\\.|[{}]", re.DOTALL)
+AMOUNT = (
+    r"(?:square|cube|double|triple|halve)d|dozens?|scores?|gross|pairs?|tens|lakhs?|crores?|kilo|k|(?:hundred|thousand|million|billion)s?(?:ths?)?"
+    r"|hal(?:f|ves)|thirds|quarters|fifths|tenths"
+)
+"""Words after a number that make another one of it."""
+AFTER = re.compile(
+    rf"[*_$]*(?:(?:[ \t]|\\[,;: ])*(?:{AMOUNT})\b"
+    r"|\s+(?:or[ \t]+(?:more|less|fewer|so|above|below|not)|and[ \t]+(?:a[ \t]+)?(?:half|third|quarter)|point|plus|minus|times|remainder)\b)",
+    re.IGNORECASE,
+)
+BEFORE = re.compile(
+    r"(?:\b(?:at[ \t]+(?:least|most)|(?:more|less|fewer|greater|larger|smaller|higher|lower)[ \t]+than|over|under|above|below|beyond"
+    r"|twice|thrice|double|triple|half(?:[ \t]+of)?|(?:square|cube)(?:[ \t]+root)?[ \t]+of|nearly|almost)[ \t]+|[<>\u2264\u2265][ \t]*)[*_$\u20ac\u00a3]*$",
+    re.IGNORECASE,
+)
+"""What stands after or before a number that is not the answer itself: a bound, a multiple."""
 DATE = re.compile(r"\b\d{4}-\d\d(?:-\d\d)?\b")
+IN_YEAR = re.compile(r"\s*in\s+(?:[A-Z][a-z]+\s+)?(?:19|20)\d\d\s*[,:]\s+", re.IGNORECASE)
 
 
 def boxed(text: str) -> str | None:
@@ -99,13 +133,19 @@ def _statements(text: str) -> list[tuple[str, str | None]]:
     text, found = text[-TAIL:], []
     for one in STATED.finditer(text):
         name = "tagged" if one["tagged"] is not None else "said"
-        found.append((one[name].strip(MARKUP), None if one["prose"] else text[one.end(name) :]))
+        quoted = name == "tagged" or "\n" in text[one.start() : one.start("said")]  # else `> 59` is a relation
+        found.append((one[name].strip(MARKUP if quoted else MARKUP.replace(">", "")), None if one["prose"] else text[one.end(name) :]))
     return found
 
 
 def negated(before: str) -> bool:
     """Returns whether what stands before an answer denies it: `not`, `I won't`, `anything but the`."""
     return DENIAL.search(before[-60:]) is not None
+
+
+def denied(text: str, start: int, end: int) -> bool:
+    """Returns whether what stands around an answer denies it: `not June`, `June is wrong`."""
+    return negated(text[:start]) or AGAINST.match(text, end) is not None
 
 
 def _open(between: str) -> bool:
@@ -123,10 +163,16 @@ def word(text: str | None, words: Collection[str]) -> str:
     known = {each.lower(): each for each in words}
     inside = boxed(text)
     if inside is not None:
-        return _named(inside, known)
-    last = text.rpartition("\n")[2]
+        return _named(inside, known) if len({one.lower() for one in _names(inside, known)}) < 2 else ""
+    before, _, last = text.rpartition("\n")
     if alone := known.get(_bare(last).lower()):
-        return alone
+        return "" if negated(before) or re.search(r"\b(?:or|and|vs|versus)\W*$", before[-60:]) else alone
+    for sentence in (CHOSEN, CHOSEN_FIRST):
+        chosen = sentence.fullmatch(last[-200:]) if len(last) <= 200 else None
+        if chosen and (len(chosen[1]) > 1 or chosen[1].isupper()) and chosen[1].lower() in known:
+            return known[re.sub(r"^the\s", "", chosen[1].lower())]
+    if (why := REASON.match(text)) and _names(text, known) == {why[1]}:
+        return known[why[1].lower()]
     choice = re.match(r"\W*(\w)[):.]+[\s*]", text)  # `B: 3.41` and no more
     if choice and "\n" not in text and _names(text, known) == {choice[1]}:
         return choice[1]
@@ -155,7 +201,12 @@ def _named(said: str, known: dict[str, str]) -> str:
     if len(found[0]) == 1 and found[0].islower() and bare != found[0]:  # the article
         return ""
     gap = GAP.match(bare, found.end())
-    other = OTHER.match(bare, gap.end()) if gap and _open(gap[0]) else None
+    if re.match(r"\W*\?", bare[found.end() : found.end() + 5]):
+        return ""
+    other = OTHER.match(bare, gap.end()) if gap else None
+    aside = other and gap[0].endswith("(") and bare[other.end() :].strip() in ("", ")")  # `B (A)`
+    if gap and not (aside or _open(gap[0]) or CORRECTED.search(gap[0])):
+        other = None
     answers = other and (other[0].lower() in known or re.fullmatch("[A-HJ-Z]", other[0]))
     if other and answers and other[0].lower() != found[0].lower():
         return ""
@@ -174,7 +225,7 @@ def _only(text: str, known: dict[str, str]) -> str:
 def _bare(text: str) -> str:
     """A text without what only typesets or introduces a word."""
     text = TEXT.sub(r"\1", text.replace("$", "")).strip(MARKUP)
-    return LEAD.sub("", text, count=1).strip(MARKUP + "().:;,!")
+    return LEAD.sub("", text, count=1).strip(MARKUP + "().:;,![]\\")
 
 
 def final(text: str) -> str:
@@ -186,7 +237,7 @@ def final(text: str) -> str:
     inside = boxed(text)
     if inside is not None:
         return _expression(inside, first=True, alone=True)
-    text = text[-TAIL:]
+    text = re.sub(r"(?m)^[ \t]*>+[ \t]*", "", text[-TAIL:])  # quoted lines
     for said, after in reversed(_statements(text)):
         if re.search(r"\d", plain(said)):
             return _expression(said, first=True)
@@ -209,7 +260,7 @@ def _expression(text: str, *, first: bool, alone: bool = False) -> str:
         for run in runs
         if not negated(text[max(0, run.start() - 60) : run.start()]) and not AGAINST.match(text, run.end())
     ]
-    if not runs:
+    if not runs or hedged(text, runs[0 if first else -1]):
         return ""
     if beside := _beside(runs, text, first):
         return beside
@@ -231,6 +282,12 @@ def _expression(text: str, *, first: bool, alone: bool = False) -> str:
     return "" if unfinished(chunk) else inside if inside and number(inside) is not None and "," not in inside else chunk
 
 
+def hedged(text: str, found: re.Match[str]) -> bool:
+    """Returns whether a number is only a bound of the answer, or a part of the amount: `at least 59`, `59 dozen`."""
+    before = text[max(0, found.start() - 60) : found.start()]
+    return AFTER.match(text, found.end()) is not None or BEFORE.search(before) is not None
+
+
 def _beside(runs: list[re.Match[str]], text: str, first: bool) -> str:
     """All of the first or last numbers that stand beside each other (`41 or 42`); empty where it is one alone."""
     many = [runs[0 if first else -1]]
@@ -249,13 +306,24 @@ def lone_number(text: str) -> str:
     euros)`); or the last one, after a colon or a verb (`in 2025: 4310`). Empty without one, or where it leaves open which one
     (`34 or 35`, `10 20`)."""
     text = plain(text)
+    head, equals, tail = text.rpartition("=")
+    text = tail if equals and unfinished(head) else text
     found = list(re.finditer(FIGURE, text))
+    if len(found) > 1 and (day := IN_YEAR.match(text)):
+        text = text[day.end() :]
+        found = list(re.finditer(FIGURE, text))
+    if any(hedged(text, one) or AGAINST.match(text, one.end()) for one in found[:1] + found[-1:]):
+        return ""
+    cents = [one for one in found if re.match(r"[ \t]*cents?\b", text[one.end() : one.end() + 20])]
+    if len(found) == 2 and len(cents) == 1 and "(" in text and not negated(text[: found[0].start()]):
+        return cents[0][0] if not OPEN.search(re.sub(FIGURE, "0", text)) else ""
     if not found or OPEN.search(re.sub(FIGURE, "0", DATE.sub("", text))) or negated(text[: found[0].start()]):
         return ""
     if len(found) == 1 or not text[: found[0].start()].strip(MARKUP + "$\u20ac\u00a3"):
         return found[0][0]
     ends = re.search(r"(?:[:=]|\b(?:is|was|are|were))[*_\s$\u20ac\u00a3]*$", text[: found[-1].start()])
-    return found[-1][0] if ends else ""
+    verbs = re.findall(r"\b(?:is|was|are|were)[*_\s$\u20ac\u00a3]*0", re.sub(FIGURE, "0", text))
+    return found[-1][0] if ends and len(verbs) < 2 else ""
 
 
 def _closed(chunk: str) -> bool:

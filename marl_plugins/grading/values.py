@@ -43,15 +43,21 @@ TWO = re.compile(r"[\d)}\]!]\s*\{?\s*(?:[-+*×·÷]|\\(?:times|cdot|div)(?![a-z]
 WORK = re.compile(
     r"\\(?:i?int|oint|sum|prod|lim|gcd|lcm|max|min|sup|inf|det|phantom|lfloor|rfloor|lceil|rceil|floor|ceil|bmod)"
     r"(?![A-Za-z])|(?<![A-Za-z])(?:gcd|lcm|max|min|det|floor|ceil|round|mod|rem|sum)\s*\}?\s*\\?[({]|[\u222b\u2211\u220f\u230a\u2308]"
-    r"|\\begin\s*\{vmatrix|\\frac\s*\{d\}\s*\{d[a-z]",
+    r"|\\begin\s*\{vmatrix|\\end\s*\{[a-z]*matrix\}\s*\^|\\partial(?![a-z])|\\prime(?![a-z])|[a-z)]'"
+    r"|\}\s*\{\s*(?:d|\\(?:mathrm|text|operatorname)\s*\{\s*d\s*\})\s*[a-z](?:\s*\^[^{}]*)?\}|(?<![a-z])d\s*/\s*d[a-z]",
     re.IGNORECASE,
 )
-"""What a task asks for, and no answer has: an integral, a sum, a limit, the greatest of several numbers."""
+"""What a task asks for, and no answer has: an integral, a derivative, a sum, a limit, the greatest of several numbers."""
 FUNCTIONS = re.compile(
     r"\\(?:[dt]?binom|choose|log|lg|ln|exp|sin|cos|tan|cot|sec|csc|arc[a-z]+|Gamma|[lr]?[vV]ert)(?![A-Za-z])|\|"
     r"|(?<![A-Za-z])(?:log|ln|exp|sin|cos|tan|abs)\s*\("
 )
 """What is still to be calculated where the label is a whole number or a fraction; roots, powers and factorials are numbers."""
+CALCULATED = re.compile(r"\\(?:log|lg|ln|sin|cos|tan|cot|sec|csc|arc[a-z]+)(?![A-Za-z])|(?<![A-Za-z])(?:log|ln|a?(?:rc)?(?:sin|cos|tan))\s*\(")
+"""What is still to be calculated where the label, whatever it is, has nothing of the kind."""
+MATRIX = re.compile(r"\\begin\s*\{[a-z]*matrix")
+SETTLED = re.compile(r"[\s(]*(?:[-\d.,()\s]|\\sqrt|\\frac|\\pi|[{}])+")
+"""A side of an equation that is a number or a point, and no calculation."""
 LIMIT = re.compile(r"\\to(?![a-z])(?=[^=]*=)")
 MEMBER = re.compile(r"^[A-Za-z]\w*\s*(?:\\in(?![a-z])|\u2208)\s*")
 OVER = re.compile(r"^\{?([^{}]*)\\over(?![a-z])([^{}]*)\}?$")
@@ -73,6 +79,13 @@ YES_NO = re.compile(
     re.IGNORECASE,
 )
 """An answer that is yes or no, and why."""
+BOTH = re.compile(
+    r"[\s,.;:!*_]*(?:(?:or|and|but|maybe|perhaps|also|rather|actually)[\s,*_]+)*(?:yes|no)\b[*_]*\s*(?:[,.;:!?\n]|$)|.*\b(?:yes|no)\W*$",
+    re.IGNORECASE | re.DOTALL,
+)
+"""What says the other one after a yes or a no."""
+ANOTHER = re.compile(r"\([A-Z]\)|\s(?:or|and)\s+\(?[A-Z]\b|^\W*(?:(?:or|and|not)\W+)?[A-Z]\W*$")
+"""What names another choice in what a choice says."""
 CHOICE = re.compile(r"\(?([A-Z])\)[\s.:]*\S.*|([A-Z])[.:]\s+\S.*", re.DOTALL)
 """A choice with what it says: `(C) 7`."""
 
@@ -110,7 +123,9 @@ def _final(text: str, label: str) -> str:
             said = re.split(r"[:=\n]", text[-TAIL:].strip())[-1]
             said = said if not YES_NO.match(text) or YES_NO.match(said) else text
     if words in ("yes", "no") and (short := YES_NO.match(_untypeset(said or ""))):
-        return short[1]
+        after = _untypeset(said or "")[short.end(1) :]
+        found = BOTH.match(after)
+        return "" if found and {one.lower() for one in re.findall(r"(?i)\b(?:yes|no)\b", found[0])} != {words} else short[1]
     said = said or ""
     return said.strip(" *`\"'").rstrip(" *`\"'.") if WORDS.fullmatch(words) else said
 
@@ -150,7 +165,10 @@ async def same(answer: str, label: str, budget: Budget | None = None) -> bool:
     if y is not None and _number(a) is None and OPEN.search(LIMIT.sub("", a)):
         return False  # a relation, alternatives
     if "=" in a and "=" not in b:
+        sides = a
         a = value(a) if len(parts(a)[1]) == 1 else a
+        if "." not in a and not await _agree(sides.split("=")[:-1], a, budget):
+            return False
     a = a if y is None else _amount(a)
     x = _number(a)
     if x is not None and y is not None:
@@ -158,7 +176,12 @@ async def same(answer: str, label: str, budget: Budget | None = None) -> bool:
     (kind, mine), (other, theirs) = parts(a), parts(b)
     if not a or (y is not None and (kind or a[0] == "[" or unfinished(a) or (x is None and not _is_one_number(a)))):
         return False  # a set or a point, or a calculation that was not carried out
-    if (WORK.search(a) and not WORK.search(b)) or (y is not None and "." not in b and FUNCTIONS.search(a)):
+    if other == "(" and not kind and SEPARATORS.search(a):  # a point is no alternative
+        return False
+    calculated = CALCULATED if y is None else FUNCTIONS
+    if (WORK.search(a) and not WORK.search(b)) or ("." not in b and calculated.search(a) and not calculated.search(b)):
+        return False
+    if len(MATRIX.findall(a)) > max(1, len(MATRIX.findall(b))):
         return False  # the task itself, which math-verify would carry out
     if x is not None and x.denominator == 1 and "%" not in a and len(theirs) == 1:  # with thousands and powers of ten
         a, mine = str(x), [a]
@@ -169,12 +192,23 @@ async def same(answer: str, label: str, budget: Budget | None = None) -> bool:
     if x is None and (NUMBER.fullmatch(a) or RATIO.fullmatch(a) or BASED.fullmatch(a)):  # out of any range, or divided by 0
         return False
     if re.fullmatch("[A-Z]", letter := _words(b)) and (choice := CHOICE.fullmatch(_untypeset(a))):
-        return letter == (choice[1] or choice[2])
+        after = _untypeset(a)[choice.end(1) if choice[1] else choice.end(2) :].lstrip("). :")
+        return letter == (choice[1] or choice[2]) and not ANOTHER.search(after)
     if WORDS.fullmatch(words := _words(a)) and (y is not None or WORDS.fullmatch(_words(b))):
         return words == _words(b)
     if "\\\\" in a and "\\begin" not in a:  # two lines are two answers
         return False
     return await verified(a, b, budget)
+
+
+async def _agree(sides: list[str], last: str, budget: Budget) -> bool:
+    """Returns whether the sides of an equation that are points, numbers or choices are the last one; others say how it was found."""
+    for side in map(str.strip, sides):
+        if re.fullmatch("[A-Z]", last) and re.fullmatch("[A-Z]", side) and side != last:
+            return False
+        if side != last and SETTLED.fullmatch(side) and not TWO.search(side) and not await verified(side, last, budget):
+            return False
+    return True
 
 
 def _is_one_number(text: str) -> bool:

@@ -5,10 +5,11 @@ Nothing but what the composer says is read. The parts of the outcome are the que
 
 import re
 
-from marl_plugins.grading import lone_number, negated, number
+from marl_plugins.grading import denied, lone_number, number
 
 BEGIN = re.compile(
-    r"(?:^[^\w\n]*|(?<=[\s,;|]))(?:(?:answer|question|a|q)\W?\s*)?(\d{1,3})[*_]*(?::|[.)](?!\d))[*_:.)]*", re.I | re.M
+    r"(?:^[^\w\n]*|(?<=[\s,;|]))(?:(?:answer|question|a|q)\W?\s*)?(\d{1,3})(?:[*_]*(?::|[.)](?!\d))|[ \t]+:(?=[ \t])|[ \t]*\|(?=[^\n]*\|))[*_:.)]*",
+    re.I | re.M,
 )
 """Where the answer to a question begins: `2: `, `**2.** `, `Answer 2: `, at the start of a line or after the answer before."""
 LARGEST = 10**15
@@ -62,8 +63,8 @@ def names_in(text, options):
     words = "|".join(sorted(map(re.escape, options), key=len, reverse=True)).lower()
     pattern = re.compile(rf"(?<![\w-])(?:{words})(?![\w-])", re.IGNORECASE) if options else NAME
     text = text if options else text.lower()
-    found = [one[0] for one in pattern.finditer(text) if not negated(text[: one.start()])]  # "June, not July" names June
-    exact = [one for one in found if one in options]  # "It may be June" names one month
+    found = [one[0] for one in pattern.finditer(text) if not denied(text, *one.span())]  # "June, not July" names June
+    exact = [one for one in found if one in options or one.isupper()]  # "It may be June" names one month
     said = dict.fromkeys(one.lower() for one in exact or found)
     return [next((option for option in options if option.lower() == one), one) for one in said]
 
