@@ -35,8 +35,10 @@ SUM = re.compile(rf"[(\s]*(?:[+-]\s*)?{PLAIN}[)\s]*(?:(?:[-+*/×·÷]|\\times|\\
 
 TYPESET = r"(?:[$\u20ac\u00a3*`_]|\\[$(\[])"
 """What may stand between a sign and its number: of money, of Markdown, of LaTeX."""
-MINUS = re.compile(rf"\b(?:minus|negative)\s+(?:the\s+number\s+)?({TYPESET}*)\s*(?=[\d.(√π\\])", re.IGNORECASE)
-APART = re.compile(rf"(^|[^\w\s)}}\]-]\s*|\b(?:is|equals|be)\s+|(?<=\s)(?=-{TYPESET}))-[ \t]*({TYPESET}*)[ \t]*(?=[\d.√π\\])")
+MINUS = re.compile(rf"\b(?:minus|negative)\s+(?:the\s+number\s+)?(?:({TYPESET}+)\s*)?(?=[\d.(√π\\])", re.IGNORECASE)
+APART = re.compile(
+    rf"(^|[^\w\s)}}\]-]\s*|\b(?:is|equals|be)\s+|(?<=\s)(?=-{TYPESET}))-[ \t]*(?:({TYPESET}+)[ \t]*)?(?=[\d.√π\\])"
+)
 """A minus that is no dash and no subtraction, apart from its number."""
 SCALES = {"hundred": 2, "thousand": 3, "million": 6, "billion": 9, "trillion": 12}
 SCALE = re.compile(rf"(?<=\d)(?:[\s~]|\\[,;: ])*(?:\\text\s*\{{\s*)?\b({'|'.join(SCALES)})s?\b(?:\s*\}})?", re.IGNORECASE)

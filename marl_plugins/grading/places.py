@@ -65,7 +65,7 @@ CHOSEN_FIRST = re.compile(
     re.IGNORECASE,
 )
 """Sentences that choose, of one word."""
-REASON = re.compile(r"[*_`]{0,3}(\w+)[*_`.]{0,4}\s*\n\s*(?:because|since|reason|explanation)\b", re.IGNORECASE)
+REASON = re.compile(r"[*_`]{0,3}(\w+)[*_`.]{0,4}[ \t]*\n\s*(?:because|since|reason|explanation)\b", re.IGNORECASE)
 """A word on the first line, and why."""
 ALTERNATIVE = re.compile(
     r"\b(?:or|and|to|vs|versus|through|maybe|perhaps|possibly|also|either)\b|^[^\w.!?:(\n]*\Z", re.IGNORECASE
@@ -88,12 +88,15 @@ AMOUNT = (
 """Words after a number that make another one of it."""
 AFTER = re.compile(
     rf"[*_$]*(?:(?:[ \t]|\\[,;: ])*(?:{AMOUNT})\b"
-    r"|\s+(?:or[ \t]+(?:more|less|fewer|so|above|below|not)|and[ \t]+(?:a[ \t]+)?(?:half|third|quarter)|point|plus|minus|times|remainder)\b)",
+    r"|\s+(?:or[ \t]+(?:more|less|fewer|so|above|below|not)|and[ \t]+(?:a[ \t]+)?(?:half|third|quarter)"
+    r"|point|plus|minus|times|remainder)\b)",
     re.IGNORECASE,
 )
 BEFORE = re.compile(
-    r"(?:\b(?:at[ \t]+(?:least|most)|(?:more|less|fewer|greater|larger|smaller|higher|lower)[ \t]+than|over|under|above|below|beyond"
-    r"|twice|thrice|double|triple|half(?:[ \t]+of)?|(?:square|cube)(?:[ \t]+root)?[ \t]+of|nearly|almost)[ \t]+|[<>\u2264\u2265][ \t]*)[*_$\u20ac\u00a3]*$",
+    r"(?:\b(?:at[ \t]+(?:least|most)|(?:more|less|fewer|greater|larger|smaller|higher|lower)[ \t]+than"
+    r"|over|under|above|below|beyond"
+    r"|twice|thrice|double|triple|half(?:[ \t]+of)?|(?:square|cube)(?:[ \t]+root)?[ \t]+of|nearly|almost)[ \t]+"
+    r"|[<>\u2264\u2265][ \t]*)[*_$\u20ac\u00a3]*$",
     re.IGNORECASE,
 )
 """What stands after or before a number that is not the answer itself: a bound, a multiple."""
@@ -134,7 +137,12 @@ def _statements(text: str) -> list[tuple[str, str | None]]:
     for one in STATED.finditer(text):
         name = "tagged" if one["tagged"] is not None else "said"
         quoted = name == "tagged" or "\n" in text[one.start() : one.start("said")]  # else `> 59` is a relation
-        found.append((one[name].strip(MARKUP if quoted else MARKUP.replace(">", "")), None if one["prose"] else text[one.end(name) :]))
+        found.append(
+            (
+                one[name].strip(MARKUP if quoted else MARKUP.replace(">", "")),
+                None if one["prose"] else text[one.end(name) :],
+            )
+        )
     return found
 
 
@@ -204,7 +212,7 @@ def _named(said: str, known: dict[str, str]) -> str:
     if re.match(r"\W*\?", bare[found.end() : found.end() + 5]):
         return ""
     other = OTHER.match(bare, gap.end()) if gap else None
-    aside = other and gap[0].endswith("(") and bare[other.end() :].strip() in ("", ")")  # `B (A)`
+    aside = gap and other and gap[0].endswith("(") and bare[other.end() :].strip() in ("", ")")  # `B (A)`
     if gap and not (aside or _open(gap[0]) or CORRECTED.search(gap[0])):
         other = None
     answers = other and (other[0].lower() in known or re.fullmatch("[A-HJ-Z]", other[0]))
@@ -268,7 +276,11 @@ def _expression(text: str, *, first: bool, alone: bool = False) -> str:
     before, chunk = text[: run.start()], run[0].strip("* \t=")
     if chunk.startswith("- ") and not PRIOR.search(before):  # a dash
         chunk = chunk[1:].strip()
-    if chunk.endswith("!") and (first or before.strip()) and number(chunk.rstrip("!")) is not None:  # of the sentence
+    if (
+        chunk.endswith("!")
+        and (first or before.strip() or run[0].startswith("*"))
+        and number(chunk.rstrip("!")) is not None
+    ):  # of the sentence
         chunk = chunk.rstrip("!")
     chunk = _balanced(re.split(r"(?<![<>!=:])=(?!=)|\u2248|\\approx(?![a-z])", chunk)[-1].strip(" ,;:*"))
     if (
@@ -307,7 +319,7 @@ def lone_number(text: str) -> str:
     (`34 or 35`, `10 20`)."""
     text = plain(text)
     head, equals, tail = text.rpartition("=")
-    text = tail if equals and unfinished(head) else text
+    text = tail if equals and len(head) < 200 and unfinished(head) else text
     found = list(re.finditer(FIGURE, text))
     if len(found) > 1 and (day := IN_YEAR.match(text)):
         text = text[day.end() :]
@@ -333,6 +345,9 @@ def _closed(chunk: str) -> bool:
 def _balanced(chunk: str) -> str:
     """A run of mathematics without brackets at its ends that are the sentence's."""
     while chunk:
+        if chunk.endswith("}") and chunk.count("{") < chunk.count("}"):  # of JSON
+            chunk = chunk[:-1].rstrip(" ,;:")
+            continue
         for opening, closing in ("()", "[]"):
             if chunk.count(opening) < chunk.count(closing) and chunk.endswith(closing):
                 chunk = chunk[:-1].rstrip(" ,;:")

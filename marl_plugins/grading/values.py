@@ -21,7 +21,7 @@ from marl_plugins.grading.numbers import (
     plain,
     unfinished,
 )
-from marl_plugins.grading.places import TAIL, boxed, final, stated
+from marl_plugins.grading.places import AMOUNT, TAIL, boxed, final, stated
 
 DEEPEST = 16
 """Maximum number of braces within each other in an answer; a deeper one is right only as the label's text."""
@@ -53,7 +53,9 @@ FUNCTIONS = re.compile(
     r"|(?<![A-Za-z])(?:log|ln|exp|sin|cos|tan|abs)\s*\("
 )
 """What is still to be calculated where the label is a whole number or a fraction; roots, powers and factorials are numbers."""
-CALCULATED = re.compile(r"\\(?:log|lg|ln|sin|cos|tan|cot|sec|csc|arc[a-z]+)(?![A-Za-z])|(?<![A-Za-z])(?:log|ln|a?(?:rc)?(?:sin|cos|tan))\s*\(")
+CALCULATED = re.compile(
+    r"\\(?:log|lg|ln|sin|cos|tan|cot|sec|csc|arc[a-z]+)(?![A-Za-z])|(?<![A-Za-z])(?:log|ln|a?(?:rc)?(?:sin|cos|tan))\s*\("
+)
 """What is still to be calculated where the label, whatever it is, has nothing of the kind."""
 MATRIX = re.compile(r"\\begin\s*\{[a-z]*matrix")
 SETTLED = re.compile(r"[\s(]*(?:[-\d.,()\s]|\\sqrt|\\frac|\\pi|[{}])+")
@@ -67,13 +69,35 @@ UNIT = re.compile(
     re.IGNORECASE,
 )
 """A number with what is counted: `59 pens`, `59 km/h`; letters that stand for numbers are no word."""
+NOTED = re.compile(r"(?P<number>[^a-zA-Z\\]*\d\}*\.?)[\s~]*(?P<unit>[a-z(][^\d\\]*?)(?:\^\{?[23]\}?)?", re.IGNORECASE)
+"""The same where LaTeX says that it is text."""
 NO_UNIT = re.compile(
     r"\b(?:or|and|not|to|at|if|of|than|more|less|least|most|plus|minus|over|by|is|wrong|pi|sqrt|mod|sin|cos|tan|log|exp|choose|base"
-    r"|binary|octal|hex\w*|squared|cubed|factorial|infinity|below|under|above|negative|false|half|halves|thirds|dozens?"
-    r"|(?:ten|hundred|thousand|million|billion)(?:s|ths?)?)\b",
+    r"|binary|octal|hex\w*|factorial|infinity|below|under|above|negative|false|has|was|does|perhaps|versus|fails|loses|misses|seems"
+    r"|exceeds|works|always|sometimes|except|no|never|maybe|but|too|unless|alternatively|(?:in|un)\w*ly|\w+n't|point|remainder|exactly"
+    r"|(?:one|two|three|four|five|six|seven|eight|nine|eleven|twelve|\w+teen|(?:twen|thir|for|fif|six|seven|eigh|nine)ty)"
+    rf"|ten(?:s|ths?)?|{AMOUNT})\b",
     re.IGNORECASE,
 )
 """What makes another number of it."""
+SINGLE = (
+    r"(?:[a-z'-]+s|feet|foot|inch|people|person|men|women|children|mice|sheep|fish|percent|per cent|euro|cent|dollar|yen|yuan"
+    r"|degree|unit|coin|pen|mile|metre|meter|hour|minute|second|day|week|month|year|[\u03bckcmd]?m|km|kg|mg|g|l|ml|ft|min|mph|kmh|hr?|sec|lb|oz|mol|hz|[svwjnacf])"
+)
+UNIT_WORDS = re.compile(
+    rf"\(?\s*(?:[a-z]+ ){{0,2}}{SINGLE}(?: (?:per|of|in|an?|each) [a-z]+(?: [a-z]+)?|\s*/\s*[a-z]+)?"
+    r"(?: in (?:all|total)| total| altogether| left| away)?"
+    r"\s*\)?\.?(?:\^\{?-?[1-4]\}?)?",
+    re.IGNORECASE,
+)
+"""One to three words that count something: the last one is a plural or a unit, before what it is divided by."""
+INTRODUCED = re.compile(r"^\\(?:text|textbf|mathrm|mathbf|mbox)\s*\{[^{}\d]*[:=]\s*\}\s*")
+COLOURED = re.compile(r"\\(?:textcolor|color)\s*\{[^{}]*\}|\\(?:bf|rm|it)(?![a-z])")
+DEGREES = re.compile(r"(?<=\d)\s*\^\s*\{?\s*\\circ\s*\}?\s*(?:\\(?:text|mathrm)\s*\{\s*[CF]\s*\}|[CF])$")
+IT_IS = re.compile(
+    r"^(?:(?:so|thus|hence|therefore),?\s+)?(?:it|that|this)(?:['\u2019]s|\s+is|\s+was)\s+(?:an?\s+|the\s+)?", re.IGNORECASE
+)
+OPTION = re.compile(r"^(?:option|choice|answer)\s+", re.IGNORECASE)
 YES_NO = re.compile(
     r"[\s*_`\"']*(?:(?:so|thus|hence|therefore),?\s+[*_]*)?(yes|no)\b[*_`\"']*\s*(?:[,.;:!\n]|$|because\b|since\b)",
     re.IGNORECASE,
@@ -126,7 +150,7 @@ def _final(text: str, label: str) -> str:
         after = _untypeset(said or "")[short.end(1) :]
         found = BOTH.match(after)
         return "" if found and {one.lower() for one in re.findall(r"(?i)\b(?:yes|no)\b", found[0])} != {words} else short[1]
-    said = said or ""
+    said = IT_IS.sub("", said or "") if WORDS.fullmatch(words) else said or ""
     return said.strip(" *`\"'").rstrip(" *`\"'.") if WORDS.fullmatch(words) else said
 
 
@@ -202,7 +226,8 @@ async def same(answer: str, label: str, budget: Budget | None = None) -> bool:
 
 
 async def _agree(sides: list[str], last: str, budget: Budget) -> bool:
-    """Returns whether the sides of an equation that are points, numbers or choices are the last one; others say how it was found."""
+    """Returns whether the sides of an equation that are points, numbers or choices are the last one; others say how it was
+    found."""
     for side in map(str.strip, sides):
         if re.fullmatch("[A-Z]", last) and re.fullmatch("[A-Z]", side) and side != last:
             return False
@@ -240,6 +265,8 @@ async def _same_parts(mine: list[str], theirs: list[str], budget: Budget, ordere
 
 def clean(text: str) -> str:
     """Returns a final answer without what only typesets it."""
+    text = COLOURED.sub("", INTRODUCED.sub("", text.strip())) if "\\" in text else text
+    text = bold[1] if (bold := re.fullmatch(r"\s*\*\*([^*]*)\*\*\s*", text)) else text
     text = plain(text).replace("{,}", ",").replace("\\$", "")
     text = text.replace("π", "\\pi ").replace("×", "\\times ").replace("·", "\\cdot ").replace("°", "^\\circ")
     text = re.sub(r"(?:√|\\sqrt(?![a-z{\[]))\s*(\d+(?:\.\d+)?|[A-Za-z])", r"\\sqrt{\1}", text)
@@ -260,9 +287,14 @@ def _amount(text: str) -> str:
     """The number of `59 pens` and of `(59)`, empty where it is another one (`59 dozen`); another text as it is."""
     inside = re.fullmatch(r"\(([^(),;]*)\)", text)
     text = inside[1].strip() if inside else text
-    counted = UNIT.fullmatch(_untypeset(text))
+    bare = _untypeset(DEGREES.sub("^\\\\circ", text))
+    if number(bare.rstrip("?'")) is not None and bare[-1] in "?'":  # a doubt, feet
+        return ""
+    counted = UNIT.fullmatch(bare) or (NOTED.fullmatch(bare) if REMARK.search(text) else None)
     if not counted or _number(clean(counted["number"])) is None:
-        return text
+        return DEGREES.sub("^\\\\circ", text)
+    if not UNIT_WORDS.fullmatch(counted["unit"]):
+        return ""
     percent = "%" if re.match(r"per\s?cent\b", counted["unit"], re.IGNORECASE) else ""
     return "" if NO_UNIT.search(counted["unit"]) else clean(counted["number"]) + percent
 
@@ -321,5 +353,5 @@ def _untypeset(text: str) -> str:
 
 def _words(text: str) -> str:
     """A text of words without what only typesets it; letters alone are variables or choices, whose case counts."""
-    text = re.sub(r"^\(([A-Za-z])\)$", r"\1", _untypeset(text))
+    text = re.sub(r"^\(([A-Za-z])\)$", r"\1", OPTION.sub("", _untypeset(text)))
     return text if len(text) == 1 else text.lower()

@@ -8,7 +8,8 @@ import re
 from marl_plugins.grading import denied, lone_number, number
 
 BEGIN = re.compile(
-    r"(?:^[^\w\n]*|(?<=[\s,;|]))(?:(?:answer|question|a|q)\W?\s*)?(\d{1,3})(?:[*_]*(?::|[.)](?!\d))|[ \t]+:(?=[ \t])|[ \t]*\|(?=[^\n]*\|))[*_:.)]*",
+    r"(?:^[^\w\n]*|(?<=[\s,;|]))(?:(?:answer|question|a|q)\W?\s*)?(\d{1,3})"
+    r"(?:[*_]*(?::|[.)](?!\d))|[ \t]+:(?=[ \t])|[ \t]*\|(?=[^\n|]*\|))[*_:.)]*",
     re.I | re.M,
 )
 """Where the answer to a question begins: `2: `, `**2.** `, `Answer 2: `, at the start of a line or after the answer before."""

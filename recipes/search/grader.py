@@ -14,7 +14,7 @@ def score_outcome(trajectory):
 
 
 def fair(measure, answer, label):
-    """A measure, which has nothing to compare in an answer of articles and punctuation (`A`, `%`): it has to be the label's text."""
+    """A measure; an answer of articles and punctuation alone (`A`, `%`), which it does not see, has to be the label's text."""
     if normalised(answer or ""):
         return measure(answer, label)
     rights = label if isinstance(label, list) else [label]

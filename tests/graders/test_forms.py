@@ -71,37 +71,88 @@ MORE_NOT_PAID = {
 }
 UNITS_NOT = [
     *("incorrect", "rejected", "never", "impossible", "cannot be", "except", "no ", "maybe sixty", "alternatively sixty"),
-    *("versus sixty", "but sixty", "perhaps", "gross", "score", "pairs", "lakh", "crore", "k", "kilo", "fifths", "quarters"),
+    *(
+        "versus sixty",
+        "but sixty",
+        "perhaps",
+        "gross",
+        "score",
+        "pairs",
+        "lakh",
+        "crore",
+        "k",
+        "kilo",
+        "fifths",
+        "quarters",
+    ),
     *("point five", "times two", "remainder five", "dozen", "unlikely", "isn't it", "wrong", "does not work", "plus one"),
     *("doubled", "and a half", "something", "was rejected", "sixty", "sixty pens", "pens, or sixty", "tens", "few"),
     *("too small", "pens too many", "pens wide of the mark by six", "or so", "approximately"),
 ]
-UNITS = ["pens", "km/h", "square feet", "dollars", "miles per hour", "cubic meters", "red balls", "cents", "feet", "ways", "days"]
+UNITS = [
+    "pens",
+    "km/h",
+    "square feet",
+    "dollars",
+    "miles per hour",
+    "cubic meters",
+    "red balls",
+    "cents",
+    "feet",
+    "ways",
+    "days",
+]
 MORE_NOT_PAID["mathchat", "59"] += [f"\\boxed{{59\\text{{ {unit}}}}}" for unit in UNITS_NOT]
 MORE_NOT_PAID["mathchat", "59"] += [
     *("\\boxed{59 k}", "\\boxed{59'}", "\\boxed{59''}", "\\boxed{59?}", "\\boxed{59\\,\\text{k}}", "\\boxed{59k}"),
     *("Answer: > 59", "Answer: at least 59", "at least 59", "less than 59", "at most 59", "twice 59", "half of 59"),
-    *("59 squared", "59 dozen", "59 or more", "59 and a half", "Answer: 59 dozen", "more than 59", "The answer is twice 59."),
+    *(
+        "59 squared",
+        "59 dozen",
+        "59 or more",
+        "59 and a half",
+        "Answer: 59 dozen",
+        "more than 59",
+        "The answer is twice 59.",
+    ),
     *("Answer: 59 squared", "over 59", "under 59", "The answer is at most 59.", "59 pairs", "59k", "double 59"),
 ]
 MORE_PAID = {("mathchat", "59"): [f"\\boxed{{59\\text{{ {unit}}}}}" for unit in UNITS] + ["\\boxed{59^\\circ}"]}
-MORE_PAID["mathchat", "59"] += ["59 pens", "Answer: 59 km/h", "It is 59, which is odd.", "59 is the answer", "There are 59 in all."]
+MORE_PAID["mathchat", "59"] += [
+    "59 pens",
+    "Answer: 59 km/h",
+    "It is 59, which is odd.",
+    "59 is the answer",
+    "There are 59 in all.",
+]
 MORE_PAID["mathchat", "111011_2"] = ["\\boxed{111011_2}", "\\boxed{111011_{2}}", "\\boxed{111011}"][:2]
 MORE_PAID["mathchat", "yes"] = ["Yes, it is.", "\\boxed{\\text{Yes}}", "Yes, because no divisor is left."]
 MORE_PAID["mathchat", "C"] = ["\\boxed{(C) 7}", "\\boxed{C}", "\\boxed{\\text{(C)}}"]
 MORE_PAID["mathchat", "(1,2)"] = ["\\boxed{(x,y)=(1,2)}", "\\boxed{(1,2)}", "\\boxed{1, 2}"]
 WORDS_NOT = {
     ("debate", "north"): [
-        *("Answer: no north", "The loser is north", "I reject north", "Verdict: against the north", "The north should lose."),
+        *(
+            "Answer: no north",
+            "The loser is north",
+            "I reject north",
+            "Verdict: against the north",
+            "The north should lose.",
+        ),
         *("Answer: north is the loser", "\\boxed{\\text{north or not}}", "Answer: north? south!", "The north fails."),
     ],
     ("vote", "B"): [
-        *("\\boxed{B \\lor A}", "\\boxed{B \\quad A}", "Answer: B. No, A.", "Answer: B, no: A", "Answer: B, alternatively A"),
+        *(
+            "\\boxed{B \\lor A}",
+            "\\boxed{B \\quad A}",
+            "Answer: B. No, A.",
+            "Answer: B, no: A",
+            "Answer: B, alternatively A",
+        ),
         *("Answer: B (A)", "A\nor\nB", "The answer isn't\nB", "\\boxed{B \\text{ rather than } A}"),
     ],
     ("figure", "4310"): [
         *("more than 4310", "at most 4310", "4310 dozen", "4310k", "4310 plus 100", "4310 times 2", "4310 (5000)"),
-        *("4310 maybe 5000", "4310 is wrong", "no 4310", "4310%", "it is 5000, was 4310", "about twice 4310", "4310 %"),
+        *("4310 maybe 5000", "4310 is wrong", "no 4310", "it is 5000, was 4310", "about twice 4310"),
     ],
     ("month", "June"): ["excluding June", "other than June", "June is not it", "June, JULY"],
     ("search", "A"): ["", " ", "the", "?"],
@@ -124,7 +175,7 @@ WORDS = {
     ("month", "June"): ["June", "June, not July", "it may be June", "not July: June"],
     ("mathchat", "59"): [
         *('{"answer": 59}', '```json\n{"answer": 59}\n```', "\\boxed{\\textcolor{blue}{59}}", "\\boxed{\\color{red}{59}}"),
-        *("\\boxed{\\bf{59}}", "\\boxed{**59**}", "\\boxed{59\u00b0C}", "\\boxed{\\text{Total: } 59}", "**59!**", "12 + 47 \u2192 59"),
+        *("\\boxed{\\bf{59}}", "\\boxed{**59**}", "\\boxed{59\u00b0C}", "\\boxed{\\text{Total: } 59}", "**59!**"),
     ],
     ("mathchat", "Monday"): ["It is Monday."],
     ("mathchat", "C"): ["\\boxed{\\text{Option (C)}}"],
