@@ -36,17 +36,17 @@ LEAD = re.compile(
 PRIOR = re.compile(r"(?:^|[^\w\s)}])\s*$|\b(?:is|equals|be)\s+$")
 """What may stand before a minus that is the sign of a number apart from it: nothing that it could be subtracted from."""
 DENIAL = re.compile(
-    r"(?:\b(?:not|never|neither|nor|cannot|except|excluding|refuse|reject(?:s|ed)?|against|loser|(?:rather|other)\s+than|instead\s+of"
-    r"|(?:any\w*|all|every\w*)\s+but)|n['\u2019]t)\b(?:\s+(?:a|an|the|to|be|is|in|it|of|by|for|choose|say|play|go)\b)*[\s*_$]*$"
+    r"(?:\b(?:not|never|neither|nor|cannot|except|excluding|refuse|doubt|reject(?:s|ed)?|against|loser|(?:rather|other)\s+than|instead\s+of"
+    r"|(?:any\w*|all|every\w*)\s+but)|n['\u2019]t)\b(?:\s+(?:a|an|the|to|be|is|in|it|of|by|for|quite|really|exactly|choose|say|play|go)\b)*[\s*_$]*$"
     r"|\bno[ \t]+(?:the[ \t]+)?[*_$]*$",
     re.IGNORECASE,
 )
 AGAINST = re.compile(
-    r"(?:['\u2019]s(?:\s+\w+)?)?\s+(?:(?:has|is|was|does|did|can|will|should|must|would|could)(?:\s+not|n['\u2019]t|\s+(?:the\s+loser|wrong|lost|lose|fail|false|incorrect))"
+    r"[*_$)]{0,4}\?|(?:['\u2019]s(?:\s+\w+)?)?\s+(?:(?:has|is|was|does|did|can|will|should|must|would|could)(?:\s+not|n['\u2019]t|\s+(?:the\s+loser|wrong|lost|lose|fail|false|incorrect))"
     r"|loses?|lost|fail(?:s|ed)?|or\s+not)\b",
     re.IGNORECASE,
 )
-"""What says of the word before it that it is not the answer."""
+"""What says of the word before it that it is not the answer, or asks."""
 GAP = re.compile(
     r"(?!['\u2019]\w)\W*(?:(?:or|and|to|vs|versus|through|else|maybe|perhaps|possibly|also|but|either|the|option|choice|letter"
     r"|no|alternatively|actually|instead|wait|rather)\b\W*)*",
@@ -89,7 +89,7 @@ AMOUNT = (
 AFTER = re.compile(
     rf"[*_$]*(?:(?:[ \t]|\\[,;: ])*(?:{AMOUNT})\b"
     r"|\s+(?:or[ \t]+(?:more|less|fewer|so|above|below|not)|and[ \t]+(?:a[ \t]+)?(?:half|third|quarter)"
-    r"|point|plus|minus|times|remainder)\b)",
+    r"|point|plus|minus|times(?=[ \t]+(?!in\b|per\b|a\b)\w)|remainder)\b)",
     re.IGNORECASE,
 )
 BEFORE = re.compile(
@@ -259,7 +259,7 @@ def final(text: str) -> str:
 
 
 def _expression(text: str, *, first: bool, alone: bool = False) -> str:
-    text = signed(TEXT.sub(r"\1", plain(text)))
+    text = re.sub(r"(?<=\d)[ \t]+(?=\\?%)", "", signed(TEXT.sub(r"\1", plain(text))))
     runs = [run for run in RUN.finditer(text) if re.search(r"\d", run[0]) and run[0][0] not in "^_"]  # of a unit
     if alone and len({run[0].strip() for run in runs}) > 1:
         return ""

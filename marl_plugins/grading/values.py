@@ -184,6 +184,8 @@ async def same(answer: str, label: str, budget: Budget | None = None) -> bool:
     if in_base(a) or in_base(b):
         return in_base(a) == in_base(b)
     budget, y = budget or Budget(), _number(b)
+    if y is not None and a[-1] in "+-*/^_":  # cut off
+        return False
     if "\\in" not in b:
         a = MEMBER.sub("", a)
     if y is not None and _number(a) is None and OPEN.search(LIMIT.sub("", a)):

@@ -117,6 +117,7 @@ MORE_NOT_PAID["mathchat", "59"] += [
     ),
     *("Answer: 59 squared", "over 59", "under 59", "The answer is at most 59.", "59 pairs", "59k", "double 59"),
 ]
+MORE_NOT_PAID["mathchat", "59"] += ["Is it 59?", "59?", "59+", "\\boxed{59+}", "not quite 59", "(-59)", "59 thousand"]
 MORE_PAID = {("mathchat", "59"): [f"\\boxed{{59\\text{{ {unit}}}}}" for unit in UNITS] + ["\\boxed{59^\\circ}"]}
 MORE_PAID["mathchat", "59"] += [
     "59 pens",
@@ -159,6 +160,8 @@ WORDS_NOT = {
     ("search", "The The"): ["", "a"],
     ("search", "%"): ["", "?"],
 }
+WORDS_NOT["debate", "north"] += ["north?", "I doubt north", "north must not win"]
+WORDS_NOT["month", "June"] += ["June?", "June or July"]
 WORDS = {
     ("search", "A"): ["A", " A "],
     ("search", "%"): ["%"],
