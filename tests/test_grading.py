@@ -466,3 +466,9 @@ def test_a_flood_of_answers_does_not_keep_the_loop_waiting():
 
     worst, passed = asyncio.run(longest())
     assert worst < 0.5 and not passed
+
+
+@pytest.mark.parametrize("text", ["City 1", "The answer is City 1.", "Answer: **City 1**", "\\boxed{City 1}"])
+def test_words_with_a_figure_are_paid_as_they_stand(text):
+    assert asyncio.run(right(text, "City 1"))
+    assert not asyncio.run(right(text, "City 2"))

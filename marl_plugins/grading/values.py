@@ -130,9 +130,9 @@ async def right(text: str | None, label: Any) -> bool:
             f"the label is {label!r}; there is nothing to compare answers with (--data.label_key names its field)"
         )
     text = text or ""
-    budget = Budget()
+    budget, whole = Budget(), (text.strip(), (stated(text) or "").strip(" \n.*"))
     for one in answers:
-        if await same(_final(text, one), one, budget):
+        if one.strip() in whole or await same(_final(text, one), one, budget):
             return True
     return False
 

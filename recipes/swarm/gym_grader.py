@@ -15,10 +15,7 @@ async def score_outcome(trajectory):
     said = (answer if inside is None else inside).strip()
     score = await asyncio.to_thread(gym_score, trajectory.task, said)
     other = bare(stated(answer) or said)
-    if score < 1 and other not in (
-        "",
-        said,
-    ):  # verifiers compare characters, and a grid of several lines is stated as a whole
+    if score < 1 and other and other != said:  # verifiers compare characters; a grid of several lines is stated as a whole
         score = max(score, await asyncio.to_thread(gym_score, trajectory.task, other))
     return score
 
