@@ -1,6 +1,8 @@
 """Graders' parts: programs that are checked apart, deadlines that wait, places of answers. The kits of recipes: tests/graders."""
 
 import asyncio
+import subprocess
+import sys
 import time
 from fractions import Fraction
 
@@ -472,3 +474,9 @@ def test_a_flood_of_answers_does_not_keep_the_loop_waiting():
 def test_words_with_a_figure_are_paid_as_they_stand(text):
     assert asyncio.run(right(text, "City 1"))
     assert not asyncio.run(right(text, "City 2"))
+
+
+def test_a_checker_leaves_pythons_limit_of_digits_as_it_is():
+    shown = "import sys; from marl_plugins.sandbox import Checker; print(sys.get_int_max_str_digits())"
+    said = subprocess.run([sys.executable, "-c", shown], capture_output=True, text=True, check=True).stdout
+    assert int(said) == sys.int_info.default_max_str_digits

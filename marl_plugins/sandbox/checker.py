@@ -145,7 +145,11 @@ class Checker:
         report = secrets.token_hex(16)
         stdin = (await asyncio.to_thread(json.dumps, {**request, "report": report})).encode()
         program = Program(
-            f"{SOURCE}\n{what}(json.load(sys.stdin))\n", stdin=stdin, wanted=(report,), limits=limits, merged=True
+            f"{SOURCE}\nallow_long_numbers()\n{what}(json.load(sys.stdin))\n",
+            stdin=stdin,
+            wanted=(report,),
+            limits=limits,
+            merged=True,
         )
         completed = await self._sandbox.sandbox.run(program)
         return completed, await asyncio.to_thread(_lines, completed.files.get(report, b""), most)

@@ -47,8 +47,12 @@ CHECKS = "checks.py"
 """Name of the checks' file in tracebacks."""
 SETTLE = "_settle_"
 """Name under which the checks call `CheckNames.settle`."""
-if hasattr(sys, "set_int_max_str_digits"):
-    sys.set_int_max_str_digits(100_000)
+
+
+def allow_long_numbers() -> None:
+    """Lets whole numbers have as many digits as an answer may have; in the sandbox, for Python's own limit holds elsewhere."""
+    if hasattr(sys, "set_int_max_str_digits"):
+        sys.set_int_max_str_digits(100_000)
 
 
 # --- values -----------------------------------------------------------------------------------------------------------------
