@@ -8,6 +8,7 @@ otherwise. FOLDER/codes.json is the exit codes, FOLDER/NAME.txt what each has pr
 
 import contextlib
 import json
+import math
 import sys
 import time
 from pathlib import Path
@@ -56,10 +57,15 @@ def every(folder):
             (folder / "codes.json").write_text(json.dumps(codes))
 
 
-def wait_until_free(ray, seconds=60.0):
-    """Wait until all devices are given back, or some time has passed."""
-    deadline = time.monotonic() + seconds
-    while ray.available_resources().get("GPU") != ray.cluster_resources()["GPU"] and time.monotonic() < deadline:
+def wait_until_free(ray, seconds=60.0, settled=1.0):
+    """Wait until all devices are given back, and for a moment more, or some time has passed.
+
+    Ray counts a device as free once it has asked its node for it, and as taken again when an older report of the node arrives.
+    """
+    deadline, free_since = time.monotonic() + seconds, math.inf
+    while (now := time.monotonic()) < deadline and now - free_since < settled:
+        free = ray.available_resources().get("GPU") == ray.cluster_resources()["GPU"]
+        free_since = min(free_since, now) if free else math.inf
         time.sleep(0.1)
 
 
