@@ -190,6 +190,19 @@ def test_what_failed_is_named(passed):
     assert "plain value" in passed(HOSTILE["equal to all"], CHECKS).reason
 
 
+def test_programs_that_meet_the_same_checks_one_after_the_other_do_not_share_answers():
+    """A checker keeps what checks ask first."""
+
+    async def all_of():
+        checker = Checker(seconds=5)
+        programs = [RIGHT, RIGHT.replace("+ 1", "+ 2"), RIGHT, "raise SystemExit", None, RIGHT]
+        found = [(await checker.passed(program, CHECKS)).passed for program in programs]
+        await checker.close()
+        return found
+
+    assert asyncio.run(all_of()) == [True, False, True, False, False, True]
+
+
 @pytest.mark.parametrize(
     ("checks", "fail"),
     [

@@ -443,6 +443,12 @@ def test_json_may_be_indented_with_tabs(tmp_path):
     )
 
 
+def test_an_item_may_have_what_ends_a_line_elsewhere(tmp_path):
+    path = tmp_path / "train.jsonl"
+    path.write_text('{"question": "a\u2028b\u0085c", "answer": "1"}\n{"question": "d", "answer": "2"}\n', encoding="utf-8")
+    assert [item["prompt"] for item in items.read_items(path, None, None, None)] == ["a\u2028b\u0085c", "d"]
+
+
 @pytest.mark.parametrize(
     "text", ["[" * 100_000, '{"question": "a", "answer": 1' + "0" * 5000 + "}"], ids=["too deep", "too many digits"]
 )

@@ -10,9 +10,12 @@ from pathlib import Path
 
 import inspected_runs
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from refusals import refused
 
 from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.core.texts import json_line
 from marl_plugins.plan.build import build_plan
 from marl_plugins.plan.describe import describe
 from marl_plugins.records.write import Records, held
@@ -131,3 +134,9 @@ def test_the_trackers_get_the_same_tasks_at_each_step(records):
     tables = [json.loads(path.read_text()) for path in records.rglob("*.table.json")]
     assert len(tables) == 4 and {len(table["data"]) for table in tables} == {2}
     assert all(table["columns"][:3] == ["step", "task", "sample"] for table in tables)
+
+
+@given(st.dictionaries(st.text(), st.text() | st.text("\x1c\x85\u2028\u2029\r\n\\ua", max_size=9)))
+def test_a_line_of_json_is_one_line_to_everybody_and_says_the_same(value):
+    line = json_line(value)
+    assert len(line.splitlines()) == 1 and json.loads(line) == value

@@ -30,6 +30,7 @@ from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.files import json_value, read_bytes, replace_text
 from marl_plugins.core.options import step_range
 from marl_plugins.core.problems import Problem, at
+from marl_plugins.core.texts import json_line
 from marl_plugins.core.trajectory import Action, Correction, Trajectory
 from marl_plugins.records.read import TRAJECTORIES
 
@@ -264,7 +265,7 @@ def write(rows: Mapping[str, Sequence[Mapping[str, Any]]], folder: Path) -> dict
                         k: v for k, v in row.items() if k not in ("prompt", "correction") and (k != "said" or kind == "sft")
                     }
                     texts = dict(zip(answers, (said(row["correction"]), said(row["said"])), strict=False))
-                    lines.append(json.dumps({"prompt": row["prompt"], **texts, **about}, ensure_ascii=False) + "\n")
+                    lines.append(json_line({"prompt": row["prompt"], **texts, **about}) + "\n")
                 path = folder / f"{policy}-{kind}.jsonl"
                 replace_text(path, "".join(lines))
                 written[str(path)] = len(lines)

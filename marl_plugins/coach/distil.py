@@ -36,6 +36,7 @@ from marl_plugins.core.options import between, step_range
 from marl_plugins.core.problems import Problem, at
 from marl_plugins.core.scoring import Seen, SeenLast
 from marl_plugins.core.seeds import derive_seed
+from marl_plugins.core.texts import json_line
 from marl_plugins.records.read import TRAJECTORIES
 
 if TYPE_CHECKING:
@@ -211,7 +212,7 @@ def write(rows: Sequence[Mapping[str, Any]], files: Mapping[str, Path], share: f
     sides: dict[str, list[str]] = {side: [] for side in files}
     for row in rows:
         side = "held_out" if held_out(str(row["task"]), share) else "train"
-        sides[side].append(json.dumps(row, ensure_ascii=False) + "\n")
+        sides[side].append(json_line(row) + "\n")
     for side, path in files.items():
         try:
             path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,9 +1,11 @@
-"""Text files that users write: prompts and data."""
+"""Text files: those that users write (prompts and data), and lines of JSON."""
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
+from typing import Any
 
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.problems import Problem, at
@@ -37,3 +39,15 @@ def read_text(path: Path) -> str:
                 "files.encoding", where=at(file=path), got=f"is not UTF-8 text (byte {error.start})", fix="save it as UTF-8"
             )
         ) from None
+
+
+LINE_ENDS = "\x85\u2028\u2029"
+"""What JSON has as it is and Python's `str.splitlines` takes for the end of a line."""
+
+
+def json_line(value: Any) -> str:
+    """Returns a value as one line of JSON, without its end: one line for whatever splits the file, too."""
+    text = json.dumps(value, ensure_ascii=False)
+    for end in LINE_ENDS:
+        text = text.replace(end, f"\\u{ord(end):04x}")
+    return text

@@ -127,7 +127,9 @@ def read_trace(path: Path) -> list[TracedAction]:
         ConfigurationError: The file cannot be read, or a line is none of a trace.
     """
     found = []
-    for number, line in enumerate(read_text(path).splitlines(), 1):
+    for number, line in enumerate(read_text(path).split("\n"), 1):
+        if not line:  # after the last one
+            continue
         try:
             found.append(TracedAction.model_validate_json(line))
         except ValidationError as error:

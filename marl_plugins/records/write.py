@@ -32,6 +32,7 @@ from marl_plugins.core.ledger import Ledger
 from marl_plugins.core.problems import Problem, at
 from marl_plugins.core.redaction import shown_args
 from marl_plugins.core.seeds import derive_seed
+from marl_plugins.core.texts import json_line
 from marl_plugins.core.trajectory import Trajectory
 from marl_plugins.core.trajectory_record import to_record
 from marl_plugins.plan.resume import COMMAND_FILE
@@ -213,7 +214,7 @@ def unwritable(flag: str, folder: Path, error: OSError) -> ConfigurationError:
 
 
 def _lines(records: Iterable[Mapping[str, Any]]) -> str:
-    return "".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records)
+    return "".join(json_line(record) + "\n" for record in records)
 
 
 def _plain(value: float) -> float | None:

@@ -36,6 +36,9 @@ FUNCTION, NONE = '{"callable": true}', '{"value": null}'
 """Answers of a program whose functions all return None."""
 ROUNDS = 50
 """Maximum number of times that checks ask for answers which depend on answers before."""
+REMEMBERED_CHECKS, REMEMBERED_CHARS = 1000, 20_000
+"""Maximum number of checks whose first questions are kept, and of characters of each with its questions. A task's checks
+are run on all of its samples."""
 FILE_MB = 8
 """Size of one file that a program may have; its answers are one, and the trainer reads them."""
 
@@ -70,7 +73,9 @@ class Checker:
         self, *, seconds: float = 5.0, memory_mb: int = 512, packages: bool = False, sandbox: OnDemandSandbox | None = None
     ):
         self._limits = Limits(seconds=seconds, memory_mb=memory_mb, file_mb=FILE_MB, disk_mb=2 * FILE_MB)
-        self._sandbox = sandbox or OnDemandSandbox(SandboxConfig(imports=["ast", "json"]), packages=packages)
+        self._sandbox = sandbox or OnDemandSandbox(SandboxConfig(imports=["ast", "inspect", "json"]), packages=packages)
+        self._first_asked: dict[tuple[str, ...], list[str]] = {}
+        """By checks, what they ask of a program of which they know nothing, the latest last."""
 
     async def passed(self, program: str | None, checks: str) -> CheckResult:
         """Runs checks on a program.
@@ -108,13 +113,17 @@ class Checker:
         """Returns how checks ended, in the words of checker_programs.py; or why they did not."""
         known: list[tuple[str, str]] = []
         left = self._limits.seconds
+        these = what, *([checks] if isinstance(checks, str) else checks)
         for _ in range(ROUNDS):
-            completed, report = await self._run(what, self._limits, checks=checks, known=known)
-            if not report:  # with a program's answers, the program may be to blame: they can be as long as it likes
-                return CheckResult(False, _why(completed, "the checks"), broken=program is None or not known)
-            said, *unknown = report
-            if said != "asks":
-                return said
+            if known or not (unknown := self._first_asked.get(these, [])):
+                completed, report = await self._run(what, self._limits, checks=checks, known=known)
+                if not report:  # with a program's answers, the program may be to blame: they can be as long as it likes
+                    return CheckResult(False, _why(completed, "the checks"), broken=program is None or not known)
+                said, *unknown = report
+                if said != "asks":
+                    return said
+            if not known:
+                self._remember(these, unknown)
             if program is None:
                 known += [(call, NONE if '"given": ' in call else FUNCTION) for call in unknown]
                 continue
@@ -128,6 +137,15 @@ class Checker:
         return CheckResult(
             False, f"the checks need more than {ROUNDS} answers in turn, each for the next call", broken=True
         )
+
+    def _remember(self, these: tuple[str, ...], unknown: list[str]) -> None:
+        """Keeps what checks ask first, for the next program that meets them."""
+        if sum(map(len, (*these[1:], *unknown))) > REMEMBERED_CHARS:
+            return
+        self._first_asked.pop(these, None)
+        self._first_asked[these] = unknown
+        if len(self._first_asked) > REMEMBERED_CHECKS:
+            del self._first_asked[next(iter(self._first_asked))]
 
     async def fail_without(self, checks: str) -> bool:
         """Returns whether checks fail a program whose functions all return None; those that do not have checked nothing."""

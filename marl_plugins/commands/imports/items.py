@@ -87,7 +87,7 @@ def _rows(path: Path) -> list[tuple[Where, Any]]:
     except ValueError as error:
         raise ConfigurationError(Problem("imports.unreadable", at(file=path), f"cannot be read: {error}")) from None
     rows, problems = list[tuple[Where, Any]](), list[Problem]()
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(text.split("\n"), 1):
         if line.strip():
             try:
                 rows.append((at(line=f"{path}:{number}"), json_value(line.encode())))
