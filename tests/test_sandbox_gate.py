@@ -1,5 +1,8 @@
 """What the gate allows (marl_plugins/sandbox/gate.py): calls that were allowed count until they are made for sure."""
 
+import os
+import select
+import socket
 import subprocess
 import sys
 import time
@@ -7,6 +10,7 @@ import time
 import pytest
 
 from marl_plugins.sandbox import gate
+from marl_plugins.sandbox.supervisor import Supervisor, WatchedProgram
 
 
 @pytest.fixture
@@ -59,3 +63,27 @@ def test_who_asks_again_has_made_the_call_before(monkeypatch):
     for now, expected in ((1, True), (2, True), (3, False), (2, True)):
         there[0] = now
         assert count.take(11) is expected
+
+
+def test_a_filter_that_nobody_is_left_to_ask_by_is_not_waited_for():
+    """It is hung up as soon as a program exits, and would be ready in every poll until the kernel has taken the program apart."""
+    (control, theirs), (top, other), (listener, asking) = socket.socketpair(), os.pipe(), os.pipe()
+    os.close(asking)
+    supervisor = Supervisor(control, theirs, -1)
+    request = {"run": 1, "memory": 1 << 20, "disk": 1 << 20}
+    watched = supervisor.watched[1] = WatchedProgram(request, top, listener, control)
+    for descriptor in (top, listener):
+        supervisor.by_descriptor[descriptor] = watched
+        supervisor.poll.register(descriptor, select.POLLIN)
+    ((found, events),) = supervisor.poll.poll(0)
+    assert (found, events) == (listener, select.POLLHUP)
+    supervisor._hear_program(watched, listener, events)
+    assert supervisor.poll.poll(0) == []
+    supervisor._go_on()
+    assert supervisor.poll.poll(0) == []
+    os.close(other)
+    supervisor._hear_program(watched, top, select.POLLHUP)
+    assert not supervisor.watched and not supervisor.by_descriptor and not supervisor.paused
+    supervisor.removed()
+    control.close()
+    theirs.close()

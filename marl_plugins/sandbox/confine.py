@@ -86,11 +86,15 @@ def landlock(read: Iterable[str], write: Iterable[str], devices: Iterable[str], 
     os.close(ruleset)
 
 
-def drop_capabilities() -> None:
-    """Drops every capability from all sets."""
+def drop_bounding_set() -> None:
+    """Lets no program that this process starts have a capability by its file."""
     for capability in range(64):
         if libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0) < 0:  # there are no more, or it has none to drop them with
             break
+
+
+def drop_capabilities() -> None:
+    """Drops every capability that this process has."""
     libc.prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL, 0, 0, 0)
     header = struct.pack("=Ii", 0x20080522, 0)  # _LINUX_CAPABILITY_VERSION_3, this process
     check(libc.capset(header, bytes(24)), "capset")
@@ -121,11 +125,10 @@ def become(user: int, folder: str) -> None:
 
 def offer_itself() -> None:
     """Has the kernel end this process before others where memory is short. From `landlock` on it cannot take that back."""
-    with (
-        contextlib.suppress(OSError),
-        open("/proc/self/oom_score_adj", "wb", 0) as score,
-    ):  # of a /proc that may be read-only
-        score.write(FIRST_ENDED)
+    with contextlib.suppress(OSError):  # of a /proc that may be read-only
+        score = os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
+        os.write(score, FIRST_ENDED)
+        os.close(score)
 
 
 def no_huge_pages() -> None:

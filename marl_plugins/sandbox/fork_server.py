@@ -133,6 +133,9 @@ def main() -> None:
         return tell(owner, **refused)
     for name in ("confine", "fork_server", "kernel", "removal", "seccomp", "system_calls", "taken"):
         sys.modules.pop(name, None)
+    os.environ.clear()  # of what the imports have added
+    os.environ.update(ENVIRONMENT, PYTEST_DISABLE_PLUGIN_AUTOLOAD="1")
+    confine.drop_bounding_set()
     gc.collect()
     gc.freeze()  # a collection in a program would copy the shared pages
     tell(owner, ready=True)
@@ -203,6 +206,8 @@ class Server:
         self.filter = b""
         if settings["abi"]:
             self.filter = seccomp.allowing(system_calls.rules(settings["abi"], bool(settings["init"]), self.line))
+        elif settings["filters"]:
+            self.filter = seccomp.sparing([os.getpid(), *settings["spared"]])
         self.home = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
         self.woken, writing = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(writing)
@@ -378,8 +383,7 @@ def prepare(request: Request, descriptors: list[int], server: Server) -> None:
     libc.prctl(confine.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)  # what it leaves stays below it
     if settings["init"]:
         confine.private_mounts(request["folder"], settings["hidden"], request["memory"] // 4)
-    os.environ.clear()
-    os.environ.update(ENVIRONMENT, HOME=request["folder"], TMPDIR=request["folder"], PYTEST_DISABLE_PLUGIN_AUTOLOAD="1")
+    os.environ.update(HOME=request["folder"], TMPDIR=request["folder"])
     os.chdir(request["folder"])
     if settings["user"] is not None:
         confine.become(settings["user"] + request["slot"], request["folder"])
@@ -391,7 +395,7 @@ def prepare(request: Request, descriptors: list[int], server: Server) -> None:
         confine.landlock(settings["read"], [request["folder"], *settings["write"]], settings["devices"], settings["abi"])
         told.append(seccomp.install(server.filter, listened=True))
     elif settings["filters"]:
-        seccomp.install(seccomp.sparing([os.getppid(), *settings["spared"]]))
+        seccomp.install(server.filter)
     else:
         no_new_privileges()
     report(server.line, request, told)

@@ -11,6 +11,7 @@ removed. Outside of bubblewrap, whose end nobody inside could survive. Standard 
 
 import contextlib
 import json
+import math
 import os
 import queue
 import select
@@ -159,7 +160,7 @@ class Supervisor:
         self.by_descriptor: dict[int, WatchedProgram] = {}
         """By the two descriptors of each program."""
         self.paused: dict[int, float] = {}
-        """Until when a filter that asks much has to wait, by its descriptor."""
+        """Until when a filter that asks much has to wait, by its descriptor; for ever where nobody is left who could ask."""
         self.poll = select.poll()
         self.unwanted: queue.Queue[str | None] = queue.Queue()
         self.removing = threading.Thread(target=self._remove_unwanted, daemon=True)
@@ -170,7 +171,7 @@ class Supervisor:
         for waiting in (self.control.fileno(), self.server.fileno(), self.owner):
             self.poll.register(waiting, select.POLLIN)
         while True:
-            ready = [found for found, _ in self.poll.poll(self._pause())]
+            ready = dict(self.poll.poll(self._pause()))
             if self.owner in ready:
                 return
             if self.control.fileno() in ready:
@@ -178,9 +179,9 @@ class Supervisor:
                 if wanted is None:
                     return
                 self.unwanted.put(wanted["remove"])
-            for descriptor in ready:
+            for descriptor, events in ready.items():
                 if watched := self.by_descriptor.get(descriptor):
-                    self._hear_program(watched, descriptor)
+                    self._hear_program(watched, descriptor, events)
             if self.server.fileno() in ready and not self._hear_server():
                 return
             self._go_on()
@@ -188,8 +189,8 @@ class Supervisor:
     def _pause(self) -> float | None:
         """Milliseconds until something has to be done unasked."""
         times = [watched.next_look for watched in self.watched.values() if not watched.seen]
-        until = min([*times, *self.paused.values()], default=None)
-        return None if until is None else max(0.0, until - time.monotonic()) * 1000 + 1
+        until = min([*times, *self.paused.values()], default=math.inf)
+        return None if until == math.inf else max(0.0, until - time.monotonic()) * 1000 + 1
 
     def _go_on(self) -> None:
         """Look at programs whose time has come, in threads, for a look may take long; answer filters that had to wait."""
@@ -217,10 +218,11 @@ class Supervisor:
             self.poll.register(descriptor, select.POLLIN)
         return True
 
-    def _hear_program(self, watched: WatchedProgram, descriptor: int) -> None:
+    def _hear_program(self, watched: WatchedProgram, descriptor: int, events: int) -> None:
         """Answer a program's filter, or forget the program, which has ended."""
         if descriptor == watched.listener:
-            if (wait := watched.gate.answer()) > 0:
+            asks = events & select.POLLIN  # else nobody is left who could ask: the program is ending
+            if (wait := watched.gate.answer() if asks else math.inf) > 0:
                 self.poll.unregister(descriptor)
                 self.paused[descriptor] = time.monotonic() + wait
             return
