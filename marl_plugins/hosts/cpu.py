@@ -281,6 +281,19 @@ def fork_engine_processes() -> None:
     vllm.v1.engine.utils.get_mp_context = lambda: multiprocessing.get_context("fork")
 
 
+def inspect_models_here() -> None:
+    """Has vLLM inspect a model's class in this process (model_executor/models/registry.py:1045 of 0.29).
+
+    It would start a Python for that, once for each class and machine, so as not to initialise CUDA here: eight seconds of CPU in
+    every engine of a first run.
+    """
+    if not without_accelerator():
+        return
+    import vllm.model_executor.models.registry as registry
+
+    registry._run_in_subprocess = lambda inspect: inspect()
+
+
 def rank_without_compiling() -> None:
     """Has vLLM find the rank of a sampled token without compiling the function that counts (v1/sample/ops/logprobs.py of 0.29).
 

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from vllm.v1.worker.worker_base import WorkerBase
 
 cpu.fork_engine_processes()
+cpu.inspect_models_here()
 cpu.rank_without_compiling()
 
 KV_BYTES = (64 * 2**20, 4 * 2**30)
