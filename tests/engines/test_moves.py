@@ -96,13 +96,13 @@ def test_what_is_sampled_over_a_change_of_policy_belongs_to_none(policies):
     async def go():
         solver, coder = policies.values()
         assert await solver.sync(9) and await coder.sync(9)
+        weights = await coder.processes.weights()
         handle = solver.engines.engines[0].handle
         (call,) = calls("solver", 1, 300)
         params = sampling_params(call)
         params.min_tokens = 300
-        sampling = handle.sample.remote(list(call.context_ids), params)
-        await asyncio.sleep(0.1)
-        await handle.load_state.remote(await coder.processes.weights(), "coder", 9)
+        sampling = handle.sample.remote(list(call.context_ids), params)  # the actor starts calls in the order of their arrival
+        await handle.load_state.remote(weights, "coder", 9)
         *_, policy, version = await sampling
         assert (policy, version) == ("solver", -1)
         with pytest.raises(RunEnded, match="weights of policy 'coder', version 9, where policy 'solver', version 9"):
