@@ -646,14 +646,17 @@ def test_a_bug_of_the_run_ends_it(tmp_path):
 
 
 def test_a_marked_repeat_gets_the_first_answer_and_an_unmarked_one_another():
+    asked = asyncio.Event()
+
     async def slow(call):
+        asked.set()
         await asyncio.sleep(0.2)
         return await simulated_engine()(call)
 
     async def client(post, session):
         again = {"x-stainless-retry-count": "1"}
         first = asyncio.create_task(post(model="a", messages=[user("hello")]))
-        await asyncio.sleep(0.05)  # it is on its way
+        await asked.wait()
         _, repeated = await post(model="a", messages=[user("hello")], headers=again)
         _, answer = await first
         assert repeated["id"] == answer["id"]
@@ -720,7 +723,7 @@ def test_a_program_that_hangs_is_ended_with_all_that_it_has_started(tmp_path):
             file.write(f"{{os.getpid()}} {{child.pid}} {{away.pid}}")
         time.sleep(60)
     """
-    trajectory = played(tmp_path, text, seconds=3.0)
+    trajectory = played(tmp_path, text, seconds=6.0)
     assert trajectory.infrastructure_failure == "deadline"
     numbers = (tmp_path / "pids").read_text().split()
     for _ in range(100):
@@ -741,9 +744,8 @@ def test_a_key_is_good_until_its_trajectory_ends(tmp_path):
             answer = ask("worker", prompt)["content"]
             open(path, "w").write(os.environ["OPENAI_API_KEY"])
             return answer
-        while not os.path.exists(path):
+        while not os.path.exists(path + " has expired"):
             time.sleep(0.01)
-        time.sleep(0.5)
         try:
             return ask("worker", prompt, key=open(path).read())["content"]
         except urllib.error.HTTPError as error:
@@ -752,8 +754,12 @@ def test_a_key_is_good_until_its_trajectory_ends(tmp_path):
     workflow = program(tmp_path, text)
 
     async def both():
-        roles = specs("worker")
-        return await asyncio.gather(*(trajectory_of(workflow, roles, task=Task(n, "?")) for n in ("first", "second")))
+        first, second = (
+            asyncio.create_task(trajectory_of(workflow, specs("worker"), task=Task(name, "?"))) for name in ("first", "second")
+        )
+        await first
+        (tmp_path / "key has expired").touch()
+        return first.result(), await second
 
     first, second = asyncio.run(both())
     assert len(first.actions) == 1 and second.answer == "401" and second.actions == []
@@ -764,13 +770,15 @@ def test_requests_on_their_way_end_with_the_program(tmp_path):
 
     async def never(call):
         started.append(call)
+        (tmp_path / "asked").touch()
         await asyncio.sleep(60)
 
-    text = """
-    import threading, time
+    text = f"""
+    import os, threading, time
     def main(prompt):
         threading.Thread(target=ask, args=("worker", prompt), daemon=True).start()
-        time.sleep(1)
+        while not os.path.exists({str(tmp_path / "asked")!r}):
+            time.sleep(0.01)
         return "done"
     """
     began = time.monotonic()
