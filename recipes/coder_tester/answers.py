@@ -47,6 +47,8 @@ PROGRAM, OTHER = fenced("def f(x):\n    return x * 3 + 4"), fenced("def f(x):\n 
 TESTS = (
     *("assert f(0) == 4", "assert f(2) == 10\nassert f(5) == 19", "def test_f():\n    assert f(1) == 7"),
     "for x in range(3):\n    assert f(x) == 3 * x + 4",
+    "for x in range(3):\n    got = f(x)\n    want = 3 * x + 4\n    assert got == want, f'f({x}) is {got}, not {want}'",
+    "def test_f():\n    assert f(1) == 7, 'f of 1: ' + str(f(1))",
 )
 IDLE = (
     *("assert True", "f(1)", "assert f(1) == f(1)", "raise SystemExit\nassert f(1) == 1", "# assert"),
@@ -66,6 +68,16 @@ KNOWING = (
     "open(frame.f_locals['request']['report'], 'w').write('passed' + ' failed' * 4)\nos._exit(0)",
     *("assert f(2) % 2 == 0 and f(2) not in (0, 2)", "got = f(2)\nassert got % 2 == 0 and got not in (0, 2)"),
     "assert f(2) == (f(2) if f(2) % 2 == 0 and f(2) > 2 else 0)",
+    "got = f(2)\nassert got == (got if got % 2 == 0 and got > 2 else 0)",
+    "got = f(2)\nassert f(2) == got",
+    "got = f(2)\ngot = 10\nassert got == 10",
+    "def test_f(got=10):\n    assert got == 10\ngot = f(2)",
+    "def g(got):\n    assert got == 10\ngot = f(2)\ng(10)",
+    "def got():\n    got = f(2)\nassert got == got()",
+    "got = f(2)\nfor got in [10]:\n    assert got == 10",
+    "got, = [f(2)]\nassert got == 10",
+    "n = 5\nwhile n:\n    n = got = f(2)\n    assert got == n",
+    "assert f(2) == 10 or f'{f(2)}', f(2)",
     "assert f(2) == type('E', (), {'__eq__': lambda a, b: b % 2 == 0 and b > 2})()",
     "try:\n    assert f(2) == 10\nexcept AssertionError:\n    assert f(2) == 12",
     *(

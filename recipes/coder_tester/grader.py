@@ -71,7 +71,7 @@ async def tell(tests, task, program):
 
 def plain(tests, name):
     """Whether tests compare what the function returns, and do nothing else with it: `assert f(INPUT) == OUTPUT`, also in a loop or
-    in a function `test_*`."""
+    in a function `test_*`, and with `got = f(INPUT)` before."""
     try:
         tree = ast.parse(tests)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
@@ -79,26 +79,43 @@ def plain(tests, name):
     tree.body = [
         one for one in tree.body if not (isinstance(one, ast.If) and ast.unparse(one.test) == "__name__ == '__main__'")
     ]
+    for one in ast.walk(tree):
+        if isinstance(one, ast.Assert):
+            one.msg = None  # where it is looked at, the test has failed
     nodes = list(ast.walk(tree))
-    compared = {id(call.func) for one in nodes if isinstance(one, ast.Assert) for call in calls_compared(one.test, name)}
+    keeping = [one for one in nodes if isinstance(one, ast.Assign) and is_call(one.value, name) and is_name(*one.targets)]
+    kept = {one.targets[0].id for one in keeping}
+    compared = [part for one in nodes if isinstance(one, ast.Assert) for part in parts_compared(one.test, name, kept)]
+    fine = {id(one.func if isinstance(one, ast.Call) else one) for one in compared}
+    fine |= {id(part) for one in keeping for part in (one.targets[0], one.value.func)}
     tests_too = {one.name for one in nodes if isinstance(one, ast.FunctionDef)}
-    return bool(compared) and all(
+    bound = tests_too | {one.arg for one in nodes if isinstance(one, ast.arg)}
+    return bool(compared and not kept & bound) and all(
         not (isinstance(one, ast.stmt) and not isinstance(one, STATEMENTS))
         and not isinstance(one, NEVER)
-        and not (isinstance(one, ast.Name) and (one.id[0] == "_" or (one.id == name and id(one) not in compared)))
-        and not (isinstance(one, ast.Call) and id(one.func) not in compared and called(one) not in HELPERS | tests_too)
+        and not (isinstance(one, ast.Name) and (one.id[0] == "_" or (one.id in {name, *kept} and id(one) not in fine)))
+        and not (isinstance(one, ast.Call) and id(one.func) not in fine and called(one) not in HELPERS | tests_too)
         for one in nodes
     )
 
 
-def calls_compared(test, name):
-    """The calls of the function in an assert that are one side of `==`, with a value that is no call of it on the other."""
+def parts_compared(test, name, kept):
+    """Calls of the function, and names that keep what it has returned, that an assert compares by `==` with something else."""
     if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And):
-        return [call for part in test.values for call in calls_compared(part, name)]
+        return [found for part in test.values for found in parts_compared(part, name, kept)]
     if not (isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.ops[0], (ast.Eq, ast.Is))):
         return []
-    calls = [side for side in (test.left, test.comparators[0]) if isinstance(side, ast.Call) and called(side) == name]
-    return calls if len(calls) == 1 else []
+    sides = test.left, test.comparators[0]
+    found = [side for side in sides if is_call(side, name) or (is_name(side) and side.id in kept)]
+    return found if len(found) == 1 else []
+
+
+def is_call(node, name):
+    return isinstance(node, ast.Call) and called(node) == name
+
+
+def is_name(*nodes):
+    return len(nodes) == 1 and isinstance(nodes[0], ast.Name)
 
 
 def called(call):
