@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import json
 import os
 import sys
@@ -11,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
+from marl_plugins.core.collector import without_collector
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.problems import Problem, at
 from marl_plugins.core.redaction import inert
@@ -86,20 +86,6 @@ def finished(plan: Plan, step: int) -> str:
         f"{run.output}: the run has finished: all {steps} steps are trained, and its weights and report are there; raise "
         "--max_steps or --train.num_episodes to train on"
     )
-
-
-@contextlib.contextmanager
-def without_collector() -> Iterator[None]:
-    """Turns off garbage collection for a plan: it makes much that stays, and looking for cycles in it takes a tenth of a dry
-    run."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.freeze()  # Python collects once more at its end
-        if enabled:
-            gc.enable()
 
 
 @contextlib.contextmanager

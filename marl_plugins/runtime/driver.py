@@ -9,6 +9,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from marl_plugins.core.collector import collector_restored, without_collector
 from marl_plugins.core.failures import RunEnded
 from marl_plugins.plan.describe import describe, first_lines
 from marl_plugins.plan.fingerprint import fingerprint
@@ -48,6 +49,7 @@ def train(plan: Plan, words: Sequence[str]) -> int:
         display.say(line)
     prepare_environment(run, debug)
     with (
+        collector_restored(),
         held("ckpt.output_dir", output),
         held("ckpt.path", checkpoint_folder),
         fork_server(debug) as python,
@@ -55,7 +57,7 @@ def train(plan: Plan, words: Sequence[str]) -> int:
         asyncio.Runner() as loop,
         plugins_started(loop, plan, "train"),
     ):
-        with display.phase("loading tasks and tokenizers", announce=True):
+        with display.phase("loading tasks and tokenizers", announce=True), without_collector():
             session = Session(plan)
         session.warm_start(display)
         now = fingerprint(plan, session.tools)
@@ -80,9 +82,8 @@ def train(plan: Plan, words: Sequence[str]) -> int:
                 output, run.args, describe(plan), not plan.options.no_trainer_logprobs, plan.options.logged_trajectories
             )
             with closing(recorded) as records:  # first: a login that fails is said at once
-                with display.phase(
-                    f"starting engines and training processes (policies: {len(run.policies)})", announce=True
-                ):
+                starting = f"starting engines and training processes (policies: {len(run.policies)})"
+                with display.phase(starting, announce=True), without_collector():
                     session.start()
                 display.say(f"policies are ready after {time.monotonic() - started:.0f} s")
                 if manifest:
