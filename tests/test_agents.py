@@ -755,7 +755,8 @@ def test_a_key_is_good_until_its_trajectory_ends(tmp_path):
 
     async def both():
         first, second = (
-            asyncio.create_task(trajectory_of(workflow, specs("worker"), task=Task(name, "?"))) for name in ("first", "second")
+            asyncio.create_task(trajectory_of(workflow, specs("worker"), task=Task(name, "?")))
+            for name in ("first", "second")
         )
         await first
         (tmp_path / "key has expired").touch()

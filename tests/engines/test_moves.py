@@ -101,7 +101,7 @@ def test_what_is_sampled_over_a_change_of_policy_belongs_to_none(policies):
         (call,) = calls("solver", 1, 300)
         params = sampling_params(call)
         params.min_tokens = 300
-        sampling = handle.sample.remote(list(call.context_ids), params)  # the actor starts calls in the order of their arrival
+        sampling = handle.sample.remote(list(call.context_ids), params)  # begins before what is asked for next
         await handle.load_state.remote(weights, "coder", 9)
         *_, policy, version = await sampling
         assert (policy, version) == ("solver", -1)

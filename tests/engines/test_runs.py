@@ -151,7 +151,7 @@ def test_the_manifest_names_the_last_complete_step(killed):
 
 def test_the_resumed_run_repeats_the_undisturbed_one(resumed, undisturbed):
     assert "resuming after step 2" in resumed.log.read_text()
-    assert resumed.log.read_text().splitlines()[-1].startswith("finished step "), "its last objects are freed without complaint"
+    assert resumed.log.read_text().splitlines()[-1].startswith("finished step "), "no complaint of leaks after it"
     assert comparable(resumed.metrics) == comparable(undisturbed.metrics)
     (one, mine), (two, others) = map(without_logprobs, (resumed.trajectories, undisturbed.trajectories))
     assert one == two  # sampled ids, rewards, advantages: all of it
