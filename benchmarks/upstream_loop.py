@@ -3,7 +3,7 @@
 One policy, one role, one turn: upstream's own flags alone run upstream's trainer, and with `--plugin marl_plugins.reinforce_pp`
 ours, both with the CPU support of hosts/cpu.py. 64 prompts a step in the model's chat template (ours has no other), at most 32
 tokens, a reward function in Python; 14 steps in turn. A step is the time between the lines that two of them print; the start-up
-ends with the first step's. About five minutes for two pairs.
+ends with the first step's. About two minutes for two pairs.
 """
 
 from __future__ import annotations
