@@ -174,12 +174,24 @@ def test_no_program_passes_without_solving_anything(passed, kind):
     "checks",
     [
         *("assert f(1", "raise SystemExit", "import os\nos._exit(0)", "while True: pass"),
-        *("for n in range(10_000):\n    f(n)", "x = 0\nfor _ in range(100):\n    x = f(x)"),
+        "for n in range(10_000):\n    f(n)",
     ],
 )
 def test_checks_that_cannot_be_run_are_broken(passed, checks):
     found = passed(RIGHT, checks)
     assert found.broken and not found.passed
+
+
+def test_checks_that_need_too_many_answers_in_turn_are_broken():
+    async def work():
+        checker = Checker(seconds=60)  # for fifty answers of the program in all
+        try:
+            return await checker.passed(RIGHT, "x = 0\nfor _ in range(100):\n    x = f(x)")
+        finally:
+            await checker.close()
+
+    found = asyncio.run(work())
+    assert found.broken and "more than 50 answers in turn" in found.reason
 
 
 def test_what_failed_is_named(passed):
