@@ -78,6 +78,9 @@ KNOWING = (
     "got, = [f(2)]\nassert got == 10",
     "n = 5\nwhile n:\n    n = got = f(2)\n    assert got == n",
     "assert f(2) == 10 or f'{f(2)}', f(2)",
+    "def g(n):\n    assert f(2) == n, (yield)\n"
+    "assert f(2) == sum(n for n in range(4, 20, 2) if not list(zip(range(1), g(n))))",
+    "def g(n):\n    assert f(2) == n, (yield from [n])\nassert len(list(zip(range(1), g(10)))) == 0",
     "assert f(2) == type('E', (), {'__eq__': lambda a, b: b % 2 == 0 and b > 2})()",
     "try:\n    assert f(2) == 10\nexcept AssertionError:\n    assert f(2) == 12",
     *(
