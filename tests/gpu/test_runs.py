@@ -14,6 +14,9 @@ pytestmark = pytest.mark.engines
 TRAINED = ("first", "second", "judge")
 """Of the colocated run."""
 SAME_BITS = ("policy_loss", "kl", "actor_grad_norm", "return", "response_length", "optimiser_steps")
+LOGPROB_TOLERANCE = 1e-3
+"""Nats. What else is in an engine's batch decides the last bits of a log-prob, and time decides that; 7.1e-4 has been seen of
+engines in bfloat16 (ids have never differed)."""
 
 
 def of_kind(events, *kinds):
@@ -209,16 +212,17 @@ def test_every_policy_has_a_group_of_its_own_for_broadcasts(runs):
 
 
 def test_ids_rows_and_losses_are_those_of_the_cpu_path(runs, on_cpu):
-    """Processes of its own for the reference, offloaded states, sleeping engines and weights by IPC change no number."""
+    """Processes of its own for the reference, offloaded states, sleeping engines and weights by IPC change nothing of what is
+    trained: ids, context, rewards, advantages and losses have the same bits."""
     assert on_cpu.codes["same"] == 0, on_cpu.text("same")[-3000:]
     mine, theirs = runs.lines("colocated", "trajectories.jsonl"), on_cpu.lines("same", "trajectories.jsonl")
     assert theirs
     for a, b in zip(mine, theirs, strict=False):
         assert a["task"] == b["task"] and len(a["actions"]) == len(b["actions"])
         for one, two in zip(a["actions"], b["actions"], strict=True):
-            for key in ("ids", "context_ids", "reward", "advantage", "logprobs"):
-                if key in one:
-                    assert one[key] == two[key], (a["task"], key)
+            for key in ("ids", "shown_ids", "reward", "advantage"):
+                assert one[key] == two[key], (a["task"], key)
+            assert one["logprobs"] == pytest.approx(two["logprobs"], abs=LOGPROB_TOLERANCE), a["task"]
     metrics = [
         [m for m in r.lines(n, "metrics.jsonl") if 0 < m["step"] < 3] for r, n in ((runs, "colocated"), (on_cpu, "same"))
     ]
