@@ -51,7 +51,7 @@ suite:
 	$(PYTEST) -n $$(($$(nproc) + 1)) --no-loadscope-reorder
 beside:
 	$(PY) -m mypy
-	.venv/bin/openrlhf compat $$($(PY) -c 'from marl_plugins.hosts.releases import TRAINED; print(TRAINED)') --tests
+	.venv/bin/openrlhf compat $$($(PY) -c 'from marl_plugins.engine.hosts.releases import TRAINED; print(TRAINED)') --tests
 
 bench: install
 	$(PY) -m benchmarks.run

@@ -24,16 +24,16 @@ from pathlib import Path
 
 import aiohttp
 
-from marl_plugins.agents.section import AgentConfig
-from marl_plugins.agents.server import Endpoint
-from marl_plugins.agents.session import SentToolFormats, Session
-from marl_plugins.agents.workflow import AgentWorkflow
+from marl_plugins.builtin.agents.section import AgentConfig
+from marl_plugins.builtin.agents.server import Endpoint
+from marl_plugins.builtin.agents.session import SentToolFormats, Session
+from marl_plugins.builtin.agents.workflow import AgentWorkflow
 from marl_plugins.core.conversation import ChatFormat
-from marl_plugins.core.prompts import prompt_renderer
+from marl_plugins.core.recipe.prompts import prompt_renderer
 from marl_plugins.core.roles import RoleSpec, Sampling
 from marl_plugins.core.trajectory import Generation, Task
 from marl_plugins.core.workflow import calls_of, run_workflow
-from marl_plugins.runtime.tiny_model import resolve
+from marl_plugins.engine.runtime.tiny_model import resolve
 
 FOUR = """
 from openai import {client}

@@ -47,7 +47,7 @@ def returns() -> None:
 
     from marl_plugins.core.advantages import masked_returns
 
-    importlib.import_module("marl_plugins.processes.policy_actor")  # makes upstream importable here
+    importlib.import_module("marl_plugins.engine.processes.policy_actor")  # makes upstream importable here
     upstream = importlib.import_module(
         "openrlhf.trainer.ppo_utils.experience_maker"
     ).RemoteExperienceMaker.get_cumulative_returns

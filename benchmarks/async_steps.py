@@ -21,7 +21,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from marl_plugins.core.shipped import recipes_root
+from marl_plugins.core.recipe.shipped import recipes_root
 
 RECIPE = str(recipes_root() / "mathchat" / "tiny.yaml")
 ASYNC = ["--train.async_enable"]

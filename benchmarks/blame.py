@@ -31,14 +31,14 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from marl_plugins.core.intervals import wilson
+from marl_plugins.builtin.tools.python import find_programs
 from marl_plugins.core.scoring import Seen
 from marl_plugins.core.tools import Tool, ToolCall
 from marl_plugins.core.trajectory import Generation, Task, ToolResult, Trajectory
 from marl_plugins.core.workflow import Call, RoleSpec, Sampling, run_workflow
+from marl_plugins.engine.records.intervals import wilson
 from marl_plugins.reward_backprop.backward import backward, conserve
 from marl_plugins.reward_backprop.rules import Rules
-from marl_plugins.tools.python import find_programs
 
 METHODS = ("outcome", "plain", "plain + back", "strict", "strict + back")
 ROLES = ("planner", "collector", "analyst", "reporter")

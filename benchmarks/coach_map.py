@@ -36,9 +36,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.demo import points
-from marl_plugins.core.shipped import recipes_root
-from marl_plugins.loading import load_file
-from marl_plugins.records.read import RunReader
+from marl_plugins.core.loading import load_file
+from marl_plugins.core.recipe.shipped import recipes_root
+from marl_plugins.engine.records.read import RunReader
 
 Array = NDArray[Any]
 RECIPE = recipes_root() / "dsbench"

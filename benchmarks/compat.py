@@ -16,7 +16,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from marl_plugins.hosts import cpu, upstream_cli
+from marl_plugins.engine.hosts import cpu, upstream_cli
 
 PAIRS = 7
 GOOD = "everything that this project depends on is there"

@@ -36,8 +36,8 @@ from benchmarks.scheduling import (
 from marl_plugins.continuous.flight import ContinuousPart, Flight
 from marl_plugins.continuous.gate import Gate
 from marl_plugins.core.trajectory import Task, Trajectory
-from marl_plugins.runtime.rollout import Rollout
-from marl_plugins.runtime.rollouts import RolloutQueue
+from marl_plugins.engine.runtime.rollout import Rollout
+from marl_plugins.engine.runtime.rollouts import RolloutQueue
 
 from virtual_time import run  # isort: skip  # on the path since benchmarks.scheduling
 

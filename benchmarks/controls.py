@@ -12,8 +12,8 @@ import statistics
 from collections.abc import Sequence
 
 from marl_plugins import hookimpl
+from marl_plugins.core.run import Run
 from marl_plugins.core.trajectory import Trajectory
-from marl_plugins.run import Run
 
 
 @hookimpl

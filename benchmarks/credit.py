@@ -24,7 +24,7 @@ from pathlib import Path
 
 from benchmarks.demo import ARMS as DEMO
 from benchmarks.demo import COACH, points, train
-from marl_plugins.records.read import RunReader
+from marl_plugins.engine.records.read import RunReader
 
 STEPS = 40
 ARMS: dict[str, list[str]] = {

@@ -26,7 +26,7 @@ from pathlib import Path
 from benchmarks.demo import train
 from benchmarks.learning import ALONE, curve
 from benchmarks.swarm import interval, recipe_of
-from marl_plugins.records.read import RunReader
+from marl_plugins.engine.records.read import RunReader
 
 STEPS, EVERY = 96, 4
 SIZES = ("--rollout.batch_size", "64", "--rollout.n_samples_per_prompt", "4", "--train.batch_size", "64")

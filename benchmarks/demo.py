@@ -32,9 +32,9 @@ from typing import Any
 
 from benchmarks.recorded import add_flag, restore
 from benchmarks.startup import memory
-from marl_plugins.core.intervals import t_quantile
-from marl_plugins.core.shipped import recipes_root
-from marl_plugins.records.read import RunReader
+from marl_plugins.core.recipe.shipped import recipes_root
+from marl_plugins.engine.records.intervals import t_quantile
+from marl_plugins.engine.records.read import RunReader
 
 MATHCHAT = recipes_root() / "mathchat"
 ROLES = ("solver", "coder", "verifier")

@@ -30,8 +30,8 @@ from pathlib import Path
 
 from benchmarks.demo import points, train
 from benchmarks.recorded import add_flag, restore
-from marl_plugins.core.shipped import recipes_root
-from marl_plugins.records.read import RunReader
+from marl_plugins.core.recipe.shipped import recipes_root
+from marl_plugins.engine.records.read import RunReader
 
 DSBENCH = recipes_root() / "dsbench"
 TINY = ["--recipe", str(DSBENCH / "tiny.yaml")]

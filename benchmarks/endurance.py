@@ -23,9 +23,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from marl_plugins.core.intervals import t_quantile
 from marl_plugins.core.trajectory import Task
-from marl_plugins.hosts import cpu
+from marl_plugins.engine.hosts import cpu
+from marl_plugins.engine.records.intervals import t_quantile
 
 os.environ |= {cpu.DEVICE: "cpu", **cpu.environment()}  # before anything of upstream is imported
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))

@@ -28,20 +28,20 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from marl_plugins.hosts import cpu
+from marl_plugins.engine.hosts import cpu
 
 os.environ["MARL_PLUGINS_DEVICE"] = "cpu"
 os.environ.update(cpu.environment())
 
-from marl_plugins.core.prompts import prompt_renderer
+from marl_plugins.builtin.graph.checks import Prompt, RecipeParts
+from marl_plugins.builtin.graph.compiler import Compiler
+from marl_plugins.builtin.graph.files import Files
+from marl_plugins.builtin.graph.workflow import GraphWorkflow
+from marl_plugins.core.recipe.prompts import prompt_renderer
 from marl_plugins.core.roles import Call, RoleSpec, Sampling
 from marl_plugins.core.trajectory import Generation, Task
 from marl_plugins.core.workflow import run_workflow
-from marl_plugins.graph.checks import Prompt, RecipeParts
-from marl_plugins.graph.compiler import Compiler
-from marl_plugins.graph.files import Files
-from marl_plugins.graph.workflow import GraphWorkflow
-from marl_plugins.runtime import tiny_model
+from marl_plugins.engine.runtime import tiny_model
 
 NODES, TRAJECTORIES, LONGEST = 12, 16, 24
 ADAPTERS, REQUESTS, IN_FLIGHT, ZIPF = 8, 200, 16, 1.2

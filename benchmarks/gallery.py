@@ -15,11 +15,11 @@ from urllib.parse import urlencode
 
 from playwright.sync_api import sync_playwright
 
-from marl_plugins.records.read import RunReader
-from marl_plugins.viewer.index import Entry, Index
-from marl_plugins.viewer.page_writer import write_page
-from marl_plugins.viewer.query import Query, query_of, terms_of
-from marl_plugins.viewer.terminal import Browser
+from marl_plugins.commands.inspect.index import Entry, Index
+from marl_plugins.commands.inspect.page_writer import write_page
+from marl_plugins.commands.inspect.query import Query, query_of, terms_of
+from marl_plugins.commands.inspect.terminal import Browser
+from marl_plugins.engine.records.read import RunReader
 
 MOST_TRAJECTORIES = 100_000
 """In the page: all of a run's, so that none of the query is left out of the sample."""

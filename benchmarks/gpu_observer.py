@@ -18,8 +18,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from marl_plugins import hookimpl
-from marl_plugins.processes.extension import Extension
-from marl_plugins.run import Run
+from marl_plugins.core.run import Run
+from marl_plugins.engine.processes.extension import Extension
 
 NAMES = ("wake", "sleep", "sync")
 LARGE = 512
@@ -33,7 +33,7 @@ def marl_extensions(run: Run) -> Sequence[str]:
 
 @hookimpl
 def marl_start(run: Run, purpose: str) -> None:
-    from marl_plugins.runtime.policy_engines import PolicyEngines
+    from marl_plugins.engine.runtime.policy_engines import PolicyEngines
 
     file = Path(run.output) / "observed.jsonl"
     file.parent.mkdir(parents=True, exist_ok=True)

@@ -21,7 +21,7 @@ import psutil
 
 from benchmarks import upstream_loop
 from benchmarks.gpu_observer import summary
-from marl_plugins.core.shipped import recipes_root
+from marl_plugins.core.recipe.shipped import recipes_root
 
 ROOT = Path(__file__).resolve().parent.parent
 COLOCATED = ("--train.colocate_all", "--vllm.enable_sleep", "--ds.enable_sleep")
@@ -154,7 +154,7 @@ class Hour:
         more, _ = upstream_loop.LOOPS[name]
         model = self.machine.model
         if self.machine.tiny:
-            from marl_plugins.runtime.tiny_model import resolve
+            from marl_plugins.engine.runtime.tiny_model import resolve
 
             model = resolve(model)
         own = {

@@ -12,16 +12,16 @@ import time
 from pathlib import Path
 from types import SimpleNamespace
 
-from marl_plugins.core.prompts import prompt_renderer
+from marl_plugins.builtin.graph.checks import Prompt, RecipeParts
+from marl_plugins.builtin.graph.compiler import Compiler
+from marl_plugins.builtin.graph.files import Files
+from marl_plugins.builtin.graph.reading import ReadForm
+from marl_plugins.builtin.graph.workflow import GraphWorkflow
+from marl_plugins.core.recipe.prompts import prompt_renderer
 from marl_plugins.core.roles import RoleSpec, Sampling
 from marl_plugins.core.tools import Tool
 from marl_plugins.core.trajectory import Generation, Task, ToolResult
 from marl_plugins.core.workflow import run_workflow
-from marl_plugins.graph.checks import Prompt, RecipeParts
-from marl_plugins.graph.compiler import Compiler
-from marl_plugins.graph.files import Files
-from marl_plugins.graph.reading import ReadForm
-from marl_plugins.graph.workflow import GraphWorkflow
 
 MATHCHAT = """
     nodes:

@@ -35,7 +35,7 @@ from benchmarks.learning import curve
 from benchmarks.trained_judge import measured
 from marl_plugins.coach.rejudge import read_trajectories
 from marl_plugins.core.demonstrations import WarmStartConfig
-from marl_plugins.runtime import warm_start
+from marl_plugins.engine.runtime import warm_start
 
 ARMS: dict[str, list[str]] = {"trained": [], "frozen": ["--policy.judge.actor.adam.lr", "0"]}
 PROMPT = """\

@@ -23,8 +23,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.demo import train
-from marl_plugins.core.shipped import recipes_root
-from marl_plugins.records.read import RunReader
+from marl_plugins.core.recipe.shipped import recipes_root
+from marl_plugins.engine.records.read import RunReader
 
 KUHN = recipes_root() / "kuhn_poker"
 TINY = ["--recipe", str(KUHN / "tiny.yaml")]

@@ -41,8 +41,8 @@ from pathlib import Path
 
 from benchmarks.demo import points, train, watched
 from benchmarks.recorded import add_flag, restore
-from marl_plugins.core.shipped import recipes_root
-from marl_plugins.records.read import RunReader
+from marl_plugins.core.recipe.shipped import recipes_root
+from marl_plugins.engine.records.read import RunReader
 
 
 @dataclass(frozen=True)

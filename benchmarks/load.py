@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
-from marl_plugins.records.trace import TracedAction, read_trace
+from marl_plugins.engine.records.trace import TracedAction, read_trace
 
 
 def spread(values: Sequence[float], unit: str = "") -> str:

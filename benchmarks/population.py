@@ -39,8 +39,8 @@ from numpy.typing import NDArray
 from scipy.stats import spearmanr
 
 from marl_plugins import competence, cooperation, mean_group
-from marl_plugins.core.intervals import t_quantile
 from marl_plugins.core.trajectory import Action, Generation, Task, Trajectory
+from marl_plugins.engine.records.intervals import t_quantile
 
 Array = NDArray[Any]
 EPOCHS, SAMPLES, WINDOW = 100, 32, 10

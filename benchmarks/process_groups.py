@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from marl_plugins.hosts import cpu
+from marl_plugins.engine.hosts import cpu
 
 os.environ.update(cpu.environment())
 os.environ["MARL_PLUGINS_DEVICE"] = "cpu"
@@ -33,8 +33,8 @@ OUT, IN, LOAD = "was asked for its state", "was given its state", "was loaded"
 def cluster() -> Iterator[None]:
     import ray
 
-    from marl_plugins.processes.cluster import quiet
-    from marl_plugins.processes.fork_server import fork_server
+    from marl_plugins.engine.processes.cluster import quiet
+    from marl_plugins.engine.processes.fork_server import fork_server
 
     env = {**quiet(False), **cpu.environment(), "PYTHONPATH": os.environ.get("PYTHONPATH", "")}
     with fork_server(debug=False) as python:
@@ -72,10 +72,10 @@ def policies_of(model: str, room: Any) -> list[Any]:
     from transformers import AutoTokenizer
 
     from marl_plugins.core.policy import Policy
-    from marl_plugins.plan.build import build_plan
-    from marl_plugins.processes.engines import RestartBudget
-    from marl_plugins.runtime.policy import UpstreamPolicy
-    from marl_plugins.runtime.tiny_model import resolve
+    from marl_plugins.engine.plan.build import build_plan
+    from marl_plugins.engine.processes.engines import RestartBudget
+    from marl_plugins.engine.runtime.policy import UpstreamPolicy
+    from marl_plugins.engine.runtime.tiny_model import resolve
 
     run = build_plan(["--recipe", str(SUMS), "--mapping", "shared"]).run
     args, folder = run.policy_args["shared"], resolve(model)
@@ -151,7 +151,7 @@ def main() -> None:
     heads = columns.split(", ")
     print(f"| {' | '.join(heads)} |\n|{'---|' * len(heads)}")
     with cluster():
-        from marl_plugins.core import tiny
+        from marl_plugins.core.recipe.schema import tiny
         from marl_plugins.process_groups.room import Room
         from marl_plugins.process_groups.seats import Seating
 

@@ -18,9 +18,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 from hostile_programs import PROGRAMS, Stalls, processes_left, run_answer
 
+from marl_plugins.builtin.tools.python import PythonToolConfig, python_tool, run_program, sandbox_of
 from marl_plugins.core.trajectory import Trajectory
 from marl_plugins.sandbox.section import SandboxConfig
-from marl_plugins.tools.python import PythonToolConfig, python_tool, run_program, sandbox_of
 
 RUNS = 41
 

@@ -17,8 +17,8 @@ import time
 from pathlib import Path
 
 from marl_plugins.core.trajectory import Action, Generation, Task, Trajectory
-from marl_plugins.core.trajectory_record import to_record
-from marl_plugins.records.read import TRAJECTORIES, Filter, RunReader, Tail
+from marl_plugins.engine.records.read import TRAJECTORIES, Filter, RunReader, Tail
+from marl_plugins.engine.records.trajectory_record import to_record
 
 ROLES, PER_STEP, TOKENS = ("solver", "coder", "verifier"), 24, 150
 

@@ -19,7 +19,7 @@ from typing import Any
 from benchmarks.coach import server, stats
 from benchmarks.credit import successes
 from benchmarks.demo import MATHCHAT, points, watched
-from marl_plugins.records.read import RunReader
+from marl_plugins.engine.records.read import RunReader
 
 KINDS = ("429", "500", "hang", "reset", "empty", "broken", "out of range", "injected")
 FAILING = dict.fromkeys(KINDS, 0.2 / len(KINDS))

@@ -18,9 +18,9 @@ from marl_plugins.coach.verdict import Verdict
 
 if TYPE_CHECKING:
     from marl_plugins.asking.asker import Asker
+    from marl_plugins.core.run import Run
     from marl_plugins.core.scoring import Seen
     from marl_plugins.core.trajectory import Action
-    from marl_plugins.run import Run
 
 
 class Through:

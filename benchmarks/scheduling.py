@@ -34,15 +34,16 @@ from typing import Any
 
 os.environ["MARL_PLUGINS_DEVICE"] = "cpu"
 
-from marl_plugins import balance, routing
+from marl_plugins import balance
+from marl_plugins.builtin import routing
 from marl_plugins.core.rows import Row, rows_to_be
 from marl_plugins.core.steps import StepPart
 from marl_plugins.core.trajectory import Action, Task, Trajectory
 from marl_plugins.core.workflow import Call, RoleSpec, Sampling
-from marl_plugins.processes.engines import EnginePool, RestartBudget
-from marl_plugins.records.trace import read_trace
-from marl_plugins.runtime.roles import Cast
-from marl_plugins.runtime.rollout import Rollout
+from marl_plugins.engine.processes.engines import EnginePool, RestartBudget
+from marl_plugins.engine.records.trace import read_trace
+from marl_plugins.engine.runtime.roles import Cast
+from marl_plugins.engine.runtime.rollout import Rollout
 from marl_plugins.streaming.part import StreamingPart
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))

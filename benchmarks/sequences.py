@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from marl_plugins.hosts import cpu
+from marl_plugins.engine.hosts import cpu
 
 os.environ |= {cpu.DEVICE: "cpu", **cpu.environment()}  # before anything of upstream is imported
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
@@ -30,17 +30,17 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 import torch
 from simulated import conversations
 
-import marl_plugins.processes.policy_actor  # isort: skip  # noqa: F401
+import marl_plugins.engine.processes.policy_actor  # isort: skip  # noqa: F401
 from openrlhf.models import Actor, PolicyLoss
 from openrlhf.trainer.ppo_utils.experience import Experience, make_experience_batch
 
-from marl_plugins.core.layout import Limit, plan_layout
+from marl_plugins.builtin.reinforce_pp import ReinforcePlusPlus
 from marl_plugins.core.rows import Row
 from marl_plugins.core.sequences import TokenSequence, sequences_of
 from marl_plugins.core.trajectory import Action, Generation, Task, Trajectory
-from marl_plugins.reinforce_pp import ReinforcePlusPlus
-from marl_plugins.runtime.experience import ForwardedRows, estimate, forwarded, sequence_experience
-from marl_plugins.runtime.tiny_model import resolve
+from marl_plugins.engine.runtime.experience import ForwardedRows, estimate, forwarded, sequence_experience
+from marl_plugins.engine.runtime.layout import Limit, plan_layout
+from marl_plugins.engine.runtime.tiny_model import resolve
 
 TOKENS = 4096
 ROUNDS = 3

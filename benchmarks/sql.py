@@ -19,11 +19,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 from hostile_programs import Stalls
 from hostile_queries import REFUSED, SLOW_STEPS, STOPPED
 
-from marl_plugins.core.shipped import recipes_root
+from marl_plugins.builtin.tools.sql.queries import ask, sql_tool
+from marl_plugins.builtin.tools.sql.section import SqlToolConfig
+from marl_plugins.core.loading import load_file
+from marl_plugins.core.recipe.shipped import recipes_root
 from marl_plugins.core.tools import ToolCall
-from marl_plugins.loading import load_file
-from marl_plugins.tools.sql.queries import ask, sql_tool
-from marl_plugins.tools.sql.section import SqlToolConfig
 
 ROUNDS, AT_ONCE = 301, 200
 CONFIG = SqlToolConfig(database="", today="2025-12-31")

@@ -36,9 +36,9 @@ from pathlib import Path
 from benchmarks.demo import train
 from benchmarks.learning import ALONE
 from benchmarks.recorded import add_flag, restore
-from marl_plugins.core.intervals import t_quantile
-from marl_plugins.core.shipped import recipes_root
-from marl_plugins.records.read import RunReader
+from marl_plugins.core.recipe.shipped import recipes_root
+from marl_plugins.engine.records.intervals import t_quantile
+from marl_plugins.engine.records.read import RunReader
 
 SWARM = recipes_root() / "swarm"
 STEPS, FROZEN_STEPS = 48, 8

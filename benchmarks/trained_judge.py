@@ -26,10 +26,10 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from marl_plugins.builtin.reinforce_pp import ReinforcePlusPlus
 from marl_plugins.coach.training import rewards, shares_in_tau
 from marl_plugins.core.rows import Row
 from marl_plugins.core.trajectory import Action, Generation, Task, Trajectory
-from marl_plugins.reinforce_pp import ReinforcePlusPlus
 
 ROLES = ("planner", "coder")
 WEIGHTS = torch.tensor([1.2, 2.4])

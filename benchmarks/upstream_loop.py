@@ -1,7 +1,7 @@
 """Our loop beside upstream's own trainer, on the same machine with the same flags: `python -m benchmarks.upstream_loop [pairs]`.
 
 One policy, one role, one turn: upstream's own flags alone run upstream's trainer, and with `--plugin marl_plugins.reinforce_pp`
-ours, both with the CPU support of hosts/cpu.py. 64 prompts a step in the model's chat template (ours has no other), at most 32
+ours, both with the CPU support of engine/hosts/cpu.py. 64 prompts a step in the model's chat template (ours has no other), at most 32
 tokens, a reward function in Python; 14 steps in turn. A step is the time between the lines that two of them print; the start-up
 ends with the first step's. About two minutes for two pairs.
 """
@@ -94,7 +94,7 @@ def spread(values: list[float]) -> str:
 
 
 def main() -> None:
-    from marl_plugins.runtime.tiny_model import build
+    from marl_plugins.engine.runtime.tiny_model import build
 
     pairs = int(sys.argv[1]) if len(sys.argv) > 1 else 2
     steps: dict[str, list[float]] = {loop: [] for loop in LOOPS}

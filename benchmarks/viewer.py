@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
 import inspected_runs
 
-from marl_plugins.core.trajectory_record import to_record
+from marl_plugins.engine.records.trajectory_record import to_record
 
 RUNS = (
     ("2,000 trajectories of 8 tokens an action", 2000, 8, 2000),

@@ -17,7 +17,7 @@ import sys
 import time
 from typing import Any
 
-from marl_plugins.hosts import cpu
+from marl_plugins.engine.hosts import cpu
 
 os.environ.update(cpu.environment())
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
@@ -33,8 +33,8 @@ async def measure() -> None:
     import vllm
     from transformers import AutoModelForCausalLM
 
-    from marl_plugins.processes.engine_actor import load_weights
-    from marl_plugins.runtime.tiny_model import resolve
+    from marl_plugins.engine.processes.engine_actor import load_weights
+    from marl_plugins.engine.runtime.tiny_model import resolve
 
     path = resolve(MODEL)
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16)

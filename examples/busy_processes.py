@@ -10,7 +10,7 @@ import contextlib
 import time
 
 from marl_plugins import hookimpl
-from marl_plugins.processes.backend import OwnProcesses
+from marl_plugins.engine.processes.backend import OwnProcesses
 
 
 class BusyProcesses(OwnProcesses):
@@ -20,7 +20,7 @@ class BusyProcesses(OwnProcesses):
         self.seconds = {}
 
     def processes_of(self, policy, *belongings):
-        from marl_plugins.processes.launch import TrainingProcesses
+        from marl_plugins.engine.processes.launch import TrainingProcesses
 
         seconds = self.seconds
         seconds[policy] = 0.0

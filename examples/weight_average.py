@@ -13,7 +13,7 @@ from pathlib import Path
 from marl_plugins import hookimpl
 from marl_plugins.core.options import at_least, between
 from marl_plugins.core.problems import Problem, at
-from marl_plugins.processes.extension import Extension
+from marl_plugins.engine.processes.extension import Extension
 
 
 class WeightAverage(Extension):

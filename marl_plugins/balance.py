@@ -5,7 +5,7 @@
             shortest, the latter's engines go, idle ones first, busy ones as soon as they have answered.
 
 Every policy keeps at least one engine. An engine takes over the weights of the policy that it goes to, and only where it was
-started exactly like that one's own (plan/signature.py): so an answer does not depend on who has given it. All are home again when
+started exactly like that one's own (engine/plan/signature.py): so an answer does not depend on who has given it. All are home again when
 the rollout has ended, so that nothing else of a step meets an engine that is away. Only policies that are trained take part: the
 weights of the others are nowhere but in their engines.
 """
@@ -20,14 +20,14 @@ from typing import TYPE_CHECKING, Any
 from marl_plugins import hookimpl
 from marl_plugins.core.options import at_least
 from marl_plugins.core.problems import Problem, at
+from marl_plugins.core.run import is_partial
 from marl_plugins.core.steps import StepPart
-from marl_plugins.plan.signature import differences, engine_signature
-from marl_plugins.run import is_partial
+from marl_plugins.engine.plan.signature import differences, engine_signature
 
 if TYPE_CHECKING:
     from marl_plugins.core.processes import Engine, Engines
+    from marl_plugins.core.run import Run
     from marl_plugins.core.steps import Step
-    from marl_plugins.run import Run
 
 Move = tuple["Engine", "Engines", "Engines"]
 """An engine, where it is, and where it goes."""

@@ -85,7 +85,7 @@ def dispatch(words: list[str]) -> int:
         print(USAGE.format(version=__version__, commands=shown), end="")
         return 0
     if name == "--version":
-        from marl_plugins.hosts.upstream_cli import upstream_version
+        from marl_plugins.engine.hosts.upstream_cli import upstream_version
 
         print(f"openrlhf-marl {__version__}, openrlhf {upstream_version()}")
         return 0
@@ -121,7 +121,7 @@ def plugin_commands(words: Sequence[str]) -> list[Command]:
         ConfigurationError: A named plugin cannot be loaded, or brings a command of a name that is taken.
     """
     from marl_plugins.commands.plugin_commands import commands_of, loaded_commands
-    from marl_plugins.plugin_names import found
+    from marl_plugins.core.plugin_names import found
 
     named = named_plugins(words) if words else []
     commands: dict[str, Command] = {c.name: c for c in COMMANDS}
@@ -146,7 +146,7 @@ def plugin_commands(words: Sequence[str]) -> list[Command]:
 
 def named_plugins(words: Sequence[str]) -> list[str]:
     """Returns the plugins that a command line names with `--plugin`."""
-    from marl_plugins.plan.flags import COMMAND_LINE, split_flags
+    from marl_plugins.engine.plan.flags import COMMAND_LINE, split_flags
 
     first = next((n for n, word in enumerate(words) if word.startswith("--")), len(words))
     flags = split_flags(words[first:], COMMAND_LINE)

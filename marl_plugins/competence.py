@@ -20,8 +20,8 @@ from statistics import fmean
 from marl_plugins import hookimpl
 from marl_plugins.core.options import above
 from marl_plugins.core.problems import Problem, at
+from marl_plugins.core.run import Run
 from marl_plugins.core.trajectory import Trajectory
-from marl_plugins.run import Run
 
 
 class Competence:

@@ -24,8 +24,8 @@ from typing import Literal
 
 from marl_plugins import hookimpl
 from marl_plugins.core.options import between
+from marl_plugins.core.run import Run, ShareTemperatures
 from marl_plugins.core.trajectory import Trajectory
-from marl_plugins.run import Run, ShareTemperatures
 
 
 def temperature(word: str) -> float:

@@ -1,7 +1,7 @@
 """Drop rows until every policy's number of rows fills whole batches, instead of filling up with weightless rows.
 
 MAPPA's `filter_agents_data` keeps the head of each agent's rows so that all ranks take the same number of batches. Here the
-runtime guarantees that anyway (core/layout.py), so this plugin is a choice, not a need: it trades rows for equal batch sizes.
+runtime guarantees that anyway (engine/runtime/layout.py), so this plugin is a choice, not a need: it trades rows for equal batch sizes.
 
     random     which rows go is drawn anew every step (seeded): no task, role or turn is favoured. Default.
     truncate   the last rows in the order of tasks go, as in MAPPA's code; biased against late tasks and late turns.
@@ -18,10 +18,10 @@ from marl_plugins import hookimpl
 from marl_plugins.core.options import at_least
 from marl_plugins.core.rows import Row
 from marl_plugins.core.seeds import derive_seed
-from marl_plugins.hosts.devices import training_gpus
+from marl_plugins.engine.hosts.devices import training_gpus
 
 if TYPE_CHECKING:
-    from marl_plugins.run import Run
+    from marl_plugins.core.run import Run
 
 
 @hookimpl

@@ -25,8 +25,8 @@ from marl_plugins.core.failures import RunEnded
 from marl_plugins.core.files import replace_bytes
 from marl_plugins.core.options import at_least
 from marl_plugins.core.problems import Problem, at
+from marl_plugins.core.run import Run
 from marl_plugins.core.seeds import derive_seed
-from marl_plugins.run import Run
 
 if TYPE_CHECKING:
     from marl_plugins.core.processes import Follower, PolicyProcesses

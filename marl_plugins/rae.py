@@ -16,8 +16,8 @@ from statistics import fmean
 from marl_plugins import hookimpl
 from marl_plugins.core.estimators import Estimator
 from marl_plugins.core.options import between
+from marl_plugins.core.run import Run
 from marl_plugins.core.trajectory import Trajectory
-from marl_plugins.run import Run
 
 
 class Baselines(dict[str, float]):

@@ -21,7 +21,7 @@ class Hiding(PathFinder):
 sys.meta_path[sys.meta_path.index(PathFinder)] = Hiding
 
 if Hiding.hidden:  # plugins are found by their files, too
-    from marl_plugins import plugin_names
+    from marl_plugins.core import plugin_names
 
     plugin_names.SHIPPED = tuple(name for name in plugin_names.SHIPPED if name not in Hiding.hidden)
     plugin_names.BUILTINS = tuple(name for name in plugin_names.BUILTINS if name not in Hiding.hidden)

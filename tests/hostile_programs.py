@@ -10,10 +10,10 @@ from pathlib import Path
 
 from simulated import CharacterChat
 
+from marl_plugins.builtin.tools.python import PythonToolConfig
 from marl_plugins.core.trajectory import Generation, Task
 from marl_plugins.core.workflow import RoleSpec, Sampling, run_workflow
 from marl_plugins.sandbox import levels
-from marl_plugins.tools.python import PythonToolConfig
 
 LEVELS = [level for level in levels.LEVELS if level not in levels.examine().missing]
 """The levels of the sandbox that this machine has."""

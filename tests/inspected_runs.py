@@ -5,7 +5,7 @@ import math
 import random
 
 from marl_plugins.core.trajectory import Action, File, Generation, Task, ToolResult, Trajectory
-from marl_plugins.core.trajectory_record import to_record
+from marl_plugins.engine.records.trajectory_record import to_record
 
 HOSTILE = (
     "</script><script>document.title='ran'</script>",
@@ -106,7 +106,7 @@ def write_tokenizers(folder):
     """Leave a tokenizer of fifty words for each policy, as a run does."""
     from tokenizers import Tokenizer, models
 
-    from marl_plugins.records.tokenizers import record_tokenizers
+    from marl_plugins.engine.records.tokenizers import record_tokenizers
 
     class Fast:
         backend_tokenizer = Tokenizer(models.WordLevel({f"w{n}": n for n in range(50)}, unk_token="w0"))

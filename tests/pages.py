@@ -16,28 +16,29 @@ from types import SimpleNamespace
 import escapes
 import problem_codes
 
-from marl_plugins import groups, hookspecs, reinforce_pp
-from marl_plugins.agents.section import AgentConfig
-from marl_plugins.cases.section import CasesConfig
+from marl_plugins.builtin import groups, reinforce_pp
+from marl_plugins.builtin.agents.section import AgentConfig
+from marl_plugins.builtin.cases.section import CasesConfig
+from marl_plugins.builtin.graph import grammar
+from marl_plugins.builtin.tools.mcp.section import MCPServerConfig
+from marl_plugins.builtin.tools.python import PythonToolConfig
+from marl_plugins.builtin.tools.search.section import SearchToolConfig
+from marl_plugins.builtin.tools.sql.section import SqlToolConfig
 from marl_plugins.coach.section import CoachConfig, CoachMemberConfig, CoachStageConfig
 from marl_plugins.commands import evaluate
-from marl_plugins.core import recipe as config
+from marl_plugins.core import hookspecs
 from marl_plugins.core.demonstrations import WarmStartConfig
 from marl_plugins.core.estimators import scope_flags
+from marl_plugins.core.loading import load
+from marl_plugins.core.plugin_names import BUILTINS, SHIPPED
+from marl_plugins.core.recipe.schema import schema as config
 from marl_plugins.core.section import Model
-from marl_plugins.graph import grammar
-from marl_plugins.hosts import flags, old_flags
-from marl_plugins.loading import load
-from marl_plugins.plan.build import build_plan
-from marl_plugins.plan.estimate import training_memory
-from marl_plugins.plan.flags import own_parser
-from marl_plugins.plugin_names import BUILTINS, SHIPPED
+from marl_plugins.engine.hosts import flags, old_flags
+from marl_plugins.engine.plan.build import build_plan
+from marl_plugins.engine.plan.estimate import training_memory
+from marl_plugins.engine.plan.flags import own_parser
 from marl_plugins.rewards.section import RewardsConfig, Term
 from marl_plugins.sandbox.section import SandboxConfig
-from marl_plugins.tools.mcp.section import MCPServerConfig
-from marl_plugins.tools.python import PythonToolConfig
-from marl_plugins.tools.search.section import SearchToolConfig
-from marl_plugins.tools.sql.section import SqlToolConfig
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 

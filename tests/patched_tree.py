@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 from simulated import CharacterChat
 
-from marl_plugins.hosts import cpu, upstream_cli
+from marl_plugins.engine.hosts import cpu, upstream_cli
 
 cpu.install()
 with cpu.flash_attn_stand_in():

@@ -19,10 +19,10 @@ from simulated import without_seconds
 from simulated_session import killed_after, recorded, run_planned
 
 from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.core.plugin_names import BUILTINS, SHIPPED
 from marl_plugins.core.problems import Problem
-from marl_plugins.hosts import upstream_cli
-from marl_plugins.plan.build import build_plan
-from marl_plugins.plugin_names import BUILTINS, SHIPPED
+from marl_plugins.engine.hosts import upstream_cli
+from marl_plugins.engine.plan.build import build_plan
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDER = ROOT / "tests" / "recipes" / "pairs"

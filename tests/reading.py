@@ -1,8 +1,8 @@
 """A recipe's file as the plan reads it."""
 
-from marl_plugins.core.recipe_yaml import read_recipe
-from marl_plugins.manager import Plugins
-from marl_plugins.plan.sections import load_recipe
+from marl_plugins.core.recipe.recipe_yaml import read_recipe
+from marl_plugins.engine.manager import Plugins
+from marl_plugins.engine.plan.sections import load_recipe
 
 
 def load(path):

@@ -3,7 +3,7 @@
 import torch
 from transformers import LlamaConfig, LlamaForSequenceClassification, Qwen2Config, Qwen2ForSequenceClassification
 
-from marl_plugins.runtime.tiny_model import resolve
+from marl_plugins.engine.runtime.tiny_model import resolve
 
 OTHER_TEMPLATE = (
     "{% for message in messages %}{% if message['role'] not in ('user', 'assistant') %}"

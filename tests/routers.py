@@ -2,9 +2,9 @@
 
 import textwrap
 
-from marl_plugins.plan.build import build_plan
-from marl_plugins.plan.parts import tools_of
-from marl_plugins.plan.rehearsal import rehearse_plan
+from marl_plugins.builtin.rehearsal import rehearse_plan
+from marl_plugins.engine.plan.build import build_plan
+from marl_plugins.engine.plan.parts import tools_of
 
 RECIPE = """
 name: triage

@@ -5,7 +5,7 @@ import hashlib
 import random
 
 from marl_plugins.core.trajectory import Action, Generation, Task, Trajectory
-from marl_plugins.core.trajectory_record import TIMED
+from marl_plugins.engine.records.trajectory_record import TIMED
 
 
 class CharacterChat:

@@ -14,13 +14,13 @@ from marl_plugins.core.policy import Policy
 from marl_plugins.core.sequences import sequences_of
 from marl_plugins.core.trajectory import Task
 from marl_plugins.core.workflow import RoleSpec, Sampling
-from marl_plugins.manager import Plugins
-from marl_plugins.records.display import Display
-from marl_plugins.records.write import Records
-from marl_plugins.runtime.experience import completed, forwarded, sequence_experience
-from marl_plugins.runtime.roles import Cast
-from marl_plugins.runtime.rollout import Rollout
-from marl_plugins.runtime.trainer import Trainer
+from marl_plugins.engine.manager import Plugins
+from marl_plugins.engine.records.display import Display
+from marl_plugins.engine.records.write import Records
+from marl_plugins.engine.runtime.experience import completed, forwarded, sequence_experience
+from marl_plugins.engine.runtime.roles import Cast
+from marl_plugins.engine.runtime.rollout import Rollout
+from marl_plugins.engine.runtime.trainer import Trainer
 
 UPDATE = {
     "policy_loss": 0.5,

@@ -16,24 +16,24 @@ import torch
 from rich.console import Console
 from simulated_run import UPDATE
 
+from marl_plugins.builtin.reward_model.backend import BesideRewardModel, Connection
+from marl_plugins.builtin.reward_model.scorer import Scorer
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.sequences import sequences_of
 from marl_plugins.core.trajectory import Generation
-from marl_plugins.plan.build import configure_plugins
-from marl_plugins.plan.describe import describe
-from marl_plugins.plan.fingerprint import fingerprint
-from marl_plugins.plan.problems import Problems
-from marl_plugins.plan.resume import MANIFEST, manifest_of
-from marl_plugins.records.display import Display
-from marl_plugins.records.write import Records, cut_back
-from marl_plugins.reward_model.backend import BesideRewardModel, Connection
-from marl_plugins.reward_model.scorer import Scorer
-from marl_plugins.runtime.batching import BatchBuilder
-from marl_plugins.runtime.checkpoints import Checkpoints
-from marl_plugins.runtime.experience import completed, forwarded, sequence_experience
-from marl_plugins.runtime.lifetime import plugins_started
-from marl_plugins.runtime.session import Session, connect
-from marl_plugins.runtime.trainer import Trainer
+from marl_plugins.engine.plan.build import configure_plugins
+from marl_plugins.engine.plan.describe import describe
+from marl_plugins.engine.plan.fingerprint import fingerprint
+from marl_plugins.engine.plan.problems import Problems
+from marl_plugins.engine.plan.resume import MANIFEST, manifest_of
+from marl_plugins.engine.records.display import Display
+from marl_plugins.engine.records.write import Records, cut_back
+from marl_plugins.engine.runtime.batching import BatchBuilder
+from marl_plugins.engine.runtime.checkpoints import Checkpoints
+from marl_plugins.engine.runtime.experience import completed, forwarded, sequence_experience
+from marl_plugins.engine.runtime.lifetime import plugins_started
+from marl_plugins.engine.runtime.session import Session, connect
+from marl_plugins.engine.runtime.trainer import Trainer
 
 LETTERS = "0123456789abcdef"
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from marl_plugins.core.advantages import Moments
 from marl_plugins.streaming.accumulators import Accumulators, linear, resolved
 
-policy_actor = pytest.importorskip("marl_plugins.processes.policy_actor")
+policy_actor = pytest.importorskip("marl_plugins.engine.processes.policy_actor")
 from openrlhf.models import PolicyLoss  # noqa: E402
 from openrlhf.models.loss import aggregate_loss  # noqa: E402
 from openrlhf.models.utils import compute_approx_kl  # noqa: E402

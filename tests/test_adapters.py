@@ -14,15 +14,15 @@ from virtual_time import SimulatedEngine, run
 
 from marl_plugins.adapters.bases import bases_of
 from marl_plugins.adapters.blob import packed, unpacked
+from marl_plugins.builtin.routing import least_loaded
 from marl_plugins.commands.evaluate import only_players, with_models, with_whole_models
 from marl_plugins.core.failures import RunEnded
 from marl_plugins.core.workflow import Call, Sampling
-from marl_plugins.plan.build import build_plan
-from marl_plugins.plan.describe import describe
-from marl_plugins.processes.engines import EnginePool, RestartBudget
-from marl_plugins.routing import least_loaded
-from marl_plugins.runtime.merged_model import merge
-from marl_plugins.runtime.tiny_model import resolve
+from marl_plugins.engine.plan.build import build_plan
+from marl_plugins.engine.plan.describe import describe
+from marl_plugins.engine.processes.engines import EnginePool, RestartBudget
+from marl_plugins.engine.runtime.merged_model import merge
+from marl_plugins.engine.runtime.tiny_model import resolve
 
 WORDS = ["--recipe", "mathchat/tiny.yaml", "--plugin", "marl_plugins.adapters", "--ds.lora.rank", "8"]
 
@@ -519,7 +519,7 @@ def test_an_engine_is_probed_once_for_each_adapter():
 
 
 def test_an_engine_of_one_policy_answers_with_what_it_holds_whoever_is_asked():
-    from marl_plugins.processes.engine_actor import HeldWeights, RolloutActor
+    from marl_plugins.engine.processes.engine_actor import HeldWeights, RolloutActor
 
     async def go():
         engine = RolloutActor.__new__(RolloutActor)

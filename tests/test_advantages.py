@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from simulated import make_trajectory
 
+from marl_plugins.builtin.reinforce_pp import ReinforcePlusPlus
 from marl_plugins.core.advantages import BLOCK_TOKENS, Moments, discounted_sums, masked_gae, masked_returns
 from marl_plugins.core.rows import Row
-from marl_plugins.reinforce_pp import ReinforcePlusPlus
 
 numbers = st.floats(-50, 50, allow_nan=False, width=32)
 

@@ -22,26 +22,26 @@ import pytest
 import yaml
 from simulated import CharacterChat, make_trajectory, simulated_engine, without_seconds
 
-from marl_plugins.agents.metrics import ProgramCounts
-from marl_plugins.agents.requests import SentTool
-from marl_plugins.agents.section import AgentConfig
-from marl_plugins.agents.server import Endpoint
-from marl_plugins.agents.session import SentToolFormats, Session
-from marl_plugins.agents.workflow import AgentWorkflow
+from marl_plugins.builtin.agents.metrics import ProgramCounts
+from marl_plugins.builtin.agents.requests import SentTool
+from marl_plugins.builtin.agents.section import AgentConfig
+from marl_plugins.builtin.agents.server import Endpoint
+from marl_plugins.builtin.agents.session import SentToolFormats, Session
+from marl_plugins.builtin.agents.workflow import AgentWorkflow
 from marl_plugins.commands.doctor.needs import imported_modules
 from marl_plugins.core.calls import TAGGED, parse_call
 from marl_plugins.core.conversation import ChatFormat
 from marl_plugins.core.failures import AgentFailure, ConfigurationError, InfrastructureFailure, RunPaused
-from marl_plugins.core.prompts import prompt_renderer
+from marl_plugins.core.recipe.prompts import prompt_renderer
 from marl_plugins.core.roles import RoleSpec, Sampling
 from marl_plugins.core.tools import Tool
 from marl_plugins.core.trajectory import Generation, Task, ToolResult, Trajectory
-from marl_plugins.core.trajectory_record import from_record, to_record
 from marl_plugins.core.workflow import calls_of, run_workflow
-from marl_plugins.plan.build import build_plan
-from marl_plugins.plan.fingerprint import fingerprint
-from marl_plugins.plan.scripted_roles import ScriptedChat
-from marl_plugins.plan.workflow_file import workflow_of
+from marl_plugins.engine.plan.build import build_plan
+from marl_plugins.engine.plan.fingerprint import fingerprint
+from marl_plugins.engine.plan.scripted_roles import ScriptedChat
+from marl_plugins.engine.plan.workflow_file import workflow_of
+from marl_plugins.engine.records.trajectory_record import from_record, to_record
 
 CLIENT = """
 import json, os, urllib.error, urllib.request
@@ -509,7 +509,7 @@ def test_a_client_that_leaves_a_stream_disturbs_nobody():
 
 
 def test_a_stream_says_that_it_is_alive_and_what_went_wrong(monkeypatch):
-    monkeypatch.setattr("marl_plugins.agents.server.QUIET_SECONDS", 0.05)
+    monkeypatch.setattr("marl_plugins.builtin.agents.server.QUIET_SECONDS", 0.05)
 
     async def slow(call):
         await asyncio.sleep(0.2)
@@ -1175,7 +1175,7 @@ def test_a_role_that_nobody_calls_is_named(recipe):
 
 
 def test_without_the_servers_library_a_recipe_with_a_program_is_refused(recipe, monkeypatch):
-    monkeypatch.setattr("marl_plugins.agents.find_spec", lambda name: None)
+    monkeypatch.setattr("marl_plugins.builtin.agents.find_spec", lambda name: None)
     assert "agents.extra" in [code for code, *_ in codes_of(recipe)]
 
 

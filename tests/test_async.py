@@ -19,18 +19,18 @@ from simulated_run import UPDATE, simulated_trainer
 from test_checkpoints import RUN
 
 from marl_plugins.core.failures import InfrastructureFailure, RunEnded, RunPaused
+from marl_plugins.core.recipe.shipped import recipes_root
 from marl_plugins.core.rows import rows_of
-from marl_plugins.core.shipped import recipes_root
-from marl_plugins.hosts import cpu
-from marl_plugins.plan.build import build_plan
-from marl_plugins.plan.describe import describe
-from marl_plugins.plan.resume import tag
-from marl_plugins.records.read import RunReader
-from marl_plugins.runtime.checkpoints import Checkpoints
-from marl_plugins.runtime.crediting import check_versions, without_stale
-from marl_plugins.runtime.metrics import of_lag
-from marl_plugins.runtime.saving import StepSaver
-from marl_plugins.runtime.waiting import file_of
+from marl_plugins.engine.hosts import cpu
+from marl_plugins.engine.plan.build import build_plan
+from marl_plugins.engine.plan.describe import describe
+from marl_plugins.engine.plan.resume import tag
+from marl_plugins.engine.records.read import RunReader
+from marl_plugins.engine.runtime.checkpoints import Checkpoints
+from marl_plugins.engine.runtime.crediting import check_versions, without_stale
+from marl_plugins.engine.runtime.metrics import of_lag
+from marl_plugins.engine.runtime.saving import StepSaver
+from marl_plugins.engine.runtime.waiting import file_of
 
 STEPS = 6
 

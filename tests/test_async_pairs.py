@@ -21,11 +21,11 @@ from simulated_run import simulated_trainer
 from simulated_session import SimulatedEngines, SimulatedProcesses, run_planned
 
 from marl_plugins.core.ledger import Ledger
+from marl_plugins.core.run import AnswerLimits, ShareTemperatures
 from marl_plugins.core.trajectory import Generation
-from marl_plugins.hosts import upstream_cli
-from marl_plugins.manager import Plugins
-from marl_plugins.plan.build import build_plan
-from marl_plugins.run import AnswerLimits, ShareTemperatures
+from marl_plugins.engine.hosts import upstream_cli
+from marl_plugins.engine.manager import Plugins
+from marl_plugins.engine.plan.build import build_plan
 
 
 def named(*plugins):
@@ -127,7 +127,7 @@ def test_steps_take_as_long_as_a_slow_coach_and_nothing_piles_up(tmp_path, queue
 
 CORRECTING = """
 from pathlib import Path
-from marl_plugins.loading import load
+from marl_plugins.core.loading import load
 
 RUBRIC = load(str(Path(__file__).with_name("rubric.py"))).RUBRIC
 CORRECTIONS = {role: lambda action, seen: "a" + action.text[1:] for role in RUBRIC}

@@ -16,13 +16,13 @@ from safetensors.torch import save_file
 from virtual_time import SimulatedEngine, run
 
 from marl_plugins.balance import BalancePart, EngineGroups, balance, exchanging, idle_to_waiting, shortest_to_longest
+from marl_plugins.builtin.routing import least_loaded
 from marl_plugins.core.failures import InfrastructureFailure, RunEnded
 from marl_plugins.core.workflow import Call, Sampling
-from marl_plugins.plan.build import build_plan
-from marl_plugins.plan.signature import differences, engine_signature
-from marl_plugins.processes.engines import EnginePool, RestartBudget
-from marl_plugins.routing import least_loaded
-from marl_plugins.runtime.tiny_model import resolve
+from marl_plugins.engine.plan.build import build_plan
+from marl_plugins.engine.plan.signature import differences, engine_signature
+from marl_plugins.engine.processes.engines import EnginePool, RestartBudget
+from marl_plugins.engine.runtime.tiny_model import resolve
 
 ROOT = Path(__file__).resolve().parent.parent
 SAMPLING = Sampling(1.0, 1.0, 8, 1000)

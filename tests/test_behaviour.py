@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from simulated import make_trajectory
 
 from marl_plugins.builtin import behaviour as plugin
-from marl_plugins.core.behaviour import ALARM, LEAST, Behaviour, alarms, welch
-from marl_plugins.core.intervals import wilson
 from marl_plugins.core.ledger import Ledger
-from marl_plugins.records.display import Display
-from marl_plugins.records.report import legend, summarise
-from marl_plugins.records.step_table import WIDTH_CHARS, StepTable
-from marl_plugins.runtime.metrics import summary
+from marl_plugins.engine.records.behaviour import ALARM, LEAST, Behaviour, alarms, welch
+from marl_plugins.engine.records.display import Display
+from marl_plugins.engine.records.intervals import wilson
+from marl_plugins.engine.records.report import legend, summarise
+from marl_plugins.engine.records.step_table import WIDTH_CHARS, StepTable
+from marl_plugins.engine.runtime.metrics import summary
 
 
 def run_of(*roles):

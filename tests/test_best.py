@@ -11,17 +11,17 @@ from refusals import refused
 from simulated_run import simulated_trainer
 from test_checkpoints import RUN, saved
 
-from marl_plugins.core.shipped import recipes_root
+from marl_plugins.core.recipe.shipped import recipes_root
 from marl_plugins.core.trajectory import EVALUATION, Task, Trajectory
-from marl_plugins.plan.build import build_plan
-from marl_plugins.plan.resume import manifest_of, read_manifest, saved_steps, tag
-from marl_plugins.records.best import Best, kept_apart, put_back
-from marl_plugins.records.read import RunReader
-from marl_plugins.records.report import legend, summarise
-from marl_plugins.runtime.checkpoints import Checkpoints
-from marl_plugins.runtime.metrics import held_out
-from marl_plugins.runtime.saving import StepSaver
-from marl_plugins.runtime.trainer import Trainer
+from marl_plugins.engine.plan.build import build_plan
+from marl_plugins.engine.plan.resume import manifest_of, read_manifest, saved_steps, tag
+from marl_plugins.engine.records.best import Best, kept_apart, put_back
+from marl_plugins.engine.records.read import RunReader
+from marl_plugins.engine.records.report import legend, summarise
+from marl_plugins.engine.runtime.checkpoints import Checkpoints
+from marl_plugins.engine.runtime.metrics import held_out
+from marl_plugins.engine.runtime.saving import StepSaver
+from marl_plugins.engine.runtime.trainer import Trainer
 
 numbers = st.lists(st.floats(0, 1), min_size=1, max_size=30)
 

@@ -18,11 +18,11 @@ import pytest
 import torch
 from simulated import make_trajectory
 
+from marl_plugins.builtin.groups import GroupMean, LeaveOneOut
+from marl_plugins.builtin.reinforce_pp import FlashReinforce, ReinforcePlusPlus
 from marl_plugins.core.credit import sum_over_scope
 from marl_plugins.core.estimators import Estimator
 from marl_plugins.core.rows import rows_of
-from marl_plugins.groups import GroupMean, LeaveOneOut
-from marl_plugins.reinforce_pp import FlashReinforce, ReinforcePlusPlus
 
 STOP, GO, BADLY, WELL = 0.6, 0.1, 0.2, 1.0
 P, Q = 0.5, 0.5

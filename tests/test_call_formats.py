@@ -17,18 +17,18 @@ from marl_plugins.core.rows import Row
 from marl_plugins.core.sequences import sequences_of
 from marl_plugins.core.tools import Function, FunctionCall, Tool
 from marl_plugins.core.trajectory import Generation, Task, ToolResult
-from marl_plugins.core.trajectory_record import from_record, to_record
 from marl_plugins.core.workflow import RoleSpec, Sampling, run_workflow
-from marl_plugins.hosts.vllm_parsers import parser_names
+from marl_plugins.engine.hosts.vllm_parsers import parser_names
+from marl_plugins.engine.records.trajectory_record import from_record, to_record
 
 pytest.importorskip("vllm")
 from tokenizers import AddedToken
 from transformers import AutoTokenizer
 
-from marl_plugins.plan.build import build_plan
-from marl_plugins.runtime.call_formats import find_calls
-from marl_plugins.runtime.roles import make_cast
-from marl_plugins.runtime.tiny_model import resolve
+from marl_plugins.engine.plan.build import build_plan
+from marl_plugins.engine.runtime.call_formats import find_calls
+from marl_plugins.engine.runtime.roles import make_cast
+from marl_plugins.engine.runtime.tiny_model import resolve
 
 TEMPLATE = (  # as Qwen's: tools in the system message, tools' answers in one message of the user
     "{% if tools %}<system>\n{% if messages[0].role == 'system' %}{{ messages[0].content }}\n{% endif %}Tools:"

@@ -8,11 +8,11 @@ from types import SimpleNamespace
 import pytest
 from random_graphs import compiled, played, roles
 
-from marl_plugins.cases.section import CasesConfig
+from marl_plugins.builtin.cases.section import CasesConfig
 from marl_plugins.core.failures import ConfigurationError, RecipeError
 from marl_plugins.core.fields import InvalidCall
 from marl_plugins.core.trajectory import EVALUATION, Generation
-from marl_plugins.plan.build import build_plan
+from marl_plugins.engine.plan.build import build_plan
 
 SOLVER = {"solver": ["problem"]}
 
@@ -283,8 +283,8 @@ def test_what_is_wrong_with_cases_is_said_before_the_start(planned, changed, exp
 
 
 def test_a_verifier_that_never_returns_is_found_before_the_start(planned, monkeypatch):
-    monkeypatch.setattr("marl_plugins.plan.rehearsal.apart.SECONDS", 0.3)
-    monkeypatch.setattr("marl_plugins.plan.rehearsal.trial.SECONDS", 0.3)
+    monkeypatch.setattr("marl_plugins.engine.plan.apart.SECONDS", 0.3)
+    monkeypatch.setattr("marl_plugins.builtin.rehearsal.trial.SECONDS", 0.3)
     slow = CASES.replace("return float(value == sum(case))", "import time\n        time.sleep(5)\n        return 0.0")
     assert "rehearsal.blocks" in [code for code, *_ in planned(cases_py=slow)]
 

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from marl_plugins.cli import main
 from marl_plugins.contracts import graders, mappings
 from marl_plugins.contracts.labels import check_labels, spaced, texts_of, wrong_for
-from marl_plugins.manager import Plugins
-from marl_plugins.plan.build import draft_plan
+from marl_plugins.engine.manager import Plugins
+from marl_plugins.engine.plan.build import draft_plan
 
 RECIPE = {
     "recipe.yaml": (

@@ -11,10 +11,10 @@ from refusals import briefs, refused
 from simulated_session import recorded, run_planned
 
 from marl_plugins.core.failures import RunEnded
-from marl_plugins.plan.build import build_plan
-from marl_plugins.plan.resume import sealed, tag
-from marl_plugins.records.write import cut_back, move_aside
-from marl_plugins.runtime.checkpoints import Checkpoints
+from marl_plugins.engine.plan.build import build_plan
+from marl_plugins.engine.plan.resume import sealed, tag
+from marl_plugins.engine.records.write import cut_back, move_aside
+from marl_plugins.engine.runtime.checkpoints import Checkpoints
 
 RUN = {
     "mapping": {"a": "p"},

@@ -23,7 +23,7 @@ from marl_plugins.core.ledger import Ledger
 from marl_plugins.core.rows import rows_of
 from marl_plugins.core.scoring import Seen, SeenLast
 from marl_plugins.core.trajectory import File, ToolResult
-from marl_plugins.plan.build import build_plan
+from marl_plugins.engine.plan.build import build_plan
 
 SECRET = "the-label-42"
 ROOT = Path(__file__).parent.parent

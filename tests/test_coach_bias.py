@@ -19,8 +19,8 @@ from marl_plugins.coach.metrics import JudgedAction
 from marl_plugins.coach.state import CoachState
 from marl_plugins.coach.verdict import Verdict
 from marl_plugins.core.credit import rewards_from_scores
-from marl_plugins.core.intervals import t_quantile
 from marl_plugins.core.trajectory import Task
+from marl_plugins.engine.records.intervals import t_quantile
 
 BIAS = 0.12
 """1.2 points of ten."""

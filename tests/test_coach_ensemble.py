@@ -25,11 +25,11 @@ from marl_plugins.coach.state import CoachState
 from marl_plugins.coach.verdict import JointVerdict, Verdict
 from marl_plugins.core.credit import rewards_from_scores
 from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure
-from marl_plugins.core.intervals import wilson
 from marl_plugins.core.scoring import Seen
-from marl_plugins.plan.build import build_plan
-from marl_plugins.plan.fingerprint import fingerprint
-from marl_plugins.records.run_folder import _named
+from marl_plugins.engine.plan.build import build_plan
+from marl_plugins.engine.plan.fingerprint import fingerprint
+from marl_plugins.engine.records.intervals import wilson
+from marl_plugins.engine.records.run_folder import _named
 from marl_plugins.reward_backprop.rules import Rules
 
 ROOT = Path(__file__).resolve().parent.parent

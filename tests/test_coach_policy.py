@@ -16,14 +16,14 @@ from marl_plugins.coach import distil
 from marl_plugins.commands.evaluate import only_players
 from marl_plugins.core.credit import rewards_from_scores
 from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure
+from marl_plugins.core.run import Connection
 from marl_plugins.core.scoring import Seen, SeenLast
 from marl_plugins.core.trajectory import Generation
 from marl_plugins.core.workflow import Sampling
-from marl_plugins.plan.build import build_plan
-from marl_plugins.plan.describe import describe
-from marl_plugins.plan.fingerprint import fingerprint
-from marl_plugins.run import Connection
-from marl_plugins.runtime.questions import make_ask
+from marl_plugins.engine.plan.build import build_plan
+from marl_plugins.engine.plan.describe import describe
+from marl_plugins.engine.plan.fingerprint import fingerprint
+from marl_plugins.engine.runtime.questions import make_ask
 
 ROOT = Path(__file__).resolve().parent.parent
 SECRET = "the-label-42"

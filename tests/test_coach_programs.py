@@ -12,19 +12,19 @@ from refusals import briefs
 from simulated import make_trajectory
 from test_coach_client import coach_at, kept_in
 
+from marl_plugins.builtin.tools.python import PythonToolConfig, python_tool
 from marl_plugins.coach import distil
 from marl_plugins.coach.notes import note_of
 from marl_plugins.coach.programs import MOST_BYTES, Programs
 from marl_plugins.coach.training import TrainedCoach
 from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure
+from marl_plugins.core.run import Answer
 from marl_plugins.core.scoring import Seen
 from marl_plugins.core.trajectory import File, Generation
-from marl_plugins.plan.build import build_plan
-from marl_plugins.plan.describe import describe, first_lines
-from marl_plugins.run import Answer
+from marl_plugins.engine.plan.build import build_plan
+from marl_plugins.engine.plan.describe import describe, first_lines
 from marl_plugins.sandbox import OnDemandSandbox
 from marl_plugins.sandbox.section import SandboxConfig
-from marl_plugins.tools.python import PythonToolConfig, python_tool
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -128,7 +128,7 @@ def test_a_program_that_fails_is_shown_and_a_sandbox_that_fails_is_a_missing_ver
         async def down(*arguments, **named):
             raise InfrastructureFailure("sandbox", "no process could be started")
 
-        monkeypatch.setattr("marl_plugins.tools.python.run_program", down)
+        monkeypatch.setattr("marl_plugins.builtin.tools.python.run_program", down)
         (failure,) = judge(coach, left)
     assert failure.kind == "sandbox" and len(bodies) == 1
 

@@ -12,7 +12,7 @@ from simulated import make_trajectory
 from marl_plugins.cli import dispatch, main
 from marl_plugins.core.options import step_range
 from marl_plugins.core.trajectory import ToolResult
-from marl_plugins.core.trajectory_record import to_record
+from marl_plugins.engine.records.trajectory_record import to_record
 
 ROOT = Path(__file__).resolve().parent.parent
 RECIPE = str(ROOT / "recipes" / "mathchat" / "tiny.yaml")

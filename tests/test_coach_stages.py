@@ -16,10 +16,10 @@ from marl_plugins import coach as plugin
 from marl_plugins.coach.section import CoachStageConfig
 from marl_plugins.coach.stages import MARGIN, Stages
 from marl_plugins.coach.state import CoachState
-from marl_plugins.core.behaviour import Behaviour
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.scoring import Seen
-from marl_plugins.plan.build import build_plan
+from marl_plugins.engine.plan.build import build_plan
+from marl_plugins.engine.records.behaviour import Behaviour
 
 ROOT = Path(__file__).resolve().parent.parent
 

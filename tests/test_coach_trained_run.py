@@ -17,11 +17,11 @@ from marl_plugins.coach.lessons import JudgeTraining
 from marl_plugins.coach.model import PROMPTS, Questions, read_prompt
 from marl_plugins.coach.state import CoachState
 from marl_plugins.coach.training import TrainedCoach, rewards
+from marl_plugins.core.run import Connection, Run
 from marl_plugins.core.trajectory import Generation
 from marl_plugins.core.workflow import Sampling
-from marl_plugins.run import Connection, Run
-from marl_plugins.runtime.questions import make_ask
-from marl_plugins.runtime.waiting import save_waiting
+from marl_plugins.engine.runtime.questions import make_ask
+from marl_plugins.engine.runtime.waiting import save_waiting
 
 
 def judged_trainer(folder, say, every, samples=2, workflow=None, **more):

@@ -15,11 +15,11 @@ from simulated import make_trajectory
 from marl_plugins.coach.state import CoachState
 from marl_plugins.coach.training import JudgeAnswer, lessons, rewards, shares_in_tau
 from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.core.run import Answer
 from marl_plugins.core.trajectory import Generation
-from marl_plugins.plan.build import build_plan
-from marl_plugins.plan.describe import describe
-from marl_plugins.run import Answer
-from marl_plugins.runtime.session import Session
+from marl_plugins.engine.plan.build import build_plan
+from marl_plugins.engine.plan.describe import describe
+from marl_plugins.engine.runtime.session import Session
 
 ROOT = Path(__file__).resolve().parent.parent
 SCORES = st.integers(0, 20).map(lambda n: n / 20)

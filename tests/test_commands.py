@@ -14,10 +14,10 @@ from refusals import found_by, refused
 from marl_plugins.cli import dispatch, main
 from marl_plugins.commands.evaluate import only_players, with_models
 from marl_plugins.core.failures import ConfigurationError, RunEnded
-from marl_plugins.core.recipe import base_of
-from marl_plugins.core.recipe_yaml import read_recipe
-from marl_plugins.core.shipped import recipes_root, shipped_recipes
-from marl_plugins.plan.build import build_plan
+from marl_plugins.core.recipe.recipe_yaml import read_recipe
+from marl_plugins.core.recipe.schema import base_of
+from marl_plugins.core.recipe.shipped import recipes_root, shipped_recipes
+from marl_plugins.engine.plan.build import build_plan
 from marl_plugins.sandbox.checks import describe_sandbox
 from marl_plugins.sandbox.section import SandboxConfig
 
@@ -192,7 +192,8 @@ def test_an_evaluation_trains_nothing():
 
 
 @pytest.mark.parametrize(
-    ("command", "module"), [("train", "marl_plugins.runtime.driver"), ("eval", "marl_plugins.processes.cluster")]
+    ("command", "module"),
+    [("train", "marl_plugins.engine.runtime.driver"), ("eval", "marl_plugins.engine.processes.cluster")],
 )
 def test_a_run_says_where_programs_of_agents_run(command, module, tmp_path, monkeypatch, capsys):
     """Ended where it would begin to start processes."""

@@ -14,9 +14,9 @@ from refusals import refused as refused_plan
 from marl_plugins.cli import dispatch, main
 from marl_plugins.commands import compat
 from marl_plugins.core.findings import all_good
-from marl_plugins.hosts import releases, upstream_cli
-from marl_plugins.hosts.trees import SourceTree, open_tree
-from marl_plugins.plan.build import build_plan
+from marl_plugins.engine.hosts import releases, upstream_cli
+from marl_plugins.engine.hosts.trees import SourceTree, open_tree
+from marl_plugins.engine.plan.build import build_plan
 
 ROOT = Path(__file__).parent.parent
 TINY = ROOT / "tests" / "recipes" / "sums" / "tiny.yaml"

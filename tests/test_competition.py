@@ -12,10 +12,10 @@ from refusals import briefs, refused
 
 from marl_plugins.cli import main
 from marl_plugins.core.failures import ConfigurationError
-from marl_plugins.core.shipped import recipes_root
+from marl_plugins.core.loading import load_file
+from marl_plugins.core.recipe.shipped import recipes_root
 from marl_plugins.core.trajectory import Task, Trajectory
-from marl_plugins.loading import load_file
-from marl_plugins.plan.build import build_plan
+from marl_plugins.engine.plan.build import build_plan
 
 MATHCHAT = recipes_root() / "mathchat"
 competition = load_file(MATHCHAT / "competition.py")

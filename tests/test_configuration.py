@@ -13,17 +13,17 @@ from refusals import briefs, found_by, refused
 
 from marl_plugins.cli import dispatch
 from marl_plugins.core.failures import ConfigurationError
-from marl_plugins.core.recipe import base_of
-from marl_plugins.core.recipe_yaml import read_recipe
-from marl_plugins.core.shipped import shipped_recipes
-from marl_plugins.core.tasks import read_tasks
-from marl_plugins.hosts import upstream_cli
-from marl_plugins.hosts.flags import FLAGS, flags_of
-from marl_plugins.hosts.releases import TRAINED
-from marl_plugins.hosts.seams import check_seams, seams_of
-from marl_plugins.plan.build import build_plan
-from marl_plugins.plan.describe import describe
-from marl_plugins.plan.fingerprint import fingerprint
+from marl_plugins.core.recipe.recipe_yaml import read_recipe
+from marl_plugins.core.recipe.schema import base_of
+from marl_plugins.core.recipe.shipped import shipped_recipes
+from marl_plugins.core.recipe.tasks import read_tasks
+from marl_plugins.engine.hosts import upstream_cli
+from marl_plugins.engine.hosts.flags import FLAGS, flags_of
+from marl_plugins.engine.hosts.releases import TRAINED
+from marl_plugins.engine.hosts.seams import check_seams, seams_of
+from marl_plugins.engine.plan.build import build_plan
+from marl_plugins.engine.plan.describe import describe
+from marl_plugins.engine.plan.fingerprint import fingerprint
 
 ROOT = Path(__file__).resolve().parent.parent
 SUMS = ROOT / "tests" / "recipes" / "sums"

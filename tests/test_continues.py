@@ -14,8 +14,8 @@ from marl_plugins.core.rows import Row
 from marl_plugins.core.sequences import sequences_of
 from marl_plugins.core.tools import Tool
 from marl_plugins.core.trajectory import Generation, Task, ToolResult
-from marl_plugins.core.trajectory_record import from_record, to_record
 from marl_plugins.core.workflow import RoleSpec, Sampling, run_workflow
+from marl_plugins.engine.records.trajectory_record import from_record, to_record
 
 TASK = Task("t", "2+2", "4")
 

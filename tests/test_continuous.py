@@ -20,7 +20,7 @@ from marl_plugins.continuous.gate import Gate
 from marl_plugins.contracts import PluginContract
 from marl_plugins.core.ledger import Ledger
 from marl_plugins.core.trajectory import Task
-from marl_plugins.plan.build import build_plan
+from marl_plugins.engine.plan.build import build_plan
 
 
 class TestContract(PluginContract):

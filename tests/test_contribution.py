@@ -18,9 +18,9 @@ from marl_plugins.contracts import PluginContract
 from marl_plugins.cooperation import marl_credit_step as cooperate
 from marl_plugins.cooperation import shares
 from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.core.run import AnswerLimits, ShareTemperatures
+from marl_plugins.engine.plan.build import build_plan
 from marl_plugins.mean_group import MeanRewards, controls
-from marl_plugins.plan.build import build_plan
-from marl_plugins.run import AnswerLimits, ShareTemperatures
 
 GAINS = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=12)
 UTILITIES = st.floats(-1e6, 1e6)

@@ -10,7 +10,7 @@ from marl_plugins.core.conversation import ChatFormat
 pytest.importorskip("transformers")
 from transformers import AutoTokenizer
 
-from marl_plugins.runtime.tiny_model import resolve
+from marl_plugins.engine.runtime.tiny_model import resolve
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<eos>\n{% endfor %}"

@@ -21,9 +21,9 @@ from marl_plugins.core.credit import rewards_from_scores
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.scoring import score_trajectory
 from marl_plugins.core.trajectory import Action, Correction, Generation, Task, ToolResult, Trajectory
-from marl_plugins.core.trajectory_record import from_record, to_record
-from marl_plugins.plan.build import build_plan
-from marl_plugins.plan.describe import describe
+from marl_plugins.engine.plan.build import build_plan
+from marl_plugins.engine.plan.describe import describe
+from marl_plugins.engine.records.trajectory_record import from_record, to_record
 
 ROOT = Path(__file__).resolve().parent.parent
 RECIPE = str(ROOT / "recipes" / "mathchat" / "tiny.yaml")

@@ -10,19 +10,19 @@ import torch
 from simulated import conversations
 
 from marl_plugins.core.estimators import Estimator
-from marl_plugins.core.layout import Limit
 from marl_plugins.core.rows import Row
 from marl_plugins.core.sequences import sequences_of
 from marl_plugins.core.trajectory import Correction
+from marl_plugins.engine.runtime.layout import Limit
 
-policy_actor = pytest.importorskip("marl_plugins.processes.policy_actor")
-from marl_plugins.corrections.extra import CorrectedActions, corrected_actions  # noqa: E402
-from marl_plugins.corrections.part import CorrectionsPart  # noqa: E402
-from marl_plugins.corrections.worker import CorrectionsLoss  # noqa: E402
-from marl_plugins.processes.replay import MicroBatchBuffer  # noqa: E402
-from marl_plugins.processes.weighing_trainer import WeighingTrainer  # noqa: E402
-from marl_plugins.runtime.batching import rank_batches  # noqa: E402
-from marl_plugins.runtime.experience import estimate, forwarded, sequence_experience  # noqa: E402
+policy_actor = pytest.importorskip("marl_plugins.engine.processes.policy_actor")
+from marl_plugins.builtin.corrections.extra import CorrectedActions, corrected_actions  # noqa: E402
+from marl_plugins.builtin.corrections.part import CorrectionsPart  # noqa: E402
+from marl_plugins.builtin.corrections.worker import CorrectionsLoss  # noqa: E402
+from marl_plugins.engine.processes.replay import MicroBatchBuffer  # noqa: E402
+from marl_plugins.engine.processes.weighing_trainer import WeighingTrainer  # noqa: E402
+from marl_plugins.engine.runtime.batching import rank_batches  # noqa: E402
+from marl_plugins.engine.runtime.experience import estimate, forwarded, sequence_experience  # noqa: E402
 
 from openrlhf.models import Actor, PolicyLoss  # noqa: E402  # isort: skip  # after the host support
 from transformers import Qwen2Config, Qwen2ForCausalLM  # noqa: E402  # isort: skip

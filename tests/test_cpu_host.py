@@ -7,7 +7,7 @@ import torch.distributed.distributed_c10d as c10d
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marl_plugins.hosts import cpu
+from marl_plugins.engine.hosts import cpu
 
 asked = cpuinfo.get_cpu_info
 plain = torch.nn.functional.linear

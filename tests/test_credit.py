@@ -10,15 +10,15 @@ import pytest
 from simulated import make_trajectory
 
 from marl_plugins.builtin import recipe
+from marl_plugins.builtin.reinforce_pp import ReinforcePlusPlus
 from marl_plugins.core.credit import ActionScores, check_rewards, rewards_from_scores, sum_over_scope
 from marl_plugins.core.estimators import check_estimator, group_key
 from marl_plugins.core.failures import RunPaused
 from marl_plugins.core.policy import Policy
 from marl_plugins.core.rows import Row, rows_of
+from marl_plugins.core.run import Run
 from marl_plugins.core.trajectory import Generation
-from marl_plugins.plan.build import build_plan
-from marl_plugins.reinforce_pp import ReinforcePlusPlus
-from marl_plugins.run import Run
+from marl_plugins.engine.plan.build import build_plan
 
 ROOT = Path(__file__).resolve().parent.parent
 CHAIN = {"a": [], "b": ["a"], "c": ["b"]}
@@ -254,7 +254,7 @@ def test_numbers_of_any_type_are_rewards():
 
 def penalised(edges, rewards, role_limit=None, lengths=None, cut_off=(), trainable=True, **flags):
     """Rewards and returns over the trajectory of actions of `p`, whose flag for the longest answer is 40 tokens."""
-    penalties = pytest.importorskip("marl_plugins.runtime.penalties")
+    penalties = pytest.importorskip("marl_plugins.engine.runtime.penalties")
     trajectory = make_trajectory(edges, rewards=rewards)
     for action in trajectory.actions:
         count = (lengths or {}).get(action.path, 2)

@@ -16,8 +16,8 @@ from marl_plugins.contracts import PluginContract
 from marl_plugins.core.failures import RunPaused
 from marl_plugins.core.trajectory import Task
 from marl_plugins.curriculum import Successes, marl_batch, marl_restore, marl_state, weight
-from marl_plugins.plan.build import build_plan
-from marl_plugins.runtime.trainer import Trainer
+from marl_plugins.engine.plan.build import build_plan
+from marl_plugins.engine.runtime.trainer import Trainer
 
 OUTCOMES = st.lists(st.sampled_from([0.0, 0.5, 1.0]), min_size=1, max_size=4)
 TASKS = [Task(f"t{n}", "p") for n in range(12)]

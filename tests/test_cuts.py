@@ -20,14 +20,14 @@ from simulated_run import simulated_trainer
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.files import replace_text
 from marl_plugins.core.trajectory import Task
-from marl_plugins.plan.build import build_plan
-from marl_plugins.plan.fingerprint import fingerprint
-from marl_plugins.plan.resume import read_manifest, tag, with_resumption
-from marl_plugins.records.read import RunReader, records
-from marl_plugins.records.report import markdown, summarise, write_report
-from marl_plugins.records.run_folder import record_start, replayed
-from marl_plugins.records.write import FILES, cut_back
-from marl_plugins.runtime.checkpoints import Checkpoints
+from marl_plugins.engine.plan.build import build_plan
+from marl_plugins.engine.plan.fingerprint import fingerprint
+from marl_plugins.engine.plan.resume import read_manifest, tag, with_resumption
+from marl_plugins.engine.records.read import RunReader, records
+from marl_plugins.engine.records.report import markdown, summarise, write_report
+from marl_plugins.engine.records.run_folder import record_start, replayed
+from marl_plugins.engine.records.write import FILES, cut_back
+from marl_plugins.engine.runtime.checkpoints import Checkpoints
 
 SUMS = Path(__file__).parent / "recipes" / "sums"
 PLUGIN = "from marl_plugins import hookimpl\n\n\n@hookimpl\ndef marl_log(step):\n    'é漢😀'\n"
@@ -292,10 +292,10 @@ FULL = """
     from pathlib import Path
     from simulated_run import simulated_trainer
     from marl_plugins.core.failures import ConfigurationError, RunEnded
-    from marl_plugins.runtime.checkpoints import Checkpoints
-    from marl_plugins.records.write import FILES, cut_back
-    from marl_plugins.records.read import RunReader, records
-    from marl_plugins.plan.resume import tag
+    from marl_plugins.engine.runtime.checkpoints import Checkpoints
+    from marl_plugins.engine.records.write import FILES, cut_back
+    from marl_plugins.engine.records.read import RunReader, records
+    from marl_plugins.engine.plan.resume import tag
 
     RUN = {"roles": {}, "policies": {}, "plugins": {}, "flags": {}, "mapping": {}, "estimator": "reinforce", "warm_start": None}
     os.fsync = lambda descriptor: None  # as in all tests (conftest.py): what is full says so when it is written

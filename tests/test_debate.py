@@ -5,12 +5,12 @@ import asyncio
 import pytest
 from simulated import CharacterChat
 
-from marl_plugins.core.prompts import followup_renderer, prompt_renderer
+from marl_plugins.core.recipe.prompts import followup_renderer, prompt_renderer
+from marl_plugins.core.recipe.shipped import recipes_root
 from marl_plugins.core.scoring import score_outcome
-from marl_plugins.core.shipped import recipes_root
 from marl_plugins.core.trajectory import Generation
 from marl_plugins.core.workflow import RoleSpec, Sampling, run_workflow
-from marl_plugins.plan.build import build_plan
+from marl_plugins.engine.plan.build import build_plan
 
 
 @pytest.fixture(scope="module", params=["tiny.yaml", "recipe.yaml"])

@@ -8,9 +8,9 @@ import pytest
 from simulated import make_trajectory
 
 from marl_plugins.core.ledger import Ledger
-from marl_plugins.records import display as display_module
-from marl_plugins.records.display import Display
-from marl_plugins.records.step_table import HEADER_EVERY, WIDTH_CHARS, StepTable, abbreviated, duration, short
+from marl_plugins.engine.records import display as display_module
+from marl_plugins.engine.records.display import Display
+from marl_plugins.engine.records.step_table import HEADER_EVERY, WIDTH_CHARS, StepTable, abbreviated, duration, short
 
 ROLES = ["proponent_one", "opponent_two", "judge", "critic_three", "summarizer"]
 

@@ -20,8 +20,8 @@ from marl_plugins.coach.notes import NOTES
 from marl_plugins.coach.verdict import Verdict
 from marl_plugins.core.scoring import score_trajectory
 from marl_plugins.core.trajectory import Task, ToolResult
-from marl_plugins.core.trajectory_record import to_record
-from marl_plugins.plan.build import build_plan
+from marl_plugins.engine.plan.build import build_plan
+from marl_plugins.engine.records.trajectory_record import to_record
 
 ROOT = Path(__file__).resolve().parent.parent
 RECIPE = str(ROOT / "recipes" / "mathchat" / "tiny.yaml")

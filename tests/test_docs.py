@@ -17,17 +17,17 @@ import pytest
 from reading import load as load_recipe
 from simulated import CharacterChat, make_trajectory
 
-from marl_plugins import hookspecs
 from marl_plugins.coach.rubric import RubricCoach, load_rubric
+from marl_plugins.core import hookspecs
 from marl_plugins.core.demonstrations import Demonstration
 from marl_plugins.core.scoring import Seen, SeenLast
 from marl_plugins.core.section import Model
 from marl_plugins.core.tools import Tool
 from marl_plugins.core.trajectory import Generation, Task, ToolResult
 from marl_plugins.core.workflow import RoleSpec, Sampling, run_workflow
-from marl_plugins.manager import Plugins, load_file
-from marl_plugins.plan.build import build_plan, implicit_recipe
-from marl_plugins.plan.devices import needed_devices
+from marl_plugins.engine.manager import Plugins, load_file
+from marl_plugins.engine.plan.build import build_plan, implicit_recipe
+from marl_plugins.engine.plan.devices import needed_devices
 
 ROOT = Path(__file__).resolve().parent.parent
 DOCS = ROOT / "docs"
@@ -301,8 +301,8 @@ def test_the_readmes_links_and_commands_exist():
 
 
 WORKERS = {
-    "reward_model/worker.py",
-    "reward_model/scorer.py",
+    "builtin/reward_model/worker.py",
+    "builtin/reward_model/scorer.py",
     "flat_sync/worker.py",
     "adapters/worker.py",
     "adapters/processes.py",
@@ -321,7 +321,7 @@ def test_modules_outside_the_runtime_import_nothing_heavy_at_the_top():
     package = ROOT / "marl_plugins"
     for path in package.rglob("*.py"):
         name = path.relative_to(package).as_posix()
-        allowed = name.startswith(("hosts/", "processes/", "runtime/")) or name == "upstream_ci/adapter.py"
+        allowed = name.startswith(("hosts/", "processes/", "runtime/")) or name == "commands/upstream_ci/adapter.py"
         for line in path.read_text().splitlines() if not allowed and name not in WORKERS else ():
             assert not re.match(r"(import|from) (openrlhf|vllm|deepspeed|ray)\b", line), (path, line)
 
@@ -329,7 +329,7 @@ def test_modules_outside_the_runtime_import_nothing_heavy_at_the_top():
 def test_importing_plugins_is_light():
     """`--help`, `plugins` and `--dry-run` import every plugin; torch, Ray and transformers take seconds."""
     script = (
-        "import sys; from marl_plugins.loading import load; from marl_plugins.plugin_names import SHIPPED; "
+        "import sys; from marl_plugins.core.loading import load; from marl_plugins.core.plugin_names import SHIPPED; "
         "[load(name) for name in SHIPPED]; "
         "print(sorted({'torch', 'ray', 'vllm', 'transformers', 'openrlhf', 'numpy'} & sys.modules.keys()))"
     )

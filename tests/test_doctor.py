@@ -15,6 +15,7 @@ import pytest
 from openai_server import Reply, openai_server, verdict
 from refusals import refused
 
+from marl_plugins.builtin.tools.python import PythonToolConfig
 from marl_plugins.cli import dispatch, main
 from marl_plugins.coach.doctor import try_coach
 from marl_plugins.coach.flags import endpoint_of
@@ -33,12 +34,11 @@ from marl_plugins.commands.doctor import (
 from marl_plugins.commands.doctor.gpus import Card, Cards
 from marl_plugins.commands.tables import print_table
 from marl_plugins.core import findings as findings_module
-from marl_plugins.core.shipped import recipes_root
-from marl_plugins.hosts import cpu, prebuild
-from marl_plugins.loading import load
+from marl_plugins.core.loading import load
+from marl_plugins.core.recipe.shipped import recipes_root
+from marl_plugins.engine.hosts import cpu, prebuild
 from marl_plugins.sandbox.section import SandboxConfig
 from marl_plugins.sandbox.trial import try_sandbox
-from marl_plugins.tools.python import PythonToolConfig
 
 ROOT = Path(__file__).resolve().parent.parent
 TINY = str(recipes_root() / "mathchat" / "tiny.yaml")
@@ -505,7 +505,7 @@ def test_locks_are_looked_for_where_torch_builds(monkeypatch, tmp_path):
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_a_start_removes_the_locks_of_builds_that_were_killed(device, monkeypatch, tmp_path):
     """Whatever the device: a process that loads the operator would wait for ever."""
-    from marl_plugins.processes import cluster
+    from marl_plugins.engine.processes import cluster
 
     lock = tmp_path / "torch_extensions" / "fused_adam" / "lock"
     lock.parent.mkdir(parents=True)

@@ -19,17 +19,17 @@ from warm_programs import Programs
 from benchmarks import coach_map
 from marl_plugins.coach.rubric import RubricCoach, load_rubric
 from marl_plugins.core.failures import ConfigurationError
-from marl_plugins.core.prompts import prompt_renderer
+from marl_plugins.core.loading import load_file
+from marl_plugins.core.recipe.prompts import prompt_renderer
+from marl_plugins.core.recipe.shipped import recipes_root
 from marl_plugins.core.scoring import Seen, SeenLast
 from marl_plugins.core.scoring import score_outcome as score_trajectory
-from marl_plugins.core.shipped import recipes_root
 from marl_plugins.core.trajectory import Generation, ToolResult
 from marl_plugins.core.workflow import RoleSpec, Sampling, run_workflow
-from marl_plugins.loading import load_file
-from marl_plugins.plan.build import build_plan
-from marl_plugins.plan.describe import first_lines
-from marl_plugins.plan.fingerprint import fingerprint
-from marl_plugins.records import run_folder
+from marl_plugins.engine.plan.build import build_plan
+from marl_plugins.engine.plan.describe import first_lines
+from marl_plugins.engine.plan.fingerprint import fingerprint
+from marl_plugins.engine.records import run_folder
 from marl_plugins.reward_backprop import BackpropState
 from marl_plugins.reward_backprop.backward import backward, conserve
 from marl_plugins.sandbox.workspace import Workspaces

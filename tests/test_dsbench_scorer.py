@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marl_plugins.core.shipped import recipes_root
-from marl_plugins.loading import load_file
+from marl_plugins.core.loading import load_file
+from marl_plugins.core.recipe.shipped import recipes_root
 
 scorer = load_file(recipes_root() / "dsbench" / "scorer.py")
 METRICS = scorer.METRICS

@@ -20,14 +20,14 @@ from hypothesis import strategies as st
 from simulated import CharacterChat
 
 from marl_plugins.coach.rubric import RubricCoach, load_rubric
-from marl_plugins.core.prompts import followup_renderer, prompt_renderer
+from marl_plugins.core.loading import load_file
+from marl_plugins.core.recipe.prompts import followup_renderer, prompt_renderer
+from marl_plugins.core.recipe.shipped import recipes_root
 from marl_plugins.core.scoring import score_trajectory
-from marl_plugins.core.shipped import recipes_root
 from marl_plugins.core.tools import ToolCall
 from marl_plugins.core.trajectory import Generation
 from marl_plugins.core.workflow import RoleSpec, Sampling, run_workflow
-from marl_plugins.loading import load_file
-from marl_plugins.plan.build import build_plan
+from marl_plugins.engine.plan.build import build_plan
 
 FOLDER = recipes_root() / "ecommerce"
 questions = load_file(FOLDER / "questions.py")

@@ -8,9 +8,9 @@ from plugin_pairs import words
 from refusals import refused
 from simulated_session import recorded, run_planned
 
-from marl_plugins.ema.worker import WeightAverage
-from marl_plugins.hosts import cpu
-from marl_plugins.plan.build import build_plan
+from marl_plugins.builtin.ema.worker import WeightAverage
+from marl_plugins.engine.hosts import cpu
+from marl_plugins.engine.plan.build import build_plan
 
 BETA = "train.ema_beta"
 

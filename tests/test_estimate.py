@@ -5,10 +5,10 @@ import re
 
 import pytest
 
-from marl_plugins.core.shipped import recipes_root
-from marl_plugins.plan.build import build_plan
-from marl_plugins.plan.describe import describe
-from marl_plugins.plan.estimate import estimate, parameters
+from marl_plugins.core.recipe.shipped import recipes_root
+from marl_plugins.engine.plan.build import build_plan
+from marl_plugins.engine.plan.describe import describe
+from marl_plugins.engine.plan.estimate import estimate, parameters
 
 PAPER = str(recipes_root() / "mathchat" / "paper.yaml")
 

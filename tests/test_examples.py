@@ -16,10 +16,10 @@ from simulated_run import simulated_trainer
 
 from marl_plugins.contracts import PluginContract
 from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.core.loading import load
+from marl_plugins.core.recipe.shipped import recipes_root
 from marl_plugins.core.rows import Row
-from marl_plugins.core.shipped import recipes_root
-from marl_plugins.loading import load
-from marl_plugins.plan.build import build_plan
+from marl_plugins.engine.plan.build import build_plan
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 FILES = sorted(EXAMPLES.glob("*.py"))

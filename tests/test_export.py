@@ -10,7 +10,7 @@ from refusals import refused
 from marl_plugins.cli import main
 from marl_plugins.commands import export
 from marl_plugins.core.failures import InfrastructureFailure
-from marl_plugins.records import tables
+from marl_plugins.engine.records import tables
 
 simulated = pytest.importorskip("simulated_run")
 pytest.importorskip("pyarrow")

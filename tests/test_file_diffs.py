@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marl_plugins.core.file_diffs import COMPARED_BYTES, COMPARED_LINES, Content, DiffedWorkspace, cut, difference
 from marl_plugins.core.trajectory import Task
+from marl_plugins.engine.runtime.file_diffs import COMPARED_BYTES, COMPARED_LINES, Content, DiffedWorkspace, cut, difference
 from marl_plugins.sandbox.workspace import Workspaces
 
 

@@ -10,12 +10,12 @@ from refusals import refused
 from simulated import make_trajectory
 from simulated_session import killed_after, recorded, run_planned
 
+from marl_plugins.builtin.filtering import FilteringPart, TaskStream, score, teaches_nothing
 from marl_plugins.core.failures import ConfigurationError, RunEnded
-from marl_plugins.core.tasks import epoch_order
+from marl_plugins.core.recipe.tasks import epoch_order
 from marl_plugins.core.trajectory import Task
-from marl_plugins.filtering import FilteringPart, TaskStream, score, teaches_nothing
-from marl_plugins.plan.build import build_plan
-from marl_plugins.plan.flags import Flags
+from marl_plugins.engine.plan.build import build_plan
+from marl_plugins.engine.plan.flags import Flags
 
 TASKS = [Task(f"t{n}", "p") for n in range(20)]
 

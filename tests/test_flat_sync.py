@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.engine.plan.build import build_plan
 from marl_plugins.flat_sync.worker import Bucket, buckets
-from marl_plugins.plan.build import build_plan
 
 SUMS = Path(__file__).parent / "recipes" / "sums"
 SHAPES = st.lists(st.integers(0, 5), min_size=0, max_size=3).map(torch.Size)
@@ -60,7 +60,7 @@ def test_a_bucket_survives_the_way_to_vllms_own_process(monkeypatch):
     monkeypatch.setenv("VLLM_ALLOW_INSECURE_SERIALIZATION", "1")  # upstream's setting (vllm_engine.py:99)
     from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder, run_method
 
-    from marl_plugins.processes.engine_actor import RolloutActor
+    from marl_plugins.engine.processes.engine_actor import RolloutActor
 
     class Engine:
         async def collective_rpc(self, method, args):

@@ -10,12 +10,12 @@ import pyspiel
 import pytest
 from simulated import CharacterChat
 
-from marl_plugins.core.prompts import prompt_renderer
-from marl_plugins.core.shipped import recipes_root
+from marl_plugins.core.loading import load, load_file
+from marl_plugins.core.recipe.prompts import prompt_renderer
+from marl_plugins.core.recipe.shipped import recipes_root
 from marl_plugins.core.trajectory import Generation, Task
 from marl_plugins.core.workflow import RoleSpec, Sampling, run_workflow
-from marl_plugins.loading import load, load_file
-from marl_plugins.plan.build import build_plan
+from marl_plugins.engine.plan.build import build_plan
 
 FOLDER = recipes_root() / "games"
 spiel = load_file(FOLDER / "spiel.py")

@@ -15,24 +15,24 @@ import pytest
 import torch
 from simulated import conversations
 
+from marl_plugins.builtin.gae import Gae
+from marl_plugins.builtin.groups import GroupMean, GroupNorm, LeaveOneOut, ReinforceBaseline
+from marl_plugins.builtin.reinforce_pp import FlashReinforce, ReinforcePlusPlus
 from marl_plugins.core.credit import ActionScores
 from marl_plugins.core.estimators import Estimator, WhitenedAdvantages
 from marl_plugins.core.failures import ConfigurationError, RunEnded
-from marl_plugins.core.layout import Limit
 from marl_plugins.core.sampled import SampledActions
 from marl_plugins.core.sequences import sequences_of
 from marl_plugins.core.trajectory import Task
-from marl_plugins.gae import Gae
-from marl_plugins.groups import GroupMean, GroupNorm, LeaveOneOut, ReinforceBaseline
-from marl_plugins.plan.build import build_plan
-from marl_plugins.processes.extension import called
-from marl_plugins.processes.replay import MicroBatchBuffer
-from marl_plugins.processes.weighing_trainer import WeighingTrainer
-from marl_plugins.reinforce_pp import FlashReinforce, ReinforcePlusPlus
-from marl_plugins.runtime.batching import rank_batches
-from marl_plugins.runtime.crediting import CreditAssignment
-from marl_plugins.runtime.experience import completed, estimate, forwarded, sequence_experience
-from marl_plugins.runtime.tiny_model import resolve
+from marl_plugins.engine.plan.build import build_plan
+from marl_plugins.engine.processes.extension import called
+from marl_plugins.engine.processes.replay import MicroBatchBuffer
+from marl_plugins.engine.processes.weighing_trainer import WeighingTrainer
+from marl_plugins.engine.runtime.batching import rank_batches
+from marl_plugins.engine.runtime.crediting import CreditAssignment
+from marl_plugins.engine.runtime.experience import completed, estimate, forwarded, sequence_experience
+from marl_plugins.engine.runtime.layout import Limit
+from marl_plugins.engine.runtime.tiny_model import resolve
 from marl_plugins.streaming.gradients import DTYPES
 from marl_plugins.streaming.part import StreamingPart
 from marl_plugins.streaming.previous_means import PreviousMeans

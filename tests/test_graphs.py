@@ -12,19 +12,19 @@ import pytest
 from random_graphs import compiled, played, roles
 from simulated import CharacterChat, simulated_engine
 
+from marl_plugins.builtin.graph.expressions import BadExpression, Expression
+from marl_plugins.builtin.graph.reading import ReadForm, fenced, number_in, object_in, tagged
+from marl_plugins.builtin.graph.values import Absence, Result
 from marl_plugins.cli import main
 from marl_plugins.core.failures import ConfigurationError, RecipeError
-from marl_plugins.core.shipped import recipes_root
+from marl_plugins.core.loading import load_file
+from marl_plugins.core.recipe.shipped import recipes_root
 from marl_plugins.core.tools import Function, Tool
 from marl_plugins.core.trajectory import EVALUATION, Generation, Task, ToolResult
 from marl_plugins.core.workflow import run_workflow
-from marl_plugins.graph.expressions import BadExpression, Expression
-from marl_plugins.graph.reading import ReadForm, fenced, number_in, object_in, tagged
-from marl_plugins.graph.values import Absence, Result
-from marl_plugins.loading import load_file
-from marl_plugins.plan.build import build_plan
-from marl_plugins.plan.fingerprint import fingerprint
-from marl_plugins.plan.workflow_file import workflow_files, workflow_of
+from marl_plugins.engine.plan.build import build_plan
+from marl_plugins.engine.plan.fingerprint import fingerprint
+from marl_plugins.engine.plan.workflow_file import workflow_files, workflow_of
 
 
 def value(text, **names):

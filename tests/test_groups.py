@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from simulated import make_trajectory
 
-from marl_plugins import groups
+from marl_plugins.builtin import groups
+from marl_plugins.builtin.groups import ESTIMATORS, GroupMean, GroupNorm, LeaveOneOut, ReinforceBaseline
 from marl_plugins.core.credit import sum_over_scope
 from marl_plugins.core.failures import RunEnded
 from marl_plugins.core.rows import Row, rows_of
-from marl_plugins.groups import ESTIMATORS, GroupMean, GroupNorm, LeaveOneOut, ReinforceBaseline
 
 
 def one_action_rows(rewards):

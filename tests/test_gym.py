@@ -8,12 +8,12 @@ import time
 import pytest
 from simulated import make_trajectory
 
-from marl_plugins.cases import gym
-from marl_plugins.cases.gym import GymCase, gym_score, gym_task
+from marl_plugins.builtin.cases import gym
+from marl_plugins.builtin.cases.gym import GymCase, gym_score, gym_task
 from marl_plugins.core.cases import is_score
 from marl_plugins.core.failures import InfrastructureFailure
-from marl_plugins.core.shipped import recipes_root
-from marl_plugins.loading import load_file
+from marl_plugins.core.loading import load_file
+from marl_plugins.core.recipe.shipped import recipes_root
 
 FOLDER = recipes_root() / "swarm"
 TASKS = load_file(FOLDER / "gym_tasks.py")

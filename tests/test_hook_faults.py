@@ -9,9 +9,9 @@ import pytest
 from simulated_run import simulated_trainer
 
 from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure, RunEnded, RunPaused
-from marl_plugins.hook_faults import HookFaults, guarded
-from marl_plugins.manager import Plugins
-from marl_plugins.runtime.lifetime import run_until_terminated
+from marl_plugins.engine.hook_faults import HookFaults, guarded
+from marl_plugins.engine.manager import Plugins
+from marl_plugins.engine.runtime.lifetime import run_until_terminated
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -11,15 +11,15 @@ from test_docs import fenced, simulated
 from marl_plugins.contracts import PluginContract
 from marl_plugins.core.credit import rewards_from_scores
 from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.core.loading import load, load_file
+from marl_plugins.core.recipe.shipped import recipes_root
 from marl_plugins.core.rows import Row
 from marl_plugins.core.scoring import set_outcome
-from marl_plugins.core.shipped import recipes_root
 from marl_plugins.core.tools import ToolCall
 from marl_plugins.core.trajectory import Task
-from marl_plugins.loading import load, load_file
-from marl_plugins.plan.build import build_plan
-from marl_plugins.plan.describe import first_lines
-from marl_plugins.plan.fingerprint import fingerprint
+from marl_plugins.engine.plan.build import build_plan
+from marl_plugins.engine.plan.describe import first_lines
+from marl_plugins.engine.plan.fingerprint import fingerprint
 
 
 def contracts_of(kit):

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 from hostile_programs import LEVELS, LIMITS, NAP, PROGRAMS, files_left, processes_left, run_answer
 
+from marl_plugins.builtin.tools.python import PythonToolConfig, find_programs, python_tool, run_program
 from marl_plugins.sandbox import OnDemandSandbox, files, removal
 from marl_plugins.sandbox.section import SandboxConfig
-from marl_plugins.tools.python import PythonToolConfig, find_programs, python_tool, run_program
 
 SAYS = {
     "a disk full of files": (False, "stopped: its files took more than 50 MB"),

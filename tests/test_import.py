@@ -15,6 +15,7 @@ from reading import load
 from refusals import briefs, found_by, refused
 from simulated import CharacterChat
 
+from marl_plugins.builtin.tools.python import PythonToolConfig
 from marl_plugins.cli import dispatch
 from marl_plugins.coach.model import read_prompt
 from marl_plugins.commands.imports import items, options, shapes, shell, templates
@@ -22,13 +23,12 @@ from marl_plugins.commands.imports.read import read
 from marl_plugins.commands.imports.write import ImportRequest, convert
 from marl_plugins.commands.recipes import main
 from marl_plugins.core.failures import ConfigurationError
-from marl_plugins.core.tasks import read_tasks
+from marl_plugins.core.loading import load_file
+from marl_plugins.core.recipe.tasks import read_tasks
 from marl_plugins.core.trajectory import Generation, Task
 from marl_plugins.core.workflow import RoleSpec, Sampling, run_workflow
-from marl_plugins.hosts.flags import FLAGS
-from marl_plugins.loading import load_file
-from marl_plugins.plan.build import build_plan
-from marl_plugins.tools.python import PythonToolConfig
+from marl_plugins.engine.hosts.flags import FLAGS
+from marl_plugins.engine.plan.build import build_plan
 
 ROOT = Path(__file__).resolve().parent.parent
 

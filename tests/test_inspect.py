@@ -16,22 +16,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marl_plugins.cli import main
+from marl_plugins.commands.inspect import command
+from marl_plugins.commands.inspect.compare import sign_test
+from marl_plugins.commands.inspect.follow import Follower
+from marl_plugins.commands.inspect.index import Index, texts_of
+from marl_plugins.commands.inspect.inspect_log import _clean, sample_of
+from marl_plugins.commands.inspect.page_writer import Tokens
+from marl_plugins.commands.inspect.query import Query, query_of, terms_of
+from marl_plugins.commands.inspect.sampling import sampled
+from marl_plugins.commands.inspect.shown import trajectory_values
+from marl_plugins.commands.inspect.text import whole
+from marl_plugins.commands.inspect.tokens import TokenTexts
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.redaction import encodable
-from marl_plugins.core.trajectory_record import from_record, to_record
-from marl_plugins.records.read import Filter, RunReader
-from marl_plugins.records.tables import row_of
-from marl_plugins.viewer import command
-from marl_plugins.viewer.compare import sign_test
-from marl_plugins.viewer.follow import Follower
-from marl_plugins.viewer.index import Index, texts_of
-from marl_plugins.viewer.inspect_log import _clean, sample_of
-from marl_plugins.viewer.page_writer import Tokens
-from marl_plugins.viewer.query import Query, query_of, terms_of
-from marl_plugins.viewer.sampling import sampled
-from marl_plugins.viewer.shown import trajectory_values
-from marl_plugins.viewer.text import whole
-from marl_plugins.viewer.tokens import TokenTexts
+from marl_plugins.engine.records.read import Filter, RunReader
+from marl_plugins.engine.records.tables import row_of
+from marl_plugins.engine.records.trajectory_record import from_record, to_record
 
 
 @pytest.fixture(scope="module")

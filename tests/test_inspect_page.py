@@ -6,7 +6,7 @@ import inspected_runs
 import pytest
 
 from marl_plugins.cli import main
-from marl_plugins.viewer.shown import trajectory_values
+from marl_plugins.commands.inspect.shown import trajectory_values
 
 playwright = pytest.importorskip("playwright.sync_api", reason="pip install playwright")
 BROWSER = shutil.which("chromium-headless-shell") or shutil.which("chromium")

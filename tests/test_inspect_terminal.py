@@ -7,15 +7,15 @@ import random
 import inspected_runs
 import pytest
 
-from marl_plugins.core.trajectory_record import to_record
-from marl_plugins.records.read import RunReader
-from marl_plugins.viewer.query import Query, query_of
+from marl_plugins.commands.inspect.query import Query, query_of
+from marl_plugins.engine.records.read import RunReader
+from marl_plugins.engine.records.trajectory_record import to_record
 
 pytest.importorskip("textual", reason="pip install textual")
 
 from textual.widgets import Input, Static, Tree
 
-from marl_plugins.viewer.terminal import Browser, TrajectoryList, TrajectoryScreen
+from marl_plugins.commands.inspect.terminal import Browser, TrajectoryList, TrajectoryScreen
 
 
 @pytest.fixture

@@ -13,10 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulated import CharacterChat
 
-from marl_plugins.core.prompts import followup_renderer, prompt_renderer
+from marl_plugins.core.loading import load, load_file
+from marl_plugins.core.recipe.prompts import followup_renderer, prompt_renderer
 from marl_plugins.core.trajectory import Generation, Task
 from marl_plugins.core.workflow import RoleSpec, Sampling, run_workflow
-from marl_plugins.loading import load, load_file
 
 FOLDER = Path(__file__).resolve().parent.parent / "recipes" / "kuhn_poker"
 game = load_file(FOLDER / "game.py")

@@ -11,11 +11,11 @@ from virtual_time import SimulatedEngine, run
 
 from marl_plugins.core.failures import ConfigurationError, RunEnded
 from marl_plugins.core.policy import Policy
-from marl_plugins.processes.engines import EnginePool, RestartBudget
-from marl_plugins.processes.launch import TrainingProcesses, not_started, run_ended_by
-from marl_plugins.processes.training_process import own_part
-from marl_plugins.processes.watchdog import Watchdog
-from marl_plugins.runtime.policy_engines import PolicyEngines
+from marl_plugins.engine.processes.engines import EnginePool, RestartBudget
+from marl_plugins.engine.processes.launch import TrainingProcesses, not_started, run_ended_by
+from marl_plugins.engine.processes.training_process import own_part
+from marl_plugins.engine.processes.watchdog import Watchdog
+from marl_plugins.engine.runtime.policy_engines import PolicyEngines
 
 
 def test_a_process_that_was_killed_while_it_started_is_no_error_of_the_model():

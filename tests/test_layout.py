@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marl_plugins.core.layout import Limit, combined, plan_layout
+from marl_plugins.engine.runtime.layout import Limit, combined, plan_layout
 
 LENGTHS = st.lists(st.integers(1, 60), max_size=120)
 LIMITS = st.one_of(

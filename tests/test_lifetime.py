@@ -8,9 +8,9 @@ import textwrap
 import pytest
 
 from marl_plugins.core.failures import RunEnded
-from marl_plugins.plan.build import build_plan
+from marl_plugins.engine.plan.build import build_plan
 
-lifetime = pytest.importorskip("marl_plugins.runtime.lifetime")
+lifetime = pytest.importorskip("marl_plugins.engine.runtime.lifetime")
 
 PLUGIN = """
     import asyncio

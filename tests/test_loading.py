@@ -6,7 +6,7 @@ import pytest
 
 from marl_plugins.commands.recipes import copy
 from marl_plugins.core.failures import ConfigurationError
-from marl_plugins.loading import load, load_file
+from marl_plugins.core.loading import load, load_file
 
 
 def write(folder, **files):
@@ -43,7 +43,7 @@ def test_the_old_way_gives_the_same_module(tmp_path):
         tmp_path,
         tasks="from .shared import WORD",
         shared="WORD = 'w'",
-        grader="from pathlib import Path\nfrom marl_plugins.manager import load_file\n"
+        grader="from pathlib import Path\nfrom marl_plugins.engine.manager import load_file\n"
         "tasks = load_file(Path(__file__).with_name('tasks.py'), 'marl_recipe_old_tasks')\nfrom . import tasks as new",
     )
     grader = load_file(folder / "grader.py", "any_name")

@@ -15,9 +15,9 @@ from types import SimpleNamespace
 import pytest
 
 from marl_plugins.cli import main
-from marl_plugins.hosts import marti
-from marl_plugins.hosts.diffs import apply_hunks
-from marl_plugins.hosts.patches import load_series
+from marl_plugins.engine.hosts import marti
+from marl_plugins.engine.hosts.diffs import apply_hunks
+from marl_plugins.engine.hosts.patches import load_series
 
 MINI = Path(__file__).parent / "marti_v2"
 REAL = os.environ.get("MARTI_CHECKOUT")

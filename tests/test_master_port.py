@@ -8,9 +8,9 @@ DRAW = """
 import datetime, socket
 from marl_plugins.adapters.worker import SharedActor
 from marl_plugins.process_groups.worker import StandbyCriticActor, StandbyPolicyActor
-from marl_plugins.processes.pass_through import Critic, Reward
-from marl_plugins.processes.policy_actor import ReferenceActor
-from marl_plugins.reward_model.worker import RewardActor
+from marl_plugins.engine.processes.pass_through import Critic, Reward
+from marl_plugins.engine.processes.policy_actor import ReferenceActor
+from marl_plugins.builtin.reward_model.worker import RewardActor
 from openrlhf.trainer.ray.launcher import BaseDistributedActor
 import torch.distributed
 

@@ -16,13 +16,13 @@ from simulated import make_trajectory
 from marl_plugins.coach.rubric import RubricCoach, load_rubric
 from marl_plugins.core.conversation import ChatFormat
 from marl_plugins.core.failures import InfrastructureFailure
+from marl_plugins.core.loading import load_file
+from marl_plugins.core.recipe.shipped import recipes_root
 from marl_plugins.core.scoring import Seen, SeenLast
-from marl_plugins.core.shipped import recipes_root
 from marl_plugins.core.trajectory import Task, ToolResult
 from marl_plugins.grading import right
 from marl_plugins.grading.math_process import CPU_SECONDS
 from marl_plugins.grading.math_verify import helper
-from marl_plugins.loading import load_file
 
 FOLDER = recipes_root() / "mathchat"
 problems = load_file(FOLDER / "problems.py")
@@ -161,9 +161,9 @@ def test_a_demonstration_is_what_a_rollout_would_show_and_sample():
     """Token for token: the opening, what was said with its end, what the tool answered in between."""
     transformers = pytest.importorskip("transformers")
     from marl_plugins.core.demonstrations import Demonstration, encode
-    from marl_plugins.core.prompts import prompt_renderer
+    from marl_plugins.core.recipe.prompts import prompt_renderer
     from marl_plugins.core.workflow import RoleSpec, Sampling
-    from marl_plugins.runtime.tiny_model import resolve
+    from marl_plugins.engine.runtime.tiny_model import resolve
 
     tokenizer = transformers.AutoTokenizer.from_pretrained(resolve("tiny"))
     chat = ChatFormat(tokenizer, "p")

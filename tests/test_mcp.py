@@ -16,13 +16,13 @@ import pytest
 from refusals import refused
 from simulated import CharacterChat
 
+from marl_plugins.builtin.tools.mcp.checks import check_mcp
+from marl_plugins.builtin.tools.mcp.section import MCPConfig, MCPServerConfig
+from marl_plugins.builtin.tools.mcp.servers import Server, Servers
 from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure
 from marl_plugins.core.tools import FunctionCall, ToolCall
 from marl_plugins.core.trajectory import Generation, Task
 from marl_plugins.core.workflow import RoleSpec, Sampling, run_workflow
-from marl_plugins.tools.mcp.checks import check_mcp
-from marl_plugins.tools.mcp.section import MCPConfig, MCPServerConfig
-from marl_plugins.tools.mcp.servers import Server, Servers
 
 pytest.importorskip("mcp")
 HERE = Path(__file__).parent / "mcp_servers"

@@ -15,11 +15,11 @@ from refusals import found_by, refused
 from marl_plugins.cli import dispatch, main
 from marl_plugins.commands import COMMANDS
 from marl_plugins.core.failures import ConfigurationError
-from marl_plugins.core.shipped import data
-from marl_plugins.hosts import upstream_cli
-from marl_plugins.hosts.old_flags import GONE, OTHER_VALUES, RENAMED
-from marl_plugins.plan.build import build_plan
-from marl_plugins.plan.flags import OWN_FLAGS, own_parser
+from marl_plugins.core.recipe.shipped import data
+from marl_plugins.engine.hosts import upstream_cli
+from marl_plugins.engine.hosts.old_flags import GONE, OTHER_VALUES, RENAMED
+from marl_plugins.engine.plan.build import build_plan
+from marl_plugins.engine.plan.flags import OWN_FLAGS, own_parser
 
 ROOT = Path(__file__).resolve().parent.parent
 SUMS = ROOT / "tests" / "recipes" / "sums"
@@ -447,7 +447,7 @@ def test_the_flags_and_files_of_a_page_exist(page):
     commands = "\n".join(re.findall(r"^    .*$", text, re.MULTILINE)) + "\n" + "\n".join(re.findall(r"`([^`|]+)`", text))
     for file in re.findall(r"\b(?:entrypoints|tests)/[\w/]+\.\w+", text):
         assert (ROOT / file).is_file(), file
-    from marl_plugins.manager import Plugins
+    from marl_plugins.engine.manager import Plugins
 
     parser = upstream_cli.build_parser(upstream_cli.upstream_root())
     Plugins(["marl_plugins.coach"]).options(parser)

@@ -12,7 +12,6 @@ import pytest
 import torch
 from simulated import make_trajectory
 
-from marl_plugins.core.circuit_breaker import CircuitBreaker
 from marl_plugins.core.estimators import Estimator
 from marl_plugins.core.failures import AgentFailure, InfrastructureFailure, RunEnded, RunPaused
 from marl_plugins.core.ledger import Ledger, lost_trajectories, unscored_actions
@@ -20,15 +19,16 @@ from marl_plugins.core.rows import Row
 from marl_plugins.core.sequences import sequences_of
 from marl_plugins.core.tools import Tool
 from marl_plugins.core.trajectory import ToolResult
-from marl_plugins.core.trajectory_record import from_record
-from marl_plugins.records.write import KEPT_TASKS, cut_back
-from marl_plugins.runtime.metrics import held_out, of_updates, remarks, signal, summary
+from marl_plugins.engine.records.trajectory_record import from_record
+from marl_plugins.engine.records.write import KEPT_TASKS, cut_back
+from marl_plugins.engine.runtime.circuit_breaker import CircuitBreaker
+from marl_plugins.engine.runtime.metrics import held_out, of_updates, remarks, signal, summary
 
 DOCS = Path(__file__).parent.parent / "docs"
 PAGE = (DOCS / "metrics.md").read_text()
 simulated = pytest.importorskip("simulated_run")
-from marl_plugins.processes.weighing_trainer import without_fill  # noqa: E402
-from marl_plugins.runtime.experience import estimate, forwarded, sequence_experience  # noqa: E402
+from marl_plugins.engine.processes.weighing_trainer import without_fill  # noqa: E402
+from marl_plugins.engine.runtime.experience import estimate, forwarded, sequence_experience  # noqa: E402
 
 from openrlhf.models.loss import PolicyLoss  # noqa: E402  # isort: skip  # after the host support
 
@@ -371,7 +371,7 @@ def test_every_metric_of_a_run_is_in_the_page(tmp_path):
 
 
 def test_the_curves_know_which_metrics_are_no_plugins_own():
-    from marl_plugins.records.panels import OURS, panels_of_plugins
+    from marl_plugins.engine.records.panels import OURS, panels_of_plugins
 
     tables = re.findall(r"^\| metric \|.*\n((?:\|.*\n)+)", PAGE + (DOCS / "coach.md").read_text(), re.M)
     names = [name for table in tables for row in table.splitlines() for name in re.findall(r"`([^`]+)`", row.split("|")[1])]
@@ -385,7 +385,7 @@ def test_the_curves_know_which_metrics_are_no_plugins_own():
 
 
 def test_every_column_of_the_console_is_in_the_page():
-    from marl_plugins.records.step_table import EXPENDABLE, StepTable
+    from marl_plugins.engine.records.step_table import EXPENDABLE, StepTable
 
     for column in StepTable([], 10).columns:
         starred = " *" if column.title in EXPENDABLE else ""

@@ -11,8 +11,8 @@ from refusals import briefs
 from marl_plugins.cli import main
 from marl_plugins.commands.new_recipe import wrong_roles
 from marl_plugins.core.failures import ConfigurationError
-from marl_plugins.hosts import cpu
-from marl_plugins.plan.build import build_plan
+from marl_plugins.engine.hosts import cpu
+from marl_plugins.engine.plan.build import build_plan
 
 
 @pytest.fixture

@@ -14,9 +14,9 @@ from simulated_session import recorded, run_planned
 from test_ema import alone, trainer_of  # noqa: F401
 
 from marl_plugins.core.rows import rows_of
+from marl_plugins.engine.plan.build import build_plan
 from marl_plugins.old_logprobs import OldLogProbs
 from marl_plugins.old_logprobs.worker import OldWeights
-from marl_plugins.plan.build import build_plan
 
 LAG = 2
 

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.core.loading import load_file
 from marl_plugins.core.problems import Problem, at
-from marl_plugins.loading import load_file
-from marl_plugins.plan.build import build_plan
-from marl_plugins.plan.problems import Problems, each_cause_once
+from marl_plugins.engine.plan.build import build_plan
+from marl_plugins.engine.plan.problems import Problems, each_cause_once
 
 GONE = {
     "a prompt": ("mathchat/tiny.yaml", "prompts/tiny/coder.md", "files.unreadable", ["roles.coder.prompt"]),

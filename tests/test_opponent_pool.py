@@ -26,15 +26,15 @@ from marl_plugins.commands.evaluate import only_players, with_models
 from marl_plugins.contracts import PluginContract
 from marl_plugins.core.failures import ConfigurationError, RunEnded
 from marl_plugins.core.policy import Policy
-from marl_plugins.manager import Plugins
-from marl_plugins.plan.build import build_plan
-from marl_plugins.plan.describe import describe
-from marl_plugins.plan.fingerprint import fingerprint
-from marl_plugins.plan.resume import Comparison, manifest_of, read_manifest, saved_steps
-from marl_plugins.processes.engines import EnginePool, RestartBudget
-from marl_plugins.records.write import cut_back
-from marl_plugins.runtime.checkpoints import Checkpoints, broken_files
-from marl_plugins.runtime.policy import UpstreamPolicy
+from marl_plugins.engine.manager import Plugins
+from marl_plugins.engine.plan.build import build_plan
+from marl_plugins.engine.plan.describe import describe
+from marl_plugins.engine.plan.fingerprint import fingerprint
+from marl_plugins.engine.plan.resume import Comparison, manifest_of, read_manifest, saved_steps
+from marl_plugins.engine.processes.engines import EnginePool, RestartBudget
+from marl_plugins.engine.records.write import cut_back
+from marl_plugins.engine.runtime.checkpoints import Checkpoints, broken_files
+from marl_plugins.engine.runtime.policy import UpstreamPolicy
 
 ROOT = Path(__file__).resolve().parent.parent
 POOL = str(ROOT / "recipes" / "kuhn_poker" / "pool.yaml")
@@ -439,8 +439,8 @@ class Handle:
 @pytest.fixture
 def following(monkeypatch):
     """A follower over engines that are no processes."""
-    import marl_plugins.processes.engines as engines
-    import marl_plugins.runtime.policy_engines as follower
+    import marl_plugins.engine.processes.engines as engines
+    import marl_plugins.engine.runtime.policy_engines as follower
 
     async def nowhere(handle):
         return None

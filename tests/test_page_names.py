@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from marl_plugins import hookspecs
 from marl_plugins.cli import plugin_commands
 from marl_plugins.commands import COMMANDS
+from marl_plugins.commands.inspect.query import TERMS
+from marl_plugins.core import hookspecs
 from marl_plugins.core.estimators import scope_flags
-from marl_plugins.hosts import upstream_cli
-from marl_plugins.viewer.query import TERMS
+from marl_plugins.engine.hosts import upstream_cli
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "recipes").glob("*/README.md"))]

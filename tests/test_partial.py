@@ -16,17 +16,17 @@ from ray.exceptions import RayActorError
 from refusals import briefs, refused
 from test_async import CORRECTED, ON, Killed, Phases, learning_trainer, records, rows_at
 
+from marl_plugins.commands.inspect.text import version_text
 from marl_plugins.core.failures import RunEnded
 from marl_plugins.core.trajectory import Generation
-from marl_plugins.core.trajectory_record import from_record, to_record
-from marl_plugins.plan.build import build_plan
-from marl_plugins.plan.describe import describe
-from marl_plugins.processes.engines import Engine, EnginePool, RestartBudget, is_current
-from marl_plugins.records.read import RunReader
-from marl_plugins.records.write import cut_back
-from marl_plugins.runtime.crediting import check_versions, without_stale
-from marl_plugins.runtime.metrics import of_changes, of_lag
-from marl_plugins.viewer.text import version_text
+from marl_plugins.engine.plan.build import build_plan
+from marl_plugins.engine.plan.describe import describe
+from marl_plugins.engine.processes.engines import Engine, EnginePool, RestartBudget, is_current
+from marl_plugins.engine.records.read import RunReader
+from marl_plugins.engine.records.trajectory_record import from_record, to_record
+from marl_plugins.engine.records.write import cut_back
+from marl_plugins.engine.runtime.crediting import check_versions, without_stale
+from marl_plugins.engine.runtime.metrics import of_changes, of_lag
 
 STEPS = 6
 

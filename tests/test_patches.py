@@ -19,12 +19,12 @@ from hypothesis import strategies as st
 from refusals import refused as refused_as
 
 from marl_plugins.cli import dispatch, main
-from marl_plugins.hosts import cpu, upstream_cli
-from marl_plugins.hosts.diffs import DoesNotApply, apply_hunks, read_patch
-from marl_plugins.hosts.patches import load_series, lock_tree, recognise
-from marl_plugins.hosts.releases import TRAINED
-from marl_plugins.hosts.seams import check_seams, seams_of
-from marl_plugins.upstream_ci.suite import run_suite
+from marl_plugins.commands.upstream_ci.suite import run_suite
+from marl_plugins.engine.hosts import cpu, upstream_cli
+from marl_plugins.engine.hosts.diffs import DoesNotApply, apply_hunks, read_patch
+from marl_plugins.engine.hosts.patches import load_series, lock_tree, recognise
+from marl_plugins.engine.hosts.releases import TRAINED
+from marl_plugins.engine.hosts.seams import check_seams, seams_of
 
 ROOT = Path(__file__).resolve().parent.parent
 SERIES = next(s for s in load_series() if s.title == "openrlhf 0.11.2")
@@ -193,7 +193,7 @@ def test_upstream_with_the_patches_runs_our_workflow(tmp_path):
 
 @pytest.mark.engines
 def test_upstreams_own_tests_pass_with_the_patches(tmp_path):
-    """As without them (marl_plugins/upstream_ci)."""
+    """As without them (marl_plugins/commands/upstream_ci)."""
     tree = copy_upstream(tmp_path / "tree")
     command("apply", "--to", str(tree))
     outcomes = run_suite(tree, {**os.environ, **cpu.environment(), "PYTHONPATH": str(tree)})

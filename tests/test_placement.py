@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from marl_plugins.core.failures import ConfigurationError
-from marl_plugins.plan.build import build_plan
-from marl_plugins.plan.describe import describe
-from marl_plugins.plan.devices import fewer_devices, needed_cpus, needed_devices, too_few
-from marl_plugins.processes.cluster import _check_devices, _options
-from marl_plugins.processes.launch import _strategy
+from marl_plugins.engine.plan.build import build_plan
+from marl_plugins.engine.plan.describe import describe
+from marl_plugins.engine.plan.devices import fewer_devices, needed_cpus, needed_devices, too_few
+from marl_plugins.engine.processes.cluster import _check_devices, _options
+from marl_plugins.engine.processes.launch import _strategy
 
 SUMS = str(Path(__file__).parent / "recipes" / "sums" / "recipe.yaml")
 ALONE = """

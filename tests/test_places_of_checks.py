@@ -12,24 +12,24 @@ import pytest
 from refusals import brief, briefs, found_by, refused
 
 from marl_plugins import flat_sync
+from marl_plugins.builtin.tools.mcp import checks as mcp
+from marl_plugins.builtin.tools.mcp.section import MCPServerConfig
+from marl_plugins.builtin.tools.sql.databases import database_problems
 from marl_plugins.cli import dispatch
 from marl_plugins.coach import flags as coach
-from marl_plugins.core.addresses import wrong_address, wrong_variables
 from marl_plugins.core.estimators import Estimator, check_estimator
-from marl_plugins.core.recipe import PolicyConfig
-from marl_plugins.core.recipe_yaml import Origins
+from marl_plugins.core.recipe.addresses import wrong_address, wrong_variables
+from marl_plugins.core.recipe.recipe_yaml import Origins
+from marl_plugins.core.recipe.schema import PolicyConfig
 from marl_plugins.core.section import Section
 from marl_plugins.core.tools import Function, Tool
-from marl_plugins.plan import calls, sections
-from marl_plugins.plan.checks import numbers, placement, policies
+from marl_plugins.engine.plan import calls, sections
+from marl_plugins.engine.plan.checks import numbers, placement, policies
 from marl_plugins.process_groups import checks as seats
 from marl_plugins.process_groups.seats import Seating
 from marl_plugins.sandbox import checks as sandbox_checks
 from marl_plugins.sandbox.section import SandboxConfig
 from marl_plugins.streaming import checks as streaming
-from marl_plugins.tools.mcp import checks as mcp
-from marl_plugins.tools.mcp.section import MCPServerConfig
-from marl_plugins.tools.sql.databases import database_problems
 
 
 def space(**values):

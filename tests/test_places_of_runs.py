@@ -19,34 +19,35 @@ from ray.exceptions import RayActorError
 from refusals import brief, briefs, found_by, refused
 from test_places_of_checks import GOOD_NUMBERS, policy, space
 
-from marl_plugins import reinforce_pp, reward_backprop
+from marl_plugins import reward_backprop
 from marl_plugins.asking.askers import Askers
 from marl_plugins.asking.policy import PolicyTransport
+from marl_plugins.builtin import reinforce_pp
 from marl_plugins.builtin.recipe import _hub_tasks
+from marl_plugins.builtin.rehearsal.findings import idle_followups
+from marl_plugins.builtin.tools.mcp import servers
 from marl_plugins.cli import dispatch
 from marl_plugins.commands.imports import items, policies, roles, tasks
 from marl_plugins.commands.imports.report import Report
-from marl_plugins.core import recipe_yaml
 from marl_plugins.core.conversation import ChatFormat
 from marl_plugins.core.failures import RunEnded
+from marl_plugins.core.loading import load, load_file
+from marl_plugins.core.recipe.schema import recipe_yaml
+from marl_plugins.core.run import use_tool
 from marl_plugins.core.tools import Tool
-from marl_plugins.hosts import prebuild, releases, seams, trees, upstream_cli
-from marl_plugins.loading import load, load_file
-from marl_plugins.manager import Plugins
-from marl_plugins.plan import files, models, parts
-from marl_plugins.plan.build import build_plan
-from marl_plugins.plan.checks import numbers
-from marl_plugins.plan.rehearsal.findings import idle_followups
+from marl_plugins.engine.hosts import prebuild, releases, seams, trees, upstream_cli
+from marl_plugins.engine.manager import Plugins
+from marl_plugins.engine.plan import files, models, parts
+from marl_plugins.engine.plan.build import build_plan
+from marl_plugins.engine.plan.checks import numbers
+from marl_plugins.engine.processes import cluster
+from marl_plugins.engine.processes.launch import not_started
+from marl_plugins.engine.records import run_folder, tables, trace
+from marl_plugins.engine.records.write import _locked, cut_back
+from marl_plugins.engine.runtime.checkpoints import Checkpoints
+from marl_plugins.engine.runtime.session import Session
 from marl_plugins.process_groups.backend import SharedSeats
-from marl_plugins.processes import cluster
-from marl_plugins.processes.launch import not_started
-from marl_plugins.records import run_folder, tables, trace
-from marl_plugins.records.write import _locked, cut_back
 from marl_plugins.reward_backprop import BackpropState
-from marl_plugins.run import use_tool
-from marl_plugins.runtime.checkpoints import Checkpoints
-from marl_plugins.runtime.session import Session
-from marl_plugins.tools.mcp import servers
 
 # --- the host -------------------------------------------------------------------------------------------------------------
 

@@ -10,11 +10,11 @@ import pytest
 from refusals import brief, briefs, found_by, refused
 
 from marl_plugins.core.failures import ConfigurationError
-from marl_plugins.core.tasks import read_tasks
-from marl_plugins.core.tiny import count_tokens
-from marl_plugins.plan import build
-from marl_plugins.plan.build import build_plan
-from marl_plugins.plan.describe import describe
+from marl_plugins.core.recipe.tasks import read_tasks
+from marl_plugins.core.recipe.tiny import count_tokens
+from marl_plugins.engine.plan import build
+from marl_plugins.engine.plan.build import build_plan
+from marl_plugins.engine.plan.describe import describe
 
 RECIPE = """\
 name: small
@@ -372,7 +372,7 @@ def test_a_model_that_brings_code_needs_to_be_trusted(recipe, file, content, sai
 def test_code_is_refused_before_the_runtime_loads_a_model(tmp_path, monkeypatch):
     """Also what a plan does not see: models of the hub, and the saved weights of an evaluation."""
     hub = pytest.importorskip("huggingface_hub")
-    from marl_plugins.processes.model_code import refuse_code
+    from marl_plugins.engine.processes.model_code import refuse_code
 
     files = {
         "me/custom": ("config.json", {"auto_map": MINE}),
@@ -468,7 +468,7 @@ def test_without_a_tokenizer_nothing_is_claimed(recipe):
 def test_a_tiny_models_tokens_are_counted_without_it(text):
     transformers = pytest.importorskip("transformers")
     from marl_plugins.core.conversation import ChatFormat
-    from marl_plugins.runtime.tiny_model import resolve
+    from marl_plugins.engine.runtime.tiny_model import resolve
 
     chat = ChatFormat(transformers.AutoTokenizer.from_pretrained(resolve("tiny")), "p")
     messages = [{"role": "system", "content": "s"}, {"role": "user", "content": text}]

@@ -3,7 +3,7 @@
 import pytest
 from plugin_pairs import PAGE, outcomes, pairs, parts, table, written
 
-from marl_plugins.plugin_names import BUILTINS, SHIPPED
+from marl_plugins.core.plugin_names import BUILTINS, SHIPPED
 
 
 @pytest.fixture(scope="module")

@@ -10,12 +10,12 @@ from types import SimpleNamespace
 import pytest
 from refusals import refused
 
-from marl_plugins import hookspecs
+from marl_plugins.core import hookspecs
 from marl_plugins.core.failures import ConfigurationError, RunEnded, RunPaused
-from marl_plugins.hookspecs import KINDS, VERSION
-from marl_plugins.manager import Plugins
-from marl_plugins.plan.build import build_plan, need_step
-from marl_plugins.run import Run
+from marl_plugins.core.hookspecs import KINDS, VERSION
+from marl_plugins.core.run import Run
+from marl_plugins.engine.manager import Plugins
+from marl_plugins.engine.plan.build import build_plan, need_step
 
 
 @pytest.fixture

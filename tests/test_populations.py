@@ -18,19 +18,19 @@ from transformers import AutoTokenizer
 from marl_plugins.commands.evaluate import only_players
 from marl_plugins.core.conversation import ChatFormat
 from marl_plugins.core.policy import Policy
+from marl_plugins.core.recipe.shipped import recipes_root
 from marl_plugins.core.roles import RoleSpec, Sampling
-from marl_plugins.core.shipped import recipes_root
+from marl_plugins.core.run import AnswerLimits
 from marl_plugins.core.trajectory import EVALUATION, Generation, Task
-from marl_plugins.plan.build import build_plan
-from marl_plugins.plan.describe import describe
-from marl_plugins.plan.fingerprint import fingerprint
-from marl_plugins.records.pairs import markdown, pairs_of
-from marl_plugins.records.read import Filter, RunReader
-from marl_plugins.records.report import write_report
-from marl_plugins.run import AnswerLimits
-from marl_plugins.runtime.penalties import penalise_lengths
-from marl_plugins.runtime.roles import Cast, make_cast
-from marl_plugins.runtime.tiny_model import resolve
+from marl_plugins.engine.plan.build import build_plan
+from marl_plugins.engine.plan.describe import describe
+from marl_plugins.engine.plan.fingerprint import fingerprint
+from marl_plugins.engine.records.pairs import markdown, pairs_of
+from marl_plugins.engine.records.read import Filter, RunReader
+from marl_plugins.engine.records.report import write_report
+from marl_plugins.engine.runtime.penalties import penalise_lengths
+from marl_plugins.engine.runtime.roles import Cast, make_cast
+from marl_plugins.engine.runtime.tiny_model import resolve
 
 POPULATION = "kuhn_poker/population.yaml"
 TASK = Task("t", "q", "l")

@@ -10,11 +10,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from marl_plugins.processes.private_folder import HELD, private_folder
+from marl_plugins.engine.processes.private_folder import HELD, private_folder
 
 RUN = """
 import subprocess, sys, time
-from marl_plugins.processes.private_folder import private_folder
+from marl_plugins.engine.processes.private_folder import private_folder
 with private_folder(sys.argv[1]) as folder:
     left = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", f"{folder}/ray"], start_new_session=True)
     print(folder, left.pid, flush=True)

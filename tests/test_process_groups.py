@@ -11,13 +11,13 @@ from refusals import refused
 from virtual_time import run
 
 from marl_plugins.commands.evaluate import only_players
-from marl_plugins.plan.build import build_plan
-from marl_plugins.plan.describe import describe
-from marl_plugins.plan.devices import needed_devices
+from marl_plugins.engine.plan.build import build_plan
+from marl_plugins.engine.plan.describe import describe
+from marl_plugins.engine.plan.devices import needed_devices
+from marl_plugins.engine.processes.cluster import _check_devices
 from marl_plugins.process_groups.room import Room, SeatedProcesses
 from marl_plugins.process_groups.seats import Seating
 from marl_plugins.process_groups.states import state_bytes
-from marl_plugins.processes.cluster import _check_devices
 
 SUMS = ["--recipe", "tests/recipes/sums/tiny.yaml"]
 PLUGIN = ["--plugin", "marl_plugins.process_groups"]
@@ -65,8 +65,8 @@ def test_the_object_store_is_as_large_as_all_states():
 def test_the_size_of_a_tiny_model_is_what_is_built():
     from safetensors.torch import load_file
 
-    from marl_plugins.core import tiny
-    from marl_plugins.runtime.tiny_model import resolve
+    from marl_plugins.core.recipe.schema import tiny
+    from marl_plugins.engine.runtime.tiny_model import resolve
 
     for name in ("tiny", "tiny:hidden=32,layers=3,heads=4"):
         built = load_file(f"{resolve(name)}/model.safetensors")
@@ -128,7 +128,9 @@ def test_seats_of_one_node_are_on_one_node(seats, nodes, of_nodes, fits, monkeyp
     dead = {"Alive": False, "Resources": {"GPU": 100}}
     monkeypatch.setattr(ray, "nodes", lambda: [dead, *({"Alive": True, "Resources": {"GPU": n}} for n in of_nodes)])
     run = plan("--process_groups.seats", str(seats), "--process_groups.nodes", str(nodes)).run
-    monkeypatch.setattr("marl_plugins.processes.cluster.needed_devices", lambda run: {"seats of training processes": 0})
+    monkeypatch.setattr(
+        "marl_plugins.engine.processes.cluster.needed_devices", lambda run: {"seats of training processes": 0}
+    )
     if fits:
         _check_devices(run)
         return

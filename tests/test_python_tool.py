@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from marl_plugins.builtin.tools.python import PythonToolConfig, find_programs, run_program, runner
 from marl_plugins.core.tools import ToolCall
 from marl_plugins.sandbox import OnDemandSandbox
 from marl_plugins.sandbox.section import SandboxConfig
 from marl_plugins.sandbox.streams import HeadAndTail
-from marl_plugins.tools.python import PythonToolConfig, find_programs, run_program, runner
 
 
 @pytest.fixture(scope="module")

@@ -13,15 +13,15 @@ from ray.exceptions import OutOfMemoryError, RayActorError
 from simulated import CharacterChat, without_seconds
 from virtual_time import SimulatedEngine, run
 
+from marl_plugins.builtin.routing import IN_FLIGHT, least_loaded
 from marl_plugins.core.failures import InfrastructureFailure, RunEnded
 from marl_plugins.core.trajectory import Task
-from marl_plugins.core.trajectory_record import to_record
 from marl_plugins.core.workflow import Call, RoleSpec, Sampling
-from marl_plugins.plan.build import build_plan
-from marl_plugins.processes.engines import EnginePool, RestartBudget
-from marl_plugins.routing import IN_FLIGHT, least_loaded
-from marl_plugins.runtime.roles import Cast
-from marl_plugins.runtime.rollout import Rollout
+from marl_plugins.engine.plan.build import build_plan
+from marl_plugins.engine.processes.engines import EnginePool, RestartBudget
+from marl_plugins.engine.records.trajectory_record import to_record
+from marl_plugins.engine.runtime.roles import Cast
+from marl_plugins.engine.runtime.rollout import Rollout
 
 SAMPLING = Sampling(1.0, 1.0, 8, 1000)
 
@@ -468,7 +468,7 @@ def test_a_rollout_is_the_same_whatever_waits_and_dies():
 
 
 def test_the_flag_reaches_every_pool():
-    from marl_plugins.runtime.policy import UpstreamPolicy
+    from marl_plugins.engine.runtime.policy import UpstreamPolicy
 
     def limit(*flags):
         run = build_plan(["--recipe", "tests/recipes/sums/tiny.yaml", *flags]).run

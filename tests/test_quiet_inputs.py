@@ -7,8 +7,8 @@ from refusals import brief, found_by
 from routers import TASKS, Triage
 
 from marl_plugins.core.failures import ConfigurationError
-from marl_plugins.plan.build import build_plan
-from marl_plugins.plan.describe import describe
+from marl_plugins.engine.plan.build import build_plan
+from marl_plugins.engine.plan.describe import describe
 
 ROWS = [{"question": f"q{n}", "answer": "registry"} for n in range(8)]
 

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure
 from marl_plugins.core.ledger import Ledger
-from marl_plugins.core.trajectory_record import from_record, to_record
-from marl_plugins.records.read import Filter, RunReader, Tail, records
-from marl_plugins.records.write import FILES, cut_back
+from marl_plugins.engine.records.read import Filter, RunReader, Tail, records
+from marl_plugins.engine.records.trajectory_record import from_record, to_record
+from marl_plugins.engine.records.write import FILES, cut_back
 
 simulated = pytest.importorskip("simulated_run")
 STEPS = 4
@@ -204,10 +204,10 @@ def test_what_is_no_file_is_not_waited_for(tmp_path, name):
         import sys
         from pathlib import Path
         from marl_plugins.core.failures import ConfigurationError
-        from marl_plugins.plan.fingerprint import file_digest
-        from marl_plugins.plan.resume import read_manifest
-        from marl_plugins.records.run_folder import replayed
-        from marl_plugins.records.write import cut_back
+        from marl_plugins.engine.plan.fingerprint import file_digest
+        from marl_plugins.engine.plan.resume import read_manifest
+        from marl_plugins.engine.records.run_folder import replayed
+        from marl_plugins.engine.records.write import cut_back
         folder, name = Path(sys.argv[1]), sys.argv[2]
         assert file_digest(folder / name) == ""
         works = (cut_back, folder, 2), (read_manifest, folder / "checkpoints"), (replayed, ["--resume", str(folder)])

@@ -10,9 +10,9 @@ from simulated import make_trajectory
 from marl_plugins.coach.metrics import JudgedAction, measure
 from marl_plugins.coach.verdict import Verdict
 from marl_plugins.core.failures import AgentFailure, InfrastructureFailure
-from marl_plugins.records.read import RunReader
-from marl_plugins.records.reasons import markdown, reasons_of
-from marl_plugins.records.report import legend, summarise, table, write_report
+from marl_plugins.engine.records.read import RunReader
+from marl_plugins.engine.records.reasons import markdown, reasons_of
+from marl_plugins.engine.records.report import legend, summarise, table, write_report
 
 simulated = pytest.importorskip("simulated_run")
 

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from refusals import refused
 
 from marl_plugins.core.failures import ConfigurationError
-from marl_plugins.core.texts import json_line
-from marl_plugins.plan.build import build_plan
-from marl_plugins.plan.describe import describe
-from marl_plugins.records.write import Records, held
+from marl_plugins.core.recipe.texts import json_line
+from marl_plugins.engine.plan.build import build_plan
+from marl_plugins.engine.plan.describe import describe
+from marl_plugins.engine.records.write import Records, held
 
 KEY = "f00dcafe" * 5
 
@@ -73,7 +73,7 @@ def test_a_second_run_is_refused_before_anything_starts(tmp_path, flag):
 
 
 def test_a_killed_process_holds_nothing(tmp_path):
-    code = "import sys, time; from pathlib import Path; from marl_plugins.records.write import held\n"
+    code = "import sys, time; from pathlib import Path; from marl_plugins.engine.records.write import held\n"
     code += "with held('ckpt.path', Path(sys.argv[1])): print('held', flush=True); time.sleep(600)"
     process = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True)
     assert process.stdout.readline() == "held\n"

@@ -14,11 +14,11 @@ from marl_plugins.cli import main
 from marl_plugins.commands.tables import print_table
 from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure, RunPaused
 from marl_plugins.core.redaction import Redaction, holds_secret, inert, shown_args, shown_flag, shown_url
-from marl_plugins.plan.build import build_plan
-from marl_plugins.plan.describe import describe
-from marl_plugins.plan.fingerprint import fingerprint
-from marl_plugins.records.display import Display
-from marl_plugins.records.run_folder import record_start, replayed
+from marl_plugins.engine.plan.build import build_plan
+from marl_plugins.engine.plan.describe import describe
+from marl_plugins.engine.plan.fingerprint import fingerprint
+from marl_plugins.engine.records.display import Display
+from marl_plugins.engine.records.run_folder import record_start, replayed
 
 KEY = "sk-not-to-be-seen-0123456789"
 PASSWORD = "p@ss/w:rd#not-to-be-seen"

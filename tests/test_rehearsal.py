@@ -9,17 +9,18 @@ import warnings
 import pytest
 from refusals import briefs, found_by, refused
 
+from marl_plugins.builtin.rehearsal import RehearsalResult, check_workflow, rehearse, workflow_of
+from marl_plugins.builtin.rehearsal.labels import marked
+from marl_plugins.builtin.rehearsal.trial import MOST_CALLS
 from marl_plugins.commands.recipes import show
 from marl_plugins.core.failures import ConfigurationError
-from marl_plugins.core.recipe_yaml import read_recipe
-from marl_plugins.core.shipped import shipped_recipes
-from marl_plugins.manager import Plugins
-from marl_plugins.plan.build import build_plan, draft_plan
-from marl_plugins.plan.parts import tools_of
-from marl_plugins.plan.rehearsal import RehearsalResult, apart, check_workflow, rehearse, workflow_of
-from marl_plugins.plan.rehearsal.labels import marked
-from marl_plugins.plan.rehearsal.script import WORDS, word
-from marl_plugins.plan.rehearsal.trial import MOST_CALLS
+from marl_plugins.core.recipe.recipe_yaml import read_recipe
+from marl_plugins.core.recipe.shipped import shipped_recipes
+from marl_plugins.engine.manager import Plugins
+from marl_plugins.engine.plan import apart
+from marl_plugins.engine.plan.build import build_plan, draft_plan
+from marl_plugins.engine.plan.parts import tools_of
+from marl_plugins.engine.plan.script import WORDS, word
 
 NONE = "; the task has no such metadata: every field of the data but prompt and label is in it"
 
@@ -455,7 +456,7 @@ def test_a_loop_of_many_rounds_that_an_answer_ends_sooner_is_fine(folder):
 
 
 def test_a_workflow_that_waits_is_left_there(folder, monkeypatch):
-    monkeypatch.setattr("marl_plugins.plan.rehearsal.trial.SECONDS", 0.2)
+    monkeypatch.setattr("marl_plugins.builtin.rehearsal.trial.SECONDS", 0.2)
     folder.ending("await asyncio.sleep(30)", JUDGE.format("con")).warned("rehearsal.waits", f"workflow.py:{LAST}")
 
 

@@ -6,11 +6,12 @@ import pytest
 from refusals import brief
 from routers import HEAD, MORE_ROUTERS, ROUTERS, TAIL, Triage
 
+from marl_plugins.builtin.rehearsal import rehearse_plan, search
 from marl_plugins.commands.recipes import show
 from marl_plugins.core.failures import ConfigurationError
-from marl_plugins.plan.build import build_plan
-from marl_plugins.plan.parts import tools_of
-from marl_plugins.plan.rehearsal import apart, rehearse_plan, search
+from marl_plugins.engine.plan import apart
+from marl_plugins.engine.plan.build import build_plan
+from marl_plugins.engine.plan.parts import tools_of
 
 SHIPPED = (
     "coder_tester/tiny.yaml", "debate/tiny.yaml", "dsbench/tiny.yaml", "ecommerce/tiny_merchant.yaml",

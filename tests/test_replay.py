@@ -13,11 +13,11 @@ from simulated_run import simulated_trainer
 from marl_plugins.contracts import PluginContract
 from marl_plugins.core.estimators import Estimator
 from marl_plugins.core.ledger import Ledger
-from marl_plugins.plan.build import build_plan
-from marl_plugins.records.read import Filter, RunReader
-from marl_plugins.records.write import cut_back
+from marl_plugins.engine.plan.build import build_plan
+from marl_plugins.engine.records.read import Filter, RunReader
+from marl_plugins.engine.records.write import cut_back
+from marl_plugins.engine.runtime.experience import weighed
 from marl_plugins.replay import Buffer, chances_and_weights, marl_select, priority
-from marl_plugins.runtime.experience import weighed
 
 torch = pytest.importorskip("torch")
 PLUGIN = "marl_plugins.replay"

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from marl_plugins.core.intervals import interval, student, t_quantile, wilson
-from marl_plugins.records.read import RunReader
-from marl_plugins.records.report import legend, summarise, table, write_report
+from marl_plugins.engine.records.intervals import interval, student, t_quantile, wilson
+from marl_plugins.engine.records.read import RunReader
+from marl_plugins.engine.records.report import legend, summarise, table, write_report
 
 
 @given(st.integers(1, 2000).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))
@@ -179,7 +179,7 @@ def test_a_picture_is_drawn_of_runs_with_gaps(tmp_path):
 
 
 def test_the_picture_and_the_page_have_one_list_of_panels():
-    from marl_plugins.records.panels import panels_of
+    from marl_plugins.engine.records.panels import panels_of
 
     found = [
         evaluation(0, 0.5),

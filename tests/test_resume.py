@@ -21,14 +21,14 @@ from refusals import refused as refuses
 from marl_plugins.cli import dispatch, main
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.tools import Function, Tool
-from marl_plugins.plan.build import build_plan
-from marl_plugins.plan.fingerprint import FREE as FREE_FLAGS
-from marl_plugins.plan.fingerprint import fingerprint
-from marl_plugins.plan.resume import differences, read_manifest, tag, with_resumption
-from marl_plugins.processes.optimiser_settings import keep_settings_when_loading
-from marl_plugins.records.run_folder import record_start, replayed
-from marl_plugins.records.write import cut_back, move_aside
-from marl_plugins.runtime.checkpoints import Checkpoints
+from marl_plugins.engine.plan.build import build_plan
+from marl_plugins.engine.plan.fingerprint import FREE as FREE_FLAGS
+from marl_plugins.engine.plan.fingerprint import fingerprint
+from marl_plugins.engine.plan.resume import differences, read_manifest, tag, with_resumption
+from marl_plugins.engine.processes.optimiser_settings import keep_settings_when_loading
+from marl_plugins.engine.records.run_folder import record_start, replayed
+from marl_plugins.engine.records.write import cut_back, move_aside
+from marl_plugins.engine.runtime.checkpoints import Checkpoints
 
 SUMS = Path(__file__).parent / "recipes" / "sums"
 PLUGIN = """
@@ -153,7 +153,7 @@ CHANGED_FILES = {
 def test_a_recipe_that_was_edited_is_noticed(project):
     (project / "sums/helper.py").write_text("ONE = 1\n")
     (project / "sums/rubric.py").write_text(
-        "from pathlib import Path\nfrom marl_plugins.coach.rubric import Criterion\nfrom marl_plugins.loading import load_file\n"
+        "from pathlib import Path\nfrom marl_plugins.coach.rubric import Criterion\nfrom marl_plugins.core.loading import load_file\n"
         'helper = load_file(Path(__file__).with_name("helper.py"), "marl_recipe_sums_helper")\n'
         'yes = Criterion("yes", 1.0, lambda action, seen: 1.0)\n'
         'RUBRIC = {"solver": [yes], "coder": [yes], "verifier": [yes]}\n'
@@ -270,7 +270,7 @@ def test_a_plugin_is_the_same_wherever_it_lies():
 
 def test_a_moved_project_and_model_are_the_same(project, monkeypatch):
     model = project / "model"
-    from marl_plugins.runtime.tiny_model import resolve
+    from marl_plugins.engine.runtime.tiny_model import resolve
 
     shutil.copytree(resolve("tiny"), model)
     words = (*WORDS, "--policy.solver.actor.model_name_or_path", "./model")
@@ -648,7 +648,7 @@ def test_the_page_names_every_flag_that_may_differ():
 def test_a_run_that_has_finished_says_so_and_starts_nothing(project, capsys, monkeypatch):
     """Where its weights and its report are there, whatever step was the last that was saved; else it is started to write them."""
     started = []
-    monkeypatch.setattr("marl_plugins.runtime.driver.train", lambda plan, words: started.append(words) or 0)
+    monkeypatch.setattr("marl_plugins.engine.runtime.driver.train", lambda plan, words: started.append(words) or 0)
     plan, folder = start(*WORDS), project / "runs/a"
     resume = ["train", "--resume", "runs/a", "--max_steps", "5"]
     (folder / "metrics.jsonl").write_text("".join(json.dumps({"step": n}) + "\n" for n in range(6)))

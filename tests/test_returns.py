@@ -11,7 +11,7 @@ from simulated import make_trajectory
 
 from marl_plugins.core.credit import depths_of, distances, sum_over_scope
 from marl_plugins.core.estimators import Estimator, check_estimator, idle_scope_flags
-from marl_plugins.plan.build import build_plan
+from marl_plugins.engine.plan.build import build_plan
 
 DISTANCES = ("shortest", "longest", "depth")
 

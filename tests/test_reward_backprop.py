@@ -14,8 +14,8 @@ from marl_plugins import reward_backprop as plugin
 from marl_plugins.core.credit import rewards_from_scores
 from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure
 from marl_plugins.core.trajectory import ToolResult
-from marl_plugins.core.trajectory_record import from_record, to_record
-from marl_plugins.plan.build import build_plan
+from marl_plugins.engine.plan.build import build_plan
+from marl_plugins.engine.records.trajectory_record import from_record, to_record
 from marl_plugins.reward_backprop import BackpropState
 from marl_plugins.reward_backprop.backward import Attribution, backward, conserve
 from marl_plugins.reward_backprop.model import parse

@@ -13,12 +13,12 @@ from reward_models import other_tokenizer, reference, same_tokenizer
 from simulated_session import SimulatedRewards, recorded, run_planned
 from transformers import AutoTokenizer
 
+from marl_plugins.builtin.reward_model.scale import Scale
+from marl_plugins.builtin.reward_model.scorer import TOO_LONG, Renderer, answer_to, in_folder
 from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure
-from marl_plugins.hosts import cpu
-from marl_plugins.plan.build import build_plan
-from marl_plugins.plan.describe import describe
-from marl_plugins.reward_model.scale import Scale
-from marl_plugins.reward_model.scorer import TOO_LONG, Renderer, answer_to, in_folder
+from marl_plugins.engine.hosts import cpu
+from marl_plugins.engine.plan.build import build_plan
+from marl_plugins.engine.plan.describe import describe
 
 MODEL = "reward.model_name_or_path"
 

@@ -10,11 +10,11 @@ from simulated import make_trajectory
 from marl_plugins import rewards as plugin
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.ledger import Ledger
-from marl_plugins.core.shipped import recipes_root
-from marl_plugins.plan.build import build_plan
-from marl_plugins.records.report import summarise, table
+from marl_plugins.core.recipe.shipped import recipes_root
+from marl_plugins.engine.plan.build import build_plan
+from marl_plugins.engine.records.report import summarise, table
+from marl_plugins.engine.runtime.metrics import held_out, summary
 from marl_plugins.rewards.section import RewardsConfig
-from marl_plugins.runtime.metrics import held_out, summary
 
 
 def noted(edges, rounds=None, legal=None, roles=None):

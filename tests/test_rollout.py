@@ -12,11 +12,11 @@ from simulated import simulated_engine
 from marl_plugins.core.failures import InfrastructureFailure, RunEnded
 from marl_plugins.core.trajectory import Task
 from marl_plugins.core.workflow import RoleSpec, Sampling
-from marl_plugins.runtime.roles import Cast
+from marl_plugins.engine.runtime.roles import Cast
 
-Rollout = pytest.importorskip("marl_plugins.runtime.rollout").Rollout
-WeightSync = pytest.importorskip("marl_plugins.runtime.weight_sync").WeightSync
-writing = pytest.importorskip("marl_plugins.records.write").writing
+Rollout = pytest.importorskip("marl_plugins.engine.runtime.rollout").Rollout
+WeightSync = pytest.importorskip("marl_plugins.engine.runtime.weight_sync").WeightSync
+writing = pytest.importorskip("marl_plugins.engine.records.write").writing
 
 
 def made(chat, outcome, seconds=60.0):

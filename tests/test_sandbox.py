@@ -24,7 +24,7 @@ from refusals import briefs, refused
 from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure
 from marl_plugins.core.trajectory import Task
 from marl_plugins.core.workspace import path_problem, read_files
-from marl_plugins.plan.problems import Problems
+from marl_plugins.engine.plan.problems import Problems
 from marl_plugins.sandbox import (
     Limits,
     Program,
@@ -473,9 +473,9 @@ def test_what_nobody_closes_ends_with_its_process(tmp_path):
     script = f"""
         import asyncio, tempfile
         tempfile.tempdir = {str(tmp_path)!r}
-        from marl_plugins.tools.python import PythonToolConfig
+        from marl_plugins.builtin.tools.python import PythonToolConfig
         from marl_plugins.core.tools import ToolCall
-        from marl_plugins.tools.python import runner
+        from marl_plugins.builtin.tools.python import runner
         run = runner(PythonToolConfig())
         for n in range(2):
             print(asyncio.run(run(ToolCall("print(1)", "t", 0, 1))).output)
@@ -490,9 +490,9 @@ def test_what_nobody_closes_ends_with_a_process_that_is_killed(tmp_path):
     script = f"""
         import asyncio, os, tempfile
         tempfile.tempdir = {str(tmp_path)!r}
-        from marl_plugins.tools.python import PythonToolConfig
+        from marl_plugins.builtin.tools.python import PythonToolConfig
         from marl_plugins.core.workflow import ToolCall
-        from marl_plugins.tools.python import runner
+        from marl_plugins.builtin.tools.python import runner
         run = runner(PythonToolConfig(packages=False))
         async def many():
             await asyncio.gather(*[run(ToolCall("print(1)", "t", 0, 1)) for n in range(8)])

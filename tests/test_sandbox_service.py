@@ -24,11 +24,12 @@ from hypothesis import strategies as st
 from reading import load
 from refusals import refused
 
+from marl_plugins.builtin.tools.python import marl_start
 from marl_plugins.core.failures import InfrastructureFailure, RunPaused
-from marl_plugins.core.recipe import find_recipe
-from marl_plugins.plan.build import build_plan
-from marl_plugins.plan.describe import describe
-from marl_plugins.plan.problems import Problems
+from marl_plugins.core.recipe.schema import find_recipe
+from marl_plugins.engine.plan.build import build_plan
+from marl_plugins.engine.plan.describe import describe
+from marl_plugins.engine.plan.problems import Problems
 from marl_plugins.sandbox import Limits, Program, fusion, open_sandbox, remote
 from marl_plugins.sandbox.checks import check_sandbox, describe_sandbox
 from marl_plugins.sandbox.contract import SandboxContract
@@ -36,7 +37,6 @@ from marl_plugins.sandbox.fusion import ServiceSandbox
 from marl_plugins.sandbox.section import SandboxConfig
 from marl_plugins.sandbox.service import LARGEST_REQUEST_BYTES, Room
 from marl_plugins.sandbox.trial import try_sandbox
-from marl_plugins.tools.python import marl_start
 
 LONG = Limits(seconds=60.0)
 BEGUN = {"status": "Finished", "return_code": 0, "stdout": f"{remote.BEGUN}\n", "stderr": "", "execution_time": 0.1}

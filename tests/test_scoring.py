@@ -13,8 +13,8 @@ from simulated import content, make_trajectory
 from marl_plugins.core.failures import InfrastructureFailure
 from marl_plugins.core.scoring import SeenLast, score_outcome, score_trajectory, set_outcome
 from marl_plugins.core.trajectory import Action, Generation, Task, ToolResult, Trajectory
-from marl_plugins.core.trajectory_record import from_record, to_record
-from marl_plugins.plan.build import build_plan
+from marl_plugins.engine.plan.build import build_plan
+from marl_plugins.engine.records.trajectory_record import from_record, to_record
 
 ROOT = Path(__file__).resolve().parent.parent
 text = st.text(max_size=8)

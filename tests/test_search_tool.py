@@ -11,14 +11,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from refusals import refused
 
+from marl_plugins.builtin.tools import search as plugin
+from marl_plugins.builtin.tools.search.corpus import Document, read_corpus
+from marl_plugins.builtin.tools.search.index import NOTHING, Index, SharedIndex, search_tool
+from marl_plugins.builtin.tools.search.section import SearchToolConfig
 from marl_plugins.contracts.tools import ToolContract
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.tools import ToolCall
-from marl_plugins.plan.build import build_plan
-from marl_plugins.tools import search as plugin
-from marl_plugins.tools.search.corpus import Document, read_corpus
-from marl_plugins.tools.search.index import NOTHING, Index, SharedIndex, search_tool
-from marl_plugins.tools.search.section import SearchToolConfig
+from marl_plugins.engine.plan.build import build_plan
 
 TOWNS = [("Ulm", "Ulm lies on the Danube."), ("Bonn", "Bonn lies on the Rhine."), ("", "The Danube is a river.")]
 WORDS = ["ulm", "bonn", "danube", "rhine", "the", "lies", "a"]
@@ -111,8 +111,8 @@ def test_it_keeps_the_contract_of_tools(tmp_path):
     mine.write_text(
         "from pathlib import Path\n"
         "from marl_plugins import hookimpl\n"
-        "from marl_plugins.tools.search.index import SharedIndex, search_tool\n"
-        "from marl_plugins.tools.search.section import SearchToolConfig\n\n\n"
+        "from marl_plugins.builtin.tools.search.index import SharedIndex, search_tool\n"
+        "from marl_plugins.builtin.tools.search.section import SearchToolConfig\n\n\n"
         "@hookimpl\ndef marl_tools(run):\n"
         "    config = SearchToolConfig(corpus='c.jsonl')\n"
         "    return [search_tool(config, Path(__file__).with_name('c.jsonl'), run.state(SharedIndex))]\n"

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from marl_plugins.processes import setup_worker
+from marl_plugins.engine.processes import setup_worker
 
 SHOW = "import json, os, sys; print(json.dumps([sys.argv, dict(os.environ)]))"
 WORDS = ["--node-id=1", "--labels={'a': 'b c'}", "--language=PYTHON"]

@@ -11,7 +11,7 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 from marl_plugins.core.failures import ConfigurationError
-from marl_plugins.plan.build import build_plan
+from marl_plugins.engine.plan.build import build_plan
 
 ROOT = Path(__file__).parent.parent
 METHODS, NO_EFFECT = ((ROOT / "docs" / f"{name}.md").read_text() for name in ("methods", "no_effect"))

@@ -8,12 +8,12 @@ from simulated import CharacterChat
 
 from marl_plugins.core.credit import rewards_from_scores
 from marl_plugins.core.failures import ConfigurationError
-from marl_plugins.core.prompts import prompt_renderer
+from marl_plugins.core.recipe.prompts import prompt_renderer
+from marl_plugins.core.recipe.shipped import recipes_root
 from marl_plugins.core.scoring import score_outcome
-from marl_plugins.core.shipped import recipes_root
 from marl_plugins.core.trajectory import Generation
 from marl_plugins.core.workflow import RoleSpec, Sampling, run_workflow
-from marl_plugins.plan.build import build_plan
+from marl_plugins.engine.plan.build import build_plan
 
 NAMES = ("vote", "tool_user", "coder_tester")
 FILES = [f"{name}/{file}" for name in NAMES for file in ("recipe.yaml", "tiny.yaml")]

@@ -14,12 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from refusals import refused
 
-from marl_plugins.contracts.tools import ToolContract
-from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure
-from marl_plugins.core.tools import ToolCall
-from marl_plugins.plan.build import build_plan
-from marl_plugins.tools.sql import queries as sql
-from marl_plugins.tools.sql.queries import (
+from marl_plugins.builtin.tools.sql import queries as sql
+from marl_plugins.builtin.tools.sql.queries import (
     EXPANSIONS,
     STEPS_WITH_PATTERNS,
     ask,
@@ -28,7 +24,11 @@ from marl_plugins.tools.sql.queries import (
     read_call,
     sql_tool,
 )
-from marl_plugins.tools.sql.section import SqlToolConfig
+from marl_plugins.builtin.tools.sql.section import SqlToolConfig
+from marl_plugins.contracts.tools import ToolContract
+from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure
+from marl_plugins.core.tools import ToolCall
+from marl_plugins.engine.plan.build import build_plan
 
 CONFIG = SqlToolConfig(database="shop.db", today="2025-12-31")
 
@@ -302,7 +302,7 @@ def test_it_keeps_the_contract_of_tools(shop, tmp_path):
     plugin = tmp_path / "shop_plugin.py"
     plugin.write_text(
         "from datetime import date\nfrom pathlib import Path\nfrom marl_plugins import hookimpl\n"
-        "from marl_plugins.tools.sql.queries import sql_tool\nfrom marl_plugins.tools.sql.section import SqlToolConfig\n\n"
+        "from marl_plugins.builtin.tools.sql.queries import sql_tool\nfrom marl_plugins.builtin.tools.sql.section import SqlToolConfig\n\n"
         f"@hookimpl\ndef marl_tools(run):\n    return [sql_tool(SqlToolConfig(database='x'), Path({str(shop)!r}))]\n"
     )
     fence = "```sql\nSELECT count(*) FROM orders\n```"

@@ -8,8 +8,8 @@ import pytest
 
 from marl_plugins.commands.plugin_commands import commands_of, in_source, loaded_commands
 from marl_plugins.commands.plugins import _look, hooks_of
-from marl_plugins.loading import load
-from marl_plugins.plugin_names import found
+from marl_plugins.core.loading import load
+from marl_plugins.core.plugin_names import found
 
 SCRIPT = """
 import contextlib, io, json, sys

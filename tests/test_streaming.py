@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 from simulated import conversations, without_seconds
 from simulated_run import simulated_trainer
 
+from marl_plugins.builtin.reinforce_pp import ReinforcePlusPlus
 from marl_plugins.core.rows import Row, rows_to_be
 from marl_plugins.core.sequences import sequences_of
 from marl_plugins.core.trajectory import Task, Trajectory
-from marl_plugins.plan.build import build_plan
-from marl_plugins.plan.fingerprint import fingerprint
-from marl_plugins.reinforce_pp import ReinforcePlusPlus
-from marl_plugins.runtime.experience import NAMES, completed, forwarded, sequence_experience
+from marl_plugins.engine.plan.build import build_plan
+from marl_plugins.engine.plan.fingerprint import fingerprint
+from marl_plugins.engine.runtime.experience import NAMES, completed, forwarded, sequence_experience
 from marl_plugins.streaming.part import StreamingPart, TaskGroups
 
 from openrlhf.models import Actor  # isort: skip  # after the host support

@@ -6,11 +6,11 @@ import functools
 from collections import defaultdict
 from pathlib import Path
 
+from marl_plugins.builtin.rehearsal import check_workflow
 from marl_plugins.commands.evaluate import only_players
-from marl_plugins.plan.build import build_plan
-from marl_plugins.plan.describe import describe
-from marl_plugins.plan.fingerprint import fingerprint
-from marl_plugins.plan.rehearsal import check_workflow
+from marl_plugins.engine.plan.build import build_plan
+from marl_plugins.engine.plan.describe import describe
+from marl_plugins.engine.plan.fingerprint import fingerprint
 
 PACKAGE = Path(__file__).resolve().parent.parent / "marl_plugins"
 ORDER = (
@@ -84,31 +84,31 @@ BY_IDENTITY = {
 LONGER: dict[str, str] = {"contracts/__init__.py PluginContract": "one test for each promise of a plugin"}
 """Functions and classes that may be longer, and why."""
 STATE: dict[str, str] = {
-    "processes/engines.py _STARTING": "a lock: upstream's module is substituted for the whole process while engines start",
+    "engine/processes/engines.py _STARTING": "a lock: upstream's module is substituted for the whole process while engines start",
 }
 """Module-level objects that change, and why."""
 CACHES = {
     "grading/math_verify.py helper": "the process that runs math-verify, for all graders of this process",
-    "cases/gym.py _apart": "the sandbox with reasoning-gym, for all cases and graders of this process",
+    "builtin/cases/gym.py _apart": "the sandbox with reasoning-gym, for all cases and graders of this process",
     "sandbox/levels.py examine": "what isolation this machine has: programs get the level that the plan named",
     "asking/marked_answers.py line_patterns": "compiled patterns",
-    "hosts/upstream_cli.py upstream_root": "where a package is installed",
-    "hosts/upstream_cli.py upstream_version": "the release that is installed",
-    "hosts/upstream_cli.py _main_block": "a file's statements, compiled",
-    "hosts/upstream_cli.py _hierarchize": "a function of upstream's",
+    "engine/hosts/upstream_cli.py upstream_root": "where a package is installed",
+    "engine/hosts/upstream_cli.py upstream_version": "the release that is installed",
+    "engine/hosts/upstream_cli.py _main_block": "a file's statements, compiled",
+    "engine/hosts/upstream_cli.py _hierarchize": "a function of upstream's",
     "commands/doctor/versions.py read_pins": "a shipped file",
-    "plan/fingerprint.py _one_of": "compiled patterns",
-    "plan/fingerprint.py _real": "where the file of a loaded module is",
-    "plan/fingerprint.py _real_folder": "where a folder of loaded modules is",
+    "engine/plan/fingerprint.py _one_of": "compiled patterns",
+    "engine/plan/fingerprint.py _real": "where the file of a loaded module is",
+    "engine/plan/fingerprint.py _real_folder": "where a folder of loaded modules is",
 }
 """Functions whose results are kept, and what these are: nothing that a run can change."""
 INDIRECT = {
-    "agents/launcher.py",
+    "builtin/agents/launcher.py",
     "cli.py",
     "manager.py",
     "commands/__init__.py",
     "loading.py",
-    "processes/cluster.py",
+    "engine/processes/cluster.py",
     "sandbox/fork_server.py",
 }
 """Modules that import others by name, because a user or a table names them."""
@@ -210,7 +210,7 @@ def test_the_sandbox_is_as_if_it_came_from_outside():
     used = {name for module in inside for name in imported(MODULES[module])} - inside
     assert {name.split(".")[1] for name in used} == {"core"}
     assert {m for m, file in MODULES.items() if imported(file) & inside} - inside == {
-        "marl_plugins.cases.gym",
+        "marl_plugins.builtin.cases.gym",
         "marl_plugins.tools.python",
     }
 
@@ -343,11 +343,11 @@ def test_every_argument_of_a_test_is_used():
 
 
 def test_a_role_meets_its_policy_in_one_place():
-    """A plan asks the recipe for the policy of a role; a run asks its cast, on each task (`runtime/roles.py`)."""
+    """A plan asks the recipe for the policy of a role; a run asks its cast, on each task (`engine/runtime/roles.py`)."""
     asking = [
         f"{file}:{node.lineno}"
         for file in FILES
-        if file.split("/")[0] in ("runtime", "processes", "records") and file != "runtime/roles.py"
+        if file.split("/")[0] in ("runtime", "processes", "records") and file != "engine/runtime/roles.py"
         for node in ast.walk(tree_of(file))
         if isinstance(node, ast.Attribute) and node.attr == "policies_of"
     ]

@@ -29,9 +29,9 @@ from marl_plugins.core.failures import ConfigurationError, RunPaused
 from marl_plugins.core.policy import Policy
 from marl_plugins.core.roles import RoleSpec
 from marl_plugins.core.trajectory import Task
-from marl_plugins.manager import Plugins
-from marl_plugins.plan.build import build_plan
-from marl_plugins.records.read import Filter, RunReader
+from marl_plugins.engine.manager import Plugins
+from marl_plugins.engine.plan.build import build_plan
+from marl_plugins.engine.records.read import Filter, RunReader
 from marl_plugins.swarm.capability import ROUNDING, ROUNDS, CapabilityWeights, note_round, ratio, subtract_baselines, weight
 from marl_plugins.swarm.command import main
 from marl_plugins.swarm.peers import Swarm

@@ -7,9 +7,9 @@ import pytest
 from random_graphs import played, roles
 from test_cases import says
 
-from marl_plugins.core.shipped import recipes_root
-from marl_plugins.plan.build import build_plan
-from marl_plugins.plan.workflow_file import workflow_of
+from marl_plugins.core.recipe.shipped import recipes_root
+from marl_plugins.engine.plan.build import build_plan
+from marl_plugins.engine.plan.workflow_file import workflow_of
 
 FILES = {"recipe.yaml": "cuda", "tiny.yaml": "cpu"}
 

@@ -7,13 +7,13 @@ import sys
 
 import pytest
 
+from marl_plugins.builtin.tools.mcp.servers import Servers
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.tools import Function
-from marl_plugins.hosts import vllm_parsers
-from marl_plugins.plan.build import build_plan
-from marl_plugins.plan.describe import describe
-from marl_plugins.plan.fingerprint import fingerprint
-from marl_plugins.tools.mcp.servers import Servers
+from marl_plugins.engine.hosts import vllm_parsers
+from marl_plugins.engine.plan.build import build_plan
+from marl_plugins.engine.plan.describe import describe
+from marl_plugins.engine.plan.fingerprint import fingerprint
 
 RECIPE = """\
 name: shop
@@ -167,7 +167,7 @@ def test_without_vllm_names_of_parsers_are_not_checked(plan, monkeypatch):
 def test_a_plan_imports_neither_vllm_nor_the_sdk(plan, tmp_path):
     plan("tools: [started, python], calls: hermes")
     code = (
-        "import sys; from marl_plugins.plan.build import build_plan\n"
+        "import sys; from marl_plugins.engine.plan.build import build_plan\n"
         f"build_plan(['--recipe', {str(tmp_path)!r}])\n"
         "print(sorted({name.partition('.')[0] for name in sys.modules} & {'vllm', 'mcp', 'torch', 'transformers', 'httpx2'}))"
     )

@@ -15,10 +15,10 @@ from marl_plugins.core.failures import InfrastructureFailure
 from marl_plugins.core.ledger import Ledger
 from marl_plugins.core.tools import Tool
 from marl_plugins.core.trajectory import Task, ToolResult
-from marl_plugins.core.trajectory_record import from_record, to_record
 from marl_plugins.core.workflow import RoleSpec, Sampling, run_workflow
+from marl_plugins.engine.records.trajectory_record import from_record, to_record
 
-metrics = pytest.importorskip("marl_plugins.runtime.metrics")
+metrics = pytest.importorskip("marl_plugins.engine.runtime.metrics")
 
 
 async def echo(call):

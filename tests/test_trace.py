@@ -15,9 +15,9 @@ from marl_plugins.cli import dispatch, main
 from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure
 from marl_plugins.core.options import step_range
 from marl_plugins.core.tools import Tool
-from marl_plugins.core.trajectory_record import from_record
-from marl_plugins.records.read import RunReader
-from marl_plugins.records.trace import TracedAction, read_trace, trace_of
+from marl_plugins.engine.records.read import RunReader
+from marl_plugins.engine.records.trace import TracedAction, read_trace, trace_of
+from marl_plugins.engine.records.trajectory_record import from_record
 
 simulated = pytest.importorskip("simulated_run")
 PAGE = (Path(__file__).parent.parent / "docs" / "metrics.md").read_text()

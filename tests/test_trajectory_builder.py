@@ -13,8 +13,8 @@ from marl_plugins.core.rows import Row
 from marl_plugins.core.tools import RequestedCall, Tool
 from marl_plugins.core.trajectory import Action, Generation, Task, ToolResult, action_path, path_order
 from marl_plugins.core.trajectory_builder import TrajectoryBuilder
-from marl_plugins.core.trajectory_record import from_record, to_record
 from marl_plugins.core.workflow import builder_of, run_workflow
+from marl_plugins.engine.records.trajectory_record import from_record, to_record
 
 TASK = Task("t1", "2+2", "4")
 

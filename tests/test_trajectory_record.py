@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from simulated import make_trajectory
 
 from marl_plugins.core.trajectory import Generation
-from marl_plugins.core.trajectory_record import from_record, to_record
+from marl_plugins.engine.records.trajectory_record import from_record, to_record
 
 LOGPROBS = st.floats(max_value=0, allow_nan=False, width=32)
 

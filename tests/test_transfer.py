@@ -13,8 +13,8 @@ from test_exchange import Chat
 from marl_plugins.core.estimators import Estimator
 from marl_plugins.core.policy import Policy
 from marl_plugins.core.roles import RoleSpec
-from marl_plugins.plan.build import build_plan
-from marl_plugins.records.read import Filter, RunReader
+from marl_plugins.engine.plan.build import build_plan
+from marl_plugins.engine.records.read import Filter, RunReader
 from marl_plugins.transfer import sources
 
 PLUGIN = "marl_plugins.transfer"

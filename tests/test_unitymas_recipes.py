@@ -12,18 +12,18 @@ from refusals import refused
 from simulated import CharacterChat
 from test_overlap import reference
 
+from marl_plugins.builtin.tools.search.corpus import read_corpus
+from marl_plugins.builtin.tools.search.index import Index
 from marl_plugins.core.credit import rewards_from_scores
 from marl_plugins.core.failures import ConfigurationError
-from marl_plugins.core.prompts import prompt_renderer
+from marl_plugins.core.loading import load_file
+from marl_plugins.core.recipe.prompts import prompt_renderer
+from marl_plugins.core.recipe.shipped import recipes_root
 from marl_plugins.core.scoring import score_outcome
-from marl_plugins.core.shipped import recipes_root
 from marl_plugins.core.trajectory import EVALUATION, Generation
 from marl_plugins.core.workflow import RoleSpec, Sampling, run_workflow
-from marl_plugins.loading import load_file
-from marl_plugins.plan.build import build_plan
-from marl_plugins.plan.workflow_file import workflow_of
-from marl_plugins.tools.search.corpus import read_corpus
-from marl_plugins.tools.search.index import Index
+from marl_plugins.engine.plan.build import build_plan
+from marl_plugins.engine.plan.workflow_file import workflow_of
 
 ROOT = recipes_root()
 TINY = ("search/tiny.yaml", "search/tiny_extract.yaml", "search/tiny_rounds.yaml", "reflect/tiny.yaml")

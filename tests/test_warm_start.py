@@ -18,10 +18,10 @@ torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 from marl_plugins.core.conversation import ChatFormat  # noqa: E402
-from marl_plugins.core.prompts import prompt_renderer  # noqa: E402
-from marl_plugins.records.display import Display  # noqa: E402
-from marl_plugins.runtime.tiny_model import made_once, resolve  # noqa: E402
-from marl_plugins.runtime.warm_start import draw, warm_start  # noqa: E402
+from marl_plugins.core.recipe.prompts import prompt_renderer  # noqa: E402
+from marl_plugins.engine.records.display import Display  # noqa: E402
+from marl_plugins.engine.runtime.tiny_model import made_once, resolve  # noqa: E402
+from marl_plugins.engine.runtime.warm_start import draw, warm_start  # noqa: E402
 
 MODEL = "tiny:hidden=16,layers=1,positions=64"
 TASKS = [Task(str(n), f"{n}?", str(n)) for n in range(7)]
@@ -86,7 +86,7 @@ def test_of_two_runs_at_a_time_one_makes_it_and_the_other_waits(tmp_path, monkey
     cache, made, waited = tmp_path / "openrlhf-marl" / "tiny", [], threading.Event()
     first = textwrap.dedent("""
         import time
-        from marl_plugins.runtime.tiny_model import made_once
+        from marl_plugins.engine.runtime.tiny_model import made_once
 
         def make(folder):
             folder.joinpath("by").write_text("first")

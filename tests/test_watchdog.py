@@ -8,7 +8,7 @@ import sys
 import psutil
 import pytest
 
-from marl_plugins.processes.watchdog import Watchdog
+from marl_plugins.engine.processes.watchdog import Watchdog
 
 
 class Clock(asyncio.SelectorEventLoop):
@@ -137,7 +137,7 @@ def test_what_fails_has_answered(loop):
 
 WITHOUT_RAYLET = """
 import os, signal, subprocess, sys, time
-from marl_plugins.processes.cluster import ended_without_raylet
+from marl_plugins.engine.processes.cluster import ended_without_raylet
 
 raylet, other = (subprocess.Popen(["sleep", "100"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) for _ in range(2))
 print(other.pid, flush=True)

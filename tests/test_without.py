@@ -5,9 +5,9 @@ import shutil
 import pytest
 from refusals import found_by
 
-from marl_plugins.core.shipped import recipes_root
-from marl_plugins.plan.build import build_plan, mentioned_plugins
-from marl_plugins.plan.describe import describe
+from marl_plugins.core.recipe.shipped import recipes_root
+from marl_plugins.engine.plan.build import build_plan, mentioned_plugins
+from marl_plugins.engine.plan.describe import describe
 
 COACHED = "mathchat/tiny.yaml"
 NEEDS = """

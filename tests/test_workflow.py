@@ -14,8 +14,8 @@ from marl_plugins.core.failures import AgentFailure, InfrastructureFailure, RunP
 from marl_plugins.core.scoring import SeenLast
 from marl_plugins.core.tools import Tool
 from marl_plugins.core.trajectory import Task, ToolResult
-from marl_plugins.core.trajectory_record import to_record
 from marl_plugins.core.workflow import RoleSpec, Sampling, run_workflow
+from marl_plugins.engine.records.trajectory_record import to_record
 
 TASK = Task("t1", "2+2", "4")
 

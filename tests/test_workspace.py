@@ -17,15 +17,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from simulated import simulated_engine
 
+from marl_plugins.builtin.tools.python import PythonToolConfig, python_tool, sandbox_of
 from marl_plugins.core.failures import InfrastructureFailure
 from marl_plugins.core.tools import Tool
 from marl_plugins.core.trajectory import File, Task, ToolResult
-from marl_plugins.core.trajectory_record import from_record, to_record
 from marl_plugins.core.workflow import RoleSpec, Sampling, run_workflow
+from marl_plugins.engine.records.trajectory_record import from_record, to_record
 from marl_plugins.sandbox import workspace as workspace_module
 from marl_plugins.sandbox.section import SandboxConfig
 from marl_plugins.sandbox.workspace import Workspaces
-from marl_plugins.tools.python import PythonToolConfig, python_tool, sandbox_of
 
 
 def writing(work):

@@ -14,7 +14,7 @@ from types import SimpleNamespace
 from ray.exceptions import RayActorError
 
 from marl_plugins.core.trajectory import Generation
-from marl_plugins.processes.engines import Engine
+from marl_plugins.engine.processes.engines import Engine
 
 
 class _Jumping(selectors.DefaultSelector):

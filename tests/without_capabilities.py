@@ -7,7 +7,7 @@ import pytest
 
 from marl_plugins.cli import main
 from marl_plugins.core.failures import ConfigurationError
-from marl_plugins.plan.build import build_plan
+from marl_plugins.engine.plan.build import build_plan
 
 
 def refused(*words):

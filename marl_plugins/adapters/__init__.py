@@ -22,7 +22,7 @@ from marl_plugins.adapters.bases import bases_of
 
 if TYPE_CHECKING:
     from marl_plugins.core.process_backend import ProcessBackend
-    from marl_plugins.run import Run
+    from marl_plugins.core.run import Run
 
 
 @hookimpl

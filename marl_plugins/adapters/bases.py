@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
-from marl_plugins.core.tiny import is_tiny
-from marl_plugins.hosts.devices import training_gpus
+from marl_plugins.core.recipe.tiny import is_tiny
+from marl_plugins.engine.hosts.devices import training_gpus
 
 if TYPE_CHECKING:
     from marl_plugins.core.policy import Policy
-    from marl_plugins.run import Run
+    from marl_plugins.core.run import Run
 
 ENGINE_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """The largest ranks that vLLM's engines can be started for (vllm/config/lora.py); they take adapters of a lower rank too."""

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 
 from marl_plugins.adapters.bases import Base, bases_of
 from marl_plugins.core.problems import Problem, at
-from marl_plugins.hosts.flags import FLAGS
-from marl_plugins.plan.checks.numbers import with_policies_named
-from marl_plugins.plan.describe import flag_value
-from marl_plugins.run import is_partial
+from marl_plugins.core.run import is_partial
+from marl_plugins.engine.hosts.flags import FLAGS
+from marl_plugins.engine.plan.checks.numbers import with_policies_named
+from marl_plugins.engine.plan.describe import flag_value
 
 if TYPE_CHECKING:
-    from marl_plugins.run import Run
+    from marl_plugins.core.run import Run
 
 WHO = "marl_plugins.adapters"
 OWN = (

@@ -17,7 +17,7 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from marl_plugins.processes.engine_actor import HeldWeights, RolloutActor, RunningRequest  # isort: skip  # installs the host support
+from marl_plugins.engine.processes.engine_actor import HeldWeights, RolloutActor, RunningRequest  # isort: skip  # installs the host support
 
 import ray
 import torch

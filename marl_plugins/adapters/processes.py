@@ -17,9 +17,9 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from marl_plugins.adapters.worker import RemoteSharedActor
-from marl_plugins.hosts.devices import ranks_of_one_sequence, training_gpus
-from marl_plugins.processes.launch import TrainingProcesses
-from marl_plugins.processes.placement import bundles
+from marl_plugins.engine.hosts.devices import ranks_of_one_sequence, training_gpus
+from marl_plugins.engine.processes.launch import TrainingProcesses
+from marl_plugins.engine.processes.placement import bundles
 
 import ray  # isort: skip
 from openrlhf.trainer.ray.launcher import RayActorGroup  # isort: skip  # after the host support, installed above

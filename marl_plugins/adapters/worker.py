@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 # Installs the host support, before upstream is imported below.
-from marl_plugins.processes.policy_actor import PolicyActor, Reference  # isort: skip
+from marl_plugins.engine.processes.policy_actor import PolicyActor, Reference  # isort: skip
 import openrlhf.models.actor as upstream_model
 import ray
 import torch
@@ -21,8 +21,8 @@ from peft import get_peft_model_state_dict
 from transformers import AutoModelForCausalLM
 
 from marl_plugins.adapters.blob import packed
-from marl_plugins.processes.engines import substituted
-from marl_plugins.processes.master_port import MasterPort
+from marl_plugins.engine.processes.engines import substituted
+from marl_plugins.engine.processes.master_port import MasterPort
 
 if TYPE_CHECKING:
     from openrlhf.utils.deepspeed import DeepspeedStrategy

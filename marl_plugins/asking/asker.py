@@ -28,7 +28,7 @@ from marl_plugins.asking.request import Form, Judgement, Request, Tally, Transpo
 from marl_plugins.core.redaction import Redaction
 
 if TYPE_CHECKING:
-    from marl_plugins.run import Run
+    from marl_plugins.core.run import Run
 
 
 class Asker:

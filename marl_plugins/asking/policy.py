@@ -15,7 +15,7 @@ from marl_plugins.asking.request import Form, Inquiry, Request, Tally
 from marl_plugins.core.seeds import derive_seed
 
 if TYPE_CHECKING:
-    from marl_plugins.run import Run
+    from marl_plugins.core.run import Run
 
 
 class PolicyTransport:

@@ -12,8 +12,8 @@ from marl_plugins.core.problems import Problem, at, meant
 from marl_plugins.core.scoring import Seen, SeenLast
 
 if TYPE_CHECKING:
+    from marl_plugins.core.run import Run
     from marl_plugins.core.trajectory import Action, File
-    from marl_plugins.run import Run
 
 FIELDS = ("task", "role", "duties", "training", "messages", "before", "action", "tools", "files", "fence", "form")
 LABEL_FIELDS = ("label", "answer")

@@ -11,7 +11,7 @@ from marl_plugins.asking.reading import UNREADABLE
 from marl_plugins.core.failures import InfrastructureFailure
 
 if TYPE_CHECKING:
-    from marl_plugins.run import Answer
+    from marl_plugins.core.run import Answer
 
 Message = dict[str, str]
 Judgement = dict[str, Any]

@@ -1,4 +1,4 @@
-"""Behaviour of the roles over time, and the alarm for reward hacking, as metrics of every step (core/behaviour.py)."""
+"""Behaviour of the roles over time, and the alarm for reward hacking, as metrics of every step (engine/records/behaviour.py)."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from marl_plugins import hookimpl
-from marl_plugins.core.behaviour import Behaviour
+from marl_plugins.engine.records.behaviour import Behaviour
 
 if TYPE_CHECKING:
-    from marl_plugins.run import Run
+    from marl_plugins.core.run import Run
 
 
 @hookimpl

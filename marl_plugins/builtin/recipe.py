@@ -12,19 +12,19 @@ from marl_plugins import hookimpl
 from marl_plugins.core.credit import ActionScores
 from marl_plugins.core.demonstrations import WarmStartConfig
 from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.core.loading import load_file
 from marl_plugins.core.problems import Problem, at
+from marl_plugins.core.recipe.tasks import SUFFIXES, as_text, choose_keys, read_tasks
 from marl_plugins.core.scoring import reward_function_score
-from marl_plugins.core.tasks import SUFFIXES, as_text, choose_keys, read_tasks
 from marl_plugins.core.threads import DaemonThreads
 from marl_plugins.core.trajectory import Action, Task, Trajectory
-from marl_plugins.loading import load_file
 
 if TYPE_CHECKING:
     from marl_plugins.core.policy import Policy
+    from marl_plugins.core.run import Run
     from marl_plugins.core.scoring import Outcome, Seen
     from marl_plugins.core.section import Section
     from marl_plugins.core.workflow import Workflow
-    from marl_plugins.run import Run
 
 
 @hookimpl

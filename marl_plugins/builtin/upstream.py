@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @hookimpl
 def marl_processes() -> ProcessBackend:
-    from marl_plugins.processes.backend import OwnProcesses
+    from marl_plugins.engine.processes.backend import OwnProcesses
 
     return OwnProcesses()
 

@@ -46,12 +46,12 @@ if TYPE_CHECKING:
     from types import SimpleNamespace
 
     from marl_plugins.core.findings import Finding
+    from marl_plugins.core.hookspecs import Purpose
     from marl_plugins.core.policy import Policy
+    from marl_plugins.core.run import Run
     from marl_plugins.core.section import Section
     from marl_plugins.core.steps import Step, StepPart
     from marl_plugins.core.trajectory import Action, Trajectory
-    from marl_plugins.hookspecs import Purpose
-    from marl_plugins.run import Run
 
 
 @hookimpl

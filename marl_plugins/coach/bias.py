@@ -34,7 +34,7 @@ from math import hypot, sqrt
 from statistics import NormalDist, fmean
 from typing import TYPE_CHECKING, Any
 
-from marl_plugins.core.intervals import t_quantile
+from marl_plugins.engine.records.intervals import t_quantile
 
 if TYPE_CHECKING:
     from marl_plugins.coach.metrics import JudgedAction

@@ -30,9 +30,9 @@ from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.files import json_value, read_bytes, replace_text
 from marl_plugins.core.options import step_range
 from marl_plugins.core.problems import Problem, at
-from marl_plugins.core.texts import json_line
+from marl_plugins.core.recipe.texts import json_line
 from marl_plugins.core.trajectory import Action, Correction, Trajectory
-from marl_plugins.records.read import TRAJECTORIES
+from marl_plugins.engine.records.read import TRAJECTORIES
 
 NUMBER = re.compile(r"(?<![\w.])[+-]?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?(?!\d)")
 """Of a text; a unit may follow at once, as in 42kg."""
@@ -50,7 +50,7 @@ The corrections are those of a run with --coach.corrections, or with a rubric th
 
 
 def make_parser() -> argparse.ArgumentParser:
-    from marl_plugins.hosts.upstream_cli import Parser
+    from marl_plugins.engine.hosts.upstream_cli import Parser
 
     parser = Parser(
         prog="openrlhf corrections",
@@ -125,7 +125,7 @@ Room = Callable[[Action, str], bool]
 def room_of(run: Path, plan: Mapping[str, Any]) -> Room:
     """Counts with the tokenizer of the policy's saved weights or of its model; without one, as the action has characters a
     token."""
-    from marl_plugins.plan.lengths import counter_of
+    from marl_plugins.engine.plan.lengths import counter_of
 
     counters = {
         name: (counter_of(str(run / name)) if (run / name).is_dir() else None) or counter_of(policy["model"])

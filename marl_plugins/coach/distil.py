@@ -34,16 +34,16 @@ from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.files import replace_text
 from marl_plugins.core.options import between, step_range
 from marl_plugins.core.problems import Problem, at
+from marl_plugins.core.recipe.texts import json_line
 from marl_plugins.core.scoring import Seen, SeenLast
 from marl_plugins.core.seeds import derive_seed
-from marl_plugins.core.texts import json_line
-from marl_plugins.records.read import TRAJECTORIES
+from marl_plugins.engine.records.read import TRAJECTORIES
 
 if TYPE_CHECKING:
     from marl_plugins.asking.request import Request
     from marl_plugins.coach.model import Questions
+    from marl_plugins.core.run import Run
     from marl_plugins.core.trajectory import Action, Trajectory
-    from marl_plugins.run import Run
 
 REASONS = ("failed", "unjudged", "other_question", "ran_programs")
 COLUMNS = ("actions", "written", "by_rules", *REASONS)
@@ -59,7 +59,7 @@ Give the recipe and the coach's flags of the run. Nobody is asked. `openrlhf coa
 
 def make_parser() -> argparse.ArgumentParser:
     """Returns the parser of the command line; flags of `openrlhf train` that are not listed are passed on."""
-    from marl_plugins.hosts.upstream_cli import Parser
+    from marl_plugins.engine.hosts.upstream_cli import Parser
 
     parser = Parser(
         prog="openrlhf verdicts",
@@ -93,7 +93,7 @@ def main(words: Sequence[str]) -> int:
     Raises:
         ConfigurationError: The flags or the records cannot be used, no verdict can, or the files are there already.
     """
-    from marl_plugins.plan.build import build_plan
+    from marl_plugins.engine.plan.build import build_plan
 
     found = read_words(make_parser(), words, own=("to", "steps", "held_out", "form"))
     if found is None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from marl_plugins.asking.asker import Asker
     from marl_plugins.asking.endpoint import Endpoint
     from marl_plugins.core.problems import Problem
-    from marl_plugins.run import Run
+    from marl_plugins.core.run import Run
 
 LISTING_SECONDS = 10.0
 """Time limit for listing an endpoint's models."""

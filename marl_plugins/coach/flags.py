@@ -18,7 +18,7 @@ from marl_plugins.core.redaction import shown_url
 
 if TYPE_CHECKING:
     from marl_plugins.asking.endpoint import Endpoint
-    from marl_plugins.run import Run
+    from marl_plugins.core.run import Run
 
 PREFIX = "coach"
 """Of all flags, as messages of the client name them."""

@@ -16,14 +16,14 @@ from marl_plugins.coach.rubric import RubricCoach, load_rules
 from marl_plugins.coach.state import CoachState
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.problems import Problem, at
-from marl_plugins.run import use_tool
+from marl_plugins.core.run import use_tool
 
 if TYPE_CHECKING:
     from marl_plugins.asking.asker import Asker
     from marl_plugins.asking.cache import KeptAnswers
     from marl_plugins.coach.programs import Programs
     from marl_plugins.coach.state import Coach
-    from marl_plugins.run import Run
+    from marl_plugins.core.run import Run
 
 T = TypeVar("T")
 

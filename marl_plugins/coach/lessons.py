@@ -11,10 +11,10 @@ from marl_plugins.coach.training import JudgeAnswer, lessons
 from marl_plugins.core.estimators import WhitenedAdvantages
 from marl_plugins.core.ledger import Ledger
 from marl_plugins.core.rows import Row, auxiliary_rows
+from marl_plugins.core.run import Answer
 from marl_plugins.core.steps import Step
 from marl_plugins.core.trajectory import Action, Generation, Trajectory
-from marl_plugins.run import Answer
-from marl_plugins.runtime.experience import PreparedRows, estimate
+from marl_plugins.engine.runtime.experience import PreparedRows, estimate
 
 if TYPE_CHECKING:
     from marl_plugins.coach.state import CoachState

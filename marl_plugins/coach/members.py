@@ -21,11 +21,11 @@ from marl_plugins.coach.flags import (
 from marl_plugins.coach.section import CoachConfig, CoachMemberConfig
 from marl_plugins.core.options import recipe_file
 from marl_plugins.core.problems import Problem, at, meant
-from marl_plugins.hosts.upstream_cli import Parser
-from marl_plugins.plan.flags import GivenFlag, actions_of, parse_alone
+from marl_plugins.engine.hosts.upstream_cli import Parser
+from marl_plugins.engine.plan.flags import GivenFlag, actions_of, parse_alone
 
 if TYPE_CHECKING:
-    from marl_plugins.run import Run
+    from marl_plugins.core.run import Run
 
 SHARED = ("cache", "record", "replay", "memory")
 """What all members have together."""

@@ -1,7 +1,7 @@
 """The memory of a coach: what models are told of the training, as `{training}` in their prompts, that is what counts in its stage,
 and how the role is doing.
 
-With `--coach.memory` a model knows the smoothed numbers of the role that it judges (core/behaviour.py) and the bias of its own
+With `--coach.memory` a model knows the smoothed numbers of the role that it judges (engine/records/behaviour.py) and the bias of its own
 scores by type of task, both of the steps before. They are of past steps and of all tasks, so that no task's label is among them.
 """
 
@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from marl_plugins.core.behaviour import Behaviour
+from marl_plugins.engine.records.behaviour import Behaviour
 
 if TYPE_CHECKING:
     from marl_plugins.coach.bias import BiasMonitor
     from marl_plugins.coach.stages import Stages
-    from marl_plugins.run import Run
+    from marl_plugins.core.run import Run
 
 TITLES = {
     "score": "mean score that you gave it: {:.1f} of 10",

@@ -26,16 +26,16 @@ from marl_plugins.coach.state import judged_in
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.options import step_range
 from marl_plugins.core.problems import Problem, at, meant
-from marl_plugins.core.recipe import find_recipe
+from marl_plugins.core.recipe.schema import find_recipe
 from marl_plugins.core.scoring import Seen, score_trajectory
 from marl_plugins.core.trajectory import Action, Trajectory
-from marl_plugins.records.read import EXPECTED, TRAJECTORIES, Filter, RunReader, Steps
+from marl_plugins.engine.records.read import EXPECTED, TRAJECTORIES, Filter, RunReader, Steps
 
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-    from marl_plugins.plan.plan import Plan
-    from marl_plugins.run import Run
+    from marl_plugins.core.run import Run
+    from marl_plugins.engine.plan.plan import Plan
 
 EXAMPLE = """\
 Example: how far does a language model agree with the rubric that a run was trained with?
@@ -49,7 +49,7 @@ limits what they cost. A frozen policy cannot be asked (--coach.policy): no engi
 
 def make_parser() -> argparse.ArgumentParser:
     """Returns the parser of the command line; flags of `openrlhf train` that are not listed are passed on."""
-    from marl_plugins.hosts.upstream_cli import Parser
+    from marl_plugins.engine.hosts.upstream_cli import Parser
 
     parser = Parser(
         prog="openrlhf coach",
@@ -75,7 +75,7 @@ def main(words: Sequence[str]) -> int:
     Raises:
         ConfigurationError: The flags, the records or the coach cannot be used.
     """
-    from marl_plugins.plan.build import build_plan
+    from marl_plugins.engine.plan.build import build_plan
 
     found = read_words(make_parser(), words)
     if found is None:
@@ -115,7 +115,7 @@ def read_words(
     Raises:
         ConfigurationError: The run or the recipe is missing, or a flag of the command's has a wrong value.
     """
-    from marl_plugins.plan.flags import COMMAND_LINE, split_flags
+    from marl_plugins.engine.plan.flags import COMMAND_LINE, split_flags
 
     if "--help" in words or "-h" in words:
         print(parser.format_help(), end="")

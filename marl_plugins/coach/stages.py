@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from marl_plugins.core.behaviour import ALPHA
 from marl_plugins.core.problems import Problem, at, meant
+from marl_plugins.engine.records.behaviour import ALPHA
 
 if TYPE_CHECKING:
     from marl_plugins.coach.rubric import Criterion

@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from marl_plugins.coach.notes import GivenVerdict
     from marl_plugins.coach.training import JudgeAnswer
     from marl_plugins.coach.verdict import Verdict
+    from marl_plugins.core.run import Run
     from marl_plugins.core.scoring import Seen
     from marl_plugins.core.trajectory import Action, Trajectory
-    from marl_plugins.run import Run
 
 
 class Coach(Protocol):

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
     from marl_plugins.asking.asker import Asker
     from marl_plugins.asking.request import Judgement
     from marl_plugins.coach.model import Questions
+    from marl_plugins.core.run import Answer
     from marl_plugins.core.scoring import Seen
-    from marl_plugins.run import Answer
 
 UNREADABLE = 0.0
 """Reward of an answer that holds no verdict."""

@@ -17,19 +17,19 @@ from typing import TYPE_CHECKING, Any
 
 from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure, RunEnded, leaves_of
 from marl_plugins.core.problems import as_json
-from marl_plugins.core.recipe import find_recipe
-from marl_plugins.core.recipe_yaml import read_recipe
+from marl_plugins.core.recipe.recipe_yaml import read_recipe
+from marl_plugins.core.recipe.schema import find_recipe
 from marl_plugins.core.redaction import inert
-from marl_plugins.manager import Plugins
-from marl_plugins.plan.build import draft_plan
-from marl_plugins.plan.rehearsal.apart import failure_of
-from marl_plugins.plan.tasks import check_tasks
+from marl_plugins.engine.manager import Plugins
+from marl_plugins.engine.plan.apart import failure_of
+from marl_plugins.engine.plan.build import draft_plan
+from marl_plugins.engine.plan.tasks import check_tasks
 
 if TYPE_CHECKING:
     from marl_plugins.contracts.graders import GraderFinding
     from marl_plugins.contracts.labels import LabelOutcome
     from marl_plugins.contracts.mappings import MappingOutcome
-    from marl_plugins.plan.plan import Plan
+    from marl_plugins.engine.plan.plan import Plan
 
 NAMED = 20
 """Answers of each kind that a table names."""

@@ -1,7 +1,7 @@
 """`openrlhf compat PATH | VERSION`: whether a release of upstream still has everything that this project depends on.
 
 Its sources are read and its command line is compiled from them; nothing is imported or installed, so that a release can be
-checked before upgrading. `--tests` also runs a fit with it and upstream's own tests (`marl_plugins.upstream_ci`).
+checked before upgrading. `--tests` also runs a fit with it and upstream's own tests (`marl_plugins.commands.upstream_ci`).
 A checkout of MARTI is checked for its seams and known defects (docs/marti.md).
 """
 
@@ -19,10 +19,10 @@ from pathlib import Path
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.findings import Finding, all_good, error, note, ok
 from marl_plugins.core.problems import Problem
-from marl_plugins.hosts import marti, releases, upstream_cli
-from marl_plugins.hosts.flags import flags_of
-from marl_plugins.hosts.seams import check_seams, seams_of
-from marl_plugins.hosts.trees import SourceTree, open_tree
+from marl_plugins.engine.hosts import marti, releases, upstream_cli
+from marl_plugins.engine.hosts.flags import flags_of
+from marl_plugins.engine.hosts.seams import check_seams, seams_of
+from marl_plugins.engine.hosts.trees import SourceTree, open_tree
 
 REPAIR = f"install openrlhf {releases.TRAINED}, or a newer openrlhf-marl"
 
@@ -131,7 +131,16 @@ def _print(title: str, version: str, findings: Sequence[Finding], as_json: bool,
 
 def _run_tests(tree: SourceTree, quiet: bool) -> bool:
     """Run the compatibility tests on the tree in a separate process."""
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "marl_plugins.upstream_ci.fixtures"]
-    command += ["--pyargs", "marl_plugins.upstream_ci", "--openrlhf", str(tree.root)]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "marl_plugins.commands.upstream_ci.fixtures",
+    ]
+    command += ["--pyargs", "marl_plugins.commands.upstream_ci", "--openrlhf", str(tree.root)]
     done = subprocess.run(command, env={**os.environ}, stdout=sys.stderr if quiet else None)
     return done.returncode == 0

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from marl_plugins.core.failures import ConfigurationError, nearest
 from marl_plugins.core.problems import Problem
-from marl_plugins.core.shipped import data
-from marl_plugins.hosts.upstream_cli import Parser
+from marl_plugins.core.recipe.shipped import data
+from marl_plugins.engine.hosts.upstream_cli import Parser
 
 
 def main(words: Sequence[str]) -> int:

@@ -15,14 +15,14 @@ from typing import Any
 from marl_plugins.commands.train import print_plan
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.problems import Problem, at, meant
-from marl_plugins.hosts.upstream_cli import Parser
-from marl_plugins.plan.build import build_plan, use_engines_only
-from marl_plugins.plan.describe import first_lines
-from marl_plugins.plan.flags import COMMAND_LINE, split_flags
-from marl_plugins.plan.plan import Plan
-from marl_plugins.plan.resume import COMMAND_FILE
-from marl_plugins.plan.tasks import from_hub
-from marl_plugins.run import Run
+from marl_plugins.core.run import Run
+from marl_plugins.engine.hosts.upstream_cli import Parser
+from marl_plugins.engine.plan.build import build_plan, use_engines_only
+from marl_plugins.engine.plan.describe import first_lines
+from marl_plugins.engine.plan.flags import COMMAND_LINE, split_flags
+from marl_plugins.engine.plan.plan import Plan
+from marl_plugins.engine.plan.resume import COMMAND_FILE
+from marl_plugins.engine.plan.tasks import from_hub
 
 OWN = ("models", "only")
 TRAINING = ("resume", "resume_with_changes")
@@ -159,7 +159,7 @@ def with_whole_models(run: Run, folder: Path) -> Run:
     Raises:
         ConfigurationError: An adapter's model is gone, or another one's.
     """
-    from marl_plugins.runtime.merged_model import base_of, merge
+    from marl_plugins.engine.runtime.merged_model import base_of, merge
 
     policy_args = {name: copy.deepcopy(args) for name, args in run.policy_args.items()}
     policies = []
@@ -179,11 +179,11 @@ def evaluate(plan: Plan) -> dict[str, Any]:
     Raises:
         ConfigurationError: There are no held-out tasks, or a model does not load.
     """
-    from marl_plugins.processes.cluster import prepare_environment, ray_cluster
-    from marl_plugins.processes.fork_server import fork_server
-    from marl_plugins.records.display import Display
-    from marl_plugins.runtime.lifetime import plugins_started, run_until_terminated, terminated_like_interrupted
-    from marl_plugins.runtime.session import Session
+    from marl_plugins.engine.processes.cluster import prepare_environment, ray_cluster
+    from marl_plugins.engine.processes.fork_server import fork_server
+    from marl_plugins.engine.records.display import Display
+    from marl_plugins.engine.runtime.lifetime import plugins_started, run_until_terminated, terminated_like_interrupted
+    from marl_plugins.engine.runtime.session import Session
 
     run, debug = plan.run, plan.options.debug
     display = Display(plan.options.json)
@@ -206,7 +206,7 @@ def evaluate(plan: Plan) -> dict[str, Any]:
         with ray_cluster(run, debug, python):
             with display.phase(f"starting engines (policies: {len(run.policies)})", announce=True):
                 session.start()
-            from marl_plugins.runtime.metrics import evaluation
+            from marl_plugins.engine.runtime.metrics import evaluation
 
             work = evaluation(session.rollout, session.eval_tasks, run.args.eval, display)
             result, trajectories = run_until_terminated(loop, session, work)

@@ -1,4 +1,4 @@
-"""`openrlhf export RUN`: what became of the actions that a run has recorded, by policy; and tables of them (records/tables.py).
+"""`openrlhf export RUN`: what became of the actions that a run has recorded, by policy; and tables of them (engine/records/tables.py).
 A run in progress is read as far as it has got.
 """
 
@@ -16,9 +16,9 @@ from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.options import score_range, step_range
 from marl_plugins.core.problems import Problem, at
 from marl_plugins.core.trajectory import Action, Trajectory
-from marl_plugins.hosts.upstream_cli import Parser
-from marl_plugins.records.read import EVERYTHING, Filter, RunReader
-from marl_plugins.records.tables import TABLES, reason_left_out, write_table
+from marl_plugins.engine.hosts.upstream_cli import Parser
+from marl_plugins.engine.records.read import EVERYTHING, Filter, RunReader
+from marl_plugins.engine.records.tables import TABLES, reason_left_out, write_table
 
 
 def make_parser() -> Parser:

@@ -25,12 +25,12 @@ from marl_plugins.commands.imports.write import write_files
 from marl_plugins.commands.new_program import FOLDER, ExistingProgram
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.problems import Problem, at
-from marl_plugins.core.shipped import recipes_root
-from marl_plugins.core.tasks import LABEL_KEYS, read_tasks
-from marl_plugins.core.tiny import is_tiny
+from marl_plugins.core.recipe.shipped import recipes_root
+from marl_plugins.core.recipe.tasks import LABEL_KEYS, read_tasks
+from marl_plugins.core.recipe.tiny import is_tiny
 from marl_plugins.core.trajectory import Task
-from marl_plugins.hosts import cpu
-from marl_plugins.plan.checks.roles import NAME
+from marl_plugins.engine.hosts import cpu
+from marl_plugins.engine.plan.checks.roles import NAME
 
 MODEL = "Qwen/Qwen2.5-1.5B-Instruct"
 HELD_OUT = 10
@@ -42,7 +42,7 @@ TASKS = '''"""The tasks of data/train.jsonl and data/eval.jsonl."""
 
 from pathlib import Path
 
-from marl_plugins.core.tasks import read_tasks
+from marl_plugins.core.recipe.tasks import read_tasks
 
 DATA = Path(__file__).parent / "data"
 

@@ -1,7 +1,7 @@
 """`openrlhf patch status | apply | revert --to PATH`: thin patches for a checkout of an upstream.
 
 This project does not require them: plugins run on an unmodified upstream. `docs/patches.md` explains each patch,
-`hosts/patches.py` how a tree is recognised and changed.
+`engine/hosts/patches.py` how a tree is recognised and changed.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from marl_plugins.hosts.patches import PatchedTree, load_series, lock_tree, recognise
-from marl_plugins.hosts.upstream_cli import Parser
+from marl_plugins.engine.hosts.patches import PatchedTree, load_series, lock_tree, recognise
+from marl_plugins.engine.hosts.upstream_cli import Parser
 
 ABOUT = """\
 Thin patches for a checkout of an upstream. Training with plugins requires none of them.

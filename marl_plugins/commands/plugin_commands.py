@@ -37,7 +37,7 @@ def loaded_commands(plugin: str) -> Sequence[Command]:
     Raises:
         ConfigurationError: It cannot be loaded, or answers something else.
     """
-    from marl_plugins.loading import load, users_code
+    from marl_plugins.core.loading import load, users_code
 
     module = load(plugin)
     hook = getattr(module, HOOK, None)

@@ -11,8 +11,8 @@ from typing import Any
 from marl_plugins import __version__
 from marl_plugins.commands.plugin_commands import source_of
 from marl_plugins.core.command import Parser
-from marl_plugins.hookspecs import KINDS
-from marl_plugins.plugin_names import BUILTINS, SHIPPED, found
+from marl_plugins.core.hookspecs import KINDS
+from marl_plugins.core.plugin_names import BUILTINS, SHIPPED, found
 
 HOOK = re.compile(r"^@hookimpl\b.*\n(?:@.*\n)*(?:async )?def (marl_[a-z_]+)\(", re.MULTILINE)
 
@@ -32,7 +32,7 @@ def main(words: Sequence[str]) -> int:
     )
     options = parser.parse_args(list(words))
     if options.plugin:
-        from marl_plugins.manager import Plugins
+        from marl_plugins.engine.manager import Plugins
 
         Plugins(options.plugin)  # what is wrong with a plugin of one's own is said as a run would say it
     plugins = [_look(name) for name in dict.fromkeys([*found(), *options.plugin])]
@@ -55,7 +55,7 @@ def _look(name: str) -> dict[str, Any]:
         written = set(HOOK.findall(text))
         return _described(name, __version__, [hook for hook in KINDS if hook in written], about.removesuffix('"""'))
     from marl_plugins.core.failures import ConfigurationError
-    from marl_plugins.loading import load, version_of
+    from marl_plugins.core.loading import load, version_of
 
     try:
         module = load(name)

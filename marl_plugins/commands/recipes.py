@@ -11,30 +11,30 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from marl_plugins.builtin.rehearsal import rehearse, rehearse_plan, workflow_of
+from marl_plugins.builtin.rehearsal.rehearser import Rehearsal
 from marl_plugins.commands import new_recipe
 from marl_plugins.commands.imports.shapes import KINDS
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.options import at_least
 from marl_plugins.core.problems import Problem, at
-from marl_plugins.core.recipe import base_of, find_recipe
-from marl_plugins.core.recipe_yaml import read_recipe
+from marl_plugins.core.recipe.recipe_yaml import read_recipe
+from marl_plugins.core.recipe.schema import base_of, find_recipe
+from marl_plugins.core.recipe.shipped import shipped_recipes
 from marl_plugins.core.redaction import inert, shown_flag
-from marl_plugins.core.shipped import shipped_recipes
+from marl_plugins.core.run import Run
 from marl_plugins.core.workflow import Workflow
-from marl_plugins.hosts.cpu import device
-from marl_plugins.hosts.upstream_cli import Parser
-from marl_plugins.manager import Plugins
-from marl_plugins.plan.build import draft_plan
-from marl_plugins.plan.describe import players
-from marl_plugins.plan.parts import tools_of
-from marl_plugins.plan.plan import Plan
-from marl_plugins.plan.problems import Problems
-from marl_plugins.plan.rehearsal import rehearse, rehearse_plan, workflow_of
-from marl_plugins.plan.rehearsal.rehearser import Rehearsal
-from marl_plugins.plan.resume import COMMAND_FILE
-from marl_plugins.plan.sections import load_recipe
-from marl_plugins.plan.workflow_file import WorkflowFile
-from marl_plugins.run import Run
+from marl_plugins.engine.hosts.cpu import device
+from marl_plugins.engine.hosts.upstream_cli import Parser
+from marl_plugins.engine.manager import Plugins
+from marl_plugins.engine.plan.build import draft_plan
+from marl_plugins.engine.plan.describe import players
+from marl_plugins.engine.plan.parts import tools_of
+from marl_plugins.engine.plan.plan import Plan
+from marl_plugins.engine.plan.problems import Problems
+from marl_plugins.engine.plan.resume import COMMAND_FILE
+from marl_plugins.engine.plan.sections import load_recipe
+from marl_plugins.engine.plan.workflow_file import WorkflowFile
 
 
 def main(words: Sequence[str]) -> int:

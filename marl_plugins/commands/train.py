@@ -10,13 +10,13 @@ from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
 from typing import TYPE_CHECKING
 
-from marl_plugins.core.collector import without_collector
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.problems import Problem, at
 from marl_plugins.core.redaction import inert
+from marl_plugins.engine.runtime.collector import without_collector
 
 if TYPE_CHECKING:
-    from marl_plugins.plan.plan import Plan
+    from marl_plugins.engine.plan.plan import Plan
 
 
 def main(words: Sequence[str]) -> int:
@@ -31,11 +31,11 @@ def main(words: Sequence[str]) -> int:
         raise ConfigurationError(Problem("train.nothing", got="nothing to train was named", fix=fix))
     typed, remarks = words, list[Problem]()
     if any(w.partition("=")[0] == "--resume" for w in typed):
-        from marl_plugins.records.run_folder import replayed
+        from marl_plugins.engine.records.run_folder import replayed
 
         words, remarks = replayed(typed)
     if not any(w.partition("=")[0] in ("--recipe", "--plugin") for w in words):
-        from marl_plugins.plan.flags import OWN_FLAGS
+        from marl_plugins.engine.plan.flags import OWN_FLAGS
 
         if ours := [w for w in words if w.partition("=")[0].removeprefix("--") in OWN_FLAGS and w.startswith("--")]:
             got = "is about multi-agent training, and nothing multi-agent was asked for"
@@ -50,8 +50,8 @@ def main(words: Sequence[str]) -> int:
             raise ConfigurationError(Problem("train.no_recipe", where, got, fix=fix))
         return pass_through(words)
     with without_collector(), without_pydantic_plugins() if "--dry-run" in words else contextlib.nullcontext():
-        from marl_plugins.plan.build import build_plan
-        from marl_plugins.plan.resume import with_resumption
+        from marl_plugins.engine.plan.build import build_plan
+        from marl_plugins.engine.plan.resume import with_resumption
 
         with contextlib.redirect_stdout(sys.stderr):  # what a user's code prints is no part of the plan
             plan, step = with_resumption(build_plan(words), remarks)
@@ -60,7 +60,7 @@ def main(words: Sequence[str]) -> int:
     if text := finished(plan, step):
         print(text, file=sys.stderr if plan.options.json else sys.stdout)
         return 0
-    from marl_plugins.runtime.driver import train
+    from marl_plugins.engine.runtime.driver import train
 
     return train(plan, typed)
 
@@ -75,7 +75,7 @@ def finished(plan: Plan, step: int) -> str:
     Raises:
         ConfigurationError: The run's metrics cannot be read.
     """
-    from marl_plugins.records.read import RunReader
+    from marl_plugins.engine.records.read import RunReader
 
     run, steps = plan.run, plan.counted.get("steps", plan.run.max_steps)
     if not (run.args.ckpt.load_enable and (step or plan.options.resume)) or steps is None:
@@ -105,9 +105,9 @@ def without_pydantic_plugins() -> Iterator[None]:
 
 def print_help(words: Sequence[str]) -> int:
     """Prints the help: our flags first, then the active plugins', then upstream's."""
-    from marl_plugins.hosts import upstream_cli
-    from marl_plugins.plan.build import mentioned_plugins
-    from marl_plugins.plan.flags import own_parser
+    from marl_plugins.engine.hosts import upstream_cli
+    from marl_plugins.engine.plan.build import mentioned_plugins
+    from marl_plugins.engine.plan.flags import own_parser
 
     upstream = upstream_cli.build_parser(upstream_cli.upstream_root())
     mentioned_plugins(words).options(upstream)
@@ -126,8 +126,8 @@ def print_help(words: Sequence[str]) -> int:
 
 def pass_through(words: Sequence[str]) -> int:
     """Runs upstream's command, where no plugin was asked for."""
-    from marl_plugins.hosts import cpu
-    from marl_plugins.plan.flags import unknown_flags
+    from marl_plugins.engine.hosts import cpu
+    from marl_plugins.engine.plan.flags import unknown_flags
 
     if unknown := unknown_flags(words):  # upstream itself takes ten seconds to say so
         raise ConfigurationError(unknown)
@@ -137,7 +137,7 @@ def pass_through(words: Sequence[str]) -> int:
     os.environ[cpu.DEVICE] = "cpu"
     os.environ.update(cpu.environment())
     os.environ.pop("CUDA_VISIBLE_DEVICES", None)
-    from marl_plugins.processes.pass_through import run_upstream
+    from marl_plugins.engine.processes.pass_through import run_upstream
 
     run_upstream(words)
     return 0
@@ -145,7 +145,7 @@ def pass_through(words: Sequence[str]) -> int:
 
 def print_plan(plan: Plan, more: dict[str, object]) -> int:
     """Prints the plan as one JSON object, or for people: one line per fact, nested by indentation."""
-    from marl_plugins.plan.describe import describe
+    from marl_plugins.engine.plan.describe import describe
 
     shown = describe(plan) | more
     if plan.options.json:

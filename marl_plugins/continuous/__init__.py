@@ -25,7 +25,7 @@ from marl_plugins.continuous.flight import ContinuousPart, Flight
 from marl_plugins.continuous.gate import Gates
 from marl_plugins.core.options import at_least
 from marl_plugins.core.problems import Problem, at
-from marl_plugins.run import Lateness, Run, is_partial, queue_size
+from marl_plugins.core.run import Lateness, Run, is_partial, queue_size
 
 if TYPE_CHECKING:
     from marl_plugins.core.processes import PolicyProcesses

@@ -32,18 +32,18 @@ from marl_plugins.core.credit import rewards_from_scores, sum_over_scope
 from marl_plugins.core.estimators import Estimator, check_estimator, group_key
 from marl_plugins.core.exchange import RefusedRecord
 from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure, RunEnded
+from marl_plugins.core.plugin_names import BUILTINS
 from marl_plugins.core.rows import Row, rows_of
 from marl_plugins.core.scoring import Seen, checked_score, set_outcome
 from marl_plugins.core.trajectory import Action, Generation, Task, Trajectory
-from marl_plugins.manager import chosen_tasks
-from marl_plugins.plugin_names import BUILTINS
+from marl_plugins.engine.manager import chosen_tasks
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from marl_plugins.hookspecs import Purpose
-    from marl_plugins.plan.plan import Plan
-    from marl_plugins.run import Run
+    from marl_plugins.core.hookspecs import Purpose
+    from marl_plugins.core.run import Run
+    from marl_plugins.engine.plan.plan import Plan
 
 HEAVY = ("torch", "ray", "vllm", "deepspeed", "transformers", "openrlhf")
 TASKS, SAMPLES = 3, 4
@@ -52,7 +52,7 @@ SAME = (0.0, 0.5, 1.0, 0.7)
 
 
 class PluginContract(ToolContract):
-    """The promises that a plugin makes by the hooks that it implements (marl_plugins/hookspecs.py)."""
+    """The promises that a plugin makes by the hooks that it implements (marl_plugins/core/hookspecs.py)."""
 
     def test_it_is_active_in_a_run(self) -> None:
         """Found, its hooks known, its configuration accepted, and nothing opened by planning."""
@@ -68,7 +68,7 @@ class PluginContract(ToolContract):
     def test_importing_it_is_light(self) -> None:
         """`--help` and `--dry-run` import every plugin that is named; torch and the engines take seconds."""
         script = (
-            "import sys; from marl_plugins.loading import load; load(sys.argv[1]); "
+            "import sys; from marl_plugins.core.loading import load; load(sys.argv[1]); "
             f"print([m for m in {HEAVY!r} if m in sys.modules])"
         )
         done = subprocess.run([sys.executable, "-c", script, self.plugin], capture_output=True, text=True)

@@ -21,20 +21,20 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeVar
 from unittest.mock import patch
 
 from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.core.loading import load_file
 from marl_plugins.core.problems import Problem, at
 from marl_plugins.core.roles import Call
 from marl_plugins.core.scoring import score_outcome
 from marl_plugins.core.tools import Tool, ToolCall
 from marl_plugins.core.trajectory import File, Generation, Task, ToolResult, Trajectory
 from marl_plugins.core.workflow import RoleCall, Roles, Tools, calls_of, run_workflow
+from marl_plugins.engine.plan.apart import Capture, UserCodeTimeout, run_apart, run_on_a_loop, where_of
+from marl_plugins.engine.plan.parts import tools_of
+from marl_plugins.engine.plan.scripted_roles import ScriptedChat, scripted_role
 from marl_plugins.grading.tricks import TRICKS
-from marl_plugins.loading import load_file
-from marl_plugins.plan.parts import tools_of
-from marl_plugins.plan.rehearsal.apart import Capture, UserCodeTimeout, run_apart, run_on_a_loop, where_of
-from marl_plugins.plan.scripted_roles import ScriptedChat, scripted_role
 
 if TYPE_CHECKING:
-    from marl_plugins.plan.plan import Plan
+    from marl_plugins.engine.plan.plan import Plan
 
 Kind = Literal["right", "wrong", "tricks"]
 FILE = "answers.py"

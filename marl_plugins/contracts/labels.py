@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from marl_plugins.contracts.graders import GradedAnswers, graded_apart, outcome_of
 from marl_plugins.core.trajectory import Task
-from marl_plugins.plan.rehearsal.apart import Capture
+from marl_plugins.engine.plan.apart import Capture
 
 if TYPE_CHECKING:
-    from marl_plugins.plan.plan import Plan
+    from marl_plugins.engine.plan.plan import Plan
 
 LabelKind = Literal["label", "wrong", "empty", "another task's"]
 KINDS: tuple[LabelKind, ...] = ("label", "wrong", "empty", "another task's")

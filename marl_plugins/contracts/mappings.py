@@ -15,21 +15,21 @@ from typing import TYPE_CHECKING, NamedTuple
 from marl_plugins.contracts.graders import graded_apart
 from marl_plugins.core.conversation import ChatFormat
 from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.core.loading import users_line
 from marl_plugins.core.roles import Call
 from marl_plugins.core.scoring import score_outcome
 from marl_plugins.core.tools import ToolCall
 from marl_plugins.core.trajectory import EVALUATION, Generation, ToolResult
 from marl_plugins.core.workflow import run_workflow
-from marl_plugins.loading import users_line
-from marl_plugins.plan.parts import tools_of
-from marl_plugins.plan.rehearsal.apart import Capture
-from marl_plugins.plan.scripted_roles import tagged_calls
+from marl_plugins.engine.plan.apart import Capture
+from marl_plugins.engine.plan.parts import tools_of
+from marl_plugins.engine.plan.scripted_roles import tagged_calls
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from marl_plugins.plan.plan import Plan
-    from marl_plugins.run import Run
+    from marl_plugins.core.run import Run
+    from marl_plugins.engine.plan.plan import Plan
 
 MOST_NEW_TOKENS = 16
 MOST_POSITIONS = 8192
@@ -92,7 +92,7 @@ def _tiny(positions: int) -> tuple[str, PreTrainedModel]:
         from transformers import AutoModelForCausalLM
         from transformers.utils import logging
 
-        from marl_plugins.runtime.tiny_model import resolve
+        from marl_plugins.engine.runtime.tiny_model import resolve
 
         logging.disable_progress_bar()
         folder = resolve(f"tiny:positions={positions},tools=1")
@@ -117,7 +117,7 @@ async def _sampled(
     import torch
     from transformers import AutoTokenizer
 
-    from marl_plugins.runtime.roles import make_cast
+    from marl_plugins.engine.runtime.roles import make_cast
 
     async def generate(call: Call) -> Generation:
         caught.goes_on()

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from marl_plugins.loading import load
-from marl_plugins.plan.build import build_plan
+from marl_plugins.core.loading import load
+from marl_plugins.engine.plan.build import build_plan
 
 if TYPE_CHECKING:
-    from marl_plugins.plan.plan import Plan
+    from marl_plugins.engine.plan.plan import Plan
 
 
 class Subject:

@@ -25,12 +25,12 @@ from unittest.mock import patch
 from marl_plugins.contracts.subject import Subject
 from marl_plugins.core.calls import calls_in
 from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure
+from marl_plugins.core.loading import load
 from marl_plugins.core.tools import Tool, ToolCall
 from marl_plugins.core.trajectory import ToolResult
-from marl_plugins.loading import load
 
 if TYPE_CHECKING:
-    from marl_plugins.plan.plan import Plan
+    from marl_plugins.engine.plan.plan import Plan
 
 JUNK = ("", ")]} \x00")
 """Calls that mean nothing to most tools; agents make such calls."""

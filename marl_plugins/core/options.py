@@ -3,7 +3,7 @@
     parser.add_argument("--brevity.limit", type=at_least(1), default=64)
     parser.add_argument("--brevity.words", type=recipe_file)
 
-A wrong value is reported with its place by the plan (plan/flags.py), like every other problem with a flag.
+A wrong value is reported with its place by the plan (engine/plan/flags.py), like every other problem with a flag.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def between(least: float, most: float) -> Number:
 
 
 def recipe_file(word: str) -> str:
-    """Returns a file: on the command line relative to the working folder, in a recipe relative to the recipe (plan/flags.py)."""
+    """Returns a file: on the command line relative to the working folder, in a recipe relative to the recipe (engine/plan/flags.py)."""
     return word
 
 

@@ -1,6 +1,6 @@
 """A problem says what is wrong, as a value: a code to know it by, its place, what was got, what was expected, and the fix.
 
-A check returns problems; the plan collects them and adds the recipe's lines (plan/problems.py). Only this module turns a problem
+A check returns problems; the plan collects them and adds the recipe's lines (engine/plan/problems.py). Only this module turns a problem
 into the sentence that people read (`sentence`) and into JSON (`as_json`); nothing reads the sentence again. All codes, with
 their sentences: docs/problems.md, which is made from the calls of `Problem`.
 """

@@ -13,7 +13,7 @@ OBJECT_STORE_BYTES = 2**30
 class ProcessBackend(ABC):
     """Gives every trained policy its training processes, and takes them back.
 
-    `run` is the `Run` of marl_plugins.run. `problems`, `devices` and `object_store_bytes` answer while the run is planned, and
+    `run` is the `Run` of marl_plugins.core.run. `problems`, `devices` and `object_store_bytes` answer while the run is planned, and
     import neither Ray nor torch. The others are called in the run.
     """
 
@@ -35,7 +35,7 @@ class ProcessBackend(ABC):
         return policy
 
     def engine_kind(self, run: Any, policy: str) -> Any:
-        """Returns what a policy's engines are started as (`EngineKind` of marl_plugins.processes.engines); None: as always."""
+        """Returns what a policy's engines are started as (`EngineKind` of marl_plugins.engine.processes.engines); None: as always."""
         return None
 
     def object_store_bytes(self, run: Any) -> int:
@@ -64,7 +64,7 @@ class ProcessBackend(ABC):
         extensions: Sequence[str],
         /,
     ) -> Any:
-        """Returns the `TrainingProcesses` (marl_plugins.processes.launch, or a subclass) of a policy; nothing is started yet.
+        """Returns the `TrainingProcesses` (marl_plugins.engine.processes.launch, or a subclass) of a policy; nothing is started yet.
 
         The arguments are those of `TrainingProcesses`. A back-end that only hands them on takes them as `*belongings`.
         """

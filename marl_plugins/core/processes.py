@@ -1,7 +1,7 @@
 """Protocols of what hooks are handed of a running policy: its engines, its processes, and its rows on the way to an update.
 
 These protocols are what a plugin may rely on; they import neither Ray nor upstream. The runtime implements them on upstream's
-classes (processes/engines.py, runtime/policy.py, runtime/experience.py).
+classes (engine/processes/engines.py, engine/runtime/policy.py, engine/runtime/experience.py).
 """
 
 from __future__ import annotations

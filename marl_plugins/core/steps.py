@@ -93,7 +93,7 @@ class StepPart:
 
         One part of a step may. The tasks of the step are those that it yields, none twice; what it yields was begun by
         `Step.trajectory`, of this step or of an earlier one, and belongs to this step then. A row whose weights are older than the
-        run's queue is long is `stale`, unless the plugin has said in `Lateness` (marl_plugins.run) how late one may be.
+        run's queue is long is `stale`, unless the plugin has said in `Lateness` (marl_plugins.core.run) how late one may be.
         """
         return None
 
@@ -122,7 +122,7 @@ class StepPart:
         """See the rows of the step, credited and selected, before their forward passes. Rows are not changed here."""
 
     async def prepared(self, prepared: Sequence[Any]) -> Sequence[Any]:
-        """Returns the `PreparedRows` (marl_plugins.runtime.experience) that the policies are updated with, changed or not.
+        """Returns the `PreparedRows` (marl_plugins.engine.runtime.experience) that the policies are updated with, changed or not.
 
         A part may add one of a policy that plays no role. A policy has one of them at most.
         """

@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING
 from marl_plugins import hookimpl
 from marl_plugins.core.options import at_least
 from marl_plugins.core.problems import Problem, at
-from marl_plugins.hosts.devices import training_gpus
+from marl_plugins.engine.hosts.devices import training_gpus
 
 if TYPE_CHECKING:
-    from marl_plugins.run import Run
+    from marl_plugins.core.run import Run
 
 may_differ = ("flat_sync.*",)
 

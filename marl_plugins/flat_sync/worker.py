@@ -19,7 +19,7 @@ import ray
 import torch
 from torch import Tensor
 
-from marl_plugins.processes.extension import Extension
+from marl_plugins.engine.processes.extension import Extension
 
 
 @dataclass(frozen=True)

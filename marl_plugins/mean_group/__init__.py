@@ -19,9 +19,9 @@ from statistics import fmean
 from marl_plugins import hookimpl
 from marl_plugins.core.options import above, at_least, between
 from marl_plugins.core.problems import Problem
+from marl_plugins.core.run import AnswerLimits, Run, ShareTemperatures
 from marl_plugins.core.trajectory import Trajectory
 from marl_plugins.mean_group.checks import check_groups, check_limits, check_tau, groups_of
-from marl_plugins.run import AnswerLimits, Run, ShareTemperatures
 
 
 class MeanRewards(dict[str, float]):

@@ -6,8 +6,8 @@ import math
 from collections.abc import Iterator
 
 from marl_plugins.core.problems import Problem, at, meant
-from marl_plugins.plan.lengths import longest_answer
-from marl_plugins.run import Run
+from marl_plugins.core.run import Run
+from marl_plugins.engine.plan.lengths import longest_answer
 
 SCALES = at(flag="mean_group.scales")
 

@@ -23,16 +23,16 @@ from typing import TYPE_CHECKING, cast
 
 from marl_plugins import hookimpl
 from marl_plugins.core.problems import Problem, at
+from marl_plugins.core.run import Run, max_lag, queue_size
 from marl_plugins.core.steps import StepPart
 from marl_plugins.core.trajectory import Action
-from marl_plugins.core.trajectory_record import spelled
-from marl_plugins.run import Run, max_lag, queue_size
+from marl_plugins.engine.records.trajectory_record import spelled
 
 if TYPE_CHECKING:
     from marl_plugins.core.processes import PolicyProcesses
     from marl_plugins.core.rows import Row
     from marl_plugins.core.steps import Step
-    from marl_plugins.runtime.experience import ForwardedRows, PreparedRows
+    from marl_plugins.engine.runtime.experience import ForwardedRows, PreparedRows
 
 NOTE, EXTENSION = "old_logprobs", "OldWeights"
 ASYNC = "train.async_enable"
@@ -99,7 +99,7 @@ class OldLogProbs(StepPart):
                 action.notes[NOTE] = spelled(found)
 
     def metrics(self) -> Mapping[str, float]:
-        from marl_plugins.runtime.metrics import of_log_ratios
+        from marl_plugins.engine.runtime.metrics import of_log_ratios
 
         groups: dict[str, list[Action]] = defaultdict(list)
         for action in self.found:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from marl_plugins.processes.extension import Extension
-from marl_plugins.processes.weights_in_place import put_back, put_in_place, share, trained_parameters
+from marl_plugins.engine.processes.extension import Extension
+from marl_plugins.engine.processes.weights_in_place import put_back, put_in_place, share, trained_parameters
 
 if TYPE_CHECKING:
     from openrlhf.trainer.ray.ppo_actor import ActorPPOTrainer

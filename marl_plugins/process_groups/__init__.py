@@ -23,7 +23,7 @@ from marl_plugins.process_groups.seats import Seating
 from marl_plugins.process_groups.states import seats_needed
 
 if TYPE_CHECKING:
-    from marl_plugins.run import Run
+    from marl_plugins.core.run import Run
 
 may_differ = ("process_groups.*",)
 

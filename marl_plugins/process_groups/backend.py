@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.problems import Problem
 from marl_plugins.core.process_backend import ProcessBackend
-from marl_plugins.hosts.devices import critic_gpus
-from marl_plugins.plan.estimate import gb
+from marl_plugins.engine.hosts.devices import critic_gpus
+from marl_plugins.engine.plan.estimate import gb
 from marl_plugins.process_groups.checks import check_seating
 from marl_plugins.process_groups.seats import Seating
 from marl_plugins.process_groups.states import state_bytes, states_together
 
 if TYPE_CHECKING:
+    from marl_plugins.core.run import Run
     from marl_plugins.process_groups.room import Room, SeatedProcesses
-    from marl_plugins.run import Run
 
 
 class SharedSeats(ProcessBackend):

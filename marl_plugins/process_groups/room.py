@@ -23,14 +23,14 @@ from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from marl_plugins.core.failures import RunEnded
-from marl_plugins.hosts.devices import critic_gpus, training_gpus
-from marl_plugins.hosts.prebuild import clear_abandoned_locks, extensions_folder
+from marl_plugins.engine.hosts.devices import critic_gpus, training_gpus
+from marl_plugins.engine.hosts.prebuild import clear_abandoned_locks, extensions_folder
+from marl_plugins.engine.processes.deaths import DEATHS
+from marl_plugins.engine.processes.launch import TrainingProcesses, not_started
+from marl_plugins.engine.processes.placement import ready
+from marl_plugins.engine.processes.watchdog import locate
 from marl_plugins.process_groups.seats import Grant, Seat, Seating, SeatRequest, Seats
 from marl_plugins.process_groups.worker import RemoteCriticActor, RemotePolicyActor
-from marl_plugins.processes.deaths import DEATHS
-from marl_plugins.processes.launch import TrainingProcesses, not_started
-from marl_plugins.processes.placement import ready
-from marl_plugins.processes.watchdog import locate
 
 from openrlhf.trainer.ray.launcher import RayActorGroup  # isort: skip  # after the host support, installed above
 

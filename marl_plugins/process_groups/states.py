@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-from marl_plugins.core import tiny
-from marl_plugins.hosts.devices import critic_gpus, training_gpus
-from marl_plugins.plan.estimate import parameters
+from marl_plugins.core.recipe.schema import tiny
+from marl_plugins.core.run import Run
+from marl_plugins.engine.hosts.devices import critic_gpus, training_gpus
+from marl_plugins.engine.plan.estimate import parameters
 from marl_plugins.process_groups.seats import Seating
-from marl_plugins.run import Run
 
 
 def seats_needed(args: SimpleNamespace) -> int:

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from marl_plugins.hosts import cpu
-from marl_plugins.processes.policy_actor import ON_CPU, PolicyActor  # first: it installs the host support
+from marl_plugins.engine.hosts import cpu
+from marl_plugins.engine.processes.policy_actor import ON_CPU, PolicyActor  # first: it installs the host support
 
 import ray  # isort: skip
 
-from marl_plugins.hosts.prebuild import load_operators
+from marl_plugins.engine.hosts.prebuild import load_operators
+from marl_plugins.engine.processes.critic_actor import CriticActor
+from marl_plugins.engine.processes.training_process import TrainingProcess
 from marl_plugins.process_groups.training_state import TrainingState, get_state, set_state, touch
-from marl_plugins.processes.critic_actor import CriticActor
-from marl_plugins.processes.training_process import TrainingProcess
 
 
 class StandbyProcess(TrainingProcess):

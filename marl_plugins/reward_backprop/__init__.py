@@ -31,9 +31,9 @@ from marl_plugins.core.problems import Problem, at, meant
 from marl_plugins.core.scoring import checked_score
 
 if TYPE_CHECKING:
+    from marl_plugins.core.run import Run
     from marl_plugins.core.trajectory import Action, Trajectory
     from marl_plugins.reward_backprop.backward import Attribution, Attributor
-    from marl_plugins.run import Run
 
 NAME = "reward_backprop"
 """Under which actions keep its notes."""

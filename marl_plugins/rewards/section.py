@@ -8,10 +8,10 @@ from typing import ClassVar, Literal
 import pydantic
 
 from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.core.loading import load_file
 from marl_plugins.core.problems import Problem, at, meant
+from marl_plugins.core.run import Run
 from marl_plugins.core.section import Model, Section
-from marl_plugins.loading import load_file
-from marl_plugins.run import Run
 
 OF_ROUNDS = ("value", "gain")
 

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
-from marl_plugins.core.addresses import wrong_address, wrong_variables
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.problems import Problem, Where, at
+from marl_plugins.core.recipe.addresses import wrong_address, wrong_variables
 from marl_plugins.core.redaction import shown_url
 from marl_plugins.sandbox.levels import choose, examine
 from marl_plugins.sandbox.opening import missing_extra

@@ -3,7 +3,7 @@
 
 Log-probs, those of the reference and the critic's values depend on a row's tokens alone. They are computed in micro-batches of
 fixed membership: all rows of a policy of `--streaming.tasks` consecutive tasks of the step, as soon as all samples of these have
-arrived, whichever are first. After the rollout they are taken as they are (`forward(rows, known)` in runtime/policy.py); computed
+arrived, whichever are first. After the rollout they are taken as they are (`forward(rows, known)` in engine/runtime/policy.py); computed
 again is only a sequence of which a turn is not trained on after all, because credit or selection has left it out.
 
 The step is the same as without it. On CPU, with eager attention and without packing, it is so bit for bit: there a row's log-probs
@@ -32,8 +32,8 @@ from marl_plugins.streaming.previous_means import PreviousMeans
 
 if TYPE_CHECKING:
     from marl_plugins.core.problems import Problem
+    from marl_plugins.core.run import Run
     from marl_plugins.core.steps import Step, StepPart
-    from marl_plugins.run import Run
 
 
 @hookimpl

@@ -11,9 +11,9 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from marl_plugins.core.sequences import TokenSequence
-from marl_plugins.processes.upstream_trainer import ranks_of
-from marl_plugins.runtime.batching import lay_out
-from marl_plugins.runtime.experience import Experience, make_experience_batch
+from marl_plugins.engine.processes.upstream_trainer import ranks_of
+from marl_plugins.engine.runtime.batching import lay_out
+from marl_plugins.engine.runtime.experience import Experience, make_experience_batch
 from marl_plugins.streaming.worker import GradientBatch
 
 

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 from marl_plugins.core.policy import Policy
 from marl_plugins.core.problems import Problem, at
-from marl_plugins.plan.estimate import gb, parameters
-from marl_plugins.plan.models import dropout_of
-from marl_plugins.run import queue_size
+from marl_plugins.core.run import queue_size
+from marl_plugins.engine.plan.estimate import gb, parameters
+from marl_plugins.engine.plan.models import dropout_of
 
 if TYPE_CHECKING:
-    from marl_plugins.run import Run
+    from marl_plugins.core.run import Run
 
 WHO = "marl_plugins.streaming"
 SHARING = ("train.colocate_all", "vllm.enable_sleep", "ds.enable_sleep")

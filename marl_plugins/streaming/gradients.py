@@ -24,7 +24,7 @@ from marl_plugins.core.failures import RunEnded
 from marl_plugins.core.rows import Row
 from marl_plugins.core.sequences import TokenSequence
 from marl_plugins.core.trajectory import Action
-from marl_plugins.runtime.experience import (
+from marl_plugins.engine.runtime.experience import (
     Experience,
     ExtensionCall,
     ForwardedRows,

@@ -11,13 +11,13 @@ from marl_plugins.core.concurrency import all_of
 from marl_plugins.core.rows import rows_to_be
 from marl_plugins.core.steps import Step, StepPart
 from marl_plugins.core.trajectory import Trajectory
-from marl_plugins.runtime.experience import ForwardedRows, PreparedRows
+from marl_plugins.engine.runtime.experience import ForwardedRows, PreparedRows
 from marl_plugins.streaming.gradients import GradientAccumulation
 from marl_plugins.streaming.previous_means import PreviousMeans
 
 if TYPE_CHECKING:
     from marl_plugins.core.processes import PolicyProcesses
-    from marl_plugins.run import Run
+    from marl_plugins.core.run import Run
 
 T = TypeVar("T")
 

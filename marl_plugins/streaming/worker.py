@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 # Installs the host support, before upstream is imported below.
-from marl_plugins.hosts import cpu
+from marl_plugins.engine.hosts import cpu
 
 cpu.install()  # before anything of upstream
 
@@ -28,7 +28,7 @@ with cpu.flash_attn_stand_in():
     from openrlhf.models.loss import aggregate_loss
     from openrlhf.models.utils import compute_approx_kl
 
-from marl_plugins.processes.extension import Extension, TrainingStep  # noqa: E402
+from marl_plugins.engine.processes.extension import Extension, TrainingStep  # noqa: E402
 from marl_plugins.streaming.accumulators import Accumulators, linear  # noqa: E402
 
 

@@ -29,9 +29,9 @@ from marl_plugins import applies_if, hookimpl
 from marl_plugins.core.command import Command
 from marl_plugins.core.options import Number, at_least, between
 from marl_plugins.core.problems import Problem, at
+from marl_plugins.core.run import Run
 from marl_plugins.core.seeds import derive_seed
 from marl_plugins.core.steps import StepPart
-from marl_plugins.run import Run
 from marl_plugins.swarm.peers import Swarm, learners_of, member_of, members_of, peer_of
 
 if TYPE_CHECKING:

@@ -17,14 +17,14 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING
 
+from marl_plugins.core.run import Run
 from marl_plugins.core.steps import StepPart
 from marl_plugins.core.trajectory import Trajectory
-from marl_plugins.run import Run
 from marl_plugins.swarm.peers import Swarm, member_of, members_of
 
 if TYPE_CHECKING:
     from marl_plugins.core.rows import Row
-    from marl_plugins.runtime.experience import PreparedRows
+    from marl_plugins.engine.runtime.experience import PreparedRows
 
 ROUNDS = 5
 LEAST_RATIO, MOST_RATIO = 0.1, 10.0
@@ -98,7 +98,7 @@ class CapabilityWeights(StepPart):
         self.given: list[float] = []
 
     async def prepared(self, prepared: Sequence[PreparedRows]) -> Sequence[PreparedRows]:
-        from marl_plugins.runtime.experience import reweighed
+        from marl_plugins.engine.runtime.experience import reweighed
 
         found = []
         for p in prepared:

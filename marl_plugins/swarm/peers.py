@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import secrets
 
+from marl_plugins.core.run import Run
 from marl_plugins.core.trajectory import Trajectory
-from marl_plugins.run import Run
 
 
 class Swarm:

@@ -2,7 +2,7 @@
 
 import asyncio
 
-from marl_plugins.tools.python import find_programs
+from marl_plugins.builtin.tools.python import find_programs
 
 
 def code(text):

@@ -24,7 +24,7 @@ HERE = Path(__file__).resolve().parent
 NEEDED = ("pandas", "scikit-learn", "scipy")
 GENERATED = "generated:"
 GENERATE = (
-    "import sys; from pathlib import Path; from marl_plugins.loading import load_file; "
+    "import sys; from pathlib import Path; from marl_plugins.core.loading import load_file; "
     "load_file(Path(sys.argv[1])).generate(Path(sys.argv[2]), int(sys.argv[3]))"
 )
 
@@ -56,7 +56,7 @@ def marl_tasks(run, split):
 @hookimpl
 def marl_tools(run):
     """The word's program runs as those of the tool `python` do, with the same limits, in the trajectory's workspace."""
-    from marl_plugins.tools.python import tool_of
+    from marl_plugins.builtin.tools.python import tool_of
 
     python, known = tool_of(run, "agents"), {}
 
@@ -95,7 +95,7 @@ def root(data):
         raise ConfigurationError(
             f"recipe dsbench: {error.name} is not installed; pip install 'openrlhf-marl[tables]'"
         ) from None
-    from marl_plugins.runtime.tiny_model import made_once
+    from marl_plugins.engine.runtime.tiny_model import made_once
 
     sources = [(HERE / name).read_bytes() for name in ("tables.py", "pipeline.py", "layout.py", "scorer.py")]
     key = hashlib.blake2b(b"\0".join([*sources, *map(str.encode, versions)]), digest_size=8).hexdigest()

@@ -17,8 +17,8 @@ from random import Random
 
 import yaml
 
+from marl_plugins.builtin.tools.sql.queries import ask
 from marl_plugins.core.trajectory import Task
-from marl_plugins.tools.sql.queries import ask
 
 from . import store
 

@@ -11,12 +11,12 @@ import json
 import re
 
 from marl_plugins import hookimpl
+from marl_plugins.builtin.tools.sql.queries import ask, find_queries, runner
+from marl_plugins.builtin.tools.sql.section import SqlToolConfig
 from marl_plugins.core.failures import ConfigurationError, nearest
 from marl_plugins.core.options import at_least
 from marl_plugins.core.tools import Tool
 from marl_plugins.core.trajectory import ToolResult
-from marl_plugins.tools.sql.queries import ask, find_queries, runner
-from marl_plugins.tools.sql.section import SqlToolConfig
 
 from . import questions
 

@@ -6,7 +6,7 @@ it passes, and no test can be read.
 
 from collections import OrderedDict
 
-from marl_plugins.graph.reading import fenced
+from marl_plugins.builtin.graph.reading import fenced
 from marl_plugins.sandbox import Checker
 
 

@@ -13,7 +13,7 @@ from marl_plugins import hookimpl
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.options import at_least
 from marl_plugins.core.problems import Problem, at, first_of
-from marl_plugins.core.tasks import SUFFIXES, read_tasks
+from marl_plugins.core.recipe.tasks import SUFFIXES, read_tasks
 from marl_plugins.core.trajectory import Task
 
 FIELDS = ("tests", "test_list")

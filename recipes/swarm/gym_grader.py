@@ -3,7 +3,7 @@
 import asyncio
 import re
 
-from marl_plugins.cases.gym import gym_score
+from marl_plugins.builtin.cases.gym import gym_score
 from marl_plugins.grading import boxed, stated
 
 TEXT = re.compile(r"\\(?:text|mathrm|textbf|mathbf)\s*\{([^{}]*)\}")

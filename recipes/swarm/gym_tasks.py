@@ -3,7 +3,7 @@
 import re
 import zlib
 
-from marl_plugins.cases.gym import gym_task
+from marl_plugins.builtin.cases.gym import gym_task
 
 SPECIALTIES = (
     *("base_conversion", "basic_arithmetic", "arc_1d", "bf", "propositional_logic", "fraction_simplification"),

@@ -9,7 +9,7 @@ import pytest
 from engines.relay import Started, write_recipe
 from engines.template import Template
 
-from marl_plugins.hosts import cpu
+from marl_plugins.engine.hosts import cpu
 
 LONGEST = ("test_runs.py", "test_process_groups.py", "test_policies.py")
 """Files that start first, so that none of them is what everybody waits for at the end."""
@@ -34,8 +34,8 @@ def cluster(template):
     """Ray for the files of this folder that one process runs; each ends the actors that it has started."""
     import ray
 
-    from marl_plugins.processes import fork_server
-    from marl_plugins.processes.cluster import quiet, small_node
+    from marl_plugins.engine.processes import fork_server
+    from marl_plugins.engine.processes.cluster import quiet, small_node
 
     env = {**quiet(False), **cpu.environment()}
     with pytest.MonkeyPatch.context() as patch:

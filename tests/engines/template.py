@@ -25,8 +25,8 @@ import time
 
 import psutil
 
-from marl_plugins.processes import fork_server
-from marl_plugins.processes.cluster import quiet
+from marl_plugins.engine.processes import fork_server
+from marl_plugins.engine.processes.cluster import quiet
 
 SUBREAPER, PARENT_DEATH = 36, 1  # PR_SET_CHILD_SUBREAPER and PR_SET_PDEATHSIG of linux/prctl.h
 
@@ -71,7 +71,7 @@ class Template:
         return self._forked(words, environment, [out, errors])
 
     def start_server(self, listener, debug):
-        """A fork server, in the place of `marl_plugins.processes.fork_server.start_server`."""
+        """A fork server, in the place of `marl_plugins.engine.processes.fork_server.start_server`."""
         return self._forked([], dict(os.environ), [listener])
 
     def _forked(self, words, environment, files):
@@ -223,7 +223,7 @@ class Server:
 
 def import_all():
     """What the driver and the workers of a run import, but for Ray."""
-    from marl_plugins.hosts import cpu
+    from marl_plugins.engine.hosts import cpu
 
     cpu.install()
     fork_server._prepare_what_workers_share()
@@ -231,7 +231,7 @@ def import_all():
     from transformers import AutoModelForCausalLM, AutoTokenizer  # noqa: F401
 
     import marl_plugins.cli
-    import marl_plugins.runtime.driver  # noqa: F401
+    import marl_plugins.engine.runtime.driver  # noqa: F401
 
 
 def renew_thread_pool():

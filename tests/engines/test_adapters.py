@@ -15,16 +15,16 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from marl_plugins.adapters.backend import SharedBases
 from marl_plugins.adapters.blob import packed, unpacked
+from marl_plugins.builtin.reinforce_pp import ReinforcePlusPlus
+from marl_plugins.builtin.routing import least_loaded
 from marl_plugins.core.failures import RunEnded
 from marl_plugins.core.policy import Policy
 from marl_plugins.core.rows import Row
 from marl_plugins.core.trajectory import Action, Task, Trajectory
 from marl_plugins.core.workflow import Call, Sampling
-from marl_plugins.processes.engines import RestartBudget
-from marl_plugins.reinforce_pp import ReinforcePlusPlus
-from marl_plugins.routing import least_loaded
-from marl_plugins.runtime.experience import estimate
-from marl_plugins.runtime.policy import UpstreamPolicy, start, wait_until_loaded
+from marl_plugins.engine.processes.engines import RestartBudget
+from marl_plugins.engine.runtime.experience import estimate
+from marl_plugins.engine.runtime.policy import UpstreamPolicy, start, wait_until_loaded
 from marl_plugins.streaming.gradients import GradientAccumulation
 
 STREAMED = "marl_plugins.streaming.worker:AccumulatedGradients"

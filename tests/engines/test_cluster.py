@@ -11,8 +11,8 @@ import pytest
 
 RUN = """
     import json, os, signal, sys, time
-    from marl_plugins.plan.build import build_plan
-    from marl_plugins.processes.cluster import prepare_environment, ray_cluster
+    from marl_plugins.engine.plan.build import build_plan
+    from marl_plugins.engine.processes.cluster import prepare_environment, ray_cluster
 
     run = build_plan(["--recipe", sys.argv[1]]).run
     prepare_environment(run, False)
@@ -48,8 +48,8 @@ RUN = """
 """
 STOPPED = """
     import json, signal, sys
-    from marl_plugins.plan.build import build_plan
-    from marl_plugins.processes import cluster
+    from marl_plugins.engine.plan.build import build_plan
+    from marl_plugins.engine.processes import cluster
 
     run = build_plan(["--recipe", sys.argv[1]]).run
     cluster.prepare_environment(run, False)

@@ -81,7 +81,7 @@ class Engine:
     """An engine's process with upstream's own worker, whose memory is the CPU's."""
 
     def __init__(self, rank, size, port, device):
-        from marl_plugins.hosts import cpu
+        from marl_plugins.engine.hosts import cpu
 
         cpu.install()
         from openrlhf.trainer.ray.vllm_worker_wrap import WorkerWrap

@@ -10,7 +10,7 @@ import psutil
 import pytest
 from engines.relay import wait_until
 
-from marl_plugins.processes import fork_server
+from marl_plugins.engine.processes import fork_server
 
 WORKER = """
 import json, os, sys, time

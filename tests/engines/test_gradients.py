@@ -7,8 +7,8 @@ import pytest
 import torch
 from engines.test_policies import arguments, launch, load_stage, recorded_rows, weights
 
-from marl_plugins.reinforce_pp import ReinforcePlusPlus
-from marl_plugins.runtime.experience import estimate
+from marl_plugins.builtin.reinforce_pp import ReinforcePlusPlus
+from marl_plugins.engine.runtime.experience import estimate
 from marl_plugins.streaming.gradients import GradientAccumulation
 
 FLAGS = ["--actor.adam.lr", "10", "--actor.adam.eps", "1", "--actor.lr_warmup_ratio", "0", "--algo.kl.init_coef", "0.05"]

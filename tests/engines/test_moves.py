@@ -14,14 +14,14 @@ import torch
 from engines.relay import wait_until
 from transformers import AutoModelForCausalLM
 
+from marl_plugins.builtin.routing import least_loaded
 from marl_plugins.core.failures import RunEnded
 from marl_plugins.core.workflow import Call, Sampling
-from marl_plugins.plan.build import build_plan
-from marl_plugins.plan.signature import differences
-from marl_plugins.processes.engines import RestartBudget, sampling_params
-from marl_plugins.routing import least_loaded
-from marl_plugins.runtime.policy import UpstreamPolicy, wait_until_loaded
-from marl_plugins.runtime.session import Session
+from marl_plugins.engine.plan.build import build_plan
+from marl_plugins.engine.plan.signature import differences
+from marl_plugins.engine.processes.engines import RestartBudget, sampling_params
+from marl_plugins.engine.runtime.policy import UpstreamPolicy, wait_until_loaded
+from marl_plugins.engine.runtime.session import Session
 
 SUMS = Path(__file__).resolve().parent.parent / "recipes" / "sums" / "tiny.yaml"
 ENGINES = {"solver": 2, "coder": 1}

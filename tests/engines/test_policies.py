@@ -20,33 +20,33 @@ import torch
 from engines.relay import wait_until
 from simulated import conversations
 
+from marl_plugins.builtin.gae import Gae
+from marl_plugins.builtin.groups import ESTIMATORS
+from marl_plugins.builtin.reinforce_pp import FlashReinforce, ReinforcePlusPlus
 from marl_plugins.core.estimators import WhitenedAdvantages
 from marl_plugins.core.failures import RunEnded
-from marl_plugins.core.layout import Limit, plan_layout
 from marl_plugins.core.policy import Policy
 from marl_plugins.core.rows import Row, rows_of, rows_to_be
 from marl_plugins.core.seeds import derive_seed
 from marl_plugins.core.sequences import sequences_of
 from marl_plugins.core.trajectory import Action, Generation, Task, Trajectory
-from marl_plugins.core.trajectory_record import from_record, to_record
 from marl_plugins.core.workflow import Call, Sampling
-from marl_plugins.gae import Gae
-from marl_plugins.groups import ESTIMATORS
-from marl_plugins.hosts import cpu
-from marl_plugins.hosts.devices import training_gpus
-from marl_plugins.plan.build import build_plan
-from marl_plugins.plan.fingerprint import fingerprint
-from marl_plugins.processes.engines import RestartBudget
-from marl_plugins.processes.upstream_trainer import ExperienceMaker, RemoteExperienceMaker
-from marl_plugins.reinforce_pp import FlashReinforce, ReinforcePlusPlus
-from marl_plugins.runtime.batching import upstream_order
-from marl_plugins.runtime.checkpoints import Checkpoints, tag
-from marl_plugins.runtime.crediting import check_versions
-from marl_plugins.runtime.experience import estimate, forwarded, row_experience
-from marl_plugins.runtime.penalties import apply_length_penalties
-from marl_plugins.runtime.policy import UpstreamPolicy
-from marl_plugins.runtime.session import Session
-from marl_plugins.runtime.tiny_model import resolve
+from marl_plugins.engine.hosts import cpu
+from marl_plugins.engine.hosts.devices import training_gpus
+from marl_plugins.engine.plan.build import build_plan
+from marl_plugins.engine.plan.fingerprint import fingerprint
+from marl_plugins.engine.processes.engines import RestartBudget
+from marl_plugins.engine.processes.upstream_trainer import ExperienceMaker, RemoteExperienceMaker
+from marl_plugins.engine.records.trajectory_record import from_record, to_record
+from marl_plugins.engine.runtime.batching import upstream_order
+from marl_plugins.engine.runtime.checkpoints import Checkpoints, tag
+from marl_plugins.engine.runtime.crediting import check_versions
+from marl_plugins.engine.runtime.experience import estimate, forwarded, row_experience
+from marl_plugins.engine.runtime.layout import Limit, plan_layout
+from marl_plugins.engine.runtime.penalties import apply_length_penalties
+from marl_plugins.engine.runtime.policy import UpstreamPolicy
+from marl_plugins.engine.runtime.session import Session
+from marl_plugins.engine.runtime.tiny_model import resolve
 
 from openrlhf.trainer.ppo_utils.experience import split_experience_batch  # isort: skip  # after the host support
 from openrlhf.trainer.ppo_utils.replay_buffer import remove_padding_in_sequences  # isort: skip
@@ -509,7 +509,7 @@ def average_of(seen, beta):
 def test_the_average_of_weights_is_taken_of_every_optimiser_step_on_two_ranks(hosts, stage, tmp_path):
     """Of fits of two steps with several micro-batches each; engines and folders get it, and the weights come back."""
     host = hosts["two_ranks"]
-    host.training.extensions, host.args.ds.zero_stage = ("marl_plugins.ema.worker:WeightAverage",), stage
+    host.training.extensions, host.args.ds.zero_stage = ("marl_plugins.builtin.ema.worker:WeightAverage",), stage
     host.args.train.ema_beta, host.args.train.enable_ema = 0.7, True
     host.load()
     host.wait()

@@ -13,17 +13,17 @@ from engines.relay import wait_until
 from engines.test_policies import arguments, launch, recorded_rows, step, weights
 from transformers import AutoTokenizer
 
+from marl_plugins.builtin.gae import Gae
+from marl_plugins.builtin.reinforce_pp import ReinforcePlusPlus
 from marl_plugins.core.policy import Policy
-from marl_plugins.gae import Gae
+from marl_plugins.engine.processes.engines import RestartBudget
+from marl_plugins.engine.processes.watchdog import locate
+from marl_plugins.engine.runtime.experience import estimate
+from marl_plugins.engine.runtime.policy import UpstreamPolicy, wait_until_loaded
 from marl_plugins.process_groups.backend import SharedSeats
 from marl_plugins.process_groups.room import Room
 from marl_plugins.process_groups.seats import Seat, Seating
 from marl_plugins.process_groups.worker import RemotePolicyActor
-from marl_plugins.processes.engines import RestartBudget
-from marl_plugins.processes.watchdog import locate
-from marl_plugins.reinforce_pp import ReinforcePlusPlus
-from marl_plugins.runtime.experience import estimate
-from marl_plugins.runtime.policy import UpstreamPolicy, wait_until_loaded
 
 FLAGS = ["--actor.adam.lr", "1e-3", "--algo.kl.init_coef", "0.05", "--actor.lr_scheduler", "cosine"]
 
@@ -46,7 +46,7 @@ def three_steps(policy):
 @pytest.mark.parametrize(("zero", "dtype", "ranks"), [(0, "bf16", 1), (1, "fp32", 1), (2, "bf16", 2)])
 def test_another_process_goes_on_with_the_state_bit_for_bit(relay, monkeypatch, zero, dtype, ranks):
     """Steps 3 to 5 in the process that did the first two, and in another one that was given its state."""
-    monkeypatch.setattr("marl_plugins.processes.launch.RemotePolicyActor", RemotePolicyActor)
+    monkeypatch.setattr("marl_plugins.engine.processes.launch.RemotePolicyActor", RemotePolicyActor)
     flags = ["--ds.zero_stage", str(zero), "--actor.num_gpus_per_node", str(ranks), "--train.micro_batch_size", "3"]
     args = copy.deepcopy(arguments(relay, *flags, *FLAGS))
     args.train.batch_size, args.ds.param_dtype = 3 * ranks, dtype

@@ -11,9 +11,9 @@ from plugin_pairs import words
 from refusals import refused
 from reward_models import other_tokenizer, reference
 
+from marl_plugins.builtin.reward_model.scorer import Scorer, answer_to
 from marl_plugins.core.failures import RunPaused
-from marl_plugins.plan.build import build_plan
-from marl_plugins.reward_model.scorer import Scorer, answer_to
+from marl_plugins.engine.plan.build import build_plan
 
 MEAN, STD = 0.5, 2.0
 ANSWERS = ["", "4", "the quick brown fox " * 6, "größer 漢字", *(f"problem {n} " * n for n in range(9))]

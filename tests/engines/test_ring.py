@@ -10,7 +10,7 @@ import torch
 from engines.test_policies import arguments, conversation_rows, launch, prepare, recorded_rows, weights
 from ray import cloudpickle
 
-from marl_plugins.processes.upstream_trainer import ranks_of
+from marl_plugins.engine.processes.upstream_trainer import ranks_of
 
 cloudpickle.register_pickle_by_value(ring_attention)  # used in processes that know no tests
 cloudpickle.register_pickle_by_value(sys.modules[__name__])

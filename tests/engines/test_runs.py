@@ -9,7 +9,7 @@ import pytest
 from engines.relay import Started, wait_until
 from simulated import without_logprobs
 
-from marl_plugins.runtime.tiny_model import resolve
+from marl_plugins.engine.runtime.tiny_model import resolve
 
 TIMED = {"engines/restarted", "tokens_per_second"}
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from engines.relay import FILES
 
-from marl_plugins.core.shipped import recipes_root
+from marl_plugins.core.recipe.shipped import recipes_root
 
 HERE = Path(__file__).resolve().parent
 DEVICES = 8
@@ -95,7 +95,7 @@ KILLER = """
     import json, os, psutil, signal
     from pathlib import Path
     from marl_plugins import hookimpl
-    from marl_plugins.processes.extension import Extension
+    from marl_plugins.engine.processes.extension import Extension
 
     PLANNED = Path(__file__).stem.split("_")
     FOLDER = Path(os.environ["MARL_STAND_IN"])  # a resumed run has a copy of this file in a folder of its own

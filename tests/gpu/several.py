@@ -14,9 +14,9 @@ import time
 from pathlib import Path
 
 from marl_plugins.cli import main
-from marl_plugins.plan.build import build_plan
-from marl_plugins.processes import cluster
-from marl_plugins.runtime import driver
+from marl_plugins.engine.plan.build import build_plan
+from marl_plugins.engine.processes import cluster
+from marl_plugins.engine.runtime import driver
 
 
 def every(folder):

@@ -8,8 +8,8 @@ import pytest
 from gpu.calls import Call, Sources, every_call, taken
 
 import marl_plugins
-from marl_plugins.hosts.releases import CHECKED, TRAINED, WINDOWED, concerns
-from marl_plugins.hosts.trees import open_tree
+from marl_plugins.engine.hosts.releases import CHECKED, TRAINED, WINDOWED, concerns
+from marl_plugins.engine.hosts.trees import open_tree
 
 OURS = Path(marl_plugins.__file__).parent
 INSTALLED = {name: Path(importlib.util.find_spec(name).origin).parent for name in ("openrlhf", "vllm", "deepspeed")}

@@ -7,9 +7,9 @@ import pytest
 from benchmarks import gpu
 from benchmarks.gpu_observer import summary
 from benchmarks.gpu_runs import RUNS, Hour, Machine, Result
-from marl_plugins.plan.build import build_plan
-from marl_plugins.plan.devices import needed_devices
-from marl_plugins.plan.flags import unknown_flags
+from marl_plugins.engine.plan.build import build_plan
+from marl_plugins.engine.plan.devices import needed_devices
+from marl_plugins.engine.plan.flags import unknown_flags
 
 NEEDS = {"three": 3, "apart": 2, "ring": 2}
 """Devices of the runs that do not fit one."""

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from marl_plugins.hosts.seams import SEAMS
-from marl_plugins.processes import engines
+from marl_plugins.engine.hosts.seams import SEAMS
+from marl_plugins.engine.processes import engines
 
 PACKAGES = Path(importlib.util.find_spec("openrlhf").origin).parent.parent
 
@@ -139,7 +139,7 @@ def test_engines_are_started_with_upstreams_arguments_in_upstreams_order():
 
 def test_training_groups_are_made_as_upstream_makes_them():
     """Nodes, devices, class, placement, share and ranks of one sequence, in the order of the seam."""
-    from marl_plugins.processes import launch
+    from marl_plugins.engine.processes import launch
 
     (call,) = (
         n

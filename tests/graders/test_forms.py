@@ -4,9 +4,9 @@ import asyncio
 
 import pytest
 
-from marl_plugins.core.shipped import recipes_root
+from marl_plugins.core.loading import load_file
+from marl_plugins.core.recipe.shipped import recipes_root
 from marl_plugins.grading import clean, exact_match, f1, final, number, right
-from marl_plugins.loading import load_file
 
 GRADERS = {name: load_file(recipes_root() / name / "grader.py") for name in ("vote", "debate", "ecommerce", "search")}
 OPTIONS = ["January", "May", "June", "July"]

@@ -7,12 +7,12 @@ import pytest
 from marl_plugins.commands.recipes import main
 from marl_plugins.contracts.graders import FILE, check_grader
 from marl_plugins.core.failures import ConfigurationError
-from marl_plugins.core.recipe import find_recipe
-from marl_plugins.core.recipe_yaml import read_recipe
-from marl_plugins.core.shipped import recipes_root
+from marl_plugins.core.recipe.recipe_yaml import read_recipe
+from marl_plugins.core.recipe.schema import find_recipe
+from marl_plugins.core.recipe.shipped import recipes_root
+from marl_plugins.engine.manager import Plugins
+from marl_plugins.engine.plan.build import build_plan, draft_plan
 from marl_plugins.grading.tricks import TRICKS
-from marl_plugins.manager import Plugins
-from marl_plugins.plan.build import build_plan, draft_plan
 
 RECIPES = {
     folder.name: "tiny_merchant.yaml" if folder.name == "ecommerce" else "tiny.yaml"

@@ -22,15 +22,15 @@ from marl_plugins import __version__
 from marl_plugins.commands.doctor import engines, gpus, machine, needs, services, upstream, versions
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.findings import Finding, all_good
+from marl_plugins.core.loading import load, present, users_code
+from marl_plugins.core.plugin_names import BUILTINS, SHIPPED
 from marl_plugins.core.problems import Problem, at
-from marl_plugins.core.recipe import find_recipe
-from marl_plugins.hosts import cpu, upstream_cli
-from marl_plugins.loading import load, present, users_code
-from marl_plugins.plan.flags import COMMAND_LINE, split_flags
-from marl_plugins.plugin_names import BUILTINS, SHIPPED
+from marl_plugins.core.recipe.schema import find_recipe
+from marl_plugins.engine.hosts import cpu, upstream_cli
+from marl_plugins.engine.plan.flags import COMMAND_LINE, split_flags
 
 if TYPE_CHECKING:
-    from marl_plugins.run import Run
+    from marl_plugins.core.run import Run
 
 EXAMPLES = """\
   openrlhf doctor                                    everything, in under a minute
@@ -150,7 +150,7 @@ def examine(options: argparse.Namespace, words: Sequence[str], plugins: Sequence
     ]
     if options.static:
         return inspected + [line for plugin in plugins for line in lines_of(plugin, plan, options, static=True)]
-    from marl_plugins.records.display import Display
+    from marl_plugins.engine.records.display import Display
 
     trials: list[Check] = [
         lambda: engines.try_engine(device),

@@ -17,7 +17,7 @@ from typing import Any
 
 from marl_plugins.commands.doctor.machine import ray_folder, why_unwritable
 from marl_plugins.core.findings import Finding, error, note, ok
-from marl_plugins.hosts import cpu
+from marl_plugins.engine.hosts import cpu
 
 SECONDS = 180.0
 """Time limit of one trial; a first import on a cold disk takes a minute."""
@@ -25,18 +25,18 @@ GRACE_SECONDS = 5.0
 """Seconds to wait for the output of a trial that was killed."""
 
 ENGINE = """
-import marl_plugins.processes.engine_actor, json, torch, vllm, vllm.platforms
+import marl_plugins.engine.processes.engine_actor, json, torch, vllm, vllm.platforms
 device = vllm.platforms.current_platform.device_type
 print(json.dumps({"vllm": vllm.__version__, "device": device, "gpus": torch.cuda.device_count()}))
 """
 TRAINING = """
-import marl_plugins.processes.policy_actor, json, deepspeed, deepspeed.accelerator
+import marl_plugins.engine.processes.policy_actor, json, deepspeed, deepspeed.accelerator
 device = deepspeed.accelerator.get_accelerator()._name
 print(json.dumps({"deepspeed": deepspeed.__version__, "device": device}))
 """
 RAY = """
 import json, os, sys
-from marl_plugins.processes.cluster import closed, own_cluster
+from marl_plugins.engine.processes.cluster import closed, own_cluster
 if own_cluster():
     os.environ.update(closed())
 ray = __import__("ray")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from marl_plugins.core.findings import Finding, error, note, ok
-from marl_plugins.hosts import cpu
+from marl_plugins.engine.hosts import cpu
 
 SECONDS = 30.0
 """Without persistence mode the first call is slow."""

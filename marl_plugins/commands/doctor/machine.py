@@ -11,8 +11,8 @@ import tempfile
 from pathlib import Path
 
 from marl_plugins.core.findings import Finding, error, error_if, note, ok
-from marl_plugins.hosts import cpu
-from marl_plugins.hosts.prebuild import cache_folder, extensions_folder
+from marl_plugins.engine.hosts import cpu
+from marl_plugins.engine.hosts.prebuild import cache_folder, extensions_folder
 
 GIB = 2**30
 

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING
 
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.findings import Finding, check_extra, error, note, ok
-from marl_plugins.core.tiny import is_tiny
+from marl_plugins.core.recipe.tiny import is_tiny
 
 if TYPE_CHECKING:
     from marl_plugins.commands.doctor.gpus import Cards
-    from marl_plugins.run import Run
+    from marl_plugins.core.run import Run
 
 EXTRAS = {
     "math": (("math_verify",), "grading formulas"),
@@ -32,8 +32,8 @@ BEHIND = dict.fromkeys(("marl_plugins.grading.right", "marl_plugins.grading.same
 
 def try_plan(words: Sequence[str]) -> tuple[Run | None, list[Finding]]:
     """Returns the checked run for these flags of `openrlhf train`; if they are wrong, None and every problem."""
-    from marl_plugins.hosts import upstream_cli
-    from marl_plugins.plan.build import build_plan
+    from marl_plugins.engine.hosts import upstream_cli
+    from marl_plugins.engine.plan.build import build_plan
 
     try:
         upstream_cli.upstream_root()
@@ -65,7 +65,7 @@ def uses_hub_models(run: Run | None) -> bool:
 
 def check_devices(run: Run, cards: Cards) -> list[Finding]:
     """Returns the GPUs that the run's layout requires, against those of this machine."""
-    from marl_plugins.plan.devices import needed_devices
+    from marl_plugins.engine.plan.devices import needed_devices
 
     needed = needed_devices(run)
     total, parts = sum(needed.values()), ", ".join(f"{name} {count}" for name, count in needed.items())

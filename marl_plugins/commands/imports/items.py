@@ -15,8 +15,8 @@ from typing import Any
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.files import json_value
 from marl_plugins.core.problems import Problem, Where, at, first_of
-from marl_plugins.core.tasks import as_text, choose_keys
-from marl_plugins.core.texts import read_text
+from marl_plugins.core.recipe.tasks import as_text, choose_keys
+from marl_plugins.core.recipe.texts import read_text
 
 METADATA = ("metadata", "extra_info")
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from marl_plugins.hosts.flags import FLAGS
+from marl_plugins.engine.hosts.flags import FLAGS
 
 ESTIMATORS = {
     "reinforce_plus_plus": "reinforce",

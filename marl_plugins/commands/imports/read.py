@@ -19,8 +19,8 @@ import yaml
 from marl_plugins.commands.imports.shell import Word, commands
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.problems import Problem, at
-from marl_plugins.core.recipe_yaml import Origins, build
-from marl_plugins.core.texts import read_text
+from marl_plugins.core.recipe.recipe_yaml import Origins, build
+from marl_plugins.core.recipe.texts import read_text
 
 Key = tuple[str, ...]
 

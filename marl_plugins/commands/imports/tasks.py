@@ -14,8 +14,8 @@ from marl_plugins.commands.imports.read import Source
 from marl_plugins.commands.imports.report import Report
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.problems import Problem, at
-from marl_plugins.core.shipped import recipes_root
-from marl_plugins.core.texts import read_text
+from marl_plugins.core.recipe.shipped import recipes_root
+from marl_plugins.core.recipe.texts import read_text
 
 MATH = ("math", "math_format", "simplerl_math", "aime", "amc")
 """Values of `verify_task` that the shipped grader covers."""
@@ -24,7 +24,7 @@ TASKS = '''"""The imported tasks: data/train.jsonl and data/eval.jsonl."""
 
 from pathlib import Path
 
-from marl_plugins.core.tasks import read_tasks
+from marl_plugins.core.recipe.tasks import read_tasks
 
 DATA = Path(__file__).parent / "data"
 

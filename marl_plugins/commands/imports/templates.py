@@ -16,7 +16,7 @@ from pathlib import Path
 from marl_plugins.asking.prompts import FIELDS, LABEL_FIELDS
 from marl_plugins.core.failures import ConfigurationError, nearest
 from marl_plugins.core.problems import Problem, Where, at
-from marl_plugins.core.texts import read_text
+from marl_plugins.core.recipe.texts import read_text
 
 TASK = ("question", "problem", "prompt", "input", "task_description")
 LABELS = ("label", "answer", "ground_truth", "ground_truth_answer", "reference_answer")

@@ -24,7 +24,7 @@ from marl_plugins.commands.imports.shapes import Kind, Shape, identifier
 from marl_plugins.commands.imports.tiny import tiny_yaml
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.problems import Problem, at
-from marl_plugins.hosts import cpu
+from marl_plugins.engine.hosts import cpu
 
 COACH = "marl_plugins.coach"
 

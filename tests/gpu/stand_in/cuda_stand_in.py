@@ -64,7 +64,9 @@ REPLACED = {
         'self.collective_rpc("wake_up", kwargs=dict(tags=tags))',
     ],
     "vllm/v1/worker/utils.py": ["if init_snapshot.free_memory < requested_memory:"],
-    "vllm/v1/engine/utils.py": ['"See root cause above. "'],  # why an engine did not start (processes/engine_actor.py)
+    "vllm/v1/engine/utils.py": [
+        '"See root cause above. "'
+    ],  # why an engine did not start (engine/processes/engine_actor.py)
     "vllm/v1/worker/gpu_worker.py": [
         "self._get_sleep_mode_backend().suspend(level)",
         "self._get_sleep_mode_backend().resume(tags)",
@@ -137,7 +139,7 @@ class Imports:
 
 def install():
     """Have what is imported in this process changed."""
-    from marl_plugins.hosts import cpu
+    from marl_plugins.engine.hosts import cpu
 
     if cpu.device() == "cpu":  # a run that is compared: the same numbers in its engines
         cpu.engine_dtype = lambda: "bfloat16"
@@ -233,8 +235,8 @@ def _ray(module):
 @after("openrlhf")
 def _upstream(module):
     """Upstream's own trainer, in whose processes nothing of ours is imported first."""
-    if "marl_plugins.processes" not in sys.modules:
-        from marl_plugins.hosts import cpu
+    if "marl_plugins.engine.processes" not in sys.modules:
+        from marl_plugins.engine.hosts import cpu
 
         cpu.install()
         with cpu.flash_attn_stand_in():
@@ -403,7 +405,7 @@ def _worker(module):
     def take_over(self):
         import safetensors.torch
 
-        from marl_plugins.processes.engine_actor import load_weights
+        from marl_plugins.engine.processes.engine_actor import load_weights
 
         del self.model_runner.get_model().load_weights
         load_weights(self, safetensors.torch.save({name: value.contiguous() for name, value in self.arrived.items()}))
@@ -507,7 +509,7 @@ def recorded(event, **values):
     record(event, begun=begun, **values)
 
 
-@after("marl_plugins.processes.training_process")
+@after("marl_plugins.engine.processes.training_process")
 def _training_process(module):
     fit = module.TrainingProcess.in_whole_windows
 
@@ -565,12 +567,12 @@ def _deepspeed(module):
 
 
 def _as_on_cpu(kind):
-    """Adam of the CPU depends on the step only, as in a run on CPU (hosts/cpu.py)."""
+    """Adam of the CPU depends on the step only, as in a run on CPU (engine/hosts/cpu.py)."""
     load = kind.init_model_from_pretrained
 
     @functools.wraps(load)
     def init_model_from_pretrained(self, *arguments, **options):
-        from marl_plugins.hosts import cpu
+        from marl_plugins.engine.hosts import cpu
 
         load(self, *arguments, **options)
         cpu.make_adam_resumable(self.engine.basic_optimizer)
@@ -578,7 +580,7 @@ def _as_on_cpu(kind):
     kind.init_model_from_pretrained = init_model_from_pretrained
 
 
-@after("marl_plugins.processes.policy_actor")
+@after("marl_plugins.engine.processes.policy_actor")
 def _policy_actor(module):
     _as_on_cpu(module.PolicyActor)
     sync = module.PolicyActor.broadcast_to_vllm
@@ -596,6 +598,6 @@ def _policy_actor(module):
     module.PolicyActor.broadcast_to_vllm = broadcast_to_vllm
 
 
-@after("marl_plugins.processes.critic_actor")
+@after("marl_plugins.engine.processes.critic_actor")
 def _critic_actor(module):
     _as_on_cpu(module.CriticActor)

@@ -1,0 +1,74 @@
+"""Programs in place of workflows (`agent: {file: my_agent.py, function: main}`): they talk to an OpenAI-compatible endpoint in the
+run's own process, in which the model is the role and the key is the trajectory (docs/agents.md).
+
+section.py        the recipe's key             workflow.py       a program as the workflow of a run
+programs.py       runs it once                 launcher.py       forks Python programs from one that has imported what they do
+server.py         the endpoint                 session.py        one trajectory's requests as calls of roles
+requests.py, answers.py, responses.py          the protocol: chat completions, and the Responses API
+conversations.py  which conversation a request continues, token for token
+parents.py        which earlier answers it has probably seen
+metrics.py        what is counted, and the end of a run whose program does not work
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+from marl_plugins import hookimpl
+from marl_plugins.builtin.agents.section import AgentConfig
+from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.core.findings import Finding, check_extra
+from marl_plugins.core.problems import Problem, at
+
+if TYPE_CHECKING:
+    from marl_plugins.core.run import Run
+    from marl_plugins.core.section import Section
+    from marl_plugins.core.steps import Step, StepPart
+    from marl_plugins.core.workflow import Workflow
+
+
+class Programs(dict[str, "Workflow"]):
+    """The run's program, once it has been made."""
+
+
+@hookimpl
+def marl_sections() -> dict[str, type[Section]]:
+    return {"agent": AgentConfig}
+
+
+@hookimpl
+def marl_workflow(run: Run) -> Workflow | None:
+    """Returns the program of a recipe that has one, as a workflow.
+
+    Raises:
+        ConfigurationError: All that is wrong with it.
+    """
+    config = run.section(AgentConfig)
+    if run.recipe.workflow or config is None:
+        return None
+    if find_spec("aiohttp") is None:
+        got, fix = "aiohttp is not installed, and the endpoint needs it", "pip install 'openrlhf-marl[agents]'"
+        raise ConfigurationError(Problem("agents.extra", at(key="agent"), got, fix=fix))
+    from marl_plugins.builtin.agents.workflow import make_workflow
+
+    known = run.state(Programs)
+    if "" not in known:
+        known[""] = make_workflow(config, run.folder)
+    return known[""]
+
+
+@hookimpl
+def marl_doctor(run: Run | None) -> list[Finding]:
+    used = run is not None and not run.recipe.workflow
+    return [check_extra("agents", ["aiohttp"], "programs in place of workflows (`agent:`)", used=used)]
+
+
+@hookimpl
+def marl_step(run: Run, step: Step) -> StepPart | None:
+    config = run.section(AgentConfig)
+    if run.recipe.workflow or config is None:
+        return None
+    from marl_plugins.builtin.agents.metrics import ProgramCounts
+
+    return ProgramCounts(len(step.tasks) * run.args.rollout.n_samples_per_prompt)

@@ -1,0 +1,61 @@
+"""Answers as chat completions, whole and in pieces."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from marl_plugins.builtin.agents.requests import ChatRequest
+from marl_plugins.builtin.agents.session import Answer
+
+PIECE_CHARS = 16
+"""Characters of an answer in one piece of a stream."""
+
+
+def usage_of(answer: Answer) -> dict[str, int]:
+    """Returns the tokens of an action: those that were shown, and those that were sampled."""
+    shown, sampled = len(answer.action.context_ids), len(answer.action.generation.ids)
+    return {"prompt_tokens": shown, "completion_tokens": sampled, "total_tokens": shown + sampled}
+
+
+def completion(request: ChatRequest, answer: Answer) -> dict[str, Any]:
+    """Returns an answer as a chat completion. Its `id` is the action's path; what the role's own tools answered last stands in the
+    message as `tool_output`, which is no part of the protocol."""
+    message = answer.message.model_dump(exclude_none=True, exclude={"tool_call_id"})
+    message |= {"content": answer.message.content, "refusal": None}
+    if answer.action.tool_results:
+        message["tool_output"] = str.__str__(answer.action.tool_output)
+    choice = {"index": 0, "message": message, "finish_reason": answer.finish, "logprobs": None}
+    about = {"id": answer.action.path, "object": "chat.completion", "created": int(time.time()), "model": request.model}
+    return {**about, "choices": [choice], "usage": usage_of(answer)}
+
+
+def completion_chunks(request: ChatRequest, answer: Answer) -> Iterator[bytes]:
+    """Yields the events of a stream that an answer is: its role, its text in pieces, its calls, the end, and the usage if asked."""
+    about = {
+        "id": answer.action.path,
+        "object": "chat.completion.chunk",
+        "created": int(time.time()),
+        "model": request.model,
+    }
+
+    def chunk(delta: Mapping[str, Any], finish: str | None = None) -> bytes:
+        return event({**about, "choices": [{"index": 0, "delta": delta, "finish_reason": finish, "logprobs": None}]})
+
+    text = answer.message.content if isinstance(answer.message.content, str) else ""
+    yield chunk({"role": "assistant", "content": ""})
+    for start in range(0, len(text), PIECE_CHARS):
+        yield chunk({"content": text[start : start + PIECE_CHARS]})
+    for number, call in enumerate(answer.message.tool_calls or ()):
+        yield chunk({"tool_calls": [{"index": number, **call.model_dump()}]})
+    yield chunk({}, answer.finish)
+    if (request.stream_options or {}).get("include_usage"):
+        yield event({**about, "choices": [], "usage": usage_of(answer)})
+    yield b"data: [DONE]\n\n"
+
+
+def event(data: Mapping[str, Any], kind: str = "") -> bytes:
+    """Returns one server-sent event."""
+    return (f"event: {kind}\n" if kind else "").encode() + b"data: " + json.dumps(data).encode() + b"\n\n"

@@ -1,0 +1,208 @@
+"""The endpoint: OpenAI's protocol on loopback, in the run's own process and event loop, as long as a trajectory needs it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager, suppress
+from typing import Any
+
+from aiohttp import web
+
+from marl_plugins.builtin.agents import responses
+from marl_plugins.builtin.agents.answers import completion, completion_chunks
+from marl_plugins.builtin.agents.requests import ChatRequest, Refusal, parse_chat
+from marl_plugins.builtin.agents.session import Answer, Session, failure_of
+from marl_plugins.core.failures import AgentFailure
+
+MOST_BYTES = 64 * 2**20
+"""Of a request."""
+QUIET_SECONDS = 5.0
+"""After so long without an answer a stream begins, and then says that it is alive."""
+
+
+class Endpoint:
+    """The endpoint, in one event loop.
+
+    Args:
+        listener: On which it listens; None: on a free port of loopback.
+
+    Attributes:
+        base_url: Its address, as clients take it.
+    """
+
+    def __init__(self, listener: socket.socket | None = None) -> None:
+        self.base_url = ""
+        self._listener = listener
+        self._sessions: dict[str, Session] = {}
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[Endpoint]:
+        """Answers until the end."""
+        app = web.Application(client_max_size=MOST_BYTES)
+        app.router.add_post("/v1/chat/completions", self._chat)
+        app.router.add_post("/v1/responses", self._responses)
+        app.router.add_get("/v1/models", self._models)
+        app.router.add_get("/v1/models/{name}", self._model)
+        app.router.add_route("*", "/{path:.*}", self._unknown)
+        runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=0.0)
+        await runner.setup()
+        try:
+            here = self._listener
+            site = web.TCPSite(runner, "127.0.0.1", 0) if here is None else web.SockSite(runner, here)
+            await site.start()
+            self.base_url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
+            yield self
+        finally:
+            await runner.cleanup()
+
+    @contextmanager
+    def serving(self, session: Session) -> Iterator[None]:
+        """Answers requests with a session's key until the end."""
+        self._sessions[session.key] = session
+        try:
+            yield
+        finally:
+            del self._sessions[session.key]
+
+    def _session(self, request: web.Request) -> Session:
+        key = request.headers.get("Authorization", "").removeprefix("Bearer ").strip()
+        if key not in self._sessions:
+            raise Refusal(401, "this key belongs to no trajectory that is running", "invalid_api_key")
+        return self._sessions[key]
+
+    async def _models(self, request: web.Request) -> web.StreamResponse:
+        try:
+            roles = self._session(request).roles
+        except Refusal as error:
+            return refused(error)
+        return web.json_response({"object": "list", "data": [_about(role) for role in roles]})
+
+    async def _model(self, request: web.Request) -> web.StreamResponse:
+        try:
+            name = request.match_info["name"]
+            if name not in self._session(request).roles:
+                raise Refusal(404, f"there is no role {name!r}", "model_not_found")
+        except Refusal as error:
+            return refused(error)
+        return web.json_response(_about(name))
+
+    async def _unknown(self, request: web.Request) -> web.StreamResponse:
+        return refused(
+            Refusal(
+                404, f"{request.method} {request.path} is not answered here; chat completions, responses and models are"
+            )
+        )
+
+    async def _chat(self, request: web.Request) -> web.StreamResponse:
+        return await self._answer(request, Dialect())
+
+    async def _responses(self, request: web.Request) -> web.StreamResponse:
+        return await self._answer(request, ResponsesDialect())
+
+    async def _answer(self, request: web.Request, dialect: Dialect) -> web.StreamResponse:
+        """Answers a request, whole or in pieces; an error that is known before the first piece has its own status."""
+        stream: web.StreamResponse | None = None
+        session: Session | None = None
+        try:
+            session = self._session(request)
+            body = await _body(request)
+            asked = dialect.parse(body)
+            work = session.ask(asked, body, request.headers.get("x-marl-after"), _repeats(request))
+            if asked.stream:
+                await asyncio.wait([work], timeout=QUIET_SECONDS)
+                if not work.done():
+                    stream = await _begun(request)
+                while not work.done():
+                    assert stream is not None
+                    await stream.write(b": the answer is on its way\n\n")
+                    await asyncio.wait([work], timeout=QUIET_SECONDS)
+            answer = await asyncio.shield(work)
+            if not asked.stream:
+                return web.json_response(dialect.whole(asked, answer))
+            stream = stream or await _begun(request)
+            for event in dialect.pieces(asked, answer):
+                await stream.write(event)
+            await stream.write_eof()
+            return stream
+        except ConnectionError:  # the client has left; what it asked for stays asked
+            return stream or web.Response(status=499)
+        except asyncio.CancelledError:
+            if (task := asyncio.current_task()) and task.cancelling():
+                raise
+            return refused(Refusal(401, "this key's trajectory has ended", "invalid_api_key"))
+        except Exception as error:  # whatever is no refusal or failure is a bug, which ends the run through the session
+            failure = error
+            if session is not None and isinstance(error, Refusal):
+                session.refused = str(error)
+            elif session is not None and not isinstance(error, AgentFailure):
+                session.fail(error)
+        if stream is None:
+            return refused(failure)
+        with suppress(ConnectionError):
+            await stream.write(b"data: " + json.dumps(_error(failure)).encode() + b"\n\n")
+            await stream.write_eof()
+        return stream
+
+
+class Dialect:
+    """Chat completions: how a request is read, and how it is answered."""
+
+    def parse(self, body: bytes) -> ChatRequest:
+        return parse_chat(body)
+
+    def whole(self, request: ChatRequest, answer: Answer) -> Mapping[str, Any]:
+        return completion(request, answer)
+
+    def pieces(self, request: ChatRequest, answer: Answer) -> Iterator[bytes]:
+        return completion_chunks(request, answer)
+
+
+class ResponsesDialect(Dialect):
+    """The Responses API."""
+
+    def parse(self, body: bytes) -> ChatRequest:
+        return responses.parse_response(body)
+
+    def whole(self, request: ChatRequest, answer: Answer) -> Mapping[str, Any]:
+        return responses.response(request, answer)
+
+    def pieces(self, request: ChatRequest, answer: Answer) -> Iterator[bytes]:
+        return responses.events(request, answer)
+
+
+def refused(error: BaseException) -> web.Response:
+    """Returns an error as clients of the protocol know it."""
+    return web.json_response(_error(error), status=failure_of(error)[0])
+
+
+def _error(error: BaseException) -> dict[str, Any]:
+    status, message, code = failure_of(error)
+    kind = {401: "authentication_error", 404: "not_found_error", 503: "server_error"}.get(status, "invalid_request_error")
+    return {"error": {"message": message, "type": kind, "param": None, "code": code or None}}
+
+
+def _about(role: str) -> dict[str, Any]:
+    return {"id": role, "object": "model", "created": int(time.time()), "owned_by": "run"}
+
+
+def _repeats(request: web.Request) -> bool:
+    """Returns whether a client marks a request as one that it has sent before."""
+    count = request.headers.get("x-stainless-retry-count", "0")
+    return count.isdigit() and int(count) > 0
+
+
+async def _body(request: web.Request) -> bytes:
+    try:
+        return await request.read()
+    except web.HTTPRequestEntityTooLarge:
+        raise Refusal(413, f"a request has at most {MOST_BYTES // 2**20} MB") from None
+
+
+async def _begun(request: web.Request) -> web.StreamResponse:
+    stream = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+    await stream.prepare(request)
+    return stream

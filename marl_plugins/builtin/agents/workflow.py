@@ -1,0 +1,234 @@
+"""A program as the workflow of a run."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from marl_plugins.builtin.agents.isolation import refusal
+from marl_plugins.builtin.agents.per_loop import PerLoop
+from marl_plugins.builtin.agents.programs import ForkedProgram, Program, ProgramResult, SharedProgram
+from marl_plugins.builtin.agents.section import SILENT, AgentConfig
+from marl_plugins.builtin.agents.server import Endpoint
+from marl_plugins.builtin.agents.session import SentToolFormats, Session
+from marl_plugins.core.failures import AgentFailure, ConfigurationError, InfrastructureFailure, RecipeError
+from marl_plugins.core.problems import Problem, at, meant
+from marl_plugins.core.trajectory import Action, Task
+from marl_plugins.core.workflow import RoleCalls, Roles, Tools, calls_of
+from marl_plugins.engine.plan.scripted_roles import ScriptedChat
+from marl_plugins.engine.plan.workflow_file import Attempt, Explorer, WorkflowFile
+
+LOST = "program"
+"""The kind of a trajectory that is lost because its program ended before any answer."""
+DETAIL_CHARS = 4000
+"""Of a traceback, and of what a program has written, its last."""
+
+
+class AgentWorkflow(WorkflowFile):
+    """Runs the recipe's program on a task, and answers what it asks.
+
+    Args:
+        folder: The recipe's.
+    """
+
+    def __init__(self, config: AgentConfig, folder: Path):
+        self.config = config
+        self.files = [file for file in config.files().values() if (folder / file).is_file()]
+        self.place = str(folder / config.file) if config.file else " ".join(config.command)
+        environment = {**SILENT, "PYTHONHASHSEED": "0", **config.environment}
+        if config.file:
+            kind = SharedProgram if config.shared else ForkedProgram
+            words = [str((folder / config.file).absolute()), config.function]
+            python = config.python and find_program(config.python, folder)
+            self.program: Program = kind(words, python, folder.absolute(), environment, config.sandbox)
+        else:
+            words = ["", find_program(config.command[0], folder) or config.command[0], *config.command[1:]]
+            self.program = ForkedProgram(words, None, folder.absolute(), environment)
+        self._endpoints = PerLoop(lambda: Endpoint(self.program.listener()).running())
+        self.ignored: set[str] = set()
+        """What requests have said of sampling."""
+        self._formats = SentToolFormats()
+        self._places: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
+
+    async def __call__(self, task: Task, roles: Roles, tools: Tools) -> str | Action:
+        """Returns the program's answer: an action, where it is what a role has said.
+
+        Raises:
+            AgentFailure: A call of a role failed, and the program with it; or it has crashed after an answer.
+            InfrastructureFailure: An engine's; or the program has ended before any answer.
+            RecipeError: It ends without an answer in a rehearsal.
+        """
+        calls, loop = calls_of(roles), asyncio.get_running_loop()
+        place = self._places.setdefault(loop, asyncio.Semaphore(self.config.concurrency))
+        async with place, self._endpoints.used() as endpoint:
+            session = Session(calls, self._formats, self.config.derive, self.place)
+            try:
+                with endpoint.serving(session):
+                    ended = await self._run(session, request_of(task, calls, session.key, endpoint.base_url))
+            finally:
+                await session.close()
+                self.ignored |= session.ignored
+        if ended.answer is None:
+            raise self._failure(ended, session)
+        return session.said(ended.answer) or ended.answer
+
+    async def _run(self, session: Session, request: Mapping[str, Any]) -> ProgramResult:
+        """Runs the program to its end, or until an engine or a bug ends the trajectory."""
+        work = asyncio.create_task(self.program.run(request))
+        try:
+            waited: list[asyncio.Future[Any]] = [work, session.failed]
+            await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+            if session.failed.done():
+                session.failed.result()
+            return work.result()
+        finally:
+            work.cancel()
+            await asyncio.gather(work, return_exceptions=True)
+
+    def _failure(self, ended: ProgramResult, session: Session) -> Exception:
+        """Returns what a program that has ended without an answer is to the run."""
+        if session.agent_failure is not None:
+            return session.agent_failure
+        refused = f"a request was refused: {session.refused}" if session.refused else ""
+        if any(isinstance(role.chat, ScriptedChat) for role in session.roles.values()):
+            line = "; ".join(filter(None, [ended.line, refused if session.refused not in ended.text else ""]))
+            return RecipeError(ended.place or self.place, ended.kind, line)
+        detail = "\n".join(filter(None, [ended.said, refused, ended.traceback[-DETAIL_CHARS:]]))
+        if session.answered and self.config.crash == "failed":
+            return AgentFailure("crashed", detail)
+        return InfrastructureFailure(LOST, detail)
+
+    def explorer(self) -> Explorer:
+        return ProgramExplorer(self)
+
+    def outline(self) -> list[str]:
+        return [f"{self.place}: {self.config.function}" if self.config.file else self.place]
+
+    def mermaid(self) -> str:
+        return ""  # who sees whom is known of its rehearsal alone
+
+
+class ProgramExplorer(Explorer):
+    """Knows nothing of what leads where in a program, and what its requests have said in vain."""
+
+    def __init__(self, workflow: AgentWorkflow):
+        self._workflow = workflow
+
+    def attempts(self) -> Iterator[Attempt]:
+        yield from ()
+
+    def remarks(self) -> list[Problem]:
+        if not self._workflow.ignored:
+            return []
+        got = f"requests say {', '.join(sorted(self._workflow.ignored))}, which is ignored: sampling is the run's"
+        fix = "set --rollout.temperature and --rollout.top_p; the seed is derived from --train.seed"
+        return [Problem("agents.sampling", at(file=self._workflow.place), got, fix=fix, severity="warning")]
+
+
+def request_of(task: Task, calls: RoleCalls, key: str, base_url: str) -> dict[str, Any]:
+    """Returns what a program is given: the task without its label, and how it calls roles."""
+    item = {"id": task.id, "prompt": task.prompt, "metadata": task.metadata, "files": task.files}
+    trajectory = calls.builder.trajectory
+    local = {name: ",".join(filter(None, [os.environ.get(name), "127.0.0.1"])) for name in ("NO_PROXY", "no_proxy")}
+    return {
+        "prompt": task.prompt,
+        "item": item,
+        "endpoint": {"base_url": base_url, "api_key": key},
+        "seed": f"{trajectory.step}/{task.id}/{trajectory.sample}",
+        "environment": {"OPENAI_BASE_URL": base_url, "OPENAI_API_KEY": key, "MARL_TASK": json.dumps(item), **local},
+    }
+
+
+def make_workflow(config: AgentConfig, folder: Path) -> AgentWorkflow:
+    """Returns the workflow that a recipe's program is, its launcher started.
+
+    Raises:
+        ConfigurationError: All that is wrong with it.
+    """
+    problems = list(_problems(config, folder))
+    if problems:
+        raise ConfigurationError(problems)
+    try:
+        workflow = AgentWorkflow(config, folder)
+        workflow.program.start()
+    except (OSError, ValueError) as error:
+        what = f"cannot be started: {error}"
+        raise ConfigurationError(Problem("agents.start", at(key="agent"), what, fix="is `python` a Python?")) from error
+    return workflow
+
+
+def _problems(config: AgentConfig, folder: Path) -> Iterator[Problem]:
+    if bool(config.file) == bool(config.command):
+        got = f"has {'both' if config.file else 'neither'} of file and command"
+        yield Problem("agents.program", at(key="agent"), got, fix=f"give one of the two: {AgentConfig.EXAMPLE}")
+        return
+    if config.sandbox and (config.command or (why := refusal())):
+        got = "a command runs as the run's user" if config.command else why
+        yield Problem("agents.sandbox", at(key="agent.sandbox"), got, fix="remove it, or give a Python file as `file`")
+    if config.command and config.shared:
+        yield Problem("agents.shared", at(key="agent.shared"), "a command cannot be shared", fix="remove it")
+    if config.command and not find_program(config.command[0], folder):
+        got = f"there is no program {config.command[0]!r} on PATH or in {folder}"
+        yield Problem("agents.no_command", at(key="agent.command"), got, fix="is it executable?")
+    if config.python and not find_program(config.python, folder):
+        got = f"there is no program {config.python!r} on PATH or in {folder}"
+        yield Problem("agents.no_python", at(key="agent.python"), got)
+    if config.file:
+        yield from _file_problems(config, folder / config.file)
+
+
+def find_program(name: str, folder: Path) -> str | None:
+    """Returns the path of a program: on PATH, or in the recipe's folder, where a name with a slash begins; None: there is none."""
+    known = [] if os.path.dirname(name) else [shutil.which(name)]
+    return next(filter(None, [*known, shutil.which(str(folder.absolute() / name))]), None)
+
+
+def _file_problems(config: AgentConfig, file: Path) -> Iterator[Problem]:
+    where = at(key="agent.file", file=file)
+    try:
+        tree = ast.parse(file.read_bytes())
+    except OSError as error:
+        yield Problem("agents.no_file", where, f"cannot be read: {error.strerror}", fix="correct the path")
+        return
+    except (SyntaxError, ValueError) as error:
+        place = at(line=f"{file}:{getattr(error, 'lineno', None) or 1}")
+        yield Problem("agents.syntax", place, f"is not Python: {getattr(error, 'msg', error)}")
+        return
+    if any(isinstance(node, ast.ImportFrom) and node.names[0].name == "*" for node in tree.body):
+        return
+    defined = {name for node in tree.body for name in _names(node)}
+    if config.function not in defined:
+        got, fix = f"{file} has no function {config.function}", meant(config.function, defined)
+        yield Problem("agents.no_function", at(key="agent.function"), got, fix=fix)
+    elif config.shared and not any(_can_be_shared(node, config.function) for node in tree.body):
+        got = f"{config.function} is no `async def` with a parameter `endpoint`, by which its trajectories are told apart"
+        yield Problem("agents.shared", at(key="agent.shared"), got, fix="remove `shared`, or make it one")
+
+
+def _can_be_shared(node: ast.stmt, function: str) -> bool:
+    return (
+        isinstance(node, ast.AsyncFunctionDef)
+        and node.name == function
+        and any(argument.arg == "endpoint" for argument in (*node.args.args, *node.args.kwonlyargs))
+    )
+
+
+def _names(node: ast.stmt) -> Iterator[str]:
+    """Yields the names that a statement at a module's top defines."""
+    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+        yield node.name
+        return
+    for inner in ast.walk(node):
+        if isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store):
+            yield inner.id
+        elif isinstance(inner, ast.alias):
+            yield (inner.asname or inner.name).partition(".")[0]
+        elif isinstance(inner, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield inner.name

@@ -1,0 +1,28 @@
+"""The corrected actions of a step, added to what their policies are updated with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from marl_plugins.builtin.corrections.extra import CorrectedActions, corrected_actions
+from marl_plugins.core.steps import Step, StepPart
+from marl_plugins.engine.runtime.experience import PreparedRows
+
+
+class CorrectionsPart(StepPart):
+    """Adds corrected actions to the updates of their policies."""
+
+    def __init__(self, step: Step):
+        self.policies = step.policies
+
+    async def prepared(self, prepared: Sequence[PreparedRows]) -> Sequence[PreparedRows]:
+        return [self._with_corrections(p) for p in prepared]
+
+    def _with_corrections(self, p: PreparedRows) -> PreparedRows:
+        if all(row.action.correction is None for row in p.rows):
+            return p
+        policy = self.policies[p.policy]
+        fit, too_long = corrected_actions(p.rows, policy.tokenizer, policy.longest)
+        metrics = {"corrections": float(len(fit)), "corrections_too_long": float(too_long)}
+        return replace(p, extra=CorrectedActions(fit) if fit else None, metrics={**p.metrics, **metrics})

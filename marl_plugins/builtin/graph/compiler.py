@@ -1,0 +1,355 @@
+"""A graph's YAML becomes a checked graph here: kinds, keys, names, expressions, and what they have to agree with in the recipe.
+
+Nothing is run. Every problem is kept with its file, line and key, and all are reported at once; a graph with problems is never run.
+"""
+
+from __future__ import annotations
+
+import graphlib
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+from marl_plugins.builtin.graph import grammar, nodes
+from marl_plugins.builtin.graph.cases import NodeCase
+from marl_plugins.builtin.graph.checks import RecipeParts, check_case, check_role, check_tool, reading_of
+from marl_plugins.builtin.graph.expressions import Expression
+from marl_plugins.builtin.graph.files import Files
+from marl_plugins.builtin.graph.names import Draft, Level
+from marl_plugins.builtin.graph.nodes import DONE, INDEX, LEFT, ROUND, TASK, TRAINING, Graph, Node
+from marl_plugins.core.problems import Problem, meant
+from marl_plugins.core.recipe.validation import validated
+
+Maker = Callable[..., Node]
+"""Makes a node of what every node has."""
+
+
+class Compiler:
+    """Compiles the graphs of a workflow.
+
+    Args:
+        known: What the recipe has.
+        files: Those that are read.
+
+    Attributes:
+        problems: All that is wrong so far.
+    """
+
+    def __init__(self, known: RecipeParts, files: Files):
+        self.known = known
+        self.files = files
+        self.problems: list[Problem] = []
+
+    def compile(self, name: str) -> Graph | None:
+        """Returns the graph in a file; None where it has problems."""
+        found = self.files.read(name, self.problems)
+        if found is None:
+            return None
+        source, config, spot = found
+        return self.graph(config, Level(spot, "", source, config.nodes, self.problems, calls=((name, ""),)))
+
+    def graph(self, config: grammar.GraphConfig, level: Level) -> Graph | None:
+        """Returns a graph; None where it has problems."""
+        before, spot = len(self.problems), level.spot
+        level.budget = config.budget
+        made = [self.node(name, index, level) for index, name in enumerate(level.specs)]
+        give = level.expression(config.give, spot.below("give"), "give")
+        stop = None
+        if "stop" in config.model_fields_set:
+            stop = level.expression(config.stop, spot.below("stop"), "stop", counting=True)
+        choose = self.choose(config.choose, level) if config.choose else None
+        complete = [node for node in made if node is not None]
+        self.problems += circles(complete, level)
+        if len(self.problems) > before or give is None:
+            return None
+        return Graph(level.address, spot.line, complete, give, config.budget, stop, choose)
+
+    def choose(self, config: grammar.ChooseConfig, level: Level) -> nodes.Choice:
+        """Returns who chooses what runs next."""
+        spot = level.spot.below("choose")
+        found = {
+            name: level.expression(value, spot.below("with", name), f"choose, with.{name}")
+            for name, value in config.fields.items()
+        }
+        fields = {name: value for name, value in found.items() if value is not None}
+        for name in dict.fromkeys(name for value in fields.values() for name in value.hard if name in level.specs):
+            got = f"{name} may not have run when somebody chooses"
+            self.problems.append(
+                Problem("graph.choose", spot.below("with").where, got, fix=f"first({name}, 'nothing yet')")
+            )
+        self.problems += check_role(config.role, [*config.fields, "options"], False, self.known, spot)
+        return nodes.Choice(config.role, fields, level.address_of("choose"), spot.line)
+
+    def node(self, name: str, index: int, level: Level) -> Node | None:
+        """Returns a node; None where it has problems."""
+        spot, spec = level.spot.below("nodes", name), level.specs[name]
+        level.check_name(name, spot)
+        kinds = [kind for kind in grammar.KINDS if kind in spec]
+        if len(kinds) != 1:
+            got = f"{' and '.join(kinds) or 'none of them'} in node {name!r}"
+            fix = "make two nodes of it" if kinds else ""
+            expected = f"exactly one of {', '.join(grammar.KINDS)}"
+            self.problems.append(Problem("graph.kind", spot.where, got, expected, fix))
+            return None
+        if isinstance(spec.get("read"), str):
+            spec = {**spec, "read": {"as": spec["read"]}}
+        config = validated(grammar.KINDS[kinds[0]], spec, spot.key, level.source.origins, self.problems)
+        if config is None:
+            return None
+        draft = Draft(name, spot, level)
+        shared = self.shared(config, draft)
+        make = MAKERS[kinds[0]](self, config, draft)
+        order = {other: number for number, other in enumerate(level.specs)}
+        otherwise = shared.get("otherwise")
+        names = [*draft.names, *(otherwise.names if otherwise else ())]
+        level.used |= draft.hard
+        level.softly |= dict.fromkeys(names)
+        if make is None:
+            return None
+        return make(
+            name=name,
+            index=index,
+            address=level.address_of(name),
+            place=spot.line,
+            reads=tuple(dict.fromkeys((*draft.reads, *(otherwise.names if otherwise else ())))),
+            firsts=tuple(draft.firsts),
+            hard=tuple(draft.hard),
+            waits=tuple(dict.fromkeys(order[other] for other in names if other in order)),
+            counts=DONE in draft.reads or LEFT in draft.reads,
+            **shared,
+        )
+
+    def shared(self, config: grammar.NodeConfig, draft: Draft) -> dict[str, Any]:
+        """Returns what every kind of node has."""
+        given, spot, level, found = config.model_fields_set, draft.spot, draft.level, dict[str, Any]()
+        for other in config.after:
+            if other in level.specs and other != draft.name:
+                draft.needs([other])
+            else:
+                fix = meant(other, [name for name in level.specs if name != draft.name])
+                self.problems.append(Problem("graph.after", spot.below("after").where, repr(other), "another node", fix))
+        if "when" in given:
+            found["when"] = draft.expression(config.when, "when", counting=True)
+        if "otherwise" in given:  # it is read where the others are not there
+            found["otherwise"] = level.expression(config.otherwise, spot.below("otherwise"), draft.what("otherwise"))
+        if config.retry is not None:
+            repeated = draft.expression(config.retry.repeated, "retry", "while", own=True)
+            if repeated is not None:
+                found["retry"] = nodes.Retry(config.retry.most, repeated, config.retry.cooldown)
+        for resource in config.cost:
+            if resource not in level.budget:
+                got = f"the graph has no budget of {resource!r}"
+                fix = meant(resource, level.budget) or f"budget: {{{resource}: 10}}"
+                self.problems.append(Problem("graph.budget", spot.below("cost", resource).where, got, fix=fix))
+        return {**found, "cost": config.cost}
+
+    def body(
+        self,
+        config: grammar.GraphConfig,
+        draft: Draft,
+        key: str,
+        own: tuple[str, ...],
+        after: Callable[[Level], None] | None = None,
+    ) -> tuple[Graph | None, tuple[str, ...]]:
+        """Returns the graph in a node, and the names from outside that it sees, on which the node depends therefore.
+
+        Args:
+            own: Names that belong to it beside its nodes.
+            after: Reads expressions that are evaluated within it.
+        """
+        around, spot = draft.level, draft.spot.below(key)
+        level = Level(
+            spot,
+            around.address_of(draft.name),
+            around.source,
+            config.nodes,
+            self.problems,
+            own,
+            around,
+            around.calls,
+            around.in_loop or key == "loop",
+        )
+        for name in own:
+            if name not in (ROUND, INDEX):
+                level.check_name(name, spot)
+        graph = self.graph(config, level)
+        if after is not None:
+            after(level)
+        hard, softly = level.free
+        draft.needs(hard, softly)
+        return graph, (*hard, *softly, *([ROUND] if around.in_loop and ROUND not in (*hard, *own) else []))
+
+
+def circles(made: Sequence[Node], level: Level) -> list[Problem]:
+    """Returns the nodes that wait for each other."""
+    try:
+        graphlib.TopologicalSorter({node.name: [_name(made, n) for n in node.waits] for node in made}).prepare()
+    except graphlib.CycleError as error:
+        names = [str(name) for name in error.args[1]]
+        got = f"these nodes wait for each other: {' -> '.join(names)}"
+        where = level.spot.below("nodes", names[0]).where
+        return [Problem("graph.cycle", where, got, fix="what repeats is a `loop`")]
+    return []
+
+
+def _name(made: Sequence[Node], index: int) -> str:
+    return next((node.name for node in made if node.index == index), "")
+
+
+# --- kinds of nodes -----------------------------------------------------------------------------------------------------------
+
+
+def role_maker(compiler: Compiler, config: grammar.RoleNode, draft: Draft) -> Maker:
+    spot, continued = draft.spot, "continues" in config.model_fields_set
+    given_fields = None if config.case else config.fields
+    compiler.problems += check_role(config.role, given_fields, continued, compiler.known, spot)
+    fields = draft.expressions(config.fields, "with")
+    case = case_of(compiler, config, draft)
+    continues = draft.expression(config.continues, "continues") if continued else None
+    if continues is not None and continues.is_name:
+        spec = draft.level.spec_of(continues.text)
+        if isinstance(spec, dict) and spec.get("role", config.role) != config.role:
+            got, fix = f"{continues.text} is an answer of role {spec['role']!r}", "a conversation is one role's"
+            compiler.problems.append(Problem("graph.continues", spot.below("continues").where, got, fix=fix))
+    default = None
+    if "default" in config.read.model_fields_set:
+        default = draft.expression(config.read.default, "read", "default")
+    reading, problems = reading_of(config.read, default, spot)
+    compiler.problems += problems
+
+    def make(**shared: Any) -> Node:
+        return nodes.RoleCallNode(
+            role=config.role, fields=fields, reading=reading, continues=continues, case=case, **shared
+        )
+
+    return make
+
+
+def case_of(compiler: Compiler, config: grammar.RoleNode, draft: Draft) -> NodeCase | None:
+    """Returns the case of a node; None where it has none, or one with problems."""
+    known, has_given = compiler.known, "given" in config.model_fields_set
+    problems = check_case(config.case, has_given, known, draft.spot)
+    compiler.problems += problems
+    given = draft.expression(config.given, "given") if has_given else None
+    if config.case is None or problems or known.cases is None:
+        return None
+    address = draft.level.address_of(draft.name)
+    return NodeCase(config.case, known.cases[config.case], given, known.case_seconds, address, draft.spot.line)
+
+
+def tool_maker(compiler: Compiler, config: grammar.ToolNode, draft: Draft) -> Maker:
+    name, _, function = config.tool.partition(".")
+    compiler.problems += check_tool(name, function, config, compiler.known, draft.spot)
+    call = draft.expression(config.call, "call") if "call" in config.model_fields_set else None
+    fields = draft.expressions(config.fields, "with")
+
+    def make(**shared: Any) -> Node:
+        return nodes.ToolNode(tool=name, function=function, call=call, fields=fields, **shared)
+
+    return make
+
+
+def let_maker(compiler: Compiler, config: grammar.LetNode, draft: Draft) -> Maker | None:
+    value = draft.expression(config.let, "let")
+    return None if value is None else lambda **shared: nodes.LetNode(value=value, **shared)
+
+
+def fail_maker(compiler: Compiler, config: grammar.FailNode, draft: Draft) -> Maker | None:
+    why = draft.expression(config.fail, "fail")
+    return None if why is None else lambda **shared: nodes.FailNode(why=why, **shared)
+
+
+def map_maker(compiler: Compiler, config: grammar.MapNode, draft: Draft) -> Maker | None:
+    inner = config.map
+    over = draft.expression(inner.over, "map", "over")
+    if over is not None and inner.most is None:
+        compiler.problems += unbounded(over, draft)
+    body, outer = compiler.body(inner, draft, "map", (inner.item, INDEX))
+    if over is None or body is None:
+        return None
+
+    def make(**shared: Any) -> Node:
+        return nodes.MapNode(over=over, item=inner.item, most=inner.most, body=body, outer=outer, **shared)
+
+    return make
+
+
+def unbounded(over: Expression, draft: Draft) -> list[Problem]:
+    """Returns the problem with a map over a list that agents may make as long as they like."""
+    for name in over.names:
+        spec = draft.level.spec_of(name)
+        read = spec.get("read") if isinstance(spec, dict) else None
+        bounded = isinstance(spec, dict) and ("map" in spec or (isinstance(read, dict) and "most" in read))
+        if name not in (TASK, TRAINING, ROUND, INDEX) and not bounded:
+            got = f"the list comes from {name}, and may be of any length"
+            fix = "give the map `most: 5`, or the node's `read`"
+            return [Problem("graph.most", draft.spot.below("map").where, got, fix=fix)]
+    return []
+
+
+def loop_maker(compiler: Compiler, config: grammar.LoopNode, draft: Draft) -> Maker | None:
+    inner, spot = config.loop, draft.spot.below("loop")
+    start = draft.expressions(inner.start, "loop", "start")
+    until: Expression | None = None
+    following: dict[str, Expression] = {}
+    for name in inner.next:
+        if name not in inner.start:
+            got, fix = f"`start` has no {name!r}", meant(name, inner.start)
+            compiler.problems.append(Problem("graph.next", spot.below("next", name).where, got, fix=fix))
+
+    def after(level: Level) -> None:
+        nonlocal until
+        if "until" in inner.model_fields_set:
+            until = level.expression(inner.until, spot.below("until"), draft.what("loop", "until"))
+        for name, value in inner.next.items():
+            found = level.expression(value, spot.below("next", name), draft.what("loop", "next", name))
+            if found is not None:
+                following[name] = found
+
+    body, outer = compiler.body(inner, draft, "loop", (*inner.start, ROUND), after)
+    if body is None:
+        return None
+
+    def make(**shared: Any) -> Node:
+        return nodes.LoopNode(
+            most=inner.most, start=start, until=until, following=following, body=body, outer=outer, **shared
+        )
+
+    return make
+
+
+def graph_maker(compiler: Compiler, config: grammar.GraphNode, draft: Draft) -> Maker | None:
+    level, spot = draft.level, draft.spot.below("graph")
+    fields = draft.expressions(config.fields, "with")
+    draft.needs([TASK, TRAINING])
+    found = compiler.files.called(config.graph, level.source, spot, compiler.problems)
+    if found is None:
+        return None
+    source, inner, place = found
+    call = (source.name, config.graph if place.key else "")
+    if call in level.calls:
+        circle = " -> ".join(graph or file for file, graph in (*level.calls, call))
+        compiler.problems.append(Problem("graph.recursion", spot.where, f"it calls itself: {circle}", fix="use a `loop`"))
+        return None
+    address, calls = level.address_of(draft.name), (*level.calls, call)
+    below = Level(place, address, source, inner.nodes, compiler.problems, tuple(config.fields), calls=calls)
+    for name in config.fields:
+        below.check_name(name, spot)
+    body = compiler.graph(inner, below)
+    if body is None:
+        return None
+    return lambda **shared: nodes.GraphCallNode(fields=fields, body=body, outer=(TASK, TRAINING, ROUND), **shared)
+
+
+MAKERS: Mapping[str, Callable[..., Maker | None]] = MappingProxyType(
+    {
+        "role": role_maker,
+        "tool": tool_maker,
+        "let": let_maker,
+        "map": map_maker,
+        "loop": loop_maker,
+        "graph": graph_maker,
+        "fail": fail_maker,
+    }
+)
+"""What is made of each kind of node; None where it has problems."""

@@ -1,0 +1,368 @@
+"""A checked graph: its nodes, each of a kind, and what a node of that kind does.
+
+A node is performed with the results of what it names (`scope`) and the actions on which it depends (`sources`); when it may
+be, is the executor's affair (executor.py). What stands in a loop, a map or a graph depends on all that is named in it,
+because it does not begin before that has settled.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from marl_plugins.builtin.graph.cases import NUMBERS, NodeCase
+from marl_plugins.builtin.graph.expressions import Expression, Scope
+from marl_plugins.builtin.graph.reading import ReadForm
+from marl_plugins.builtin.graph.values import Absence, Result, Sources, as_field, as_text, kind_of, union
+from marl_plugins.core.failures import AgentFailure, RecipeError
+from marl_plugins.core.workflow import RoleCalls, Tools
+
+ROUND = "round"
+INDEX = "index"
+TASK = "task"
+TRAINING = "training"
+DONE = "done"
+LEFT = "left"
+RESERVED = (TASK, TRAINING, DONE, LEFT, ROUND, INDEX)
+"""Names that no node may have."""
+
+
+class Execution(Protocol):
+    """A workflow on one task, as nodes see it."""
+
+    calls: RoleCalls
+    tools: Tools
+
+    def holds(self, condition: Expression, scope: Scope) -> bool:
+        """Returns whether a condition holds."""
+
+    def execute(self, graph: Graph, outer: Scope, base: Sources) -> Coroutine[Any, Any, dict[str, Any]]:
+        """Runs a graph on what it sees from outside; its results by name.
+
+        Args:
+            base: The actions on which all of its nodes depend.
+        """
+
+    def all_of(self, work: list[Coroutine[Any, Any, dict[str, Any]]]) -> Coroutine[Any, Any, list[dict[str, Any]]]:
+        """Does all of some work at the same time."""
+
+
+@dataclass(frozen=True)
+class Retry:
+    """Another try of a node; see `RetryConfig`."""
+
+    most: int
+    repeated: Expression
+    cooldown: int
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class Node(ABC):
+    """A node of a graph.
+
+    Args:
+        name, address: In its graph; in the whole workflow, as in `rounds.plan`.
+        place: `FILE:LINE`.
+        index: In the order of the file.
+        reads: The names on whose actions it depends, those of `after` first.
+        firsts: More of them, of which those count that come up to the first that ran.
+        hard: The names that it cannot do without.
+        waits: The nodes of its own graph that have to settle before.
+        otherwise: Its value where it is skipped.
+        cost: What it takes of the graph's budget.
+        counts: Whether it reads the number of nodes that have run, or what is left of a budget.
+    """
+
+    name: str
+    address: str
+    place: str
+    index: int
+    reads: tuple[str, ...] = ()
+    firsts: tuple[tuple[str, ...], ...] = ()
+    hard: tuple[str, ...] = ()
+    waits: tuple[int, ...] = ()
+    when: Expression | None = None
+    otherwise: Expression | None = None
+    retry: Retry | None = None
+    cost: Mapping[str, float] = field(default_factory=dict)
+    counts: bool = False
+
+    @property
+    def at_once(self) -> bool:
+        """Returns whether it settles without waiting for anything."""
+        return False
+
+    @abstractmethod
+    async def perform(self, execution: Execution, scope: Scope, sources: Sources) -> Result | Absence:
+        """Returns what it comes to."""
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class RoleCallNode(Node):
+    role: str
+    fields: Mapping[str, Expression]
+    reading: ReadForm
+    continues: Expression | None = None
+    case: NodeCase | None = None
+
+    async def perform(self, execution: Execution, scope: Scope, sources: Sources) -> Result:
+        fields = {name: as_field(expression.value(scope)) for name, expression in self.fields.items()}
+        builder, case, score = execution.calls.builder, None, None
+        if self.case is not None:
+            case, shown = await self.case.generated(builder, scope)
+            fields = {**{name: as_field(value) for name, value in shown.items()}, **fields}
+        note = note_of(self.address, scope)
+        earlier = None
+        if self.continues is not None and (found := self.continues(scope)) is not None:
+            earlier = getattr(found, "action", None)
+            if earlier is None and not (isinstance(found, Result) and found.value is None):
+                raise RecipeError(
+                    self.place, "TypeError", f"node {self.name!r}, continues: expected a role's answer, or None"
+                )
+        call = execution.calls.call(self.role, fields, sources, earlier, self.place, {"graph": note})
+        call.options = {"waits": lambda turn: True} if self.case is not None else {}
+        action = await call
+        value, note["legal"] = self.reading.read(action.text, scope)
+        if self.case is not None:
+            score = note["score"] = await self.case.verified(value, case)
+            builder.scoring.scored(action, score)
+        return Result(value, action.text, action.tool_output, note["legal"], sources=(action,), action=action, score=score)
+
+
+def note_of(address: str, scope: Scope) -> dict[str, Any]:
+    """Returns what is recorded with a node's actions: the node, the round of the loop around it, whether they had their form."""
+    around = scope.get(ROUND)
+    return {"node": address, "round": None if around is None else around.value, "legal": False}
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class ToolNode(Node):
+    tool: str
+    function: str
+    call: Expression | None
+    fields: Mapping[str, Expression]
+
+    async def perform(self, execution: Execution, scope: Scope, sources: Sources) -> Result:
+        tool = getattr(execution.tools, self.tool)
+        if self.call is not None:
+            found = await tool(as_text(self.call.value(scope)))
+        else:
+            arguments = {name: expression.value(scope) for name, expression in self.fields.items()}
+            found = await getattr(tool, self.function)(**arguments)
+        return Result(found.output, found.output, found.output, found.ok, sources=sources)
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class LetNode(Node):
+    value: Expression
+
+    @property
+    def at_once(self) -> bool:
+        return not (self.cost or self.retry)
+
+    def settled(self, scope: Scope, sources: Sources) -> Result:
+        return as_result(self.value(scope), sources)
+
+    async def perform(self, execution: Execution, scope: Scope, sources: Sources) -> Result:
+        return self.settled(scope, sources)
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class FailNode(Node):
+    why: Expression
+
+    async def perform(self, execution: Execution, scope: Scope, sources: Sources) -> Result:
+        raise AgentFailure("no_answer", as_text(self.why.value(scope)))
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class BodyNode(Node):
+    """A node in which a graph runs.
+
+    Args:
+        outer: The names from outside that its graph sees.
+    """
+
+    body: Graph
+    outer: tuple[str, ...] = ()
+
+    def seen(self, scope: Scope) -> dict[str, Any]:
+        """Returns what the graph sees from outside."""
+        return {name: scope[name] for name in (*self.outer, NUMBERS) if name in scope}
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class MapNode(BodyNode):
+    over: Expression
+    item: str
+    most: int | None
+
+    async def perform(self, execution: Execution, scope: Scope, sources: Sources) -> Result:
+        items = self.over.value(scope)
+        if not isinstance(items, list):
+            said = f"node {self.name!r}, over: expected a list, got {kind_of(items)}"
+            raise RecipeError(self.place, "TypeError", said)
+        seen, around = self.seen(scope), scope.get(NUMBERS, ())
+        found = await execution.all_of(
+            [
+                execution.execute(
+                    self.body,
+                    {**seen, self.item: Result(item, sources=sources), INDEX: Result(n), NUMBERS: (*around, n)},
+                    sources,
+                )
+                for n, item in enumerate(items[: self.most])
+            ]
+        )
+        given = [self.body.given(inner) for inner in found]
+        known = () if given and self.body.gives_own else sources
+        values = [result.value for result in given if isinstance(result, Result)]
+        return Result(values, sources=union([*(result.sources for result in given), known]))
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class LoopNode(BodyNode):
+    most: int
+    start: Mapping[str, Expression]
+    until: Expression | None
+    following: Mapping[str, Expression]
+
+    async def perform(self, execution: Execution, scope: Scope, sources: Sources) -> Result | Absence:
+        seen, base, decided = self.seen(scope), sources, Sources()
+        carried: dict[str, Result | Absence] = {
+            name: as_result(value(scope), sources_of(value, scope)) for name, value in self.start.items()
+        }
+        turn, over = 0, False
+        while True:
+            numbers = (*scope.get(NUMBERS, ()), turn)
+            inner = await execution.execute(self.body, {**seen, **carried, ROUND: Result(turn), NUMBERS: numbers}, base)
+            turn += 1
+            if turn == self.most:
+                break
+            if self.until is not None:
+                decided = sources_of(self.until, inner)
+                over = not self.until.skipped_in(inner) and execution.holds(self.until, inner)
+                if not over:
+                    base = decided if self.body.owns(self.until) else union((base, decided))
+            if over:
+                break
+            if self.body.failing:
+                base = union((base, self.body.spared(inner)))
+            carried |= {name: following_value(value, inner) for name, value in self.following.items()}
+        given = self.body.given(inner)
+        known = self.body.gives_own or (over and self.until is not None and self.body.owns(self.until))
+        all_of = union((given.sources, decided if over else (), () if known else base))
+        return given.of(all_of, turn) if isinstance(given, Result) else Absence(given.why, all_of)
+
+
+@dataclass(kw_only=True, eq=False, repr=False)
+class GraphCallNode(BodyNode):
+    fields: Mapping[str, Expression]
+
+    async def perform(self, execution: Execution, scope: Scope, sources: Sources) -> Result | Absence:
+        inputs = {name: as_result(value(scope), sources_of(value, scope)) for name, value in self.fields.items()}
+        inner = await execution.execute(self.body, {**self.seen(scope), **inputs}, sources)
+        given = self.body.given(inner)
+        found = given.sources if self.body.gives_own else union((given.sources, sources))
+        return given.of(found) if isinstance(given, Result) else Absence(given.why, found)
+
+
+def as_result(value: Any, sources: Sources) -> Result:
+    """Returns the value of an expression as a node's result, with the node's sources."""
+    return value.of(sources) if isinstance(value, Result) else Result(value, sources=sources)
+
+
+def sources_of(expression: Expression, scope: Scope) -> Sources:
+    """Returns the actions on which an expression's names depend."""
+    return union(scope[name].sources for name in expression.used_in(scope))
+
+
+def following_value(expression: Expression, inner: Scope) -> Result | Absence:
+    """Returns what a loop's value is in the next round."""
+    if expression.skipped_in(inner):
+        return Absence(f"{expression.text} did not run", sources_of(expression, inner))
+    return as_result(expression(inner), sources_of(expression, inner))
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The role that chooses what runs next; see `ChooseConfig`."""
+
+    role: str
+    fields: Mapping[str, Expression]
+    address: str
+    place: str
+
+
+@dataclass(eq=False, repr=False)
+class Graph:
+    """A checked graph.
+
+    Args:
+        address: Of the node that it stands in; empty for the whole workflow.
+        nodes: In the order of the file.
+        give: What it comes to.
+        budget: What there is of each resource.
+        stop: Once it holds, nothing more is started.
+    """
+
+    address: str
+    place: str
+    nodes: list[Node]
+    give: Expression
+    budget: Mapping[str, float] = field(default_factory=dict)
+    stop: Expression | None = None
+    choose: Choice | None = None
+
+    def __post_init__(self) -> None:
+        self.index = {node.name: node.index for node in self.nodes}
+        self.dependents: list[list[int]] = [[] for _ in self.nodes]
+        for node in self.nodes:
+            for before in node.waits:
+                self.dependents[before].append(node.index)
+        self.waits = [len(node.waits) for node in self.nodes]
+        self.roots = [node.index for node in self.nodes if not node.waits]
+        self.gives_own = self.owns(self.give)
+        """Whether what it comes to depends on a node of its own."""
+        self.first_to_run = [not self._own(node.reads, node.firsts) for node in self.nodes]
+        """By node, whether it depends on no node before it, and so has to be given what all nodes depend on."""
+        self.failing: list[str] = [
+            node.name
+            for node in self.nodes
+            if isinstance(node, FailNode) or (isinstance(node, BodyNode) and node.body.failing)
+        ]
+        """Nodes that may end all, in the graph or in one within."""
+        self.counts = any(node.counts for node in self.nodes) or (self.stop is not None and _counts(self.stop))
+        self.in_rounds = bool(
+            self.budget
+            or self.stop
+            or self.choose
+            or self.counts
+            or any(node.retry and node.retry.cooldown for node in self.nodes)
+        )
+        """Whether all nodes that were started are waited for before anything is decided, so that no decision hangs on timing."""
+
+    def owns(self, expression: Expression) -> bool:
+        """Returns whether an expression always depends on a node of this graph, and so on all that its nodes depend on."""
+        return self._own(expression.always, expression.firsts)
+
+    def _own(self, always: Iterable[str], firsts: Iterable[Sequence[str]]) -> bool:
+        return any(name in self.index for name in (*always, *(names[0] for names in firsts if names)))
+
+    def spared(self, scope: Scope) -> Sources:
+        """Returns the actions that have decided that nothing has ended all."""
+        return union(scope[name].sources for name in self.failing)
+
+    def given(self, scope: Scope) -> Result | Absence:
+        """Returns what the graph has come to."""
+        sources = sources_of(self.give, scope)
+        if self.failing:
+            sources = union((sources, self.spared(scope)))
+        if self.give.skipped_in(scope):
+            return Absence("what it gives did not run", sources)
+        return as_result(self.give(scope), sources)
+
+
+def _counts(expression: Expression) -> bool:
+    return DONE in expression.names or LEFT in expression.names

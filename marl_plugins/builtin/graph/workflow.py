@@ -1,0 +1,88 @@
+"""A graph as the workflow of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from marl_plugins.builtin.graph.checks import RecipeParts
+from marl_plugins.builtin.graph.compiler import Compiler
+from marl_plugins.builtin.graph.executor import Runner, Watch
+from marl_plugins.builtin.graph.files import Files
+from marl_plugins.builtin.graph.nodes import TASK, TRAINING, Graph
+from marl_plugins.builtin.graph.values import Absence, Result, as_text
+from marl_plugins.core.failures import AgentFailure, ConfigurationError, RecipeError
+from marl_plugins.core.run import Run
+from marl_plugins.core.trajectory import Task
+from marl_plugins.core.workflow import Roles, Tools, calls_of
+from marl_plugins.engine.plan.workflow_file import Explorer, WorkflowFile
+
+AVOIDABLE = ("IndexError", "KeyError", "ZeroDivisionError", "ValueError")
+"""What an expression may raise where it is reached although its condition does not hold."""
+
+
+class GraphWorkflow(WorkflowFile):
+    """Runs a graph on a task.
+
+    Args:
+        files: Of which it was made.
+        watch: Decides conditions in its place, for the rehearsal.
+    """
+
+    def __init__(self, graph: Graph, files: Sequence[str], watch: Watch | None = None):
+        self.graph = graph
+        self.files = files
+        self._watch = watch
+
+    async def __call__(self, task: Task, roles: Roles, tools: Tools) -> Any:
+        """Returns what the graph gives: a role's answer, or a text; None where that was skipped.
+
+        Raises:
+            AgentFailure: A node's.
+            RecipeError: An expression does not take its values.
+        """
+        seen = Result({"id": task.id, "prompt": task.prompt, "metadata": task.metadata})
+        calls = calls_of(roles)
+        scope = {TASK: seen, TRAINING: Result(not calls.builder.trajectory.is_evaluation)}
+        try:
+            given = self.graph.given(await Runner(calls, tools, self._watch).execute(self.graph, scope, ()))
+        except RecipeError as error:
+            if self._watch is not None and error.kind in AVOIDABLE:
+                raise AgentFailure("no_answer", str(error)) from error
+            raise
+        if isinstance(given, Absence):
+            return None
+        return given.action if given.action is not None else None if given.value is None else as_text(given.value)
+
+    def watched(self, watch: Watch) -> GraphWorkflow:
+        """Returns the same workflow, whose conditions somebody else decides."""
+        return GraphWorkflow(self.graph, self.files, watch)
+
+    def explorer(self) -> Explorer:
+        from marl_plugins.builtin.graph.explorer import GraphExplorer
+
+        return GraphExplorer(self.graph, self.watched)
+
+    def outline(self) -> list[str]:
+        from marl_plugins.builtin.graph.picture import outline
+
+        return outline(self.graph)
+
+    def mermaid(self) -> str:
+        from marl_plugins.builtin.graph.picture import mermaid
+
+        return mermaid(self.graph)
+
+
+def read_workflow(run: Run) -> GraphWorkflow:
+    """Returns the workflow of a run's graph.
+
+    Raises:
+        ConfigurationError: All that is wrong with it.
+    """
+    files = Files(run.folder)
+    compiler = Compiler(RecipeParts.of(run), files)
+    graph = compiler.compile(run.recipe.workflow)
+    if compiler.problems or graph is None:
+        raise ConfigurationError(dict.fromkeys(compiler.problems))
+    return GraphWorkflow(graph, files.names)

@@ -1,0 +1,105 @@
+"""The tasks of a run on which it is rehearsed, and the demonstrations of the first of them."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from itertools import islice
+
+from marl_plugins.core.demonstrations import Demonstration
+from marl_plugins.core.failures import place_of
+from marl_plugins.core.problems import Problem
+from marl_plugins.core.recipe.prompts import prompt_renderer
+from marl_plugins.core.recipe.tiny import is_tiny
+from marl_plugins.core.run import Run
+from marl_plugins.core.trajectory import Task
+from marl_plugins.engine.plan.apart import Capture, Failure, UserCodeTimeout, failures_kept, run_apart, where_of
+
+MOST = 4
+"""Tasks on which a workflow is run."""
+LOOKED_AT = 10_000
+"""Tasks among which others of another kind are looked for."""
+
+
+def different(tasks: Iterable[Task]) -> list[Task]:
+    """Returns the first task, and the first few whose label or metadata have another form: other keys, other types of values."""
+    found: dict[object, Task] = {}
+    for task in islice(tasks, LOOKED_AT):
+        kind = (type(task.label), task.metadata.get("type"), *task.metadata, *map(type, task.metadata.values()))
+        found.setdefault(repr(kind), task)
+        if len(found) == MOST:
+            break
+    return list(found.values())
+
+
+def copies_of_label(tasks: Sequence[Task]) -> list[str]:
+    """Returns the keys of the metadata whose value is the label, in every task."""
+    if not tasks or tasks[0].label is None or isinstance(tasks[0].label, bool):
+        return []
+    same = [key for key, value in tasks[0].metadata.items() if value == tasks[0].label]
+    return [key for key in same if all(t.metadata.get(key) == t.label for t in islice(tasks, LOOKED_AT))]
+
+
+def demonstrated(run: Run, tasks: Sequence[Task]) -> dict[str, list[tuple[str, ...]]]:
+    """Returns what each role says in the recipe's demonstrations of some tasks, in turn; nothing where they cannot be drawn."""
+    module = run.demonstrations_module
+    if module is None:
+        return {}
+    found: dict[str, dict[tuple[str, ...], None]] = {}
+
+    def draw(caught: Capture) -> None:
+        rng = random.Random(0)
+        with failures_kept([], "", caught):
+            for task in tasks:
+                for item in module.demonstrate(copy.deepcopy(task), rng):
+                    if isinstance(item, Demonstration):
+                        found.setdefault(item.role, {})[tuple(map(str, item.said))] = None
+
+    with suppress(UserCodeTimeout):  # said by `wrong_demonstrations`
+        run_apart(draw)
+    return {role: list(said) for role, said in found.items()}
+
+
+def wrong_demonstrations(run: Run, task: Task | None) -> list[Problem]:
+    """Returns what is wrong with the demonstrations of a task, where `tiny` models are to learn from them."""
+    module = run.demonstrations_module
+    if module is None or task is None or not any(is_tiny(policy.model) for policy in run.policies):
+        return []
+    place = place_of(module.demonstrate)
+
+    def draw(caught: Capture) -> tuple[list[object], list[Failure]]:
+        drawn: list[object] = []
+        failures: list[Failure] = []
+        with failures_kept(failures, place, caught):
+            drawn += module.demonstrate(copy.deepcopy(task), random.Random(0))
+        return drawn, failures
+
+    try:
+        drawn, failures = run_apart(draw)
+    except UserCodeTimeout as stuck:
+        return [stuck.problem("demonstrate", place)]
+    fix = ""
+    if run.args.data.prompt_dataset and not run.recipe.tasks:  # the demonstrations of a recipe are for its own tasks
+        fix = "the tasks are --data.prompt_dataset: give them what `demonstrate` reads, or the recipe `warm_start: null`"
+    problems = [Problem("rehearsal.demonstration", where_of(f.place), f.said, fix=fix) for f in failures]
+    problems += [
+        Problem("rehearsal.demonstration", where_of(place), f"demonstrate{problem}")
+        for item in drawn
+        if (problem := _problem(run, item))
+    ]
+    return list(dict.fromkeys(problems))
+
+
+def _problem(run: Run, item: object) -> str | None:
+    """Returns what is wrong with one of the values that `demonstrate` yielded, as the end of a sentence."""
+    if not isinstance(item, Demonstration):
+        return f" yields {item!r:.80}, expected a Demonstration of marl_plugins.core.demonstrations"
+    if item.role not in run.recipe.roles:
+        return f": there is no role {item.role!r}; the recipe has {', '.join(run.recipe.roles)}"
+    try:
+        prompt_renderer(run.prompt(item.role), run.system(item.role))(item.fields)
+    except KeyError as error:
+        return f": role {item.role!r}: {error.args[0].replace('the workflow', 'the demonstration')}"
+    return None

@@ -1,0 +1,317 @@
+"""One run of a workflow without any model: what roles say and tools answer stands in a script."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import inspect
+import random
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import CoroutineType
+from typing import Any
+
+from marl_plugins.builtin.rehearsal.noted import NotedText, Notes, plain
+from marl_plugins.builtin.rehearsal.reached import Coverage, Source
+from marl_plugins.core.failures import AgentFailure, InfrastructureFailure
+from marl_plugins.core.fields import InvalidCall
+from marl_plugins.core.loading import users_line
+from marl_plugins.core.roles import Call, RoleSpec
+from marl_plugins.core.run import Run
+from marl_plugins.core.tools import Function, Tool, ToolCall
+from marl_plugins.core.trajectory import Generation, Task, ToolResult, Trajectory
+from marl_plugins.core.workflow import RoleCall, RoleCalls, Roles, Workflow, calls_of, run_workflow
+from marl_plugins.engine.plan.apart import (
+    Capture,
+    Failure,
+    caught_mistakes,
+    failure_of,
+    failures_kept,
+    run_on_a_loop,
+    shared_generators,
+)
+from marl_plugins.engine.plan.script import TOOL, FailureText, Script
+from marl_plugins.engine.plan.scripted_roles import ScriptedChat, scripted_role, tagged_calls
+
+MOST_CALLS = 200
+"""A workflow that continues for as long as answers are wrong is left there."""
+LONGEST_SECONDS = 3.0
+"""Of processor time: a workflow of more than `MOST_CALLS` calls that takes longer, because it shows all that was said, is left
+there."""
+SECONDS = 3.0
+"""A workflow that waits longer, for whatever it is, is left there."""
+
+
+@dataclass
+class Trial:
+    """A trial is what one run of a workflow left.
+
+    Args:
+        script: What was said.
+        reached: What was executed of the workflow's file.
+        trajectory: None where the workflow raised something.
+        calls: All calls of roles, in order.
+        failures: What it raised.
+        notes: By speaker, what the workflow looked for in the answers.
+        answers: By speaker, the number of answers.
+        endless: Whether it was still calling roles after as many calls as it may make.
+        left_at: Where it waited when it was left after `SECONDS`.
+        drew: Whether it drew from a random generator that all of the process shares.
+        caught: The mistakes among what it raised and caught itself.
+    """
+
+    script: Script
+    reached: Coverage
+    trajectory: Trajectory | None = None
+    calls: list[RoleCall] = field(default_factory=list)
+    failures: list[Failure] = field(default_factory=list)
+    notes: dict[str, Notes] = field(default_factory=dict)
+    answers: Counter[str] = field(default_factory=Counter)
+    endless: bool = False
+    left_at: str | None = None
+    drew: bool = False
+    caught: list[Failure] = field(default_factory=list)
+
+    @property
+    def failed(self) -> bool:
+        """Returns whether the workflow raised something, be it that the agents have failed."""
+        return self.trajectory is None or self.trajectory.agent_failure is not None
+
+    @property
+    def complete(self) -> bool:
+        """Returns whether the workflow came to its own end."""
+        return self.trajectory is not None and not (self.failed or self.trajectory.infrastructure_failure)
+
+    def after(self, first: Trial) -> Trial:
+        """Returns the trial, with what one before it has reached and noted."""
+        self.reached.add(first.reached)
+        self.notes = first.notes
+        return self
+
+
+class Stage:
+    """A workflow with its roles and tools, to be run as often as there are scripts.
+
+    Args:
+        tools: The tools that it may call, besides those of the roles; those known by name only answer to any function.
+        file: Named where no line of the workflow's took part in a mistake.
+    """
+
+    def __init__(self, run: Run, workflow: Workflow, tools: Mapping[str, Tool | None], file: str):
+        self.run = run
+        self.workflow = workflow
+        self.file = file
+        self.source = Source.of(workflow)
+        names = {*tools, *(name for role in run.recipe.roles.values() for name in role.tools)}
+        self.functions = {name: _functions(name, tools.get(name)) for name in names}
+        """What each tool offers to be called by name."""
+        self._known = {name: tool for name, tool in tools.items() if tool is not None}
+        chat = ScriptedChat()
+        self._roles = {
+            name: replace(
+                scripted_role(run, name, chat),
+                max_turns=config.max_turns,
+                endless_tools_fail=config.endless_tools == "fail",
+                find_calls=tagged_calls if config.tools else None,
+            )
+            for name, config in run.recipe.roles.items()
+        }
+        self._tools_of = {name: tuple(config.tools) for name, config in run.recipe.roles.items()}
+
+    def functions_of(self, role: str) -> list[str]:
+        """Returns the names of the functions that a role may call."""
+        return [function.name for tool in self._tools_of[role] for function in self.functions[tool]]
+
+    def play(
+        self,
+        script: Script,
+        task: Task,
+        caught: Capture,
+        *,
+        most_calls: int = MOST_CALLS,
+        workflow: Workflow | None = None,
+        noting: bool = True,
+    ) -> Trial:
+        """Runs the workflow, or another one, once on a copy of a task.
+
+        Args:
+            caught: Of `run_apart`.
+            most_calls: The trial is left where the workflow makes more calls of roles.
+            noting: Whether answers note what is looked for in them. Code that takes nothing but `str` itself refuses those
+                that do, so that what such a trial raises has to be seen without.
+        """
+        trial = Trial(script, Coverage(self.source))
+        performance = TrialRun(trial, workflow or self.workflow, most_calls, noting, going_on=caught.goes_on)
+        before = shared_generators()
+        with failures_kept(trial.failures, self.file, caught), trial.reached.watching():
+            trial.trajectory = run_on_a_loop(performance.run(self, copy.deepcopy(task)))
+        trial.drew = shared_generators() != before
+        random.setstate(before[0])
+        trial.failures += [failure_of(call.refused, self.file) for call in trial.calls if call.refused]
+        trial.caught = caught_mistakes(trial.reached.raised, trial.failures, self.file)
+        for action in performance.actions:  # whoever reads them now is not the workflow
+            action.text = plain(action.text)
+            action.tool_results = tuple(replace(r, output=plain(r.output)) for r in action.tool_results)
+        if trial.trajectory is not None and trial.trajectory.answer is not None:
+            trial.trajectory.answer = plain(trial.trajectory.answer)
+        return trial
+
+    def play_in_turn(self, groups: Sequence[Sequence[tuple[Script, Task]]]) -> list[list[Trial]]:
+        """Runs the workflow on the tasks of each group at the same time, as a run does: the tasks themselves, on one loop."""
+        trials = [[Trial(script, Coverage(self.source)) for script, _ in group] for group in groups]
+
+        async def one(trial: Trial, task: Task) -> None:
+            try:
+                trial.trajectory = await TrialRun(trial, self.workflow, MOST_CALLS, noting=False, alone=False).run(
+                    self, task
+                )
+            except Exception as error:  # the workflow's, of any kind
+                trial.failures.append(failure_of(error, self.file))
+
+        async def all_in_turn() -> None:
+            for group, played in zip(trials, groups, strict=True):
+                await asyncio.gather(*map(one, group, (task for _, task in played)))
+
+        run_on_a_loop(all_in_turn())
+        return trials
+
+    def cast(self, chat: Any, tools: Mapping[str, Tool]) -> dict[str, RoleSpec]:
+        """Returns the roles as they speak in one trial."""
+        return {
+            name: replace(spec, chat=chat, tools=tuple(tools[tool] for tool in self._tools_of[name]))
+            for name, spec in self._roles.items()
+        }
+
+    def for_workflow(self, tools: Mapping[str, Tool]) -> dict[str, Tool]:
+        """Returns tools as the workflow may call them, with the functions that they really have."""
+        return {
+            name: replace(tool, functions=self._known[name].functions if name in self._known else ())
+            for name, tool in tools.items()
+        }
+
+
+class TrialRun:
+    """One trial while its workflow runs.
+
+    Args:
+        alone: Whether nothing else runs on the event loop; else others have their turn before each answer.
+        going_on: Is called with every answer, where a limit of time is for each of them.
+    """
+
+    def __init__(
+        self,
+        trial: Trial,
+        workflow: Workflow,
+        most_calls: int,
+        noting: bool,
+        alone: bool = True,
+        going_on: Callable[[], None] | None = None,
+    ):
+        self.noting, self.going_on, self.begun = noting, going_on, time.thread_time()
+        self.alone = alone
+        self.trial = trial
+        self.workflow = workflow
+        self.most_calls = most_calls
+        self.chat = ScriptedChat()
+        self.calls: RoleCalls | None = None
+
+    @property
+    def actions(self) -> list[Any]:
+        return self.calls.builder.trajectory.actions if self.calls else []
+
+    async def run(self, stage: Stage, task: Task) -> Trajectory:
+        """Runs the workflow to its end, or to one of the trial's limits."""
+
+        async def watched(task: Task, roles: Roles, tools: Any) -> Any:
+            self.calls = calls_of(roles)
+            self.trial.calls = self.calls.made
+            awaitable = self.workflow(task, roles, tools)
+            if not inspect.isawaitable(awaitable):
+                kind = type(awaitable).__name__
+                raise InvalidCall(
+                    f"run gives {kind} at once; write `async def run(task, roles, tools)`, without `yield`", None
+                )
+            try:
+                returned = await awaitable
+            except asyncio.CancelledError as error:
+                self.trial.left_at = users_line(error, ())
+                raise
+            finally:
+                self.trial.failures += [failure_of(error, stage.file) for error in self.calls.misspelt]
+            if self.alone and not inspect.isawaitable(returned):
+                refuse_running_tasks()
+            return returned
+
+        tools = {name: self._tool(name, functions) for name, functions in stage.functions.items()}
+        return await run_workflow(
+            watched,
+            task,
+            0,
+            step=0,
+            run_seed=0,
+            roles=stage.cast(self.chat, tools),
+            tools=stage.for_workflow(tools),
+            generate=self.generate,
+            seconds=SECONDS,
+        )
+
+    async def generate(self, call: Call) -> Generation:
+        """Returns an answer at once, so that whatever runs during the workflow has not begun when it ends without waiting for
+        it."""
+        if not self.alone:
+            await asyncio.sleep(0)
+        number = len(self.chat.texts)
+        slow = number >= MOST_CALLS and time.thread_time() - self.begun > LONGEST_SECONDS
+        if number >= self.most_calls or slow:
+            self.trial.endless = True
+            raise InfrastructureFailure("rehearsal", f"more than {number} calls")
+        if self.going_on is not None:
+            self.going_on()
+        line = self._line(call.role, number + 1)
+        if isinstance(line, FailureText):
+            raise AgentFailure("no_answer", f"role {call.role!r} fails in the rehearsal")
+        self.chat.texts.append(self._noted(call.role, line or ""))
+        return Generation((number,), (0.0,), "stop", call.policy, 0)
+
+    def _line(self, speaker: str, number: int) -> str | None:
+        nth = self.trial.answers[speaker]
+        self.trial.answers[speaker] += 1
+        return self.trial.script.line(speaker, nth, number)
+
+    def _noted(self, speaker: str, text: str) -> str:
+        notes = self.trial.notes.setdefault(speaker, Notes())
+        return NotedText(text, notes) if self.noting else plain(text)
+
+    def _tool(self, name: str, functions: tuple[Function, ...]) -> Tool:
+        async def answer(call: ToolCall) -> ToolResult:
+            text = self._line(f"{TOOL}{name}", 0)
+            output = self._noted(f"{TOOL}{name}", text or "")
+            return ToolResult(name, call.text, output, ok=not isinstance(text, FailureText))
+
+        return Tool(name, answer, lambda text: [], functions=functions)
+
+
+def _functions(name: str, tool: Tool | None) -> tuple[Function, ...]:
+    """Returns what a role of the rehearsal may call: the tool's functions, or else one of its own name."""
+    return tuple((tool and tool.functions) or (Function(name, "", {}),))
+
+
+def refuse_running_tasks() -> None:
+    """Raises `InvalidCall` where the workflow has ended and a task of its own still runs that it has not cancelled."""
+    tasks = asyncio.all_tasks() - {asyncio.current_task()}
+    own = [
+        task for task in tasks if isinstance(task.get_coro(), RoleCall | CoroutineType)
+    ]  # not the loop's: generators to be closed
+    running = sorted(_place_and_name(task) for task in own if not task.done() and not task.cancelling())
+    for place, name in running:
+        raise InvalidCall(f"{name} runs as a task that nobody awaits when run ends; await it, or cancel it", place)
+
+
+def _place_and_name(task: asyncio.Task[Any]) -> tuple[str, str]:
+    coroutine: Any = task.get_coro()
+    if isinstance(coroutine, RoleCall):
+        return coroutine.place, f"role {coroutine.spec.name!r}"
+    code = coroutine.cr_code
+    return f"{code.co_filename}:{code.co_firstlineno}", coroutine.__qualname__

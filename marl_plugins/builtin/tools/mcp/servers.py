@@ -1,0 +1,387 @@
+"""Tools of servers that speak the Model Context Protocol (modelcontextprotocol.io), through the official SDK.
+
+    Server    one of the recipe's servers; its tool has one function for each tool of the server
+    Session   one connection to it: one per process, opened anew once it has ended, or one per trajectory
+
+A session is held by a task of its own. The SDK's client has to be left in the task that entered it, and a server that dies may
+cancel that task; neither may be a trajectory's.
+
+What the agent gets wrong (a name, arguments, what the server calls an error) is an answer with `ok=False`. A server that cannot be
+reached, does not answer in time or breaks the protocol is an `InfrastructureFailure`, for all calls that wait for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import sys
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
+from pathlib import Path
+from string import Template
+from typing import TYPE_CHECKING, Any, TextIO
+
+from marl_plugins.builtin.tools.mcp.noise import Noise
+from marl_plugins.builtin.tools.mcp.offers import functions_of, simplify_schemas, wrong_offers
+from marl_plugins.builtin.tools.mcp.section import MCPServerConfig
+from marl_plugins.core.calls import parse_call
+from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure, leaves_of, nearest
+from marl_plugins.core.problems import Problem, at, meant
+from marl_plugins.core.redaction import Redaction, shown_url
+from marl_plugins.core.tools import Function, Tool, ToolCall
+from marl_plugins.core.trajectory import ToolResult
+
+if TYPE_CHECKING:
+    from mcp import Client
+    from mcp_types import CallToolResult
+
+STARTING_SECONDS = 60.0
+"""Seconds in which a server has to be connected and to list its tools; some install themselves first."""
+ALIVE_SECONDS = 5.0
+"""Seconds in which a server that has failed a call has to answer another request; else it is given up, and started anew."""
+LEAVING_SECONDS = 10.0
+"""Seconds for a server's process to end; the SDK ends it after two, and kills it after four."""
+LAST_WORDS_CHARS = 500
+"""Characters of a server's standard error that are shown where it failed."""
+
+
+class Servers:
+    """The MCP servers of a run."""
+
+    def __init__(self) -> None:
+        self._servers: dict[str, Server] = {}
+        self._noise = Noise()
+
+    def of(self, configs: Mapping[str, MCPServerConfig], folder: Path) -> list[Server]:
+        """Returns the servers of a recipe, which lies in `folder`."""
+        for name, config in configs.items():
+            self._servers.setdefault(name, Server(name, config, folder))
+        return list(self._servers.values())
+
+    async def try_all(self) -> None:
+        """Connects to each server once, and notes what it offers.
+
+        Raises:
+            ConfigurationError: Some cannot be reached, or do not have the tools that the recipe names.
+        """
+        self._noise.listen()
+        tried = await asyncio.gather(*(server.learn() for server in self._servers.values()), return_exceptions=True)
+        problems: list[Problem] = []
+        for error in tried:
+            if isinstance(error, ConfigurationError):
+                problems += error.problems
+            elif error is not None:
+                raise error
+        if problems:
+            raise ConfigurationError(problems)
+
+    async def close(self) -> None:
+        """Ends every session."""
+        await asyncio.gather(*(server.close() for server in self._servers.values()))
+
+
+class Server:
+    """One MCP server of a recipe.
+
+    Args:
+        folder: The recipe's, in which a command is started.
+    """
+
+    def __init__(self, name: str, config: MCPServerConfig, folder: Path):
+        self.name = name
+        self.config = config
+        self.folder = folder
+        self.functions: tuple[Function, ...] = ()
+        self.starting = asyncio.Semaphore(os.cpu_count() or 1)
+        self.redaction = Redaction([os.environ.get(v, "") for v in config.variables], url=_filled(config.url))
+        self.sessions: set[Session] = set()
+        self._session: Session | None = None
+
+    def tool(self) -> Tool:
+        """Returns the server as a tool."""
+        return Tool(
+            self.name,
+            self.run,
+            calls_per_answer=self.config.calls_per_answer,
+            open=self.opened if self.config.per_trajectory else None,
+            functions=self.functions,
+        )
+
+    async def run(self, call: ToolCall) -> ToolResult:
+        """Answers one call: of a function by its name, or a text `{"name": ..., "arguments": {...}}`.
+
+        Raises:
+            InfrastructureFailure: The server is down, late, or breaks the protocol.
+        """
+        started = time.monotonic()
+        ok, output = await self._answer(call)
+        return ToolResult(self.name, call.text, self.shown(output), ok, time.monotonic() - started)
+
+    async def _answer(self, call: ToolCall) -> tuple[bool, str]:
+        made = call.function or parse_call(call.text)
+        if made is None or not isinstance(made.arguments, Mapping):
+            return False, 'expected {"name": ..., "arguments": {...}}'
+        names = [function.name for function in self.functions]
+        if names and made.name not in names:
+            return False, f"there is no tool {made.name!r}{nearest(made.name, names)}"
+        session: Session = call.session or self.session()
+        return await session.call(made.name, dict(made.arguments))
+
+    def shown(self, output: str) -> str:
+        """Returns a server's text without what it was given as a secret, head and tail where it is long."""
+        text, most = self.redaction.redact(output), self.config.output_chars
+        if len(text) <= most:
+            return text
+        half = most // 2
+        return f"{text[:half]}\n[... {len(text) - most} characters left out ...]\n{text[half - most :]}"
+
+    def session(self) -> Session:
+        """Returns the session that all trajectories share; a new one where it has ended."""
+        if self._session is None or self._session.ended:
+            self._session = Session(self)
+        return self._session
+
+    @asynccontextmanager
+    async def opened(self, task: str, sample: int, step: int) -> AsyncIterator[Session]:
+        """Provides a session of one trajectory; once it has ended, it is not replaced, for its state is gone."""
+        session = Session(self)
+        try:
+            await session.client()
+            yield session
+        finally:
+            await session.close()
+
+    async def learn(self) -> None:
+        """Opens a session to learn what the server offers, and ends it: the event loop may not turn for minutes.
+
+        Raises:
+            ConfigurationError: It cannot be opened, or tools that the recipe names are not among them.
+        """
+        where = at(key=f"tools.mcp.{self.name}")
+        session = Session(self)
+        try:
+            await session.client()
+        except InfrastructureFailure as failure:
+            fix = "does it run, and is it the right `command` or `url`?"
+            raise ConfigurationError(Problem("mcp.unreachable", where, str(failure), fix=fix)) from failure
+        finally:
+            await session.close()
+        offered, named = {f.name: f for f in session.functions}, self.config.tools
+        problems = [
+            Problem(
+                "mcp.no_tool", at(key=f"tools.mcp.{self.name}.tools"), f"it has no tool {name!r}", fix=meant(name, offered)
+            )
+            for name in named
+            if name not in offered
+        ]
+        if not offered:
+            problems.append(Problem("mcp.no_tools", where, "it has no tools"))
+        wanted = [offered[name] for name in named or offered if name in offered]
+        problems += [Problem("mcp.offer", where, wrong) for wrong in wrong_offers(wanted)]
+        if problems:
+            raise ConfigurationError(problems)
+        self.functions = tuple(wanted)
+
+    async def close(self) -> None:
+        """Ends all sessions."""
+        await asyncio.gather(*(session.close() for session in list(self.sessions)))
+
+    @asynccontextmanager
+    async def transport(self, errors: TextIO) -> AsyncIterator[AbstractAsyncContextManager[Any]]:
+        """Provides the way to the server; its process writes to `errors`."""
+        config = self.config
+        if config.url:
+            import httpx2
+            from mcp.client.streamable_http import streamable_http_client
+
+            headers = {name: _filled(value) for name, value in config.headers.items()}
+            timeout, limits = httpx2.Timeout(STARTING_SECONDS, read=config.seconds + STARTING_SECONDS), httpx2.Limits()
+            async with httpx2.AsyncClient(headers=headers, timeout=timeout, limits=limits) as client:
+                yield streamable_http_client(_filled(config.url), http_client=client)
+        else:
+            from mcp.client.stdio import StdioServerParameters, stdio_client
+
+            program = config.program(self.folder)
+            if program is None:
+                raise FileNotFoundError(f"there is no program {config.command[0]!r}")
+            path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+            env = {"PATH": path} | {name: _filled(value) for name, value in config.env.items()}
+            words = StdioServerParameters(command=program, args=config.command[1:], env=env, cwd=self.folder.absolute())
+            yield stdio_client(words, errors)
+
+    @property
+    def place(self) -> str:
+        """Returns where the server is, as it may be written."""
+        return shown_url(self.config.url) if self.config.url else self.config.command[0]
+
+
+class Session:
+    """One connection to a server, in a task of its own that lasts until `close`, or until the server ends it."""
+
+    def __init__(self, server: Server):
+        self.functions: list[Function] = []
+        self._server = server
+        self._said = StderrTail()
+        self._leave = asyncio.Event()
+        self._client: asyncio.Future[Client] = asyncio.get_running_loop().create_future()
+        self._owner = asyncio.create_task(self._hold(), name=f"MCP server {server.name}")
+        server.sessions.add(self)
+        self._owner.add_done_callback(self._ended)
+
+    @property
+    def ended(self) -> bool:
+        """Returns whether no call can be made any more."""
+        return self._leave.is_set() or self._owner.done()
+
+    def _ended(self, owner: asyncio.Task[None]) -> None:
+        self._server.sessions.discard(self)
+        if not owner.cancelled():
+            owner.exception()  # said by whoever waits for the session; asyncio would log it too
+
+    async def _hold(self) -> None:
+        from mcp import Client
+
+        async with AsyncExitStack() as stack:
+            errors = stack.enter_context(self._said.written())
+            async with self._server.starting, asyncio.timeout(STARTING_SECONDS):
+                transport = await stack.enter_async_context(self._server.transport(errors))
+                client = await stack.enter_async_context(Client(transport, read_timeout_seconds=STARTING_SECONDS))
+                self.functions = await _listed(client)
+            self._client.set_result(client)
+            await self._leave.wait()
+
+    async def client(self) -> Client:
+        """Returns the SDK's client, once it is connected.
+
+        Raises:
+            InfrastructureFailure: The session has ended, or could not be opened.
+        """
+        if not self._client.done():
+            await asyncio.wait((self._client, self._owner), return_when=asyncio.FIRST_COMPLETED)
+        if self.ended:
+            raise self._failure(f"cannot be reached: {self._why()}")
+        return self._client.result()
+
+    async def call(self, name: str, arguments: dict[str, Any]) -> tuple[bool, str]:
+        """Calls one of the server's tools; returns its answer, and whether that is no error.
+
+        Raises:
+            InfrastructureFailure: It has not answered.
+        """
+        from mcp import MCPError
+        from mcp_types import INVALID_PARAMS, REQUEST_TIMEOUT
+
+        client, seconds = await self.client(), self._server.config.seconds
+        try:
+            result = await client.call_tool(name, arguments, read_timeout_seconds=seconds)
+        except MCPError as error:
+            if error.code == INVALID_PARAMS:
+                return False, str(error)
+            await self._end_unless_alive(client)
+            late = f"did not answer within {seconds:g} s (tools.mcp.{self._server.name}.seconds)"
+            raise self._failure(f"{name}: {late if error.code == REQUEST_TIMEOUT else error}") from error
+        except _broken() as error:
+            await self._end_unless_alive(client)
+            raise self._failure(f"{name}: {type(error).__name__}: {error}") from error
+        return not result.is_error, _text_of(result)
+
+    async def _end_unless_alive(self, client: Client) -> None:
+        """Give the session up where the server answers nothing any more, so that the next call opens a new one."""
+        from mcp import MCPError
+
+        gone: tuple[type[Exception], ...] = (TimeoutError, MCPError, *_broken())
+        try:
+            async with asyncio.timeout(ALIVE_SECONDS):
+                simplify_schemas((await client.list_tools(cache_mode="bypass")).tools)
+        except gone:
+            self._leave.set()
+
+    async def close(self) -> None:
+        """Ends the session and the server's process."""
+        self._leave.set()
+        if not self._client.done():
+            self._owner.cancel()  # it is still being opened
+        await asyncio.wait({self._owner}, timeout=LEAVING_SECONDS)
+
+    def _failure(self, why: str) -> InfrastructureFailure:
+        said = self._said.text.strip()[-LAST_WORDS_CHARS:]
+        text = f"MCP server {self._server.name!r} ({self._server.place}): {why}" + (f"; it wrote: {said}" if said else "")
+        return InfrastructureFailure("tool", self._server.redaction.text(text))
+
+    def _why(self) -> str:
+        """Returns why the session has ended."""
+        if not self._owner.done() or self._owner.cancelled():
+            return "its connection has ended"
+        if (error := self._owner.exception()) is None:
+            return "its connection was closed"
+        if isinstance(error, TimeoutError):
+            return f"not connected within {STARTING_SECONDS:g} s"
+        return ", ".join(dict.fromkeys(str(leaf) or type(leaf).__name__ for leaf in leaves_of(error)))
+
+
+class StderrTail:
+    """The end of what a process writes to its standard error; all before it is dropped."""
+
+    def __init__(self) -> None:
+        self._end = b""
+
+    @property
+    def text(self) -> str:
+        return self._end.decode(errors="replace")
+
+    @contextmanager
+    def written(self) -> Iterator[TextIO]:
+        """Provides the file that the process is given."""
+        reading, writing = os.pipe()
+        os.set_blocking(reading, False)
+        loop = asyncio.get_running_loop()
+        loop.add_reader(reading, self._read, reading)
+        try:
+            with os.fdopen(writing, "w") as file:
+                yield file
+        finally:
+            loop.remove_reader(reading)
+            self._read(reading)
+            os.close(reading)
+
+    def _read(self, reading: int) -> None:
+        with contextlib.suppress(BlockingIOError):
+            self._end = (self._end + os.read(reading, 1 << 16))[-4 * LAST_WORDS_CHARS :]
+
+
+def _broken() -> tuple[type[Exception], ...]:
+    """Returns what the SDK raises where a connection or the protocol is broken; RuntimeError where a result does not fit its
+    schema."""
+    import anyio
+    import httpx2
+    from pydantic import ValidationError
+
+    return anyio.ClosedResourceError, anyio.BrokenResourceError, httpx2.HTTPError, ValidationError, RuntimeError
+
+
+async def _listed(client: Client) -> list[Function]:
+    """All tools that a server has."""
+    functions: list[Function] = []
+    cursor = None
+    while True:
+        page = await client.list_tools(cursor=cursor)
+        simplify_schemas(page.tools)
+        functions += functions_of(page.tools)
+        cursor = page.next_cursor
+        if cursor is None:
+            return functions
+
+
+def _text_of(result: CallToolResult) -> str:
+    """Returns what a result says; of pictures and the like only that there was one."""
+    if not result.content and result.structured_content is not None:
+        return json.dumps(result.structured_content, ensure_ascii=False)
+    return "\n".join(block.text if block.type == "text" else f"[{block.type}]" for block in result.content)
+
+
+def _filled(text: str) -> str:
+    """A text with the variables of the environment in it; one that is not set is reported by the plan."""
+    return Template(text).safe_substitute(os.environ)

@@ -1,0 +1,114 @@
+"""The `search` tool: BM25 over a corpus, by bm25s (https://github.com/xhluca/bm25s; Lucene's form, k1 1.5, b 0.75).
+
+    <search>capital of France</search>
+
+The index is built once per run, before anything is sampled, and shared by all trajectories. Words are runs of letters, digits and
+underscores, in lower case; nothing is stemmed, and no word is left out. Documents of equal score come in the order of the
+corpus, so that a run repeats. A query of which no document has a word finds nothing (`ok` false), and that is no fault of the tool.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from marl_plugins.builtin.tools.search.corpus import Document, read_corpus
+from marl_plugins.builtin.tools.search.section import SearchToolConfig
+from marl_plugins.core.tools import Function, Tool, ToolCall
+from marl_plugins.core.trajectory import ToolResult
+
+CALL = re.compile(r"<search>(.*?)</search>", re.DOTALL)
+"""A query is what the tag encloses."""
+WORD = r"(?u)\b\w+\b"
+NOTHING = "nothing was found"
+FUNCTION = Function(
+    "search",
+    "Returns the documents that fit a query best.",
+    {
+        "type": "object",
+        "properties": {"query": {"type": "string", "description": "Words that the document has."}},
+        "required": ["query"],
+    },
+    text="query",
+)
+"""For roles with `calls:`."""
+
+
+class Index:
+    """A corpus by its words.
+
+    Args:
+        part: What of the documents is indexed: `title`, `text` or `all`.
+    """
+
+    def __init__(self, documents: Sequence[Document], part: str = "all"):
+        import bm25s
+
+        self.documents = documents
+        words = bm25s.tokenize(
+            [document.indexed(part) for document in documents], token_pattern=WORD, stopwords=[], show_progress=False
+        )
+        self._scores = bm25s.BM25()
+        self._scores.index(words, show_progress=False)
+        self._known = words.vocab
+
+    def best(self, query: str, most: int) -> list[Document]:
+        """Returns the documents of the highest scores above 0, at most so many, the best first."""
+        import numpy as np
+
+        words = [word for word in re.findall(WORD, query.lower()) if word in self._known]
+        if not words:
+            return []
+        scores = self._scores.get_scores(words)
+        least = np.partition(scores, -most)[-most] if most < len(scores) else 0.0
+        candidates = np.flatnonzero((scores >= least) & (scores > 0))
+        order = np.argsort(-scores[candidates], kind="stable")[:most]
+        return [self.documents[number] for number in candidates[order]]
+
+
+class SharedIndex:
+    """The one index of a run, built when it is first needed."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._built: Index | None = None
+
+    def of(self, corpus: Path, part: str) -> Index:
+        """Returns the index of the run's corpus.
+
+        Raises:
+            ConfigurationError: All that is wrong with the corpus.
+        """
+        with self._lock:
+            if self._built is None:
+                self._built = Index(read_corpus(corpus, part), part)
+            return self._built
+
+
+def search_tool(config: SearchToolConfig, corpus: Path, shared: SharedIndex) -> Tool:
+    """Returns the tool on one corpus."""
+
+    def answered(text: str) -> tuple[str, bool]:
+        query = text.strip()
+        if len(query) > config.query_chars:
+            return f"the query has {len(query)} characters; write at most {config.query_chars}", False
+        found = shared.of(corpus, config.index).best(query, config.results)
+        return "\n".join(document.shown(config.document_chars) for document in found) or NOTHING, bool(found)
+
+    async def run(call: ToolCall) -> ToolResult:
+        output, ok = await asyncio.to_thread(answered, call.text)
+        return ToolResult("search", call.text, output, ok)
+
+    settings: dict[str, Any] = config.model_dump(mode="json")
+    return Tool(
+        "search",
+        run,
+        CALL.findall,
+        calls_per_answer=config.calls_per_answer,
+        settings=settings,
+        functions=(FUNCTION,),
+    )

@@ -1,0 +1,139 @@
+"""`openrlhf inspect RUN`: the list of a run's trajectories, and one of them in full; a page; JSON Lines; two runs side by side."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from marl_plugins.commands.inspect.query import TERMS, Query, nothing_found, query_of
+from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.core.options import at_least
+from marl_plugins.core.problems import Problem, at
+from marl_plugins.engine.hosts.upstream_cli import Parser
+from marl_plugins.engine.records.read import Filter, RunReader
+
+EXTRA = "pip install 'openrlhf-marl[inspect]'"
+
+
+def make_parser() -> Parser:
+    """Builds the command line."""
+    parser = Parser(
+        prog="openrlhf inspect",
+        description="Look at what a run's agents were shown, said and were rewarded for: a list of trajectories to filter and open "
+        "in a terminal, one page for a browser (--html), or JSON Lines (--json). With two runs, what became better or worse on the "
+        "tasks that both were evaluated on. See openrlhf docs inspect.",
+        epilog="Examples: openrlhf inspect runs/demo --role coder --outcome 0; openrlhf inspect runs/demo --html demo.html; "
+        "openrlhf inspect runs/demo --task t17 --step 3 --full; openrlhf inspect runs/a runs/b",
+    )
+    add = parser.add_argument
+    add(
+        "source",
+        type=Path,
+        nargs="+",
+        metavar="RUN",
+        help="a run's output folder, or a file of its trajectories; two to compare",
+    )
+    add("--html", type=Path, metavar="FILE", help="write one page that needs no server and no network")
+    add("--to", type=Path, metavar="FILE.eval", help="write a log of Inspect (inspect_ai), for its viewer")
+    add(
+        "--most",
+        type=at_least(1),
+        default=5000,
+        metavar="N",
+        help="trajectories in the page or log; more are sampled by step (5000)",
+    )
+    add("--json", action="store_true", help="print one JSON object per trajectory and line")
+    add("--full", action="store_true", help="print each trajectory in full, in place of a line")
+    add("--evaluations", action="store_true", help="of the evaluations, as far as they are kept, in place of training")
+    add("--follow", action="store_true", help="go on with what a run in progress adds")
+    wanted = parser.add_argument_group("which trajectories")
+    for name, term in TERMS.items():
+        wanted.add_argument(f"--{name}", metavar=term.metavar, help=term.help)
+    return parser
+
+
+def main(words: Sequence[str]) -> int:
+    """Shows a run, and returns the exit code.
+
+    Raises:
+        ConfigurationError: There are no such records, they cannot be read, or the page cannot be written.
+    """
+    options = make_parser().parse_args(list(words))
+    terms = {name: value for name in TERMS if (value := getattr(options, name)) is not None}
+    query = query_of(terms, Filter(split="eval" if options.evaluations else "train", received=True))
+    if len(options.source) > 2:
+        raise ConfigurationError(
+            Problem("viewer.runs", at(command="openrlhf inspect"), f"{len(options.source)} runs", "one, or two to compare")
+        )
+    try:
+        import msgspec  # noqa: F401
+    except ImportError:
+        raise ConfigurationError(
+            Problem("viewer.extra", at(command="openrlhf inspect"), "msgspec is not installed", fix=EXTRA)
+        ) from None
+    if len(options.source) == 2:
+        from marl_plugins.commands.inspect.compare import compare
+
+        return compare(options, query)
+    return show(options, RunReader(options.source[0]), query)
+
+
+def show(options: argparse.Namespace, run: RunReader, query: Query) -> int:
+    """Shows one run in the way that the flags ask for."""
+    if options.html:
+        from marl_plugins.commands.inspect.page_writer import write_page
+
+        print(write_page(run, query, options.html, options.most))
+    elif options.to:
+        from marl_plugins.commands.inspect.inspect_log import write_log
+
+        print(write_log(run, query, options.to, options.most))
+    elif options.json:
+        print_json(run, query)
+    elif options.full or not sys.stdout.isatty():
+        print_list(options, run, query)
+    else:
+        from marl_plugins.commands.inspect.terminal import browse
+
+        browse(run, query, options.follow)
+    return 0
+
+
+def print_json(run: RunReader, query: Query) -> None:
+    """Prints trajectories as they come, each as what the page shows of it."""
+    from marl_plugins.commands.inspect.index import texts_of
+    from marl_plugins.commands.inspect.shown import trajectory_values
+
+    found = False
+    for trajectory in run.trajectories(query.wanted):
+        if query.find is None or any(map(query.find.search, texts_of(trajectory))):
+            found = True
+            print(json.dumps(trajectory_values(trajectory)))
+    if not found:
+        raise nothing_found(run, query)
+
+
+def print_list(options: argparse.Namespace, run: RunReader, query: Query) -> None:
+    """Prints a line, or everything, of each trajectory."""
+    from rich.console import Console
+
+    from marl_plugins.commands.inspect.index import Index
+    from marl_plugins.commands.inspect.shown import trajectory_values
+    from marl_plugins.commands.inspect.text import HEADER, entry_line, whole
+
+    index = Index(run, query.wanted, query.find)
+    if not index.entries:
+        raise nothing_found(run, query)
+    if options.full:
+        console = Console(file=sys.stdout, highlight=False, soft_wrap=True)
+        for entry in index.entries:
+            for part in whole(trajectory_values(index.open(entry))):
+                console.print(part)
+        return
+    print(HEADER)
+    for entry in index.entries:
+        print(entry_line(entry))
+    print(f"{len(index.entries):,} trajectories")

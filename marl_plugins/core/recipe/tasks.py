@@ -1,0 +1,398 @@
+"""Tasks from JSON, JSON Lines and CSV files, every broken line reported at once, and the order they are trained in."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import random
+import re
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import islice, repeat
+from pathlib import Path
+from typing import Any
+
+from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.core.problems import Problem, at, first_of, meant
+from marl_plugins.core.recipe.texts import read_text
+from marl_plugins.core.seeds import derive_seed
+from marl_plugins.core.trajectory import Task
+
+LONG_NUMBER = "holds a whole number of thousands of digits; write it as a text"
+SUFFIXES = (".json", ".jsonl", ".csv")
+"""Files that are read here; what else `--data.prompt_dataset` names is a data set of the hub."""
+
+INPUT_KEYS = ("input", "prompt", "problem", "question", "query", "instruction")
+LABEL_KEYS = (
+    "label",
+    "answer",
+    "target",
+    "final_answer",
+    "expected_answer",
+    "ground_truth",
+    "gold",
+    "solution",
+    "output",
+)
+"""Names that public data sets use, looked for in this order where none was given."""
+
+
+@dataclass(frozen=True)
+class Fields:
+    """The fields of a file that prompt and label were taken from, and others that could have been the prompt."""
+
+    prompt: str
+    label: str | None
+    rivals: tuple[str, ...] = ()
+    remarks: tuple[str, ...] = ()
+    """What else was chosen: the one list of an object, the user's text of chat messages."""
+
+    def __str__(self) -> str:
+        label = f"{self.label} -> label" if self.label else "no label"
+        return "; ".join([f"{self.prompt} -> prompt, {label}", *self.remarks])
+
+
+class FileTasks(list[Task]):
+    """Tasks of a file, with the file, the fields that they were taken from, and the place of each for messages."""
+
+    def __init__(self, tasks: Iterable[Task], path: Path, fields: Fields, places: Sequence[str]):
+        super().__init__(tasks)
+        self.path = path
+        self.fields = fields
+        self.places = places
+
+
+def choose_keys(columns: Iterable[str], input_key: str | None, label_key: str | None) -> tuple[str, str | None]:
+    """Returns the fields of prompt and label: those that were given, else the first of the usual names that exists."""
+    fields = choose_fields(columns, input_key, label_key)
+    return fields.prompt, fields.label
+
+
+def choose_fields(columns: Iterable[str], input_key: str | None, label_key: str | None) -> Fields:
+    """Chooses as `choose_keys` does, and returns the fields that have another of the usual names of a prompt."""
+    there = list(columns)
+    lower = {name.lower(): name for name in reversed(there)}
+    usual = [lower[k] for k in INPUT_KEYS if k in lower]
+    label = label_key or next((lower[k] for k in LABEL_KEYS if k in lower), None)
+    if input_key or not usual:
+        return Fields(input_key or INPUT_KEYS[0], label)
+    return Fields(usual[0], label, tuple(usual[1:]))
+
+
+def read_tasks(
+    path: Path, input_key: str | None = None, label_key: str | None = None, limit: int | None = None
+) -> FileTasks:
+    """Returns the tasks of a `.jsonl` file (one object per line), a `.json` file (a list of objects, or one list under any
+    key), or a `.csv` file (the first line names the fields; all values are texts).
+
+    A prompt is a string, or chat messages of which one is the user's.
+
+    Args:
+        input_key: Field of the prompt; None: by the usual names (`INPUT_KEYS`).
+        label_key: Field of the label; None: by the usual names, if any item has one. Required in every item then.
+        limit: Maximum number of items.
+
+    Raises:
+        ConfigurationError: With every broken item, named by file and line (or item number).
+    """
+    try:
+        text = read_text(path)
+    except ConfigurationError as error:
+        raise ConfigurationError(p.within(name="tasks") for p in error.problems) from None
+    if not text.strip():
+        raise ConfigurationError(Problem("tasks.empty_file", at(file=path), "is empty", fix="there are no tasks in it"))
+    problems: list[Problem] = []
+    items = list(islice(_items(path, text, problems), limit))
+    columns = dict.fromkeys(key for _, item in items if isinstance(item, dict) for key in item)
+    fields = choose_fields(columns, input_key, label_key)
+    if columns and (missing := _missing(fields, input_key, columns)):
+        raise ConfigurationError([*problems, *(p.within(line=items[0][0]) for p in missing)])
+    tasks: list[Task] = []
+    for number, (where, item) in enumerate(items):
+        task = _task(where, item, fields, number, problems)
+        if task:
+            tasks.append(task)
+    seen: set[str] = set()
+    for task in tasks:
+        if task.id in seen:
+            problems.append(
+                Problem(
+                    "tasks.same_id",
+                    at(file=path),
+                    f"the id {task.id!r} is used twice",
+                    fix="ids name results and must differ",
+                )
+            )
+        seen.add(task.id)
+    if not problems and not tasks:
+        problems.append(Problem("tasks.empty_file", at(file=path), "no tasks in it"))
+    if problems:
+        raise ConfigurationError(first_of(problems, path))
+    if any(isinstance(item[fields.prompt], list) for _, item in items):
+        fields = replace(fields, remarks=("of chat messages, the user's text",))
+    if path.suffix == ".json" and text.lstrip().startswith("{"):
+        key = next(key for key, value in json.loads(text).items() if isinstance(value, list))
+        fields = replace(fields, remarks=(f"of the one object, the list under {key!r}", *fields.remarks))
+    return FileTasks(tasks, path, fields, [where for where, _ in items])
+
+
+def _missing(fields: Fields, input_key: str | None, columns: Iterable[str]) -> list[Problem]:
+    """Fields that no item has."""
+    there = ", ".join(columns)
+    problems = []
+    if fields.prompt not in columns and input_key:
+        problems.append(
+            Problem("tasks.no_field", got=f"no field {input_key!r} (--data.input_key)", fix=meant(input_key, columns))
+        )
+    elif fields.prompt not in columns:
+        problems.append(
+            Problem(
+                "tasks.no_prompt_field",
+                got=f"no field {fields.prompt!r}, nor {', '.join(INPUT_KEYS[1:])}",
+                fix=f"name the field of the prompt with --data.input_key: {there}",
+            )
+        )
+    if fields.label and fields.label not in columns:
+        problems.append(
+            Problem("tasks.no_field", got=f"no field {fields.label!r} (--data.label_key)", fix=meant(fields.label, columns))
+        )
+    return problems
+
+
+def _items(path: Path, text: str, problems: list[Problem]) -> Iterator[tuple[str, Any]]:
+    """The items of a file with their places."""
+    try:
+        if path.suffix == ".json":
+            yield from _listed(path, text, problems)
+        elif path.suffix == ".csv":
+            yield from _table(path, text, problems)
+        else:
+            yield from _lines(path, text, problems)
+    except RecursionError:
+        problems.append(Problem("tasks.deep_json", at(file=path), "JSON that is nested too deeply to be read"))
+    except ValueError:
+        problems.append(Problem("tasks.long_number", at(file=path), LONG_NUMBER))
+
+
+def _listed(path: Path, text: str, problems: list[Problem]) -> Iterator[tuple[str, Any]]:
+    try:
+        items = json.loads(text)
+    except json.JSONDecodeError as error:
+        of_lines = all(map(_is_object, text.strip().split("\n", 2)[:2])) and error.lineno > 1
+        hint = "one object per line belongs in a .jsonl file; rename it" if of_lines else _fault(error)
+        problems.append(Problem("files.json", at(line=f"{path}:{error.lineno}"), f"not JSON: {hint}"))
+        return
+    lists = [v for v in items.values() if isinstance(v, list)] if isinstance(items, dict) else []
+    places = map("{}:{}".format, repeat(path), _lines_of_items(text)) if isinstance(items, list) else repeat(str(path))
+    if len(lists) == 1:
+        items = lists[0]
+    if not isinstance(items, list):
+        several = f" with {len(lists)} lists; leave one of them in it" if lists else ""
+        problems.append(Problem("tasks.no_list", at(file=path), f"{_kind(items)}{several}", expected="a list of objects"))
+        return
+    for number, (place, item) in enumerate(zip(places, items, strict=False), 1):
+        yield f"{place}: item {number}", item
+
+
+def _lines_of_items(text: str) -> Iterator[int]:
+    """The lines on which the items of a JSON list begin."""
+    decoder, place, line, counted = json.JSONDecoder(), text.index("[") + 1, 1, 0
+    while found := re.compile(r"[\s,]*").match(text, place):
+        line += text.count("\n", counted, found.end())
+        counted = found.end()
+        if text[counted] == "]":
+            return
+        yield line
+        _, place = decoder.raw_decode(text, counted)
+
+
+def _lines(path: Path, text: str, problems: list[Problem]) -> Iterator[tuple[str, Any]]:
+    if text.lstrip().startswith("["):
+        problems.append(
+            Problem(
+                "tasks.list_in_lines",
+                where=at(line=f"{path}:1"),
+                got="expected an object per line, got a list",
+                fix="a list belongs in a .json file: rename it",
+            )
+        )
+        return
+    for number, line in enumerate(text.split("\n"), 1):
+        if line.strip():
+            try:
+                yield f"{path}:{number}", json.loads(line)
+            except json.JSONDecodeError as error:
+                problems.append(Problem("files.json", at(line=f"{path}:{number}"), f"not JSON: {_fault(error)}"))
+            except ValueError:
+                problems.append(Problem("tasks.long_number", at(line=f"{path}:{number}"), LONG_NUMBER))
+
+
+def _table(path: Path, text: str, problems: list[Problem]) -> Iterator[tuple[str, Any]]:
+    csv.field_size_limit(sys.maxsize)  # the text has been read already, and prompts may be long
+    rows = csv.reader(io.StringIO(text, newline=""), strict=True)
+    try:
+        header = next(rows)
+        if len(set(header)) < len(header):
+            problems.append(
+                Problem(
+                    "tasks.same_columns",
+                    where=at(line=f"{path}:1"),
+                    got=f"two fields have the same name: {', '.join(header)}",
+                )
+            )
+            return
+        if len(header) == 1 and (separator := next((s for s in ";\t|" if s in header[0]), "")):
+            problems.append(
+                Problem(
+                    "tasks.separator",
+                    where=at(line=f"{path}:1"),
+                    got=f"one field named {header[0]!r}",
+                    fix=f"separate values with commas, not {separator!r}",
+                )
+            )
+            return
+        for row in rows:
+            if row and len(row) != len(header):
+                problems.append(
+                    Problem(
+                        "tasks.columns",
+                        at(line=f"{path}:{rows.line_num}"),
+                        f"{len(row)} values, where line 1 names {len(header)} fields",
+                    )
+                )
+            elif row:
+                yield f"{path}:{rows.line_num}", dict(zip(header, row, strict=True))
+    except csv.Error as error:
+        problems.append(Problem("files.csv", at(line=f"{path}:{rows.line_num}"), f"not CSV: {error}"))
+
+
+def _is_object(line: str) -> bool:
+    """Returns whether a line is a JSON object by itself."""
+    try:
+        return isinstance(json.loads(line), dict)
+    except (ValueError, RecursionError):
+        return False
+
+
+def _fault(error: json.JSONDecodeError) -> str:
+    """Returns what is wrong where JSON cannot be read on, and the column."""
+    before, rest = error.doc[: error.pos].rstrip(), error.doc[error.pos :]
+    if not rest.strip():
+        fault = "it ends too early"
+    elif rest[0] in "]}" and before.endswith(","):
+        fault = f"a comma before {rest[0]}"
+    elif rest.strip() == ",":
+        fault = "a comma after the object"
+    elif rest[0] == "'":
+        fault = "strings are written in double quotes"
+    else:
+        fault = error.msg
+    return f"{fault} at column {error.colno}"
+
+
+def not_json(value: Any) -> str | None:
+    """Returns why a value is not a JSON value; None where it is one."""
+    try:
+        json.dumps(value, allow_nan=False)
+    except ValueError as error:
+        known = {"Out of range": "NaN and Infinity are not JSON values", "Circular": "it contains itself"}
+        return next((said for start, said in known.items() if str(error).startswith(start)), LONG_NUMBER)
+    except TypeError as error:
+        return str(error)
+    except RecursionError:
+        return "it is nested too deeply"
+    return None
+
+
+def _task(where: str, item: Any, fields: Fields, number: int, problems: list[Problem]) -> Task | None:
+    if not isinstance(item, dict):
+        problems.append(Problem("tasks.no_object", at(line=where), _kind(item), expected="an object"))
+        return None
+    before = len(problems)
+    prompt = as_text(item.get(fields.prompt))
+    if fields.prompt not in item:
+        problems.append(
+            Problem(
+                "tasks.no_field",
+                at(line=where),
+                f"no field {fields.prompt!r} (--data.input_key)",
+                fix=meant(fields.prompt, item),
+            )
+        )
+    elif isinstance(prompt, list):
+        problems.append(
+            Problem(
+                "tasks.messages",
+                at(line=where),
+                (f"field {fields.prompt!r} must be a non-empty string, or chat messages of which one is there, the user's"),
+                fix=f"got a list of {len(prompt)}: give `tasks:`, a file with load(split)",
+            )
+        )
+    elif not isinstance(prompt, str) or not prompt.strip():
+        problems.append(
+            Problem(
+                "tasks.prompt", at(line=where), f"field {fields.prompt!r} must be a non-empty string, got {_kind(prompt)}"
+            )
+        )
+    if fields.label and fields.label not in item:
+        problems.append(
+            Problem(
+                "tasks.no_field",
+                at(line=where),
+                f"no field {fields.label!r} (--data.label_key)",
+                fix=meant(fields.label, item),
+            )
+        )
+    elif fields.label and (empty := _empty(item[fields.label])):
+        fix = "give every item a label, or name another field (--data.label_key)"
+        problems.append(Problem("tasks.empty_label", at(line=where), f"field {fields.label!r} is {empty}", fix=fix))
+    identity = item.get("id", number)
+    if not isinstance(identity, str | int):
+        problems.append(
+            Problem("tasks.id", at(line=where), f"field 'id' must be a string or an integer, got {_kind(identity)}")
+        )
+    if not_json(item):
+        problems += [
+            Problem("tasks.value", at(line=where), f"field {key!r}: {why}")
+            for key, value in item.items()
+            if (why := not_json(value))
+        ]
+    if len(problems) > before:
+        return None
+    rest = {k: v for k, v in item.items() if k not in (fields.prompt, fields.label, "id")}
+    return Task(str(identity), str(prompt), item.get(fields.label) if fields.label else None, rest)
+
+
+def _empty(label: Any) -> str:
+    """Returns why a label is none; empty where it is one."""
+    if label is None:
+        return "null"
+    return "empty" if label == [] or (isinstance(label, str) and not label.strip()) else ""
+
+
+def as_text(prompt: Any) -> Any:
+    """Returns the user's message of a prompt given as chat messages, where there is one and nothing else; else unchanged."""
+    if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], dict) and prompt[0].get("role") == "user":
+        return prompt[0].get("content")
+    return prompt
+
+
+def _kind(value: Any) -> str:
+    names = {dict: "an object", list: "a list", str: "a string", bool: "a truth value", type(None): "null"}
+    kind = names.get(type(value), "a number")
+    return f"{kind} ({value!r})" if isinstance(value, bool | int | float) or value == "" else kind
+
+
+def epoch_order(count: int, run_seed: int, episode: int) -> list[int]:
+    """Returns the indices of the tasks in the order of one episode; a function of the run's seed and the episode alone."""
+    order = list(range(count))
+    random.Random(derive_seed(run_seed, "order", episode)).shuffle(order)
+    return order
+
+
+def batches(tasks: Sequence[Task], run_seed: int, episode: int, size: int) -> list[list[Task]]:
+    """Returns the episode's batches of tasks; the last one may be smaller."""
+    order = epoch_order(len(tasks), run_seed, episode)
+    return [[tasks[i] for i in order[start : start + size]] for start in range(0, len(order), size)]

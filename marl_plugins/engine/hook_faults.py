@@ -1,0 +1,137 @@
+"""Faults of plugins: what one raises in a run pauses it, with the names of the plugin, its hook and the line.
+
+Whatever it is: an exception, `sys.exit(0)`, a cancellation that nobody asked for. Before anything starts it is a problem of the
+configuration instead (`users_code` of loading.py).
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Awaitable, Callable, Collection, Generator, Iterator
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any
+
+from marl_plugins.core.failures import (
+    AgentFailure,
+    ConfigurationError,
+    InfrastructureFailure,
+    RunEnded,
+    RunPaused,
+    is_from_outside,
+    leaves_of,
+)
+from marl_plugins.core.loading import text_of, users_line
+
+SAMPLING = ("marl_generate", "marl_score_action", "marl_score_outcome")
+"""Hooks that say of one trajectory that it failed, by `InfrastructureFailure` or `AgentFailure`."""
+WHILE_WEIGHTS_CHANGE = ("marl_update", "marl_sync", "marl_stop")
+"""Hooks in the middle of which nothing can be saved."""
+IN_RUNS = (
+    *SAMPLING,
+    *WHILE_WEIGHTS_CHANGE,
+    *(
+        "marl_batch",
+        "marl_step",
+        "marl_exchange",
+        "marl_credit",
+        "marl_credit_step",
+        "marl_select",
+        "marl_log",
+        "marl_extensions",
+    ),
+    *("marl_state", "marl_restore", "marl_files"),
+)
+
+
+class HookFaults:
+    """`with`: what the code of a plugin's hook raises inside ends the run.
+
+    Args:
+        plugin: As the run calls it.
+
+    Raises:
+        RunPaused: The code raised something; what the hooks themselves are documented to raise passes.
+        RunEnded: The same, where weights may have changed in part.
+    """
+
+    def __init__(self, plugin: str, hook: str):
+        self.plugin, self.hook = plugin, hook
+        self._kind = RunEnded if hook in WHILE_WEIGHTS_CHANGE else RunPaused
+        self._passing: tuple[type[Exception], ...] = (ConfigurationError, RunEnded)
+        if hook in SAMPLING:
+            self._passing += (InfrastructureFailure, AgentFailure)
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if error is None or isinstance(error, self._passing) or is_from_outside(error):
+            return
+        leaves = list(leaves_of(error))
+        if all(isinstance(leaf, self._passing) or is_from_outside(leaf) for leaf in leaves):
+            return
+        if ended := next((leaf for leaf in leaves if isinstance(leaf, RunEnded)), None):
+            raise ended
+        raise self._kind(self._sentence(leaves[0])) from error
+
+    def _sentence(self, error: BaseException) -> str:
+        packages: Collection[str] = () if self.plugin.endswith(".py") else {self.plugin.partition(".")[0]}
+        line, text = users_line(error, packages), text_of(error)
+        return (
+            f"plugin {self.plugin}: {self.hook} raised {type(error).__name__}{f': {text}' if text else ''}"
+            f"{f', at {line}' if line else ''} (--debug shows all of it)"
+        )
+
+
+@contextmanager
+def no_exit() -> Iterator[None]:
+    """Turns an end of the program by a recipe's code, as by `sys.exit`, into a pause of the run, whatever its exit code
+    (`with`).
+
+    Raises:
+        RunPaused: It did, with its line. asyncio would stop the event loop, and the run's own exit code would be the code's.
+    """
+    try:
+        yield
+    except (SystemExit, KeyboardInterrupt) as error:
+        if is_from_outside(error):
+            raise
+        line = users_line(error, ())
+        raise RunPaused(
+            f"code of the recipe or of a plugin raised {type(error).__name__}: {text_of(error)}{f', at {line}' if line else ''}; "
+            "raise an exception that says what is wrong (--debug shows all of it)"
+        ) from error
+
+
+def guarded(plugin: str, hook: str, function: Callable[..., Any], wraps: bool) -> Callable[..., Any]:
+    """Returns a hook's implementation that raises as `HookFaults` says, also while its answer is awaited.
+
+    Args:
+        wraps: Whether it is a generator function around others'.
+    """
+    faults = HookFaults(plugin, hook)
+
+    async def awaited(answer: Awaitable[Any]) -> Any:
+        with faults:
+            return await answer
+
+    def finished(answer: Any) -> Any:
+        return awaited(answer) if inspect.isawaitable(answer) else answer
+
+    @functools.wraps(function)
+    def call(*given: Any) -> Any:
+        with faults:
+            answer = function(*given)
+        return finished(answer)
+
+    @functools.wraps(function)
+    def around(*given: Any) -> Generator[Any, Any, Any]:
+        with faults:
+            answer = yield from function(*given)
+        return finished(answer)
+
+    return around if wraps else call

@@ -1,0 +1,101 @@
+"""Build what DeepSpeed would otherwise compile during the first run: `python -m marl_plugins.engine.hosts.prebuild`.
+
+Two C++ operators, about a minute. A process that is killed while it builds or loads an operator leaves a lock for which every
+later one would wait forever; such locks are removed here, and at the start of a run.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.core.problems import Problem
+from marl_plugins.engine.hosts import cpu
+
+OPERATORS = ("FusedAdamBuilder", "ShareMemCommBuilder")
+
+
+def cache_folder() -> Path:
+    """Returns the folder of this user's caches."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+
+
+def extensions_folder(device: str) -> Path:
+    """Returns the folder in which DeepSpeed's operators are built: torch's own on GPUs."""
+    if device == "cpu":
+        return Path(cpu.environment()["TORCH_EXTENSIONS_DIR"])
+    return Path(os.environ.get("TORCH_EXTENSIONS_DIR") or cache_folder() / "torch_extensions")
+
+
+def abandoned_locks(folder: Path) -> list[Path]:
+    """Locks below a folder whose owners are gone.
+
+    The owner keeps the file open (torch/utils/file_baton.py of 2.13). The owner on another machine that shares the folder is not
+    seen; without the lock, it and this machine would build the same files at once.
+    """
+    locks = sorted(folder.glob("**/lock"))
+    open_files = set(_open_files()) if locks else set()
+    return [lock for lock in locks if lock.resolve() not in open_files]
+
+
+def _open_files() -> Iterator[Path]:
+    """Files that the processes of this machine have open, as far as this user may see them."""
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            for descriptor in (process / "fd").iterdir():
+                yield descriptor.readlink()
+        except OSError:  # it has ended meanwhile, or is another user's
+            continue
+
+
+def clear_abandoned_locks(folder: Path) -> list[Path]:
+    """Removes the locks whose owners are gone, and returns them."""
+    abandoned = abandoned_locks(folder)
+    for lock in abandoned:
+        lock.unlink(missing_ok=True)
+    return abandoned
+
+
+def main() -> int:
+    """Builds the operators into the folder where runs look for them."""
+    os.environ[cpu.DEVICE] = "cpu"
+    os.environ.update(cpu.environment())
+    if not (shutil.which("g++") and shutil.which("ninja")):
+        missing = " and ".join(tool for tool in ("g++", "ninja") if not shutil.which(tool))
+        raise ConfigurationError(
+            Problem(
+                "machine.compiler",
+                got=f"DeepSpeed compiles two operators and {missing} is missing: apt-get install g++ ninja-build",
+            )
+        )
+    folder = Path(os.environ["TORCH_EXTENSIONS_DIR"])
+    folder.mkdir(parents=True, exist_ok=True)
+    for lock in clear_abandoned_locks(folder):
+        print(f"removed the lock of a build that was killed: {lock}")
+    for name, seconds in load_operators():
+        print(f"{name}: ready after {seconds:.0f} s")
+    return 0
+
+
+def load_operators() -> Iterator[tuple[str, float]]:
+    """Loads the operators into this process, built first where they are not, and yields each one's name and the seconds that
+    it took."""
+    from deepspeed.accelerator import get_accelerator
+
+    for name in OPERATORS:
+        started = time.monotonic()
+        get_accelerator().create_op_builder(name).load(verbose=False)
+        yield name, time.monotonic() - started
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except ConfigurationError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)

@@ -1,0 +1,193 @@
+"""The sources of a release of upstream: a checkout, an unpacked wheel, a wheel file or a published version; never imported."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Iterator
+from email.parser import HeaderParser
+from pathlib import Path
+from typing import NamedTuple
+
+from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.core.problems import Problem, at
+from marl_plugins.engine.hosts.releases import parsed
+
+CLI = "cli/train_ppo_ray.py"
+
+
+class SourceTree(NamedTuple):
+    """A release on disk."""
+
+    root: Path
+    """Folder to put on `sys.path`: it holds `openrlhf/`, and `tests/` where the release ships its tests."""
+    version: str
+    """As stated by the release, or `unknown`."""
+    origin: str
+    """What it is: `checkout`, `unpacked wheel`, ..."""
+
+    @property
+    def package(self) -> Path:
+        return self.root / "openrlhf"
+
+    @property
+    def tests(self) -> Path | None:
+        """The folder of upstream's own tests."""
+        return self.root / "tests" if list((self.root / "tests").glob("test_*.py")) else None
+
+
+@contextlib.contextmanager
+def open_tree(source: str) -> Iterator[SourceTree]:
+    """Provides the release that a path or a version names; unpacked files are deleted afterwards.
+
+    Raises:
+        ConfigurationError: The path or version does not exist, is something else, or is incomplete.
+    """
+    path = Path(source).expanduser()
+    if path.is_dir():
+        yield _read_folder(path)
+    elif path.is_file():
+        with tempfile.TemporaryDirectory(prefix="openrlhf-") as unpacked:
+            yield _unpack(path, Path(unpacked))
+    elif os.sep not in source and (version := parsed(source)):
+        with tempfile.TemporaryDirectory(prefix="openrlhf-") as unpacked:
+            yield _unpack(download(str(version)), Path(unpacked))
+    else:
+        raise ConfigurationError(
+            Problem(
+                "trees.unknown",
+                where=at(file=source),
+                got="no such file or folder, and not a version",
+                fix="expected a checkout, a wheel, or a version like 0.11.2",
+            )
+        )
+
+
+def _read_folder(path: Path) -> SourceTree:
+    """A checkout, an unpacked wheel (its files may be in `*.data/purelib`), or the package's own folder."""
+    path = path.resolve()
+    if path.name == "openrlhf" and (path / CLI).is_file():
+        path = path.parent
+    if path.match("openrlhf-*.data/purelib"):
+        path = path.parents[1]
+    pure = sorted(path.glob("openrlhf-*.data/purelib"))
+    root = pure[0] if pure else path
+    metadata = sorted(path.glob("openrlhf-*.dist-info"))
+    if metadata:
+        _check_complete(path, metadata[0])
+    if not (root / "openrlhf").is_dir():
+        raise ConfigurationError(
+            Problem(
+                "trees.no_package",
+                at(file=path),
+                "has no folder openrlhf/",
+                fix="expected a checkout of OpenRLHF, an unpacked wheel, or a version",
+            )
+        )
+    if not (root / "openrlhf" / CLI).is_file():
+        raise ConfigurationError(
+            Problem(
+                "trees.incomplete",
+                at(file=path),
+                f"openrlhf/{CLI} is missing: not a supported OpenRLHF, or an incomplete one",
+                fix="check it out again",
+            )
+        )
+    if metadata:
+        headers = HeaderParser().parsestr((metadata[0] / "METADATA").read_text(encoding="utf-8"))
+        return SourceTree(root, headers.get("Version", "unknown"), "unpacked wheel" if pure else "installed")
+    stated = path / "version.txt"
+    version = stated.read_text(encoding="utf-8", errors="replace").strip() if stated.is_file() else "unknown"
+    return SourceTree(root, version, "checkout" if stated.is_file() else "folder")
+
+
+def _check_complete(path: Path, metadata: Path) -> None:
+    """A wheel's RECORD names all its files: those of the package must exist."""
+    record = metadata / "RECORD"
+    for file in (record, metadata / "METADATA"):
+        if not file.is_file():
+            raise ConfigurationError(
+                Problem(
+                    "trees.wheel",
+                    where=at(file=metadata),
+                    got=f"{file.name} is missing, so the wheel is incomplete: unpack it again",
+                )
+            )
+    with record.open(encoding="utf-8", newline="") as lines:
+        names = [row[0] for row in csv.reader(lines) if row and row[0].endswith(".py") and "openrlhf/" in row[0]]
+    missing = [name for name in names if not (path / name).is_file()]
+    if missing:
+        raise ConfigurationError(
+            Problem(
+                "trees.partly",
+                at(file=path),
+                (
+                    f"partly unpacked: {len(missing)} of the {len(names)} files in the wheel's RECORD are missing, "
+                    f"the first {missing[0]}"
+                ),
+                fix="unpack it again",
+            )
+        )
+
+
+def _unpack(wheel: Path, folder: Path) -> SourceTree:
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            archive.extractall(folder)
+    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError) as error:
+        raise ConfigurationError(
+            Problem("trees.wheel", where=at(file=wheel), got=f"not a complete wheel ({error})", fix="download it again")
+        ) from None
+    except OSError as error:
+        raise ConfigurationError(
+            Problem(
+                "trees.unpack", where=at(file=wheel), got=f"cannot be unpacked into {folder} ({error.strerror or error})"
+            )
+        ) from None
+    if not list(folder.glob("openrlhf-*.dist-info")):
+        found = ", ".join(sorted(p.name for p in folder.glob("*.dist-info"))) or "no *.dist-info"
+        raise ConfigurationError(
+            Problem("trees.other_wheel", where=at(file=wheel), got=f"expected a wheel of openrlhf, it contains {found}")
+        )
+    return _read_folder(folder)._replace(origin="wheel")
+
+
+def download(version: str) -> Path:
+    """Returns the wheel of a published version, without its dependencies; downloaded once.
+
+    Raises:
+        ConfigurationError: pip cannot download it, with its reason.
+    """
+    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "openrlhf-marl" / "releases"
+    cache.mkdir(parents=True, exist_ok=True)
+    found = sorted(cache.glob(f"openrlhf-{version}-*.whl"))
+    if found:
+        return found[0]
+    with tempfile.TemporaryDirectory(dir=cache, prefix=".new-") as fresh:
+        command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
+        command += ["--only-binary", ":all:", "--dest", fresh]
+        # Upstream's code is the same for all Pythons; every release has a wheel with this tag.
+        command += ["--python-version", "3.11", "--platform", "manylinux1_x86_64", f"openrlhf=={version}"]
+        done = subprocess.run(command, capture_output=True, text=True)
+        wheels = sorted(Path(fresh).glob("*.whl"))
+        if done.returncode or not wheels:
+            reasons = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or done.stderr.splitlines()
+            reason = re.sub(r"^ERROR: ", "", reasons[0]) if reasons else "pip downloaded no wheel"
+            if "(from versions: none)" in reason:  # what pip also prints if it cannot reach the index
+                reason = "pip found no version; is the index reachable (pip config list)?"
+            reason = reason.partition(" (from versions")[0]
+            raise ConfigurationError(
+                Problem(
+                    "trees.download",
+                    got=f"openrlhf {version} could not be downloaded: {reason[:300]}",
+                    fix="or give a path",
+                )
+            )
+        return wheels[0].rename(cache / wheels[0].name)

@@ -1,0 +1,58 @@
+"""Checks of how roles call their tools."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from marl_plugins.core.calls import clashes
+from marl_plugins.core.problems import Problem, meant
+from marl_plugins.core.recipe.recipe_yaml import Origins
+from marl_plugins.core.recipe.schema import Recipe, RoleConfig
+from marl_plugins.core.tools import Tool
+from marl_plugins.engine.hosts.vllm_parsers import KINDS, parser_names
+
+
+def check_calls(recipe: Recipe, origins: Origins, tools: Mapping[str, Tool], sent: bool = False) -> list[Problem]:
+    """Returns what is wrong with `calls`, `reasoning` and the names of functions; those of MCP servers show when a run starts.
+
+    Args:
+        sent: Whether tools may also be sent with a call, by the program that makes it.
+    """
+    problems = []
+    for name, role in recipe.roles.items():
+        own = [tools[tool] for tool in role.tools if tool in tools]  # others are reported with the roles
+        for key, problem in _problems(role, own, sent):
+            problems.append(problem.within(line=origins.where("roles", name, key), key=f"roles.{name}.{key}"))
+    return problems
+
+
+def _problems(role: RoleConfig, tools: Sequence[Tool], sent: bool = False) -> Iterator[tuple[str, Problem]]:
+    for key in KINDS:
+        known, given = parser_names(key), getattr(role, key)
+        if known and given is not None and given not in known:
+            yield key, Problem("calls.parser", got=f"vLLM has no parser {given!r}", fix=meant(given, known))
+    if role.reasoning is not None and role.calls is None:
+        yield (
+            "reasoning",
+            Problem(
+                "calls.reasoning",
+                got="says what is no call in the model's own format, and the role has no `calls`",
+                fix="remove it, or add that",
+            ),
+        )
+    if role.calls is not None and not role.tools and not sent:
+        yield (
+            "calls",
+            Problem("calls.no_tools", got="the role has no tools to call", fix="name them in `tools`, or remove it"),
+        )
+    for tool in tools:
+        if role.calls is not None and tool.functions is None:
+            yield (
+                "calls",
+                Problem(
+                    "calls.no_functions",
+                    got=f"tool {tool.name!r} has no functions that could be called by name",
+                    fix="give its Tool `functions`",
+                ),
+            )
+    yield from (("tools", problem) for problem in clashes(tools))

@@ -1,0 +1,120 @@
+"""Checks of the policies of a run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from marl_plugins.core.policy import Policy
+from marl_plugins.core.problems import Problem, at, meant
+from marl_plugins.core.recipe.recipe_yaml import Origins
+from marl_plugins.core.recipe.schema import PolicyConfig
+from marl_plugins.core.run import Run
+from marl_plugins.engine.plan.checks.numbers import with_policies_named
+from marl_plugins.engine.plan.checks.roles import NAME
+
+
+def check_policies(run: Run, policies: Sequence[Policy], without: Mapping[str, str], origins: Origins) -> list[Problem]:
+    """Returns what is wrong with the policies that a run is to have.
+
+    Args:
+        without: Policies of the recipe that this run does without, and the flag for which it does.
+    """
+    recipe, problems = run.recipe, []
+    names = [p.name for p in policies]
+    for name in sorted({n for n in names if names.count(n) > 1}):
+        problems.append(Problem("policies.twice", got=f"two policies are called {name!r}"))
+    for role, policy in [(name, policy) for name in recipe.mapped_roles for policy in recipe.policies_of(name)]:
+        if policies and policy not in names:
+            problems.append(
+                Problem(
+                    "roles.no_policy",
+                    got=f"role {role!r} is mapped to policy {policy!r}, which does not exist",
+                    fix=meant(policy, names),
+                )
+            )
+    problems += [
+        Problem(
+            "policies.unused",
+            at(line=origins.where("policies", name)),
+            f"no role is mapped to policy {name!r}",
+            fix=meant(name, names),
+        )
+        for name in recipe.policies
+        if name not in names and name not in without
+    ]
+    problems += [
+        Problem(
+            "policies.name",
+            at(policy=p.name),
+            "a policy's name is also a folder's: letters, digits and underscores only, at most 64",
+        )
+        for p in policies
+        if not re.fullmatch(NAME, p.name)
+    ]
+    if policies and not any(p.trainable for p in policies):
+        line = next((origins.where(*key) for key in origins.lines if key[-1:] == ("trainable",)), "")
+        got, fix = "every policy is frozen (trainable: false)", "at least one must be trained"
+        problems.append(Problem("policies.frozen", at(line=line), got, fix=fix))
+    return problems
+
+
+def check_followers(run: Run, policies: Sequence[Policy], origins: Origins) -> list[Problem]:
+    """Returns what is wrong with the policies that hold another one's weights."""
+    by_name, problems = {p.name: p for p in policies}, []
+    for policy in (p for p in policies if p.follows):
+        for key, problem in _follower(run, policy, by_name):
+            place = at(line=origins.where("policies", policy.name, key))
+            problems.append(replace(problem, where=place + at(key=f"policies.{policy.name}.{key}")))
+    return problems
+
+
+def _follower(run: Run, policy: Policy, by_name: Mapping[str, Policy]) -> Iterator[tuple[str, Problem]]:
+    """Returns what is wrong with one follower, by the key that says it."""
+    followed, name = by_name.get(policy.follows), repr(policy.follows)
+    if followed is policy:
+        yield "follows", Problem("policies.itself", got="a policy cannot follow itself", fix="name a trained one")
+    elif followed is None:
+        others = [p.name for p in by_name.values() if p.trainable and p is not policy]
+        got = f"there is no policy {name} in this run"
+        yield "follows", Problem("policies.unknown", got=got, fix=meant(policy.follows, others))
+    elif not followed.trainable:
+        fix = "name a trained one, or use `trainable: false`"
+        yield "follows", Problem("policies.untrained", got=f"policy {name} is not trained", fix=fix)
+    if policy.trainable:
+        got = f"it follows {name} and is not trained itself"
+        yield "trainable", Problem("policies.trained_follower", got=got, fix="remove the key")
+    if run.recipe.policies.get(policy.name, PolicyConfig()).model:
+        got = f"it has the model of {name}, which it follows"
+        yield "model", Problem("policies.model_of_follower", got=got, fix="remove the key")
+    if run.device != "cpu":
+        got = (
+            "not on GPUs yet: upstream's weight sync reaches the engines of one policy only (one broadcast group each, "
+            "ppo_actor.py:108)"
+        )
+        fix = "use `trainable: false` with a model of its own"
+        yield "follows", Problem("policies.follower_on_gpus", got=got, fix=fix)
+
+
+OF_ADAPTERS = ("ds.lora.alpha", "ds.lora.target_modules", "ds.lora.dropout")
+
+
+def check_adapters(run: Run) -> list[Problem]:
+    """Returns the policies that are to be adapters where they cannot be, and flags of adapters of policies that are none."""
+    ranks = {p.name: run.policy_args[p.name].ds.lora.rank for p in run.policies if p.trainable}
+    whole = run.processes is not None and not run.processes.adapters
+    got, fix = (
+        "it is to be an adapter of its model, and in this run a policy is a whole model",
+        "add --plugin marl_plugins.adapters",
+    )
+    refused = Problem("policies.adapter", at(flag="ds.lora.rank"), got, fix=fix)
+    problems = with_policies_named({name: [refused] if rank and whole else [] for name, rank in ranks.items()})
+    for flag in OF_ADAPTERS:
+        name = flag.rpartition(".")[2]
+        for_all = getattr(run.args.ds.lora, name)
+        own = [p for p, rank in ranks.items() if not rank and getattr(run.policy_args[p].ds.lora, name) != for_all]
+        if own or (flag in run.given and ranks and not any(ranks.values())):
+            where, got = at(policy=own, flag=flag), "it is for adapters, and --ds.lora.rank is 0"
+            problems.append(Problem("policies.no_rank", where, got, fix="give a rank, or remove it"))
+    return problems

@@ -1,0 +1,143 @@
+"""Checks of the roles of a recipe: their mapping, names, prompt files, tools and turns."""
+
+from __future__ import annotations
+
+import keyword
+import re
+import string
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+
+from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.core.problems import Problem, Where, at, close_names, meant
+from marl_plugins.core.recipe.recipe_yaml import Origins
+from marl_plugins.core.recipe.schema import Recipe, RoleConfig
+from marl_plugins.core.recipe.texts import read_text
+from marl_plugins.core.section import Section
+
+NAME = r"[A-Za-z_][A-Za-z0-9_]{0,63}"
+"""Of a role or a policy, which names files and folders too."""
+
+
+def _where_mapping(origins: Origins, *key: str) -> Where:
+    return at(line=origins.where("mapping", *key), key="mapping") if ("mapping",) in origins.lines else at(flag="mapping")
+
+
+def check_roles(
+    recipe: Recipe,
+    origins: Origins,
+    folder: Path,
+    tool_names: set[str] | None,
+    sections: Mapping[str, type[Section]] = MappingProxyType({}),
+) -> list[Problem]:
+    """Returns everything that is wrong with the roles.
+
+    Args:
+        tool_names: Names of the tools that there are; None where they are not known.
+        sections: The model of each section that the recipe may have.
+    """
+    return [
+        *_mapping(recipe, origins),
+        *(
+            problem
+            for name, config in recipe.roles.items()
+            for problem in (
+                *_name(name, origins),
+                *_prompts(name, config, origins, folder),
+                *_tools(name, config, origins, tool_names, sections),
+            )
+        ),
+    ]
+
+
+def _mapping(recipe: Recipe, origins: Origins) -> Iterator[Problem]:
+    if not isinstance(recipe.mapping, dict):
+        return
+    unmapped = [role for role in recipe.roles if role not in recipe.mapping]
+    for role in recipe.mapping:
+        if role not in recipe.roles:
+            got = f"there is no role {role!r} to be mapped"
+            yield Problem("roles.unknown", _where_mapping(origins, role), got, fix=meant(role, recipe.roles))
+            unmapped = [other for other in unmapped if other not in close_names(role, unmapped)]  # it is only misspelt
+    for role in unmapped:
+        yield Problem("roles.unmapped", _where_mapping(origins), f"role {role!r} is mapped to no policy")
+    for role, named in recipe.mapping.items():
+        if isinstance(named, list):
+            yield from _population(role, named, _where_mapping(origins, role))
+
+
+def _population(role: str, members: Sequence[str], where: Where) -> Iterator[Problem]:
+    """Yields what is wrong with the policies of which one plays a role on each task."""
+    if len(members) == 1:
+        got = f"role {role!r} has a population of one policy"
+        yield Problem("roles.small_population", where, got, fix=f"name more, or write `{role}: {members[0]}`")
+    for name in dict.fromkeys(name for name in members if members.count(name) > 1):
+        got = f"role {role!r} names policy {name!r} {members.count(name)} times"
+        yield Problem("roles.member_twice", where, got, fix="name it once: members play equally often")
+
+
+def _name(name: str, origins: Origins) -> Iterator[Problem]:
+    where = at(line=origins.where("roles", name), role=name)
+    if keyword.iskeyword(name):
+        yield Problem("roles.keyword", where, "cannot be called: it is a Python keyword", fix="choose another name")
+    if not re.fullmatch(NAME, name) or name.startswith("_"):
+        got, fix = "cannot be called", "letters, digits and underscores only, a letter first, at most 64"
+        yield Problem("roles.name", where, got, fix=fix)
+
+
+def _prompts(role: str, config: RoleConfig, origins: Origins, folder: Path) -> Iterator[Problem]:
+    for key in ("prompt", "system", "followup"):
+        if (file := getattr(config, key)) is not None:
+            line = origins.where("roles", role, key)
+            yield from (p.within(line=line, key=f"roles.{role}.{key}") for p in _prompt(folder / file))
+    if "" in config.stop:
+        where = at(line=origins.where("roles", role, "stop"), key=f"roles.{role}.stop")
+        yield Problem("roles.empty_stop", where, "'' occurs in every text", fix="remove it")
+
+
+def _prompt(path: Path) -> list[Problem]:
+    """Returns what is wrong with the file of a prompt."""
+    where = at(file=path)
+    try:
+        text = read_text(path)
+        fields = [name for _, name, _, _ in string.Formatter().parse(text) if name is not None]
+    except ConfigurationError as error:
+        return error.problems
+    except ValueError as error:
+        return [Problem("roles.braces", where, str(error), fix="write {{ and }} for braces")]
+    if not text.strip():
+        return [Problem("roles.empty_prompt", where, "is empty", fix="write what the role is asked")]
+    if "\0" in text:
+        return [Problem("roles.nul", where, "holds a NUL character", fix="remove it")]
+    no_name = [field for field in fields if not field.isidentifier()]
+    taken = [field for field in fields if keyword.iskeyword(field) or field in ("after", "continues")]
+    fix = "a field is a name such as {problem}, and braces are written {{ and }}"
+    problems = [Problem("roles.field", where, f"{{{field}}} is not a field", fix=fix) for field in no_name]
+    for field in taken:
+        got = f"{{{field}}} cannot be given: `{field}=` means something else in a call"
+        problems.append(Problem("roles.taken_field", where, got, fix="rename the field"))
+    try:
+        _ = problems or text.format_map(dict.fromkeys(fields, ""))
+    except (ValueError, KeyError) as error:  # what follows `:` or `!` in a field
+        return [Problem("roles.format", where, str(error), fix="a field is a name alone, such as {problem}")]
+    return problems
+
+
+def _tools(
+    role: str, config: RoleConfig, origins: Origins, tool_names: set[str] | None, sections: Mapping[str, type[Section]]
+) -> Iterator[Problem]:
+    where = at(line=origins.where("roles", role, "tools"), key=f"roles.{role}.tools") if config.tools else ()
+    for tool in config.tools if tool_names is not None else ():
+        if tool not in (tool_names or ()):
+            how = (
+                f"it is there where the recipe has its settings: `tools: {{{tool}: {model.example()}}}`"
+                if (model := sections.get(f"tools.{tool}"))
+                else "a plugin's tools are there where the plugin is named (--plugin, or `plugins:` in the recipe)"
+            )
+            fix = " ".join(filter(None, (meant(tool, tool_names or ()), how)))
+            yield Problem("roles.no_tool", where, f"there is no tool {tool!r}", fix=fix)
+    if config.max_turns > 1 and not config.tools:
+        where = at(line=origins.where("roles", role, "max_turns"), role=role)
+        got = f"has {config.max_turns} turns and no tools"
+        yield Problem("roles.turns", where, got, fix="only a tool's answer starts another turn")

@@ -1,0 +1,224 @@
+"""A plan in JSON values: for `--dry-run` and `plan.json`."""
+
+from __future__ import annotations
+
+import copy
+from types import SimpleNamespace
+from typing import Any
+
+from marl_plugins.core.cases import CaseSection
+from marl_plugins.core.problems import as_json
+from marl_plugins.core.recipe.schema import Recipe
+from marl_plugins.core.recipe.tasks import FileTasks
+from marl_plugins.core.redaction import shown_flag
+from marl_plugins.core.run import is_partial, queue_size
+from marl_plugins.engine.hosts import upstream_cli
+from marl_plugins.engine.hosts.devices import engine_gpus, training_gpus
+from marl_plugins.engine.plan.devices import fewer_devices, needed_cpus, needed_devices
+from marl_plugins.engine.plan.estimate import estimate
+from marl_plugins.engine.plan.lengths import longest_answer
+from marl_plugins.engine.plan.parts import of_plugin
+from marl_plugins.engine.plan.plan import Plan
+
+PENALTIES = ("reward.overlong_buffer_len", "reward.stop_properly_penalty_coef")
+"""Upstream's flags that change rewards after credit."""
+
+
+def describe(plan: Plan) -> dict[str, Any]:
+    """Returns the resolved plan."""
+    run = plan.run
+    return {
+        "recipe": run.recipe.name,
+        "device": run.device,
+        "openrlhf": upstream_cli.upstream_version(),
+        "plugins": plan.plugins.versions(),
+        **({"without": plan.options.without} if plan.options.without else {}),
+        "roles": {
+            name: {
+                **players(run.recipe, name),
+                **({"prompt": str(run.folder / role.prompt)} if role.prompt else {}),
+                "tools": role.tools,
+                **({"calls": role.calls} if role.calls else {}),
+                "max_turns": role.max_turns,
+                "max_new_tokens": longest_answer(run, name),
+            }
+            for name, role in run.recipe.roles.items()
+        },
+        "policies": {
+            p.name: {
+                "model": p.model,
+                "trainable": p.trainable,
+                "follows": p.follows or None,
+                **({"train_every": p.train_every} if p.train_every > 1 else {}),
+                "max_len": run.policy_args[p.name].data.max_len,
+                "engines": run.policy_args[p.name].vllm.num_engines,
+                "ranks": training_gpus(run.policy_args[p.name]) if p.trainable else 0,
+                "zero_stage": run.policy_args[p.name].ds.zero_stage,
+                "learning_rate": run.policy_args[p.name].actor.adam.lr,
+                "kl": run.policy_args[p.name].algo.kl.init_coef,
+                "critic": run.policy_args[p.name].critic.model_name_or_path if p.trainable else None,
+                "flags": {name: shown_flag(name, value) for name, value in p.flags.items()},
+            }
+            for p in run.policies
+        },
+        "devices": needed_devices(run),
+        "devices_together": sum(needed_devices(run).values()),
+        **({"cpus": needed_cpus(run)} if run.device != "cpu" else {}),
+        **({"fewer_devices": fewer} if (fewer := fewer_devices(run)) else {}),
+        **({"estimate": estimated} if (estimated := estimate(plan)) else {}),
+        "tasks": plan.counted,
+        **_tasks(plan),
+        "steps": _steps(plan),
+        **({"async": _lag(plan)} if queue_size(run.args) else {}),
+        "step": _step(plan),
+        "lengths": dict(plan.lengths),
+        "estimator": _estimator(plan),
+        "scores": _scorers(plan),
+        "rewards": _reward_range(plan),
+        **of_plugins(plan),
+        "output": str(run.output),
+        "checkpoints": run.args.ckpt.path,
+        "flags": {
+            name: shown_flag(name, flag_value(run.args, name))
+            for name in sorted(run.given)
+            if not name.startswith("policy.")
+        },
+        "warnings": [as_json(warning) for warning in run.warnings],
+    }
+
+
+def players(recipe: Recipe, role: str) -> dict[str, Any]:
+    """Returns who plays a role: `policy`, or `policies` where there are several."""
+    names = recipe.policies_of(role)
+    return {"policy": names[0]} if len(names) == 1 else {"policies": list(names)}
+
+
+def _reward_range(plan: Plan) -> str:
+    """Describes what rewards look like after credit."""
+    then = [f"marl_credit of {name}" for name in plan.plugins.owners("marl_credit")]
+    then += [f"--{name}" for name in PENALTIES if name in plan.run.given]
+    return f"the scores, in [0, 1]{', then ' if then else ''}{', '.join(then)}"
+
+
+def _tasks(plan: Plan) -> dict[str, Any]:
+    """Describes where the tasks come from, with the fields that were taken, and the first one; nothing of a hub's, read at the
+    start."""
+    shown: dict[str, Any] = {"task_source": {split: _source(plan, split) for split in plan.counted if split != "steps"}}
+    if plan.counted.get("train"):
+        first = plan.tasks("train")[0]
+        shown["first_task"] = {
+            "id": first.id,
+            "prompt": shortened(first.prompt),
+            "label": None if first.label is None else shortened(str(first.label)),
+            "metadata": shortened(", ".join(first.metadata)),
+        }
+    return shown
+
+
+def _source(plan: Plan, split: str) -> str:
+    """Describes where the tasks of a split come from."""
+    tasks, owners = plan.tasks(split), plan.plugins.owners("marl_tasks")
+    if isinstance(tasks, FileTasks):
+        return f"{tasks.path}: {tasks.fields}"
+    if owners:
+        return f"plugin {' or '.join(owners)}"
+    return f"{plan.run.folder / plan.run.recipe.tasks}: load({split!r})" if plan.run.recipe.tasks else "none"
+
+
+def _step(plan: Plan) -> dict[str, int]:
+    """The size of a full step; of one with all tasks, where there are fewer than a step takes."""
+    args = plan.run.args
+    tasks = min(args.rollout.batch_size, plan.counted.get("train", args.rollout.batch_size))
+    trajectories = tasks * args.rollout.n_samples_per_prompt
+    return {
+        "tasks": tasks,
+        "trajectories": trajectories,
+        "optimiser_steps": trajectories // args.train.batch_size,
+        "trajectories_per_optimiser_step": args.train.batch_size,
+    }
+
+
+def _steps(plan: Plan) -> str:
+    """Describes how the number of training steps comes about."""
+    run, counted = plan.run, plan.counted
+    if "steps" not in counted:
+        return "known when the tasks are read, at the start"
+    tasks, size, episodes = counted["train"], run.args.rollout.batch_size, run.args.train.num_episodes
+    steps, rest = len(run.episode_steps(tasks)), tasks % size
+    text = f"{tasks} tasks / {size} = {steps} steps an episode"
+    if rest and steps > tasks // size:
+        text += f" (the last with {rest} tasks)"
+    elif rest:
+        text += f" ({rest} tasks are left over each time: fewer trajectories than --train.batch_size)"
+    text += f" x {episodes} episodes = {steps * episodes} steps"
+    return text if counted["steps"] == steps * episodes else f"{text}, ended after {counted['steps']} (--max_steps)"
+
+
+def _lag(plan: Plan) -> dict[str, Any]:
+    """Describes what rollouts during updates do: which weights sample a row, and the devices that work at the same time."""
+    lag, policies = queue_size(plan.run.args), plan.run.policy_args
+    first = "steps 1 and 2" if lag == 1 else f"steps 1 to {lag + 1}"
+    begun = "begun" if is_partial(plan.run.args) else "sampled"
+    return {
+        "versions": f"a step is {begun} by the weights of {lag + 1} steps before it ({first}: by the first)",
+        **({"changes": "answers go on by newer weights as soon as these are there"} if is_partial(plan.run.args) else {}),
+        "devices": {
+            p.name: {"engines": engine_gpus(policies[p.name]), "training": training_gpus(policies[p.name])}
+            for p in plan.run.policies
+            if p.trainable
+        },
+    }
+
+
+def _estimator(plan: Plan) -> str:
+    """Describes which estimator trains: a built-in one by its name, or a plugin's by its class."""
+    estimator = plan.plugins.call_while_planning("marl_estimator", run=plan.run)
+    name = type(estimator).__name__
+    if not of_plugin(estimator):
+        return f"{plan.run.args.algo.advantage.estimator} ({name} of {type(estimator).__module__})"
+    return f"{name} of plugin {' or '.join(plan.plugins.owners('marl_estimator'))}"
+
+
+def _scorers(plan: Plan) -> dict[str, str]:
+    """Describes who scores actions and outcomes."""
+    run = plan.run
+    grader = run.folder / run.recipe.grader if run.recipe.grader else None
+    by_grader = {
+        kind: f"{grader}: {kind}" for kind in ("score_action", "score_outcome") if hasattr(run.grader_module, kind)
+    }
+    remote = run.args.reward.remote_url
+    return {
+        "actions": ", ".join(
+            [*plan.plugins.owners("marl_score_action", run), *(["cases"] if run.section(CaseSection) else [])]
+        )
+        or by_grader.get("score_action", "nobody: an action has the outcome's score"),
+        "outcomes": ", ".join(plan.plugins.owners("marl_score_outcome", run))
+        or by_grader.get(
+            "score_outcome", f"{shown_flag('reward.remote_url', remote)}: reward_func" if remote else "nobody"
+        ),
+    }
+
+
+def of_plugins(plan: Plan) -> dict[str, Any]:
+    """Returns the parts of the plan that plugins describe."""
+    answers = plan.plugins.call_while_planning("marl_describe", run=plan.run)
+    return {name: value for answer in answers for name, value in answer.items()}
+
+
+def first_lines(plan: Plan) -> list[str]:
+    """Returns what plugins say at the start of a run: the texts among what they describe."""
+    return [f"{name}: {value}" for name, value in of_plugins(plan).items() if isinstance(value, str)]
+
+
+def shortened(text: str, most: int = 200) -> str:
+    """Returns a text on one line, its end left out where it is long."""
+    line = " ".join(text.split())
+    return line if len(line) <= most else line[: most - 3] + "..."
+
+
+def flag_value(args: SimpleNamespace, name: str) -> Any:
+    """Returns a flag's value in nested arguments, as JSON; None where an estimator or engine has no such flag."""
+    value: Any = args
+    for part in name.split("."):
+        value = getattr(value, part, None)
+    return copy.copy(value) if isinstance(value, str | int | float | bool | list | type(None)) else str(value)

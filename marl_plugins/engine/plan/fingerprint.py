@@ -1,0 +1,255 @@
+"""A run's fingerprint: what a run that resumes it must have in common with it, as JSON values.
+
+It is kept in the manifest of every saved step (engine/runtime/checkpoints.py) and compared when a run is resumed (engine/plan/resume.py). Files,
+plugins and models are held by name and content, never by where they are, so that a moved project is the same run.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import os
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from fnmatch import translate
+from functools import cache
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from marl_plugins.core.demonstrations import WarmStartConfig
+from marl_plugins.core.files import open_file
+from marl_plugins.core.policy import Policy
+from marl_plugins.core.redaction import shown_flag
+from marl_plugins.core.run import Run
+from marl_plugins.core.tools import Tool
+from marl_plugins.engine.hosts.devices import critic_gpus, training_gpus
+from marl_plugins.engine.hosts.flags import FLAGS
+from marl_plugins.engine.plan.parts import estimator_of, of_plugin
+from marl_plugins.engine.plan.plan import Plan
+from marl_plugins.engine.plan.workflow_file import workflow_files
+
+FREE = (
+    *("logger.*", "ckpt.*", "eval.*", "critic.save_value_network"),  # what is written, saved and counted
+    *(
+        "vllm.*",
+        "ref.*",
+        "reward.offload",
+        "*.num_nodes",
+        "*.num_gpus_per_node",
+        "train.colocate_*",
+        "balance.*",
+        "streaming.*",
+    ),  # where and when it is computed
+    *("*.micro_batch_size", "*.gradient_checkpointing_*", "ds.enable_sleep", "ds.overlap_comm"),  # in which portions
+)
+"""Flags that may differ freely; so may `--max_steps` and the other flags of this project that are not the recipe's."""
+ELSEWHERE = (
+    *(
+        "actor.model_name_or_path",
+        "critic.model_name_or_path",
+        "ds.zero_stage",
+        "algo.advantage.estimator",
+    ),  # policies and estimator
+    *("data.prompt_dataset", "data.input_key", "data.label_key", "data.max_samples"),  # tasks
+)
+"""Flags that are compared by what they lead to."""
+
+
+def fingerprint(plan: Plan, tools: Mapping[str, Tool] | None = None) -> dict[str, Any]:
+    """Returns what a resumed run must have in common with this one, as JSON values; the tasks as far as they have been read.
+
+    Args:
+        tools: Those of the session; None before it has begun, when what a server offers is not known yet.
+    """
+    run, estimator = plan.run, estimator_of(plan)
+    own = {name: compared_flags(plan, args) for name, args in run.policy_args.items()}
+    first = next(iter(own.values()))  # upstream's validation has completed a policy's flags, not the run's
+    shared = {
+        name: first[name] if all(flags[name] == first[name] for flags in own.values()) else value
+        for name, value in compared_flags(plan, run.args).items()
+    }
+    values = dict(values_of(run.recipe.model_dump(include={"roles", "workflow", "grader", "tasks"})))
+    for name, section in run.sections.items():
+        if not isinstance(section, WarmStartConfig):
+            values |= values_of(section.compared(), name)
+    warm = run.section(WarmStartConfig)
+    found: dict[str, Any] = {
+        "mapping": run.recipe.mapping,
+        "roles": {r: names[0] if len(names := run.recipe.policies_of(r)) == 1 else names for r in run.recipe.roles},
+        "policies": {p.name: _policy(run, p) for p in run.policies},
+        "estimator": type(estimator).__name__ if of_plugin(estimator) else run.args.algo.advantage.estimator,
+        "recipe": values,
+        "warm_start": warm.compared() if warm else None,
+        "files": {what: [shown, file_digest(path)] for what, (shown, path) in _files(plan).items()},
+        "flags": shared,
+        "policy_flags": {p: {n: v for n, v in flags.items() if v != shared.get(n)} for p, flags in own.items()},
+        "plugins": plan.plugins.versions(),
+    }
+    if tools is not None:
+        offered = {name: [function.schema for function in tool.functions or ()] for name, tool in tools.items()}
+        found["tools"] = {n: [sorted(s["function"]["name"] for s in all_), digest(all_)] for n, all_ in offered.items()}
+    if "train" in plan.counted:
+        train = plan.tasks("train")
+        found["tasks"] = [len(train), digest([[t.id, t.prompt] for t in train])]
+        found["labels"] = digest([[t.label, t.metadata] for t in train])
+    result: dict[str, Any] = json.loads(json.dumps(found, default=str))
+    return result
+
+
+def digest(value: Any) -> str:
+    """Returns a short digest of JSON values."""
+    return hashlib.blake2b(json.dumps(value).encode(), digest_size=8).hexdigest()
+
+
+def file_digest(path: Path) -> str:
+    """Returns a short digest of a file's content; empty where it cannot be read."""
+    try:
+        with open_file(path) as file:
+            return hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=8)).hexdigest()
+    except OSError:
+        return ""
+
+
+def _policy(run: Run, policy: Policy) -> dict[str, Any]:
+    args = run.policy_args[policy.name]
+    found = {
+        "model": policy.model,
+        "content": model_digest(Path(policy.model)),
+        "trainable": policy.trainable,
+        "follows": policy.follows or None,
+        "ranks": training_gpus(args),
+        "zero_stage": args.ds.zero_stage,
+    }
+    return found | ({"critic": critic} if (critic := critic_gpus(args)) else {})
+
+
+def model_digest(folder: Path) -> str | None:
+    """Returns a short digest of a model's folder: its configuration, and name and size of its weights; None for a hub's name."""
+    if not folder.is_dir():
+        return None
+    weights = sorted([p.name, p.stat().st_size] for p in folder.iterdir() if p.suffix in (".safetensors", ".bin"))
+    return digest([file_digest(folder / "config.json"), weights])
+
+
+def flat(args: SimpleNamespace, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields nested flags by their dotted names."""
+    for name, value in vars(args).items():
+        if isinstance(value, SimpleNamespace):
+            yield from flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def compared_flags(plan: Plan, args: SimpleNamespace) -> dict[str, Any]:
+    """Returns the flags that can be set and change what is learned: all but those of `FREE`, `ELSEWHERE` and plugins'
+    `may_differ`."""
+    free = _free(plan)
+    kept = {name: value for name, value in flat(args) if _can_be_set(name) and not matches(name, free)}
+    return {
+        name: Path(value).name if _is_file(value) else copy.copy(shown_flag(name, value)) for name, value in kept.items()
+    }
+
+
+def _free(plan: Plan) -> list[str]:
+    """The flags that may differ or are compared otherwise, the plugins' included."""
+    modules = (plan.plugins.manager.get_plugin(name) for name in plan.plugins.names)
+    return [*FREE, *ELSEWHERE, *(flag for module in modules for flag in getattr(module, "may_differ", ()))]
+
+
+def _can_be_set(flag: str) -> bool:
+    return flag not in FLAGS or FLAGS[flag].status in ("all", "policy")
+
+
+def _is_file(value: Any) -> bool:
+    """Returns whether a flag's value names a file, such as a rubric."""
+    return isinstance(value, str) and bool(Path(value).suffix) and len(value) < 4096 and Path(value).is_file()
+
+
+def matches(name: str, patterns: Iterable[str]) -> bool:
+    """Returns whether a flag's name is one of the patterns, in which `*` stands for anything."""
+    return _one_of(tuple(patterns)).fullmatch(name) is not None
+
+
+@cache
+def _one_of(patterns: tuple[str, ...]) -> re.Pattern[str]:
+    """The patterns as one: a fingerprint asks for thousands of names."""
+    return re.compile("|".join(map(translate, patterns)))
+
+
+def values_of(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yields nested mappings by dotted keys."""
+    if isinstance(value, Mapping):
+        for key, inner in value.items():
+            yield from values_of(inner, f"{prefix}.{key}" if prefix else str(key))
+    else:
+        yield prefix, value
+
+
+def _files(plan: Plan) -> dict[str, tuple[str, Path]]:
+    """Every file that defines the run: what it is, as it is named, and where it is."""
+    run, recipe = plan.run, plan.run.recipe
+    found: dict[str, tuple[str, Path]] = {}
+    for role, config in recipe.roles.items():
+        if config.prompt:
+            found[f"prompt of role {role}"] = (config.prompt, run.folder / config.prompt)
+        if config.system:
+            found[f"system prompt of role {role}"] = (config.system, run.folder / config.system)
+        if config.followup:
+            found[f"followup prompt of role {role}"] = (config.followup, run.folder / config.followup)
+    parts = {"workflow": recipe.workflow, "grader": recipe.grader, "tasks": recipe.tasks}
+    for section in run.sections.values():
+        parts |= section.files()
+    parts |= {f"workflow {file}": file for file in workflow_files(plan.plugins, run) if file != recipe.workflow}
+    for what, file in parts.items():
+        if file:
+            found[what] = (file, run.folder / file)
+    compared = compared_flags(plan, run.args)
+    for flag, value in flat(run.args):
+        if flag in compared and _is_file(value):
+            found[f"--{flag}"] = (Path(value).name, Path(value))
+    known = {path.resolve() for _, path in found.values()}
+    folder = run.folder.resolve()
+    for path in _own_modules(folder, plan.plugins.names):
+        if path not in known:
+            found[f"module {path.relative_to(folder)}"] = (str(path.relative_to(folder)), path)
+    return found
+
+
+def _own_modules(folder: Path, plugins: Iterable[str]) -> list[Path]:
+    """Files of the recipe's folder that its modules import; plugins have their own line."""
+    others = {Path(name) for name in plugins if name.endswith(".py")}
+    inside = f"{folder}{os.sep}"
+    modules = list(sys.modules.items())
+    elsewhere = {  # thousands of modules may be loaded, most of them in packages that lie elsewhere as a whole
+        name
+        for name, module in modules
+        if "." not in name and (file := getattr(module, "__file__", None))
+        if not inside.startswith(f"{os.path.dirname(_real(file))}{os.sep}") and not _real(file).startswith(inside)
+    } | {"marl_plugins"}
+    own = {
+        Path(_real(file))
+        for name, module in modules
+        if name.partition(".")[0] not in elsewhere and (file := getattr(module, "__file__", None))
+        if _real(file).startswith(inside)
+    } - others
+    return sorted(
+        file
+        for file in own
+        if not any(part.startswith(".") or part == "site-packages" for part in file.relative_to(folder).parts)
+    )
+
+
+@cache
+def _real(file: str) -> str:
+    """A file without links; kept, because many modules are asked for in every plan."""
+    folder, name = os.path.split(file)
+    path = os.path.join(_real_folder(folder), name)
+    return os.path.realpath(path) if os.path.islink(path) else path
+
+
+@cache
+def _real_folder(folder: str) -> str:
+    return os.path.realpath(folder)

@@ -1,0 +1,311 @@
+"""Checks whether prompts and tasks leave room in `--data.max_len`, counted with the tokenizer of each role's model.
+
+What is counted is the least that a role is shown: its prompt files with empty fields and, where the rehearsal showed it the
+task, each task's prompt; the answers of others are counted apart, at their greatest length. A folder's tokenizer is asked
+without its chat template, whose own tokens are not counted.
+"""
+
+from __future__ import annotations
+
+import json
+import string
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from marl_plugins.builtin.rehearsal.scorers import RehearsalResult
+from marl_plugins.core.calls import functions_of
+from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.core.problems import Problem, at
+from marl_plugins.core.recipe.prompts import prompt_renderer
+from marl_plugins.core.recipe.tiny import count_tokens, is_tiny, tokens_of
+from marl_plugins.core.run import Run
+from marl_plugins.core.tools import Tool
+from marl_plugins.core.trajectory import Task, Trajectory
+from marl_plugins.engine.plan.parts import tools_of
+from marl_plugins.engine.plan.plan import Plan
+from marl_plugins.engine.plan.script import WORDS
+from marl_plugins.engine.plan.tasks import from_hub
+
+Messages = Sequence[tuple[str, str]]
+"""Chat messages: role and text of each."""
+
+
+@dataclass(frozen=True)
+class Counter:
+    """A counter of tokens, and what it counts with."""
+
+    of_messages: Callable[[Messages], int]
+    of_text: Callable[[str], int]
+    source: str
+
+
+@dataclass
+class Lengths:
+    """The lengths of prompts and tasks, and what they show: what cannot work or may not, and a line for each role."""
+
+    problems: list[Problem] = field(default_factory=list)
+    lines: dict[str, str] = field(default_factory=dict)
+
+
+def check_lengths(plan: Plan) -> Lengths:
+    """Compares what each role is shown with the length of its policy, after the rehearsal."""
+    run, found = plan.run, Lengths()
+    tasks = [] if from_hub(run) else [*plan.tasks("train"), *plan.tasks("eval")]
+    models = {p.name: p.model for p in run.policies}
+    tools = tools_of(plan.plugins, run)
+    counters = {model: counter_of(model) for model in dict.fromkeys(models.values())}
+    for role in run.recipe.mapped_roles:
+        lines = []
+        for limit, model in _looked_at(run, role, models):
+            counter = counters[model]
+            if counter is None:
+                lines.append("not checked: no tokenizer here")
+            else:
+                lines.append(_check_role(found, run, role, limit, counter, tasks, tools))
+        found.lines[role] = "; ".join(dict.fromkeys(lines))
+    found.problems = list(dict.fromkeys(found.problems))
+    return found
+
+
+def _looked_at(run: Run, role: str, models: Mapping[str, str]) -> list[tuple[int, str]]:
+    """Returns length and model of the policies that play a role, of equal ones once."""
+    policies = run.recipe.policies_of(role)
+    return list(dict.fromkeys((int(run.policy_args[p].data.max_len), models[p]) for p in policies))
+
+
+def _offered(run: Run, role: str, tools: Mapping[str, Tool]) -> str:
+    """Returns what a chat template has to show of a role's tools, as far as it is known; empty for a role without `calls`."""
+    config = run.role(role)
+    schemas = [f.schema for f in functions_of([tools[name] for name in config.tools])] if config.calls else []
+    return json.dumps(schemas) if schemas else ""
+
+
+def _check_role(
+    found: Lengths,
+    run: Run,
+    role: str,
+    limit: int,
+    counter: Counter,
+    tasks: Sequence[Task],
+    tools: Mapping[str, Tool],
+) -> str:
+    """Checks a role as one of its policies plays it, and returns the line that says what was counted.
+
+    Args:
+        limit: Tokens of the policy's longest sequence.
+    """
+    wanted = longest_answer(run, role)
+    empty = empty_messages(run, role)
+    fixed = counter.of_messages(empty)
+    line, longest = f"{fixed} tokens of prompt", 0
+    if offered := _offered(run, role, tools):
+        fixed += (tokens := counter.of_text(offered))
+        line += f" + {tokens} of its tools"
+    if unknown := [tool for tool in run.role(role).tools if tools[tool].functions == ()]:
+        line += f" + what {', '.join(unknown)} offers, known at the start" * bool(run.role(role).calls)
+    if fixed >= limit:
+        found.problems.append(
+            Problem(
+                "lengths.prompt",
+                at(role=role),
+                (
+                    f"its prompt ({run.folder / (run.role(role).prompt or '')}) has {fixed} tokens with empty fields, which "
+                    f"leaves no room for an answer in --data.max_len {limit}"
+                ),
+                fix="shorten it or raise --data.max_len",
+                flags=("data.max_len",),
+            )
+        )
+    elif fixed + wanted > limit:
+        found.problems.append(
+            Problem(
+                "lengths.prompt_short",
+                at(role=role),
+                (
+                    f"its prompt ({run.folder / (run.role(role).prompt or '')}) has {fixed} tokens with empty fields, which "
+                    f"leaves less than its max_new_tokens {wanted} in --data.max_len {limit}"
+                ),
+                fix="its answers may be cut off",
+                severity="warning",
+                flags=("data.max_len",),
+            )
+        )
+    elif tasks and (times := _times_shown(run, role, empty)):
+        lengths = _task_lengths(tasks, counter, times, limit - fixed - wanted)
+        longest = max(lengths)
+        line += f" + {longest} of the longest task"
+        _compare(found, role, tasks, [limit - fixed - length for length in lengths], limit, wanted)
+    if times := _times_continued(run, role):
+        later = counter.of_messages(empty_messages(run, role, later=True))
+        line += f" + {times} x {later} of later messages"
+        fixed += times * later
+    answers = answers_shown(run, role)
+    if answers:
+        line += f" + up to {answers} of answers"
+    if answers and fixed < limit <= (total := fixed + longest + answers):
+        found.problems.append(
+            Problem(
+                "lengths.answers",
+                at(role=role),
+                f"its prompt, the longest task and the answers that it is shown have up to {total} tokens",
+                fix=(
+                    f"where that leaves no room for its own in --data.max_len {limit}, the trajectory counts as a "
+                    "failure of the agents"
+                ),
+                severity="warning",
+                flags=("data.max_len",),
+            )
+        )
+    return f"{line}, of {limit} (max_new_tokens {wanted}; {counter.source})"
+
+
+def _compare(found: Lengths, role: str, tasks: Sequence[Task], left: Sequence[int], limit: int, wanted: int) -> None:
+    """Report the tasks that leave no room for an answer, and those that leave less than the role may write."""
+    worst = min(left)
+    full, short = sum(n < 1 for n in left), sum(1 <= n < wanted for n in left)
+    if full == len(left):
+        found.problems.append(
+            Problem(
+                "lengths.tasks",
+                at(role=role),
+                f"no task leaves room for an answer in --data.max_len {limit}",
+                fix="raise it",
+                flags=("data.max_len",),
+            )
+        )
+    elif full:
+        found.problems.append(
+            Problem(
+                "lengths.some_tasks",
+                at(role=role),
+                (
+                    f"{full} of {len(left)} tasks leave no room for an answer in --data.max_len {limit} (the "
+                    f"longest is {tasks[left.index(worst)].id!r}, {limit - worst} tokens with the prompt)"
+                ),
+                fix="they count as failures of the agents",
+                severity="warning",
+                flags=("data.max_len",),
+            )
+        )
+    if short:
+        found.problems.append(
+            Problem(
+                "lengths.short",
+                at(role=role),
+                (f"{short} of {len(left)} tasks leave less than its max_new_tokens {wanted} in --data.max_len {limit}"),
+                fix="its answers to them may be cut off",
+                severity="warning",
+                flags=("data.max_len",),
+            )
+        )
+
+
+def _times_continued(run: Run, role: str) -> int:
+    """Returns how many calls continued one conversation of a role in the rehearsal, at most."""
+    calls = [a.call for t in run.state(RehearsalResult).trajectories.values() for a in t.actions if a.role == role]
+    return max(calls, default=0)
+
+
+def empty_messages(run: Run, role: str, later: bool = False) -> Messages:
+    """Returns a role's opening messages with nothing in their fields; or `later`, the message of a call that continues them."""
+    prompt, system = run.prompt(role), run.system(role)
+    if later:
+        prompt, system = run.followup(role) or prompt, None
+    names = {
+        name for text in (prompt, system or "") for _, name, _, _ in string.Formatter().parse(text) if name is not None
+    }
+    messages = prompt_renderer(prompt, system)(dict.fromkeys(names, ""))
+    return [(m["role"], m["content"]) for m in messages]
+
+
+def _times_shown(run: Run, role: str, empty: Messages) -> int:
+    """Returns how often a role's opening messages in the rehearsal contain the task's prompt, beyond the prompt files."""
+
+    def times(text: str, messages: Messages) -> int:
+        return sum(content.count(text) for _, content in messages)
+
+    return max(
+        (
+            times(t.task.prompt, action.opening) - times(t.task.prompt, empty)
+            for t in run.state(RehearsalResult).trajectories.values()
+            for action in t.actions
+            if action.role == role
+        ),
+        default=0,
+    )
+
+
+def longest_answer(run: Run, role: str) -> int:
+    """Returns the maximum number of tokens of one generation of a role, by whatever policy."""
+    own = run.role(role).max_new_tokens
+    limits = [run.policy_args[policy].rollout.max_new_tokens for policy in run.recipe.policies_of(role)]
+    return int(own or max(limit or 1 for limit in limits))
+
+
+def answers_shown(run: Run, role: str) -> int:
+    """Returns the maximum number of tokens of the answers, its own earlier ones included, that a role's conversation contains
+    when a call begins in the rehearsal, if each is as long as it may be."""
+
+    def tokens(trajectory: Trajectory, number: int) -> int:
+        shown = " ".join(content for _, content in trajectory.actions[number].opening)
+        earlier = [a for a in trajectory.actions[:number] if a.text and a.text in shown]
+        return sum(longest_answer(run, a.role) for a in earlier)
+
+    return max(
+        (
+            tokens(t, number)
+            for kind, t in run.state(RehearsalResult).trajectories.items()
+            if kind == WORDS.when  # each of which is another word
+            for number, action in enumerate(t.actions)
+            if action.role == role
+        ),
+        default=0,
+    )
+
+
+def _task_lengths(tasks: Sequence[Task], counter: Counter, times: int, room: int) -> list[int]:
+    """Tokens of each task; 0 for those that fit anyhow, because a token has at least one byte. The longest is always counted."""
+    sizes = [times * len(task.prompt.encode()) for task in tasks]
+    bound = min(room, max(sizes) - 1)
+    return [times * counter.of_text(task.prompt) if size > bound else 0 for task, size in zip(tasks, sizes, strict=True)]
+
+
+def counter_of(model: str) -> Counter | None:
+    """Returns the counter of a model's tokens; None where its tokenizer is not on this machine in a form that is quick to read.
+
+    Raises:
+        ConfigurationError: Its tokenizer is broken.
+    """
+    if is_tiny(model):
+        return Counter(count_tokens, tokens_of, "one token per byte")
+    file = Path(model) / "tokenizer.json"
+    if not file.is_file():
+        return None
+    try:
+        from tokenizers import Tokenizer
+    except ImportError:
+        return None
+    try:
+        tokenizer = Tokenizer.from_file(str(file))
+    except Exception:  # the library raises nothing more specific; transformers may still read the folder
+        if not _is_json(file):
+            raise ConfigurationError(
+                Problem("files.json", at(file=file), "not JSON", fix="download the model's tokenizer again")
+            ) from None
+        return None
+
+    def of_text(text: str) -> int:
+        return len(tokenizer.encode(text, add_special_tokens=False))
+
+    return Counter(
+        lambda messages: sum(of_text(content) for _, content in messages), of_text, f"with the tokenizer in {model}"
+    )
+
+
+def _is_json(file: Path) -> bool:
+    try:
+        json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return False
+    return True

@@ -1,0 +1,100 @@
+"""Problems of a plan, collected while it is built, each with the lines of the recipe on which the flags stand that it is about."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import replace
+from os.path import realpath
+from typing import TYPE_CHECKING, Self, TypeVar
+
+from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.core.problems import Problem, problem_of
+
+if TYPE_CHECKING:
+    from marl_plugins.core.recipe.recipe_yaml import Origins
+
+T = TypeVar("T")
+Lines = Callable[[Iterable[str], Iterable[str]], Iterable[str]]
+"""`lines(flags, policies)`."""
+
+
+class Problems(list[Problem]):
+    """The problems of a plan, and what is worth knowing; plain sentences of users become problems."""
+
+    def __iadd__(self, found: Iterable[Problem | str]) -> Self:  # type: ignore[override, misc]
+        self.extend(map(problem_of, found))
+        return self
+
+    def attempt(self, build: Callable[[], T]) -> T | None:
+        """Returns the result of `build`, or None with its problems kept."""
+        try:
+            return build()
+        except ConfigurationError as error:
+            self += error.problems
+            return None
+
+    @property
+    def errors(self) -> list[Problem]:
+        """The problems that prevent a run, one for each cause."""
+        return each_cause_once(problem for problem in self if problem.severity == "error")
+
+    @property
+    def warnings(self) -> list[Problem]:
+        """The problems that prevent nothing, one for each cause."""
+        return each_cause_once(problem for problem in self if problem.severity == "warning")
+
+    def raise_if_any(self) -> None:
+        """Raises the errors together, if there are any.
+
+        Raises:
+            ConfigurationError: There are.
+        """
+        if errors := self.errors:
+            raise ConfigurationError(errors)
+
+    def placed(self, origins: Origins, lines: Lines) -> Problems:
+        """Returns the problems with the recipe's lines that they are about, where they name none yet.
+
+        Args:
+            lines: The recipe's lines on which flags stand, by their names and those of policies (of all, where none is named).
+        """
+        return Problems(_placed(problem, origins, lines) for problem in self)
+
+
+def each_cause_once(problems: Iterable[Problem]) -> list[Problem]:
+    """Returns one problem for each cause: with the places of all that say the same of a file, and without what follows from it."""
+    of_cause: dict[Hashable, list[Problem]] = {}
+    for problem in problems:
+        of_cause.setdefault(_cause(problem), []).append(problem)
+    return list(map(_united, of_cause.values()))
+
+
+def _cause(problem: Problem) -> Hashable:
+    """Returns what problems with one cause share: a missing file, or what is said of the same file or line; else the problem."""
+    if problem.missing:
+        return problem.missing
+    innermost = problem.where[-1] if problem.where else None
+    of_a_file = innermost is not None and innermost.kind in ("file", "line")
+    return (problem.code, problem.got, problem.expected, innermost) if of_a_file else problem
+
+
+def _united(problems: Sequence[Problem]) -> Problem:
+    """Returns the problem that is about the file itself, or else the first, with the places of those that say the same."""
+    if len(problems) == 1:
+        return problems[0]
+    itself = [p for p in problems if p.missing and realpath((p.names("file") or ("",))[-1]) == p.missing]
+    first, *others = itself or problems
+    outer = [place for p in (first, *others) if p.where[-1:] == first.where[-1:] for place in p.where[:-1]]
+    kinds = dict.fromkeys(place.kind for place in outer)
+    around = (place for kind in kinds for place in dict.fromkeys(outer) if place.kind == kind)
+    return replace(first, where=(*around, *first.where[-1:]))
+
+
+def _placed(problem: Problem, origins: Origins, lines: Lines) -> Problem:
+    if problem.names("line"):
+        return problem
+    first = problem.where[0] if problem.where else None
+    if first and first.kind == "key" and (key := tuple(first.name.split("."))) in origins.lines:
+        return problem.within(line=origins.where(*key))
+    found = lines((*problem.flags, *problem.names("flag")), problem.names("policy"))
+    return problem.within(line=dict.fromkeys(found))

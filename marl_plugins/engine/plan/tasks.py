@@ -1,0 +1,297 @@
+"""Checks of the tasks of a run."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from marl_plugins.core.problems import Problem, at, meant
+from marl_plugins.core.recipe.tasks import SUFFIXES, FileTasks, not_json
+from marl_plugins.core.recipe.texts import read_text
+from marl_plugins.core.run import Run
+from marl_plugins.core.trajectory import Task
+from marl_plugins.core.workspace import MOST_FILES, folders_of, path_problem, tree_problem
+from marl_plugins.engine.plan.plan import Plan
+
+MOST_NAMED = 5
+"""Tasks that a message names."""
+
+
+def from_hub(run: Run) -> bool:
+    """Returns whether tasks come from a hub; those are read when a run really starts."""
+    return bool(hub_tasks(run))
+
+
+def hub_tasks(run: Run) -> list[str]:
+    """Returns the data sets of a hub, or of a folder, that tasks come from."""
+    names = [None if run.recipe.tasks else run.args.data.prompt_dataset, run.args.eval.dataset]
+    return [name for name in names if name and Path(name).suffix not in SUFFIXES]
+
+
+def check_tasks(plan: Plan) -> list[Problem]:
+    """Returns what is wrong with the tasks themselves, whichever plugin or file they come from."""
+    run, problems = plan.run, []
+    train, evaluation = plan.tasks("train"), plan.tasks("eval")
+    owners = plan.plugins.owners("marl_tasks")
+    source = at(plugin=owners, hook="marl_tasks") if owners else ()
+    if other := [task for task in (*train, *evaluation) if not isinstance(task, Task)]:
+        return [
+            Problem(
+                "tasks.kind_of_value", source, f"{other[0]!r:.80}", "each task to be a marl_plugins.core.trajectory.Task"
+            )
+        ]
+    if not train:
+        problems.append(Problem("tasks.none", source, "there are no tasks to train on"))
+    elif not run.episode_steps(len(train)):
+        problems.append(
+            Problem(
+                "tasks.too_few",
+                got=(
+                    f"{len(train)} tasks x {run.args.rollout.n_samples_per_prompt} samples are fewer trajectories "
+                    f"than one optimiser step takes (--train.batch_size {run.args.train.batch_size})"
+                ),
+                flags=("train.batch_size",),
+            )
+        )
+    for split, tasks in (("train", train), ("eval", evaluation)):
+        problems += _of_split(split, tasks)
+        if any(problem.code == "tasks.text" for problem in problems):
+            return problems
+    return [*problems, *_in_both(run, train, evaluation), *_best_metric_problems(run, evaluation)]
+
+
+def _of_split(split: str, tasks: Sequence[Task]) -> Iterator[Problem]:
+    """Returns what is wrong with the ids of one split's tasks, and with the first task that is wrong."""
+    counts = Counter(task.id for task in tasks)
+    if twice := [name for name, count in counts.items() if count > 1]:
+        got = f"{len(twice)} ids are used more than once, the first {twice[0]!r}"
+        yield Problem("tasks.ids", at(task=split), got, fix="ids name results")
+    # At once: one by one takes ten times as long.
+    all_json = not not_json([(task.label, task.metadata) for task in tasks])
+    texts = "".join(f"{task.id}{task.prompt}" for task in tasks)
+    all_text = _is_text(texts) and _is_text(_written([(task.label, task.metadata) for task in tasks], all_json))
+    problems = (_task_problem(task, all_json, all_text) for task in tasks)
+    for task, problem in zip(tasks, problems, strict=True):
+        if problem is not None:
+            yield problem.within(task=f"{split}/{task.id}")
+            return
+
+
+def _task_problem(task: Task, all_json: bool, all_text: bool) -> Problem | None:
+    """Returns what is wrong with a task.
+
+    Args:
+        all_json, all_text: Whether the labels and metadata of all tasks are JSON, and all that is in them is text.
+    """
+    for name in ("id", "prompt"):
+        if not isinstance(value := getattr(task, name), str) or not value:
+            got = f"its {name} must be a non-empty string, got {value!r:.100}"
+            fix = "chat messages become one with `tasks:`, a file with load(split)" if name == "prompt" else ""
+            return Problem("tasks.text", got=got, fix=fix)
+    if not isinstance(task.metadata, dict) or not all(isinstance(key, str) for key in task.metadata):
+        return Problem("tasks.metadata", (), f"{task.metadata!r:.80}", "its metadata to be a dict whose keys are texts")
+    if not all_json and (wrong := not_json([task.label, task.metadata])):
+        return Problem("tasks.json", got=f"label and metadata must be JSON values: {wrong}")
+    if not all_text and (broken := [name for name in ("id", "prompt") if not _is_text(getattr(task, name))]):
+        return Problem("tasks.unicode", got=f"its {broken[0]} holds half of a UTF-16 pair, which no tokenizer takes")
+    if not all_text and not _is_text(_written([task.label, task.metadata], all_json)):
+        return Problem("tasks.unicode", got="its label or metadata holds half of a UTF-16 pair, which no file takes")
+    return None if task.files == {} else _wrong_file(task)
+
+
+def _in_both(run: Run, train: Sequence[Task], evaluation: Sequence[Task]) -> Iterator[Problem]:
+    """Tasks that are trained on and evaluated."""
+    trained = {_words(t.prompt): t.id for t in reversed(train)}
+    if same := [(t, trained[words]) for t in evaluation if (words := _words(t.prompt)) in trained]:
+        pairs = [f"{t.id!r}" if t.id == other else f"{t.id!r} (there {other!r})" for t, other in same]
+        named = f"{', '.join(pairs[:MOST_NAMED])}{' and others' if len(pairs) > MOST_NAMED else ''}"
+        got = (
+            f"{len(same)} of {len(evaluation)} evaluation tasks are in the training data too: {named}, the first "
+            f"{same[0][0].prompt[:80]!r}"
+        )
+        fix = "what was trained on proves nothing: remove them from one of the two"
+        yield Problem("tasks.leaked", got=got, fix=fix)
+    elif run.tasks_module is not None and (both := {t.id for t in train} & {t.id for t in evaluation}):
+        got = f"{len(both)} tasks are in both train and eval, the first {min(both)!r}"
+        yield Problem("tasks.both_splits", got=got, fix="ids name results: rename one of the two")
+
+
+def best_metric(key: str) -> str:
+    """Returns the metric that `--ckpt.best_metric_key` names; empty where no step is kept apart."""
+    return {"none": "", "": "eval/outcome"}.get(key, key)
+
+
+def _best_metric_problems(run: Run, evaluation: Sequence[Task]) -> list[Problem]:
+    """Returns why no step can be the best by what `--ckpt.best_metric_key` names."""
+    key = run.args.ckpt.best_metric_key
+    if not (name := best_metric(key)):
+        return []
+    known = ["eval/outcome", *(f"eval/outcome/{role}" for role in run.recipe.roles)]
+    if len(types := {task.metadata.get("type") for task in evaluation}) > 1:
+        known += [f"eval/type/{kind}" for kind in types if kind is not None]
+    if name not in known:
+        return [
+            Problem(
+                "tasks.best_metric",
+                at(flag="ckpt.best_metric_key"),
+                f"{key}: is no metric of the evaluations",
+                fix=meant(name, known),
+            )
+        ]
+    if run.args.eval.steps > 0 and evaluation:
+        return []
+    missing = (
+        "--eval.steps N" if evaluation else "eval tasks (--eval.dataset FILE, or load('eval') of the recipe's `tasks`)"
+    )
+    return [
+        Problem(
+            "tasks.best_metric",
+            at(flag="ckpt.best_metric_key"),
+            f"{key}: nothing is evaluated, so no step is the best: give {missing}",
+        )
+    ]
+
+
+def task_warnings(plan: Plan) -> list[Problem]:
+    """Returns what is worth knowing of the tasks before they are trained on."""
+    run, train, evaluation = plan.run, plan.tasks("train"), plan.tasks("eval")
+    warnings: list[Problem] = [*_field_warnings(train), *_field_warnings(evaluation), *_label_warnings(plan)]
+    warnings += [*_text_warnings("train", train), *_text_warnings("eval", evaluation)]
+    if run.args.rollout.batch_size > len(train):
+        samples = run.args.rollout.n_samples_per_prompt
+        warnings.append(
+            Problem(
+                "tasks.small",
+                got=(
+                    f"--rollout.batch_size {run.args.rollout.batch_size} is more than there are tasks: a step has "
+                    f"{len(train)} tasks x {samples} samples = {len(train) * samples} trajectories"
+                ),
+                severity="warning",
+                flags=("rollout.batch_size",),
+            )
+        )
+    if run.args.eval.steps > 0 and "eval.steps" in run.given and not evaluation:
+        source = "load('eval') gave none" if run.recipe.tasks else "give --eval.dataset FILE"
+        warnings.append(
+            Problem(
+                "tasks.no_evaluation",
+                at(flag="eval.steps"),
+                f"{run.args.eval.steps}: nothing is evaluated, because there are no eval tasks",
+                fix=source,
+                severity="warning",
+            )
+        )
+    return warnings
+
+
+def _field_warnings(tasks: list[Task]) -> list[Problem]:
+    """Other fields of a file that could have been the prompt."""
+    if not isinstance(tasks, FileTasks) or not tasks.fields.rivals:
+        return []
+    rivals = ", ".join(map(repr, tasks.fields.rivals))
+    return [
+        Problem(
+            "tasks.prompt_field",
+            at(file=tasks.path),
+            f"the prompt is taken from field {tasks.fields.prompt!r}",
+            fix=f"there is {rivals} too: name the right one with --data.input_key",
+            severity="warning",
+        )
+    ]
+
+
+def _text_warnings(split: str, tasks: list[Task]) -> list[Problem]:
+    """Tasks that no agent can tell apart and that have different labels, and prompts with a character that ends texts."""
+    alike: dict[str, list[Task]] = {}
+    for task in tasks:
+        alike.setdefault(task.prompt, []).append(task)
+    unclear = [task for same in alike.values() if len(same) > 1 for task in _contradicted(same)]
+    found = []
+    if unclear:
+        found.append(
+            Problem(
+                "tasks.contradict",
+                at(task=unclear[0].id),
+                f"{len(unclear)} of {len(tasks)} {split} tasks have the prompt of another one and a different label, as this one "
+                f"has: {unclear[0].prompt!r:.80}",
+                fix="tell the agents what differs, or keep one of them",
+                severity="warning",
+            )
+        )
+    if broken := [task for task in tasks if "\0" in task.prompt]:
+        found.append(
+            Problem(
+                "tasks.nul",
+                at(task=broken[0].id),
+                f"{len(broken)} of {len(tasks)} {split} prompts hold a NUL character, as this one does",
+                fix="remove it: models and files may take it for the end of the text",
+                severity="warning",
+            )
+        )
+    return found
+
+
+def _contradicted(same: list[Task]) -> list[Task]:
+    """Returns the tasks, of those with one prompt, metadata and files, that have another label than an earlier one of them."""
+    labels: dict[str, Any] = {}
+    return [t for t in same if labels.setdefault(repr((t.metadata, t.files)), t.label) != t.label]
+
+
+def _label_warnings(plan: Plan) -> list[Problem]:
+    """Tasks without a label, where the recipe's grader reads labels."""
+    run, warnings = plan.run, []
+    if not run.recipe.grader or "label" not in read_text(run.folder / run.recipe.grader):
+        return []
+    for split in ("train", "eval"):
+        tasks = plan.tasks(split)
+        count = sum(task.label in (None, []) or not str(task.label).strip() for task in tasks)
+        if count:
+            fix = "give each a label, or use another grader"
+            if isinstance(tasks, FileTasks) and tasks.fields.label is None:
+                fix = f"fields besides the prompt: {', '.join(tasks[0].metadata) or 'none'} (--data.label_key)"
+            got = f"{count} of {len(tasks)} {split} tasks have no label, and {run.folder / run.recipe.grader} reads it"
+            warnings.append(Problem("tasks.no_label", got=got, fix=fix, severity="warning"))
+    return warnings
+
+
+def _wrong_file(task: Task) -> Problem | None:
+    """Returns what is wrong with the files that a task brings."""
+    where = at(key="files")
+    if not isinstance(task.files, dict):
+        wanted = "a dict of a path in the workspace to the file that is copied there"
+        return Problem("tasks.files", where, f"{task.files!r:.80}", wanted)
+    for name, source in task.files.items():
+        if problem := path_problem(name) if isinstance(name, str) else "is no text":
+            return Problem(
+                "tasks.file_path", where, f"path {name!r:.200} {problem}", fix="write one such as 'data/train.csv'"
+            )
+        if not isinstance(source, str | os.PathLike) or not os.path.isfile(source):
+            return Problem("tasks.no_source", where, f"{name!r} is to be a copy of {source!r}, which is no file")
+    if problem := tree_problem(task.files):
+        return Problem("tasks.file_tree", where, problem)
+    if (count := len(task.files) + len(folders_of(task.files))) > MOST_FILES:
+        got = f"{count} files and folders; a workspace holds at most {MOST_FILES}"
+        return Problem("tasks.many_files", where, got, fix="put them into an archive")
+    return None
+
+
+def _written(value: Any, is_json: bool) -> str:
+    return json.dumps(value, ensure_ascii=False) if is_json else ""
+
+
+def _is_text(text: str) -> bool:
+    """Returns whether a string can be written in UTF-8."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _words(text: str) -> str:
+    """A text without regard to case and white space."""
+    return " ".join(text.lower().split())

@@ -1,0 +1,84 @@
+"""The run's workflow, and what can be known of one that is read from a file of another kind than Python's.
+
+A Python workflow is traced while the rehearsal runs it, and its text is searched for what it looks for in answers. A `WorkflowFile`
+says itself what to try, how it is drawn, and of which files it is made.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from marl_plugins.core.problems import Problem
+from marl_plugins.core.run import Run
+from marl_plugins.core.workflow import Workflow
+from marl_plugins.engine.manager import Plugins
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One run of a workflow that is worth a try, judged as those with invented answers are.
+
+    Args:
+        when: Says when a run is like this: "every answer has the form in which it is read".
+        lines: What roles, and tools as `tools.NAME`, say one after the other; the last line is repeated.
+        workflow: What is run.
+    """
+
+    when: str
+    workflow: Workflow
+    lines: Mapping[str, tuple[str | None, ...]] = field(default_factory=dict)
+
+
+class Explorer(ABC):
+    """Looks for what leads into every part of a workflow."""
+
+    @abstractmethod
+    def attempts(self) -> Iterator[Attempt]:
+        """Yields runs; each is played before the next one is asked for."""
+
+    @abstractmethod
+    def remarks(self) -> list[Problem]:
+        """Returns warnings about what all of them have shown."""
+
+
+class WorkflowFile(ABC):
+    """A workflow that is read from a file of another kind than Python's.
+
+    Attributes:
+        files: All files of which it is made, relative to the recipe's folder.
+    """
+
+    files: Sequence[str]
+
+    @abstractmethod
+    async def __call__(self, task: Any, roles: Any, tools: Any) -> Any:
+        """Runs it, as any workflow."""
+
+    @abstractmethod
+    def explorer(self) -> Explorer:
+        """Returns what its rehearsal tries."""
+
+    @abstractmethod
+    def outline(self) -> list[str]:
+        """Returns its parts as lines of text."""
+
+    @abstractmethod
+    def mermaid(self) -> str:
+        """Returns its parts as a Mermaid flowchart."""
+
+
+def workflow_of(plugins: Plugins, run: Run) -> Workflow:
+    """Returns the run's workflow: a plugin's, or the recipe's."""
+    workflow: Workflow = plugins.call_while_planning("marl_workflow", run=run)
+    return workflow
+
+
+def workflow_files(plugins: Plugins, run: Run) -> list[str]:
+    """Returns the files of a workflow that is no Python, relative to the recipe's folder; none of another."""
+    if run.recipe.workflow.endswith(".py"):
+        return []
+    workflow = workflow_of(plugins, run)
+    return [*workflow.files] if isinstance(workflow, WorkflowFile) else []

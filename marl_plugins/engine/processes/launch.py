@@ -1,0 +1,316 @@
+"""The training processes of a policy: launched, loaded, asked, saved, ended."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import ray
+from ray.exceptions import ActorUnschedulableError, OutOfMemoryError, RayActorError, RayTaskError
+from ray.util.placement_group import remove_placement_group
+
+from marl_plugins.core.failures import ConfigurationError, RunEnded, raised_by
+from marl_plugins.core.problems import Problem, at
+from marl_plugins.core.threads import in_daemon_thread
+from marl_plugins.engine.hosts.devices import critic_gpus, ranks_of_one_sequence, training_gpus
+from marl_plugins.engine.processes.critic_actor import RemoteCriticActor
+from marl_plugins.engine.processes.deaths import DEATHS, Death
+from marl_plugins.engine.processes.engines import lacks_its_process
+from marl_plugins.engine.processes.placement import bundles
+from marl_plugins.engine.processes.policy_actor import RemotePolicyActor, RemoteReferenceActor
+from marl_plugins.engine.processes.upstream_trainer import ReferenceInPolicy, UpstreamTrainer
+from marl_plugins.engine.processes.watchdog import Process, Watchdog
+
+from openrlhf.trainer.ray.launcher import RayActorGroup  # isort: skip  # after the host support, installed above
+from openrlhf.utils import get_strategy  # isort: skip
+
+if TYPE_CHECKING:
+    from types import SimpleNamespace
+
+    from openrlhf.utils.deepspeed import DeepspeedStrategy
+    from ray import ObjectRef
+    from ray.actor import ActorHandle
+    from ray.util.placement_group import PlacementGroup
+    from transformers import PreTrainedTokenizerBase
+
+
+class TrainingProcesses:
+    """The training processes of one policy, with its critic's and its reference's, under upstream's trainer.
+
+    Args:
+        policy: The policy's name.
+        args: Its flags.
+        device: `cpu` or `cuda`; on CPU the reference model lives in the policy's processes.
+        tokenizer: The policy's tokenizer.
+        max_steps: Optimiser steps of the whole run, for the learning-rate schedule.
+        silence: Seconds after which processes that have been asked and have answered nothing are ended.
+        extensions: What plugins add to the policy's processes, as "module:Class".
+    """
+
+    def __init__(
+        self,
+        policy: str,
+        args: SimpleNamespace,
+        device: str,
+        tokenizer: PreTrainedTokenizerBase,
+        max_steps: int,
+        silence: float,
+        extensions: Sequence[str] = (),
+    ):
+        self.policy, self.extensions = policy, tuple(extensions)
+        self.args = args
+        self.on_cpu = device == "cpu"
+        self.broadcasts = not self.on_cpu
+        """Whether engines get its weights by upstream's broadcast; else as bytes, through Ray."""
+        self.tokenizer = tokenizer
+        self.max_steps, self.silence = max_steps, silence
+        self.watchdog = Watchdog(self._end_silent)
+        self.where: list[Process] = []
+        """Where the processes run."""
+        self.silent: list[str] = []
+        """The processes and their states when the watchdog ended them."""
+        self.groups: dict[str, RayActorGroup] = {}
+        """Upstream's actor groups: `policy`, and `critic` and `reference` where they have processes of their own."""
+        self.trainer: UpstreamTrainer | None = None
+        self.engines: list[ActorHandle] = []
+        """Handles of the policy's engines, which upstream's own broadcast goes to."""
+        self._synced: ObjectRef | None = None
+        """A reference to the weights that the engines were last given; None on GPUs and before the first time."""
+        self._placements: list[PlacementGroup] = []  # of these processes alone
+
+    def launch(self, shared: PlacementGroup | None) -> None:
+        """Begins to start the processes; nothing is loaded yet.
+
+        Args:
+            shared: The placement group that they share with the policy's engines, if they do.
+        """
+        self.groups = start_groups(self.args, self.on_cpu, shared, self._placements, self.silence)
+
+    def load(self, engines: Sequence[ActorHandle]) -> list[ObjectRef]:
+        """Begins to load the models, and returns what to wait for until they are loaded."""
+        self.engines, group, reference = list(engines), self.groups["policy"], self.groups.get("reference")
+        reference = ReferenceInPolicy(group) if reference is None and self.with_reference else reference
+        strategy, critic = _strategy(self.args, training_gpus(self.args)), self.groups.get("critic")
+        self.trainer = UpstreamTrainer(strategy, group, reference, self.engines, self.tokenizer, critic)
+        return self.load_models(self.args)
+
+    @property
+    def with_reference(self) -> bool:
+        """Returns whether the reference model lives in the policy's processes."""
+        return bool(self.on_cpu and self.args.algo.kl.init_coef > 0)
+
+    def load_models(self, args: SimpleNamespace) -> list[ObjectRef]:
+        """Begins to load the models in the processes that are there, and returns what to wait for."""
+        model, strategy = args.actor.model_name_or_path, _strategy(args, training_gpus(args))
+        loading: list[ObjectRef] = self.groups["policy"].async_init_model_from_pretrained(
+            strategy, model, self.max_steps, self.engines, self.with_reference, self.extensions
+        )
+        if "reference" in self.groups:
+            ranks = args.ref.num_nodes * args.ref.num_gpus_per_node
+            loading += self.groups["reference"].async_init_model_from_pretrained(_strategy(args, ranks), model)
+        if "critic" in self.groups:
+            loading += self.groups["critic"].async_init_model_from_pretrained(
+                _strategy(args, critic_gpus(args)), args.critic.model_name_or_path, self.max_steps
+            )
+        return loading
+
+    @contextlib.asynccontextmanager
+    async def active(self) -> AsyncIterator[None]:
+        """Does nothing: these processes are there for the whole run."""
+        yield
+
+    def handles(self) -> Iterator[ActorHandle]:
+        """Yields Ray's handles of all processes."""
+        for group in self.groups.values():
+            yield from group._actor_handlers
+
+    def _end_silent(self) -> None:
+        self.silent = [str(process) for process in self.where]
+        self._kill()
+        for process in self.where:
+            process.kill()
+
+    def _kill(self) -> None:
+        for handle in self.handles():
+            with contextlib.suppress(RayActorError):
+                ray.kill(handle)
+
+    def end(self) -> None:
+        """Ends all processes at once, whatever they are doing, and gives their devices back."""
+        self._kill()
+        for placement in self._placements:
+            remove_placement_group(placement)
+        self.groups, self.trainer, self._placements, self._synced = {}, None, [], None
+
+    async def save(self, tag: str, state: dict[str, Any]) -> None:
+        """Saves a checkpoint of the policy and its critic under a tag."""
+        work = self.groups["policy"].async_run_method("save_checkpoint", tag, state)
+        if "critic" in self.groups:
+            work += self.groups["critic"].async_run_method("save_checkpoint", tag)
+        await self.await_work("was saved", *work)
+
+    async def save_model(self, folder: str | None = None, extension: str = "") -> None:
+        """Saves the weights in Hugging Face format; the critic's too with `--critic.save_value_network`, else upstream skips
+        it.
+
+        Args:
+            folder: Only the policy's, or those that its `extension` keeps, and there instead of in its own folder.
+        """
+        critic = self.groups["critic"].async_save_model() if "critic" in self.groups and folder is None else []
+        saving = self.groups["policy"].async_run_method("save_model", folder, extension)
+        await self.await_work("saved its weights", *saving, *critic)
+
+    async def extension(self, name: str, method: str, *same: Any, each: Sequence[Any] | None = None) -> list[Any]:
+        """See `PolicyProcesses.extension`."""
+        handles = self.groups["policy"]._actor_handlers
+        first = [()] * len(handles) if each is None else [(one,) for one in each]
+        asked = [h.extension.remote(name, method, *mine, *same) for h, mine in zip(handles, first, strict=True)]
+        answers: list[Any] = await self.await_work(f"was in {name}.{method}", asyncio.gather(*asked))
+        return answers
+
+    async def fit(self, step: int) -> dict[str, float]:
+        """Does upstream's fit of policy and critic on what they have been handed out, and returns its metrics."""
+        assert self.trainer is not None
+        fit = in_daemon_thread(self.trainer.ppo_train, step)
+        status: dict[str, float] = await self.await_work(f"was updated in step {step}", fit)
+        return status
+
+    async def weights(self) -> ObjectRef:
+        """Returns a reference to all weights of the policy's model, as safetensors bytes."""
+        return self.groups["policy"].async_run_method("state")[0]
+
+    async def weights_to_sync(self) -> ObjectRef:
+        """Returns the same, for all engines, and keeps it for those that come later."""
+        self._synced = None  # first: there need not be room for two of them
+        self._synced = await self.weights()
+        return self._synced
+
+    async def restore(self, handle: ActorHandle, version: int) -> None:
+        """Gives an engine the weights that the policy's others hold, and calls these `version`; the processes may be busy."""
+        blob = self._synced if self._synced is not None else await self.weights()
+        try:
+            await handle.load_state.remote(blob, self.policy, version)
+        except DEATHS as error:
+            if isinstance(error, OutOfMemoryError) or error.actor_id == handle._actor_id.hex():
+                raise  # the new engine has died too
+            raise run_ended_by(self, "gave a new engine its weights", error) from error
+
+    async def await_work(self, doing: str, *work: Any) -> Any:
+        """Awaits work of the processes; one that died ends the run in a state that can be resumed.
+
+        Args:
+            doing: What the policy does meanwhile, for the message.
+
+        Raises:
+            RunEnded: A process died or answered nothing for too long, or found weights that are not finite.
+        """
+        try:
+            with self.watchdog.asked(self.silence):
+                results = await asyncio.gather(*work)
+        except (*DEATHS, RayTaskError) as error:
+            if isinstance(error, DEATHS) or lacks_its_process(error):
+                raise run_ended_by(self, doing, error) from error
+            if (ended := ended_by_work(self.policy, doing, raised_by(error))) is None:
+                raise
+            raise ended from error
+        return results[0] if len(results) == 1 else results
+
+
+def start_groups(
+    args: SimpleNamespace,
+    on_cpu: bool,
+    shared: PlacementGroup | None,
+    placements: list[PlacementGroup],
+    seconds: float,
+) -> dict[str, RayActorGroup]:
+    """Begins to start upstream's actor groups of a policy, by what they compute.
+
+    Args:
+        shared: The placement group that they share with the policy's engines, if they do.
+        placements: Where those that are made here are kept: for several processes with devices of their own. Upstream would make
+            them, and wait for them without a limit (launcher.py:244-252).
+        seconds: How long their devices may take to be free.
+    """
+
+    def reserve(count: int) -> PlacementGroup:
+        placements.append(bundles(count, seconds))
+        return placements[-1]
+
+    same = ranks_of_one_sequence(args)
+
+    def group(size: SimpleNamespace, kind: type, placement: PlacementGroup | None) -> RayActorGroup:
+        count, share = size.num_nodes * size.num_gpus_per_node, 0.2 if placement else 1
+        place = placement or (reserve(count) if count > 1 else None)
+        return RayActorGroup(size.num_nodes, size.num_gpus_per_node, kind, place, share, same)
+
+    with_reference = args.train.colocate_actor_ref and not on_cpu
+    together = shared or (reserve(training_gpus(args)) if with_reference else None)
+    groups = {"policy": group(args.actor, RemotePolicyActor, together)}
+    if args.algo.kl.init_coef > 0 and not on_cpu:
+        groups["reference"] = group(args.ref, RemoteReferenceActor, together)
+    if critic_gpus(args):
+        groups["critic"] = group(args.critic, RemoteCriticActor, shared)
+    return groups
+
+
+def run_ended_by(processes: TrainingProcesses, doing: str, error: Death | RayTaskError) -> RunEnded:
+    """Returns what ends the run when a training process has died, or on GPUs an engine that was being given weights."""
+    dead = getattr(raised_by(error), "actor_id", None)
+    if lacks_its_process(error) or (dead and dead in [engine._actor_id.hex() for engine in processes.engines]):
+        return RunEnded(
+            f"an engine of policy {processes.policy!r} died while the policy {doing}; engines are not replaced in a running job on "
+            "GPUs yet"
+        )
+    if processes.silent:
+        return RunEnded(
+            f"the training processes of policy {processes.policy!r} answered nothing for {processes.silence:g} s "
+            f"(limits.silence_seconds) while the policy {doing}, and were ended: {', '.join(processes.silent)}"
+        )
+    reason = str(raised_by(error)).splitlines()[0]
+    return RunEnded(f"a training process of policy {processes.policy!r} died while the policy {doing}: {reason}")
+
+
+def ended_by_work(policy: str, doing: str, cause: Exception) -> RunEnded | None:
+    """Returns what ends the run when a process has raised something that is known; None for what is not."""
+    if isinstance(cause, RunEnded):
+        return RunEnded(str(cause))
+    if isinstance(cause, FloatingPointError):
+        return RunEnded(f"policy {policy!r}, while it {doing}: {cause}; they were neither synced nor saved")
+    return None
+
+
+def not_started(
+    policy: str, model: str, error: RayTaskError | Death | ActorUnschedulableError
+) -> ConfigurationError | RunEnded:
+    """Returns what is wrong where a process of a policy has failed while it was loading its model, or was killed then."""
+    if isinstance(error, ActorUnschedulableError):
+        reason = " ".join(str(error).split())
+        return RunEnded(f"policy {policy!r}: Ray could not start a process: {reason} (--debug keeps Ray's logs)")
+    cause = raised_by(error)
+    if isinstance(cause, ConfigurationError):
+        return ConfigurationError([problem.within(policy=policy) for problem in cause.problems])
+    lines = str(error).strip().splitlines()
+    reason = lines[0 if isinstance(error, OutOfMemoryError) else -1].strip()
+    if isinstance(error, DEATHS) and not getattr(error, "actor_init_failed", False):
+        return RunEnded(
+            f"policy {policy!r}: a process died while it was starting: {reason} Something has killed it, for example because "
+            "memory ran out; the same command starts again"
+        )
+    return ConfigurationError(
+        Problem(
+            "models.start", at(policy=policy), f"model {model!r} could not be started: {reason} (--debug shows all of it)"
+        )
+    )
+
+
+def _strategy(args: SimpleNamespace, ranks: int) -> DeepspeedStrategy:
+    """Upstream's DeepSpeed strategy for a number of ranks.
+
+    DeepSpeed counts rows; --train.batch_size counts trajectories. One micro-batch per rank, until each fit says how many.
+    """
+    strategy = get_strategy(args)
+    # Upstream multiplies by the ranks that share a sequence (deepspeed.py:111-117 and 456).
+    strategy.train_batch_size = args.train.micro_batch_size * ranks // ranks_of_one_sequence(args)
+    return strategy

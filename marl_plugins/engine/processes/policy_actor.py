@@ -1,0 +1,189 @@
+"""Upstream's policy and reference actors with what several policies need. Imported first in every training process."""
+
+from __future__ import annotations
+
+from marl_plugins.engine.hosts import cpu
+
+cpu.install()  # before anything of upstream
+
+with cpu.flash_attn_stand_in():
+    import openrlhf.models  # noqa: F401
+
+import contextlib  # noqa: E402
+from collections.abc import Sequence  # noqa: E402
+from pathlib import Path  # noqa: E402
+from typing import TYPE_CHECKING, Any  # noqa: E402
+
+import openrlhf.trainer.ray.ppo_actor as upstream_actor  # noqa: E402
+import ray  # noqa: E402
+import torch  # noqa: E402
+from openrlhf.trainer.ray.launcher import ReferenceModelActor as _UpstreamReference  # noqa: E402
+
+import marl_plugins.engine.processes.weighing_trainer  # noqa: E402, F401  # upstream's trainer is replaced by it
+from marl_plugins.engine.processes.extension import Extension, called, make_extensions  # noqa: E402
+from marl_plugins.engine.processes.master_port import MasterPort  # noqa: E402
+from marl_plugins.engine.processes.optimiser_settings import keep_settings_when_loading  # noqa: E402
+from marl_plugins.engine.processes.replay import MicroBatchBuffer  # noqa: E402
+from marl_plugins.engine.processes.training_process import TrainingProcess  # noqa: E402
+
+if TYPE_CHECKING:
+    from openrlhf.models import Actor
+    from openrlhf.utils.deepspeed import DeepspeedStrategy
+    from ray.actor import ActorHandle
+
+ON_CPU = cpu.device() == "cpu"
+
+upstream_actor.NaiveReplayBuffer = MicroBatchBuffer  # looked up there by the trainer (ppo_actor.py:91)
+
+
+class PolicyActor(TrainingProcess, upstream_actor.PolicyModelActor.__ray_metadata__.modified_class):  # type: ignore[misc]
+    """One training process of a policy."""
+
+    reference: Reference | None = None
+
+    def init_model_from_pretrained(
+        self,
+        strategy: DeepspeedStrategy,
+        pretrain: str,
+        max_steps: int,
+        vllm_engines: Sequence[ActorHandle] | None = None,
+        with_reference: bool = False,
+        extensions: Sequence[str] = (),
+    ) -> None:
+        """Loads the model, then makes the extensions that plugins name ("module:Class")."""
+        keep_settings_when_loading(strategy)
+        strategy.args.train.enable_ema = (
+            False  # upstream's average is in the weights' own precision: see marl_plugins/builtin/ema
+        )
+        # Without engines no NCCL group is set up; on CPU the weights go as one object instead.
+        super().init_model_from_pretrained(strategy, pretrain, max_steps, None if ON_CPU else vllm_engines)
+        self.vllm_engines = vllm_engines
+        self.engine = self.actor.model
+        if ON_CPU:
+            cpu.make_adam_resumable(self.engine.basic_optimizer)
+        if with_reference:
+            self.reference = _reference(strategy, pretrain)
+        self.trainer.extensions = make_extensions(extensions, self.trainer)
+        self._restore_extensions()
+
+    @property
+    def extensions(self) -> Sequence[Extension]:
+        """The extensions that plugins have added to this process."""
+        found: Sequence[Extension] = self.trainer.extensions
+        return found
+
+    def extension(self, name: str, method: str, *arguments: Any) -> Any:
+        """Calls a method of an extension, by the name of its class."""
+        return called(self.extensions, name, method, arguments)
+
+    def fit(self, kl_ctl: float = 0) -> dict[str, float]:
+        """Fits as upstream does, in whole accumulation windows, then tells the extensions."""
+        fit, status = super().fit, dict[str, float]()
+        try:
+            status = self.in_whole_windows(lambda: fit(kl_ctl))
+        finally:
+            for extension in self.extensions:
+                extension.fitted(status)
+        return status
+
+    def save_checkpoint(self, tag: str, client_states: Any = None, *more: Any) -> None:
+        """Saves upstream's checkpoint, and in its folder the state of the extensions of this rank."""
+        super().save_checkpoint(tag, client_states, *more)
+        states = {type(extension).__name__: extension.state() for extension in self.extensions}
+        if any(state is not None for state in states.values()):
+            torch.save(states, self._extension_file(tag))
+
+    def _extension_file(self, tag: str) -> Path:
+        return Path(self.strategy.args.ckpt.path, "_actor", tag, f"extensions_rank_{torch.distributed.get_rank()}.pt")
+
+    def _restore_extensions(self) -> None:
+        """Give the extensions the state that the loaded checkpoint has of them; without one they begin anew."""
+        latest = Path(self.strategy.args.ckpt.path, "_actor", "latest")
+        if not (self.strategy.args.ckpt.load_enable and latest.is_file()):
+            return
+        file = self._extension_file(latest.read_text(encoding="utf-8").strip())
+        states = torch.load(file, weights_only=False) if file.is_file() else {}
+        if isinstance(states, list):  # of an earlier release, in the order of the extensions
+            states = {type(e).__name__: state for e, state in zip(self.extensions, states, strict=False)}
+        for extension in self.extensions:
+            if (state := states.get(type(extension).__name__)) is not None:
+                extension.restore(state)
+
+    def broadcast_to_vllm(self) -> None:
+        """Syncs weights as upstream's own loop asks for it; on CPU the whole state in one transfer."""
+        if not ON_CPU:
+            super().broadcast_to_vllm()
+            return
+        state = self.state()
+        if state is not None:
+            blob = ray.put(state)
+            ray.get([engine.load_state.remote(blob, "", 0) for engine in self.vllm_engines or ()])
+        torch.distributed.barrier()
+
+    def save_model(self, folder: str | None = None, extension: str = "") -> None:
+        """Saves the weights in Hugging Face format, in the policy's own folder or in another one.
+
+        Args:
+            extension: The one whose weights are saved in the model's place.
+        """
+        ckpt = self.strategy.args.ckpt
+        own, ckpt.output_dir = ckpt.output_dir, folder or ckpt.output_dir
+        try:
+            with self.extension(extension, "in_place") if extension else contextlib.nullcontext():
+                super().save_model()
+        finally:
+            ckpt.output_dir = own
+
+    def state_of(self, extension: str) -> bytes | None:
+        """Returns what `state` does, of the weights that an extension keeps."""
+        with self.extension(extension, "in_place"):
+            return self.state()
+
+    def reference_forward(self, **kwargs: torch.Tensor | None) -> torch.Tensor:
+        """Returns the reference model's log-probs, as upstream's `ReferenceModelActor.forward`."""
+        forward: torch.Tensor = _UpstreamReference.__ray_metadata__.modified_class.forward(self.reference, **kwargs)
+        return forward
+
+    def state(self) -> bytes | None:
+        """Returns the whole state as safetensors bytes on rank 0, None on the others.
+
+        Raises:
+            FloatingPointError: A weight is not finite; the names of the tensors are given.
+        """
+        import deepspeed
+        import safetensors.torch
+
+        first, parameters = torch.distributed.get_rank() == 0, dict(self.engine.module.named_parameters())
+        if first or self.strategy.stage == 3:
+            self.check_finite()
+        with deepspeed.zero.GatheredParameters([*parameters.values()], enabled=self.strategy.stage == 3):
+            if not first:
+                return None
+            blob: bytes = safetensors.torch.save({name: p.detach().contiguous().cpu() for name, p in parameters.items()})
+        return blob
+
+
+class Reference:
+    """A frozen model in the policy's process, with the two attributes that upstream's `forward` reads."""
+
+    def __init__(self, model: Actor, strategy: DeepspeedStrategy):
+        self.model, self.strategy = model, strategy
+
+
+def _reference(strategy: DeepspeedStrategy, pretrain: str) -> Reference:
+    actor = upstream_actor.Actor(
+        pretrain,
+        attn_implementation=strategy.args.ds.attn_implementation,
+        experts_implementation=strategy.args.ds.experts_implementation,
+        param_dtype=strategy.args.ds.param_dtype,
+        temperature=strategy.args.rollout.temperature,
+    )
+    return Reference(actor.eval(), strategy)
+
+
+class ReferenceActor(MasterPort, _UpstreamReference.__ray_metadata__.modified_class):  # type: ignore[misc]
+    """Upstream's reference process; a subclass so that the host support is installed before upstream is imported."""
+
+
+RemotePolicyActor = ray.remote(num_gpus=1)(PolicyActor)
+RemoteReferenceActor = ray.remote(num_gpus=1)(ReferenceActor)

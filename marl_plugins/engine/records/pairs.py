@@ -1,0 +1,56 @@
+"""Outcomes of games by pair of policies: how each member of a population does against each other one."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from itertools import permutations
+from typing import Any
+
+from marl_plugins.engine.records import reasons
+from marl_plugins.engine.records.read import TRAJECTORIES, Filter, RunReader, Steps, records
+
+Played = tuple[Mapping[str, float], Mapping[str, str]]
+"""Of a trajectory: the outcome of each role, and the policy that played it."""
+
+
+def pairs_of(run: RunReader, steps: Steps) -> list[dict[str, Any]]:
+    """Returns, for every two policies that played different roles of one trajectory, the mean outcome of the first over all their
+    roles, and the number of outcomes; nothing where outcomes are the team's, or where no two pairs differ.
+
+    Args:
+        steps: First and last step, of training.
+
+    Raises:
+        ConfigurationError: The records cannot be read.
+    """
+    found: dict[tuple[str, str], list[float]] = defaultdict(list)
+    path = run.folder / TRAJECTORIES
+    for record in records(path, _played, Filter(steps)) if path.exists() else ():
+        outcomes, players = record.value
+        for mine, other in permutations([role for role in outcomes if role in players], 2):
+            found[players[mine], players[other]].append(outcomes[mine])
+    if len({frozenset(pair) for pair in found}) < 2:
+        return []
+    return [
+        {"policy": policy, "against": against, "outcome": sum(values) / len(values), "outcomes": len(values)}
+        for (policy, against), values in sorted(found.items())
+    ]
+
+
+def _played(record: Mapping[str, Any]) -> Played:
+    if record.get("origin"):
+        return {}, {}
+    return record.get("outcomes", {}), {action["role"]: action["policy"] for action in record["actions"]}
+
+
+def markdown(pairs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Returns the lines of the report's section; none without pairs."""
+    if not pairs:
+        return []
+    names = sorted({pair["policy"] for pair in pairs})
+    cells = {(p["policy"], p["against"]): f"{p['outcome']:.3f} ({p['outcomes']})" for p in pairs}
+    rows = [["policy \\ against", *names], ["---"] * (len(names) + 1)]
+    rows += [[name, *(cells.get((name, other), "-") for other in names)] for name in names]
+    table = [f"| {' | '.join(map(reasons.cell, row))} |" for row in rows]
+    return ["", "## Outcomes by pair of policies", "", *table, "", "Mean outcome of the row's policy, and how many."]

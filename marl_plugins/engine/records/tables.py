@@ -1,0 +1,163 @@
+"""Tables of a run's actions, and how they are written.
+
+    actions   one row per action with its ids, scores and advantages, and whether it was trained on
+    trace     one row per action with what it asked of engines and tools, and when (engine/records/trace.py)
+
+Rows are read one by one and written in portions, so a long run needs no more memory than a short one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.core.problems import Problem, at
+from marl_plugins.core.redaction import encodable
+from marl_plugins.core.trajectory import Action, Trajectory
+from marl_plugins.engine.records.read import Filter, RunReader
+from marl_plugins.engine.records.trace import trace_of
+
+PORTION_ROWS = 1000
+"""Rows that are written at a time."""
+FORMS = (".parquet", ".arrow", ".jsonl")
+Row = dict[str, Any]
+Write = Callable[[Sequence[Row]], None]
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of a run.
+
+    Args:
+        columns: By name what Arrow keeps them as (`arrow_type`).
+        rows: The rows of what is wanted of a run, each by column.
+    """
+
+    columns: Mapping[str, str]
+    rows: Callable[[RunReader, Filter], Iterator[Row]]
+
+
+def reason_left_out(action: Action) -> str | None:
+    """Returns why an action was not trained on; an evaluation's were never meant to be. None for a trained one."""
+    return action.left_out or (None if action.advantage is not None else "not trained")
+
+
+def row_of(trajectory: Trajectory, action: Action) -> Row:
+    """Returns an action as a row of the table of actions."""
+    reason = reason_left_out(action)
+    values = (
+        *(trajectory.step, encodable(trajectory.task.id), trajectory.sample, action.path),
+        *(action.role, action.policy, action.generation.version, action.generation.newest, action.turn),
+        *(reason is None, reason, action.generation.finish),
+        *(trajectory.outcome_of(action.role), action.score, action.reward, action.returns, action.advantage),
+        *(
+            action.context_ids,
+            action.generation.ids,
+            action.generation.logprobs,
+            action.trainer_logprobs,
+            action.advantages,
+        ),
+        encodable(action.text),
+    )
+    return dict(zip(ACTIONS, values, strict=True))
+
+
+ACTIONS = {
+    **{"step": "int64", "task": "string", "sample": "int64", "action": "string"},
+    **{"role": "string", "policy": "string", "version": "int64", "newest_version": "int64", "turn": "int64"},
+    **{"trained": "bool", "left_out": "string", "finish": "string"},
+    **dict.fromkeys(("outcome", "score", "reward", "return", "advantage"), "double"),
+    **{
+        "context_ids": "ids",
+        "ids": "ids",
+        "logprobs": "numbers",
+        "trainer_logprobs": "numbers",
+        "advantages": "numbers",
+        "text": "string",
+    },
+}
+TRACE = {
+    **{"step": "int64", "task": "string", "sample": "int64", "action": "string", "role": "string", "policy": "string"},
+    **{"parents": "texts", "start": "double", "answered": "double", "end": "double"},
+    **{"tokens_in": "int64", "tokens_out": "int64", "tools": "calls"},
+}
+TABLES = {
+    "actions": Table(ACTIONS, lambda run, wanted: (row_of(*found) for found in run.actions(wanted))),
+    "trace": Table(TRACE, lambda run, wanted: (row.model_dump() for row in trace_of(run, wanted))),
+}
+
+
+def write_table(table: Table, run: RunReader, wanted: Filter, to: str) -> int:
+    """Writes a table, and returns the number of its rows. The file is there when all of it is; a table without rows is not
+    written.
+
+    Args:
+        to: The file, whose ending is its form; - prints JSON Lines.
+
+    Raises:
+        ConfigurationError: It cannot be written, or what writes it is not installed.
+    """
+    rows, path = table.rows(run, wanted), Path(to)
+    if to == "-":
+        return sum(print(json.dumps(row)) is None for row in rows)
+    if path.suffix not in FORMS:
+        expected = f"a name that ends in {', '.join(FORMS[:-1])} or {FORMS[-1]}, or -"
+        raise ConfigurationError(Problem("export.form", at(flag="to", file=path), expected=expected))
+    part, count = path.with_name(f"{path.name}.part"), 0
+    try:
+        with json_lines(part) if path.suffix == ".jsonl" else arrow(part, path.suffix, table.columns) as write:
+            while portion := list(itertools.islice(rows, PORTION_ROWS)):
+                write(portion)
+                count += len(portion)
+        if count:
+            os.replace(part, path)
+    except OSError as error:
+        got = f"cannot be written: {error.strerror or error}"
+        raise ConfigurationError(Problem("export.unwritable", at(flag="to", file=path), got)) from None
+    finally:
+        with contextlib.suppress(OSError):
+            part.unlink()
+    return count
+
+
+@contextmanager
+def json_lines(path: Path) -> Iterator[Write]:
+    """Writes rows as JSON Lines."""
+    with path.open("w", encoding="utf-8") as file:
+        yield lambda rows: file.writelines(json.dumps(row) + "\n" for row in rows)
+
+
+@contextmanager
+def arrow(path: Path, form: str, columns: Mapping[str, str]) -> Iterator[Write]:
+    """Writes rows as Parquet or as an Arrow file.
+
+    Raises:
+        ConfigurationError: pyarrow is not installed.
+    """
+    try:
+        import pyarrow
+        import pyarrow.parquet
+    except ImportError:
+        got, fix = "pyarrow is not installed", "pip install 'openrlhf-marl[tables]'"
+        raise ConfigurationError(Problem("export.extra", at(flag="to"), got, fix=fix)) from None
+    call = {"tool": "string", "status": "string", "start": "double", "seconds": "double", "bytes": "int64"}
+    types = {
+        "ids": pyarrow.list_(pyarrow.int32()),
+        "numbers": pyarrow.list_(pyarrow.float64()),
+        "texts": pyarrow.list_(pyarrow.string()),
+        "calls": pyarrow.list_(pyarrow.struct(list(call.items()))),
+    }
+    schema = pyarrow.schema([(name, types.get(kind) or kind) for name, kind in columns.items()])
+    writer: AbstractContextManager[Any] = (
+        pyarrow.parquet.ParquetWriter(str(path), schema) if form == ".parquet" else pyarrow.ipc.new_file(str(path), schema)
+    )
+    with writer as file:
+        yield lambda rows: file.write_table(pyarrow.Table.from_pylist(list(rows), schema))

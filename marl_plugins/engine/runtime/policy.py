@@ -1,0 +1,330 @@
+"""One policy of a run: its training processes and its engines, driven through upstream's trainer.
+
+    start([policy])                 all policies of a run at the same time
+    forward, update, sync, save     the steps of the training loop
+    policy.stop()                   its devices are free; it may be started again
+
+A frozen policy has engines only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import functools
+import math
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+
+import ray
+from ray.exceptions import ActorUnschedulableError, GetTimeoutError, RayTaskError
+
+from marl_plugins.core.failures import RunEnded
+from marl_plugins.core.policy import Policy
+from marl_plugins.core.process_backend import ProcessBackend
+from marl_plugins.core.rows import Row
+from marl_plugins.core.sequences import TokenSequence, sequences_of
+from marl_plugins.core.threads import in_daemon_thread
+from marl_plugins.engine.hosts.devices import training_gpus
+from marl_plugins.engine.processes.backend import OwnProcesses
+from marl_plugins.engine.processes.deaths import DEATHS
+from marl_plugins.engine.processes.engines import EngineKind, EnginePool, RestartBudget, start_engines
+from marl_plugins.engine.processes.launch import not_started
+from marl_plugins.engine.processes.placement import bundles
+from marl_plugins.engine.processes.upstream_trainer import UpstreamTrainer, ranks_of
+from marl_plugins.engine.processes.watchdog import locate
+from marl_plugins.engine.runtime.batching import BatchBuilder, check_steps, hand_out
+from marl_plugins.engine.runtime.experience import NAMES, ForwardedRows, PreparedRows, completed, forwarded
+from marl_plugins.engine.runtime.policy_engines import PolicyEngines
+
+if TYPE_CHECKING:
+    from types import SimpleNamespace
+
+    from openrlhf.trainer.ray.launcher import RayActorGroup
+    from ray import ObjectRef
+    from ray.actor import ActorHandle
+    from ray.util.placement_group import PlacementGroup
+    from transformers import PreTrainedTokenizerBase
+
+P = ParamSpec("P")
+R = TypeVar("R")
+Method = Callable[Concatenate["UpstreamPolicy", P], Coroutine[Any, Any, R]]
+
+
+def while_active(method: Method[P, R]) -> Method[P, R]:
+    """Returns a method of a policy that needs its training processes."""
+
+    @functools.wraps(method)
+    async def called(self: UpstreamPolicy, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        async with self.processes.active():
+            return await method(self, *args, **kwargs)
+
+    return called
+
+
+class UpstreamPolicy(PolicyEngines):
+    """A policy with everything that belongs to it.
+
+    Args:
+        spec: What it is; a frozen one has engines only.
+        args: Its flags.
+        device: `cpu` or `cuda`.
+        tokenizer: Its tokenizer.
+        max_steps: Optimiser steps of the whole run.
+        restarts: Shared by all policies of the run.
+        silence: Seconds after which a process that has been asked and has answered nothing is ended.
+        merge: Whether the rows of one conversation go through the model as one sequence, where its loss allows it.
+        backend: Who gives it its training processes; None: they are its own.
+        extensions: What plugins add to these, as "module:Class".
+        shared, kind: As of `PolicyEngines`.
+    """
+
+    def __init__(
+        self,
+        spec: Policy,
+        args: SimpleNamespace,
+        device: str,
+        tokenizer: PreTrainedTokenizerBase,
+        max_steps: int,
+        restarts: RestartBudget,
+        silence: float,
+        merge: bool = True,
+        backend: ProcessBackend | None = None,
+        extensions: Sequence[str] = (),
+        shared: EnginePool | None = None,
+        kind: EngineKind | None = None,
+    ):
+        args = copy.deepcopy(args)
+        self.batching = BatchBuilder(args, merge)
+        self.tokenizer = tokenizer
+        belongings = (spec.name, args, device, tokenizer, max_steps, silence, extensions)
+        training = (backend or OwnProcesses()).processes_of(*belongings) if spec.trainable else None
+        super().__init__(spec, args, device, restarts, silence, training, shared, kind)
+        self.starting: list[ObjectRef] = []
+        """What to wait for until everything is loaded."""
+        self._shared: PlacementGroup | None = None
+
+    @property
+    def longest(self) -> int:
+        """Tokens of a sequence that it can be trained on, at most."""
+        return self.batching.longest
+
+    @property
+    def trainer(self) -> UpstreamTrainer:
+        """Upstream's trainer over the running training processes."""
+        assert self.processes.trainer is not None, f"policy {self.name!r} is not started"
+        return self.processes.trainer
+
+    @property
+    def group(self) -> RayActorGroup:
+        """Upstream's group of the policy's training processes."""
+        return self.trainer.actor_model_group
+
+    @property
+    def critic(self) -> RayActorGroup | None:
+        """The critic's group; None without a critic."""
+        return self.trainer.critic_model_group
+
+    def launch(self) -> None:
+        """Begins to start all processes; engines that share their devices with training processes are to sleep."""
+        silence = self.engines.silence
+        if self.trained and self.args.train.colocate_all:
+            self._shared = bundles(training_gpus(self.args), silence)
+        if self.training is not None:
+            self.training.launch(self._shared)
+        if self.owns_engines:
+            self.engines.engines = start_engines(self.args, self._shared, silence, self.kind)
+            self.starting = [e.sleep.remote() for e in self.engines.handles] if self.args.vllm.enable_sleep else []
+
+    def load(self) -> None:
+        """Begins to load the models, once the engines that are to sleep do."""
+        handles = self.engines.handles
+        self.starting = self.training.load(handles) if self.training is not None else []
+        self.starting += [handle.identify.remote(self.name, self.version) for handle in handles]
+
+    def wait(self) -> None:
+        """Waits until everything is loaded; see `wait_until_loaded`."""
+        wait_until_loaded([self], self.engines.silence)
+
+    def start(self) -> None:
+        """Starts all processes and wait for them."""
+        start([self], self.engines.silence)
+
+    def kill(self) -> None:
+        """Ends all processes at once, whatever they are doing."""
+        if self.training is not None:
+            self.training.end()
+        self.engines.kill()
+        if self._shared is not None:
+            ray.util.remove_placement_group(self._shared)
+            self._shared = None
+
+    def stop(self) -> None:
+        """Ends all processes and wait until they are gone, so that their devices are free; the policy may be started again.
+
+        What is not saved is lost; a start with `--ckpt.load_enable` loads the last saved step.
+        """
+        handles = [*(self.training.handles() if self.training is not None else ()), *self.engines.handles]
+        self.kill()
+        for handle in handles:
+            _wait_until_dead(handle)
+
+    @while_active
+    async def forward(self, rows: Sequence[Row], known: Sequence[ForwardedRows] = ()) -> ForwardedRows:
+        """See `PolicyProcesses.forward`; in micro-batches of `rollout.micro_batch_size` sequences, or of so many tokens."""
+        return await completed(rows, sequences_of(rows, self.batching.merge), known, self._forward)
+
+    async def _forward(self, sequences: Sequence[TokenSequence]) -> ForwardedRows:
+        maker, rows = self.trainer.experience_maker, [row for sequence in sequences for row in sequence.rows]
+        batches = self.batching.of_forward(sequences, ranks_of(self.group))
+        samples = [self.batching.padded(batch, maker.tokenizer.pad_token_id) for batch, _ in batches]
+        experiences = await self.processes.await_work(
+            "computed log-probs", in_daemon_thread(maker.make_experience, samples)
+        )
+        done = [(batch, e) for (batch, real), e in zip(batches, experiences, strict=True) if real]
+        found = forwarded(self.name, rows, done, self.trainer.kl_ctl.value, self.args.reward.clip_range)
+        for name in ("log_probs", "kl", *(["values"] if self.critic else [])):
+            if broken := found.rows_not_finite(name):
+                raise not_finite_error(self.name, NAMES[name], rows[0].trajectory.step, f"rows {', '.join(broken[:5])}")
+        return found
+
+    @while_active
+    async def update(self, prepared: PreparedRows, steps: int, step: int) -> dict[str, float]:
+        """Trains policy and critic on the rows: hand each rank its part, in whole accumulation windows, and lets upstream fit.
+
+        A policy whose updates are frozen at first (`--critic.freezing_steps`) is handed no rows: upstream's processes would
+        keep them for a later fit. The metrics are upstream's, with the optimiser steps taken and the weightless micro-batches; the
+        critic's are called `critic_*`. Arguments as in `PolicyProcesses.update`.
+        """
+        groups = {"": None if step <= self.args.critic.freezing_steps else self.group, "critic_": self.critic}
+        layouts = {
+            name: await hand_out(self.processes, group, prepared, steps, step, self.batching, of_policy=not name)
+            for name, group in groups.items()
+            if group and prepared.rows
+        }
+        metrics = {"optimiser_steps": 0.0, "fill_rows": 0.0, "sequences": float(len(prepared.items))}
+        if layouts:
+            status = await self.processes.fit(step)
+            metrics |= {k: float(v) for k, v in status.items() if isinstance(v, int | float)}
+            metrics |= prepared.metrics
+        metrics |= {f"{name}fill_rows": float(layout.fill) for name, layout in layouts.items()}
+        check_steps(self.name, layouts, metrics, self.args.train.max_epochs)
+        check_finite(self.name, metrics, prepared, step, self.args.ds.param_dtype)
+        if self.critic:  # the policy's weights are checked when they are synced
+            await self.processes.await_work("checked the critic's weights", *self.critic.async_run_method("check_finite"))
+        if "kl" in metrics:
+            self.trainer.kl_ctl.update(metrics["kl"], len(prepared.rows))
+        return metrics
+
+    @while_active
+    async def extension(self, name: str, method: str, *same: Any, each: Sequence[Any] | None = None) -> list[Any]:
+        """See `PolicyProcesses.extension`."""
+        return await self.processes.extension(name, method, *same, each=each)
+
+    @while_active
+    async def save(self, tag: str, state: dict[str, Any]) -> None:
+        """Saves a checkpoint of the policy and its critic under a tag."""
+        await self.processes.save(tag, state)
+
+    @while_active
+    async def save_model(self, folder: Path | None = None, extension: str = "") -> None:
+        """Saves the weights in Hugging Face format, or those that an extension keeps (`marl_weights`); with
+        `--critic.save_value_network` the critic's too, where no folder is given."""
+        await self.processes.save_model(str(folder / self.name) if folder else None, extension)
+
+    async def hold_further(self, extension: str) -> None:
+        """Brings the engines to the weights that an extension keeps (`marl_weights`), until the next sync."""
+        await self.hold(await self._weights_of(extension), self.version)
+
+    @while_active
+    async def _weights_of(self, extension: str) -> bytes:
+        asked = self.group.async_run_method("state_of", extension)
+        by_rank: list[bytes] = await self.processes.await_work(f"gave weights of {extension}", asyncio.gather(*asked))
+        return by_rank[0]
+
+
+def check_finite(policy: str, metrics: Mapping[str, float], prepared: PreparedRows, step: int, param_dtype: str) -> None:
+    """Ends the run where an update's losses or gradients are not finite.
+
+    Raises:
+        RunEnded: One is not.
+    """
+    for name in (name for name in metrics if name.endswith(("_loss", "_grad_norm"))):
+        overflow = name.endswith("grad_norm") and param_dtype == "fp16"  # loss scaling skips such steps
+        if not math.isfinite(metrics[name]) and not overflow:
+            which = f"{len(prepared.rows)} rows, the first {prepared.rows[0].name}"
+            raise not_finite_error(policy, name, step, which)
+
+
+def not_finite_error(policy: str, what: str, step: int, which: str) -> RunEnded:
+    return RunEnded(
+        f"policy {policy!r}, step {step}: {what} is not finite ({which}); nothing of this step was synced "
+        "or saved. Lower the learning rate, or look at what these rows hold"
+    )
+
+
+def start(policies: Sequence[UpstreamPolicy], silence: float) -> None:
+    """Starts all processes of some policies at the same time, and wait for them.
+
+    Models are loaded for training once all engines sleep that are to: until then an engine has its device's memory to itself, as
+    with upstream (train_ppo_ray.py:66-82 and 170).
+
+    Args, raises: As of `wait_until_loaded`.
+    """
+    for policy in policies:
+        policy.launch()
+    _wait(policies, silence)
+    for policy in policies:
+        policy.load()
+    wait_until_loaded(policies, silence)
+
+
+def wait_until_loaded(policies: Sequence[UpstreamPolicy], silence: float) -> None:
+    """Waits until the processes of some policies have loaded their models and checkpoints.
+
+    The first error is raised while the other processes may still wait for the one that failed, in a collective operation.
+
+    Args:
+        silence: Maximum seconds in which no process becomes ready.
+
+    Raises:
+        ConfigurationError: A model or a checkpoint cannot be loaded.
+        RunEnded: A process loads for ever.
+    """
+    _wait(policies, silence)
+    for policy in policies:
+        if policy.training is not None:
+            policy.training.where = ray.get([locate(handle) for handle in policy.training.handles()])
+        for engine in policy.engines.engines:
+            engine.where = ray.get(locate(engine.handle))
+
+
+def _wait(policies: Sequence[UpstreamPolicy], silence: float) -> None:
+    """Wait for what processes are doing while they start."""
+    owners = {reference: policy for policy in policies for reference in policy.starting}
+    while owners:
+        found, _ = ray.wait(list(owners), timeout=silence)
+        if not found:
+            names = ", ".join(sorted({repr(policy.name) for policy in owners.values()}))
+            raise RunEnded(
+                f"{len(owners)} processes of {names} were still loading after another {silence:g} s (limits.silence_seconds)"
+            )
+        (ready,) = found
+        owner = owners.pop(ready)
+        try:
+            ray.get(ready)
+        except (*DEATHS, RayTaskError, ActorUnschedulableError) as error:
+            raise not_started(owner.name, owner.args.actor.model_name_or_path, error) from error
+    for policy in policies:
+        policy.starting = []
+
+
+def _wait_until_dead(handle: ActorHandle, seconds: float = 30.0) -> None:
+    """Wait until a killed actor's process has ended."""
+    try:
+        ray.get(handle.__ray_ready__.remote(), timeout=seconds)
+    except DEATHS:
+        return
+    except GetTimeoutError:
+        raise TimeoutError(f"a process of {handle} still runs {seconds:g} s after it was killed") from None

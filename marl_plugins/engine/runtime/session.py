@@ -1,0 +1,217 @@
+"""A session is what a run is made of: tasks, tools, estimator, tokenizers, roles, and, once started, policies and the rollout."""
+
+from __future__ import annotations
+
+import copy
+from typing import TYPE_CHECKING
+
+from marl_plugins.builtin.rehearsal import workflow_of
+from marl_plugins.core.conversation import ChatFormat
+from marl_plugins.core.demonstrations import WarmStartConfig
+from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.core.problems import Problem, at
+from marl_plugins.core.process_backend import ProcessBackend
+from marl_plugins.core.recipe.tiny import is_tiny
+from marl_plugins.core.roles import Sampling
+from marl_plugins.core.run import Connection
+from marl_plugins.engine.manager import extensions_of
+from marl_plugins.engine.plan.parts import estimator_of, has_critics, tools_of
+from marl_plugins.engine.plan.plan import Plan
+from marl_plugins.engine.plan.tasks import check_tasks
+from marl_plugins.engine.processes.model_code import refuse_code
+from marl_plugins.engine.records.display import Display
+from marl_plugins.engine.runtime.roles import make_cast
+from marl_plugins.engine.runtime.tiny_model import resolve
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+    from marl_plugins.engine.runtime.policy import UpstreamPolicy
+    from marl_plugins.engine.runtime.rollout import Rollout
+
+
+class Session:
+    """One run's parts; `start` starts its processes.
+
+    Args:
+        plan: What is to be run. Its arguments are copied: here the models' names become folders.
+
+    Raises:
+        ConfigurationError: What shows only now: tasks, tools, estimator, a tokenizer or its chat template.
+    """
+
+    rollout: Rollout
+    """Only once started."""
+
+    def __init__(self, plan: Plan):
+        self.plan = plan
+        self.policies: dict[str, UpstreamPolicy] = {}
+        self.args = {name: copy.deepcopy(args) for name, args in plan.run.policy_args.items()}
+        for policy in plan.run.policies:
+            self._load_from(policy.name, resolve(policy.model))
+            critic = self.args[policy.name].critic
+            critic.model_name_or_path = critic.model_name_or_path and resolve(critic.model_name_or_path)
+        if not plan.options.trust_remote_code:
+            refuse_code(
+                m
+                for a in self.args.values()
+                for m in (a.actor.model_name_or_path, a.critic.model_name_or_path, a.reward.model_name_or_path)
+                if m
+            )
+        self.train_tasks, self.eval_tasks = plan.tasks("train"), plan.tasks("eval")
+        if problems := check_tasks(plan):
+            raise ConfigurationError(problems)
+        self.tools = tools_of(plan.plugins, plan.run)
+        self.estimator = estimator_of(plan)
+        self.chats = self._chats(self._tokenizers())
+        self.cast = make_cast(plan.run, self.args, self.chats, self.tools)
+
+    @property
+    def backend(self) -> ProcessBackend:
+        """Gives policies their training processes."""
+        assert self.plan.run.processes is not None, "a plan with problems is not run"
+        return self.plan.run.processes
+
+    @property
+    def critics(self) -> bool:
+        """Returns whether the policies have critics."""
+        return has_critics(self.plan.run)
+
+    @property
+    def trained(self) -> dict[str, UpstreamPolicy]:
+        """The policies that are updated."""
+        return {name: policy for name, policy in self.policies.items() if policy.trained}
+
+    def warm_start(self, display: Display) -> None:
+        """Trains the tiny models on the recipe's demonstrations, where it has some; it takes seconds when they are in the
+        cache."""
+        from marl_plugins.engine.runtime.warm_start import draw, warm_start
+
+        config, module = self.plan.run.section(WarmStartConfig), self.plan.run.demonstrations_module
+        if config is None or module is None:
+            return
+        demonstrations = draw(module.demonstrate, self.train_tasks, config)
+        roles = {role: specs[0] for role, specs in self.cast.members.items()}
+        made: dict[str, str] = {}  # to encode what the members of a population have in common takes seconds for each
+        for policy in self.plan.run.policies:
+            if is_tiny(policy.model) and policy.name in self.cast.policies:  # another one has nothing to learn from them
+                folder = self.args[policy.name].actor.model_name_or_path
+                if policy.model not in made:
+                    made[policy.model] = warm_start(policy.model, folder, demonstrations, roles, config, display)
+                self._load_from(policy.name, made[policy.model])
+
+    def _load_from(self, policy: str, folder: str) -> None:
+        """The folder that a policy's model is loaded from, and its critic's, unless that has a model of its own.
+
+        Upstream makes a new value head where the two are the same, and expects one in the folder where they are not.
+        """
+        args = self.args[policy]
+        if args.critic.model_name_or_path == args.actor.model_name_or_path:
+            args.critic.model_name_or_path = folder
+        args.actor.model_name_or_path = folder
+
+    def start(self) -> None:
+        """Starts every process of every policy at once and wait for all of them."""
+        from marl_plugins.engine.processes.engines import RestartBudget
+        from marl_plugins.engine.runtime.policy import UpstreamPolicy, start
+
+        run, limits = self.plan.run, self.plan.run.recipe.limits
+        restarts = RestartBudget(limits.engine_restarts)
+        lengths = self.schedule_lengths
+        self.backend.open(run)
+        extensions = extensions_of(self.plan.plugins, run)
+        owners = {p.name: self.backend.engines_of(run, p.name) for p in run.policies}
+        made: dict[str, UpstreamPolicy] = {}
+        owning_first = sorted(run.policies, key=lambda p: owners[p.name] != p.name)
+        for p in owning_first:
+            shares = owners[p.name] != p.name
+            made[p.name] = UpstreamPolicy(
+                p,
+                self.args[p.name],
+                run.device,
+                self.chats[p.name].tokenizer,
+                lengths[p.name],
+                restarts,
+                limits.silence_seconds,
+                merge=self.plan.options.sequences == "conversations",
+                backend=self.backend,
+                extensions=extensions,
+                shared=made[owners[p.name]].engines if shares else None,
+                kind=None if shares else self.backend.engine_kind(run, p.name),
+            )
+        self.policies = {p.name: made[p.name] for p in run.policies}
+        for policy in self.policies.values():
+            policy.followed = self.policies.get(policy.spec.follows)  # an evaluation may do without it
+        try:
+            start(list(self.policies.values()), limits.silence_seconds)
+        except BaseException:
+            self.kill()  # processes that wait for the one that failed would not end by themselves
+            raise
+        connect(self)
+
+    def kill(self) -> None:
+        """Ends every process of every policy at once, whatever it is doing."""
+        self.plan.run.state(Connection).ask = None
+        for policy in self.policies.values():
+            policy.kill()
+        self.backend.close()
+
+    @property
+    def schedule_lengths(self) -> dict[str, int]:
+        """Optimiser steps of the whole run by policy, for the learning-rate schedules, which `--max_steps` does not shorten: a
+        run that is resumed without it continues the same schedule."""
+        run = self.plan.run
+        steps = list(enumerate(run.episode_steps(len(self.train_tasks)) * run.args.train.num_episodes, start=1))
+        epochs = {name: args.train.max_epochs for name, args in self.args.items()}
+        return {p.name: max(1, epochs[p.name] * sum(k for step, k in steps if p.is_due(step))) for p in run.policies}
+
+    def _tokenizers(self) -> dict[str, PreTrainedTokenizerBase]:
+        from transformers import AutoTokenizer
+
+        tokenizers, problems, trusted = {}, [], self.plan.options.trust_remote_code
+        for policy, args in self.args.items():
+            name, fast = args.actor.model_name_or_path, not args.data.disable_fast_tokenizer
+            try:
+                tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trusted, use_fast=fast)
+            except (OSError, ValueError) as error:
+                problems.append(
+                    Problem(
+                        "models.tokenizer",
+                        at(policy=policy),
+                        f"the tokenizer of {name!r} cannot be loaded: {str(error).splitlines()[0]}",
+                    )
+                )
+                continue
+            tokenizer.padding_side = "left"
+            if tokenizer.pad_token is None:
+                tokenizer.pad_token = tokenizer.eos_token
+            tokenizers[policy] = tokenizer
+        if problems:
+            raise ConfigurationError(problems)
+        return tokenizers
+
+    def _chats(self, tokenizers: dict[str, PreTrainedTokenizerBase]) -> dict[str, ChatFormat]:
+        chats, problems = {}, []
+        for policy, tokenizer in tokenizers.items():
+            try:
+                chats[policy] = ChatFormat(tokenizer, policy)
+            except ConfigurationError as error:
+                problems += error.problems
+        if problems:
+            raise ConfigurationError(problems)
+        return chats
+
+
+def connect(session: Session) -> None:
+    """Lets rollouts, and questions of plugins, use the policies' engines."""
+    from marl_plugins.engine.runtime.questions import make_ask
+    from marl_plugins.engine.runtime.rollout import Rollout
+
+    run, pools = session.plan.run, {name: policy.engines for name, policy in session.policies.items()}
+    workflow = workflow_of(session.plan.plugins, run)
+    session.rollout = Rollout(run, session.plan.plugins, workflow, session.cast, session.tools, pools)
+    samplings = {
+        name: Sampling(args.rollout.temperature, args.rollout.top_p, None, args.data.max_len)
+        for name, args in session.args.items()
+    }
+    run.state(Connection).ask = make_ask(session.rollout.generate, session.chats, samplings, run.args.train.seed)

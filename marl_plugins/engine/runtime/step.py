@@ -1,0 +1,280 @@
+"""One training step while it is made: its trajectories, its rows, and the parts that plugins have in it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from marl_plugins.core.concurrency import all_of
+from marl_plugins.core.failures import RunEnded, RunPaused
+from marl_plugins.core.ledger import Ledger
+from marl_plugins.core.roles import RoleSpec
+from marl_plugins.core.rows import Row
+from marl_plugins.core.run import AnswerLimits, max_lag
+from marl_plugins.core.sampled import SampledActions
+from marl_plugins.core.steps import StepPart
+from marl_plugins.core.trajectory import Task, Trajectory
+from marl_plugins.engine.hook_faults import HookFaults
+from marl_plugins.engine.manager import applies, check_tasks_of_step, chosen_tasks, parts_of
+from marl_plugins.engine.runtime.crediting import CreditAssignment, check_versions
+from marl_plugins.engine.runtime.exchange import StepExchange
+from marl_plugins.engine.runtime.experience import ForwardedRows, PreparedRows, PreparedSnapshot, estimate
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from marl_plugins.engine.runtime.session import Session
+
+
+HOOK = "marl_step"
+
+
+class RunningStep:
+    """A `Step` (core/steps.py) of a session.
+
+    Args:
+        number: The training step, from 1.
+        optimiser_steps: K, of its updates.
+        planned: See `Step.planned`.
+    """
+
+    def __init__(self, session: Session, number: int, optimiser_steps: int, planned: Callable[[int], Sequence[Task]]):
+        self.session = session
+        self.planned = planned
+        self.number = number
+        self.optimiser_steps = optimiser_steps
+        run, plugins = session.plan.run, session.plan.plugins
+        self.tasks = chosen_tasks(plugins, run, number, planned(number), session.train_tasks)
+        self.policies: Mapping[str, Any] = session.policies
+        self.pools = session.rollout.pools
+        self.estimator = session.estimator
+        self.trajectories: list[Trajectory] = []
+        self.received: list[Trajectory] = []
+        """What has entered by `marl_exchange`."""
+        self.left_out: Mapping[Trajectory, str] = {}
+        """The trajectories of the rollout that have left by it, with the reason."""
+        self.ended = asyncio.Event()
+        self.seconds: dict[str, float] = {}
+        """By phase."""
+        self._counts = Counter[int]()
+        """Trajectories by place."""
+        self.forwarded: list[ForwardedRows] = []
+        self.sampled = SampledActions()
+        self._crediting = CreditAssignment(run, plugins, session.trained, session.estimator, optimiser_steps, self.sampled)
+        self.parts: Mapping[str, StepPart] = parts_of(plugins, run, self)
+
+    async def roll_out(self, samples: int, tick: Callable[[], None]) -> None:
+        """Runs the workflow on all tasks, while the parts work.
+
+        Args:
+            samples: Trajectories per task.
+            tick: Called when a trajectory has finished.
+        """
+
+        async def collect() -> None:
+            async with aclosing(arriving_at(self, samples)) as arriving:
+                async for trajectory in arriving:
+                    self._arrived(trajectory)
+                    self._add_tasks(trajectory.place, samples)
+                    tick()
+            self.ended.set()
+
+        async def work(name: str, part: StepPart) -> None:
+            with HookFaults(name, HOOK):
+                await part.during_rollout()
+            self.sampled.check(name, HOOK)
+
+        await all_of([collect(), *(work(name, part) for name, part in self.parts.items())])
+        self.trajectories = self.session.rollout.in_order(self.sampled)
+
+    async def trajectory(self, task: Task, place: int, sample: int) -> Trajectory:
+        """See `Step.trajectory`."""
+        rollout = self.session.rollout
+        return await rollout.one(task, place, sample, self.number, rollout.score_action, roles=players(self, task, place))
+
+    def put_back(self, tasks: Sequence[Task], trajectories: Sequence[Trajectory], parts: Mapping[str, object]) -> None:
+        """Takes in a rollout that a saved step has (engine/runtime/waiting.py), in place of `roll_out`.
+
+        Args:
+            parts: What the parts have recorded of it.
+        """
+        self.tasks = list(tasks)
+        for trajectory in trajectories:
+            self._arrived(trajectory)
+        for name, record in parts.items():
+            with HookFaults(name, HOOK):
+                self.parts[name].restore(record)
+        self.ended.set()
+        self.trajectories = self.session.rollout.in_order(self.sampled)
+
+    def _arrived(self, trajectory: Trajectory) -> None:
+        self.sampled.arrived(trajectory)
+        self.trajectories.append(trajectory)
+        for name, part in self.parts.items():
+            with HookFaults(name, HOOK):
+                part.arrived(trajectory)
+            self.sampled.check(name, HOOK, [trajectory])
+
+    def _add_tasks(self, place: int, samples: int) -> None:
+        """Add the tasks that parts ask for, if all samples of a place have arrived."""
+        self._counts[place] += 1
+        if self._counts[place] < samples:
+            return
+        mine = [t for t in self.trajectories if t.place == place]
+        for name, part in self.parts.items():
+            with HookFaults(name, HOOK):
+                more = part.completed(sorted(mine, key=lambda t: t.order))
+            check_tasks_of_step(name, HOOK, self.tasks, more, self.session.train_tasks)
+            self.tasks += more
+
+    async def exchange(self) -> None:
+        """Lets plugins take trajectories out of the step and brings others in."""
+        plugins, hook = self.session.plan.plugins, "marl_exchange"
+        if not any(applies(impl, self.session.plan.run) for impl in plugins.in_order(hook)):
+            return
+        exchange = StepExchange(self.session, self.number, self.tasks, self.trajectories)
+
+        def check(plugin: str, given: Sequence[Trajectory], answer: Sequence[Trajectory]) -> None:
+            self.sampled.check_exchange(plugin, given, answer, exchange.received)
+            for trajectory in given:
+                if trajectory not in answer and trajectory not in exchange.left and not trajectory.origin:
+                    raise RunPaused(
+                        f"plugin {plugin}: {hook} removed trajectory {trajectory.name} without a reason; call "
+                        "exchange.leave_out(trajectory, reason)"
+                    )
+
+        answer = await plugins.chain(hook, self.trajectories, check, run=self.session.plan.run, exchange=exchange)
+        kept = set(answer)
+        self.received = exchange.entered(answer)
+        self.left_out = {t: why for t, why in exchange.left.items() if t not in kept}
+        self._crediting.check_leaving(self.left_out)
+        for trajectory in self.received:
+            self.sampled.arrived(trajectory)
+        for trajectory, why in self.left_out.items():
+            for action in trajectory.actions:
+                action.left_out = why
+
+    async def credited(self, trajectories: Sequence[Trajectory]) -> list[Row] | None:
+        """See `Step.credited`."""
+        return await self._crediting.early(trajectories)
+
+    async def rows(self) -> list[Row]:
+        """Returns the rows of the step, credited and selected."""
+        own = [t for t in self.trajectories if t not in self.left_out]
+        rows = await self._crediting.rows([*own, *self.received])
+        for name, part in self.parts.items():
+            with HookFaults(name, HOOK):
+                await part.rows(list(rows))
+            self.sampled.check_rows(name, HOOK, rows)
+            self.sampled.check(name, HOOK)
+        return rows
+
+    def ledger(self, rows: Sequence[Row]) -> Ledger:
+        """Returns what became of every action, those of the parts' own rows included."""
+        ledger = Ledger.of(self.number, self.trajectories, rows, self.sampled.of)
+        if self.received:
+            ledger.received = Ledger.of(self.number, self.received, rows, self.sampled.of)
+        for name, part in self.parts.items():
+            with HookFaults(name, HOOK):
+                own = part.ledger()
+            if own is not None:
+                ledger.auxiliary.append(own)
+        return ledger
+
+    async def prepare(self, rows: Sequence[Row]) -> list[PreparedRows]:
+        """Returns the rows with their tensors by policy, their advantages taken over all policies together, as the parts leave
+        them."""
+        by_policy: dict[str, list[Row]] = {}
+        for row in rows:
+            by_policy.setdefault(row.action.policy, []).append(row)
+        forwarded: list[ForwardedRows] = await all_of(
+            self.session.trained[name].forward(mine, [f for f in self.forwarded if f.policy == name])
+            for name, mine in by_policy.items()
+        )
+        prepared: Sequence[PreparedRows] = estimate(forwarded, self.estimator)
+        for name, part in self.parts.items():
+            given = PreparedSnapshot(prepared)
+            with HookFaults(name, HOOK):
+                prepared = await part.prepared(list(prepared))
+            check_prepared(self, name, given, prepared)
+        return list(prepared)
+
+    def metrics(self) -> dict[str, float]:
+        """Returns the numbers of all parts."""
+        found: dict[str, float] = {}
+        for name, part in self.parts.items():
+            with HookFaults(name, HOOK):
+                found |= part.metrics()
+        return found
+
+
+def check_prepared(step: RunningStep, plugin: str, given: PreparedSnapshot, prepared: Sequence[PreparedRows]) -> None:
+    """Checks what a part has made of the values that policies are updated with.
+
+    Args:
+        given: What it was given.
+
+    Raises:
+        RunEnded: A policy has two, or one of another version's rows, or not the rows that it had.
+    """
+    if not isinstance(prepared, list | tuple) or not all(isinstance(p, PreparedRows) for p in prepared):
+        raise RunPaused(
+            f"plugin {plugin}: {HOOK}: prepared of its part returned {prepared!r:.80}; expected a list of PreparedRows"
+        )
+    if changed := given.changed(prepared):
+        raise RunPaused(f"plugin {plugin}: {HOOK} {changed}; what was sampled and selected is trained on as it is")
+    step.sampled.check(plugin, HOOK)
+    policies = [p.policy for p in prepared]
+    if twice := next((name for name in policies if policies.count(name) > 1), None):
+        raise RunEnded(
+            f"plugin {plugin}: its part of step {step.number} gave rows of policy {twice!r}, which is updated with rows of its "
+            "role already; a part adds rows of policies that play no role"
+        )
+    check_versions([row for p in prepared for row in p.rows], step.session.trained, max_lag(step.session.plan.run))
+
+
+def players(step: RunningStep, task: Task, place: int) -> dict[str, RoleSpec]:
+    """Returns every role as it is played on a task of a step: as the session casts it, with its policy's share of the limit of new
+    tokens (`AnswerLimits`)."""
+
+    def with_limit(role: RoleSpec, factor: float) -> RoleSpec:
+        limit = role.sampling.max_new_tokens or role.sampling.max_len
+        return replace(role, sampling=replace(role.sampling, max_new_tokens=min(limit, max(1, round(limit * factor)))))
+
+    factors, cast = step.session.plan.run.state(AnswerLimits), step.session.cast(task, step.number, place)
+    return {name: with_limit(role, factors[role.policy]) if role.policy in factors else role for name, role in cast.items()}
+
+
+def arriving_at(step: RunningStep, samples: int) -> AsyncGenerator[Trajectory, None]:
+    """Yields the trajectories of a step as they finish: its own rollout's, or those that a part gives it.
+
+    Raises:
+        RunPaused: Two parts give it theirs.
+    """
+    given = {name: source for name, part in step.parts.items() if (source := part.source()) is not None}
+    if len(given) > 1:
+        raise RunPaused(
+            f"plugins {' and '.join(given)}: source of the parts of both gives step {step.number} its trajectories"
+        )
+    for name, source in given.items():
+        return _given(step, name, source)
+    return step.session.rollout.train(step.tasks, samples, step.number, partial(players, step))
+
+
+async def _given(
+    step: RunningStep, plugin: str, source: AsyncGenerator[Sequence[Trajectory], None]
+) -> AsyncGenerator[Trajectory, None]:
+    """Yield what a part gives; it belongs to this step from now on."""
+    step.tasks = []
+    async with aclosing(source):
+        async for group in source:
+            check_tasks_of_step(plugin, HOOK, step.tasks, [group[0].task], step.session.train_tasks)
+            step.tasks.append(group[0].task)
+            for trajectory in group:
+                trajectory.step, trajectory.place = step.number, len(step.tasks) - 1
+                yield trajectory
