@@ -151,7 +151,7 @@ def main() -> None:
     heads = columns.split(", ")
     print(f"| {' | '.join(heads)} |\n|{'---|' * len(heads)}")
     with cluster():
-        from marl_plugins.core.recipe.schema import tiny
+        from marl_plugins.core.recipe import tiny
         from marl_plugins.process_groups.room import Room
         from marl_plugins.process_groups.seats import Seating
 

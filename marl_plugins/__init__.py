@@ -4,8 +4,11 @@ The package's top-level modules are the plugins a user names on the command line
 of. `hookspecs` is the reference a plugin author reads; `hookimpl` marks the functions of a plugin.
 """
 
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
+
+from marl_plugins.core.moved import MovedModules
 
 if TYPE_CHECKING:
     import pluggy
@@ -14,6 +17,8 @@ if TYPE_CHECKING:
     """Marks a function of a plugin as the implementation of the hook of the same name."""
 
 __version__ = "0.1.0"
+
+sys.meta_path.insert(0, MovedModules())
 
 
 def __getattr__(name: str) -> Any:

@@ -31,7 +31,7 @@ from marl_plugins.core.demonstrations import WarmStartConfig
 from marl_plugins.core.estimators import scope_flags
 from marl_plugins.core.loading import load
 from marl_plugins.core.plugin_names import BUILTINS, SHIPPED
-from marl_plugins.core.recipe.schema import schema as config
+from marl_plugins.core.recipe import schema as config
 from marl_plugins.core.section import Model
 from marl_plugins.engine.hosts import flags, old_flags
 from marl_plugins.engine.plan.build import build_plan

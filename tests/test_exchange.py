@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 from simulated import CharacterChat, simulated_engine, without_seconds
 from simulated_run import simulated_trainer
 
-from marl_plugins.builtin.rehearsal import workflow_of
 from marl_plugins.commands.inspect.command import main as inspect_main
 from marl_plugins.core.exchange import MOST_ANSWERS, RefusedRecord, read_words
 from marl_plugins.core.failures import AgentFailure, RunEnded, RunPaused
 from marl_plugins.core.roles import RoleSpec, Sampling
 from marl_plugins.core.trajectory import Generation
 from marl_plugins.engine.plan.build import build_plan
+from marl_plugins.engine.plan.workflow_file import workflow_of
 from marl_plugins.engine.records.read import Filter, RunReader
 from marl_plugins.engine.records.trajectory_record import from_record, to_record
 from marl_plugins.engine.runtime.exchange import StepExchange

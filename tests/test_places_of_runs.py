@@ -32,7 +32,7 @@ from marl_plugins.commands.imports.report import Report
 from marl_plugins.core.conversation import ChatFormat
 from marl_plugins.core.failures import RunEnded
 from marl_plugins.core.loading import load, load_file
-from marl_plugins.core.recipe.schema import recipe_yaml
+from marl_plugins.core.recipe import recipe_yaml
 from marl_plugins.core.run import use_tool
 from marl_plugins.core.tools import Tool
 from marl_plugins.engine.hosts import prebuild, releases, seams, trees, upstream_cli

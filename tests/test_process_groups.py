@@ -65,7 +65,7 @@ def test_the_object_store_is_as_large_as_all_states():
 def test_the_size_of_a_tiny_model_is_what_is_built():
     from safetensors.torch import load_file
 
-    from marl_plugins.core.recipe.schema import tiny
+    from marl_plugins.core.recipe import tiny
     from marl_plugins.engine.runtime.tiny_model import resolve
 
     for name in ("tiny", "tiny:hidden=32,layers=3,heads=4"):

@@ -9,7 +9,7 @@ import warnings
 import pytest
 from refusals import briefs, found_by, refused
 
-from marl_plugins.builtin.rehearsal import RehearsalResult, check_workflow, rehearse, workflow_of
+from marl_plugins.builtin.rehearsal import RehearsalResult, check_workflow, rehearse
 from marl_plugins.builtin.rehearsal.labels import marked
 from marl_plugins.builtin.rehearsal.trial import MOST_CALLS
 from marl_plugins.commands.recipes import show
@@ -21,6 +21,7 @@ from marl_plugins.engine.plan import apart
 from marl_plugins.engine.plan.build import build_plan, draft_plan
 from marl_plugins.engine.plan.parts import tools_of
 from marl_plugins.engine.plan.script import WORDS, word
+from marl_plugins.engine.plan.workflow_file import workflow_of
 
 NONE = "; the task has no such metadata: every field of the data but prompt and label is in it"
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from marl_plugins.builtin.rehearsal import rehearse, rehearse_plan, workflow_of
+from marl_plugins.builtin.rehearsal import rehearse, rehearse_plan
 from marl_plugins.builtin.rehearsal.rehearser import Rehearsal
 from marl_plugins.commands import new_recipe
 from marl_plugins.commands.imports.shapes import KINDS
@@ -34,7 +34,7 @@ from marl_plugins.engine.plan.plan import Plan
 from marl_plugins.engine.plan.problems import Problems
 from marl_plugins.engine.plan.resume import COMMAND_FILE
 from marl_plugins.engine.plan.sections import load_recipe
-from marl_plugins.engine.plan.workflow_file import WorkflowFile
+from marl_plugins.engine.plan.workflow_file import WorkflowFile, workflow_of
 
 
 def main(words: Sequence[str]) -> int:

@@ -31,7 +31,7 @@ from marl_plugins.core.problems import Problem, Where, at, meant
 
 FOLDERS = "marl_folder_"
 """Beginning of the names of packages that stand for a user's folder."""
-NOT_USERS = (Path(__file__).resolve().parent, *{Path(sysconfig.get_path(p)) for p in ("stdlib", "purelib", "platlib")})
+NOT_USERS = (Path(__file__).resolve().parents[1], *{Path(sysconfig.get_path(p)) for p in ("stdlib", "purelib", "platlib")})
 """Folders of this package, of Python and of what is installed: code in them is not a user's, unless a plugin is."""
 
 

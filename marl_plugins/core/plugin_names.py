@@ -9,6 +9,8 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from marl_plugins.core.moved import present_name
+
 GROUP = "marl_plugins"
 """Entry points of this group are names of plugins."""
 SHIPPED = (
@@ -64,8 +66,9 @@ BUILTINS = (
 
 def found() -> list[str]:
     """Returns the names of the plugins that are found: shipped ones, built-in ones and entry points."""
-    package = Path(__file__).resolve().parent
-    own = [name for name in (*SHIPPED, *BUILTINS) if _is_there(package.joinpath(*name.split(".")[1:]))]
+    package = Path(__file__).resolve().parents[1]
+    places = {name: package.joinpath(*present_name(name).split(".")[1:]) for name in (*SHIPPED, *BUILTINS)}
+    own = [name for name, place in places.items() if _is_there(place)]
     return list(dict.fromkeys([*own, *entry_points()]))
 
 

@@ -32,7 +32,7 @@ from marl_plugins.builtin.rehearsal.examples import copies_of_label, different, 
 from marl_plugins.builtin.rehearsal.leaving import paid_for_leaving
 from marl_plugins.builtin.rehearsal.misspelt import misspelt
 from marl_plugins.builtin.rehearsal.rehearser import Rehearsal, Rehearser
-from marl_plugins.builtin.rehearsal.scorers import RehearsalResult, try_grader
+from marl_plugins.builtin.rehearsal.scorers import try_grader
 from marl_plugins.builtin.rehearsal.trial import Stage
 from marl_plugins.core.failures import place_of
 from marl_plugins.core.problems import Problem
@@ -42,9 +42,9 @@ from marl_plugins.core.trajectory import Task
 from marl_plugins.core.workflow import Workflow
 from marl_plugins.engine.plan.parts import arity_problem
 from marl_plugins.engine.plan.plan import Plan
+from marl_plugins.engine.plan.rehearsed import RehearsalResult
 from marl_plugins.engine.plan.tasks import from_hub
-from marl_plugins.engine.plan.workflow_file import WorkflowFile
-from marl_plugins.engine.plan.workflow_file import workflow_of as workflow_of  # commands and tests import it from here
+from marl_plugins.engine.plan.workflow_file import WorkflowFile, workflow_of
 
 Tools = Mapping[str, Tool | None] | Iterable[str]
 """The tools that a workflow may call; those of which only the name is known answer to any function."""

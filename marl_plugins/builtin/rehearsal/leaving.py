@@ -10,7 +10,7 @@ import asyncio
 import copy
 import re
 
-from marl_plugins.builtin.rehearsal.scorers import RUNS_PROGRAMS, SECONDS, RehearsalResult, answer_of
+from marl_plugins.builtin.rehearsal.scorers import RUNS_PROGRAMS, SECONDS, answer_of
 from marl_plugins.core.failures import place_of
 from marl_plugins.core.problems import Problem
 from marl_plugins.core.recipe.texts import read_text
@@ -18,6 +18,7 @@ from marl_plugins.core.scoring import score_outcome
 from marl_plugins.core.trajectory import Trajectory
 from marl_plugins.engine.plan.apart import UserCodeTimeout, run_apart, run_on_a_loop, where_of
 from marl_plugins.engine.plan.plan import Plan
+from marl_plugins.engine.plan.rehearsed import RehearsalResult
 from marl_plugins.grading.tricks import fenced, mild
 
 IDLE = ("pass", fenced("pass"))

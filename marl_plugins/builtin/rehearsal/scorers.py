@@ -36,26 +36,12 @@ from marl_plugins.engine.plan.apart import (
 )
 from marl_plugins.engine.plan.parts import arity_problem
 from marl_plugins.engine.plan.plan import Plan
+from marl_plugins.engine.plan.rehearsed import RehearsalResult
 
 RUNS_PROGRAMS = re.compile(r"\b(?:exec|eval|compile|subprocess|Popen|runner|run_program|sandbox|Sandbox|Checker)\b")
 """What a grader's file names that runs programs."""
 SECONDS = 3.0
 """A score that takes longer is not waited for."""
-
-
-class RehearsalResult:
-    """The trajectories that a run's rehearsal left, for plugins that try their scorers on it in `marl_configure`:
-    `run.state(RehearsalResult)`."""
-
-    def __init__(self) -> None:
-        self.trajectories: dict[str, Trajectory] = {}
-        """By when they came about, as in "every answer is a word"; empty where the run was not rehearsed."""
-        self.others: list[dict[str, Trajectory]] = []
-        """The same of tasks of another kind."""
-        self.sure = False
-        """Whether their task is one of the run's, and not invented."""
-        self.answered = False
-        """Whether the workflow has returned an answer in any trial."""
 
 
 def try_scorer(

@@ -20,7 +20,6 @@ import torch
 from ray.exceptions import GetTimeoutError, RayTaskError
 from ray.util.placement_group import remove_placement_group
 
-from marl_plugins.builtin.rehearsal.scorers import RehearsalResult
 from marl_plugins.builtin.reward_model.checks import FLAG, problems_of
 from marl_plugins.builtin.reward_model.scale import Scale
 from marl_plugins.builtin.reward_model.worker import RemoteRewardActor
@@ -28,6 +27,7 @@ from marl_plugins.core.deadlines import not_counted
 from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure, RunEnded, RunPaused, raised_by
 from marl_plugins.core.problems import Problem, at
 from marl_plugins.engine.plan.models import positions_of
+from marl_plugins.engine.plan.rehearsed import RehearsalResult
 from marl_plugins.engine.processes.deaths import DEATHS
 from marl_plugins.engine.processes.placement import bundles
 

@@ -32,7 +32,7 @@ def tree(request: pytest.FixtureRequest) -> Iterator[SourceTree]:
 def environment(tree: SourceTree) -> dict[str, str]:
     """Returns the environment of a process that imports the release instead of the installed one, and this copy of the
     package."""
-    ours = str(Path(__file__).resolve().parents[2])
+    ours = str(Path(__file__).resolve().parents[3])
     on_cpu = cpu.environment() if cpu.device() == "cpu" else {}
     path = os.pathsep.join([str(tree.root), ours, *filter(None, [os.environ.get("PYTHONPATH")])])
     return {**os.environ, **on_cpu, "PYTHONPATH": path}

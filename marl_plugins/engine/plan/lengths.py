@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from marl_plugins.builtin.rehearsal.scorers import RehearsalResult
 from marl_plugins.core.calls import functions_of
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.problems import Problem, at
@@ -24,6 +23,7 @@ from marl_plugins.core.tools import Tool
 from marl_plugins.core.trajectory import Task, Trajectory
 from marl_plugins.engine.plan.parts import tools_of
 from marl_plugins.engine.plan.plan import Plan
+from marl_plugins.engine.plan.rehearsed import RehearsalResult
 from marl_plugins.engine.plan.script import WORDS
 from marl_plugins.engine.plan.tasks import from_hub
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from typing import TYPE_CHECKING
 
-from marl_plugins.builtin.rehearsal import workflow_of
 from marl_plugins.core.conversation import ChatFormat
 from marl_plugins.core.demonstrations import WarmStartConfig
 from marl_plugins.core.failures import ConfigurationError
@@ -18,6 +17,7 @@ from marl_plugins.engine.manager import extensions_of
 from marl_plugins.engine.plan.parts import estimator_of, has_critics, tools_of
 from marl_plugins.engine.plan.plan import Plan
 from marl_plugins.engine.plan.tasks import check_tasks
+from marl_plugins.engine.plan.workflow_file import workflow_of
 from marl_plugins.engine.processes.model_code import refuse_code
 from marl_plugins.engine.records.display import Display
 from marl_plugins.engine.runtime.roles import make_cast
