@@ -1,4 +1,5 @@
-"""The README for a package index: links and pictures that are relative in a checkout get the project's address."""
+"""The README for a package index: links and pictures that are relative in a checkout get the
+project's address."""
 
 import re
 from pathlib import Path
@@ -7,7 +8,8 @@ from hatchling.metadata.plugin.interface import MetadataHookInterface
 
 
 def absolute(text: str, address: str) -> str:
-    """A page's text with its relative links and pictures as addresses of the repository's main branch."""
+    """A page's text with its relative links and pictures as addresses of the repository's main
+    branch."""
     text = re.sub(r"(!\[[^\]]*\]\()(?!https?:|#)", rf"\g<1>{address}/raw/main/", text)
     return re.sub(r"((?<!!)\[[^\]]*\]\()(?!https?:|#)", rf"\g<1>{address}/blob/main/", text)
 

@@ -1,10 +1,12 @@
-"""Three policies of one model: with weights of their own, and as adapters of one base (`marl_plugins.adapters`), in turn:
+"""Three policies of one model: with weights of their own, and as adapters of one base
+(`marl_plugins.adapters`), in turn:
 
     python -m benchmarks.adapters [--runs 3] [--models tiny tiny:hidden=384,layers=6,heads=6]
 
-For each model: seconds from `openrlhf train` to the first finished update, seconds of a later step beyond generation, and the peak
-of the summed memory of all processes (proportional set size). KL is on: policies have references of their own, adapters their base.
-Of each the median over runs with its range, and the ratio of the medians.
+For each model: seconds from `openrlhf train` to the first finished update, seconds of a later step
+beyond generation, and the peak of the summed memory of all processes (proportional set size). KL is
+on: policies have references of their own, adapters their base. Of each the median over runs with
+    its range, and the ratio of the medians.
 """
 
 from __future__ import annotations
@@ -22,7 +24,11 @@ ROWS = ("first update, s", "later step beyond generation, s", "peak memory, GiB"
 
 def flags(model: str) -> list[str]:
     """The same model for every policy; the recipe gives each another one."""
-    by_policy = [word for policy in POLICIES for word in (f"--policy.{policy}.actor.model_name_or_path", model)]
+    by_policy = [
+        word
+        for policy in POLICIES
+        for word in (f"--policy.{policy}.actor.model_name_or_path", model)
+    ]
     return ["--actor.model_name_or_path", model, *by_policy]
 
 
@@ -47,13 +53,20 @@ def spread(values: Sequence[float]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.adapters", description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.adapters", description=__doc__.partition("\n")[0]
+    )
     parser.add_argument("--runs", type=int, default=3, help="of each model and arm, in turn")
     parser.add_argument(
-        "--models", nargs="+", default=["tiny", "tiny:hidden=384,layers=6,heads=6"], help="names of random models"
+        "--models",
+        nargs="+",
+        default=["tiny", "tiny:hidden=384,layers=6,heads=6"],
+        help="names of random models",
     )
     options = parser.parse_args()
-    print("| model | | three policies | three adapters | ratio |\n|---|---|---|---|---|", flush=True)
+    print(
+        "| model | | three policies | three adapters | ratio |\n|---|---|---|---|---|", flush=True
+    )
     for model in options.models:
         print(*measured(model, options.runs), sep="\n", flush=True)
 

@@ -1,12 +1,17 @@
-"""What programs cost as workflows: CPU of the run's process for a request, CPU of a program's start, and what 10,000 leave behind.
+"""What programs cost as workflows: CPU of the run's process for a request, CPU of a program's
+start, and what 10,000 leave behind.
 
-    python -m benchmarks.agents requests      CPU of a request at the endpoint, and of the same call of a role, 64 in flight
+    python -m benchmarks.agents requests      CPU of a request at the endpoint, and of the same call
+                                              of a role, 64 in flight
     python -m benchmarks.agents starts        CPU of a program's start: forked, and as a new process
-    python -m benchmarks.agents programs      128 programs of four requests with the plain client: forked, and in one process
-    python -m benchmarks.agents many [N]      N trajectories of two requests: memory, and what is left
+    python -m benchmarks.agents programs      128 programs of four requests with the plain client:
+                                              forked, and in one process
+    python -m benchmarks.agents many [N]      N trajectories of two requests: memory, and what is
+                                              left
 
-Engines are simulated. CPU times are of processes, by the kernel; wall times on a machine that others use say nothing. A
-framework for `starts` is measured where it is installed, or in the Python that MARL_AGENTS_PYTHON names.
+Engines are simulated. CPU times are of processes, by the kernel; wall times on a machine that
+others use say nothing. A framework for `starts` is measured where it is installed, or in the Python
+that MARL_AGENTS_PYTHON names.
 """
 
 from __future__ import annotations
@@ -41,7 +46,8 @@ from openai import {client}
 {define} main(prompt, endpoint):
     {inside}
     for n in range(4):
-        answer = {wait}client.chat.completions.create(model="worker", messages=[{{"role": "user", "content": f"{{prompt}} {{n}}"}}])
+        messages = [{{"role": "user", "content": f"{{prompt}} {{n}}"}}]
+        answer = {wait}client.chat.completions.create(model="worker", messages=messages)
     return answer.choices[0].message.content
 """
 FORKED = FOUR.format(client="OpenAI", made="client = OpenAI()", define="def", inside="", wait="")
@@ -64,7 +70,9 @@ def role() -> RoleSpec:
     from transformers import AutoTokenizer
 
     chat = ChatFormat(AutoTokenizer.from_pretrained(resolve("tiny")), "p")
-    return RoleSpec("worker", "p", prompt_renderer("{x}", None), chat, Sampling(1.0, 1.0, 40, 100_000))
+    return RoleSpec(
+        "worker", "p", prompt_renderer("{x}", None), chat, Sampling(1.0, 1.0, 40, 100_000)
+    )
 
 
 async def engine(call) -> Generation:
@@ -74,12 +82,20 @@ async def engine(call) -> Generation:
 
 async def trajectory(workflow, roles, number: int):
     return await run_workflow(
-        workflow, Task(str(number), "How many?"), 0, step=1, run_seed=0, roles=roles, tools={}, generate=engine
+        workflow,
+        Task(str(number), "How many?"),
+        0,
+        step=1,
+        run_seed=0,
+        roles=roles,
+        tools={},
+        generate=engine,
     )
 
 
 async def costs(text: str) -> tuple[float, float]:
-    """Milliseconds of CPU of this process for a request over the endpoint, and for the same call of a workflow; 64 at a time."""
+    """Milliseconds of CPU of this process for a request over the endpoint, and for the same call of
+    a workflow; 64 at a time."""
     roles, sessions, opened, done = {"worker": role()}, [], asyncio.Event(), asyncio.Event()
 
     async def direct(task, roles, tools):
@@ -117,7 +133,10 @@ def requests() -> None:
     for length in (32, 4096):
         found = [asyncio.run(costs(("word " * length)[:length])) for _ in range(3)]
         over, call = (statistics.median(times) for times in zip(*found, strict=True))
-        print(f"prompts of {length} characters: {over:.2f} ms a request, {call:.2f} ms a call, {over - call:.2f} ms more")
+        print(
+            f"prompts of {length} characters: {over:.2f} ms a request, {call:.2f} ms a call, "
+            f"{over - call:.2f} ms more"
+        )
 
 
 async def client(base_url: str, keys: list[str], text: str) -> None:
@@ -127,7 +146,9 @@ async def client(base_url: str, keys: list[str], text: str) -> None:
         for n in range(16):
             body = {"model": "worker", "messages": [{"role": "user", "content": f"{n} {text}"}]}
             headers = {"Authorization": f"Bearer {key}"}
-            async with http.post(f"{base_url}/chat/completions", json=body, headers=headers) as answer:
+            async with http.post(
+                f"{base_url}/chat/completions", json=body, headers=headers
+            ) as answer:
                 assert answer.status == 200, await answer.text()
                 await answer.read()
 
@@ -159,14 +180,26 @@ def starts() -> None:
     python = os.environ.get("MARL_AGENTS_PYTHON")
     examples = Path(__file__).resolve().parent.parent / "examples" / "agents"
     for name in ("plain_client", "agents_sdk", "langgraph_agents", "autogen_chat"):
-        words = [python or sys.executable, "-c", f"import sys; sys.path.insert(0, {str(examples)!r}); import {name}"]
-        environment = {**os.environ, "OPENAI_API_KEY": "none", "OPENAI_BASE_URL": "http://127.0.0.1:9/v1"}
+        words = [
+            python or sys.executable,
+            "-c",
+            f"import sys; sys.path.insert(0, {str(examples)!r}); import {name}",
+        ]
+        environment = {
+            **os.environ,
+            "OPENAI_API_KEY": "none",
+            "OPENAI_BASE_URL": "http://127.0.0.1:9/v1",
+        }
         before = cpu(resource.RUSAGE_CHILDREN)
-        if subprocess.run(words, env=environment, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL).returncode:
+        if subprocess.run(
+            words, env=environment, stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL
+        ).returncode:
             print(f"{name}: not installed")
             continue
         new = cpu(resource.RUSAGE_CHILDREN) - before
-        text = (examples / f"{name}.py").read_text() + "\n\ndef nothing(prompt):\n    return 'nothing'\n"
+        text = (
+            examples / f"{name}.py"
+        ).read_text() + "\n\ndef nothing(prompt):\n    return 'nothing'\n"
         _, forked = programs_cost(text, {}, 32, 0, function="nothing", python=python)
         print(f"{name}: {forked / 32:.2f} s forked, {new:.2f} s as a new process")
 
@@ -193,7 +226,10 @@ def programs() -> None:
     roles = {"worker": role()}
     for how, text, shared in (("forked", FORKED, False), ("in one process", SHARED, True)):
         mine, theirs = programs_cost(text, roles, 128, 4, shared=shared)
-        print(f"{how}: {theirs + mine:.1f} s of CPU, {theirs:.1f} s of the programs and {mine:.1f} s of the run's process")
+        print(
+            f"{how}: {theirs + mine:.1f} s of CPU, {theirs:.1f} s of the programs and {mine:.1f} s "
+            "of the run's process"
+        )
 
 
 def many(count: int) -> None:
@@ -207,7 +243,8 @@ async def main(prompt, endpoint):
     body = json.dumps({"model": "worker", "messages": [{"role": "user", "content": prompt}]})
     for _ in range(2):
         reader, writer = await asyncio.open_connection(host, int(port))
-        head = f"POST /v1/chat/completions HTTP/1.1\\r\\nHost: {host}\\r\\nConnection: close\\r\\nContent-Length: {len(body)}\\r\\n"
+        head = f"POST /v1/chat/completions HTTP/1.1\\r\\nHost: {host}\\r\\n"
+        head += f"Connection: close\\r\\nContent-Length: {len(body)}\\r\\n"
         writer.write(f"{head}Authorization: Bearer {endpoint.api_key}\\r\\n\\r\\n{body}".encode())
         answer = await reader.read()
         writer.close()
@@ -231,8 +268,14 @@ async def thousands(workflow, roles, count: int) -> None:
         if (start + 500) % 1000 == 0:
             with open("/proc/self/statm") as file:  # noqa: ASYNC230
                 pages = int(file.read().split()[1])
-            mib, files = pages * os.sysconf("SC_PAGE_SIZE") / 2**20, len(os.listdir("/proc/self/fd"))
-            print(f"{start + 500}: {mib:.0f} MiB, {files} files, {len(asyncio.all_tasks())} tasks", flush=True)
+            mib, files = (
+                pages * os.sysconf("SC_PAGE_SIZE") / 2**20,
+                len(os.listdir("/proc/self/fd")),
+            )
+            print(
+                f"{start + 500}: {mib:.0f} MiB, {files} files, {len(asyncio.all_tasks())} tasks",
+                flush=True,
+            )
 
 
 if __name__ == "__main__":

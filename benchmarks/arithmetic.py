@@ -1,10 +1,12 @@
-"""Pure-Python and torch parts against upstream's own function or a peer's, in one run, outputs asserted equal.
+"""Pure-Python and torch parts against upstream's own function or a peer's, in one run, outputs
+asserted equal.
 
     python -m benchmarks.arithmetic [--trl PYTHON] [--verl FOLDER]
 
-`--trl` names the interpreter of a virtual environment with TRL 1.16 (`pip install trl==1.16.0 torch`), `--verl` a folder with
-verl 0.9.1 (`pip install --no-deps --target FOLDER verl==0.9.1`); without them their peers are left out. Each figure is the
-median of the runs, with their minimum and maximum.
+`--trl` names the interpreter of a virtual environment with TRL 1.16
+(`pip install trl==1.16.0 torch`), `--verl` a folder with verl 0.9.1
+(`pip install --no-deps --target FOLDER verl==0.9.1`); without them their peers are left out. Each
+figure is the median of the runs, with their minimum and maximum.
 """
 
 from __future__ import annotations
@@ -38,7 +40,10 @@ def timed(function: Callable[[], Any], runs: int = RUNS) -> list[float]:
 
 
 def spread(times: list[float], unit: float = 1e3, name: str = "ms") -> str:
-    return f"{statistics.median(times) * unit:.3g} {name} ({min(times) * unit:.3g}-{max(times) * unit:.3g})"
+    return (
+        f"{statistics.median(times) * unit:.3g} {name} "
+        f"({min(times) * unit:.3g}-{max(times) * unit:.3g})"
+    )
 
 
 def returns() -> None:
@@ -47,7 +52,9 @@ def returns() -> None:
 
     from marl_plugins.core.advantages import masked_returns
 
-    importlib.import_module("marl_plugins.engine.processes.policy_actor")  # makes upstream importable here
+    importlib.import_module(
+        "marl_plugins.engine.processes.policy_actor"
+    )  # makes upstream importable here
     upstream = importlib.import_module(
         "openrlhf.trainer.ppo_utils.experience_maker"
     ).RemoteExperienceMaker.get_cumulative_returns
@@ -62,16 +69,22 @@ def returns() -> None:
         mine += timed(lambda: masked_returns(rewards, mask, 1.0), 1)
         theirs += timed(lambda: upstream(None, rewards, mask, 1.0), 1)
     ratio = statistics.median(theirs) / statistics.median(mine)
-    print(f"returns, gamma 1, 32x16384: {spread(mine)}; upstream's loop {spread(theirs)}; {ratio:.0f}x")
+    print(
+        f"returns, gamma 1, 32x16384: {spread(mine)}; upstream's loop {spread(theirs)}; "
+        f"{ratio:.0f}x"
+    )
 
 
 def gae(verl: str | None) -> None:
-    """GAE with 40 % of the tokens outside the mask: ours, upstream's loop (which takes them for steps), verl's; alternating."""
+    """GAE with 40 % of the tokens outside the mask: ours, upstream's loop (which takes them for
+    steps), verl's; alternating."""
     import torch
 
     from marl_plugins.core.advantages import masked_gae
 
-    maker = importlib.import_module("openrlhf.trainer.ppo_utils.experience_maker").RemoteExperienceMaker
+    maker = importlib.import_module(
+        "openrlhf.trainer.ppo_utils.experience_maker"
+    ).RemoteExperienceMaker
     sides: dict[str, Callable[..., Any]] = {"ours": masked_gae}
     sides["upstream's loop"] = lambda *given: maker.get_advantages_and_returns(None, *given)
     if verl:
@@ -83,21 +96,29 @@ def gae(verl: str | None) -> None:
         values, rewards = torch.randn(2, *shape, generator=draw)
         holes, whole = (torch.rand(shape, generator=draw) < 0.6).float(), torch.ones(shape)
         for name, side in sides.items():
-            mask = whole if name == "upstream's loop" else holes  # with holes it computes something else
+            mask = (
+                whole if name == "upstream's loop" else holes
+            )  # with holes it computes something else
             given = (values, rewards, mask, 1.0, 0.95)
             for a, b in zip(masked_gae(*given), side(*given), strict=True):
                 torch.testing.assert_close(a[mask.bool()], b[mask.bool()], rtol=1e-5, atol=1e-5)
         times: dict[str, list[float]] = {name: [] for name in sides}
         for _ in range(RUNS):
             for name, side in sides.items():
-                times[name] += timed(lambda side=side, v=values, r=rewards, m=holes: side(v, r, m, 1.0, 0.95), 1)  # type: ignore[misc]
+                times[name] += timed(
+                    lambda side=side, v=values, r=rewards, m=holes: side(v, r, m, 1.0, 0.95), 1
+                )  # type: ignore[misc]
         mine = statistics.median(times["ours"])
-        found = [f"{name} {spread(took)}, {statistics.median(took) / mine:.1f}x" for name, took in times.items()]
+        found = [
+            f"{name} {spread(took)}, {statistics.median(took) / mine:.1f}x"
+            for name, took in times.items()
+        ]
         print(f"GAE, {shape[0]}x{shape[1]}: {'; '.join(found)}")
 
 
 def _verl_gae(folder: str) -> Callable[..., Any]:
-    """verl's `compute_gae_advantage_return` from its file, without the whitening at its end: the package needs Ray and more."""
+    """verl's `compute_gae_advantage_return` from its file, without the whitening at its end: the
+    package needs Ray and more."""
     import ast
     from pathlib import Path
     from types import SimpleNamespace
@@ -106,26 +127,38 @@ def _verl_gae(folder: str) -> Callable[..., Any]:
 
     path = Path(folder) / "verl" / "trainer" / "ppo" / "core_algos.py"
     body = ast.parse(path.read_text(encoding="utf-8")).body
-    (node,) = (n for n in body if isinstance(n, ast.FunctionDef) and n.name == "compute_gae_advantage_return")
+    (node,) = (
+        n
+        for n in body
+        if isinstance(n, ast.FunctionDef) and n.name == "compute_gae_advantage_return"
+    )
     node.decorator_list = []
-    namespace: dict[str, Any] = {"torch": torch, "verl_F": SimpleNamespace(masked_whiten=lambda values, mask: values)}
+    namespace: dict[str, Any] = {
+        "torch": torch,
+        "verl_F": SimpleNamespace(masked_whiten=lambda values, mask: values),
+    }
     exec(compile(ast.Module([node], []), str(path), "exec"), namespace)
     function: Callable[..., Any] = namespace[node.name]
     return function
 
 
 def conversations(number: int, turns: int) -> list[list[tuple[list[int], list[int], list[float]]]]:
-    """Conversations of 400 prompt tokens, then 200 sampled and 200 observed tokens a turn, as deltas."""
+    """Conversations of 400 prompt tokens, then 200 sampled and 200 observed tokens a turn, as
+    deltas."""
     draw = random.Random(1)
     ids = lambda n: [draw.randrange(1000, 150000) for _ in range(n)]  # noqa: E731
     return [
-        [(ids(400 if t == 0 else 200), ids(200), [-draw.random() for _ in range(200)]) for t in range(turns)]
+        [
+            (ids(400 if t == 0 else 200), ids(200), [-draw.random() for _ in range(200)])
+            for t in range(turns)
+        ]
         for _ in range(number)
     ]
 
 
 def rows(trl: str | None) -> None:
-    """Turns to sequences: 64 conversations of 8 turns, 16 of 128; TRL's `_chain_to_sequences` in its own environment beside it."""
+    """Turns to sequences: 64 conversations of 8 turns, 16 of 128; TRL's `_chain_to_sequences` in
+    its own environment beside it."""
     from marl_plugins.core.rows import Row
     from marl_plugins.core.sequences import TokenSequence, sequences_of
     from marl_plugins.core.trajectory import Action, Generation, Task, Trajectory
@@ -134,7 +167,9 @@ def rows(trl: str | None) -> None:
         trajectory, before = Trajectory(Task("t", "p"), 0, step=1), None
         for number, (shown, sampled, logprobs) in enumerate(turns):
             generation = Generation(tuple(sampled), tuple(logprobs), "stop", "p", 0)
-            before = Action(f"a.{number}", "a", "p", number, tuple(shown), generation, "", before=before)
+            before = Action(
+                f"a.{number}", "a", "p", number, tuple(shown), generation, "", before=before
+            )
             trajectory.actions.append(before)
         return [Row(trajectory, action, 1.0) for action in trajectory.actions]
 
@@ -157,7 +192,10 @@ def rows(trl: str | None) -> None:
         line = f"turns to sequences, {number}x{turns}: {spread(mine)}"
         if trl:
             theirs = _trl(trl, given, [as_theirs(s) for r in made for s in sequences_of(r)])
-            line += f"; TRL {spread(theirs)}; {statistics.median(theirs) / statistics.median(mine):.1f}x"
+            line += (
+                f"; TRL {spread(theirs)}; "
+                f"{statistics.median(theirs) / statistics.median(mine):.1f}x"
+            )
         print(line)
 
 
@@ -167,7 +205,9 @@ def _trl(python: str, given: Any, expected: Any) -> list[float]:
     with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
         json.dump({"given": given, "expected": expected, "runs": RUNS}, file)
         file.flush()
-        done = subprocess.run([python, "-m", "benchmarks.trl_rows", file.name], capture_output=True, text=True)
+        done = subprocess.run(
+            [python, "-m", "benchmarks.trl_rows", file.name], capture_output=True, text=True
+        )
     if done.returncode:
         raise RuntimeError(done.stderr[-2000:])
     times: list[float] = json.loads(done.stdout.splitlines()[-1])
@@ -175,7 +215,8 @@ def _trl(python: str, given: Any, expected: Any) -> list[float]:
 
 
 def fan_out() -> None:
-    """Rollouts that do nothing: what a trajectory of one action costs, record, scheduling and limits included."""
+    """Rollouts that do nothing: what a trajectory of one action costs, record, scheduling and
+    limits included."""
     from marl_plugins.core.trajectory import Generation, Task
     from marl_plugins.core.workflow import RoleSpec, Sampling, run_workflow
 
@@ -198,7 +239,17 @@ def fan_out() -> None:
 
     async def everything() -> int:
         running = [
-            run_workflow(workflow, t, s, step=1, run_seed=1, roles=roles, tools={}, generate=generate, seconds=60)
+            run_workflow(
+                workflow,
+                t,
+                s,
+                step=1,
+                run_seed=1,
+                roles=roles,
+                tools={},
+                generate=generate,
+                seconds=60,
+            )
             for t in tasks
             for s in range(8)
         ]

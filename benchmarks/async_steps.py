@@ -1,9 +1,11 @@
 """How long a later step of the demo takes with and without `--train.async_enable`, in turn:
 
-    python -m benchmarks.async_steps [--rounds 2] [--steps 12] [--skip 3] [--recipe RECIPE] [FLAGS ...]
+    python -m benchmarks.async_steps [--rounds 2] [--steps 12] [--skip 3] [--recipe RECIPE] [FLAGS
+    ...]
 
-Wall and CPU seconds a step over the steps after the first `--skip`, without evaluations and saving; CPU seconds are those of all
-processes of the run. Whether both learn the same is another question, five seeds each, paired by seed:
+Wall and CPU seconds a step over the steps after the first `--skip`, without evaluations and saving;
+CPU seconds are those of all processes of the run. Whether both learn the same is another question,
+five seeds each, paired by seed:
 
     python -m benchmarks.demo --arms coach async async_token frozen --out FOLDER
 """
@@ -42,16 +44,28 @@ def cpu_seconds(mark: bytes) -> float:
 
 
 def one_run(words: Sequence[str], steps: int, skip: int) -> dict[str, float]:
-    """Seconds a step, wall and CPU, over the steps after the first `skip`; and the run's own means of its phases."""
+    """Seconds a step, wall and CPU, over the steps after the first `skip`; and the run's own means
+    of its phases."""
     with tempfile.TemporaryDirectory() as folder:
         mark = f"MARL_BENCH={folder}"
-        command = [sys.executable, "-m", "marl_plugins", "train", *words, "--json", "--max_steps", str(steps)]
+        command = [
+            sys.executable,
+            "-m",
+            "marl_plugins",
+            "train",
+            *words,
+            "--json",
+            "--max_steps",
+            str(steps),
+        ]
         command += ["--eval.steps", "-1", "--ckpt.save_steps", "-1"]
         command += ["--ckpt.output_dir", f"{folder}/out", "--ckpt.path", f"{folder}/ck"]
         env = {**os.environ, "MARL_BENCH": folder}
         at: dict[int, tuple[float, float]] = {}
         phases: dict[str, list[float]] = {}
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=env) as run:
+        with subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=env
+        ) as run:
             assert run.stdout is not None
             for line in run.stdout:
                 metrics = json.loads(line)
@@ -68,7 +82,9 @@ def one_run(words: Sequence[str], steps: int, skip: int) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.async_steps", description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.async_steps", description=__doc__.partition("\n")[0]
+    )
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--skip", type=int, default=3)
@@ -79,7 +95,9 @@ def main() -> None:
     for _ in range(options.rounds):
         for name, more in (("off", []), ("on", ASYNC)):
             found[name].append(one_run([*words, *more], options.steps, options.skip))
-            print(name, {key: round(value, 3) for key, value in found[name][-1].items()}, flush=True)
+            print(
+                name, {key: round(value, 3) for key, value in found[name][-1].items()}, flush=True
+            )
     for what in ("wall", "cpu"):
         off, on = (statistics.fmean(run[what] for run in found[name]) for name in ("off", "on"))
         print(f"{what}: {off:.2f} s a step without, {on:.2f} with: {on / off:.2f}", flush=True)

@@ -1,8 +1,10 @@
-"""Programs that take what they can, as fast as they can, and random system calls: `python -m benchmarks.attacks [CALLS]`
+"""Programs that take what they can, as fast as they can, and random system calls:
+`python -m benchmarks.attacks [CALLS]`
 
-At each level that isolates: every hog of tests/hogs.py by itself, what it says that it took of its limit (256 MB, or 32 tasks),
-and by how much the machine's memory and disk fell meanwhile; then so many random calls (100,000), after which a neighbour lives,
-nothing outside has changed, and no process and no folder is left.
+At each level that isolates: every hog of tests/hogs.py by itself, what it says that it took of its
+limit (256 MB, or 32 tasks), and by how much the machine's memory and disk fell meanwhile; then so
+many random calls (100,000), after which a neighbour lives, nothing outside has changed, and no
+process and no folder is left.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ from marl_plugins.sandbox import Limits, Program, open_sandbox
 from marl_plugins.sandbox.section import Level, SandboxConfig
 
 CALLS = 100_000
-TAKING = Limits(seconds=5.0, memory_mb=256, disk_mb=256, file_mb=512, processes=32, output_chars=10**6)
+TAKING = Limits(
+    seconds=5.0, memory_mb=256, disk_mb=256, file_mb=512, processes=32, output_chars=10**6
+)
 LIMIT = {"memory": TAKING.memory_mb, "disk": TAKING.disk_mb, "tasks": TAKING.processes}
 PAUSE = 0.01
 
@@ -56,7 +60,9 @@ async def take(level: Level) -> None:
 def call(level: Level, calls: int) -> None:
     """Make random calls, and see that nothing has changed."""
     with tempfile.TemporaryDirectory() as place, contextlib.ExitStack() as stack:
-        victim = stack.enter_context(subprocess.Popen(["/bin/sleep", "3600"], start_new_session=True))
+        victim = stack.enter_context(
+            subprocess.Popen(["/bin/sleep", "3600"], start_new_session=True)
+        )
         stack.callback(victim.kill)
         os.chmod(place, 0o711)
         outside = Path(place, "outside")
@@ -68,11 +74,16 @@ def call(level: Level, calls: int) -> None:
         seconds = time.monotonic() - started
         assert neighbour.stdout == "lived\n" and victim.poll() is None
         assert (digest(outside), state_of(victim.pid)) == before
-        assert processes_left(place) == [] and sorted(os.listdir(place)) == ["outside", "workspaces"]
+        assert processes_left(place) == [] and sorted(os.listdir(place)) == [
+            "outside",
+            "workspaces",
+        ]
         tempfile.tempdir = None
         after = free()
         change = f"memory {after[0] - room[0]:+} MB, disk {after[1] - room[1]:+} MB"
-        print(f"  {made:,} random calls in {seconds:.0f} s: nothing has changed; {change}", flush=True)
+        print(
+            f"  {made:,} random calls in {seconds:.0f} s: nothing has changed; {change}", flush=True
+        )
 
 
 def main(calls: int) -> None:

@@ -1,21 +1,25 @@
-"""Who is blamed for a failure: `python -m benchmarks.blame [--tasks 40] [--seeds 3]` (two minutes, no model)
+"""Who is blamed for a failure: `python -m benchmarks.blame [--tasks 40] [--seeds 3]` (two minutes,
+no model)
 
-A pipeline of four scripted agents adds up an order: the planner lists the items, the collector writes them to a file, the
-analyst computes the total from the file, the reporter reports it. Each works with what it is given; their programs really run,
-in a folder of the trajectory, and really fail. In every trajectory one agent is made to commit one fault, and whoever comes
-after it works on as well as it can. The blamed agent is the one with the lowest mean reward; a tie counts as the guilty one's
-share of it.
+A pipeline of four scripted agents adds up an order: the planner lists the items, the collector
+writes them to a file, the analyst computes the total from the file, the reporter reports it. Each
+works with what it is given; their programs really run, in a folder of the trajectory, and really
+fail. In every trajectory one agent is made to commit one fault, and whoever comes after it works on
+as well as it can. The blamed agent is the one with the lowest mean reward; a tie counts as the
+guilty one's share of it.
 
     outcome   the outcome's 0 for everyone: what training on outcomes has
     plain     an offline coach that sees symptoms alone: no answer, cut off, a program that failed
     strict    an offline coach with the rules' own eyes for faults, and a program that failed
-    + back    the same scores and the rules' backward pass (marl_plugins.reward_backprop), alpha = beta = 1
+    + back    the same scores and the rules' backward pass (marl_plugins.reward_backprop), alpha =
+              beta = 1
 
-Neither coach is told how it ended, nor what others made of an action. The strict one shares the attributor's list of faults, so
-between it and "+ back" only the routing of blame can differ; the plain one shows what the backward pass adds to a weaker coach.
+Neither coach is told how it ended, nor what others made of an action. The strict one shares the
+attributor's list of faults, so between it and "+ back" only the routing of blame can differ; the
+plain one shows what the backward pass adds to a weaker coach.
 
-The rules read what a coach's model is shown and nothing else. They were written for the first kinds of fault and frozen; the
-kinds under NEW were added afterwards.
+The rules read what a coach's model is shown and nothing else. They were written for the first kinds
+of fault and frozen; the kinds under NEW were added afterwards.
 """
 
 from __future__ import annotations
@@ -45,7 +49,8 @@ ROLES = ("planner", "collector", "analyst", "reporter")
 DUTIES = {
     "planner": "List the items of the order, one per line, as name,count,price. Order: {order}",
     "collector": "Save the items to items.csv with a program in a ```python block. Items:\n{plan}",
-    "analyst": "Read items.csv, compute the total with a program in a ```python block, and then give the total. {note}",
+    "analyst": "Read items.csv, compute the total with a program in a ```python block, and then "
+    "give the total. {note}",
     "reporter": "Report the total on one line that begins with `TOTAL`. The analysis: {analysis}",
 }
 ITEMS = ("pens", "cups", "lamps", "books", "chairs", "plates")
@@ -57,11 +62,17 @@ class Characters:
     def opening(self, messages: Sequence[dict[str, str]]) -> tuple[int, ...]:
         return tuple(map(ord, messages[-1]["content"]))
 
-    def keeps(self, conversation: Sequence[dict[str, str]], following: Sequence[dict[str, str]]) -> bool:
+    def keeps(
+        self, conversation: Sequence[dict[str, str]], following: Sequence[dict[str, str]]
+    ) -> bool:
         return True
 
-    def continuation(self, sampled: Sequence[int], following: Sequence[dict[str, str]]) -> tuple[int, ...]:
-        return tuple(map(ord, "".join(f"\n{message['role']}: {message['content']}" for message in following)))
+    def continuation(
+        self, sampled: Sequence[int], following: Sequence[dict[str, str]]
+    ) -> tuple[int, ...]:
+        return tuple(
+            map(ord, "".join(f"\n{message['role']}: {message['content']}" for message in following))
+        )
 
     def text(self, ids: Sequence[int]) -> str:
         return "".join(map(chr, ids))
@@ -91,7 +102,10 @@ def collector(shown: str) -> str:
     return f"```python\nopen('items.csv', 'w').write({chr(10).join(lines)!r})\n```"
 
 
-ADD_UP = "rows = [r.split(',') for r in open('items.csv').read().split()]\nprint(sum(int(c) * int(p) for _, c, p in rows))"
+ADD_UP = (
+    "rows = [r.split(',') for r in open('items.csv').read().split()]\nprint(sum(int(c) * "
+    "int(p) for _, c, p in rows))"
+)
 
 
 def analyst(shown: str) -> str:
@@ -123,7 +137,9 @@ def swap_digit(text: str, rng: random.Random) -> str:
     """The last number, one digit of it changed."""
     start, end = list(re.finditer(r"\d+", text))[-1].span()
     place = rng.randrange(start, end)
-    return text[:place] + rng.choice([d for d in "123456789" if d != text[place]]) + text[place + 1 :]
+    return (
+        text[:place] + rng.choice([d for d in "123456789" if d != text[place]]) + text[place + 1 :]
+    )
 
 
 def later(change: Callable[[str, random.Random], str]) -> Fault:
@@ -143,8 +159,14 @@ def cut(answer: str, second: bool, rng: random.Random) -> tuple[str, str]:
 KNOWN: dict[str, tuple[str, Fault]] = {
     "missing file": ("collector", program(lambda answer: answer.replace("items.csv", "itms.csv"))),
     "wrong number passed on": ("analyst", later(swap_digit)),
-    "wrong number reported": ("reporter", lambda answer, second, rng: (swap_digit(answer, rng), "stop")),
-    "ignored instruction": ("reporter", lambda answer, second, rng: (answer.replace("TOTAL", "It is"), "stop")),
+    "wrong number reported": (
+        "reporter",
+        lambda answer, second, rng: (swap_digit(answer, rng), "stop"),
+    ),
+    "ignored instruction": (
+        "reporter",
+        lambda answer, second, rng: (answer.replace("TOTAL", "It is"), "stop"),
+    ),
     "truncated plan": ("planner", cut),
     "truncated program": ("collector", cut),
     "program left broken": ("analyst", program(lambda answer: answer.replace("int(p)", "int(q)"))),
@@ -153,15 +175,31 @@ KNOWN: dict[str, tuple[str, Fault]] = {
 WRITE = "open('items.csv', 'w').write("
 NEW: dict[str, tuple[str, Fault]] = {
     "item left out": ("planner", lambda answer, second, rng: (answer.rpartition("\n")[0], "stop")),
-    "count of one": ("planner", lambda answer, second, rng: (re.sub(r",\d+,", ",1,", answer), "stop")),
+    "count of one": (
+        "planner",
+        lambda answer, second, rng: (re.sub(r",\d+,", ",1,", answer), "stop"),
+    ),
     "rows twice": (
         "collector",
-        program(lambda answer: answer.replace(WRITE, WRITE + "2 * ('\\n' + ").replace(")\n```", "))\n```")),
+        program(
+            lambda answer: answer.replace(WRITE, WRITE + "2 * ('\\n' + ").replace(
+                ")\n```", "))\n```"
+            )
+        ),
     ),
-    "header row": ("collector", program(lambda answer: answer.replace(WRITE, WRITE + "'name,count,price\\n' + "))),
-    "prices in cents": ("collector", program(lambda answer: re.sub(r"(,\d+,\d+)", r"\g<1>00", answer))),
+    "header row": (
+        "collector",
+        program(lambda answer: answer.replace(WRITE, WRITE + "'name,count,price\\n' + ")),
+    ),
+    "prices in cents": (
+        "collector",
+        program(lambda answer: re.sub(r"(,\d+,\d+)", r"\g<1>00", answer)),
+    ),
     "printed, not saved": ("collector", program(lambda answer: answer.replace(WRITE, "print("))),
-    "wrong formula": ("analyst", program(lambda answer: answer.replace("int(c) * int(p)", "int(c) + int(p)"))),
+    "wrong formula": (
+        "analyst",
+        program(lambda answer: answer.replace("int(c) * int(p)", "int(c) + int(p)")),
+    ),
     "rounded": ("analyst", later(lambda answer, rng: re.sub(r"\d(?!\d)", "0", answer))),
     "no number": ("analyst", later(lambda answer, rng: "I have computed it.")),
     "two lines": ("reporter", lambda answer, second, rng: ("Dear customer,\n" + answer, "stop")),
@@ -171,7 +209,9 @@ NEW: dict[str, tuple[str, Fault]] = {
 # One trajectory.
 
 
-def engine(kind: str, faults: dict[str, tuple[str, Fault]], rng: random.Random) -> Callable[[Call], Any]:
+def engine(
+    kind: str, faults: dict[str, tuple[str, Fault]], rng: random.Random
+) -> Callable[[Call], Any]:
     guilty, fault = faults[kind]
 
     async def generate(call: Call) -> Generation:
@@ -198,7 +238,9 @@ def shell(folder: str) -> Tool:
         )
         output, _ = await process.communicate()
         files = tuple(sorted(set(os.listdir(folder)) - before))
-        return ToolResult("python", call.text, output.decode().strip(), process.returncode == 0, files=files)
+        return ToolResult(
+            "python", call.text, output.decode().strip(), process.returncode == 0, files=files
+        )
 
     return Tool("python", run, find_programs)
 
@@ -220,7 +262,9 @@ def spec(name: str, tool: Tool) -> RoleSpec:
     return RoleSpec(name, name, render, Characters(), sampling, tools, 2 if tools else 1, False)  # type: ignore[arg-type]
 
 
-async def trajectory_of(kind: str, faults: dict[str, tuple[str, Fault]], seed: int, number: int) -> Trajectory:
+async def trajectory_of(
+    kind: str, faults: dict[str, tuple[str, Fault]], seed: int, number: int
+) -> Trajectory:
     rng = random.Random(f"{seed}-{number}-{kind}")
     text, total = order(rng)
     with tempfile.TemporaryDirectory() as folder:
@@ -248,9 +292,14 @@ async def rewards(trajectory: Trajectory) -> dict[str, dict[str, float]]:
     plain, strict = {}, {}
     for action in trajectory.actions:
         failed = 0.8 if action.tool_results and not action.tool_results[-1].ok else 0.0
-        symptoms = max(failed, float(not action.text.strip() or action.generation.finish == "length"))
+        symptoms = max(
+            failed, float(not action.text.strip() or action.generation.finish == "length")
+        )
         faults = sum(w for w, _ in rules.faults(action, Seen.of(trajectory, action)))
-        plain[action.path], strict[action.path] = 1.0 - symptoms, 1.0 - min(1.0, max(faults, failed))
+        plain[action.path], strict[action.path] = (
+            1.0 - symptoms,
+            1.0 - min(1.0, max(faults, failed)),
+        )
     found = await backward(trajectory, "0 of 1", -1.0, rules)
     deltas = conserve({path: a.contribution for path, a in found.items()}, -1.0)
     by_method = {
@@ -269,8 +318,11 @@ async def rewards(trajectory: Trajectory) -> dict[str, dict[str, float]]:
     return result
 
 
-async def measure(faults: dict[str, tuple[str, Fault]], tasks: int, seeds: int) -> dict[str, list[float]]:
-    """Shares of right blame by method, over all failures of the kinds; the table's lines on the way."""
+async def measure(
+    faults: dict[str, tuple[str, Fault]], tasks: int, seeds: int
+) -> dict[str, list[float]]:
+    """Shares of right blame by method, over all failures of the kinds; the table's lines on the
+    way."""
     total: dict[str, list[float]] = defaultdict(list)
     for kind, (guilty, _) in faults.items():
         hits: dict[str, list[float]] = defaultdict(list)
@@ -300,14 +352,21 @@ def line(name: str, hits: dict[str, list[float]]) -> str:
 
 
 async def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.blame", description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.blame", description=__doc__.partition("\n")[0]
+    )
     parser.add_argument("--tasks", type=int, default=40, help="per kind and seed")
     parser.add_argument("--seeds", type=int, default=3)
     options = parser.parse_args()
-    print(f"| fault (guilty) | failures | {' | '.join(METHODS)} |\n|{'---|' * (2 + len(METHODS))}", flush=True)
+    print(
+        f"| fault (guilty) | failures | {' | '.join(METHODS)} |\n|{'---|' * (2 + len(METHODS))}",
+        flush=True,
+    )
     for name, faults in (("known kinds", KNOWN), ("new kinds", NEW)):
         if faults:
-            print(line(f"**{name}**", await measure(faults, options.tasks, options.seeds)), flush=True)
+            print(
+                line(f"**{name}**", await measure(faults, options.tasks, options.seeds)), flush=True
+            )
 
 
 if __name__ == "__main__":

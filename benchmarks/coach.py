@@ -1,10 +1,12 @@
 """The coach's client: `python -m benchmarks.coach [--calls 2000] [--verifiers PYTHON]`
 
-1. Judgements a second from a local server (a separate process: 50 ms, 5 % 429, 1 % broken answers), 64 in flight, beside the
-   official client kept open with repeats by hand and, with `--verifiers PYTHON` (an interpreter that has `verifiers`), its
-   `Judge.evaluate`. All ask the same questions; every score that comes back has to be the right one.
-2. The wall clock of a step whose verdicts take 2 to 5 s: scored while the rollout continues, as the runtime does, and one after
-   the other, each action's verdict awaited before the next action. Generation is simulated (0.5 s an action).
+1. Judgements a second from a local server (a separate process: 50 ms, 5 % 429, 1 % broken answers),
+   64 in flight, beside the official client kept open with repeats by hand and, with
+   `--verifiers PYTHON` (an interpreter that has `verifiers`), its `Judge.evaluate`. All ask the
+   same questions; every score that comes back has to be the right one.
+2. The wall clock of a step whose verdicts take 2 to 5 s: scored while the rollout continues, as the
+   runtime does, and one after the other, each action's verdict awaited before the next action.
+   Generation is simulated (0.5 s an action).
 """
 
 from __future__ import annotations
@@ -83,13 +85,16 @@ async def ours(url: str, calls: int) -> dict[str, Any]:
 
 def peer(python: str, kind: str, url: str, calls: int) -> dict[str, Any]:
     words = [python, str(HERE / "coach_peers.py"), kind, f"{url}/v1", str(calls), str(LIMIT)]
-    found: dict[str, Any] = json.loads(subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True).stdout)
+    found: dict[str, Any] = json.loads(
+        subprocess.run(words, stdout=subprocess.PIPE, text=True, check=True).stdout
+    )
     return found
 
 
 def throughput(calls: int, verifiers: str | None, rounds: int) -> None:
     print(
-        "| client | judgements/s (runs) | p50 s | p99 s | lost | most in flight | requests |\n|---|---|---|---|---|---|---|"
+        "| client | judgements/s (runs) | p50 s | p99 s | lost | most in flight | requests "
+        "|\n|---|---|---|---|---|---|---|"
     )
     names = ["ours", "openai, by hand", *(["verifiers Judge.evaluate"] if verifiers else [])]
     rates: dict[str, list[float]] = {name: [] for name in names}
@@ -119,7 +124,9 @@ def throughput(calls: int, verifiers: str | None, rounds: int) -> None:
         print(f"| {name} | {statistics.median(rates[name]):.0f} ({spread}) | {rest} |", flush=True)
     for name in names[1:]:
         ratios = [a / b for a, b in zip(rates["ours"], rates[name], strict=True)]
-        print(f"ours / {name}: {statistics.median(ratios):.1f}x ({min(ratios):.1f}-{max(ratios):.1f})")
+        print(
+            f"ours / {name}: {statistics.median(ratios):.1f}x ({min(ratios):.1f}-{max(ratios):.1f})"
+        )
 
 
 # A step, overlapped and serial.
@@ -155,7 +162,11 @@ async def a_step(url: str, overlapped: bool, trajectories: int) -> float:
 
     specs = {
         r: RoleSpec(
-            r, r, lambda f: [{"role": "user", "content": f"{f['given']}"}], Characters(), Sampling(1.0, 1.0, None, 10**6)
+            r,
+            r,
+            lambda f: [{"role": "user", "content": f"{f['given']}"}],
+            Characters(),
+            Sampling(1.0, 1.0, None, 10**6),
         )  # type: ignore[arg-type]
         for r in "abc"
     }
@@ -185,20 +196,28 @@ async def a_step(url: str, overlapped: bool, trajectories: int) -> float:
 
 def overlap() -> None:
     with server("2-5", {}) as url:
-        times = {way: [asyncio.run(a_step(url, way, 16)) for _ in range(3)] for way in (True, False)}
+        times = {
+            way: [asyncio.run(a_step(url, way, 16)) for _ in range(3)] for way in (True, False)
+        }
     serial, overlapped = times[False], times[True]
     ratios = [s / o for s, o in zip(serial, overlapped, strict=True)]
     print(
-        f"step of 16 trajectories of 3 actions, verdicts of 2-5 s: overlapped {statistics.median(overlapped):.1f} s, serial "
-        f"{statistics.median(serial):.1f} s: {statistics.median(ratios):.2f}x ({min(ratios):.2f}-{max(ratios):.2f})"
+        "step of 16 trajectories of 3 actions, verdicts of 2-5 s: overlapped "
+        f"{statistics.median(overlapped):.1f} s, serial "
+        f"{statistics.median(serial):.1f} s: {statistics.median(ratios):.2f}x "
+        f"({min(ratios):.2f}-{max(ratios):.2f})"
     )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.coach", description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.coach", description=__doc__.partition("\n")[0]
+    )
     parser.add_argument("--calls", type=int, default=2000)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--verifiers", metavar="PYTHON", help="an interpreter that has `verifiers` installed")
+    parser.add_argument(
+        "--verifiers", metavar="PYTHON", help="an interpreter that has `verifiers` installed"
+    )
     options = parser.parse_args()
     throughput(options.calls, options.verifiers, options.rounds)
     overlap()

@@ -1,18 +1,22 @@
-"""Does the bias monitor alarm where no coach is biased, and where one is: `python -m benchmarks.coach_bias [--runs 1000]`
+"""Does the bias monitor alarm where no coach is biased, and where one is:
+`python -m benchmarks.coach_bias [--runs 1000]`
 
-Runs of 30 steps with 16 tasks of four samples and three roles, whose scores are generated; 2 or 3 types. An unbiased coach:
+Runs of 30 steps with 16 tasks of four samples and three roles, whose scores are generated; 2 or 3
+types. An unbiased coach:
 
-    null         scores are noise; half of the runs with types that are equally hard, half with .3, .5 and .7
-    difficulty   types of .35 and .65 success; scores follow the outcome (.3 + .25 o + noise); tasks of a type equally
-                 hard, or not
-    coin         types of .3, .5 and .7 success; scores are the true probability of success, the outcome is a coin with it;
-                 or the mean of the two
-    return       16, 32 or 64 tasks that come back all the time, each with an effect on the scores (sd .1 or .2)
-    demo         steps drawn from the demo's records (benchmarks/recorded/coach_bias.json): five types, its rubric,
-                 one sample a task
+    null         scores are noise; half of the runs with types that are equally hard, half with .3,
+                 .5 and .7
+    difficulty   types of .35 and .65 success; scores follow the outcome (.3 + .25 o + noise); tasks
+                 of a type equally hard, or not
+    coin         types of .3, .5 and .7 success; scores are the true probability of success, the
+                 outcome is a coin with it; or the mean of the two
+    return       16, 32 or 64 tasks that come back all the time, each with an effect on the scores
+                 (sd .1 or .2)
+    demo         steps drawn from the demo's records (benchmarks/recorded/coach_bias.json): five
+                 types, its rubric, one sample a task
 
-A biased one adds 1.2 points of ten for the last type, or takes them away, in the scores of one role; 32 tasks a step,
-eight samples.
+A biased one adds 1.2 points of ten for the last type, or takes them away, in the scores of one
+role; 32 tasks a step, eight samples.
 """
 
 from __future__ import annotations
@@ -65,7 +69,12 @@ class World:
             step: Step = {}
             for place in range(self.tasks):
                 kind = place % len(self.success)
-                task = kind, draw.randrange(self.pool // len(self.success)) if self.pool else number * self.tasks + place
+                task = (
+                    kind,
+                    draw.randrange(self.pool // len(self.success))
+                    if self.pool
+                    else number * self.tasks + place,
+                )
                 if task not in known:
                     quality = min(1.0, max(0.0, draw.gauss(self.success[kind], self.spread)))
                     known[task] = quality, draw.gauss(0, self.effect)
@@ -73,11 +82,19 @@ class World:
                 for _ in range(self.samples):
                     outcome = float(draw.random() < quality)
                     for role in ROLES:
-                        followed = {"noise": 0.5, "outcome": 0.3 + 0.25 * outcome, "quality": quality}
+                        followed = {
+                            "noise": 0.5,
+                            "outcome": 0.3 + 0.25 * outcome,
+                            "quality": quality,
+                        }
                         mean = followed.get(self.scores, (quality + outcome) / 2) + effect
-                        mean += self.bias if role == ROLES[0] and kind == len(self.success) - 1 else 0.0
+                        mean += (
+                            self.bias if role == ROLES[0] and kind == len(self.success) - 1 else 0.0
+                        )
                         score = min(1.0, max(0.0, draw.gauss(mean, 0.12)))
-                        step.setdefault((role, f"type {kind}", str(task)), []).append((round(20 * score) / 20, outcome))
+                        step.setdefault((role, f"type {kind}", str(task)), []).append(
+                            (round(20 * score) / 20, outcome)
+                        )
             yield step
 
 
@@ -88,21 +105,30 @@ def recorded() -> list[list[list[object]]]:
 
 
 def demo(seed: int) -> Iterator[Step]:
-    """A run like the demo: every step's trajectories are drawn from those of five recorded steps around it."""
+    """A run like the demo: every step's trajectories are drawn from those of five recorded steps
+    around it."""
     draw, steps = random.Random(seed), recorded()
     for number in range(len(steps)):
         near = [line for step in steps[max(0, number - 2) : number + 3] for line in step]
         found: Step = defaultdict(list)
-        for place, (kind, *scores, outcome, _) in enumerate(draw.choices(near, [float(str(n[-1])) for n in near], k=128)):
+        for place, (kind, *scores, outcome, _) in enumerate(
+            draw.choices(near, [float(str(n[-1])) for n in near], k=128)
+        ):
             for role, score in zip(ROLES, scores, strict=True):
-                found[role, str(kind), f"{number}/{place}"].append((float(str(score)), float(str(outcome))))
+                found[role, str(kind), f"{number}/{place}"].append(
+                    (float(str(score)), float(str(outcome)))
+                )
         yield found
 
 
 EVEN, TWO, THREE = (0.5, 0.5), (0.35, 0.65), (0.3, 0.5, 0.7)
 WITHOUT = {
     "null": [World(EVEN, "noise"), World(THREE, "noise", tasks=18)],
-    "difficulty": [World(TWO, "outcome"), World(TWO, "outcome", spread=0.2), World(TWO, "outcome", samples=1, tasks=64)],
+    "difficulty": [
+        World(TWO, "outcome"),
+        World(TWO, "outcome", spread=0.2),
+        World(TWO, "outcome", samples=1, tasks=64),
+    ],
     "coin": [
         World((0.3, 0.5), "quality"),
         World(THREE, "quality", tasks=18),
@@ -122,8 +148,16 @@ WITH = {
     f"{name}, {sign} 1.2 points": World(bias=BIAS if sign == "plus" else -BIAS, **LARGE, **how)  # type: ignore[arg-type]
     for name, how in {
         "types equally hard": {"success": EVEN, "scores": "noise"},
-        "of two difficulties, scores follow the outcome": {"success": TWO, "scores": "outcome", "spread": 0.2},
-        "of two difficulties, scores are the quality": {"success": TWO, "scores": "quality", "spread": 0.2},
+        "of two difficulties, scores follow the outcome": {
+            "success": TWO,
+            "scores": "outcome",
+            "spread": 0.2,
+        },
+        "of two difficulties, scores are the quality": {
+            "success": TWO,
+            "scores": "quality",
+            "spread": 0.2,
+        },
     }.items()
     for sign in ("plus", "minus")
 }
@@ -135,30 +169,51 @@ def first_alarm(world: object, seed: int) -> tuple[int, set[tuple[str, str]]]:
     run = world.run(seed) if isinstance(world, World) else demo(seed)
     for number, step in enumerate(run, 1):
         monitor.add(step)
-        now = {(role, kind) for role, table in monitor.tests.items() for kind, d in table.items() if d.is_bias}
+        now = {
+            (role, kind)
+            for role, table in monitor.tests.items()
+            for kind, d in table.items()
+            if d.is_bias
+        }
         first, raised = first or (number if now else 0), raised | now
     return first, raised
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument(
-        "--runs", type=int, default=1000, help="of each kind without a bias; a tenth of it of each with one"
+        "--runs",
+        type=int,
+        default=1000,
+        help="of each kind without a bias; a tenth of it of each with one",
     )
     options = parser.parse_args()
     with ProcessPoolExecutor(2) as pool:
         print("| coach without a bias | runs | with an alarm |\n|---|---|---|")
         for name, worlds in WITHOUT.items():
             runs = -(-options.runs // len(worlds))
-            found = [list(pool.map(partial(first_alarm, world), range(runs), chunksize=8)) for world in worlds]
+            found = [
+                list(pool.map(partial(first_alarm, world), range(runs), chunksize=8))
+                for world in worlds
+            ]
             rung = [sum(1 for first, _ in each if first) for each in found]
-            print(f"| {name} | {runs * len(worlds)} | {sum(rung)} ({', '.join(map(str, rung))}) |", flush=True)
+            print(
+                f"| {name} | {runs * len(worlds)} | {sum(rung)} ({', '.join(map(str, rung))}) |",
+                flush=True,
+            )
         print(
-            "\n| coach with a bias | runs | found | by step, median and last | alarms of other roles |\n|---|---|---|---|---|"
+            "\n| coach with a bias | runs | found | by step, median and last | alarms of other "
+            "roles |\n|---|---|---|---|---|"
         )
         for name, world in WITH.items():
-            each = list(pool.map(partial(first_alarm, world), range(-(-options.runs // 10)), chunksize=4))
-            steps = sorted(first for first, raised in each if any(role == ROLES[0] for role, _ in raised))
+            each = list(
+                pool.map(partial(first_alarm, world), range(-(-options.runs // 10)), chunksize=4)
+            )
+            steps = sorted(
+                first for first, raised in each if any(role == ROLES[0] for role, _ in raised)
+            )
             others = sum(any(role != ROLES[0] for role, _ in raised) for _, raised in each)
             told = f"{statistics.median(steps):g}, {steps[-1]}" if steps else "-"
             print(f"| {name} | {len(each)} | {len(steps)} | {told} | {others} |", flush=True)

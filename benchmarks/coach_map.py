@@ -1,16 +1,21 @@
-"""When does a coach pay? A map over how often the system succeeds at the start, and how many trajectories a step sees.
+"""When does a coach pay? A map over how often the system succeeds at the start, and how many
+trajectories a step sees.
 
-    python -m benchmarks.coach_map [--seeds 12] [--picture docs/coach_map.png] [--calibrate]          (five minutes, no engine)
+    python -m benchmarks.coach_map [--seeds 12] [--picture docs/coach_map.png] [--calibrate]
+        (five minutes, no engine)
 
-A model of recipes/dsbench/tiny.yaml, not the recipe: ten decisions of four words, drawn by a linear softmax policy that sees the
-card of a task. Which words are right is the recipe's own (pipeline.py, tables.py); which programs a wrong word makes fail is what
-the real ones do (the table in the recipe's README); no program runs. REINFORCE with one mean and deviation for all actions of a
-step, a gradient norm of at most 1, and Adam, one update a step. One number is fitted, the learning rate: `--calibrate` shows it
-beside the arm `strict` of benchmarks.dsbench, and `RATE` is the best. All else is predicted. What benchmarks/recorded has of the
-real loop is drawn into the picture as crosses.
+A model of recipes/dsbench/tiny.yaml, not the recipe: ten decisions of four words, drawn by a linear
+softmax policy that sees the card of a task. Which words are right is the recipe's own (pipeline.py,
+tables.py); which programs a wrong word makes fail is what the real ones do (the table in the
+recipe's README); no program runs. REINFORCE with one mean and deviation for all actions of a step,
+a gradient norm of at most 1, and Adam, one update a step. One number is fitted, the learning rate:
+`--calibrate` shows it beside the arm `strict` of benchmarks.dsbench, and `RATE` is the best. All
+else is predicted. What benchmarks/recorded has of the real loop is drawn into the picture as
+crosses.
 
     outcome       every action is rewarded with the outcome
-    rubric        a coach that knows the right word of every decision (the last is also judged by the outcome): `strict`
+    rubric        a coach that knows the right word of every decision (the last is also judged by
+                  the outcome): `strict`
     to go         the same scores, summed over what comes later, and normalised by role
     shared        the same scores, of which every action gets the trajectory's mean
     wrong blame   the same scores, each given to the action before it
@@ -18,9 +23,10 @@ real loop is drawn into the picture as crosses.
     traced        the same coach, with failures traced back by the files
     constant      the same score for every action
 
-Steps to one half are those after which the held-out success, which is computed and not sampled, is a half for the first time; a run
-that does not get there counts as more than the last step. Spread: the least and the most of the seeds. The difference at step 40
-is that to `outcome`, with the 95 % t-interval over seeds; what arms of a seed have in common does not show in it.
+Steps to one half are those after which the held-out success, which is computed and not sampled, is
+a half for the first time; a run that does not get there counts as more than the last step. Spread:
+the least and the most of the seeds. The difference at step 40 is that to `outcome`, with the 95 %
+t-interval over seeds; what arms of a seed have in common does not show in it.
 """
 
 from __future__ import annotations
@@ -57,9 +63,13 @@ STARTS, BATCHES = (0.05, 0.01, 0.004), (32, 128)
 STEPS, COMPARED = 400, 40
 ANSWERS = {"accuracy": "class", "f1_macro": "class", "roc_auc": "chance", "rmsle": "count"}
 """By metric; of all others a number."""
-REAL = {"outcome": "outcome", "rubric": "strict", "to go": "to_go", "shared": "shared", "wrong blame": "shifted"} | {
-    name: name for name in ("symptom", "traced")
-}
+REAL = {
+    "outcome": "outcome",
+    "rubric": "strict",
+    "to go": "to_go",
+    "shared": "shared",
+    "wrong blame": "shifted",
+} | {name: name for name in ("symptom", "traced")}
 """Arms of benchmarks.dsbench."""
 
 
@@ -89,14 +99,25 @@ class Cards:
         cards = [tables.words(*name).split()[:3] for name in names]
         seen = ["always", *sorted({tables.KINDS[n].metric for n in tables.KINDS}), "bent", "absent"]
         return cls(
-            np.array([[word == "always" or word in card for word in seen] for card in cards], float),
-            np.array([[WORDS[n].index(pipeline.right(s, " ".join(card))) for n, s in enumerate(STAGES)] for card in cards]),
+            np.array(
+                [[word == "always" or word in card for word in seen] for card in cards], float
+            ),
+            np.array(
+                [
+                    [
+                        WORDS[n].index(pipeline.right(s, " ".join(card)))
+                        for n, s in enumerate(STAGES)
+                    ]
+                    for card in cards
+                ]
+            ),
             np.array([ANSWERS.get(card[0], "number") for card in cards]),
         )
 
 
 def what_ran(said: Array, answers: Array) -> tuple[Array, Array]:
-    """Which programs ran, and whose fault it is by the files that one did not, both (..., decisions).
+    """Which programs ran, and whose fault it is by the files that one did not, both (...,
+    decisions).
 
     Args:
         said: (..., decisions), indices of words.
@@ -118,7 +139,9 @@ def what_ran(said: Array, answers: Array) -> tuple[Array, Array]:
         "encode": says("encode", "none"),
         "save": says("save", "train", "noids", "swapped"),
         "keep": says("keep", "params", "scores", "elsewhere"),
-        "predict": np.where(number, says("predict", "class", "proba"), name & says("predict", "value", "sign"))
+        "predict": np.where(
+            number, says("predict", "class", "proba"), name & says("predict", "value", "sign")
+        )
         | ~classifier & ~number & says("predict", "class", "proba")
         | says("model", "near") & says("size", "dozen", "eight", "four"),
         "write": says("write", "index", "answer", "head"),
@@ -128,12 +151,16 @@ def what_ran(said: Array, answers: Array) -> tuple[Array, Array]:
     ran = np.ones(said.shape, bool)
     ran[..., PLACE["size"]] = ~(gaps | says("save", "swapped") | own)
     ran[..., PLACE["keep"]] = ran[..., PLACE["size"]]
-    ran[..., PLACE["predict"]] = ran[..., PLACE["keep"]] & ~says("save", "train") & ~unfit["keep"] & ~unfit["predict"]
+    ran[..., PLACE["predict"]] = (
+        ran[..., PLACE["keep"]] & ~says("save", "train") & ~unfit["keep"] & ~unfit["predict"]
+    )
     ran[..., PLACE["write"]] = ran[..., PLACE["predict"]] & ~says("save", "noids")
     fault = np.zeros(said.shape, bool)
     for stage, wrong in unfit.items():
         fault[..., PLACE[stage]] = wrong
-    fault[..., PLACE["predict"]] &= ran[..., PLACE["keep"]] & ~says("save", "train") & ~unfit["keep"]
+    fault[..., PLACE["predict"]] &= (
+        ran[..., PLACE["keep"]] & ~says("save", "train") & ~unfit["keep"]
+    )
     fault[..., PLACE["keep"]] &= ran[..., PLACE["keep"]]
     fault[..., PLACE["write"]] &= ran[..., PLACE["write"]]
     return ran, fault
@@ -141,7 +168,8 @@ def what_ran(said: Array, answers: Array) -> tuple[Array, Array]:
 
 @dataclass(frozen=True)
 class Step:
-    """What the trajectories of a step have come to; `right`, `ran` and `fault` are (seeds, trajectories, decisions)."""
+    """What the trajectories of a step have come to; `right`, `ran` and `fault` are (seeds,
+    trajectories, decisions)."""
 
     right: Array
     ran: Array
@@ -158,7 +186,8 @@ class Step:
         return scores
 
     def traced(self) -> Array:
-        """The outcome in [-1, 1], charged to who is at fault, or to all (`conserve` of reward_backprop/backward.py)."""
+        """The outcome in [-1, 1], charged to who is at fault, or to all (`conserve` of
+        reward_backprop/backward.py)."""
         at_fault = self.fault & (self.solved == 0)
         shares = np.where(at_fault.any(-1, keepdims=True), at_fault, 1.0)
         return np.asarray((2 * self.solved - 1) * shares / shares.sum(-1, keepdims=True))
@@ -168,7 +197,9 @@ ARMS: dict[str, Callable[[Step], Array]] = {
     "outcome": lambda step: np.broadcast_to(step.solved, step.right.shape),
     "rubric": lambda step: step.judged(step.right),
     "to go": lambda step: step.judged(step.right)[..., ::-1].cumsum(-1)[..., ::-1],
-    "shared": lambda step: np.broadcast_to(step.judged(step.right).mean(-1, keepdims=True), step.right.shape),
+    "shared": lambda step: np.broadcast_to(
+        step.judged(step.right).mean(-1, keepdims=True), step.right.shape
+    ),
     "wrong blame": lambda step: np.roll(step.judged(step.right), -1, axis=-1),
     "symptom": lambda step: step.judged(step.ran),
     "traced": lambda step: step.judged(step.ran) + step.traced(),
@@ -197,8 +228,10 @@ class Adam:
 
 
 def started(success: float, cards: Cards, seeds: int, generator: np.random.Generator) -> Array:
-    """Weights (seeds, decisions, features, words) after supervised steps on words of which so many are wrong that
-    `success` of the trajectories have ten right ones; a little different for every seed, as warm starts are."""
+    """Weights (seeds, decisions, features, words) after supervised steps on words of which so many
+    are wrong that
+    `success` of the trajectories have ten right ones; a little different for every seed, as warm
+    starts are."""
     right = success ** (1 / len(STAGES))
     wanted = np.full((len(cards.right), len(STAGES), 4), (1 - right) / 3)
     np.put_along_axis(wanted, cards.right[..., None], right, -1)
@@ -209,7 +242,9 @@ def started(success: float, cards: Cards, seeds: int, generator: np.random.Gener
     return adam.weights
 
 
-def learn(arm: str, start: float, batch: int, seeds: int, steps: int = STEPS, rate: float = RATE) -> Array:
+def learn(
+    arm: str, start: float, batch: int, seeds: int, steps: int = STEPS, rate: float = RATE
+) -> Array:
     """Held-out success (steps + 1, seeds)."""
     generator = np.random.default_rng(0)
     train, test = Cards.of(held_out=False), Cards.of(held_out=True)
@@ -222,7 +257,8 @@ def learn(arm: str, start: float, batch: int, seeds: int, steps: int = STEPS, ra
         said = (chances.cumsum(-1) < generator.random((*chances.shape[:-1], 1))).sum(-1).clip(0, 3)
         rewards = ARMS[arm](Step(said == right, *what_ran(said, train.answers[drawn])))
         advantages = np.concatenate(
-            [normalised(part) for part in np.split(rewards, ROLES if arm == "to go" else [], -1)], -1
+            [normalised(part) for part in np.split(rewards, ROLES if arm == "to go" else [], -1)],
+            -1,
         )
         pushed = (chances - np.eye(4)[said]) * advantages[..., None] / (batch * len(STAGES))
         gradient = np.einsum("sbf,sbdw->sdfw", seen, pushed)
@@ -241,7 +277,9 @@ def normalised(rewards: Array) -> Array:
 def success(weights: Array, cards: Cards) -> Array:
     """The chance of ten right words, mean over cards (seeds,)."""
     chances = softmax(np.einsum("cf,sdfw->scdw", cards.features, weights))
-    right: Array = np.take_along_axis(chances, cards.right[None, ..., None], -1)[..., 0].prod(-1).mean(-1)
+    right: Array = (
+        np.take_along_axis(chances, cards.right[None, ..., None], -1)[..., 0].prod(-1).mean(-1)
+    )
     return right
 
 
@@ -263,16 +301,23 @@ def recorded(arm: str) -> dict[int, list[float]]:
 def calibrate(seeds: int) -> None:
     """How near the model's `rubric` comes to the real loop's `strict`, by learning rate."""
     real = {step: statistics.fmean(values) for step, values in recorded("strict").items()}
-    print(f"| learning rate | {' | '.join(f'step {step}' for step in real)} |\n|---{'|---' * len(real)}|")
+    print(
+        f"| learning rate | {' | '.join(f'step {step}' for step in real)} "
+        f"|\n|---{'|---' * len(real)}|"
+    )
     print(f"| strict, recorded | {' | '.join(f'{value:.3f}' for value in real.values())} |")
     for rate in (0.02, 0.03, 0.04, 0.05, 0.06, 0.08):
         curve = learn("rubric", STARTS[-1], BATCHES[0], seeds, max(real), rate)
-        print(f"| {rate} | {' | '.join(f'{curve[step].mean():.3f}' for step in real)} |", flush=True)
+        print(
+            f"| {rate} | {' | '.join(f'{curve[step].mean():.3f}' for step in real)} |", flush=True
+        )
 
 
 def half(reached: Array) -> str:
     """Median of the steps to one half, and their spread."""
-    low, middle, high = (f"{value:g}" if np.isfinite(value) else f"> {STEPS}" for value in spread(reached))
+    low, middle, high = (
+        f"{value:g}" if np.isfinite(value) else f"> {STEPS}" for value in spread(reached)
+    )
     return f"{middle} ({low} to {high})"
 
 
@@ -294,13 +339,22 @@ def draw(curves: dict[tuple[str, float, int], Array], picture: Path) -> None:
         for n, arm in enumerate(ARMS):
             curve = curves[arm, start, batch][:121]
             axis.plot(curve.mean(1), label=arm, color=f"C{n}")
-            axis.fill_between(range(len(curve)), curve.min(1), curve.max(1), color=f"C{n}", alpha=0.12, linewidth=0)
+            axis.fill_between(
+                range(len(curve)),
+                curve.min(1),
+                curve.max(1),
+                color=f"C{n}",
+                alpha=0.12,
+                linewidth=0,
+            )
         axis.set(xlabel="step", ylabel="held-out success", ylim=(0, 1))
         axis.set_title(f"{100 * start:g} % at the start, {batch} trajectories a step")
     for arm, real in REAL.items():
         found = [(step, value) for step, values in recorded(real).items() for value in values]
         label = f"{arm}, real loop" if found else None
-        axes[0].plot(*np.array(found).reshape(-1, 2).T, "x", color=f"C{[*ARMS].index(arm)}", label=label)
+        axes[0].plot(
+            *np.array(found).reshape(-1, 2).T, "x", color=f"C{[*ARMS].index(arm)}", label=label
+        )
     handles, labels = axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=len(ARMS), fontsize=8)
     draw_map(curves, axes[2])
@@ -309,27 +363,48 @@ def draw(curves: dict[tuple[str, float, int], Array], picture: Path) -> None:
 
 def draw_map(curves: dict[tuple[str, float, int], Array], axis: Any) -> None:
     for n, batch in enumerate(BATCHES):
-        sooner = [spread(steps_to(curves["outcome", s, batch]) / steps_to(curves["rubric", s, batch])) for s in STARTS]
+        sooner = [
+            spread(steps_to(curves["outcome", s, batch]) / steps_to(curves["rubric", s, batch]))
+            for s in STARTS
+        ]
         places = [start * batch for start in STARTS]
         low, middle, high = (np.array(column) for column in zip(*sooner, strict=True))
         axis.errorbar(
-            places, middle, [middle - low, high - middle], fmt="o-", color=f"C{n}", label=f"{batch} trajectories a step"
+            places,
+            middle,
+            [middle - low, high - middle],
+            fmt="o-",
+            color=f"C{n}",
+            label=f"{batch} trajectories a step",
         )
         for start, place, ratio in zip(STARTS, places, middle, strict=True):
-            axis.annotate(f"{100 * start:g} %", (place, ratio), (4, 5 - 14 * n), textcoords="offset points", fontsize=8)
+            axis.annotate(
+                f"{100 * start:g} %",
+                (place, ratio),
+                (4, 5 - 14 * n),
+                textcoords="offset points",
+                fontsize=8,
+            )
     axis.axhline(1, color="grey", linewidth=0.8)
-    axis.set(xscale="log", xlabel="successes in the first step (mean)", ylabel="steps to one half: outcome / rubric")
+    axis.set(
+        xscale="log",
+        xlabel="successes in the first step (mean)",
+        ylabel="steps to one half: outcome / rubric",
+    )
     axis.set_xticks([0.1, 0.3, 1, 3, 10], ["0.1", "0.3", "1", "3", "10"], minor=False)
     axis.minorticks_off()
     axis.set_title("how much sooner with a coach")
     axis.legend(fontsize=8)
 
 
-def table(start: float, batch: int, curves: dict[tuple[str, float, int], Array], arms: Sequence[str]) -> None:
+def table(
+    start: float, batch: int, curves: dict[tuple[str, float, int], Array], arms: Sequence[str]
+) -> None:
     first = curves["outcome", start, batch]
     print(f"\n{100 * start:g} %, {batch} trajectories a step\n")
     print(
-        f"| arm | step 20 | {COMPARED} | 80 | steps to one half | {COMPARED}: points beside outcome |\n|---|---|---|---|---|---|"
+        f"| arm | step 20 | {COMPARED} | 80 | steps to one half | {COMPARED}: points beside "
+        "outcome |\n|---|---|---|---|---|---|"
     )
     for arm in arms:
         curve = curves[arm, start, batch]
@@ -339,10 +414,14 @@ def table(start: float, batch: int, curves: dict[tuple[str, float, int], Array],
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.coach_map", description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.coach_map", description=__doc__.partition("\n")[0]
+    )
     parser.add_argument("--seeds", type=int, default=12)
     parser.add_argument("--picture", type=Path)
-    parser.add_argument("--calibrate", action="store_true", help="the fit of the learning rate, and nothing else")
+    parser.add_argument(
+        "--calibrate", action="store_true", help="the fit of the learning rate, and nothing else"
+    )
     options = parser.parse_args()
     if options.calibrate:
         calibrate(options.seeds)
@@ -350,7 +429,9 @@ def main() -> None:
     curves: dict[tuple[str, float, int], Array] = {}
     for start in STARTS:
         for batch in BATCHES:
-            curves.update({(arm, start, batch): learn(arm, start, batch, options.seeds) for arm in ARMS})
+            curves.update(
+                {(arm, start, batch): learn(arm, start, batch, options.seeds) for arm in ARMS}
+            )
             table(start, batch, curves, list(ARMS))
     if options.picture:
         draw(curves, options.picture)

@@ -1,8 +1,10 @@
-"""The peers of benchmarks/coach.py, each the way its documentation shows it; needs nothing of this package.
+"""The peers of benchmarks/coach.py, each the way its documentation shows it; needs nothing of this
+package.
 
     python benchmarks/coach_peers.py verifiers|openai URL CALLS LIMIT
 
-Prints one JSON object: seconds of the whole, seconds of each judgement, and the scores (null for one that was lost).
+Prints one JSON object: seconds of the whole, seconds of each judgement, and the scores (null for
+one that was lost).
 """
 
 from __future__ import annotations
@@ -18,7 +20,9 @@ from collections.abc import Awaitable, Callable
 os.environ["OPENAI_API_KEY"] = "none"
 kind, url, calls, limit = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 PROMPT = (
-    "Judge step #{number} [{score}]. " + "The step says something. " * 60 + "\nEnd with exactly:\nSCORE 9f31c2aa: 0 to 10"
+    "Judge step #{number} [{score}]. "
+    + "The step says something. " * 60
+    + "\nEnd with exactly:\nSCORE 9f31c2aa: 0 to 10"
 )
 
 
@@ -53,9 +57,13 @@ def plain_client() -> Callable[[int], Awaitable[float]]:
 
     async def ask(number: int) -> float:
         for attempt in range(3):
-            messages = [{"role": "user", "content": PROMPT.format(number=number, score=number % 11)}]
+            messages = [
+                {"role": "user", "content": PROMPT.format(number=number, score=number % 11)}
+            ]
             try:
-                answer = await client.chat.completions.create(model="m", messages=messages, temperature=0)
+                answer = await client.chat.completions.create(
+                    model="m", messages=messages, temperature=0
+                )
                 return parse(answer.choices[0].message.content or "")
             except (ValueError, openai.APIResponseValidationError):
                 if attempt == 2:
@@ -74,7 +82,9 @@ async def main() -> None:
             started = time.perf_counter()
             try:
                 score: float | None = await ask(number)
-            except Exception as error:  # a peer's own exceptions, of any kind: that judgement is lost
+            except (
+                Exception
+            ) as error:  # a peer's own exceptions, of any kind: that judgement is lost
                 lost[type(error).__name__] = lost.get(type(error).__name__, 0) + 1
                 score = None
             return score, time.perf_counter() - started
@@ -83,7 +93,16 @@ async def main() -> None:
     started = time.perf_counter()
     found = await asyncio.gather(*(one(n) for n in range(calls)))
     seconds = time.perf_counter() - started
-    print(json.dumps({"seconds": seconds, "scores": [s for s, _ in found], "each": [t for _, t in found], "lost": lost}))
+    print(
+        json.dumps(
+            {
+                "seconds": seconds,
+                "scores": [s for s, _ in found],
+                "each": [t for _, t in found],
+                "lost": lost,
+            }
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -1,10 +1,13 @@
-"""A local server that speaks the chat-completions protocol, slowly and not always well; a separate process.
+"""A local server that speaks the chat-completions protocol, slowly and not always well; a separate
+process.
 
-    python benchmarks/coach_server.py SECONDS '{"429": 0.05, "broken": 0.01}'    (latency or LOW-HIGH; shares of each failure)
+    python benchmarks/coach_server.py SECONDS '{"429": 0.05, "broken": 0.01}'    (latency or
+        LOW-HIGH; shares of each failure)
 
-It answers with the number in square brackets that a prompt holds. What else it does with a request depends on the prompt's number
-sign (`#17`) and on how often it has come, so that every client meets the same. It prints its port; GET /stats gives requests,
-the most in flight at once, and the failures by kind.
+It answers with the number in square brackets that a prompt holds. What else it does with a request
+depends on the prompt's number sign (`#17`) and on how often it has come, so that every client meets
+the same. It prints its port; GET /stats gives requests, the most in flight at once, and the
+failures by kind.
 """
 
 from __future__ import annotations
@@ -46,7 +49,9 @@ async def answer(request: web.Request) -> web.Response:
         if kind:
             stats[kind] += 1
         if kind in ("429", "500"):
-            return web.json_response({"error": {"message": "not now", "type": "x", "code": None}}, status=int(kind))
+            return web.json_response(
+                {"error": {"message": "not now", "type": "x", "code": None}}, status=int(kind)
+            )
         if kind == "reset":
             assert request.transport
             request.transport.abort()
@@ -57,8 +62,12 @@ async def answer(request: web.Request) -> web.Response:
         if kind == "empty":
             return web.Response(body=b"", content_type="application/json")
         if kind == "broken":
-            return web.Response(body=b'{"choices": [{"message": {"cont', content_type="application/json")
-        nonce = (re.findall(r"^SCORE (\w+):", body["messages"][-1]["content"], re.MULTILINE) or [""])[-1]
+            return web.Response(
+                body=b'{"choices": [{"message": {"cont', content_type="application/json"
+            )
+        nonce = (
+            re.findall(r"^SCORE (\w+):", body["messages"][-1]["content"], re.MULTILINE) or [""]
+        )[-1]
         text = {
             "no verdict": "It was fine, I would say a good seven or eight.",
             "out of range": f"Splendid.\nSCORE {nonce}: 42",
@@ -68,7 +77,14 @@ async def answer(request: web.Request) -> web.Response:
         usage = {"prompt_tokens": 400, "completion_tokens": 20, "total_tokens": 420}
         choice = {"index": 0, "message": message, "finish_reason": "stop"}
         return web.json_response(
-            {"id": "x", "object": "chat.completion", "created": 0, "model": "m", "choices": [choice], "usage": usage}
+            {
+                "id": "x",
+                "object": "chat.completion",
+                "created": 0,
+                "model": "m",
+                "choices": [choice],
+                "usage": usage,
+            }
         )
     finally:
         stats["in_flight"] -= 1

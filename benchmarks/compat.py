@@ -1,8 +1,10 @@
-"""Seconds of `openrlhf compat` on a local tree, and what passing through adds to upstream's start: `python -m benchmarks.compat`
+"""Seconds of `openrlhf compat` on a local tree, and what passing through adds to upstream's start:
+`python -m benchmarks.compat`
 
-On a machine with an accelerator `openrlhf train FLAGS` replaces itself with upstream's command. Both get a value that upstream
-refuses, so that the time covers every import up to its parser. The two run in pairs, with the order alternating;
-upstream's flash_attn, which requires CUDA, is an empty package here.
+On a machine with an accelerator `openrlhf train FLAGS` replaces itself with upstream's command.
+Both get a value that upstream refuses, so that the time covers every import up to its parser. The
+two run in pairs, with the order alternating; upstream's flash_attn, which requires CUDA, is an
+empty package here.
 """
 
 from __future__ import annotations
@@ -34,9 +36,13 @@ def time_command(command: Sequence[str], env: dict[str, str], expected: str) -> 
 
 def main() -> None:
     python, tree = sys.executable, str(upstream_cli.upstream_root())
-    checks = [time_command([python, "-m", "marl_plugins", "compat", tree], dict(os.environ), GOOD) for _ in range(5)]
+    checks = [
+        time_command([python, "-m", "marl_plugins", "compat", tree], dict(os.environ), GOOD)
+        for _ in range(5)
+    ]
     print(
-        f"openrlhf compat {Path(tree).name}/: {statistics.median(checks):.2f} s ({min(checks):.2f}-{max(checks):.2f})",
+        f"openrlhf compat {Path(tree).name}/: {statistics.median(checks):.2f} s "
+        f"({min(checks):.2f}-{max(checks):.2f})",
         flush=True,
     )
     with tempfile.TemporaryDirectory() as folder:
@@ -44,7 +50,11 @@ def main() -> None:
             package = Path(folder, *module.split("."))
             package.mkdir(parents=True, exist_ok=True)
             (package / "__init__.py").write_text("".join(f"{name} = None\n" for name in functions))
-        env = {**os.environ, cpu.DEVICE: "cuda", "PYTHONPATH": os.pathsep.join([folder, os.environ.get("PYTHONPATH", "")])}
+        env = {
+            **os.environ,
+            cpu.DEVICE: "cuda",
+            "PYTHONPATH": os.pathsep.join([folder, os.environ.get("PYTHONPATH", "")]),
+        }
         commands = {
             "through": [python, "-m", "marl_plugins", "train", *REFUSED],
             "direct": [python, "-m", "openrlhf.cli.train_ppo_ray", *REFUSED],
@@ -55,7 +65,8 @@ def main() -> None:
                 times[name].append(time_command(commands[name], env, "invalid int value: 'x'"))
     added = [a - b for a, b in zip(times["through"], times["direct"], strict=True)]
     print(
-        f"upstream's start: {statistics.median(times['direct']):.2f} s; passing through adds {statistics.median(added):.2f} s "
+        f"upstream's start: {statistics.median(times['direct']):.2f} s; passing through adds "
+        f"{statistics.median(added):.2f} s "
         f"({min(added):.2f} to {max(added):.2f} over {PAIRS} pairs)"
     )
 

@@ -1,11 +1,14 @@
-"""Steps one after the other on virtual time: what a step that does not wait for its last trajectory gains, and its bias.
+"""Steps one after the other on virtual time: what a step that does not wait for its last trajectory
+gains, and its bias.
 
     python -m benchmarks.continuous [--steps 20] [--seeds 3]                 # three minutes
-    python -m benchmarks.continuous --trace FILE [--token 0.05]              # a recorded load, of `openrlhf export`
+    python -m benchmarks.continuous --trace FILE [--token 0.05]              # a recorded load, of
+        `openrlhf export`
 
-The real pool, router, rollout, queue of rollouts and `marl_plugins.continuous`, on an event loop whose clock is virtual.
-Engines and training are SIMULATED, with the costs of benchmarks/scheduling.py: nothing here says how fast an engine is. One policy
-plays all roles; d devices are d engines, and d training processes that share the rows. All arms have the same calls.
+The real pool, router, rollout, queue of rollouts and `marl_plugins.continuous`, on an event loop
+whose clock is virtual. Engines and training are SIMULATED, with the costs of
+benchmarks/scheduling.py: nothing here says how fast an engine is. One policy plays all roles; d
+devices are d engines, and d training processes that share the rows. All arms have the same calls.
 """
 
 from __future__ import annotations
@@ -73,7 +76,8 @@ WAYS = {
 
 @dataclass(frozen=True)
 class Found:
-    """A run: seconds of virtual time a step, share of late tasks, versions of lag, and the bias by the first length."""
+    """A run: seconds of virtual time a step, share of late tasks, versions of lag, and the bias by
+    the first length."""
 
     step: float
     late: float
@@ -88,7 +92,10 @@ class Run:
 
     def __init__(self, profile: Profile, way: Way, plans: Sequence[Plan]):
         self.way, self.profile = way, profile
-        self.plans = [{f"{n} {task}": calls for task, calls in plan.items()} for n, plan in enumerate(plans, 1)]
+        self.plans = [
+            {f"{n} {task}": calls for task, calls in plan.items()}
+            for n, plan in enumerate(plans, 1)
+        ]
         self.tasks = [[Task(name, "", "") for name in plan] for plan in self.plans]
         self.pools, self.flight, self.gate = pools_of(profile, way.arm), Flight(), Gate()
         self.rollout: Rollout = rollout_of(profile, way.arm, self.pools, {})
@@ -127,7 +134,9 @@ class Run:
             return await self.trajectory(number, task, place, sample)
 
         step: Any = SimpleNamespace(number=number, planned=self.planned, trajectory=begin)
-        part = ContinuousPart(step, self.flight, 1, max(1, round(way.ahead * len(tasks))), way.late, way.queue)
+        part = ContinuousPart(
+            step, self.flight, 1, max(1, round(way.ahead * len(tasks))), way.late, way.queue
+        )
         async for group in part.source():
             yield group
         self.metrics.append(dict(part.metrics()))
@@ -151,15 +160,27 @@ class Run:
     def found(self, seconds: float) -> Found:
         kept = [(number, t) for number, found in self.trained.items() for t in found]
         counted = Counter(t.task.id for _, t in kept)
-        assert counted == Counter(task.id for tasks in self.tasks for task in tasks), "a task was lost, or is there twice"
+        assert counted == Counter(task.id for tasks in self.tasks for task in tasks), (
+            "a task was lost, or is there twice"
+        )
         firsts = [
-            m["role/" + r + "/first_length"] for m in self.metrics for r in self.pools if f"role/{r}/first_length" in m
+            m["role/" + r + "/first_length"]
+            for m in self.metrics
+            for r in self.pools
+            if f"role/{r}/first_length" in m
         ]
         lengths = [len(a.generation.ids) for _, t in kept for a in t.actions]
-        wanted = [max(1, round(s * TOKENS)) for plan in self.plans for calls in plan.values() for _, s, _ in calls]
+        wanted = [
+            max(1, round(s * TOKENS))
+            for plan in self.plans
+            for calls in plan.values()
+            for _, s, _ in calls
+        ]
         return Found(
             step=seconds / len(self.plans),
-            late=statistics.fmean(m["continuous/late"] for m in self.metrics) if self.metrics else 0.0,
+            late=statistics.fmean(m["continuous/late"] for m in self.metrics)
+            if self.metrics
+            else 0.0,
             oldest=max(number - 1 - max(0, t.step - 1 - self.way.queue) for number, t in kept),
             first_length=statistics.fmean(firsts) if firsts else None,
             trained_length=statistics.fmean(lengths) / statistics.fmean(wanted),
@@ -168,16 +189,28 @@ class Run:
 
 def one_policy(plan: Plan) -> Plan:
     """A step whose calls are all of one policy."""
-    return {task: [("p0", seconds, tools) for _, seconds, tools in calls] for task, calls in plan.items()}
+    return {
+        task: [("p0", seconds, tools) for _, seconds, tools in calls]
+        for task, calls in plan.items()
+    }
 
 
 def compare(load: Profile, devices: int, runs: Sequence[Sequence[Plan]]) -> None:
     """All ways, as a table."""
-    profile = Profile(shares=(1.0,), engines=devices, places=load.places, train=load.train, sync=load.sync)
-    found = {name: [run(Run(profile, way, plans).whole())[0] for plans in runs] for name, way in WAYS.items()}
+    profile = Profile(
+        shares=(1.0,), engines=devices, places=load.places, train=load.train, sync=load.sync
+    )
+    found = {
+        name: [run(Run(profile, way, plans).whole())[0] for plans in runs]
+        for name, way in WAYS.items()
+    }
     lockstep = found["lockstep, synchronous"]
     print(f"\n{devices} devices, {len(runs)} runs of {len(runs[0])} steps")
-    print("| way | step, s | throughput | late | oldest row, versions | length at first | trained |\n" + "|---" * 7 + "|")
+    print(
+        "| way | step, s | throughput | late | oldest row, versions | length at first | trained |\n"
+        + "|---" * 7
+        + "|"
+    )
     for name, results in found.items():
         gains = [a.step / b.step for a, b in zip(lockstep, results, strict=True)]
         firsts = [r.first_length for r in results if r.first_length is not None]
@@ -193,21 +226,34 @@ def compare(load: Profile, devices: int, runs: Sequence[Sequence[Plan]]) -> None
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--devices", type=int, nargs="+", default=[1, 4, 16])
-    parser.add_argument("--train", type=float, default=1.0, help="seconds of training a row on one device")
-    parser.add_argument("--places", type=int, default=1, help="requests that an engine answers at a time")
-    parser.add_argument("--trace", type=Path, help="a recorded load, of `openrlhf export RUN --table trace`")
-    parser.add_argument("--token", type=float, default=0.05, help="seconds for a token of a recorded load")
+    parser.add_argument(
+        "--train", type=float, default=1.0, help="seconds of training a row on one device"
+    )
+    parser.add_argument(
+        "--places", type=int, default=1, help="requests that an engine answers at a time"
+    )
+    parser.add_argument(
+        "--trace", type=Path, help="a recorded load, of `openrlhf export RUN --table trace`"
+    )
+    parser.add_argument(
+        "--token", type=float, default=0.05, help="seconds for a token of a recorded load"
+    )
     args = parser.parse_args()
     load: Profile = recorded(args.trace, args.token, args.train) if args.trace else Profile()
     load = replace(load, train=args.train, places=args.places)
     if isinstance(load, Recorded):
         runs = [[one_policy(plan) for plan in load.steps]]
     else:
-        runs = [[one_policy(load.plan(seed * 1000 + step)) for step in range(args.steps)] for seed in range(args.seeds)]
+        runs = [
+            [one_policy(load.plan(seed * 1000 + step)) for step in range(args.steps)]
+            for seed in range(args.seeds)
+        ]
     for devices in args.devices:
         compare(load, devices, runs)
 

@@ -1,7 +1,9 @@
 """A plugin for benchmarks.dsbench: a coach's scores, put where they do not belong.
 
---plugin benchmarks/controls.py --controls.scores shared     every action gets the mean of its trajectory's
---plugin benchmarks/controls.py --controls.scores shifted    every action gets that of the next one, the last that of the first
+--plugin benchmarks/controls.py --controls.scores shared     every action gets the mean of its
+    trajectory's
+--plugin benchmarks/controls.py --controls.scores shifted    every action gets that of the next one,
+    the last that of the first
 --plugin benchmarks/controls.py --controls.scores constant   every action gets the same
 """
 
@@ -18,7 +20,9 @@ from marl_plugins.core.trajectory import Trajectory
 
 @hookimpl
 def marl_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--controls.scores", choices=["shared", "shifted", "constant"], default="shared")
+    parser.add_argument(
+        "--controls.scores", choices=["shared", "shifted", "constant"], default="shared"
+    )
 
 
 @hookimpl(trylast=True)

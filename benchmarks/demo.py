@@ -1,19 +1,26 @@
-"""What `make demo` learns, over seeds, beside its controls: `make bench-demo` (two hours on two cores), or
+"""What `make demo` learns, over seeds, beside its controls: `make bench-demo` (two hours on two
+cores), or
 
-    python -m benchmarks.demo --out FOLDER [--seeds 5] [--control_seeds 3] [--arms ARM ...] [--recorded]
+    python -m benchmarks.demo --out FOLDER [--seeds 5] [--control_seeds 3] [--arms ARM ...]
+    [--recorded]
 
     coach         recipes/mathchat/tiny.yaml: rewards per action from the rubric coach
-    outcome       tiny_outcome.yaml: the same rollouts and budget, every action rewarded with the outcome
-    frozen        learning rate 0 (a few steps: nothing changes, and evaluations repeat their samples)
+    outcome       tiny_outcome.yaml: the same rollouts and budget, every action rewarded with the
+                  outcome
+    frozen        learning rate 0 (a few steps: nothing changes, and evaluations repeat their
+                  samples)
     coach - ROLE  the coach's final weights with one role's initial weights put back (`put_back`)
     shared        one policy for the three roles
-    adapters      tiny_adapters.yaml: the three policies as adapters of one model (only where it is named)
-    async         coach with the next rollout during each update (only where it is named; seeds and pairs as of the coach)
+    adapters      tiny_adapters.yaml: the three policies as adapters of one model (only where it is
+                  named)
+    async         coach with the next rollout during each update (only where it is named; seeds and
+                  pairs as of the coach)
     async_token   the same with --algo.advantage.is_correction_level token
 
-Success of the whole system on 400 held-out problems, sampled at the training temperature: "before" is step 0, "after" the mean
-of the last three evaluations. Gains in points with 95 % t-intervals over seeds; steps to 0.65 are those of the first evaluation
-there (every ten steps; a run that does not get there counts as its last step). Finished runs in FOLDER are not repeated.
+Success of the whole system on 400 held-out problems, sampled at the training temperature: "before"
+is step 0, "after" the mean of the last three evaluations. Gains in points with 95 % t-intervals
+over seeds; steps to 0.65 are those of the first evaluation there (every ten steps; a run that does
+not get there counts as its last step). Finished runs in FOLDER are not repeated.
 """
 
 from __future__ import annotations
@@ -45,7 +52,12 @@ ARMS: dict[str, list[str]] = {
     "shared": [*COACH, "--mapping", "shared"],
     "adapters": ["--recipe", str(MATHCHAT / "tiny_adapters.yaml")],
     "async": [*COACH, "--train.async_enable"],
-    "async_token": [*COACH, "--train.async_enable", "--algo.advantage.is_correction_level", "token"],
+    "async_token": [
+        *COACH,
+        "--train.async_enable",
+        "--algo.advantage.is_correction_level",
+        "token",
+    ],
     "frozen": [*COACH, "--actor.adam.lr", "0", "--max_steps", "8", "--eval.steps", "2"],
 }
 PAIRED = ("async", "async_token")
@@ -53,7 +65,8 @@ PAIRED = ("async", "async_token")
 
 
 def train(arm: str, flags: Sequence[str], seed: int, out: Path) -> dict[str, Any]:
-    """One run's report, with its seconds and peak memory; from its files where it has been made before."""
+    """One run's report, with its seconds and peak memory; from its files where it has been made
+    before."""
     folder = out / f"{arm}-{seed}"
     done = folder / "bench.json"
     if not done.exists():
@@ -62,7 +75,9 @@ def train(arm: str, flags: Sequence[str], seed: int, out: Path) -> dict[str, Any
         started = time.monotonic()
         peak, text = watched(words, str(folder))
         report = json.loads(text.splitlines()[-1])["report"]
-        done.write_text(json.dumps({"report": report, "seconds": time.monotonic() - started, "peak_gib": peak}))
+        done.write_text(
+            json.dumps({"report": report, "seconds": time.monotonic() - started, "peak_gib": peak})
+        )
     found: dict[str, Any] = json.loads(done.read_text())
     return found
 
@@ -88,11 +103,20 @@ def watched(words: Sequence[str], mark: str) -> tuple[float, str]:
 
 
 def put_back(role: str, seed: int, out: Path) -> float:
-    """Held-out success of the coach's final weights with one role's initial weights; role `none` changes nothing."""
+    """Held-out success of the coach's final weights with one role's initial weights; role `none`
+    changes nothing."""
     folder = out / f"coach-{seed}"
     done = folder / f"without-{role}.json"
     if not done.exists():
-        words = ["eval", *ARMS["coach"], "--train.seed", str(seed), "--json", "--models", str(folder)]
+        words = [
+            "eval",
+            *ARMS["coach"],
+            "--train.seed",
+            str(seed),
+            "--json",
+            "--models",
+            str(folder),
+        ]
         words += ["--only", *[r for r in ROLES if r != role]]
         done.write_text(watched(words, str(folder))[1].splitlines()[-1])
     return float(json.loads(done.read_text())["outcome"])
@@ -108,26 +132,41 @@ def points(values: Sequence[float]) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.demo", description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.demo", description=__doc__.partition("\n")[0]
+    )
     parser.add_argument("--out", type=Path, default=Path("runs/bench-demo"))
     parser.add_argument("--seeds", type=int, default=5, help="of the coach")
     parser.add_argument("--control_seeds", type=int, default=3, help="of everything else")
     parser.add_argument(
-        "--arms", nargs="+", choices=[*ARMS, "put_back"], default=["coach", "outcome", "frozen", "put_back", "shared"]
+        "--arms",
+        nargs="+",
+        choices=[*ARMS, "put_back"],
+        default=["coach", "outcome", "frozen", "put_back", "shared"],
     )
     add_flag(parser)
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     for run in restore("demo", options.out) if options.recorded else ():
         print(f"recorded: {run}", file=sys.stderr)
-    print("| arm | seeds | before | after | gain in points | steps to 0.65 | seconds | peak GiB |", flush=True)
+    print(
+        "| arm | seeds | before | after | gain in points | steps to 0.65 | seconds | peak GiB |",
+        flush=True,
+    )
     print("|---|---|---|---|---|---|---|---|", flush=True)
     for arm in options.arms:
         if arm == "put_back":
             without_each(options.control_seeds, options.out)
         else:
             paired = arm in PAIRED and "coach" in options.arms
-            print(row(arm, options.seeds if paired or arm == "coach" else options.control_seeds, options.out), flush=True)
+            print(
+                row(
+                    arm,
+                    options.seeds if paired or arm == "coach" else options.control_seeds,
+                    options.out,
+                ),
+                flush=True,
+            )
             if paired:
                 print(against_coach(arm, options.seeds, options.out), flush=True)
 
@@ -146,7 +185,10 @@ def against_coach(arm: str, seeds: int, out: Path) -> str:
     """The line of what an arm's final success has over the coach's, seed by seed."""
 
     def after(name: str) -> list[float]:
-        return [train(name, ARMS[name], seed, out)["report"]["held_out"]["after"]["outcome"] for seed in range(seeds)]
+        return [
+            train(name, ARMS[name], seed, out)["report"]["held_out"]["after"]["outcome"]
+            for seed in range(seeds)
+        ]
 
     differences = [a - b for a, b in zip(after(arm), after("coach"), strict=True)]
     return f"| {arm} - coach | {seeds} | | | {points(differences)} | | | |"
@@ -165,13 +207,18 @@ def steps_to(folder: Path, success: float) -> int:
 def row(arm: str, seeds: int, out: Path) -> str:
     """One arm's line of the table."""
     runs = [train(arm, ARMS[arm], seed, out) for seed in range(seeds)]
-    before, after = ([r["report"]["held_out"][when]["outcome"] for r in runs] for when in ("before", "after"))
+    before, after = (
+        [r["report"]["held_out"][when]["outcome"] for r in runs] for when in ("before", "after")
+    )
     gains = [a - b for a, b in zip(after, before, strict=True)]
     seconds, peak = statistics.median(r["seconds"] for r in runs), max(r["peak_gib"] for r in runs)
     means = f"{statistics.fmean(before):.3f} | {statistics.fmean(after):.3f}"
     steps = [steps_to(out / f"{arm}-{seed}", 0.65) for seed in range(seeds)]
     reached = f"{statistics.fmean(steps):.0f} ({min(steps)}-{max(steps)})"
-    return f"| {arm} | {len(runs)} | {means} | {points(gains)} | {reached} | {seconds:.0f} | {peak:.1f} |"
+    return (
+        f"| {arm} | {len(runs)} | {means} | {points(gains)} | {reached} | {seconds:.0f} | "
+        f"{peak:.1f} |"
+    )
 
 
 if __name__ == "__main__":

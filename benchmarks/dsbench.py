@@ -1,4 +1,5 @@
-"""Does a coach help where success is rare? recipes/dsbench/tiny.yaml beside its controls: `make bench-dsbench` (hours), or
+"""Does a coach help where success is rare? recipes/dsbench/tiny.yaml beside its controls:
+`make bench-dsbench` (hours), or
 
     python -m benchmarks.dsbench --out FOLDER [--seeds 0 1 2] [--arms ARM ...] [--steps 80]
 
@@ -8,16 +9,20 @@
     traced    the same coach, with failures traced back by the files of the workspace
     frozen    learning rate 0 (two evaluations: nothing changes between)
 
-More controls, which only run where they are named: the strict coach's scores summed over what comes later and normalised by role
-(to_go), each trajectory's mean for all of its actions (shared), the next action's (shifted), the same for all (constant: one step,
-because every advantage is 0); strict and outcome at three quarters of the learning rate (slow_strict, slow_outcome). And the other
-end of the map (benchmarks/coach_map.py), in a copy of the recipe with fewer slips (5 % succeed at the start) and 128 trajectories a
-step: easy_strict, easy_outcome. Four samples of each task, rewarded with the outcome: tasks as they come (uniform), by their
-success so far (curriculum), and where all four have the same outcome the next task instead (filtered).
+More controls, which only run where they are named: the strict coach's scores summed over what comes
+later and normalised by role (to_go), each trajectory's mean for all of its actions (shared), the
+next action's (shifted), the same for all (constant: one step, because every advantage is 0); strict
+and outcome at three quarters of the learning rate (slow_strict, slow_outcome). And the other end of
+the map (benchmarks/coach_map.py), in a copy of the recipe with fewer slips (5 % succeed at the
+start) and 128 trajectories a
+step: easy_strict, easy_outcome. Four samples of each task, rewarded with the outcome: tasks as they
+come (uniform), by their success so far (curriculum), and where all four have the same outcome the
+next task instead (filtered).
 
-Success of the whole system on held-out tasks, sampled at the training temperature, before and after every twenty steps: means over
-seeds, and the difference to `outcome` at step 40 paired by seed, with its 95 % t-interval in percentage points; that of curriculum
-and filtered is to `uniform`. All arms of a seed start from one warm start. Finished runs in FOLDER are not repeated.
+Success of the whole system on held-out tasks, sampled at the training temperature, before and after
+every twenty steps: means over seeds, and the difference to `outcome` at step 40 paired by seed,
+with its 95 % t-interval in percentage points; that of curriculum and filtered is to `uniform`. All
+arms of a seed start from one warm start. Finished runs in FOLDER are not repeated.
 """
 
 from __future__ import annotations
@@ -51,9 +56,18 @@ NAMED: dict[str, list[str]] = {
     "to_go": [*TINY, "--reinforce_pp.scope", "trajectory", "--reinforce_pp.normalise", "role"],
     **{name: [*CONTROL, name] for name in ("shared", "shifted")},
     "constant": [*CONTROL, "constant", *ONE_STEP],
-    **{f"slow_{name}": [*ARMS[name], "--actor.adam.lr", "1.5e-4"] for name in ("strict", "outcome")},
+    **{
+        f"slow_{name}": [*ARMS[name], "--actor.adam.lr", "1.5e-4"] for name in ("strict", "outcome")
+    },
 }
-FOUR = ["--recipe", str(DSBENCH / "tiny_outcome.yaml"), "--rollout.batch_size", "8", "--rollout.n_samples_per_prompt", "4"]
+FOUR = [
+    "--recipe",
+    str(DSBENCH / "tiny_outcome.yaml"),
+    "--rollout.batch_size",
+    "8",
+    "--rollout.n_samples_per_prompt",
+    "4",
+]
 NAMED |= {
     "uniform": FOUR,
     "curriculum": [*FOUR, "--plugin", "marl_plugins.curriculum"],
@@ -80,13 +94,24 @@ def easy(file: str, out: Path) -> list[str]:
     if not copy.exists():
         shutil.copytree(DSBENCH, copy)
         demonstrations = copy / "demonstrations.py"
-        demonstrations.write_text(demonstrations.read_text().replace("SLIPS = 0.43", "SLIPS = 0.26"))
-    sizes = ["--rollout.batch_size", "64", "--rollout.n_samples_per_prompt", "2", "--train.batch_size", "128"]
+        demonstrations.write_text(
+            demonstrations.read_text().replace("SLIPS = 0.43", "SLIPS = 0.26")
+        )
+    sizes = [
+        "--rollout.batch_size",
+        "64",
+        "--rollout.n_samples_per_prompt",
+        "2",
+        "--train.batch_size",
+        "128",
+    ]
     return ["--recipe", str(copy / file), *sizes]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.dsbench", description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.dsbench", description=__doc__.partition("\n")[0]
+    )
     parser.add_argument("--out", type=Path, default=Path("runs/bench-dsbench"))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--arms", nargs="+", choices=[*ARMS, *NAMED, *EASY], default=list(ARMS))
@@ -98,11 +123,16 @@ def main() -> None:
         print(f"recorded: {run}", file=sys.stderr)
     shown = list(range(0, options.steps + 1, EVERY))
     print(
-        f"| arm | seeds | {' | '.join(f'step {s}' for s in shown)} | seconds | over outcome or uniform at {COMPARED} |",
+        f"| arm | seeds | {' | '.join(f'step {s}' for s in shown)} | seconds | over outcome or "
+        f"uniform at {COMPARED} |",
         flush=True,
     )
     print("|---" * (len(shown) + 4) + "|", flush=True)
-    arms = ARMS | NAMED | {arm: easy(file, options.out) for arm, file in EASY.items() if arm in options.arms}
+    arms = (
+        ARMS
+        | NAMED
+        | {arm: easy(file, options.out) for arm, file in EASY.items() if arm in options.arms}
+    )
     limit = ["--max_steps", str(options.steps)]
     curves: dict[tuple[str, int], dict[int, float]] = {}
     seconds: dict[str, list[float]] = {arm: [] for arm in options.arms}
@@ -116,9 +146,15 @@ def main() -> None:
         means = [cell([c[step] for c in of_arm if step in c]) for step in shown]
         over = ""
         base = OVER.get(arm, "outcome")
-        if arm not in ("outcome", "uniform", "frozen", "constant") and base in options.arms and options.steps >= COMPARED:
+        if (
+            arm not in ("outcome", "uniform", "frozen", "constant")
+            and base in options.arms
+            and options.steps >= COMPARED
+        ):
             others = [curves[base, seed] for seed in options.seeds]
-            over = points([c[COMPARED] - other[COMPARED] for c, other in zip(of_arm, others, strict=True)])
+            over = points(
+                [c[COMPARED] - other[COMPARED] for c, other in zip(of_arm, others, strict=True)]
+            )
         took = f"{statistics.median(seconds[arm]):.0f}"
         print(f"| {arm} | {len(of_arm)} | {' | '.join(means)} | {took} | {over} |", flush=True)
 

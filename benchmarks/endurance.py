@@ -2,9 +2,10 @@
 
     python -m benchmarks.endurance [--steps 2000] [--trajectories 10000]
 
-The real trainer, rollout, credit, records and display; engines and policies are simulated (`tests/simulated_run.py`), so that all
-time and memory is ours. Memory is the resident set of this process. Its slope is fitted to the means of blocks of a twentieth of
-the run, without the first quarter, and has a 95 % t-interval over the blocks.
+The real trainer, rollout, credit, records and display; engines and policies are simulated
+(`tests/simulated_run.py`), so that all time and memory is ours. Memory is the resident set of this
+process. Its slope is fitted to the means of blocks of a twentieth of the run, without the first
+quarter, and has a 95 % t-interval over the blocks.
 """
 
 from __future__ import annotations
@@ -50,9 +51,12 @@ def resident() -> float:
 
 
 def slope(memory: list[float], steps: int) -> tuple[float, float]:
-    """MB per 1,000 steps and half of the 95 % interval: least squares over the means of blocks, without the first quarter."""
+    """MB per 1,000 steps and half of the 95 % interval: least squares over the means of blocks,
+    without the first quarter."""
     size = len(memory) // BLOCKS
-    means = [statistics.fmean(memory[n * size : (n + 1) * size]) for n in range(BLOCKS)][BLOCKS // 4 :]
+    means = [statistics.fmean(memory[n * size : (n + 1) * size]) for n in range(BLOCKS)][
+        BLOCKS // 4 :
+    ]
     places = [(n + 0.5) * steps / BLOCKS / 1000 for n in range(BLOCKS)][BLOCKS // 4 :]
     fit = statistics.linear_regression(places, means)
     centre = statistics.fmean(places)
@@ -82,19 +86,31 @@ def long(steps: int) -> None:
     """Many steps of 16 trajectories."""
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
         trainer = simulated_trainer(
-            Path(folder), lambda t: 1.0, steps=steps, eval_steps=-1, samples=2, tasks=8, workflow=chain
+            Path(folder),
+            lambda t: 1.0,
+            steps=steps,
+            eval_steps=-1,
+            samples=2,
+            tasks=8,
+            workflow=chain,
         )
         memory, seconds = observed(trainer)
         asyncio.run(trainer.fit(0))
     actions = 16 * ACTIONS
     tenth = steps // 10
-    by_tenth = [statistics.median(seconds[n * tenth : (n + 1) * tenth]) / actions * 1e6 for n in range(10)]
+    by_tenth = [
+        statistics.median(seconds[n * tenth : (n + 1) * tenth]) / actions * 1e6 for n in range(10)
+    ]
     growth, half = slope(memory, steps)
     print(
-        f"{steps} steps of 16 x {ACTIONS} actions: {memory[steps // 4]:.0f} MB after a quarter, {memory[-1]:.0f} at the end"
+        f"{steps} steps of 16 x {ACTIONS} actions: {memory[steps // 4]:.0f} MB after a quarter, "
+        f"{memory[-1]:.0f} at the end"
     )
     print(f"  slope {growth:+.2f} [{growth - half:+.2f}, {growth + half:+.2f}] MB per 1,000 steps")
-    print(f"  an action, by tenths of the run: {' '.join(f'{us:.0f}' for us in by_tenth)} us", flush=True)
+    print(
+        f"  an action, by tenths of the run: {' '.join(f'{us:.0f}' for us in by_tenth)} us",
+        flush=True,
+    )
 
 
 def wide(trajectories: int) -> None:
@@ -103,21 +119,30 @@ def wide(trajectories: int) -> None:
         gc.collect()
         with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
             trainer = simulated_trainer(
-                Path(folder), lambda t: 1.0, steps=3, eval_steps=-1, samples=1, tasks=at_once, workflow=chain
+                Path(folder),
+                lambda t: 1.0,
+                steps=3,
+                eval_steps=-1,
+                samples=1,
+                tasks=at_once,
+                workflow=chain,
             )
             before = resident()
             memory, seconds = observed(trainer)
             asyncio.run(trainer.fit(0))
         each = [s / at_once / ACTIONS * 1e6 for s in seconds]
         print(
-            f"{at_once} x {ACTIONS} actions at once: {statistics.median(each):.0f} us an action ({min(each):.0f}-{max(each):.0f}), "
+            f"{at_once} x {ACTIONS} actions at once: {statistics.median(each):.0f} us an action "
+            f"({min(each):.0f}-{max(each):.0f}), "
             f"memory +{max(memory) - before:.0f} MB",
             flush=True,
         )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--trajectories", type=int, default=10_000)
     args = parser.parse_args()

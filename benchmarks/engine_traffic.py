@@ -1,17 +1,21 @@
-"""What vLLM itself makes of a multi-agent run's requests, measured on its CPU build with a random tiny model:
+"""What vLLM itself makes of a multi-agent run's requests, measured on its CPU build with a random
+tiny model:
 
     python -m benchmarks.engine_traffic [--repeats 3] [--json]
 
-    schedule    graphs of twelve calls (each names up to two earlier ones): a call starts when what it names is there, in whole
-                rounds, or one after another; with 1, 4 and 16 trajectories in flight
-    slots       eight adapters asked by a Zipf law, with nine, four and two slots (`max_loras`), and with the hottest pinned, of
-                which vLLM 0.29 dies: its scheduler hands out four slots, whatever is pinned
-    prefixes    share of prompt tokens that prefix caching finds, for samples of one task, for three roles of one model that share
-                a text, for the turns of a conversation, and for the same samples by adapters of their own
+    schedule    graphs of twelve calls (each names up to two earlier ones): a call starts when what
+                it names is there, in whole rounds, or one after another; with 1, 4 and 16
+                trajectories in flight
+    slots       eight adapters asked by a Zipf law, with nine, four and two slots (`max_loras`), and
+                with the hottest pinned, of which vLLM 0.29 dies: its scheduler hands out four
+                slots, whatever is pinned
+    prefixes    share of prompt tokens that prefix caching finds, for samples of one task, for three
+                roles of one model that share a text, for the turns of a conversation, and for the
+                same samples by adapters of their own
 
-However calls are scheduled, they are asserted to be the same calls with answers of the same lengths, which are drawn, up to 24
-tokens; the words may differ, because in one batch with others the last bit of a log-prob does. Times are seconds of the whole
-traffic, medians with their range.
+However calls are scheduled, they are asserted to be the same calls with answers of the same
+lengths, which are drawn, up to 24 tokens; the words may differ, because in one batch with others
+the last bit of a log-prob does. Times are seconds of the whole traffic, medians with their range.
 """
 
 from __future__ import annotations
@@ -55,22 +59,40 @@ class Engine:
     def __init__(self, model: Path, **settings: Any):
         import vllm
 
-        defaults = {"enforce_eager": True, "dtype": "float32", "max_model_len": POSITIONS, "max_num_seqs": 64}
-        defaults |= {"kv_cache_memory_bytes": 2**28, "enable_chunked_prefill": False, "enable_prefix_caching": False}
+        defaults = {
+            "enforce_eager": True,
+            "dtype": "float32",
+            "max_model_len": POSITIONS,
+            "max_num_seqs": 64,
+        }
+        defaults |= {
+            "kv_cache_memory_bytes": 2**28,
+            "enable_chunked_prefill": False,
+            "enable_prefix_caching": False,
+        }
         self.llm = vllm.AsyncLLMEngine.from_engine_args(
-            vllm.AsyncEngineArgs(model=str(model), seed=0, max_num_batched_tokens=2048, **defaults | settings)
+            vllm.AsyncEngineArgs(
+                model=str(model), seed=0, max_num_batched_tokens=2048, **defaults | settings
+            )
         )
         self.asked = 0
 
-    async def answer(self, ids: Sequence[int], tokens: int, adapter: Any = None) -> tuple[tuple[int, ...], int]:
+    async def answer(
+        self, ids: Sequence[int], tokens: int, adapter: Any = None
+    ) -> tuple[tuple[int, ...], int]:
         """Returns the most likely tokens, and how many of the prompt's were found in the cache."""
         from vllm import SamplingParams, TokensPrompt
 
         self.asked += 1
-        params = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True, detokenize=False)
+        params = SamplingParams(
+            temperature=0.0, max_tokens=tokens, ignore_eos=True, detokenize=False
+        )
         prompt = TokensPrompt(prompt_token_ids=list(ids))
         answers = [
-            each async for each in self.llm.generate(prompt, params, request_id=str(self.asked), lora_request=adapter)
+            each
+            async for each in self.llm.generate(
+                prompt, params, request_id=str(self.asked), lora_request=adapter
+            )
         ]
         return tuple(answers[-1].outputs[0].token_ids), answers[-1].num_cached_tokens or 0
 
@@ -78,7 +100,8 @@ class Engine:
         self.llm.shutdown()
 
 
-# --- when calls of a graph start ------------------------------------------------------------------------------------------
+# --- when calls of a graph start
+# ------------------------------------------------------------------------------------------
 
 
 class Bytes:
@@ -111,7 +134,10 @@ def graph_of(schedule: str, folder: Path) -> GraphWorkflow:
     lines.append(f"give: n{NODES - 1}")
     (folder / "graph.yaml").write_text("\n".join(lines))
     files = Files(folder)
-    compiler = Compiler(RecipeParts(dict.fromkeys(ROLES, Prompt(frozenset({"text"}), frozenset({"text"}))), {}), files)
+    compiler = Compiler(
+        RecipeParts(dict.fromkeys(ROLES, Prompt(frozenset({"text"}), frozenset({"text"}))), {}),
+        files,
+    )
     graph = compiler.compile("graph.yaml")
     assert not compiler.problems, compiler.problems
     return GraphWorkflow(graph, files.names)
@@ -139,7 +165,10 @@ def schedules(model: Path, repeats: int) -> list[list[str]]:
                 )
 
         await asyncio.gather(*map(one, range(TRAJECTORIES)))
-        return {name: sorted((a.role, len(a.generation.ids)) for a in t.actions) for name, t in found.items()}
+        return {
+            name: sorted((a.role, len(a.generation.ids)) for a in t.actions)
+            for name, t in found.items()
+        }
 
     async def measured() -> list[list[str]]:
         with tempfile.TemporaryDirectory() as folder:
@@ -164,7 +193,8 @@ def schedules(model: Path, repeats: int) -> list[list[str]]:
     return asyncio.run(measured())
 
 
-# --- fewer slots than adapters --------------------------------------------------------------------------------------------
+# --- fewer slots than adapters
+# --------------------------------------------------------------------------------------------
 
 
 def made_adapters(model: Path, folder: Path) -> list[Path]:
@@ -177,7 +207,8 @@ def made_adapters(model: Path, folder: Path) -> list[Path]:
     for number in range(ADAPTERS):
         torch.manual_seed(number)
         adapted = get_peft_model(
-            AutoModelForCausalLM.from_pretrained(model), LoraConfig(r=RANK, target_modules="all-linear")
+            AutoModelForCausalLM.from_pretrained(model),
+            LoraConfig(r=RANK, target_modules="all-linear"),
         )
         for name, weight in adapted.named_parameters():
             if "lora_B" in name:
@@ -188,21 +219,29 @@ def made_adapters(model: Path, folder: Path) -> list[Path]:
 
 
 def slots(model: Path, folder: Path, repeats: int) -> list[list[str]]:
-    """Eight adapters with fewer and fewer slots; what has none is loaded from memory when it is asked."""
+    """Eight adapters with fewer and fewer slots; what has none is loaded from memory when it is
+    asked."""
     from vllm.lora.request import LoRARequest
     from vllm.v1.engine.exceptions import EngineDeadError
 
-    adapters = [LoRARequest(f"a{n}", n + 1, str(path)) for n, path in enumerate(made_adapters(model, folder))]
+    adapters = [
+        LoRARequest(f"a{n}", n + 1, str(path))
+        for n, path in enumerate(made_adapters(model, folder))
+    ]
     draw = random.Random(3)
     chances = [1 / (rank + 1) ** ZIPF for rank in range(ADAPTERS)]
-    traffic = [(n, draw.choices(adapters, chances)[0], draw.randrange(4, LONGEST)) for n in range(REQUESTS)]
+    traffic = [
+        (n, draw.choices(adapters, chances)[0], draw.randrange(4, LONGEST)) for n in range(REQUESTS)
+    ]
 
     async def asked(engine: Engine) -> tuple[float, dict[int, tuple[int, ...]]]:
         free, answers = asyncio.Semaphore(IN_FLIGHT), {}
 
         async def one(number: int, adapter: Any, tokens: int) -> None:
             async with free:
-                answers[number], _ = await engine.answer(f"Question {number}?".encode(), tokens, adapter)
+                answers[number], _ = await engine.answer(
+                    f"Question {number}?".encode(), tokens, adapter
+                )
 
         began = time.perf_counter()
         await asyncio.gather(*(one(*request) for request in traffic))
@@ -210,7 +249,9 @@ def slots(model: Path, folder: Path, repeats: int) -> list[list[str]]:
 
     async def of(count: int, pinned: int) -> tuple[list[float], dict[int, tuple[int, ...]]] | None:
         """Returns seconds and answers; None where vLLM's process has died of it."""
-        engine = Engine(model, enable_lora=True, max_loras=count, max_cpu_loras=ADAPTERS + 1, max_lora_rank=RANK)
+        engine = Engine(
+            model, enable_lora=True, max_loras=count, max_cpu_loras=ADAPTERS + 1, max_lora_rank=RANK
+        )
         for adapter in adapters:
             await engine.llm.add_lora(adapter)
         for adapter in adapters[:pinned]:
@@ -223,7 +264,12 @@ def slots(model: Path, folder: Path, repeats: int) -> list[list[str]]:
             engine.end()
         return [seconds for seconds, _ in found], found[-1][1]
 
-    kinds = {"9 slots": (ADAPTERS + 1, 0), "4 slots": (4, 0), "4 slots, the hottest 2 pinned": (4, 2), "2 slots": (2, 0)}
+    kinds = {
+        "9 slots": (ADAPTERS + 1, 0),
+        "4 slots": (4, 0),
+        "4 slots, the hottest 2 pinned": (4, 2),
+        "2 slots": (2, 0),
+    }
     measured = {name: asyncio.run(of(*kind)) for name, kind in kinds.items()}
     base = measured["9 slots"]
     assert base is not None
@@ -235,23 +281,37 @@ def slots(model: Path, folder: Path, repeats: int) -> list[list[str]]:
         seconds, answers = found
         other = sum(answers[n] != base[1][n] for n in answers)
         rows.append(
-            [f"{ADAPTERS} adapters", name + (f" ({other} answers differ)" if other else ""), *spread(seconds, base[0])]
+            [
+                f"{ADAPTERS} adapters",
+                name + (f" ({other} answers differ)" if other else ""),
+                *spread(seconds, base[0]),
+            ]
         )
     return rows
 
 
-# --- what prefix caching finds --------------------------------------------------------------------------------------------
+# --- what prefix caching finds
+# --------------------------------------------------------------------------------------------
 
 
 def prefixes(model: Path, folder: Path) -> list[list[str]]:
-    """Prompts of 264 bytes and more: whole blocks of them are found, where an earlier request had the same beginning."""
+    """Prompts of 264 bytes and more: whole blocks of them are found, where an earlier request had
+    the same beginning."""
     from vllm.lora.request import LoRARequest
 
-    adapters = [LoRARequest(f"a{n}", n + 1, str(path)) for n, path in enumerate(made_adapters(model, folder)[:3])]
+    adapters = [
+        LoRARequest(f"a{n}", n + 1, str(path))
+        for n, path in enumerate(made_adapters(model, folder)[:3])
+    ]
 
     async def measured() -> list[list[str]]:
         rows = []
-        caching = {"enable_prefix_caching": True, "enable_lora": True, "max_loras": 4, "max_lora_rank": RANK}
+        caching = {
+            "enable_prefix_caching": True,
+            "enable_lora": True,
+            "max_loras": 4,
+            "max_lora_rank": RANK,
+        }
         engine = Engine(model, **caching)
 
         async def count(name: str, requests: Sequence[tuple[str, Any]], in_turn: bool) -> None:
@@ -268,10 +328,17 @@ def prefixes(model: Path, folder: Path) -> list[list[str]]:
         await count("8 tasks x 8 samples, asked at once", eight, in_turn=False)
         await count("the same, one after another", eight, in_turn=True)
         roles = [f"{PASSAGE}{word} it." for word in ("Solve", "Check", "Judge")]
-        await count("3 roles of one model, the text first", [(text, None) for text in roles], in_turn=True)
+        await count(
+            "3 roles of one model, the text first", [(text, None) for text in roles], in_turn=True
+        )
         behind = [f"{word} it. {PASSAGE}" for word in ("Solve", "Check", "Judge")]
-        await count("3 roles of one model, the text last", [(text, None) for text in behind], in_turn=True)
-        turns = [(PASSAGE + "".join(f"Turn {k}: {'so. ' * 12}" for k in range(n + 1)), None) for n in range(6)]
+        await count(
+            "3 roles of one model, the text last", [(text, None) for text in behind], in_turn=True
+        )
+        turns = [
+            (PASSAGE + "".join(f"Turn {k}: {'so. ' * 12}" for k in range(n + 1)), None)
+            for n in range(6)
+        ]
         await count("6 turns of a conversation", turns, in_turn=True)
         three = [(f"{PASSAGE}Say it.", adapter) for adapter in adapters]
         await count("3 adapters, the same prompt", three, in_turn=True)
@@ -284,11 +351,16 @@ def prefixes(model: Path, folder: Path) -> list[list[str]]:
 
 def spread(seconds: Sequence[float], base: Sequence[float]) -> tuple[str, str]:
     middle = statistics.median(seconds)
-    return f"{middle:.2f} s ({min(seconds):.2f}-{max(seconds):.2f})", f"{middle / statistics.median(base):.2f}"
+    return (
+        f"{middle:.2f} s ({min(seconds):.2f}-{max(seconds):.2f})",
+        f"{middle / statistics.median(base):.2f}",
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.engine_traffic", description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.engine_traffic", description=__doc__.partition("\n")[0]
+    )
     parser.add_argument("--repeats", type=int, default=3, help="times of every row")
     parser.add_argument("--json", action="store_true", help="the rows as JSON")
     options = parser.parse_args()

@@ -1,9 +1,11 @@
-"""kill -9 of the driver, a policy process or an engine, in rollout, update, weight sync and save, and Ctrl-C: what comes back.
+"""kill -9 of the driver, a policy process or an engine, in rollout, update, weight sync and save,
+and Ctrl-C: what comes back.
 
     python -m benchmarks.faults [process:phase ...]
 
-For each: the disturbed run continues by itself (engine) or is resumed (driver, policy); its metrics, trajectories and final
-weights are compared with those of the undisturbed run, exactly. About a minute and a half a case on two cores.
+For each: the disturbed run continues by itself (engine) or is resumed (driver, policy); its
+metrics, trajectories and final weights are compared with those of the undisturbed run, exactly.
+About a minute and a half a case on two cores.
 """
 
 from __future__ import annotations
@@ -44,7 +46,8 @@ KILLER = """
         inner = yield
         async def work():
             if call.role == "first" and not once.exists():
-                pids["engine"] = await engines.engines[0].handle.identify.remote(call.policy, call.step - 1)
+                handle = engines.engines[0].handle
+                pids["engine"] = await handle.identify.remote(call.policy, call.step - 1)
             if PHASE == "rollout" and call.step == 3 and call.role == "second":
                 await strike()
             return await inner
@@ -56,7 +59,8 @@ KILLER = """
         async def work():
             pids["driver"] = os.getpid()
             if policy.name == "first":
-                pids["policy"] = await policy.group._actor_handlers[0].__ray_call__.remote(lambda actor: os.getpid())
+                handle = policy.group._actor_handlers[0]
+                pids["policy"] = await handle.__ray_call__.remote(lambda actor: os.getpid())
             running = asyncio.ensure_future(inner)
             if PHASE == "update" and step == 3 and policy.name == "first":
                 await strike(0.05)
@@ -83,29 +87,42 @@ KILLER = """
             threading.Thread(target=later).start()
 """
 
-TIMED = {"engines/restarted", "engines/moves", "streaming/hidden", "process_groups/changes", "tokens_per_second"}
+TIMED = {
+    "engines/restarted",
+    "engines/moves",
+    "streaming/hidden",
+    "process_groups/changes",
+    "tokens_per_second",
+}
 
 
 def comparable(run: Started) -> tuple[Any, ...]:
     """All that must be the same: metrics without times, trajectories, ledger, weights.
 
-    Without the engines' log-probs and the drift: their last bits depend on what else was in the batch.
+    Without the engines' log-probs and the drift: their last bits depend on what else was in the
+    batch.
     """
     metrics = [
-        {k: v for k, v in m.items() if "seconds" not in k and "drift" not in k and k not in TIMED} for m in run.metrics
+        {k: v for k, v in m.items() if "seconds" not in k and "drift" not in k and k not in TIMED}
+        for m in run.metrics
     ]
-    weights = [(run.output / name / "model.safetensors").read_bytes() for name in ("first", "second")]
+    weights = [
+        (run.output / name / "model.safetensors").read_bytes() for name in ("first", "second")
+    ]
     return metrics, without_logprobs(run.trajectories)[0], run.ledger, weights
 
 
 def main(cases: list[str]) -> int:
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # else children of a shell's background job would ignore it
+    signal.signal(
+        signal.SIGINT, signal.default_int_handler
+    )  # else children of a shell's background job would ignore it
     folder = Path(tempfile.mkdtemp(prefix="marl-faults-"))
     recipe = write_recipe(folder / "relay")
     undisturbed = comparable(Started(_fresh(folder, "undisturbed"), recipe).run())
     wrong = 0
     print(
-        "| killed | in | exit code | resumed | engines replaced | equal to the undisturbed run | processes left | seconds |"
+        "| killed | in | exit code | resumed | engines replaced | equal to the undisturbed run | "
+        "processes left | seconds |"
     )
     print("|---|---|---|---|---|---|---|---|", flush=True)
     for case in cases or [f"{who}:{phase}" for who in PROCESSES for phase in PHASES]:
@@ -130,7 +147,8 @@ def main(cases: list[str]) -> int:
         seconds = time.monotonic() - started
         same = "yes" if equal else "NO"
         print(
-            f"| {who} | {phase} | {code} | {'yes' if code else 'no'} | {replaced} | {same} | {left} | {seconds:.0f} |",
+            f"| {who} | {phase} | {code} | {'yes' if code else 'no'} | {replaced} | {same} | "
+            f"{left} | {seconds:.0f} |",
             flush=True,
         )
     return wrong

@@ -1,6 +1,8 @@
-"""The pictures of docs/inspect.md, from a run: `python -m benchmarks.gallery RUN [--query "step=3 role=coder"] [--out docs]`
+"""The pictures of docs/inspect.md, from a run:
+`python -m benchmarks.gallery RUN [--query "step=3 role=coder"] [--out docs]`
 
-inspect.png            the page, with the trajectory whose action has the lowest advantage of the query
+inspect.png            the page, with the trajectory whose action has the lowest advantage of the
+                       query
 inspect_terminal.png   the same trajectory in the terminal
 """
 
@@ -66,7 +68,9 @@ def draw_terminal(svg: str, file: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("run", type=Path)
     parser.add_argument("--query", default="")
     parser.add_argument("--out", type=Path, default=Path("docs"))

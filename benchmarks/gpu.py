@@ -1,12 +1,15 @@
-"""The first hour on GPUs: `make gpu`, or `python -m benchmarks.gpu [--models FOLDER] [--minutes 10] [--rehearse N]`.
+"""The first hour on GPUs: `make gpu`, or
+`python -m benchmarks.gpu [--models FOLDER] [--minutes 10] [--rehearse N]`.
 
-On a machine with one GPU or more and upstream's own requirements; without a network. Each row of the table is a question, in the
-order of what is learnt per minute, and is written as soon as it is known. A row that fails names its log, and the next one goes on;
-what the machine cannot do is a row that says so. The table is written to docs/gpu_results.md.
+On a machine with one GPU or more and upstream's own requirements; without a network. Each row of
+the table is a question, in the order of what is learnt per minute, and is written as soon as it is
+known. A row that fails names its log, and the next one goes on; what the machine cannot do is a row
+that says so. The table is written to docs/gpu_results.md.
 
-`--models` names a folder with a causal language model (config.json, weights, tokenizer); without it random ones of a few million
-parameters are made, whose numbers say nothing of speed. `--rehearse N` runs everything on N devices of the stand-in for CUDA
-(tests/gpu/stand_in), on a machine without GPUs; its table goes to runs/gpu/results.md.
+`--models` names a folder with a causal language model (config.json, weights, tokenizer); without it
+random ones of a few million parameters are made, whose numbers say nothing of speed. `--rehearse N`
+runs everything on N devices of the stand-in for CUDA (tests/gpu/stand_in), on a machine without
+GPUs; its table goes to runs/gpu/results.md.
 """
 
 from __future__ import annotations
@@ -44,7 +47,9 @@ def beside_upstream(hour: Hour) -> str:
     def shown(result: Result) -> str:
         each = [later - earlier for earlier, later in itertools.pairwise(result.steps)]
         return (
-            f"{statistics.median(each):.2f} s a step, the first after {result.steps[0]:.0f} s" if each else "no two steps"
+            f"{statistics.median(each):.2f} s a step, the first after {result.steps[0]:.0f} s"
+            if each
+            else "no two steps"
         )
 
     return f"ours {shown(hour.run('ours'))}; upstream {shown(hour.run('upstream'))}"
@@ -56,9 +61,14 @@ def whole_run(name: str) -> Callable[[Hour], str]:
     def answer(hour: Hour) -> str:
         result = hour.run(name)
         last = result.metrics[-1]
-        phases = ", ".join(f"{p} {last[f'seconds/{p}']:.1f} s" for p in ("rollout", "advantages", "update", "sync"))
+        phases = ", ".join(
+            f"{p} {last[f'seconds/{p}']:.1f} s" for p in ("rollout", "advantages", "update", "sync")
+        )
         norm = last["grad_norm/max"]
-        return f"{len(result.metrics)} steps in {result.seconds:.0f} s; the last: {phases}; largest gradient {norm:.3g}"
+        return (
+            f"{len(result.metrics)} steps in {result.seconds:.0f} s; the last: {phases}; "
+            f"largest gradient {norm:.3g}"
+        )
 
     return answer
 
@@ -66,8 +76,14 @@ def whole_run(name: str) -> Callable[[Hour], str]:
 def sync(name: str) -> Callable[[Hour], str]:
     def answer(hour: Hour) -> str:
         result = hour.run(name)
-        own, calls = result.of_policies("sync_upstream_seconds"), result.of_policies("sync_upstream_calls")
-        flat, pieces = result.of_policies("sync_flat_seconds"), result.of_policies("sync_flat_calls")
+        own, calls = (
+            result.of_policies("sync_upstream_seconds"),
+            result.of_policies("sync_upstream_calls"),
+        )
+        flat, pieces = (
+            result.of_policies("sync_flat_seconds"),
+            result.of_policies("sync_flat_calls"),
+        )
         same = "the same bits" if all(result.of_policies("sync_same_bits")) else "OTHER BITS"
         by_upstream = f"upstream's own {own[-1]:.2f} s, {calls[-1]:.0f} calls"
         return f"{by_upstream}; large pieces {flat[-1]:.2f} s, {pieces[-1]:.0f} calls; {same}"
@@ -77,33 +93,52 @@ def sync(name: str) -> Callable[[Hour], str]:
 
 def drift(hour: Hour) -> str:
     found = [m["drift/max"] for m in hour.run("shared").metrics]
-    return f"mean absolute difference of log-probs {', '.join(f'{value:.4f}' for value in found)} nats, by step"
+    return (
+        f"mean absolute difference of log-probs {', '.join(f'{value:.4f}' for value in found)} "
+        "nats, by step"
+    )
 
 
 def sleep(hour: Hour) -> str:
     seen = hour.run("shared").observed
     freed = (
-        "memory unknown (no nvidia-smi)" if seen.freed is None else f"{seen.freed / 1024:.1f} GiB of a device given back"
+        "memory unknown (no nvidia-smi)"
+        if seen.freed is None
+        else f"{seen.freed / 1024:.1f} GiB of a device given back"
     )
-    return f"asleep after {seen.seconds['sleep']:.2f} s, awake after {seen.seconds['wake']:.2f} s; {freed}"
+    return (
+        f"asleep after {seen.seconds['sleep']:.2f} s, awake after {seen.seconds['wake']:.2f} s; "
+        f"{freed}"
+    )
 
 
 def memory(hour: Hour) -> str:
     result = hour.run("shared")
     peak = max(result.of_policies("peak_gb"), default=None)
-    plan = json.loads((result.output / "plan.json").read_text()).get("estimate", {}).get("memory", {})
+    plan = (
+        json.loads((result.output / "plan.json").read_text()).get("estimate", {}).get("memory", {})
+    )
     most = result.observed.most
     return "; ".join(
         [
-            f"training {peak:.2f} GB at most" if peak is not None else "training: unknown without CUDA",
-            f"a device {most / 1024:.1f} GiB at most" if most is not None else "device: unknown without nvidia-smi",
-            f"the plan's estimate: {next(iter(plan.values()))}" if plan else "the plan has no estimate for this model",
+            f"training {peak:.2f} GB at most"
+            if peak is not None
+            else "training: unknown without CUDA",
+            f"a device {most / 1024:.1f} GiB at most"
+            if most is not None
+            else "device: unknown without nvidia-smi",
+            f"the plan's estimate: {next(iter(plan.values()))}"
+            if plan
+            else "the plan has no estimate for this model",
         ]
     )
 
 
 def speed(hour: Hour) -> str:
-    return ", ".join(f"{m['tokens_per_second']:.0f}" for m in hour.run("shared").metrics) + " tokens a second, by step"
+    return (
+        ", ".join(f"{m['tokens_per_second']:.0f}" for m in hour.run("shared").metrics)
+        + " tokens a second, by step"
+    )
 
 
 def packing(name: str) -> Callable[[Hour], str]:
@@ -120,7 +155,8 @@ def packing(name: str) -> Callable[[Hour], str]:
 def repeat(hour: Hour) -> str:
     plain, packed = (hour.run(name).sampled_ids() for name in ("shared", "packed"))
     counts = [
-        f"step {step}: {sum(ids == packed[step].get(key) for key, ids in plain[step].items())} of {len(plain[step])}"
+        f"step {step}: {sum(ids == packed[step].get(key) for key, ids in plain[step].items())} of "
+        f"{len(plain[step])}"
         for step in sorted(plain.keys() & packed.keys())
     ]
     return f"trajectories with equal ids, {', '.join(counts)}"
@@ -129,21 +165,31 @@ def repeat(hour: Hour) -> str:
 def resume(hour: Hour) -> str:
     result = hour.run("resumed")
     steps = [m["step"] for m in result.metrics]
-    return f"killed after step 1 was saved; resumed in {result.seconds:.0f} s to step {steps[-1]}, steps on record {steps}"
+    return (
+        f"killed after step 1 was saved; resumed in {result.seconds:.0f} s to step {steps[-1]}, "
+        f"steps on record {steps}"
+    )
 
 
 def separate(hour: Hour) -> str:
     three, shared = hour.run("three").metrics[-1], hour.run("shared").metrics[-1]
 
     def shown(m: dict[str, Any]) -> str:
-        return f"{sum(m[f'seconds/{p}'] for p in ('rollout', 'advantages', 'update', 'sync')):.1f} s a step"
+        return (
+            f"{sum(m[f'seconds/{p}'] for p in ('rollout', 'advantages', 'update', 'sync')):.1f} "
+            "s a step"
+        )
 
     return f"three policies on three devices {shown(three)}, one shared on one {shown(shared)}"
 
 
 ROWS = {
     "upstream": Row("one policy beside upstream's own trainer, the same flags", 1, beside_upstream),
-    "colocated": Row("three policies, each with training, reference and engine on one device", 3, whole_run("three")),
+    "colocated": Row(
+        "three policies, each with training, reference and engine on one device",
+        3,
+        whole_run("three"),
+    ),
     "ipc": Row("weight sync by CUDA IPC, and in large pieces", 1, sync("shared")),
     "broadcast": Row("weight sync by broadcast, and in large pieces", 2, sync("apart")),
     "drift": Row("engine and trainer in bfloat16", 1, drift),
@@ -165,24 +211,34 @@ def answered(row: Row, hour: Hour) -> tuple[str, str]:
     if hour.machine.devices < row.devices:
         return (
             "-",
-            f"takes {row.devices} devices, and there {'is' if hour.machine.devices == 1 else 'are'} {hour.machine.devices}",
+            f"takes {row.devices} devices, and there "
+            f"{'is' if hour.machine.devices == 1 else 'are'} {hour.machine.devices}",
         )
     try:
         return "ok", row.answer(hour)
     except Failed as failure:
         return "FAILED", str(failure)
-    except (KeyError, IndexError, ValueError) as error:  # the run has ended well, and lacks what was expected of it
+    except (
+        KeyError,
+        IndexError,
+        ValueError,
+    ) as error:  # the run has ended well, and lacks what was expected of it
         return "FAILED", f"its records lack {error!r}"
 
 
-def table(machine: Machine, known: Sequence[tuple[str, str, str]], words: Sequence[str] = ()) -> str:
+def table(
+    machine: Machine, known: Sequence[tuple[str, str, str]], words: Sequence[str] = ()
+) -> str:
     """The page.
 
     Args:
         words: The options of the command that has made it.
     """
     versions = ", ".join(f"{name} {version(name)}" for name in VERSIONS)
-    made = f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC, {machine.shown}; model {machine.model}; {versions}"
+    made = (
+        f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC, {machine.shown}; model {machine.model}; "
+        f"{versions}"
+    )
     lines = [
         "# What was seen on GPUs",
         "",
@@ -192,7 +248,12 @@ def table(machine: Machine, known: Sequence[tuple[str, str, str]], words: Sequen
         "|---|---|---|",
     ]
     cells = [[cell.replace("|", "\\|").replace("\n", " ") for cell in row] for row in known]
-    return "\n".join([*lines, *(f"| {question} | {how} | {answer} |" for question, how, answer in cells)]) + "\n"
+    return (
+        "\n".join(
+            [*lines, *(f"| {question} | {how} | {answer} |" for question, how, answer in cells)]
+        )
+        + "\n"
+    )
 
 
 def version(name: str) -> str:
@@ -210,23 +271,45 @@ def machine_of(options: argparse.Namespace) -> Machine:
     """
     if options.rehearse:
         return Machine(
-            options.rehearse, f"a rehearsal on {options.rehearse} devices of the stand-in", options.models or "tiny", True
+            options.rehearse,
+            f"a rehearsal on {options.rehearse} devices of the stand-in",
+            options.models or "tiny",
+            True,
         )
     found = query_gpus()
     if not found.visible:
-        sys.exit(f"no GPU: {found.problem or 'nvidia-smi lists none'}; --rehearse 3 runs everything on a stand-in")
-    names = "; ".join(f"{card.name}, {card.memory / 1024:.0f} GiB, driver {card.driver}" for card in found.cards[:1])
+        sys.exit(
+            f"no GPU: {found.problem or 'nvidia-smi lists none'}; --rehearse 3 runs everything on "
+            "a stand-in"
+        )
+    names = "; ".join(
+        f"{card.name}, {card.memory / 1024:.0f} GiB, driver {card.driver}"
+        for card in found.cards[:1]
+    )
     return Machine(found.visible, f"{found.visible} x {names}", options.models or TINY, False)
 
 
 def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.gpu", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+        prog="python -m benchmarks.gpu",
+        description=__doc__,
+        formatter_class=argparse.RawTextHelpFormatter,
     )
-    parser.add_argument("--models", metavar="FOLDER", help="a causal language model; default: a random tiny one")
-    parser.add_argument("--minutes", type=float, default=10.0, help="no run begins later (default 10; a rehearsal 60)")
-    parser.add_argument("--rows", nargs="+", choices=list(ROWS), default=list(ROWS), help="only these")
-    parser.add_argument("--rehearse", type=int, metavar="N", help="on N devices of the stand-in, without GPUs")
+    parser.add_argument(
+        "--models", metavar="FOLDER", help="a causal language model; default: a random tiny one"
+    )
+    parser.add_argument(
+        "--minutes",
+        type=float,
+        default=10.0,
+        help="no run begins later (default 10; a rehearsal 60)",
+    )
+    parser.add_argument(
+        "--rows", nargs="+", choices=list(ROWS), default=list(ROWS), help="only these"
+    )
+    parser.add_argument(
+        "--rehearse", type=int, metavar="N", help="on N devices of the stand-in, without GPUs"
+    )
     parser.add_argument("--out", type=Path, help="where the table is written")
     words = sys.argv[1:] if words is None else words
     options = parser.parse_args(words)
@@ -234,8 +317,12 @@ def main(words: Sequence[str] | None = None) -> int:
     folder = (ROOT / "runs" / "gpu").absolute()
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    out = options.out or (folder / "results.md" if machine.rehearsal else ROOT / "docs" / "gpu_results.md")
-    hour = Hour(machine, folder, max(60.0, options.minutes) if machine.rehearsal else options.minutes)
+    out = options.out or (
+        folder / "results.md" if machine.rehearsal else ROOT / "docs" / "gpu_results.md"
+    )
+    hour = Hour(
+        machine, folder, max(60.0, options.minutes) if machine.rehearsal else options.minutes
+    )
     known: list[tuple[str, str, str]] = []
     for name in options.rows:
         how, answer = answered(ROWS[name], hour)

@@ -1,9 +1,11 @@
-"""What `python -m benchmarks.gpu` needs to know of a run beside its records: a plugin of `openrlhf train`, which changes nothing.
+"""What `python -m benchmarks.gpu` needs to know of a run beside its records: a plugin of
+`openrlhf train`, which changes nothing.
 
-    <output>/observed.jsonl     seconds of every sleep, wake and weight sync of every policy, and the memory in use before and after
+    <output>/observed.jsonl     seconds of every sleep, wake and weight sync of every policy, and
+                                the memory in use before and after
 
-With `OBSERVE_FLAT=1` every weight sync is made twice, by upstream's own way and in large pieces (marl_plugins.flat_sync): seconds,
-calls, and whether the engines hold the same bits after both.
+With `OBSERVE_FLAT=1` every weight sync is made twice, by upstream's own way and in large pieces
+(marl_plugins.flat_sync): seconds, calls, and whether the engines hold the same bits after both.
 """
 
 from __future__ import annotations
@@ -41,14 +43,22 @@ def marl_start(run: Run, purpose: str) -> None:
         setattr(PolicyEngines, name, observed(getattr(PolicyEngines, name), name, file))
 
 
-def observed(method: Callable[..., Awaitable[Any]], name: str, file: Path) -> Callable[..., Awaitable[Any]]:
+def observed(
+    method: Callable[..., Awaitable[Any]], name: str, file: Path
+) -> Callable[..., Awaitable[Any]]:
     """A method of a policy's engines that notes how long it takes, and the memory around it."""
 
     async def timed(self: Any, *arguments: Any) -> Any:
         before, started = used_memory(), time.perf_counter()
         result = await method(self, *arguments)
         seconds = time.perf_counter() - started
-        line = {"what": name, "policy": self.name, "seconds": seconds, "before": before, "after": used_memory()}
+        line = {
+            "what": name,
+            "policy": self.name,
+            "seconds": seconds,
+            "before": before,
+            "after": used_memory(),
+        }
         with file.open("a") as out:
             out.write(json.dumps(line) + "\n")
         return result
@@ -60,13 +70,19 @@ def used_memory() -> list[int]:
     """MiB in use on each device, according to the driver; none where there is no nvidia-smi."""
     query = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits"]
     try:
-        return [int(line) for line in subprocess.run(query, capture_output=True, text=True, timeout=30).stdout.split()]
+        return [
+            int(line)
+            for line in subprocess.run(
+                query, capture_output=True, text=True, timeout=30
+            ).stdout.split()
+        ]
     except (OSError, ValueError, subprocess.TimeoutExpired):
         return []
 
 
 class Observer(Extension):
-    """In every training process: memory of an update, and the two ways of a weight sync beside each other."""
+    """In every training process: memory of an update, and the two ways of a weight sync beside each
+    other."""
 
     def __init__(self, trainer: Any):
         super().__init__(trainer)
@@ -98,7 +114,9 @@ class Observer(Extension):
         worker.send(self.trainer, LARGE * 10**6)
         self.found["sync_flat_seconds"] = time.perf_counter() - started
         digests.append(ray.get([engine.in_workers.remote(digest) for engine in engines]))
-        described = [(n, p.dtype, p.shape) for n, p in self.trainer.actor.model.module.named_parameters()]
+        described = [
+            (n, p.dtype, p.shape) for n, p in self.trainer.actor.model.module.named_parameters()
+        ]
         self.found["sync_flat_calls"] = float(len(list(worker.buckets(described, LARGE * 10**6))))
         self.found["sync_same_bits"] = float(digests[0] == digests[1])
 
@@ -116,7 +134,8 @@ def digest(worker: Any) -> dict[str, int]:
 
 
 def summary(output: Path) -> SimpleNamespace:
-    """What was observed in a run: medians of seconds by what was done, and MiB that a sleep gave back on one device, at most."""
+    """What was observed in a run: medians of seconds by what was done, and MiB that a sleep gave
+    back on one device, at most."""
     import statistics
 
     file = output / "observed.jsonl"

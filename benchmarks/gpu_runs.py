@@ -1,4 +1,5 @@
-"""The runs of `python -m benchmarks.gpu`: a machine, the command lines, and what each run has left."""
+"""The runs of `python -m benchmarks.gpu`: a machine, the command lines, and what each run has
+left."""
 
 from __future__ import annotations
 
@@ -74,7 +75,9 @@ class Result:
     def metrics(self) -> list[dict[str, Any]]:
         """Of every training step."""
         file = self.output / "metrics.jsonl"
-        lines = [json.loads(line) for line in file.read_text().splitlines()] if file.is_file() else []
+        lines = (
+            [json.loads(line) for line in file.read_text().splitlines()] if file.is_file() else []
+        )
         return [line for line in lines if line["step"]]
 
     @property
@@ -82,19 +85,28 @@ class Result:
         return summary(self.output)
 
     def sampled_ids(self) -> dict[int, dict[tuple[str, int], list[list[int]]]]:
-        """Of every step, trajectory (task and sample) and action: the ids that an engine has sampled."""
+        """Of every step, trajectory (task and sample) and action: the ids that an engine has
+        sampled."""
         found: dict[int, dict[tuple[str, int], list[list[int]]]] = {}
         for line in (self.output / "trajectories.jsonl").read_text().splitlines():
             row = json.loads(line)
-            found.setdefault(row["step"], {})[row["task"], row["sample"]] = [action["ids"] for action in row["actions"]]
+            found.setdefault(row["step"], {})[row["task"], row["sample"]] = [
+                action["ids"] for action in row["actions"]
+            ]
         return found
 
     def of_policies(self, name: str) -> list[float]:
         """A metric of all policies and steps."""
-        return [m[key] for m in self.metrics for key in m if re.fullmatch(rf"policy/\w+/{name}", key)]
+        return [
+            m[key] for m in self.metrics for key in m if re.fullmatch(rf"policy/\w+/{name}", key)
+        ]
 
     def last_words(self) -> str:
-        lines = [line.strip() for line in self.log.read_text(errors="replace").splitlines() if line.strip()]
+        lines = [
+            line.strip()
+            for line in self.log.read_text(errors="replace").splitlines()
+            if line.strip()
+        ]
         return lines[-1][:160] if lines else "nothing was printed"
 
 
@@ -131,7 +143,8 @@ class Hour:
         result = self.results[name]
         if result.code:
             raise Failed(
-                f"run {name} ended with {result.code} after {result.seconds:.0f} s: {result.last_words()} ({result.log})"
+                f"run {name} ended with {result.code} after {result.seconds:.0f} s: "
+                f"{result.last_words()} ({result.log})"
             )
         return result
 
@@ -141,12 +154,19 @@ class Hour:
         if name == "resumed":
             killed = self.kill("killed")
             return self._execute(name, ["--resume", str(killed.output)], output=killed.output)
-        return self._execute(name, [*self.words(name), "--max_steps", "2", "--ckpt.save_steps", "-1"])
+        return self._execute(
+            name, [*self.words(name), "--max_steps", "2", "--ckpt.save_steps", "-1"]
+        )
 
     def words(self, name: str) -> list[str]:
         """The command line of one of our runs."""
         recipe = self.recipes / ("apart.yaml" if name == "apart" else "gpu.yaml")
-        words = ["--recipe", str(recipe), "--plugin", "benchmarks.gpu_observer"]  # by a name that engines know, too
+        words = [
+            "--recipe",
+            str(recipe),
+            "--plugin",
+            "benchmarks.gpu_observer",
+        ]  # by a name that engines know, too
         return [*words, "--ckpt.output_dir", str(self.folder / name), *RUNS[name](self.machine)]
 
     def words_of_loop(self, name: str) -> list[str]:
@@ -168,7 +188,11 @@ class Hour:
         return [*more, *upstream_loop.words(self.loop, 4, **own), *COLOCATED]
 
     def _execute(
-        self, name: str, words: Sequence[str], line: re.Pattern[str] | None = None, output: Path | None = None
+        self,
+        name: str,
+        words: Sequence[str],
+        line: re.Pattern[str] | None = None,
+        output: Path | None = None,
     ) -> Result:
         """Run `openrlhf train`, and note when it prints lines of a pattern."""
         process, log = self._start(name, words)
@@ -183,7 +207,9 @@ class Hour:
                 if line and line.search(text):
                     steps.append(time.monotonic() - started)
         timer.cancel()
-        return Result(process.wait(), time.monotonic() - started, output or self.folder / name, log, steps)
+        return Result(
+            process.wait(), time.monotonic() - started, output or self.folder / name, log, steps
+        )
 
     def _start(self, name: str, words: Sequence[str]) -> tuple[subprocess.Popen[str], Path]:
         own = {"OBSERVE_FLAT": "1"} if name in FLAT else {}
@@ -198,7 +224,9 @@ class Hour:
             "text": True,
             "start_new_session": True,
         }
-        return subprocess.Popen(command, env={**self.machine.environment, **own}, **pipes), self.folder / f"{name}.log"
+        return subprocess.Popen(
+            command, env={**self.machine.environment, **own}, **pipes
+        ), self.folder / f"{name}.log"
 
     def kill(self, name: str) -> Result:
         """A run whose driver is killed (SIGKILL) once its first step is saved.
@@ -208,7 +236,11 @@ class Hour:
         """
         words = [*self.words(name), "--max_steps", "3", "--ckpt.save_steps", "1"]
         process, log = self._start(name, words)
-        started, output, started_by_it = time.monotonic(), self.folder / name, list[psutil.Process]()
+        started, output, started_by_it = (
+            time.monotonic(),
+            self.folder / name,
+            list[psutil.Process](),
+        )
         assert process.stdout is not None
         with log.open("w") as out:
             for text in process.stdout:
@@ -230,12 +262,13 @@ def end(process: subprocess.Popen[str]) -> None:
 
 
 def write_recipes(machine: Machine, folder: Path) -> Path:
-    """A folder with a copy of MathChat with the machine's model, small enough for a minute: on shared devices (`gpu.yaml`), and
-    with devices for training and for engines (`apart.yaml`)."""
+    """A folder with a copy of MathChat with the machine's model, small enough for a minute: on
+    shared devices (`gpu.yaml`), and with devices for training and for engines (`apart.yaml`)."""
     shutil.copytree(recipes_root() / "mathchat", folder)
     tokens = 24 if machine.tiny else 256
     roles = {
-        name: {"prompt": f"prompts/{'tiny/' if machine.tiny else ''}{name}.md"} for name in ("solver", "coder", "verifier")
+        name: {"prompt": f"prompts/{'tiny/' if machine.tiny else ''}{name}.md"}
+        for name in ("solver", "coder", "verifier")
     }
     recipe = {
         "extends": "recipe.yaml",
@@ -254,7 +287,9 @@ def write_recipes(machine: Machine, folder: Path) -> Path:
     }
     apart = {
         "extends": "gpu.yaml",
-        "flags": dict.fromkeys(("train.colocate_all", "vllm.enable_sleep", "ds.enable_sleep"), False),
+        "flags": dict.fromkeys(
+            ("train.colocate_all", "vllm.enable_sleep", "ds.enable_sleep"), False
+        ),
     }
     (folder / "gpu.yaml").write_text(json.dumps(recipe))  # JSON is YAML
     (folder / "apart.yaml").write_text(json.dumps(apart))
@@ -268,7 +303,14 @@ def pair(machine: Machine) -> int:
 
 def on(count: int) -> list[str]:
     """Flags of one policy on so many devices, shared with as many engines."""
-    return ["--mapping", "shared", "--actor.num_gpus_per_node", str(count), "--vllm.num_engines", str(count)]
+    return [
+        "--mapping",
+        "shared",
+        "--actor.num_gpus_per_node",
+        str(count),
+        "--vllm.num_engines",
+        str(count),
+    ]
 
 
 RUNS: dict[str, Callable[[Machine], list[str]]] = {

@@ -1,4 +1,5 @@
-"""What a graph in YAML costs beside the same workflow in Python: CPU time for each action, on an engine that answers at once.
+"""What a graph in YAML costs beside the same workflow in Python: CPU time for each action, on an
+engine that answers at once.
 
 python -m benchmarks.graphs
 """
@@ -29,7 +30,7 @@ MATHCHAT = """
       code: {role: coder, with: {problem: task.prompt, solution: solution}}
       verdict: {role: verifier, with: {problem: task.prompt, solution: solution, computed: code.output or code.text}, after: [code]}
     give: verdict
-"""
+"""  # noqa: E501
 SEARCH = """
     nodes:
       ask: {role: planner, with: {question: task.prompt}, read: {as: json.queries, keys: {queries: list}, most: 3, default: []}}
@@ -37,7 +38,7 @@ SEARCH = """
         map: {over: "ask or [task.prompt]", as: query, most: 3, nodes: {hit: {tool: search, call: query}}, give: hit.output}
       answer: {role: answerer, with: {question: task.prompt, evidence: join(found)}, read: tag.answer}
     give: answer
-"""
+"""  # noqa: E501
 REFLECT = """
     nodes:
       rounds:
@@ -63,7 +64,9 @@ async def mathchat(task, roles, tools):
     solution = await roles.solver(problem=task.prompt)
     code = await roles.coder(problem=task.prompt, solution=solution)
     computed = code.tool_output or str(code)
-    return await roles.verifier(problem=task.prompt, solution=solution, computed=computed, after=[code])
+    return await roles.verifier(
+        problem=task.prompt, solution=solution, computed=computed, after=[code]
+    )
 
 
 async def search(task, roles, tools):
@@ -71,7 +74,9 @@ async def search(task, roles, tools):
     queries, _ = ReadForm("json", "queries", {"queries": "list"}).read(ask.text, {})
     queries = queries if isinstance(queries, list) else []
     hits = await asyncio.gather(*(tools.search(query) for query in queries[:3] or [task.prompt]))
-    return await roles.answerer(question=task.prompt, evidence="\n".join(hit.output for hit in hits), after=[ask])
+    return await roles.answerer(
+        question=task.prompt, evidence="\n".join(hit.output for hit in hits), after=[ask]
+    )
 
 
 async def reflect(task, roles, tools):
@@ -84,7 +89,9 @@ async def reflect(task, roles, tools):
         if tests.ok:
             break
         if turn < 2:
-            advice = await roles.reflector(problem=task.prompt, program=program, result=tests.output, after=[code])
+            advice = await roles.reflector(
+                problem=task.prompt, program=program, result=tests.output, after=[code]
+            )
             last = [advice, code]
     return code
 
@@ -99,7 +106,11 @@ CASES = {
     "reflection (D)": (
         REFLECT,
         reflect,
-        {"planner": "problem advice program", "coder": "problem plan", "reflector": "problem program result"},
+        {
+            "planner": "problem advice program",
+            "coder": "problem plan",
+            "reflector": "problem program result",
+        },
     ),
 }
 SAID = {
@@ -137,7 +148,10 @@ async def generate(call):
 def workflow_of(text, fields):
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "graph.yaml").write_text(textwrap.dedent(text))
-        known = RecipeParts({r: Prompt(frozenset(f.split()), frozenset(f.split())) for r, f in fields.items()}, TOOLS)
+        known = RecipeParts(
+            {r: Prompt(frozenset(f.split()), frozenset(f.split())) for r, f in fields.items()},
+            TOOLS,
+        )
         files = Files(Path(folder))
         compiler = Compiler(known, files)
         graph = compiler.compile("graph.yaml")
@@ -149,10 +163,15 @@ TOOLS = {"search": Tool("search", found, lambda text: [])}
 
 
 def microseconds(workflow, fields):
-    """CPU time for each action, the least of several measurements, and the trajectories' actions."""
+    """CPU time for each action, the least of several measurements, and the trajectories'
+    actions."""
     specs = {
         role: RoleSpec(
-            role, role, prompt_renderer(" ".join(f"{{{f}}}" for f in names.split()), None), Chat(), Sampling(1, 1, 8, 10**6)
+            role,
+            role,
+            prompt_renderer(" ".join(f"{{{f}}}" for f in names.split()), None),
+            Chat(),
+            Sampling(1, 1, 8, 10**6),
         )
         for role, names in fields.items()
     }
@@ -160,7 +179,14 @@ def microseconds(workflow, fields):
     async def many():
         return [
             await run_workflow(
-                workflow, Task(str(n), "what?", ""), 0, step=0, run_seed=0, roles=specs, tools=TOOLS, generate=generate
+                workflow,
+                Task(str(n), "what?", ""),
+                0,
+                step=0,
+                run_seed=0,
+                roles=specs,
+                tools=TOOLS,
+                generate=generate,
             )
             for n in range(TRAJECTORIES)
         ]
@@ -176,11 +202,16 @@ def main():
     results = {}
     for name, (text, python, fields) in CASES.items():
         graph = workflow_of(text, fields)
-        pairs = [(microseconds(graph, fields), microseconds(python, fields)) for _ in range(REPEATS)]
+        pairs = [
+            (microseconds(graph, fields), microseconds(python, fields)) for _ in range(REPEATS)
+        ]
         assert all(one[1] == other[1] for one, other in pairs), "the trajectories differ"
         yaml, plain = (min(pair[k][0] for pair in pairs) for k in (0, 1))
         results[name] = SimpleNamespace(yaml=yaml, python=plain)
-        print(f"{name:16} YAML {yaml:6.1f} us, Python {plain:6.1f} us, more {yaml - plain:6.1f} us an action")
+        print(
+            f"{name:16} YAML {yaml:6.1f} us, Python {plain:6.1f} us, more {yaml - plain:6.1f} us "
+            "an action"
+        )
     if "--json" in sys.argv:
         print(json.dumps({name: vars(result) for name, result in results.items()}))
 

@@ -1,14 +1,21 @@
-"""What a coach's endpoint can do to a run: `python -m benchmarks.hostile_coach [KIND ...]` (a quarter of an hour)
+"""What a coach's endpoint can do to a run: `python -m benchmarks.hostile_coach [KIND ...]` (a
+quarter of an hour)
 
-Every kind of answer of tests/hostile_answers.py, given by a real HTTP server on loopback (a separate process), with the default
-settings of the coach: --coach.timeout 60, --coach.deadline 300, --coach.retries 6, --coach.concurrency 32.
+Every kind of answer of tests/hostile_answers.py, given by a real HTTP server on loopback (a
+separate process), with the default
+settings of the coach: --coach.timeout 60, --coach.deadline 300, --coach.retries 6,
+--coach.concurrency 32.
 
-    judgements   one of each kind, 32 at a time: a missing verdict, the right one, or a pause of the run; nothing else
-    starts       the question before a run, of each kind: refused or answered within twice the time of a request
-    floods       64 judgements of one kind at one endpoint, 32 in flight, without repeats: the kinds that are large or never end
+    judgements   one of each kind, 32 at a time: a missing verdict, the right one, or a pause of the
+                 run; nothing else
+    starts       the question before a run, of each kind: refused or answered within twice the time
+                 of a request
+    floods       64 judgements of one kind at one endpoint, 32 in flight, without repeats: the kinds
+                 that are large or never end
 
-Memory is the driver's above what it has after one ordinary judgement. The event loop is stalled from when it should have run
-something to when it does; beside that, how much of this it computed itself: on a machine in use other processes add to the first.
+Memory is the driver's above what it has after one ordinary judgement. The event loop is stalled
+from when it should have run something to when it does; beside that, how much of this it computed
+itself: on a machine in use other processes add to the first.
 """
 
 from __future__ import annotations
@@ -40,9 +47,32 @@ from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure
 KEY = "sk-not-to-be-seen-0123456789"
 TICK = 0.01
 FLOODS = (
-    *("endless", "endless_string", "endless_chunks", "endless_headers", "chunks_of_one_byte", "chunk_extensions"),
-    *("status_100_forever", "gzip_bomb", "gzip_bomb_endless", "deflate_bomb", "body_of_5_MB", "error_of_2_MB"),
-    *("right_after_2_MB_of_spaces", "values", "objects", "keys", "nested_lists", "digits", "fences", "line_feeds"),
+    *(
+        "endless",
+        "endless_string",
+        "endless_chunks",
+        "endless_headers",
+        "chunks_of_one_byte",
+        "chunk_extensions",
+    ),
+    *(
+        "status_100_forever",
+        "gzip_bomb",
+        "gzip_bomb_endless",
+        "deflate_bomb",
+        "body_of_5_MB",
+        "error_of_2_MB",
+    ),
+    *(
+        "right_after_2_MB_of_spaces",
+        "values",
+        "objects",
+        "keys",
+        "nested_lists",
+        "digits",
+        "fences",
+        "line_feeds",
+    ),
     *("objects_in_a_text", "explanation_of_300_KB", "many_criteria"),
 )
 
@@ -80,14 +110,19 @@ async def watch(measured: Measured, before: float) -> None:
 
 def asker_of(url: str, kind: Kind, form: str, retries: int = 6) -> Asker:
     """Asks as a run does by default (coach/flags.py)."""
-    return endpoint_asker(Endpoint("coach", f"{url}/{kind.name}/v1", "m", form=form, retries=retries))  # type: ignore[arg-type]
+    return endpoint_asker(
+        Endpoint("coach", f"{url}/{kind.name}/v1", "m", form=form, retries=retries)
+    )  # type: ignore[arg-type]
 
 
 def question(number: int) -> Request:
     """One of many different questions for a score of 7."""
     trial = trial_request()
     return Request(
-        lambda nonce, form: f"{number}. {trial.prompt(nonce, form)}", trial.parse, trial.again, verdict.schema(False)
+        lambda nonce, form: f"{number}. {trial.prompt(nonce, form)}",
+        trial.parse,
+        trial.again,
+        verdict.schema(False),
     )
 
 
@@ -129,7 +164,10 @@ async def start_one(url: str, kind: Kind, measured: Measured) -> None:
 
 
 async def of_all(
-    url: str, kinds: Sequence[Kind], one: Callable[[str, Kind, Measured], Awaitable[None]], before: float
+    url: str,
+    kinds: Sequence[Kind],
+    one: Callable[[str, Kind, Measured], Awaitable[None]],
+    before: float,
 ) -> Measured:
     """A phase over all kinds, 32 at a time."""
     measured, free = Measured(), asyncio.Semaphore(32)
@@ -155,7 +193,9 @@ async def flood(url: str, kind: Kind, before: float) -> Measured:
         measured.longest = max(measured.longest, time.perf_counter() - started)
         measured.outcomes[what] += 1
         if what != kind.becomes:
-            measured.unexpected.append(f"{kind.name}: {what}, expected {kind.becomes}: {said[:200]}")
+            measured.unexpected.append(
+                f"{kind.name}: {what}, expected {kind.becomes}: {said[:200]}"
+            )
 
     with watched(measured, before):
         await asyncio.gather(*map(timed, range(64)))
@@ -174,7 +214,10 @@ def watched(measured: Measured, before: float) -> Iterator[None]:
 
 def show(name: str, measured: Measured) -> None:
     outcomes = ", ".join(f"{count} {what}" for what, count in sorted(measured.outcomes.items()))
-    numbers = f"{measured.longest:.1f} | {measured.memory:+.0f} | {measured.stall:.2f} | {measured.computed:.2f}"
+    numbers = (
+        f"{measured.longest:.1f} | {measured.memory:+.0f} | {measured.stall:.2f} | "
+        f"{measured.computed:.2f}"
+    )
     print(f"| {name} | {outcomes} | {len(measured.unexpected)} | {numbers} |", flush=True)
     for line in measured.unexpected[:20]:
         print(f"  {line}", file=sys.stderr)
@@ -186,7 +229,10 @@ async def run(url: str, kinds: Sequence[Kind]) -> None:
     await asker.close()
     await asyncio.sleep(1)
     before = resident()
-    print("| | outcomes | unexpected | longest s | MB | stall s | of it computed s |\n|---|---|---|---|---|---|---|")
+    print(
+        "| | outcomes | unexpected | longest s | MB | stall s | of it computed s "
+        "|\n|---|---|---|---|---|---|---|"
+    )
     show(f"judgements, {len(kinds)} kinds", await of_all(url, kinds, judge_one, before))
     show(f"starts, {len(kinds)} kinds", await of_all(url, kinds, start_one, before))
     for kind in kinds:
@@ -195,7 +241,9 @@ async def run(url: str, kinds: Sequence[Kind]) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.hostile_coach", description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.hostile_coach", description=__doc__.partition("\n")[0]
+    )
     parser.add_argument("kinds", nargs="*", metavar="KIND", help="only these; default: all")
     options = parser.parse_args()
     if unknown := set(options.kinds) - KINDS.keys():

@@ -1,4 +1,5 @@
-"""A judge that is trained while it judges, on real engines: `python -m benchmarks.judge --out FOLDER [--seeds 0 1 2] [--steps 25]`.
+"""A judge that is trained while it judges, on real engines:
+`python -m benchmarks.judge --out FOLDER [--seeds 0 1 2] [--steps 25]`.
 
     1. recipes/mathchat/tiny.yaml with its rubric, a few steps: what a coach says of each action
     2. `openrlhf verdicts`: the same as a supervised data set, under the short prompts below
@@ -8,10 +9,12 @@
     trained    --coach.train_every 1
     frozen     the same with learning rate 0 for the judge, so that its answers are sampled in both
 
-Scores are measured against outcomes in every step before the judge is trained on it, and no task comes twice: the trajectories are
-held out. Calibration error: the mean over the roles of the mean distance of score and share of successes, in ten bins of equal
-size, over the last ten steps; beside it Brier's score, the area under the ROC curve, and success of the agents on held-out
-problems before and at the end. Means over seeds with each of them. Finished runs in FOLDER are not repeated.
+Scores are measured against outcomes in every step before the judge is trained on it, and no task
+comes twice: the trajectories are
+held out. Calibration error: the mean over the roles of the mean distance of score and share of
+successes, in ten bins of equal size, over the last ten steps; beside it Brier's score, the area
+under the ROC curve, and success of the agents on held-out problems before and at the end. Means
+over seeds with each of them. Finished runs in FOLDER are not repeated.
 """
 
 from __future__ import annotations
@@ -69,16 +72,22 @@ LAST = 10
 def shown_and_said(line: str, rng: random.Random, tokenizer: Any) -> tuple[list[int], list[int]]:
     """Ids of a verdict's question and of its line with the score, with a mask over the latter.
 
-    The nonce is drawn anew, and the score is blurred, so that the judge has more to say than the rubric's few numbers.
+    The nonce is drawn anew, and the score is blurred, so that the judge has more to say than the
+    rubric's few numbers.
     """
     row = json.loads(line)
     question, said = row["prompt"][0]["content"], row["completion"][0]["content"].splitlines()[-1]
     nonce, fresh = said.split()[1].rstrip(":"), f"{rng.getrandbits(32):08x}"
     score = min(10, max(0, round(10 * row["score"] + rng.gauss(0, BLUR))))
     shown = tokenizer.apply_chat_template(
-        [{"role": "user", "content": question.replace(nonce, fresh)}], add_generation_prompt=True, return_dict=False
+        [{"role": "user", "content": question.replace(nonce, fresh)}],
+        add_generation_prompt=True,
+        return_dict=False,
     )
-    ids = [*tokenizer.encode(f"SCORE {fresh}: {score}", add_special_tokens=False), tokenizer.eos_token_id]
+    ids = [
+        *tokenizer.encode(f"SCORE {fresh}: {score}", add_special_tokens=False),
+        tokenizer.eos_token_id,
+    ]
     return [*shown, *ids], [0] * len(shown) + [1] * len(ids)
 
 
@@ -89,7 +98,11 @@ def teach(folder: Path, data: Path, target: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(folder)
     rng = random.Random(0)
     lines = data.read_text().splitlines()
-    drawn = [line for _ in range(1 + LESSONS * BATCH // len(lines)) for line in rng.sample(lines, len(lines))]
+    drawn = [
+        line
+        for _ in range(1 + LESSONS * BATCH // len(lines))
+        for line in rng.sample(lines, len(lines))
+    ]
     rows = [shown_and_said(line, rng, tokenizer) for line in drawn[: LESSONS * BATCH]]
     config = WarmStartConfig(demonstrations=str(data), steps=LESSONS, batch_size=BATCH)
     warm_start.train(str(folder), target, rows, config, done=lambda: None)
@@ -108,17 +121,30 @@ def judge(out: Path) -> str:
     """A model that has learned from the rubric's verdicts."""
     target, rubric = out / "judge", out / "rubric-100"
     if not target.exists():
-        train("rubric", [*COACH, "--max_steps", "8", "--eval.steps", "-1", "--coach.ground_truth", "none"], 100, out)
+        train(
+            "rubric",
+            [*COACH, "--max_steps", "8", "--eval.steps", "-1", "--coach.ground_truth", "none"],
+            100,
+            out,
+        )
         data = rubric / "verdicts" / "train.jsonl"
         if not data.exists():
-            words = ["verdicts", str(rubric), "--recipe", recipe(out, str(rubric / "coder")), "--train.seed", "100"]
+            words = [
+                "verdicts",
+                str(rubric),
+                "--recipe",
+                recipe(out, str(rubric / "coder")),
+                "--train.seed",
+                "100",
+            ]
             subprocess.run([sys.executable, "-m", "marl_plugins", *words], check=True)
         teach(rubric / "coder", data, target)
     return str(target)
 
 
 def quality(folder: Path, steps: tuple[int, int]) -> list[float]:
-    """Calibration error, Brier's score and area under the ROC curve of the scores of some steps, and the share of missing ones."""
+    """Calibration error, Brier's score and area under the ROC curve of the scores of some steps,
+    and the share of missing ones."""
     by_role, missing = defaultdict(list), []
     for trajectory in read_trajectories(folder, steps, ROLES):
         for action in trajectory.actions:
@@ -133,14 +159,23 @@ def quality(folder: Path, steps: tuple[int, int]) -> list[float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.judge", description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.judge", description=__doc__.partition("\n")[0]
+    )
     parser.add_argument("--out", type=Path, default=Path("runs/bench-judge"))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--steps", type=int, default=25)
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     words = ["--recipe", recipe(options.out, judge(options.out)), "--max_steps", str(options.steps)]
-    words += ["--rollout.batch_size", "32", "--train.batch_size", "32", "--eval.steps", str(options.steps)]
+    words += [
+        "--rollout.batch_size",
+        "32",
+        "--train.batch_size",
+        "32",
+        "--eval.steps",
+        str(options.steps),
+    ]
     found: dict[str, list[list[float]]] = {arm: [] for arm in ARMS}
     for seed in options.seeds:
         for arm, flags in ARMS.items():
@@ -149,10 +184,16 @@ def main() -> None:
             success = list(curve(folder, "eval/outcome").values())
             last = (options.steps - LAST + 1, options.steps)
             found[arm].append([*quality(folder, last), success[0], success[-1]])
-    print("| arm | seeds | calibration error | Brier | area under ROC | no verdict | agents before | after |")
+    print(
+        "| arm | seeds | calibration error | Brier | area under ROC | no verdict | agents before | "
+        "after |"
+    )
     print("|---" * 8 + "|")
     for arm, runs in found.items():
-        print(f"| {arm} | {len(runs)} | {' | '.join(cell(list(column)) for column in zip(*runs, strict=True))} |")
+        print(
+            f"| {arm} | {len(runs)} | "
+            f"{' | '.join(cell(list(column)) for column in zip(*runs, strict=True))} |"
+        )
     over = points([a[-1] - b[-1] for a, b in zip(found["trained"], found["frozen"], strict=True)])
     print(f"\nagents with the trained judge over those with the frozen one, in points: {over}")
 

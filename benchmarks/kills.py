@@ -1,15 +1,19 @@
-"""kill -9 at random moments, starts included, of runs whose engines change policy, which stream, and whose policies share seats.
+"""kill -9 at random moments, starts included, of runs whose engines change policy, which stream,
+and whose policies share seats.
 
     python -m benchmarks.kills [--kills 50] [--seed 0] [--arms seats gradients]
 
-    seats        engines that change policy, forward passes beside the rollout, training processes that take turns on two seats
+    seats        engines that change policy, forward passes beside the rollout, training processes
+                 that take turns on two seats
     gradients    engines that change policy, and gradients beside the rollout
 
-A kill draws a kind of process, one of the processes of that kind that are there (with seats, training processes are spares as
-often as not), and a moment: a phase of a step and a delay, or a time on the clock, which mostly falls into a start. A run is struck
-five times; where a kill ends it, the same command resumes it, as a person would, and the next kill may meet that start. Every arm
-is then compared with its undisturbed run, exactly: metrics, trajectories, ledger and final weights. Three to five minutes a run on
-two cores.
+A kill draws a kind of process, one of the processes of that kind that are there (with seats,
+training processes are spares as
+often as not), and a moment: a phase of a step and a delay, or a time on the clock, which mostly
+falls into a start. A run is struck five times; where a kill ends it, the same command resumes it,
+as a person would, and the next kill may meet that start. Every arm is then compared with its
+undisturbed run, exactly: metrics, trajectories, ledger and final weights. Three to five minutes a
+run on two cores.
 """
 
 from __future__ import annotations
@@ -40,7 +44,14 @@ extends: recipe.yaml
 limits: {engine_restarts: 1000}
 flags: {ckpt.save_steps: 1, ckpt.max_num: 2}
 """
-MOVES = ["--plugin", "marl_plugins.balance", "--policy.first.vllm.num_engines", "2", "--balance.in_flight", "1"]
+MOVES = [
+    "--plugin",
+    "marl_plugins.balance",
+    "--policy.first.vllm.num_engines",
+    "2",
+    "--balance.in_flight",
+    "1",
+]
 STREAMING = ["--plugin", "marl_plugins.streaming"]
 SEATS = ["--plugin", "marl_plugins.process_groups", "--process_groups.seats", "2"]
 ARMS = {
@@ -48,14 +59,16 @@ ARMS = {
     "gradients": [*MOVES, *STREAMING, "--streaming.gradients", "--train.batch_size", "6"],
 }
 KINDS = {"engine": 3, "policy": 3, "driver": 1}
-"""How often each is drawn. A killed engine is replaced, and so is a spare; the others end the run."""
+"""How often each is drawn. A killed engine is replaced, and so is a spare; the others end the
+run."""
 A_RUN = 5
 CLOCK = 40.0  # the latest moment of a kill on the clock, s
 
 
 @dataclass(frozen=True)
 class Moment:
-    """`delay` seconds after the phase has begun, of any step; or after the kill before it, where no phase is named."""
+    """`delay` seconds after the phase has begun, of any step; or after the kill before it, where no
+    phase is named."""
 
     kind: str
     phase: str
@@ -72,7 +85,9 @@ class Moment:
         """What the run was doing then; empty if it has ended before."""
         since = time.time_ns()
         while process.poll() is None:
-            if not self.phase or (_changed(marks) > since and marks.read_text().startswith(self.phase)):
+            if not self.phase or (
+                _changed(marks) > since and marks.read_text().startswith(self.phase)
+            ):
                 with contextlib.suppress(subprocess.TimeoutExpired):
                     process.wait(self.delay)
                     return ""
@@ -112,8 +127,12 @@ class Struck:
             try:
                 self.codes.append(process.wait(LIMIT))
             except subprocess.TimeoutExpired:
-                raise TimeoutError(f"still running {LIMIT:.0f} s after the last of {dict(self.killed)}") from None
-            wait_until(lambda: not self.run.processes(), 120)  # Ray's own two agents take up to a minute to notice
+                raise TimeoutError(
+                    f"still running {LIMIT:.0f} s after the last of {dict(self.killed)}"
+                ) from None
+            wait_until(
+                lambda: not self.run.processes(), 120
+            )  # Ray's own two agents take up to a minute to notice
             self.left += len(self.run.processes())
             if self.codes[-1] == 2 or len(self.codes) > 3 * kills:
                 return  # refused; the log says why
@@ -142,7 +161,9 @@ class Struck:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--kills", type=int, default=50, help="of all arms together")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
@@ -151,7 +172,10 @@ def main() -> int:
     top = Path(tempfile.mkdtemp(prefix="marl-kills-"))
     recipe = write_recipe(top / "relay")
     (recipe / "killed.yaml").write_text(KILLED)
-    print("| arm | run | killed | exit codes | moves of engines | as the undisturbed run | processes left | seconds |")
+    print(
+        "| arm | run | killed | exit codes | moves of engines | as the undisturbed run | processes "
+        "left | seconds |"
+    )
     print("|---|---|---|---|---|---|---|---|", flush=True)
     wrong, total = 0, 0
     for arm in args.arms:
@@ -163,10 +187,17 @@ def main() -> int:
             folder = top / f"{arm}-{number}"
             folder.mkdir()
             began = time.monotonic()
-            struck = Struck(folder, ARMS[arm], recipe / "killed.yaml", random.Random(f"{args.seed}/{arm}/{number}"))
+            struck = Struck(
+                folder,
+                ARMS[arm],
+                recipe / "killed.yaml",
+                random.Random(f"{args.seed}/{arm}/{number}"),
+            )
             try:
                 struck.to_its_end(min(A_RUN, wanted - total))
-                equal, missing = compared(struck.run, expected) if not struck.codes[-1] else (False, 0)
+                equal, missing = (
+                    compared(struck.run, expected) if not struck.codes[-1] else (False, 0)
+                )
             except TimeoutError as error:
                 print(f"    {folder}: {error}", file=sys.stderr, flush=True)
                 struck.end()
@@ -177,7 +208,8 @@ def main() -> int:
             killed = ", ".join(f"{count} {what}" for what, count in sorted(struck.killed.items()))
             moves = int(sum(m["engines/moves"] for m in struck.run.metrics)) if equal else ""
             print(
-                f"| {arm} | {number} | {killed} | {', '.join(map(str, struck.codes))} | {moves} | {'yes' if good else 'NO'} | "
+                f"| {arm} | {number} | {killed} | {', '.join(map(str, struck.codes))} | {moves} | "
+                f"{'yes' if good else 'NO'} | "
                 f"{struck.left} | {time.monotonic() - began:.0f} |",
                 flush=True,
             )

@@ -1,18 +1,23 @@
 """What self-play learns, over seeds, beside a control:
 
-    python -m benchmarks.kuhn_poker --out FOLDER [--seeds 42 1 2] [--arms ARM ...]         (five minutes a run on two cores)
+    python -m benchmarks.kuhn_poker --out FOLDER [--seeds 42 1 2] [--arms ARM ...]         (five
+        minutes a run on two cores)
 
     separate   recipes/kuhn_poker/tiny.yaml: two policies, 64 steps of 192 games
-    pool       pool.yaml: one policy in both seats, in half of the games against its earlier versions
+    pool       pool.yaml: one policy in both seats, in half of the games against its earlier
+               versions
     frozen     tiny.yaml with learning rate 0 (a few steps: nothing changes)
     one, two, four, earlier, still
-               the same game by recipes/games: one policy in both seats, populations of two and of four, and two with
-               earlier versions (one.yaml, tiny.yaml, four.yaml, pool.yaml); 66 steps of 192 games; `still` is `two` with learning
-               rate 0, in 8 steps; run if they are named
+               the same game by recipes/games: one policy in both seats, populations of two and of
+               four, and two with earlier versions (one.yaml, tiny.yaml, four.yaml, pool.yaml); 66
+               steps of 192 games; `still` is `two` with learning rate 0, in 8 steps; run if they
+               are named
 
-Exploitability is that of the policies that played a step, from the probabilities of their own moves: "warm start" is the first,
-"trained" the last one. Their ratio is to be a quarter or less, for each seed; beside it, the ratio of the mean over the last ten
-steps. Means over seeds with minimum and maximum. All runs start from the same warm start. Finished runs in FOLDER are not repeated.
+Exploitability is that of the policies that played a step, from the probabilities of their own
+moves: "warm start" is the first, "trained" the last one. Their ratio is to be a quarter or less,
+for each seed; beside it, the ratio of the mean over the last ten steps. Means over seeds with
+minimum and maximum. All runs start from the same warm start. Finished runs in FOLDER are not
+repeated.
 """
 
 from __future__ import annotations
@@ -36,12 +41,22 @@ ARMS: dict[str, list[str]] = {
 }
 LAST = 10
 GAMES = recipes_root() / "games"
-POPULATIONS = {"one": "one.yaml", "two": "tiny.yaml", "four": "four.yaml", "earlier": "pool.yaml", "still": "tiny.yaml"}
+POPULATIONS = {
+    "one": "one.yaml",
+    "two": "tiny.yaml",
+    "four": "four.yaml",
+    "earlier": "pool.yaml",
+    "still": "tiny.yaml",
+}
 """Of recipes/games."""
 
 
 def words(arm: str) -> list[str]:
-    return ARMS.get(arm) or ["--recipe", str(GAMES / POPULATIONS[arm]), *(STILL if arm == "still" else [])]
+    return ARMS.get(arm) or [
+        "--recipe",
+        str(GAMES / POPULATIONS[arm]),
+        *(STILL if arm == "still" else []),
+    ]
 
 
 def curve(folder: Path) -> list[float]:
@@ -64,19 +79,26 @@ def row(arm: str, seeds: Sequence[int], out: Path) -> str:
     ratios = [after / before for before, after in zip(start, trained, strict=True)]
     each = ", ".join(f"{seed}: {ratio:.3f}" for seed, ratio in zip(seeds, ratios, strict=True))
     return (
-        f"| {arm} | {spread(start)} | {spread(trained)} | {spread(ratios)} | {each} | {spread(late)} | "
+        f"| {arm} | {spread(start)} | {spread(trained)} | {spread(ratios)} | {each} | "
+        f"{spread(late)} | "
         f"{statistics.fmean(seconds):.0f} |"
     )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.kuhn_poker", description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.kuhn_poker", description=__doc__.partition("\n")[0]
+    )
     parser.add_argument("--out", type=Path, default=Path("runs/bench-kuhn"))
     parser.add_argument("--seeds", type=int, nargs="+", default=[42, 1, 2])
     parser.add_argument("--arms", nargs="+", choices=[*ARMS, *POPULATIONS], default=[*ARMS])
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
-    print(f"| arm | warm start | trained | ratio | by seed | ratio of the last {LAST} steps | seconds |", flush=True)
+    print(
+        f"| arm | warm start | trained | ratio | by seed | ratio of the last {LAST} steps | "
+        "seconds |",
+        flush=True,
+    )
     print("|---|---|---|---|---|---|---|", flush=True)
     for arm in options.arms:
         print(row(arm, options.seeds, options.out), flush=True)

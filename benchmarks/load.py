@@ -1,8 +1,9 @@
 """How skewed the load of a run is, and how long its tails are: `python -m benchmarks.load FILE`
 
-FILE is what `openrlhf export RUN --table trace --to FILE` has written. By role its share of the actions and of the sampled tokens,
-and median, 95th percentile and maximum of what it was shown, what it sampled, and how long that took, alone and with its tools; by
-tool the same of its calls. And how many actions were in progress at once.
+FILE is what `openrlhf export RUN --table trace --to FILE` has written. By role its share of the
+actions and of the sampled tokens, and median, 95th percentile and maximum of what it was shown,
+what it sampled, and how long that took, alone and with its tools; by tool the same of its calls.
+And how many actions were in progress at once.
 """
 
 from __future__ import annotations
@@ -47,9 +48,13 @@ def main(path: Path) -> None:
             by_tool[call.tool].append(call)
     total, tokens = sum(map(len, by_role.values())), sum(action.tokens_out for action in found)
     print(
-        f"{total} actions of {len({(a.step, a.task, a.sample) for a in found})} trajectories, {most_at_once(found)} at once"
+        f"{total} actions of {len({(a.step, a.task, a.sample) for a in found})} trajectories, "
+        f"{most_at_once(found)} at once"
     )
-    print("| role | actions | tokens | shown | sampled | generation | with tools |\n|---|---|---|---|---|---|---|")
+    print(
+        "| role | actions | tokens | shown | sampled | generation | with tools "
+        "|\n|---|---|---|---|---|---|---|"
+    )
     for role, mine in sorted(by_role.items(), key=lambda item: -len(item[1])):
         columns = [
             f"{len(mine) / total:.1%}",
@@ -62,7 +67,10 @@ def main(path: Path) -> None:
         print(f"| {role} | {' | '.join(columns)} |")
     for tool, calls in sorted(by_tool.items()):
         lost = sum(call.status not in ("ok", "failed") for call in calls)
-        took, size = spread([call.seconds for call in calls], " s"), spread([call.bytes for call in calls], " bytes")
+        took, size = (
+            spread([call.seconds for call in calls], " s"),
+            spread([call.bytes for call in calls], " bytes"),
+        )
         print(f"tool {tool}: {len(calls)} calls, {lost} lost, {took}, {size}")
 
 

@@ -1,8 +1,10 @@
-"""What it costs that two policies take turns on one seat: `python -m benchmarks.process_groups [--turns 6]`
+"""What it costs that two policies take turns on one seat:
+`python -m benchmarks.process_groups [--turns 6]`
 
-Real training processes, without engines. In every turn the other policy computes the log-probs of one row: the state of the one
-that computed before goes into Ray's store, its process is killed, a spare loads the model and is given its state. Beside it, in the
-same run, memcpy of as many bytes into memory that has been touched. The first turns of each policy, in which memory is touched for
+Real training processes, without engines. In every turn the other policy computes the log-probs of
+one row: the state of the one that computed before goes into Ray's store, its process is killed, a
+spare loads the model and is given its state. Beside it, in the same run, memcpy of as many bytes
+into memory that has been touched. The first turns of each policy, in which memory is touched for
 the first time, are apart. The control cost is what is neither copied out nor in.
 """
 
@@ -46,7 +48,9 @@ def cluster() -> Iterator[None]:
             "num_cpus": 4,
             "log_to_driver": False,
         }
-        ray.init(**options, object_store_memory=4 * 2**30, logging_level="ERROR", runtime_env=runtime)
+        ray.init(
+            **options, object_store_memory=4 * 2**30, logging_level="ERROR", runtime_env=runtime
+        )
         try:
             yield
         finally:
@@ -59,7 +63,13 @@ def row(policy: str) -> Any:
     from marl_plugins.core.trajectory import Action, Generation, Task, Trajectory
 
     action = Action(
-        "a", "solver", policy, 0, tuple(range(3, 11)), Generation((3, 4, 5, 1), (-5.5,) * 4, "stop", policy, 0), ""
+        "a",
+        "solver",
+        policy,
+        0,
+        tuple(range(3, 11)),
+        Generation((3, 4, 5, 1), (-5.5,) * 4, "stop", policy, 0),
+        "",
     )
     action.reward = action.returns = 1.0
     trajectory = Trajectory(Task("t", "p"), 0, step=1)
@@ -81,7 +91,12 @@ def policies_of(model: str, room: Any) -> list[Any]:
     args, folder = run.policy_args["shared"], resolve(model)
     args.actor.model_name_or_path, args.vllm.num_engines = folder, 0
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    made = [UpstreamPolicy(Policy(n, model), args, "cpu", tokenizer, 100, RestartBudget(0), 600.0, room=room) for n in "pq"]
+    made = [
+        UpstreamPolicy(
+            Policy(n, model), args, "cpu", tokenizer, 100, RestartBudget(0), 600.0, room=room
+        )
+        for n in "pq"
+    ]
     for policy in made:
         policy.launch()
         policy.load()
@@ -140,14 +155,22 @@ def memcpy(count: int) -> float:
 
 
 def spread(values: list[float], digits: int = 2) -> str:
-    return f"{statistics.median(values):.{digits}f} ({min(values):.{digits}f}-{max(values):.{digits}f})"
+    return (
+        f"{statistics.median(values):.{digits}f} "
+        f"({min(values):.{digits}f}-{max(values):.{digits}f})"
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--turns", type=int, default=6, help="of each policy")
     args = parser.parse_args()
-    columns = "model, state, out (of memcpy's speed), first out, in, first in, control (s), of it loading the model (s)"
+    columns = (
+        "model, state, out (of memcpy's speed), first out, in, first in, control (s), of it "
+        "loading the model (s)"
+    )
     heads = columns.split(", ")
     print(f"| {' | '.join(heads)} |\n|{'---|' * len(heads)}")
     with cluster():
@@ -164,12 +187,17 @@ def main() -> None:
                 policy.kill()
             room.close()
             copied = memcpy(count)
-            outs, ins = turns[1:], turns[2:]  # nobody leaves in the first turn, and nobody has a state in the first two
+            outs, ins = (
+                turns[1:],
+                turns[2:],
+            )  # nobody leaves in the first turn, and nobody has a state in the first two
             control = [turn["whole"] - turn[OUT] - turn[IN] for turn in ins]
             print(
                 f"| {model} | {count / 1e6:.0f} MB | {spread([copied / t[OUT] for t in outs[2:]])} "
-                f"| {spread([copied / t[OUT] for t in outs[:2]])} | {spread([copied / t[IN] for t in ins[2:]])} "
-                f"| {spread([copied / t[IN] for t in ins[:2]])} | {spread(control)} | {spread([t[LOAD] for t in ins])} |",
+                f"| {spread([copied / t[OUT] for t in outs[:2]])} | "
+                f"{spread([copied / t[IN] for t in ins[2:]])} "
+                f"| {spread([copied / t[IN] for t in ins[:2]])} | {spread(control)} | "
+                f"{spread([t[LOAD] for t in ins])} |",
                 flush=True,
             )
 

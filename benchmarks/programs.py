@@ -1,9 +1,12 @@
-"""Programs that do their worst, written by an agent of a workflow and run by the python tool: `python -m benchmarks.programs`
+"""Programs that do their worst, written by an agent of a workflow and run by the python tool:
+`python -m benchmarks.programs`
 
-Each program of tests/hostile_programs.py is the only answer of an agent, under the limits of the recipes' defaults; as many run
-at a time as there are cores. Printed for each: whether the tool said that it went well, its seconds, and how its output ends. Then
-what the run would have noticed: answers, runs ended, processes and folders left, and the longest time for which the event loop
-did nothing else. Last, the speed of a program that does no harm. About two minutes on two cores.
+Each program of tests/hostile_programs.py is the only answer of an agent, under the limits of the
+recipes' defaults; as many run at a time as there are cores. Printed for each: whether the tool said
+that it went well, its seconds, and how its output ends. Then
+what the run would have noticed: answers, runs ended, processes and folders left, and the longest
+time for which the event loop did nothing else. Last, the speed of a program that does no harm.
+About two minutes on two cores.
 """
 
 from __future__ import annotations
@@ -32,7 +35,8 @@ async def attack() -> tuple[dict[str, Trajectory | BaseException], float]:
     await opened.sandbox.start()
     async with Stalls() as stalls:
         found = await asyncio.gather(
-            *[run_answer([program], tool, seconds=600) for program in PROGRAMS.values()], return_exceptions=True
+            *[run_answer([program], tool, seconds=600) for program in PROGRAMS.values()],
+            return_exceptions=True,
         )
     await opened.close()
     return dict(zip(PROGRAMS, found, strict=True)), stalls.longest
@@ -70,21 +74,29 @@ def main() -> None:
             lost += got.infrastructure_failure is not None
             for result in got.actions[0].tool_results:
                 said = ascii(result.output[-70:])[1:-1].replace("|", "\\|")
-                print(f"| {name} | {'yes' if result.ok else 'no'} | {result.seconds:.1f} | {said} |")
+                print(
+                    f"| {name} | {'yes' if result.ok else 'no'} | {result.seconds:.1f} | {said} |"
+                )
         answers = len(found) - ended - lost
         print(
-            f"{len(found)} programs: {answers} answers, {ended} runs ended, {lost} lost to infrastructure, "
-            f"{len(processes_left(folder))} processes left, {len(list(Path(folder).iterdir()))} folders left, "
+            f"{len(found)} programs: {answers} answers, {ended} runs ended, {lost} lost to "
+            "infrastructure, "
+            f"{len(processes_left(folder))} processes left, {len(list(Path(folder).iterdir()))} "
+            "folders left, "
             f"event loop stalled at most {stall:.2f} s",
             flush=True,
         )
         got = asyncio.run(endless())
         results = got.actions[0].tool_results
-        print(f"40 programs without end in one answer: {len(results) - 1} run, {got.seconds:.0f} s, {results[-1].output!r}")
+        print(
+            f"40 programs without end in one answer: {len(results) - 1} run, {got.seconds:.0f} s, "
+            f"{results[-1].output!r}"
+        )
         for packages in (True, False):
             times = asyncio.run(speed(PythonToolConfig(packages=packages)))
             print(
-                f"print(1), packages: {str(packages).lower()}: {statistics.median(times) * 1e3:.0f} ms "
+                f"print(1), packages: {str(packages).lower()}: "
+                f"{statistics.median(times) * 1e3:.0f} ms "
                 f"({min(times) * 1e3:.0f}-{max(times) * 1e3:.0f})"
             )
 

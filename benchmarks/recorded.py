@@ -1,10 +1,13 @@
-"""Long benchmarks are made up of runs; what finished runs gave is kept beside the code, so that a table can grow.
+"""Long benchmarks are made up of runs; what finished runs gave is kept beside the code, so that a
+table can grow.
 
-    python -m benchmarks.recorded keep NAME FOLDER     of the runs in a benchmark's --out FOLDER, those that are finished
+    python -m benchmarks.recorded keep NAME FOLDER     of the runs in a benchmark's --out FOLDER,
+        those that are finished
 
-A benchmark that is called with `--recorded` takes what is in benchmarks/recorded/NAME for runs that its folder lacks, and makes the
-others. Kept of a run are its report, its seconds, the numbers of its evaluations, and the outcomes of a population's members by
-step; not its weights, so that evaluations of the weights (`- ROLE` of benchmarks.learning) are kept as they are. `recorded_at`
+A benchmark that is called with `--recorded` takes what is in benchmarks/recorded/NAME for runs that
+its folder lacks, and makes the others. Kept of a run are its report, its seconds, the numbers of
+its evaluations, and the outcomes of a population's members by step; not its weights, so that
+evaluations of the weights (`- ROLE` of benchmarks.learning) are kept as they are. `recorded_at`
 names the commit and the day.
 """
 
@@ -24,9 +27,12 @@ KEPT = re.compile(r"eval/|policy/[^/]+/outcome$")
 
 
 def restore(name: str, out: Path) -> list[str]:
-    """Copy recorded runs into `out` where it has none of that name; the runs that were copied, with their commit and day."""
+    """Copy recorded runs into `out` where it has none of that name; the runs that were copied, with
+    their commit and day."""
     copied = []
-    for run in sorted(path for path in (HERE / name).glob("*") if not (out / path.name / "bench.json").exists()):
+    for run in sorted(
+        path for path in (HERE / name).glob("*") if not (out / path.name / "bench.json").exists()
+    ):
         shutil.copytree(run, out / run.name, dirs_exist_ok=True)
         copied.append(f"{run.name} ({json.loads((run / 'bench.json').read_text())['recorded_at']})")
     return copied
@@ -36,24 +42,37 @@ def keep(name: str, out: Path) -> list[str]:
     """Record the finished runs of `out` that are not recorded yet; their names."""
     kept = []
     commit = subprocess.run(
-        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True, cwd=HERE.parent
+        ["git", "rev-parse", "--short", "HEAD"],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=HERE.parent,
     ).stdout.strip()
     when = f"{commit}, {datetime.date.today().isoformat()}, {os.cpu_count()} cores"
     for done in sorted(out.glob("*/bench.json")):
         target, found = HERE / name / done.parent.name, json.loads(done.read_text())
         if not (target / "bench.json").exists():
             target.mkdir(parents=True, exist_ok=True)
-            (target / "bench.json").write_text(json.dumps(found | {"recorded_at": when}, indent=1) + "\n")
-            (target / "metrics.jsonl").write_text("".join(evaluations(done.with_name("metrics.jsonl"))))
+            (target / "bench.json").write_text(
+                json.dumps(found | {"recorded_at": when}, indent=1) + "\n"
+            )
+            (target / "metrics.jsonl").write_text(
+                "".join(evaluations(done.with_name("metrics.jsonl")))
+            )
             kept.append(target.name)
         for extra in done.parent.glob("without-*.json"):
-            numbers = {key: value for key, value in json.loads(extra.read_text()).items() if key != "models"}
+            numbers = {
+                key: value
+                for key, value in json.loads(extra.read_text()).items()
+                if key != "models"
+            }
             (target / extra.name).write_text(json.dumps(numbers) + "\n")
     return kept
 
 
 def evaluations(metrics: Path) -> list[str]:
-    """Lines of a run's metrics, of which only the numbers that are kept are left, and the steps that have some."""
+    """Lines of a run's metrics, of which only the numbers that are kept are left, and the steps
+    that have some."""
     lines = []
     for line in map(json.loads, metrics.read_text().splitlines()):
         numbers = {key: value for key, value in line.items() if KEPT.match(key)}
@@ -63,11 +82,17 @@ def evaluations(metrics: Path) -> list[str]:
 
 
 def add_flag(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--recorded", action="store_true", help="take what benchmarks/recorded has, and make the rest")
+    parser.add_argument(
+        "--recorded",
+        action="store_true",
+        help="take what benchmarks/recorded has, and make the rest",
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.recorded", description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.recorded", description=__doc__.partition("\n")[0]
+    )
     parser.add_argument("command", choices=["keep"])
     parser.add_argument("name", choices=["demo", "dsbench", "learning", "swarm"])
     parser.add_argument("folder", type=Path)

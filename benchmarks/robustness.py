@@ -1,9 +1,11 @@
-"""Learning with a coach that fails: `python -m benchmarks.robustness --out FOLDER [--seeds 3]` (three minutes a run)
+"""Learning with a coach that fails: `python -m benchmarks.robustness --out FOLDER [--seeds 3]`
+(three minutes a run)
 
-Twenty steps of the demo's recipe, its rubric's verdicts asked for at a local endpoint (benchmarks/rubric_endpoint.py) that fails a
-fifth of all requests, in eight ways; once with the client's repeats and once without any, so that verdicts go missing. Beside
-them the same with an endpoint that never fails. A verdict that is not the rubric's ends the run. Success is that of the last step,
-on 400 held-out problems. Finished runs in FOLDER are not repeated.
+Twenty steps of the demo's recipe, its rubric's verdicts asked for at a local endpoint
+(benchmarks/rubric_endpoint.py) that fails a fifth of all requests, in eight ways; once with the
+client's repeats and once without any, so that verdicts go missing. Beside them the same with an
+endpoint that never fails. A verdict that is not the rubric's ends the run. Success is that of the
+last step, on 400 held-out problems. Finished runs in FOLDER are not repeated.
 """
 
 from __future__ import annotations
@@ -40,10 +42,32 @@ def train(arm: str, seed: int, out: Path, max_steps: int) -> dict[str, Any]:
     done = folder / "bench.json"
     if not done.exists():
         with server("0.02", failures) as url:
-            words = ["train", "--recipe", str(MATHCHAT / "tiny.yaml"), "--train.seed", str(seed), "--json"]
+            words = [
+                "train",
+                "--recipe",
+                str(MATHCHAT / "tiny.yaml"),
+                "--train.seed",
+                str(seed),
+                "--json",
+            ]
             words += ["--plugin", str(Path(__file__).with_name("rubric_endpoint.py"))]
-            words += ["--coach.model", "rubric", "--coach.base_url", f"{url}/v1", "--coach.form", "text"]
-            words += ["--coach.timeout", "1", "--coach.concurrency", "64", "--max_steps", str(max_steps), *flags]
+            words += [
+                "--coach.model",
+                "rubric",
+                "--coach.base_url",
+                f"{url}/v1",
+                "--coach.form",
+                "text",
+            ]
+            words += [
+                "--coach.timeout",
+                "1",
+                "--coach.concurrency",
+                "64",
+                "--max_steps",
+                str(max_steps),
+                *flags,
+            ]
             words += ["--ckpt.output_dir", str(folder), "--ckpt.path", str(folder / "checkpoints")]
             started = time.monotonic()
             report = json.loads(watched(words, str(folder))[1].splitlines()[-1])["report"]
@@ -68,7 +92,9 @@ def account(folder: Path) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.robustness", description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.robustness", description=__doc__.partition("\n")[0]
+    )
     parser.add_argument("--out", type=Path, default=Path("runs/bench-robustness"))
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--max_steps", type=int, default=20)
@@ -87,8 +113,10 @@ def main() -> None:
                 missing[reason] = missing.get(reason, 0) + count
         gain = points([a - b for a, b in zip(after[arm], before, strict=True)])
         print(
-            f"{arm}: {len(runs)} seeds, held-out {statistics.fmean(before):.3f} -> {statistics.fmean(after[arm]):.3f}, gain {gain} "
-            f"points; {requests} requests, {failed} failed; {sum(r['generated'] for r in runs)} actions, missing {missing}; "
+            f"{arm}: {len(runs)} seeds, held-out {statistics.fmean(before):.3f} -> "
+            f"{statistics.fmean(after[arm]):.3f}, gain {gain} "
+            f"points; {requests} requests, {failed} failed; {sum(r['generated'] for r in runs)} "
+            f"actions, missing {missing}; "
             f"{statistics.median(r['seconds'] for r in runs):.0f} s a run",
             flush=True,
         )

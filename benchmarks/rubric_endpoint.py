@@ -1,7 +1,9 @@
-"""A plugin for benchmarks/robustness.py: the rubric's verdicts, but asked for at an endpoint that repeats them.
+"""A plugin for benchmarks/robustness.py: the rubric's verdicts, but asked for at an endpoint that
+repeats them.
 
-The prompt holds the rubric's score; the server (coach_server.py) answers with it, or fails. So an undisturbed run has exactly the
-rubric's rewards, and all that a disturbed one differs by is what the client made of the failures.
+The prompt holds the rubric's score; the server (coach_server.py) answers with it, or fails. So an
+undisturbed run has exactly the rubric's rewards, and all that a disturbed one differs by is what
+the client made of the failures.
 """
 
 from __future__ import annotations

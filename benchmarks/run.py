@@ -9,13 +9,25 @@ import time
 
 def light_commands() -> None:
     """Seconds of the commands that have to be quick, five runs each."""
-    for words in (["--help"], ["plugins"], ["train", "--recipe", "mathchat/tiny.yaml", "--dry-run"]):
+    for words in (
+        ["--help"],
+        ["plugins"],
+        ["train", "--recipe", "mathchat/tiny.yaml", "--dry-run"],
+    ):
         times = []
         for _ in range(5):
             started = time.perf_counter()
-            subprocess.run([sys.executable, "-m", "marl_plugins", *words], check=True, stdout=subprocess.DEVNULL)
+            subprocess.run(
+                [sys.executable, "-m", "marl_plugins", *words],
+                check=True,
+                stdout=subprocess.DEVNULL,
+            )
             times.append(time.perf_counter() - started)
-        print(f"openrlhf {' '.join(words)}: {sorted(times)[2]:.2f} s ({min(times):.2f}-{max(times):.2f})", flush=True)
+        print(
+            f"openrlhf {' '.join(words)}: {sorted(times)[2]:.2f} s "
+            f"({min(times):.2f}-{max(times):.2f})",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

@@ -1,9 +1,11 @@
-"""What the sandbox costs, in turn with a bare Python in the same run: `python -m benchmarks.sandbox [ROUNDS]`
+"""What the sandbox costs, in turn with a bare Python in the same run:
+`python -m benchmarks.sandbox [ROUNDS]`
 
-`print(1)` by `python -I -c`, by the same without site-packages (`-S`), and at each level that this machine has, with and without
-scikit-learn imported beforehand, in turn; 50 programs at once at each level, with the longest time for which the event loop did
-nothing else; and what it takes to start. Every output is asserted. Printed are medians with the range of the middle half, and
-ratios to the bare Python of the same run.
+`print(1)` by `python -I -c`, by the same without site-packages (`-S`), and at each level that this
+machine has, with and without scikit-learn imported beforehand, in turn; 50 programs at once at each
+level, with the longest time for which the event loop did nothing else; and what it takes to start.
+Every output is asserted. Printed are medians with the range of the middle half, and ratios to the
+bare Python of the same run.
 """
 
 from __future__ import annotations
@@ -25,7 +27,13 @@ from marl_plugins.sandbox.section import SandboxConfig
 
 ROUNDS = 60
 AT_ONCE = 50
-HEAVY = ["pandas", "sklearn.ensemble", "sklearn.linear_model", "sklearn.pipeline", "sklearn.preprocessing"]
+HEAVY = [
+    "pandas",
+    "sklearn.ensemble",
+    "sklearn.linear_model",
+    "sklearn.pipeline",
+    "sklearn.preprocessing",
+]
 IMPORTING = "import pandas, sklearn.ensemble\nprint(1)"
 
 
@@ -49,7 +57,10 @@ async def sandboxed(sandbox: LocalSandbox, source: str) -> float:
 def shown(times: list[float], base: list[float]) -> str:
     """A median with its range, and the ratio to another one."""
     low, middle, high = statistics.quantiles(times, n=4)
-    return f"{middle * 1e3:.1f} ms ({low * 1e3:.1f}-{high * 1e3:.1f}), {middle / statistics.median(base):.2f} of bare"
+    return (
+        f"{middle * 1e3:.1f} ms ({low * 1e3:.1f}-{high * 1e3:.1f}), "
+        f"{middle / statistics.median(base):.2f} of bare"
+    )
 
 
 async def main(rounds: int) -> None:
@@ -57,11 +68,16 @@ async def main(rounds: int) -> None:
     async with contextlib.AsyncExitStack() as stack:
         sandboxes: dict[str, LocalSandbox] = {}
         for level in LEVELS:
-            for what, config in (("", []), (" with " + ", ".join(sorted({n.partition(".")[0] for n in imports})), imports)):
+            for what, config in (
+                ("", []),
+                (" with " + ", ".join(sorted({n.partition(".")[0] for n in imports})), imports),
+            ):
                 started = time.perf_counter()
                 opened = open_sandbox(SandboxConfig(isolation=level, imports=config), concurrency=8)
                 sandboxes[level + what] = await stack.enter_async_context(opened)
-                print(f"{level + what}: started in {time.perf_counter() - started:.2f} s", flush=True)
+                print(
+                    f"{level + what}: started in {time.perf_counter() - started:.2f} s", flush=True
+                )
         times: dict[str, list[float]] = {name: [] for name in ("bare", "bare -S", *sandboxes)}
         for _ in range(rounds):
             times["bare"].append(await bare("print(1)"))
@@ -75,15 +91,23 @@ async def main(rounds: int) -> None:
             plain = [await bare(IMPORTING) for _ in range(3)]
             name, sandbox = list(sandboxes.items())[-1]
             warm = [await sandboxed(sandbox, IMPORTING) for _ in range(9)]
-            print(f"importing pandas and scikit-learn: bare {statistics.median(plain):.2f} s; {name}: {shown(warm, plain)}")
+            print(
+                f"importing pandas and scikit-learn: bare {statistics.median(plain):.2f} s; "
+                f"{name}: {shown(warm, plain)}"
+            )
         for name, sandbox in sandboxes.items():
             started = time.perf_counter()
-            programs = [Program(f"import time; time.sleep(0.05); print({n})") for n in range(AT_ONCE)]
+            programs = [
+                Program(f"import time; time.sleep(0.05); print({n})") for n in range(AT_ONCE)
+            ]
             async with Stalls() as stalls:
                 done = await asyncio.gather(*[sandbox.run(program) for program in programs])
             assert [got.stdout for got in done] == [f"{n}\n" for n in range(AT_ONCE)]
             seconds = time.perf_counter() - started
-            print(f"{AT_ONCE} at once, {name}: {seconds:.2f} s, event loop stalled at most {stalls.longest * 1e3:.0f} ms")
+            print(
+                f"{AT_ONCE} at once, {name}: {seconds:.2f} s, event loop stalled at most "
+                f"{stalls.longest * 1e3:.0f} ms"
+            )
 
 
 if __name__ == "__main__":

@@ -1,19 +1,23 @@
-"""How long a step takes by how its requests and updates are scheduled: many agents on few engines, on virtual time.
+"""How long a step takes by how its requests and updates are scheduled: many agents on few engines,
+on virtual time.
 
     python -m benchmarks.scheduling [--seeds 20] [--train 0.15 0.25 0.4]      # a minute
-    python -m benchmarks.scheduling --trace FILE [--token 0.05]               # a recorded load, of `openrlhf export`
-    python -m benchmarks.scheduling --controller [--trajectories 10000]       # CPU time per action of pool, router and rollout
+    python -m benchmarks.scheduling --trace FILE [--token 0.05]               # a recorded load, of
+        `openrlhf export`
+    python -m benchmarks.scheduling --controller [--trajectories 10000]       # CPU time per action
+        of pool, router and rollout
 
-The real pool, router and rollout, on an event loop whose clock jumps to the next timer (tests/virtual_time.py). Engines and
-training are SIMULATED, with the costs of `Profile`: nothing here says how fast an engine is, only what order and waiting cost.
-All arms of a seed have the same calls and must sample the same tokens. Of a recorded load every step is taken once, with its
-calls, their policies and order, the time of their tools, and `--token` seconds for each token that was sampled; two engines a
-policy. A further arm is one more entry of `ARMS`: parts of the step that work during the rollout (`marl_step`), and what is left to
-train after it.
+The real pool, router and rollout, on an event loop whose clock jumps to the next timer
+(tests/virtual_time.py). Engines and training are SIMULATED, with the costs of `Profile`: nothing
+here says how fast an engine is, only what order and waiting cost. All arms of a seed have the same
+calls and must sample the same tokens. Of a recorded load every step is taken once, with its calls,
+their policies and order, the time of their tools, and `--token` seconds for each token that was
+sampled; two engines a policy. A further arm is one more entry of `ARMS`: parts of the step that
+work during the rollout (`marl_step`), and what is left to train after it.
 
-During a rollout the rows of two consecutive tasks of the step are computed once both have ended, in the step's order, each policy
-by itself. What is learned from there costs 7/5 of a row's training: the forward pass is made again, and a second backward
-pass keeps the gradient exact.
+During a rollout the rows of two consecutive tasks of the step are computed once both have ended, in
+the step's order, each policy by itself. What is learned from there costs 7/5 of a row's training:
+the forward pass is made again, and a second backward pass keeps the gradient exact.
 """
 
 from __future__ import annotations
@@ -52,7 +56,8 @@ from virtual_time import SimulatedEngine, run
 
 UNLIMITED = 10**9
 Plan = dict[str, list[tuple[str, float, float]]]
-"""Of each task, its calls one after the other: whose they are, how long they take, and how long their tools after them."""
+"""Of each task, its calls one after the other: whose they are, how long they take, and how long
+their tools after them."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +91,11 @@ class Profile:
         draw = random.Random(seed)
         return {
             str(task): [
-                (draw.choices(self.policies, self.shares)[0], draw.lognormvariate(self.mu, self.sigma), 0.0)
+                (
+                    draw.choices(self.policies, self.shares)[0],
+                    draw.lognormvariate(self.mu, self.sigma),
+                    0.0,
+                )
                 for _ in range(self.calls)
             ]
             for task in range(self.tasks)
@@ -101,7 +110,9 @@ class Recorded(Profile):
 
     @property
     def policies(self) -> list[str]:
-        return sorted({policy for plan in self.steps for calls in plan.values() for policy, _, _ in calls})
+        return sorted(
+            {policy for plan in self.steps for calls in plan.values() for policy, _, _ in calls}
+        )
 
     def plan(self, seed: int) -> Plan:
         return self.steps[seed]
@@ -112,7 +123,9 @@ def recorded(path: Path, token: float, train: float) -> Recorded:
     steps: dict[int, Plan] = {}
     for action in read_trace(path):  # in the order in which they were asked for
         if action.role:
-            calls = steps.setdefault(action.step, {}).setdefault(f"{action.task} {action.sample}", [])
+            calls = steps.setdefault(action.step, {}).setdefault(
+                f"{action.task} {action.sample}", []
+            )
             calls.append((action.policy, action.tokens_out * token, action.end - action.answered))
     found = Recorded(steps=tuple(steps.values()), train=train)
     return replace(found, engines=2 * len(found.policies), seats=len(found.policies))
@@ -130,7 +143,8 @@ class Arm:
     """One way to run a step.
 
     Args:
-        in_flight: Limit per engine; without one, everything is at an engine at once and waits there, by arrival.
+        in_flight: Limit per engine; without one, everything is at an engine at once and waits
+            there, by arrival.
         one_at_a_time: No trajectory begins before the one before has ended.
         lockstep: Nobody makes a call before all have had their last one answered.
         changes: What it changes of the profile.
@@ -151,7 +165,13 @@ class SimulatedStep:
     number = 1
     estimator = SimpleNamespace(accumulators=1)
 
-    def __init__(self, arm: Arm, tasks: Sequence[Task], pools: Mapping[str, EnginePool], policies: Mapping[str, Trained]):
+    def __init__(
+        self,
+        arm: Arm,
+        tasks: Sequence[Task],
+        pools: Mapping[str, EnginePool],
+        policies: Mapping[str, Trained],
+    ):
         self.tasks, self.pools, self.policies = tasks, pools, policies
         self.ended = asyncio.Event()
         self.trajectories: list[Trajectory] = []
@@ -163,7 +183,9 @@ class SimulatedStep:
     async def credited(self, trajectories: Sequence[Trajectory]) -> list[Row]:
         return [row for name in self.policies for row in rows_to_be(trajectories, name)]
 
-    async def roll_out(self, arriving: AsyncIterator[Trajectory], arrived: Callable[[Trajectory], None]) -> None:
+    async def roll_out(
+        self, arriving: AsyncIterator[Trajectory], arrived: Callable[[Trajectory], None]
+    ) -> None:
         """Take the trajectories while the parts work."""
 
         async def collect() -> None:
@@ -192,7 +214,8 @@ def balanced(rule: balance.Rule) -> Callable[[SimulatedStep], StepPart]:
 
 
 class Gradients:
-    """Stands for streaming's gradients: they last as long as a row's training, because a second backward pass keeps them exact."""
+    """Stands for streaming's gradients: they last as long as a row's training, because a second
+    backward pass keeps them exact."""
 
     def __init__(self, step: SimulatedStep):
         self.step = step
@@ -205,7 +228,9 @@ class Gradients:
         self.step.learned |= {row.action for row in rows}
 
 
-def streamed(tasks: int, gradients: bool = False, until: str = "all") -> Callable[[SimulatedStep], StepPart]:
+def streamed(
+    tasks: int, gradients: bool = False, until: str = "all"
+) -> Callable[[SimulatedStep], StepPart]:
     """Forward passes during the rollout, of so many tasks at a time, and their gradients."""
     options = SimpleNamespace(
         streaming=SimpleNamespace(tasks=tasks, until=until, gradients=gradients),
@@ -227,7 +252,9 @@ ARMS = {
     "no queue": Arm(),
     "queue by arrival": Arm(in_flight=1, pool=ByArrival),
     "queue, oldest task first": Arm(in_flight=1),
-    "the same, idle engines change policy": Arm(in_flight=1, parts=(balanced(balance.idle_to_waiting),)),
+    "the same, idle engines change policy": Arm(
+        in_flight=1, parts=(balanced(balance.idle_to_waiting),)
+    ),
     "the same with forward passes during the rollout": Arm(
         in_flight=1, parts=(balanced(balance.idle_to_waiting), streamed(2))
     ),
@@ -235,9 +262,12 @@ ARMS = {
         in_flight=1, parts=(balanced(balance.idle_to_waiting), streamed(2, gradients=True))
     ),
     "the same until the rollout's end": Arm(
-        in_flight=1, parts=(balanced(balance.idle_to_waiting), streamed(2, gradients=True, until="rollout"))
+        in_flight=1,
+        parts=(balanced(balance.idle_to_waiting), streamed(2, gradients=True, until="rollout")),
     ),
-    "engines change policy by FlexMARL's rule": Arm(in_flight=1, parts=(balanced(balance.shortest_to_longest(5)),)),
+    "engines change policy by FlexMARL's rule": Arm(
+        in_flight=1, parts=(balanced(balance.shortest_to_longest(5)),)
+    ),
     "queue by arrival, idle engines change policy": Arm(
         in_flight=1, pool=ByArrival, parts=(balanced(balance.idle_to_waiting),)
     ),
@@ -282,7 +312,9 @@ def workflow_of(plan: Plan, arm: Arm) -> Any:
             for number, (policy, seconds, tools_seconds) in enumerate(plan[task.id]):
                 if arm.lockstep:
                     await barrier.wait(number)
-                last = await getattr(roles, policy)(q=f"{seconds!r} call {number}", after=[last] if last else [])
+                last = await getattr(roles, policy)(
+                    q=f"{seconds!r} call {number}", after=[last] if last else []
+                )
                 await asyncio.sleep(tools_seconds)
         return last
 
@@ -291,7 +323,10 @@ def workflow_of(plan: Plan, arm: Arm) -> Any:
 
 def roles_of(profile: Profile) -> dict[str, RoleSpec]:
     chat, sampling = CharacterChat(), Sampling(1.0, 1.0, 8, 10_000)
-    return {p: RoleSpec(p, p, lambda f: [{"role": "user", "content": f["q"]}], chat, sampling) for p in profile.policies}
+    return {
+        p: RoleSpec(p, p, lambda f: [{"role": "user", "content": f["q"]}], chat, sampling)
+        for p in profile.policies
+    }
 
 
 def pools_of(profile: Profile, arm: Arm) -> dict[str, EnginePool]:
@@ -304,7 +339,13 @@ def pools_of(profile: Profile, arm: Arm) -> dict[str, EnginePool]:
 
     return {
         p: arm.pool(
-            p, engines(p), None, restore(p), RestartBudget(0), 600.0, min(arm.in_flight * profile.places, UNLIMITED)
+            p,
+            engines(p),
+            None,
+            restore(p),
+            RestartBudget(0),
+            600.0,
+            min(arm.in_flight * profile.places, UNLIMITED),
         )
         for p in profile.policies
     }
@@ -322,7 +363,8 @@ class Result:
     """When the first half of the tasks, in the step's order, had ended."""
     sampled: list[Any]
     during: float
-    """Share of the rows that were forwarded, or learned from, during the rollout or in the way in which that is done."""
+    """Share of the rows that were forwarded, or learned from, during the rollout or in the way in
+    which that is done."""
 
 
 def rollout_of(profile: Profile, arm: Arm, pools: dict[str, EnginePool], plan: Plan) -> Rollout:
@@ -338,12 +380,18 @@ def rollout_of(profile: Profile, arm: Arm, pools: dict[str, EnginePool], plan: P
     stub: Any = SimpleNamespace(recipe=recipe, args=SimpleNamespace(train=SimpleNamespace(seed=0)))
     plugins: Any = SimpleNamespace(hook=hook)
     return Rollout(
-        stub, plugins, workflow_of(plan, arm), Cast({name: [spec] for name, spec in roles_of(profile).items()}), {}, pools
+        stub,
+        plugins,
+        workflow_of(plan, arm),
+        Cast({name: [spec] for name, spec in roles_of(profile).items()}),
+        {},
+        pools,
     )
 
 
 class Trained:
-    """A policy whose forward passes and updates last as long as is declared, on one of the seats."""
+    """A policy whose forward passes and updates last as long as is declared, on one of the
+    seats."""
 
     def __init__(self, name: str, profile: Profile, seats: asyncio.Semaphore):
         self.name, self.profile, self.seats = name, profile, seats
@@ -351,7 +399,8 @@ class Trained:
         self.args = SimpleNamespace(critic=SimpleNamespace(freezing_steps=0))
 
     async def forward(self, rows: Sequence[Row]) -> Sequence[Row]:
-        """Rows after two fifths of their training; the advantages of all policies are computed afterwards."""
+        """Rows after two fifths of their training; the advantages of all policies are computed
+        afterwards."""
         await self.train(len(rows), 2 / 5)
         return rows
 
@@ -361,25 +410,40 @@ class Trained:
 
 
 async def one_step(profile: Profile, arm: Arm, seed: int) -> Result:
-    """A step: its rollout with what works during it, then forward passes, updates and syncs, each policy's on one of the seats."""
+    """A step: its rollout with what works during it, then forward passes, updates and syncs, each
+    policy's on one of the seats."""
     profile, now = replace(profile, **dict(arm.changes)), asyncio.get_running_loop().time
-    plan, pools, seats = profile.plan(seed), pools_of(profile, arm), asyncio.Semaphore(profile.seats)
+    plan, pools, seats = (
+        profile.plan(seed),
+        pools_of(profile, arm),
+        asyncio.Semaphore(profile.seats),
+    )
     rollout, tasks = rollout_of(profile, arm, pools, plan), [Task(name, "", "") for name in plan]
     policies = {name: Trained(name, profile, seats) for name in pools}
     step = SimulatedStep(arm, tasks, pools, policies)
     ends: dict[int, float] = {}
-    await step.roll_out(rollout.train(tasks, 1, 1), lambda trajectory: ends.setdefault(trajectory.place, now()))
+    await step.roll_out(
+        rollout.train(tasks, 1, 1), lambda trajectory: ends.setdefault(trajectory.place, now())
+    )
     trajectories = rollout.in_order(step.trajectories)
     rows = {name: rows_to_be(trajectories, name) for name in policies}
     assert sum(map(len, rows.values())) == sum(map(len, plan.values())), "a row was lost"
     known = {row.action for forwarded in step.forwarded for row in forwarded}
     left = {name: [row for row in mine if row.action not in known] for name, mine in rows.items()}
-    await asyncio.gather(*(policy.forward(left[name]) for name, policy in policies.items() if left[name]))
-    late = {name: [row for row in mine if row.action not in step.learned] for name, mine in rows.items()}
-    await asyncio.gather(*(policy.train(len(late[name]), 3 / 5) for name, policy in policies.items()))
+    await asyncio.gather(
+        *(policy.forward(left[name]) for name, policy in policies.items() if left[name])
+    )
+    late = {
+        name: [row for row in mine if row.action not in step.learned] for name, mine in rows.items()
+    }
+    await asyncio.gather(
+        *(policy.train(len(late[name]), 3 / 5) for name, policy in policies.items())
+    )
     await asyncio.sleep(profile.sync)
     finished = [ends[place] for place in range(len(tasks))]
-    worked = sum(end - begun for pool in pools.values() for e in pool.engines for _, begun, end in e.served)
+    worked = sum(
+        end - begun for pool in pools.values() for e in pool.engines for _, begun, end in e.served
+    )
     return Result(
         step=now(),
         rollout=max(finished),
@@ -396,9 +460,14 @@ def compare(profile: Profile, seeds: int) -> None:
     for seed in range(seeds):
         for name, arm in ARMS.items():
             found[name].append(run(one_step(profile, arm, seed))[0])
-        assert all(r[-1].sampled == found[REFERENCE][-1].sampled for r in found.values()), "arms sampled something else"
+        assert all(r[-1].sampled == found[REFERENCE][-1].sampled for r in found.values()), (
+            "arms sampled something else"
+        )
     declared = {"of training a row": profile.train, "to change policy": profile.reload}
-    print(f"\n{', '.join(f'{v:g} s {k}' for k, v in declared.items())}, {profile.seats} seats, {seeds} seeds")
+    print(
+        f"\n{', '.join(f'{v:g} s {k}' for k, v in declared.items())}, {profile.seats} seats, "
+        f"{seeds} seeds"
+    )
     head = [
         "arm",
         "step, s",
@@ -413,22 +482,36 @@ def compare(profile: Profile, seeds: int) -> None:
     for name, results in found.items():
         cells = [spread([r.step for r in results])]
         for other in (REFERENCE, ALL):
-            cells.append(spread([a.step / b.step for a, b in zip(results, found[other], strict=True)], 2))
-        cells += [spread([r.rollout for r in results]), f"{statistics.fmean(r.busy for r in results):.2f}"]
-        cells += [spread([r.half for r in results]), f"{statistics.fmean(r.during for r in results):.2f}"]
+            cells.append(
+                spread([a.step / b.step for a, b in zip(results, found[other], strict=True)], 2)
+            )
+        cells += [
+            spread([r.rollout for r in results]),
+            f"{statistics.fmean(r.busy for r in results):.2f}",
+        ]
+        cells += [
+            spread([r.half for r in results]),
+            f"{statistics.fmean(r.during for r in results):.2f}",
+        ]
         print(f"| {name} | {' | '.join(cells)} |", flush=True)
 
 
 def spread(values: Sequence[float], digits: int = 0) -> str:
     """Mean, minimum and maximum."""
-    return f"{statistics.fmean(values):.{digits}f} ({min(values):.{digits}f}-{max(values):.{digits}f})"
+    return (
+        f"{statistics.fmean(values):.{digits}f} ({min(values):.{digits}f}-{max(values):.{digits}f})"
+    )
 
 
 def controller(trajectories: int, repeats: int = 3) -> None:
-    """CPU time of the controller per action: pool, router and rollout, and the simulated engine's."""
+    """CPU time of the controller per action: pool, router and rollout, and the simulated
+    engine's."""
     profile = Profile(engines=64, places=16, calls=2)
     at_once = [n for n in (10, 100, 1000, 10_000, 100_000) if n <= trajectories]
-    print("| trajectories at once | no queue, ms an action | queue | ratio | and engines that change policy | ratio |")
+    print(
+        "| trajectories at once | no queue, ms an action | queue | ratio | and engines that change "
+        "policy | ratio |"
+    )
     print("|---|---|---|---|---|---|")
     for count in at_once:
         cpu_ms: dict[str, list[float]] = {"no queue": [], REFERENCE: [], BALANCED: []}
@@ -438,7 +521,10 @@ def controller(trajectories: int, repeats: int = 3) -> None:
         first = cpu_ms["no queue"]
         cells = [spread(first, 3)]
         for name in (REFERENCE, BALANCED):
-            cells += [spread(cpu_ms[name], 3), spread([b / a for a, b in zip(first, cpu_ms[name], strict=True)], 2)]
+            cells += [
+                spread(cpu_ms[name], 3),
+                spread([b / a for a, b in zip(first, cpu_ms[name], strict=True)], 2),
+            ]
         print(f"| {count} | {' | '.join(cells)} |", flush=True)
 
 
@@ -460,18 +546,32 @@ def rolled_out(profile: Profile, arm: Arm) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seeds", type=int, default=20)
-    parser.add_argument("--train", type=float, nargs="+", default=[0.25], help="seconds of training a row")
-    parser.add_argument("--seats", type=int, help="policies that can train at the same time; default: all")
     parser.add_argument(
-        "--reload", type=float, default=0.5, help="seconds in which an engine changes policy; a restart takes 16"
+        "--train", type=float, nargs="+", default=[0.25], help="seconds of training a row"
+    )
+    parser.add_argument(
+        "--seats", type=int, help="policies that can train at the same time; default: all"
+    )
+    parser.add_argument(
+        "--reload",
+        type=float,
+        default=0.5,
+        help="seconds in which an engine changes policy; a restart takes 16",
     )
     parser.add_argument("--controller", action="store_true")
     parser.add_argument("--trajectories", type=int, default=10_000)
-    parser.add_argument("--trace", type=Path, help="a recorded load, of `openrlhf export RUN --table trace`")
     parser.add_argument(
-        "--token", type=float, default=0.05, help="seconds that an engine takes for a token of a recorded load"
+        "--trace", type=Path, help="a recorded load, of `openrlhf export RUN --table trace`"
+    )
+    parser.add_argument(
+        "--token",
+        type=float,
+        default=0.05,
+        help="seconds that an engine takes for a token of a recorded load",
     )
     args = parser.parse_args()
     if args.controller:

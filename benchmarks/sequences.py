@@ -1,12 +1,14 @@
-"""Conversations as sequences, packing and micro-batches by tokens, on upstream's own model and loss.
+"""Conversations as sequences, packing and micro-batches by tokens, on upstream's own model and
+loss.
 
     python -m benchmarks.sequences [--trees 1000] [--only exact|tokens|time]
 
-exact    random conversation trees of two policies: the gradient of one optimiser step, float32, with merged and single rows, packed
-         and padded, micro-batches by tokens and of a fixed number of rows, asserted to be the same
+exact    random conversation trees of two policies: the gradient of one optimiser step, float32,
+         with merged and single rows, packed and padded, micro-batches by tokens and of a fixed
+         number of rows, asserted to be the same
 tokens   tokens that go through the model over distinct tokens, and padding of ragged rows
-time     forward passes and update of conversations of 16 turns x 256 tokens, against one row per action; the gradients are
-         asserted to be the same
+time     forward passes and update of conversations of 16 turns x 256 tokens, against one row per
+         action; the gradients are asserted to be the same
 """
 
 from __future__ import annotations
@@ -38,7 +40,12 @@ from marl_plugins.builtin.reinforce_pp import ReinforcePlusPlus
 from marl_plugins.core.rows import Row
 from marl_plugins.core.sequences import TokenSequence, sequences_of
 from marl_plugins.core.trajectory import Action, Generation, Task, Trajectory
-from marl_plugins.engine.runtime.experience import ForwardedRows, estimate, forwarded, sequence_experience
+from marl_plugins.engine.runtime.experience import (
+    ForwardedRows,
+    estimate,
+    forwarded,
+    sequence_experience,
+)
 from marl_plugins.engine.runtime.layout import Limit, plan_layout
 from marl_plugins.engine.runtime.tiny_model import resolve
 
@@ -48,7 +55,11 @@ ROUNDS = 3
 
 def model(seed: int, attention: str = "eager") -> Any:
     """A tiny policy in float32, as upstream's training processes hold it."""
-    actor = Actor(resolve(f"tiny:seed={seed},positions=8192"), attn_implementation=attention, param_dtype="bf16")
+    actor = Actor(
+        resolve(f"tiny:seed={seed},positions=8192"),
+        attn_implementation=attention,
+        param_dtype="bf16",
+    )
     return actor.float()
 
 
@@ -60,7 +71,9 @@ def batches(sequences: Sequence[TokenSequence], limit: Limit) -> list[list[int]]
 
 
 @torch.no_grad()
-def forward(actor: Any, policy: str, rows: Sequence[Row], merge: bool, limit: Limit) -> ForwardedRows:
+def forward(
+    actor: Any, policy: str, rows: Sequence[Row], merge: bool, limit: Limit
+) -> ForwardedRows:
     """The forward passes of a step."""
     sequences, done = sequences_of(rows, merge), []
     for batch in batches(sequences, limit):
@@ -81,7 +94,13 @@ def update(
     for batch in batches(sequences, limit):
         e = make_experience_batch([items[i] for i in batch])
         log_probs = actor(e.sequences, e.action_mask, e.attention_mask)
-        found = loss(log_probs, e.action_log_probs, e.advantages, action_mask=e.action_mask, batch_num_tokens=total)[0]
+        found = loss(
+            log_probs,
+            e.action_log_probs,
+            e.advantages,
+            action_mask=e.action_mask,
+            batch_num_tokens=total,
+        )[0]
         found.backward()
     return {name: p.grad.clone() for name, p in actor.named_parameters() if p.grad is not None}
 
@@ -97,13 +116,20 @@ def step(
     return {p.policy: update(actors[p.policy], p.items, p.sequences, limit) for p in prepared}
 
 
-def difference(one: dict[str, dict[str, torch.Tensor]], other: dict[str, dict[str, torch.Tensor]]) -> float:
+def difference(
+    one: dict[str, dict[str, torch.Tensor]], other: dict[str, dict[str, torch.Tensor]]
+) -> float:
     """The largest difference of two gradients."""
-    return max(float((one[policy][name] - other[policy][name]).abs().max()) for policy in one for name in one[policy])
+    return max(
+        float((one[policy][name] - other[policy][name]).abs().max())
+        for policy in one
+        for name in one[policy]
+    )
 
 
 def trees(count: int, policies: Sequence[str]) -> dict[str, list[Row]]:
-    """Rows of random conversation trees; a twentieth of the turns are left out, as a plugin would."""
+    """Rows of random conversation trees; a twentieth of the turns are left out, as a plugin
+    would."""
     rows: dict[str, list[Row]] = {policy: [] for policy in policies}
     for number in range(count):
         draw = random.Random(number)
@@ -128,11 +154,17 @@ def exact(count: int) -> None:
     reference = step(actors, rows, False, False, limits["rows"])
     size = max(float(g.abs().max()) for grads in reference.values() for g in grads.values())
     total = sum(map(len, rows.values()))
-    print(f"{count} trees, {total} rows of two policies; the largest entry of the gradient is {size:.3g}")
+    print(
+        f"{count} trees, {total} rows of two policies; the largest entry of the gradient is "
+        f"{size:.3g}"
+    )
     for merge, packed, by in itertools.product([False, True], [False, True], limits):
         limit = Limit(tokens=512, packed=packed) if by == "tokens" else limits["rows"]
         off = difference(reference, step(actors, rows, merge, packed, limit))
-        ways = f"{'merged' if merge else 'single'}, {'packed' if packed else 'padded'}, micro-batches by {by}"
+        ways = (
+            f"{'merged' if merge else 'single'}, {'packed' if packed else 'padded'}, "
+            f"micro-batches by {by}"
+        )
         print(f"  {ways}: differs by {off:.2g} at most", flush=True)
         assert off < 1e-6, ways
 
@@ -158,7 +190,8 @@ def tokens() -> None:
     distinct = sum(len(r.action.shown_ids) + len(r.action.generation.ids) for r in rows)
     through = [sum(len(s.ids) for s in sequences) / distinct for sequences in (merged, single)]
     print(
-        f"16 turns x 256 tokens: {through[0]:.2f} tokens through the model per distinct token merged, {through[1]:.2f} single"
+        f"16 turns x 256 tokens: {through[0]:.2f} tokens through the model per distinct token "
+        f"merged, {through[1]:.2f} single"
     )
     draw = random.Random(0)
     lengths = [max(1, round(draw.lognormvariate(5, 1))) for _ in range(512)]
@@ -169,10 +202,14 @@ def tokens() -> None:
     }
     for name, groups in shown.items():
         padded = sum(max(g) * len(g) for g in groups) / sum(lengths)
-        print(f"512 rows, log-normal with sigma 1, {name}: {padded:.3f} tokens per real token, {len(groups)} micro-batches")
+        print(
+            f"512 rows, log-normal with sigma 1, {name}: {padded:.3f} tokens per real token, "
+            f"{len(groups)} micro-batches"
+        )
     packed = _grouped(lengths, Limit(tokens=TOKENS, packed=True))
     print(
-        f"512 rows, log-normal with sigma 1, by tokens ({TOKENS}), packed: 1.000 tokens per real token, {len(packed)} micro-batches"
+        f"512 rows, log-normal with sigma 1, by tokens ({TOKENS}), packed: 1.000 tokens per real "
+        f"token, {len(packed)} micro-batches"
     )
 
 
@@ -195,13 +232,21 @@ def timing() -> None:
     off = difference(gradients[True], gradients[False])
     assert off < 1e-6, off
     ratios = [a / b for a, b in zip(taken[False], taken[True], strict=True)]
-    shown = {merge: f"{statistics.median(t):.1f} s ({min(t):.1f}-{max(t):.1f})" for merge, t in taken.items()}
+    shown = {
+        merge: f"{statistics.median(t):.1f} s ({min(t):.1f}-{max(t):.1f})"
+        for merge, t in taken.items()
+    }
     ratio = f"{statistics.median(ratios):.1f}x ({min(ratios):.1f}-{max(ratios):.1f})"
-    print(f"2 x 16 turns x 256 tokens, forward and update: {shown[True]} merged, {shown[False]} single: {ratio}")
+    print(
+        f"2 x 16 turns x 256 tokens, forward and update: {shown[True]} merged, {shown[False]} "
+        f"single: {ratio}"
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--trees", type=int, default=1000)
     parser.add_argument("--only", choices=["exact", "tokens", "time"])
     args = parser.parse_args()

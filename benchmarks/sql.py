@@ -1,8 +1,9 @@
 """The sql tool beside SQLite itself, and what hostile queries cost: `python -m benchmarks.sql`
 
-On store 0 of recipes/ecommerce: a look-up and a month's sales by category, through the tool and by sqlite3 on an open connection in
-turn, with equal answers; 200 look-ups at once, with the longest time for which the event loop did nothing else; then the CPU
-time of every query of tests/hostile_queries.py. About half a minute.
+On store 0 of recipes/ecommerce: a look-up and a month's sales by category, through the tool and by
+sqlite3 on an open connection in turn, with equal answers; 200 look-ups at once, with the longest
+time for which the event loop did nothing else; then the CPU time of every query of
+tests/hostile_queries.py. About half a minute.
 """
 
 from __future__ import annotations
@@ -30,8 +31,10 @@ CONFIG = SqlToolConfig(database="", today="2025-12-31")
 QUERIES = {
     "a look-up": ("SELECT status FROM orders WHERE id = ?", [4711]),
     "a month by category": (
-        "SELECT c.name, sum(l.quantity * l.price) FROM order_lines l JOIN orders o ON o.id = l.order_id JOIN products p "
-        "ON p.id = l.product JOIN categories c ON c.id = p.category WHERE o.day LIKE ? GROUP BY 1 ORDER BY 2 DESC",
+        "SELECT c.name, sum(l.quantity * l.price) FROM order_lines l JOIN orders o ON o.id = "
+        "l.order_id JOIN products p "
+        "ON p.id = l.product JOIN categories c ON c.id = p.category WHERE o.day LIKE ? GROUP BY 1 "
+        "ORDER BY 2 DESC",
         ["2025-03-%"],
     ),
     "strftime on all orders": ("SELECT strftime('%m', day), count(*) FROM orders GROUP BY 1", []),
@@ -40,7 +43,10 @@ QUERIES = {
 
 def shown(seconds: list[float]) -> str:
     """Median and range in milliseconds."""
-    return f"{statistics.median(seconds) * 1e3:.2f} ms ({min(seconds) * 1e3:.2f}-{max(seconds) * 1e3:.2f})"
+    return (
+        f"{statistics.median(seconds) * 1e3:.2f} ms "
+        f"({min(seconds) * 1e3:.2f}-{max(seconds) * 1e3:.2f})"
+    )
 
 
 async def compare(database: Path) -> None:
@@ -56,9 +62,14 @@ async def compare(database: Path) -> None:
             result = await tool.run(ToolCall(text, "t", 0, 1))
             through.append(time.perf_counter() - between)
             beside.append(between - started)
-            assert result.ok and result.output.splitlines()[1:] == [",".join(map(str, row)) for row in expected]
+            assert result.ok and result.output.splitlines()[1:] == [
+                ",".join(map(str, row)) for row in expected
+            ]
         more = statistics.median(through) - statistics.median(beside)
-        print(f"{name}: sqlite3 {shown(beside)}, tool {shown(through)}: {more * 1e3:.2f} ms more", flush=True)
+        print(
+            f"{name}: sqlite3 {shown(beside)}, tool {shown(through)}: {more * 1e3:.2f} ms more",
+            flush=True,
+        )
     plain.close()
 
 
@@ -67,23 +78,34 @@ async def crowd(database: Path) -> None:
     async with Stalls() as stalls:
         await asyncio.sleep(0.05)
         started = time.perf_counter()
-        calls = [tool.run(ToolCall(f"SELECT id FROM orders WHERE id = ?\n[{4000 + n}]", "t", n, 1)) for n in range(AT_ONCE)]
+        calls = [
+            tool.run(ToolCall(f"SELECT id FROM orders WHERE id = ?\n[{4000 + n}]", "t", n, 1))
+            for n in range(AT_ONCE)
+        ]
         results = await asyncio.gather(*calls)
         seconds = time.perf_counter() - started
         right = sum(result.output == f"id\n{4000 + n}" for n, result in enumerate(results))
         print(
-            f"{AT_ONCE} at once: {seconds:.2f} s, {right} right, event loop stalled at most {stalls.longest * 1e3:.0f} ms"
+            f"{AT_ONCE} at once: {seconds:.2f} s, {right} right, event loop stalled at most "
+            f"{stalls.longest * 1e3:.0f} ms"
         )
         stalls.longest = 0.0
         endless = [tool.run(ToolCall(STOPPED["cross join"], "t", n, 1)) for n in range(8)]
         results = await asyncio.gather(*endless)
-        print(f"8 without end at once: event loop stalled at most {stalls.longest * 1e3:.0f} ms", flush=True)
+        print(
+            f"8 without end at once: event loop stalled at most {stalls.longest * 1e3:.0f} ms",
+            flush=True,
+        )
         assert not any(result.ok for result in results)
 
 
 def attack(database: Path) -> None:
     before = hashlib.sha256(database.read_bytes()).hexdigest()
-    for kind, queries in (("refused", REFUSED), ("stopped", STOPPED), ("with long texts", SLOW_STEPS)):
+    for kind, queries in (
+        ("refused", REFUSED),
+        ("stopped", STOPPED),
+        ("with long texts", SLOW_STEPS),
+    ):
         times = {}
         for name, query in queries.items():
             started = time.thread_time()
@@ -91,7 +113,9 @@ def attack(database: Path) -> None:
             times[name] = time.thread_time() - started
             assert answer.problem
         slowest = max(times, key=lambda name: times[name])
-        print(f"{len(queries)} {kind}: {shown(list(times.values()))}, slowest {slowest!r}", flush=True)
+        print(
+            f"{len(queries)} {kind}: {shown(list(times.values()))}, slowest {slowest!r}", flush=True
+        )
     assert hashlib.sha256(database.read_bytes()).hexdigest() == before
 
 

@@ -1,9 +1,11 @@
-"""From `openrlhf train` to the first finished update: three policies on three vLLM engines, KL on, operators built.
+"""From `openrlhf train` to the first finished update: three policies on three vLLM engines, KL on,
+operators built.
 
     python -m benchmarks.startup [runs] [flags of `openrlhf train`, for a comparison]
 
-Prints seconds to the first finished step, each later step's time beyond generation, and the peak of the summed memory
-(proportional set size, so that shared pages count once) of all the run's processes.
+Prints seconds to the first finished step, each later step's time beyond generation, and the peak of
+the summed memory (proportional set size, so that shared pages count once) of all the run's
+processes.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ def memory(mark: bytes) -> float:
         try:
             if mark in (folder / "environ").read_bytes():
                 text = (folder / "smaps_rollup").read_text()
-                total += int(next(line for line in text.splitlines() if line.startswith("Pss:")).split()[1])
+                total += int(
+                    next(line for line in text.splitlines() if line.startswith("Pss:")).split()[1]
+                )
         except (OSError, StopIteration):
             continue
     return total / 2**20
@@ -69,7 +73,13 @@ def one_run(flags: Sequence[str]) -> tuple[float, list[float], float]:
             if metrics["step"] == 1:
                 first = time.monotonic() - started
             else:
-                beyond.append(sum(v for k, v in metrics.items() if k.startswith("seconds/") and k != "seconds/rollout"))
+                beyond.append(
+                    sum(
+                        v
+                        for k, v in metrics.items()
+                        if k.startswith("seconds/") and k != "seconds/rollout"
+                    )
+                )
         running = False
         if process.wait():
             raise RuntimeError("the run failed; run it by hand")
@@ -78,9 +88,19 @@ def one_run(flags: Sequence[str]) -> tuple[float, list[float], float]:
 
 def main(runs: int, flags: Sequence[str]) -> None:
     found = [one_run(flags) for _ in range(runs)]
-    first, beyond, peaks = [f for f, _, _ in found], [b for _, bs, _ in found for b in bs], [p for _, _, p in found]
-    print(f"to the first finished update: {statistics.median(first):.0f} s ({min(first):.0f}-{max(first):.0f})")
-    print(f"later steps beyond generation: {statistics.median(beyond):.2f} s ({min(beyond):.2f}-{max(beyond):.2f})")
+    first, beyond, peaks = (
+        [f for f, _, _ in found],
+        [b for _, bs, _ in found for b in bs],
+        [p for _, _, p in found],
+    )
+    print(
+        f"to the first finished update: {statistics.median(first):.0f} s "
+        f"({min(first):.0f}-{max(first):.0f})"
+    )
+    print(
+        f"later steps beyond generation: {statistics.median(beyond):.2f} s "
+        f"({min(beyond):.2f}-{max(beyond):.2f})"
+    )
     print(f"peak memory of all processes: {max(peaks):.1f} GiB")
 
 

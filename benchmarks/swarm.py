@@ -1,25 +1,33 @@
 """How much of others' experience helps: SAPO's arms with eight peers, beside frozen controls.
 
-    python -m benchmarks.swarm --out FOLDER [--seeds 0 1 2] [--arms ARM ...] [--recorded]       (four minutes a run on two cores)
+    python -m benchmarks.swarm --out FOLDER [--seeds 0 1 2] [--arms ARM ...] [--recorded]
+        (four minutes a run on two cores)
 
-`recipes/swarm/population.yaml`: eight adapters of one tiny model, which begin alike. In every arm a member trains on eight groups
-of eight samples a step, in two optimiser steps, for 48 steps; arms differ in how many of the groups are its own.
+`recipes/swarm/population.yaml`: eight adapters of one tiny model, which begin alike. In every arm a
+member trains on eight groups of eight samples a step, in two optimiser steps, for 48 steps; arms
+differ in how many of the groups are its own.
 
-    8/0, 6/2, 4/4, 2/6   own groups / groups of other members, of those whose outcomes differ (SAPO, arXiv 2509.08721)
+    8/0, 6/2, 4/4, 2/6   own groups / groups of other members, of those whose outcomes differ (SAPO,
+                         arXiv 2509.08721)
     uniform              4/4, any group of others
-    alone, capability    8/0 and 4/4 with `--swarm.weight capability` (HACPO, arXiv 2603.02604) and the estimator that it asks for,
-                         `reinforce`; the second is compared with the first
-    stronger             4/4, where half of the members begin as a model that has been trained alone for 128 steps; the numbers
-                         are those of the other half, and compared with the same four members of 8/0
-    rare 8/0, rare 4/4   from a start at which a quarter of the answers is right, the second compared with the first; only if
-                         they are named
-    frozen ARM           learning rate 0, eight steps: what the arm's choice of groups does to the numbers by itself
+    alone, capability    8/0 and 4/4 with `--swarm.weight capability` (HACPO, arXiv 2603.02604) and
+                         the estimator that it asks for, `reinforce`; the second is compared with
+                         the first
+    stronger             4/4, where half of the members begin as a model that has been trained alone
+                         for 128 steps; the numbers are those of the other half, and compared with
+                         the same four members of 8/0
+    rare 8/0, rare 4/4   from a start at which a quarter of the answers is right, the second
+                         compared with the first; only if they are named
+    frozen ARM           learning rate 0, eight steps: what the arm's choice of groups does to the
+                         numbers by itself
 
-`own` is the mean outcome of a member's own samples over all steps, `held out` the mean success on 256 held-out tasks, of which
-each member answers an eighth, over the evaluations after the first (every four steps). Both are also given as the ratio to the arm
-of comparison, paired by seed, with a 95 % t-interval. `fall` is the oscillation: by how much held-out success lies below its best
-so far, the mean over evaluations, in points. `differs from` is the first step from which the mean of held-out success up to there
-differs from that of the arm of comparison with 95 % certainty. Finished runs in FOLDER are not repeated.
+`own` is the mean outcome of a member's own samples over all steps, `held out` the mean success on
+256 held-out tasks, of which each member answers an eighth, over the evaluations after the first
+(every four steps). Both are also given as the ratio to the arm of comparison, paired by seed, with
+a 95 % t-interval. `fall` is the oscillation: by how much held-out success lies below its best so
+far, the mean over evaluations, in points. `differs from` is the first step from which the mean of
+held-out success up to there differs from that of the arm of comparison with 95 % certainty.
+Finished runs in FOLDER are not repeated.
 """
 
 from __future__ import annotations
@@ -84,7 +92,9 @@ def recipe_of(arm: str, out: Path) -> Path:
             (copy / "stronger.yaml").write_text(f"extends: population.yaml\npolicies:\n{policies}")
         else:
             demonstrations = copy / "demonstrations.py"
-            text = re.sub(r"^SLIPS = .*$", f"SLIPS = {RARE_SLIPS}", demonstrations.read_text(), flags=re.M)
+            text = re.sub(
+                r"^SLIPS = .*$", f"SLIPS = {RARE_SLIPS}", demonstrations.read_text(), flags=re.M
+            )
             demonstrations.write_text(text)
     return copy / ("stronger.yaml" if name == "stronger" else "population.yaml")
 
@@ -100,11 +110,18 @@ def run(arm: str, seed: int, out: Path, frozen: bool = False) -> RunReader:
 
 
 def curves(reader: RunReader, members: Sequence[str]) -> tuple[list[float], dict[int, float]]:
-    """Own outcome by step, and held-out success by the step of its evaluation: means over members."""
+    """Own outcome by step, and held-out success by the step of its evaluation: means over
+    members."""
     metrics = list(reader.metrics())
-    steps, evaluations = ([m for m in metrics if f"{kind}/{members[0]}/outcome" in m] for kind in ("policy", "eval/policy"))
+    steps, evaluations = (
+        [m for m in metrics if f"{kind}/{members[0]}/outcome" in m]
+        for kind in ("policy", "eval/policy")
+    )
     own = [statistics.fmean(m[f"policy/{name}/outcome"] for name in members) for m in steps]
-    held = {int(m["step"]): statistics.fmean(m[f"eval/policy/{name}/outcome"] for name in members) for m in evaluations}
+    held = {
+        int(m["step"]): statistics.fmean(m[f"eval/policy/{name}/outcome"] for name in members)
+        for m in evaluations
+    }
     return own, held
 
 
@@ -119,15 +136,27 @@ def interval(values: Sequence[float], form: str = "{:.3f}") -> str:
 
 def fall(held: Sequence[float]) -> float:
     """By how much success lies below its best so far, the mean over evaluations, in points."""
-    return 100 * statistics.fmean(best - now for best, now in zip(accumulate(held, max), held, strict=True))
+    return 100 * statistics.fmean(
+        best - now for best, now in zip(accumulate(held, max), held, strict=True)
+    )
 
 
-def differs_from(steps: Sequence[int], curves: Sequence[Sequence[float]], others: Sequence[Sequence[float]]) -> str:
-    """The first step from which means up to there differ with certainty; a dash if there is none."""
+def differs_from(
+    steps: Sequence[int], curves: Sequence[Sequence[float]], others: Sequence[Sequence[float]]
+) -> str:
+    """The first step from which means up to there differ with certainty; a dash if there is
+    none."""
     first = "-"
     for n, step in reversed([*enumerate(steps, 1)]):
-        gaps = [statistics.fmean(a[:n]) - statistics.fmean(b[:n]) for a, b in zip(curves, others, strict=True)]
-        half = t_quantile(len(gaps) - 1) * statistics.stdev(gaps) / len(gaps) ** 0.5 if len(gaps) > 1 else float("inf")
+        gaps = [
+            statistics.fmean(a[:n]) - statistics.fmean(b[:n])
+            for a, b in zip(curves, others, strict=True)
+        ]
+        half = (
+            t_quantile(len(gaps) - 1) * statistics.stdev(gaps) / len(gaps) ** 0.5
+            if len(gaps) > 1
+            else float("inf")
+        )
         if abs(statistics.fmean(gaps)) <= half:
             return first
         first = str(step)
@@ -141,8 +170,15 @@ def row(arm: str, seeds: Sequence[int], out: Path, frozen: bool) -> str:
     others = [curves(run(COMPARED.get(arm, "8/0"), seed, out, frozen), members) for seed in seeds]
     held, of_others = ([[*held.values()] for _, held in found] for found in (runs, others))
     own = [statistics.fmean(own) for own, _ in runs]
-    ratio = interval([mean / statistics.fmean(other) for mean, (other, _) in zip(own, others, strict=True)])
-    held_ratio = interval([statistics.fmean(a[1:]) / statistics.fmean(b[1:]) for a, b in zip(held, of_others, strict=True)])
+    ratio = interval(
+        [mean / statistics.fmean(other) for mean, (other, _) in zip(own, others, strict=True)]
+    )
+    held_ratio = interval(
+        [
+            statistics.fmean(a[1:]) / statistics.fmean(b[1:])
+            for a, b in zip(held, of_others, strict=True)
+        ]
+    )
     start, end = (statistics.fmean(h[n] for h in held) for n in (0, -1))
     falls = interval([fall(h) for h in held], "{:.1f}")
     first = differs_from([*runs[0][1]][1:], [h[1:] for h in held], [h[1:] for h in of_others])
@@ -152,19 +188,27 @@ def row(arm: str, seeds: Sequence[int], out: Path, frozen: bool) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.swarm", description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.swarm", description=__doc__.partition("\n")[0]
+    )
     parser.add_argument("--out", type=Path, default=Path("runs/bench-swarm"))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--frozen_seeds", type=int, nargs="+", default=[0])
     parser.add_argument(
-        "--arms", nargs="+", choices=list(ARMS), default=[arm for arm in ARMS if not arm.startswith("rare")]
+        "--arms",
+        nargs="+",
+        choices=list(ARMS),
+        default=[arm for arm in ARMS if not arm.startswith("rare")],
     )
     add_flag(parser)
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     for name in restore("swarm", options.out) if options.recorded else ():
         print(f"recorded: {name}", file=sys.stderr)
-    print("| arm | seeds | own | ratio | held out: start | end | ratio | fall | differs from |", flush=True)
+    print(
+        "| arm | seeds | own | ratio | held out: start | end | ratio | fall | differs from |",
+        flush=True,
+    )
     print("|---|---|---|---|---|---|---|---|---|", flush=True)
     for frozen, seeds in ((False, options.seeds), (True, options.frozen_seeds)):
         for arm in options.arms if seeds else ():

@@ -1,12 +1,14 @@
-"""Random faults: what a run makes of a kill, a stop, a full disk, a cut file or a lost folder, at any time and in any process.
+"""Random faults: what a run makes of a kill, a stop, a full disk, a cut file or a lost folder, at
+any time and in any process.
 
     python -m benchmarks.trials [--trials 50] [--seed 0] [--only N ...]
 
-A trial draws a fault, a process (or a file, or a folder), a phase and a delay, and strikes from outside. What ended is resumed by
-the command that a person would type; metrics, trajectories, ledger and final weights are compared with those of the undisturbed
-run, exactly; only records that were themselves cut or removed may be missing, and are counted. A driver that is stopped for ever
-is killed after a minute, because there is nobody else to notice. A disk is a small file system in memory, which takes the rights
-of root. One and a half to two minutes a trial on two cores.
+A trial draws a fault, a process (or a file, or a folder), a phase and a delay, and strikes from
+outside. What ended is resumed by the command that a person would type; metrics, trajectories,
+ledger and final weights are compared with those of the undisturbed run, exactly; only records that
+were themselves cut or removed may be missing, and are counted. A driver that is stopped for ever is
+killed after a minute, because there is nobody else to notice. A disk is a small file system in
+memory, which takes the rights of root. One and a half to two minutes a trial on two cores.
 """
 
 from __future__ import annotations
@@ -54,7 +56,14 @@ PROCESSES = {
 }
 FILES = ("metrics.jsonl", "trajectories.jsonl", "ledger.jsonl", "checkpoint", "weights")
 FOLDERS = ("a saved step", "all saved steps", "records", "Ray's")
-FAULTS = {"kill": 0.3, "pause": 0.1, "stop": 0.15, "full disk": 0.2, "cut file": 0.15, "lost folder": 0.1}
+FAULTS = {
+    "kill": 0.3,
+    "pause": 0.1,
+    "stop": 0.15,
+    "full disk": 0.2,
+    "cut file": 0.15,
+    "lost folder": 0.1,
+}
 
 MARKS = """
     import asyncio, os
@@ -105,7 +114,11 @@ class Trial:
     @classmethod
     def draw(cls, dice: random.Random) -> Trial:
         fault = dice.choices(list(FAULTS), list(FAULTS.values()))[0]
-        targets = {"full disk": ("records", "checkpoints"), "cut file": FILES, "lost folder": FOLDERS}
+        targets = {
+            "full disk": ("records", "checkpoints"),
+            "cut file": FILES,
+            "lost folder": FOLDERS,
+        }
         phase = dice.choice(PHASES)
         step = {"start": 0, "evaluation": dice.choice((0, 2)), "save": dice.choice((1, 2))}.get(
             phase, dice.choice((1, 2, 3))
@@ -159,7 +172,8 @@ class Struck:
             raise TimeoutError(f"still running {LIMIT:.0f} s after: {self.struck}") from None
 
     def repair(self) -> None:
-        """What a person would do before typing the command again: make room. A cut file is cut now, when nobody writes."""
+        """What a person would do before typing the command again: make room. A cut file is cut now,
+        when nobody writes."""
         if self.trial.fault == "full disk":
             for filler in self.folder.rglob("filler"):
                 filler.unlink()
@@ -214,19 +228,23 @@ class Struck:
     def _cut(self) -> None:
         candidates = {
             "checkpoint": [p for p in self.checkpoints.rglob("*") if p.is_file()],
-            "weights": list(self.checkpoints.rglob("*.safetensors")) + list(self.checkpoints.rglob("*.pt")),
+            "weights": list(self.checkpoints.rglob("*.safetensors"))
+            + list(self.checkpoints.rglob("*.pt")),
         }.get(self.trial.target, [self.run.output / self.trial.target])
         candidates = sorted(p for p in candidates if p.exists() and p.stat().st_size)
         if candidates:
             place = self.dice.choice(candidates)
             size = self.dice.randrange(place.stat().st_size)
-            self.struck = f"{place.relative_to(self.folder)} cut to {size} of {place.stat().st_size} bytes"
+            self.struck = (
+                f"{place.relative_to(self.folder)} cut to {size} of {place.stat().st_size} bytes"
+            )
             os.truncate(place, size)
 
 
 @contextlib.contextmanager
 def small_disks(folder: Path, wanted: bool) -> Iterator[None]:
-    """The folders of a run on two small file systems of their own, each with room for the run and not much more."""
+    """The folders of a run on two small file systems of their own, each with room for the run and
+    not much more."""
     places = [folder / "out", folder / "checkpoints"] if wanted else []
     for place in places:
         place.mkdir()
@@ -270,7 +288,10 @@ def attempt(struck: Struck, undisturbed: tuple[Any, ...]) -> dict[str, object]:
         codes = resume(struck)
     last = codes[-1] if codes else code
     equal, missing = (False, 0) if last else compared(struck.run, undisturbed)
-    may_miss = struck.trial.fault in ("cut file", "lost folder") and struck.trial.target in (*FILES[:3], "records")
+    may_miss = struck.trial.fault in ("cut file", "lost folder") and struck.trial.target in (
+        *FILES[:3],
+        "records",
+    )
     words = ", ".join(map(str, codes)) or "no"
     return {
         "code": code,
@@ -285,10 +306,12 @@ def attempt(struck: Struck, undisturbed: tuple[Any, ...]) -> dict[str, object]:
 
 
 def compared(run: Started, undisturbed: tuple[Any, ...]) -> tuple[bool, int]:
-    """Whether all that a run has left is as in the undisturbed run, and how many of its records are missing."""
+    """Whether all that a run has left is as in the undisturbed run, and how many of its records are
+    missing."""
     mine = comparable(run)
     records = [
-        [json.dumps(record, sort_keys=True) for part in which[:3] for record in part] for which in (mine, undisturbed)
+        [json.dumps(record, sort_keys=True) for part in which[:3] for record in part]
+        for which in (mine, undisturbed)
     ]
     found, wanted = map(Counter, records)
     for record in (found - wanted).elements():
@@ -299,10 +322,12 @@ def compared(run: Started, undisturbed: tuple[Any, ...]) -> tuple[bool, int]:
 
 
 def resume(struck: Struck) -> list[int | str]:
-    """The command again. Where it refuses what is damaged, its advice is followed, at most three times.
+    """The command again. Where it refuses what is damaged, its advice is followed, at most three
+    times.
 
     Returns:
-        The exit codes; after "anew" no step was left to resume, and the run was started in empty folders.
+        The exit codes; after "anew" no step was left to resume, and the run was started in empty
+        folders.
     """
     codes: list[int | str] = []
     for _ in range(3):
@@ -326,7 +351,9 @@ def resume(struck: Struck) -> list[int | str]:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--trials", type=int, default=50)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", type=int, nargs="*", help="numbers of trials, to repeat them")
@@ -338,7 +365,8 @@ def main() -> int:
     (top / "undisturbed").mkdir()
     undisturbed = comparable(Started(top / "undisturbed", recipe / "watched.yaml").run())
     print(
-        "| trial | fault | of | in | exit code | ended after, s | resumed | equal | records missing | processes left | seconds |"
+        "| trial | fault | of | in | exit code | ended after, s | resumed | equal | records "
+        "missing | processes left | seconds |"
     )
     print("|---|---|---|---|---|---|---|---|---|---|---|", flush=True)
     wrong = 0
@@ -353,11 +381,19 @@ def main() -> int:
         good = bool(found["equal"]) and not found["left"]
         wrong += not good
         outcomes[f"{trial.fault}: {'as undisturbed' if good else 'WRONG'}"] += 1
-        where = f"{trial.phase} {trial.step}" if trial.phase != "start" else f"start + {trial.delay:.0f} s"
-        what = f"{trial.target} ({found['what']})" if found["what"] else f"{trial.target} (not there)"
+        where = (
+            f"{trial.phase} {trial.step}"
+            if trial.phase != "start"
+            else f"start + {trial.delay:.0f} s"
+        )
+        what = (
+            f"{trial.target} ({found['what']})" if found["what"] else f"{trial.target} (not there)"
+        )
         print(
-            f"| {number} | {trial.fault} | {what} | {where} | {found['code']} | {found['ended after']} | {found['resumed']} | "
-            f"{'yes' if found['equal'] else 'NO'} | {found['missing']} | {found['left']} | {found.get('seconds', 0):.0f} |",
+            f"| {number} | {trial.fault} | {what} | {where} | {found['code']} | "
+            f"{found['ended after']} | {found['resumed']} | "
+            f"{'yes' if found['equal'] else 'NO'} | {found['missing']} | {found['left']} | "
+            f"{found.get('seconds', 0):.0f} |",
             flush=True,
         )
         if good:

@@ -1,4 +1,5 @@
-"""TRL's turns-to-rows on given conversations, in TRL's own environment: `python -m benchmarks.trl_rows FILE`.
+"""TRL's turns-to-rows on given conversations, in TRL's own environment:
+`python -m benchmarks.trl_rows FILE`.
 
 Prints the seconds of each run as JSON, after asserting that its rows are the expected ones.
 """

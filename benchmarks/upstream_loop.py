@@ -1,9 +1,11 @@
-"""Our loop beside upstream's own trainer, on the same machine with the same flags: `python -m benchmarks.upstream_loop [pairs]`.
+"""Our loop beside upstream's own trainer, on the same machine with the same flags:
+`python -m benchmarks.upstream_loop [pairs]`.
 
-One policy, one role, one turn: upstream's own flags alone run upstream's trainer, and with `--plugin marl_plugins.reinforce_pp`
-ours, both with the CPU support of engine/hosts/cpu.py. 64 prompts a step in the model's chat template (ours has no other), at most 32
-tokens, a reward function in Python; 14 steps in turn. A step is the time between the lines that two of them print; the start-up
-ends with the first step's. About two minutes for two pairs.
+One policy, one role, one turn: upstream's own flags alone run upstream's trainer, and with
+`--plugin marl_plugins.reinforce_pp` ours, both with the CPU support of engine/hosts/cpu.py. 64
+prompts a step in the model's chat template (ours has no other), at most 32 tokens, a reward
+function in Python; 14 steps in turn. A step is the time between the lines that two of them print;
+the start-up ends with the first step's. About two minutes for two pairs.
 """
 
 from __future__ import annotations
@@ -39,7 +41,10 @@ def reward_func(queries, prompts, labels):
 def words(folder: Path, steps: int, **others: object) -> list[str]:
     """Upstream's command line for a number of steps, with other values of some flags."""
     data = folder / f"{steps}.jsonl"
-    lines = (json.dumps({"prompt": f"What is {n} + {n % 7}?", "label": str(n + n % 7)}) for n in range(PER_STEP * steps))
+    lines = (
+        json.dumps({"prompt": f"What is {n} + {n % 7}?", "label": str(n + n % 7)})
+        for n in range(PER_STEP * steps)
+    )
     data.write_text("\n".join(lines) + "\n")
     flags: dict[str, object] = {
         "actor.model_name_or_path": folder / "model",
@@ -78,14 +83,19 @@ def finished(folder: Path, loop: str) -> list[float]:
     command = [sys.executable, "-u", "-m", "marl_plugins", "train", *more, *words(folder, STEPS)]
     env = {**os.environ, "MARL_PLUGINS_DEVICE": "cpu", "PYTHONUNBUFFERED": "1"}
     started, ends, said = time.perf_counter(), dict[int, float](), list[str]()
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env) as run:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env
+    ) as run:
         assert run.stdout is not None
         for line in run.stdout:
             said.append(line)
             if found := line_of_a_step.search(line):
                 ends.setdefault(int(found[1]), time.perf_counter() - started)
     if run.returncode or sorted(ends) != list(range(1, STEPS + 1)):
-        sys.exit(f"{' '.join(command)}\nended with {run.returncode}, steps {sorted(ends)}:\n{''.join(said[-60:])}")
+        sys.exit(
+            f"{' '.join(command)}\nended with {run.returncode}, steps "
+            f"{sorted(ends)}:\n{''.join(said[-60:])}"
+        )
     return [ends[step] for step in sorted(ends)]
 
 
@@ -110,7 +120,10 @@ def main() -> None:
                 steps[loop] += [later - earlier for earlier, later in itertools.pairwise(ends)]
     for what, found in (("a step", steps), ("to the end of the first step", starts)):
         ratio = statistics.median(found["upstream"]) / statistics.median(found["ours"])
-        print(f"{what}: ours {spread(found['ours'])} s, upstream {spread(found['upstream'])} s, ratio {ratio:.2f}")
+        print(
+            f"{what}: ours {spread(found['ours'])} s, upstream {spread(found['upstream'])} s, "
+            f"ratio {ratio:.2f}"
+        )
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
 """Looking at large runs: `python -m benchmarks.viewer [--scale 1.0]`
 
-Runs are made as three roles with a tool and a coach leave them (tests/inspected_runs.py). Per thing that a user does: wall and CPU
-seconds of a fresh process, the most memory it had, and the size of what it wrote; for pages, a browser's first contentful paint and
-the time until the list is there (Chromium, if there is one).
+Runs are made as three roles with a tool and a coach leave them (tests/inspected_runs.py). Per thing
+that a user does: wall and CPU seconds of a fresh process, the most memory it had, and the size of
+what it wrote; for pages, a browser's first contentful paint and the time until the list is there
+(Chromium, if there is one).
 """
 
 from __future__ import annotations
@@ -43,7 +44,10 @@ def write(folder: Path, trajectories: int, tokens: int, per_step: int = 128) -> 
             t = inspected_runs.trajectory(draw, 1 + number // per_step, f"t{number}", 0)
             for action in t.actions:
                 fresh = inspected_runs.action(draw, action.role, action.path, tokens=tokens)
-                action.generation, action.trainer_logprobs = fresh.generation, fresh.trainer_logprobs
+                action.generation, action.trainer_logprobs = (
+                    fresh.generation,
+                    fresh.trainer_logprobs,
+                )
                 action.advantages = (fresh.advantage,) * tokens
                 action.text = " ".join(draw.choice(WORDS) for _ in range(tokens))
             file.write(json.dumps(to_record(t)) + "\n")
@@ -66,7 +70,10 @@ def measured(*words: str | Path, first_line: bool = False) -> str:
         process.stdout.read()
     _, _, used = os.wait4(process.pid, 0)
     wall, cpu = time.monotonic() - began, used.ru_utime + used.ru_stime
-    return f"first line {line:.1f} s, end {wall:.1f} s, CPU {cpu:.1f} s, {used.ru_maxrss / 1024:.0f} MB"
+    return (
+        f"first line {line:.1f} s, end {wall:.1f} s, CPU {cpu:.1f} s, "
+        f"{used.ru_maxrss / 1024:.0f} MB"
+    )
 
 
 def opened(page: Path) -> str:
@@ -83,7 +90,9 @@ def opened(page: Path) -> str:
         view.goto(f"file://{page}")
         view.wait_for_selector("body[data-ready]")
         ready = time.monotonic() - began
-        paint = view.evaluate("performance.getEntriesByName('first-contentful-paint').map((e) => e.startTime)[0]")
+        paint = view.evaluate(
+            "performance.getEntriesByName('first-contentful-paint').map((e) => e.startTime)[0]"
+        )
         count = view.evaluate("Number(document.body.dataset.ready)")
         began = time.monotonic()
         view.locator("#list").press("Enter")
@@ -96,7 +105,14 @@ def opened(page: Path) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--scale", type=float, default=1.0, help="of the numbers of trajectories")
-    parser.add_argument("--only", type=int, nargs="*", choices=(0, 1, 2), default=(0, 1, 2), help="of the three runs")
+    parser.add_argument(
+        "--only",
+        type=int,
+        nargs="*",
+        choices=(0, 1, 2),
+        default=(0, 1, 2),
+        help="of the three runs",
+    )
     options = parser.parse_args()
     scale = options.scale
     print(f"load {os.getloadavg()[0]:.1f}")

@@ -1,10 +1,11 @@
-"""Weight sync through one vLLM engine: the whole state at once, and one call per parameter, alternating.
+"""Weight sync through one vLLM engine: the whole state at once, and one call per parameter,
+alternating.
 
     python -m benchmarks.weight_sync
 
-A random model of 33 layers (about 400 tensors). A parameter is one of the engine's: vLLM fuses q, k and v, and gate and up, and
-cannot take over a part of a fused one alone. Both ways end with the same weights in the engine, which is asserted by the log-probs
-of a fixed prompt.
+A random model of 33 layers (about 400 tensors). A parameter is one of the engine's: vLLM fuses q, k
+and v, and gate and up, and cannot take over a part of a fused one alone. Both ways end with the
+same weights in the engine, which is asserted by the log-probs of a fixed prompt.
 """
 
 from __future__ import annotations
@@ -60,9 +61,17 @@ async def measure() -> None:
         nonlocal count
         count += 1
         params = vllm.SamplingParams(max_tokens=4, temperature=1.0, seed=3, logprobs=0)
-        outputs = [o async for o in engine.generate({"prompt_token_ids": [5, 6, 7, 8]}, params, request_id=str(count))]
+        outputs = [
+            o
+            async for o in engine.generate(
+                {"prompt_token_ids": [5, 6, 7, 8]}, params, request_id=str(count)
+            )
+        ]
         answer = outputs[-1].outputs[0]
-        return [entry[token].logprob for entry, token in zip(answer.logprobs, answer.token_ids, strict=True)]
+        return [
+            entry[token].logprob
+            for entry, token in zip(answer.logprobs, answer.token_ids, strict=True)
+        ]
 
     def state() -> dict[str, torch.Tensor]:
         with torch.no_grad():
@@ -78,7 +87,9 @@ async def measure() -> None:
             await engine.collective_rpc(load_weights, args=(safetensors.torch.save(group),))
         single.append(time.perf_counter() - started)
         one_by_one = await logprobs()
-        await engine.collective_rpc(load_weights, args=(safetensors.torch.save(state()),))  # something else in between
+        await engine.collective_rpc(
+            load_weights, args=(safetensors.torch.save(state()),)
+        )  # something else in between
         started = time.perf_counter()
         await engine.collective_rpc(load_weights, args=(safetensors.torch.save(weights),))
         flat.append(time.perf_counter() - started)
@@ -86,7 +97,9 @@ async def measure() -> None:
     engine.shutdown()
     ratios = [s / f for s, f in zip(single, flat, strict=True)]
     sizes = f"{len(weights)} tensors, {len(parameters(weights))} parameters"
-    at_once = f"{statistics.median(flat) * 1e3:.0f} ms ({min(flat) * 1e3:.0f}-{max(flat) * 1e3:.0f})"
+    at_once = (
+        f"{statistics.median(flat) * 1e3:.0f} ms ({min(flat) * 1e3:.0f}-{max(flat) * 1e3:.0f})"
+    )
     each = f"{statistics.median(single):.1f} s ({min(single):.1f}-{max(single):.1f})"
     ratio = f"{statistics.median(ratios):.0f}x ({min(ratios):.0f}-{max(ratios):.0f})"
     print(f"weight sync, {sizes}: at once {at_once}; per parameter {each}; {ratio}")
@@ -96,7 +109,9 @@ def parameters(weights: dict[str, Any]) -> list[dict[str, Any]]:
     """The tensors of each parameter of the engine."""
     groups: dict[str, dict[str, Any]] = {}
     for name, value in weights.items():
-        module = re.sub(r"\.(q|k|v)_proj\.", ".qkv_proj.", re.sub(r"\.(gate|up)_proj\.", ".gate_up_proj.", name))
+        module = re.sub(
+            r"\.(q|k|v)_proj\.", ".qkv_proj.", re.sub(r"\.(gate|up)_proj\.", ".gate_up_proj.", name)
+        )
         groups.setdefault(module.rpartition(".")[0], {})[name] = value
     return list(groups.values())
 

@@ -1,9 +1,11 @@
-"""Who gives policies their training processes, as a plugin: the built-in way, with the seconds in which they were in use.
+"""Who gives policies their training processes, as a plugin: the built-in way, with the seconds in
+which they were in use.
 
     openrlhf train --recipe mathchat/tiny.yaml --plugin examples/busy_processes.py
 
-`processes/POLICY/busy` says for how many seconds of a step the policy's processes were asked for something. In the rest of the step
-another policy could use their devices (`marl_plugins.process_groups`).
+`processes/POLICY/busy` says for how many seconds of a step the policy's processes were asked for
+something. In the rest of the step another policy could use their devices
+(`marl_plugins.process_groups`).
 """
 
 import contextlib

@@ -1,9 +1,11 @@
-"""Hierarchical GRPO for proposers and solvers: attempts at one proposal are compared with each other, proposals with proposals.
+"""Hierarchical GRPO for proposers and solvers: attempts at one proposal are compared with each
+other, proposals with proposals.
 
-A = R - mean of the group; of a role in --hierarchical.attempts the group is what saw the same actions in one trajectory,
-of any other role it is the role's actions in all samples of the task
+A = R - mean of the group; of a role in --hierarchical.attempts the group is what saw the same
+actions in one trajectory, of any other role it is the role's actions in all samples of the task
 
-openrlhf train --recipe proposer_solver --plugin examples/hierarchical_grpo.py --hierarchical.attempts solver
+openrlhf train --recipe proposer_solver --plugin examples/hierarchical_grpo.py
+--hierarchical.attempts solver
 """
 
 from dataclasses import dataclass
@@ -21,17 +23,25 @@ class HierarchicalGRPO(GroupMean):
     attempts: tuple[str, ...] = ()
 
     def group(self, row):
-        own = (row.trajectory.sample, row.action.parents) if row.action.role in self.attempts else ()
+        own = (
+            (row.trajectory.sample, row.action.parents) if row.action.role in self.attempts else ()
+        )
         return group_key(row, self.group_by), *own
 
     def shape(self, rows, rewards):
-        return rewards - mean_by([self.group(row) for row in rows], rewards.double()).to(rewards.dtype)
+        return rewards - mean_by([self.group(row) for row in rows], rewards.double()).to(
+            rewards.dtype
+        )
 
 
 @hookimpl
 def marl_options(parser):
     parser.add_argument(
-        "--hierarchical.attempts", nargs="+", default=[], metavar="ROLE", help="roles that attempt a proposal"
+        "--hierarchical.attempts",
+        nargs="+",
+        default=[],
+        metavar="ROLE",
+        help="roles that attempt a proposal",
     )
 
 

@@ -1,6 +1,8 @@
-"""MaxRL: a group's advantages divided by its mean reward, so that hard tasks weigh as in maximum likelihood.
+"""MaxRL: a group's advantages divided by its mean reward, so that hard tasks weigh as in maximum
+likelihood.
 
-A = (R - mean of the group) / mean of the group, 0 where nobody in the group has any reward (arXiv 2602.02710)
+A = (R - mean of the group) / mean of the group, 0 where nobody in the group has any reward (arXiv
+2602.02710)
 
 openrlhf train --recipe mathchat --plugin examples/maxrl.py --maxrl.by task+role+turn
 """
@@ -13,7 +15,8 @@ from marl_plugins.builtin.groups import GroupMean, mean_by
 
 @dataclass(frozen=True)
 class MaxRL(GroupMean):
-    """For rewards of at least 0. A group with one success among n samples gives it the advantage n - 1."""
+    """For rewards of at least 0. A group with one success among n samples gives it the advantage n
+    - 1."""
 
     def centre(self, rows, groups, returns):
         mean = mean_by(groups, returns)
@@ -23,7 +26,9 @@ class MaxRL(GroupMean):
 @hookimpl
 def marl_options(parser):
     choices = ["task", "task+role", "task+role+turn"]
-    parser.add_argument("--maxrl.by", choices=choices, default="task+role+turn", help="which rows are compared")
+    parser.add_argument(
+        "--maxrl.by", choices=choices, default="task+role+turn", help="which rows are compared"
+    )
 
 
 @hookimpl

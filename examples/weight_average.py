@@ -1,11 +1,14 @@
-"""An exponential moving average of every policy's weights, kept in its training processes (Polyak and Juditsky 1992).
+"""An exponential moving average of every policy's weights, kept in its training processes (Polyak
+and Juditsky 1992).
 
     w_avg <- decay w_avg + (1 - decay) w        in float32, after every update
 
-    openrlhf train --recipe mathchat/tiny.yaml --plugin examples/weight_average.py --average.decay 0.9
+    openrlhf train --recipe mathchat/tiny.yaml --plugin examples/weight_average.py --average.decay
+    0.9
 
-`<ckpt.output_dir>/average/<policy>-<version>.safetensors` is written every `--average.every` updates. The average is part of each
-checkpoint, so a resumed run continues it. Every rank keeps a whole average; ZeRO 3, where no rank has whole weights, is refused.
+`<ckpt.output_dir>/average/<policy>-<version>.safetensors` is written every `--average.every`
+updates. The average is part of each checkpoint, so a resumed run continues it. Every rank keeps a
+whole average; ZeRO 3, where no rank has whole weights, is refused.
 """
 
 from pathlib import Path
@@ -51,8 +54,18 @@ class WeightAverage(Extension):
 @hookimpl
 def marl_options(parser):
     group = parser.add_argument_group("moving average of the weights (examples/weight_average.py)")
-    group.add_argument("--average.decay", type=between(0, 1), default=0.99, help="weight of the past in the average")
-    group.add_argument("--average.every", type=at_least(1), default=10, help="updates from one saved average to the next")
+    group.add_argument(
+        "--average.decay",
+        type=between(0, 1),
+        default=0.99,
+        help="weight of the past in the average",
+    )
+    group.add_argument(
+        "--average.every",
+        type=at_least(1),
+        default=10,
+        help="updates from one saved average to the next",
+    )
 
 
 @hookimpl
@@ -60,7 +73,11 @@ def marl_configure(run):
     sharded = [name for name, args in run.policy_args.items() if args.ds.zero_stage == 3]
     got = "3, with which a rank has no whole weights to average"
     where = {"policy": sharded, "flag": "ds.zero_stage"}
-    return [Problem("average.zero_stage", at(**where), got, fix="set --ds.zero_stage 2")] if sharded else []
+    return (
+        [Problem("average.zero_stage", at(**where), got, fix="set --ds.zero_stage 2")]
+        if sharded
+        else []
+    )
 
 
 @hookimpl

@@ -1,4 +1,5 @@
-"""Word limits by role, in a section of the recipe: what an answer has over its role's limit lowers its reward.
+"""Word limits by role, in a section of the recipe: what an answer has over its role's limit lowers
+its reward.
 
     plugins: [word_limits.py]
     word_limits:
@@ -35,17 +36,30 @@ def marl_configure(run):
     known = run.recipe.roles
     wrong = [name for name in run.section(WordLimits).roles if name not in known]
     return [
-        Problem("word_limits.role", at(key=f"word_limits.roles.{n}"), "no such role", fix=meant(n, known)) for n in wrong
+        Problem(
+            "word_limits.role",
+            at(key=f"word_limits.roles.{n}"),
+            "no such role",
+            fix=meant(n, known),
+        )
+        for n in wrong
     ]
 
 
 @hookimpl
 def marl_credit(trajectories, run):
     section = run.section(WordLimits)
-    for action in (a for t in trajectories for a in t.actions if a.reward is not None and a.role in section.roles):
+    for action in (
+        a
+        for t in trajectories
+        for a in t.actions
+        if a.reward is not None and a.role in section.roles
+    ):
         limit = section.roles[action.role]
         weight = section.weight if limit.weight is None else limit.weight
-        action.add_reward("length", -weight * max(0, len(action.text.split()) - limit.words) / limit.words)
+        action.add_reward(
+            "length", -weight * max(0, len(action.text.split()) - limit.words) / limit.words
+        )
     return trajectories
 
 

@@ -1,7 +1,8 @@
 """Multi-agent reinforcement learning as plugins for an unmodified OpenRLHF.
 
-The package's top-level modules are the plugins a user names on the command line; its sub-packages are what they are made
-of. `hookspecs` is the reference a plugin author reads; `hookimpl` marks the functions of a plugin.
+The package's top-level modules are the plugins a user names on the command line; its sub-packages
+are what they are made of. `hookspecs` is the reference a plugin author reads; `hookimpl` marks the
+functions of a plugin.
 """
 
 import sys
@@ -35,7 +36,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def applies_if(condition: Callable[[Any], bool]) -> Callable[[F], F]:
-    """Marks an implementation that some runs do without: it is called where `condition(run)` holds, and counts there only.
+    """Marks an implementation that some runs do without: it is called where `condition(run)` holds,
+    and counts there only.
 
     Of `run`, `args` and `recipe` are known when it is asked. Example:
 

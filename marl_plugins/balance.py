@@ -1,12 +1,15 @@
 """Engines that change policy during a rollout: those with nothing to do go where requests wait.
 
-    idle    an engine with nothing to do, and nothing waiting in its pool, goes at once where more than one request waits. Default.
-    queues  FlexMARL's rule (arXiv 2602.09578): where the longest queue is more than `--balance.gap` requests longer than the
-            shortest, the latter's engines go, idle ones first, busy ones as soon as they have answered.
+    idle    an engine with nothing to do, and nothing waiting in its pool, goes at once where more
+            than one request waits. Default.
+    queues  FlexMARL's rule (arXiv 2602.09578): where the longest queue is more than `--balance.gap`
+            requests longer than the shortest, the latter's engines go, idle ones first, busy ones
+            as soon as they have answered.
 
-Every policy keeps at least one engine. An engine takes over the weights of the policy that it goes to, and only where it was
-started exactly like that one's own (engine/plan/signature.py): so an answer does not depend on who has given it. All are home again when
-the rollout has ended, so that nothing else of a step meets an engine that is away. Only policies that are trained take part: the
+Every policy keeps at least one engine. An engine takes over the weights of the policy that it goes
+to, and only where it was started exactly like that one's own (engine/plan/signature.py): so an
+answer does not depend on who has given it. All are home again when the rollout has ended, so that
+nothing else of a step meets an engine that is away. Only policies that are trained take part: the
 weights of the others are nowhere but in their engines.
 """
 
@@ -45,36 +48,69 @@ def marl_options(parser: argparse.ArgumentParser) -> None:
         "--balance.rule",
         choices=["idle", "queues"],
         default="idle",
-        help="who goes where: an idle engine to waiting requests, or engines of the shortest queue to the longest",
+        help="who goes where: an idle engine to waiting requests, or engines of the shortest queue "
+        "to the longest",
     )
     group.add_argument(
-        "--balance.gap", type=at_least(0), default=5, help="requests by which the longest queue has to be longer (queues)"
+        "--balance.gap",
+        type=at_least(0),
+        default=5,
+        help="requests by which the longest queue has to be longer (queues)",
     )
 
 
 @hookimpl
 def marl_configure(run: Run) -> list[Problem]:
-    trained = [policy.name for policy in run.policies if policy.trainable and _has_engines(run, policy.name)]
+    trained = [
+        policy.name
+        for policy in run.policies
+        if policy.trainable and _has_engines(run, policy.name)
+    ]
     who, leave_out = at(plugin="marl_plugins.balance"), "leave out the plugin"
     if run.device != "cpu":
-        got = "not on GPUs yet: upstream's weight sync has one broadcast group per policy, made at the start"
+        got = (
+            "not on GPUs yet: upstream's weight sync has one broadcast group per policy, made at "
+            "the start"
+        )
         return [Problem("balance.gpus", who, got, fix=leave_out)]
     if is_partial(run.args):
-        got = "an engine that pauses for new weights in the middle of answers cannot change its policy meanwhile"
+        got = (
+            "an engine that pauses for new weights in the middle of answers cannot change its "
+            "policy meanwhile"
+        )
         flags = ("train.partial_rollout_enable",)
-        return [Problem("balance.partial", who, got, fix=f"leave out --{flags[0]}, or {leave_out}", flags=flags)]
+        return [
+            Problem(
+                "balance.partial",
+                who,
+                got,
+                fix=f"leave out --{flags[0]}, or {leave_out}",
+                flags=flags,
+            )
+        ]
     if len(trained) < 2:
-        got = f"engines go from one trained policy to another, and {len(trained)} of {len(run.policies)} are trained"
-        return [Problem("balance.one_policy", who, got, fix=f"give the roles more policies, or {leave_out}")]
+        got = (
+            f"engines go from one trained policy to another, and {len(trained)} of "
+            f"{len(run.policies)} are trained"
+        )
+        return [
+            Problem(
+                "balance.one_policy", who, got, fix=f"give the roles more policies, or {leave_out}"
+            )
+        ]
     groups = run.state(EngineGroups)
     groups[:] = exchanging(run)
     if not groups:
-        differing = {name: differences(_signature(run, trained[0]), _signature(run, name)) for name in trained[1:]}
+        differing = {
+            name: differences(_signature(run, trained[0]), _signature(run, name))
+            for name in trained[1:]
+        }
         return [
             Problem(
                 "balance.unlike",
                 who + at(policy=(trained[0], name)),
-                f"no two trained policies have engines that are started alike; these two differ in {', '.join(parts)}",
+                "no two trained policies have engines that are started alike; these two differ in "
+                f"{', '.join(parts)}",
                 fix=f"give them equal models and flags, or {leave_out}",
             )
             for name, parts in differing.items()
@@ -86,20 +122,30 @@ def _idle(run: Run, trained: Sequence[str], groups: Sequence[Sequence[str]]) -> 
     """Returns what keeps engines from moving."""
     who, in_flight = at(plugin="marl_plugins.balance"), run.args.balance.in_flight
     problems = [
-        Problem("balance.alone", who + at(policy=name), "its engines stay: no other trained policy's were started alike")
+        Problem(
+            "balance.alone",
+            who + at(policy=name),
+            "its engines stay: no other trained policy's were started alike",
+        )
         for name in trained
         if not any(name in group for group in groups)
     ]
     if all(run.policy_args[name].vllm.num_engines == 1 for group in groups for name in group):
-        got = "every policy has one engine (--vllm.num_engines) and keeps at least one: none will ever move"
+        got = (
+            "every policy has one engine (--vllm.num_engines) and keeps at least one: none will "
+            "ever move"
+        )
         problems.append(Problem("balance.one_engine", who, got, flags=("vllm.num_engines",)))
     if run.trajectories <= in_flight:
         got = (
-            f"a step has {run.trajectories} trajectories, and an engine takes {in_flight} requests, so hardly any will wait and "
+            f"a step has {run.trajectories} trajectories, and an engine takes {in_flight} "
+            "requests, so hardly any will wait and "
             "no engine will move"
         )
         fix = "lower --balance.in_flight to what an engine computes at a time"
-        problems.append(Problem("balance.in_flight", who, got, fix=fix, flags=("balance.in_flight",)))
+        problems.append(
+            Problem("balance.in_flight", who, got, fix=fix, flags=("balance.in_flight",))
+        )
     return problems
 
 
@@ -118,7 +164,8 @@ def exchanging(run: Run) -> list[list[str]]:
 
 
 def _has_engines(run: Run, policy: str) -> bool:
-    """Returns whether a policy has engines of its own: adapters of one model are answered by the same."""
+    """Returns whether a policy has engines of its own: adapters of one model are answered by the
+    same."""
     return run.processes is None or run.processes.engines_of(run, policy) == policy
 
 
@@ -142,15 +189,20 @@ class BalancePart(StepPart):
     async def during_rollout(self) -> None:
         flags = self.run.args.balance
         rule: Rule = idle_to_waiting if flags.rule == "idle" else shortest_to_longest(flags.gap)
-        groups = [[self.step.pools[name] for name in group] for group in self.run.state(EngineGroups)]
-        self.moves = sum(await asyncio.gather(*(balance(pools, rule, self.step.ended) for pools in groups)))
+        groups = [
+            [self.step.pools[name] for name in group] for group in self.run.state(EngineGroups)
+        ]
+        self.moves = sum(
+            await asyncio.gather(*(balance(pools, rule, self.step.ended) for pools in groups))
+        )
 
     def metrics(self) -> dict[str, float]:
         return {"engines/moves": float(self.moves)}
 
 
 def idle_to_waiting(pools: Sequence[Engines]) -> Move | None:
-    """Returns the default rule's next move. Requests for which an engine is already on its way do not count as waiting."""
+    """Returns the default rule's next move. Requests for which an engine is already on its way do
+    not count as waiting."""
     wanting = max(pools, key=_unserved)
     if _unserved(wanting) <= 1:
         return None
@@ -179,7 +231,8 @@ def shortest_to_longest(gap: int) -> Rule:
 
 
 async def balance(pools: Sequence[Engines], rule: Rule, ended: asyncio.Event) -> int:
-    """Moves engines until a rollout has ended, brings all of them home, and returns the number of moves by the rule."""
+    """Moves engines until a rollout has ended, brings all of them home, and returns the number of
+    moves by the rule."""
     changed, count = asyncio.Event(), 0
     moving: set[asyncio.Task[None]] = set()
     over = asyncio.ensure_future(ended.wait())
@@ -200,7 +253,12 @@ async def balance(pools: Sequence[Engines], rule: Rule, ended: asyncio.Event) ->
         for pool in pools:
             pool.watchers.remove(changed.set)
     await asyncio.gather(*moving)
-    guests = [(engine, pool) for pool in pools for engine in pool.engines if engine.home not in (None, pool)]
+    guests = [
+        (engine, pool)
+        for pool in pools
+        for engine in pool.engines
+        if engine.home not in (None, pool)
+    ]
     await asyncio.gather(*(pool.lend(engine, engine.home) for engine, pool in guests))
     return count
 

@@ -29,8 +29,8 @@ Begin with:  openrlhf train --recipe mathchat/tiny.yaml --max_steps 5
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs a command, and returns its exit code: 0 good, 1 the run ended early, 2 the user has to fix something, 130
-    interrupted."""
+    """Runs a command, and returns its exit code: 0 good, 1 the run ended early, 2 the user has to
+    fix something, 130 interrupted."""
     words = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in words
     try:
@@ -43,7 +43,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if "--json" in words:
             import json
 
-            print(json.dumps({"problems": [as_json(problem) for problem in error.problems]}, indent=2))
+            print(
+                json.dumps({"problems": [as_json(problem) for problem in error.problems]}, indent=2)
+            )
         for problem in error.problems:
             print(f"error: {inert(str(problem))}", file=sys.stderr)
         if error.count > 1:
@@ -68,7 +70,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _output_error() -> OSError | None:
-    """Returns why standard output cannot be written, and drops what was to be; None where it can."""
+    """Returns why standard output cannot be written, and drops what was to be; None where it
+    can."""
     try:
         print(flush=True)
     except OSError as error:
@@ -81,7 +84,10 @@ def dispatch(words: list[str]) -> int:
     """Calls the command that the words name."""
     name, rest = (words[0], words[1:]) if words else ("--help", [])
     if name in ("--help", "-h", "help"):
-        shown = "\n".join(f"  {f'openrlhf {c.name} {c.usage}':<46} {c.about}" for c in (*COMMANDS, *plugin_commands([])))
+        shown = "\n".join(
+            f"  {f'openrlhf {c.name} {c.usage}':<46} {c.about}"
+            for c in (*COMMANDS, *plugin_commands([]))
+        )
         print(USAGE.format(version=__version__, commands=shown), end="")
         return 0
     if name == "--version":
@@ -105,20 +111,26 @@ def dispatch(words: list[str]) -> int:
             return command.main(rest)
     if name.startswith("-"):
         fix = f"write `openrlhf train {name} ...` (openrlhf --help)"
-        raise ConfigurationError(Problem("command.expected", at(command="openrlhf"), name, "a command first", fix))
+        raise ConfigurationError(
+            Problem("command.expected", at(command="openrlhf"), name, "a command first", fix)
+        )
     known = [c.name for c in (*COMMANDS, *others)]
     fix = f"{meant(name, known)} (openrlhf --help)".strip()
-    raise ConfigurationError(Problem("command.unknown", at(command="openrlhf"), f"unknown command {name!r}", fix=fix))
+    raise ConfigurationError(
+        Problem("command.unknown", at(command="openrlhf"), f"unknown command {name!r}", fix=fix)
+    )
 
 
 def plugin_commands(words: Sequence[str]) -> list[Command]:
     """Returns the commands of all plugins that are found, or named in the words with `--plugin`.
 
-    A plugin that was found and cannot be loaded is left out (`openrlhf plugins` says what is wrong with it), and so is a command
+    A plugin that was found and cannot be loaded is left out (`openrlhf plugins` says what is wrong
+    with it), and so is a command
     of a name that is taken: installing a package must not break this command for anyone.
 
     Raises:
-        ConfigurationError: A named plugin cannot be loaded, or brings a command of a name that is taken.
+        ConfigurationError: A named plugin cannot be loaded, or brings a command of a name that is
+            taken.
     """
     from marl_plugins.commands.plugin_commands import commands_of, loaded_commands
     from marl_plugins.core.plugin_names import found

@@ -1,12 +1,15 @@
 """A competence of each policy, as the baseline of its rewards (Sandbox-RL, equation 7).
 
-    c <- clip(c + eta h - lambda d, 0, c_max)        h = mean reward of the policy's actions in a step
+    c <- clip(c + eta h - lambda d, 0, c_max)        h = mean reward of the policy's actions in a
+        step
 
-eta is `--competence.eta`, lambda `--competence.decay`, c_max `--competence.most`. With d = c (the default) c moves towards
-eta h / lambda, the mean of h where both are equal. With `--competence.forgets 1`, as the paper has it, d is 1: c runs to 0 or to
-c_max, whichever side of lambda eta h lies on. Every action's reward loses the c of its policy as it was before the step.
+eta is `--competence.eta`, lambda `--competence.decay`, c_max `--competence.most`. With d = c (the
+default) c moves towards eta h / lambda, the mean of h where both are equal. With
+`--competence.forgets 1`, as the paper has it, d is 1: c runs to 0 or to c_max, whichever side of
+lambda eta h lies on. Every action's reward loses the c of its policy as it was before the step.
 
-A baseline that is the same for all rows of a policy is taken out again by an estimator that compares samples of a task, and, with
+A baseline that is the same for all rows of a policy is taken out again by an estimator that
+compares samples of a task, and, with
 one policy, by global normalisation: the run says so.
 """
 
@@ -25,7 +28,8 @@ from marl_plugins.core.trajectory import Trajectory
 
 
 class Competence:
-    """The competence of each policy; what a step makes of it counts from the next on, so that it may be credited again."""
+    """The competence of each policy; what a step makes of it counts from the next on, so that it
+    may be credited again."""
 
     def __init__(self) -> None:
         self.now: dict[str, float] = {}
@@ -44,9 +48,18 @@ class Competence:
 
 @hookimpl
 def marl_options(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("a competence of each policy (--plugin marl_plugins.competence)")
-    group.add_argument("--competence.eta", type=above(0), default=0.1, help="how fast a mean reward becomes competence")
-    group.add_argument("--competence.decay", type=above(0), default=0.1, help="how fast competence is forgotten")
+    group = parser.add_argument_group(
+        "a competence of each policy (--plugin marl_plugins.competence)"
+    )
+    group.add_argument(
+        "--competence.eta",
+        type=above(0),
+        default=0.1,
+        help="how fast a mean reward becomes competence",
+    )
+    group.add_argument(
+        "--competence.decay", type=above(0), default=0.1, help="how fast competence is forgotten"
+    )
     group.add_argument("--competence.most", type=above(0), default=1.0, help="largest competence")
     forgets = "what decay multiplies: the competence, or 1 as in the paper"
     group.add_argument("--competence.forgets", choices=["c", "1"], default="c", help=forgets)
@@ -56,12 +69,24 @@ def marl_options(parser: argparse.ArgumentParser) -> None:
 def marl_configure(run: Run) -> list[Problem]:
     options, found = run.args.competence, []
     if options.eta > options.decay:
-        got = f"{options.eta:g} is above --competence.decay {options.decay:g}: with rewards near 1 competence stays at its largest"
-        found.append(Problem("competence.runs_away", at(flag="competence.eta"), got, severity="warning"))
+        got = (
+            f"{options.eta:g} is above --competence.decay {options.decay:g}: with rewards near 1 "
+            "competence stays at its largest"
+        )
+        found.append(
+            Problem("competence.runs_away", at(flag="competence.eta"), got, severity="warning")
+        )
     if run.estimator in ("rloo", "dr_grpo", "group_norm", "reinforce_baseline"):
-        got = f"has no effect with --algo.advantage.estimator {run.estimator}, which compares the samples of a task"
+        got = (
+            f"has no effect with --algo.advantage.estimator {run.estimator}, which compares the "
+            "samples of a task"
+        )
         where = at(plugin="marl_plugins.competence")
-        found.append(Problem("competence.no_effect", where, got, fix="use reinforce or gae", severity="warning"))
+        found.append(
+            Problem(
+                "competence.no_effect", where, got, fix="use reinforce or gae", severity="warning"
+            )
+        )
     return found
 
 
@@ -84,7 +109,10 @@ def marl_credit_step(trajectories: Sequence[Trajectory], run: Run) -> Sequence[T
 @hookimpl
 def marl_log(run: Run, metrics: dict[str, float]) -> None:
     competence = run.state(Competence)
-    metrics |= {f"competence/{policy}": c for policy, c in sorted((competence.now | competence.following).items())}
+    metrics |= {
+        f"competence/{policy}": c
+        for policy, c in sorted((competence.now | competence.following).items())
+    }
 
 
 @hookimpl

@@ -1,16 +1,21 @@
-"""Credit by contribution: an action's reward is its share of what the team has earned (Sandbox-RL, equations 5 and 6).
+"""Credit by contribution: an action's reward is its share of what the team has earned (Sandbox-RL,
+equations 5 and 6).
 
-    R_i = (1 - x) r_i + x U softmax(g / tau)_i        U = sum of the r_i of a trajectory, g_i = r_i - mean of r of the others
+    R_i = (1 - x) r_i + x U softmax(g / tau)_i        U = sum of the r_i of a trajectory, g_i = r_i
+        - mean of r of the others
 
-x is `--cooperation.factor`, tau `--cooperation.tau`. The others of g are the actions of the same role in other samples of the task.
-The shares add up to U: what one gets the others lose. With tau = 0 the best contribution gets all, with tau = inf all get U / N,
-which is the paper's team sharing (its algorithm 5, a = 1 - x).
+x is `--cooperation.factor`, tau `--cooperation.tau`. The others of g are the actions of the same
+role in other samples of the task.
+The shares add up to U: what one gets the others lose. With tau = 0 the best contribution gets all,
+with tau = inf all get U / N, which is the paper's team sharing (its algorithm 5, a = 1 - x).
 
-Where U is negative the paper's rule blames the best contributor most. `--cooperation.negative mirror` (the default) takes
-softmax(-g / tau) there, so that whoever gave more never gets less; `paper` is the rule as it is published. The paper calls the rule
-unbiased; that needs shares which are the actions' advantages, and holds for no finite tau. What holds, and is tested, is that
-nothing is lost or added. Where a plugin gives policies a tau of their own, g is measured from the trajectory's mean, so
-that who gave more than the mean still has more than who gave less. A tau of 0 or inf is the same for all.
+Where U is negative the paper's rule blames the best contributor most.
+`--cooperation.negative mirror` (the default) takes softmax(-g / tau) there, so that whoever gave
+more never gets less; `paper` is the rule as it is published. The paper calls the rule unbiased;
+that needs shares which are the actions' advantages, and holds for no finite tau. What holds, and is
+tested, is that nothing is lost or added. Where a plugin gives policies a tau of their own, g is
+measured from the trajectory's mean, so that who gave more than the mean still has more than who
+gave less. A tau of 0 or inf is the same for all.
 """
 
 from __future__ import annotations
@@ -32,18 +37,25 @@ def temperature(word: str) -> float:
     """Parses `--cooperation.tau`: a number from 0 on, or `inf`."""
     value = float(word)
     if not value >= 0:
-        raise argparse.ArgumentTypeError(f"{word} is out of range: expected a number of at least 0, or inf")
+        raise argparse.ArgumentTypeError(
+            f"{word} is out of range: expected a number of at least 0, or inf"
+        )
     return value
 
 
 @hookimpl
 def marl_options(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument_group("credit by contribution (--plugin marl_plugins.cooperation)").add_argument
+    add = parser.add_argument_group(
+        "credit by contribution (--plugin marl_plugins.cooperation)"
+    ).add_argument
     factor = "0: an action's own reward; 1: its share of the team's"
     add("--cooperation.factor", type=between(0, 1), default=1.0, help=factor)
     tau = "how evenly the team's reward is shared: 0 to the best contribution alone, inf equally"
     add("--cooperation.tau", type=temperature, default=1.0, help=tau)
-    negative = "a negative team's reward: the worst contribution has the largest share of it, or the best as in the paper"
+    negative = (
+        "a negative team's reward: the worst contribution has the largest share of it, or "
+        "the best as in the paper"
+    )
     add("--cooperation.negative", choices=["mirror", "paper"], default="mirror", help=negative)
 
 
@@ -69,7 +81,10 @@ def marl_credit_step(trajectories: Sequence[Trajectory], run: Run) -> Sequence[T
             gains.append(reward - (sums[of] - sum(mine)) / others if others else 0.0)
         if factors and gains and 0 < options.tau < math.inf:
             mean = fmean(gains)
-            gains = [(gain - mean) / factors.get(a.policy, 1.0) for gain, a in zip(gains, actions, strict=True)]
+            gains = [
+                (gain - mean) / factors.get(a.policy, 1.0)
+                for gain, a in zip(gains, actions, strict=True)
+            ]
         found = shares(gains, sum(rewards), options.tau, options.negative)
         for action, reward, share in zip(actions, rewards, found, strict=True):
             action.add_reward("cooperation", options.factor * (share - reward))
@@ -77,9 +92,13 @@ def marl_credit_step(trajectories: Sequence[Trajectory], run: Run) -> Sequence[T
 
 
 def shares(
-    gains: Sequence[float], utility: float, tau: float, negative: Literal["mirror", "paper"] = "mirror"
+    gains: Sequence[float],
+    utility: float,
+    tau: float,
+    negative: Literal["mirror", "paper"] = "mirror",
 ) -> list[float]:
-    """Returns the shares of a utility, one for each gain; they add up to it, and ties share equally."""
+    """Returns the shares of a utility, one for each gain; they add up to it, and ties share
+    equally."""
     if not gains:
         return []
     sign = -1.0 if negative == "mirror" and utility < 0 else 1.0
@@ -90,6 +109,8 @@ def shares(
     elif tau == 0:
         weights = [float(gain == top) for gain in signed]
     else:
-        weights = [math.exp((gain - top) / tau) for gain in signed]  # at most 1, so that nothing overflows
+        weights = [
+            math.exp((gain - top) / tau) for gain in signed
+        ]  # at most 1, so that nothing overflows
     total = sum(weights)
     return [utility * weight / total for weight in weights]

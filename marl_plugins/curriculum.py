@@ -1,12 +1,16 @@
-"""A curriculum: the tasks of a step are drawn by how often they have been solved so far (arXiv 2502.12272, learnability).
+"""A curriculum: the tasks of a step are drawn by how often they have been solved so far (arXiv
+2502.12272, learnability).
 
-    p = (s + 1) / (n + 2)        w = max(floor, 4 p (1 - p))        a task is drawn with a chance that grows with w
+    p = (s + 1) / (n + 2)        w = max(floor, 4 p (1 - p))        a task is drawn with a chance
+        that grows with w
 
-s of the n samples of a task have been solved; both are multiplied by `--curriculum.decay` whenever the task is drawn again,
-because the policies change. A task that has not been drawn has p = 1/2 and the largest weight, 1. What is always or never
-solved teaches nothing: its weight falls to `--curriculum.floor`, never below, so that it comes again. Tasks are drawn without
-replacement, as in Efraimidis and Spirakis (2006), by the run's seed and the step. An outcome counts as so much of a success.
-A run has as many steps as without it, and no passes over its data.
+s of the n samples of a task have been solved; both are multiplied by `--curriculum.decay` whenever
+the task is drawn again, because the policies change. A task that has not been drawn has p = 1/2 and
+the largest weight, 1. What is always or never
+solved teaches nothing: its weight falls to `--curriculum.floor`, never below, so that it comes
+again. Tasks are drawn without replacement, as in Efraimidis and Spirakis (2006), by the run's seed
+and the step. An outcome counts as so much of a success. A run has as many steps as without it, and
+no passes over its data.
 """
 
 from __future__ import annotations
@@ -61,13 +65,27 @@ class StepOutcomes(StepPart, dict[str, list[float]]):
 
 @hookimpl
 def marl_options(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument_group("tasks by their success so far (--plugin marl_plugins.curriculum)").add_argument
-    add("--curriculum.floor", type=between(0.001, 1), default=0.1, help="smallest weight of a task; 1: all the same")
-    add("--curriculum.decay", type=between(0, 1), default=0.5, help="what is left of a task's past when it is drawn again")
+    add = parser.add_argument_group(
+        "tasks by their success so far (--plugin marl_plugins.curriculum)"
+    ).add_argument
+    add(
+        "--curriculum.floor",
+        type=between(0.001, 1),
+        default=0.1,
+        help="smallest weight of a task; 1: all the same",
+    )
+    add(
+        "--curriculum.decay",
+        type=between(0, 1),
+        default=0.5,
+        help="what is left of a task's past when it is drawn again",
+    )
 
 
 @hookimpl
-def marl_batch(tasks: Sequence[Task], run: Run, step: int, all_tasks: Sequence[Task]) -> Sequence[Task]:
+def marl_batch(
+    tasks: Sequence[Task], run: Run, step: int, all_tasks: Sequence[Task]
+) -> Sequence[Task]:
     rate, floor, draw = run.state(Successes).rate, run.args.curriculum.floor, random.Random()
     draw.seed(derive_seed(run.args.train.seed, "curriculum", step))
     keys = [-math.log(1.0 - draw.random()) / weight(rate(task.id), floor) for task in all_tasks]
@@ -86,7 +104,11 @@ def marl_log(run: Run, metrics: dict[str, float]) -> None:
     successes, outcomes = run.state(Successes), run.state(StepOutcomes)
     successes.note(outcomes, run.args.curriculum.decay)  # once the step has been trained
     rates = [successes.rate(task) for task in successes]
-    counts = {"seen": len(rates), "easy": sum(p >= EASY for p in rates), "hard": sum(p <= HARD for p in rates)}
+    counts = {
+        "seen": len(rates),
+        "easy": sum(p >= EASY for p in rates),
+        "hard": sum(p <= HARD for p in rates),
+    }
     metrics |= {f"curriculum/{name}": float(count) for name, count in counts.items()}
 
 

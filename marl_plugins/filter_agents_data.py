@@ -1,10 +1,14 @@
-"""Drop rows until every policy's number of rows fills whole batches, instead of filling up with weightless rows.
+"""Drop rows until every policy's number of rows fills whole batches, instead of filling up with
+weightless rows.
 
-MAPPA's `filter_agents_data` keeps the head of each agent's rows so that all ranks take the same number of batches. Here the
-runtime guarantees that anyway (engine/runtime/layout.py), so this plugin is a choice, not a need: it trades rows for equal batch sizes.
+MAPPA's `filter_agents_data` keeps the head of each agent's rows so that all ranks take the same
+number of batches. Here the runtime guarantees that anyway (engine/runtime/layout.py), so this
+plugin is a choice, not a need: it trades rows for equal batch sizes.
 
-    random     which rows go is drawn anew every step (seeded): no task, role or turn is favoured. Default.
-    truncate   the last rows in the order of tasks go, as in MAPPA's code; biased against late tasks and late turns.
+    random     which rows go is drawn anew every step (seeded): no task, role or turn is favoured.
+               Default.
+    truncate   the last rows in the order of tasks go, as in MAPPA's code; biased against late tasks
+               and late turns.
 """
 
 from __future__ import annotations
@@ -28,14 +32,18 @@ if TYPE_CHECKING:
 def marl_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("filter_agents_data (marl_plugins.filter_agents_data)")
     group.add_argument(
-        "--filter_agents_data.mode", choices=["random", "truncate"], default="random", help="which rows are dropped"
+        "--filter_agents_data.mode",
+        choices=["random", "truncate"],
+        default="random",
+        help="which rows are dropped",
     )
     group.add_argument(
         "--filter_agents_data.multiple",
         type=at_least(1),
         default=None,
         metavar="N",
-        help="keep a multiple of N rows per policy; default: micro-batch x ranks x optimiser steps, which needs no fill",
+        help="keep a multiple of N rows per policy; default: micro-batch x ranks x optimiser "
+        "steps, which needs no fill",
     )
 
 
@@ -45,7 +53,9 @@ def marl_select(rows: Sequence[Row], run: Run, steps: int) -> list[Row]:
     keep: set[Row] = set()
     for policy in dict.fromkeys(row.action.policy for row in rows):
         mine = [row for row in rows if row.action.policy == policy]
-        chosen = keep_whole_batches(mine, options.multiple or _batch(run, policy, steps), options.mode, run.args.train.seed)
+        chosen = keep_whole_batches(
+            mine, options.multiple or _batch(run, policy, steps), options.mode, run.args.train.seed
+        )
         keep.update(chosen)
     for row in rows:
         if row not in keep:
@@ -59,14 +69,18 @@ def _batch(run: Run, policy: str, steps: int) -> int:
 
 
 def keep_whole_batches(rows: Sequence[Row], multiple: int, mode: str, run_seed: int) -> list[Row]:
-    """Returns the largest multiple of `multiple` rows, in their order; all of them where there are fewer than one multiple.
+    """Returns the largest multiple of `multiple` rows, in their order; all of them where there are
+    fewer than one multiple.
 
-    A policy is never left without rows: with fewer rows than one batch weightless sequences fill it.
+    A policy is never left without rows: with fewer rows than one batch weightless sequences fill
+    it.
     """
     count = len(rows) - len(rows) % multiple
     if count in (0, len(rows)):
         return list(rows)
     if mode == "truncate":
         return sorted(rows, key=lambda row: row.order)[:count]
-    chosen = random.Random(derive_seed(run_seed, "filter", rows[0].trajectory.step, rows[0].action.policy))
+    chosen = random.Random(
+        derive_seed(run_seed, "filter", rows[0].trajectory.step, rows[0].action.policy)
+    )
     return [rows[i] for i in sorted(chosen.sample(range(len(rows)), count))]

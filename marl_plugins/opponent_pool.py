@@ -1,13 +1,17 @@
-"""Opponents from the past, for self-play: a policy that follows a trained one plays as one of its earlier versions.
+"""Opponents from the past, for self-play: a policy that follows a trained one plays as one of its
+earlier versions.
 
     policies: {earlier: {follows: player}}      in the recipe, with roles that `earlier` plays
 
-The weights of versions 0, d, 2d, ... of the followed policy are kept, where d is `--opponents.every`, doubled for as long as there
-would be more than `--opponents.size` of them: they lie evenly over the run, the start among them, and one that is left out never
-comes back. After every sync one of them is drawn, all with the same probability (the case delta = 0 of arXiv 1710.03748, section
-4.2), by the run's seed and the version. So what is kept and who plays follow from the version alone, and a resumed run repeats.
+The weights of versions 0, d, 2d, ... of the followed policy are kept, where d is
+`--opponents.every`, doubled for as long as there would be more than `--opponents.size` of them:
+they lie evenly over the run, the start among them, and one that is left out never comes back. After
+every sync one of them is drawn, all with the same probability (the case delta = 0 of arXiv
+1710.03748, section 4.2), by the run's seed and the version. So what is kept and who plays follow
+from the version alone, and a resumed run repeats.
 
-    <ckpt.path>/earlier/version-20.safetensors      renamed into place when it is on disk; belongs to the steps that are saved
+    <ckpt.path>/earlier/version-20.safetensors      renamed into place when it is on disk; belongs
+        to the steps that are saved
 """
 
 from __future__ import annotations
@@ -49,7 +53,8 @@ class Pool:
         return self.folder / f"version-{version}.safetensors"
 
     def begin(self, version: int) -> None:
-        """Removes what is not continued: files of later versions than the one that the run begins with, and unfinished ones."""
+        """Removes what is not continued: files of later versions than the one that the run begins
+        with, and unfinished ones."""
         self.folder.mkdir(parents=True, exist_ok=True)
         for path in self.folder.iterdir():
             name = re.fullmatch(r"version-(\d+)\.safetensors(\.new)?", path.name)
@@ -88,8 +93,8 @@ def content(weights: bytes) -> str:
 
 
 def distance(version: int, every: int, size: int) -> int:
-    """Returns the number of versions from one that is kept to the next, when `version` is the newest one; a larger one is a
-    multiple of a smaller one."""
+    """Returns the number of versions from one that is kept to the next, when `version` is the
+    newest one; a larger one is a multiple of a smaller one."""
     while version // every >= size:
         every *= 2
     return every
@@ -97,19 +102,40 @@ def distance(version: int, every: int, size: int) -> int:
 
 @hookimpl
 def marl_options(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("opponents of earlier versions (--plugin marl_plugins.opponent_pool)")
-    group.add_argument(
-        "--opponents.every", type=at_least(1), default=10, help="versions from one that is kept to the next, at first"
+    group = parser.add_argument_group(
+        "opponents of earlier versions (--plugin marl_plugins.opponent_pool)"
     )
-    group.add_argument("--opponents.size", type=at_least(1), default=8, help="maximum number of versions that are kept")
+    group.add_argument(
+        "--opponents.every",
+        type=at_least(1),
+        default=10,
+        help="versions from one that is kept to the next, at first",
+    )
+    group.add_argument(
+        "--opponents.size",
+        type=at_least(1),
+        default=8,
+        help="maximum number of versions that are kept",
+    )
 
 
 @hookimpl
 def marl_configure(run: Run) -> list[Problem]:
     if any(policy.follows for policy in run.policies):
         return []
-    who, fix = at(plugin="marl_plugins.opponent_pool"), "add `policies: {NAME: {follows: POLICY}}` to the recipe"
-    return [Problem("opponent_pool.unused", who, "no policy follows another one", fix=fix, severity="warning")]
+    who, fix = (
+        at(plugin="marl_plugins.opponent_pool"),
+        "add `policies: {NAME: {follows: POLICY}}` to the recipe",
+    )
+    return [
+        Problem(
+            "opponent_pool.unused",
+            who,
+            "no policy follows another one",
+            fix=fix,
+            severity="warning",
+        )
+    ]
 
 
 @hookimpl
@@ -132,10 +158,14 @@ async def play_earlier(run: Run, policy: Follower, version: int) -> bool:
             await asyncio.to_thread(pool.keep, version, await policy.weights())
         versions = sorted([v for v in pool.kept if v % apart == 0] or pool.kept)
         pool.leave_out(pool.kept.keys() - versions)
-        pool.drawn = versions[derive_seed(run.args.train.seed, "opponent", policy.name, version) % len(versions)]
+        pool.drawn = versions[
+            derive_seed(run.args.train.seed, "opponent", policy.name, version) % len(versions)
+        ]
         weights = await asyncio.to_thread(pool.read, pool.drawn)
     except OSError as error:
-        raise RunEnded(f"policy {policy.name!r}, version {version}: {error.filename}: {error.strerror}") from error
+        raise RunEnded(
+            f"policy {policy.name!r}, version {version}: {error.filename}: {error.strerror}"
+        ) from error
     if pool.playing is None:
         pool.playing = pool.drawn
     return await policy.hold(weights, pool.drawn)
@@ -149,13 +179,19 @@ def _pool(run: Run, name: str) -> Pool:
 def marl_log(run: Run, metrics: dict[str, float]) -> None:
     for name, pool in run.state(Pools).items():
         if pool.playing is not None:
-            metrics |= {f"opponents/{name}/version": float(pool.playing), f"opponents/{name}/kept": float(len(pool.kept))}
+            metrics |= {
+                f"opponents/{name}/version": float(pool.playing),
+                f"opponents/{name}/kept": float(len(pool.kept)),
+            }
         pool.playing = pool.drawn
 
 
 @hookimpl
 def marl_state(run: Run) -> dict[str, dict[str, str]]:
-    return {name: {str(v): digest for v, digest in pool.kept.items()} for name, pool in run.state(Pools).items()}
+    return {
+        name: {str(v): digest for v, digest in pool.kept.items()}
+        for name, pool in run.state(Pools).items()
+    }
 
 
 @hookimpl

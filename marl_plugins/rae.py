@@ -1,9 +1,12 @@
-"""RAE, role-conditioned advantage estimation: reward minus the running mean reward of the action's role (arXiv 2506.24119).
+"""RAE, role-conditioned advantage estimation: reward minus the running mean reward of the action's
+role (arXiv 2506.24119).
 
-    A = R - b,  then b <- decay b + (1 - decay) (mean R of the role in this step);  kept in checkpoints
+    A = R - b,  then b <- decay b + (1 - decay) (mean R of the role in this step);  kept in
+    checkpoints
 
-The first b is the role's mean in its first step: the paper's 0 is the middle of its rewards, and not of scores in [0, 1]. For
-games in which the positions are not worth the same: what a position wins on average is no merit of its player.
+The first b is the role's mean in its first step: the paper's 0 is the middle of its rewards, and
+not of scores in [0, 1]. For games in which the positions are not worth the same: what a position
+wins on average is no merit of its player.
 """
 
 from __future__ import annotations
@@ -27,12 +30,21 @@ class Baselines(dict[str, float]):
 @hookimpl
 def marl_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("role-conditioned baselines (--plugin marl_plugins.rae)")
-    group.add_argument("--rae.decay", type=between(0, 1), default=0.95, help="weight of the past in a role's baseline")
+    group.add_argument(
+        "--rae.decay",
+        type=between(0, 1),
+        default=0.95,
+        help="weight of the past in a role's baseline",
+    )
 
 
 @hookimpl
 def marl_credit_step(trajectories: Sequence[Trajectory], run: Run) -> Sequence[Trajectory]:
-    baselines, decay, by_role = run.state(Baselines), run.args.rae.decay, defaultdict[str, list[float]](list)
+    baselines, decay, by_role = (
+        run.state(Baselines),
+        run.args.rae.decay,
+        defaultdict[str, list[float]](list),
+    )
     rewarded = [a for t in trajectories for a in t.actions if a.reward is not None]
     for action in rewarded:
         by_role[action.role].append(action.reward or 0.0)

@@ -1,12 +1,15 @@
-"""Prioritised replay: groups of trajectories of earlier steps are trained on again (arXiv 1511.05952; Sandbox-RL, algorithm 6).
+"""Prioritised replay: groups of trajectories of earlier steps are trained on again (arXiv
+1511.05952; Sandbox-RL, algorithm 6).
 
-    p_i = priority_i / sum        priority_i = a mean reward + b mean |advantage| of the group's actions, at least 1e-6
-    w_i = (N p_i)^-beta / the largest of them
+    p_i = priority_i / sum        priority_i = a mean reward + b mean |advantage| of the group's
+    actions, at least 1e-6 w_i = (N p_i)^-beta / the largest of them
 
-A step draws `--replay.groups` of the N groups of the last `--replay.staleness` steps, with replacement, by p. The workflow says
-them again with the ids and log-probs that were sampled (`Exchange.again`), graders and coach score them again, and their
-advantages are multiplied by w and by how often they were drawn: with beta 1 that is, in expectation, the plain mean over the N
-groups, up to one factor. It is off-policy, which `--algo.advantage.is_correction_level token` corrects for each token.
+A step draws `--replay.groups` of the N groups of the last `--replay.staleness` steps, with
+replacement, by p. The workflow says them again with the ids and log-probs that were sampled
+(`Exchange.again`), graders and coach score them again, and their advantages are multiplied by w and
+by how often they were drawn: with beta 1 that is, in expectation, the plain mean over the N groups,
+up to one factor. It is off-policy, which `--algo.advantage.is_correction_level token` corrects for
+each token.
 """
 
 from __future__ import annotations
@@ -30,56 +33,108 @@ from marl_plugins.engine.records.read import Filter, RunReader
 
 
 class Buffer:
-    """The groups of earlier steps by step and task, the last step, and the weights of what is replayed in this one."""
+    """The groups of earlier steps by step and task, the last step, and the weights of what is
+    replayed in this one."""
 
     def __init__(self) -> None:
-        self.groups, self.step, self.weights = dict[tuple[int, str], list[Trajectory]](), 0, dict[Trajectory, float]()
+        self.groups, self.step, self.weights = (
+            dict[tuple[int, str], list[Trajectory]](),
+            0,
+            dict[Trajectory, float](),
+        )
 
 
 @hookimpl
 def marl_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("prioritised replay (--plugin marl_plugins.replay)")
-    group.add_argument("--replay.groups", type=at_least(0), default=1, help="groups that a step draws from earlier ones")
-    group.add_argument("--replay.staleness", type=at_least(1), default=4, help="steps that a group may be old")
-    group.add_argument("--replay.reward", type=at_least(0, float), default=0.0, help="a, the reward's part of a priority")
-    group.add_argument("--replay.advantage", type=at_least(0, float), default=1.0, help="b, that of the advantage's size")
-    group.add_argument("--replay.beta", type=between(0, 1), default=1.0, help="how far weights undo the priorities")
+    group.add_argument(
+        "--replay.groups",
+        type=at_least(0),
+        default=1,
+        help="groups that a step draws from earlier ones",
+    )
+    group.add_argument(
+        "--replay.staleness", type=at_least(1), default=4, help="steps that a group may be old"
+    )
+    group.add_argument(
+        "--replay.reward",
+        type=at_least(0, float),
+        default=0.0,
+        help="a, the reward's part of a priority",
+    )
+    group.add_argument(
+        "--replay.advantage",
+        type=at_least(0, float),
+        default=1.0,
+        help="b, that of the advantage's size",
+    )
+    group.add_argument(
+        "--replay.beta", type=between(0, 1), default=1.0, help="how far weights undo the priorities"
+    )
 
 
 @hookimpl
 def marl_configure(run: Run) -> list[Problem]:
-    flag, got = "algo.advantage.is_correction_level", "what is replayed is trained on as if today's weights had sampled it"
-    problem = Problem("replay.uncorrected", at(flag=flag), got, fix="set it to token", severity="warning")
-    return [problem] if getattr(run.args.algo.advantage, "is_correction_level", "off") == "off" else []
+    flag, got = (
+        "algo.advantage.is_correction_level",
+        "what is replayed is trained on as if today's weights had sampled it",
+    )
+    problem = Problem(
+        "replay.uncorrected", at(flag=flag), got, fix="set it to token", severity="warning"
+    )
+    return (
+        [problem] if getattr(run.args.algo.advantage, "is_correction_level", "off") == "off" else []
+    )
 
 
 def priority(group: Sequence[Trajectory], reward: float, advantage: float) -> float:
-    """Returns the priority of a group; rounded, because records do not keep the last bit of a mean."""
-    rewarded = [(a.reward, a.advantage or 0.0) for t in group for a in t.actions if a.reward is not None]
+    """Returns the priority of a group; rounded, because records do not keep the last bit of a
+    mean."""
+    rewarded = [
+        (a.reward, a.advantage or 0.0) for t in group for a in t.actions if a.reward is not None
+    ]
     sizes = [reward * value + advantage * abs(size) for value, size in rewarded]
     return max(1e-6, round(fmean(sizes), 9)) if sizes else 1e-6
 
 
-def chances_and_weights(priorities: Sequence[float], beta: float) -> tuple[list[float], list[float]]:
+def chances_and_weights(
+    priorities: Sequence[float], beta: float
+) -> tuple[list[float], list[float]]:
     """Returns the probability of each of some groups, and its weight, of which the largest is 1."""
     chances = [each / sum(priorities) for each in priorities]
     return chances, [(min(chances) / chance) ** beta for chance in chances]
 
 
 @hookimpl
-async def marl_exchange(trajectories: Sequence[Trajectory], run: Run, exchange: Exchange) -> Sequence[Trajectory]:
+async def marl_exchange(
+    trajectories: Sequence[Trajectory], run: Run, exchange: Exchange
+) -> Sequence[Trajectory]:
     buffer, o, step = run.state(Buffer), run.args.replay, exchange.step
     resumed = buffer.step != step - 1
-    earlier = RunReader(run.output).trajectories(Filter((max(step - o.staleness, 1), step - 1))) if resumed else ()
-    for t in (t for t in [*earlier, *trajectories] if not t.infrastructure_failure and not t.origin and t.actions):
+    earlier = (
+        RunReader(run.output).trajectories(Filter((max(step - o.staleness, 1), step - 1)))
+        if resumed
+        else ()
+    )
+    for t in (
+        t
+        for t in [*earlier, *trajectories]
+        if not t.infrastructure_failure and not t.origin and t.actions
+    ):
         buffer.groups.setdefault((t.step, t.task.id), []).append(t)
     recent = [(key, group) for key, group in buffer.groups.items() if step - o.staleness <= key[0]]
-    buffer.groups = {key: group for key, group in recent if any(a.left_out is None for t in group for a in t.actions)}
+    buffer.groups = {
+        key: group
+        for key, group in recent
+        if any(a.left_out is None for t in group for a in t.actions)
+    }
     buffer.step, buffer.weights, keys = step, {}, [key for key in buffer.groups if key[0] < step]
     priorities = [priority(buffer.groups[key], o.reward, o.advantage) for key in keys]
     chances, weights = chances_and_weights(priorities or [1.0], o.beta)
     draw = random.Random(derive_seed(run.args.train.seed, "replay", step))
-    for number, times in sorted(Counter(draw.choices(range(len(keys)), chances, k=o.groups) if keys else ()).items()):
+    for number, times in sorted(
+        Counter(draw.choices(range(len(keys)), chances, k=o.groups) if keys else ()).items()
+    ):
         said = [exchange.again(t, f"step {keys[number][0]}") for t in buffer.groups[keys[number]]]
         with suppress(RefusedRecord):  # the workflow depends on more than on words
             buffer.weights |= dict.fromkeys(await all_or_none(said), times * weights[number])

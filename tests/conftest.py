@@ -17,22 +17,30 @@ settings.register_profile("marl", deadline=None, print_blob=True)
 settings.load_profile("marl")
 
 os.fsync = lambda descriptor: None
-"""No test cuts the power, and waiting for a disk was most of the time of those that save at every step. Real runs wait: they are
-processes of their own."""
+"""No test cuts the power, and waiting for a disk was most of the time of those that save at every
+step. Real runs wait: they are processes of their own."""
 
 
 def pytest_collection_finish():
-    """What the tests import stays to their end: hundreds of thousands of objects that no collection has to visit again."""
+    """What the tests import stays to their end: hundreds of thousands of objects that no collection
+    has to visit again."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(20_000, 20, 50)  # a twentieth of the time of tests went into looking for garbage
+    gc.set_threshold(
+        20_000, 20, 50
+    )  # a twentieth of the time of tests went into looking for garbage
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item, call):
     """In CI a skipped test is a failed one, unless it is marked gpu."""
     report = yield
-    if report.skipped and os.environ.get("CI") and "gpu" not in item.keywords and not hasattr(report, "wasxfail"):
+    if (
+        report.skipped
+        and os.environ.get("CI")
+        and "gpu" not in item.keywords
+        and not hasattr(report, "wasxfail")
+    ):
         report.outcome = "failed"
         report.longrepr = f"skipped in CI, which only tests marked gpu may be: {report.longrepr}"
     return report
@@ -43,7 +51,8 @@ EXIT = os._exit
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(item):
-    """A test that leaves `os._exit` replaced breaks whoever forks later: the fork would go on as a second test process."""
+    """A test that leaves `os._exit` replaced breaks whoever forks later: the fork would go on as a
+    second test process."""
     yield
     if os._exit is not EXIT:
         os._exit = EXIT
@@ -53,9 +62,12 @@ def pytest_runtest_teardown(item):
 def pytest_runtest_logreport(report):
     """A failure is named when it happens: a run that is cut off has said what failed."""
     if report.failed and "PYTEST_XDIST_WORKER" not in os.environ:
-        reason = getattr(getattr(report.longrepr, "reprcrash", None), "message", "") or str(report.longrepr)
+        reason = getattr(getattr(report.longrepr, "reprcrash", None), "message", "") or str(
+            report.longrepr
+        )
         print(
-            f"\n{report.when} of {report.nodeid} failed: {reason.strip().splitlines()[0][:300] if reason.strip() else ''}",
+            f"\n{report.when} of {report.nodeid} failed: "
+            f"{reason.strip().splitlines()[0][:300] if reason.strip() else ''}",
             file=sys.__stderr__,
         )
 

@@ -1,9 +1,12 @@
-"""Attempts to get out of the sandbox, the victims that they are made on, and from which level on each is held.
+"""Attempts to get out of the sandbox, the victims that they are made on, and from which level on
+each is held.
 
-    KEY=anything python tests/escapes.py LEVEL [ABI [quick]]    runs them at a level and prints {attempt: what came of it} as JSON
+    KEY=anything python tests/escapes.py LEVEL [ABI [quick]]    runs them at a level and prints
+        {attempt: what came of it} as JSON
 
-An attempt that gets out prints OUT. At the level `process` many do, so this runs as an ordinary user, and where the caller is root
-in a mount namespace of its own (test_sandbox_escapes.py sees to that).
+An attempt that gets out prints OUT. At the level `process` many do, so this runs as an ordinary
+user, and where the caller is root in a mount namespace of its own (test_sandbox_escapes.py sees to
+that).
 """
 
 import asyncio
@@ -53,22 +56,32 @@ def call(x86, arm, *given):
 """
 ATTEMPTS = {
     # what it can read
-    "environment": Attempt("read the environment of the run", "import os\nif 'KEY' in os.environ: print('OUT')", P),
+    "environment": Attempt(
+        "read the environment of the run", "import os\nif 'KEY' in os.environ: print('OUT')", P
+    ),
     "environment of the parent": Attempt(
         "read the environment of the run in /proc",
         "if b'{{secret}}' in open('/proc/{{owner}}/environ', 'rb').read(): print('OUT')",
     ),
-    "memory of the run": Attempt("read the memory of the run", "open('/proc/{{owner}}/mem', 'rb'); print('OUT')"),
+    "memory of the run": Attempt(
+        "read the memory of the run", "open('/proc/{{owner}}/mem', 'rb'); print('OUT')"
+    ),
     "command lines": Attempt(
         "see what other processes there are",
         "import os\nfor p in os.listdir('/proc'):\n    if p.isdigit() and int(p) == {{victim}}:\n"
         "        open(f'/proc/{p}/cmdline').read(); print('OUT'); break",
     ),
-    "files of others": Attempt("read a file of the user's", "if '{{secret}}' in open('{{file}}').read(): print('OUT')"),
-    "files by bash": Attempt(
-        "read a file of the user's with bash", "grep -q {{secret}} {{file}} && echo OUT", language="bash"
+    "files of others": Attempt(
+        "read a file of the user's", "if '{{secret}}' in open('{{file}}').read(): print('OUT')"
     ),
-    "list a folder": Attempt("list a folder of the user's", "import os\nif os.listdir('{{folder}}'): print('OUT')"),
+    "files by bash": Attempt(
+        "read a file of the user's with bash",
+        "grep -q {{secret}} {{file}} && echo OUT",
+        language="bash",
+    ),
+    "list a folder": Attempt(
+        "list a folder of the user's", "import os\nif os.listdir('{{folder}}'): print('OUT')"
+    ),
     "passwd": Attempt("read /etc/passwd", "open('/etc/passwd').read(); print('OUT')"),
     "shadow": Attempt("read /etc/shadow", "open('/etc/shadow').read(); print('OUT')", P),
     "symlink": Attempt(
@@ -76,69 +89,103 @@ ATTEMPTS = {
         "import os\nos.symlink('{{file}}', 'a')\nif '{{secret}}' in open('a').read(): print('OUT')",
     ),
     "link": Attempt(
-        "make a hard link to a file of the user's", "import os\nos.link('{{file}}', 'a'); open('a').read(); print('OUT')"
+        "make a hard link to a file of the user's",
+        "import os\nos.link('{{file}}', 'a'); open('a').read(); print('OUT')",
     ),
     "root by proc": Attempt(
-        "read through /proc/PID/root", "if '{{secret}}' in open('/proc/{{victim}}/root{{file}}').read(): print('OUT')"
+        "read through /proc/PID/root",
+        "if '{{secret}}' in open('/proc/{{victim}}/root{{file}}').read(): print('OUT')",
     ),
-    "another workspace": Attempt("read another workspace", "if '{{secret}}' in open('{{other}}/a').read(): print('OUT')"),
+    "another workspace": Attempt(
+        "read another workspace", "if '{{secret}}' in open('{{other}}/a').read(): print('OUT')"
+    ),
     "descriptors": Attempt(
         "use descriptors that were left open",
-        "import os\nfor n in os.listdir('/proc/self/fd'):\n    try:\n        if int(n) > 2 and os.readlink(f'/proc/self/fd/{n}') "
+        "import os\nfor n in os.listdir('/proc/self/fd'):\n    try:\n        if int(n) > 2 and "
+        "os.readlink(f'/proc/self/fd/{n}') "
         "!= f'/proc/{os.getpid()}/fd': print('OUT')\n    except OSError: pass",
         P,
     ),
     # what it can change
-    "write a file": Attempt("change a file of the user's", "open('{{file}}', 'a').write('x'); print('OUT')"),
-    "cut a file": Attempt("empty a file of the user's", "import os\nos.truncate('{{file}}', 0); print('OUT')"),
+    "write a file": Attempt(
+        "change a file of the user's", "open('{{file}}', 'a').write('x'); print('OUT')"
+    ),
+    "cut a file": Attempt(
+        "empty a file of the user's", "import os\nos.truncate('{{file}}', 0); print('OUT')"
+    ),
     "cut by opening": Attempt(
-        "empty a file by opening it to be read", "import os\nos.open('{{file}}', os.O_RDONLY | os.O_TRUNC); print('OUT')"
+        "empty a file by opening it to be read",
+        "import os\nos.open('{{file}}', os.O_RDONLY | os.O_TRUNC); print('OUT')",
     ),
     "cut by the third way of opening": Attempt(
         "empty a file by opening it neither to be read nor written",
         "import os\nos.close(os.open('{{file}}', os.O_TRUNC | 3)); print('OUT')",
     ),
-    "make a file": Attempt("make a file in /tmp", "open('/tmp/{{secret}}', 'w').close(); print('OUT')"),
+    "make a file": Attempt(
+        "make a file in /tmp", "open('/tmp/{{secret}}', 'w').close(); print('OUT')"
+    ),
     "make a file in /dev/shm": Attempt(
         "leave a file in the machine's /dev/shm",
         "open('/dev/shm/{{secret}}', 'w').close()",
         L,
         status=("no file in /dev/shm",),
     ),
-    "another workspace's": Attempt("change another workspace", "open('{{other}}/b', 'w').close(); print('OUT')"),
-    "remove": Attempt("remove a file of the user's", "import os\nos.unlink('{{victim_file}}'); print('OUT')"),
-    "its parent folder": Attempt("make a file beside its workspace", "open('../../beside', 'w').close(); print('OUT')"),
+    "another workspace's": Attempt(
+        "change another workspace", "open('{{other}}/b', 'w').close(); print('OUT')"
+    ),
+    "remove": Attempt(
+        "remove a file of the user's", "import os\nos.unlink('{{victim_file}}'); print('OUT')"
+    ),
+    "its parent folder": Attempt(
+        "make a file beside its workspace", "open('../../beside', 'w').close(); print('OUT')"
+    ),
     "rights": Attempt(
         "change the rights of a file",
-        "import os\nos.chmod('{{file}}', 0o600)\nif os.stat('{{file}}').st_mode & 0o777 == 0o600: print('OUT')",
+        "import os\nos.chmod('{{file}}', 0o600)\nif os.stat('{{file}}').st_mode & 0o777 == 0o600: "
+        "print('OUT')",
     ),
     "times": Attempt(
         "change the times of a file",
-        "import os\nos.utime('{{file}}', (1, 1))\nif os.stat('{{file}}').st_mtime == 1: print('OUT')",
+        "import os\nos.utime('{{file}}', (1, 1))\nif os.stat('{{file}}').st_mtime == 1: "
+        "print('OUT')",
     ),
     "attributes": Attempt(
-        "change attributes of a file", "import os\nos.setxattr('{{file}}', 'user.x', b'1'); print('OUT')"
+        "change attributes of a file",
+        "import os\nos.setxattr('{{file}}', 'user.x', b'1'); print('OUT')",
     ),
     "watch": Attempt(
         "watch a folder of the user's",
-        "import ctypes\nl = ctypes.CDLL(None)\nif l.inotify_add_watch(l.inotify_init(), b'{{folder}}', 0x100) > 0: print('OUT')",
+        "import ctypes\nl = ctypes.CDLL(None)\nif l.inotify_add_watch(l.inotify_init(), "
+        "b'{{folder}}', 0x100) > 0: print('OUT')",
     ),
-    "see": Attempt("see whether a file of the user's is there", "import os\nos.stat('{{file}}'); print('OUT')", N),
-    "python": Attempt("change the Python that it runs in", "import os\nopen(os.__file__, 'a').close(); print('OUT')", P),
+    "see": Attempt(
+        "see whether a file of the user's is there",
+        "import os\nos.stat('{{file}}'); print('OUT')",
+        N,
+    ),
+    "python": Attempt(
+        "change the Python that it runs in",
+        "import os\nopen(os.__file__, 'a').close(); print('OUT')",
+        P,
+    ),
     # the network
     "TCP": Attempt(
-        "connect to a local port", "import socket\nsocket.create_connection(('127.0.0.1', {{tcp}}), 2); print('OUT')"
+        "connect to a local port",
+        "import socket\nsocket.create_connection(('127.0.0.1', {{tcp}}), 2); print('OUT')",
     ),
     "TCP of IPv6": Attempt(
-        "open a port", "import socket\ns = socket.socket()\ns.bind(('127.0.0.1', 0)); s.listen(); print('OUT')"
+        "open a port",
+        "import socket\ns = socket.socket()\ns.bind(('127.0.0.1', 0)); s.listen(); print('OUT')",
     ),
     "UDP": Attempt(
         "send a datagram",
-        "import socket\nsocket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b'x', ('127.0.0.1', {{udp}})); print('OUT')",
+        "import socket\nsocket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b'x', "
+        "('127.0.0.1', {{udp}})); print('OUT')",
     ),
     "names": Attempt(
         "ask for a name",
-        "import socket\nsocket.socket(socket.AF_INET, socket.SOCK_DGRAM).connect(('8.8.8.8', 53)); print('OUT')",
+        "import socket\nsocket.socket(socket.AF_INET, socket.SOCK_DGRAM).connect(('8.8.8.8', 53)); "
+        "print('OUT')",
     ),
     "socket with a path": Attempt(
         "connect to a socket with a path, as Ray and Docker have",
@@ -150,63 +197,81 @@ ATTEMPTS = {
     ),
     "datagram from a pair": Attempt(
         "send from a pair of sockets to a socket with a path",
-        "import socket\na, b = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)\na.sendto(b'x', '{{datagrams}}'); print('OUT')",
+        "import socket\na, b = socket.socketpair(socket.AF_UNIX, "
+        "socket.SOCK_DGRAM)\na.sendto(b'x', '{{datagrams}}'); print('OUT')",
     ),
     "connect a pair": Attempt(
         "connect a pair of sockets elsewhere",
-        "import socket\na, b = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)\na.connect('{{datagrams}}'); print('OUT')",
+        "import socket\na, b = socket.socketpair(socket.AF_UNIX, "
+        "socket.SOCK_DGRAM)\na.connect('{{datagrams}}'); print('OUT')",
     ),
     "sockets of the machine": Attempt(
-        "see the sockets of the machine", "if '{{unix}}' in open('/proc/self/net/unix').read(): print('OUT')"
+        "see the sockets of the machine",
+        "if '{{unix}}' in open('/proc/self/net/unix').read(): print('OUT')",
     ),
-    "bash's network": Attempt("connect with bash", "exec 3<>/dev/tcp/127.0.0.1/{{tcp}} && echo OUT", language="bash"),
+    "bash's network": Attempt(
+        "connect with bash", "exec 3<>/dev/tcp/127.0.0.1/{{tcp}} && echo OUT", language="bash"
+    ),
     "socket without the library": Attempt(
         "make a socket by the system call",
         "import ctypes\nif ctypes.CDLL(None).socket(2, 1, 0) >= 0: print('OUT')",
     ),
     # other processes
-    "signal": Attempt("end a process of the user's", "import os\nos.kill({{victim}}, 15); print('OUT')"),
+    "signal": Attempt(
+        "end a process of the user's", "import os\nos.kill({{victim}}, 15); print('OUT')"
+    ),
     "stop the run": Attempt("stop the run", "import os\nos.kill({{owner}}, 0); print('OUT')", P),
-    "end its parent": Attempt("end what runs it", "import os\nos.kill(os.getppid() or {{owner}}, 0); print('OUT')", P),
+    "end its parent": Attempt(
+        "end what runs it", "import os\nos.kill(os.getppid() or {{owner}}, 0); print('OUT')", P
+    ),
     "signal everybody": Attempt(
         "signal everybody",
-        "import os\ntry:\n    os.kill(-1, 0)\nexcept PermissionError: pass\nos.kill({{victim}}, 0); print('OUT')",
+        "import os\ntry:\n    os.kill(-1, 0)\nexcept PermissionError: pass\nos.kill({{victim}}, "
+        "0); print('OUT')",
     ),
     "pidfd": Attempt(
-        "signal by a pidfd", "import os, signal\nsignal.pidfd_send_signal(os.pidfd_open({{victim}}), 0); print('OUT')"
+        "signal by a pidfd",
+        "import os, signal\nsignal.pidfd_send_signal(os.pidfd_open({{victim}}), 0); print('OUT')",
     ),
     "signal by the kernel": Attempt(
         "have the kernel signal a process, as the owner of a pipe",
-        "import fcntl, os, time\nr, w = os.pipe()\nfcntl.fcntl(r, 8, {{victim}}); fcntl.fcntl(r, 10, 28)\n"
+        "import fcntl, os, time\nr, w = os.pipe()\nfcntl.fcntl(r, 8, {{victim}}); fcntl.fcntl(r, "
+        "10, 28)\n"
         "fcntl.fcntl(r, fcntl.F_SETFL, os.O_RDONLY | os.O_ASYNC); os.write(w, b'x'); print('OUT')",
     ),
     "signal by the kernel to a group": Attempt(
         "have the kernel signal a group of processes",
-        "import fcntl, os, struct\nr, w = os.pipe()\nfcntl.fcntl(r, 15, struct.pack('ii', 2, {{victim}})); "
+        "import fcntl, os, struct\nr, w = os.pipe()\nfcntl.fcntl(r, 15, struct.pack('ii', 2, "
+        "{{victim}})); "
         "fcntl.fcntl(r, fcntl.F_SETFL, os.O_RDONLY | os.O_ASYNC); print('OUT')",
     ),
     "owner by ioctl": Attempt(
         "make a process the owner of a socket",
-        "import fcntl, socket, struct\na, b = socket.socketpair()\nfor command in (0x8901, 0x8902):\n"
+        "import fcntl, socket, struct\na, b = socket.socketpair()\nfor command in (0x8901, "
+        "0x8902):\n"
         "    fcntl.ioctl(a, command, struct.pack('i', {{victim}})); print('OUT')",
     ),
     "signal by a lease": Attempt(
         "have the kernel signal by a lease",
-        "import fcntl, os\nf = os.open('a', os.O_CREAT)\nfcntl.fcntl(f, 8, {{victim}}); fcntl.fcntl(f, 1024, 0); print('OUT')",
+        "import fcntl, os\nf = os.open('a', os.O_CREAT)\nfcntl.fcntl(f, 8, {{victim}}); "
+        "fcntl.fcntl(f, 1024, 0); print('OUT')",
     ),
     "signal by a queue": Attempt(
         "queue a signal for a process",
         CALL + "info = (ctypes.c_int * 32)(0, 0, -1, 0, os.getpid())\n"
-        "if call(129, 138, {{victim}}, 0, info) == 0 or call(297, 240, {{victim}}, {{victim}}, 0, info) == 0: print('OUT')",
+        "if call(129, 138, {{victim}}, 0, info) == 0 or call(297, 240, {{victim}}, {{victim}}, 0, "
+        "info) == 0: print('OUT')",
     ),
     "signal to a thread": Attempt(
         "signal a thread of a process",
-        CALL + "if call(234, 131, {{victim}}, {{victim}}, 0) == 0 or call(200, 130, {{victim}}, 0) == 0: print('OUT')",
+        CALL
+        + "if call(234, 131, {{victim}}, {{victim}}, 0) == 0 or call(200, 130, {{victim}}, 0) == "
+        "0: print('OUT')",
     ),
     "signal by a timer": Attempt(
         "have a timer signal a process",
-        CALL
-        + "event = (ctypes.c_int * 16)(0, 0, 15, 4, {{victim}})\nif call(222, 107, 1, event, buffer) == 0: print('OUT')",
+        CALL + "event = (ctypes.c_int * 16)(0, 0, 15, 4, {{victim}})\nif call(222, 107, 1, event, "
+        "buffer) == 0: print('OUT')",
         P,
     ),
     "descriptors of others": Attempt(
@@ -216,40 +281,54 @@ ATTEMPTS = {
     "file by its number": Attempt(
         "open a file of the user's by its number in the file system",
         CALL + "buffer[:8] = (80).to_bytes(8, 'little')\nmount = (ctypes.c_int * 1)()\n"
-        "name = ctypes.create_string_buffer(b'{{file}}')\nif call(303, 264, -100, name, buffer, mount, 0) == 0 and "
+        "name = ctypes.create_string_buffer(b'{{file}}')\nif call(303, 264, -100, name, buffer, "
+        "mount, 0) == 0 and "
         "call(304, 265, os.open('.', 0), buffer, 0) >= 0: print('OUT')",
         P,
     ),
     "typing": Attempt(
         "type into a terminal (TIOCSTI)",
-        "import fcntl\nfor n in (0, 1, 2):\n    try: fcntl.ioctl(n, 0x5412, b'x'); print('OUT')\n    except OSError: pass",
+        "import fcntl\nfor n in (0, 1, 2):\n    try: fcntl.ioctl(n, 0x5412, b'x'); print('OUT')\n  "
+        "  except OSError: pass",
         P,
     ),
     "change its input": Attempt(
         "change what it was given on standard input",
         "import os\nfor n in (0, os.open('/proc/self/fd/0', os.O_RDWR)):\n"
-        "    for change in (lambda: os.write(n, b'x'), lambda: os.ftruncate(n, 9)):\n        try: change(); print('OUT')\n"
+        "    for change in (lambda: os.write(n, b'x'), lambda: os.ftruncate(n, 9)):\n        try: "
+        "change(); print('OUT')\n"
         "        except OSError: pass",
         P,
     ),
     "be ended last": Attempt(
-        "have the kernel end others where memory is short", "open('/proc/self/oom_score_adj', 'w').write('0'); print('OUT')"
+        "have the kernel end others where memory is short",
+        "open('/proc/self/oom_score_adj', 'w').write('0'); print('OUT')",
     ),
     "real time": Attempt(
-        "take a core for itself (SCHED_FIFO)", "import os\nos.sched_setscheduler(0, 1, os.sched_param(1)); print('OUT')", P
+        "take a core for itself (SCHED_FIFO)",
+        "import os\nos.sched_setscheduler(0, 1, os.sched_param(1)); print('OUT')",
+        P,
     ),
-    "faults of its own": Attempt("answer its own page faults", CALL + "if call(323, 282, 1) >= 0: print('OUT')"),
-    "secret memory": Attempt("have memory that nobody sees", CALL + "if call(447, 447, 0) >= 0: print('OUT')"),
-    "file system": Attempt("open a file system", CALL + "if call(430, 430, b'tmpfs', 0) >= 0: print('OUT')", P),
+    "faults of its own": Attempt(
+        "answer its own page faults", CALL + "if call(323, 282, 1) >= 0: print('OUT')"
+    ),
+    "secret memory": Attempt(
+        "have memory that nobody sees", CALL + "if call(447, 447, 0) >= 0: print('OUT')"
+    ),
+    "file system": Attempt(
+        "open a file system", CALL + "if call(430, 430, b'tmpfs', 0) >= 0: print('OUT')", P
+    ),
     "child of the parent's": Attempt(
         "start a process as a child of what runs it",
-        "import ctypes, os\npid = ctypes.CDLL(None).syscall(56 if os.uname().machine == 'x86_64' else 220, 0x8011, 0, 0, 0, 0)\n"
+        "import ctypes, os\npid = ctypes.CDLL(None).syscall(56 if os.uname().machine == 'x86_64' "
+        "else 220, 0x8011, 0, 0, 0, 0)\n"
         "if pid == 0: os._exit(0)\nif pid > 0: print('OUT')",
         P,
     ),
     "end signal": Attempt(
         "start a process whose end sends another signal",
-        "import ctypes, os\npid = ctypes.CDLL(None).syscall(56 if os.uname().machine == 'x86_64' else 220, 0x13, 0, 0, 0, 0)\n"
+        "import ctypes, os\npid = ctypes.CDLL(None).syscall(56 if os.uname().machine == 'x86_64' "
+        "else 220, 0x13, 0, 0, 0, 0)\n"
         "if pid == 0: os._exit(0)\nif pid > 0: print('OUT')",
     ),
     "hidden": Attempt(
@@ -258,36 +337,49 @@ ATTEMPTS = {
     ),
     "descriptors under way": Attempt(
         "send descriptors through a socket",
-        "import os, socket\na, b = socket.socketpair()\nsocket.send_fds(a, [b'x'], [0]); print('OUT')",
+        "import os, socket\na, b = socket.socketpair()\nsocket.send_fds(a, [b'x'], [0]); "
+        "print('OUT')",
     ),
     "ptrace": Attempt(
-        "trace a process", "import ctypes\nif ctypes.CDLL(None).ptrace(16, {{victim}}, 0, 0) == 0: print('OUT')"
+        "trace a process",
+        "import ctypes\nif ctypes.CDLL(None).ptrace(16, {{victim}}, 0, 0) == 0: print('OUT')",
     ),
-    "memory of others": Attempt("open a process's memory", "open('/proc/{{victim}}/mem', 'rb'); print('OUT')"),
+    "memory of others": Attempt(
+        "open a process's memory", "open('/proc/{{victim}}/mem', 'rb'); print('OUT')"
+    ),
     "priority": Attempt(
-        "read a process's limits", "import resource\nresource.prlimit({{victim}}, resource.RLIMIT_CPU); print('OUT')"
+        "read a process's limits",
+        "import resource\nresource.prlimit({{victim}}, resource.RLIMIT_CPU); print('OUT')",
     ),
     "shared memory": Attempt(
         "use the machine's System V memory",
         "import ctypes\nif ctypes.CDLL(None).shmget({{key}}, 4096, 0o1600) >= 0: print('OUT')",
     ),
     "poisoned pickle": Attempt(
-        "have its result unpickled outside", "open('result.pkl', 'wb').write({{pickle}})", P, status=("not unpickled",)
+        "have its result unpickled outside",
+        "open('result.pkl', 'wb').write({{pickle}})",
+        P,
+        status=("not unpickled",),
     ),
     "own numpy": Attempt(
         "put a numpy.py where the next program imports it",
-        "open('numpy.py', 'w').write(\"print('OUT')\")\nimport sys\nsys.modules.pop('numpy', None)\ntry:\n    import numpy\n"
+        "open('numpy.py', 'w').write(\"print('OUT')\")\nimport sys\nsys.modules.pop('numpy', "
+        "None)\ntry:\n    import numpy\n"
         "except ImportError: pass",
         P,
     ),
-    "renice": Attempt("slow a process down", "import os\nos.setpriority(os.PRIO_PROCESS, {{victim}}, 19); print('OUT')"),
+    "renice": Attempt(
+        "slow a process down",
+        "import os\nos.setpriority(os.PRIO_PROCESS, {{victim}}, 19); print('OUT')",
+    ),
     "affinity": Attempt(
         "move a process to another core",
         "import os\nos.sched_setaffinity({{victim}}, os.sched_getaffinity(0)); print('OUT')",
     ),
     # privileges
     "user namespace": Attempt(
-        "make a user namespace", "import ctypes\nif ctypes.CDLL(None).unshare(0x10000000) == 0: print('OUT')"
+        "make a user namespace",
+        "import ctypes\nif ctypes.CDLL(None).unshare(0x10000000) == 0: print('OUT')",
     ),
     "namespace by clone": Attempt(
         "make a namespace by clone",
@@ -297,36 +389,44 @@ ATTEMPTS = {
     ),
     "mount": Attempt(
         "mount something",
-        "import ctypes\nl = ctypes.CDLL(None)\nif l.unshare(0x10020000) == 0 and l.mount(b'x', b'/tmp', b'tmpfs', "
+        "import ctypes\nl = ctypes.CDLL(None)\nif l.unshare(0x10020000) == 0 and l.mount(b'x', "
+        "b'/tmp', b'tmpfs', "
         "0, 0) == 0: print('OUT')",
     ),
     "setuid": Attempt("become root", "import os\nos.setuid(0); print('OUT')", P),
     "capabilities": Attempt(
         "have a capability",
-        "if any(int(l.split()[1], 16) for l in open('/proc/self/status') if l.startswith(('CapPrm', 'CapEff', 'CapInh', 'CapAmb')))"
+        "if any(int(l.split()[1], 16) for l in open('/proc/self/status') if "
+        "l.startswith(('CapPrm', 'CapEff', 'CapInh', 'CapAmb')))"
         ": print('OUT')",
         P,
     ),
     "new privileges": Attempt(
         "gain rights from a setuid program",
-        "import subprocess\nif '\\nNoNewPrivs:\\t0' in open('/proc/self/status').read(): print('OUT')",
+        "import subprocess\nif '\\nNoNewPrivs:\\t0' in open('/proc/self/status').read(): "
+        "print('OUT')",
         P,
     ),
     "setuid file": Attempt(
         "make a setuid file",
-        "import os\nopen('a', 'w').close(); os.chmod('a', 0o4755)\nif os.stat('a').st_mode & 0o4000: print('OUT')",
+        "import os\nopen('a', 'w').close(); os.chmod('a', 0o4755)\nif os.stat('a').st_mode & "
+        "0o4000: print('OUT')",
     ),
     "setuid file by opening": Attempt(
         "make a setuid file by opening it",
-        "import os\nos.close(os.open('a', os.O_CREAT | os.O_WRONLY, 0o4755))\nif os.stat('a').st_mode & 0o4000: print('OUT')",
+        "import os\nos.close(os.open('a', os.O_CREAT | os.O_WRONLY, 0o4755))\nif "
+        "os.stat('a').st_mode & 0o4000: print('OUT')",
     ),
     "chroot": Attempt("chroot", "import os\nos.chroot('.'); print('OUT')", P),
     "limits": Attempt(
-        "raise its limits", "import resource\nfor l in (0, 1, 7, 9): resource.setrlimit(l, (-1, -1)); print('OUT')", P
+        "raise its limits",
+        "import resource\nfor l in (0, 1, 7, 9): resource.setrlimit(l, (-1, -1)); print('OUT')",
+        P,
     ),
     "io_uring": Attempt(
         "reach the kernel by io_uring",
-        "import ctypes\nif ctypes.CDLL(None).syscall(425, 1, ctypes.create_string_buffer(120)) >= 0: print('OUT')",
+        "import ctypes\nif ctypes.CDLL(None).syscall(425, 1, ctypes.create_string_buffer(120)) >= "
+        "0: print('OUT')",
     ),
     "keys": Attempt(
         "add a key to the kernel's",
@@ -336,7 +436,8 @@ ATTEMPTS = {
     "bpf": Attempt(
         "load a program into the kernel",
         "import ctypes, os\nn = 321 if os.uname().machine == 'x86_64' else 280\n"
-        "if ctypes.CDLL(None).syscall(n, 0, ctypes.create_string_buffer(72), 72) >= 0: print('OUT')",
+        "if ctypes.CDLL(None).syscall(n, 0, ctypes.create_string_buffer(72), 72) >= 0: "
+        "print('OUT')",
         P,
     ),
     # what it can take
@@ -350,13 +451,15 @@ ATTEMPTS = {
     ),
     "memory files": Attempt(
         "take memory in memory files",
-        "import os, time\nfor n in range(20):\n    os.write(os.memfd_create('x'), bytes(10 << 20))\ntime.sleep(9); print('OUT')",
+        "import os, time\nfor n in range(20):\n    os.write(os.memfd_create('x'), bytes(10 << "
+        "20))\ntime.sleep(9); print('OUT')",
         P,
         status=("killed", "failed", "time"),
     ),
     "disk": Attempt(
         "fill the disk",
-        "for n in range(100): open(str(n), 'wb').write(bytes(8 << 20))\nimport time; time.sleep(9); print('OUT')",
+        "for n in range(100): open(str(n), 'wb').write(bytes(8 << 20))\nimport time; "
+        "time.sleep(9); print('OUT')",
         P,
         status=("killed", "time"),
     ),
@@ -370,12 +473,14 @@ ATTEMPTS = {
     ),
     "one large file": Attempt(
         "write one large file",
-        "f = open('a', 'wb')\nfor n in range(100): f.write(bytes(1 << 20))\nf.flush(); print('OUT')",
+        "f = open('a', 'wb')\nfor n in range(100): f.write(bytes(1 << 20))\nf.flush(); "
+        "print('OUT')",
         P,
     ),
     "many files": Attempt(
         "make many files",
-        "import time\nfor n in range(40000): open(str(n), 'w').close()\ntime.sleep(9); print('OUT')",
+        "import time\nfor n in range(40000): open(str(n), 'w').close()\ntime.sleep(9); "
+        "print('OUT')",
         P,
         status=("killed", "time"),
     ),
@@ -386,9 +491,14 @@ ATTEMPTS = {
         status=("killed", "time", "failed", "memory"),
     ),
     "time": Attempt("run for ever", "while True: pass", P, status=("time",)),
-    "output": Attempt("write for ever", "while True: print('x' * 10000)", P, status=("output", "time")),
+    "output": Attempt(
+        "write for ever", "while True: print('x' * 10000)", P, status=("output", "time")
+    ),
     "binary output": Attempt(
-        "write what clears a terminal", "import os\nos.write(1, bytes(range(256)))", P, status=("finished",)
+        "write what clears a terminal",
+        "import os\nos.write(1, bytes(range(256)))",
+        P,
+        status=("finished",),
     ),
     "daemon": Attempt(
         "leave a daemon",
@@ -426,10 +536,29 @@ def victims(place):
         stack.callback(victim.kill)
         poison = pickle.dumps(Poison(str(place / "poisoned")))
         yield {
-            **{"secret": secret, "nap": nap, "owner": os.getpid(), "victim": victim.pid, "file": place / "folder" / "file"},
-            **{"folder": place / "folder", "victim_file": place / "folder" / "victim_file", "other": other},
-            **{"tcp": tcp.getsockname()[1], "udp": udp.getsockname()[1], "unix": place / "socket", "pickle": repr(poison)},
-            **{"datagrams": place / "datagrams", "key": os.getpid(), "poisoned": place / "poisoned"},
+            **{
+                "secret": secret,
+                "nap": nap,
+                "owner": os.getpid(),
+                "victim": victim.pid,
+                "file": place / "folder" / "file",
+            },
+            **{
+                "folder": place / "folder",
+                "victim_file": place / "folder" / "victim_file",
+                "other": other,
+            },
+            **{
+                "tcp": tcp.getsockname()[1],
+                "udp": udp.getsockname()[1],
+                "unix": place / "socket",
+                "pickle": repr(poison),
+            },
+            **{
+                "datagrams": place / "datagrams",
+                "key": os.getpid(),
+                "poisoned": place / "poisoned",
+            },
         }
 
 
@@ -459,14 +588,18 @@ async def attempt_all(level, abi=None, which="all"):
         if abi is not None:
             there = levels.examine()
             levels.examine = lambda: replace(there, abi=abi)
-        async with open_sandbox(SandboxConfig(isolation=level), workspaces=workspaces, concurrency=1) as sandbox:
+        async with open_sandbox(
+            SandboxConfig(isolation=level), workspaces=workspaces, concurrency=1
+        ) as sandbox:
             chosen = {n: a for n, a in ATTEMPTS.items() if which == "all" or not a.status}
             for name, attempt in chosen.items():
                 source = attempt.program
                 for field, value in names.items():
                     source = source.replace("{{" + field + "}}", str(value))
                 program = Program(source, attempt.language, wanted=("result.pkl",), limits=LIMITS)
-                got = await sandbox.run(program, mine if name in ("own numpy", "another workspace's") else None)
+                got = await sandbox.run(
+                    program, mine if name in ("own numpy", "another workspace's") else None
+                )
                 found[name] = judge(attempt, got, names)
     return found
 
@@ -503,11 +636,19 @@ def table():
     lines = ["| a program tries to | process | landlock | namespaces |", "|---|---|---|---|"]
     order = (P, L, N)
     for attempt in ATTEMPTS.values():
-        held = ["held" if order.index(level) >= order.index(attempt.held) else "open" for level in order]
+        held = [
+            "held" if order.index(level) >= order.index(attempt.held) else "open" for level in order
+        ]
         lines.append(f"| {attempt.what} | {' | '.join(held)} |")
     return "\n".join(lines)
 
 
 if __name__ == "__main__":
     level, *options = sys.argv[1:]
-    print(json.dumps(asyncio.run(attempt_all(level, *[int(word) if word.isdigit() else word for word in options]))))
+    print(
+        json.dumps(
+            asyncio.run(
+                attempt_all(level, *[int(word) if word.isdigit() else word for word in options])
+            )
+        )
+    )

@@ -1,4 +1,5 @@
-"""What our service and SandboxFusion's server answer differently: the requests, and the table of docs/sandbox.md."""
+"""What our service and SandboxFusion's server answer differently: the requests, and the table of
+docs/sandbox.md."""
 
 import base64
 from collections.abc import Callable
@@ -65,7 +66,10 @@ DIFFERENCES = (
     ),
     Difference(
         "paths with `..`",
-        {"code": "import os; print(os.path.exists('../marl-above'))", "files": {"../marl-above": encoded("x")}},
+        {
+            "code": "import os; print(os.path.exists('../marl-above'))",
+            "files": {"../marl-above": encoded("x")},
+        },
         "refused (422)",
         refused("files"),
         "written and read, wherever they lead",
@@ -137,7 +141,10 @@ DIFFERENCES = (
     ),
     Difference(
         "what a program leaves running",
-        {"code": "import os, time\nprint(1, flush=True)\nif os.fork() == 0:\n    time.sleep(60)", "run_timeout": 4},
+        {
+            "code": "import os, time\nprint(1, flush=True)\nif os.fork() == 0:\n    time.sleep(60)",
+            "run_timeout": 4,
+        },
         "is ended with it, after 0.3 seconds",
         lambda status, body: body["status"] == "Success",
         "holds the answer until its output is closed, or the time is over",
@@ -149,7 +156,9 @@ DIFFERENCES = (
         "standard error says by what, or which limit",
         lambda status, body: "SIGKILL" in body["run_result"]["stderr"],
         "the exit code alone",
-        lambda status, body: (body["run_result"]["return_code"], body["run_result"]["stderr"]) == (-9, ""),
+        lambda status, body: (
+            (body["run_result"]["return_code"], body["run_result"]["stderr"]) == (-9, "")
+        ),
     ),
     Difference(
         "time that is none, or too long",
@@ -162,7 +171,8 @@ DIFFERENCES = (
     Difference(
         "memory without a limit",
         {"code": "import resource; print(resource.getrlimit(resource.RLIMIT_AS)[0] < 0)"},
-        "`--most_memory_mb`, for all processes of a program together; a larger limit is refused (422)",
+        "`--most_memory_mb`, for all processes of a program together; a larger limit is refused "
+        "(422)",
         prints("False\n"),
         "none; a limit is each process's address space",
         prints("True\n"),
@@ -189,4 +199,6 @@ DIFFERENCES = (
 def table():
     """As Markdown."""
     rows = [f"| {d.name} | {d.ours} | {d.theirs} |" for d in DIFFERENCES]
-    return "\n".join(["| | `openrlhf sandbox serve` | SandboxFusion's server |", "|---|---|---|", *rows])
+    return "\n".join(
+        ["| | `openrlhf sandbox serve` | SandboxFusion's server |", "|---|---|---|", *rows]
+    )

@@ -1,8 +1,10 @@
-"""Real services on loopback that speak SandboxFusion's protocol: ours, theirs where it is there, and ones that misbehave.
+"""Real services on loopback that speak SandboxFusion's protocol: ours, theirs where it is there,
+and ones that misbehave.
 
 SANDBOX_FUSION_URL        a SandboxFusion that runs already
-SANDBOX_FUSION_CHECKOUT   a checkout of it, with a virtual environment in `.venv` that has fastapi, uvicorn, structlog, psutil,
-                          aiofiles, aiohttp, tenacity, databases[aiosqlite], pyyaml and pytest; it is started by the tests
+SANDBOX_FUSION_CHECKOUT   a checkout of it, with a virtual environment in `.venv` that has fastapi,
+                          uvicorn, structlog, psutil, aiofiles, aiohttp, tenacity,
+                          databases[aiosqlite], pyyaml and pytest; it is started by the tests
 """
 
 import asyncio
@@ -52,7 +54,14 @@ def theirs():
         Path(place, "marl.yaml").write_text(textwrap.dedent(CONFIGURATION))
         port = free_port()
         process = subprocess.Popen(
-            [venv / "bin/python", "-m", "uvicorn", "sandbox.server.server:app", "--port", str(port)],
+            [
+                venv / "bin/python",
+                "-m",
+                "uvicorn",
+                "sandbox.server.server:app",
+                "--port",
+                str(port),
+            ],
             cwd=checkout,
             env={**os.environ, "SANDBOX_CONFIG": f"{place}/marl"},
             stdout=log,
@@ -78,7 +87,10 @@ def free_port():
 def wait_for(url, process):
     until = time.monotonic() + 120
     while time.monotonic() < until and process.poll() is None:
-        with contextlib.suppress(OSError), urllib.request.urlopen(f"{url}/v1/ping", timeout=5) as answer:
+        with (
+            contextlib.suppress(OSError),
+            urllib.request.urlopen(f"{url}/v1/ping", timeout=5) as answer,
+        ):
             assert answer.read() == b'"pong"'
             return
         time.sleep(0.1)
@@ -98,7 +110,8 @@ def map_first(opened):
 
 @contextlib.asynccontextmanager
 async def answering(answer):
-    """A server on loopback that sends what `answer(path, body, number, head)` gives or awaits, and closes the connection.
+    """A server on loopback that sends what `answer(path, body, number, head)` gives or awaits, and
+    closes the connection.
 
     Gives its address, and the paths that it was asked for.
     """
@@ -108,7 +121,12 @@ async def answering(answer):
         with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
             head = await reader.readuntil(b"\r\n\r\n")
             length = next(
-                (int(line[15:]) for line in head.split(b"\r\n") if line.lower().startswith(b"content-length:")), 0
+                (
+                    int(line[15:])
+                    for line in head.split(b"\r\n")
+                    if line.lower().startswith(b"content-length:")
+                ),
+                0,
             )
             body = await reader.readexactly(length)
             taken.append(head.split()[1].decode())
@@ -127,4 +145,8 @@ async def answering(answer):
 def http(body, status=200, kind="application/json", headers=""):
     """An answer as bytes."""
     body = body if isinstance(body, bytes) else body.encode()
-    return f"HTTP/1.1 {status} X\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n{headers}\r\n".encode() + body
+    return (
+        f"HTTP/1.1 {status} X\r\nContent-Type: {kind}\r\nContent-Length: "
+        f"{len(body)}\r\n{headers}\r\n".encode()
+        + body
+    )

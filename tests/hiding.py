@@ -1,4 +1,5 @@
-"""A pytest plugin, and a helper of subprocesses: modules that `MARL_HIDDEN` names cannot be found, as if their files were deleted.
+"""A pytest plugin, and a helper of subprocesses: modules that `MARL_HIDDEN` names cannot be found,
+as if their files were deleted.
 
 MARL_HIDDEN=marl_plugins.tools.mcp python -m pytest -p hiding tests/test_plan.py
 """
@@ -24,4 +25,6 @@ if Hiding.hidden:  # plugins are found by their files, too
     from marl_plugins.core import plugin_names
 
     plugin_names.SHIPPED = tuple(name for name in plugin_names.SHIPPED if name not in Hiding.hidden)
-    plugin_names.BUILTINS = tuple(name for name in plugin_names.BUILTINS if name not in Hiding.hidden)
+    plugin_names.BUILTINS = tuple(
+        name for name in plugin_names.BUILTINS if name not in Hiding.hidden
+    )

@@ -1,7 +1,9 @@
-"""Kinds of answers that nobody wants from a coach's endpoint, and a raw HTTP server on loopback that gives them.
+"""Kinds of answers that nobody wants from a coach's endpoint, and a raw HTTP server on loopback
+that gives them.
 
-A kind is chosen by the path: `http://127.0.0.1:PORT/KIND/v1`. All of them run in `tests/test_coach_hostile.py` with short
-time-outs, and with the default ones in `benchmarks/hostile_coach.py`.
+A kind is chosen by the path: `http://127.0.0.1:PORT/KIND/v1`. All of them run in
+`tests/test_coach_hostile.py` with short time-outs, and with the default ones in
+`benchmarks/hostile_coach.py`.
 """
 
 import asyncio
@@ -71,12 +73,26 @@ def http(body: Any, status: str = "200 OK", *headers: str) -> bytes:
     return "\r\n".join([*lines, "", ""]).encode("latin-1") + data
 
 
-def chat(asked: Asked, text: Any = None, message: Any = None, choice: Any = None, **top: Any) -> dict:
+def chat(
+    asked: Asked, text: Any = None, message: Any = None, choice: Any = None, **top: Any
+) -> dict:
     """An answer in the protocol, with parts of it replaced."""
-    said = {"role": "assistant", "content": asked.right if text is None else text, **(message or {})}
+    said = {
+        "role": "assistant",
+        "content": asked.right if text is None else text,
+        **(message or {}),
+    }
     chosen = {"index": 0, "message": said, "finish_reason": "stop", **(choice or {})}
     usage = {"prompt_tokens": 100, "completion_tokens": 10, "total_tokens": 110}
-    return {"id": "x", "object": "chat.completion", "created": 0, "model": "m", "choices": [chosen], "usage": usage, **top}
+    return {
+        "id": "x",
+        "object": "chat.completion",
+        "created": 0,
+        "model": "m",
+        "choices": [chosen],
+        "usage": usage,
+        **top,
+    }
 
 
 def judged(asked: Asked, **fields: Any) -> dict:
@@ -112,7 +128,9 @@ async def then_reset(data: bytes) -> AsyncIterator[bytes]:
     yield RESET
 
 
-LENGTHY = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 1000000000000\r\n\r\n"
+LENGTHY = (
+    b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 1000000000000\r\n\r\n"
+)
 CHUNKED = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
@@ -124,7 +142,9 @@ def slow_kinds() -> list[Kind]:
         "silent_after_the_headers": lambda a: then_silence(LENGTHY),
         "silent_in_the_body": lambda a: then_silence(LENGTHY + b'{"choices": [{'),
         "silent_chunk": lambda a: then_silence(CHUNKED + b"ffff\r\n"),
-        "length_too_large": lambda a: then_silence(http(chat(a)).replace(b"Content-Length: ", b"Content-Length: 9")),
+        "length_too_large": lambda a: then_silence(
+            http(chat(a)).replace(b"Content-Length: ", b"Content-Length: 9")
+        ),
         "drip": lambda a: drip(http(chat(a)), 0.5),
         "drip_body": lambda a: forever(LENGTHY, b" ", 0.02),
         "drip_headers": lambda a: drip(b"HTTP/1.1 200 OK\r\nX-Header: " + b"x" * 10**6),
@@ -134,7 +154,9 @@ def slow_kinds() -> list[Kind]:
         "status_100_forever": lambda a: forever(b"", b"HTTP/1.1 100 Continue\r\n\r\n" * 1000),
         "status_100_slowly": lambda a: forever(b"", b"HTTP/1.1 100 Continue\r\n\r\n", 0.05),
         "status_102_slowly": lambda a: forever(b"", b"HTTP/1.1 102 Processing\r\n\r\n", 0.05),
-        "busy_until_a_far_date": lambda a: http({}, "429 Busy", "Retry-After: Fri, 31 Dec 9999 23:59:59 GMT"),
+        "busy_until_a_far_date": lambda a: http(
+            {}, "429 Busy", "Retry-After: Fri, 31 Dec 9999 23:59:59 GMT"
+        ),
         "busy_for_a_year": lambda a: http({}, "503 Busy", "Retry-After: 31536000"),
     }
     return [Kind(name, answer, "missing", slow=True) for name, answer in kinds.items()]
@@ -145,7 +167,9 @@ def endless_kinds() -> list[Kind]:
     compressed = "Content-Encoding: gzip"
     kinds = {
         "endless": lambda a: forever(LENGTHY, b"x" * 65536),
-        "endless_string": lambda a: forever(LENGTHY + b'{"choices": [{"message": {"content": "', b"a" * 65536),
+        "endless_string": lambda a: forever(
+            LENGTHY + b'{"choices": [{"message": {"content": "', b"a" * 65536
+        ),
         "endless_spaces": lambda a: forever(LENGTHY, b" " * 65536),
         "endless_chunks": lambda a: forever(CHUNKED, b"10000\r\n" + b"x" * 65536 + b"\r\n"),
         "endless_error": lambda a: forever(LENGTHY.replace(b"200 OK", b"500 Oops"), b"x" * 65536),
@@ -157,12 +181,20 @@ def endless_kinds() -> list[Kind]:
         "endless_status": lambda a: forever(b"HTTP/1.1 200 ", b"O" * 65536),
         "endless_trailers": lambda a: forever(CHUNKED + b"0\r\n", b"X-Header: x\r\n" * 5000),
         "gzip_bomb": lambda a: http(BOMB, "200 OK", compressed),
-        "gzip_bomb_endless": lambda a: forever(LENGTHY.replace(b"\r\n\r\n", b"\r\nContent-Encoding: gzip\r\n\r\n"), BOMB),
+        "gzip_bomb_endless": lambda a: forever(
+            LENGTHY.replace(b"\r\n\r\n", b"\r\nContent-Encoding: gzip\r\n\r\n"), BOMB
+        ),
         "gzip_bomb_in_an_error": lambda a: http(BOMB, "500 Oops", compressed),
-        "deflate_bomb": lambda a: http(zlib.compress(b" " * 64 * MEGABYTE), "200 OK", "Content-Encoding: deflate"),
-        "gzip_twice": lambda a: http(gzip.compress(gzip.compress(b"{}")), "200 OK", "Content-Encoding: gzip, gzip"),
+        "deflate_bomb": lambda a: http(
+            zlib.compress(b" " * 64 * MEGABYTE), "200 OK", "Content-Encoding: deflate"
+        ),
+        "gzip_twice": lambda a: http(
+            gzip.compress(gzip.compress(b"{}")), "200 OK", "Content-Encoding: gzip, gzip"
+        ),
         "gzip_of_nothing": lambda a: http(b"", "200 OK", compressed),
-        "gzip_cut_off": lambda a: http(gzip.compress(b'{"a": 1}' * 1000)[:50], "200 OK", compressed),
+        "gzip_cut_off": lambda a: http(
+            gzip.compress(b'{"a": 1}' * 1000)[:50], "200 OK", compressed
+        ),
         "gzip_that_is_none": lambda a: http(chat(a), "200 OK", compressed),
         "brotli": lambda a: http(b"\x8b\x00\x80", "200 OK", "Content-Encoding: br"),
         "unknown_encoding": lambda a: http(chat(a), "200 OK", "Content-Encoding: \x1b[2J"),
@@ -198,37 +230,63 @@ def wire_kinds() -> list[Kind]:
         "status_abc": lambda a: b"HTTP/1.1 abc OK\r\n\r\n",
         "status_99": lambda a: b"HTTP/1.1 099 OK\r\n\r\n",
         "status_1000": lambda a: b"HTTP/1.1 1000 OK\r\n\r\n",
-        "control_characters_in_the_status": lambda a: b"HTTP/1.1 200 \x1b[2J\x1b]0;title\x07\r\n\r\n",
+        "control_characters_in_the_status": lambda a: (
+            b"HTTP/1.1 200 \x1b[2J\x1b]0;title\x07\r\n\r\n"
+        ),
         "length_negative": lambda a: b"HTTP/1.1 200 OK\r\nContent-Length: -5\r\n\r\n{}",
         "length_of_letters": lambda a: b"HTTP/1.1 200 OK\r\nContent-Length: many\r\n\r\n{}",
-        "two_lengths": lambda a: b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\n{} ",
-        "length_of_5000_digits": lambda a: b"HTTP/1.1 200 OK\r\nContent-Length: " + b"9" * 5000 + b"\r\n\r\n{}",
-        "length_too_small": lambda a: http(chat(a)).replace(b"Content-Length: ", b"Content-Length: 0000000001\r\nX: "),
+        "two_lengths": lambda a: (
+            b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\n{} "
+        ),
+        "length_of_5000_digits": lambda a: (
+            b"HTTP/1.1 200 OK\r\nContent-Length: " + b"9" * 5000 + b"\r\n\r\n{}"
+        ),
+        "length_too_small": lambda a: http(chat(a)).replace(
+            b"Content-Length: ", b"Content-Length: 0000000001\r\nX: "
+        ),
         "chunk_of_no_size": lambda a: CHUNKED + b"zz\r\n{}\r\n0\r\n\r\n",
         "chunk_of_a_huge_size": lambda a: CHUNKED + b"f" * 20 + b"\r\n{}\r\n",
         "header_without_a_name": lambda a: b"HTTP/1.1 200 OK\r\n: x\r\n\r\n{}",
         "header_with_control_characters": lambda a: b"HTTP/1.1 200 OK\r\nX: \x00\x1b[2J\r\n\r\n{}",
         "header_of_a_megabyte": lambda a: http(chat(a), "200 OK", "X-Header: " + "x" * MEGABYTE),
-        "upgrade": lambda a: b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\n",
+        "upgrade": lambda a: (
+            b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: x\r\nConnection: upgrade\r\n\r\n"
+        ),
         "no_content": lambda a: b"HTTP/1.1 204 No Content\r\n\r\n",
     }
     right = {
         "right": lambda a: http(chat(a)),
         "right_in_chunks": lambda a: (
-            CHUNKED + b"".join(b"1\r\n" + bytes([b]) + b"\r\n" for b in json.dumps(chat(a)).encode()) + b"0\r\n\r\n"
+            CHUNKED
+            + b"".join(b"1\r\n" + bytes([b]) + b"\r\n" for b in json.dumps(chat(a)).encode())
+            + b"0\r\n\r\n"
         ),
-        "right_compressed": lambda a: http(gzip.compress(json.dumps(chat(a)).encode()), "200 OK", "Content-Encoding: gzip"),
-        "right_without_a_length": lambda a: b"HTTP/1.1 200 OK\r\n\r\n" + json.dumps(chat(a)).encode(),
-        "right_of_another_type": lambda a: http(chat(a)).replace(b"application/json", b"text/html; charset=utf-7"),
+        "right_compressed": lambda a: http(
+            gzip.compress(json.dumps(chat(a)).encode()), "200 OK", "Content-Encoding: gzip"
+        ),
+        "right_without_a_length": lambda a: (
+            b"HTTP/1.1 200 OK\r\n\r\n" + json.dumps(chat(a)).encode()
+        ),
+        "right_of_another_type": lambda a: http(chat(a)).replace(
+            b"application/json", b"text/html; charset=utf-7"
+        ),
         "right_after_100": lambda a: b"HTTP/1.1 100 Continue\r\n\r\n" + http(chat(a)),
-        "right_after_2_MB_of_spaces": lambda a: http(b" " * 2 * MEGABYTE + json.dumps(chat(a)).encode()),
-        "right_with_cookies": lambda a: http(chat(a), "200 OK", *(f"Set-Cookie: c{n}={'x' * 1000}" for n in range(50))),
+        "right_after_2_MB_of_spaces": lambda a: http(
+            b" " * 2 * MEGABYTE + json.dumps(chat(a)).encode()
+        ),
+        "right_with_cookies": lambda a: http(
+            chat(a), "200 OK", *(f"Set-Cookie: c{n}={'x' * 1000}" for n in range(50))
+        ),
         "right_with_status_201": lambda a: http(chat(a), "201 Created"),
         "right_with_latin_headers": lambda a: http(chat(a), "200 OK", "X-Header: \xe9\xff"),
         "right_in_utf_16": lambda a: http(json.dumps(chat(a)).encode("utf-16")),
-        "right_with_a_byte_order_mark": lambda a: http(b"\xef\xbb\xbf" + json.dumps(chat(a)).encode()),
+        "right_with_a_byte_order_mark": lambda a: http(
+            b"\xef\xbb\xbf" + json.dumps(chat(a)).encode()
+        ),
     }
-    return [Kind(n, f, "missing") for n, f in missing.items()] + [Kind(n, f, "verdict") for n, f in right.items()]
+    return [Kind(n, f, "missing") for n, f in missing.items()] + [
+        Kind(n, f, "verdict") for n, f in right.items()
+    ]
 
 
 def error(message: Any, code: Any = None) -> dict:
@@ -238,7 +296,9 @@ def error(message: Any, code: Any = None) -> dict:
 def status_kinds() -> list[Kind]:
     """Errors, reported in every way."""
     kinds = {
-        f"status_{status}": Kind(f"status_{status}", lambda a, s=status: http(error("not now"), f"{s} Oops"), becomes)
+        f"status_{status}": Kind(
+            f"status_{status}", lambda a, s=status: http(error("not now"), f"{s} Oops"), becomes
+        )
         for becomes, numbers in {
             "missing": (408, 409, 413, 429, 500, 501, 502, 503, 504, 507, 511, 520, 599, 999),
             "paused": (300, 304, 305, 400, 401, 402, 403, 404, 405, 410, 418, 422, 431, 451),
@@ -265,13 +325,29 @@ def status_kinds() -> list[Kind]:
     )
     for number, wait in enumerate(waits):
         name = f"busy_with_retry_after_{number}"
-        kinds[name] = Kind(name, lambda a, w=wait: http(error("slow down"), "429 Busy", f"Retry-After: {w}"), "missing")
+        kinds[name] = Kind(
+            name,
+            lambda a, w=wait: http(error("slow down"), "429 Busy", f"Retry-After: {w}"),
+            "missing",
+        )
     bodies = {
-        "context_length": ("missing", "400 Bad", lambda a: error("too long", "context_length_exceeded")),
-        "content_filter": ("missing", "400 Bad", lambda a: error("content management policy", "content_filter")),
+        "context_length": (
+            "missing",
+            "400 Bad",
+            lambda a: error("too long", "context_length_exceeded"),
+        ),
+        "content_filter": (
+            "missing",
+            "400 Bad",
+            lambda a: error("content management policy", "content_filter"),
+        ),
         "quota": ("paused", "429 Busy", lambda a: error("pay", "insufficient_quota")),
         "quota_with_200": ("paused", "200 OK", lambda a: error("pay", "insufficient_quota")),
-        "quota_as_type": ("paused", "200 OK", lambda a: {"error": {"type": "insufficient_quota", "code": None}}),
+        "quota_as_type": (
+            "paused",
+            "200 OK",
+            lambda a: {"error": {"type": "insufficient_quota", "code": None}},
+        ),
         "error_with_200": ("missing", "200 OK", lambda a: error("I am overloaded", 429)),
         "error_of_text": ("missing", "200 OK", lambda a: {"error": "I am overloaded"}),
         "error_of_2_MB": ("missing", "500 Oops", lambda a: error("x" * 2 * MEGABYTE)),
@@ -279,7 +355,11 @@ def status_kinds() -> list[Kind]:
         "error_nested": ("missing", "500 Oops", lambda a: b'{"error":' * 50_000),
         "error_of_html": ("missing", "502 Oops", lambda a: b"<html>\x1b[2J</html>"),
         "error_of_no_text": ("missing", "503 Oops", lambda a: b"\xff\xfe\x00"),
-        "error_in_detail": ("paused", "422 Bad", lambda a: {"detail": [{"loc": ["body"], "msg": "extra field"}]}),
+        "error_in_detail": (
+            "paused",
+            "422 Bad",
+            lambda a: {"detail": [{"loc": ["body"], "msg": "extra field"}]},
+        ),
         "error_of_maximums": ("paused", "400 Bad", lambda a: error("maximum " * 100_000)),
     }
     for name, (becomes, status, body) in bodies.items():
@@ -291,7 +371,9 @@ def redirect_kinds() -> list[Kind]:
     """Somewhere else."""
 
     def to(location: str, status: str = "307 Moved") -> Callable[[Asked], bytes]:
-        return lambda a: http(b"", status, "Location: " + location.replace("HOST", a.host).replace("KEY", a.key))
+        return lambda a: http(
+            b"", status, "Location: " + location.replace("HOST", a.host).replace("KEY", a.key)
+        )
 
     refused = {
         "to_another_host": to("http://localhost.localdomain/v1?key=KEY"),
@@ -310,7 +392,9 @@ def redirect_kinds() -> list[Kind]:
         "to_the_right_path": to("/right/v1/chat/completions", "308 Moved"),
         "to_the_right_address": to("http://u:p@HOST/right/v1/chat/completions", "301 Moved"),
     }
-    return [Kind(n, f, "paused") for n, f in refused.items()] + [Kind(n, f, "verdict") for n, f in right.items()]
+    return [Kind(n, f, "paused") for n, f in refused.items()] + [
+        Kind(n, f, "verdict") for n, f in right.items()
+    ]
 
 
 def form_kinds() -> list[Kind]:
@@ -328,12 +412,16 @@ def form_kinds() -> list[Kind]:
         "cut_off": lambda a: json.dumps(chat(a)).encode()[:-10],
         "two_answers": lambda a: json.dumps(chat(a)).encode() * 2,
         "not_utf_8": lambda a: json.dumps(chat(a)).encode().replace(b"x", b"\xff"),
-        "raw_control_characters": lambda a: json.dumps(chat(a)).encode().replace(b"fine", b"\x00\x1b"),
+        "raw_control_characters": lambda a: (
+            json.dumps(chat(a)).encode().replace(b"fine", b"\x00\x1b")
+        ),
         "no_number": lambda a: json.dumps(chat(a, usage={"prompt_tokens": float("nan")})).encode(),
         "infinity": lambda a: json.dumps(chat(a, created=float("inf"))).encode(),
         **{
             f"choices_{number}": lambda a, c=choices: chat(a, choices=c)
-            for number, choices in enumerate((None, {}, [], [None], [7], ["x"], [[]], [{}], "choices", True))
+            for number, choices in enumerate(
+                (None, {}, [], [None], [7], ["x"], [[]], [{}], "choices", True)
+            )
         },
         **{
             f"message_{number}": lambda a, m=message: chat(a, choice={"message": m})
@@ -341,21 +429,42 @@ def form_kinds() -> list[Kind]:
         },
         **{
             f"content_{number}": lambda a, c=content: chat(a, message={"content": c})
-            for number, content in enumerate((None, 7, True, [], {}, [{"type": "text", "text": "SCORE: 7"}], ""))
+            for number, content in enumerate(
+                (None, 7, True, [], {}, [{"type": "text", "text": "SCORE: 7"}], "")
+            )
         },
         "tool_calls_alone": lambda a: chat(
             a, message={"content": None, "tool_calls": [{"function": {"arguments": a.right}}]}
         ),
-        "reasoning_alone": lambda a: chat(a, message={"content": None, "reasoning_content": a.right}),
+        "reasoning_alone": lambda a: chat(
+            a, message={"content": None, "reasoning_content": a.right}
+        ),
         "refusal": lambda a: chat(a, message={"refusal": "I will not."}),
         "refusal_of_a_list": lambda a: chat(a, message={"refusal": [["no"]] * 1000}),
         "cut_off_by_its_length": lambda a: chat(a, choice={"finish_reason": "length"}),
         "filtered": lambda a: chat(a, choice={"finish_reason": "content_filter"}),
     }
-    usages = (None, [], "many", 7, {}, {"prompt_tokens": -5}, {"prompt_tokens": 10**400}, {"prompt_tokens": 1e30})
-    usages += ({"prompt_tokens": "many"}, {"prompt_tokens": True}, {"prompt_tokens": 2.5}, {"prompt_tokens": [[]]})
+    usages = (
+        None,
+        [],
+        "many",
+        7,
+        {},
+        {"prompt_tokens": -5},
+        {"prompt_tokens": 10**400},
+        {"prompt_tokens": 1e30},
+    )
+    usages += (
+        {"prompt_tokens": "many"},
+        {"prompt_tokens": True},
+        {"prompt_tokens": 2.5},
+        {"prompt_tokens": [[]]},
+    )
     right: dict[str, Callable[[Asked], Any]] = {
-        **{f"usage_{number}": lambda a, u=usage: chat(a, usage=u) for number, usage in enumerate(usages)},
+        **{
+            f"usage_{number}": lambda a, u=usage: chat(a, usage=u)
+            for number, usage in enumerate(usages)
+        },
         "usage_beyond_floats": lambda a: (
             json.dumps(chat(a)).encode().replace(b'"prompt_tokens": 100', b'"prompt_tokens": 1e400')
         ),
@@ -365,9 +474,9 @@ def form_kinds() -> list[Kind]:
         "finish_of_no_text": lambda a: chat(a, choice={"finish_reason": [7]}),
         "many_choices": lambda a: chat(a, choices=chat(a)["choices"] * 100),
     }
-    return [Kind(name, lambda a, b=body: http(b(a)), "missing") for name, body in bodies.items()] + [
-        Kind(name, lambda a, b=body: http(b(a)), "verdict") for name, body in right.items()
-    ]
+    return [
+        Kind(name, lambda a, b=body: http(b(a)), "missing") for name, body in bodies.items()
+    ] + [Kind(name, lambda a, b=body: http(b(a)), "verdict") for name, body in right.items()]
 
 
 def verdict_kinds() -> list[Kind]:
@@ -412,9 +521,15 @@ def verdict_kinds() -> list[Kind]:
         "fenced": lambda a: f"```json\n{a.right}\n```",
         "explanation_null": lambda a: json.dumps(judged(a, explanation=None)),
         "explanation_of_300_KB": lambda a: json.dumps(judged(a, explanation="x" * 300_000)),
-        "explanation_of_control_characters": lambda a: json.dumps(judged(a, explanation="\x1b[2J\x9b\u202e\x07")),
-        "explanation_with_the_key": lambda a: json.dumps(judged(a, explanation=f"the key is {a.key}")),
-        "many_criteria": lambda a: json.dumps(judged(a, criteria=[{"name": str(n), "score": 1} for n in range(5000)])),
+        "explanation_of_control_characters": lambda a: json.dumps(
+            judged(a, explanation="\x1b[2J\x9b\u202e\x07")
+        ),
+        "explanation_with_the_key": lambda a: json.dumps(
+            judged(a, explanation=f"the key is {a.key}")
+        ),
+        "many_criteria": lambda a: json.dumps(
+            judged(a, criteria=[{"name": str(n), "score": 1} for n in range(5000)])
+        ),
     }
     wrong = {name: lambda a, f=given: json.dumps(judged(a, **f)) for name, given in fields.items()}
     twin = {
@@ -431,7 +546,15 @@ def verdict_kinds() -> list[Kind]:
 
 KINDS = {
     kind.name: kind
-    for group in (slow_kinds, endless_kinds, wire_kinds, status_kinds, redirect_kinds, form_kinds, verdict_kinds)
+    for group in (
+        slow_kinds,
+        endless_kinds,
+        wire_kinds,
+        status_kinds,
+        redirect_kinds,
+        form_kinds,
+        verdict_kinds,
+    )
     for kind in group()
 }
 
@@ -443,9 +566,14 @@ async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
     """Read one request and answer it."""
     try:
         head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
-        headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in head.split("\r\n")[1:])}
+        headers = {
+            name.lower(): value
+            for name, _, value in (line.partition(": ") for line in head.split("\r\n")[1:])
+        }
         body = json.loads(await reader.readexactly(int(headers.get("content-length", 0))) or b"{}")
-        asked = Asked(body, headers.get("authorization", "").removeprefix("Bearer "), headers["host"])
+        asked = Asked(
+            body, headers.get("authorization", "").removeprefix("Bearer "), headers["host"]
+        )
         made = KINDS[head.split("/")[1]].answer(asked)
         if isinstance(made, bytes):
             writer.write(made)
@@ -465,9 +593,12 @@ async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
 
 @contextlib.contextmanager
 def hostile_server():
-    """The server in a process of its own, so that neither it nor its client waits for the other; yields its address."""
+    """The server in a process of its own, so that neither it nor its client waits for the other;
+    yields its address."""
     words = [sys.executable, __file__]
-    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
         try:
             yield f"http://127.0.0.1:{int(process.stdout.readline())}"
         finally:

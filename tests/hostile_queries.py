@@ -1,7 +1,10 @@
-"""Queries that do their worst to the sql tool, by what has to become of them, for tests and benchmarks/sql.py."""
+"""Queries that do their worst to the sql tool, by what has to become of them, for tests and
+benchmarks/sql.py."""
 
 COUNT = "WITH RECURSIVE t(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM t) "
-CHAIN = ", ".join(f"a{n}(x) AS MATERIALIZED (SELECT 1 FROM a{n - 1}, a{n - 1} b)" for n in range(1, 25))
+CHAIN = ", ".join(
+    f"a{n}(x) AS MATERIALIZED (SELECT 1 FROM a{n - 1}, a{n - 1} b)" for n in range(1, 25)
+)
 
 REFUSED = {
     "delete": "DELETE FROM orders",
@@ -63,14 +66,20 @@ REFUSED = {
     "many unions": " UNION ALL ".join(["SELECT 1"] * 40),
     "many columns": f"SELECT {', '.join(['*'] * 1900)} FROM orders",
     "many tables": "SELECT 1 FROM " + ", ".join(f"orders o{n}" for n in range(70)),
-    "a doubling text": "WITH RECURSIVE t(x) AS (SELECT 'abcdefgh' UNION ALL SELECT x || x FROM t) SELECT max(x) FROM t",
-    "longer texts in texts": COUNT + f"SELECT max(instr(hex({'hex(' * 5}'{'a' * 100}'{')' * 5}), n || 'zz')) FROM t",
-    "a longer pattern": COUNT + f"SELECT max(hex(hex(hex('{'a' * 1000}'))) || n LIKE '%{'_a' * 45}b') FROM t",
+    "a doubling text": "WITH RECURSIVE t(x) AS (SELECT 'abcdefgh' UNION ALL SELECT x || x FROM t) "
+    "SELECT max(x) FROM t",
+    "longer texts in texts": COUNT
+    + f"SELECT max(instr(hex({'hex(' * 5}'{'a' * 100}'{')' * 5}), n || 'zz')) FROM t",
+    "a longer pattern": COUNT
+    + f"SELECT max(hex(hex(hex('{'a' * 1000}'))) || n LIKE '%{'_a' * 45}b') FROM t",
     "hex of hex": "SELECT hex(hex(hex(hex(hex(hex(hex(hex(hex(hex(hex(hex('abcdefgh'))))))))))))",
     "a long pattern": f"SELECT 'x' LIKE '{'%_' * 200}'",
     "tables in WITH that double": f"WITH a0(x) AS (SELECT 1), {CHAIN} SELECT count(*) FROM a24",
-    "the same in other letters": f"WITH [A0](x) AS (SELECT 1), {CHAIN.upper()} SELECT count(*) FROM `a24`",
-    "the same, one in the other": "WITH a AS (" * 20 + "SELECT 1" + ") SELECT 1 FROM a, a b, a c" * 20,
+    "the same in other letters": f"WITH [A0](x) AS (SELECT 1), {CHAIN.upper()} SELECT count(*) "
+    "FROM `a24`",
+    "the same, one in the other": "WITH a AS (" * 20
+    + "SELECT 1"
+    + ") SELECT 1 FROM a, a b, a c" * 20,
     "a parameter too many": "SELECT 1\n[1]",
     "a parameter that is a list": "SELECT ?\n[[1]]",
     "a parameter that is too large": f"SELECT ?\n[{10**30}]",
@@ -85,18 +94,23 @@ STOPPED = {
     "endless, distinct": COUNT + "SELECT DISTINCT n % 7 FROM t LIMIT 8",
     "endless dates": COUNT + "SELECT max(date(n, 'unixepoch')) FROM t",
     "cross join": "SELECT count(*) FROM orders a, orders b, orders c, orders d",
-    "cross join, ordered": "SELECT a.id FROM orders a, orders b, orders c ORDER BY a.id + b.id * c.id",
+    "cross join, ordered": "SELECT a.id FROM orders a, orders b, orders c ORDER BY a.id + b.id * "
+    "c.id",
     "a subquery per row": (
-        "SELECT count(*) FROM orders a WHERE (SELECT count(*) FROM orders b, orders c WHERE b.id + c.id = a.id) < 0"
+        "SELECT count(*) FROM orders a WHERE (SELECT count(*) FROM orders b, orders c WHERE b.id + "
+        "c.id = a.id) < 0"
     ),
-    "windows": COUNT + "SELECT sum(n) OVER (ORDER BY n ROWS BETWEEN 1000 PRECEDING AND CURRENT ROW) FROM t",
-    "texts in texts": COUNT + f"SELECT max(instr(hex({'hex(' * 3}'{'a' * 100}'{')' * 3}), n || 'zz')) FROM t",
+    "windows": COUNT
+    + "SELECT sum(n) OVER (ORDER BY n ROWS BETWEEN 1000 PRECEDING AND CURRENT ROW) FROM t",
+    "texts in texts": COUNT
+    + f"SELECT max(instr(hex({'hex(' * 3}'{'a' * 100}'{')' * 3}), n || 'zz')) FROM t",
     "replaced": COUNT + f"SELECT max(replace('{'a' * 1800}' || n, 'a', 'b')) FROM t",
     "patterns": COUNT + f"SELECT max(hex('{'a' * 900}') || n LIKE '%{'_a' * 20}b') FROM t",
 }
 """Ended by the limit on steps."""
 SLOW_STEPS = {
-    "a long text in another": COUNT + f"SELECT max(instr('{'a' * 1800}' || n, '{'a' * 900}b')) AS place FROM t",
+    "a long text in another": COUNT
+    + f"SELECT max(instr('{'a' * 1800}' || n, '{'a' * 900}b')) AS place FROM t",
     "distinct texts": COUNT + f"SELECT count(DISTINCT '{'a' * 1800}' || n) FROM t",
     "matching patterns": COUNT + f"SELECT max('{'a' * 1800}' || n LIKE '%{'_a' * 20}b') FROM t",
     "matching sets": COUNT + f"SELECT max('{'a' * 1800}' || n GLOB '*{'[a-z]' * 8}B') FROM t",

@@ -1,4 +1,5 @@
-"""Runs' folders as three roles with tools and a coach leave them, without training anything; for tests of what shows them."""
+"""Runs' folders as three roles with tools and a coach leave them, without training anything; for
+tests of what shows them."""
 
 import json
 import math
@@ -29,7 +30,11 @@ def action(rng, role, path, parents=(), before=None, text="", tools=(), tokens=6
         turn=0 if before is None else before.turn + 1,
         shown_ids=tuple(rng.randrange(50) for _ in range(8)),
         generation=Generation(
-            tuple(rng.randrange(50) for _ in range(tokens)), tuple(-rng.random() for _ in range(tokens)), "stop", role, 1
+            tuple(rng.randrange(50) for _ in range(tokens)),
+            tuple(-rng.random() for _ in range(tokens)),
+            "stop",
+            role,
+            1,
         ),
         text=text,
         shown=(("system", f"You are the {role}."), ("user", f"asked of {path}")),
@@ -51,13 +56,30 @@ def action(rng, role, path, parents=(), before=None, text="", tools=(), tokens=6
 
 def trajectory(rng, step, task, sample, text=None, actions=None):
     """A planner, a coder with a tool and two turns, a reviewer that saw both."""
-    made = Trajectory(Task(task, f"prompt of {task}", "42", {"type": f"kind{int(task[1:]) % 2}"}), sample, step)
+    made = Trajectory(
+        Task(task, f"prompt of {task}", "42", {"type": f"kind{int(task[1:]) % 2}"}), sample, step
+    )
     diff = "--- a/out.csv\n+++ b/out.csv\n@@ -1 +1 @@\n-41\n+42\n"
-    call = ToolResult("python", "print(6*7)", "42", True, 0.12, start=0.5, files=("out.csv",), diff=diff)
+    call = ToolResult(
+        "python", "print(6*7)", "42", True, 0.12, start=0.5, files=("out.csv",), diff=diff
+    )
     plan = action(rng, "planner", "planner.00000001", text=text or f"plan of {task} with boxes")
-    first = action(rng, "coder", "coder.00000002", [plan.path], text="<python>print(6*7)</python>", tools=[call])
+    first = action(
+        rng,
+        "coder",
+        "coder.00000002",
+        [plan.path],
+        text="<python>print(6*7)</python>",
+        tools=[call],
+    )
     second = action(rng, "coder", "coder.00000003", [first.path], before=first, text="it is 42")
-    last = action(rng, "reviewer", "reviewer.00000004", [plan.path, second.path], text=f"{rng.randrange(9)}, so 42")
+    last = action(
+        rng,
+        "reviewer",
+        "reviewer.00000004",
+        [plan.path, second.path],
+        text=f"{rng.randrange(9)}, so 42",
+    )
     made.actions = [plan, first, second, last] if actions is None else actions
     made.answer, made.outcome, made.seconds = "42", float(rng.random() < 0.3 + 0.1 * step), 1.5
     made.returned = made.actions[-1].path if made.actions else None
@@ -73,8 +95,18 @@ def trajectory(rng, step, task, sample, text=None, actions=None):
 def metrics_of(step, rng):
     """A step's line of metrics."""
     roles = ("planner", "coder", "reviewer")
-    line = {"step": step, "outcome/mean": min(1.0, 0.2 + 0.1 * step), "eval/outcome": 0.1 * step, "eval/low": 0.0}
-    line |= {"eval/high": min(1.0, 0.1 * step + 0.2), "eval/tasks": 8, "eval/lost": 0, "seconds/rollout": 3 + rng.random()}
+    line = {
+        "step": step,
+        "outcome/mean": min(1.0, 0.2 + 0.1 * step),
+        "eval/outcome": 0.1 * step,
+        "eval/low": 0.0,
+    }
+    line |= {
+        "eval/high": min(1.0, 0.1 * step + 0.2),
+        "eval/tasks": 8,
+        "eval/lost": 0,
+        "seconds/rollout": 3 + rng.random(),
+    }
     for role in roles:
         line |= {f"role/{role}/reward": rng.random(), f"policy/{role}/drift": 0.001 * rng.random()}
     return line
@@ -91,9 +123,13 @@ def write_run(folder, steps=3, tasks=4, samples=2, seed=0, hostile=(), evaluated
         for task in range(tasks)
         for sample in range(samples)
     ]
-    with (folder / "trajectories.jsonl").open("w", encoding="utf-8", errors="backslashreplace") as file:
+    with (folder / "trajectories.jsonl").open(
+        "w", encoding="utf-8", errors="backslashreplace"
+    ) as file:
         file.writelines(json.dumps(to_record(t), ensure_ascii=False) + "\n" for t in made)
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(metrics_of(s, rng)) + "\n" for s in range(1, steps + 1)))
+    (folder / "metrics.jsonl").write_text(
+        "".join(json.dumps(metrics_of(s, rng)) + "\n" for s in range(1, steps + 1))
+    )
     if evaluated:
         held_out = [trajectory(rng, steps, f"t{task}", 0) for task in range(100, 100 + 2 * tasks)]
         text = "".join(json.dumps(to_record(t)) + "\n" for t in held_out)
@@ -109,7 +145,9 @@ def write_tokenizers(folder):
     from marl_plugins.engine.records.tokenizers import record_tokenizers
 
     class Fast:
-        backend_tokenizer = Tokenizer(models.WordLevel({f"w{n}": n for n in range(50)}, unk_token="w0"))
+        backend_tokenizer = Tokenizer(
+            models.WordLevel({f"w{n}": n for n in range(50)}, unk_token="w0")
+        )
 
     record_tokenizers(folder, dict.fromkeys(("planner", "coder", "reviewer"), Fast()))
 
@@ -117,5 +155,10 @@ def write_tokenizers(folder):
 def write_long_run(folder, actions):
     """Write a run of one trajectory with so many actions."""
     rng = random.Random(0)
-    made = [action(rng, "planner", f"planner.{n:08x}", text=f"line {n}", tokens=1) for n in range(actions)]
-    (folder / "trajectories.jsonl").write_text(json.dumps(to_record(trajectory(rng, 1, "t0", 0, actions=made))) + "\n")
+    made = [
+        action(rng, "planner", f"planner.{n:08x}", text=f"line {n}", tokens=1)
+        for n in range(actions)
+    ]
+    (folder / "trajectories.jsonl").write_text(
+        json.dumps(to_record(trajectory(rng, 1, "t0", 0, actions=made))) + "\n"
+    )

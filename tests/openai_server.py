@@ -1,4 +1,5 @@
-"""A real HTTP server on loopback that speaks the chat-completions protocol; the test decides what it answers."""
+"""A real HTTP server on loopback that speaks the chat-completions protocol; the test decides what
+it answers."""
 
 import json
 import re
@@ -14,8 +15,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 class Reply:
     """What the server does with a request.
 
-    `raw` is sent in place of the protocol's JSON; `reset` breaks the connection without an answer; `total` is for `tokens` that
-    cannot be added up.
+    `raw` is sent in place of the protocol's JSON; `reset` breaks the connection without an answer;
+    `total` is for `tokens` that cannot be added up.
     """
 
     text: str = ""
@@ -35,11 +36,14 @@ class Reply:
 def nonce_in(body):
     """The nonce that the verdict has to carry, as a coach would read it off its instructions."""
     prompt = body["messages"][-1]["content"]
-    return re.findall(r'"nonce": "(\w+)"' if "response_format" in body else r"^SCORE (\w+):", prompt, re.MULTILINE)[-1]
+    return re.findall(
+        r'"nonce": "(\w+)"' if "response_format" in body else r"^SCORE (\w+):", prompt, re.MULTILINE
+    )[-1]
 
 
 def verdict(body, score, correct="yes", says="It was fine.", better=None):
-    """A coach that does what it is told, in whichever form it is asked for; with a correction where JSON may hold one."""
+    """A coach that does what it is told, in whichever form it is asked for; with a correction where
+    JSON may hold one."""
     prompt = body["messages"][-1]["content"]
     if "response_format" in body:
         given = {"nonce": nonce_in(body), "explanation": says, "criteria": [], "score": score}
@@ -76,9 +80,11 @@ def eventually(holds, seconds=60.0):
 
 @contextmanager
 def openai_server(answer, models=()):
-    """Serve `answer(body, count)`: a `Reply`, or a text for a plain one; and the names of `models`, or a `Reply` that refuses.
+    """Serve `answer(body, count)`: a `Reply`, or a text for a plain one; and the names of `models`,
+    or a `Reply` that refuses.
 
-    Yields the base URL and the list of bodies received, which also knows how many connections are open.
+    Yields the base URL and the list of bodies received, which also knows how many connections are
+    open.
     """
     bodies = Bodies()
     lock = threading.Lock()
@@ -98,7 +104,10 @@ def openai_server(answer, models=()):
 
         def do_GET(self):
             refused = isinstance(models, Reply)
-            listed = {"object": "list", "data": [{"id": m, "object": "model"} for m in (() if refused else models)]}
+            listed = {
+                "object": "list",
+                "data": [{"id": m, "object": "model"} for m in (() if refused else models)],
+            }
             data = json.dumps(content(models) if refused else listed).encode()
             self.send_response(models.status if refused else 200)
             self.send_header("Content-Type", "application/json")
@@ -136,7 +145,9 @@ def openai_server(answer, models=()):
             pass  # a client that gave up
 
     server = Server(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+    thread = threading.Thread(
+        target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True
+    )
     thread.start()
     try:
         yield f"http://127.0.0.1:{server.server_address[1]}/v1", bodies
@@ -149,10 +160,20 @@ def openai_server(answer, models=()):
 def content(reply):
     if reply.status != 200:
         return {"error": {"message": reply.text, "type": "x", "code": reply.code}}
-    message = {"role": "assistant", "content": None if reply.refusal else reply.text, "refusal": reply.refusal}
+    message = {
+        "role": "assistant",
+        "content": None if reply.refusal else reply.text,
+        "refusal": reply.refusal,
+    }
     prompt, completion = reply.tokens or (0, 0)
     usage = {"prompt_tokens": prompt, "completion_tokens": completion}
     usage |= {"total_tokens": prompt + completion} if reply.total else {}
     choice = {"index": 0, "message": message, "finish_reason": reply.finish}
-    whole = {"id": "x", "object": "chat.completion", "created": 0, "model": reply.model, "choices": [choice]}
+    whole = {
+        "id": "x",
+        "object": "chat.completion",
+        "created": 0,
+        "model": reply.model,
+        "choices": [choice],
+    }
     return whole if reply.tokens is None else {**whole, "usage": usage}

@@ -1,6 +1,8 @@
-"""The parts of docs/ that are made from the code: `python tests/pages.py` writes them, tests/test_docs.py compares them.
+"""The parts of docs/ that are made from the code: `python tests/pages.py` writes them,
+tests/test_docs.py compares them.
 
-Each part stands under a heading of its page: the first table there, or (in hooks.md) everything from the first hook on.
+Each part stands under a heading of its page: the first table there, or (in hooks.md) everything
+from the first hook on.
 """
 
 import argparse
@@ -83,7 +85,8 @@ GRAPH = {
 SAYS_ITSELF = {
     "Recipe.name": "Lower-case letters, digits and underscores, a letter first.",
     "Recipe.description": "One line, for `openrlhf recipes list`.",
-    "Recipe.roles": "Each role by its name. The last one is scored with the label, where a coach is.",
+    "Recipe.roles": "Each role by its name. The last one is scored with the label, where a coach "
+    "is.",
     "Recipe.limits": "Bounds of a run.",
     "PythonToolConfig.seconds": "Wall time; a program that is not done by then is stopped.",
     "WarmStartConfig.steps": "Optimiser steps.",
@@ -127,7 +130,9 @@ def recipe_table(model: type[Model]) -> str:
 def _fields(model: type[Model]) -> dict[str, tuple[str, str]]:
     """Annotation and docstring of each key, from the source."""
     (body,) = (
-        node.body for node in ast.parse(textwrap.dedent(inspect.getsource(model))).body if isinstance(node, ast.ClassDef)
+        node.body
+        for node in ast.parse(textwrap.dedent(inspect.getsource(model))).body
+        if isinstance(node, ast.ClassDef)
     )
     found: dict[str, tuple[str, str]] = {}
     for statement, following in zip(body, [*body[1:], None], strict=True):
@@ -178,7 +183,8 @@ def sections_table() -> str:
             heading = next(h for key, h in headings.items() if key.removesuffix(".NAME") == name)
             key = ": ".join(name.split("."))
             lines.append(
-                f"| `{key}:` | `{plugin}`{', built in' if plugin in BUILTINS else ''} | [keys](#{anchor(heading)}) |"
+                f"| `{key}:` | `{plugin}`{', built in' if plugin in BUILTINS else ''} | "
+                f"[keys](#{anchor(heading)}) |"
             )
     return "\n".join(lines)
 
@@ -217,23 +223,51 @@ def hooks() -> str:
     parts = []
     for name, function in vars(hookspecs).items():
         if name.startswith("marl_"):
-            parts += [f"## `{name}{inspect.signature(function)}`".replace("'", ""), inspect.cleandoc(function.__doc__)]
+            parts += [
+                f"## `{name}{inspect.signature(function)}`".replace("'", ""),
+                inspect.cleandoc(function.__doc__),
+            ]
     return "\n\n".join(parts) + "\n"
 
 
 SIZES = (0.5, 0.6, 1.5, 1.7, 3, 4, 7, 8, 14, 32, 70)
 """Billions of parameters of models that are commonly trained."""
 ROOM = 0.8
-"""Share of a device that training may take by the estimate, which leaves activations and logits out."""
+"""Share of a device that training may take by the estimate, which leaves activations and logits
+out."""
 LAYOUTS = {
     "1 for each policy": [],
     "1 for each policy, Adam in the host's memory": ["--ds.adam_offload"],
-    "2 for each policy": ["--actor.num_gpus_per_node", "2", "--vllm.num_engines", "2", "--ds.zero_stage", "3"],
+    "2 for each policy": [
+        "--actor.num_gpus_per_node",
+        "2",
+        "--vllm.num_engines",
+        "2",
+        "--ds.zero_stage",
+        "3",
+    ],
     "2 for each policy, Adam in the host's memory": [
-        *("--actor.num_gpus_per_node", "2", "--vllm.num_engines", "2", "--ds.zero_stage", "3", "--ds.adam_offload")
+        *(
+            "--actor.num_gpus_per_node",
+            "2",
+            "--vllm.num_engines",
+            "2",
+            "--ds.zero_stage",
+            "3",
+            "--ds.adam_offload",
+        )
     ],
     "8 for one policy": [
-        *("--mapping", "shared", "--actor.num_gpus_per_node", "8", "--vllm.num_engines", "8", "--ds.zero_stage", "3")
+        *(
+            "--mapping",
+            "shared",
+            "--actor.num_gpus_per_node",
+            "8",
+            "--vllm.num_engines",
+            "8",
+            "--ds.zero_stage",
+            "3",
+        )
     ],
 }
 """Devices, and the flags of MathChat."""
@@ -247,7 +281,10 @@ def what_fits() -> str:
     try:
         for devices, flags in LAYOUTS.items():
             args = next(iter(build_plan(["--recipe", "mathchat", *flags]).run.policy_args.values()))
-            fit = [max((s for s in SIZES if _fits(args, s * 1e9, memory * 1e9)), default=0) for memory in (24, 80, 141)]
+            fit = [
+                max((s for s in SIZES if _fits(args, s * 1e9, memory * 1e9)), default=0)
+                for memory in (24, 80, 141)
+            ]
             shown = " | ".join(f"{size:g} B" if size else "none" for size in fit)
             lines.append(f"| {devices} | {' '.join(flags)} | {shown} |")
     finally:
@@ -265,8 +302,16 @@ def estimators_table() -> str:
     """The flags that some estimators alone read, as Markdown."""
     readers = {name: flag.estimators for name, flag in flags.FLAGS.items() if flag.estimators}
     readers |= {"reinforce_pp.normalise": ("reinforce",), "groups.by": tuple(groups.ESTIMATORS)}
-    of_plugins = {"reinforce_pp": reinforce_pp.ESTIMATORS, "groups": tuple(groups.ESTIMATORS), "gae": ("gae",)}
-    readers |= {name: estimators for plugin, estimators in of_plugins.items() for name in scope_flags(plugin)}
+    of_plugins = {
+        "reinforce_pp": reinforce_pp.ESTIMATORS,
+        "groups": tuple(groups.ESTIMATORS),
+        "gae": ("gae",),
+    }
+    readers |= {
+        name: estimators
+        for plugin, estimators in of_plugins.items()
+        for name in scope_flags(plugin)
+    }
     lines = ["| flag | estimators |", "|---|---|"]
     for estimators in sorted(set(readers.values())):
         names = ", ".join(f"`--{name}`" for name in sorted(readers) if readers[name] == estimators)
@@ -284,8 +329,14 @@ def table_under(text: str, heading: str) -> tuple[int, int]:
 
 
 TABLES = {
-    **{("recipes.md", heading): lambda model=model: recipe_table(model) for heading, model in RECIPE.items()},
-    **{("graphs.md", heading): lambda model=model: recipe_table(model) for heading, model in GRAPH.items()},
+    **{
+        ("recipes.md", heading): lambda model=model: recipe_table(model)
+        for heading, model in RECIPE.items()
+    },
+    **{
+        ("graphs.md", heading): lambda model=model: recipe_table(model)
+        for heading, model in GRAPH.items()
+    },
     ("sandbox.md", "What was tried"): escapes.table,
     ("recipes.md", "Keys that plugins read"): sections_table,
     ("flags.md", "This project's own"): own_flags_table,

@@ -1,4 +1,5 @@
-"""Run by tests/test_patches.py in a process whose `openrlhf` is a patched tree: prints observations as JSON."""
+"""Run by tests/test_patches.py in a process whose `openrlhf` is a patched tree: prints observations
+as JSON."""
 
 import asyncio
 import contextlib
@@ -24,7 +25,10 @@ seen = {"package": str(Path(openrlhf.__file__).parent)}
 
 
 def flags(parser):
-    return [[a.option_strings, repr(a.default), getattr(a.type, "__name__", None)] for a in parser._actions]
+    return [
+        [a.option_strings, repr(a.default), getattr(a.type, "__name__", None)]
+        for a in parser._actions
+    ]
 
 
 # 0001
@@ -35,9 +39,16 @@ with contextlib.redirect_stdout(io.StringIO()) as printed, contextlib.suppress(S
 seen["help"] = printed.getvalue()
 trained = []
 cli.train = trained.append
-words = "--actor.model_name_or_path m --reward.remote_url r.py --actor.num_gpus_per_node 1 --rollout.batch_size 6"
+words = (
+    "--actor.model_name_or_path m --reward.remote_url r.py --actor.num_gpus_per_node 1 "
+    "--rollout.batch_size 6"
+)
 cli.main(shlex.split(words))
-seen["trained"] = [trained[0].actor.model_name_or_path, trained[0].reward.remote_url, trained[0].rollout.batch_size]
+seen["trained"] = [
+    trained[0].actor.model_name_or_path,
+    trained[0].reward.remote_url,
+    trained[0].rollout.batch_size,
+]
 
 # 0002, 0003, 0004: upstream's actor with our executor and no engine
 Actor = vllm_engine.RolloutRayActor.__ray_metadata__.modified_class
@@ -49,13 +60,19 @@ def actor_with(executor):
 
     async def generate(token_ids, params, multi_modal_data=None):
         ids = CharacterChat.encode(f"{len(token_ids)}^")
-        return SimpleNamespace(outputs=[SimpleNamespace(token_ids=ids, logprobs=[-0.5] * len(ids), finish_reason="stop")])
+        return SimpleNamespace(
+            outputs=[
+                SimpleNamespace(token_ids=ids, logprobs=[-0.5] * len(ids), finish_reason="stop")
+            ]
+        )
 
     actor.generate = generate
     return actor
 
 
-ours = actor_with(vllm_engine._load_agent_executor(str(Path(__file__).with_name("two_role_executor.py"))))
+ours = actor_with(
+    vllm_engine._load_agent_executor(str(Path(__file__).with_name("two_role_executor.py")))
+)
 
 
 def responses(actor, **words):
@@ -69,28 +86,38 @@ seen["sample_contexts"] = ours.executor.contexts.copy()
 
 
 class AsBefore:
-    async def execute(self, prompt, label, sampling_params, max_length, hf_tokenizer, llm_engine, images=None):
+    async def execute(
+        self, prompt, label, sampling_params, max_length, hf_tokenizer, llm_engine, images=None
+    ):
         return {"prompt": prompt}
 
 
 seen["as_before"] = responses(actor_with(AsBefore()), prompt="q", num_samples=2, context=context)
 
 # the same, from upstream's generator of samples
-samples_generator.ray = SimpleNamespace(get=lambda ref: ref, wait=lambda refs, **words: (refs[:1], refs[1:]))
+samples_generator.ray = SimpleNamespace(
+    get=lambda ref: ref, wait=lambda refs, **words: (refs[:1], refs[1:])
+)
 remote = SimpleNamespace(
     get_num_unfinished_requests=SimpleNamespace(remote=lambda: 0),
-    generate_responses=SimpleNamespace(remote=lambda **words: asyncio.run(ours.generate_responses(**words))),
+    generate_responses=SimpleNamespace(
+        remote=lambda **words: asyncio.run(ours.generate_responses(**words))
+    ),
 )
 
 
 def generator(prompts):
     args = SimpleNamespace(
         rollout=SimpleNamespace(batch_size=2, n_samples_per_prompt=1),
-        algo=SimpleNamespace(dynamic_filtering_enable=False, advantage=SimpleNamespace(is_correction_level="off")),
+        algo=SimpleNamespace(
+            dynamic_filtering_enable=False, advantage=SimpleNamespace(is_correction_level="off")
+        ),
         vllm=SimpleNamespace(enable_sleep=False),
     )
     data = [([f"source of {p}"], [p], ["label"], [None]) for p in prompts]
-    return samples_generator.SamplesGenerator(SimpleNamespace(args=args), data, data, None, [remote])
+    return samples_generator.SamplesGenerator(
+        SimpleNamespace(args=args), data, data, None, [remote]
+    )
 
 
 def taken(samples):
@@ -105,7 +132,9 @@ seen["step_contexts"] = ours.executor.contexts.copy()
 
 ours.executor.contexts.clear()
 seen["evaluated"] = taken(
-    generator(["a", "b fails 0", "c"]).generate_eval_samples(max_len=64, global_step=7, n_samples_per_prompt=1)
+    generator(["a", "b fails 0", "c"]).generate_eval_samples(
+        max_len=64, global_step=7, n_samples_per_prompt=1
+    )
 )
 seen["eval_contexts"] = ours.executor.contexts.copy()
 

@@ -1,7 +1,9 @@
-"""Every two of the shipped plugins together, and each with every estimator: does a run work, or is it refused before it starts?
+"""Every two of the shipped plugins together, and each with every estimator: does a run work, or is
+it refused before it starts?
 
-`python tests/plugin_pairs.py` writes the table of docs/plugin_pairs.md anew; tests/test_plugin_pairs.py makes the same table, and
-fails where a pair is neither. A run is of two steps on simulated engines (simulated_session.py).
+`python tests/plugin_pairs.py` writes the table of docs/plugin_pairs.md anew;
+tests/test_plugin_pairs.py makes the same table, and fails where a pair is neither. A run is of two
+steps on simulated engines (simulated_session.py).
 """
 
 import argparse
@@ -67,11 +69,16 @@ FLAGS = {
     "reward_model": {"reward.model_name_or_path": "MODEL"},
 }
 """What is built in and only switched on."""
-GROUPS = {name: {"groups.by": "task+role+turn"} for name in ("rloo", "reinforce_baseline", "group_norm", "dr_grpo")}
+GROUPS = {
+    name: {"groups.by": "task+role+turn"}
+    for name in ("rloo", "reinforce_baseline", "group_norm", "dr_grpo")
+}
 """What an estimator that compares samples needs where several roles act."""
 TIMED = {"continuous", "partial"}
 """What a step has depends on timing with them, so that a resumed run is another one."""
-KEYS = {"rewards": "rewards: {terms: [{kind: outcome}, {kind: format, roles: [critic], weight: 0.5}]}\n"}
+KEYS = {
+    "rewards": "rewards: {terms: [{kind: outcome}, {kind: format, roles: [critic], weight: 0.5}]}\n"
+}
 
 
 @functools.cache
@@ -83,7 +90,8 @@ def estimators():
 
 
 def parts():
-    """Everything that is put together, by its short name: plugins that are named, what is built in, then estimators."""
+    """Everything that is put together, by its short name: plugins that are named, what is built in,
+    then estimators."""
     found = {}
     for name in SHIPPED:
         short = name.rpartition(".")[2]
@@ -91,14 +99,19 @@ def parts():
             found[short] = Part(name, SETTINGS.get(short, {}), KEYS.get(short, ""))
     found |= {name: Part(None, flags) for name, flags in FLAGS.items()}
     return found | {
-        f"{OF_ONE}{name}": Part(None, {"algo.advantage.estimator": name, **GROUPS.get(name, {})}) for name in estimators()
+        f"{OF_ONE}{name}": Part(None, {"algo.advantage.estimator": name, **GROUPS.get(name, {})})
+        for name in estimators()
     }
 
 
 def pairs():
     """Every pair; of two estimators a run has only one."""
     every = parts()
-    return [(a, b) for a, b in itertools.combinations(every, 2) if not (a.startswith(OF_ONE) and b.startswith(OF_ONE))]
+    return [
+        (a, b)
+        for a, b in itertools.combinations(every, 2)
+        if not (a.startswith(OF_ONE) and b.startswith(OF_ONE))
+    ]
 
 
 def words(folder, names, **more):
@@ -107,7 +120,11 @@ def words(folder, names, **more):
     shutil.copytree(FOLDER, folder / "recipe")
     recipe = folder / "recipe" / "both.yaml"
     recipe.write_text("".join(["extends: recipe.yaml\n", *(part.yaml for part in chosen)]))
-    flags = {"ckpt.output_dir": str(folder / "run"), "ckpt.path": str(folder / "saved"), "max_steps": "2"} | more
+    flags = {
+        "ckpt.output_dir": str(folder / "run"),
+        "ckpt.path": str(folder / "saved"),
+        "max_steps": "2",
+    } | more
     for part in chosen:
         flags |= part.flags
     places = {"STORE": str(folder / "store"), "MODEL": str(folder / "reward_model")}
@@ -123,7 +140,8 @@ def words(folder, names, **more):
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a pair: why it is refused, or what is wrong with it; neither where it works."""
+    """What became of a pair: why it is refused, or what is wrong with it; neither where it
+    works."""
 
     problems: tuple[Problem, ...] = ()
     wrong: str = ""
@@ -153,7 +171,9 @@ def tried(folder, names, store):
         killed_after(plan, 1)
         run_planned(plan, resume=True)
         again = records_of(plan)
-        return Outcome(wrong="; ".join(differences(plan, again if TIMED & set(names) else once, again)))
+        return Outcome(
+            wrong="; ".join(differences(plan, again if TIMED & set(names) else once, again))
+        )
     except Exception as error:  # what a pair that is neither refused nor works does
         return Outcome(wrong=f"{type(error).__name__}: {error}")
 
@@ -168,7 +188,10 @@ def differences(plan, once, again):
     run = plan.run
     for line in once["ledger.jsonl"]:
         if line["trajectories"] < run.trajectories:
-            yield f"step {line['step']} has {line['trajectories']} trajectories of at least {run.trajectories}"
+            yield (
+                f"step {line['step']} has {line['trajectories']} trajectories of at least "
+                f"{run.trajectories}"
+            )
         for ledger in (line, line.get("received", {"roles": {}})):
             for role, n in ledger["roles"].items():
                 if n["generated"] != n["trained"] + sum(n["left_out"].values()):
@@ -176,7 +199,10 @@ def differences(plan, once, again):
         if not sum(n["trained"] for n in line["roles"].values()):
             yield f"step {line['step']} trains nothing"
     for name, lines in once.items():
-        measured = [_without_times(line) for line in lines], [_without_times(line) for line in again[name]]
+        measured = (
+            [_without_times(line) for line in lines],
+            [_without_times(line) for line in again[name]],
+        )
         if measured[0] != measured[1]:
             yield f"{name} of the resumed run differs: {first_difference(*measured)}"
 
@@ -186,14 +212,26 @@ def first_difference(one, other, at=""):
     if isinstance(one, dict) and isinstance(other, dict):
         if keys := one.keys() ^ other.keys():
             return f"{at}: {', '.join(sorted(keys))} in one alone"
-        return next(first_difference(one[key], other[key], f"{at}.{key}") for key in one if one[key] != other[key])
+        return next(
+            first_difference(one[key], other[key], f"{at}.{key}")
+            for key in one
+            if one[key] != other[key]
+        )
     if isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
-        return next(first_difference(a, b, f"{at}.{n}") for n, (a, b) in enumerate(zip(one, other, strict=True)) if a != b)
+        return next(
+            first_difference(a, b, f"{at}.{n}")
+            for n, (a, b) in enumerate(zip(one, other, strict=True))
+            if a != b
+        )
     return f"{at} {one!r:.80} and {other!r:.80}"
 
 
 def _without_times(line):
-    return {k: v for k, v in line.items() if not k.startswith("time/") and "seconds" not in k and "per_second" not in k}
+    return {
+        k: v
+        for k, v in line.items()
+        if not k.startswith("time/") and "seconds" not in k and "per_second" not in k
+    }
 
 
 def outcomes(folder):
@@ -201,8 +239,22 @@ def outcomes(folder):
     peer = folder / "peer"
     peer.mkdir()
     (peer / "store").mkdir()
-    run_planned(build_plan([*words(peer, ["swarm"]), "--swarm.peer", "bob", "--swarm.external", "0", "--train.seed", "7"]))
-    return {(a, b): tried(folder / f"{n}", (a, b), peer / "store") for n, (a, b) in enumerate(pairs())}
+    run_planned(
+        build_plan(
+            [
+                *words(peer, ["swarm"]),
+                "--swarm.peer",
+                "bob",
+                "--swarm.external",
+                "0",
+                "--train.seed",
+                "7",
+            ]
+        )
+    )
+    return {
+        (a, b): tried(folder / f"{n}", (a, b), peer / "store") for n, (a, b) in enumerate(pairs())
+    }
 
 
 def table(found):
@@ -215,9 +267,15 @@ def table(found):
             if a == first:
                 by_codes.setdefault(codes, []).append(b)
         for codes, others in by_codes.items():
-            lines.append(f"| {first} | {', '.join(others)} | {', '.join(f'`{code}`' for code in codes)} |")
+            lines.append(
+                f"| {first} | {', '.join(others)} | {', '.join(f'`{code}`' for code in codes)} |"
+            )
     works = len(found) - len(refused)
-    return f"{len(found)} pairs: {works} work, {len(refused)} are refused.\n\n" + "\n".join(lines) + "\n"
+    return (
+        f"{len(found)} pairs: {works} work, {len(refused)} are refused.\n\n"
+        + "\n".join(lines)
+        + "\n"
+    )
 
 
 def written(text, content):
@@ -227,7 +285,11 @@ def written(text, content):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("pairs", nargs="*", help="A+B: two parts, to see what is wrong with them; default: all pairs")
+    parser.add_argument(
+        "pairs",
+        nargs="*",
+        help="A+B: two parts, to see what is wrong with them; default: all pairs",
+    )
     some = parser.parse_args().pairs
     with tempfile.TemporaryDirectory() as folder:
         if some:

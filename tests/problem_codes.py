@@ -1,4 +1,5 @@
-"""The codes of all problems, read from the calls of `Problem` in the package: for docs/problems.md and the tests of it."""
+"""The codes of all problems, read from the calls of `Problem` in the package: for docs/problems.md
+and the tests of it."""
 
 import ast
 from collections import defaultdict
@@ -12,7 +13,11 @@ def calls():
     """Yields each call with its module."""
     for path in sorted(PACKAGE.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Problem":
+            if (
+                isinstance(node, ast.Call)
+                and isinstance(node.func, ast.Name)
+                and node.func.id == "Problem"
+            ):
                 yield path, node
 
 
@@ -59,7 +64,11 @@ def texts_of(path):
                 key=lambda n: (n.lineno, n.col_offset),
             ):
                 if isinstance(node, ast.Assign):
-                    values = {name: text for name, text in (values | _assigned(node)).items() if text is not None}
+                    values = {
+                        name: text
+                        for name, text in (values | _assigned(node)).items()
+                        if text is not None
+                    }
                 elif isinstance(node.func, ast.Name) and node.func.id == "Problem":
                     found[node.lineno, node.col_offset] = dict(values)
     return found
@@ -83,9 +92,15 @@ def table():
     rows, known = defaultdict(dict), {}
     for path, call in calls():
         values = known.setdefault(path, texts_of(path)).get((call.lineno, call.col_offset), {})
-        said = {name: template(value, values) for name, value in arguments(call).items() if name in TEMPLATE}
+        said = {
+            name: template(value, values)
+            for name, value in arguments(call).items()
+            if name in TEMPLATE
+        }
         sentence = (
-            f"expected {said['expected']}, got {said.get('got', '')}" if said.get("expected") else said.get("got", "")
+            f"expected {said['expected']}, got {said.get('got', '')}"
+            if said.get("expected")
+            else said.get("got", "")
         )
         rows[code_of(call)][sentence, said.get("fix", "")] = None
     lines = ["| code | sentence, after the place | fix |", "|---|---|---|"]

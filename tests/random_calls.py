@@ -1,8 +1,8 @@
-# ruff: noqa: E501
-"""A program that makes random system calls, with random arguments and with ones that are right, and what must be as before afterwards.
+"""A program that makes random system calls, with random arguments and with ones that are right, and
+what must be as before afterwards.
 
-The program forks for every few calls a process that makes them, because many of them end or block it. What it made is counted in a
-file that both have mapped.
+The program forks for every few calls a process that makes them, because many of them end or block
+it. What it made is counted in a file that both have mapped.
 """
 
 import asyncio
@@ -117,8 +117,11 @@ RUNS = 20_000
 """Maximum number of programs, most of which end themselves."""
 
 
-async def make_calls(level: Level, calls: int, place: Path, victim: int) -> tuple[int, ProgramResult]:
-    """Have programs make so many calls, beside a neighbour; how many were made, and what came of the neighbour.
+async def make_calls(
+    level: Level, calls: int, place: Path, victim: int
+) -> tuple[int, ProgramResult]:
+    """Have programs make so many calls, beside a neighbour; how many were made, and what came of
+    the neighbour.
 
     Args:
         place: A folder with a file `outside/file`; their workspace is made in it.
@@ -126,15 +129,21 @@ async def make_calls(level: Level, calls: int, place: Path, victim: int) -> tupl
     workspace = place / "workspaces" / "calls"
     workspace.mkdir(parents=True)
     made = 0
-    async with open_sandbox(SandboxConfig(isolation=level), concurrency=2, workspaces=workspace.parent) as sandbox:
+    async with open_sandbox(
+        SandboxConfig(isolation=level), concurrency=2, workspaces=workspace.parent
+    ) as sandbox:
         neighbour = asyncio.create_task(sandbox.run(Program(NEIGHBOUR, limits=LIMITS)))
         for seed in range(RUNS):
             source = program(seed, calls, victim, place / "outside" / "file")
             counter = struct.pack("Q", made).ljust(4096, b"\0")
-            got = await sandbox.run(Program(source, files={"made": counter}, wanted=("made",), limits=LIMITS), workspace)
+            got = await sandbox.run(
+                Program(source, files={"made": counter}, wanted=("made",), limits=LIMITS), workspace
+            )
             left = got.files.get("made", b"")[:8].ljust(8, b"\0")
             (count,) = struct.unpack("Q", left)  # a call may have changed it
-            if got.status == "failed":  # a call before has made its own folder unusable: no call was made
+            if (
+                got.status == "failed"
+            ):  # a call before has made its own folder unusable: no call was made
                 remove(str(workspace))
                 workspace.mkdir()
                 continue
@@ -151,8 +160,14 @@ def program(seed: int, calls: int, victim: int, outside: Path) -> str:
         victim: A process that must live.
         outside: A file that must stay as it is.
     """
-    numbers = {name: found[system_calls.COLUMN[machine()]] for name, found in system_calls.NUMBERS.items()}
-    text = PROGRAM.replace("{seed}", str(seed)).replace("{wanted}", str(calls)).replace("{victim}", str(victim))
+    numbers = {
+        name: found[system_calls.COLUMN[machine()]] for name, found in system_calls.NUMBERS.items()
+    }
+    text = (
+        PROGRAM.replace("{seed}", str(seed))
+        .replace("{wanted}", str(calls))
+        .replace("{victim}", str(victim))
+    )
     text = text.replace("{outside!r}", repr(str(outside))).replace("{batch}", str(BATCH))
     return text.replace("RIGHT = {right}", f"N = {numbers!r}\nRIGHT = {RIGHT}")
 
@@ -163,7 +178,8 @@ def digest(folder: Path) -> str:
     for path in sorted([folder, *folder.rglob("*")]):
         status = os.lstat(path)
         found.update(
-            f"{path} {status.st_mode} {status.st_uid} {status.st_gid} {status.st_mtime_ns} {status.st_nlink}".encode()
+            f"{path} {status.st_mode} {status.st_uid} {status.st_gid} {status.st_mtime_ns} "
+            f"{status.st_nlink}".encode()
         )
         found.update(f"{os.listxattr(path, follow_symlinks=False)}".encode())
         if path.is_file():

@@ -1,4 +1,5 @@
-"""Random graphs with loops, maps, joins, sub-graphs, retries and failures, and runs of them on an engine that says digits."""
+"""Random graphs with loops, maps, joins, sub-graphs, retries and failures, and runs of them on an
+engine that says digits."""
 
 import asyncio
 import hashlib
@@ -22,8 +23,13 @@ ROLES = {"a": ["q"], "b": ["q"], "chooser": ["q", "options"]}
 
 def compiled(folder, graph, roles=None, tools=None, **cases):
     """A graph's workflow, and its problems; `roles` gives each role's fields."""
-    (folder / "graph.yaml").write_text(graph if isinstance(graph, str) else yaml.safe_dump(graph, sort_keys=False))
-    known = {role: Prompt(frozenset(fields), frozenset(fields)) for role, fields in (roles or ROLES).items()}
+    (folder / "graph.yaml").write_text(
+        graph if isinstance(graph, str) else yaml.safe_dump(graph, sort_keys=False)
+    )
+    known = {
+        role: Prompt(frozenset(fields), frozenset(fields))
+        for role, fields in (roles or ROLES).items()
+    }
     files = Files(folder)
     compiler = Compiler(RecipeParts(known, TOOLS if tools is None else tools, **cases), files)
     found = compiler.compile("graph.yaml")
@@ -34,7 +40,8 @@ class Writer:
     """Writes one random graph.
 
     Args:
-        rounds: Whether it may have what makes it go in whole rounds: stop, choose, cooldowns, the number of nodes that have run.
+        rounds: Whether it may have what makes it go in whole rounds: stop, choose, cooldowns, the
+            number of nodes that have run.
         budget: Whether it may have a budget.
     """
 
@@ -53,7 +60,9 @@ class Writer:
         for _ in range(draw.randint(2, 5 if depth == 0 else 3)):
             self.count += 1
             name = f"n{self.count}"
-            nodes[name] = self.node(name, [*visible, *mine], depth, loop, item, in_rounds, budget, mine)
+            nodes[name] = self.node(
+                name, [*visible, *mine], depth, loop, item, in_rounds, budget, mine
+            )
             mine.append(name)
         written = {
             "nodes": dict(sorted(nodes.items(), key=lambda pair: draw.random())),
@@ -62,13 +71,17 @@ class Writer:
         if budget:
             written["budget"] = budget
         if in_rounds and draw.random() < 0.3:
-            written["stop"] = draw.choice([f"done >= {draw.randint(2, 4)}", f"ran({draw.choice(mine)})"])
+            written["stop"] = draw.choice(
+                [f"done >= {draw.randint(2, 4)}", f"ran({draw.choice(mine)})"]
+            )
         if in_rounds and draw.random() < 0.3:
             written["choose"] = {"role": "chooser", "with": {"q": repr(f"choose {self.count}")}}
         return written
 
     def number(self, name):
-        return {"map": f"sum({name})", "tool": f"len({name}.output)"}.get(self.kinds.get(name), name)
+        return {"map": f"sum({name})", "tool": f"len({name}.output)"}.get(
+            self.kinds.get(name), name
+        )
 
     def value(self, names, soft=False):
         """An expression that is a number, of some names."""
@@ -90,7 +103,9 @@ class Writer:
 
     def node(self, name, names, depth, loop, item, in_rounds, budget, mine):
         draw, node = self.draw, {}
-        kind = draw.choices(["role", "let", "tool", "map", "loop", "graph", "fail"], [10, 2, 1, 2, 2, 1, 0.4])[0]
+        kind = draw.choices(
+            ["role", "let", "tool", "map", "loop", "graph", "fail"], [10, 2, 1, 2, 2, 1, 0.4]
+        )[0]
         if depth == 2 and kind in ("map", "loop", "graph"):
             kind = "role"
         self.kinds[name] = kind
@@ -119,7 +134,13 @@ class Writer:
                 carried = f"v{self.count}"
                 body = self.graph([*names, carried], depth + 1, True, item)
                 inner = list(body["nodes"])
-                node = {"loop": {"most": draw.randint(1, 3), "start": {carried: self.value(names)}, **body}}
+                node = {
+                    "loop": {
+                        "most": draw.randint(1, 3),
+                        "start": {carried: self.value(names)},
+                        **body,
+                    }
+                }
                 if draw.random() < 0.7:
                     node["loop"]["until"] = f"({self.value([*inner, carried])}) > 5"
                 if draw.random() < 0.7:
@@ -154,7 +175,8 @@ TOOLS = {"echo": Tool("echo", _echo, lambda text: [])}
 
 
 def engine(changed=None, latency=None):
-    """Digits, from the seed alone; `changed` is the path of an action that says another one, with what it says."""
+    """Digits, from the seed alone; `changed` is the path of an action that says another one, with
+    what it says."""
 
     async def generate(call):
         if latency is not None:
@@ -192,18 +214,32 @@ def slow_tools(latency):
 async def played(workflow, generate, tools=TOOLS, specs=None, task="t", step=1):
     """One trajectory."""
     return await run_workflow(
-        workflow, Task(task, "what?", "l"), 0, step=step, run_seed=7, roles=specs or roles(), tools=tools, generate=generate
+        workflow,
+        Task(task, "what?", "l"),
+        0,
+        step=step,
+        run_seed=7,
+        roles=specs or roles(),
+        tools=tools,
+        generate=generate,
     )
 
 
 def content(trajectory):
     """What must not depend on timing."""
     actions = [(a.path, a.role, a.parents, a.text, a.shown, a.notes) for a in trajectory.actions]
-    return actions, trajectory.answer, trajectory.returned, trajectory.agent_failure, trajectory.detail
+    return (
+        actions,
+        trajectory.answer,
+        trajectory.returned,
+        trajectory.agent_failure,
+        trajectory.detail,
+    )
 
 
 def lost_descendants(before, after, path):
-    """Actions that are in one of two trajectories alone, and are no recorded descendants of the one at a path.
+    """Actions that are in one of two trajectories alone, and are no recorded descendants of the one
+    at a path.
 
     The trajectories differ in what that action says.
     """

@@ -1,4 +1,5 @@
-"""What was refused, as tests compare it: the code of each problem and the names of its places, a file by its last part."""
+"""What was refused, as tests compare it: the code of each problem and the names of its places, a
+file by its last part."""
 
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,7 +13,8 @@ OF_FILES = ("line", "file", "folder")
 
 
 def brief(problem):
-    """Returns `(code, place, ...)`, as in `("flags.unknown", "recipe.yaml:7", "actor.adam.rl")`, of a problem or of its JSON."""
+    """Returns `(code, place, ...)`, as in `("flags.unknown", "recipe.yaml:7", "actor.adam.rl")`, of
+    a problem or of its JSON."""
     shown = problem if isinstance(problem, dict) else as_json(problem)
     return shown["code"], *(_short(**place) for place in shown["where"])
 

@@ -1,7 +1,8 @@
-"""A stand-in for ring_flash_attn: every rank gathers all keys and values, and attends from its own slice of the packed tokens.
+"""A stand-in for ring_flash_attn: every rank gathers all keys and values, and attends from its own
+slice of the packed tokens.
 
-What it cannot show is ring_flash_attn's kernels. What it shows is that the ranks of a ring hold slices of the same sequences, and
-that losses and gradients of these slices make those of the whole.
+What it cannot show is ring_flash_attn's kernels. What it shows is that the ranks of a ring hold
+slices of the same sequences, and that losses and gradients of these slices make those of the whole.
 """
 
 import math
@@ -13,12 +14,16 @@ from torch import distributed
 
 
 class Gathered(torch.autograd.Function):
-    """Slices of all ranks along a dimension. A slice's gradient is summed over the ranks, as with flash_attn's `all_gather`."""
+    """Slices of all ranks along a dimension. A slice's gradient is summed over the ranks, as with
+    flash_attn's `all_gather`."""
 
     @staticmethod
     def forward(ctx, mine, group, dim):
         ctx.group, ctx.dim = group, dim
-        slices = [torch.empty_like(mine, memory_format=torch.contiguous_format) for _ in range(group.size())]
+        slices = [
+            torch.empty_like(mine, memory_format=torch.contiguous_format)
+            for _ in range(group.size())
+        ]
         distributed.all_gather(slices, mine.contiguous(), group=group)
         return torch.cat(slices, dim)
 
@@ -31,7 +36,8 @@ class Gathered(torch.autograd.Function):
 
 
 def install(upstream=None):
-    """Be ring_flash_attn, and flash_attn's `all_gather`, in this process. Attention `sdpa` is replaced once a ring is set up.
+    """Be ring_flash_attn, and flash_attn's `all_gather`, in this process. Attention `sdpa` is
+    replaced once a ring is set up.
 
     Args:
         upstream: Its module `ring_attn_utils`, where that is only being imported.
@@ -57,7 +63,9 @@ def install(upstream=None):
         return (weights @ values).transpose(1, 2).contiguous(), None
 
     ring = types.ModuleType("ring_flash_attn")
-    ring.substitute_hf_flash_attn = lambda group, stride: ALL_ATTENTION_FUNCTIONS.register("sdpa", attention)
+    ring.substitute_hf_flash_attn = lambda group, stride: ALL_ATTENTION_FUNCTIONS.register(
+        "sdpa", attention
+    )
     ring.update_ring_flash_attn_params = lambda cu_seqlens, group: limits.append(cu_seqlens.clone())
     sys.modules["ring_flash_attn"] = ring
     transformers.utils.is_flash_attn_greater_or_equal_2_10 = lambda: True

@@ -1,4 +1,5 @@
-"""Recipes of four roles behind a router, one for each way in which routers answer; what stands behind them can be edited."""
+"""Recipes of four roles behind a router, one for each way in which routers answer; what stands
+behind them can be edited."""
 
 import textwrap
 
@@ -31,7 +32,9 @@ def load(split):
     names = "abcd" if split == "train" else "ef"
     return [Task(n, f"Host {n} is down", "registry") for n in names]
 """
-GRADER = "def score_outcome(trajectory):\n    return float(trajectory.answer == trajectory.task.label)\n"
+GRADER = (
+    "def score_outcome(trajectory):\n    return float(trajectory.answer == trajectory.task.label)\n"
+)
 HEAD = """\
 import asyncio, enum, json, random, re, time
 from marl_plugins.core.failures import AgentFailure
@@ -229,7 +232,12 @@ class Triage:
     def __init__(self, path, router, tail=TAIL, head=HEAD):
         self.path = path
         self.head = head + (ROUTERS | MORE_ROUTERS).get(router, router)
-        files = {"recipe.yaml": RECIPE, "tasks.py": TASKS, "grader.py": GRADER, "any.md": "{incident}"}
+        files = {
+            "recipe.yaml": RECIPE,
+            "tasks.py": TASKS,
+            "grader.py": GRADER,
+            "any.md": "{incident}",
+        }
         files |= {"resolver.md": "{incident}\n{finding}", "workflow.py": self.head + tail}
         for name, text in files.items():
             self.write(name, text)

@@ -1,4 +1,5 @@
-"""Stand-ins for tests of the core: a simulated engine, a chat format of characters, finished trajectories."""
+"""Stand-ins for tests of the core: a simulated engine, a chat format of characters, finished
+trajectories."""
 
 import asyncio
 import hashlib
@@ -9,14 +10,17 @@ from marl_plugins.engine.records.trajectory_record import TIMED
 
 
 class CharacterChat:
-    """A stand-in for a tokenizer and its chat template: one token per character, `^` ends a message."""
+    """A stand-in for a tokenizer and its chat template: one token per character, `^` ends a
+    message."""
 
     def opening(self, messages):
         return self.encode("".join(f"{m['role'][0]}:{m['content']}^" for m in messages) + "a:")
 
     def continuation(self, sampled, following):
         end = "" if sampled and sampled[-1] == ord("^") else "^"
-        return self.encode(end + "".join(f"{m['role'][0]}:{m['content']}^" for m in following) + "a:")
+        return self.encode(
+            end + "".join(f"{m['role'][0]}:{m['content']}^" for m in following) + "a:"
+        )
 
     def keeps(self, conversation, following):
         return True
@@ -33,7 +37,8 @@ class CharacterChat:
 
 
 def simulated_engine(delays=False, policy_version=0):
-    """A simulated engine: text from the seed and the context alone; arrival order shuffled when `delays` is set."""
+    """A simulated engine: text from the seed and the context alone; arrival order shuffled when
+    `delays` is set."""
     noise = random.Random()
 
     async def generate(call):
@@ -118,6 +123,15 @@ def credit(plugin, trajectories, run):
 
 
 def content(trajectory):
-    """Everything that a trajectory says, to be compared: its actions by their paths where they name each other."""
-    actions = [{**vars(action), "before": action.before and action.before.path} for action in trajectory.actions]
-    return {**vars(trajectory), "actions": actions, "rollout": None, "sampled": None}  # these two are not recorded
+    """Everything that a trajectory says, to be compared: its actions by their paths where they name
+    each other."""
+    actions = [
+        {**vars(action), "before": action.before and action.before.path}
+        for action in trajectory.actions
+    ]
+    return {
+        **vars(trajectory),
+        "actions": actions,
+        "rollout": None,
+        "sampled": None,
+    }  # these two are not recorded

@@ -1,6 +1,8 @@
-"""A training run without processes: the real trainer, rollout, records and display over simulated engines and policies.
+"""A training run without processes: the real trainer, rollout, records and display over simulated
+engines and policies.
 
-What fails, and when, is the caller's: `outcome(trajectory)` is the verifier, `answer(call)` comes before every generation.
+What fails, and when, is the caller's: `outcome(trajectory)` is the verifier, `answer(call)` comes
+before every generation.
 """
 
 import asyncio
@@ -33,7 +35,8 @@ UPDATE = {
 
 
 DEFAULTS = {"queue": 0, "delays": False}
-"""What a test may change for every run that the helpers of other tests make: rollouts that wait, and answers that take a while."""
+"""What a test may change for every run that the helpers of other tests make: rollouts that wait,
+and answers that take a while."""
 
 
 class SimulatedPolicy:
@@ -68,14 +71,17 @@ class SimulatedPolicy:
             experience.action_log_probs = experience.rollout_log_probs
             experience.kl = torch.zeros_like(experience.rollout_log_probs)
             batches.append(([sequence], experience))
-        return forwarded(self.name, [row for sequence in sequences for row in sequence.rows], batches)
+        return forwarded(
+            self.name, [row for sequence in sequences for row in sequence.rows], batches
+        )
 
     async def save(self, tag, state):
         self.saved.append(state["step"])
 
 
 class SimulatedPlugins:
-    """The built-in answers to the hooks that a trainer and a rollout call, unless a named plugin answers."""
+    """The built-in answers to the hooks that a trainer and a rollout call, unless a named plugin
+    answers."""
 
     def __init__(self, policies, outcome, answer, names=()):
         self.named = Plugins(names)
@@ -84,7 +90,9 @@ class SimulatedPlugins:
         async def generate(run, call, engines):
             answer(call)
             given = await engine(call)
-            return type(given)(given.ids, given.logprobs, given.finish, call.policy, policies[call.policy].version)
+            return type(given)(
+                given.ids, given.logprobs, given.finish, call.policy, policies[call.policy].version
+            )
 
         async def update(run, policy, prepared, steps, step):
             return dict(UPDATE)
@@ -116,11 +124,18 @@ class SimulatedPlugins:
         named = [impl for impl in self.named.in_order(hook) if impl.plugin_name in self.named.names]
         return [
             *named,
-            *(SimpleNamespace(plugin_name=f"plugin {n}", argnames=("step",), function=part) for n, part in enumerate(made)),
+            *(
+                SimpleNamespace(plugin_name=f"plugin {n}", argnames=("step",), function=part)
+                for n, part in enumerate(made)
+            ),
         ]
 
     async def chain(self, name, value, check=None, **arguments):
-        return await self.named.chain(name, value, check, **arguments) if self.named.claims(name) else value
+        return (
+            await self.named.chain(name, value, check, **arguments)
+            if self.named.claims(name)
+            else value
+        )
 
     def owners(self, hook, run=None):
         return self.named.owners(hook)
@@ -155,18 +170,25 @@ def simulated_trainer(
     seed=1,
     train_tasks=None,
 ):
-    """A trainer of a system with one role `a` on a policy `p`, ten held-out tasks; `tasks` and `samples` are those of a step."""
+    """A trainer of a system with one role `a` on a policy `p`, ten held-out tasks; `tasks` and
+    `samples` are those of a step."""
     queue = DEFAULTS["queue"] if queue is None else queue
     args = SimpleNamespace(
         train=SimpleNamespace(
             **{"seed": seed, "num_episodes": 1},
-            **{"async_enable": queue > 0, "async_queue_size": queue, "partial_rollout_enable": False},
+            **{
+                "async_enable": queue > 0,
+                "async_queue_size": queue,
+                "partial_rollout_enable": False,
+            },
         ),
         algo=SimpleNamespace(dynamic_filtering_enable=False),
         rollout=SimpleNamespace(n_samples_per_prompt=samples, batch_size=tasks),
         eval=SimpleNamespace(steps=eval_steps, n_samples_per_prompt=1, temperature=0.0),
         ckpt=SimpleNamespace(save_steps=-1, disable_ds=False, best_metric_key=best_metric_key),
-        logger=SimpleNamespace(logging_steps=1, tensorboard_dir=None, wandb=SimpleNamespace(key=None)),
+        logger=SimpleNamespace(
+            logging_steps=1, tensorboard_dir=None, wandb=SimpleNamespace(key=None)
+        ),
     )
     states = {}
     run = SimpleNamespace(
@@ -174,7 +196,9 @@ def simulated_trainer(
         section=lambda kind: None,
         state=lambda kind: states.setdefault(kind, kind()),
         args=args,
-        recipe=SimpleNamespace(limits=SimpleNamespace(task_seconds=60.0), roles={"a": None}, populations={}),
+        recipe=SimpleNamespace(
+            limits=SimpleNamespace(task_seconds=60.0), roles={"a": None}, populations={}
+        ),
         policies=[],
         policy_args={},
         max_steps=max_steps,
@@ -185,7 +209,9 @@ def simulated_trainer(
     plugins = SimulatedPlugins(policies, outcome, answer, plugins)
     chat = CharacterChat()
     chat.tokenizer = SimpleNamespace(decode=lambda ids, skip_special_tokens: chat.text(ids))
-    role = RoleSpec("a", "p", lambda f: [{"role": "user", "content": f["q"]}], chat, Sampling(1.0, 1.0, 8, 100))
+    role = RoleSpec(
+        "a", "p", lambda f: [{"role": "user", "content": f["q"]}], chat, Sampling(1.0, 1.0, 8, 100)
+    )
     cast = Cast({"a": [role]})
     session = SimpleNamespace(
         plan=SimpleNamespace(run=run, plugins=plugins),

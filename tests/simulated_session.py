@@ -1,5 +1,6 @@
-"""A run as it is planned, without processes: the real plan, plugins, trainer, records and checkpoints over policies whose weights
-are a digest of all that they were trained on, and engines whose answers depend on these weights, the seed and the context alone.
+"""A run as it is planned, without processes: the real plan, plugins, trainer, records and
+checkpoints over policies whose weights are a digest of all that they were trained on, and engines
+whose answers depend on these weights, the seed and the context alone.
 
 So two runs say the same if and only if they have been trained on the same.
 """
@@ -66,7 +67,10 @@ class SimulatedEngines:
         await asyncio.sleep(0)
         digest = hashlib.sha256(f"{owner.held}/{call.seed}/{call.context_ids}".encode()).hexdigest()
         tokenizer = owner.tokenizer
-        ids = (*tokenizer.encode(digest[: max(1, min(3, call.max_tokens - 1))]), tokenizer.eos_token_id)
+        ids = (
+            *tokenizer.encode(digest[: max(1, min(3, call.max_tokens - 1))]),
+            tokenizer.eos_token_id,
+        )
         owner.said.add((call.context_ids, ids))
         return Generation(ids, (-0.5,) * len(ids), "stop", call.policy, owner.version)
 
@@ -77,7 +81,13 @@ class SimulatedProcesses:
     broadcasts, followed = False, None
 
     def __init__(self, spec, args, tokenizer, world, critic, merge=True):
-        self.spec, self.name, self.args, self.tokenizer, self.world = spec, spec.name, args, tokenizer, world
+        self.spec, self.name, self.args, self.tokenizer, self.world = (
+            spec,
+            spec.name,
+            args,
+            tokenizer,
+            world,
+        )
         self.trained, self.critic, self.version = spec.trainable, critic, 0
         self.learnt = self.held = spec.model
         """What it has been trained to, and what its engines have."""
@@ -123,7 +133,9 @@ class SimulatedProcesses:
             for row, start in zip(sequence.rows, sequence.starts, strict=True):
                 action, ids = row.action, row.action.generation.ids
                 assert tuple(sequence.ids[start : start + len(ids)]) == ids, row.name
-                assert tuple(sequence.ids[:start])[-len(action.context_ids) :] == action.context_ids, row.name
+                assert (
+                    tuple(sequence.ids[:start])[-len(action.context_ids) :] == action.context_ids
+                ), row.name
                 assert row.trajectory.origin or (action.context_ids, ids) in self.said, row.name
 
     async def sync(self, version):
@@ -145,7 +157,9 @@ class SimulatedProcesses:
         return [[True] * sum(len(batch.groups) for batch in batches) for batches in each]
 
     def _folders(self, tag):
-        return [self._folder(tag, part) for part in ("_actor", *(["_critic"] if self.critic else []))]
+        return [
+            self._folder(tag, part) for part in ("_actor", *(["_critic"] if self.critic else []))
+        ]
 
     def _folder(self, tag, part):
         return Path(self.args.ckpt.path) / part / tag
@@ -177,7 +191,9 @@ class SimulatedSession(Session):
     """A session that starts no process."""
 
     def _tokenizers(self):
-        found = {name: tokenizer_of(args.actor.model_name_or_path) for name, args in self.args.items()}
+        found = {
+            name: tokenizer_of(args.actor.model_name_or_path) for name, args in self.args.items()
+        }
         for tokenizer in found.values():
             tokenizer.padding_side = "left"
         return found
@@ -188,7 +204,9 @@ class SimulatedSession(Session):
             run.state(Connection).scorer = SimulatedRewards(run)
         for p in run.policies:
             critic = bool(p.trainable and self.args[p.name].critic.model_name_or_path)
-            world[p.name] = SimulatedProcesses(p, self.args[p.name], self.chats[p.name].tokenizer, world, critic)
+            world[p.name] = SimulatedProcesses(
+                p, self.args[p.name], self.chats[p.name].tokenizer, world, critic
+            )
         for name, policy in world.items():
             owner = world[self.backend.engines_of(run, name)]
             policy.engines, policy.owns_engines = owner.engines, owner is policy
@@ -198,7 +216,8 @@ class SimulatedSession(Session):
 
 
 def fresh(plan):
-    """The plan as a new process would have it: nothing of a run that was made of it before is left."""
+    """The plan as a new process would have it: nothing of a run that was made of it before is
+    left."""
     again, problems = replace(plan, run=replace(plan.run, _states={})), Problems()
     configure_plugins(again, problems)
     if problems.errors:
@@ -219,7 +238,9 @@ def run_planned(plan, resume=False, with_changes=False):
     output, folder = run.output.absolute(), _absolute(run.args.ckpt.path)
     with asyncio.Runner() as loop, plugins_started(loop, plan, "train"):
         session = SimulatedSession(plan)
-        checkpoints = Checkpoints(folder, run.args.ckpt.max_num, fingerprint(plan, session.tools), session.critics, output)
+        checkpoints = Checkpoints(
+            folder, run.args.ckpt.max_num, fingerprint(plan, session.tools), session.critics, output
+        )
         manifest = checkpoints.open(resume, with_changes)
         done = manifest["step"] if manifest else 0
         if manifest:
@@ -231,18 +252,28 @@ def run_planned(plan, resume=False, with_changes=False):
                 policy.load(f"global_step{done}")
                 policy.version = manifest["policies"][name]
             plan.plugins.restore(run, manifest["state"])
-        trainer = Trainer(session, records, checkpoints, quiet(Display(False, list(run.recipe.roles))))
+        trainer = Trainer(
+            session, records, checkpoints, quiet(Display(False, list(run.recipe.roles)))
+        )
         if manifest:
             trainer.restore(done, manifest.get("files", {}))
-            for action in (a for step in trainer.rollouts.waiting.values() for t in step.trajectories for a in t.actions):
-                session.policies[action.policy].said.add((action.context_ids, action.generation.ids))
+            for action in (
+                a
+                for step in trainer.rollouts.waiting.values()
+                for t in step.trajectories
+                for a in t.actions
+            ):
+                session.policies[action.policy].said.add(
+                    (action.context_ids, action.generation.ids)
+                )
         loop.run(trainer.fit(done))
         records.close()
     return trainer
 
 
 def killed_after(plan, step):
-    """The folders of a run as a kill in the step after `step` leaves them: later files are there, and are not named."""
+    """The folders of a run as a kill in the step after `step` leaves them: later files are there,
+    and are not named."""
     folder = _absolute(plan.run.args.ckpt.path)
     for later in folder.glob("manifest-*.json"):
         if int(later.stem.partition("-")[2]) > step:

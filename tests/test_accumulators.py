@@ -1,4 +1,5 @@
-"""Gradients taken before the step's statistics are known, against the full batch in float64, through upstream's own losses."""
+"""Gradients taken before the step's statistics are known, against the full batch in float64,
+through upstream's own losses."""
 
 import copy
 import random
@@ -22,7 +23,10 @@ LOSSES = {
     "sequence mean": {"token_level_loss": False},
     "gspo": {"policy_loss_type": "gspo"},
     "importance sampling, tokens masked": {"is_correction_level": "token"},
-    "importance sampling, tokens clipped": {"is_correction_level": "token", "is_correction_mode": "clip"},
+    "importance sampling, tokens clipped": {
+        "is_correction_level": "token",
+        "is_correction_mode": "clip",
+    },
     "importance sampling, sequences masked": {"is_correction_level": "seq"},
 }
 VOCABULARY = 11
@@ -45,24 +49,31 @@ class Model(torch.nn.Module):
 
 
 class Batch:
-    """Ragged sequences, each with tokens of one or two rows and holes between them, and what is known of them."""
+    """Ragged sequences, each with tokens of one or two rows and holes between them, and what is
+    known of them."""
 
     def __init__(self, model, draw, count, keys):
-        self.ids = [torch.tensor([draw.randrange(VOCABULARY) for _ in range(draw.randint(3, 14))]) for _ in range(count)]
+        self.ids = [
+            torch.tensor([draw.randrange(VOCABULARY) for _ in range(draw.randint(3, 14))])
+            for _ in range(count)
+        ]
         self.keys, self.advantages = [], []
         mean = draw.choice([0.0, 0.5, 3.0])
         for ids in self.ids:
             each = [draw.choice([None, *range(keys)]) for _ in ids[1:]]
             each[draw.randrange(len(each))] = draw.randrange(keys)
             self.keys.append(each)
-            self.advantages.append(torch.tensor([draw.gauss(mean, 0.5) for _ in each], dtype=torch.float64))
+            self.advantages.append(
+                torch.tensor([draw.gauss(mean, 0.5) for _ in each], dtype=torch.float64)
+            )
         self.noise = [torch.tensor([draw.uniform(-0.1, 0.1) for _ in each]) for each in self.keys]
         self.others = [torch.tensor([draw.uniform(-1.0, 1.0) for _ in each]) for each in self.keys]
         with torch.no_grad():
             self.old = [model(ids[None])[0][0] for ids in self.ids]
 
     def padded(self, places, dtype):
-        """ids, key of each token (-1 for none), advantages, old, reference's and engine's log-probs of some sequences."""
+        """ids, key of each token (-1 for none), advantages, old, reference's and engine's log-probs
+        of some sequences."""
         longest = max(len(self.ids[n]) for n in places)
 
         def fill(rows, value, kind):
@@ -73,22 +84,36 @@ class Batch:
 
         ids = fill([self.ids[n] for n in places], 0, torch.long)
         assert ids.shape[1] == longest
-        keys = fill([[-1 if k is None else k for k in self.keys[n]] for n in places], -1, torch.long)
+        keys = fill(
+            [[-1 if k is None else k for k in self.keys[n]] for n in places], -1, torch.long
+        )
         old = [self.old[n] + self.noise[n] for n in places]
-        values = [[self.advantages[n] for n in places], old, [self.old[n] + self.others[n] for n in places]]
+        values = [
+            [self.advantages[n] for n in places],
+            old,
+            [self.old[n] + self.others[n] for n in places],
+        ]
         engine = [self.old[n] + 2 * self.noise[n] for n in places]
         return ids, keys, *(fill(v, 0.0, dtype) for v in (*values, engine))
 
 
 def losses(model, batch, places, dtype, loss, coefficients):
-    """A forward pass: the policy's loss as a function of advantages, undivided; the rest of the loss; and what belongs to it."""
+    """A forward pass: the policy's loss as a function of advantages, undivided; the rest of the
+    loss; and what belongs to it."""
     ids, keys, advantages, old, base, engine = batch.padded(places, dtype)
     log_probs, entropy = model(ids)
     mask = (keys >= 0).to(dtype)
     undivided = {"batch_num_tokens": 1.0, "global_batch_size": 1.0}
 
     def policy(given):
-        return loss(log_probs * mask, old * mask, given, action_mask=mask, rollout_log_probs=engine * mask, **undivided)[0]
+        return loss(
+            log_probs * mask,
+            old * mask,
+            given,
+            action_mask=mask,
+            rollout_log_probs=engine * mask,
+            **undivided,
+        )[0]
 
     kl_coef, estimator, entropy_coef = coefficients
     rest = None
@@ -96,7 +121,9 @@ def losses(model, batch, places, dtype, loss, coefficients):
         kl = compute_approx_kl(log_probs, base, log_probs_old=old, kl_estimator=estimator)
         rest = kl_coef * aggregate_loss(kl, mask, **undivided)
     if entropy_coef:
-        rest = (0.0 if rest is None else rest) - entropy_coef * aggregate_loss(entropy, mask, **undivided)
+        rest = (0.0 if rest is None else rest) - entropy_coef * aggregate_loss(
+            entropy, mask, **undivided
+        )
     return policy, rest, advantages, keys, log_probs, old, mask
 
 
@@ -127,7 +154,10 @@ def full_batch(model, batch, loss, coefficients, statistics):
     count, tokens = counts(batch, loss)
     total = policy(final) / count + (0.0 if rest is None else rest) / tokens
     found = torch.autograd.grad(total, list(exact.parameters()), allow_unused=True)
-    return [torch.zeros_like(p) if g is None else g for p, g in zip(exact.parameters(), found, strict=True)]
+    return [
+        torch.zeros_like(p) if g is None else g
+        for p, g in zip(exact.parameters(), found, strict=True)
+    ]
 
 
 def counts(batch, loss):
@@ -143,7 +173,9 @@ def flat(gradients):
 def in_parts(model, batch, cuts, loss, coefficients, centres, late=True):
     made = Accumulators(list(model.parameters()), 7, late)
     for places in cuts:
-        policy, rest, advantages, of_key, *_ = losses(model, batch, places, torch.float32, loss, coefficients)
+        policy, rest, advantages, of_key, *_ = losses(
+            model, batch, places, torch.float32, loss, coefficients
+        )
         present = sorted({k for k in of_key.flatten().tolist() if k >= 0})
         made.add(policy, advantages, {key: of_key == key for key in present}, centres, rest)
     return made
@@ -177,7 +209,11 @@ def test_in_any_parts_and_order_it_is_the_gradient_of_the_full_batch(seed, name,
     loss = PolicyLoss(0.2, 0.2, **LOSSES[name])
     coefficients = (0.3, draw.choice(["k1", "k2", "k3"]), 0.1) if rest else (0.0, "k1", 0.0)
     statistics = statistics_of(batch, keys, divide=draw.random() < 0.8)
-    centres = {key: mean + draw.uniform(-0.2, 0.2) for key, (mean, _) in statistics.items() if draw.random() < 0.7}
+    centres = {
+        key: mean + draw.uniform(-0.2, 0.2)
+        for key, (mean, _) in statistics.items()
+        if draw.random() < 0.7
+    }
     exact = full_batch(model, batch, loss, coefficients, statistics)
     found = in_parts(model, batch, any_cuts(draw, len(batch.ids)), loss, coefficients, centres)
     digits = max(
@@ -193,7 +229,15 @@ def test_final_advantages_need_one_accumulator(seed, keys):
     draw, model, batch = made(seed, keys)
     final = dict.fromkeys(range(keys), (0.0, 1.0))
     exact = full_batch(model, batch, PolicyLoss(), (0.3, "k3", 0.0), final)
-    found = in_parts(model, batch, any_cuts(draw, len(batch.ids)), PolicyLoss(), (0.3, "k3", 0.0), {0: 9.0}, late=False)
+    found = in_parts(
+        model,
+        batch,
+        any_cuts(draw, len(batch.ids)),
+        PolicyLoss(),
+        (0.3, "k3", 0.0),
+        {0: 9.0},
+        late=False,
+    )
     assert not found.with_ones
     near(found.gradient({}, *counts(batch, PolicyLoss()), 7), exact)
 
@@ -201,34 +245,52 @@ def test_final_advantages_need_one_accumulator(seed, keys):
 def test_a_centre_keeps_what_little_rewards_differ_by():
     """Advantages of 1000 +- 0.1: without a centre their differences are lost in float32."""
     _, model, batch = made(3, 1)
-    batch.advantages = [1000 + 0.1 * torch.sin(torch.arange(len(a)) + n) for n, a in enumerate(batch.advantages)]
+    batch.advantages = [
+        1000 + 0.1 * torch.sin(torch.arange(len(a)) + n) for n, a in enumerate(batch.advantages)
+    ]
     statistics = statistics_of(batch, 1)
     exact = flat(full_batch(model, batch, PolicyLoss(), (0.0, "k1", 0.0), statistics))
     cuts = [[n] for n in range(len(batch.ids))]
     off = {}
     for centre in (0.0, 1000.0):
         found = in_parts(model, batch, cuts, PolicyLoss(), (0.0, "k1", 0.0), {0: centre})
-        off[centre] = (flat(found.gradient(statistics, *counts(batch, PolicyLoss()), 7)) - exact).norm().item()
+        off[centre] = (
+            (flat(found.gradient(statistics, *counts(batch, PolicyLoss()), 7)) - exact)
+            .norm()
+            .item()
+        )
     assert off[1000.0] < off[0.0] / 10
 
 
 def test_equal_advantages_are_said_to_be_more_than_the_sums_resolve():
-    """All of them at 0.7, a deviation of 1e-4 (upstream's least): the full batch's gradient is 0, and rounding would be a step."""
+    """All of them at 0.7, a deviation of 1e-4 (upstream's least): the full batch's gradient is 0,
+    and rounding would be a step."""
     _, model, batch = made(8, 1)
     batch.advantages = [torch.full((len(a),), 0.7, dtype=torch.float64) for a in batch.advantages]
     statistics = {0: (0.7, 1e-4)}
     assert flat(full_batch(model, batch, PolicyLoss(), (0.0, "k1", 0.0), statistics)).norm() == 0
     cuts = [[n] for n in range(len(batch.ids))]
-    off, centred = [in_parts(model, batch, cuts, PolicyLoss(), (0.0, "k1", 0.0), {0: centre}) for centre in (0.0, 0.7)]
+    off, centred = [
+        in_parts(model, batch, cuts, PolicyLoss(), (0.0, "k1", 0.0), {0: centre})
+        for centre in (0.0, 0.7)
+    ]
     assert flat(off.gradient(statistics, 1.0, 1.0, 7)).norm() > 1e-4
     assert flat(centred.gradient(statistics, 1.0, 1.0, 7)).norm() == 0
     added = {0: Moments(100.0, 0.7, 0.0)}
-    assert [resolved(added, {0: centre}, {0: 0.7}, torch.float32) for centre in (0.0, 0.7)] == [False, True]
+    assert [resolved(added, {0: centre}, {0: 0.7}, torch.float32) for centre in (0.0, 0.7)] == [
+        False,
+        True,
+    ]
 
 
 @pytest.mark.parametrize(
     ("dtype", "centre", "good"),
-    [(torch.float32, 0.1, True), (torch.float32, 0.0, False), (torch.bfloat16, 0.8, True), (torch.bfloat16, 0.7, False)],
+    [
+        (torch.float32, 0.1, True),
+        (torch.float32, 0.0, False),
+        (torch.bfloat16, 0.8, True),
+        (torch.bfloat16, 0.7, False),
+    ],
 )
 def test_the_further_the_centre_is_off_the_less_is_resolved(dtype, centre, good):
     """Of advantages of 0.9 with a deviation of 0.1: eight of them in float32, one in bfloat16."""
@@ -239,7 +301,11 @@ def test_the_same_order_gives_the_same_bits():
     draw, model, batch = made(5, 2)
     cuts, statistics = any_cuts(draw, len(batch.ids)), statistics_of(batch, 2)
     one, two = [
-        flat(in_parts(model, batch, cuts, PolicyLoss(), (0.3, "k3", 0.1), {}).gradient(statistics, 3.0, 3.0, 7))
+        flat(
+            in_parts(model, batch, cuts, PolicyLoss(), (0.3, "k3", 0.1), {}).gradient(
+                statistics, 3.0, 3.0, 7
+            )
+        )
         for _ in range(2)
     ]
     assert torch.equal(one, two)
@@ -247,10 +313,14 @@ def test_the_same_order_gives_the_same_bits():
 
 def test_they_never_cross_a_version_and_keep_their_centres():
     draw, model, batch = made(6, 1)
-    found = in_parts(model, batch, any_cuts(draw, len(batch.ids)), PolicyLoss(), (0.0, "k1", 0.0), {0: 1.0})
+    found = in_parts(
+        model, batch, any_cuts(draw, len(batch.ids)), PolicyLoss(), (0.0, "k1", 0.0), {0: 1.0}
+    )
     with pytest.raises(ValueError, match="gradients of version 7 cannot update version 8"):
         found.gradient(statistics_of(batch, 1), 1.0, 1.0, 8)
-    policy, rest, advantages, of_key, *_ = losses(model, batch, [0], torch.float32, PolicyLoss(), (0.0, "k1", 0.0))
+    policy, rest, advantages, of_key, *_ = losses(
+        model, batch, [0], torch.float32, PolicyLoss(), (0.0, "k1", 0.0)
+    )
     with pytest.raises(ValueError, match=r"key 0 was centred at 1\.0 before, and is at 2\.0 now"):
         found.add(policy, advantages, {0: of_key == 0}, {0: 2.0}, rest)
 
@@ -258,7 +328,8 @@ def test_they_never_cross_a_version_and_keep_their_centres():
 @given(st.integers(0, 10**6), st.sampled_from([None, 1.1, 3.0]))
 @settings(max_examples=40)
 def test_where_a_ratio_leaves_the_interval_it_is_said_and_elsewhere_the_loss_is_linear(seed, dual):
-    """Upstream's loss with any advantages is that of `linear` ones, and of some others it is not."""
+    """Upstream's loss with any advantages is that of `linear` ones, and of some others it is
+    not."""
     draw = torch.Generator().manual_seed(seed)
     log_probs, noise = (
         -torch.rand(9, 5, generator=draw, dtype=torch.float64) * 3,
@@ -271,14 +342,19 @@ def test_where_a_ratio_leaves_the_interval_it_is_said_and_elsewhere_the_loss_is_
     ratio = (log_probs - old).exp()
     for n in range(9):
         one = slice(n, n + 1)
-        taken = loss(log_probs[one], old[one], advantages[one], action_mask=mask[one], batch_num_tokens=1.0)[0]
+        taken = loss(
+            log_probs[one], old[one], advantages[one], action_mask=mask[one], batch_num_tokens=1.0
+        )[0]
         plain = -(ratio * advantages * mask)[one].sum()
         if good[n]:
             torch.testing.assert_close(taken, plain)
             continue
         outside = (mask[n] > 0) & ((ratio[n] < 0.8) | (ratio[n] > min(1.15, dual or 9.0)))
         assert outside.any()
-        signs = [torch.where(outside, sign * (1 + advantages[n].abs()), 0.0)[None] for sign in (-1.0, 1.0)]
+        signs = [
+            torch.where(outside, sign * (1 + advantages[n].abs()), 0.0)[None]
+            for sign in (-1.0, 1.0)
+        ]
         differs = [
             not torch.allclose(
                 loss(log_probs[one], old[one], a, action_mask=mask[one], batch_num_tokens=1.0)[0],

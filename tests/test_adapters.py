@@ -1,4 +1,5 @@
-"""Adapters: who shares what, what is refused, one pool of engines for several policies, and tensors that are there once."""
+"""Adapters: who shares what, what is refused, one pool of engines for several policies, and tensors
+that are there once."""
 
 import asyncio
 import json
@@ -24,10 +25,18 @@ from marl_plugins.engine.processes.engines import EnginePool, RestartBudget
 from marl_plugins.engine.runtime.merged_model import merge
 from marl_plugins.engine.runtime.tiny_model import resolve
 
-WORDS = ["--recipe", "mathchat/tiny.yaml", "--plugin", "marl_plugins.adapters", "--ds.lora.rank", "8"]
+WORDS = [
+    "--recipe",
+    "mathchat/tiny.yaml",
+    "--plugin",
+    "marl_plugins.adapters",
+    "--ds.lora.rank",
+    "8",
+]
 
 
-# --- who shares what ------------------------------------------------------------------------------------------------------
+# --- who shares what
+# --------------------------------------------------------------------------------------------------
 
 
 def bases(*words):
@@ -36,7 +45,11 @@ def bases(*words):
 
 def test_all_policies_of_a_model_share_it():
     (base,) = bases("--policy.coder.ds.lora.rank", "3")
-    assert (base.model, base.trained, base.owner) == ("tiny", ("solver", "coder", "verifier"), "solver")
+    assert (base.model, base.trained, base.owner) == (
+        "tiny",
+        ("solver", "coder", "verifier"),
+        "solver",
+    )
     assert base.slots == {"solver": 1, "coder": 2, "verifier": 3}
 
 
@@ -47,9 +60,17 @@ def test_engines_are_started_for_the_next_rank_that_they_know(rank, of_engines):
 
 
 def test_each_model_is_shared_by_its_own_adapters():
-    words = ["--policy.coder.actor.model_name_or_path", "tiny:seed=1", "--policy.verifier.ds.lora.rank", "0"]
+    words = [
+        "--policy.coder.actor.model_name_or_path",
+        "tiny:seed=1",
+        "--policy.verifier.ds.lora.rank",
+        "0",
+    ]
     run = build_plan([*WORDS, *words]).run
-    assert [(base.model, base.trained) for base in bases_of(run)] == [("tiny", ("solver",)), ("tiny:seed=1", ("coder",))]
+    assert [(base.model, base.trained) for base in bases_of(run)] == [
+        ("tiny", ("solver",)),
+        ("tiny:seed=1", ("coder",)),
+    ]
     assert [run.processes.engines_of(run, name) for name in ("solver", "coder", "verifier")] == [
         "solver",
         "coder",
@@ -61,12 +82,21 @@ def test_what_is_shared_is_counted_once():
     plan = build_plan(WORDS)
     shown = describe(plan)
     assert shown["devices"] == {"solver": 1, "coder": 0, "verifier": 0, "adapters of tiny": 1}
-    assert shown["bases"] == {"tiny": {"adapters": {"solver": 8, "coder": 8, "verifier": 8}, "ranks": 1, "engines": 1}}
+    assert shown["bases"] == {
+        "tiny": {"adapters": {"solver": 8, "coder": 8, "verifier": 8}, "ranks": 1, "engines": 1}
+    }
 
 
 def test_on_gpus_one_model_is_estimated_and_its_adapters_take_turns(monkeypatch):
     monkeypatch.setenv("MARL_PLUGINS_DEVICE", "cuda")
-    apart = ["--recipe", "mathchat/tiny.yaml", "--actor.model_name_or_path", "hub/model-1B", "--ds.zero_stage", "2"]
+    apart = [
+        "--recipe",
+        "mathchat/tiny.yaml",
+        "--actor.model_name_or_path",
+        "hub/model-1B",
+        "--ds.zero_stage",
+        "2",
+    ]
     whole = describe(build_plan(apart))
     shared = describe(build_plan([*apart, *WORDS[2:]]))
     assert [*shared["estimate"]["memory"]] == ["solver"] and len(whole["estimate"]["memory"]) == 3
@@ -94,11 +124,14 @@ def test_frozen_policies_and_followers_are_answered_by_the_same_engines(tmp_path
     assert (base.trained, base.following, base.frozen) == (("solver",), ("old",), ("still",))
     assert base.slots == {"solver": 1, "old": 2}
     assert {run.processes.engines_of(run, policy.name) for policy in run.policies} == {"solver"}
-    (base,) = bases_of(build_plan(["--recipe", str(recipe), "--policy.still.vllm.num_engines", "2"]).run)
+    (base,) = bases_of(
+        build_plan(["--recipe", str(recipe), "--policy.still.vllm.num_engines", "2"]).run
+    )
     assert base.frozen == ()  # it has engines of its own kind
 
 
-# --- what is refused ------------------------------------------------------------------------------------------------------
+# --- what is refused
+# --------------------------------------------------------------------------------------------------
 
 
 def problems(*words):
@@ -109,16 +142,30 @@ def problems(*words):
     ("words", "expected"),
     [
         (["--ds.lora.dropout", "0.1"], ("adapters.dropout", "ds.lora.dropout")),
-        (["--ds.lora.target_modules", "q_proj", "lm_head"], ("adapters.targets", "ds.lora.target_modules")),
+        (
+            ["--ds.lora.target_modules", "q_proj", "lm_head"],
+            ("adapters.targets", "ds.lora.target_modules"),
+        ),
         (["--algo.advantage.estimator", "gae"], ("adapters.critic",)),
         (["--ds.use_liger_kernel"], ("adapters.liger", "ds.use_liger_kernel")),
         (["--ds.load_in_4bit"], ("flags.refused", "command line", "ds.load_in_4bit")),
         (["--policy.coder.data.max_len", "200"], ("adapters.shared", "coder", "data.max_len")),
-        (["--policy.coder.vllm.num_engines", "2"], ("adapters.shared", "coder", "vllm.num_engines")),
-        (["--policy.verifier.actor.num_gpus_per_node", "2"], ("adapters.shared", "verifier", "actor.num_gpus_per_node")),
+        (
+            ["--policy.coder.vllm.num_engines", "2"],
+            ("adapters.shared", "coder", "vllm.num_engines"),
+        ),
+        (
+            ["--policy.verifier.actor.num_gpus_per_node", "2"],
+            ("adapters.shared", "verifier", "actor.num_gpus_per_node"),
+        ),
         (
             ["--plugin", "marl_plugins.process_groups"],
-            ("plugin.both", "marl_plugins.adapters", "marl_plugins.process_groups", "marl_processes"),
+            (
+                "plugin.both",
+                "marl_plugins.adapters",
+                "marl_plugins.process_groups",
+                "marl_processes",
+            ),
         ),
     ],
 )
@@ -128,7 +175,9 @@ def test_what_an_adapter_cannot_be_is_refused_with_its_flag(words, expected):
 
 def test_zero_3_is_refused_on_gpus(monkeypatch):
     monkeypatch.setenv("MARL_PLUGINS_DEVICE", "cuda")
-    found = found_by(build_plan, [*WORDS, "--ds.zero_stage", "3", "--train.colocate_all", "--vllm.enable_sleep"])
+    found = found_by(
+        build_plan, [*WORDS, "--ds.zero_stage", "3", "--train.colocate_all", "--vllm.enable_sleep"]
+    )
     assert {("adapters.zero_stage", "ds.zero_stage"), ("adapters.asleep",)} <= set(found)
     assert "flat_sync.adapters" in {
         code for code, *_ in found_by(build_plan, [*WORDS, "--plugin", "marl_plugins.flat_sync"])
@@ -150,14 +199,26 @@ def test_what_each_adapter_has_for_itself_may_differ():
 def test_flags_of_adapters_without_one_are_refused():
     plain = WORDS[:2]
     assert found_by(build_plan, [*plain, "--ds.lora.rank", "8"])[0][0] == "policies.adapter"
-    assert found_by(build_plan, [*plain, "--ds.lora.alpha", "8"]) == [("policies.no_rank", "ds.lora.alpha")]
-    own = found_by(build_plan, [*WORDS, "--policy.coder.ds.lora.rank", "0", "--policy.coder.ds.lora.alpha", "8"])
+    assert found_by(build_plan, [*plain, "--ds.lora.alpha", "8"]) == [
+        ("policies.no_rank", "ds.lora.alpha")
+    ]
+    own = found_by(
+        build_plan,
+        [*WORDS, "--policy.coder.ds.lora.rank", "0", "--policy.coder.ds.lora.alpha", "8"],
+    )
     assert own == [("policies.no_rank", "coder", "ds.lora.alpha")]
-    assert found_by(build_plan, [*WORDS[:-1], "600"])[0] == ("flags.value", "command line", "ds.lora.rank")
+    assert found_by(build_plan, [*WORDS[:-1], "600"])[0] == (
+        "flags.value",
+        "command line",
+        "ds.lora.rank",
+    )
 
 
 def test_what_a_reference_of_its_own_would_be_for_is_said_to_do_nothing():
-    warned = {problem.code: problem.flags for problem in build_plan([*WORDS, "--ref.offload"]).run.warnings}
+    warned = {
+        problem.code: problem.flags
+        for problem in build_plan([*WORDS, "--ref.offload"]).run.warnings
+    }
     assert warned["adapters.reference"] == ("ref.offload",)
 
 
@@ -165,7 +226,8 @@ def test_a_plugin_without_adapters_says_so():
     assert "adapters.none" in {problem.code for problem in build_plan(WORDS[:4]).run.warnings}
 
 
-# --- one pool for several policies ----------------------------------------------------------------------------------------
+# --- one pool for several policies
+# ----------------------------------------------------------------------------------------
 
 
 class SharedEngine(SimulatedEngine):
@@ -209,13 +271,18 @@ def shared_pool(seconds=5.0, budget=1):
 
 
 def request(policy, number=1):
-    return Call(policy, (1, 2), Sampling(1.0, 1.0, 8, 1000), 8, number, "a", "t", 0, f"a.{number}", 1, 0)
+    return Call(
+        policy, (1, 2), Sampling(1.0, 1.0, 8, 1000), 8, number, "a", "t", 0, f"a.{number}", 1, 0
+    )
 
 
 def test_a_push_of_one_policy_leaves_the_others_answers_valid():
     async def go():
         pool, _ = shared_pool()
-        asked = {policy: asyncio.create_task(pool.generate(request(policy), least_loaded)) for policy in "pq"}
+        asked = {
+            policy: asyncio.create_task(pool.generate(request(policy), least_loaded))
+            for policy in "pq"
+        }
         await asyncio.sleep(1)
         with pool.changing("p", 4):
             await pool.on_all(lambda handle: handle.engine.push("p", 4))
@@ -239,7 +306,9 @@ def test_an_answer_by_another_version_of_one_policy_ends_the_run_whatever_the_ot
 def test_a_new_engine_is_given_the_weights_of_all_and_is_counted_once():
     async def go():
         pool, restored = shared_pool()
-        asked = [asyncio.create_task(pool.generate(request(policy), least_loaded)) for policy in "pq"]
+        asked = [
+            asyncio.create_task(pool.generate(request(policy), least_loaded)) for policy in "pq"
+        ]
         await asyncio.sleep(1)
         pool.engines[0].die()
         answers = [await one for one in asked]
@@ -250,7 +319,8 @@ def test_a_new_engine_is_given_the_weights_of_all_and_is_counted_once():
     assert (restored, pool.restarted, pool.budget.left, len(pool.remarks)) == (["p", "q"], 1, 0, 1)
 
 
-# --- tensors --------------------------------------------------------------------------------------------------------------
+# --- tensors
+# --------------------------------------------------------------------------------------------------
 
 
 def test_module_trees_share_their_tensors_and_nothing_else(monkeypatch):
@@ -265,7 +335,9 @@ def test_module_trees_share_their_tensors_and_nothing_else(monkeypatch):
 
     loads = []
     monkeypatch.setattr(
-        worker, "AutoModelForCausalLM", SimpleNamespace(from_pretrained=lambda *a, **k: loads.append(a) or Tied())
+        worker,
+        "AutoModelForCausalLM",
+        SimpleNamespace(from_pretrained=lambda *a, **k: loads.append(a) or Tied()),
     )
     shared = worker.SharedModel()
     one, two = shared.from_pretrained("m"), shared.from_pretrained("m")
@@ -276,10 +348,18 @@ def test_module_trees_share_their_tensors_and_nothing_else(monkeypatch):
 
 
 def test_an_adapter_comes_back_from_bytes_with_its_configuration():
-    tensors = {"a.lora_A.weight": torch.randn(2, 3), "a.lora_B.weight": torch.zeros(3, 2).bfloat16()}
-    found, config = unpacked(packed(tensors, {"r": 2, "lora_alpha": 16, "target_modules": {"b", "a"}, "task_type": None}))
+    tensors = {
+        "a.lora_A.weight": torch.randn(2, 3),
+        "a.lora_B.weight": torch.zeros(3, 2).bfloat16(),
+    }
+    found, config = unpacked(
+        packed(tensors, {"r": 2, "lora_alpha": 16, "target_modules": {"b", "a"}, "task_type": None})
+    )
     assert config == {"r": 2, "lora_alpha": 16, "target_modules": ["a", "b"], "task_type": None}
-    assert all(torch.equal(value, found[name]) and value.dtype == found[name].dtype for name, value in tensors.items())
+    assert all(
+        torch.equal(value, found[name]) and value.dtype == found[name].dtype
+        for name, value in tensors.items()
+    )
 
 
 def test_a_whole_models_weights_are_no_adapter():
@@ -289,7 +369,8 @@ def test_a_whole_models_weights_are_no_adapter():
         unpacked(safetensors.torch.save({"w": torch.zeros(1)}))
 
 
-# --- beside other capabilities --------------------------------------------------------------------------------------------
+# --- beside other capabilities
+# --------------------------------------------------------------------------------------------
 
 
 def test_engines_of_adapters_do_not_change_policy():
@@ -307,7 +388,9 @@ def adapter(tmp_path_factory):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     base, folder = resolve("tiny"), tmp_path_factory.mktemp("saved") / "solver"
-    model = get_peft_model(AutoModelForCausalLM.from_pretrained(base), LoraConfig(r=3, target_modules="all-linear"))
+    model = get_peft_model(
+        AutoModelForCausalLM.from_pretrained(base), LoraConfig(r=3, target_modules="all-linear")
+    )
     torch.manual_seed(0)
     for name, parameter in model.named_parameters():
         if "lora_B" in name:
@@ -331,11 +414,15 @@ def test_an_evaluation_adds_adapters_to_their_models(adapter, tmp_path):
     with torch.no_grad():
         merged = AutoModelForCausalLM.from_pretrained(tmp_path / "solver")(ids).logits
         assert torch.allclose(merged, model(ids).logits, atol=1e-4)
-        assert not torch.allclose(merged, AutoModelForCausalLM.from_pretrained(resolve("tiny"))(ids).logits, atol=1e-2)
+        assert not torch.allclose(
+            merged, AutoModelForCausalLM.from_pretrained(resolve("tiny"))(ids).logits, atol=1e-2
+        )
     assert AutoTokenizer.from_pretrained(tmp_path / "solver").chat_template
 
 
-@pytest.mark.parametrize(("base", "code"), [("/nowhere/model", "eval.base_gone"), ("tiny:hidden=32", "eval.other_base")])
+@pytest.mark.parametrize(
+    ("base", "code"), [("/nowhere/model", "eval.base_gone"), ("tiny:hidden=32", "eval.other_base")]
+)
 def test_an_adapter_of_another_model_is_refused(adapter, tmp_path, base, code):
     copied = shutil.copytree(adapter[0], tmp_path / "solver")
     config = json.loads((copied / "adapter_config.json").read_text())
@@ -345,7 +432,8 @@ def test_an_adapter_of_another_model_is_refused(adapter, tmp_path, base, code):
         merge(copied, tmp_path / "whole")
 
 
-# --- turns ----------------------------------------------------------------------------------------------------------------
+# --- turns
+# --------------------------------------------------------------------------------------------------
 
 
 def turns_of(names):
@@ -376,7 +464,8 @@ def test_adapters_take_turns_in_the_order_in_which_they_ask():
 
 
 def test_a_turn_that_is_given_up_ends_with_its_work():
-    """A thread may still be asking ranks for a fit: were the next adapter asked in between, ranks would mix the two."""
+    """A thread may still be asking ranks for a fit: were the next adapter asked in between, ranks
+    would mix the two."""
 
     async def go():
         p, q = turns_of("pq")
@@ -415,12 +504,14 @@ def test_a_turn_that_fails_does_not_keep_the_others_waiting():
     assert run(go())[0] == "done"
 
 
-# --- an engine's own account ----------------------------------------------------------------------------------------------
+# --- an engine's own account
+# ----------------------------------------------------------------------------------------------
 
 
 class SimulatedLLM:
-    """vLLM as an engine of adapters sees it: log-probs by the number of the adapter; `leak`: how much a request without one has of
-    the adapter that is answered beside it; `flat`: each samples a token of its own, all with the same log-prob."""
+    """vLLM as an engine of adapters sees it: log-probs by the number of the adapter; `leak`: how
+    much a request without one has of the adapter that is answered beside it; `flat`: each samples a
+    token of its own, all with the same log-prob."""
 
     def __init__(self, leak=0.0, effect=1.0, flat=False):
         self.leak, self.effect, self.flat = leak, effect, flat
@@ -441,7 +532,9 @@ class SimulatedLLM:
         value = -1.0 - self.effect * (bool(number) + self.leak * beside)
         token = 7 + number * self.flat
         entry = {token: SimpleNamespace(logprob=-1.0 if self.flat else value)}
-        output = SimpleNamespace(token_ids=[token] * 2, logprobs=[entry, entry], finish_reason="stop")
+        output = SimpleNamespace(
+            token_ids=[token] * 2, logprobs=[entry, entry], finish_reason="stop"
+        )
         ids = prompt["prompt_token_ids"]
         shown = [None, *({i: SimpleNamespace(logprob=value)} for i in ids[1:])]
         yield SimpleNamespace(outputs=[output], prompt_token_ids=ids, prompt_logprobs=shown)
@@ -451,7 +544,12 @@ def engine_of(**more):
     from marl_plugins.adapters.engine import AdapterEngine
 
     engine = AdapterEngine.__new__(AdapterEngine)
-    engine.numbers, engine.held_by, engine.loaded, engine.llm = {"p": 1, "q": 2}, {}, set(), SimulatedLLM(**more)
+    engine.numbers, engine.held_by, engine.loaded, engine.llm = (
+        {"p": 1, "q": 2},
+        {},
+        set(),
+        SimulatedLLM(**more),
+    )
     engine.requests = set()
     return engine
 
@@ -460,7 +558,8 @@ BLOB = packed({"a.lora_A.weight": torch.ones(2, 3), "a.lora_B.weight": torch.zer
 
 
 def test_requests_name_the_adapter_and_the_epoch_of_its_weights():
-    """A version may be pushed again after other weights were in its place, and prefixes are cached by the name."""
+    """A version may be pushed again after other weights were in its place, and prefixes are cached
+    by the name."""
 
     async def go():
         engine = engine_of()

@@ -12,14 +12,21 @@ from hypothesis import strategies as st
 from simulated import make_trajectory
 
 from marl_plugins.builtin.reinforce_pp import ReinforcePlusPlus
-from marl_plugins.core.advantages import BLOCK_TOKENS, Moments, discounted_sums, masked_gae, masked_returns
+from marl_plugins.core.advantages import (
+    BLOCK_TOKENS,
+    Moments,
+    discounted_sums,
+    masked_gae,
+    masked_returns,
+)
 from marl_plugins.core.rows import Row
 
 numbers = st.floats(-50, 50, allow_nan=False, width=32)
 
 
 def reference_returns(rewards, mask, gamma):
-    """Sum over the later tokens of the mask, each discounted by the sampled tokens in between; plain float64."""
+    """Sum over the later tokens of the mask, each discounted by the sampled tokens in between;
+    plain float64."""
     out = np.zeros_like(rewards, dtype=np.float64)
     for i in range(rewards.shape[0]):
         for t in range(rewards.shape[1]):
@@ -57,7 +64,8 @@ def test_tokens_outside_the_mask_change_no_return(given_rewards, gamma):
 
 
 def test_observation_tokens_do_not_decay_credit():
-    """Three sampled, four shown, three sampled tokens: the reward at the end is discounted by the sampled ones only."""
+    """Three sampled, four shown, three sampled tokens: the reward at the end is discounted by the
+    sampled ones only."""
     mask = torch.tensor([[1, 1, 1, 0, 0, 0, 0, 1, 1, 1]])
     rewards = torch.zeros(1, 10)
     rewards[0, 9] = 1.0
@@ -65,8 +73,8 @@ def test_observation_tokens_do_not_decay_credit():
 
 
 def reference_gae(values, rewards, mask, gamma, lambd):
-    """verl's rule (core_algos.py:250-256 of 0.9.1, before it whitens): outside the mask the next value and the sum so far are
-    carried over; written as a float64 loop over one row at a time."""
+    """verl's rule (core_algos.py:250-256 of 0.9.1, before it whitens): outside the mask the next
+    value and the sum so far are carried over; written as a float64 loop over one row at a time."""
     advantages = np.zeros(rewards.shape)
     for i in range(rewards.shape[0]):
         following = carried = 0.0
@@ -80,11 +88,15 @@ def reference_gae(values, rewards, mask, gamma, lambd):
 
 @st.composite
 def valued_tokens(draw):
-    """Values, rewards and a mask with holes, of rows that may be empty, short, or longer than a block or two."""
+    """Values, rewards and a mask with holes, of rows that may be empty, short, or longer than a
+    block or two."""
     rows = draw(st.integers(1, 4))
     tokens = draw(
         st.one_of(
-            st.integers(1, 9), st.sampled_from([BLOCK_TOKENS - 1, BLOCK_TOKENS, BLOCK_TOKENS + 1, 3 * BLOCK_TOKENS + 5])
+            st.integers(1, 9),
+            st.sampled_from(
+                [BLOCK_TOKENS - 1, BLOCK_TOKENS, BLOCK_TOKENS + 1, 3 * BLOCK_TOKENS + 5]
+            ),
         )
     )
     share = draw(st.sampled_from([0.0, 0.1, 0.6, 1.0]))
@@ -121,12 +133,16 @@ def test_nothing_outside_the_mask_changes_an_advantage(given_tokens, lambd):
     values, rewards, mask = (torch.tensor(x) for x in given_tokens)
     first = masked_gae(values, rewards, mask, 0.99, lambd)
     for junk in (7.0, float("nan")):
-        second = masked_gae(values.masked_fill(~mask, junk), rewards.masked_fill(~mask, junk), mask, 0.99, lambd)
+        second = masked_gae(
+            values.masked_fill(~mask, junk), rewards.masked_fill(~mask, junk), mask, 0.99, lambd
+        )
         assert all(torch.equal(a[mask], b[mask]) for a, b in zip(first, second, strict=True))
 
 
 def test_gae_at_lambda_1_is_the_return_minus_the_value():
-    values, rewards = torch.randn(2, 3, 200, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    values, rewards = torch.randn(
+        2, 3, 200, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
+    )
     mask = torch.rand(3, 200, generator=torch.Generator().manual_seed(1)) < 0.6
     advantages, returns = masked_gae(values, rewards, mask, 0.9, 1.0)
     want = masked_returns(rewards, mask, 0.9)
@@ -135,7 +151,8 @@ def test_gae_at_lambda_1_is_the_return_minus_the_value():
 
 
 def test_observation_tokens_neither_decay_nor_have_a_value():
-    """The row of upstream's defect: three sampled, four shown, three sampled tokens, V 0.5, reward 1 at the end."""
+    """The row of upstream's defect: three sampled, four shown, three sampled tokens, V 0.5, reward
+    1 at the end."""
     mask = torch.tensor([[1, 1, 1, 0, 0, 0, 0, 1, 1, 1]])
     rewards = torch.zeros(1, 10)
     rewards[0, 9] = 1.0
@@ -147,7 +164,10 @@ def test_observation_tokens_neither_decay_nor_have_a_value():
 
 def test_sums_over_many_blocks_of_blocks():
     values = torch.randn(
-        1, BLOCK_TOKENS * BLOCK_TOKENS + 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0)
+        1,
+        BLOCK_TOKENS * BLOCK_TOKENS + 3,
+        dtype=torch.float64,
+        generator=torch.Generator().manual_seed(0),
     )
     got, following = discounted_sums(values, 0.999), 0.0
     for t in reversed(range(values.size(1))):
@@ -159,7 +179,9 @@ def test_sums_over_many_blocks_of_blocks():
 def test_moments_merge_to_those_of_all_numbers_together(groups):
     parts = [(torch.tensor(g, dtype=torch.float32), torch.ones(len(g))) for g in groups]
     together = [x for g in groups for x in np.array(g, np.float32).astype(np.float64)]
-    total = functools.reduce(operator.add, (Moments.of(values, mask) for values, mask in parts), Moments())
+    total = functools.reduce(
+        operator.add, (Moments.of(values, mask) for values, mask in parts), Moments()
+    )
     assert total.count == len(together)
     if together:
         mean = math.fsum(together) / len(together)
@@ -175,19 +197,24 @@ def test_float32_cancellation_does_not_reach_the_statistics():
 
 
 def rows_with_returns(generator, per_policy):
-    """Random rows of several policies with their padded returns, as the runtime hands them to an estimator."""
+    """Random rows of several policies with their padded returns, as the runtime hands them to an
+    estimator."""
     batches, everything = [], []
     for policy, count in per_policy.items():
         rows, lengths = [], []
         for n in range(count):
-            trajectory = make_trajectory({policy: []}, policies={policy: policy}, task=f"{policy}{n}")
+            trajectory = make_trajectory(
+                {policy: []}, policies={policy: policy}, task=f"{policy}{n}"
+            )
             rows.append(Row(trajectory, trajectory.actions[0], 0.0))
             lengths.append(int(generator.integers(1, 7)))
         width = max(lengths)
         returns = torch.tensor(generator.normal(3.0, 2.0, (count, width)), dtype=torch.float32)
         mask = torch.tensor([[t < n for t in range(width)] for n in lengths])
         batches.append((rows, returns, mask))
-        everything += [(policy, x) for r, m in zip(returns, mask, strict=True) for x in r[m].double().tolist()]
+        everything += [
+            (policy, x) for r, m in zip(returns, mask, strict=True) for x in r[m].double().tolist()
+        ]
     return batches, everything
 
 

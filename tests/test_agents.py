@@ -1,4 +1,5 @@
-"""Programs in place of workflows: what they are answered, what is trained of it, and what becomes of those that fail."""
+"""Programs in place of workflows: what they are answered, what is trained of it, and what becomes
+of those that fail."""
 
 import asyncio
 import contextlib
@@ -31,7 +32,12 @@ from marl_plugins.builtin.agents.workflow import AgentWorkflow
 from marl_plugins.commands.doctor.needs import imported_modules
 from marl_plugins.core.calls import TAGGED, parse_call
 from marl_plugins.core.conversation import ChatFormat
-from marl_plugins.core.failures import AgentFailure, ConfigurationError, InfrastructureFailure, RunPaused
+from marl_plugins.core.failures import (
+    AgentFailure,
+    ConfigurationError,
+    InfrastructureFailure,
+    RunPaused,
+)
 from marl_plugins.core.recipe.prompts import prompt_renderer
 from marl_plugins.core.roles import RoleSpec, Sampling
 from marl_plugins.core.tools import Tool
@@ -93,7 +99,9 @@ def program(folder, text, **config):
 
 def played(folder, text, *names, generate=None, seconds=20.0, **config):
     workflow = program(folder, text, **config)
-    return asyncio.run(trajectory_of(workflow, specs(*(names or ("worker",))), generate, seconds=seconds))
+    return asyncio.run(
+        trajectory_of(workflow, specs(*(names or ("worker",))), generate, seconds=seconds)
+    )
 
 
 def served(client, roles, generate=None, derive=True, **more):
@@ -109,7 +117,9 @@ def served(client, roles, generate=None, derive=True, **more):
             async def post(path="/chat/completions", key=None, headers=(), raw=None, **body):
                 sent = raw if raw is not None else json.dumps(body).encode()
                 known = {"Authorization": f"Bearer {key or session.key}", **dict(headers)}
-                async with http.post(endpoint.base_url + path, data=sent, headers=known) as response:
+                async with http.post(
+                    endpoint.base_url + path, data=sent, headers=known
+                ) as response:
                     text = await response.text()
                     return response.status, json.loads(text) if text.startswith("{") else text
 
@@ -130,12 +140,17 @@ def said(answer):
     return answer["choices"][0]["message"]
 
 
-# --- the same as a workflow -----------------------------------------------------------------------------------------------
+# --- the same as a workflow
+# -----------------------------------------------------------------------------------------------
 
 
 def test_mathchat_as_a_program_is_the_workflow():
-    """It states its dependencies: paths, seeds, ids, contexts, parents and tools are the workflow's, whatever the timing."""
-    plans = [build_plan(["--recipe", name]) for name in ("mathchat/tiny.yaml", "mathchat/tiny_program.yaml")]
+    """It states its dependencies: paths, seeds, ids, contexts, parents and tools are the
+    workflow's, whatever the timing."""
+    plans = [
+        build_plan(["--recipe", name])
+        for name in ("mathchat/tiny.yaml", "mathchat/tiny_program.yaml")
+    ]
 
     async def python(call):
         return ToolResult("python", call.text, "7", ok=True)
@@ -144,30 +159,49 @@ def test_mathchat_as_a_program_is_the_workflow():
     roles = specs("solver", "coder", "verifier")
     roles["coder"] = replace(roles["coder"], tools=(tool,), max_turns=2, endless_tools_fail=False)
     run = plans[0].run
-    roles = {n: replace(role, render=prompt_renderer(run.prompt(n), None)) for n, role in roles.items()}
+    roles = {
+        n: replace(role, render=prompt_renderer(run.prompt(n), None)) for n, role in roles.items()
+    }
 
     async def all_of(plan, delays):
         workflow, tasks = workflow_of(plan.plugins, plan.run), plan.tasks("train")[:6]
-        found = [trajectory_of(workflow, roles, simulated_engine(delays), task, tools=[tool]) for task in tasks]
+        found = [
+            trajectory_of(workflow, roles, simulated_engine(delays), task, tools=[tool])
+            for task in tasks
+        ]
         return [to_record(trajectory) for trajectory in await asyncio.gather(*found)]
 
     one, other = (
-        without_seconds(asyncio.run(all_of(plan, delays))) for plan, delays in zip(plans, (False, True), strict=True)
+        without_seconds(asyncio.run(all_of(plan, delays)))
+        for plan, delays in zip(plans, (False, True), strict=True)
     )
     assert one == other
     assert any(action["tools"] for record in one for action in record["actions"])
-    assert not any(action["turn"] for record in one for action in record["actions"] if action["role"] != "coder")
-    assert plans[1].run.warnings == () and fingerprint(plans[1])["files"]["agent"][0] == "program.py"
+    assert not any(
+        action["turn"]
+        for record in one
+        for action in record["actions"]
+        if action["role"] != "coder"
+    )
+    assert (
+        plans[1].run.warnings == () and fingerprint(plans[1])["files"]["agent"][0] == "program.py"
+    )
 
 
-# --- conversations --------------------------------------------------------------------------------------------------------
+# --- conversations
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     "echo",
     [
         lambda text: {"role": "assistant", "content": text},
-        lambda text: {"role": "assistant", "content": f"{text}\n", "refusal": None, "tool_calls": None},
+        lambda text: {
+            "role": "assistant",
+            "content": f"{text}\n",
+            "refusal": None,
+            "tool_calls": None,
+        },
         lambda text: {
             "role": "assistant",
             "content": [{"type": "text", "text": text[:2]}, {"type": "text", "text": text[2:]}],
@@ -177,7 +211,9 @@ def test_mathchat_as_a_program_is_the_workflow():
 def test_a_conversation_continues_token_for_token_however_it_is_spelled(echo):
     async def client(post, session):
         _, first = await post(model="a", messages=[user("hello")])
-        _, second = await post(model="a", messages=[user("hello"), echo(said(first)["content"]), user("and?")])
+        _, second = await post(
+            model="a", messages=[user("hello"), echo(said(first)["content"]), user("and?")]
+        )
         return said(second)["content"]
 
     trajectory = served(client, specs("a"))
@@ -193,8 +229,14 @@ def test_a_conversation_continues_token_for_token_however_it_is_spelled(echo):
 @pytest.mark.parametrize(
     ("history", "reason"),
     [
-        (lambda text, other: [user("hello"), {"role": "assistant", "content": f"{text}?"}], "edited"),
-        (lambda text, other: [user("a summary"), {"role": "assistant", "content": text}], "history"),
+        (
+            lambda text, other: [user("hello"), {"role": "assistant", "content": f"{text}?"}],
+            "edited",
+        ),
+        (
+            lambda text, other: [user("a summary"), {"role": "assistant", "content": text}],
+            "history",
+        ),
         (lambda text, other: [user("hello"), {"role": "assistant", "content": other}], "role"),
     ],
 )
@@ -202,7 +244,10 @@ def test_every_sequence_that_begins_with_a_history_has_a_reason(history, reason)
     async def client(post, session):
         _, other = await post(model="b", messages=[user("you?")])
         _, first = await post(model="a", messages=[user("hello")])
-        await post(model="a", messages=[*history(said(first)["content"], said(other)["content"]), user("and?")])
+        await post(
+            model="a",
+            messages=[*history(said(first)["content"], said(other)["content"]), user("and?")],
+        )
 
     last = served(client, specs("a", "b")).actions[-1]
     assert last.before is None and last.notes == {"agents": {"reopened": reason}}
@@ -214,7 +259,10 @@ def test_two_branches_of_a_conversation_share_its_beginning():
         _, first = await post(model="a", messages=[user("hello")])
         begun = [user("hello"), {"role": "assistant", "content": said(first)["content"]}]
         return (
-            await asyncio.gather(*(post(model="a", messages=[*begun, user(text)]) for text in ("left", "right"))) and None
+            await asyncio.gather(
+                *(post(model="a", messages=[*begun, user(text)]) for text in ("left", "right"))
+            )
+            and None
         )
 
     actions = served(client, specs("a")).actions
@@ -235,13 +283,17 @@ def test_branches_that_are_asked_for_at_once_are_recorded_alike_whatever_the_del
         texts = await asyncio.gather(*map(branch, ("left", "right", "up", "down")))
         await post(model="b", messages=[user(", ".join(texts))])
 
-    found = [without_seconds(to_record(served(client, specs("a", "b"), simulated_engine(delays=True)))) for _ in range(5)]
+    found = [
+        without_seconds(to_record(served(client, specs("a", "b"), simulated_engine(delays=True))))
+        for _ in range(5)
+    ]
     assert all(record == found[0] for record in found)
     assert len(found[0]["actions"][-1]["parents"]) == 4
 
 
 def test_requests_that_are_answered_alike_are_recorded_alike_whatever_the_delays():
-    """Equal requests, and branches, get equal answers: which of them is gone on from, and which was seen, depends on no delay."""
+    """Equal requests, and branches, get equal answers: which of them is gone on from, and which was
+    seen, depends on no delay."""
     noise = random.Random()
 
     async def yes(call):
@@ -259,7 +311,9 @@ def test_requests_that_are_answered_alike_are_recorded_alike_whatever_the_delays
 
     found = [without_seconds(to_record(served(client, specs("a", "b"), yes))) for _ in range(8)]
     assert all(record == found[0] for record in found)
-    assert len(found[0]["actions"][-1]["derived"]) == 2  # of the branches and their beginning one, and the other beginning
+    assert (
+        len(found[0]["actions"][-1]["derived"]) == 2
+    )  # of the branches and their beginning one, and the other beginning
 
 
 def test_max_tokens_and_stop_only_shorten():
@@ -270,18 +324,28 @@ def test_max_tokens_and_stop_only_shorten():
         return await simulated_engine()(call)
 
     async def client(post, session):
-        await post(model="a", messages=[user("1")], max_tokens=7, stop="x", temperature=0.1, seed=1, top_p=0.2)
+        await post(
+            model="a",
+            messages=[user("1")],
+            max_tokens=7,
+            stop="x",
+            temperature=0.1,
+            seed=1,
+            top_p=0.2,
+        )
         await post(model="a", messages=[user("2")], max_completion_tokens=700, stop=["y", "x"])
 
     served(client, specs("a"), generate)
     assert asked == [(7, ("x",), 1.0), (40, ("y", "x"), 1.0)]
 
 
-# --- tools of the program, and the client of OpenAI ----------------------------------------------------------------------
+# --- tools of the program, and the client of OpenAI
+# ----------------------------------------------------------------------
 
 TEMPLATE = (
     "{% if tools %}s:{% for tool in tools %}{{ tool | tojson }}{% endfor %}^{% endif %}"
-    "{% for m in messages %}{{ m.role[0] }}:{{ m.content }}^{% endfor %}{% if add_generation_prompt %}a:{% endif %}"
+    "{% for m in messages %}{{ m.role[0] }}:{{ m.content }}^{% endfor %}{% if "
+    "add_generation_prompt %}a:{% endif %}"
 )
 
 
@@ -345,7 +409,10 @@ def scripted(*texts):
 
 
 CALL = '<tool_call>{"name": "add", "arguments": {"b": 2, "a": 1}}</tool_call>'
-ADD = {"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": {"type": "object"}}}
+ADD = {
+    "type": "function",
+    "function": {"name": "add", "description": "Adds.", "parameters": {"type": "object"}},
+}
 
 
 def calling(tokenizer=None):
@@ -366,7 +433,13 @@ async def answering(post, session):
         for call in message["tool_calls"]:
             arguments = json.loads(call["function"]["arguments"])
             call["function"]["arguments"] = json.dumps(arguments, indent=2)
-            talk.append({"role": "tool", "tool_call_id": call["id"], "content": str(arguments["a"] + arguments["b"])})
+            talk.append(
+                {
+                    "role": "tool",
+                    "tool_call_id": call["id"],
+                    "content": str(arguments["a"] + arguments["b"]),
+                }
+            )
 
 
 def test_tools_that_a_program_sends_are_shown_found_and_recorded():
@@ -376,7 +449,9 @@ def test_tools_that_a_program_sends_are_shown_found_and_recorded():
         seen.append((action.text, [result.output for result in action.tool_results]))
         return 1.0
 
-    trajectory = served(answering, calling(), scripted(f"Let me see. {CALL}", "It is 3."), score_action=score)
+    trajectory = served(
+        answering, calling(), scripted(f"Let me see. {CALL}", "It is 3."), score_action=score
+    )
     first, second = trajectory.actions
     assert "".join(map(chr, first.context_ids)).startswith('s:{"function": {"description": "Adds."')
     assert second.before is first and second.shown == (("tool", "3"),)
@@ -384,14 +459,24 @@ def test_tools_that_a_program_sends_are_shown_found_and_recorded():
     assert [(r.tool, r.output, r.ok) for r in first.tool_results] == [("add", "3", True)]
     assert json.loads(first.tool_results[0].call) == {"name": "add", "arguments": {"a": 1, "b": 2}}
     assert json.loads(first.offered)[0]["function"]["name"] == "add"
-    assert seen == [(f"Let me see. {CALL}", ["3"]), ("It is 3.", [])]  # scored once its tools have answered
+    assert seen == [
+        (f"Let me see. {CALL}", ["3"]),
+        ("It is 3.", []),
+    ]  # scored once its tools have answered
     assert trajectory.answer == "It is 3."
 
 
 def test_what_a_rehearsal_was_shown_is_shown_in_no_run():
     formats, rehearsed, real = SentToolFormats(), calling()["a"], calling()["a"]
-    assert formats.spec(replace(rehearsed, chat=ScriptedChat()), [SentTool(**ADD)]).chat.opening([user("?")]) == ()
-    assert "".join(map(chr, formats.spec(real, [SentTool(**ADD)]).chat.opening([user("?")]))).startswith("s:{")
+    assert (
+        formats.spec(replace(rehearsed, chat=ScriptedChat()), [SentTool(**ADD)]).chat.opening(
+            [user("?")]
+        )
+        == ()
+    )
+    assert "".join(
+        map(chr, formats.spec(real, [SentTool(**ADD)]).chat.opening([user("?")]))
+    ).startswith("s:{")
 
 
 def test_calls_that_nobody_answers_are_scored_at_the_end():
@@ -435,7 +520,9 @@ def test_tools_that_a_role_cannot_be_shown_are_refused_with_the_reason(roles, re
 
 def test_messages_that_a_chat_template_refuses_are_the_programs_mistake():
     async def client(post, session):
-        status, _ = await post(model="a", messages=[{"role": "developer", "content": "x"}, user("y")])
+        status, _ = await post(
+            model="a", messages=[{"role": "developer", "content": "x"}, user("y")]
+        )
         assert status == 400
         status, _ = await post(model="a", messages=[user("y")])
         assert status == 200
@@ -444,7 +531,8 @@ def test_messages_that_a_chat_template_refuses_are_the_programs_mistake():
 
 
 def test_the_client_of_openai_in_all_its_ways():
-    """Chat and responses, whole and streamed, with calls and without: each continues token for token."""
+    """Chat and responses, whole and streamed, with calls and without: each continues token for
+    token."""
     from openai import AsyncOpenAI, BadRequestError
 
     async def client(post, session):
@@ -453,16 +541,26 @@ def test_the_client_of_openai_in_all_its_ways():
             assert (await openai.models.retrieve("a")).id == "a"
             chat, texts = openai.chat.completions, []
             stream = await chat.create(
-                model="a", messages=[user("1+2?")], tools=[ADD], stream=True, stream_options={"include_usage": True}
+                model="a",
+                messages=[user("1+2?")],
+                tools=[ADD],
+                stream=True,
+                stream_options={"include_usage": True},
             )
             pieces = [piece async for piece in stream]
-            called = [call for p in pieces if p.choices for call in p.choices[0].delta.tool_calls or ()]
-            assert [call.function.name for call in called] == ["add"] and pieces[-1].usage.completion_tokens == len(
-                CALL
-            ) + 1
+            called = [
+                call for p in pieces if p.choices for call in p.choices[0].delta.tool_calls or ()
+            ]
+            assert [call.function.name for call in called] == ["add"] and pieces[
+                -1
+            ].usage.completion_tokens == len(CALL) + 1
             assert pieces[-2].choices[0].finish_reason == "tool_calls"
             calls = [
-                {"id": c.id, "type": "function", "function": {"name": "add", "arguments": c.function.arguments}}
+                {
+                    "id": c.id,
+                    "type": "function",
+                    "function": {"name": "add", "arguments": c.function.arguments},
+                }
                 for c in called
             ]
             talk = [user("1+2?"), {"role": "assistant", "tool_calls": calls}]
@@ -471,16 +569,32 @@ def test_the_client_of_openai_in_all_its_ways():
             texts.append("".join([p.choices[0].delta.content or "" async for p in stream]))
 
             tool = {"type": "function", **ADD["function"], "strict": False}
-            first = await openai.responses.create(model="a", input="1+2?", instructions="Add.", tools=[tool])
+            first = await openai.responses.create(
+                model="a", input="1+2?", instructions="Add.", tools=[tool]
+            )
             (item,) = first.output
-            assert (item.type, item.name, first.usage.input_tokens > 0) == ("function_call", "add", True)
-            items = [user("1+2?"), item.to_dict(), {"type": "function_call_output", "call_id": item.call_id, "output": "3"}]
-            async with openai.responses.stream(model="a", input=items, instructions="Add.", tools=[tool]) as events:
+            assert (item.type, item.name, first.usage.input_tokens > 0) == (
+                "function_call",
+                "add",
+                True,
+            )
+            items = [
+                user("1+2?"),
+                item.to_dict(),
+                {"type": "function_call_output", "call_id": item.call_id, "output": "3"},
+            ]
+            async with openai.responses.stream(
+                model="a", input=items, instructions="Add.", tools=[tool]
+            ) as events:
                 kinds = [event.type async for event in events]
                 last = await events.get_final_response()
             assert kinds[0] == "response.created" and kinds[-1] == "response.completed"
             texts.append(last.output_text)
-            for more in ({"previous_response_id": "a.1"}, {"tools": [{"type": "web_search"}]}, {"input": []}):
+            for more in (
+                {"previous_response_id": "a.1"},
+                {"tools": [{"type": "web_search"}]},
+                {"input": []},
+            ):
                 with pytest.raises(BadRequestError):
                     await openai.responses.create(**{"model": "a", "input": "x", **more})
             return " ".join(texts)
@@ -523,7 +637,8 @@ def test_a_stream_says_that_it_is_alive_and_what_went_wrong(monkeypatch):
     assert answer.startswith("200 : ") and "too long" in answer
 
 
-# --- who saw whom ---------------------------------------------------------------------------------------------------------
+# --- who saw whom
+# --------------------------------------------------------------------------------------------------
 
 
 def test_what_is_stated_is_in_the_path_and_what_is_derived_is_not():
@@ -533,7 +648,9 @@ def test_what_is_stated_is_in_the_path_and_what_is_derived_is_not():
         after = {"x-marl-after": one["id"]} if header else {}
         await post(model="b", messages=[user(f"a said {said(one)['content']}.")], headers=after)
 
-    stated, derived = (served(lambda p, s, h=h: client(p, s, h), specs("a", "b")) for h in (True, False))
+    stated, derived = (
+        served(lambda p, s, h=h: client(p, s, h), specs("a", "b")) for h in (True, False)
+    )
     (seen,) = (a for a in stated.actions if a.role == "b")
     (probably,) = (a for a in derived.actions if a.role == "b")
     assert len(seen.parents) == 1 and seen.parents == probably.parents
@@ -561,16 +678,24 @@ def test_a_program_that_states_nothing_repeats_whatever_the_delays(tmp_path):
 
     async def twice():
         return [
-            [await trajectory_of(workflow, specs("a", "b"), simulated_engine(delays), Task(str(n), "?")) for n in range(3)]
+            [
+                await trajectory_of(
+                    workflow, specs("a", "b"), simulated_engine(delays), Task(str(n), "?")
+                )
+                for n in range(3)
+            ]
             for delays in (False, True)
         ]
 
     one, other = asyncio.run(twice())
-    assert [without_seconds(to_record(t)) for t in one] == [without_seconds(to_record(t)) for t in other]
+    assert [without_seconds(to_record(t)) for t in one] == [
+        without_seconds(to_record(t)) for t in other
+    ]
     assert all(a.derived for t in one for a in t.actions if a.role == "b" and not a.before)
 
 
-# --- requests that cannot be answered -------------------------------------------------------------------------------------
+# --- requests that cannot be answered
+# -------------------------------------------------------------------------------------
 
 ANSWER = {"role": "tool", "tool_call_id": "call_1", "content": "7"}
 BAD = {
@@ -579,10 +704,19 @@ BAD = {
     "a message that is no object": (400, {"model": "a", "messages": ["x"]}),
     "a message without role": (400, {"model": "a", "messages": [{"content": "x"}]}),
     "an unknown role": (400, {"model": "a", "messages": [{"role": "wizard", "content": "x"}]}),
-    "an image": (400, {"model": "a", "messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}),
+    "an image": (
+        400,
+        {
+            "model": "a",
+            "messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}],
+        },
+    ),
     "several answers": (400, {"model": "a", "messages": [user("x")], "n": 2}),
     "a forced call": (400, {"model": "a", "messages": [user("x")], "tool_choice": "required"}),
-    "a form": (400, {"model": "a", "messages": [user("x")], "response_format": {"type": "json_object"}}),
+    "a form": (
+        400,
+        {"model": "a", "messages": [user("x")], "response_format": {"type": "json_object"}},
+    ),
     "a bias": (400, {"model": "a", "messages": [user("x")], "logit_bias": {"1": 5}}),
     "an answer to no call": (400, {"model": "a", "messages": [user("x"), ANSWER]}),
     "half a surrogate": (400, {"model": "a", "messages": [user("\ud800")]}),
@@ -590,10 +724,17 @@ BAD = {
     "ten thousand messages": (400, {"model": "a", "messages": [user("x")] * 10_000}),
     "tools without `calls`": (
         400,
-        {"model": "a", "messages": [user("x")], "tools": [{"type": "function", "function": {"name": "f"}}]},
+        {
+            "model": "a",
+            "messages": [user("x")],
+            "tools": [{"type": "function", "function": {"name": "f"}}],
+        },
     ),
     "not a whole number": (400, {"model": "a", "messages": [user("x")], "max_tokens": 0}),
-    "an id that is nobody's": (400, {"model": "a", "messages": [user("x")], "headers": {"x-marl-after": "a.1234"}}),
+    "an id that is nobody's": (
+        400,
+        {"model": "a", "messages": [user("x")], "headers": {"x-marl-after": "a.1234"}},
+    ),
     "another key": (401, {"model": "a", "messages": [user("x")], "key": "marl-other"}),
     "no JSON": (400, {"raw": b"{"}),
     "a list": (400, {"raw": b"[]"}),
@@ -611,7 +752,9 @@ def test_bad_requests_are_told_why_and_nobody_else_notices():
             found, answer = await post(**body)
             assert (found, set(answer)) == (status, {"error"}), what
             assert len(answer["error"]["message"]) > 10, what
-        _, after = await post(model="a", messages=[user("hello"), said(before), user("still there?")])
+        _, after = await post(
+            model="a", messages=[user("hello"), said(before), user("still there?")]
+        )
         return said(after)["content"]
 
     trajectory = served(client, specs("a"))
@@ -619,7 +762,9 @@ def test_bad_requests_are_told_why_and_nobody_else_notices():
     assert len(trajectory.actions) == 2 and trajectory.actions[1].before is trajectory.actions[0]
 
 
-def test_an_engines_failure_is_503_and_loses_the_trajectory_whatever_the_program_makes_of_it(tmp_path):
+def test_an_engines_failure_is_503_and_loses_the_trajectory_whatever_the_program_makes_of_it(
+    tmp_path,
+):
     async def generate(call):
         raise InfrastructureFailure("engines", "none is left")
 
@@ -639,10 +784,15 @@ def test_a_bug_of_the_run_ends_it(tmp_path):
         raise ZeroDivisionError("a bug")
 
     with pytest.raises(ZeroDivisionError):
-        played(tmp_path, "def main(prompt):\n    return ask('worker', prompt)['content']\n", generate=generate)
+        played(
+            tmp_path,
+            "def main(prompt):\n    return ask('worker', prompt)['content']\n",
+            generate=generate,
+        )
 
 
-# --- retries --------------------------------------------------------------------------------------------------------------
+# --- retries
+# --------------------------------------------------------------------------------------------------
 
 
 def test_a_marked_repeat_gets_the_first_answer_and_an_unmarked_one_another():
@@ -668,7 +818,8 @@ def test_a_marked_repeat_gets_the_first_answer_and_an_unmarked_one_another():
     assert len(served(client, specs("a"), slow).actions) == 2
 
 
-# --- programs that fail ---------------------------------------------------------------------------------------------------
+# --- programs that fail
+# --------------------------------------------------------------------------------------------------
 
 
 def lines_of(trajectory):
@@ -687,14 +838,20 @@ def lines_of(trajectory):
         ("print('x' * 10**7); print('the last line'); return None", "the last line"),
     ],
 )
-def test_a_program_without_an_answer_is_lost_before_it_was_answered_and_a_failure_after(end, detail, tmp_path):
-    text = f"def main(prompt, item):\n    if item.metadata['unit'] == 'boxes':\n        ask('worker', prompt)\n    {end}\n"
+def test_a_program_without_an_answer_is_lost_before_it_was_answered_and_a_failure_after(
+    end, detail, tmp_path
+):
+    text = (
+        "def main(prompt, item):\n    if item.metadata['unit'] == 'boxes':\n        "
+        f"ask('worker', prompt)\n    {end}\n"
+    )
     workflow = program(tmp_path, text)
 
     async def both():
         roles = specs("worker")
         return await asyncio.gather(
-            trajectory_of(workflow, roles), trajectory_of(workflow, roles, task=Task("t", "?", None, {"unit": "none"}))
+            trajectory_of(workflow, roles),
+            trajectory_of(workflow, roles, task=Task("t", "?", None, {"unit": "none"})),
         )
 
     after, before = asyncio.run(both())
@@ -708,7 +865,9 @@ def test_a_crash_can_be_lost(tmp_path):
 
 
 def test_what_an_agent_did_counts_before_the_crash_that_it_leads_to(tmp_path):
-    trajectory = played(tmp_path, "def main(prompt):\n    return ask('worker', 'x' * 9000)['content']\n")
+    trajectory = played(
+        tmp_path, "def main(prompt):\n    return ask('worker', 'x' * 9000)['content']\n"
+    )
     assert trajectory.agent_failure == "context"
 
 
@@ -809,11 +968,16 @@ def test_at_most_so_many_programs_run_at_once(tmp_path):
         running.discard(call.task)
         return await simulated_engine()(call)
 
-    workflow = program(tmp_path, "def main(prompt):\n    return ask('worker', prompt)['content']\n", concurrency=2)
+    workflow = program(
+        tmp_path, "def main(prompt):\n    return ask('worker', prompt)['content']\n", concurrency=2
+    )
 
     async def many():
         return await asyncio.gather(
-            *(trajectory_of(workflow, specs("worker"), generate, Task(str(n), "?")) for n in range(6))
+            *(
+                trajectory_of(workflow, specs("worker"), generate, Task(str(n), "?"))
+                for n in range(6)
+            )
         )
 
     assert all(t.answer for t in asyncio.run(many()))
@@ -852,15 +1016,24 @@ def test_a_run_that_is_killed_leaves_no_program(tmp_path):
 
 def test_many_programs_at_once_wait_for_the_launcher(tmp_path):
     """More than its queue has room for, and more than there are places."""
-    workflow = program(tmp_path, "import time\ntime.sleep(0.05)\ndef main(prompt):\n    return prompt\n", concurrency=400)
+    workflow = program(
+        tmp_path,
+        "import time\ntime.sleep(0.05)\ndef main(prompt):\n    return prompt\n",
+        concurrency=400,
+    )
 
     async def many():
         return await asyncio.gather(
-            *(trajectory_of(workflow, specs("worker"), task=Task(str(n), str(n))) for n in range(300))
+            *(
+                trajectory_of(workflow, specs("worker"), task=Task(str(n), str(n)))
+                for n in range(300)
+            )
         )
 
     found = asyncio.run(many())
-    assert [t.answer for t in found] == [str(n) for n in range(300)], next(t.detail for t in found if not t.answer)
+    assert [t.answer for t in found] == [str(n) for n in range(300)], next(
+        t.detail for t in found if not t.answer
+    )
 
 
 def test_a_launcher_that_dies_is_replaced(tmp_path):
@@ -874,7 +1047,10 @@ def test_a_launcher_that_dies_is_replaced(tmp_path):
     workflow = program(tmp_path, text)
 
     async def one_after_the_other():
-        return [await trajectory_of(workflow, specs("worker"), task=Task(n, "?")) for n in ("kill", "fine")]
+        return [
+            await trajectory_of(workflow, specs("worker"), task=Task(n, "?"))
+            for n in ("kill", "fine")
+        ]
 
     killed, fine = asyncio.run(one_after_the_other())
     assert killed.infrastructure_failure == "program" and fine.answer
@@ -908,7 +1084,9 @@ def test_trajectories_may_share_one_process(tmp_path):
 
     async def all_of(*names):
         roles = specs("worker")
-        found = [trajectory_of(workflow, roles, task=Task(name, "?"), seconds=3.0) for name in names]
+        found = [
+            trajectory_of(workflow, roles, task=Task(name, "?"), seconds=3.0) for name in names
+        ]
         return await asyncio.gather(*found)
 
     first, second, raised, hung = asyncio.run(all_of("a", "b", "raise", "hang"))
@@ -937,20 +1115,30 @@ def main(prompt, item):
 
 @pytest.mark.parametrize(
     ("first", "later"),
-    [("pass", "True"), ("os.environ['OF_THE_PROGRAM'] = item.id", "False"), ("import wave", "False")],
+    [
+        ("pass", "True"),
+        ("os.environ['OF_THE_PROGRAM'] = item.id", "False"),
+        ("import wave", "False"),
+    ],
 )
-def test_what_libraries_import_late_is_imported_once_unless_the_program_may_have_prepared_it(first, later, tmp_path):
+def test_what_libraries_import_late_is_imported_once_unless_the_program_may_have_prepared_it(
+    first, later, tmp_path
+):
     workflow = program(tmp_path, LATE.format(first=first))
 
     async def one_after_the_other():
-        return [(await trajectory_of(workflow, specs("worker"), task=Task(n, "?"))).answer for n in "abc"]
+        return [
+            (await trajectory_of(workflow, specs("worker"), task=Task(n, "?"))).answer
+            for n in "abc"
+        ]
 
     assert asyncio.run(one_after_the_other()) == ["False", later, later]
 
 
 @pytest.mark.parametrize("kind", ["forked", "shared", "command"])
 def test_what_a_program_leaves_behind_ends_with_it(kind, tmp_path):
-    """A thread that calls for ever, and processes, one of them in a session of its own; the trajectory has its answer."""
+    """A thread that calls for ever, and processes, one of them in a session of its own; the
+    trajectory has its answer."""
     text = f"""
     import os, subprocess, sys, threading
     def for_ever():
@@ -968,7 +1156,11 @@ def test_what_a_program_leaves_behind_ends_with_it(kind, tmp_path):
         return "done"
     """
     define = "async def main(prompt, endpoint):" if kind == "shared" else "def main(prompt):"
-    workflow = program(tmp_path, f"{textwrap.dedent(text)}\n{define}\n    return leave()\n", shared=kind == "shared")
+    workflow = program(
+        tmp_path,
+        f"{textwrap.dedent(text)}\n{define}\n    return leave()\n",
+        shared=kind == "shared",
+    )
     if kind == "command":
         words = [sys.executable, "-c", "import agent; print(agent.leave())"]
         workflow = AgentWorkflow(AgentConfig(command=words), tmp_path)
@@ -990,7 +1182,8 @@ def test_a_program_that_calls_for_ever_is_lost_at_the_deadline(tmp_path):
 
 
 def test_a_step_of_which_more_than_half_is_lost_ends_the_run_after_the_step_before(tmp_path):
-    """Half of step 1 (tasks 6, 5, 4, 8) is lost, which its ledger says; of step 2 (3, 0, 2, 11) more is."""
+    """Half of step 1 (tasks 6, 5, 4, 8) is lost, which its ledger says; of step 2 (3, 0, 2, 11)
+    more is."""
     text = """
     def main(prompt, item):
         if item.id in ("t6", "t5", "t3", "t0", "t2"):
@@ -1011,7 +1204,9 @@ def test_a_step_of_which_more_than_half_is_lost_ends_the_run_after_the_step_befo
 
 def test_a_step_of_lost_programs_ends_the_run_with_the_last_traceback():
     counts = ProgramCounts(3)
-    lost = Trajectory(Task("t", "?"), 0, 1, infrastructure_failure="program", detail="KeyError: 'x'")
+    lost = Trajectory(
+        Task("t", "?"), 0, 1, infrastructure_failure="program", detail="KeyError: 'x'"
+    )
     counts.arrived(lost)
     counts.arrived(Trajectory(Task("t", "?"), 1, 1, infrastructure_failure="engines"))
     with pytest.raises(RunPaused) as caught:
@@ -1028,8 +1223,11 @@ def test_what_is_reopened_is_counted_by_role_and_reason():
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_a_program_in_the_sandbox_reaches_the_endpoint_and_nothing_else(shared, tmp_path, monkeypatch):
-    """It cannot read or write a file of the user's, connect to a port of the machine, or see the run's environment."""
+def test_a_program_in_the_sandbox_reaches_the_endpoint_and_nothing_else(
+    shared, tmp_path, monkeypatch
+):
+    """It cannot read or write a file of the user's, connect to a port of the machine, or see the
+    run's environment."""
     monkeypatch.setenv("SECRET", "of the run")
     secret = tmp_path / "secret"
     secret.write_text("of the user")
@@ -1057,7 +1255,8 @@ def test_a_program_in_the_sandbox_reaches_the_endpoint_and_nothing_else(shared, 
     assert trajectory.answer, trajectory.detail
 
 
-# --- commands -------------------------------------------------------------------------------------------------------------
+# --- commands
+# --------------------------------------------------------------------------------------------------
 
 
 def test_a_command_reads_the_prompt_and_prints_the_answer(tmp_path):
@@ -1069,7 +1268,8 @@ def test_a_command_reads_the_prompt_and_prints_the_answer(tmp_path):
     assert trajectory.infrastructure_failure == "program" and "noise" in trajectory.detail
 
 
-# --- recipes --------------------------------------------------------------------------------------------------------------
+# --- recipes
+# --------------------------------------------------------------------------------------------------
 
 RECIPE = """
 name: mine
@@ -1089,7 +1289,8 @@ def recipe(tmp_path):
         "from client import ask\n\ndef main(prompt):\n    return ask('worker', prompt)['content']\n"
     )
     (tmp_path / "grader.py").write_text(
-        "def score_outcome(trajectory):\n    return float(trajectory.answer == trajectory.task.label)\n"
+        "def score_outcome(trajectory):\n    return float(trajectory.answer == "
+        "trajectory.task.label)\n"
     )
     (tmp_path / "tasks.py").write_text(
         "from marl_plugins.core.trajectory import Task\n"
@@ -1104,7 +1305,10 @@ def recipe(tmp_path):
 def codes_of(recipe):
     """The problems of a plan, as code and the line of the recipe or of the program."""
     try:
-        return [(p.code, *p.names("line")[:1]) for p in build_plan(["--recipe", str(recipe)]).run.warnings]
+        return [
+            (p.code, *p.names("line")[:1])
+            for p in build_plan(["--recipe", str(recipe)]).run.warnings
+        ]
     except ConfigurationError as error:
         return [(p.code, *p.names("line")[:1]) for p in error.problems]
 
@@ -1122,18 +1326,32 @@ def codes_of(recipe):
         ("recipe.yaml", "agent.py}", "agent.py, python: /no/python}", "agents.no_python", 3),
         ("recipe.yaml", "{file: agent.py}", "{command: [no-such-program]}", "agents.no_command", 3),
         ("recipe.yaml", "agent.py}", "agent.py, python: /bin/true}", "agents.start", 3),
-        ("recipe.yaml", "agent.py}", "agent.py, python: /bin/true, sandbox: true}", "agents.start", 3),
+        (
+            "recipe.yaml",
+            "agent.py}",
+            "agent.py, python: /bin/true, sandbox: true}",
+            "agents.start",
+            3,
+        ),
         ("recipe.yaml", "{file: agent.py}", "{command: [cat], sandbox: true}", "agents.sandbox", 3),
         ("recipe.yaml", "agent.py}", "agent.py, shared: true}", "agents.shared", 3),
         ("agent.py", "def main(prompt):", "def main(prompt:", "agents.syntax", 3),
         ("agent.py", "'worker'", "'waiter'", "rehearsal.raises", "client.py:10"),
-        ("agent.py", "prompt)['content']", "prompt, temperature=0, seed=1)['content']", "agents.sampling", 0),
+        (
+            "agent.py",
+            "prompt)['content']",
+            "prompt, temperature=0, seed=1)['content']",
+            "agents.sampling",
+            0,
+        ),
         ("agent.py", "return ask", "return aks", "rehearsal.raises", 4),
         ("agent.py", "ask('worker', prompt)['content']", "prompt", "rehearsal.no_call", 0),
         ("agent.py", "from client", "import no_such_module\nfrom client", "rehearsal.raises", 1),
     ],
 )
-def test_what_is_wrong_with_a_recipe_is_said_before_anything_starts(file, old, new, code, line, recipe):
+def test_what_is_wrong_with_a_recipe_is_said_before_anything_starts(
+    file, old, new, code, line, recipe
+):
     text = (recipe / file).read_text()
     assert old in text
     (recipe / file).write_text(text.replace(old, new, 1))
@@ -1142,16 +1360,24 @@ def test_what_is_wrong_with_a_recipe_is_said_before_anything_starts(file, old, n
         assert found == []
     else:
         place = line if isinstance(line, str) else f"{file}:{line}"
-        assert (code, *([f"{recipe / place}"] if line else [])) in [f[: 1 + bool(line)] for f in found]
+        assert (code, *([f"{recipe / place}"] if line else [])) in [
+            f[: 1 + bool(line)] for f in found
+        ]
 
 
 @pytest.mark.parametrize("words", ["./run.py", "run.py", f"{sys.executable}, run.py"])
-def test_a_command_is_one_of_the_recipes_folder_wherever_it_is_planned(words, recipe, tmp_path_factory, monkeypatch):
+def test_a_command_is_one_of_the_recipes_folder_wherever_it_is_planned(
+    words, recipe, tmp_path_factory, monkeypatch
+):
     """It runs there, and a run that is resumed notices that its file has changed."""
-    text = f"#!{sys.executable}\nfrom client import ask\n\nprint(ask('worker', input())['content'])\n"
+    text = (
+        f"#!{sys.executable}\nfrom client import ask\n\nprint(ask('worker', input())['content'])\n"
+    )
     (recipe / "run.py").write_text(text)
     (recipe / "run.py").chmod(0o755)
-    (recipe / "recipe.yaml").write_text(RECIPE.replace("{file: agent.py}", f"{{command: [{words}]}}"))
+    (recipe / "recipe.yaml").write_text(
+        RECIPE.replace("{file: agent.py}", f"{{command: [{words}]}}")
+    )
     monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
     plan = build_plan(["--recipe", str(recipe / "recipe.yaml")])
     assert plan.run.warnings == ()
@@ -1161,7 +1387,9 @@ def test_a_command_is_one_of_the_recipes_folder_wherever_it_is_planned(words, re
 def test_what_a_program_of_another_python_imports_need_not_be_here(recipe):
     for python, here in (("", True), (f", python: {sys.executable}", False)):
         (recipe / "recipe.yaml").write_text(RECIPE.replace("agent.py}", f"agent.py{python}}}"))
-        assert ("client" in imported_modules(build_plan(["--recipe", str(recipe / "recipe.yaml")]).run)) == here
+        assert (
+            "client" in imported_modules(build_plan(["--recipe", str(recipe / "recipe.yaml")]).run)
+        ) == here
 
 
 def test_a_command_that_names_no_file_is_rehearsed_too(recipe):
@@ -1170,7 +1398,9 @@ def test_a_command_that_names_no_file_is_rehearsed_too(recipe):
 
 
 def test_a_role_that_nobody_calls_is_named(recipe):
-    (recipe / "recipe.yaml").write_text(RECIPE.replace("roles: {", "roles: {idle: {max_new_tokens: 4}, "))
+    (recipe / "recipe.yaml").write_text(
+        RECIPE.replace("roles: {", "roles: {idle: {max_new_tokens: 4}, ")
+    )
     assert [code for code, *_ in codes_of(recipe)] == ["rehearsal.never_called"]
 
 
@@ -1179,10 +1409,16 @@ def test_without_the_servers_library_a_recipe_with_a_program_is_refused(recipe, 
     assert "agents.extra" in [code for code, *_ in codes_of(recipe)]
 
 
-# --- examples -------------------------------------------------------------------------------------------------------------
+# --- examples
+# --------------------------------------------------------------------------------------------------
 
 EXAMPLES = Path(__file__).resolve().parent.parent / "examples" / "agents"
-NEEDS = {"plain_client": "openai", "langgraph": "langgraph", "agents_sdk": "agents", "autogen": "autogen_agentchat"}
+NEEDS = {
+    "plain_client": "openai",
+    "langgraph": "langgraph",
+    "agents_sdk": "agents",
+    "autogen": "autogen_agentchat",
+}
 """What each example imports."""
 PYTHON = os.environ.get("MARL_AGENTS_PYTHON")
 """Another Python in which the frameworks are installed, for people who look at them."""
@@ -1198,11 +1434,14 @@ def test_examples_are_short_and_know_nothing_of_this_package():
 
 @pytest.mark.parametrize("name", THERE)
 def test_examples_go_on_token_for_token(name, tmp_path):
-    """The solver calls a tool where it has one; whatever goes on has the very ids before it, and nothing is reopened."""
+    """The solver calls a tool where it has one; whatever goes on has the very ids before it, and
+    nothing is reopened."""
     shutil.copytree(EXAMPLES, tmp_path / "agents")
     file = tmp_path / "agents" / f"{name}.yaml"
     if PYTHON and name != "plain_client":
-        file.write_text(re.sub(r"(agent: \{file: \w+\.py)", rf"\1, python: {PYTHON}", file.read_text()))
+        file.write_text(
+            re.sub(r"(agent: \{file: \w+\.py)", rf"\1, python: {PYTHON}", file.read_text())
+        )
     plan = build_plan(["--recipe", str(file)])
     assert plan.run.warnings == ()
     roles = {
@@ -1219,9 +1458,16 @@ def test_examples_go_on_token_for_token(name, tmp_path):
         return Generation(ids, (-0.1,) * len(ids), "stop", call.policy, 0)
 
     workflow = workflow_of(plan.plugins, plan.run)
-    trajectory = asyncio.run(trajectory_of(workflow, roles, generate, Task("4x36", "4 boxes of 36 pens?", "144")))
-    assert (trajectory.agent_failure, trajectory.infrastructure_failure) == (None, None), trajectory.detail
-    assert {action.role for action in trajectory.actions} == {"solver", "checker"} and trajectory.answer
+    trajectory = asyncio.run(
+        trajectory_of(workflow, roles, generate, Task("4x36", "4 boxes of 36 pens?", "144"))
+    )
+    assert (trajectory.agent_failure, trajectory.infrastructure_failure) == (None, None), (
+        trajectory.detail
+    )
+    assert {action.role for action in trajectory.actions} == {
+        "solver",
+        "checker",
+    } and trajectory.answer
     assert not any(action.notes for action in trajectory.actions)
     continued = [action for action in trajectory.actions if action.before]
     assert continued and all(action.extends for action in continued)

@@ -1,7 +1,8 @@
-"""`--train.async_enable`: the rollout of a later step during an update. Versions, bits and resumption do not depend on timing.
+"""`--train.async_enable`: the rollout of a later step during an update. Versions, bits and
+resumption do not depend on timing.
 
-What is simulated learns: an answer depends on the weights that the engine holds, and weights on the rows that trained them, so
-that any difference in what was trained shows in everything after it.
+What is simulated learns: an answer depends on the weights that the engine holds, and weights on the
+rows that trained them, so that any difference in what was trained shows in everything after it.
 """
 
 import asyncio
@@ -55,8 +56,11 @@ class Phases:
             raise Killed(what)
 
 
-def learning_trainer(folder, queue, phases=None, steps=STEPS, save_steps=1, outcome=None, **settings):
-    """A trainer whose policy learns; its saved steps are in `folder / "checkpoints"`, from which it resumes: (trainer, done)."""
+def learning_trainer(
+    folder, queue, phases=None, steps=STEPS, save_steps=1, outcome=None, **settings
+):
+    """A trainer whose policy learns; its saved steps are in `folder / "checkpoints"`, from which it
+    resumes: (trainer, done)."""
     phases = phases or Phases()
     trainer = simulated_trainer(
         folder,
@@ -72,11 +76,16 @@ def learning_trainer(folder, queue, phases=None, steps=STEPS, save_steps=1, outc
     async def generate(run, call, engines):
         await phases.at("generate")
         mixed = int(hashlib.sha256(f"{call.seed}/{held['weights']}".encode()).hexdigest()[:8], 16)
-        return await first(run=run, call=type(call)(**{**vars(call), "seed": mixed}), engines=engines)
+        return await first(
+            run=run, call=type(call)(**{**vars(call), "seed": mixed}), engines=engines
+        )
 
     async def update(run, policy, prepared, steps, step):
         await phases.at("update")
-        told = [(row.name, row.reward, row.action.generation.ids, row.action.advantages) for row in prepared.rows]
+        told = [
+            (row.name, row.reward, row.action.generation.ids, row.action.advantages)
+            for row in prepared.rows
+        ]
         policy.weights = hashlib.sha256(f"{policy.weights}{told}".encode()).hexdigest()
         return dict(UPDATE)
 
@@ -98,7 +107,11 @@ def learning_trainer(folder, queue, phases=None, steps=STEPS, save_steps=1, outc
         (part / "weights.pt").write_text(policy.weights)
         policy.saved.append(state["step"])
 
-    plugins.hook.marl_generate, plugins.hook.marl_update, plugins.hook.marl_sync = generate, update, sync
+    plugins.hook.marl_generate, plugins.hook.marl_update, plugins.hook.marl_sync = (
+        generate,
+        update,
+        sync,
+    )
     policy.forward, policy.save = slow_forward, save
     trainer.run.args.ckpt.save_steps = save_steps
     trainer.saving.checkpoints = Checkpoints(folder / "checkpoints", 2, RUN)
@@ -109,7 +122,9 @@ def learning_trainer(folder, queue, phases=None, steps=STEPS, save_steps=1, outc
         return trainer, 0
     done = manifest["step"]
     policy.version = manifest["policies"]["p"]
-    policy.weights = (folder / "checkpoints" / "p" / "_actor" / tag(done) / "weights.pt").read_text()
+    policy.weights = (
+        folder / "checkpoints" / "p" / "_actor" / tag(done) / "weights.pt"
+    ).read_text()
     plugins.named.restore(trainer.run, manifest["state"])
     trainer.restore(done, manifest.get("files", {}))
     return trainer, done
@@ -122,7 +137,8 @@ def trained(folder, queue, phases=None, **settings):
 
 
 def records(folder):
-    """What a run has recorded, without what measures time; of a step that was repeated after a kill the last one."""
+    """What a run has recorded, without what measures time; of a step that was repeated after a kill
+    the last one."""
     lines = [json.loads(line) for line in (folder / "trajectories.jsonl").read_text().splitlines()]
     steps = {}
     for line in without_seconds(lines):
@@ -131,7 +147,10 @@ def records(folder):
 
 
 def versions(folder):
-    return {step: {a["version"] for t in found.values() for a in t["actions"]} for step, found in records(folder).items()}
+    return {
+        step: {a["version"] for t in found.values() for a in t["actions"]}
+        for step, found in records(folder).items()
+    }
 
 
 @pytest.mark.parametrize("queue", [0, 1, 2, 3])
@@ -142,7 +161,9 @@ def test_which_version_samples_a_step_is_a_function_of_the_step_alone(tmp_path, 
     if queue:
         assert [m["policy/p/lag"] for m in metrics] == [min(queue, step) for step in range(STEPS)]
         assert all(
-            m["policy/p/ess"] == m["role/a/ess"] == m["role/a/ratio"] == 1 and m["seconds/wait"] >= 0 for m in metrics
+            m["policy/p/ess"] == m["role/a/ess"] == m["role/a/ratio"] == 1
+            and m["seconds/wait"] >= 0
+            for m in metrics
         )
     else:
         assert not any("lag" in name or name == "seconds/wait" for m in metrics for name in m)
@@ -152,7 +173,9 @@ def test_which_version_samples_a_step_is_a_function_of_the_step_alone(tmp_path, 
 def test_the_same_seed_gives_the_same_bits_whatever_takes_how_long(tmp_path, queue):
     found = []
     for number in range(4):
-        trainer = trained(tmp_path / str(number), queue, Phases(delays=random.Random(number) if number else None))
+        trainer = trained(
+            tmp_path / str(number), queue, Phases(delays=random.Random(number) if number else None)
+        )
         found.append((records(tmp_path / str(number)), trainer.session.policies["p"].weights))
     assert all(each == found[0] for each in found)
 
@@ -165,7 +188,9 @@ def test_a_rollout_runs_during_the_update_before_it(tmp_path):
     slots = [phases.seen[a:b] for a, b in pairwise(syncs)]
     assert len(updates) == STEPS and len(syncs) == STEPS + 1  # the run begins with one
     # The first interval also has the rollout of step 1; the last has none during its update.
-    assert [s.count("generate") for s in slots] == [16, 8, 8, 8, 8, 0] and all(s.count("update") == 1 for s in slots)
+    assert [s.count("generate") for s in slots] == [16, 8, 8, 8, 8, 0] and all(
+        s.count("update") == 1 for s in slots
+    )
 
 
 @pytest.mark.parametrize("queue", [1, 2])
@@ -173,9 +198,14 @@ def test_a_run_that_is_killed_anywhere_repeats_the_undisturbed_one(tmp_path, que
     whole = Phases()
     undisturbed = trained(tmp_path / "whole", queue, whole, eval_steps=2, save_steps=2)
     expected, weights = records(tmp_path / "whole"), undisturbed.session.policies["p"].weights
-    moments = {what: [n for n, seen in enumerate(whole.seen, 1) if seen == what] for what in dict.fromkeys(whole.seen)}
+    moments = {
+        what: [n for n, seen in enumerate(whole.seen, 1) if seen == what]
+        for what in dict.fromkeys(whole.seen)
+    }
     draw = random.Random(queue)
-    for moment in sorted({n for found in moments.values() for n in draw.sample(found, min(5, len(found)))}):
+    for moment in sorted(
+        {n for found in moments.values() for n in draw.sample(found, min(5, len(found)))}
+    ):
         folder = tmp_path / str(moment)
         with pytest.raises(Killed):
             trained(folder, queue, Phases(moment), eval_steps=2, save_steps=2)
@@ -199,9 +229,12 @@ def test_waiting_rollouts_go_with_the_saved_steps_that_name_them(tmp_path):
     assert kept == ["step5.jsonl"]  # of the two steps that are kept the last has none
 
 
-@pytest.mark.parametrize(("before", "after", "expected"), [(0, 1, 3), (2, 1, 3), (1, 0, 3), (1, 2, 2)])
+@pytest.mark.parametrize(
+    ("before", "after", "expected"), [(0, 1, 3), (2, 1, 3), (1, 0, 3), (1, 2, 2)]
+)
 def test_a_saved_step_of_another_queue_is_continued(tmp_path, before, after, expected):
-    """What waits and is not too old for the new queue is trained on; all else is sampled anew by the saved weights."""
+    """What waits and is not too old for the new queue is trained on; all else is sampled anew by
+    the saved weights."""
     trained(tmp_path, before, max_steps=3)
     trained(tmp_path, after)
     assert versions(tmp_path)[4] == {expected} and len(RunReader(tmp_path).metrics()) == STEPS + 1
@@ -269,7 +302,7 @@ def test_lost_trajectories_and_the_circuit_breaker_are_those_of_the_step_that_is
     assert [m["trajectories/lost"] for m in RunReader(tmp_path).metrics()] == [0, 0, 8, 8]
 
 
-# --- rows ----------------------------------------------------------------------------------------------------------------
+# --- rows ---------------------------------------------------------------------------------------
 
 
 def rows_at(version):
@@ -282,7 +315,13 @@ def rows_at(version):
 
 @pytest.mark.parametrize(
     ("row", "oldest", "kept", "ends"),
-    [(5, 0, True, False), (4, 0, False, True), (4, 1, True, False), (3, 1, False, True), (6, 1, True, True)],
+    [
+        (5, 0, True, False),
+        (4, 0, False, True),
+        (4, 1, True, False),
+        (3, 1, False, True),
+        (6, 1, True, True),
+    ],
 )
 def test_a_row_says_its_version_and_what_is_too_old_is_left_out(row, oldest, kept, ends):
     rows, trained = rows_at(row), {"p": SimpleNamespace(name="p", version=5)}
@@ -306,7 +345,8 @@ def test_ratios_and_the_effective_sample_size_are_those_of_the_tokens():
     assert of_lag([*rows, *entered], {"p": 5}) == found
 
 
-# --- the plan ------------------------------------------------------------------------------------------------------------
+# --- the plan
+# --------------------------------------------------------------------------------------------------
 
 TINY = ["--recipe", str(recipes_root() / "mathchat" / "tiny.yaml")]
 ON = [*TINY, "--train.async_enable"]
@@ -317,13 +357,20 @@ def test_a_plan_says_what_the_ratio_is_and_which_devices_work_at_the_same_time()
     plan = build_plan(ON)
     assert briefs(plan.run.warnings) == [("async.uncorrected", "train.async_enable")]
     said = describe(plan)["async"]
-    assert "2 steps before" in said["versions"] and said["devices"]["solver"] == {"engines": 1, "training": 1}
-    assert briefs(build_plan([*ON, *CORRECTED]).run.warnings) == [] and "async" not in describe(build_plan(TINY))
+    assert "2 steps before" in said["versions"] and said["devices"]["solver"] == {
+        "engines": 1,
+        "training": 1,
+    }
+    assert briefs(build_plan([*ON, *CORRECTED]).run.warnings) == [] and "async" not in describe(
+        build_plan(TINY)
+    )
 
 
 def test_one_policy_may_be_without_correction():
     words = [*ON, *CORRECTED, "--policy.coder.algo.advantage.is_correction_level", "off"]
-    assert briefs(build_plan(words).run.warnings) == [("async.uncorrected", "train.async_enable", "coder")]
+    assert briefs(build_plan(words).run.warnings) == [
+        ("async.uncorrected", "train.async_enable", "coder")
+    ]
 
 
 def test_a_longer_queue_is_said_to_gain_nothing():
@@ -334,10 +381,19 @@ def test_a_longer_queue_is_said_to_gain_nothing():
 @pytest.mark.parametrize(
     ("words", "problem"),
     [
-        ([*ON, "--train.async_queue_size", "0"], ("flags.value", "command line", "train.async_queue_size")),
-        ([*ON, "--train.async_queue_size", "100"], ("async.queue_too_long", "train.async_queue_size")),
+        (
+            [*ON, "--train.async_queue_size", "0"],
+            ("flags.value", "command line", "train.async_queue_size"),
+        ),
+        (
+            [*ON, "--train.async_queue_size", "100"],
+            ("async.queue_too_long", "train.async_queue_size"),
+        ),
         ([*TINY, "--train.async_queue_size", "2"], ("async.queue_alone", "train.async_queue_size")),
-        ([*ON, "--plugin", "marl_plugins.streaming"], ("streaming.async", "marl_plugins.streaming")),
+        (
+            [*ON, "--plugin", "marl_plugins.streaming"],
+            ("streaming.async", "marl_plugins.streaming"),
+        ),
     ],
 )
 def test_what_does_not_go_together_is_refused(words, problem):
@@ -347,7 +403,14 @@ def test_what_does_not_go_together_is_refused(words, problem):
 
 def test_on_gpus_engines_and_training_need_devices_of_their_own(monkeypatch):
     monkeypatch.setenv(cpu.DEVICE, "cuda")
-    words = [*ON, "--train.colocate_all", "--actor.num_gpus_per_node", "1", "--vllm.sync_backend", "nccl"]
+    words = [
+        *ON,
+        "--train.colocate_all",
+        "--actor.num_gpus_per_node",
+        "1",
+        "--vllm.sync_backend",
+        "nccl",
+    ]
     names = ("solver", "coder", "verifier")
     with refused(*(("async.shared_devices", "train.async_enable", name) for name in names)):
         build_plan(words)

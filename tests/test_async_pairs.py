@@ -1,4 +1,5 @@
-"""Every capability of docs/async.md's table with `--train.async_enable`: its bits do not depend on what takes how long."""
+"""Every capability of docs/async.md's table with `--train.async_enable`: its bits do not depend on
+what takes how long."""
 
 import asyncio
 import json
@@ -32,12 +33,16 @@ def named(*plugins):
     """Runs plugins with their own defaults."""
 
     def run(folder):
-        trainer = simulated_trainer(folder, lambda t: float(t.sample == 0), eval_steps=2, plugins=plugins)
+        trainer = simulated_trainer(
+            folder, lambda t: float(t.sample == 0), eval_steps=2, plugins=plugins
+        )
         parser = upstream_cli.Parser()
         Plugins(plugins).options(parser)
         for name, value in vars(parser.parse_args([])).items():
             group, _, flag = name.partition(".")
-            vars(vars(trainer.run.args).setdefault(group, simulated_run.SimpleNamespace()))[flag] = value
+            vars(vars(trainer.run.args).setdefault(group, simulated_run.SimpleNamespace()))[
+                flag
+            ] = value
         trainer.plugins.hook.marl_log = trainer.plugins.named.hook.marl_log
         asyncio.run(trainer.fit(0))
 
@@ -78,11 +83,20 @@ def test_a_capability_works_and_its_bits_do_not_depend_on_timing(name, tmp_path,
     assert found[0] == found[1]
     trajectories, ledgers = found[0]
     for record in ledgers:
-        for account in Ledger.from_record(record), *filter(None, [Ledger.from_record(record).received]):
+        for account in (
+            Ledger.from_record(record),
+            *filter(None, [Ledger.from_record(record).received]),
+        ):
             for role, count in account.generated.items():
                 assert count == account.trained[role] + sum(account.left_out.get(role, {}).values())
             assert "stale" not in str(account.record())
-    own = {(t["step"], a["version"]) for t in trajectories if "origin" not in t for a in t["actions"] if a["policy"] == "p"}
+    own = {
+        (t["step"], a["version"])
+        for t in trajectories
+        if "origin" not in t
+        for a in t["actions"]
+        if a["policy"] == "p"
+    }
     assert own == {(step, max(0, step - 2)) for step in range(1, 1 + len(ledgers))}
 
 
@@ -95,7 +109,9 @@ def test_steps_take_as_long_as_a_slow_coach_and_nothing_piles_up(tmp_path, queue
     judged = {"now": 0, "most": 0}
 
     async def go():
-        trainer = simulated_trainer(tmp_path, lambda t: 1.0, steps=STEPS, eval_steps=-1, queue=queue)
+        trainer = simulated_trainer(
+            tmp_path, lambda t: 1.0, steps=STEPS, eval_steps=-1, queue=queue
+        )
         policy, hook = trainer.session.policies["p"], trainer.plugins.hook
         forward, update, sync = policy.forward, hook.marl_update, hook.marl_sync
 
@@ -120,10 +136,13 @@ def test_steps_take_as_long_as_a_slow_coach_and_nothing_piles_up(tmp_path, queue
     _, seconds = virtual_time.run(go())
     assert judged["most"] == 4 * 2  # the trajectories of one step
     syncs, last = STEPS + 1, 2  # one at the start; the last steps' own forward passes and updates
-    assert seconds == pytest.approx(STEPS * VERDICT_SECONDS + syncs * WORK_SECONDS + queue * last * WORK_SECONDS)
+    assert seconds == pytest.approx(
+        STEPS * VERDICT_SECONDS + syncs * WORK_SECONDS + queue * last * WORK_SECONDS
+    )
 
 
-# --- as planned, of every part that pairs are made of ---------------------------------------------------------------------
+# --- as planned, of every part that pairs are made of
+# ---------------------------------------------------------------------
 
 CORRECTING = """
 from pathlib import Path
@@ -160,9 +179,14 @@ EVERY_PART = sorted({*parts(), *COACHES, *CONTROLS} - TIMED - REFUSED - {"async"
 
 @pytest.fixture
 def slow(monkeypatch):
-    """Sets what decides how long engines and training processes take; a coach is answered with a verdict."""
+    """Sets what decides how long engines and training processes take; a coach is answered with a
+    verdict."""
     draw, longest = random.Random(), [0.0]
-    generate, forward, update = SimulatedEngines.generate, SimulatedProcesses.forward, SimulatedProcesses.update
+    generate, forward, update = (
+        SimulatedEngines.generate,
+        SimulatedProcesses.forward,
+        SimulatedProcesses.update,
+    )
 
     async def answer(self, call, choose):
         await asyncio.sleep(longest[0] * draw.random())
@@ -197,11 +221,23 @@ def planned(folder, name):
     folder.mkdir()
     if name in CONTROLS:
         names, scaled = CONTROLS[name]
-        flags = {"mean_group.scales": scaled, "mean_group.control": "0.5", "mean_group.rate": "0.5", "max_steps": "4"}
+        flags = {
+            "mean_group.scales": scaled,
+            "mean_group.control": "0.5",
+            "mean_group.rate": "0.5",
+            "max_steps": "4",
+        }
         return build_plan(words(folder, [*names, "async"], **flags))
     if name not in COACHES:
         return build_plan([*words(folder, [name, "async"]), "--max_steps", "4"])
-    found = [*words(folder, ["async"]), "--max_steps", "4", "--plugin", "marl_plugins.coach", *COACHES[name]]
+    found = [
+        *words(folder, ["async"]),
+        "--max_steps",
+        "4",
+        "--plugin",
+        "marl_plugins.coach",
+        *COACHES[name],
+    ]
     rubric = folder / "recipe" / "correcting.py"
     rubric.write_text(CORRECTING)
     with (folder / "recipe" / "both.yaml").open("a") as recipe:
@@ -228,13 +264,23 @@ def test_a_step_is_a_function_of_its_number_with_every_part(name, tmp_path, slow
         for t in first["trajectories.jsonl"]:
             said = [len(a["ids"]) for a in t["actions"] if a["policy"] in ("left", "right")]
             shortest[t["step"]] = min([shortest.get(t["step"], said[0]), *said])
-        assert shortest[1] == shortest[2] > shortest[3]  # the rollout of step 2 is made before step 1 has ended
+        assert (
+            shortest[1] == shortest[2] > shortest[3]
+        )  # the rollout of step 2 is made before step 1 has ended
     if name == "mean_group of tau":
         run = trainer.run
         taus = run.state(ShareTemperatures)
         assert len({taus["left"], taus["right"]}) == 2 and not run.state(AnswerLimits)
     if name in COACHES:
-        scores = [a["score"] for t in first["trajectories.jsonl"] for a in t["actions"] if a["policy"] != "earlier"]
+        scores = [
+            a["score"]
+            for t in first["trajectories.jsonl"]
+            for a in t["actions"]
+            if a["policy"] != "earlier"
+        ]
         assert len({*scores}) > 1 and None not in scores
     if name == "coach with corrections":
-        assert all(any(key.endswith("/corrections/used") and m[key] for key in m) for m in first["metrics.jsonl"])
+        assert all(
+            any(key.endswith("/corrections/used") and m[key] for key in m)
+            for m in first["metrics.jsonl"]
+        )

@@ -1,4 +1,5 @@
-"""Engines that change policy: the real pools over simulated engines on virtual time, and what the plan says of it."""
+"""Engines that change policy: the real pools over simulated engines on virtual time, and what the
+plan says of it."""
 
 import asyncio
 import copy
@@ -15,7 +16,14 @@ from refusals import briefs, refused
 from safetensors.torch import save_file
 from virtual_time import SimulatedEngine, run
 
-from marl_plugins.balance import BalancePart, EngineGroups, balance, exchanging, idle_to_waiting, shortest_to_longest
+from marl_plugins.balance import (
+    BalancePart,
+    EngineGroups,
+    balance,
+    exchanging,
+    idle_to_waiting,
+    shortest_to_longest,
+)
 from marl_plugins.builtin.routing import least_loaded
 from marl_plugins.core.failures import InfrastructureFailure, RunEnded
 from marl_plugins.core.workflow import Call, Sampling
@@ -35,7 +43,8 @@ def request(number, policy, place=0):
 
 
 def pools_of(policies, engines, seconds, in_flight=1, budget=0):
-    """Pools of `engines[p]` engines; a policy's weights are version 10 of the first, 11 of the second, ..."""
+    """Pools of `engines[p]` engines; a policy's weights are version 10 of the first, 11 of the
+    second, ..."""
     shared = RestartBudget(budget)
 
     def pool(number, policy):
@@ -45,7 +54,15 @@ def pools_of(policies, engines, seconds, in_flight=1, budget=0):
         def restore(handle):
             return handle.engine.load_state(policy, 10 + number, LOADING)
 
-        made = EnginePool(policy, [engine() for _ in range(engines[number])], engine, restore, shared, 600.0, in_flight)
+        made = EnginePool(
+            policy,
+            [engine() for _ in range(engines[number])],
+            engine,
+            restore,
+            shared,
+            600.0,
+            in_flight,
+        )
         made.versions[policy] = (10 + number,)
         return made
 
@@ -57,7 +74,7 @@ def everywhere(pools):
     return [e for pool in pools.values() for e in (*pool.engines, *pool.travelling)]
 
 
-# --- laws -----------------------------------------------------------------------------------------------------------------
+# --- laws ---------------------------------------------------------------------------------------
 
 
 @st.composite
@@ -65,7 +82,11 @@ def loads(draw):
     policies = "pqr"[: draw(st.integers(2, 3))]
     instant = st.integers(0, 15).map(float)  # whole seconds, so that much happens at the same time
     wanted = st.tuples(
-        st.sampled_from(policies), instant, st.integers(1, 6).map(float), st.none() | instant, st.integers(0, 3)
+        st.sampled_from(policies),
+        instant,
+        st.integers(1, 6).map(float),
+        st.none() | instant,
+        st.integers(0, 3),
     )
     return {
         "policies": policies,
@@ -90,18 +111,31 @@ async def at_random(pools, draws, ended):
 
 
 async def play(load, beside=None, deaths=(), budget=0):
-    """Everything asked and answered, what runs beside it included: answers by request, what was refused, and the pools."""
+    """Everything asked and answered, what runs beside it included: answers by request, what was
+    refused, and the pools."""
     seconds = {n: s for n, (_, _, s, _, _) in enumerate(load["requests"])}
-    pools = pools_of(load["policies"], load["engines"], lambda call: seconds[call.seed], load["in_flight"], budget)
+    pools = pools_of(
+        load["policies"],
+        load["engines"],
+        lambda call: seconds[call.seed],
+        load["in_flight"],
+        budget,
+    )
     ended, total = asyncio.Event(), sum(load["engines"])
 
     def check():
         there = everywhere(pools)
         assert len(there) == len(set(there))
         if not deaths:
-            assert len(there) == total and all(pool.engines or pool.travelling for pool in pools.values())
+            assert len(there) == total and all(
+                pool.engines or pool.travelling for pool in pools.values()
+            )
         for name, pool in pools.items():
-            assert all((e.policy, e.version) == (name, *pool.versions[name]) for e in pool.engines if not e.dead)
+            assert all(
+                (e.policy, e.version) == (name, *pool.versions[name])
+                for e in pool.engines
+                if not e.dead
+            )
             assert all(e.load <= load["in_flight"] for e in pool.engines)
 
     async def ask(n, policy, arrives, place):
@@ -119,7 +153,10 @@ async def play(load, beside=None, deaths=(), budget=0):
     for pool in pools.values():
         pool.watchers.append(check)
     loop = asyncio.get_running_loop()
-    asked = [asyncio.create_task(ask(n, p, at, place)) for n, (p, at, _, _, place) in enumerate(load["requests"])]
+    asked = [
+        asyncio.create_task(ask(n, p, at, place))
+        for n, (p, at, _, _, place) in enumerate(load["requests"])
+    ]
     for task, (*_, gives_up, _) in zip(asked, load["requests"], strict=True):
         if gives_up is not None:
             loop.call_later(gives_up, task.cancel)
@@ -137,7 +174,9 @@ def by_rule(rule):
     return lambda pools, ended: balance(list(pools.values()), rule, ended)
 
 
-RULES = st.sampled_from([by_rule(idle_to_waiting), by_rule(shortest_to_longest(0)), by_rule(shortest_to_longest(3))])
+RULES = st.sampled_from(
+    [by_rule(idle_to_waiting), by_rule(shortest_to_longest(0)), by_rule(shortest_to_longest(3))]
+)
 RANDOM = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 5)), max_size=20).map(
     lambda draws: lambda pools, ended: at_random(pools, draws, ended)
 )
@@ -150,13 +189,16 @@ def kinds(found):
 @settings(max_examples=60)
 @given(loads(), RULES | RANDOM)
 def test_every_answer_is_what_it_is_without_moves(load, beside):
-    """No request is lost, doubled or answered by another policy; the engines are as many as before, each in one place, and at
-    home in the end with the weights of their own policy."""
+    """No request is lost, doubled or answered by another policy; the engines are as many as before,
+    each in one place, and at home in the end with the weights of their own policy."""
     (moved, pools), _ = run(play(load, beside))
     without, _ = run(play(replace_given_up(load)))[0]
     for number, (answer, plain) in enumerate(zip(moved, without, strict=True)):
         assert answer == plain or isinstance(answer, asyncio.CancelledError), number
-        assert isinstance(answer, asyncio.CancelledError) or answer.policy == load["requests"][number][0]
+        assert (
+            isinstance(answer, asyncio.CancelledError)
+            or answer.policy == load["requests"][number][0]
+        )
     served = [call.seed for e in everywhere(pools) for call, _, _ in e.served]
     assert len(served) == len(set(served))
     for (name, pool), count in zip(pools.items(), load["engines"], strict=True):
@@ -171,13 +213,22 @@ def replace_given_up(load):
 
 
 @settings(max_examples=60)
-@given(loads(), RULES | RANDOM, st.lists(st.tuples(st.integers(0, 15), st.integers(0, 8)), max_size=4), st.integers(0, 4))
+@given(
+    loads(),
+    RULES | RANDOM,
+    st.lists(st.tuples(st.integers(0, 15), st.integers(0, 8)), max_size=4),
+    st.integers(0, 4),
+)
 def test_engines_may_die_wherever_they_are(load, beside, deaths, budget):
-    """In a pool, busy before they leave, on their way, as guests: each is replaced while the budget lasts; none waits for ever."""
+    """In a pool, busy before they leave, on their way, as guests: each is replaced while the budget
+    lasts; none waits for ever."""
     deaths = [(float(at), which) for at, which in deaths]
     (found, pools), _ = run(play(load, beside, deaths, budget))
     for answer, (policy, *_) in zip(found, load["requests"], strict=True):
-        assert isinstance(answer, asyncio.CancelledError | InfrastructureFailure) or answer.policy == policy
+        assert (
+            isinstance(answer, asyncio.CancelledError | InfrastructureFailure)
+            or answer.policy == policy
+        )
     left = next(iter(pools.values())).budget.left
     assert left == 0 or not any(isinstance(f, InfrastructureFailure) for f in found)
     alive = [e for e in everywhere(pools) if not e.dead]
@@ -191,14 +242,22 @@ def test_engines_may_die_wherever_they_are(load, beside, deaths, budget):
         assert all(e.policy == name for e in pool.engines if not e.dead)
 
 
-# --- the rules ------------------------------------------------------------------------------------------------------------
+# --- the rules
+# --------------------------------------------------------------------------------------------------
 
 
 def still(policy, waiting, *engine_loads, travelling=0, in_flight=1):
     """A pool that stands still."""
-    engines = [SimpleNamespace(load=load, home=None, name=f"{policy}{n}") for n, load in enumerate(engine_loads)]
+    engines = [
+        SimpleNamespace(load=load, home=None, name=f"{policy}{n}")
+        for n, load in enumerate(engine_loads)
+    ]
     return SimpleNamespace(
-        policy=policy, waiting=waiting, engines=engines, travelling=range(travelling), in_flight=in_flight
+        policy=policy,
+        waiting=waiting,
+        engines=engines,
+        travelling=range(travelling),
+        in_flight=in_flight,
     )
 
 
@@ -209,19 +268,35 @@ def says(rule, *pools):
 
 def test_an_idle_engine_goes_where_more_than_one_request_waits():
     assert says(idle_to_waiting, still("p", 2, 1), still("q", 0, 1, 0)) == ("q1", "q", "p")
-    assert says(idle_to_waiting, still("p", 1, 1), still("q", 0, 1, 0)) is None, "one request is answered soon"
-    assert says(idle_to_waiting, still("p", 9, 1), still("q", 0, 0)) is None, "a policy keeps one engine"
+    assert says(idle_to_waiting, still("p", 1, 1), still("q", 0, 1, 0)) is None, (
+        "one request is answered soon"
+    )
+    assert says(idle_to_waiting, still("p", 9, 1), still("q", 0, 0)) is None, (
+        "a policy keeps one engine"
+    )
     assert says(idle_to_waiting, still("p", 9, 1), still("q", 0, 1, 1)) is None, "nobody is idle"
-    assert says(idle_to_waiting, still("p", 3, 1, travelling=2), still("q", 0, 0, 0)) is None, "two are on their way"
-    assert says(idle_to_waiting, still("p", 4, 1, travelling=2), still("q", 0, 0, 0)) == ("q0", "q", "p")
-    assert says(idle_to_waiting, still("p", 2, 1), still("r", 5, 1), still("q", 0, 0, 0)) == ("q0", "q", "r")
+    assert says(idle_to_waiting, still("p", 3, 1, travelling=2), still("q", 0, 0, 0)) is None, (
+        "two are on their way"
+    )
+    assert says(idle_to_waiting, still("p", 4, 1, travelling=2), still("q", 0, 0, 0)) == (
+        "q0",
+        "q",
+        "p",
+    )
+    assert says(idle_to_waiting, still("p", 2, 1), still("r", 5, 1), still("q", 0, 0, 0)) == (
+        "q0",
+        "q",
+        "r",
+    )
 
 
 def test_flexmarls_rule_is_strict_and_takes_idle_engines_first():
     rule = shortest_to_longest(5)
     assert says(rule, still("p", 5, 1), still("q", 0, 1, 0)) is None
     assert says(rule, still("p", 6, 1), still("q", 0, 1, 0)) == ("q1", "q", "p")
-    assert says(rule, still("p", 7, 1), still("q", 1, 1, 1)) == ("q0", "q", "p"), "a busy one drains first"
+    assert says(rule, still("p", 7, 1), still("q", 1, 1, 1)) == ("q0", "q", "p"), (
+        "a busy one drains first"
+    )
     assert says(rule, still("p", 99, 1), still("q", 0, 0)) is None
 
 
@@ -247,7 +322,9 @@ def test_a_rollout_that_fails_leaves_no_watcher():
         await asyncio.sleep(1)
         work.cancel()
         await asyncio.gather(work, return_exceptions=True)
-        return [pool.watchers for pool in pools.values()], asyncio.all_tasks() - {asyncio.current_task()}
+        return [pool.watchers for pool in pools.values()], asyncio.all_tasks() - {
+            asyncio.current_task()
+        }
 
     assert run(go())[0] == ([[], []], set())
 
@@ -265,7 +342,8 @@ def test_a_policy_whose_last_engine_died_gets_back_the_one_that_it_has_lent():
     assert [len(pool.engines) for pool in pools.values()] == [1, 1]
 
 
-# --- syncs, sleeps and the end ---------------------------------------------------------------------------------------------
+# --- syncs, sleeps and the end
+# ---------------------------------------------------------------------------------------------
 
 
 def test_a_sync_waits_for_engines_on_their_way_and_gives_them_the_new_weights_too():
@@ -289,7 +367,9 @@ def test_a_sync_waits_for_engines_on_their_way_and_gives_them_the_new_weights_to
 
     (traveller, q, seen), _ = run(go())
     assert {e for e, _, _ in seen} == set(q.engines) and traveller in q.engines and len(seen) == 2
-    assert {(policy, at) for _, policy, at in seen} == {("q", 3.5)} and [e.version for e in q.engines] == [12, 12]
+    assert {(policy, at) for _, policy, at in seen} == {("q", 3.5)} and [
+        e.version for e in q.engines
+    ] == [12, 12]
 
 
 def test_the_end_of_a_policy_ends_the_engines_that_are_on_their_way_to_it():
@@ -326,13 +406,19 @@ def test_weights_that_cannot_be_had_end_the_run():
 
 def test_engines_that_were_started_otherwise_are_not_lent():
     p, q = pools_of("pq", [2, 1], None).values()
-    p.signature, q.signature = {"config.json": 1, "--data.max_len": 2}, {"config.json": 1, "--data.max_len": 3}
-    with pytest.raises(ValueError, match=r"engines of policies 'p' and 'q' differ: --data\.max_len"):
+    p.signature, q.signature = (
+        {"config.json": 1, "--data.max_len": 2},
+        {"config.json": 1, "--data.max_len": 3},
+    )
+    with pytest.raises(
+        ValueError, match=r"engines of policies 'p' and 'q' differ: --data\.max_len"
+    ):
         p.lend(p.engines[0], q)
     assert len(p.engines) == 2
 
 
-# --- whose answers are taken -----------------------------------------------------------------------------------------------
+# --- whose answers are taken
+# -----------------------------------------------------------------------------------------------
 
 
 def asked_while(change, seconds=4.0):
@@ -362,7 +448,9 @@ def test_an_answer_of_another_policy_ends_the_run():
         p.engines[0].policy = "q"
         await p.generate(request(1, "p"), least_loaded)
 
-    with pytest.raises(RunEnded, match="weights of policy 'q', version 10, where policy 'p', version 10, was asked"):
+    with pytest.raises(
+        RunEnded, match="weights of policy 'q', version 10, where policy 'p', version 10, was asked"
+    ):
         run(begun())
 
 
@@ -391,7 +479,8 @@ def test_an_answer_by_the_weights_before_a_sync_is_taken():
     assert answer.version == 10
 
 
-# --- the hook and the plan -------------------------------------------------------------------------------------------------
+# --- the hook and the plan
+# -------------------------------------------------------------------------------------------------
 
 
 def test_the_hook_moves_only_within_a_group():
@@ -407,26 +496,47 @@ def test_the_hook_moves_only_within_a_group():
         return parts[0].during_rollout()
 
     (_, pools), _ = run(play(load, beside))
-    assert parts[0].metrics() == {"engines/moves": 1.0} and set(seen) <= {2} and len(pools["r"].engines) == 2
+    assert (
+        parts[0].metrics() == {"engines/moves": 1.0}
+        and set(seen) <= {2}
+        and len(pools["r"].engines) == 2
+    )
 
 
 @pytest.fixture
 def plan(tmp_path):
     """The plan of a recipe of three tiny policies, of which some things are said otherwise."""
-    shutil.copytree(ROOT / "tests" / "recipes" / "sums", tmp_path / "sums", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(
+        ROOT / "tests" / "recipes" / "sums",
+        tmp_path / "sums",
+        ignore=shutil.ignore_patterns("__pycache__"),
+    )
 
     def build(*flags, recipe=""):
         (tmp_path / "sums" / "mine.yaml").write_text(f"extends: tiny.yaml\n{recipe}\n")
-        words = ["--recipe", str(tmp_path / "sums" / "mine.yaml"), "--plugin", "marl_plugins.balance"]
+        words = [
+            "--recipe",
+            str(tmp_path / "sums" / "mine.yaml"),
+            "--plugin",
+            "marl_plugins.balance",
+        ]
         defaults = {"--vllm.num_engines": "2", "--balance.in_flight": "8"}
-        return build_plan([*words, *(w for pair in defaults.items() if pair[0] not in flags for w in pair), *flags])
+        return build_plan(
+            [
+                *words,
+                *(w for pair in defaults.items() if pair[0] not in flags for w in pair),
+                *flags,
+            ]
+        )
 
     return build
 
 
 def test_policies_whose_engines_were_started_alike_exchange_them(plan):
     built = plan()
-    assert built.run.state(EngineGroups) == [["solver", "coder", "verifier"]] == exchanging(built.run)
+    assert (
+        built.run.state(EngineGroups) == [["solver", "coder", "verifier"]] == exchanging(built.run)
+    )
     assert not any("marl_plugins.balance" in warning for warning in [*map(str, built.run.warnings)])
     one_apart = plan("--policy.coder.data.max_len", "320")
     assert exchanging(one_apart.run) == [["solver", "verifier"]]
@@ -450,8 +560,16 @@ def test_without_a_second_trained_policy_it_is_refused(plan):
 def test_without_two_alike_it_is_refused_with_what_differs(plan):
     who = ("balance.unlike", "marl_plugins.balance", "solver")
     with refused((*who, "coder"), (*who, "verifier")) as error:
-        plan("--policy.verifier.data.max_len", "320", "--policy.coder.actor.model_name_or_path", "tiny:hidden=64")
-    assert [p.got.rpartition(" in ")[2] for p in error.value.problems] == ["model", "--data.max_len"]
+        plan(
+            "--policy.verifier.data.max_len",
+            "320",
+            "--policy.coder.actor.model_name_or_path",
+            "tiny:hidden=64",
+        )
+    assert [p.got.rpartition(" in ")[2] for p in error.value.problems] == [
+        "model",
+        "--data.max_len",
+    ]
 
 
 def test_on_gpus_it_is_refused_with_the_reason(plan, monkeypatch):
@@ -460,7 +578,8 @@ def test_on_gpus_it_is_refused_with_the_reason(plan, monkeypatch):
         plan()
 
 
-# --- signatures -------------------------------------------------------------------------------------------------------------
+# --- signatures
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -483,7 +602,9 @@ def model_in(folder, **changed):
         "tokenizer.json": {"vocab": ["a", "b"]},
         "tokenizer_config.json": {"name_or_path": str(folder), "eos_token": "b"},
     }
-    for name, content in (files | {n: c for n, c in changed.items() if n.endswith(".json")}).items():
+    for name, content in (
+        files | {n: c for n, c in changed.items() if n.endswith(".json")}
+    ).items():
         (folder / name).write_text(json.dumps(content))
     save_file({"w": changed.get("w", torch.zeros(2, 3))}, folder / "model.safetensors")
     (folder / "chat_template.jinja").write_text(changed.get("template", "{{ x }}"))
@@ -503,7 +624,9 @@ def model_in(folder, **changed):
         ({"template": "{{ y }}"}, ["tokenizer files"]),
     ],
 )
-def test_a_signature_is_everything_that_an_engine_was_started_with(flags, tmp_path, changed, differing):
+def test_a_signature_is_everything_that_an_engine_was_started_with(
+    flags, tmp_path, changed, differing
+):
     one, other = model_in(tmp_path / "one"), model_in(tmp_path / "other", **changed)
     assert differences(started_with(flags, one), started_with(flags, other)) == differing
 
@@ -515,7 +638,9 @@ def test_flags_of_engines_belong_to_it_and_others_do_not():
     base = signature()
     assert differences(base, signature("--vllm.num_engines", "3")) == []
     assert differences(base, signature("--actor.adam.lr", "0.5")) == []
-    assert differences(base, signature("--vllm.enable_prefix_caching")) == ["--vllm.enable_prefix_caching"]
+    assert differences(base, signature("--vllm.enable_prefix_caching")) == [
+        "--vllm.enable_prefix_caching"
+    ]
     assert differences(base, signature("--data.max_len", "320")) == ["--data.max_len"]
     model = "--policy.solver.actor.model_name_or_path"
     assert differences(base, signature(model, "tiny:seed=9")) == []
@@ -525,6 +650,8 @@ def test_flags_of_engines_belong_to_it_and_others_do_not():
 def test_tiny_models_of_other_seeds_are_alike_in_their_folders_too(flags, tmp_path, monkeypatch):
     """What the plan knows by the name, the engines' pools know by the files."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    one, other, smaller = (started_with(flags, resolve(name)) for name in ("tiny", "tiny:seed=5", "tiny:layers=1"))
+    one, other, smaller = (
+        started_with(flags, resolve(name)) for name in ("tiny", "tiny:seed=5", "tiny:layers=1")
+    )
     assert differences(one, other) == []
     assert differences(one, smaller) == ["config.json", "shapes and dtypes of the weights"]

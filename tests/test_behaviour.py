@@ -1,4 +1,5 @@
-"""Behaviour of the roles over time: smoothing, the alarm for reward hacking, and who is told of it."""
+"""Behaviour of the roles over time: smoothing, the alarm for reward hacking, and who is told of
+it."""
 
 import json
 import random
@@ -22,13 +23,15 @@ from marl_plugins.engine.runtime.metrics import summary
 def run_of(*roles):
     states = {}
     return SimpleNamespace(
-        recipe=SimpleNamespace(roles=dict.fromkeys(roles)), state=lambda kind: states.setdefault(kind, kind())
+        recipe=SimpleNamespace(roles=dict.fromkeys(roles)),
+        state=lambda kind: states.setdefault(kind, kind()),
     )
 
 
 @given(st.lists(st.one_of(st.none(), st.floats(0, 1000)), min_size=1, max_size=30))
 def test_the_smoothed_metric_is_the_weighted_sum_of_all_that_came_before(values):
-    """sum_k alpha (1 - alpha)^k x_k, the first with what is left of the weights; steps without a value do not count."""
+    """sum_k alpha (1 - alpha)^k x_k, the first with what is left of the weights; steps without a
+    value do not count."""
     behaviour, seen = Behaviour(), []
     for value in values:
         metrics = {} if value is None else {"role/a/response_length": value}
@@ -53,11 +56,13 @@ def test_success_score_and_truncation_of_a_role_are_over_what_it_took_part_in():
     assert summary([both, one], Ledger(1))["role/a/outcome"] == 0.125
 
 
-# --- the alarm ------------------------------------------------------------------------------------------------------------
+# --- the alarm
+# --------------------------------------------------------------------------------------------------
 
 
 def told(seed, score, success, tasks=100, every=4, evaluations=10, noise=0.03):
-    """The alarms of a run of one role whose score and held-out success are given as functions of the progress in [0, 1]."""
+    """The alarms of a run of one role whose score and held-out success are given as functions of
+    the progress in [0, 1]."""
     draw, behaviour, found = random.Random(seed), Behaviour(), []
     for step in range(1, every * evaluations + 1):
         progress = step / (every * evaluations)
@@ -112,14 +117,21 @@ def test_there_is_no_alarm_before_there_are_evaluations_to_compare():
     assert told(1, flat(0.5), flat(0.5), evaluations=LEAST - 1) == []
     behaviour = Behaviour()
     evaluation = {"eval/outcome": 0.5, "eval/low": 0.4, "eval/high": 0.6}
-    assert [behaviour.observe(evaluation, ["a"]) for _ in range(9)] == [{}] * 9  # nobody scores actions
+    assert [behaviour.observe(evaluation, ["a"]) for _ in range(9)] == [
+        {}
+    ] * 9  # nobody scores actions
 
 
 @pytest.mark.parametrize(
     ("one", "other", "error", "degrees"),
     [
         ([1.0, 2.0, 3.0], [2.0, 3.0, 4.0], (2 / 3) ** 0.5, 4),  # alike: all of both
-        ([1.0, 2.0, 3.0], [5.0, 5.0, 5.0, 5.0, 5.0], (1 / 3) ** 0.5, 2),  # one alone varies: its own
+        (
+            [1.0, 2.0, 3.0],
+            [5.0, 5.0, 5.0, 5.0, 5.0],
+            (1 / 3) ** 0.5,
+            2,
+        ),  # one alone varies: its own
         ([0.0, 2.0], [1.0, 2.0, 3.0, 4.0], (1 + 5 / 12) ** 0.5, 867 / 457),
         ([1.0, 1.0], [2.0, 2.0], 0.0, 2),
     ],
@@ -131,7 +143,10 @@ def test_the_difference_of_two_means_has_welchs_degrees_of_freedom(one, other, e
 def test_a_resumed_run_repeats():
     """The state goes through JSON after any step, and everything that follows is the same."""
     draw = random.Random(7)
-    steps = [{"role/a/score": draw.random(), "role/b/score": draw.random(), "role/b/truncated": 0.5} for _ in range(24)]
+    steps = [
+        {"role/a/score": draw.random(), "role/b/score": draw.random(), "role/b/truncated": 0.5}
+        for _ in range(24)
+    ]
     for n, metrics in enumerate(steps):
         if n % 3 == 2:
             metrics |= {"eval/outcome": draw.random(), "eval/low": 0.0, "eval/high": 1.0}
@@ -151,21 +166,33 @@ def test_a_resumed_run_repeats():
         assert follow(second, steps[cut:]) == whole[cut:]
 
 
-# --- who is told ------------------------------------------------------------------------------------------------------------
+# --- who is told
+# --------------------------------------------------------------------------------------------------
 
-RAISED = {"step": 12.0, ALARM: 1.0, f"{ALARM}/score": 0.12, f"{ALARM}/success": -0.01, "alarm/other": 0.0}
+RAISED = {
+    "step": 12.0,
+    ALARM: 1.0,
+    f"{ALARM}/score": 0.12,
+    f"{ALARM}/success": -0.01,
+    "alarm/other": 0.0,
+}
 
 
 def test_only_what_is_raised_is_an_alarm():
     assert alarms(RAISED) == {"reward_hacking": "score +0.120, success -0.010"}
-    assert alarms({"alarm/mine": 1, "alarm/mine/a/b": 0.5, "alarm/mine/c": None}) == {"mine": "a/b +0.500"}
+    assert alarms({"alarm/mine": 1, "alarm/mine/a/b": 0.5, "alarm/mine/c": None}) == {
+        "mine": "a/b +0.500"
+    }
 
 
 def test_the_console_marks_the_step_and_says_why(capsys):
     Display(False, ["a"]).step(RAISED, 40, None)
     _, row, said = capsys.readouterr().out.splitlines()
     assert row.split()[:2] == ["12/40", "-!"]
-    assert said == "step 12: alarm reward_hacking: score +0.120, success -0.010 (openrlhf docs metrics)"
+    assert (
+        said
+        == "step 12: alarm reward_hacking: score +0.120, success -0.010 (openrlhf docs metrics)"
+    )
     table = StepTable(["a"], 40)
     header, *rows = table.lines(RAISED | {"outcome/mean": 1.0}, None)
     assert rows == [rows[0]] and len(rows[0]) == len(header) <= WIDTH_CHARS and "1.000!" in rows[0]
@@ -176,12 +203,17 @@ def test_the_console_says_an_alarm_once_for_as_long_as_it_lasts(capsys):
     display, said = Display(False, ["a"]), []
     for step, value in enumerate([1.0, 1.0, None, 1.0, 0.0, 1.0, 1.0]):
         display.step({"step": float(step), **({} if value is None else {ALARM: value})}, 40, None)
-        said += [step for line in capsys.readouterr().out.splitlines() if "alarm reward_hacking" in line]
+        said += [
+            step for line in capsys.readouterr().out.splitlines() if "alarm reward_hacking" in line
+        ]
     assert said == [0, 5]
 
 
 def test_the_report_names_the_steps_with_an_alarm():
-    steps = [{"step": n, "role/a/truncated": n / 10, "role/a/score": 0.5} | ({ALARM: float(n > 4)}) for n in range(1, 7)]
+    steps = [
+        {"step": n, "role/a/truncated": n / 10, "role/a/score": 0.5} | ({ALARM: float(n > 4)})
+        for n in range(1, 7)
+    ]
     found = summarise(steps, ["a"])
     assert found["alarms"] == {"reward_hacking": [5, 6]}
     assert "Alarm reward_hacking after steps 5, 6" in legend(found)

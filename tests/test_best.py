@@ -1,4 +1,5 @@
-"""The best step of all policies together: found by an average over the evaluations, kept, and its weights kept apart."""
+"""The best step of all policies together: found by an average over the evaluations, kept, and its
+weights kept apart."""
 
 import asyncio
 import json
@@ -37,7 +38,9 @@ def test_the_average_is_the_geometric_one_and_the_best_step_has_the_highest(valu
     assert best.smoothed == pytest.approx(smooth[-1], abs=1e-9)
     if len(values) > 1:
         highest = max(smooth[1:])
-        assert smooth[best.step] == pytest.approx(highest, abs=1e-9) and best.value == pytest.approx(highest, abs=1e-9)
+        assert smooth[best.step] == pytest.approx(
+            highest, abs=1e-9
+        ) and best.value == pytest.approx(highest, abs=1e-9)
         assert told.index(True) == 1 and not any(told[best.step + 1 :]) and told[best.step]
     assert not told[0]  # no checkpoint holds the start
 
@@ -65,7 +68,9 @@ def test_one_lucky_evaluation_is_not_the_best_step():
 def test_evaluations_without_the_metric_and_other_metrics_change_nothing():
     best = Best("m")
     best.see(1, {"m": 0.5})
-    assert not best.see(2, {}) and not best.see(3, {"other": 1.0}) and not best.see(4, {"m": math.nan})
+    assert (
+        not best.see(2, {}) and not best.see(3, {"other": 1.0}) and not best.see(4, {"m": math.nan})
+    )
     assert best.metrics() == {"best/smoothed": 0.5, "best/step": 1.0}
     off = Best("")
     assert not off.see(1, {"": 1.0}) and off.metrics() == {}
@@ -85,7 +90,9 @@ def test_the_best_step_is_kept_beside_the_last_ones(tmp_path):
         state = {"key": "m", "smoothed": 0.1, "step": best, "value": 0.1}
         checkpoints.commit(step, {"p": step, "q": step}, {}, best=state)
         kept.append(saved_steps(tmp_path))
-        folders = [sorted(d.name for d in (tmp_path / p / "_actor").glob("global*")) for p in ("p", "q")]
+        folders = [
+            sorted(d.name for d in (tmp_path / p / "_actor").glob("global*")) for p in ("p", "q")
+        ]
         assert folders == [[tag(n) for n in kept[-1]]] * 2
     assert kept == [[1], [2], [2, 3], [2, 4], [5], [5, 6]]
     assert read_manifest(tmp_path)["best"]["step"] == 5
@@ -108,11 +115,17 @@ def test_a_folder_of_best_weights_is_whole_or_the_one_before(tmp_path):
     with pytest.raises(OSError, match="full"):
         fill_the_disk()
     assert (tmp_path / "best" / "p" / "weights").read_text() == "1"
-    assert json.loads((tmp_path / "best" / "best.json").read_text()) == {"step": 1, "metric": "m", "smoothed": 0.5}
+    assert json.loads((tmp_path / "best" / "best.json").read_text()) == {
+        "step": 1,
+        "metric": "m",
+        "smoothed": 0.5,
+    }
     with kept_apart(tmp_path, best) as folder:  # what was half written is thrown away
         assert list(folder.iterdir()) == []
     assert json.loads((tmp_path / "best" / "best.json").read_text())["step"] == 2
-    assert not (tmp_path / "best" / "p").exists() and sorted(p.name for p in tmp_path.iterdir()) == ["best"]
+    assert not (tmp_path / "best" / "p").exists() and sorted(
+        p.name for p in tmp_path.iterdir()
+    ) == ["best"]
 
 
 def test_the_best_step_of_a_run_that_was_killed_while_it_replaced_it_is_put_back(tmp_path):
@@ -131,9 +144,12 @@ OUTCOMES = {1: 0.1, 2: 0.9, 3: 0.9, 4: 0.2, 5: 0.3, 6: 0.2}
 
 
 def trained(folder, best_metric_key):
-    """A run of six steps whose evaluations have these outcomes; every policy leaves the step in what it saves."""
+    """A run of six steps whose evaluations have these outcomes; every policy leaves the step in
+    what it saves."""
     now = {"step": 0}
-    trainer = simulated_trainer(folder, lambda t: OUTCOMES.get(now["step"], 0.0), best_metric_key=best_metric_key)
+    trainer = simulated_trainer(
+        folder, lambda t: OUTCOMES.get(now["step"], 0.0), best_metric_key=best_metric_key
+    )
     trainer.run.args.ckpt.save_steps = 3
     trainer.saving.checkpoints = Checkpoints(folder / "checkpoints", 1, RUN)
     trainer.plugins.files = lambda run: []
@@ -162,7 +178,9 @@ def test_a_run_keeps_the_best_step_of_all_policies_apart_from_the_last(tmp_path)
     assert trainer.best.step == 3 and saved_steps(tmp_path / "checkpoints") == [3, 6]
     assert (tmp_path / "best" / "p" / "version").read_text() == "3"
     metrics = RunReader(tmp_path).metrics()
-    assert [m["best/step"] for m in metrics[1:]] == [1, 2, 3, 3, 3, 3] and metrics[0]["best/smoothed"] == 0.0
+    assert [m["best/step"] for m in metrics[1:]] == [1, 2, 3, 3, 3, 3] and metrics[0][
+        "best/smoothed"
+    ] == 0.0
     told = "Best step: 3 (0.515 on average over the evaluations so far); its weights are in best/."
     assert told in legend(summarise(metrics, ["a"]))
 
@@ -170,7 +188,8 @@ def test_a_run_keeps_the_best_step_of_all_policies_apart_from_the_last(tmp_path)
 def test_an_evaluation_without_the_metric_is_said(tmp_path, capsys):
     trainer = trained(tmp_path, "eval/outcome/a")  # the grader gives one outcome for the team
     assert (
-        "--ckpt.best_metric_key eval/outcome/a: the evaluation after step 6 has no such number" in capsys.readouterr().out
+        "--ckpt.best_metric_key eval/outcome/a: the evaluation after step 6 has no such number"
+        in capsys.readouterr().out
     )
     assert trainer.best.step == 0 and not (tmp_path / "best").exists()
 
@@ -187,10 +206,19 @@ TINY = str(recipes_root() / "mathchat" / "tiny.yaml")
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["eval/outcom"], "eval/outcom: is no metric of the evaluations; did you mean 'eval/outcome'?"),
+        (
+            ["eval/outcom"],
+            "eval/outcom: is no metric of the evaluations; did you mean 'eval/outcome'?",
+        ),
         (["eval/type/none"], "eval/type/none: is no metric of the evaluations"),
-        (["eval_default_pass1"], "is no metric of the evaluations; valid: eval/outcome, eval/outcome/coder"),
-        (["eval/outcome", "--eval.steps", "-1"], "nothing is evaluated, so no step is the best: give --eval.steps N"),
+        (
+            ["eval_default_pass1"],
+            "is no metric of the evaluations; valid: eval/outcome, eval/outcome/coder",
+        ),
+        (
+            ["eval/outcome", "--eval.steps", "-1"],
+            "nothing is evaluated, so no step is the best: give --eval.steps N",
+        ),
     ],
 )
 def test_a_metric_by_which_no_step_can_be_the_best_is_refused(words, said):
@@ -201,7 +229,10 @@ def test_a_metric_by_which_no_step_can_be_the_best_is_refused(words, said):
 
 @pytest.mark.parametrize("key", ["none", "eval/outcome", "eval/outcome/verifier", "eval/type/plus"])
 def test_metrics_that_evaluations_have_are_taken(key):
-    assert build_plan(["--recipe", TINY, "--ckpt.best_metric_key", key]).run.args.ckpt.best_metric_key == key
+    assert (
+        build_plan(["--recipe", TINY, "--ckpt.best_metric_key", key]).run.args.ckpt.best_metric_key
+        == key
+    )
 
 
 def test_outcomes_by_type_are_means_over_tasks():
@@ -217,4 +248,6 @@ def test_outcomes_by_type_are_means_over_tasks():
     lost = trajectory("d", "aime", None)
     found = held_out([*several, lost])
     assert (found["eval/type/amc"], found["eval/type/aime"]) == (0.75, 0.0)
-    assert not any("type" in name for name in held_out(several[:3]))  # of one type only: it is eval/outcome
+    assert not any(
+        "type" in name for name in held_out(several[:3])
+    )  # of one type only: it is eval/outcome

@@ -1,4 +1,5 @@
-"""Calls in a model's own format: vLLM's parsers, real tokenizers, chat templates that show tools."""
+"""Calls in a model's own format: vLLM's parsers, real tokenizers, chat templates that show
+tools."""
 
 import asyncio
 import copy
@@ -31,17 +32,21 @@ from marl_plugins.engine.runtime.roles import make_cast
 from marl_plugins.engine.runtime.tiny_model import resolve
 
 TEMPLATE = (  # as Qwen's: tools in the system message, tools' answers in one message of the user
-    "{% if tools %}<system>\n{% if messages[0].role == 'system' %}{{ messages[0].content }}\n{% endif %}Tools:"
+    "{% if tools %}<system>\n{% if messages[0].role == 'system' %}{{ messages[0].content }}\n{% "
+    "endif %}Tools:"
     "{% for tool in tools %}\n{{ tool | tojson }}{% endfor %}<eos>\n"
     "{% elif messages[0].role == 'system' %}<system>\n{{ messages[0].content }}<eos>\n{% endif %}"
     "{% set users = namespace(last=-1) %}"
-    "{% for m in messages %}{% if m.role == 'user' %}{% set users.last = loop.index0 %}{% endif %}{% endfor %}"
+    "{% for m in messages %}{% if m.role == 'user' %}{% set users.last = loop.index0 %}{% endif "
+    "%}{% endfor %}"
     "{% for m in messages %}"
     "{% if m.role == 'tool' %}"
-    "{% if messages[loop.index0 - 1].role != 'tool' %}<user>{% endif %}\n<tool_response>\n{{ m.content }}\n</tool_response>"
+    "{% if messages[loop.index0 - 1].role != 'tool' %}<user>{% endif %}\n<tool_response>\n{{ "
+    "m.content }}\n</tool_response>"
     "{% if loop.last or messages[loop.index0 + 1].role != 'tool' %}<eos>\n{% endif %}"
     "{% elif m.role == 'assistant' %}<assistant>\n"
-    "{{ m.content if loop.index0 > users.last else m.content.split('</think>')[-1] }}<eos>\n"  # thinking is removed
+    # thinking is removed
+    "{{ m.content if loop.index0 > users.last else m.content.split('</think>')[-1] }}<eos>\n"
     "{% elif m.role == 'user' %}<user>\n{{ m.content }}<eos>\n{% endif %}"
     "{% endfor %}{% if add_generation_prompt %}<assistant>\n{% endif %}"
 )
@@ -61,7 +66,11 @@ tiny_template = AutoTokenizer.from_pretrained(resolve("tiny")).chat_template
 
 
 def schema(**kinds):
-    return {"type": "object", "properties": {name: {"type": kind} for name, kind in kinds.items()}, "required": [*kinds]}
+    return {
+        "type": "object",
+        "properties": {name: {"type": kind} for name, kind in kinds.items()},
+        "required": [*kinds],
+    }
 
 
 async def answered(call):
@@ -82,7 +91,10 @@ SHOP = Tool(
     ),
 )
 PYTHON = Tool(
-    "python", printed, lambda text: [], functions=(Function("python", "Runs.", schema(code="string"), text="code"),)
+    "python",
+    printed,
+    lambda text: [],
+    functions=(Function("python", "Runs.", schema(code="string"), text="code"),),
 )
 TOOLS = (SHOP, PYTHON)
 
@@ -98,29 +110,51 @@ def tagged(name, arguments):
     return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments}, ensure_ascii=False)}\n</tool_call>"
 
 
-plain = st.text(st.characters(exclude_categories=["Cs"]), max_size=30).filter(lambda t: not re.search("tool_call|think", t))
+plain = st.text(st.characters(exclude_categories=["Cs"]), max_size=30).filter(
+    lambda t: not re.search("tool_call|think", t)
+)
 values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | plain,
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | plain,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(plain, inner, max_size=3),
     max_leaves=6,
 )
-call_lists = st.lists(st.tuples(plain.filter(bool), st.dictionaries(plain, values, max_size=3)), max_size=5)
+call_lists = st.lists(
+    st.tuples(plain.filter(bool), st.dictionaries(plain, values, max_size=3)), max_size=5
+)
 
 
 @settings(max_examples=150)
 @given(call_lists, plain)
 def test_hermes_reads_what_was_written(calls, between):
-    """Whatever names and arguments there are, in order; by vLLM's parser from a role with `calls: hermes`, and by ours else."""
+    """Whatever names and arguments there are, in order; by vLLM's parser from a role with
+    `calls: hermes`, and by ours else."""
     text = between + between.join(tagged(name, arguments) for name, arguments in calls)
     assert hermes(text) == [FunctionCall(name, arguments) for name, arguments in calls]
     ours = calls_in([SHOP], None, "", text)
-    assert [parse_call(w.text) for w in ours] == [FunctionCall(name, arguments) for name, arguments in calls]
+    assert [parse_call(w.text) for w in ours] == [
+        FunctionCall(name, arguments) for name, arguments in calls
+    ]
 
 
 @settings(max_examples=100)
 @given(
     st.lists(
-        st.sampled_from([*SPECIAL, "{", "}", '{"name": "price", "arguments": {"item": "x"}}', "[", "price(item=", '"', "x"])
+        st.sampled_from(
+            [
+                *SPECIAL,
+                "{",
+                "}",
+                '{"name": "price", "arguments": {"item": "x"}}',
+                "[",
+                "price(item=",
+                '"',
+                "x",
+            ]
+        )
     )
 )
 def test_no_answer_stops_a_parser(parts):
@@ -133,8 +167,11 @@ pythonic, llama = finder("pythonic"), finder("llama3_json")
 
 
 def test_a_role_without_tools_of_its_own_has_a_parser_too():
-    """Its program sends them with each request (marl_plugins.agents), and the run starts before the first."""
-    assert find_calls("hermes", None, tokenizer, [])(tagged("add", {"a": 1})) == [FunctionCall("add", {"a": 1})]
+    """Its program sends them with each request (marl_plugins.agents), and the run starts before the
+    first."""
+    assert find_calls("hermes", None, tokenizer, [])(tagged("add", {"a": 1})) == [
+        FunctionCall("add", {"a": 1})
+    ]
 
 
 @pytest.mark.parametrize(
@@ -180,7 +217,12 @@ def test_what_is_only_thought_is_no_call(text, items, reasoning):
 
 @pytest.mark.parametrize(
     ("text", "rest"),
-    [("a<think>b</think>c<think>d", "ac"), ("a</think>b", "b"), ("<think>a</think><think>b</think>c", "c"), ("a", "a")],
+    [
+        ("a<think>b</think>c<think>d", "ac"),
+        ("a</think>b", "b"),
+        ("<think>a</think><think>b</think>c", "c"),
+        ("a", "a"),
+    ],
 )
 def test_thinking_is_taken_out(text, rest):
     assert outside_thinking(text) == rest
@@ -189,7 +231,9 @@ def test_thinking_is_taken_out(text, rest):
 def test_an_unclosed_call_is_one_and_a_broken_one_is_none():
     assert hermes(ONE.removesuffix("</tool_call>")) == [FunctionCall("price", {"item": "one"})]
     assert hermes(ONE.replace('"}}', "")) == []
-    assert hermes('<tool_call>{"name": "price", "arguments": [1]}</tool_call>') == [FunctionCall("price", [1])]
+    assert hermes('<tool_call>{"name": "price", "arguments": [1]}</tool_call>') == [
+        FunctionCall("price", [1])
+    ]
 
 
 def test_names_of_parsers_are_read_without_importing_vllm():
@@ -214,12 +258,16 @@ def test_a_parser_that_does_not_fit_is_refused():
 def role_of(template, *tools, limit=4000):
     """What a run makes of a role with `calls: hermes`, with a tokenizer of the template."""
     made = build_plan(["--recipe", "tool_user/tiny.yaml"]).run
-    config = made.role("clerk").model_copy(update={"calls": "hermes", "tools": [tool.name for tool in tools]})
+    config = made.role("clerk").model_copy(
+        update={"calls": "hermes", "tools": [tool.name for tool in tools]}
+    )
     made = replace(made, recipe=made.recipe.model_copy(update={"roles": {"clerk": config}}))
     ((policy, args),) = copy.deepcopy(dict(made.policy_args)).items()
     args.data.max_len = limit
     chats = {policy: ChatFormat(make_tokenizer(template), policy)}
-    return make_cast(made, {policy: args}, chats, {tool.name: tool for tool in tools}).members["clerk"][0]
+    return make_cast(made, {policy: args}, chats, {tool.name: tool for tool in tools}).members[
+        "clerk"
+    ][0]
 
 
 def test_a_role_is_tried_before_anything_starts():
@@ -241,12 +289,17 @@ def test_a_role_is_tried_before_anything_starts():
         ),
         (
             TEMPLATE.replace(
-                "{% if m.role == 'tool' %}", "{% if m.role == 'tool' %}{{ raise_exception('no tool_calls') }}"
+                "{% if m.role == 'tool' %}",
+                "{% if m.role == 'tool' %}{{ raise_exception('no tool_calls') }}",
             ),
             (SHOP,),
             ("models.template_refuses", "clerk"),
         ),
-        (TEMPLATE, (SHOP, replace(SHOP, name="mall")), ("calls.same_function", "clerk", "shop", "mall")),
+        (
+            TEMPLATE,
+            (SHOP, replace(SHOP, name="mall")),
+            ("calls.same_function", "clerk", "shop", "mall"),
+        ),
     ],
 )
 def test_a_role_that_cannot_work_is_refused(template, tools, problem):
@@ -258,11 +311,13 @@ def test_tools_that_fill_the_context_are_refused():
         role_of(TEMPLATE, SHOP, PYTHON, limit=300)
 
 
-# --- conversations ----------------------------------------------------------------------------------------------------------
+# --- conversations
+# --------------------------------------------------------------------------------------------------
 
 
 class Says:
-    """An engine that says given texts, tokenised so that nothing else would tokenise them alike: the first ids are odd ones."""
+    """An engine that says given texts, tokenised so that nothing else would tokenise them alike:
+    the first ids are odd ones."""
 
     def __init__(self, *texts):
         self.texts = list(texts)
@@ -280,9 +335,20 @@ def prompt(fields):
 
 
 def converse(engine, calls=1, **changes):
-    """A role's conversation of several calls of the workflow, with its tools, in the model's own format."""
+    """A role's conversation of several calls of the workflow, with its tools, in the model's own
+    format."""
     chat = ChatFormat(tokenizer, "p", tuple(f.schema for tool in TOOLS for f in tool.functions))
-    spec = RoleSpec("a", "p", prompt, chat, Sampling(1.0, 1.0, 4000, 99999), TOOLS, 4, find_calls=hermes, **changes)
+    spec = RoleSpec(
+        "a",
+        "p",
+        prompt,
+        chat,
+        Sampling(1.0, 1.0, 4000, 99999),
+        TOOLS,
+        4,
+        find_calls=hermes,
+        **changes,
+    )
 
     async def workflow(task, roles, tools):
         mine = None
@@ -292,7 +358,15 @@ def converse(engine, calls=1, **changes):
 
     return asyncio.run(
         run_workflow(
-            workflow, Task("t", "p"), 0, step=1, run_seed=0, roles={"a": spec}, tools={}, generate=engine, seconds=60
+            workflow,
+            Task("t", "p"),
+            0,
+            step=1,
+            run_seed=0,
+            roles={"a": spec},
+            tools={},
+            generate=engine,
+            seconds=60,
         )
     )
 
@@ -304,7 +378,9 @@ def decoded(ids):
 def whole(messages):
     """A conversation as the template writes it."""
     schemas = [f.schema for tool in TOOLS for f in tool.functions]
-    return tokenizer.apply_chat_template(messages, tools=schemas, tokenize=False, add_generation_prompt=True)
+    return tokenizer.apply_chat_template(
+        messages, tools=schemas, tokenize=False, add_generation_prompt=True
+    )
 
 
 def test_several_calls_are_each_answered_and_the_context_is_the_templates():
@@ -328,12 +404,15 @@ def test_several_calls_are_each_answered_and_the_context_is_the_templates():
     assert last.extends and last.context_ids[: len(sampled)] == sampled
     messages = [*prompt({"q": "question 0"}), {"role": "assistant", "content": said}]
     assert decoded(first.context_ids) == whole(messages[:-1])
-    assert decoded(last.context_ids) == whole([*messages, *({"role": "tool", "content": o} for o in outputs)])
+    assert decoded(last.context_ids) == whole(
+        [*messages, *({"role": "tool", "content": o} for o in outputs)]
+    )
     assert '"name": "price"' in decoded(first.context_ids)
 
 
 def test_what_was_sampled_is_never_tokenised_again():
-    """Ids that no text is encoded to stay as they are, in contexts and in the sequence that is trained."""
+    """Ids that no text is encoded to stay as they are, in contexts and in the sequence that is
+    trained."""
     engine = Says(ONE, TWO, "done")
     odd = tuple(tokenizer.encode("\u00e9", add_special_tokens=False)[:1])  # half a character
 
@@ -350,8 +429,8 @@ def test_what_was_sampled_is_never_tokenised_again():
 
 
 def test_a_template_that_removes_thinking_begins_a_new_sequence():
-    """Through the turns of a tool thinking stays; once the user says more, the conversation is shown as the template writes it,
-    its calls with their special tokens."""
+    """Through the turns of a tool thinking stays; once the user says more, the conversation is
+    shown as the template writes it, its calls with their special tokens."""
     thought = f"<think>{TWO}</think>{ONE}"
     got = converse(Says(thought, "<think>so</think>It is 1.", "Bye."), calls=2)
     first, second, third = got.actions
@@ -374,7 +453,11 @@ def test_coach_and_records_see_what_was_offered():
     third = got.actions[2]
     for action in got.actions:
         (role, text), *messages = action.opening
-        assert role == "tools" and [t["function"]["name"] for t in json.loads(text)] == ["price", "order", "python"]
+        assert role == "tools" and [t["function"]["name"] for t in json.loads(text)] == [
+            "price",
+            "order",
+            "python",
+        ]
         assert messages[0] == ("system", "sell")
     assert [bool(a.offered) for a in got.actions] == [True, False, False]  # kept once
     assert third.opening[-1] == ("user", "question 1")

@@ -40,7 +40,12 @@ def says(answer):
 
 def workflow_of(tmp_path, graph, seconds=5.0, **cases):
     workflow, problems = compiled(
-        tmp_path, textwrap.dedent(graph), SOLVER, {}, cases=cases or {"addition": sums()}, case_seconds=seconds
+        tmp_path,
+        textwrap.dedent(graph),
+        SOLVER,
+        {},
+        cases=cases or {"addition": sums()},
+        case_seconds=seconds,
     )
     assert not problems, problems
     return workflow
@@ -92,17 +97,31 @@ def test_a_case_is_the_tasks_nodes_and_rounds_and_not_the_samples(tmp_path):
 def test_scores_are_the_actions_own_and_trigger_others(tmp_path):
     workflow = workflow_of(tmp_path, CHAIN)
     wrong = play(workflow, "0")
-    assert [(a.score, a.notes["graph"]["score"]) for a in wrong.actions] == [(0.0, 0.0)] and wrong.actions_scored
-    found = play(workflow_of(tmp_path, CHAIN, addition=sums(verify=lambda value, case: 1.0 if value == 7 else 0.2)), "7")
+    assert [(a.score, a.notes["graph"]["score"]) for a in wrong.actions] == [
+        (0.0, 0.0)
+    ] and wrong.actions_scored
+    found = play(
+        workflow_of(
+            tmp_path, CHAIN, addition=sums(verify=lambda value, case: 1.0 if value == 7 else 0.2)
+        ),
+        "7",
+    )
     a, b, c = found.actions
     assert [a.score, b.score, c.score] == [1.0, 1.0, None] and problem_of(found, 1).startswith("7+")
     assert a.path in b.parents and c.path in found.descendants(b.path)
 
 
 def test_another_try_meets_the_same_problem(tmp_path):
-    graph = "nodes: {a: {role: solver, case: addition, retry: {most: 3, while: a.score < 1}}}\ngive: a.score"
+    graph = (
+        "nodes: {a: {role: solver, case: addition, retry: {most: 3, while: a.score < "
+        "1}}}\ngive: a.score"
+    )
     found = play(workflow_of(tmp_path, graph))
-    assert len(found.actions) == 3 and len({problem_of(found, n) for n in range(3)}) == 1 and found.answer == "0.0"
+    assert (
+        len(found.actions) == 3
+        and len({problem_of(found, n) for n in range(3)}) == 1
+        and found.answer == "0.0"
+    )
 
 
 def test_an_evaluation_scores_outcomes_alone_and_branches_as_training_does(tmp_path):
@@ -171,11 +190,17 @@ def test_what_a_generator_is_given_is_its_own_copy(tmp_path):
       c: {role: solver, case: addition, given: a, after: [b]}
     give: c.score
     """
-    generator = sums(case=case, prompt=lambda case: {"problem": "x"}, verify=lambda value, case: len(case) / 2)
-    assert play(workflow_of(tmp_path, graph, addition=generator)).answer == "1.0" and seen == [[1], [1]]
+    generator = sums(
+        case=case, prompt=lambda case: {"problem": "x"}, verify=lambda value, case: len(case) / 2
+    )
+    assert play(workflow_of(tmp_path, graph, addition=generator)).answer == "1.0" and seen == [
+        [1],
+        [1],
+    ]
 
 
-# --- what is refused ------------------------------------------------------------------------------------------------------
+# --- what is refused
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -189,12 +214,18 @@ def test_what_a_generator_is_given_is_its_own_copy(tmp_path):
     ],
 )
 def test_a_node_whose_case_is_not_there_is_refused_by_line(tmp_path, node, codes):
-    _, problems = compiled(tmp_path, f"nodes:\n  a: {node}\ngive: a", SOLVER, cases={"addition": sums()})
-    assert [(p.code, p.names("line")) for p in problems] == [(c, (f"{tmp_path}/graph.yaml:2",)) for c in codes]
+    _, problems = compiled(
+        tmp_path, f"nodes:\n  a: {node}\ngive: a", SOLVER, cases={"addition": sums()}
+    )
+    assert [(p.code, p.names("line")) for p in problems] == [
+        (c, (f"{tmp_path}/graph.yaml:2",)) for c in codes
+    ]
 
 
 def test_only_a_case_has_a_score(tmp_path):
-    graph = "nodes:\n  a: {role: solver, with: {problem: task.prompt}}\n  b: {let: a.score}\ngive: b"
+    graph = (
+        "nodes:\n  a: {role: solver, with: {problem: task.prompt}}\n  b: {let: a.score}\ngive: b"
+    )
     _, (problem,) = compiled(tmp_path, graph, SOLVER, cases={"addition": sums()})
     assert problem.code == "graph.attribute"
 
@@ -232,7 +263,8 @@ addition = Addition()
 
 @pytest.fixture
 def planned(tmp_path):
-    """A recipe with cases; called with other files, it returns the codes and places of all problems and warnings."""
+    """A recipe with cases; called with other files, it returns the codes and places of all problems
+    and warnings."""
 
     def plan(**files):
         written = {
@@ -242,7 +274,9 @@ def planned(tmp_path):
             "graph.yaml": CHAIN,
             "solver.md": "{problem}",
         }
-        for name, text in (written | {name.replace("_", "."): text for name, text in files.items()}).items():
+        for name, text in (
+            written | {name.replace("_", "."): text for name, text in files.items()}
+        ).items():
             (tmp_path / name).write_text(text)
         try:
             found = build_plan(["--recipe", str(tmp_path)])
@@ -285,12 +319,16 @@ def test_what_is_wrong_with_cases_is_said_before_the_start(planned, changed, exp
 def test_a_verifier_that_never_returns_is_found_before_the_start(planned, monkeypatch):
     monkeypatch.setattr("marl_plugins.engine.plan.apart.SECONDS", 0.3)
     monkeypatch.setattr("marl_plugins.builtin.rehearsal.trial.SECONDS", 0.3)
-    slow = CASES.replace("return float(value == sum(case))", "import time\n        time.sleep(5)\n        return 0.0")
+    slow = CASES.replace(
+        "return float(value == sum(case))", "import time\n        time.sleep(5)\n        return 0.0"
+    )
     assert "rehearsal.blocks" in [code for code, *_ in planned(cases_py=slow)]
 
 
 def test_a_recipe_without_the_key_says_where_cases_come_from(planned):
-    assert ("graph.case", f"{planned.folder}/graph.yaml:3") in planned(recipe_yaml=RECIPE.replace("cases: cases.py\n", ""))
+    assert ("graph.case", f"{planned.folder}/graph.yaml:3") in planned(
+        recipe_yaml=RECIPE.replace("cases: cases.py\n", "")
+    )
 
 
 def test_a_generator_draws_from_its_own_source_of_chance():

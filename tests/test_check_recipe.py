@@ -1,4 +1,5 @@
-"""`openrlhf recipes check`: graders on the data's own labels, data, and a trajectory of each mapping."""
+"""`openrlhf recipes check`: graders on the data's own labels, data, and a trajectory of each
+mapping."""
 
 import json
 
@@ -14,7 +15,8 @@ from marl_plugins.engine.plan.build import draft_plan
 
 RECIPE = {
     "recipe.yaml": (
-        "name: sums\nroles:\n  a: {prompt: a.md}\n  b: {prompt: a.md}\nworkflow: workflow.py\ntasks: tasks.py\n"
+        "name: sums\nroles:\n  a: {prompt: a.md}\n  b: {prompt: a.md}\nworkflow: "
+        "workflow.py\ntasks: tasks.py\n"
         "grader: grader.py\nmodel: tiny\n"
     ),
     "a.md": "{problem}\n",
@@ -23,8 +25,10 @@ RECIPE = {
         "    await roles.a(problem=task.prompt)\n    return await roles.b(problem=task.prompt)\n"
     ),
     "tasks.py": (
-        "from marl_plugins.core.trajectory import Task\n\n\ndef load(split):\n    first = 0 if split == 'train' else 50\n"
-        "    return [Task(f'{split}-{n}', f'{n}+1=', str(n + 1)) for n in range(first, first + 20)]\n"
+        "from marl_plugins.core.trajectory import Task\n\n\ndef load(split):\n    first = 0 if "
+        "split == 'train' else 50\n"
+        "    return [Task(f'{split}-{n}', f'{n}+1=', str(n + 1)) for n in range(first, first + "
+        "20)]\n"
     ),
     "grader.py": (
         "from marl_plugins.grading import final, number\n\n\ndef score_outcome(trajectory):\n"
@@ -53,7 +57,8 @@ def labels_of(folder):
     return check_labels(draft_plan(["--recipe", folder], Plugins([])))
 
 
-# --- labels ---------------------------------------------------------------------------------------------------------------
+# --- labels
+# --------------------------------------------------------------------------------------------------
 
 
 @given(st.one_of(st.text(min_size=1), st.integers().map(str)))
@@ -90,9 +95,9 @@ def test_wrong_answers_are_near_the_label():
 
 
 def test_tasks_are_evenly_spaced():
-    assert spaced(list(range(10)), 3) == [0, 4, 8] and spaced(list(range(10)), None) == list(range(10)) == spaced(
-        list(range(10)), 99
-    )
+    assert spaced(list(range(10)), 3) == [0, 4, 8] and spaced(list(range(10)), None) == list(
+        range(10)
+    ) == spaced(list(range(10)), 99)
 
 
 def test_a_good_grader_pays_every_label_and_nothing_else(recipe):
@@ -117,7 +122,8 @@ def test_what_a_bad_grader_takes_otherwise(recipe, grader, kinds):
     assert ("label" in kinds) == any(one.kind == "label" and not one.fine for one in found)
 
 
-# --- the command ----------------------------------------------------------------------------------------------------------
+# --- the command
+# --------------------------------------------------------------------------------------------------
 
 
 def test_a_good_recipe(recipe, capsys):
@@ -127,7 +133,10 @@ def test_a_good_recipe(recipe, capsys):
         ("the recipe's", ["a", "b"], 2),
         ("shared", ["shared"], 2),
     ]
-    assert len(found["labels"]) == 160 and len(checked(recipe(), capsys, "--tasks", "5")[1]["labels"]) == 40
+    assert (
+        len(found["labels"]) == 160
+        and len(checked(recipe(), capsys, "--tasks", "5")[1]["labels"]) == 40
+    )
     assert main(["recipes", "check", recipe(), "--tasks", "5"]) == 0
     out = capsys.readouterr().out
     assert out.startswith("10 of 10")
@@ -137,7 +146,12 @@ def test_a_good_recipe(recipe, capsys):
 def test_a_grader_that_pays_everything_is_found(recipe, capsys):
     code, found = checked(recipe(grader="def score_outcome(trajectory):\n    return 1.0\n"), capsys)
     assert code == 1 and not found["fine"]
-    assert main(["recipes", "check", recipe(grader="def score_outcome(trajectory):\n    return 1.0\n")]) == 1
+    assert (
+        main(
+            ["recipes", "check", recipe(grader="def score_outcome(trajectory):\n    return 1.0\n")]
+        )
+        == 1
+    )
     assert capsys.readouterr().out.splitlines()[2].startswith("0 of 40")
 
 
@@ -148,13 +162,25 @@ def test_copies_of_held_out_tasks_are_found(recipe, capsys):
 
 
 def test_tasks_that_are_there_twice_are_told(recipe, capsys):
-    tasks = RECIPE["tasks.py"].replace("{n}+1=", "1+1=").replace("str(n + 1)", "'2'").replace("f'1+1='", "f'1+{split}='")
+    tasks = (
+        RECIPE["tasks.py"]
+        .replace("{n}+1=", "1+1=")
+        .replace("str(n + 1)", "'2'")
+        .replace("f'1+1='", "f'1+{split}='")
+    )
     code, found = checked(recipe(tasks=tasks), capsys)
-    assert code == 0 and found["data"]["twice"]["train"]["count"] == 19 and not found["data"]["problems"]
+    assert (
+        code == 0
+        and found["data"]["twice"]["train"]["count"] == 19
+        and not found["data"]["problems"]
+    )
 
 
 def test_labels_that_are_no_answers_are_told_where_answers_are_known(recipe, capsys):
-    grader = "def score_outcome(trajectory):\n    return float(trajectory.answer == f'<{trajectory.task.label}>')\n"
+    grader = (
+        "def score_outcome(trajectory):\n    return float(trajectory.answer == "
+        "f'<{trajectory.task.label}>')\n"
+    )
     code, found = checked(recipe(grader=grader), capsys)
     assert code == 1 and found["labels_are_answers"]
     answers = (
@@ -178,15 +204,31 @@ def test_it_is_said_what_to_do_about_a_trick_that_is_paid(recipe, capsys):
 RIGHT = "    if trajectory.answer == trajectory.task.label:\n        {}\n    return 0.0\n"
 GIVES = "from marl_plugins.contracts.graders import GradedAnswers\n\n\ndef answers(tasks):\n    "
 MISTAKES = {
-    "a score of another type": ({"grader": RIGHT.format("return 'yes'")}, "grader.py: ", "'yes'; expected a number"),
-    "a score that is too high": ({"grader": RIGHT.format("return 1.6")}, "grader.py: ", "1.6; scores lie in [0, 1]"),
+    "a score of another type": (
+        {"grader": RIGHT.format("return 'yes'")},
+        "grader.py: ",
+        "'yes'; expected a number",
+    ),
+    "a score that is too high": (
+        {"grader": RIGHT.format("return 1.6")},
+        "grader.py: ",
+        "1.6; scores lie in [0, 1]",
+    ),
     "a name that is wrong": (
         {"grader": RIGHT.format("return trajectory.labels")},
         "grader.py:3: ",
         "answer '1' to task 'train-0'",
     ),
-    "it leaves": ({"grader": "    import os\n    os._exit(0)\n"}, "grader.py: ", "runs programs in its own process"),
-    "a number that is none": ({"grader": "    return 1 / 0\n"}, "grader.py:2: ", "ZeroDivisionError"),
+    "it leaves": (
+        {"grader": "    import os\n    os._exit(0)\n"},
+        "grader.py: ",
+        "runs programs in its own process",
+    ),
+    "a number that is none": (
+        {"grader": "    return 1 / 0\n"},
+        "grader.py:2: ",
+        "ZeroDivisionError",
+    ),
     "a word of answers.py": (
         {"answers": f"{GIVES}yield GradedAnswers(tasks[0], rigth=['1'])\n"},
         "answers.py:5: ",
@@ -213,8 +255,14 @@ def test_what_recipes_raise_is_said_with_its_line(recipe, capsys, mistake):
 ENDLESS = {
     "a loop of the grader": ({"grader": RIGHT.format("while True: pass")}, "grader.py:3: "),
     "a grader that sleeps": ({"grader": "    import time\n    time.sleep(1e6)\n"}, "grader.py:3: "),
-    "a grader that waits": ({"grader": "    import asyncio\n    await asyncio.Event().wait()\n"}, "grader.py:3: "),
-    "answers without an end": ({"answers": f"{GIVES}while True:\n        pass\n    yield\n"}, "answers.py:"),
+    "a grader that waits": (
+        {"grader": "    import asyncio\n    await asyncio.Event().wait()\n"},
+        "grader.py:3: ",
+    ),
+    "answers without an end": (
+        {"answers": f"{GIVES}while True:\n        pass\n    yield\n"},
+        "answers.py:",
+    ),
     "a workflow that waits": (
         {
             "workflow": RECIPE["workflow.py"].replace(
@@ -253,7 +301,12 @@ def test_a_mapping_whose_grader_never_ends_is_left_behind(recipe, capsys, monkey
 
 
 def test_what_a_workflow_raises_where_a_label_is_the_answer_is_said_with_its_line(recipe, capsys):
-    last = "    last = await roles.b(problem=task.prompt)\n    return last if last.text != task.label else last.tex\n"
-    workflow = RECIPE["workflow.py"].replace("    return await roles.b(problem=task.prompt)\n", last)
+    last = (
+        "    last = await roles.b(problem=task.prompt)\n    return last if last.text != "
+        "task.label else last.tex\n"
+    )
+    workflow = RECIPE["workflow.py"].replace(
+        "    return await roles.b(problem=task.prompt)\n", last
+    )
     assert main(["recipes", "check", recipe(workflow=workflow)]) == 2
     assert "workflow.py:4: AttributeError" in capsys.readouterr().err

@@ -62,7 +62,9 @@ def test_a_critic_is_a_part_of_its_policys_step(tmp_path):
     for step in (2, 4):
         saved(tmp_path, step, ["p"], both)
         checkpoints.commit(step, {"p": step}, {})
-    assert [sorted(d.name for d in (tmp_path / "p" / part).glob("global*")) for part in both] == [[tag(4)]] * 2
+    assert [sorted(d.name for d in (tmp_path / "p" / part).glob("global*")) for part in both] == [
+        [tag(4)]
+    ] * 2
     saved(tmp_path, 6, ["p"], both)  # killed before the manifest
     assert checkpoints.open(resume=True)["step"] == 4
     assert [(tmp_path / "p" / part / "latest").read_text() for part in both] == [tag(4)] * 2
@@ -83,7 +85,10 @@ def test_rotation_keeps_the_last_steps_and_never_the_named_one_goes(checkpoints)
     for step in (1, 2, 3, 4):
         saved(checkpoints.folder, step)
         checkpoints.commit(step, {"p": step, "q": step}, {})
-    assert sorted(p.name for p in (checkpoints.folder / "p" / "_actor").glob("global*")) == [tag(3), tag(4)]
+    assert sorted(p.name for p in (checkpoints.folder / "p" / "_actor").glob("global*")) == [
+        tag(3),
+        tag(4),
+    ]
     assert json.loads(checkpoints.manifest_path.read_text())["step"] == 4
 
 
@@ -135,7 +140,9 @@ def test_missing_parts_are_named(checkpoints):
         checkpoints.open(resume=True)
     saved(checkpoints.folder, 2, ["q"])
     (checkpoints.folder / "q" / "_actor" / tag(2) / "states.pt").write_text("")
-    with refused(("resume.no_weights", "global_step2"), ("resume.damaged", checkpoints.folder.name)):
+    with refused(
+        ("resume.no_weights", "global_step2"), ("resume.damaged", checkpoints.folder.name)
+    ):
         checkpoints.open(resume=True)
 
 
@@ -153,18 +160,26 @@ OTHER_FORMS = [
     '{"schema": 99, "step": 1}',
     '{"schema": 3}',
 ]
-OTHER_FORMS += [json.dumps({k: v for k, v in OLD.items() if k != name}) for name in OLD if name != "schema"]
+OTHER_FORMS += [
+    json.dumps({k: v for k, v in OLD.items() if k != name}) for name in OLD if name != "schema"
+]
 OTHER_FORMS += [json.dumps(OLD | {"step": step}) for step in (None, "1", 0, -1, True, 1.5)]
-OTHER_FORMS += [json.dumps(OLD | {"policies": policies}) for policies in ([], {"p": "1"}, {"p": None}, 7)]
 OTHER_FORMS += [
-    json.dumps(OLD | {"run": run}) for run in ([], 7, {}, RUN | {"policies": {"p": {}}}, RUN | {"files": {"a": 1}})
+    json.dumps(OLD | {"policies": policies}) for policies in ([], {"p": "1"}, {"p": None}, 7)
 ]
 OTHER_FORMS += [
-    json.dumps(OLD | {"schema": 1, "run": run}) for run in ([], {}, RUN, {"seed": 1, "policies": 3, "plugins": {}})
+    json.dumps(OLD | {"run": run})
+    for run in ([], 7, {}, RUN | {"policies": {"p": {}}}, RUN | {"files": {"a": 1}})
+]
+OTHER_FORMS += [
+    json.dumps(OLD | {"schema": 1, "run": run})
+    for run in ([], {}, RUN, {"seed": 1, "policies": 3, "plugins": {}})
 ]
 
 
-@pytest.mark.parametrize("text", [*map(str.encode, OTHER_FORMS), b"\xff\xfe", b'{"schema": 2, "step": "\xe2'])
+@pytest.mark.parametrize(
+    "text", [*map(str.encode, OTHER_FORMS), b"\xff\xfe", b'{"schema": 2, "step": "\xe2']
+)
 def test_a_broken_manifest_is_an_error_not_a_fresh_start(checkpoints, text):
     checkpoints.manifest_path.write_bytes(text)
     for resume in (True, False):
@@ -181,7 +196,9 @@ def test_a_manifest_of_schema_2_resumes(checkpoints):
     checkpoints.commit(2, {"p": 2}, {})
     manifest = json.loads(checkpoints.manifest_path.read_text())
     assert (manifest["schema"], len(manifest["files"])) == (3, 1)
-    assert (checkpoints.folder / "p" / "_actor" / tag(1)).is_dir()  # the step before can still be resumed
+    assert (
+        checkpoints.folder / "p" / "_actor" / tag(1)
+    ).is_dir()  # the step before can still be resumed
 
 
 def shards(folder, step, names):
@@ -215,10 +232,13 @@ def flip(path):
 
 
 @pytest.mark.parametrize(
-    ("damage", "code"), [(remove, "resume.missing"), (cut, "resume.size"), (flip, "resume.damaged_file")]
+    ("damage", "code"),
+    [(remove, "resume.missing"), (cut, "resume.size"), (flip, "resume.damaged_file")],
 )
 @pytest.mark.parametrize("name", SHARDS)
-def test_a_file_that_is_not_what_was_saved_is_named_with_the_way_out(checkpoints, damage, code, name):
+def test_a_file_that_is_not_what_was_saved_is_named_with_the_way_out(
+    checkpoints, damage, code, name
+):
     for step in (2, 4):
         shards(checkpoints.folder, step, SHARDS)
         checkpoints.commit(step, {"p": step}, {})
@@ -236,7 +256,9 @@ def test_a_file_that_is_not_what_was_saved_is_named_with_the_way_out(checkpoints
     assert checkpoints.open(resume=True)["step"] == 4
     flip(checkpoints.folder / "p" / "_actor" / tag(4) / name)
     remove(checkpoints.folder / "p" / "_actor" / tag(2) / name)
-    with refused(("resume.damaged_file", name), ("resume.damaged", checkpoints.folder.name)) as error:
+    with refused(
+        ("resume.damaged_file", name), ("resume.damaged", checkpoints.folder.name)
+    ) as error:
         checkpoints.open(resume=True)
     assert "manifest" not in error.value.problems[1].fix  # there is no other step
 
@@ -278,7 +300,8 @@ def test_a_run_does_not_save_over_another_ones_steps(checkpoints):
     other.commit(3, {"p": 3, "q": 3}, {})
     for attempt in (checkpoints.check_ours, lambda: checkpoints.commit(3, {"p": 3, "q": 3}, {})):
         with pytest.raises(
-            RunEnded, match=r"manifest\.json was changed by another run that saves to the same --ckpt\.path"
+            RunEnded,
+            match=r"manifest\.json was changed by another run that saves to the same --ckpt\.path",
         ):
             attempt()
     assert checkpoints.what_is_saved() == f"what is saved in {checkpoints.folder} is not this run's"
@@ -318,7 +341,11 @@ def test_a_run_without_saved_steps_leaves_the_best_weights_and_cannot_be_resumed
     trainer = run_planned(plan)
     trainer.best.step = 2
     asyncio.run(trainer.saving.save(2))
-    assert [m["step"] for m in recorded(plan, "metrics.jsonl")] == [0, 1, 2] and trainer.saving.last == 2
+    assert [m["step"] for m in recorded(plan, "metrics.jsonl")] == [
+        0,
+        1,
+        2,
+    ] and trainer.saving.last == 2
     assert json.loads((plan.run.output / "best" / "best.json").read_text())["step"] == 2
     assert not [path for path in (tmp_path / "saved").rglob("*") if path.is_file()]
     (tmp_path / "again").mkdir()

@@ -1,4 +1,5 @@
-"""The coach as a plugin: rubrics, flags, who gets the label, and what becomes of verdicts that are missing."""
+"""The coach as a plugin: rubrics, flags, who gets the label, and what becomes of verdicts that are
+missing."""
 
 import asyncio
 import shutil
@@ -68,14 +69,17 @@ def test_a_criterion_that_reads_the_label_without_saying_so_has_none_to_read(act
 
 @pytest.mark.parametrize("points", [(0.2, 0.7), (0.1, 0.2, 0.3), (1.1, 2.2, 3.3), (3, 7)])
 def test_all_points_held_are_a_score_of_10(points, action, seen):
-    assert judge([Criterion(str(p), p, lambda a, s: True) for p in points], action, seen).score == 10
+    assert (
+        judge([Criterion(str(p), p, lambda a, s: True) for p in points], action, seen).score == 10
+    )
 
 
 def test_mistakes_in_a_rubric_are_reported_together(tmp_path):
     file = tmp_path / "rubric.py"
     file.write_text(
         "from marl_plugins.coach.rubric import Criterion\n"
-        "RUBRIC = {'sovler': [], 'coder': [Criterion('x', 0, bool)], 'judge': [Criterion('y', 1, bool, needs_label=True)]}\n"
+        "RUBRIC = {'sovler': [], 'coder': [Criterion('x', 0, bool)], 'judge': [Criterion('y', 1, "
+        "bool, needs_label=True)]}\n"
     )
     codes = ["rubric.role", "rubric.no_criteria", "rubric.points", "rubric.label"]
     with refused(*((code, "rubric.py") for code in codes)):
@@ -106,7 +110,9 @@ def test_placeholders_of_a_prompt_are_checked(tmp_path):
 def test_a_coach_reads_what_the_agent_saw_with_heads_and_tails_and_never_the_label(action, seen):
     earlier = make_trajectory({"planner": []}).actions[0]
     earlier.tool_results = (
-        ToolResult("python", "p", "Traceback\n" + "x" * 9000 + "\nKeyError: 3", False, files=("a.csv",)),
+        ToolResult(
+            "python", "p", "Traceback\n" + "x" * 9000 + "\nKeyError: 3", False, files=("a.csv",)
+        ),
     )
     action.tool_results = (ToolResult("python", "p", "12", True, files=("b.csv",)),)
     seen = Seen(**{**vars(seen), "before": (earlier,)})
@@ -131,16 +137,51 @@ def test_a_coach_reads_what_the_agent_saw_with_heads_and_tails_and_never_the_lab
 
 def test_the_coach_needs_one_of_three_and_the_command_line_beats_the_recipe():
     with refused(("coach.none", "marl_plugins.coach")):
-        build_plan(["--recipe", "tests/recipes/sums/tiny.yaml", "--plugin", "marl_plugins.coach", "--dry-run"])
+        build_plan(
+            [
+                "--recipe",
+                "tests/recipes/sums/tiny.yaml",
+                "--plugin",
+                "marl_plugins.coach",
+                "--dry-run",
+            ]
+        )
     with refused(("flags.exclusive", "command line", "coach.model", "coach.rubric")):
-        build_plan([*TINY, "--dry-run", "--coach.model", "m", "--coach.rubric", "recipes/mathchat/tiny_rubric.py"])
+        build_plan(
+            [
+                *TINY,
+                "--dry-run",
+                "--coach.model",
+                "m",
+                "--coach.rubric",
+                "recipes/mathchat/tiny_rubric.py",
+            ]
+        )
     assert asker_of(build_plan([*TINY, "--dry-run", "--coach.model", "m"]).run) is not None
     assert asker_of(build_plan([*TINY, "--dry-run"]).run) is None
 
 
 def test_everything_wrong_with_the_flags_is_reported_together():
-    words = ["--coach.model", "m", "--coach.timeout", "0", "--coach.budget", "5", "--coach.body", "[1]"]
-    words += ["--coach.max_missing", "2", "--coach.replay", "x", "--coach.record", "y", "--coach.concurrency", "0"]
+    words = [
+        "--coach.model",
+        "m",
+        "--coach.timeout",
+        "0",
+        "--coach.budget",
+        "5",
+        "--coach.body",
+        "[1]",
+    ]
+    words += [
+        "--coach.max_missing",
+        "2",
+        "--coach.replay",
+        "x",
+        "--coach.record",
+        "y",
+        "--coach.concurrency",
+        "0",
+    ]
     words += [
         "--coach.retries",
         "-1",
@@ -170,7 +211,12 @@ def test_everything_wrong_with_the_flags_is_reported_together():
         assert part in text
     with refused(("coach.irrelevant", "coach.timeout")):
         build_plan([*TINY, "--dry-run", "--coach.timeout", "3"])
-    nobody = ["--coach.ground_truth", "none", "--coach.last_prompt", "recipes/mathchat/prompts/solver.md"]
+    nobody = [
+        "--coach.ground_truth",
+        "none",
+        "--coach.last_prompt",
+        "recipes/mathchat/prompts/solver.md",
+    ]
     with refused(
         ("coach.last_prompt",),
         ("prompt.placeholder", "coach prompt", "solver.md"),
@@ -187,21 +233,42 @@ def test_a_missing_prompt_of_a_role_is_reported_by_the_plan(tmp_path):
     shutil.copytree(ROOT / "recipes" / "mathchat", tmp_path / "mine")
     (tmp_path / "mine" / "prompts" / "tiny" / "coder.md").unlink()
     with refused(("files.unreadable", "tiny.yaml:6", "roles.coder.prompt", "coder", "coder.md")):
-        build_plan(["--recipe", str(tmp_path / "mine" / "tiny.yaml"), "--coach.model", "m", "--dry-run"])
+        build_plan(
+            ["--recipe", str(tmp_path / "mine" / "tiny.yaml"), "--coach.model", "m", "--dry-run"]
+        )
 
 
 def test_request_fields_reach_the_endpoint_as_they_are():
     run = build_plan(
-        [*TINY, "--dry-run", "--coach.model", "m", "--coach.body", '{"temperature": null, "a.b": {"c": 1}}']
+        [
+            *TINY,
+            "--dry-run",
+            "--coach.model",
+            "m",
+            "--coach.body",
+            '{"temperature": null, "a.b": {"c": 1}}',
+        ]
     ).run
     assert asker_of(run).transport.endpoint.body == {"temperature": None, "a.b": {"c": 1}}
 
 
 def test_a_limit_at_which_verdicts_cannot_come_in_time_is_a_warning():
-    slow = [*map(str, build_plan([*TINY, "--dry-run", "--coach.model", "m", "--coach.per_minute", "60"]).run.warnings)]
+    slow = [
+        *map(
+            str,
+            build_plan(
+                [*TINY, "--dry-run", "--coach.model", "m", "--coach.per_minute", "60"]
+            ).run.warnings,
+        )
+    ]
     (warning,) = slow
     assert "300 verdicts within --coach.deadline 300 s, and a step has some 384 actions" in warning
-    assert build_plan([*TINY, "--dry-run", "--coach.model", "m", "--coach.per_minute", "600"]).run.warnings == ()
+    assert (
+        build_plan(
+            [*TINY, "--dry-run", "--coach.model", "m", "--coach.per_minute", "600"]
+        ).run.warnings
+        == ()
+    )
 
 
 def test_an_endpoint_that_is_down_is_reported_at_start_and_not_asked_by_a_dry_run(tmp_path):
@@ -228,7 +295,14 @@ def during(plan, work, purpose="train"):
 
 
 def test_an_evaluation_needs_no_endpoint(tmp_path):
-    words = ["--coach.model", "m", "--coach.base_url", "http://127.0.0.1:9/v1", "--coach.cache", str(tmp_path / "c.jsonl")]
+    words = [
+        "--coach.model",
+        "m",
+        "--coach.base_url",
+        "http://127.0.0.1:9/v1",
+        "--coach.cache",
+        str(tmp_path / "c.jsonl"),
+    ]
     during(build_plan([*TINY, *words, "--ckpt.output_dir", str(tmp_path)]), nothing, "evaluate")
     assert not list(tmp_path.iterdir())
 
@@ -237,14 +311,23 @@ def test_stopping_closes_the_connection_and_the_files(tmp_path):
     async def score_one():
         trajectory = make_trajectory({"solver": []})
         assert (
-            await plugin.marl_score_action(plan.run, trajectory.actions[0], Seen.of(trajectory, trajectory.actions[0]))
+            await plugin.marl_score_action(
+                plan.run, trajectory.actions[0], Seen.of(trajectory, trajectory.actions[0])
+            )
             == 0.6
         )
         assert bodies.connections() == 1
         return asker_of(plan.run).cache.kept.files[0][0]
 
     with openai_server(lambda body, n: verdict(body, 6)) as (url, bodies):
-        words = ["--coach.model", "m", "--coach.base_url", url, "--coach.record", str(tmp_path / "record.jsonl")]
+        words = [
+            "--coach.model",
+            "m",
+            "--coach.base_url",
+            url,
+            "--coach.record",
+            str(tmp_path / "record.jsonl"),
+        ]
         plan = build_plan([*TINY, *words, "--ckpt.output_dir", str(tmp_path)])
         file = during(plan, score_one)
         assert file.closed
@@ -282,14 +365,18 @@ class Scripted:
 
 
 def step(shares, run_words=(), outcomes=(1.0, 0.0), parts=((0, 1),)):
-    """Score two trajectories of two roles by a scripted coach, as the workflow does, and give the step its credit.
+    """Score two trajectories of two roles by a scripted coach, as the workflow does, and give the
+    step its credit.
 
     Args:
-        parts: Numbers of the trajectories that are credited together, in the order in which they are.
+        parts: Numbers of the trajectories that are credited together, in the order in which they
+            are.
     """
     run = build_plan([*TINY, "--dry-run", *run_words]).run
     run.state(CoachState).coach = coach = Scripted(shares)
-    trajectories = [make_trajectory({"solver": [], "verifier": ["solver"]}, task=t) for t in ("a", "b")]
+    trajectories = [
+        make_trajectory({"solver": [], "verifier": ["solver"]}, task=t) for t in ("a", "b")
+    ]
     trajectories[0].task.metadata["type"] = "plus"
     for trajectory, outcome in zip(trajectories, outcomes, strict=True):
         trajectory.outcome, trajectory.actions_scored = outcome, True
@@ -328,11 +415,15 @@ def test_a_step_that_is_credited_in_parts_is_measured_as_one(parts):
     words, shares = ["--coach.max_missing", "1"], [0.2, 0.9, None, 0.8]
     whole, in_parts = step(shares, words), step(shares, words, parts=parts)
     assert in_parts[3] == whole[3]
-    assert [(row.name, row.reward) for row in in_parts[1]] == [(row.name, row.reward) for row in whole[1]]
+    assert [(row.name, row.reward) for row in in_parts[1]] == [
+        (row.name, row.reward) for row in whole[1]
+    ]
 
 
 def test_a_missing_verdict_is_left_out_with_its_reason_and_nothing_is_put_in_its_place():
-    trajectories, rows, ledger, metrics, _ = step([0.2, 0.9, None, 0.8], ["--coach.max_missing", "0.5"])
+    trajectories, rows, ledger, metrics, _ = step(
+        [0.2, 0.9, None, 0.8], ["--coach.max_missing", "0.5"]
+    )
     assert len(rows) == 3
     assert ledger.left_out == {"solver": {"infrastructure:coach_busy": 1}}
     assert trajectories[1].actions[0].reward is None
@@ -343,7 +434,10 @@ def test_a_missing_verdict_is_left_out_with_its_reason_and_nothing_is_put_in_its
 def test_a_step_with_too_many_missing_is_left_out_whole():
     _, rows, ledger, metrics, _ = step([0.2, 0.9, None, 0.8])
     assert rows == []
-    assert ledger.left_out["solver"] == {"infrastructure:coach_step_left_out": 1, "infrastructure:coach_busy": 1}
+    assert ledger.left_out["solver"] == {
+        "infrastructure:coach_step_left_out": 1,
+        "infrastructure:coach_busy": 1,
+    }
     assert ledger.left_out["verifier"] == {"infrastructure:coach_step_left_out": 2}
     assert metrics["coach/step_left_out"] == 1.0
 
@@ -375,7 +469,10 @@ def test_a_spent_budget_ends_the_run_with_its_state_and_is_counted_on_after_a_re
             run = (plan := build_plan([*TINY, *words, *more])).run
 
             async def score():
-                return [await plugin.marl_score_action(run, a, Seen.of(trajectory, a)) for a in trajectory.actions]
+                return [
+                    await plugin.marl_score_action(run, a, Seen.of(trajectory, a))
+                    for a in trajectory.actions
+                ]
 
             return run, lambda: during(plan, score)
 
@@ -385,7 +482,9 @@ def test_a_spent_budget_ends_the_run_with_its_state_and_is_counted_on_after_a_re
         run, score = start("--ckpt.load_enable")
         with pytest.raises(InfrastructureFailure, match="spent"):
             score()
-        with pytest.raises(RunPaused, match=r"budget is spent: 500 tokens of --coach\.budget_tokens 350"):
+        with pytest.raises(
+            RunPaused, match=r"budget is spent: 500 tokens of --coach\.budget_tokens 350"
+        ):
             credit(plugin, [trajectory], run)
         run, score = start()  # another run begins with nothing spent
         assert score() == [0.6, 0.6, 0.6]
@@ -393,7 +492,9 @@ def test_a_spent_budget_ends_the_run_with_its_state_and_is_counted_on_after_a_re
 
 def test_scores_that_did_not_come_in_time_count_as_missing():
     async def too_slow():
-        task = asyncio.create_task(plugin._score(run, trajectory.actions[0], Seen.of(trajectory, trajectory.actions[0])))
+        task = asyncio.create_task(
+            plugin._score(run, trajectory.actions[0], Seen.of(trajectory, trajectory.actions[0]))
+        )
         await asyncio.sleep(0.01)
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)

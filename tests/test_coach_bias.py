@@ -1,4 +1,5 @@
-"""The bias monitor against numpy on plain samples, and over seeds: an injected bias is found and taken out, none is invented."""
+"""The bias monitor against numpy on plain samples, and over seeds: an injected bias is found and
+taken out, none is invented."""
 
 import json
 import random
@@ -25,7 +26,9 @@ from marl_plugins.engine.records.intervals import t_quantile
 BIAS = 0.12
 """1.2 points of ten."""
 SAMPLES = st.lists(
-    st.tuples(st.integers(0, 20).map(lambda points: points / 20), st.sampled_from([0.0, 1.0])), min_size=1, max_size=4
+    st.tuples(st.integers(0, 20).map(lambda points: points / 20), st.sampled_from([0.0, 1.0])),
+    min_size=1,
+    max_size=4,
 )
 TASKS = st.lists(SAMPLES, min_size=3, max_size=6)
 
@@ -38,7 +41,8 @@ def sums_of(tasks):
 
 @given(TASKS)
 def test_the_sums_of_a_type_are_those_of_its_samples(tasks):
-    """Means, cluster-robust errors (Liang and Zeger 1986), and products of different samples, from every pair of samples."""
+    """Means, cluster-robust errors (Liang and Zeger 1986), and products of different samples, from
+    every pair of samples."""
     found = sums_of(tasks)
     scores, outcomes = (np.array([pair[n] for task in tasks for pair in task]) for n in range(2))
     s, o = scores.mean(), outcomes.mean()
@@ -49,14 +53,22 @@ def test_the_sums_of_a_type_are_those_of_its_samples(tasks):
     residuals = [sum((a - s) - slope * (b - o) for a, b in task) for task in tasks]
     error = np.sqrt(sum(r * r for r in residuals) * found.count / (found.count - 1)) / len(scores)
     assert found.error(slope) == pytest.approx(error, abs=1e-9)
-    for place, one in enumerate(((lambda a, b: (a[0] - s) * (b[1] - o)), (lambda a, b: (a[1] - o) * (b[1] - o)))):
-        pairs = [sum(one(a, b) for n, a in enumerate(t) for m, b in enumerate(t) if n != m) for t in tasks]
+    for place, one in enumerate(
+        ((lambda a, b: (a[0] - s) * (b[1] - o)), (lambda a, b: (a[1] - o) * (b[1] - o)))
+    ):
+        pairs = [
+            sum(one(a, b) for n, a in enumerate(t) for m, b in enumerate(t) if n != m)
+            for t in tasks
+        ]
         assert found.between[place] == pytest.approx(pairs, abs=1e-9)
 
 
 def known_above(p, v, t):
     """Whether no slope up to `MOST_SLOPE` is within its error, by Fieller."""
-    return all(abs((p - b * v).sum()) > t * np.sqrt(((p - b * v) ** 2).sum()) for b in np.linspace(0, MOST_SLOPE, 21))
+    return all(
+        abs((p - b * v).sum()) > t * np.sqrt(((p - b * v) ** 2).sum())
+        for b in np.linspace(0, MOST_SLOPE, 21)
+    )
 
 
 @given(st.lists(TASKS, min_size=1, max_size=3), st.floats(0.5, 3))
@@ -75,7 +87,10 @@ def test_every_slope_that_is_left_is_allowed_and_every_other_one_is_not(types, e
         return
     slopes = np.linspace(0, MOST_SLOPE, 201)
     known = v.sum() > t * np.sqrt(v @ v) and v.sum() ** 2 - t * t * (v @ v) > 1e-9
-    repeats = [not known or (p - b * v).sum() ** 2 <= t * t * ((p - b * v) @ (p - b * v)) + 1e-9 for b in slopes]
+    repeats = [
+        not known or (p - b * v).sum() ** 2 <= t * t * ((p - b * v) @ (p - b * v)) + 1e-9
+        for b in slopes
+    ]
     bounds = [least <= 0 or outcomes < 1e-9 or least / outcomes - 1e-9 <= b for b in slopes]
     allowed = slopes[np.logical_and(repeats, bounds)]
     assert found.high <= MOST_SLOPE
@@ -85,11 +100,14 @@ def test_every_slope_that_is_left_is_allowed_and_every_other_one_is_not(types, e
 
 
 def test_old_steps_fade_like_weights():
-    """As many equally weighted tasks as Kish's formula says, and means that are the weighted ones."""
+    """As many equally weighted tasks as Kish's formula says, and means that are the weighted
+    ones."""
     monitor, draw, values = BiasMonitor(), random.Random(3), []
     for step in range(40):
         values.append([draw.random() for _ in range(4)])
-        monitor.add({("r", "k", f"{step}/{n}"): [(value, 0.0)] for n, value in enumerate(values[-1])})
+        monitor.add(
+            {("r", "k", f"{step}/{n}"): [(value, 0.0)] for n, value in enumerate(values[-1])}
+        )
     found = TypeSums(monitor.sums["r"]["k"].values(), 40)
     weights = np.repeat(DECAY ** np.arange(39, -1, -1.0), 4)
     assert found.score == pytest.approx(np.average(np.array(values).ravel(), weights=weights))
@@ -99,7 +117,9 @@ def test_old_steps_fade_like_weights():
 def test_a_task_that_returns_is_one_task():
     monitor, draw = BiasMonitor(), random.Random(4)
     for _ in range(30):
-        monitor.add({("r", kind, str(n)): [(draw.random(), 1.0)] * 3 for kind in "ab" for n in range(4)})
+        monitor.add(
+            {("r", kind, str(n)): [(draw.random(), 1.0)] * 3 for kind in "ab" for n in range(4)}
+        )
     assert monitor.sums["r"]["a"].keys() == {"0", "1", "2", "3"} and monitor.metrics() == {}
 
 
@@ -118,7 +138,12 @@ def test_a_type_that_comes_no_more_is_not_held_against_the_others():
                 }
                 trajectory = replace(trajectory, **about)
                 seen.append(
-                    (trajectory, JudgedAction(trajectory.actions[0], Verdict(score=10 * score + draw.random()), False))
+                    (
+                        trajectory,
+                        JudgedAction(
+                            trajectory.actions[0], Verdict(score=10 * score + draw.random()), False
+                        ),
+                    )
                 )
         monitor.observe(seen)
 
@@ -136,7 +161,9 @@ def test_types_that_have_one_outcome_each_cannot_be_told_from_success():
     monitor = BiasMonitor()
     for step in range(9):
         tasks = {("r", "a", f"{step}/{n}"): [(0.9 + n / 1000, 1.0)] * 2 for n in range(20)}
-        monitor.add(tasks | {("r", "b", f"{step}/{n}"): [(0.1 + n / 1000, 0.0)] * 2 for n in range(20)})
+        monitor.add(
+            tasks | {("r", "b", f"{step}/{n}"): [(0.1 + n / 1000, 0.0)] * 2 for n in range(20)}
+        )
     assert monitor.metrics()["coach/bias/r/a/unclear"] == 1.0 and monitor.corrections() == {"r": {}}
     assert monitor.metrics()["alarm/coach_bias"] == 0.0
 
@@ -145,10 +172,15 @@ def test_an_easier_type_with_lower_scores_is_told_without_repeats():
     """No slope that is not negative explains it."""
     monitor, draw = BiasMonitor(), random.Random(2)
     for step in range(20):
-        scores = {kind: [draw.gauss(mean, 0.1) for _ in range(32)] for kind, mean in (("easy", 0.4), ("hard", 0.5))}
+        scores = {
+            kind: [draw.gauss(mean, 0.1) for _ in range(32)]
+            for kind, mean in (("easy", 0.4), ("hard", 0.5))
+        }
         monitor.add(
             {
-                ("r", kind, f"{step}/{n}"): [(score, float(draw.random() < (0.7 if kind == "easy" else 0.3)))]
+                ("r", kind, f"{step}/{n}"): [
+                    (score, float(draw.random() < (0.7 if kind == "easy" else 0.3)))
+                ]
                 for kind, found in scores.items()
                 for n, score in enumerate(found)
             }
@@ -158,8 +190,13 @@ def test_an_easier_type_with_lower_scores_is_told_without_repeats():
 
 @pytest.mark.parametrize("name", WITHOUT)
 def test_an_unbiased_coach_seldom_raises_an_alarm(name):
-    """The benchmark's worlds, a few runs of each: `python -m benchmarks.coach_bias` makes a thousand."""
-    found = [first_alarm(world, seed)[0] for world in WITHOUT[name] for seed in range(1 if name == "demo" else 3)]
+    """The benchmark's worlds, a few runs of each: `python -m benchmarks.coach_bias` makes a
+    thousand."""
+    found = [
+        first_alarm(world, seed)[0]
+        for world in WITHOUT[name]
+        for seed in range(1 if name == "demo" else 3)
+    ]
     assert sum(map(bool, found)) <= 1
 
 
@@ -176,7 +213,8 @@ def test_an_alarm_needs_more_evidence_the_more_is_tested():
     for step in world.run(0):
         monitor.add(step)
     one, many = (
-        {r: t for r, t in monitor.sums.items() if r in roles} for roles in (("first",), ("first", "second", "third"))
+        {r: t for r, t in monitor.sums.items() if r in roles}
+        for roles in (("first",), ("first", "second", "third"))
     )
     widths = []
     for sums in (one, many):
@@ -185,7 +223,8 @@ def test_an_alarm_needs_more_evidence_the_more_is_tested():
     assert widths[0] < widths[1]
 
 
-# --- over seeds, through the plugin's own hooks ---------------------------------------------------------------------------------
+# --- over seeds, through the plugin's own hooks
+# ---------------------------------------------------------------------------------
 
 ROLES = ("engineer", "analyst")
 SUCCESS = {"classification": 0.35, "regression": 0.65}
@@ -194,12 +233,15 @@ SUCCESS = {"classification": 0.35, "regression": 0.65}
 
 def run_of(debias=False):
     states = {}
-    args = SimpleNamespace(coach=SimpleNamespace(debias=debias, max_missing=0.2, corrections_coef=0.0))
+    args = SimpleNamespace(
+        coach=SimpleNamespace(debias=debias, max_missing=0.2, corrections_coef=0.0)
+    )
     return SimpleNamespace(args=args, state=lambda kind: states.setdefault(kind, kind()))
 
 
 def step_of(draw, bias, tasks=16, samples=4):
-    """Trajectories of a step with their verdicts; the coach adds `bias` to the engineer's scores of regression tasks."""
+    """Trajectories of a step with their verdicts; the coach adds `bias` to the engineer's scores of
+    regression tasks."""
     found = []
     for kind, mean in SUCCESS.items():
         for _ in range(tasks):
@@ -231,7 +273,13 @@ def take(run, trajectories):
 
 def difference(trajectories, role):
     by_kind = {
-        kind: [a.score for t in trajectories if t.task.metadata["type"] == kind for a in t.actions if a.role == role]
+        kind: [
+            a.score
+            for t in trajectories
+            if t.task.metadata["type"] == kind
+            for a in t.actions
+            if a.role == role
+        ]
         for kind in SUCCESS
     }
     return statistics.fmean(by_kind["regression"]) - statistics.fmean(by_kind["classification"])
@@ -249,19 +297,24 @@ def test_an_injected_bias_is_found_with_its_sign_in_every_seed(bias):
         last = told[-1]
         assert last["alarm/coach_bias"] == 1.0, seed
         assert last[f"alarm/coach_bias/{NAME}"] * bias < 0
-        assert not any(f"alarm/coach_bias/analyst/{kind}" in metrics for metrics in told for kind in SUCCESS)
+        assert not any(
+            f"alarm/coach_bias/analyst/{kind}" in metrics for metrics in told for kind in SUCCESS
+        )
         assert abs(last[f"coach/bias/{NAME}"] + bias) < 0.06
         assert abs(last[f"coach/bias/{NAME}/success"] + 0.3) < 0.15
 
 
 def test_the_intervals_hold_the_bias_as_often_as_they_say():
-    """95 % of 60 seeds, by the binomial at least 53; the noise is not normal and the scores are rounded."""
+    """95 % of 60 seeds, by the binomial at least 53; the noise is not normal and the scores are
+    rounded."""
     inside = 0
     for seed in range(60):
         monitor, draw = BiasMonitor(), random.Random(seed)
         for _ in range(3):
             monitor.observe(
-                (t, JudgedAction(a, Verdict(score=10 * a.score), False)) for t in step_of(draw, BIAS, 8) for a in t.actions
+                (t, JudgedAction(a, Verdict(score=10 * a.score), False))
+                for t in step_of(draw, BIAS, 8)
+                for a in t.actions
             )
         found = monitor.differences(1.96)["engineer"]["classification"].interval
         inside += found.low <= -BIAS <= found.high
@@ -269,7 +322,8 @@ def test_the_intervals_hold_the_bias_as_often_as_they_say():
 
 
 def test_there_is_no_alarm_without_a_bias():
-    """Although the scores of the two types differ by far more than an alarm needs, because their success does."""
+    """Although the scores of the two types differ by far more than an alarm needs, because their
+    success does."""
     for seed in range(6):
         draw, run = random.Random(seed), run_of()
         told = [take(run, step_of(draw, 0.0)) for _ in range(30)]
@@ -287,7 +341,9 @@ def test_it_is_taken_out_to_within_a_third_of_a_point():
             reference, trajectories = step_of(plain, 0.0), step_of(biased, BIAS)
             take(run, trajectories)
             if number >= 20:
-                left.append(difference(trajectories, "engineer") - difference(reference, "engineer"))
+                left.append(
+                    difference(trajectories, "engineer") - difference(reference, "engineer")
+                )
             for action in (a for t in trajectories for a in t.actions):
                 assert action.reward == action.score and 0.0 <= action.score <= 1.0
         assert abs(statistics.fmean(left)) <= 0.035, seed
@@ -329,7 +385,10 @@ def test_the_first_step_has_nothing_to_take_out_and_a_resumed_run_repeats():
 
 
 def test_tasks_without_a_type_or_an_outcome_are_nobodys():
-    run, trajectories = run_of(True), [make_trajectory({"engineer": []}, task=str(n)) for n in range(40)]
+    run, trajectories = (
+        run_of(True),
+        [make_trajectory({"engineer": []}, task=str(n)) for n in range(40)],
+    )
     for n, trajectory in enumerate(trajectories):
         trajectory.actions_scored, trajectory.actions[0].score = True, 0.5
         trajectory.outcome = None if n % 2 else 1.0

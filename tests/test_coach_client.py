@@ -1,4 +1,5 @@
-"""The coach's endpoint over real HTTP: what may pass is repeated, what cannot ends the run, and no verdict is made up."""
+"""The coach's endpoint over real HTTP: what may pass is repeated, what cannot ends the run, and no
+verdict is made up."""
 
 import asyncio
 import json
@@ -31,8 +32,19 @@ def coach_at(url, budget=None, kept=None, **settings):
         read_prompt(PROMPTS / "action.md", with_label=False),
         read_prompt(PROMPTS / "last_action.md", with_label=True),
     )
-    endpoint = Endpoint(**{"prefix": "coach", "base_url": url, "model": "m", "timeout": 5.0, "retries": 3, **settings})
-    return ModelCoach(endpoint_asker(endpoint, budget, kept), Questions(prompts, {"solver": "Solve {problem}"}))
+    endpoint = Endpoint(
+        **{
+            "prefix": "coach",
+            "base_url": url,
+            "model": "m",
+            "timeout": 5.0,
+            "retries": 3,
+            **settings,
+        }
+    )
+    return ModelCoach(
+        endpoint_asker(endpoint, budget, kept), Questions(prompts, {"solver": "Solve {problem}"})
+    )
 
 
 def kept_in(file, *more):
@@ -58,7 +70,9 @@ def last_of(seen):
 
 def judge(coach, *pairs):
     async def all_of_them():
-        found = await asyncio.gather(*(coach.judge(action, seen) for action, seen in pairs), return_exceptions=True)
+        found = await asyncio.gather(
+            *(coach.judge(action, seen) for action, seen in pairs), return_exceptions=True
+        )
         await coach.asker.transport.close()  # what is kept stays open
         return found
 
@@ -66,8 +80,13 @@ def judge(coach, *pairs):
 
 
 @pytest.mark.parametrize("form", ["json", "text"])
-def test_a_verdict_in_either_form_and_the_label_in_the_last_actions_prompt_alone(form, action, seen):
-    with openai_server(lambda body, n: verdict(body, 8, correct="no", says="Good.")) as (url, bodies):
+def test_a_verdict_in_either_form_and_the_label_in_the_last_actions_prompt_alone(
+    form, action, seen
+):
+    with openai_server(lambda body, n: verdict(body, 8, correct="no", says="Good.")) as (
+        url,
+        bodies,
+    ):
         coach = coach_at(url, form=form)
         probe(coach)
         first, last = judge(coach, (action, seen), (action, last_of(seen)))
@@ -81,10 +100,18 @@ def test_a_verdict_in_either_form_and_the_label_in_the_last_actions_prompt_alone
 
 def test_the_form_is_settled_by_what_the_endpoint_takes(action, seen):
     def without_structured_output(body, n):
-        return Reply("response_format is unknown", 400) if "response_format" in body else verdict(body, 7)
+        return (
+            Reply("response_format is unknown", 400)
+            if "response_format" in body
+            else verdict(body, 7)
+        )
 
     def without_a_thought_of_it(body, n):  # takes the field and does not heed it
-        return verdict({"messages": body["messages"]}, 7) if "response_format" not in body else "I would say 7."
+        return (
+            verdict({"messages": body["messages"]}, 7)
+            if "response_format" not in body
+            else "I would say 7."
+        )
 
     for answer in (without_structured_output, without_a_thought_of_it):
         with openai_server(answer) as (url, bodies):
@@ -186,7 +213,10 @@ def test_retry_after_may_be_a_date():
 
 def test_a_text_with_half_a_surrogate_pair_is_kept(tmp_path, action, seen):
     file = tmp_path / "verdicts.jsonl"
-    with openai_server(lambda body, n: verdict(body, 5, says="Odd: \ud83d and \u2028.")) as (url, bodies):
+    with openai_server(lambda body, n: verdict(body, 5, says="Odd: \ud83d and \u2028.")) as (
+        url,
+        bodies,
+    ):
         for _ in range(2):
             (found,) = judge(coach_at(url, form="json", kept=kept_in(file)), (action, seen))
     assert r"\ud83d" + " and \u2028" in found.explanation  # half a pair cannot be printed
@@ -247,7 +277,12 @@ def test_retry_after_is_heeded(action, seen):
         (Reply(seconds=0.4), "coach_timeout"),
         (Reply(reset=True), "coach_unreachable"),
         (Reply("too long", 400, code="context_length_exceeded"), "coach_refused"),
-        (Reply("This model's maximum context length is 4096 tokens, and you asked for 9000", 400), "coach_refused"),
+        (
+            Reply(
+                "This model's maximum context length is 4096 tokens, and you asked for 9000", 400
+            ),
+            "coach_refused",
+        ),
         (Reply("payload too large", 413), "coach_refused"),
     ],
 )
@@ -277,7 +312,10 @@ def test_what_cannot_pass_is_asked_once_and_ends_the_run(reply, action, seen):
 
 
 def test_a_verdict_has_a_deadline_with_all_its_repeats(action, seen):
-    with openai_server(lambda body, n: Reply("busy", 503, headers={"Retry-After": "30"})) as (url, _):
+    with openai_server(lambda body, n: Reply("busy", 503, headers={"Retry-After": "30"})) as (
+        url,
+        _,
+    ):
         (failure,) = judge(coach_at(url, form="text", deadline=0.5), (action, seen))
     assert failure.kind == "coach_deadline"
 
@@ -290,10 +328,14 @@ def test_no_more_requests_are_in_flight_than_allowed_and_pauses_hold_no_place(ac
         most[0] = max(most[0], flying[0])
         time.sleep(0.02)
         flying[0] -= 1
-        return Reply("busy", 503, headers={"Retry-After": "0.05"}) if n % 3 == 0 else verdict(body, 5)
+        return (
+            Reply("busy", 503, headers={"Retry-After": "0.05"}) if n % 3 == 0 else verdict(body, 5)
+        )
 
     with openai_server(answer) as (url, _):
-        coach = coach_at(url, form="text", concurrency=4, retries=20)  # a third of all requests fail, whosever they are
+        coach = coach_at(
+            url, form="text", concurrency=4, retries=20
+        )  # a third of all requests fail, whosever they are
         verdicts = judge(coach, *different(action, seen, 40))
     assert [v.score for v in verdicts] == [5] * 40
     assert most[0] <= 4
@@ -309,7 +351,9 @@ def test_requests_per_minute_are_spaced(action, seen):
 
     with openai_server(answer) as (url, _):
         judge(coach_at(url, form="text", per_minute=1200), *different(action, seen, 16))
-    assert max(begun) - min(begun) >= 0.4  # fifteen more at 20 a second; the first may have been slow to arrive
+    assert (
+        max(begun) - min(begun) >= 0.4
+    )  # fifteen more at 20 a second; the first may have been slow to arrive
 
 
 def test_kept_answers_are_not_asked_for_again_and_replay_needs_no_endpoint(tmp_path, action, seen):
@@ -350,7 +394,10 @@ def test_what_the_answer_depends_on_is_in_the_key(action, seen):
 
 
 def test_tokens_and_dollars_are_counted_and_a_spent_budget_asks_no_more(action, seen):
-    with openai_server(lambda body, n: Reply(verdict(body, 6), tokens=(1000, 200))) as (url, bodies):
+    with openai_server(lambda body, n: Reply(verdict(body, 6), tokens=(1000, 200))) as (
+        url,
+        bodies,
+    ):
         budget = SpendingBudget("coach", tokens=2400, price=(1.0, 5.0))
         coach = coach_at(url, budget, form="text", concurrency=1)
         found = judge(coach, *different(action, seen, 3))
@@ -392,7 +439,10 @@ def test_the_same_question_has_the_same_key_as_in_earlier_releases(action, seen)
         return [coach.asker.cache.key(coach.questions.of(action, s)) for s in (seen, last_of(seen))]
 
     assert keys() == ["8fdf3943b36654b6429658cbdaf662d2", "2dc76acd4c8b0467cae11c4a198ab35a"]
-    assert keys(form="json", body={"seed": 1}) == ["51bf2181e70c2838080538d5295bcd57", "2eb6f612a88eaea714eadaf03db2bed2"]
+    assert keys(form="json", body={"seed": 1}) == [
+        "51bf2181e70c2838080538d5295bcd57",
+        "2eb6f612a88eaea714eadaf03db2bed2",
+    ]
 
 
 def a_request():
@@ -418,21 +468,35 @@ def ask(url, budget=None, **settings):
 
 def test_another_plugins_messages_name_its_own_flags(tmp_path):
     budget = SpendingBudget("grader", tokens=5)
-    with openai_server(lambda body, n: re.findall(r"Repeat (\w+)", body["messages"][0]["content"])[0]) as (url, _):
+    with openai_server(
+        lambda body, n: re.findall(r"Repeat (\w+)", body["messages"][0]["content"])[0]
+    ) as (url, _):
         assert len(ask(url, budget)["word"]) == 8
-        with pytest.raises(InfrastructureFailure, match=r"110 tokens of --grader\.budget_tokens 5$"):
+        with pytest.raises(
+            InfrastructureFailure, match=r"110 tokens of --grader\.budget_tokens 5$"
+        ):
             ask(url, budget)
     with openai_server(lambda body, n: Reply(seconds=0.5)) as (url, _):
-        with pytest.raises(InfrastructureFailure, match=r"no answer within 0\.1 s \(--grader\.timeout\), after 0 repeats"):
+        with pytest.raises(
+            InfrastructureFailure,
+            match=r"no answer within 0\.1 s \(--grader\.timeout\), after 0 repeats",
+        ):
             ask(url, timeout=0.1, retries=0)
-        with pytest.raises(InfrastructureFailure, match=r"no judgement within 0\.1 s \(--grader\.deadline\)"):
+        with pytest.raises(
+            InfrastructureFailure, match=r"no judgement within 0\.1 s \(--grader\.deadline\)"
+        ):
             ask(url, deadline=0.1)
         asker = endpoint_asker(Endpoint("grader", url, "m", timeout=0.1))
-        with pytest.raises(ConfigurationError, match=r"^grader endpoint .*--grader\.timeout raises the limit"):
+        with pytest.raises(
+            ConfigurationError, match=r"^grader endpoint .*--grader\.timeout raises the limit"
+        ):
             asyncio.run(asker.probe(a_request()))
     with (
         openai_server(lambda body, n: Reply("no such model", 404)) as (url, _),
-        pytest.raises(RunPaused, match=r"^grader endpoint .*is --grader\.base_url right .*and --grader\.model the name"),
+        pytest.raises(
+            RunPaused,
+            match=r"^grader endpoint .*is --grader\.base_url right .*and --grader\.model the name",
+        ),
     ):
         ask(url)
     (tmp_path / "account.json").write_text("{")
@@ -444,7 +508,8 @@ def test_another_plugins_messages_name_its_own_flags(tmp_path):
 
 
 def test_closing_ends_what_is_being_asked_and_the_connection(action, seen, tmp_path):
-    """A server sees the connection closed; what was kept is on the disk, and a later judgement connects anew."""
+    """A server sees the connection closed; what was kept is on the disk, and a later judgement
+    connects anew."""
 
     async def interrupted(coach):
         await coach.judge(action, seen)
@@ -457,7 +522,10 @@ def test_closing_ends_what_is_being_asked_and_the_connection(action, seen, tmp_p
         assert coach.asker.cache.kept.files == []
         assert asyncio.all_tasks() == {asyncio.current_task()}
 
-    with openai_server(lambda body, n: Reply(verdict(body, 5), seconds=0 if n == 1 else 0.4)) as (url, bodies):
+    with openai_server(lambda body, n: Reply(verdict(body, 5), seconds=0 if n == 1 else 0.4)) as (
+        url,
+        bodies,
+    ):
         open_connections = bodies.connections
         coach = coach_at(url, form="text", kept=kept_in(tmp_path / "kept.jsonl"))
         asyncio.run(interrupted(coach))
@@ -469,20 +537,32 @@ def test_closing_ends_what_is_being_asked_and_the_connection(action, seen, tmp_p
 
 def test_the_probe_waits_for_a_busy_endpoint_as_a_run_would():
     def answer(body, n):
-        return Reply("loading", 503 if n == 1 else 429, headers={"Retry-After": "0.1"}) if n < 4 else verdict(body, 7)
+        return (
+            Reply("loading", 503 if n == 1 else 429, headers={"Retry-After": "0.1"})
+            if n < 4
+            else verdict(body, 7)
+        )
 
     with openai_server(answer) as (url, bodies):
         probe(coach_at(url))
         assert len(bodies) == 4
     with (
-        openai_server(lambda body, n: Reply("loading", 503, headers={"Retry-After": "3600"})) as (url, bodies),
+        openai_server(lambda body, n: Reply("loading", 503, headers={"Retry-After": "3600"})) as (
+            url,
+            bodies,
+        ),
         pytest.raises(ConfigurationError, match="HTTP 503: loading; it asks to wait 3600 s"),
     ):
         probe(coach_at(url))
     assert len(bodies) == 1
-    for later in (Reply("slower", 429), Reply(seconds=3.0)):  # the time may end while it is asked once more
+    for later in (
+        Reply("slower", 429),
+        Reply(seconds=3.0),
+    ):  # the time may end while it is asked once more
         with (
-            openai_server(lambda body, n, later=later: Reply("slower", 429) if n == 1 else later) as (url, bodies),
+            openai_server(
+                lambda body, n, later=later: Reply("slower", 429) if n == 1 else later
+            ) as (url, bodies),
             pytest.raises(ConfigurationError, match="HTTP 429: slower; it is busy"),
         ):
             probe(coach_at(url, timeout=1.0))
@@ -492,7 +572,9 @@ def test_an_endpoint_that_is_gone():
     with openai_server(lambda body, n: "") as (url, _):
         pass
     asker = coach_at(url, timeout=2).asker
-    assert [code for code, *_ in found_by(asyncio.run, asker.probe(trial_request()))] == ["endpoint.unreachable"]
+    assert [code for code, *_ in found_by(asyncio.run, asker.probe(trial_request()))] == [
+        "endpoint.unreachable"
+    ]
     with refused(("endpoint.no_models", f"coach endpoint {url}, model 'm'")):
         asyncio.run(asker.transport.model_names())
 
@@ -500,7 +582,10 @@ def test_an_endpoint_that_is_gone():
 def test_a_question_follows_no_redirect_to_another_server(action, seen):
     with openai_server(lambda body, n: verdict(body, 7)) as (other, elsewhere):
         target = f"{other}/chat/completions"
-        with openai_server(lambda body, n: Reply(status=307, headers={"Location": target})) as (url, bodies):
+        with openai_server(lambda body, n: Reply(status=307, headers={"Location": target})) as (
+            url,
+            bodies,
+        ):
             (failure,) = judge(coach_at(url), (action, last_of(seen)))
             with pytest.raises(ConfigurationError) as caught:
                 probe(coach_at(url))
@@ -554,13 +639,18 @@ def test_an_address_may_have_a_query_and_the_environment_a_proxy(action, seen, m
         monkeypatch.setenv("no_proxy", "coach.example")
         monkeypatch.setenv("http_proxy", "socks5://127.0.0.1:1")
         (failure,) = judge(coach_at("http://elsewhere.example/v1", retries=0), (action, seen))
-    assert paths == ["/v1/chat/completions?api-version=1", "http://coach.example/v1/chat/completions"]
+    assert paths == [
+        "/v1/chat/completions?api-version=1",
+        "http://coach.example/v1/chat/completions",
+    ]
     assert failure.kind == "coach_unreachable" and "https" in str(failure)
 
 
 def test_texts_that_utf_8_has_no_bytes_for_are_asked_about_all_the_same(action, seen):
     half = "half a pair: \udcff"
-    action = replace(action, text=half, tool_results=(ToolResult("python", "c", half, True, files=(half,)),))
+    action = replace(
+        action, text=half, tool_results=(ToolResult("python", "c", half, True, files=(half,)),)
+    )
     with openai_server(lambda body, n: verdict(body, 6)) as (url, bodies):
         (found,) = judge(coach_at(url), (action, replace(last_of(seen), prompt=half)))
     assert found.score == 6
@@ -572,7 +662,9 @@ def test_texts_that_utf_8_has_no_bytes_for_are_asked_about_all_the_same(action, 
 def test_a_number_of_tokens_that_is_none_is_not_counted(tokens, action, seen, tmp_path):
     budget = SpendingBudget("coach", tokens=100, price=(1.0, 1.0))
     budget.open(tmp_path / "account.json", resumed=False)
-    with openai_server(lambda body, n: Reply(verdict(body, 6), tokens=(tokens, 7), total=False)) as (url, _):
+    with openai_server(
+        lambda body, n: Reply(verdict(body, 6), tokens=(tokens, 7), total=False)
+    ) as (url, _):
         coach = coach_at(url, budget)
         (found,) = judge(coach, (action, seen))
     assert found.score == 6
@@ -582,7 +674,9 @@ def test_a_number_of_tokens_that_is_none_is_not_counted(tokens, action, seen, tm
     assert again.spent_out == 7
 
 
-@pytest.mark.parametrize("number", [str(10**400), "1e400", "-1", "true", '"7"', "null", "[]", str(10**16), "9" * 5000])
+@pytest.mark.parametrize(
+    "number", [str(10**400), "1e400", "-1", "true", '"7"', "null", "[]", str(10**16), "9" * 5000]
+)
 def test_an_account_that_cannot_be_right_is_refused_by_name(number, tmp_path):
     file = tmp_path / "coach_spent.json"
     for text in (f'{{"tokens_in": 3, "tokens_out": {number}}}', number, "[" * 10**5):
@@ -591,7 +685,9 @@ def test_an_account_that_cannot_be_right_is_refused_by_name(number, tmp_path):
             SpendingBudget("coach").open(file, resumed=True)
 
 
-@pytest.mark.parametrize("judgement", [{"x": 1}, {"score": 99}, {"score": "7"}, {}, {"score": 10**400}, {"score": None}])
+@pytest.mark.parametrize(
+    "judgement", [{"x": 1}, {"score": 99}, {"score": "7"}, {}, {"score": 10**400}, {"score": None}]
+)
 def test_a_kept_verdict_of_another_form_is_a_missing_one(judgement, tmp_path, action, seen):
     file = tmp_path / "verdicts.jsonl"
     coach = coach_at("http://127.0.0.1:9/v1", form="text")
@@ -606,7 +702,9 @@ def test_a_kept_verdict_of_another_form_is_a_missing_one(judgement, tmp_path, ac
     ]
     file.write_text("\n".join(lines))
     for kept in (replay(file), kept_in(file)):
-        (failure,) = judge(coach_at("http://127.0.0.1:9/v1", form="text", kept=kept), (action, seen))
+        (failure,) = judge(
+            coach_at("http://127.0.0.1:9/v1", form="text", kept=kept), (action, seen)
+        )
         assert isinstance(failure, InfrastructureFailure) and failure.kind == "coach_verdict"
         assert "--coach.cache or --coach.replay" in str(failure)
         kept.close()
@@ -623,18 +721,26 @@ def test_a_kept_verdict_of_another_form_is_a_missing_one(judgement, tmp_path, ac
         ("m", "some-other-model-1b", 1),
     ],
 )
-def test_another_model_than_was_asked_for_is_noticed_once(asked, answering, noticed, action, seen, caplog):
+def test_another_model_than_was_asked_for_is_noticed_once(
+    asked, answering, noticed, action, seen, caplog
+):
     with openai_server(lambda body, n: Reply(verdict(body, 6), model=answering)) as (url, _):
         found = judge(coach_at(url, model=asked), *different(action, seen, 3))
     assert [f.score for f in found] == [6, 6, 6]
-    assert [f"the answers are by model '{answering}'" in r.getMessage() for r in caplog.records] == [True] * noticed
+    assert [
+        f"the answers are by model '{answering}'" in r.getMessage() for r in caplog.records
+    ] == [True] * noticed
 
 
 def test_an_error_in_place_of_an_answer_means_what_it_says(action, seen):
     quota = {"error": {"message": "pay", "code": "insufficient_quota"}}
     with openai_server(lambda body, n: Reply(raw=json.dumps(quota).encode())) as (url, bodies):
         (failure,) = judge(coach_at(url), (action, seen))
-    assert isinstance(failure, RunPaused) and "pay; the account has run out of credit" in str(failure) and len(bodies) == 1
+    assert (
+        isinstance(failure, RunPaused)
+        and "pay; the account has run out of credit" in str(failure)
+        and len(bodies) == 1
+    )
     other = {"error": {"message": "overloaded", "code": 529}}
     with openai_server(lambda body, n: Reply(raw=json.dumps(other).encode())) as (url, bodies):
         (failure,) = judge(coach_at(url, retries=1), (action, seen))
@@ -650,6 +756,6 @@ def test_a_full_disk_pauses_the_run(tmp_path, action, seen, monkeypatch):
     monkeypatch.setattr("os.replace", full)
     with openai_server(lambda body, n: verdict(body, 6)) as (url, _):
         (failure,) = judge(coach_at(url, budget), (action, seen))
-    assert isinstance(failure, RunPaused) and "what the coach spends cannot be kept: No space left on device" in str(
-        failure
-    )
+    assert isinstance(
+        failure, RunPaused
+    ) and "what the coach spends cannot be kept: No space left on device" in str(failure)

@@ -1,4 +1,5 @@
-"""Several coaches as one: how scores are joined, members that are down, disagreement, what can be wrong in a recipe, blame."""
+"""Several coaches as one: how scores are joined, members that are down, disagreement, what can be
+wrong in a recipe, blame."""
 
 import asyncio
 import json
@@ -34,7 +35,9 @@ from marl_plugins.reward_backprop.rules import Rules
 
 ROOT = Path(__file__).resolve().parent.parent
 ANSWERS = st.dictionaries(
-    st.sampled_from("abcdef"), st.tuples(st.floats(0, 10), st.floats(0.1, 5), st.booleans()), min_size=1
+    st.sampled_from("abcdef"),
+    st.tuples(st.floats(0, 10), st.floats(0.1, 5), st.booleans()),
+    min_size=1,
 )
 SOME = ANSWERS.filter(lambda answers: any(down is False for *_, down in answers.values()))
 
@@ -50,25 +53,39 @@ def joint(answers, combine):
         name: InfrastructureFailure("coach_timeout", "late") if down else Verdict(score=score)
         for name, (score, _, down) in answers.items()
     }
-    return ensemble({name: weight for name, (_, weight, _) in answers.items()}, combine=combine).joint(given)
+    return ensemble(
+        {name: weight for name, (_, weight, _) in answers.items()}, combine=combine
+    ).joint(given)
 
 
 @given(SOME, st.sampled_from(["mean", "median", "worst"]))
 def test_the_joint_score_is_numpys_over_those_that_answered(answers, combine):
     up = [(score, weight) for score, weight, down in answers.values() if not down]
     scores, weights = map(np.array, zip(*up, strict=True))
-    expected = {"mean": np.average(scores, weights=weights), "median": np.median(scores), "worst": scores.min()}
+    expected = {
+        "mean": np.average(scores, weights=weights),
+        "median": np.median(scores),
+        "worst": scores.min(),
+    }
     found = joint(answers, combine)
     assert found.score == pytest.approx(expected[combine])
-    assert found.disagreement == pytest.approx(np.std(scores / 10), abs=1e-9) and found.disagreement <= 0.5
+    assert (
+        found.disagreement == pytest.approx(np.std(scores / 10), abs=1e-9)
+        and found.disagreement <= 0.5
+    )
     assert found.failed == {name: "coach_timeout" for name, (*_, down) in answers.items() if down}
     without = {name: answer for name, answer in answers.items() if not answer[2]}
-    assert found.score == joint(without, combine).score  # a member that is down might as well not be there
+    assert (
+        found.score == joint(without, combine).score
+    )  # a member that is down might as well not be there
     assert found.score == pytest.approx(joint(dict(reversed(answers.items())), combine).score)
 
 
 def test_without_a_member_that_answers_there_is_no_verdict():
-    down = {name: InfrastructureFailure(kind, "x") for name, kind in (("a", "coach_busy"), ("b", "coach_busy"))}
+    down = {
+        name: InfrastructureFailure(kind, "x")
+        for name, kind in (("a", "coach_busy"), ("b", "coach_busy"))
+    }
     with pytest.raises(InfrastructureFailure, match="a: x; b: x") as caught:
         ensemble({"a": 1, "b": 1}).joint(down)
     assert caught.value.kind == "coach_busy"
@@ -86,14 +103,23 @@ def test_without_a_member_that_answers_there_is_no_verdict():
         ((None,), None, None),
     ],
 )
-def test_whether_the_answer_is_right_is_the_majoritys_word_and_the_worst_ones_is_a_no(claims, most, worst):
+def test_whether_the_answer_is_right_is_the_majoritys_word_and_the_worst_ones_is_a_no(
+    claims, most, worst
+):
     answers = {str(n): Verdict(score=5.0, correct=claim) for n, claim in enumerate(claims)}
     for combine, expected in (("mean", most), ("median", most), ("worst", worst)):
-        assert ensemble(dict.fromkeys(answers, 1.0), combine=combine).joint(answers).correct is expected
+        assert (
+            ensemble(dict.fromkeys(answers, 1.0), combine=combine).joint(answers).correct
+            is expected
+        )
 
 
 def test_of_corrections_the_first_members_is_kept_that_has_one():
-    answers = {"a": Verdict(score=1.0), "b": Verdict(score=2.0, correction="7"), "c": Verdict(score=3.0, correction="8")}
+    answers = {
+        "a": Verdict(score=1.0),
+        "b": Verdict(score=2.0, correction="7"),
+        "c": Verdict(score=3.0, correction="8"),
+    }
     assert ensemble(dict.fromkeys(answers, 1.0)).joint(answers).correction == "7"
     assert ensemble({"a": 1.0}).joint({"a": answers["a"]}).correction is None
 
@@ -105,7 +131,11 @@ def judged(scores, role="a"):
         action = make_trajectory({role: []}, sample=n).actions[0]
         given = {str(m): share for m, share in enumerate(shares)}
         action.score = action.reward = statistics.fmean(shares)
-        found.append(JudgedAction(action, JointVerdict(score=10 * action.score, members=given, failed={}), False))
+        found.append(
+            JudgedAction(
+                action, JointVerdict(score=10 * action.score, members=given, failed={}), False
+            )
+        )
     return found
 
 
@@ -117,7 +147,10 @@ def test_disagreement_brings_a_score_closer_to_its_roles_mean(scores):
     weight = 1 - 2 * np.array([np.std(shares) for shares in scores])
     expected = before.mean() + weight * (before - before.mean())
     for one, old, new in zip(step, before, expected, strict=True):
-        assert one.action.score == pytest.approx(new, abs=1e-9) and -1e-9 <= one.action.score <= 1 + 1e-9
+        assert (
+            one.action.score == pytest.approx(new, abs=1e-9)
+            and -1e-9 <= one.action.score <= 1 + 1e-9
+        )
         assert one.action.reward == pytest.approx(one.action.score)
         assert one.action.terms.get("disagreement", 0.0) == pytest.approx(new - old, abs=1e-9)
 
@@ -129,7 +162,8 @@ def test_members_that_agree_change_nothing_and_roles_are_apart():
     assert all(not one.action.terms for one in step)
 
 
-# --- in a run -----------------------------------------------------------------------------------------------------------------
+# --- in a run
+# --------------------------------------------------------------------------------------------------
 
 RUBRIC = """
 from marl_plugins.coach.rubric import Criterion
@@ -194,10 +228,14 @@ def test_rubrics_endpoints_and_one_that_is_down_judge_together(recipe):
     """The endpoint that fails answers the question at the start, and nothing after it."""
     with (
         openai_server(lambda body, n: verdict(body, 5)) as (up, asked),
-        openai_server(lambda body, n: verdict(body, 9) if n < 2 else Reply(status=500)) as (down, _),
+        openai_server(lambda body, n: verdict(body, 9) if n < 2 else Reply(status=500)) as (
+            down,
+            _,
+        ),
     ):
         words = recipe(
-            f"  members:\n    rules: {{rubric: good.py, weight: 3}}\n    up: {{model: m, flags: {{base_url: '{up}'}}}}\n"
+            f"  members:\n    rules: {{rubric: good.py, weight: 3}}\n    up: {{model: m, flags: "
+            f"{{base_url: '{up}'}}}}\n"
             f"    down: {{model: n, flags: {{base_url: '{down}', retries: 0, max_tokens: 77}}}}\n"
         )
         plan, trajectories = build_plan(words), some()
@@ -212,11 +250,18 @@ def test_rubrics_endpoints_and_one_that_is_down_judge_together(recipe):
     for action in (a for t in trajectories for a in t.actions):
         assert action.score == pytest.approx((3 * 0.8 + 0.5) / 4)
         note = action.notes["coach"]
-        assert note["members"] == {"rules": 0.8, "up": 0.5} and note["failed"] == {"down": "coach_server"}
+        assert note["members"] == {"rules": 0.8, "up": 0.5} and note["failed"] == {
+            "down": "coach_server"
+        }
         assert note["score"] == pytest.approx(7.25)
-        assert "down: no verdict" in action.explanation and "rules 8: is there" in action.explanation
+        assert (
+            "down: no verdict" in action.explanation and "rules 8: is there" in action.explanation
+        )
     assert found["coach/member/down/missing"] == 1.0 and found["coach/member/up/missing"] == 0.0
-    assert found["coach/member/rules/score"] == pytest.approx(0.8) and "coach/member/down/score" not in found
+    assert (
+        found["coach/member/rules/score"] == pytest.approx(0.8)
+        and "coach/member/down/score" not in found
+    )
     assert found["coach/disagreement"] == found["coach/solver/disagreement"] == pytest.approx(0.15)
     assert found["coach/missing"] == 0.0 and found["coach/member/up/requests"] == 2
 
@@ -226,7 +271,9 @@ def test_an_ensemble_that_is_down_is_a_dead_coach(recipe):
         async def judge(self, action, seen):
             raise InfrastructureFailure("coach_unreachable", "Connection refused")
 
-    run = build_plan(recipe("  members:\n    one: {rubric: good.py}\n    two: {rubric: bad.py}\n")).run
+    run = build_plan(
+        recipe("  members:\n    one: {rubric: good.py}\n    two: {rubric: bad.py}\n")
+    ).run
     members = run.state(CoachState).coach.members
     members |= {"one": Down()}
     trajectories = some()
@@ -255,21 +302,32 @@ class ByText:
 def test_disagreement_weighs_where_the_recipe_says_so(recipe, weigh):
     text = "  members:\n    one: {rubric: good.py}\n    two: {rubric: bad.py}\n  combine: worst\n"
     run = build_plan(recipe(text + ("  disagreement: weigh\n" if weigh else ""))).run
-    run.state(CoachState).coach.members = {"one": ByText(x=10.0, y=10.0), "two": ByText(x=8.0, y=4.0)}
+    run.state(CoachState).coach.members = {
+        "one": ByText(x=10.0, y=10.0),
+        "two": ByText(x=8.0, y=4.0),
+    }
     trajectories = some()
     trajectories[1].actions[0].text = "y"
     scored(run, trajectories)
     first, second = (t.actions[0] for t in trajectories)
-    assert ("disagreement" in first.terms) is weigh  # the scores' mean is 0.6, their standard deviations 0.1 and 0.3
-    assert (first.score, second.score) == pytest.approx((0.6 + 0.8 * 0.2, 0.6 - 0.4 * 0.2) if weigh else (0.8, 0.4))
+    assert (
+        "disagreement" in first.terms
+    ) is weigh  # the scores' mean is 0.6, their standard deviations 0.1 and 0.3
+    assert (first.score, second.score) == pytest.approx(
+        (0.6 + 0.8 * 0.2, 0.6 - 0.4 * 0.2) if weigh else (0.8, 0.4)
+    )
 
 
 def test_a_coach_on_the_command_line_replaces_the_ensemble(recipe):
     words = recipe("  members:\n    one: {rubric: good.py}\n    judge: {policy: judge}\n", POLICY)
     run = build_plan(words).run
-    assert isinstance(run.state(CoachState).coach, Ensemble) and "judge" in [p.name for p in run.policies]
+    assert isinstance(run.state(CoachState).coach, Ensemble) and "judge" in [
+        p.name for p in run.policies
+    ]
     run = build_plan([*words, "--coach.rubric", str(Path(words[1]).parent / "bad.py")]).run
-    assert not isinstance(run.state(CoachState).coach, Ensemble) and "judge" not in [p.name for p in run.policies]
+    assert not isinstance(run.state(CoachState).coach, Ensemble) and "judge" not in [
+        p.name for p in run.policies
+    ]
 
 
 POLICY = """extends: tiny.yaml
@@ -312,24 +370,40 @@ def test_everything_that_is_wrong_is_said_at_once_with_its_line(recipe):
     [
         ("  members: {}\n", "recipe.value", "coach.members"),
         ("  members: {a: {rubric: good.py}}\n  combine: best\n", "recipe.value", "coach.combine"),
-        ("  members: {a: {rubric: good.py, weight: 0}}\n", "recipe.value", "coach.members.a.weight"),
-        ("  members: {a: {rubric: good.py, weight: .inf}}\n", "recipe.value", "coach.members.a.weight"),
+        (
+            "  members: {a: {rubric: good.py, weight: 0}}\n",
+            "recipe.value",
+            "coach.members.a.weight",
+        ),
+        (
+            "  members: {a: {rubric: good.py, weight: .inf}}\n",
+            "recipe.value",
+            "coach.members.a.weight",
+        ),
         ("  members: {a: {rubrik: good.py}}\n", "recipe.unknown_key", "coach.members.a.rubrik"),
         ("  members: {a: good.py}\n", "recipe.value", "coach.members.a"),
         ("  members: {'a/b': {rubric: good.py}}\n", "coach.member_name", "coach.members.a/b"),
-        ("  members: {a: {rubric: good.py}}\n  disagreement: weigh\n", "coach.one_member", "coach.disagreement"),
+        (
+            "  members: {a: {rubric: good.py}}\n  disagreement: weigh\n",
+            "coach.one_member",
+            "coach.disagreement",
+        ),
     ],
 )
 def test_a_wrong_ensemble_is_refused_with_the_cure(recipe, coach, code, key):
     found = problems(recipe(coach))
-    assert any((code, key) == (problem[0], problem[-1]) and "many.yaml:" in problem[1] for problem in found), found
+    assert any(
+        (code, key) == (problem[0], problem[-1]) and "many.yaml:" in problem[1] for problem in found
+    ), found
 
 
 def test_what_would_be_ignored_is_refused(recipe):
     one = "  members: {a: {rubric: good.py}}\n"
     assert "coach.members_and_flags" in {code for code, *_ in problems(recipe(one, FLAGGED))}
     unread = problems(recipe(one, "extends: tiny.yaml\n"))
-    assert ("recipe.unknown_key", "coach") in {(code, places[-1]) for code, *places in unread if places}
+    assert ("recipe.unknown_key", "coach") in {
+        (code, places[-1]) for code, *places in unread if places
+    }
     idle = problems([*recipe(one), "--coach.timeout", "5"])
     assert ("coach.irrelevant", "many.yaml:4", "coach.members", "coach.timeout") in idle
     two = "  members: {a: {model: m}, b: {model: n}}\n"
@@ -356,11 +430,13 @@ def test_a_resumed_run_has_the_same_members_and_no_secret_is_kept(recipe):
     assert "good.py" in list(_named(plan, Path(words[1]).parent))
 
 
-# --- blame ----------------------------------------------------------------------------------------------------------------------
+# --- blame
+# --------------------------------------------------------------------------------------------------
 
 
 class Strict:
-    """The rules' own eyes for faults, and a program that failed; with an error of its own where it is careless."""
+    """The rules' own eyes for faults, and a program that failed; with an error of its own where it
+    is careless."""
 
     def __init__(self, careless=0.0):
         self.rules, self.careless = Rules(DUTIES), careless
@@ -378,26 +454,39 @@ class Chance:
 
 
 def test_one_member_that_guesses_leaves_the_ranking_of_roles_by_blame():
-    """Planted faults (benchmarks/blame.py), whose guilty agent is known: two good members, with and without one that guesses."""
+    """Planted faults (benchmarks/blame.py), whose guilty agent is known: two good members, with and
+    without one that guesses."""
     good = {"strict": Strict(), "careless": Strict(0.15)}
     arms = {
         "good": Ensemble(good, config_of(good, "mean")),
-        "mean of three": Ensemble(good | {"chance": Chance()}, config_of([*good, "chance"], "mean")),
-        "median of three": Ensemble(good | {"chance": Chance()}, config_of([*good, "chance"], "median")),
+        "mean of three": Ensemble(
+            good | {"chance": Chance()}, config_of([*good, "chance"], "mean")
+        ),
+        "median of three": Ensemble(
+            good | {"chance": Chance()}, config_of([*good, "chance"], "median")
+        ),
         "chance": Ensemble({"chance": Chance()}, config_of(["chance"], "mean")),
     }
     hits, means = asyncio.run(blame(arms, tasks=12))
     share = {arm: sum(found) / len(found) for arm, found in hits.items()}
     count = len(hits["good"])
-    print({arm: (round(s, 3), [round(x, 3) for x in wilson(s, count)]) for arm, s in share.items()}, count)
+    print(
+        {arm: (round(s, 3), [round(x, 3) for x in wilson(s, count)]) for arm, s in share.items()},
+        count,
+    )
     assert share["chance"] < 0.5 < share["good"]
     for arm in ("mean of three", "median of three"):
         assert wilson(share[arm], count)[1] >= wilson(share["good"], count)[0]
         for kind in KNOWN:
             for a in ROLES:
                 for b in ROLES:
-                    two = [x - y for x, y in zip(means["good", kind, a], means["good", kind, b], strict=True)]
-                    three = [x - y for x, y in zip(means[arm, kind, a], means[arm, kind, b], strict=True)]
+                    two = [
+                        x - y
+                        for x, y in zip(means["good", kind, a], means["good", kind, b], strict=True)
+                    ]
+                    three = [
+                        x - y for x, y in zip(means[arm, kind, a], means[arm, kind, b], strict=True)
+                    ]
                     noise = 2 * statistics.stdev(three) / len(three) ** 0.5
                     if statistics.fmean(two) > noise:  # a is clearly better than b
                         assert statistics.fmean(three) > 0, (arm, kind, a, b)
@@ -408,7 +497,8 @@ def config_of(names, combine):
 
 
 async def blame(arms, tasks):
-    """By arm: whether the guilty one has the lowest mean score, and by arm, kind and role the mean scores of each failure."""
+    """By arm: whether the guilty one has the lowest mean score, and by arm, kind and role the mean
+    scores of each failure."""
     hits, means = defaultdict(list), defaultdict(list)
     for kind, (guilty, _) in KNOWN.items():
         for number in range(tasks):

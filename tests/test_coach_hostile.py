@@ -1,4 +1,5 @@
-"""Whatever an endpoint answers is a missing verdict, the right one, or a pause; nothing that it says leaks or acts."""
+"""Whatever an endpoint answers is a missing verdict, the right one, or a pause; nothing that it
+says leaks or acts."""
 
 import asyncio
 import re
@@ -22,8 +23,14 @@ def key(monkeypatch):
 
 
 def asker_at(url, kind, form="json"):
-    limits = {"timeout": 0.5, "deadline": 1.5} if kind.slow else {"timeout": 30.0 if kind.becomes == "verdict" else 4.0}
-    return endpoint_asker(Endpoint("coach", f"{url}/{kind.name}/v1", "m", form=form, retries=0, **limits))
+    limits = (
+        {"timeout": 0.5, "deadline": 1.5}
+        if kind.slow
+        else {"timeout": 30.0 if kind.becomes == "verdict" else 4.0}
+    )
+    return endpoint_asker(
+        Endpoint("coach", f"{url}/{kind.name}/v1", "m", form=form, retries=0, **limits)
+    )
 
 
 async def outcome(url, kind):
@@ -31,7 +38,9 @@ async def outcome(url, kind):
     asker = asker_at(url, kind)
     try:
         found = kept_as(Verdict, await asker.judge(trial_request()))
-        return ("verdict" if found.score == 7 else f"a wrong verdict of {found.score}"), found.model_dump_json()
+        return (
+            "verdict" if found.score == 7 else f"a wrong verdict of {found.score}"
+        ), found.model_dump_json()
     except InfrastructureFailure as failure:
         return "missing", str(failure)
     except RunPaused as failure:
@@ -67,7 +76,11 @@ def of_all(what):
 
 
 def no_harm_in(text):
-    return KEY not in text and not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e]", text) and len(text) < 100_000
+    return (
+        KEY not in text
+        and not re.search("[\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e]", text)
+        and len(text) < 100_000
+    )
 
 
 def test_every_answer_is_a_missing_verdict_the_right_one_or_a_pause():

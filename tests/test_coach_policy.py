@@ -1,4 +1,5 @@
-"""A frozen policy of the run as the coach: planned, asked through the run's own way to its engines, repeatable."""
+"""A frozen policy of the run as the coach: planned, asked through the run's own way to its engines,
+repeatable."""
 
 import asyncio
 import random
@@ -47,7 +48,8 @@ def marl_generate(call, engines):
 
 @pytest.fixture
 def recipe(tmp_path):
-    """A recipe whose coach is a policy that plays no role; its engines are whatever function stands for them."""
+    """A recipe whose coach is a policy that plays no role; its engines are whatever function stands
+    for them."""
     folder = tmp_path / "sums"
     shutil.copytree(ROOT / "tests" / "recipes" / "sums", folder)
     (folder / "coached.yaml").write_text(RECIPE)
@@ -78,7 +80,10 @@ def started(recipe, model, *words):
         return await plan.plugins.hook.marl_generate(run=run, call=call, engines=engine)
 
     args = run.policy_args["judge"]
-    chats, samplings = {"judge": CharacterChat()}, {"judge": Sampling(1.0, 1.0, None, args.data.max_len)}
+    chats, samplings = (
+        {"judge": CharacterChat()},
+        {"judge": Sampling(1.0, 1.0, None, args.data.max_len)},
+    )
     run.state(Connection).ask = make_ask(generate, chats, samplings, args.train.seed)
     return run
 
@@ -92,7 +97,9 @@ def scores(run, *pairs):
     """The coach's scores of actions, asked for all at once."""
 
     async def all_of_them():
-        return await asyncio.gather(*(coach.marl_score_action(run, *pair) for pair in pairs), return_exceptions=True)
+        return await asyncio.gather(
+            *(coach.marl_score_action(run, *pair) for pair in pairs), return_exceptions=True
+        )
 
     return asyncio.run(all_of_them())
 
@@ -113,12 +120,15 @@ def test_the_coachs_policy_is_planned_as_engines_without_a_role(recipe):
     assert {r["policy"] for r in shown["roles"].values()} == {"solver", "coder", "verifier"}
     plan = build_plan(["--recipe", str(recipe), "--mapping", "shared"])
     assert describe(plan)["devices"] == {"shared": 2, "judge": 1}
-    plan = build_plan(["--recipe", str(recipe), "--mapping", "solver=a,coder=a,verifier=judge"])  # it may play one as well
+    plan = build_plan(
+        ["--recipe", str(recipe), "--mapping", "solver=a,coder=a,verifier=judge"]
+    )  # it may play one as well
     assert describe(plan)["devices"] == {"a": 2, "judge": 1}
 
 
 def test_what_is_not_trained_has_its_devices_to_itself_and_never_sleeps(recipe, monkeypatch):
-    """So it can be asked after the rollout too, and be spread over more devices than the trained ones."""
+    """So it can be asked after the rollout too, and be spread over more devices than the trained
+    ones."""
     monkeypatch.setenv("MARL_PLUGINS_DEVICE", "cuda")
     recipe.write_text(RECIPE.replace("tiny.yaml", "recipe.yaml"))
     plan = build_plan(["--recipe", str(recipe), "--policy.judge.vllm.tensor_parallel_size", "4"])
@@ -133,7 +143,14 @@ def test_what_is_not_trained_has_its_devices_to_itself_and_never_sleeps(recipe, 
 
 
 def test_all_mistakes_are_reported_at_once_with_exit_code_2(recipe, capsys):
-    words = ["--coach.policy", "jugde", "--coach.budget", "3", "--coach.base_url", "http://127.0.0.1:9/v1"]
+    words = [
+        "--coach.policy",
+        "jugde",
+        "--coach.budget",
+        "3",
+        "--coach.base_url",
+        "http://127.0.0.1:9/v1",
+    ]
     words += ["--coach.max_missing", "2", "--coach.prompt", "nowhere.md"]
     assert main(["train", "--recipe", str(recipe), *words]) == 2
     err = capsys.readouterr().err
@@ -148,7 +165,14 @@ def test_all_mistakes_are_reported_at_once_with_exit_code_2(recipe, capsys):
 
 
 def test_a_policy_that_is_trained_cannot_be_the_coach(recipe):
-    words = ["--recipe", str(recipe.with_name("tiny.yaml")), "--plugin", "marl_plugins.coach", "--coach.policy", "coder"]
+    words = [
+        "--recipe",
+        str(recipe.with_name("tiny.yaml")),
+        "--plugin",
+        "marl_plugins.coach",
+        "--coach.policy",
+        "coder",
+    ]
     with refused(("coach.trained_policy", "coach.policy", "coder")):
         build_plan(words)
     recipe.write_text(RECIPE.replace("trainable: false, ", ""))
@@ -162,11 +186,15 @@ def test_a_judge_of_its_own_actions_is_said(recipe):
     recipe.write_text(RECIPE.replace("flags:\n  coach.policy: judge\n", text))
     shutil.copy(ROOT / "recipes" / "mathchat" / "tiny_rubric.py", recipe.with_name("rules.py"))
     assert ("coach.judges_itself", "judge") in briefs(build_plan(words).run.warnings)
-    assert "coach.judges_itself" not in {warning.code for warning in build_plan(words[:2]).run.warnings}
+    assert "coach.judges_itself" not in {
+        warning.code for warning in build_plan(words[:2]).run.warnings
+    }
 
 
 def test_an_answer_longer_than_the_policys_context_is_refused(recipe):
-    assert [code for code, *_ in problems("--recipe", str(recipe), "--coach.max_tokens", "8192")] == ["coach.no_room"]
+    assert [
+        code for code, *_ in problems("--recipe", str(recipe), "--coach.max_tokens", "8192")
+    ] == ["coach.no_room"]
 
 
 def test_another_coach_on_the_command_line_leaves_the_recipes_policy_idle(recipe):
@@ -179,18 +207,29 @@ def test_another_coach_on_the_command_line_leaves_the_recipes_policy_idle(recipe
         assert plan.run.args.coach.policy is None
     plan = build_plan(["--recipe", str(recipe), "--coach.policy", "judge"])
     assert "judge" in describe(plan)["policies"] and not plan.run.warnings
-    recipe.write_text(RECIPE.replace("policies:\n", "policies:\n  second: {model: tiny, trainable: false}\n"))
+    recipe.write_text(
+        RECIPE.replace("policies:\n", "policies:\n  second: {model: tiny, trainable: false}\n")
+    )
     (problem,) = problems("--recipe", str(recipe))  # nobody excludes it
     assert problem[0] == "policies.unused"
-    recipe.write_text(recipe.read_text().replace("second: {model: tiny", 'second: {model: "tiny:positions=4096"'))
-    text = recipe.read_text().replace("coach.policy: judge", "coach.policy: second\n  coach.max_tokens: 99")
+    recipe.write_text(
+        recipe.read_text().replace("second: {model: tiny", 'second: {model: "tiny:positions=4096"')
+    )
+    text = recipe.read_text().replace(
+        "coach.policy: judge", "coach.policy: second\n  coach.max_tokens: 99"
+    )
     recipe.write_text(text)
     plan = build_plan(["--recipe", str(recipe), "--coach.policy", "judge"])
     (idle,) = plan.run.warnings
     assert idle.code == "policies.idle" and "'second'" in idle.got and "--coach.policy" in idle.got
     recipe.write_text(RECIPE)
     playing = ["--mapping", "solver=a,coder=a,verifier=judge"]
-    assert "judge" in describe(build_plan(["--recipe", str(recipe), "--coach.rubric", rubric, *playing]))["policies"]
+    assert (
+        "judge"
+        in describe(build_plan(["--recipe", str(recipe), "--coach.rubric", rubric, *playing]))[
+            "policies"
+        ]
+    )
     text = RECIPE.replace("flags:\n  coach.policy: judge\n", f"flags: {{coach.rubric: {rubric}}}")
     recipe.write_text(text)
     assert problems("--recipe", str(recipe))[0][0] == "policies.unused"
@@ -213,12 +252,16 @@ def test_a_data_set_of_its_verdicts_holds_the_very_words_that_it_was_shown_and_s
     assert line["completion"][0]["content"] == answers[0]
 
 
-def test_its_verdicts_are_read_as_an_endpoints_and_the_label_reaches_the_last_action_alone(recipe, action, seen):
+def test_its_verdicts_are_read_as_an_endpoints_and_the_label_reaches_the_last_action_alone(
+    recipe, action, seen
+):
     prompts = []
 
     def model(prompt):
         prompts.append(prompt)
-        return verdict(body(prompt), 8 if "the member" in prompt.lower() else 0, correct="no", says="Good.")
+        return verdict(
+            body(prompt), 8 if "the member" in prompt.lower() else 0, correct="no", says="Good."
+        )
 
     run = started(recipe, model)
     last = make_trajectory({"verifier": []}).actions[0]
@@ -230,7 +273,8 @@ def test_its_verdicts_are_read_as_an_endpoints_and_the_label_reaches_the_last_ac
 
 
 def test_results_depend_on_the_question_and_the_seed_alone(recipe, seen):
-    """Neither on when they are asked nor on what else is asked at the time; so a resumed run repeats."""
+    """Neither on when they are asked nor on what else is asked at the time; so a resumed run
+    repeats."""
     actions = make_trajectory({"solver": [], "coder": [], "verifier": []}).actions
     nonces = {}
 
@@ -252,7 +296,11 @@ def test_results_depend_on_the_question_and_the_seed_alone(recipe, seen):
 
 def test_an_answer_without_a_verdict_is_asked_about_once(recipe, action, seen):
     def comes_round(prompt):
-        return verdict(body(prompt), 4) if "That holds no verdict" in prompt else "Seven of ten, I think."
+        return (
+            verdict(body(prompt), 4)
+            if "That holds no verdict" in prompt
+            else "Seven of ten, I think."
+        )
 
     run = started(recipe, comes_round)
     assert scores(run, (action, seen)) == [0.4]
@@ -264,7 +312,9 @@ def test_an_answer_without_a_verdict_is_asked_about_once(recipe, action, seen):
 
 
 def test_a_question_that_is_too_long_or_finds_no_engine_is_a_missing_verdict(recipe, action, seen):
-    run = started(recipe, lambda prompt: "", "--policy.judge.data.max_len", "500", "--coach.max_tokens", "9")
+    run = started(
+        recipe, lambda prompt: "", "--policy.judge.data.max_len", "500", "--coach.max_tokens", "9"
+    )
     (failure,) = scores(run, (action, seen))
     assert failure.kind == "too_long" and "no room in 500 (--data.max_len)" in str(failure)
 
@@ -294,7 +344,9 @@ def test_an_answer_ends_where_the_policys_context_does(recipe):
     run = started(recipe, lambda prompt: "x" * 100)
 
     def length(question, limit):
-        return len(asyncio.run(run.ask("judge", [{"role": "user", "content": question}], max_tokens=limit)))
+        return len(
+            asyncio.run(run.ask("judge", [{"role": "user", "content": question}], max_tokens=limit))
+        )
 
     assert length("?", 10) == 10
     assert length("?" * 8180, 10) == 8192 - len("u:^a:") - 8180
@@ -310,7 +362,9 @@ def test_the_attributor_asks_the_policy_too(recipe):
     def model(prompt):
         word = prompt.rpartition("CONTRIBUTION ")[2].partition(":")[0]
         blamed = "The member: coder" in prompt
-        return f"Traced.\nPASSED_ON {word}: a wrong plan\nCONTRIBUTION {word}: {-8 if blamed else 0}"
+        return (
+            f"Traced.\nPASSED_ON {word}: a wrong plan\nCONTRIBUTION {word}: {-8 if blamed else 0}"
+        )
 
     words = ["--plugin", "marl_plugins.reward_backprop", "--reward_backprop.attributor", "model"]
     run = started(recipe, model, *words)

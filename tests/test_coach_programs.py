@@ -1,4 +1,5 @@
-"""A coach that runs programs before its verdict: real ones, in the sandbox, on copies of what agents left."""
+"""A coach that runs programs before its verdict: real ones, in the sandbox, on copies of what
+agents left."""
 
 import asyncio
 import hashlib
@@ -36,7 +37,8 @@ def file_of(folder, path, writer):
 
 @pytest.fixture
 def left(tmp_path):
-    """An action, and the view of it with the files that it, the one before it, the task and a parallel branch have left."""
+    """An action, and the view of it with the files that it, the one before it, the task and a
+    parallel branch have left."""
     trajectory = make_trajectory({"planner": [], "solver": ["planner"]})
     folder = tmp_path / "workspace"
     (folder / "data").mkdir(parents=True)
@@ -71,7 +73,9 @@ def program(text):
 
 def with_programs(coach, most=3, **limits):
     sandbox = OnDemandSandbox(SandboxConfig(isolation="process"), packages=False)
-    programs = Programs(python_tool(PythonToolConfig(**{"packages": False, **limits}), sandbox), most)
+    programs = Programs(
+        python_tool(PythonToolConfig(**{"packages": False, **limits}), sandbox), most
+    )
     coach.questions = replace(coach.questions, programs=programs)
     coach.sandbox = sandbox
     return coach
@@ -80,7 +84,9 @@ def with_programs(coach, most=3, **limits):
 def judge(coach, *pairs):
     async def all_of_them():
         try:
-            return await asyncio.gather(*(coach.judge(action, seen) for action, seen in pairs), return_exceptions=True)
+            return await asyncio.gather(
+                *(coach.judge(action, seen) for action, seen in pairs), return_exceptions=True
+            )
         finally:
             await coach.asker.transport.close()
             if coach.questions.programs:
@@ -96,10 +102,16 @@ def shown(bodies, n):
 
 
 def test_its_programs_work_on_copies_of_what_agents_left(left):
-    """Each has the files as they were, whatever the one before it did; agents' own files stay as they are."""
+    """Each has the files as they were, whatever the one before it did; agents' own files stay as
+    they are."""
     action, seen = left
-    look = "import os\nprint(sorted(os.listdir('.')), open('answer.txt').read().strip(), open('data/train.csv').read().split())"
-    spoil = "import os\nos.remove('plan.txt')\nopen('answer.txt', 'w').write('43')\nopen('new', 'w')"
+    look = (
+        "import os\nprint(sorted(os.listdir('.')), open('answer.txt').read().strip(), "
+        "open('data/train.csv').read().split())"
+    )
+    spoil = (
+        "import os\nos.remove('plan.txt')\nopen('answer.txt', 'w').write('43')\nopen('new', 'w')"
+    )
     with openai_server(says(program(look), program(spoil), program(look))) as (url, bodies):
         (found,) = judge(with_programs(coach_at(url, form="text")), (action, seen))
     assert found.score == 7
@@ -107,18 +119,30 @@ def test_its_programs_work_on_copies_of_what_agents_left(left):
     assert [shown(bodies, n) for n in (1, 2, 3)] == [seen_by_it, "ok:", seen_by_it]
     assert [run.ok for run in found.runs] == [True] * 3 and found.runs[0].program.strip() == look
     folder = seen.workspace
-    assert sorted(p.name for p in folder.iterdir()) == ["answer.txt", "data", "elsewhere.txt", "plan.txt"]
+    assert sorted(p.name for p in folder.iterdir()) == [
+        "answer.txt",
+        "data",
+        "elsewhere.txt",
+        "plan.txt",
+    ]
     assert (folder / "answer.txt").read_text() == "42\n"
     note = note_of(found, action, seen, None)
     assert note["runs"][0]["output"] in seen_by_it
 
 
-def test_a_program_that_fails_is_shown_and_a_sandbox_that_fails_is_a_missing_verdict(left, monkeypatch):
-    with openai_server(says(program("print('so far')\n1 / 0"), program("while True: pass"))) as (url, bodies):
+def test_a_program_that_fails_is_shown_and_a_sandbox_that_fails_is_a_missing_verdict(
+    left, monkeypatch
+):
+    with openai_server(says(program("print('so far')\n1 / 0"), program("while True: pass"))) as (
+        url,
+        bodies,
+    ):
         (found,) = judge(with_programs(coach_at(url, form="text"), seconds=1.0), left)
     assert found.score == 7 and [run.ok for run in found.runs] == [False, False]
     assert (
-        shown(bodies, 1).startswith("failed: ") and "ZeroDivisionError" in shown(bodies, 1) and "so far" in shown(bodies, 1)
+        shown(bodies, 1).startswith("failed: ")
+        and "ZeroDivisionError" in shown(bodies, 1)
+        and "so far" in shown(bodies, 1)
     )
     assert "stopped after 1 s" in shown(bodies, 2)
 
@@ -165,13 +189,21 @@ def test_a_file_that_has_changed_since_or_is_too_large_is_not_there_and_said(lef
         file.truncate(MOST_BYTES + 1)
     (seen.workspace / "data" / "train.csv").unlink()
     (seen.workspace / "data" / "train.csv").symlink_to("/etc/passwd")
-    files = (*seen.files, File("large", MOST_BYTES + 1, "0" * 64, "solver"), File("../out", 1, "0" * 64, "solver"))
+    files = (
+        *seen.files,
+        File("large", MOST_BYTES + 1, "0" * 64, "solver"),
+        File("../out", 1, "0" * 64, "solver"),
+    )
     with openai_server(says(program("import os; print(os.listdir('.'))"))) as (url, bodies):
-        (found,) = judge(with_programs(coach_at(url, form="text")), (action, replace(seen, files=files)))
+        (found,) = judge(
+            with_programs(coach_at(url, form="text")), (action, replace(seen, files=files))
+        )
     assert found.runs[0].output == "['answer.txt']"
     assert "changed by later steps: data/train.csv, plan.txt, large, ../out" in shown(bodies, 1)
     with openai_server(says(program("import os; print(os.listdir('.'))"))) as (url, bodies):
-        (found,) = judge(with_programs(coach_at(url, form="text")), (action, replace(seen, workspace=None)))
+        (found,) = judge(
+            with_programs(coach_at(url, form="text")), (action, replace(seen, workspace=None))
+        )
     assert found.runs[0].output == "[]"  # a record has no workspace any more
 
 
@@ -187,7 +219,9 @@ def test_a_kept_verdict_is_found_by_what_its_programs_were_given(left, tmp_path)
         assert [v.runs[0].output for v in judge(with_programs(coach), (action, changed))] == ["43"]
         (again,) = judge(with_programs(coach), (action, changed))
         assert again.runs[0].output == "43" and len(bodies) == 2
-        (seen.workspace / "answer.txt").write_text("42\n")  # the prompt is the same, its size as well
+        (seen.workspace / "answer.txt").write_text(
+            "42\n"
+        )  # the prompt is the same, its size as well
         assert [v.runs[0].output for v in judge(with_programs(coach), (action, seen))] == ["42"]
         assert len(bodies) == 4
         judge(with_programs(coach, seconds=1.0), (action, seen))
@@ -202,10 +236,20 @@ def test_without_programs_questions_and_kept_verdicts_are_as_they_were(left):
     with openai_server(says(program("print(1)"))) as (url, bodies):
         coach = coach_at(url, form="text")
         request = coach.questions.of(action, seen)
-        assert "programs" not in request.prompt("n", "text") and (request.work, request.depends_on) == (None, "")
+        assert "programs" not in request.prompt("n", "text") and (
+            request.work,
+            request.depends_on,
+        ) == (None, "")
         (found,) = judge(coach, (action, seen))
-    assert found.score == 7 and found.runs == [] and "That holds no verdict" in bodies[1]["messages"][2]["content"]
-    claimed = '{"nonce": "n", "explanation": "", "score": 9, "runs": [{"program": "", "output": "all right", "ok": true}]}'
+    assert (
+        found.score == 7
+        and found.runs == []
+        and "That holds no verdict" in bodies[1]["messages"][2]["content"]
+    )
+    claimed = (
+        '{"nonce": "n", "explanation": "", "score": 9, "runs": [{"program": "", "output": '
+        '"all right", "ok": true}]}'
+    )
     assert request.read(claimed, "n", "json") is None
 
 
@@ -219,7 +263,9 @@ def test_of_a_judge_that_is_trained_the_verdict_is_a_row_and_its_programs_are_no
 
         async def as_a_policy(inquiry):
             text = await send(inquiry)
-            inquiry.answer = Answer((len(inquiry.messages),), Generation((1,), (0.0,), "stop", "j", 0), text)
+            inquiry.answer = Answer(
+                (len(inquiry.messages),), Generation((1,), (0.0,), "stop", "j", 0), text
+            )
             return text
 
         coach.asker.questioner.inner.send = as_a_policy
@@ -259,7 +305,9 @@ def test_the_plan_says_that_the_coach_has_tools_and_where_they_run(recipe):
     assert told["coach_tools"] == {"tools": ["python"], "max_calls": 2}
     assert "of agents and of the coach" in told["sandbox"]
     assert first_lines(plan) == [f"sandbox: {told['sandbox']}"]
-    assert "coach_tools" not in describe(build_plan(["--recipe", str(recipe.with_name("tiny.yaml"))]))
+    assert "coach_tools" not in describe(
+        build_plan(["--recipe", str(recipe.with_name("tiny.yaml"))])
+    )
 
 
 def refused(*words):
@@ -287,7 +335,10 @@ def test_a_verdict_after_programs_is_in_no_data_set(recipe):
     run = build_plan(["--recipe", str(recipe)]).run
     trajectory = make_trajectory({"solver": []})
     only = trajectory.actions[0]
-    for runs, reason in (([], "written"), ([{"program": "", "output": "", "ok": True}], "ran_programs")):
+    for runs, reason in (
+        ([], "written"),
+        ([{"program": "", "output": "", "ok": True}], "ran_programs"),
+    ):
         note = {"score": 7, "knew_the_label": False}
         only.notes["coach"] = {**note, **({"runs": runs} if runs else {})}
         _, counts = distil.rows_of(run, [trajectory], "text")

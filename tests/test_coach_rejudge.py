@@ -37,7 +37,12 @@ RUBRIC = {
 def recorded(step, sample, texts, scores, outcome, answer="x"):
     """A finished trajectory of the recipe's roles, as a run records it."""
     trajectory = make_trajectory(ROLES, sample=sample)
-    trajectory.step, trajectory.outcome, trajectory.answer, trajectory.actions_scored = step, outcome, answer, True
+    trajectory.step, trajectory.outcome, trajectory.answer, trajectory.actions_scored = (
+        step,
+        outcome,
+        answer,
+        True,
+    )
     for action, text, score in zip(trajectory.actions, texts, scores, strict=True):
         action.text, action.score, action.shown = text, score, (("user", "Do it."),)
     trajectory.actions[1].tool_results = (ToolResult("python", "1", "1", True),)
@@ -53,7 +58,8 @@ def write(folder, *trajectories):
 
 @pytest.fixture
 def run(tmp_path):
-    """Three steps: long answers of the solver were scored high; the verifier was right in two of three."""
+    """Three steps: long answers of the solver were scored high; the verifier was right in two of
+    three."""
     lost = recorded(1, 3, "abc", [0.5, 0.5, 0.5], None)
     lost.lose("engine", "gone")
     write(
@@ -79,7 +85,9 @@ def report(capsys, *words):
 
 def test_scores_are_compared_with_the_recorded_ones_by_role(run, capsys):
     before = (run / "trajectories.jsonl").read_bytes()
-    found = report(capsys, run, "--recipe", RECIPE, "--coach.rubric", run.parent / "rules.py", "--steps", "1:2")
+    found = report(
+        capsys, run, "--recipe", RECIPE, "--coach.rubric", run.parent / "rules.py", "--steps", "1:2"
+    )
     assert (found["trajectories"], found["steps"], found["missing"]) == (3, [1, 2], {})
     solver, coder, verifier = (found["roles"][role] for role in ("solver", "coder", "verifier"))
     assert (solver["actions"], solver["missing"]) == (3, 0)
@@ -87,7 +95,11 @@ def test_scores_are_compared_with_the_recorded_ones_by_role(run, capsys):
     assert solver["spread"] == pytest.approx(0.1633, abs=1e-3)
     assert solver["correlation"] == pytest.approx(1.0)
     assert coder["recorded"] == pytest.approx(0.5)  # of the two that have a score
-    assert (coder["correlation"], coder["agreement"], solver["agreement"]) == (None, None, None)  # it does not vary
+    assert (coder["correlation"], coder["agreement"], solver["agreement"]) == (
+        None,
+        None,
+        None,
+    )  # it does not vary
     # With the label: 0.5, 0, 0.5, of which those of at least a half are called right.
     assert verifier["score"] == pytest.approx(1 / 3)
     assert verifier["agreement"] == pytest.approx(2 / 3)
@@ -101,9 +113,20 @@ def test_the_table_and_the_file_itself(run, capsys):
     out = capsys.readouterr()
     assert "4 trajectories of steps 1 to 3, judged again" in out.out
     header, solver = (
-        [w for w in line.split() if w.isascii()] for line in out.out.splitlines() if line.startswith(("role ", "solver "))
+        [w for w in line.split() if w.isascii()]
+        for line in out.out.splitlines()
+        if line.startswith(("role ", "solver "))
     )
-    assert header == ["role", "actions", "missing", "recorded", "score", "spread", "correlation", "agreement"]
+    assert header == [
+        "role",
+        "actions",
+        "missing",
+        "recorded",
+        "score",
+        "spread",
+        "correlation",
+        "agreement",
+    ]
     assert (len(solver), solver[:3], solver[-1]) == (8, ["solver", "4", "0"], "-")
     assert out.err == ""  # no progress bar where nobody watches
 
@@ -127,10 +150,26 @@ def test_a_model_is_asked_within_its_limits_and_missing_verdicts_are_counted(run
 
     with openai_server(answer) as (url, bodies):
         words = [run, "--recipe", RECIPE, "--coach.model", "m", "--coach.base_url", url]
-        words += ["--ckpt.output_dir", run, "--coach.record", tmp_path / "new.jsonl", "--coach.concurrency", "2"]
+        words += [
+            "--ckpt.output_dir",
+            run,
+            "--coach.record",
+            tmp_path / "new.jsonl",
+            "--coach.concurrency",
+            "2",
+        ]
         found = report(capsys, *words)
         assert bodies.connections() == 0
-        replayed = report(capsys, run, "--recipe", RECIPE, "--coach.model", "m", "--coach.replay", tmp_path / "new.jsonl")
+        replayed = report(
+            capsys,
+            run,
+            "--recipe",
+            RECIPE,
+            "--coach.model",
+            "m",
+            "--coach.replay",
+            tmp_path / "new.jsonl",
+        )
     assert found["missing"] == {"coach_refused": 4}
     assert found["roles"]["coder"] | {"recorded": None} == {
         **{"actions": 4, "missing": 4, "recorded": None, "score": None, "spread": None},
@@ -138,15 +177,34 @@ def test_a_model_is_asked_within_its_limits_and_missing_verdicts_are_counted(run
     }
     assert found["roles"]["verifier"]["agreement"] == 0.5  # it is told that all are wrong
     assert found["metrics"]["requests"] == 12.0
-    assert json.loads((run / "coach_spent.json").read_text())["tokens_in"] == 7  # the run's account is not touched
+    assert (
+        json.loads((run / "coach_spent.json").read_text())["tokens_in"] == 7
+    )  # the run's account is not touched
     assert len((tmp_path / "new.jsonl").read_text().splitlines()) == 8
     assert replayed["roles"]["solver"] == found["roles"]["solver"]
     assert replayed["missing"] == {"coach_replay": 4}
 
 
 def test_an_endpoint_that_refuses_ends_it_with_its_reason(run, capsys):
-    with openai_server(lambda body, n: verdict(body, 7) if n == 1 else Reply("no", 401)) as (url, _):
-        assert main(["coach", str(run), "--recipe", RECIPE, "--coach.model", "m", "--coach.base_url", url]) == 1
+    with openai_server(lambda body, n: verdict(body, 7) if n == 1 else Reply("no", 401)) as (
+        url,
+        _,
+    ):
+        assert (
+            main(
+                [
+                    "coach",
+                    str(run),
+                    "--recipe",
+                    RECIPE,
+                    "--coach.model",
+                    "m",
+                    "--coach.base_url",
+                    url,
+                ]
+            )
+            == 1
+        )
     assert "refuses the key (401)" in capsys.readouterr().err
 
 
@@ -160,7 +218,9 @@ def test_mistakes_are_refused(run, tmp_path):
     assert problems(run, *words, "--steps", "7:") == [("records.no_trajectories", run.name)]
     wrong = problems(run, *words, "--coach.timeout", "0", "--coach.model", "m")
     assert wrong == [("flags.value", "coach.timeout")]
-    assert problems(run, *words, "--coach.rubrik", "x") == [("flags.unknown", "command line", "coach.rubrik")]
+    assert problems(run, *words, "--coach.rubrik", "x") == [
+        ("flags.unknown", "command line", "coach.rubrik")
+    ]
     judged = problems(run, "--recipe", with_judge(tmp_path), "--coach.policy", "judge")
     assert judged == [("coach.policy_without_engines", "coach.policy")]
 
@@ -178,10 +238,17 @@ def test_lines_that_cannot_be_read_are_named(run):
     lines = file.read_text().splitlines()
     other = json.loads(lines[1])
     other["actions"][0]["role"] = "sovler"
-    lines[1:3] = [json.dumps(other), json.dumps({"schema": 99, "step": 1}), "[]", json.dumps({"schema": 1, "step": 1})]
+    lines[1:3] = [
+        json.dumps(other),
+        json.dumps({"schema": 99, "step": 1}),
+        "[]",
+        json.dumps({"schema": 1, "step": 1}),
+    ]
     file.write_text("\n".join([*lines, lines[0][:100]]))
     found = problems(run, "--recipe", RECIPE)
-    assert {place for _, place in found} == {f"trajectories.jsonl:{n}" for n in (3, 4, 5)}  # not 8, half a line
+    assert {place for _, place in found} == {
+        f"trajectories.jsonl:{n}" for n in (3, 4, 5)
+    }  # not 8, half a line
     file.write_text("\n".join([lines[0], lines[1]]))
     assert problems(run, "--recipe", RECIPE) == [("records.role", "trajectories.jsonl:2")]
     file.write_text("{\n" * 30)
@@ -218,6 +285,8 @@ def test_help_teaches_by_an_example(capsys):
     assert "openrlhf coach RUN --recipe RECIPE" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("word", "expected"), [("3:7", (3, 7)), ("3:", (3, None)), (":7", (0, 7)), ("4", (4, 4))])
+@pytest.mark.parametrize(
+    ("word", "expected"), [("3:7", (3, 7)), ("3:", (3, None)), (":7", (0, 7)), ("4", (4, 4))]
+)
 def test_steps(word, expected):
     assert step_range(word) == expected

@@ -1,4 +1,5 @@
-"""What the coach asks for first, and what it is told of the training: stages, weights, prompts, memory, bad input."""
+"""What the coach asks for first, and what it is told of the training: stages, weights, prompts,
+memory, bad input."""
 
 import asyncio
 import json
@@ -47,18 +48,33 @@ def test_fewer_stages_than_before_resume_with_the_last():
 
 
 def test_a_stage_by_steps_ends_with_its_last_one():
-    assert follow(stages({"until_step": 3}, {"until_step": 5}, {}), [0.0] * 7) == [0, 0, 0, 1, 1, 2, 2]
+    assert follow(stages({"until_step": 3}, {"until_step": 5}, {}), [0.0] * 7) == [
+        0,
+        0,
+        0,
+        1,
+        1,
+        2,
+        2,
+    ]
 
 
 def test_a_stage_by_outcome_comes_back_where_success_is_lost():
-    """The smoothed outcome, by hand: 0, 1/3, 0.556, 0.704, then down by a third of the way to 0 each step."""
+    """The smoothed outcome, by hand: 0, 1/3, 0.556, 0.704, then down by a third of the way to 0
+    each step."""
     found = follow(stages({"until_outcome": 0.5}, {}), [0.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0])
     assert found == [0, 0, 0, 1, 1, 1, 0]  # 0.469 is within the margin of 0.5, 0.313 is not
     assert 0.5 - MARGIN < 0.704 * 2 / 3 < 0.5
 
 
 def test_steps_without_an_outcome_change_nothing():
-    assert follow(stages({"until_outcome": 0.5}, {}), [None, 1.0, None, None, 0.4]) == [0, 0, 1, 1, 1]
+    assert follow(stages({"until_outcome": 0.5}, {}), [None, 1.0, None, None, 0.4]) == [
+        0,
+        0,
+        1,
+        1,
+        1,
+    ]
 
 
 @given(st.lists(st.floats(0, 1), max_size=40))
@@ -73,7 +89,8 @@ def test_noise_around_the_bound_does_not_cross_it_back_and_forth(outcomes):
         before = found.index
 
 
-# --- in a run -----------------------------------------------------------------------------------------------------------------
+# --- in a run
+# --------------------------------------------------------------------------------------------------
 
 RUBRIC = """
 from marl_plugins.coach.rubric import Criterion
@@ -94,7 +111,9 @@ def recipe(tmp_path):
     (tmp_path / "out").mkdir()
 
     def write(coach, flags="coach.rubric: rules.py"):
-        text = f"extends: tiny.yaml\nplugins: [marl_plugins.coach]\nflags:\n  {flags}\ncoach:\n{coach}"
+        text = (
+            f"extends: tiny.yaml\nplugins: [marl_plugins.coach]\nflags:\n  {flags}\ncoach:\n{coach}"
+        )
         (folder / "stages.yaml").write_text(text)
         return ["--recipe", str(folder / "stages.yaml"), "--ckpt.output_dir", str(tmp_path / "out")]
 
@@ -112,7 +131,9 @@ def score(run, role="solver"):
 
     async def judge():
         try:
-            return await plugin.marl_score_action(run, trajectory.actions[0], Seen.of(trajectory, trajectory.actions[0]))
+            return await plugin.marl_score_action(
+                run, trajectory.actions[0], Seen.of(trajectory, trajectory.actions[0])
+            )
         finally:
             await plugin.marl_stop(run)
 
@@ -147,17 +168,31 @@ def test_without_stages_and_memory_the_prompt_is_what_it_was(recipe):
 def asked_of(words, steps=(), memory=False):
     """What a model was asked about the solver, before and after the steps."""
     found = []
-    with openai_server(lambda body, n: found.append(body["messages"][-1]["content"]) or verdict(body, 5)) as (url, _):
-        flags = ["--coach.model", "m", "--coach.base_url", url, *(["--coach.memory"] if memory else [])]
+    with openai_server(
+        lambda body, n: found.append(body["messages"][-1]["content"]) or verdict(body, 5)
+    ) as (url, _):
+        flags = [
+            "--coach.model",
+            "m",
+            "--coach.base_url",
+            url,
+            *(["--coach.memory"] if memory else []),
+        ]
         run = build_plan([*words, *flags]).run
         score(run)
         for step in steps:
             run.state(Behaviour).observe(step, list(run.recipe.roles))
-            finish(run, step["step"], **{name: value for name, value in step.items() if name != "step"})
+            finish(
+                run, step["step"], **{name: value for name, value in step.items() if name != "step"}
+            )
         if steps:
             scores = {"a": 0.8, "b": 0.5}
             run.state(CoachState).bias.add(
-                {("solver", k, str(n)): [(scores[k] + n % 3 / 100, n % 2)] for k in scores for n in range(200)}
+                {
+                    ("solver", k, str(n)): [(scores[k] + n % 3 / 100, n % 2)]
+                    for k in scores
+                    for n in range(200)
+                }
             )
             score(run)
     return found
@@ -165,7 +200,8 @@ def asked_of(words, steps=(), memory=False):
 
 def test_a_model_is_told_what_counts_and_how_the_role_is_doing(recipe):
     words = recipe(
-        "  stages:\n    - {until_outcome: 0.5, ask: It has to work at all.}\n    - {ask: Now it has to be short.}\n"
+        "  stages:\n    - {until_outcome: 0.5, ask: It has to work at all.}\n    - {ask: Now it "
+        "has to be short.}\n"
     )
     step = {
         "step": 1,
@@ -175,10 +211,17 @@ def test_a_model_is_told_what_counts_and_how_the_role_is_doing(recipe):
         "role/solver/truncated": 0.02,
     }
     before, after = asked_of(words, [step], memory=True)
-    assert "What counts at this stage of the training:\nIt has to work at all.\n\nEverything between" in before
+    assert (
+        "What counts at this stage of the training:\nIt has to work at all.\n\nEverything between"
+        in before
+    )
     assert "over the last steps" not in before
     assert "Now it has to be short." in after and "work at all" not in after
-    for line in ("mean score that you gave it: 6.1 of 10", "success of the team: 75%", "answers cut off: 2%"):
+    for line in (
+        "mean score that you gave it: 6.1 of 10",
+        "success of the team: 75%",
+        "answers cut off: 2%",
+    ):
         assert f"- {line}\n" in after
     assert "- your scores on tasks of type a, at the same success, than on all types: +1.5" in after
     _, after = asked_of(words, [step])
@@ -189,7 +232,9 @@ def test_a_prompt_without_the_place_for_it_is_refused(recipe, tmp_path):
     (tmp_path / "prompt.md").write_text("{action} {fence} {form}")
     words = ["--coach.model", "m", "--coach.prompt", str(tmp_path / "prompt.md")]
     found = problems([*recipe("  stages: [{ask: x}]\n"), *words])
-    assert [problem for problem in found if problem[0].startswith("prompt.")] == [("prompt.training", "coach.prompt")]
+    assert [problem for problem in found if problem[0].startswith("prompt.")] == [
+        ("prompt.training", "coach.prompt")
+    ]
 
 
 def test_everything_that_is_wrong_with_stages_is_said_at_once_with_its_line(recipe):
@@ -208,7 +253,9 @@ def test_everything_that_is_wrong_with_stages_is_said_at_once_with_its_line(reci
         ("coach.stage_end", "stages.yaml:10", "coach.stages.3"),
         ("coach.no_criterion_left", "stages.yaml:10", "coach.stages.3.weights"),
     }
-    assert "coach.stage_weights" in {code for code, *_ in problems([*recipe(TWO), "--coach.model", "m"])}
+    assert "coach.stage_weights" in {
+        code for code, *_ in problems([*recipe(TWO), "--coach.model", "m"])
+    }
 
 
 @pytest.mark.parametrize(

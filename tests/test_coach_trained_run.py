@@ -1,4 +1,5 @@
-"""A coach that is trained, in the real trainer over simulated engines: its verdicts reach its policy as rows in every N-th step."""
+"""A coach that is trained, in the real trainer over simulated engines: its verdicts reach its
+policy as rows in every N-th step."""
 
 import asyncio
 import json
@@ -25,7 +26,8 @@ from marl_plugins.engine.runtime.waiting import save_waiting
 
 
 def judged_trainer(folder, say, every, samples=2, workflow=None, **more):
-    """A trainer whose coach is the trained policy `judge`; `say(prompt, version)` is what that answers.
+    """A trainer whose coach is the trained policy `judge`; `say(prompt, version)` is what that
+    answers.
 
     What is handed to updates is in `trainer.updates`, by step.
     """
@@ -35,7 +37,9 @@ def judged_trainer(folder, say, every, samples=2, workflow=None, **more):
     run, hook, chat = trainer.run, trainer.plugins.hook, CharacterChat()
     judge = trainer.session.policies["judge"] = SimulatedPolicy("judge", train_every=every)
     trainer.session.rollout.pools["judge"] = None
-    run.args.coach = SimpleNamespace(ground_truth="last", debias=False, max_missing=1.0, corrections_coef=0.0)
+    run.args.coach = SimpleNamespace(
+        ground_truth="last", debias=False, max_missing=1.0, corrections_coef=0.0
+    )
     run.sample, run._answer = MethodType(Run.sample, run), MethodType(Run._answer, run)
     state, agents = run.state(CoachState), hook.marl_generate
 
@@ -51,12 +55,21 @@ def judged_trainer(folder, say, every, samples=2, workflow=None, **more):
         return {"optimiser_steps": 1.0}
 
     async def chain(name, value, check=None, **arguments):
-        return getattr(coach, name)(value, run) if name in ("marl_credit", "marl_credit_step") else value
+        return (
+            getattr(coach, name)(value, run)
+            if name in ("marl_credit", "marl_credit_step")
+            else value
+        )
 
     samplings = {"judge": Sampling(0.7, 1.0, None, 8192)}
-    run.state(Connection).ask = make_ask(trainer.session.rollout.generate, {"judge": chat}, samplings, 1)
+    run.state(Connection).ask = make_ask(
+        trainer.session.rollout.generate, {"judge": chat}, samplings, 1
+    )
     asker = policy_asker(run, "judge", prefix="coach", max_tokens=512, deadline=60.0)
-    prompts = tuple(read_prompt(PROMPTS / f"{n}.md", with_label=n != "action") for n in ("action", "last_action"))
+    prompts = tuple(
+        read_prompt(PROMPTS / f"{n}.md", with_label=n != "action")
+        for n in ("action", "last_action")
+    )
     state.coach = TrainedCoach(asker, Questions(prompts, {"a": ""}), "judge", state.said)
     run.state(Askers).by_member[""] = asker
     trainer.updates = {}
@@ -89,7 +102,10 @@ def test_verdicts_reach_the_judges_policy_with_their_advantages_in_every_nth_ste
     assert {step: sorted(policies) for step, policies in trainer.updates.items()} == {
         n: ["judge", "p"] if n % 2 == 0 else ["p"] for n in range(1, 7)
     }
-    assert trainer.session.policies["judge"].version == 3 and trainer.session.policies["p"].version == 6
+    assert (
+        trainer.session.policies["judge"].version == 3
+        and trainer.session.policies["p"].version == 6
+    )
     records = lines(tmp_path, "trajectories")
     for step in (2, 4, 6):
         prepared = trainer.updates[step]["judge"]
@@ -98,21 +114,30 @@ def test_verdicts_reach_the_judges_policy_with_their_advantages_in_every_nth_ste
         assert [row.reward for row in prepared.rows] == pytest.approx(wanted)
         assert {row.action.generation.version for row in prepared.rows} == {step // 2 - 1}
         tokens = [len(row.action.generation.ids) for row in prepared.rows]
-        assert [row.action.advantage for row in prepared.rows] == pytest.approx(whitened(wanted, tokens), rel=1e-4)
+        assert [row.action.advantage for row in prepared.rows] == pytest.approx(
+            whitened(wanted, tokens), rel=1e-4
+        )
         for row, item in zip(prepared.rows, prepared.items, strict=True):
-            assert tuple(item.sequences.tolist()) == row.action.shown_ids + row.action.generation.ids
+            assert (
+                tuple(item.sequences.tolist()) == row.action.shown_ids + row.action.generation.ids
+            )
             trained = item.advantages[item.action_mask.bool()]
-            assert len(trained) == len(row.action.generation.ids) and trained.tolist() == list(row.action.advantages)
+            assert len(trained) == len(row.action.generation.ids) and trained.tolist() == list(
+                row.action.advantages
+            )
 
 
 def test_the_agents_learn_what_they_would_with_a_frozen_judge(tmp_path):
-    """The judge's rows are in none of their statistics, and its version is that of the whole step."""
+    """The judge's rows are in none of their statistics, and its version is that of the whole
+    step."""
     found = {}
     for every in (1, 100):
         folder = tmp_path / str(every)
         trainer = judged_trainer(folder, lambda prompt, version: opinion(prompt, 0), every)
         asyncio.run(trainer.fit(0))
-        found[every] = [[a["advantage"] for r in lines(folder, "trajectories") for a in r["actions"]]]
+        found[every] = [
+            [a["advantage"] for r in lines(folder, "trajectories") for a in r["actions"]]
+        ]
     assert found[1] == found[100]
 
 
@@ -126,9 +151,13 @@ def test_the_ledger_and_the_metrics_are_those_of_any_policy(tmp_path):
     assert all(set(entry["roles"]) == {"a"} for entry in ledger)
     assert [m.get("policy/judge/optimiser_steps") for m in metrics] == [None, None, 1.0]
     assert all(m["rows/trained"] == 8 for m in metrics)
-    for m, entry in zip(metrics, zip(*[iter(lines(tmp_path, "trajectories"))] * 8, strict=True), strict=True):
+    for m, entry in zip(
+        metrics, zip(*[iter(lines(tmp_path, "trajectories"))] * 8, strict=True), strict=True
+    ):
         scores = [(r["actions"][0]["score"], r["outcome"]) for r in entry]
-        assert m["coach/trained/judge/a/brier"] == pytest.approx(numpy.mean([(s - o) ** 2 for s, o in scores]))
+        assert m["coach/trained/judge/a/brier"] == pytest.approx(
+            numpy.mean([(s - o) ** 2 for s, o in scores])
+        )
         assert m["coach/trained/judge/a/reward"] == pytest.approx(numpy.mean(rewards(scores)))
 
 
@@ -144,12 +173,16 @@ def test_a_resumed_run_trains_the_judge_in_the_same_steps(tmp_path):
     whole = judged_trainer(tmp_path / "whole", opinion, every=2)
     asyncio.run(whole.fit(0))
     for step in (4, 6):
-        rows = [[(r.name, r.reward, r.action.generation) for r in t.updates[step]["judge"].rows] for t in (trainer, whole)]
+        rows = [
+            [(r.name, r.reward, r.action.generation) for r in t.updates[step]["judge"].rows]
+            for t in (trainer, whole)
+        ]
         assert rows[0] == rows[1]
 
 
 def test_answers_without_a_verdict_are_trained_on_and_infrastructure_is_not(tmp_path):
-    """The first question's answer is of no use, the second's is; a step without any verdict teaches the judge nothing."""
+    """The first question's answer is of no use, the second's is; a step without any verdict teaches
+    the judge nothing."""
 
     def mumbles(prompt, version):
         return opinion(prompt, version) if "That holds no verdict" in prompt else "Hm."
@@ -165,7 +198,9 @@ def test_answers_without_a_verdict_are_trained_on_and_infrastructure_is_not(tmp_
     asyncio.run(trainer.fit(0))
     assert "p" not in trainer.updates[1]
     judge = trainer.updates[1]["judge"].rows
-    assert {row.reward for row in judge} == {0.0} and max(abs(row.action.advantage) for row in judge) < 1e-6
+    assert {row.reward for row in judge} == {0.0} and max(
+        abs(row.action.advantage) for row in judge
+    ) < 1e-6
 
 
 def test_identical_questions_are_one_row(tmp_path):
@@ -179,7 +214,11 @@ def test_identical_questions_are_one_row(tmp_path):
 
     async def generate(run, call, engines):
         g = await agents(run, call, engines)
-        return g if call.policy == "judge" else Generation((120, 94), (-0.5, -0.5), "stop", "p", g.version)
+        return (
+            g
+            if call.policy == "judge"
+            else Generation((120, 94), (-0.5, -0.5), "stop", "p", g.version)
+        )
 
     trainer.plugins.hook.marl_generate = generate
     asyncio.run(trainer.fit(0))
@@ -190,12 +229,14 @@ def test_identical_questions_are_one_row(tmp_path):
 
 
 def test_what_a_judge_has_said_waits_with_its_rollout_in_a_saved_step_too(tmp_path):
-    """Rollouts during updates: the judge learns from the same verdicts, in a run that is resumed as well."""
+    """Rollouts during updates: the judge learns from the same verdicts, in a run that is resumed as
+    well."""
     whole = judged_trainer(tmp_path / "whole", opinion, 1, queue=1)
     asyncio.run(whole.fit(0))
-    assert {step: {row.action.generation.version for row in of["judge"].rows} for step, of in whole.updates.items()} == {
-        step: {max(0, step - 2)} for step in range(1, 7)
-    }
+    assert {
+        step: {row.action.generation.version for row in of["judge"].rows}
+        for step, of in whole.updates.items()
+    } == {step: {max(0, step - 2)} for step in range(1, 7)}
     first = judged_trainer(tmp_path / "cut", opinion, 1, queue=1, max_steps=3)
     first.rollouts.last = 6
     asyncio.run(first.fit(0))
@@ -212,8 +253,14 @@ def test_what_a_judge_has_said_waits_with_its_rollout_in_a_saved_step_too(tmp_pa
         rows = [row for step in (4, 5, 6) for row in trainer.updates[step][policy].rows]
         return [(row.name, row.reward, row.action.generation) for row in rows]
 
-    assert trained(second, "p") == trained(whole, "p") and trained(second, "judge") == trained(whole, "judge")
-    judged = [f"coach/{name}" for name in ("a/score", "a/spread", "agreement", "trained/judge/a/brier")]
+    assert trained(second, "p") == trained(whole, "p") and trained(second, "judge") == trained(
+        whole, "judge"
+    )
+    judged = [
+        f"coach/{name}" for name in ("a/score", "a/spread", "agreement", "trained/judge/a/brier")
+    ]
     told, again = (lines(tmp_path / name, "metrics") for name in ("whole", "cut"))
-    assert [[m[name] for name in judged] for m in again] == [[m[name] for name in judged] for m in told]
+    assert [[m[name] for name in judged] for m in again] == [
+        [m[name] for name in judged] for m in told
+    ]
     assert not second.run.state(CoachState).verdicts and not second.run.state(CoachState).said

@@ -1,4 +1,5 @@
-"""A coach that is trained: what its verdicts are rewarded with, what becomes of them, and how it is planned."""
+"""A coach that is trained: what its verdicts are rewarded with, what becomes of them, and how it is
+planned."""
 
 import itertools
 import shutil
@@ -50,9 +51,15 @@ def test_it_is_that_of_libraries():
 
     draw = numpy.random.default_rng(5)
     outcomes = draw.permutation(40) / 39
-    scores = numpy.clip(outcomes + draw.normal(0, 0.3, 40), 0.001 * draw.permutation(40), 1 - 0.001 * draw.permutation(40))
+    scores = numpy.clip(
+        outcomes + draw.normal(0, 0.3, 40),
+        0.001 * draw.permutation(40),
+        1 - 0.001 * draw.permutation(40),
+    )
     verdicts = list(zip(scores.tolist(), outcomes.tolist(), strict=True))
-    assert numpy.mean(shares_in_tau(verdicts)) == pytest.approx(kendalltau(scores, outcomes).statistic)  # no ties
+    assert numpy.mean(shares_in_tau(verdicts)) == pytest.approx(
+        kendalltau(scores, outcomes).statistic
+    )  # no ties
     right = (outcomes > 0.6).astype(float)
     verdicts = list(zip(scores.tolist(), right.tolist(), strict=True))
     rest = numpy.mean(rewards(verdicts)) - (1 + numpy.mean(shares_in_tau(verdicts))) / 4
@@ -64,17 +71,23 @@ def test_the_order_of_trajectories_does_not_matter(verdicts, draw):
     places = list(range(len(verdicts)))
     draw.shuffle(places)
     mixed = rewards([verdicts[place] for place in places])
-    assert [mixed[places.index(n)] for n in range(len(verdicts))] == pytest.approx(rewards(verdicts))
+    assert [mixed[places.index(n)] for n in range(len(verdicts))] == pytest.approx(
+        rewards(verdicts)
+    )
 
 
 @given(VERDICTS)
 def test_nothing_is_above_what_a_perfect_judge_gets(verdicts):
     perfect = rewards([(o, o) for _, o in verdicts])
-    assert all(0.0 <= mine <= best + 1e-12 for mine, best in zip(rewards(verdicts), perfect, strict=True))
+    assert all(
+        0.0 <= mine <= best + 1e-12 for mine, best in zip(rewards(verdicts), perfect, strict=True)
+    )
 
 
 @given(st.lists(OUTCOMES, min_size=2, max_size=12), SCORES, SCORES)
-def test_a_constant_judge_gains_nothing_by_a_shift_but_towards_the_mean_outcome(outcomes, score, other):
+def test_a_constant_judge_gains_nothing_by_a_shift_but_towards_the_mean_outcome(
+    outcomes, score, other
+):
     """Ranking gives it nothing at all, calibration no more than to who knows the mean."""
     assert shares_in_tau([(score, o) for o in outcomes]) == [0.0] * len(outcomes)
     mean = float(numpy.mean(outcomes))
@@ -84,15 +97,23 @@ def test_a_constant_judge_gains_nothing_by_a_shift_but_towards_the_mean_outcome(
     assert there <= numpy.mean(rewards([(mean, o) for o in outcomes])) + 1e-12
 
 
-@given(st.lists(st.tuples(st.integers(0, 10).map(lambda n: n / 20), OUTCOMES), min_size=2, max_size=12), SCORES)
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 10).map(lambda n: n / 20), OUTCOMES), min_size=2, max_size=12
+    ),
+    SCORES,
+)
 def test_ranking_does_not_see_a_shift_of_all_scores(verdicts, shift):
     moved = [(round(s + shift / 2, 9), o) for s, o in verdicts]
-    assert shares_in_tau(moved) == pytest.approx(shares_in_tau([(round(s, 9), o) for s, o in verdicts]))
+    assert shares_in_tau(moved) == pytest.approx(
+        shares_in_tau([(round(s, 9), o) for s, o in verdicts])
+    )
 
 
 @pytest.mark.parametrize("chance", [0.1, 0.3, 0.6, 0.8])
 def test_it_is_best_to_say_how_likely_success_is(chance):
-    """In expectation over the outcomes of all, where the others say it: no other score of one verdict is rewarded more."""
+    """In expectation over the outcomes of all, where the others say it: no other score of one
+    verdict is rewarded more."""
     others = [0.1] * 3 + [0.3] * 2 + [0.6, 0.8]  # and so much is unlikely to succeed
     expected = {}
     for score in (n / 10 for n in range(11)):
@@ -115,7 +136,8 @@ def test_an_answer_without_a_verdict_gets_the_lowest_and_changes_no_other():
 
 
 def said(trajectory, *answers):
-    """What judge j has said of each action of a trajectory: a score each, or None; and as the same tokens where these are given."""
+    """What judge j has said of each action of a trajectory: a score each, or None; and as the same
+    tokens where these are given."""
     found = {}
     for action, (score, ids) in zip(trajectory.actions, answers, strict=True):
         answer = Answer((1, 2), Generation(ids, (-0.5,) * len(ids), "stop", "j", 3), "text")
@@ -143,7 +165,9 @@ def test_what_has_no_reward_says_why():
         ["infrastructure:engine"] * 2,
     ]
     ((only, _), *others) = [t.actions for t in found]
-    assert only.reward == pytest.approx((0.75 + 0.5) / 2) and all(a.reward is None for mine in others for a in mine)
+    assert only.reward == pytest.approx((0.75 + 0.5) / 2) and all(
+        a.reward is None for mine in others for a in mine
+    )
     assert (only.role, only.policy, only.generation.version) == ("j/a", "j", 3)
     assert metrics == {
         "coach/trained/j/a/reward": only.reward,
@@ -157,12 +181,16 @@ def test_what_has_no_reward_says_why():
 def test_a_repeated_answer_is_one_row_with_the_mean_reward():
     trajectories = outcomes_of(1.0, 0.0, 1.0)
     answers = {}
-    for trajectory, score, ids in zip(trajectories, (0.8, 0.8, 0.4), ((4,), (4,), (5,)), strict=True):
+    for trajectory, score, ids in zip(
+        trajectories, (0.8, 0.8, 0.4), ((4,), (4,), (5,)), strict=True
+    ):
         answers |= said(trajectory, (score, ids), (score, (7, trajectory.sample)))
     found, _ = lessons(answers, trajectories)
     first, second, third = (t.actions[0] for t in found)
     alone = rewards([(0.8, 1.0), (0.8, 0.0), (0.4, 1.0)])
-    assert first.reward == pytest.approx((alone[0] + alone[1]) / 2) and third.reward == pytest.approx(alone[2])
+    assert first.reward == pytest.approx(
+        (alone[0] + alone[1]) / 2
+    ) and third.reward == pytest.approx(alone[2])
     assert (second.reward, second.left_out) == (None, "repeated")
     assert [t.actions[1].reward for t in found] == pytest.approx(alone)
 
@@ -196,13 +224,19 @@ def refused(*words):
 
 
 def without_line(found):
-    return [(code, *(place for place in places if ".yaml:" not in place)) for code, *places in found]
+    return [
+        (code, *(place for place in places if ".yaml:" not in place)) for code, *places in found
+    ]
 
 
 def test_it_is_planned_as_a_policy_that_is_trained_in_every_nth_step(recipe):
     plan = build_plan(["--recipe", str(recipe)])
     shown = describe(plan)["policies"]
-    assert (shown["judge"]["trainable"], shown["judge"]["train_every"], shown["judge"]["ranks"]) == (True, 4, 1)
+    assert (
+        shown["judge"]["trainable"],
+        shown["judge"]["train_every"],
+        shown["judge"]["ranks"],
+    ) == (True, 4, 1)
     assert "train_every" not in shown["solver"]
     session = SimpleNamespace(plan=plan, train_tasks=plan.tasks("train"), args=plan.run.policy_args)
     lengths = Session.schedule_lengths.fget(session)
@@ -212,14 +246,25 @@ def test_it_is_planned_as_a_policy_that_is_trained_in_every_nth_step(recipe):
 
 
 def test_as_a_member_of_several_it_is_trained_on_its_own_verdicts(recipe):
-    text = "coach: {members: {judge: {policy: judge, flags: {train_every: 2}}, other: {policy: second}}}\n"
+    text = (
+        "coach: {members: {judge: {policy: judge, flags: {train_every: 2}}, other: {policy: "
+        "second}}}\n"
+    )
     text = RECIPE.partition("flags:\n  coach")[0] + text
-    recipe.write_text(text.replace("policies:\n", "policies:\n  second: {model: tiny, trainable: false}\n"))
     recipe.write_text(
-        recipe.read_text().replace("model: tiny,", 'model: "tiny:positions=4096", flags: {data.max_len: 4096},')
+        text.replace("policies:\n", "policies:\n  second: {model: tiny, trainable: false}\n")
+    )
+    recipe.write_text(
+        recipe.read_text().replace(
+            "model: tiny,", 'model: "tiny:positions=4096", flags: {data.max_len: 4096},'
+        )
     )
     plan = build_plan(["--recipe", str(recipe)])
-    assert {p.name: p.train_every for p in plan.run.policies if not p.name.startswith(("sol", "cod", "ver"))} == {
+    assert {
+        p.name: p.train_every
+        for p in plan.run.policies
+        if not p.name.startswith(("sol", "cod", "ver"))
+    } == {
         "judge": 2,
         "second": 1,
     }
@@ -229,7 +274,14 @@ def test_as_a_member_of_several_it_is_trained_on_its_own_verdicts(recipe):
 
 def test_what_cannot_be_trained_is_refused_with_the_flag_and_the_cure(recipe):
     rubric = ROOT / "recipes" / "mathchat" / "tiny_rubric.py"
-    tiny = ["--recipe", recipe.with_name("tiny.yaml"), "--plugin", "marl_plugins.coach", "--coach.train_every", "2"]
+    tiny = [
+        "--recipe",
+        recipe.with_name("tiny.yaml"),
+        "--plugin",
+        "marl_plugins.coach",
+        "--coach.train_every",
+        "2",
+    ]
     for words in (["--coach.rubric", rubric], ["--coach.model", "m"]):
         assert ("coach.irrelevant", "coach.train_every") in refused(*tiny, *words)
     words = ["--recipe", recipe]
@@ -240,6 +292,8 @@ def test_what_cannot_be_trained_is_refused_with_the_flag_and_the_cure(recipe):
     recipe.write_text(RECIPE)
     found = refused(*words, "--mapping", "solver=a,coder=judge,verifier=b")
     assert without_line(found) == [("coach.plays", "coach.train_every", "judge")]
-    assert ("flags.value", "command line", "coach.train_every") in refused(*words, "--coach.train_every", "0")
+    assert ("flags.value", "command line", "coach.train_every") in refused(
+        *words, "--coach.train_every", "0"
+    )
     recipe.write_text(RECIPE.replace("  coach.train_every: 4\n", ""))
     assert without_line(refused(*words)) == [("coach.trained_policy", "coach.policy", "judge")]

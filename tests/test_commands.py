@@ -28,7 +28,8 @@ def test_every_shipped_recipe_is_listed(capsys):
     assert main(["recipes", "list", "--json"]) == 0
     found = {r["name"]: r for r in json.loads(capsys.readouterr().out)}
     assert found.keys() == {
-        p.parent.name if p.name == "recipe.yaml" else f"{p.parent.name}/{p.name}" for p in shipped_recipes()
+        p.parent.name if p.name == "recipe.yaml" else f"{p.parent.name}/{p.name}"
+        for p in shipped_recipes()
     }
     assert found["mathchat/tiny.yaml"]["roles"] == ["solver", "coder", "verifier"]
     assert len({r["description"] for r in found.values()}) == len(found)
@@ -38,7 +39,10 @@ def test_a_recipe_is_shown_with_its_graph(capsys):
     assert main(["recipes", "show", "mathchat/tiny.yaml", "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert shown["graph"] == ["task -> solver", "solver -> coder", "coder, solver -> verifier"]
-    assert shown["nodes"][1] == {"id": "coder_1", "role": "coder", "number": 1} and ["task", "solver_1"] in shown["edges"]
+    assert (
+        shown["nodes"][1] == {"id": "coder_1", "role": "coder", "number": 1}
+        and ["task", "solver_1"] in shown["edges"]
+    )
     assert shown["roles"]["coder"]["tools"] == ["python"]
     assert main(["recipes", "show", "mathchat"]) == 0
     text = capsys.readouterr().out
@@ -46,7 +50,9 @@ def test_a_recipe_is_shown_with_its_graph(capsys):
 
 
 def test_a_workflow_that_fails_on_empty_answers_is_said_and_not_raised(tmp_path, capsys):
-    (tmp_path / "w.py").write_text("async def run(task, roles, tools):\n    return int(str(await roles.a(q='x')))\n")
+    (tmp_path / "w.py").write_text(
+        "async def run(task, roles, tools):\n    return int(str(await roles.a(q='x')))\n"
+    )
     (tmp_path / "r.yaml").write_text("name: r\nroles: {a: {prompt: p.md}}\nworkflow: w.py\n")
     (tmp_path / "p.md").write_text("{q}")
     assert main(["recipes", "show", str(tmp_path / "r.yaml")]) == 0
@@ -58,7 +64,9 @@ def test_a_copied_recipe_plans_from_anywhere(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["recipes", "copy", "mathchat", "mine"]) == 0
     shown = capsys.readouterr().out.splitlines()
-    assert shown[1].strip() == "openrlhf train --recipe mine/tiny.yaml --dry-run"  # what this machine can train comes first
+    assert (
+        shown[1].strip() == "openrlhf train --recipe mine/tiny.yaml --dry-run"
+    )  # what this machine can train comes first
     assert "  openrlhf train --recipe mine --dry-run" in shown
     assert base_of(read_recipe(Path("mine/tiny.yaml"))).name == "mine"
     assert not list(Path("mine").rglob("__pycache__"))
@@ -79,7 +87,10 @@ def test_only_a_recipe_is_copied_and_without_its_runs(tmp_path, monkeypatch, cap
     assert not (tmp_path / "again" / "run_1").exists()
     assert (tmp_path / "again" / "services.yaml").read_text() == "name: postgres\n"
     assert main(["recipes", "copy", "mine/services.yaml", "other"]) == 2
-    assert "roles: this key is missing" in capsys.readouterr().err and not (tmp_path / "other").exists()
+    assert (
+        "roles: this key is missing" in capsys.readouterr().err
+        and not (tmp_path / "other").exists()
+    )
 
 
 def test_the_file_that_was_named_is_the_first_to_be_tried(tmp_path, monkeypatch, capsys):
@@ -90,7 +101,9 @@ def test_the_file_that_was_named_is_the_first_to_be_tried(tmp_path, monkeypatch,
     monkeypatch.setenv("MARL_PLUGINS_DEVICE", "cuda")
     assert main(["recipes", "copy", "mathchat", "2nd"]) == 0
     assert "--recipe 2nd --dry-run" in capsys.readouterr().out.splitlines()[1]
-    assert base_of(read_recipe(Path("2nd/recipe.yaml"))).name == "mathchat"  # a name cannot begin with a digit
+    assert (
+        base_of(read_recipe(Path("2nd/recipe.yaml"))).name == "mathchat"
+    )  # a name cannot begin with a digit
 
 
 @pytest.mark.parametrize(
@@ -99,7 +112,10 @@ def test_the_file_that_was_named_is_the_first_to_be_tried(tmp_path, monkeypatch,
         (["recipes", "copy", "mathchatt", "x"], "did you mean 'mathchat'?"),
         (["recipes", "copy", "mathchat", "/proc/x"], "cannot be written"),
         (["recipes", "shwo"], "invalid choice: 'shwo'"),
-        (["eval", "--recipe", TINY, "--modles", "runs/a"], "--modles: unknown flag; did you mean 'models'?"),
+        (
+            ["eval", "--recipe", TINY, "--modles", "runs/a"],
+            "--modles: unknown flag; did you mean 'models'?",
+        ),
         (["recipes", "copy", "nosuch", "x"], "openrlhf recipes list"),
         (["evla"], "did you mean 'eval'?"),
     ],
@@ -143,7 +159,8 @@ def test_saved_weights_take_the_place_of_the_recipes_models(tmp_path):
     assert {p.model for p in run.policies} == {"tiny"}  # the checked run is as it was
     assert run.policy_args["solver"].actor.model_name_or_path == "tiny"
     with pytest.raises(
-        ConfigurationError, match="no folder 'coder' with a model in it; it holds weights of solver, verifier"
+        ConfigurationError,
+        match="no folder 'coder' with a model in it; it holds weights of solver, verifier",
     ):
         with_models(run, tmp_path, [])
 
@@ -163,7 +180,10 @@ def test_an_evaluation_on_other_tasks_keeps_those_that_are_trained_on(tmp_path, 
         assert main([command, *words]) == 0
         shown = json.loads(capsys.readouterr().out)
         assert (shown["tasks"]["train"], shown["tasks"]["eval"]) == (137, 1)
-        assert str(file) in shown["task_source"]["eval"] and "load('train')" in shown["task_source"]["train"]
+        assert (
+            str(file) in shown["task_source"]["eval"]
+            and "load('train')" in shown["task_source"]["train"]
+        )
 
 
 def test_a_run_that_has_not_ended_has_no_weights_yet_and_how_it_gets_them_is_said(tmp_path, capsys):
@@ -173,7 +193,10 @@ def test_a_run_that_has_not_ended_has_no_weights_yet_and_how_it_gets_them_is_sai
     assert main(["eval", "--recipe", TINY, "--models", str(tmp_path)]) == 2
     assert f"openrlhf train --resume {tmp_path}" in capsys.readouterr().err
     (tmp_path / "solver" / "config.json").write_text("{}")
-    assert main(["eval", "--recipe", TINY, "--models", str(tmp_path / "solver"), "--only", "solver"]) == 2
+    assert (
+        main(["eval", "--recipe", TINY, "--models", str(tmp_path / "solver"), "--only", "solver"])
+        == 2
+    )
     assert "itself a model; " in capsys.readouterr().err
 
 
@@ -186,14 +209,19 @@ def test_an_evaluation_can_be_planned(capsys):
 def test_an_evaluation_trains_nothing():
     run = build_plan(["--recipe", TINY]).run
     evaluated = only_players(run)
-    assert not any(p.trainable for p in evaluated.policies) and all(p.trainable for p in run.policies)
+    assert not any(p.trainable for p in evaluated.policies) and all(
+        p.trainable for p in run.policies
+    )
     assert [p.name for p in evaluated.policies] == [p.name for p in run.policies]
     assert evaluated.state(dict) is run.state(dict)  # plugins meet their state again
 
 
 @pytest.mark.parametrize(
     ("command", "module"),
-    [("train", "marl_plugins.engine.runtime.driver"), ("eval", "marl_plugins.engine.processes.cluster")],
+    [
+        ("train", "marl_plugins.engine.runtime.driver"),
+        ("eval", "marl_plugins.engine.processes.cluster"),
+    ],
 )
 def test_a_run_says_where_programs_of_agents_run(command, module, tmp_path, monkeypatch, capsys):
     """Ended where it would begin to start processes."""
@@ -204,7 +232,15 @@ def test_a_run_says_where_programs_of_agents_run(command, module, tmp_path, monk
     monkeypatch.setattr(f"{module}.prepare_environment", end)
     line = f"programs of agents run in the sandbox: {describe_sandbox(SandboxConfig())}\n"
     for recipe, said in ((TINY, True), ("vote/tiny.yaml", False)):
-        words = [command, "--recipe", recipe, "--ckpt.output_dir", str(tmp_path), "--ckpt.path", str(tmp_path)]
+        words = [
+            command,
+            "--recipe",
+            recipe,
+            "--ckpt.output_dir",
+            str(tmp_path),
+            "--ckpt.path",
+            str(tmp_path),
+        ]
         assert main(words) == 1
         assert (line in capsys.readouterr().out) is said
 
@@ -249,9 +285,22 @@ def test_the_wheel_carries_recipes_that_can_be_listed_copied_and_planned(tmp_pat
     """Built, unpacked, and used from its own folder alone."""
     root = Path(__file__).resolve().parent.parent
     work = tmp_path / "source"
-    shutil.copytree(root, work, ignore=shutil.ignore_patterns(".venv", ".git", "runs", "__pycache__", ".*_cache"))
+    shutil.copytree(
+        root,
+        work,
+        ignore=shutil.ignore_patterns(".venv", ".git", "runs", "__pycache__", ".*_cache"),
+    )
     subprocess.run(
-        [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(tmp_path), str(work)],
+        [
+            sys.executable,
+            "-m",
+            "build",
+            "--wheel",
+            "--no-isolation",
+            "--outdir",
+            str(tmp_path),
+            str(work),
+        ],
         check=True,
         capture_output=True,
     )
@@ -260,8 +309,13 @@ def test_the_wheel_carries_recipes_that_can_be_listed_copied_and_planned(tmp_pat
 
     def command(*words):
         place = str(tmp_path / "unpacked")
-        script = f"import sys; sys.path.insert(0, {place!r}); from marl_plugins.cli import main; sys.exit(main())"
-        return subprocess.run([sys.executable, "-c", script, *words], cwd=tmp_path, capture_output=True, text=True)
+        script = (
+            f"import sys; sys.path.insert(0, {place!r}); from marl_plugins.cli import main; "
+            "sys.exit(main())"
+        )
+        return subprocess.run(
+            [sys.executable, "-c", script, *words], cwd=tmp_path, capture_output=True, text=True
+        )
 
     listed = command("recipes", "list", "--json")
     assert "mathchat/tiny.yaml" in listed.stdout, listed.stderr
@@ -272,7 +326,9 @@ def test_the_wheel_carries_recipes_that_can_be_listed_copied_and_planned(tmp_pat
     about = next((tmp_path / "unpacked").glob("*.dist-info")).joinpath("METADATA").read_text()
     address = re.search(r"^Project-URL: Repository, (\S+)$", about, re.MULTILINE)[1]
     links = re.findall(r"\]\(([^)]+)\)", about)
-    assert f"{address}/raw/main/docs/demo.png" in links and all(link.startswith("https://") for link in links)
+    assert f"{address}/raw/main/docs/demo.png" in links and all(
+        link.startswith("https://") for link in links
+    )
     for link in links:
         if kept := re.match(rf"{re.escape(address)}/(?:raw|blob)/main/([^#]+)", link):
             assert (root / kept[1]).exists(), link

@@ -41,8 +41,12 @@ def wheel(folder, root, version="0.11.2", name="openrlhf", keep=lambda path: Tru
         for path in filter(keep, files):
             archive.write(path, pure + str(path.relative_to(root)))
         info = f"{name}-{version}.dist-info"
-        archive.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
-        archive.writestr(f"{info}/RECORD", "".join(f"{pure}{p.relative_to(root)},sha256=x,1\n" for p in files))
+        archive.writestr(
+            f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+        )
+        archive.writestr(
+            f"{info}/RECORD", "".join(f"{pure}{p.relative_to(root)},sha256=x,1\n" for p in files)
+        )
     return target
 
 
@@ -70,12 +74,21 @@ def test_every_published_release_that_is_supported_fits(version, capsys):
     assert ("flags", None) not in found
 
 
-def test_a_checkout_a_wheel_and_the_package_folder_give_the_same_findings(checkout, tmp_path, capsys):
+def test_a_checkout_a_wheel_and_the_package_folder_give_the_same_findings(
+    checkout, tmp_path, capsys
+):
     file = wheel(tmp_path, checkout)
     with zipfile.ZipFile(file) as archive:
         archive.extractall(tmp_path / "unpacked")
     inner = tmp_path / "unpacked" / "openrlhf-0.11.2.data" / "purelib"
-    paths = (checkout, file, tmp_path / "unpacked", inner, inner / "openrlhf", checkout / "openrlhf")
+    paths = (
+        checkout,
+        file,
+        tmp_path / "unpacked",
+        inner,
+        inner / "openrlhf",
+        checkout / "openrlhf",
+    )
     answers = [run_compat(capsys, path) for path in paths]
     for code, found in answers:
         assert code == 0
@@ -91,7 +104,11 @@ def test_upstream_is_not_imported(checkout, capsys):
 def test_changes_in_a_newer_release_are_named(checkout, capsys):
     (checkout / "version.txt").write_text("0.13.0\n")
     actor = checkout / "openrlhf/trainer/ray/ppo_actor.py"
-    actor.write_text(actor.read_text().replace("def fit(self, kl_ctl: float = 0)", "def fit(self, kl: float = 0)"))
+    actor.write_text(
+        actor.read_text().replace(
+            "def fit(self, kl_ctl: float = 0)", "def fit(self, kl: float = 0)"
+        )
+    )
     cli = checkout / "openrlhf/cli/train_ppo_ray.py"
     cli.write_text(
         cli.read_text()
@@ -132,7 +149,13 @@ END = "    train(args)\n"
 @pytest.mark.parametrize(
     ("file", "old", "new", "what", "part"),
     [
-        (CLI, PARSER, f"{PARSER}    add_more(parser)\n", "command line", "name 'add_more' is not defined"),
+        (
+            CLI,
+            PARSER,
+            f"{PARSER}    add_more(parser)\n",
+            "command line",
+            "name 'add_more' is not defined",
+        ),
         (CLI, PARSER, f"    import torch\n{PARSER}", "command line", "torch is imported"),
         (CLI, PARSER, GROUP, "command line", "is not an ArgumentParser"),
         (CLI, PARSER, "    def (\n", "command line", "is not Python"),
@@ -141,7 +164,13 @@ END = "    train(args)\n"
         (LAUNCHER, "import", "<<<<<<< HEAD\nimport", "seams", "launcher.py:1: is not Python"),
         (LAUNCHER, "import", "\0import", "seams", "null bytes"),
         (CONFIG, "def hierarchize", "def nested", "command line", "KeyError: 'hierarchize'"),
-        (CONFIG, "def hierarchize", "import openrlhf.x\ndef hierarchize", "command line", "openrlhf.x is imported"),
+        (
+            CONFIG,
+            "def hierarchize",
+            "import openrlhf.x\ndef hierarchize",
+            "command line",
+            "openrlhf.x is imported",
+        ),
     ],
 )
 def test_anything_in_an_unknown_release_is_a_finding(checkout, capsys, file, old, new, what, part):
@@ -156,9 +185,14 @@ def test_anything_in_an_unknown_release_is_a_finding(checkout, capsys, file, old
 
 def test_a_parser_with_a_description_and_other_functions_is_read(checkout, capsys):
     cli = checkout / "openrlhf/cli/train_ppo_ray.py"
-    own = "    import sys\n    parser = argparse.ArgumentParser(sys.argv[0], formatter_class=argparse.HelpFormatter)\n"
+    own = (
+        "    import sys\n    parser = argparse.ArgumentParser(sys.argv[0], "
+        "formatter_class=argparse.HelpFormatter)\n"
+    )
     text = cli.read_text().replace(PARSER, own)
-    cli.write_text(text.replace("if __name__ ==", "def build_parser():\n    pass\n\n\nif __name__ =="))
+    cli.write_text(
+        text.replace("if __name__ ==", "def build_parser():\n    pass\n\n\nif __name__ ==")
+    )
     assert run_compat(capsys, checkout)[0] == 0
 
 
@@ -174,7 +208,9 @@ def test_a_package_of_the_same_name_that_is_something_else(tmp_path):
 
 
 def test_a_partly_unpacked_wheel_names_what_is_missing(checkout, tmp_path):
-    file = wheel(tmp_path, checkout, keep=lambda path: "trainer" not in str(path.relative_to(checkout)))
+    file = wheel(
+        tmp_path, checkout, keep=lambda path: "trainer" not in str(path.relative_to(checkout))
+    )
     with zipfile.ZipFile(file) as archive:
         archive.extractall(tmp_path / "half")
     assert code_of(tmp_path / "half") == ("trees.partly", "half")
@@ -207,9 +243,14 @@ def test_a_path_that_does_not_exist_and_a_version_that_was_never_published(tmp_p
     assert code_of("0.10.999")[0] == "trees.download"
 
 
-def test_versions_are_normalised_for_pip_and_an_unreachable_index_is_reported(monkeypatch, tmp_path):
+def test_versions_are_normalised_for_pip_and_an_unreachable_index_is_reported(
+    monkeypatch, tmp_path
+):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    output = "ERROR: Could not find a version that satisfies the requirement openrlhf (from versions: none)\n"
+    output = (
+        "ERROR: Could not find a version that satisfies the requirement openrlhf (from "
+        "versions: none)\n"
+    )
     requested = []
 
     def pip(command, **_):
@@ -223,7 +264,10 @@ def test_versions_are_normalised_for_pip_and_an_unreachable_index_is_reported(mo
 
 def test_the_workflows_are_yaml_and_ours_runs_every_release():
     ours = yaml.safe_load((ROOT / ".github/workflows/compatibility.yml").read_text())
-    assert ours["jobs"]["release"]["strategy"]["matrix"]["version"] == [*releases.CHECKED, releases.TRAINED]
+    assert ours["jobs"]["release"]["strategy"]["matrix"]["version"] == [
+        *releases.CHECKED,
+        releases.TRAINED,
+    ]
     theirs = yaml.safe_load((ROOT / "marl_plugins" / "upstream_ci" / "workflow.yml").read_text())
     assert theirs["jobs"]["compatibility"]["steps"][-1]["run"] == "openrlhf compat . --tests"
 
@@ -252,7 +296,11 @@ def test_a_new_flag_of_upstreams_is_refused_when_set(checkout, monkeypatch):
     cli = checkout / "openrlhf/cli/train_ppo_ray.py"
     anchor = 'parser.add_argument("--use_ms"'
     assert anchor in cli.read_text()
-    cli.write_text(cli.read_text().replace(anchor, f'parser.add_argument("--train.brand_new", type=int)\n    {anchor}'))
+    cli.write_text(
+        cli.read_text().replace(
+            anchor, f'parser.add_argument("--train.brand_new", type=int)\n    {anchor}'
+        )
+    )
     monkeypatch.setattr(upstream_cli, "upstream_root", lambda: checkout / "openrlhf")
     build_plan(["--recipe", str(TINY)])
     with refused_plan(("flags.new", "command line", "train.brand_new")):

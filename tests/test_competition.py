@@ -1,4 +1,5 @@
-"""MathChat at the paper's scale: problems from files in their public layouts, who sees what, and the boxed answer."""
+"""MathChat at the paper's scale: problems from files in their public layouts, who sees what, and
+the boxed answer."""
 
 import asyncio
 import csv
@@ -35,12 +36,19 @@ def aime(year, number, part="I"):
 
 TRAIN = [aime(year, number) for year in (1999, 2000) for number in range(1, 11)]
 HUB = [  # the set on the hub, as CSV
-    {"ID": row["id"], "Year": row["year"], "Problem Number": row["problem_number"], "Question": row["prompt"]}
+    {
+        "ID": row["id"],
+        "Year": row["year"],
+        "Problem Number": row["problem_number"],
+        "Question": row["prompt"],
+    }
     | {"Answer": int(row["answer"]), "Part": row["part"]}
     for row in TRAIN
 ]
 AIME_2025 = [{"problem": f"Held out {n}?", "answer": str(n), "id": str(n)} for n in range(3)]
-AMC = [{"prompt": f"Choose {n}.", "answer": float(n), "source": "amc", "id": str(n)} for n in range(5)]
+AMC = [
+    {"prompt": f"Choose {n}.", "answer": float(n), "source": "amc", "id": str(n)} for n in range(5)
+]
 
 
 def write(path, rows):
@@ -61,7 +69,11 @@ def files(tmp_path):
     """Words that name the files, by what they are written as."""
 
     def make(train=TRAIN, held_out=AIME_2025, amc=AMC, suffix=".json"):
-        given = {"train": ("AIME_1983_2024", train), "aime": ("aime_2025", held_out), "amc": ("amc", amc)}
+        given = {
+            "train": ("AIME_1983_2024", train),
+            "aime": ("aime_2025", held_out),
+            "amc": ("amc", amc),
+        }
         return [
             word
             for name, (stem, rows) in given.items()
@@ -105,15 +117,21 @@ def test_the_hubs_csv_is_the_same_set(files, tmp_path):
         "20",
     ]
     assert {(t.id, t.prompt, t.label) for t in plan(csv_words).tasks("train")} == {
-        (t.id, t.prompt, t.label) for t in plan([*files(), "--data.max_samples", "20"]).tasks("train")
+        (t.id, t.prompt, t.label)
+        for t in plan([*files(), "--data.max_samples", "20"]).tasks("train")
     }
 
 
 def test_a_part_of_the_problems_is_drawn_once_and_for_all(files):
     few = [t.id for t in plan([*files(), "--data.max_samples", "8"]).tasks("train")]
-    more = [t.id for t in plan([*files(), "--data.max_samples", "12", "--train.seed", "7"]).tasks("train")]
+    more = [
+        t.id
+        for t in plan([*files(), "--data.max_samples", "12", "--train.seed", "7"]).tasks("train")
+    ]
     assert len(few) == 8 and more[:8] == few  # whatever the run's seed
-    assert [name.partition("/")[2] for name in few] != [row["id"] for row in TRAIN[:8]]  # drawn, not the first in the file
+    assert [name.partition("/")[2] for name in few] != [
+        row["id"] for row in TRAIN[:8]
+    ]  # drawn, not the first in the file
     assert len(plan([*files(), "--mathchat.held_out", "2"]).tasks("eval")) == 4
 
 
@@ -126,7 +144,8 @@ def test_without_files_the_generated_problems_stand_in_and_it_is_said(files):
 
 
 @pytest.mark.parametrize(
-    ("answer", "label"), [("080 or 081 (both were accepted)", ["80", "81"]), (" 7 ", "7"), (12, "12"), (12.0, "12")]
+    ("answer", "label"),
+    [("080 or 081 (both were accepted)", ["80", "81"]), (" 7 ", "7"), (12, "12"), (12.0, "12")],
 )
 def test_answers_as_they_are_met(answer, label):
     assert competition.label_of(answer, "aime") == (label, "")
@@ -137,21 +156,29 @@ def line_of(words, flag, text):
     path = words[words.index(flag) + 1]
     lines = Path(path).read_text().splitlines()
     found = next(n for n, line in enumerate(lines, 1) if text in line)
-    return f"{path}:{max(n for n in range(1, found + 1) if lines[n - 1].lstrip().startswith('{'))}: "
+    return (
+        f"{path}:{max(n for n in range(1, found + 1) if lines[n - 1].lstrip().startswith('{'))}: "
+    )
 
 
 @pytest.mark.parametrize("suffix", [".json", ".jsonl"])
 @pytest.mark.parametrize(
     ("answer", "said"),
     [
-        ("12.5", "'12.5' is no integer, which every answer of AIME is; correct it, or remove the problem"),
+        (
+            "12.5",
+            "'12.5' is no integer, which every answer of AIME is; correct it, or remove the "
+            "problem",
+        ),
         ("\\frac{3}{4}", "is no integer"),
         ("twelve", "is no integer"),
         ("1000", "'1000' is not between 0 and 999"),
         (-3, "-3 is not between 0 and 999"),
     ],
 )
-def test_an_answer_of_aime_that_is_none_is_named_by_file_and_line(files, capsys, suffix, answer, said):
+def test_an_answer_of_aime_that_is_none_is_named_by_file_and_line(
+    files, capsys, suffix, answer, said
+):
     words = files(train=[*TRAIN[:4], TRAIN[4] | {"answer": answer}, *TRAIN[5:]], suffix=suffix)
     found = problem(words)
     assert str(found).startswith(line_of(words, "--mathchat.train", f'"{TRAIN[4]["id"]}"'))
@@ -162,7 +189,10 @@ def test_an_answer_of_aime_that_is_none_is_named_by_file_and_line(files, capsys,
 
 def test_an_answer_of_amc_is_any_number(files):
     words = files(amc=[AMC[0] | {"answer": "3/4"}, *AMC[1:]])
-    assert {t.label for t in plan([*words, "--mathchat.held_out", "9"]).tasks("eval")} >= {"3/4", "4"}
+    assert {t.label for t in plan([*words, "--mathchat.held_out", "9"]).tasks("eval")} >= {
+        "3/4",
+        "4",
+    }
     assert problem(files(amc=[AMC[0] | {"answer": " "}, *AMC[1:]])).code == "tasks.empty_label"
 
 
@@ -178,14 +208,19 @@ def test_columns_that_are_missing_are_named(files):
 
 
 def test_problems_that_are_trained_on_and_held_out_are_named(files):
-    leaked = [{"problem": f"  {TRAIN[n]['prompt'].upper()}", "answer": "7", "id": str(n)} for n in (2, 3)]
-    found = problem([*files(held_out=[*AIME_2025[:1], *leaked], amc=[{**AMC[0]}]), "--data.max_samples", "20"])
+    leaked = [
+        {"problem": f"  {TRAIN[n]['prompt'].upper()}", "answer": "7", "id": str(n)} for n in (2, 3)
+    ]
+    found = problem(
+        [*files(held_out=[*AIME_2025[:1], *leaked], amc=[{**AMC[0]}]), "--data.max_samples", "20"]
+    )
     assert found.code == "tasks.leaked"
     for n in (2, 3):
         assert f"'aime_2025/{n}' (there 'AIME_1983_2024/{TRAIN[n]['id']}')" in str(found)
 
 
-# --- the system -----------------------------------------------------------------------------------------------------------
+# --- the system
+# --------------------------------------------------------------------------------------------------
 
 
 class Said(str):
@@ -199,7 +234,10 @@ def shown(workflow, problem="What is six times seven?"):
     """What each role is shown by a workflow of the recipe, and the actions that it depends on."""
     seen, programs = {}, Said("I ran it. ```python\nprint(42)\n```")
     programs.tool_output = "42"
-    answers = {name: Said(f"<think>THOUGHT of {name}</think>ANSWER of {name}") for name in ("solver", "coder", "verifier")}
+    answers = {
+        name: Said(f"<think>THOUGHT of {name}</think>ANSWER of {name}")
+        for name in ("solver", "coder", "verifier")
+    }
     answers["coder"].before = programs
 
     def role(name):
@@ -212,7 +250,11 @@ def shown(workflow, problem="What is six times seven?"):
     module = load_file(MATHCHAT / workflow)
     roles = SimpleNamespace(**{name: role(name) for name in answers})
     assert asyncio.run(module.run(Task("t", problem, "42"), roles, None)) is answers["verifier"]
-    assert [after for _, after in seen.values()] == [[], [str(answers["solver"])], [str(answers["coder"])]]
+    assert [after for _, after in seen.values()] == [
+        [],
+        [str(answers["solver"])],
+        [str(answers["coder"])],
+    ]
     return {name: material for name, (material, _) in seen.items()}
 
 
@@ -220,8 +262,12 @@ def test_information_is_full_or_partial_by_the_workflow():
     full, partial = shown("full_information.py"), shown("partial_information.py")
     for materials in (full, partial):
         assert "What is six times seven?" in materials["solver"]
-        assert "ANSWER of solver" in materials["coder"] and "ANSWER of coder" in materials["verifier"]
-        assert "42" in materials["verifier"] and not any("THOUGHT" in text for text in materials.values())
+        assert (
+            "ANSWER of solver" in materials["coder"] and "ANSWER of coder" in materials["verifier"]
+        )
+        assert "42" in materials["verifier"] and not any(
+            "THOUGHT" in text for text in materials.values()
+        )
         assert "ANSWER of solver" not in materials["verifier"]
     assert all("What is six times seven?" in full[role] for role in full)
     assert [role for role in partial if "What is six times seven?" in partial[role]] == ["solver"]
@@ -230,11 +276,20 @@ def test_information_is_full_or_partial_by_the_workflow():
 def test_one_line_of_the_recipe_says_which(tmp_path, capsys):
     assert main(["recipes", "copy", "mathchat", str(tmp_path / "mine")]) == 0
     recipe = tmp_path / "mine" / "paper.yaml"
-    text, changed = re.subn(r"workflow: full_information\.py", "workflow: partial_information.py", recipe.read_text())
+    text, changed = re.subn(
+        r"workflow: full_information\.py", "workflow: partial_information.py", recipe.read_text()
+    )
     recipe.write_text(text)
     capsys.readouterr()
-    assert changed == 1 and main(["recipes", "show", str(tmp_path / "mine" / "tiny_paper.yaml"), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["graph"] == ["task -> solver", "solver -> coder", "coder -> verifier"]
+    assert (
+        changed == 1
+        and main(["recipes", "show", str(tmp_path / "mine" / "tiny_paper.yaml"), "--json"]) == 0
+    )
+    assert json.loads(capsys.readouterr().out)["graph"] == [
+        "task -> solver",
+        "solver -> coder",
+        "coder -> verifier",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -259,11 +314,27 @@ def test_the_papers_settings(monkeypatch):
     run = plan([], "paper.yaml").run
     assert [run.role(role).max_turns for role in run.recipe.roles] == [1, 5, 1]
     for args in run.policy_args.values():
-        assert (args.actor.adam.lr, args.algo.kl.init_coef, args.actor.eps_clip) == (1e-6, 0.01, 0.2)
+        assert (args.actor.adam.lr, args.algo.kl.init_coef, args.actor.eps_clip) == (
+            1e-6,
+            0.01,
+            0.2,
+        )
         assert (args.rollout.max_new_tokens, args.data.max_len) == (4096, 24576 + 4096)
-        assert (args.rollout.temperature, args.ds.zero_stage, args.algo.advantage.gamma) == (1.0, 3, 1.0)
-        assert (args.actor.num_gpus_per_node, args.vllm.num_engines, args.vllm.gpu_memory_utilization) == (2, 2, 0.7)
+        assert (args.rollout.temperature, args.ds.zero_stage, args.algo.advantage.gamma) == (
+            1.0,
+            3,
+            1.0,
+        )
+        assert (
+            args.actor.num_gpus_per_node,
+            args.vllm.num_engines,
+            args.vllm.gpu_memory_utilization,
+        ) == (2, 2, 0.7)
     args = run.args
-    assert (args.rollout.batch_size, args.rollout.n_samples_per_prompt, args.train.num_episodes) == (32, 2, 8)
+    assert (
+        args.rollout.batch_size,
+        args.rollout.n_samples_per_prompt,
+        args.train.num_episodes,
+    ) == (32, 2, 8)
     assert (args.eval.steps, args.eval.n_samples_per_prompt, args.eval.temperature) == (4, 4, 0.6)
     assert run.episode_steps(512) and len(run.episode_steps(512)) == 16

@@ -34,7 +34,8 @@ HEAVY = ("torch", "ray", "transformers", "numpy", "openai", "vllm", "deepspeed",
 
 @pytest.fixture
 def recipe(tmp_path):
-    """A copy of the shipped recipe that may be spoilt; `edit(old, new)` changes its tiny.yaml's base."""
+    """A copy of the shipped recipe that may be spoilt; `edit(old, new)` changes its tiny.yaml's
+    base."""
     shutil.copytree(SUMS, tmp_path / "mathchat")
     folder = tmp_path / "mathchat"
 
@@ -105,7 +106,9 @@ def test_mistakes_beyond_the_yaml_are_reported_together(recipe):
 def test_lines_are_those_of_the_file(recipe):
     folder = recipe("model: Qwen", "modle: Qwen")
     line = next(
-        n for n, text in enumerate((folder / "recipe.yaml").read_text().splitlines(), 1) if text.startswith("modle")
+        n
+        for n, text in enumerate((folder / "recipe.yaml").read_text().splitlines(), 1)
+        if text.startswith("modle")
     )
     only(problems("--recipe", str(folder)), f"recipe.yaml:{line}: modle: unknown key")
 
@@ -126,21 +129,39 @@ def test_lines_are_those_of_the_file(recipe):
         ),
         (["--ds.lora.rank", "8"], [("policies.adapter", "ds.lora.rank")]),
         (["--ds.load_in_4bit"], [("flags.refused", "command line", "ds.load_in_4bit")]),
-        (["--ds.packing_samples", "--ds.attn_implementation", "flex"], [("devices.packing", "ds.packing_samples")]),
+        (
+            ["--ds.packing_samples", "--ds.attn_implementation", "flex"],
+            [("devices.packing", "ds.packing_samples")],
+        ),
         (["--ds.ring_attn_size", "2"], [("devices.ring_attention",)]),
         (
             ["--train.dynamic_batch_enable", "--train.max_tokens_per_gpu", "100"],
             [("lengths.micro_batch", "tiny.yaml:14", "train.max_tokens_per_gpu")],
         ),
-        (["--train.agent_func_path", "a.py"], [("flags.replaced", "command line", "train.agent_func_path")]),
-        (["--policy.solver.train.batch_size", "4"], [("flags.whole_run", "command line", "train.batch_size")]),
+        (
+            ["--train.agent_func_path", "a.py"],
+            [("flags.replaced", "command line", "train.agent_func_path")],
+        ),
+        (
+            ["--policy.solver.train.batch_size", "4"],
+            [("flags.whole_run", "command line", "train.batch_size")],
+        ),
         (["--groups.by", "task"], [("flags.other_estimator", "groups.by")]),
         (["--gae.scope", "policy"], [("flags.other_estimator", "gae.scope")]),
-        (["--algo.advantage.lambd", "0.9"], [("flags.idle", "command line", "algo.advantage.lambd")]),
-        (["--policy.coder.critic.adam.lr", "1e-5"], [("flags.idle", "command line", "critic.adam.lr")]),
+        (
+            ["--algo.advantage.lambd", "0.9"],
+            [("flags.idle", "command line", "algo.advantage.lambd")],
+        ),
+        (
+            ["--policy.coder.critic.adam.lr", "1e-5"],
+            [("flags.idle", "command line", "critic.adam.lr")],
+        ),
         ([*RLOO, "task"], [("estimator.turns", "groups.by", "LeaveOneOut")]),
         ([*RLOO, "task+role"], [("estimator.turns", "groups.by", "LeaveOneOut")]),
-        ([*RLOO, "task+role+turn", "--reinforce_pp.scope", "policy"], [("flags.other_estimator", "reinforce_pp.scope")]),
+        (
+            [*RLOO, "task+role+turn", "--reinforce_pp.scope", "policy"],
+            [("flags.other_estimator", "reinforce_pp.scope")],
+        ),
         (
             [*RLOO, "task+role+turn", "--algo.advantage.gamma", "0.9"],
             [("flags.idle", "command line", "algo.advantage.gamma")],
@@ -155,10 +176,22 @@ def test_lines_are_those_of_the_file(recipe):
             [("flags.value", "command line", "algo.advantage.lambd")],
         ),
         ([*GAE, "--critic.adam.lr", "nan"], [("flags.value", "command line", "critic.adam.lr")]),
-        ([*GAE, "--critic.num_gpus_per_node", "0"], [("flags.value", "command line", "critic.num_gpus_per_node")]),
-        ([*GAE, "--critic.model_name_or_path", "/no/such"], [("models.unknown", "critic.model_name_or_path")]),
-        ([*GAE, "--train.colocate_critic_reward"], [("flags.refused", "command line", "train.colocate_critic_reward")]),
-        ([*GAE, "--logical_gpus", "8"], [("plan.logical_gpus", "recipe.yaml:24", "recipe.yaml:26", "logical_gpus")]),
+        (
+            [*GAE, "--critic.num_gpus_per_node", "0"],
+            [("flags.value", "command line", "critic.num_gpus_per_node")],
+        ),
+        (
+            [*GAE, "--critic.model_name_or_path", "/no/such"],
+            [("models.unknown", "critic.model_name_or_path")],
+        ),
+        (
+            [*GAE, "--train.colocate_critic_reward"],
+            [("flags.refused", "command line", "train.colocate_critic_reward")],
+        ),
+        (
+            [*GAE, "--logical_gpus", "8"],
+            [("plan.logical_gpus", "recipe.yaml:24", "recipe.yaml:26", "logical_gpus")],
+        ),
         (
             [*GAE, "--train.colocate_all", "--critic.num_gpus_per_node", "2"],
             [("devices.colocated",), ("devices.no_gpu",)],
@@ -178,14 +211,23 @@ def test_lines_are_those_of_the_file(recipe):
         (["--actor.model_name_or_path", "tiny:foo=1"], [("models.tiny_setting", "tiny:foo=1")]),
         (["--actor.model_name_or_path", "tiny:heads=0"], [("models.tiny_setting", "tiny:heads=0")]),
         (["--data.max_len", "5000"], [("lengths.positions",)]),
-        (["--data.prompt_dataset", "x.jsonl"], [("tasks.no_file", "data.prompt_dataset", "x.jsonl")]),
-        (["--reward.remote_url", "x.py"], [("flags.pointless", "reward.remote_url"), ("reward.file", "reward.remote_url")]),
+        (
+            ["--data.prompt_dataset", "x.jsonl"],
+            [("tasks.no_file", "data.prompt_dataset", "x.jsonl")],
+        ),
+        (
+            ["--reward.remote_url", "x.py"],
+            [("flags.pointless", "reward.remote_url"), ("reward.file", "reward.remote_url")],
+        ),
         (
             ["--actor.num_gpus_per_node", "0"],
             [("flags.value", "command line", "actor.num_gpus_per_node")],
         ),
         (["--train.max_epochs", "0"], [("flags.value", "command line", "train.max_epochs")]),
-        (["--rollout.max_new_tokens", "-3"], [("flags.value", "command line", "rollout.max_new_tokens")]),
+        (
+            ["--rollout.max_new_tokens", "-3"],
+            [("flags.value", "command line", "rollout.max_new_tokens")],
+        ),
         (["--ds.zero_stage", "7"], [("flags.value", "command line", "ds.zero_stage")]),
         (["--actor.adam.lr", "nan"], [("flags.value", "command line", "actor.adam.lr")]),
         (
@@ -195,9 +237,15 @@ def test_lines_are_those_of_the_file(recipe):
         (["--rollout.top_p", "1.5"], [("flags.value", "command line", "rollout.top_p")]),
         (["--eval.temperature", "-1"], [("flags.value", "command line", "eval.temperature")]),
         (["--reward.overlong_buffer_len", "99"], [("lengths.overlong", "tiny.yaml:11")]),
-        (["--actor.aux_loss_coef", "0.1"], [("flags.refused", "command line", "actor.aux_loss_coef")]),
+        (
+            ["--actor.aux_loss_coef", "0.1"],
+            [("flags.refused", "command line", "actor.aux_loss_coef")],
+        ),
         (["--train.colocate_all"], [("devices.no_gpu",)]),
-        (["--train.colocate_all", "--vllm.num_engines", "2"], [("devices.colocated",), ("devices.no_gpu",)]),
+        (
+            ["--train.colocate_all", "--vllm.num_engines", "2"],
+            [("devices.colocated",), ("devices.no_gpu",)],
+        ),
         (["--plugin", ""], [("plugin.name",)]),
         (["--ckpt.output_dir", "/dev/null/out"], [("files.unwritable", "ckpt.output_dir", "out")]),
         (["--max_steps", "0"], [("flags.value", "command line", "max_steps")]),
@@ -212,18 +260,30 @@ def test_bad_flags(words, expected):
 
 
 def test_a_flag_at_its_default_does_no_harm_with_any_estimator():
-    plan = build_plan(["--recipe", str(SUMS / "tiny.yaml"), *RLOO, "task+role+turn", "--algo.advantage.gamma", "1.0"])
+    plan = build_plan(
+        [
+            "--recipe",
+            str(SUMS / "tiny.yaml"),
+            *RLOO,
+            "task+role+turn",
+            "--algo.advantage.gamma",
+            "1.0",
+        ]
+    )
     estimator = plan.plugins.hook.marl_estimator(run=plan.run)
     assert (type(estimator).__name__, estimator.group_by) == ("LeaveOneOut", "task+role+turn")
 
 
 @pytest.mark.parametrize(
-    "name", ["reinforce", "flash_reinforce", "rloo", "reinforce_baseline", "dr_grpo", "group_norm", "gae"]
+    "name",
+    ["reinforce", "flash_reinforce", "rloo", "reinforce_baseline", "dr_grpo", "group_norm", "gae"],
 )
 def test_every_estimator_of_upstreams_is_there(name):
     grouped = name not in ("reinforce", "flash_reinforce", "gae")
     more = [*RLOO[2:], "task+role+turn", "--groups.scope", "policy"] if grouped else []
-    plan = build_plan(["--recipe", str(SUMS / "tiny.yaml"), "--algo.advantage.estimator", name, *more])
+    plan = build_plan(
+        ["--recipe", str(SUMS / "tiny.yaml"), "--algo.advantage.estimator", name, *more]
+    )
     estimator = plan.plugins.hook.marl_estimator(run=plan.run)
     assert estimator.needs_critic == (name == "gae")
     assert estimator.return_scope == ("policy" if more else "action")
@@ -231,15 +291,27 @@ def test_every_estimator_of_upstreams_is_there(name):
 
 
 def test_roles_that_are_not_trained_may_differ_within_a_group(recipe):
-    folder = recipe('coder: {model: "tiny:seed=1"}', 'coder: {model: "tiny:seed=1", trainable: false}', file="tiny.yaml")
+    folder = recipe(
+        'coder: {model: "tiny:seed=1"}',
+        'coder: {model: "tiny:seed=1", trainable: false}',
+        file="tiny.yaml",
+    )
     words = ["--recipe", str(folder / "tiny.yaml"), *RLOO]
     only(problems(*words, "task"), "LeaveOneOut: groups by task, but 2 roles saw different inputs")
     build_plan([*words, "task+role"])
 
 
 def test_a_critic_starts_from_its_policys_model_or_its_own():
-    words = ["--recipe", str(SUMS / "tiny.yaml"), *GAE, "--policy.coder.critic.model_name_or_path", "tiny:seed=9"]
-    plan = build_plan([*words, "--critic.adam.lr", "2e-5", "--policy.solver.critic.adam.lr", "3e-5"])
+    words = [
+        "--recipe",
+        str(SUMS / "tiny.yaml"),
+        *GAE,
+        "--policy.coder.critic.model_name_or_path",
+        "tiny:seed=9",
+    ]
+    plan = build_plan(
+        [*words, "--critic.adam.lr", "2e-5", "--policy.solver.critic.adam.lr", "3e-5"]
+    )
     run = plan.run
     assert {name: a.critic.model_name_or_path for name, a in run.policy_args.items()} == {
         "solver": "tiny",
@@ -247,7 +319,11 @@ def test_a_critic_starts_from_its_policys_model_or_its_own():
         "verifier": "tiny:seed=2",
     }
     assert [a.critic.adam.lr for a in run.policy_args.values()] == [3e-5, 2e-5, 2e-5]
-    assert {p["critic"] for p in describe(plan)["policies"].values()} == {"tiny", "tiny:seed=9", "tiny:seed=2"}
+    assert {p["critic"] for p in describe(plan)["policies"].values()} == {
+        "tiny",
+        "tiny:seed=9",
+        "tiny:seed=2",
+    }
     assert describe(plan)["devices"] == {"solver": 3, "coder": 3, "verifier": 3}
     assert fingerprint(plan)["policies"]["solver"]["critic"] == 1
     plain = build_plan(words[:2])
@@ -260,7 +336,9 @@ def test_a_model_that_does_not_exist_and_one_without_a_chat_template(recipe, tmp
     (tmp_path / "bare" / "config.json").write_text("{}")
     (tmp_path / "bare" / "tokenizer_config.json").write_text("{}")
     folder = recipe("model: tiny", f"model: {tmp_path}/missing", file="tiny.yaml")
-    recipe('coder: {model: "tiny:seed=1"}', f'coder: {{model: "{tmp_path}/bare"}}', file="tiny.yaml")
+    recipe(
+        'coder: {model: "tiny:seed=1"}', f'coder: {{model: "{tmp_path}/bare"}}', file="tiny.yaml"
+    )
     found = problems("--recipe", str(folder / "tiny.yaml"))
     only(found, "policy 'solver'", "missing' is neither a folder that exists nor a hub name")
     only(found, "policy 'coder'", "has no chat template")
@@ -275,11 +353,17 @@ def test_a_role_mapped_to_a_missing_policy(recipe):
 
 @pytest.mark.parametrize(
     ("mapping", "policies"),
-    [("separate", ["solver", "coder", "verifier"]), ("shared", ["shared"]), ("solver=a,coder=a,verifier=b", ["a", "b"])],
+    [
+        ("separate", ["solver", "coder", "verifier"]),
+        ("shared", ["shared"]),
+        ("solver=a,coder=a,verifier=b", ["a", "b"]),
+    ],
 )
 def test_one_line_shares_policies_in_full_in_part_or_not(recipe, mapping, policies):
     folder = recipe(
-        'policies:\n  coder: {model: "tiny:seed=1"}\n  verifier: {model: "tiny:seed=2"}\n', "", file="tiny.yaml"
+        'policies:\n  coder: {model: "tiny:seed=1"}\n  verifier: {model: "tiny:seed=2"}\n',
+        "",
+        file="tiny.yaml",
     )
     run = build_plan(["--recipe", str(folder / "tiny.yaml"), "--mapping", mapping]).run
     assert [p.name for p in run.policies] == policies
@@ -287,13 +371,19 @@ def test_one_line_shares_policies_in_full_in_part_or_not(recipe, mapping, polici
 
 def test_numbers_with_exponents_and_dashes_are_values():
     tiny = str(SUMS / "tiny.yaml")
-    run = build_plan(["--recipe", tiny, "--reward.clip_range", "-1e-1", "1", "--logger.wandb.group=-x"]).run
+    run = build_plan(
+        ["--recipe", tiny, "--reward.clip_range", "-1e-1", "1", "--logger.wandb.group=-x"]
+    ).run
     assert run.args.reward.clip_range == [-0.1, 1.0]
     assert run.args.logger.wandb.group == "-x"
 
 
 def test_false_takes_a_switch_back_and_is_checked(recipe):
-    folder = recipe("  actor.adam.lr: 1e-3", "  actor.adam.lr: 1e-3\n  vllm.enforce_eager: false", file="tiny.yaml")
+    folder = recipe(
+        "  actor.adam.lr: 1e-3",
+        "  actor.adam.lr: 1e-3\n  vllm.enforce_eager: false",
+        file="tiny.yaml",
+    )
     run = build_plan(["--recipe", str(folder / "tiny.yaml")]).run
     assert run.args.vllm.enforce_eager is False
     recipe("  actor.adam.lr: 1e-3", "  actor.adam.lr: false\n  no.such: false", file="tiny.yaml")
@@ -304,7 +394,12 @@ def test_false_takes_a_switch_back_and_is_checked(recipe):
 
 def test_the_command_line_chooses_the_model():
     tiny = str(SUMS / "tiny.yaml")
-    words = ["--actor.model_name_or_path", "tiny:seed=8", "--policy.coder.actor.model_name_or_path", "tiny:seed=9"]
+    words = [
+        "--actor.model_name_or_path",
+        "tiny:seed=8",
+        "--policy.coder.actor.model_name_or_path",
+        "tiny:seed=9",
+    ]
     run = build_plan(["--recipe", tiny, *words]).run
     assert {p.name: p.model for p in run.policies} == {
         "solver": "tiny:seed=8",
@@ -316,24 +411,51 @@ def test_the_command_line_chooses_the_model():
 def test_policies_that_a_mapping_leaves_idle_are_a_warning():
     run = build_plan(["--recipe", str(SUMS / "tiny.yaml"), "--mapping", "shared"]).run
     assert [p.name for p in run.policies] == ["shared"]
-    assert set(briefs(run.warnings)) == {("policies.idle",)} and any("'coder'" in str(w) for w in run.warnings)
+    assert set(briefs(run.warnings)) == {("policies.idle",)} and any(
+        "'coder'" in str(w) for w in run.warnings
+    )
 
 
 @pytest.mark.parametrize(
     ("old", "new", "file", "expected"),
     [
-        ("mapping: separate ", "mapping: sepparate ", "recipe.yaml", [("recipe.value", "recipe.yaml:11", "mapping")]),
+        (
+            "mapping: separate ",
+            "mapping: sepparate ",
+            "recipe.yaml",
+            [("recipe.value", "recipe.yaml:11", "mapping")],
+        ),
         ("name: sums", "name: !foo x", "recipe.yaml", [("recipe.not_yaml", "recipe.yaml:2")]),
-        ("description: ", "description: 2024-13-45 #", "recipe.yaml", [("recipe.unreadable", "recipe.yaml")]),
+        (
+            "description: ",
+            "description: 2024-13-45 #",
+            "recipe.yaml",
+            [("recipe.unreadable", "recipe.yaml")],
+        ),
         (
             "extends: recipe.yaml",
             "extends: ../mathchat/recipe.yaml",
             "tiny.yaml",
             [("recipe.extends", "tiny.yaml:2", "extends")],
         ),
-        ("{problem}", "{}", "prompts/solver.md", [("roles.field", "recipe.yaml:5", "roles.solver.prompt", "solver.md")]),
-        ("{problem}", "{a.b}", "prompts/solver.md", [("roles.field", "recipe.yaml:5", "roles.solver.prompt", "solver.md")]),
-        ("import re", "import re\n1 / 0", "grader.py", [("code.failed", "recipe.yaml:9", "grader", "grader.py:4")]),
+        (
+            "{problem}",
+            "{}",
+            "prompts/solver.md",
+            [("roles.field", "recipe.yaml:5", "roles.solver.prompt", "solver.md")],
+        ),
+        (
+            "{problem}",
+            "{a.b}",
+            "prompts/solver.md",
+            [("roles.field", "recipe.yaml:5", "roles.solver.prompt", "solver.md")],
+        ),
+        (
+            "import re",
+            "import re\n1 / 0",
+            "grader.py",
+            [("code.failed", "recipe.yaml:9", "grader", "grader.py:4")],
+        ),
         (
             "  verifier: {prompt",
             "  ver-ifier: {prompt",
@@ -344,8 +466,18 @@ def test_policies_that_a_mapping_leaves_idle_are_a_warning():
                 ("policies.name", "ver-ifier"),
             ],
         ),
-        ('f"{a}{sign}{b}"', '"same"', "tasks.py", [("tasks.ids", "train"), ("tasks.ids", "eval"), ("tasks.both_splits",)]),
-        ("str(label)))", "{1}))", "tasks.py", [("tasks.json", "train/2-2"), ("tasks.json", "eval/2+3")]),
+        (
+            'f"{a}{sign}{b}"',
+            '"same"',
+            "tasks.py",
+            [("tasks.ids", "train"), ("tasks.ids", "eval"), ("tasks.both_splits",)],
+        ),
+        (
+            "str(label)))",
+            "{1}))",
+            "tasks.py",
+            [("tasks.json", "train/2-2"), ("tasks.json", "eval/2+3")],
+        ),
     ],
 )
 def test_mistakes_in_the_recipes_files(recipe, old, new, file, expected):
@@ -364,7 +496,9 @@ def test_a_data_file_is_read_by_the_dry_run(recipe):
 
 def test_precedence_command_line_recipe_defaults_upstream():
     tiny = str(SUMS / "tiny.yaml")
-    run = build_plan(["--recipe", tiny, "--actor.adam.lr", "3e-4", "--policy.coder.actor.adam.lr", "5e-5"]).run
+    run = build_plan(
+        ["--recipe", tiny, "--actor.adam.lr", "3e-4", "--policy.coder.actor.adam.lr", "5e-5"]
+    ).run
     assert run.args.algo.advantage.estimator == "reinforce"  # our default
     assert run.args.rollout.batch_size == 32  # the recipe's
     assert run.args.train.seed == 42  # upstream's
@@ -386,8 +520,15 @@ def test_a_recipe_has_folders_of_its_own_by_default(words, output, path):
 
 
 def test_the_command_line_beats_what_the_recipe_says_of_one_policy(recipe):
-    tiny = str(recipe('"tiny:seed=1"}', '"tiny:seed=1", flags: {actor.adam.lr: 7e-3}}', "tiny.yaml") / "tiny.yaml")
-    for words, rate in (([], 7e-3), (["--actor.adam.lr", "1e-7"], 1e-7), (["--policy.coder.actor.adam.lr", "2e-7"], 2e-7)):
+    tiny = str(
+        recipe('"tiny:seed=1"}', '"tiny:seed=1", flags: {actor.adam.lr: 7e-3}}', "tiny.yaml")
+        / "tiny.yaml"
+    )
+    for words, rate in (
+        ([], 7e-3),
+        (["--actor.adam.lr", "1e-7"], 1e-7),
+        (["--policy.coder.actor.adam.lr", "2e-7"], 2e-7),
+    ):
         run = build_plan(["--recipe", tiny, *words]).run
         assert run.policy_args["coder"].actor.adam.lr == rate
 
@@ -397,18 +538,30 @@ def test_upstreams_completions_reach_every_policy():
     assert all(args.actor.eps_clip_low_high == (0.3, 0.3) for args in run.policy_args.values())
 
 
-@pytest.mark.parametrize(("code", "part"), [("def reward_func(:", "reward.py:1"), ("x = 1", "has no function reward_func")])
+@pytest.mark.parametrize(
+    ("code", "part"),
+    [("def reward_func(:", "reward.py:1"), ("x = 1", "has no function reward_func")],
+)
 def test_a_reward_function_is_tried_before_anything_starts(tmp_path, code, part):
     (tmp_path / "data.jsonl").write_text('{"input": "1+1=", "label": "2"}\n' * 8)
     (tmp_path / "reward.py").write_text(code)
     words = ["--plugin", "marl_plugins.routing", "--actor.model_name_or_path", "tiny"]
-    words += ["--data.prompt_dataset", str(tmp_path / "data.jsonl"), "--reward.remote_url", str(tmp_path / "reward.py")]
+    words += [
+        "--data.prompt_dataset",
+        str(tmp_path / "data.jsonl"),
+        "--reward.remote_url",
+        str(tmp_path / "reward.py"),
+    ]
     only(problems(*words), part)
 
 
 def test_prompts_that_are_not_text_are_refused(recipe):
     folder = recipe('f"{a} {sign} {b} = ?"', '[{"role": "user", "content": "x"}]', "tasks.py")
-    only(problems("--recipe", str(folder / "tiny.yaml")), "its prompt must be a non-empty string", "tasks:")
+    only(
+        problems("--recipe", str(folder / "tiny.yaml")),
+        "its prompt must be a non-empty string",
+        "tasks:",
+    )
 
 
 def test_a_plugin_alone_makes_one_role_of_upstreams_own_flags(tmp_path):
@@ -452,9 +605,13 @@ def test_all_seams_hold_in_the_installed_release():
 
 def test_a_changed_seam_is_named(tmp_path):
     root = tmp_path / "openrlhf"
-    shutil.copytree(upstream_cli.upstream_root(), root, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(
+        upstream_cli.upstream_root(), root, ignore=shutil.ignore_patterns("__pycache__")
+    )
     file = root / "trainer/ray/ppo_actor.py"
-    file.write_text(file.read_text().replace("def fit(self, kl_ctl: float = 0)", "def fit(self, kl: float = 0)"))
+    file.write_text(
+        file.read_text().replace("def fit(self, kl_ctl: float = 0)", "def fit(self, kl: float = 0)")
+    )
     (root / "trainer/ppo_utils/length_penalty.py").unlink()
     found = check_seams(root, seams_of(TRAINED))
     only(found, "PolicyModelActor.fit takes (self, kl), expected (self, kl_ctl)")
@@ -462,13 +619,15 @@ def test_a_changed_seam_is_named(tmp_path):
     assert len(found) == 2
 
 
-# --- task files ---------------------------------------------------------------------------------------------------------
+# --- task files
+# --------------------------------------------------------------------------------------------------
 
 
 def test_every_broken_line_of_a_data_file_is_named(tmp_path):
     file = tmp_path / "data.jsonl"
     file.write_text(
-        '{"input": "ok", "label": 1}\n{"input": 3, "label": 1}\n\nnot json\n[1]\n{"inptu": "x", "label": 1}\n{"input": "y"}\n'
+        '{"input": "ok", "label": 1}\n{"input": 3, "label": 1}\n\nnot json\n[1]\n{"inptu": "x", '
+        '"label": 1}\n{"input": "y"}\n'
     )
     with pytest.raises(ConfigurationError) as caught:
         read_tasks(file, "input", "label")
@@ -491,7 +650,11 @@ def test_many_broken_lines_are_counted(tmp_path):
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [("", "no tasks in it"), ('{"a": 1}', "expected a list of objects, got an object"), ("[{]", "not JSON")],
+    [
+        ("", "no tasks in it"),
+        ('{"a": 1}', "expected a list of objects, got an object"),
+        ("[{]", "not JSON"),
+    ],
 )
 def test_bad_json_files(tmp_path, content, message):
     file = tmp_path / ("data.jsonl" if not content else "data.json")
@@ -501,12 +664,19 @@ def test_bad_json_files(tmp_path, content, message):
 
 
 def test_both_layouts_give_the_same_tasks(tmp_path):
-    items = [{"id": f"q{n}", "prompt": f"{n}?", "answer": str(n), "year": 2000 + n} for n in range(3)]
+    items = [
+        {"id": f"q{n}", "prompt": f"{n}?", "answer": str(n), "year": 2000 + n} for n in range(3)
+    ]
     (tmp_path / "a.json").write_text(json.dumps(items))
     (tmp_path / "a.jsonl").write_text("\n".join(json.dumps(i) for i in items))
     one, two = (read_tasks(tmp_path / name, "prompt", "answer") for name in ("a.json", "a.jsonl"))
     assert one == two
-    assert (one[1].id, one[1].prompt, one[1].label, one[1].metadata) == ("q1", "1?", "1", {"year": 2001})
+    assert (one[1].id, one[1].prompt, one[1].label, one[1].metadata) == (
+        "q1",
+        "1?",
+        "1",
+        {"year": 2001},
+    )
 
 
 @pytest.mark.parametrize(
@@ -529,9 +699,19 @@ def test_evaluation_data_that_was_trained_on_is_refused(recipe, tmp_path):
     lines = [json.dumps({"problem": f"{n} + {n} = ?", "answer": str(2 * n)}) for n in range(40)]
     (tmp_path / "train.jsonl").write_text("\n".join(lines))
     (tmp_path / "eval.jsonl").write_text(
-        "\n".join([json.dumps({"problem": "3 +  3 = ?", "answer": "6"}), '{"problem": "new", "answer": "1"}'])
+        "\n".join(
+            [
+                json.dumps({"problem": "3 +  3 = ?", "answer": "6"}),
+                '{"problem": "new", "answer": "1"}',
+            ]
+        )
     )
-    words = ["--recipe", str(folder / "tiny.yaml"), "--data.prompt_dataset", str(tmp_path / "train.jsonl")]
+    words = [
+        "--recipe",
+        str(folder / "tiny.yaml"),
+        "--data.prompt_dataset",
+        str(tmp_path / "train.jsonl"),
+    ]
     found = problems(*words, "--eval.dataset", str(tmp_path / "eval.jsonl"))
     only(found, "1 of 2 evaluation tasks are in the training data too", "'3 +  3 = ?'")
 
@@ -551,12 +731,15 @@ def test_separators_inside_strings_do_not_end_a_line(tmp_path):
     assert read_tasks(file, "input", None)[0].prompt == "a\u2028b\x85c"
 
 
-# --- the command --------------------------------------------------------------------------------------------------------
+# --- the command
+# --------------------------------------------------------------------------------------------------
 
 
 def command(*words, code=None):
     script = (
-        f"import sys; from marl_plugins.cli import main; c = main({list(words)!r}); " + (code or "pass") + "; sys.exit(c)"
+        f"import sys; from marl_plugins.cli import main; c = main({list(words)!r}); "
+        + (code or "pass")
+        + "; sys.exit(c)"
     )
     return subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT)
 
@@ -587,7 +770,9 @@ def test_a_mistake_ends_with_code_2_and_no_traceback():
     result = command("train", "--recipe", TINY, "--actor.adam.rl", "1", "--train.batch_size", "5")
     assert result.returncode == 2
     assert "Traceback" not in result.stderr
-    assert re.search(r"error: command line: --actor.adam.rl: unknown flag; did you mean", result.stderr)
+    assert re.search(
+        r"error: command line: --actor.adam.rl: unknown flag; did you mean", result.stderr
+    )
     assert "2 problems; nothing was done" in result.stderr
 
 
@@ -628,7 +813,13 @@ def test_files_that_are_no_recipe(tmp_path, text):
 
 
 TEN = "&a [x, x, x, x, x, x, x, x, x, x]"
-BOMB = [TEN, *(f"&{name} [{', '.join([f'*{before}'] * 10)}]" for before, name in itertools.pairwise("abcdefghi"))]
+BOMB = [
+    TEN,
+    *(
+        f"&{name} [{', '.join([f'*{before}'] * 10)}]"
+        for before, name in itertools.pairwise("abcdefghi")
+    ),
+]
 
 
 @pytest.mark.parametrize("line", ["k{}: {}\n", "? {1}\n: x\n"], ids=["values", "keys"])
@@ -642,7 +833,16 @@ def test_aliases_of_aliases_are_refused(tmp_path, line):
     )
     for words in commands:
         done = subprocess.run(
-            ["bash", "-c", 'ulimit -v 4000000 -t 20; exec "$@"', "bash", sys.executable, "-m", "marl_plugins", *words],
+            [
+                "bash",
+                "-c",
+                'ulimit -v 4000000 -t 20; exec "$@"',
+                "bash",
+                sys.executable,
+                "-m",
+                "marl_plugins",
+                *words,
+            ],
             capture_output=True,
             text=True,
             cwd=tmp_path,
@@ -653,18 +853,28 @@ def test_aliases_of_aliases_are_refused(tmp_path, line):
 
 def test_a_workflows_mistakes_stop_the_plan(recipe):
     recipe("roles.solver(", "roles.solvr(", "workflow.py")
-    only(problems("--recipe", str(recipe.folder / "tiny.yaml")), "workflow.py:", "no role 'solvr'; did you mean 'solver'?")
+    only(
+        problems("--recipe", str(recipe.folder / "tiny.yaml")),
+        "workflow.py:",
+        "no role 'solvr'; did you mean 'solver'?",
+    )
 
 
 def test_a_workflow_that_needs_real_answers_is_a_warning(recipe):
     recipe("code.tool_output or str(code)", "str(int(str(code)))", "workflow.py")
     run = build_plan(["--recipe", str(recipe.folder / "tiny.yaml")]).run
-    only([*map(str, run.warnings)], "workflow.py:", "the workflow does not run when every answer is a word: ValueError")
+    only(
+        [*map(str, run.warnings)],
+        "workflow.py:",
+        "the workflow does not run when every answer is a word: ValueError",
+    )
 
 
 def test_a_recipes_own_code_that_fails_is_named(recipe):
     recipe("def load(split", "def load(splt", "tasks.py")
-    only(problems("--recipe", str(recipe.folder / "tiny.yaml")), "tasks.py:", "marl_tasks: NameError")
+    only(
+        problems("--recipe", str(recipe.folder / "tiny.yaml")), "tasks.py:", "marl_tasks: NameError"
+    )
 
 
 def test_a_recipes_data_are_beside_it(recipe, tmp_path, monkeypatch):
@@ -674,14 +884,21 @@ def test_a_recipes_data_are_beside_it(recipe, tmp_path, monkeypatch):
     (recipe.folder / "own.jsonl").write_text("\n".join(rows))
     monkeypatch.chdir(tmp_path)
     assert len(build_plan(["--recipe", "mathchat/tiny.yaml"]).tasks("train")) == 64
-    (tmp_path / "other.jsonl").write_text("\n".join(rows[:32]))  # a command line's is beside whoever types it
+    (tmp_path / "other.jsonl").write_text(
+        "\n".join(rows[:32])
+    )  # a command line's is beside whoever types it
     plan = build_plan(["--recipe", "mathchat/tiny.yaml", "--data.prompt_dataset", "other.jsonl"])
     assert len(plan.tasks("train")) == 32
 
 
 def test_a_shipped_plugins_flag_names_the_plugin():
-    found = problems("--recipe", str(SUMS / "tiny.yaml"), "--coach.policy", "judge", "--nobody.knows", "1")
-    only(found, "--coach.policy: unknown flag; it is marl_plugins.coach's: add --plugin marl_plugins.coach")
+    found = problems(
+        "--recipe", str(SUMS / "tiny.yaml"), "--coach.policy", "judge", "--nobody.knows", "1"
+    )
+    only(
+        found,
+        "--coach.policy: unknown flag; it is marl_plugins.coach's: add --plugin marl_plugins.coach",
+    )
     assert any(p.endswith("--nobody.knows: unknown flag") for p in found)
 
 
@@ -692,7 +909,9 @@ def test_what_is_multi_agent_alone_is_not_upstreams():
         dispatch(["train"])
 
 
-@pytest.mark.parametrize(("flag", "meant"), [("recip", "recipe"), ("recipes", "recipe"), ("plugins", "plugin")])
+@pytest.mark.parametrize(
+    ("flag", "meant"), [("recip", "recipe"), ("recipes", "recipe"), ("plugins", "plugin")]
+)
 def test_a_misspelt_recipe_is_named_and_not_the_flag_beside_it(flag, meant):
     with refused(("train.no_recipe", flag)) as error:
         dispatch(["train", f"--{flag}", "mathchat/tiny.yaml", "--dry-run"])

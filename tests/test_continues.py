@@ -21,7 +21,10 @@ TASK = Task("t", "2+2", "4")
 
 
 def prompt(fields):
-    return [{"role": "system", "content": "play"}, {"role": "user", "content": f"begin {'|'.join(fields.values())}"}]
+    return [
+        {"role": "system", "content": "play"},
+        {"role": "user", "content": f"begin {'|'.join(fields.values())}"},
+    ]
 
 
 def followup(fields):
@@ -30,7 +33,14 @@ def followup(fields):
 
 def role(name, chat, policy="p", **settings):
     settings = {"render_next": followup, **settings}
-    return RoleSpec(name, policy, prompt, chat, Sampling(1.0, 1.0, 16, settings.pop("max_len", 2000)), **settings)
+    return RoleSpec(
+        name,
+        policy,
+        prompt,
+        chat,
+        Sampling(1.0, 1.0, 16, settings.pop("max_len", 2000)),
+        **settings,
+    )
 
 
 def run(workflow, *roles, generate=None):
@@ -68,7 +78,11 @@ def test_each_call_extends_the_conversation_token_for_token():
     first, second, third = got.actions
     assert [a.context_ids for a in got.actions] == asked
     assert second.before is first and third.before is second
-    assert [(a.turn, a.call, a.extends) for a in got.actions] == [(0, 0, True), (1, 1, True), (2, 2, True)]
+    assert [(a.turn, a.call, a.extends) for a in got.actions] == [
+        (0, 0, True),
+        (1, 1, True),
+        (2, 2, True),
+    ]
     assert third.parents == (second.path,)
     text = CharacterChat().text
     assert text(second.context_ids) == f"s:play^u:begin one^a:{first.text}^u:then two^a:"
@@ -103,7 +117,9 @@ def test_a_conversation_branches_and_each_branch_extends_the_same_turn():
     root, *sides, last = got.actions
     assert [a.before for a in sides] == [root, root]
     assert all(a.context_ids[: len(root.context_ids)] == root.context_ids for a in got.actions)
-    assert last.parents == tuple(a.path for a in (last.before, *(s for s in sides if s is not last.before)))
+    assert last.parents == tuple(
+        a.path for a in (last.before, *(s for s in sides if s is not last.before))
+    )
 
 
 def test_two_roles_of_one_policy_have_conversations_of_their_own():
@@ -130,7 +146,9 @@ def test_tools_work_inside_a_conversation():
             mine = await roles.a(q=str(n), continues=mine)
         return mine
 
-    got = run(five, role("a", CharacterChat(), tools=(tool,), max_turns=4, endless_tools_fail=False))
+    got = run(
+        five, role("a", CharacterChat(), tools=(tool,), max_turns=4, endless_tools_fail=False)
+    )
     assert [a.turn for a in got.actions] == list(range(len(got.actions)))
     assert {a.call for a in got.actions} == set(range(5))
     assert len(got.actions) > 5  # some turns were a tool's
@@ -147,10 +165,22 @@ def wrong(use, says):
 
 def test_what_cannot_be_continued_is_refused_with_its_place():
     kept = run(three_calls).actions[0]
-    wrong(lambda r, a, b: r.a(q="x", continues=b), r"test_continues\.py:\d+: role 'a' cannot continue .* of role 'b'")
-    wrong(lambda r, a, b: r.a(q="x", continues="mine"), "continues takes an action of the role, got str")
-    wrong(lambda r, a, b: r.a(q="x", continues=kept), "continues takes an action of this trajectory, got one of another")
-    wrong(lambda r, a, b: r.a(q="x", continues=r.a(q="y")), "was given, in `continues`, a call that is not awaited")
+    wrong(
+        lambda r, a, b: r.a(q="x", continues=b),
+        r"test_continues\.py:\d+: role 'a' cannot continue .* of role 'b'",
+    )
+    wrong(
+        lambda r, a, b: r.a(q="x", continues="mine"),
+        "continues takes an action of the role, got str",
+    )
+    wrong(
+        lambda r, a, b: r.a(q="x", continues=kept),
+        "continues takes an action of this trajectory, got one of another",
+    )
+    wrong(
+        lambda r, a, b: r.a(q="x", continues=r.a(q="y")),
+        "was given, in `continues`, a call that is not awaited",
+    )
 
 
 def test_a_conversation_over_the_context_is_the_agents_failure():
@@ -168,7 +198,9 @@ def test_a_conversation_over_the_context_is_the_agents_failure():
 def test_a_truncated_turn_is_continued_and_its_end_is_shown():
     async def cut(call):
         found = await simulated_engine()(call)
-        return Generation(found.ids[:-1], found.logprobs[:-1], "length", found.policy, found.version)
+        return Generation(
+            found.ids[:-1], found.logprobs[:-1], "length", found.policy, found.version
+        )
 
     first, second, _ = run(three_calls, generate=cut).actions
     assert CharacterChat().text(second.shown_ids).startswith("^u:then two")
@@ -179,7 +211,9 @@ def test_a_record_keeps_the_conversation():
     got = run(three_calls)
     back = from_record(to_record(got))
     assert [a.context_ids for a in back.actions] == [a.context_ids for a in got.actions]
-    assert [(a.call, a.extends, a.messages) for a in back.actions] == [(a.call, a.extends, a.messages) for a in got.actions]
+    assert [(a.call, a.extends, a.messages) for a in back.actions] == [
+        (a.call, a.extends, a.messages) for a in got.actions
+    ]
 
 
 class Template:
@@ -193,7 +227,9 @@ class Template:
 
     def apply_chat_template(self, conversation, tokenize, add_generation_prompt):
         last_user = max((n for n, m in enumerate(conversation) if m["role"] == "user"), default=-1)
-        text = "".join(f"<{m['role']}>{self.shown(m, n > last_user)}^" for n, m in enumerate(conversation))
+        text = "".join(
+            f"<{m['role']}>{self.shown(m, n > last_user)}^" for n, m in enumerate(conversation)
+        )
         return text + "<assistant>" * add_generation_prompt
 
     def encode(self, text, add_special_tokens):
@@ -235,8 +271,9 @@ def thinking_engine(seed, thinks=0.5):
     moves=st.lists(st.integers(0, 5), max_size=7),
 )
 def test_the_context_is_the_template_of_the_conversation(seed, shown, moves):
-    """Whatever branches there are: each context reads as the template writes the conversation, white space aside; where it
-    extends the turn before it begins with its very tokens, and it does so unless the template changes what was before."""
+    """Whatever branches there are: each context reads as the template writes the conversation,
+    white space aside; where it extends the turn before it begins with its very tokens, and it does
+    so unless the template changes what was before."""
 
     async def tree(task, roles, tools):
         said = [await roles.a(q="root")]
@@ -259,12 +296,17 @@ def test_the_context_is_the_template_of_the_conversation(seed, shown, moves):
         sequence = action.before.context_ids + action.before.generation.ids
         assert (action.context_ids[: len(sequence)] == sequence) == action.extends
         earlier = "".join(text for r, text in action.messages[:-1] if r == "assistant")
-        assert action.extends == (shown is not thinking_removed or "think" not in earlier or not_again(action))
+        assert action.extends == (
+            shown is not thinking_removed or "think" not in earlier or not_again(action)
+        )
 
 
 def not_again(action):
-    """Whether all thinking of the conversation had been removed before the last turn, which has none."""
-    return "think" not in action.before.text and "think" not in "".join(map(chr, action.before.context_ids))
+    """Whether all thinking of the conversation had been removed before the last turn, which has
+    none."""
+    return "think" not in action.before.text and "think" not in "".join(
+        map(chr, action.before.context_ids)
+    )
 
 
 def test_thinking_since_the_users_last_message_stays_through_a_tools_turns():
@@ -279,7 +321,9 @@ def test_thinking_since_the_users_last_message_stays_through_a_tools_turns():
         return await roles.a(q="2", continues=mine)
 
     chat = ChatFormat(Template(thinking_removed), "p")
-    got = run(twice, role("a", chat, tools=(tool,), max_turns=2), generate=thinking_engine(1, thinks=1.0))
+    got = run(
+        twice, role("a", chat, tools=(tool,), max_turns=2), generate=thinking_engine(1, thinks=1.0)
+    )
     assert [a.extends for a in got.actions] == [True, True, False]
     assert "think" not in "".join(map(chr, got.actions[-1].context_ids))
 

@@ -1,4 +1,5 @@
-"""`marl_plugins.continuous`: no task is lost, none is twice, none is later than the bound, whatever takes how long; and resume."""
+"""`marl_plugins.continuous`: no task is lost, none is twice, none is later than the bound, whatever
+takes how long; and resume."""
 
 import asyncio
 import json
@@ -67,7 +68,8 @@ def plans(draw):
 def test_every_task_is_taken_once_for_each_of_its_turns_and_none_too_late(
     plan, seconds, ahead, late, samples, kills, training
 ):
-    """A run that is killed after a rollout goes on from what was saved then; what it had begun is begun anew."""
+    """A run that is killed after a rollout goes on from what was saved then; what it had begun is
+    begun anew."""
     begun, taken = [], defaultdict(list)
 
     async def whole():
@@ -78,7 +80,9 @@ def test_every_task_is_taken_once_for_each_of_its_turns_and_none_too_late(
                 await flight.close()
                 flight = Flight()
                 flight.restore(state)
-            part = ContinuousPart(PlannedStep(number, plan, seconds, begun), flight, samples, ahead, late, 1)
+            part = ContinuousPart(
+                PlannedStep(number, plan, seconds, begun), flight, samples, ahead, late, 1
+            )
             async for group in part.source():
                 assert [t.sample for t in group] == list(range(samples))
                 assert number - late <= group[0].step <= number
@@ -89,7 +93,9 @@ def test_every_task_is_taken_once_for_each_of_its_turns_and_none_too_late(
     virtual_time.run(whole())
     for number, tasks in enumerate(plan, 1):
         assert len(taken[number]) == len(set(taken[number])) == len(tasks)
-    assert Counter(t for each in taken.values() for t in each) == Counter(t.id for tasks in plan for t in tasks)
+    assert Counter(t for each in taken.values() for t in each) == Counter(
+        t.id for tasks in plan for t in tasks
+    )
     if not kills:
         assert len(begun) == samples * sum(map(len, plan))
 
@@ -141,7 +147,8 @@ def test_an_answer_is_by_weights_of_one_version_and_nobody_waits_for_ever(events
 
 
 def test_the_bias_is_the_length_of_what_was_taken_at_once_over_that_of_all():
-    """Short tasks first: of the lengths 2, 2, 2 and 10 that one rollout begins, it takes three of 2."""
+    """Short tasks first: of the lengths 2, 2, 2 and 10 that one rollout begins, it takes three of
+    2."""
     plan = [[Task("0", "p"), Task("1", "p"), Task("2", "p")], [Task("3", "p")]]
 
     class OfLength(PlannedStep):
@@ -161,7 +168,11 @@ def test_the_bias_is_the_length_of_what_was_taken_at_once_over_that_of_all():
 
     first, second = virtual_time.run(whole())[0]
     assert first == {"continuous/late": 0, "continuous/running": 1}
-    assert second == {"continuous/late": 1, "continuous/running": 0, "role/a/first_length": 2 / (16 / 4)}
+    assert second == {
+        "continuous/late": 1,
+        "continuous/running": 0,
+        "role/a/first_length": 2 / (16 / 4),
+    }
 
 
 def planned(folder, *more):
@@ -177,10 +188,22 @@ def test_a_run_on_simulated_engines_trains_every_task_once_and_its_ledger_adds_u
     for line in lines:
         for role, n in Ledger.from_record(line).generated.items():
             account = line["roles"][role]
-            assert n == account["trained"] + sum(account["left_out"].values()) and "stale" not in account["left_out"]
-    assert sorted((t["task"], t["sample"]) for t in trajectories) == sorted((f"t{n}", s) for n in range(12) for s in (0, 1))
-    assert all("continuous/late" in line for line in recorded(plan, "metrics.jsonl") if line["step"])
-    lags = {t["step"] - 1 - a["version"] for t in trajectories for a in t["actions"] if a["policy"] == "judge"}
+            assert (
+                n == account["trained"] + sum(account["left_out"].values())
+                and "stale" not in account["left_out"]
+            )
+    assert sorted((t["task"], t["sample"]) for t in trajectories) == sorted(
+        (f"t{n}", s) for n in range(12) for s in (0, 1)
+    )
+    assert all(
+        "continuous/late" in line for line in recorded(plan, "metrics.jsonl") if line["step"]
+    )
+    lags = {
+        t["step"] - 1 - a["version"]
+        for t in trajectories
+        for a in t["actions"]
+        if a["policy"] == "judge"
+    }
     assert max(lags) <= 2
 
 
@@ -189,7 +212,10 @@ def test_a_run_on_simulated_engines_trains_every_task_once_and_its_ledger_adds_u
     [
         (("--continuous.late", "0"), ("flags.value", "command line", "continuous.late")),
         (("--continuous.ahead", "5"), ("continuous.ahead", "continuous.ahead")),
-        (("--train.enable_ema",), ("continuous.ema", "marl_plugins.continuous", "train.enable_ema")),
+        (
+            ("--train.enable_ema",),
+            ("continuous.ema", "marl_plugins.continuous", "train.enable_ema"),
+        ),
     ],
 )
 def test_bad_input(tmp_path, flags, problem):
@@ -200,6 +226,10 @@ def test_bad_input(tmp_path, flags, problem):
 def test_it_needs_rollouts_during_updates_and_says_that_a_run_cannot_be_repeated(tmp_path):
     plan = planned(tmp_path / "with")
     assert ("continuous.timing", "marl_plugins.continuous") in briefs(plan.run.warnings)
-    found = [word for word in words(tmp_path / "without", ["continuous"]) if word != "--train.async_enable"]
+    found = [
+        word
+        for word in words(tmp_path / "without", ["continuous"])
+        if word != "--train.async_enable"
+    ]
     with refused(("continuous.async", "marl_plugins.continuous")):
         build_plan(found)

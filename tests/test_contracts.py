@@ -1,4 +1,5 @@
-"""The contract tests for plugin authors: what is shipped keeps them, and a plugin that breaks one is told which."""
+"""The contract tests for plugin authors: what is shipped keeps them, and a plugin that breaks one
+is told which."""
 
 import textwrap
 from pathlib import Path
@@ -11,7 +12,14 @@ from marl_plugins.contracts import PluginContract
 from marl_plugins.contracts.tools import ToolContract
 from marl_plugins.core.failures import ConfigurationError
 
-GROUPS = ["--rollout.n_samples_per_prompt", "4", "--rollout.batch_size", "32", "--groups.by", "task+role+turn"]
+GROUPS = [
+    "--rollout.n_samples_per_prompt",
+    "4",
+    "--rollout.batch_size",
+    "32",
+    "--groups.by",
+    "task+role+turn",
+]
 
 
 class TestCoach(PluginContract):
@@ -329,7 +337,10 @@ def test_a_state_that_is_not_saved_is_told_as_that(tmp_path):
     """And not as a matter of the order, on which this credit does not depend."""
     (tmp_path / "unsaved.py").write_text(UNSAVED)
     (tmp_path / "saved.py").write_text(UNSAVED + SAVED)
-    kits = [type("Kit", (PluginContract,), {"plugin": str(tmp_path / f"{name}.py")})() for name in ("unsaved", "saved")]
+    kits = [
+        type("Kit", (PluginContract,), {"plugin": str(tmp_path / f"{name}.py")})()
+        for name in ("unsaved", "saved")
+    ]
     with pytest.raises(AssertionError, match="marl_state"):
         kits[0].test_credit_does_not_depend_on_the_order_of_arrival()
     kits[1].test_credit_does_not_depend_on_the_order_of_arrival()
@@ -337,13 +348,17 @@ def test_a_state_that_is_not_saved_is_told_as_that(tmp_path):
 
 @pytest.mark.parametrize("scope", ["all", "per role"])
 def test_a_normaliser_that_divides_by_no_deviation_is_told(tmp_path, scope):
-    """0.7 alone does not tell: float32 does not hold it, and the deviation of 35 of them is not 0."""
+    """0.7 alone does not tell: float32 does not hold it, and the deviation of 35 of them is not
+    0."""
     key = "'all'" if scope == "all" else "row.action.role"
     (tmp_path / "mine.py").write_text(
-        "import torch\nfrom marl_plugins import hookimpl\nfrom marl_plugins.core.estimators import Estimator\n\n"
-        "class Mine(Estimator):\n    scope = 'batch'\n    def shape(self, rows, rewards):\n        out = rewards.clone()\n"
+        "import torch\nfrom marl_plugins import hookimpl\nfrom marl_plugins.core.estimators import "
+        "Estimator\n\n"
+        "class Mine(Estimator):\n    scope = 'batch'\n    def shape(self, rows, rewards):\n        "
+        "out = rewards.clone()\n"
         f"        keys = [{key} for row in rows]\n        for one in set(keys):\n"
-        "            mine = torch.tensor([key == one for key in keys])\n            r = rewards[mine]\n"
+        "            mine = torch.tensor([key == one for key in keys])\n            r = "
+        "rewards[mine]\n"
         "            out[mine] = (r - r.mean()) / r.std()\n        return out\n\n"
         "@hookimpl\ndef marl_estimator(run): return Mine()\n"
     )
@@ -355,9 +370,24 @@ def test_a_normaliser_that_divides_by_no_deviation_is_told(tmp_path, scope):
 @pytest.mark.parametrize(
     ("old", "new", "contract", "says"),
     [
-        ("    run.state(Baseline).value = state", "    state", "state_comes_back_from_json", "gives another state"),
-        ('{"value": run.state(Baseline).value}', "{}", "state_comes_back_from_json", "other advantages"),
-        ('"baseline": self.baseline.value', '"baseline": [1]', "metrics_are_numbers", "no tracker takes"),
+        (
+            "    run.state(Baseline).value = state",
+            "    state",
+            "state_comes_back_from_json",
+            "gives another state",
+        ),
+        (
+            '{"value": run.state(Baseline).value}',
+            "{}",
+            "state_comes_back_from_json",
+            "other advantages",
+        ),
+        (
+            '"baseline": self.baseline.value',
+            '"baseline": [1]',
+            "metrics_are_numbers",
+            "no tracker takes",
+        ),
     ],
 )
 def test_an_estimator_with_a_state_is_tried_over_a_step(old, new, contract, says, tmp_path):
@@ -374,10 +404,13 @@ def test_an_estimator_with_a_state_is_tried_over_a_step(old, new, contract, says
 
 def test_what_is_no_estimator_is_said(tmp_path):
     file = tmp_path / "nothing.py"
-    file.write_text("from marl_plugins import hookimpl\n\n@hookimpl\ndef marl_estimator(): return object()\n")
+    file.write_text(
+        "from marl_plugins import hookimpl\n\n@hookimpl\ndef marl_estimator(): return object()\n"
+    )
     kit = type("Kit", (Contract,), {"plugin": str(file)})()
     with pytest.raises(
-        (AssertionError, ConfigurationError), match=r"marl_estimator: expected an Estimator of .*, got object"
+        (AssertionError, ConfigurationError),
+        match=r"marl_estimator: expected an Estimator of .*, got object",
     ):
         kit.test_advantages_do_not_depend_on_batches()
 
@@ -501,12 +534,14 @@ BROKEN_TOOLS = {
     "a found call raises": (
         "a_tool_answers_its_calls",
         "called with '2.2', raised KeyError",
-        "async def calculate(call):\n    {'1+1': '2', '20+3': '23'}[call.text]\n    return await added(call)",
+        "async def calculate(call):\n    {'1+1': '2', '20+3': '23'}[call.text]\n    return await "
+        "added(call)",
     ),
     "a bad call raises": (
         "a_bad_call_is_an_answer",
         "called with '1/0', raised ZeroDivisionError",
-        "async def calculate(call): return ToolResult('calc', call.text, str(eval(call.text)), True)",
+        "async def calculate(call): return ToolResult('calc', call.text, str(eval(call.text)), "
+        "True)",
     ),
     "a bad call is ok": (
         "a_bad_call_is_an_answer",
@@ -555,7 +590,8 @@ BROKEN_TOOLS = {
         "answers_depend_on_the_call_alone",
         "answered .'0', True, .*and then .'1'",
         "count = itertools.count()\n"
-        "async def calculate(call): return ToolResult('calc', call.text, str(next(count)), ok=True)",
+        "async def calculate(call): return ToolResult('calc', call.text, str(next(count)), "
+        "ok=True)",
     ),
     "the event loop is blocked": (
         "a_tool_lets_others_work",
@@ -602,9 +638,18 @@ def test_a_tool_that_breaks_a_contract_is_told(what, tmp_path):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"calls": {}}, r"in Kit: tool 'calc' has no example call; add calls = {'calc': \['\.\.\.'\]}"),
-        ({"answers": {}}, r"add answers = .*or answers = {'calc': \[\]} where only workflows call it"),
-        ({"bad_calls": {"clac": ["1/0"]}}, r"bad_calls names the tool 'clac'; the plugin brings \['calc'\]"),
+        (
+            {"calls": {}},
+            r"in Kit: tool 'calc' has no example call; add calls = {'calc': \['\.\.\.'\]}",
+        ),
+        (
+            {"answers": {}},
+            r"add answers = .*or answers = {'calc': \[\]} where only workflows call it",
+        ),
+        (
+            {"bad_calls": {"clac": ["1/0"]}},
+            r"bad_calls names the tool 'clac'; the plugin brings \['calc'\]",
+        ),
     ],
 )
 def test_a_tool_without_examples_is_not_passed_over(given, message, tmp_path):
@@ -620,7 +665,9 @@ def test_a_tool_that_only_workflows_call_says_so(tmp_path):
 
 def test_what_is_not_a_list_of_tools_is_said(tmp_path):
     file = tmp_path / "one.py"
-    file.write_text("from marl_plugins import hookimpl\n\n@hookimpl\ndef marl_tools(): return [print]\n")
+    file.write_text(
+        "from marl_plugins import hookimpl\n\n@hookimpl\ndef marl_tools(): return [print]\n"
+    )
     kit = type("Kit", (Contract,), {"plugin": str(file)})()
     with pytest.raises((AssertionError, ConfigurationError), match="marl_tools"):
         kit.test_every_tool_has_examples()
@@ -638,13 +685,21 @@ def test_a_tool_that_is_down_here_is_skipped_and_not_passed(tmp_path):
     """Only that it says so is tested."""
     kit = calc_kit(tmp_path, DOWN)
     kit.test_an_outage_is_an_infrastructure_failure()
-    for name in ("a_tool_answers_its_calls", "a_bad_call_is_an_answer", "concurrent_calls_do_not_mix_answers"):
-        with pytest.raises(SkipTest, match="unavailable here, so this is not tested: connection refused"):
+    for name in (
+        "a_tool_answers_its_calls",
+        "a_bad_call_is_an_answer",
+        "concurrent_calls_do_not_mix_answers",
+    ):
+        with pytest.raises(
+            SkipTest, match="unavailable here, so this is not tested: connection refused"
+        ):
             getattr(kit, f"test_{name}")()
 
 
 def test_every_contract_is_seen_to_fail():
-    contracts = {name.removeprefix("test_") for name in dir(PluginContract) if name.startswith("test_")}
+    contracts = {
+        name.removeprefix("test_") for name in dir(PluginContract) if name.startswith("test_")
+    }
     of_tools = {contract for contract, _, _ in BROKEN_TOOLS.values()} | {"every_tool_has_examples"}
     seen_elsewhere = {"it_is_active_in_a_run", "marl_credit_works_on_one_trajectory_at_a_time"}
     assert contracts - seen_elsewhere == set(BROKEN) | of_tools

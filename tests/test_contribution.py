@@ -1,4 +1,5 @@
-"""Credit by contribution and competence: laws, against references of their own, and the contract kit."""
+"""Credit by contribution and competence: laws, against references of their own, and the contract
+kit."""
 
 import math
 from fractions import Fraction
@@ -58,31 +59,43 @@ def test_the_papers_numbers_and_both_limits():
 def credited(rewards, plugin, **options):
     """Two samples of a task with actions a and b; rewards by sample and action."""
     trajectories = [
-        make_trajectory({"a": [], "b": ["a"]}, policies={"a": "p", "b": "q"}, rewards=each, sample=n)
+        make_trajectory(
+            {"a": [], "b": ["a"]}, policies={"a": "p", "b": "q"}, rewards=each, sample=n
+        )
         for n, each in enumerate(rewards)
     ]
     states = {}
-    run = SimpleNamespace(args=SimpleNamespace(**options), state=lambda kind: states.setdefault(kind, kind()))
+    run = SimpleNamespace(
+        args=SimpleNamespace(**options), state=lambda kind: states.setdefault(kind, kind())
+    )
     plugin(trajectories, run)
     return trajectories, run
 
 
 def test_gains_are_over_the_same_role_in_other_samples():
     options = SimpleNamespace(factor=1.0, tau=1.0, negative="mirror")
-    found, _ = credited([{"a": 1.0, "b": 0.0}, {"a": 0.5, "b": 0.5}], cooperate, cooperation=options)
+    found, _ = credited(
+        [{"a": 1.0, "b": 0.0}, {"a": 0.5, "b": 0.5}], cooperate, cooperation=options
+    )
     e = [math.exp(0.5), math.exp(-0.5)]  # of a, and of b, in sample 0
     assert [a.reward for a in found[0].actions] == pytest.approx([e[0] / sum(e), e[1] / sum(e)])
     assert [a.reward for a in found[1].actions] == pytest.approx([e[1] / sum(e), e[0] / sum(e)])
     assert all(set(a.terms) == {"cooperation"} for t in found for a in t.actions)
 
 
-@given(st.lists(st.lists(st.floats(-10, 10), min_size=2, max_size=2), min_size=1, max_size=5), st.floats(0, 1), TAUS)
+@given(
+    st.lists(st.lists(st.floats(-10, 10), min_size=2, max_size=2), min_size=1, max_size=5),
+    st.floats(0, 1),
+    TAUS,
+)
 def test_a_step_loses_and_adds_nothing(rewards, factor, tau):
     options = SimpleNamespace(factor=factor, tau=tau, negative="mirror")
     given_rewards = [dict(zip("ab", each, strict=True)) for each in rewards]
     found, _ = credited(given_rewards, cooperate, cooperation=options)
     for before, t in zip(given_rewards, found, strict=True):
-        assert math.fsum(a.reward for a in t.actions) == pytest.approx(sum(before.values()), rel=1e-9, abs=1e-9)
+        assert math.fsum(a.reward for a in t.actions) == pytest.approx(
+            sum(before.values()), rel=1e-9, abs=1e-9
+        )
         if factor == 0:
             assert [a.reward for a in t.actions] == pytest.approx(list(before.values()))
 
@@ -93,13 +106,16 @@ def test_actions_that_are_not_trained_on_have_no_share():
     assert [a.reward for a in found[0].actions] == [1.0, None]
 
 
-# -- competence ----------------------------------------------------------------------------------------------------------------
+# -- competence
+# --------------------------------------------------------------------------------------------------
 
 
 def after(steps, reward, **changes):
     options = SimpleNamespace(**{"eta": 0.1, "decay": 0.1, "most": 1.0, "forgets": "c"} | changes)
     states, found = {}, []
-    run = SimpleNamespace(args=SimpleNamespace(competence=options), state=lambda kind: states.setdefault(kind, kind()))
+    run = SimpleNamespace(
+        args=SimpleNamespace(competence=options), state=lambda kind: states.setdefault(kind, kind())
+    )
     for step in range(1, steps + 1):
         t = make_trajectory({"a": []}, rewards={"a": reward})
         t.step = step
@@ -140,11 +156,13 @@ def test_a_step_that_is_credited_again_is_credited_the_same():
     assert run.state(Competence).now == before
 
 
-# -- the benchmark of both ----------------------------------------------------------------------------------------------------
+# -- the benchmark of both
+# --------------------------------------------------------------------------------------------------
 
 
 def test_the_benchmarks_credit_is_the_plugins():
-    """Factors (1, 0) share evenly; (0, 1) takes nothing at first and then a tenth of the first epoch's mean of each agent."""
+    """Factors (1, 0) share evenly; (0, 1) takes nothing at first and then a tenth of the first
+    epoch's mean of each agent."""
     draw = np.random.default_rng(0)
     first, second = draw.normal(size=(2, population.SAMPLES, 3)) + 1
     shared = population.Credit(3, 1, population.words(1.0, 0.0))(first, 0)
@@ -165,13 +183,16 @@ def test_convergence_is_where_most_of_the_way_has_been_made():
     assert population.converged(curve) == 30 and population.converged(-curve) == 30
 
 
-# -- mean group ----------------------------------------------------------------------------------------------------------------
+# -- mean group
+# --------------------------------------------------------------------------------------------------
 
 VALUES = st.lists(st.floats(1e-3, 1e3), min_size=1, max_size=40)
 
 
 @given(VALUES, st.floats(0.1, 10), st.floats(0, 1), st.floats(1, 10), st.floats(0.01, 100))
-def test_controls_lie_within_bounds_and_in_the_order_of_the_values_whatever_their_unit(values, control, low, high, unit):
+def test_controls_lie_within_bounds_and_in_the_order_of_the_values_whatever_their_unit(
+    values, control, low, high, unit
+):
     found = controls(values, control, low, high)
     assert all(control * low <= each <= control * high for each in found)
     ordered = [each for _, each in sorted(zip(values, found, strict=True))]
@@ -188,18 +209,29 @@ def test_controls_of_a_group():
 
 
 def grouped(rewards, groups=None, steps=(1, 2), **changes):
-    """The factors of the rewards of policies p and q in each of some steps in which they earn the same; a step whose number comes
-    again is credited again, before its end."""
-    defaults = {"groups": groups, "scales": "reward", "control": 1.0, "low": 0.5, "high": 2.0, "rate": 0.5}
+    """The factors of the rewards of policies p and q in each of some steps in which they earn the
+    same; a step whose number comes again is credited again, before its end."""
+    defaults = {
+        "groups": groups,
+        "scales": "reward",
+        "control": 1.0,
+        "low": 0.5,
+        "high": 2.0,
+        "rate": 0.5,
+    }
     options = SimpleNamespace(**defaults | changes)
     states, recipe = {}, SimpleNamespace(populations={"a": ("p", "q")})
     run = SimpleNamespace(
-        args=SimpleNamespace(mean_group=options), recipe=recipe, state=lambda kind: states.setdefault(kind, kind())
+        args=SimpleNamespace(mean_group=options),
+        recipe=recipe,
+        state=lambda kind: states.setdefault(kind, kind()),
     )
     found = []
     for step, following in zip(steps, [*steps[1:], None], strict=True):
         t = make_trajectory(
-            {"a": [], "b": ["a"]}, policies={"a": "p", "b": "q"}, rewards=dict(zip("ab", rewards, strict=True))
+            {"a": [], "b": ["a"]},
+            policies={"a": "p", "b": "q"},
+            rewards=dict(zip("ab", rewards, strict=True)),
         )
         t.step = step
         mean_group.marl_credit_step([t], run)
@@ -222,35 +254,53 @@ def test_a_step_that_is_credited_again_has_the_same_controls():
 
 
 @pytest.mark.parametrize(
-    ("scales", "kind", "other"), [("tau", ShareTemperatures, AnswerLimits), ("max_tokens", AnswerLimits, ShareTemperatures)]
+    ("scales", "kind", "other"),
+    [("tau", ShareTemperatures, AnswerLimits), ("max_tokens", AnswerLimits, ShareTemperatures)],
 )
 def test_a_control_multiplies_what_is_named_and_nothing_else(scales, kind, other):
     found, run = grouped((0.2, 0.6), scales=scales)
     assert found == [[1.0, 1.0], [1.0, 1.0]]
     assert run.state(kind) == pytest.approx({"p": 0.5, "q": 1.5}) and not run.state(other)
     states = {}
-    resumed = SimpleNamespace(args=run.args, recipe=run.recipe, state=lambda kind: states.setdefault(kind, kind()))
+    resumed = SimpleNamespace(
+        args=run.args, recipe=run.recipe, state=lambda kind: states.setdefault(kind, kind())
+    )
     mean_group.marl_restore(resumed, mean_group.marl_state(run))
     assert resumed.state(kind) == run.state(kind)
 
 
 def shared(rewards, tau, negative="mirror", **factors):
-    """The shares of one trajectory's actions, each of a policy, in two samples of a task of which the other earned nothing."""
+    """The shares of one trajectory's actions, each of a policy, in two samples of a task of which
+    the other earned nothing."""
     options = SimpleNamespace(factor=1.0, tau=tau, negative=negative)
     states = {ShareTemperatures: ShareTemperatures(factors)}
-    run = SimpleNamespace(args=SimpleNamespace(cooperation=options), state=lambda kind: states.setdefault(kind, kind()))
+    run = SimpleNamespace(
+        args=SimpleNamespace(cooperation=options),
+        state=lambda kind: states.setdefault(kind, kind()),
+    )
     roles = {name: [] for name in "abc"[: len(rewards)]}
     made = [
         make_trajectory(
-            roles, policies={role: role for role in roles}, rewards=dict(zip(roles, each, strict=True)), sample=n
+            roles,
+            policies={role: role for role in roles},
+            rewards=dict(zip(roles, each, strict=True)),
+            sample=n,
         )
         for n, each in enumerate([rewards, [0.0] * len(rewards)])
     ]
     return [action.reward for action in cooperate(made, run)[0].actions]
 
 
-@given(st.floats(-10, 10), st.floats(-10, 10), st.floats(0.1, 10), st.floats(0.1, 10), st.sampled_from(["paper", "mirror"]))
-def test_with_a_tau_of_each_policy_gains_are_measured_from_the_trajectorys_mean(one, other, tau, factor, negative):
+@given(
+    st.floats(-10, 10),
+    st.floats(-10, 10),
+    st.floats(0.1, 10),
+    st.floats(0.1, 10),
+    st.sampled_from(["paper", "mirror"]),
+)
+def test_with_a_tau_of_each_policy_gains_are_measured_from_the_trajectorys_mean(
+    one, other, tau, factor, negative
+):
     """By softmax in float64."""
     mean, utility = (one + other) / 2, one + other
     sign = -1 if negative == "mirror" and utility < 0 else 1
@@ -291,9 +341,18 @@ PLAYERS = ["--recipe", "kuhn_poker/population.yaml"]
         (["--mean_group.groups", "clerk+clerk"], "mean_group.twice"),
         ([], "mean_group.alone"),
         (["--mean_group.scales", "tau"], "mean_group.tau"),
-        (["--mean_group.scales", "tau", *COOPERATING, "--mean_group.low", "0"], "mean_group.tau_of_0"),
-        (["--mean_group.scales", "tau", *COOPERATING, "--cooperation.tau", "inf"], "mean_group.no_effect"),
-        (["--mean_group.scales", "tau", *COOPERATING, "--cooperation.factor", "0"], "mean_group.no_effect"),
+        (
+            ["--mean_group.scales", "tau", *COOPERATING, "--mean_group.low", "0"],
+            "mean_group.tau_of_0",
+        ),
+        (
+            ["--mean_group.scales", "tau", *COOPERATING, "--cooperation.tau", "inf"],
+            "mean_group.no_effect",
+        ),
+        (
+            ["--mean_group.scales", "tau", *COOPERATING, "--cooperation.factor", "0"],
+            "mean_group.no_effect",
+        ),
         ([*PLAYERS, *LIMITED], "mean_group.no_effect"),
         ([*PLAYERS, *LIMITED, "--reward.stop_properly_penalty_coef", "0.5"], "mean_group.penalty"),
     ],
@@ -320,7 +379,9 @@ def test_wrong_flags_and_warnings():
     for word in ("-1", "nan", "x"):
         with pytest.raises(ConfigurationError) as error:
             build_plan([*base, "--plugin", "marl_plugins.cooperation", "--cooperation.tau", word])
-        assert {p.name for each in error.value.problems for p in each.where if p.kind == "flag"} == {"cooperation.tau"}
+        assert {
+            p.name for each in error.value.problems for p in each.where if p.kind == "flag"
+        } == {"cooperation.tau"}
     plan = build_plan([*base, "--plugin", "marl_plugins.cooperation", "--cooperation.tau", "inf"])
     assert math.isinf(plan.run.args.cooperation.tau)
     words = [

@@ -1,4 +1,5 @@
-"""Token-exact conversations with real tokenizers: the tiny model's, and chat templates of other families."""
+"""Token-exact conversations with real tokenizers: the tiny model's, and chat templates of other
+families."""
 
 import pytest
 from hypothesis import given
@@ -21,10 +22,13 @@ LLAMA = (
     "{% if add_generation_prompt %}[assistant]{% endif %}"
 )
 THINK_STRIPPING = (  # keeps what follows </think> of earlier assistant messages only
-    "{% for m in messages %}<{{ m.role }}>{{ m.content.split('</think>')[-1] if m.role == 'assistant' else m.content }}<eos>"
+    "{% for m in messages %}<{{ m.role }}>{{ m.content.split('</think>')[-1] if m.role == "
+    "'assistant' else m.content }}<eos>"
     "{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
 )
-DROPS_ASSISTANTS = "{% for m in messages %}{% if m.role != 'assistant' %}{{ m.content }}{% endif %}{% endfor %}"
+DROPS_ASSISTANTS = (
+    "{% for m in messages %}{% if m.role != 'assistant' %}{{ m.content }}{% endif %}{% endfor %}"
+)
 
 tokenizer = AutoTokenizer.from_pretrained(resolve("tiny"))
 
@@ -39,7 +43,8 @@ def chat_format(template=None):
 @pytest.mark.parametrize("template", [None, CHATML, LLAMA, THINK_STRIPPING])
 @pytest.mark.parametrize("ended", [True, False])
 def test_a_turn_reads_as_the_template_writes_it(template, ended):
-    """Sampled text, then the continuation: the same text as rendering the whole conversation, wherever that is possible."""
+    """Sampled text, then the continuation: the same text as rendering the whole conversation,
+    wherever that is possible."""
     chat = chat_format(template)
     sampled = [
         *chat.tokenizer.encode("call it", add_special_tokens=False),
@@ -48,7 +53,11 @@ def test_a_turn_reads_as_the_template_writes_it(template, ended):
     opening = chat.opening([{"role": "user", "content": "go"}])
     ids = [*opening, *sampled, *chat.continuation(sampled, [{"role": "user", "content": "42"}])]
     whole = chat.tokenizer.apply_chat_template(
-        [{"role": "user", "content": "go"}, {"role": "assistant", "content": "call it"}, {"role": "user", "content": "42"}],
+        [
+            {"role": "user", "content": "go"},
+            {"role": "assistant", "content": "call it"},
+            {"role": "user", "content": "42"},
+        ],
         tokenize=False,
         add_generation_prompt=True,
     )
@@ -60,7 +69,9 @@ def test_sampled_ids_are_never_changed_whatever_they_are(sampled, answer):
     """Ids that no text would encode to (broken bytes, special tokens) stay as they were sampled."""
     chat = chat_format()
     opening = chat.opening([{"role": "user", "content": "go"}])
-    context = opening + tuple(sampled) + chat.continuation(sampled, [{"role": "user", "content": answer}])
+    context = (
+        opening + tuple(sampled) + chat.continuation(sampled, [{"role": "user", "content": answer}])
+    )
     assert context[: len(opening)] == opening
     assert list(context[len(opening) : len(opening) + len(sampled)]) == sampled
 

@@ -1,4 +1,5 @@
-"""Better actions: asked of the coach, kept with the records, and made into data sets in TRL's formats."""
+"""Better actions: asked of the coach, kept with the records, and made into data sets in TRL's
+formats."""
 
 import asyncio
 import json
@@ -20,7 +21,14 @@ from marl_plugins.coach.rubric import load_rules
 from marl_plugins.core.credit import rewards_from_scores
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.scoring import score_trajectory
-from marl_plugins.core.trajectory import Action, Correction, Generation, Task, ToolResult, Trajectory
+from marl_plugins.core.trajectory import (
+    Action,
+    Correction,
+    Generation,
+    Task,
+    ToolResult,
+    Trajectory,
+)
 from marl_plugins.engine.plan.build import build_plan
 from marl_plugins.engine.plan.describe import describe
 from marl_plugins.engine.records.trajectory_record import from_record, to_record
@@ -29,11 +37,16 @@ ROOT = Path(__file__).resolve().parent.parent
 RECIPE = str(ROOT / "recipes" / "mathchat" / "tiny.yaml")
 NONCE = "9f31c2aa"
 
-# --- reading --------------------------------------------------------------------------------------------------------------
+# --- reading
+# --------------------------------------------------------------------------------------------------
 
 
-@given(st.text(alphabet=st.characters(codec="utf-8", exclude_characters="\r")), st.text(), st.text())
-def test_what_stands_between_the_marks_is_the_correction_and_no_part_of_the_verdict(better, before, after):
+@given(
+    st.text(alphabet=st.characters(codec="utf-8", exclude_characters="\r")), st.text(), st.text()
+)
+def test_what_stands_between_the_marks_is_the_correction_and_no_part_of_the_verdict(
+    better, before, after
+):
     better = better.replace(NONCE, "")
     answer = f"fine\nCORRECTION {NONCE}\n{better}\nEND {NONCE}\nSCORE {NONCE}: 7"
     rest, found = correcting.taken_out(answer, NONCE)
@@ -62,7 +75,8 @@ def test_marks_that_are_not_one_pair_are_none(answer, expected):
     assert correcting.taken_out(answer, NONCE)[1] == expected
 
 
-# --- asking ---------------------------------------------------------------------------------------------------------------
+# --- asking
+# --------------------------------------------------------------------------------------------------
 
 
 def answered(body, better):
@@ -74,13 +88,19 @@ def answered(body, better):
         given |= {"correct": False} if "correct" in fields else {}
         return json.dumps(given | ({"correction": better} if "correction" in fields else {}))
     nonce = nonce_in(body)
-    said = f"CORRECTION {nonce}\n{better}\nEND {nonce}\n" if better is not None and f"CORRECTION {nonce}" in prompt else ""
+    said = (
+        f"CORRECTION {nonce}\n{better}\nEND {nonce}\n"
+        if better is not None and f"CORRECTION {nonce}" in prompt
+        else ""
+    )
     return f"so\n{said}CORRECT {nonce}: no\nSCORE {nonce}: 4"
 
 
 def judged(server, *words):
     """The actions of a trajectory that a run's coach has judged, and the plan."""
-    plan = build_plan(["--recipe", RECIPE, "--coach.model", "m", "--coach.base_url", server, *words])
+    plan = build_plan(
+        ["--recipe", RECIPE, "--coach.model", "m", "--coach.base_url", server, *words]
+    )
     trajectory = make_trajectory({"solver": [], "coder": ["solver"], "verifier": ["coder"]})
 
     async def score():
@@ -113,7 +133,9 @@ def test_a_model_is_asked_for_a_better_action_and_it_is_kept(form, better, tmp_p
 def test_without_the_flag_nobody_is_asked_and_nothing_is_kept(form, tmp_path):
     with openai_server(lambda body, count: answered(body, "better")) as (url, bodies):
         actions, _ = judged(url, "--coach.form", form, "--ckpt.output_dir", str(tmp_path))
-    assert [a.score for a in actions] == [0.4] * 3 and not any("correction" in a.notes[NOTES] for a in actions)
+    assert [a.score for a in actions] == [0.4] * 3 and not any(
+        "correction" in a.notes[NOTES] for a in actions
+    )
     assert not any("orrection" in json.dumps(body) for body in bodies)
 
 
@@ -121,7 +143,8 @@ def test_a_rubric_gives_corrections_too(tmp_path):
     rules = tmp_path / "rules.py"
     rules.write_text(
         "from marl_plugins.coach.rubric import Criterion\n"
-        "RUBRIC = {r: [Criterion('a', 1, lambda action, seen: True)] for r in ('solver', 'coder', 'verifier')}\n"
+        "RUBRIC = {r: [Criterion('a', 1, lambda action, seen: True)] for r in ('solver', 'coder', "
+        "'verifier')}\n"
         "async def better(action, seen):\n    return action.text + '!'\n"
         "CORRECTIONS = {'coder': better, 'solver': lambda action, seen: None}\n"
     )
@@ -131,8 +154,12 @@ def test_a_rubric_gives_corrections_too(tmp_path):
     scorer = lambda action, seen: hook(run=plan.run, action=action, seen=seen)  # noqa: E731
     asyncio.run(score_trajectory(trajectory, scorer, None, roles=list(plan.run.recipe.roles)))
     notes = [a.notes[NOTES] for a in trajectory.actions]
-    assert [n.get("correction") for n in notes] == [None, "x!", None] and not notes[1]["knew_the_label"]
-    assert from_record(json.loads(json.dumps(to_record(trajectory)))).actions[1].notes == {NOTES: notes[1]}
+    assert [n.get("correction") for n in notes] == [None, "x!", None] and not notes[1][
+        "knew_the_label"
+    ]
+    assert from_record(json.loads(json.dumps(to_record(trajectory)))).actions[1].notes == {
+        NOTES: notes[1]
+    }
 
 
 @pytest.mark.parametrize(
@@ -148,20 +175,32 @@ def test_corrections_of_a_rubric_that_cannot_work(tmp_path, given, code):
     rules = tmp_path / "rules.py"
     rules.write_text(
         "from marl_plugins.coach.rubric import Criterion\n"
-        f"RUBRIC = {{'coder': [Criterion('a', 1, lambda action, seen: True)]}}\nCORRECTIONS = {given}\n"
+        f"RUBRIC = {{'coder': [Criterion('a', 1, lambda action, seen: True)]}}\nCORRECTIONS = "
+        f"{given}\n"
     )
     ((found, place, *_),) = found_by(load_rules, rules, ["coder"])
     assert found == code and place.startswith("rules.py")
 
 
 def test_a_verdict_needs_room_for_a_correction():
-    words = ["--recipe", RECIPE, "--coach.model", "m", "--coach.corrections", "--coach.max_tokens", "40"]
+    words = [
+        "--recipe",
+        RECIPE,
+        "--coach.model",
+        "m",
+        "--coach.corrections",
+        "--coach.max_tokens",
+        "40",
+    ]
     assert ("coach.short_corrections", "coach.max_tokens") in briefs(build_plan(words).run.warnings)
-    with pytest.raises(ConfigurationError, match=r"--coach\.corrections: is about a model's verdicts"):
+    with pytest.raises(
+        ConfigurationError, match=r"--coach\.corrections: is about a model's verdicts"
+    ):
         build_plan(["--recipe", RECIPE, "--coach.corrections"])
 
 
-# --- what is used ---------------------------------------------------------------------------------------------------------
+# --- what is used
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -188,7 +227,9 @@ def test_a_label_that_the_agent_could_not_know_is_a_leak(correction, label, mate
     assert leaks(correction, label, material) is leaking
 
 
-@given(st.integers(-(10**9), 10**9), st.text(alphabet="abc xyz.,\n"), st.text(alphabet="abc xyz.\n"))
+@given(
+    st.integers(-(10**9), 10**9), st.text(alphabet="abc xyz.,\n"), st.text(alphabet="abc xyz.\n")
+)
 def test_a_number_is_found_however_it_is_written(value, before, after):
     for written in (str(value), f"{value:,}", f"{value}.00", f"${value}$", f"({value})"):
         assert leaks(f"{before} {written} {after}", str(value), before + after)
@@ -201,7 +242,9 @@ def test_a_number_without_end_is_no_label():
     assert not leaks("3", "9" * 5000, "")
 
 
-def action_of(text="said", shown="See 5 pens.", turn_before=None, ids=(7,), role="coder", path="coder.1"):
+def action_of(
+    text="said", shown="See 5 pens.", turn_before=None, ids=(7,), role="coder", path="coder.1"
+):
     return Action(
         path=path,
         role=role,
@@ -228,14 +271,22 @@ def test_what_cannot_be_used_has_a_reason():
     assert refused(" \n") == "empty"
     assert refused("said\n") == "unchanged"
     assert refused("It is 42.") == "label"
-    assert refused("It is 42.", knew=False) == ""  # who does not know the label has found the answer
-    assert refused("It is 5.", label="5") == "label"  # in the task alone, which says nothing of the answer
+    assert (
+        refused("It is 42.", knew=False) == ""
+    )  # who does not know the label has found the answer
+    assert (
+        refused("It is 5.", label="5") == "label"
+    )  # in the task alone, which says nothing of the answer
     assert refused("better", fits=lambda action, text: False) == "too_long"
     first = action_of("print(42)", "See 5 pens.")
-    assert refused("It is 42.", action=action_of("said", "It printed 42.", first, path="coder.2")) == ""
+    assert (
+        refused("It is 42.", action=action_of("said", "It printed 42.", first, path="coder.2"))
+        == ""
+    )
 
 
-# --- trained on by the run itself -----------------------------------------------------------------------------------------
+# --- trained on by the run itself
+# -----------------------------------------------------------------------------------------
 
 
 def test_a_coefficient_needs_a_coach_that_corrects():
@@ -249,18 +300,21 @@ def test_a_coefficient_needs_a_coach_that_corrects():
 
 
 def credited(tmp_path, *words):
-    """The actions of three trajectories that a rubric has corrected, once they have their credit; and the step's metrics."""
+    """The actions of three trajectories that a rubric has corrected, once they have their credit;
+    and the step's metrics."""
     rules = tmp_path / "rules.py"
     rules.write_text(
         "from marl_plugins.coach.rubric import Criterion\n"
-        "RUBRIC = {r: [Criterion('a', 1, lambda action, seen: True)] for r in ('solver', 'coder', 'verifier')}\n"
+        "RUBRIC = {r: [Criterion('a', 1, lambda action, seen: True)] for r in ('solver', 'coder', "
+        "'verifier')}\n"
         "better = {'coder': 'better', 'verifier': 'it is the label', 'solver': ' '}\n"
         "CORRECTIONS = {r: (lambda action, seen: better[action.role]) for r in better}\n"
     )
     plan = build_plan(["--recipe", RECIPE, "--coach.rubric", str(rules), *words])
     hook, run = plan.plugins.hook, plan.run
     trajectories = [
-        make_trajectory({"solver": [], "coder": ["solver"], "verifier": ["coder"]}, task=f"t{n}") for n in range(3)
+        make_trajectory({"solver": [], "coder": ["solver"], "verifier": ["coder"]}, task=f"t{n}")
+        for n in range(3)
     ]
     for trajectory in trajectories:
         scorer = lambda action, seen: hook.marl_score_action(run=run, action=action, seen=seen)  # noqa: E731
@@ -291,12 +345,14 @@ def test_by_default_nothing_is(tmp_path):
     assert found == [[None] * 3] * 3 and not any("/corrections/" in name for name in metrics)
 
 
-# --- the files ------------------------------------------------------------------------------------------------------------
+# --- the files
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def run(tmp_path):
-    """A finished run's records: a coder of two turns, of which the second one was corrected, and a verifier who was not."""
+    """A finished run's records: a coder of two turns, of which the second one was corrected, and a
+    verifier who was not."""
     plan = build_plan(["--recipe", RECIPE])
     folder = tmp_path / "run"
     folder.mkdir()
@@ -309,7 +365,13 @@ def run(tmp_path):
         second = action_of("said", "It printed 1.", first, path="coder.2")
         second.notes = {NOTES: {"correction": better, "knew_the_label": True}}
         last = action_of("\\boxed{1}", "So?", role="verifier", path="verifier.1")
-        trajectory = Trajectory(Task("t", "5 pens", "42"), sample, 1 + sample, actions=[first, second, last], outcome=0.0)
+        trajectory = Trajectory(
+            Task("t", "5 pens", "42"),
+            sample,
+            1 + sample,
+            actions=[first, second, last],
+            outcome=0.0,
+        )
         lines.append(json.dumps(to_record(trajectory)) + "\n")
     (folder / "trajectories.jsonl").write_text("".join(lines))
     return folder
@@ -324,8 +386,24 @@ def test_files_in_trls_formats(run, capsys):
     before = (run / "trajectories.jsonl").read_bytes()
     told = report(capsys, run)
     assert told["roles"] == {
-        "coder": {"actions": 10, "corrections": 5, "written": 1, "empty": 1, "unchanged": 1, "label": 1, "too_long": 1},
-        "verifier": {"actions": 5, "corrections": 0, "written": 0, "empty": 0, "unchanged": 0, "label": 0, "too_long": 0},
+        "coder": {
+            "actions": 10,
+            "corrections": 5,
+            "written": 1,
+            "empty": 1,
+            "unchanged": 1,
+            "label": 1,
+            "too_long": 1,
+        },
+        "verifier": {
+            "actions": 5,
+            "corrections": 0,
+            "written": 0,
+            "empty": 0,
+            "unchanged": 0,
+            "label": 0,
+            "too_long": 0,
+        },
     }
     sft, dpo = (run / "corrections" / f"coder-{kind}.jsonl" for kind in ("sft", "dpo"))
     assert told["files"] == {str(sft): 1, str(dpo): 1}
@@ -334,13 +412,27 @@ def test_files_in_trls_formats(run, capsys):
         {"role": "assistant", "content": "```python\nprint(1)\n```"},
         {"role": "user", "content": "It printed 1."},
     ]
-    about = {"task": "t", "sample": 0, "step": 1, "action": "coder.2", "role": "coder", "score": 0.4, "outcome": 0.0}
+    about = {
+        "task": "t",
+        "sample": 0,
+        "step": 1,
+        "action": "coder.2",
+        "role": "coder",
+        "score": 0.4,
+        "outcome": 0.0,
+    }
     about["reason"] = "because"
     (line,) = map(json.loads, sft.read_text().splitlines())
-    assert line == {"prompt": prompt, "completion": [{"role": "assistant", "content": "better"}], "said": "said", **about}
+    assert line == {
+        "prompt": prompt,
+        "completion": [{"role": "assistant", "content": "better"}],
+        "said": "said",
+        **about,
+    }
     (line,) = map(json.loads, dpo.read_text().splitlines())
     answers = {
-        kind: [{"role": "assistant", "content": text}] for kind, text in (("chosen", "better"), ("rejected", "said"))
+        kind: [{"role": "assistant", "content": text}]
+        for kind, text in (("chosen", "better"), ("rejected", "said"))
     }
     assert line == {"prompt": prompt, **answers, **about}
     assert (run / "trajectories.jsonl").read_bytes() == before
@@ -351,9 +443,14 @@ def test_the_files_are_data_sets(run, capsys, tmp_path):
     from datasets import load_dataset
 
     report(capsys, run)
-    for kind, columns in (("sft", {"prompt", "completion"}), ("dpo", {"prompt", "chosen", "rejected"})):
+    for kind, columns in (
+        ("sft", {"prompt", "completion"}),
+        ("dpo", {"prompt", "chosen", "rejected"}),
+    ):
         file = str(run / "corrections" / f"coder-{kind}.jsonl")
-        data = load_dataset("json", data_files=file, split="train", cache_dir=str(tmp_path / "cache"))
+        data = load_dataset(
+            "json", data_files=file, split="train", cache_dir=str(tmp_path / "cache")
+        )
         assert columns <= set(data.column_names) and len(data) == 1
         for column in columns:
             assert all(set(message) == {"role", "content"} for message in data[0][column])
@@ -404,7 +501,10 @@ def test_lines_of_two_policies_go_to_two_files():
         [
             Trajectory(Task("t", "p"), 0, 1, actions=[a])
             for a in (action_of(role="coder"), action_of(role="verifier"), action_of(role="solver"))
-            if a.notes.update({NOTES: {"correction": "x", "knew_the_label": False}} if a.role != "solver" else {}) is None
+            if a.notes.update(
+                {NOTES: {"correction": "x", "knew_the_label": False}} if a.role != "solver" else {}
+            )
+            is None
         ],
         lambda action, text: True,
     )

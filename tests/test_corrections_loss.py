@@ -1,4 +1,5 @@
-"""Corrected actions in the update: upstream's own training loop on a tiny model, against plain torch in float64."""
+"""Corrected actions in the update: upstream's own training loop on a tiny model, against plain
+torch in float64."""
 
 import asyncio
 import copy
@@ -43,8 +44,15 @@ class Numbers:
 @pytest.fixture(scope="module")
 def model():
     torch.manual_seed(0)
-    sizes = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
-    config = Qwen2Config(vocab_size=1000, num_key_value_heads=1, max_position_embeddings=512, **sizes)
+    sizes = {
+        "hidden_size": 16,
+        "intermediate_size": 32,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+    }
+    config = Qwen2Config(
+        vocab_size=1000, num_key_value_heads=1, max_position_embeddings=512, **sizes
+    )
     return Qwen2ForCausalLM(config)
 
 
@@ -78,7 +86,8 @@ def prepared_rows(model, seed, corrections):
 
 
 class Strategy:
-    """One rank of DeepSpeed's, whose optimiser keeps the gradient of each step and changes nothing."""
+    """One rank of DeepSpeed's, whose optimiser keeps the gradient of each step and changes
+    nothing."""
 
     ring_attn_group = None
 
@@ -125,7 +134,14 @@ def fit(model, given, rank=0, kl_loss=False):
         getattr(term, call.method)(*call.arguments)
     buffer = MicroBatchBuffer(1, 0, False)
     trainer.__dict__.update(
-        {"strategy": strategy, "args": args, "actor": actor, "ema_model": None, "aux_loss": False, "actor_optim": None},
+        {
+            "strategy": strategy,
+            "args": args,
+            "actor": actor,
+            "ema_model": None,
+            "aux_loss": False,
+            "actor_optim": None,
+        },
         actor_loss_fn=PolicyLoss(CLIP, CLIP),
         actor_scheduler=SimpleNamespace(get_last_lr=lambda: [0.5]),
         replay_buffer=buffer,
@@ -154,7 +170,12 @@ def in_steps(given, prepared, corrected):
     layout, steps = given.layout, []
     for step in range(layout.steps):
         window = slice(step * layout.accumulation, (step + 1) * layout.accumulation)
-        numbers = [s[i] for s, e in zip(layout.ranks, layout.epochs[0], strict=True) for batch in e[window] for i in batch]
+        numbers = [
+            s[i]
+            for s, e in zip(layout.ranks, layout.epochs[0], strict=True)
+            for batch in e[window]
+            for i in batch
+        ]
         items = list(zip(prepared.sequences, prepared.items, strict=True))
         rows = [items[n] for n in numbers if n < len(items)]
         steps.append((rows, [corrected[n - len(items)] for n in numbers if n >= len(items)]))
@@ -162,7 +183,8 @@ def in_steps(given, prepared, corrected):
 
 
 def reference(model, rows, corrected, with_rows=True):
-    """The gradient of one optimiser step in float64: PPO's clipped loss per token, and cross-entropy per corrected token."""
+    """The gradient of one optimiser step in float64: PPO's clipped loss per token, and
+    cross-entropy per corrected token."""
     exact = copy.deepcopy(model).double()
     loss = torch.zeros((), dtype=torch.float64)
     if with_rows:
@@ -171,7 +193,13 @@ def reference(model, rows, corrected, with_rows=True):
             mask = item.action_mask.bool()
             ratio = (log_probs(exact, sequence.ids, 1) - item.action_log_probs.double()).exp()[mask]
             advantages = item.advantages.double()[mask]
-            loss = loss - torch.minimum(ratio * advantages, ratio.clamp(1 - CLIP, 1 + CLIP) * advantages).sum() / tokens
+            loss = (
+                loss
+                - torch.minimum(
+                    ratio * advantages, ratio.clamp(1 - CLIP, 1 + CLIP) * advantages
+                ).sum()
+                / tokens
+            )
     tokens = sum(c.tokens for c in corrected)
     term = torch.zeros((), dtype=torch.float64)
     for c in corrected:
@@ -184,7 +212,9 @@ def close(mine, wanted):
     largest = max(float(g.abs().max()) for g in wanted.values())
     assert largest > 1e-4
     for name, gradient in wanted.items():
-        assert torch.allclose(mine[name].double(), gradient, rtol=0, atol=2e-5 * max(largest, 1.0)), name
+        assert torch.allclose(
+            mine[name].double(), gradient, rtol=0, atol=2e-5 * max(largest, 1.0)
+        ), name
 
 
 LIMITS = [Limit(1), Limit(3), Limit(tokens=120)]
@@ -202,7 +232,9 @@ def test_the_gradient_is_that_of_the_policys_loss_and_the_supervised_term(model,
         close(mine, wanted)
         terms.append(term)
     assert len(found) == steps and sum(map(bool, terms)) == min(steps, len(corrected))
-    assert status["corrections_loss"] * weight_of(given) == pytest.approx(COEF * sum(terms), rel=1e-4)
+    assert status["corrections_loss"] * weight_of(given) == pytest.approx(
+        COEF * sum(terms), rel=1e-4
+    )
     assert weight_of(given) == pytest.approx(COEF * steps)
 
 
@@ -216,24 +248,34 @@ def test_ranks_share_the_tokens_of_a_step(model, monkeypatch):
         for number, batch in enumerate(batches):
             rows, _ = parts[number // accumulation]
             tokens = sum(int(item.action_mask.sum()) for _, item in rows)
-            sizes = {"batch_num_tokens": torch.tensor(tokens / accumulation), "global_batch_size": torch.tensor(1.0)}
+            sizes = {
+                "batch_num_tokens": torch.tensor(tokens / accumulation),
+                "global_batch_size": torch.tensor(1.0),
+            }
             yield batch, {"dp_size": 2, **sizes}
 
     monkeypatch.setattr(policy_actor.upstream_actor, "iter_grad_accum_global_norm", over_two_ranks)
     one, two = (fit(model, given, rank) for rank in (0, 1))
     assert set(one[0]) == set(two[0])
     for first, second, (rows, more) in zip(one[1], two[1], parts, strict=True):
-        close({name: (first[name] + second[name]) / 2 for name in first}, reference(model, rows, more)[0])
+        close(
+            {name: (first[name] + second[name]) / 2 for name in first},
+            reference(model, rows, more)[0],
+        )
 
 
 def test_what_else_is_in_the_loss_does_not_know_of_them(model):
-    """A KL loss over the rows' tokens, and every metric but for upstream's factor in the losses, the number of micro-batches."""
+    """A KL loss over the rows' tokens, and every metric but for upstream's factor in the losses,
+    the number of micro-batches."""
     prepared, corrected = prepared_rows(model, 11, corrections=3)
     without = batches(prepared, 1, 1, Limit(2), seed=3, epochs=1)
     given = batches(prepared, 1, 1, Limit(2), seed=3, epochs=1, corrections=corrected)
     told, (before,) = fit(model, without, kl_loss=True)
     status, (after,) = fit(model, given, kl_loss=True)
-    close({name: after[name] - before[name] for name in after}, reference(model, [], corrected, with_rows=False)[0])
+    close(
+        {name: after[name] - before[name] for name in after},
+        reference(model, [], corrected, with_rows=False)[0],
+    )
     assert status.pop("corrections_loss") > 0 and "corrections_loss" not in told
     assert told["actor_grad_norm"] == 7.0 and told["actor_lr"] == 0.5
     for name in ("policy_loss", "kl"):
@@ -261,7 +303,9 @@ def test_without_any_the_processes_are_given_what_they_were(model):
     two = batches(prepared, 1, 2, Limit(2), seed=3, epochs=1, corrections=none)
     assert one.layout == two.layout and one.epochs == two.epochs and not one.calls and not two.calls
     (_, first), (_, second) = fit(model, one), fit(model, two)
-    assert all(torch.equal(a[name], b[name]) for a, b in zip(first, second, strict=True) for name in a)
+    assert all(
+        torch.equal(a[name], b[name]) for a, b in zip(first, second, strict=True) for name in a
+    )
     for mine, (rows, _) in zip(first, in_steps(one, prepared, none), strict=True):
         close(mine, reference(model, rows, [])[0])
 
@@ -273,11 +317,18 @@ def test_each_action_once_in_its_own_context_and_no_longer_than_it_may_be(model)
     assert [c.ids for c in twice] == [c.ids for c in corrected]
     for c, row in zip(corrected, rows, strict=True):
         said = [*Numbers().encode(row.action.correction.text, add_special_tokens=False), 1]
-        assert c.ids == [*row.action.context_ids, *said] and c.tokens == len(said) and c.name == row.name
+        assert (
+            c.ids == [*row.action.context_ids, *said]
+            and c.tokens == len(said)
+            and c.name == row.name
+        )
     longest = max(len(c.ids) for c in corrected)
     for limit, count in ((longest - 1, sum(len(c.ids) < longest for c in corrected)), (1, 0)):
         policy = SimpleNamespace(tokenizer=Numbers(), longest=limit)
         part = CorrectionsPart(SimpleNamespace(policies={"p": policy}))
         (found,) = asyncio.run(part.prepared([prepared]))
-        assert found.metrics == {"corrections": float(count), "corrections_too_long": float(len(corrected) - count)}
+        assert found.metrics == {
+            "corrections": float(count),
+            "corrections_too_long": float(len(corrected) - count),
+        }
         assert found.extra is None if not count else len(found.extra.lengths) == count

@@ -1,4 +1,5 @@
-"""The CPU support: what the processor is, and products of bfloat16 on processors without instructions for them."""
+"""The CPU support: what the processor is, and products of bfloat16 on processors without
+instructions for them."""
 
 import cpuinfo
 import pytest
@@ -39,9 +40,13 @@ def products(linear, given, upstream, needed):
     st.tuples(st.booleans(), st.booleans(), st.booleans()),
 )
 @settings(max_examples=60, deadline=None)
-def test_products_and_gradients_are_those_of_float64_rounded_once(seed, rows, inputs, outputs, bias, needed):
+def test_products_and_gradients_are_those_of_float64_rounded_once(
+    seed, rows, inputs, outputs, bias, needed
+):
     given = tensors(seed, (*rows, inputs), outputs, bias, torch.bfloat16)
-    upstream = torch.randn(*rows, outputs, generator=torch.Generator().manual_seed(seed + 1)).to(torch.bfloat16)
+    upstream = torch.randn(*rows, outputs, generator=torch.Generator().manual_seed(seed + 1)).to(
+        torch.bfloat16
+    )
     found = products(ours, given, upstream, needed)
     wanted = products(plain, [t.double() for t in given], upstream.double(), needed)
     terms = max(inputs, outputs, *rows, rows[0] * rows[-1])
@@ -50,7 +55,9 @@ def test_products_and_gradients_are_those_of_float64_rounded_once(seed, rows, in
         if got is not None:
             assert got.dtype is torch.bfloat16 and got.shape == exact.shape
             # One rounding of the sum, and float32's own of its terms, which may cancel.
-            assert torch.all((got.double() - exact).abs() <= EPSILON / 2 * exact.abs() + 1e-5 * terms)
+            assert torch.all(
+                (got.double() - exact).abs() <= EPSILON / 2 * exact.abs() + 1e-5 * terms
+            )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -80,12 +87,15 @@ def test_deepspeed_is_told_what_it_would_find_out(monkeypatch):
 
 
 def test_collectives_end_in_the_order_in_which_they_are_begun(monkeypatch):
-    """DeepSpeed waits for the last of several, and then uses what all have written. Twice: a process may import both actors."""
+    """DeepSpeed waits for the last of several, and then uses what all have written. Twice: a
+    process may import both actors."""
     monkeypatch.setattr(c10d, "ProcessGroupGloo", c10d.ProcessGroupGloo)
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     cpu.do_collectives_in_order()
     cpu.do_collectives_in_order()
-    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    torch.distributed.init_process_group(
+        "gloo", store=torch.distributed.HashStore(), rank=0, world_size=1
+    )
     try:
         first, last = (
             torch.distributed.all_gather([torch.empty(count)], torch.ones(count), async_op=True)

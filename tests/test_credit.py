@@ -11,7 +11,12 @@ from simulated import make_trajectory
 
 from marl_plugins.builtin import recipe
 from marl_plugins.builtin.reinforce_pp import ReinforcePlusPlus
-from marl_plugins.core.credit import ActionScores, check_rewards, rewards_from_scores, sum_over_scope
+from marl_plugins.core.credit import (
+    ActionScores,
+    check_rewards,
+    rewards_from_scores,
+    sum_over_scope,
+)
 from marl_plugins.core.estimators import check_estimator, group_key
 from marl_plugins.core.failures import RunPaused
 from marl_plugins.core.policy import Policy
@@ -32,24 +37,43 @@ def returns(edges, scope, **given):
 
 
 def test_action_scope_is_the_reward_itself():
-    assert returns(CHAIN, "action", rewards={"a": 0.1, "b": 0.2, "c": 0.7}) == {"a": 0.1, "b": 0.2, "c": 0.7}
+    assert returns(CHAIN, "action", rewards={"a": 0.1, "b": 0.2, "c": 0.7}) == {
+        "a": 0.1,
+        "b": 0.2,
+        "c": 0.7,
+    }
 
 
 def test_trajectory_scope_sums_descendants_of_a_chain():
-    assert returns(CHAIN, "trajectory", rewards={"a": 1, "b": 2, "c": 4}) == {"a": 7, "b": 6, "c": 4}
+    assert returns(CHAIN, "trajectory", rewards={"a": 1, "b": 2, "c": 4}) == {
+        "a": 7,
+        "b": 6,
+        "c": 4,
+    }
 
 
 def test_a_diamonds_end_is_counted_once():
-    assert returns(DIAMOND, "trajectory", rewards={"a": 1, "b": 2, "c": 4, "d": 8}) == {"a": 15, "b": 10, "c": 12, "d": 8}
+    assert returns(DIAMOND, "trajectory", rewards={"a": 1, "b": 2, "c": 4, "d": 8}) == {
+        "a": 15,
+        "b": 10,
+        "c": 12,
+        "d": 8,
+    }
 
 
 def test_what_merely_came_later_is_not_credited():
     edges = {"a": [], "x": [], "b": ["a"]}
-    assert returns(edges, "trajectory", rewards={"a": 1, "x": 2, "b": 4}) == {"a": 5, "x": 2, "b": 4}
+    assert returns(edges, "trajectory", rewards={"a": 1, "x": 2, "b": 4}) == {
+        "a": 5,
+        "x": 2,
+        "b": 4,
+    }
 
 
 def test_policy_scope_keeps_to_the_same_policy():
-    got = returns(CHAIN, "policy", policies={"a": "p", "b": "q", "c": "p"}, rewards={"a": 1, "b": 2, "c": 4})
+    got = returns(
+        CHAIN, "policy", policies={"a": "p", "b": "q", "c": "p"}, rewards={"a": 1, "b": 2, "c": 4}
+    )
     assert got == {"a": 5, "b": 2, "c": 4}
 
 
@@ -73,7 +97,9 @@ def test_without_any_action_score_the_outcome_is_shared():
 
 
 def test_every_role_is_rewarded_with_its_own_outcome():
-    trajectory = make_trajectory({"a": [], "b": ["a"], "c": ["b"]}, roles={"a": "pro", "b": "con", "c": "pro"})
+    trajectory = make_trajectory(
+        {"a": [], "b": ["a"], "c": ["b"]}, roles={"a": "pro", "b": "con", "c": "pro"}
+    )
     trajectory.outcome, trajectory.outcomes = 0.5, {"pro": 1.0, "con": 0.0}
     rewards_from_scores([trajectory])
     assert [a.reward for a in trajectory.actions] == [1.0, 0.0, 1.0]
@@ -90,7 +116,11 @@ def test_a_role_without_an_outcome_is_not_trained_on():
 
 def test_scores_of_actions_count_before_outcomes_of_roles():
     trajectory = make_trajectory({"pro": [], "con": ["pro"]})
-    trajectory.outcome, trajectory.outcomes, trajectory.actions_scored = 0.5, {"pro": 1.0, "con": 0.0}, True
+    trajectory.outcome, trajectory.outcomes, trajectory.actions_scored = (
+        0.5,
+        {"pro": 1.0, "con": 0.0},
+        True,
+    )
     trajectory.actions[0].score = 0.25
     rewards_from_scores([trajectory])
     assert [a.reward for a in trajectory.actions] == [0.25, None]
@@ -102,7 +132,10 @@ def test_a_missing_score_is_not_replaced_by_the_outcome():
 
 
 def test_lost_and_frozen_and_unscored_actions_are_left_out_with_a_reason():
-    lost, good = make_trajectory(CHAIN), make_trajectory(CHAIN, policies={"b": "judge"}, rewards={"c": None})
+    lost, good = (
+        make_trajectory(CHAIN),
+        make_trajectory(CHAIN, policies={"b": "judge"}, rewards={"c": None}),
+    )
     lost.infrastructure_failure = "engine"
     sum_over_scope([lost, good], "action")
     rows = rows_of([lost, good], frozenset({"p"}))
@@ -136,11 +169,18 @@ def test_turns_of_a_role_are_different_inputs(group_by):
 
 def test_what_is_no_estimator_is_said():
     (problem,) = check_estimator("mine", 4, 1)
-    assert problem.code == "estimator.kind" and problem.names("hook") == ("marl_estimator",) and problem.got == "str"
+    assert (
+        problem.code == "estimator.kind"
+        and problem.names("hook") == ("marl_estimator",)
+        and problem.got == "str"
+    )
 
 
 def test_valid_groupings_are_not():
-    assert check_estimator(ReinforcePlusPlus(scope="group", group_by="task+role+turn"), 4, 3, turns=3) == []
+    assert (
+        check_estimator(ReinforcePlusPlus(scope="group", group_by="task+role+turn"), 4, 3, turns=3)
+        == []
+    )
     assert check_estimator(ReinforcePlusPlus(scope="group", group_by="task+role"), 4, 3) == []
     assert check_estimator(ReinforcePlusPlus(), 1, 3) == []
 
@@ -148,11 +188,16 @@ def test_valid_groupings_are_not():
 def test_group_keys_name_what_is_compared():
     trajectory = make_trajectory({"solver": []}, task="t9")
     row = Row(trajectory, trajectory.actions[0], 0.0)
-    assert [group_key(row, g) for g in ("task", "task+role", "task+role+turn")] == ["t9", "t9/solver", "t9/solver/0"]
+    assert [group_key(row, g) for g in ("task", "task+role", "task+role+turn")] == [
+        "t9",
+        "t9/solver",
+        "t9/solver/0",
+    ]
 
 
 def test_an_action_without_a_score_never_gets_the_outcome_where_anybody_scores_actions():
-    """Also in a trajectory that ended before the scored role acted: its other roles would learn from failures alone."""
+    """Also in a trajectory that ended before the scored role acted: its other roles would learn
+    from failures alone."""
     ended_early = make_trajectory({"solver": []})
     whole = make_trajectory({"solver": [], "verifier": ["solver"]})
     ended_early.outcome, whole.outcome = 0.0, 1.0
@@ -162,7 +207,8 @@ def test_an_action_without_a_score_never_gets_the_outcome_where_anybody_scores_a
     assert [a.reward for t in (ended_early, whole) for a in t.actions] == [None, None, 0.9]
 
 
-# --- whether somebody scores actions is one thing for the whole run ----------------------------------------------------------
+# --- whether somebody scores actions is one thing for the whole run
+# ----------------------------------------------------------
 
 
 def step(number, scored=False, roles=("solver", "verifier"), lost=False):
@@ -183,7 +229,11 @@ def said(*steps, scores=None):
 
 
 def test_the_first_step_that_shows_it_says_it_of_the_run():
-    assert said(step(1, scored=True), step(2, roles=["solver"]), step(3, lost=True)) == [True, True, True]
+    assert said(step(1, scored=True), step(2, roles=["solver"]), step(3, lost=True)) == [
+        True,
+        True,
+        True,
+    ]
     assert said(step(1), step(2, roles=["solver"]), step(3)) == [False, False, False]
 
 
@@ -196,7 +246,9 @@ def test_a_step_in_which_a_role_did_not_act_shows_nothing():
 
 @pytest.mark.parametrize("first", [True, False])
 def test_a_contradiction_names_the_plugin_both_steps_and_the_cure(first):
-    with pytest.raises(RunPaused, match=r"step 5: .* by plugin mine\.py .* in step 2 .* None from an awaitable"):
+    with pytest.raises(
+        RunPaused, match=r"step 5: .* by plugin mine\.py .* in step 2 .* None from an awaitable"
+    ):
         said(step(2, scored=first), step(5, scored=not first))
 
 
@@ -218,18 +270,21 @@ def test_what_is_known_holds_for_a_trajectory_alone():
     assert alone.actions[0].reward == 1.0
 
 
-# --- rewards that cannot be trained on ------------------------------------------------------------------------------------
+# --- rewards that cannot be trained on
+# ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("reward", [float("nan"), float("inf"), -float("inf"), 1e39, "0.5", [1.0]])
 def test_a_reward_that_is_not_finite_names_the_plugin_and_the_action(tmp_path, reward):
     """At once, and before the plugins that come later."""
     (tmp_path / "broken.py").write_text(
-        "from math import inf, nan\nfrom marl_plugins import hookimpl\n\n@hookimpl\ndef marl_credit(trajectories):\n"
+        "from math import inf, nan\nfrom marl_plugins import hookimpl\n\n@hookimpl\ndef "
+        "marl_credit(trajectories):\n"
         f"    trajectories[0].actions[1].reward = {reward!r}\n    return trajectories\n"
     )
     (tmp_path / "later.py").write_text(
-        "from marl_plugins import hookimpl\n\n@hookimpl\ndef marl_credit(trajectories):\n    raise AssertionError('asked')\n"
+        "from marl_plugins import hookimpl\n\n@hookimpl\ndef marl_credit(trajectories):\n    raise "
+        "AssertionError('asked')\n"
     )
     words = ["--plugin", str(tmp_path / "broken.py"), "--plugin", str(tmp_path / "later.py")]
     plan = build_plan(["--recipe", str(ROOT / "tests" / "recipes" / "sums" / "tiny.yaml"), *words])
@@ -238,7 +293,9 @@ def test_a_reward_that_is_not_finite_names_the_plugin_and_the_action(tmp_path, r
         check_rewards(plugin, "marl_credit", given)
 
     with pytest.raises(RunPaused) as raised:
-        asyncio.run(plan.plugins.chain("marl_credit", [make_trajectory(CHAIN)], check, run=plan.run))
+        asyncio.run(
+            plan.plugins.chain("marl_credit", [make_trajectory(CHAIN)], check, run=plan.run)
+        )
     message = str(raised.value)
     assert "broken.py" in message
     assert f"gave action t/0/b the reward {reward!r}; expected a finite number" in message
@@ -249,20 +306,29 @@ def test_numbers_of_any_type_are_rewards():
     check_rewards("mine", "marl_credit", [trajectory])
 
 
-# --- length penalties -----------------------------------------------------------------------------------------------------
+# --- length penalties
+# --------------------------------------------------------------------------------------------------
 
 
 def penalised(edges, rewards, role_limit=None, lengths=None, cut_off=(), trainable=True, **flags):
-    """Rewards and returns over the trajectory of actions of `p`, whose flag for the longest answer is 40 tokens."""
+    """Rewards and returns over the trajectory of actions of `p`, whose flag for the longest answer
+    is 40 tokens."""
     penalties = pytest.importorskip("marl_plugins.engine.runtime.penalties")
     trajectory = make_trajectory(edges, rewards=rewards)
     for action in trajectory.actions:
         count = (lengths or {}).get(action.path, 2)
         finish = "length" if action.path in cut_off else "stop"
         action.generation = Generation((4,) * count, (-0.1,) * count, finish, "p", 0)
-    given = {"overlong_buffer_len": None, "overlong_penalty_factor": 1.0, "stop_properly_penalty_coef": None, **flags}
+    given = {
+        "overlong_buffer_len": None,
+        "overlong_penalty_factor": 1.0,
+        "stop_properly_penalty_coef": None,
+        **flags,
+    }
     args = SimpleNamespace(
-        reward=SimpleNamespace(**given), rollout=SimpleNamespace(max_new_tokens=40), data=SimpleNamespace(max_len=99)
+        reward=SimpleNamespace(**given),
+        rollout=SimpleNamespace(max_new_tokens=40),
+        data=SimpleNamespace(max_len=99),
     )
     run = SimpleNamespace(
         policies=[Policy("p", "tiny", trainable=trainable)],
@@ -276,21 +342,38 @@ def penalised(edges, rewards, role_limit=None, lengths=None, cut_off=(), trainab
 
 @pytest.mark.parametrize(("coefficient", "own", "total"), [(0.5, 0.25, 1.25), (-0.5, -0.5, 0.5)])
 def test_what_was_cut_off_loses_by_its_own_reward_alone(coefficient, own, total):
-    got = penalised({"a": [], "b": ["a"]}, {"a": 0.5, "b": 1.0}, cut_off={"a"}, stop_properly_penalty_coef=coefficient)
+    got = penalised(
+        {"a": [], "b": ["a"]},
+        {"a": 0.5, "b": 1.0},
+        cut_off={"a"},
+        stop_properly_penalty_coef=coefficient,
+    )
     assert got["a"] == (own, total, {"length": pytest.approx(own - 0.5)})
     assert got["b"] == (1.0, 1.0, {})
 
 
 def test_too_long_is_measured_by_the_roles_own_limit():
     lengths = {"a": 16, "b": 12, "c": 8}
-    got = penalised(CHAIN, dict.fromkeys("abc", 1.0), role_limit=16, lengths=lengths, overlong_buffer_len=8)
+    got = penalised(
+        CHAIN, dict.fromkeys("abc", 1.0), role_limit=16, lengths=lengths, overlong_buffer_len=8
+    )
     assert [got[path][0] for path in "abc"] == [0.0, 0.5, 1.0]
-    got = penalised(CHAIN, dict.fromkeys("abc", 1.0), lengths={"a": 40, "b": 36, "c": 32}, overlong_buffer_len=8)
+    got = penalised(
+        CHAIN, dict.fromkeys("abc", 1.0), lengths={"a": 40, "b": 36, "c": 32}, overlong_buffer_len=8
+    )
     assert [got[path][0] for path in "abc"] == [0.0, 0.5, 1.0]
 
 
 def test_no_penalty_gives_a_reward_to_what_has_none():
-    got = penalised(CHAIN, {"a": 1.0, "b": None, "c": 1.0}, cut_off=set("abc"), stop_properly_penalty_coef=-0.5)
+    got = penalised(
+        CHAIN, {"a": 1.0, "b": None, "c": 1.0}, cut_off=set("abc"), stop_properly_penalty_coef=-0.5
+    )
     assert [got[path][0] for path in "abc"] == [-0.5, None, -0.5]
-    frozen = penalised(CHAIN, dict.fromkeys("abc", 1.0), cut_off={"a"}, trainable=False, stop_properly_penalty_coef=0.0)
+    frozen = penalised(
+        CHAIN,
+        dict.fromkeys("abc", 1.0),
+        cut_off={"a"},
+        trainable=False,
+        stop_properly_penalty_coef=0.0,
+    )
     assert frozen["a"][0] == 1.0

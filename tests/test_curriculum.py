@@ -1,4 +1,5 @@
-"""The curriculum: laws of its weights, every task has a chance, and what is drawn depends on seed, step and state alone."""
+"""The curriculum: laws of its weights, every task has a chance, and what is drawn depends on seed,
+step and state alone."""
 
 import json
 from pathlib import Path
@@ -30,7 +31,9 @@ class TestContract(PluginContract):
 
 def run_of(seed=1, floor=0.1, decay=0.5, successes=None):
     found = Successes(successes or {})
-    args = SimpleNamespace(train=SimpleNamespace(seed=seed), curriculum=SimpleNamespace(floor=floor, decay=decay))
+    args = SimpleNamespace(
+        train=SimpleNamespace(seed=seed), curriculum=SimpleNamespace(floor=floor, decay=decay)
+    )
     return SimpleNamespace(args=args, state=lambda kind: found)
 
 
@@ -62,7 +65,9 @@ def test_a_weight_lies_between_the_floor_and_1_and_is_largest_in_the_middle(p, f
     st.integers(1, 12),
     st.dictionaries(st.sampled_from([t.id for t in TASKS]), OUTCOMES),
 )
-def test_what_is_drawn_is_distinct_and_depends_on_seed_step_and_state_alone(seed, step, count, outcomes):
+def test_what_is_drawn_is_distinct_and_depends_on_seed_step_and_state_alone(
+    seed, step, count, outcomes
+):
     run = run_of(seed)
     run.state(Successes).note(outcomes, 0.5)
     found = drawn(run, step, count)
@@ -96,7 +101,9 @@ def test_a_run_notes_what_it_has_trained_on(tmp_path):
                 outcomes.setdefault(t["task"], []).append(t["outcome"])
         expected.note(outcomes, 0.5)
     assert trainer.run.state(Successes) == expected
-    assert [line["curriculum/seen"] for line in recorded(plan, "metrics.jsonl")][-1] == len(expected)
+    assert [line["curriculum/seen"] for line in recorded(plan, "metrics.jsonl")][-1] == len(
+        expected
+    )
 
 
 def test_a_step_whose_evaluation_pauses_the_run_counts(tmp_path, monkeypatch):
@@ -125,5 +132,7 @@ def test_a_limit_of_answers_holds_after_a_resume(tmp_path):
     assert without_seconds(recorded(plan, "trajectories.jsonl")) == without_seconds(once)
     lengths = {t["step"]: [] for t in once}
     for t in once:
-        lengths[t["step"]] += [len(a["ids"]) for a in t["actions"] if a["policy"] in ("left", "right")]
+        lengths[t["step"]] += [
+            len(a["ids"]) for a in t["actions"] if a["policy"] in ("left", "right")
+        ]
     assert min(lengths[2]) < min(lengths[1])

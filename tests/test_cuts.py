@@ -1,4 +1,5 @@
-"""A run's files cut anywhere: a resumption from what is left of any file continues correctly, or names the file at fault."""
+"""A run's files cut anywhere: a resumption from what is left of any file continues correctly, or
+names the file at fault."""
 
 import asyncio
 import json
@@ -47,18 +48,29 @@ class Run:
         words += ["--ckpt.output_dir", str(self.folder), "--ckpt.path", str(self.checkpoints)]
         plan = build_plan(words)
         tasks = [Task(f"{n} é漢😀\x85\u2028", f"q{n}", "l") for n in range(2 * LAST)]
-        trainer = simulated_trainer(self.folder, lambda t: 1.0, steps=LAST, samples=1, tasks=2, train_tasks=tasks)
+        trainer = simulated_trainer(
+            self.folder, lambda t: 1.0, steps=LAST, samples=1, tasks=2, train_tasks=tasks
+        )
         trainer.session.eval_tasks = trainer.session.eval_tasks[:1]
         asyncio.run(trainer.fit(0))
         record_start(plan, words, 0)
         self._save(plan)
         write_report(self.folder, ["a"], "a run")
         self.plans = {}
-        self.files = {p: p.read_bytes() for p in project.rglob("*") if p.is_file() and p.is_relative_to(self.folder)}
-        self.lines = {name: (self.folder / name).read_bytes().splitlines(keepends=True) for name in FILES}
+        self.files = {
+            p: p.read_bytes()
+            for p in project.rglob("*")
+            if p.is_file() and p.is_relative_to(self.folder)
+        }
+        self.lines = {
+            name: (self.folder / name).read_bytes().splitlines(keepends=True) for name in FILES
+        }
 
     def _save(self, plan):
-        checkpoints, names = Checkpoints(self.checkpoints, 3, fingerprint(plan)), [p.name for p in plan.run.policies]
+        checkpoints, names = (
+            Checkpoints(self.checkpoints, 3, fingerprint(plan)),
+            [p.name for p in plan.run.policies],
+        )
         for step in (1, SAVED):
             for name in names:
                 part = self.checkpoints / name / "_actor"
@@ -69,7 +81,8 @@ class Run:
             checkpoints.commit(step, dict.fromkeys(names, step), plan.plugins.state(plan.run))
 
     def resume(self):
-        """All that a resumed run reads before its processes start, and its report; the step that it continues from."""
+        """All that a resumed run reads before its processes start, and its report; the step that it
+        continues from."""
         words, _ = replayed(["--resume", str(self.folder)])
         if tuple(words) not in self.plans:
             self.plans[tuple(words)] = build_plan(words)
@@ -95,12 +108,14 @@ class Run:
                 path.write_bytes(content)
 
     def read(self):
-        """What is read first of the way in which the run was started, and of its manifest; the saved step."""
+        """What is read first of the way in which the run was started, and of its manifest; the
+        saved step."""
         replayed(["--resume", str(self.folder)])
         return read_manifest(self.checkpoints)["step"]
 
     def refuses(self, path, whole=True):
-        """Whether a resumption is refused, which names the file; else it continues after the right step."""
+        """Whether a resumption is refused, which names the file; else it continues after the right
+        step."""
         try:
             step = self.resume() if whole else self.read()
         except ConfigurationError as refused:
@@ -109,20 +124,31 @@ class Run:
             assert step == SAVED
             return False
         name = str(path.relative_to(self.folder))
-        assert any(name in problem for problem in [*map(str, error.problems)]), (path, [*map(str, error.problems)])
+        assert any(name in problem for problem in [*map(str, error.problems)]), (
+            path,
+            [*map(str, error.problems)],
+        )
         return True
 
 
 def cuts(content):
-    """Sizes to cut a file at: its ends, about every line's end, within characters of several bytes, and 200 others at random.
+    """Sizes to cut a file at: its ends, about every line's end, within characters of several bytes,
+    and 200 others at random.
 
     What reads it says the same wherever a line is cut in the middle.
     """
     ends = [n for n, byte in enumerate(content) if byte == ord("\n")]
     wide = [n for n, byte in enumerate(content) if byte > 127]
     draw = random.Random(0)
-    about = {n + by for n in (0, *draw.sample(ends, min(len(ends), 20)), len(content)) for by in range(-3, 4)}
-    about |= {*draw.sample(wide, min(len(wide), 50)), *draw.sample(range(len(content)), min(len(content), 200))}
+    about = {
+        n + by
+        for n in (0, *draw.sample(ends, min(len(ends), 20)), len(content))
+        for by in range(-3, 4)
+    }
+    about |= {
+        *draw.sample(wide, min(len(wide), 50)),
+        *draw.sample(range(len(content)), min(len(content), 200)),
+    }
     return sorted(size for size in about if 0 <= size <= len(content))
 
 
@@ -159,7 +185,9 @@ def test_records_continue_from_every_cut(made, tmp_path, name):
         path.write_bytes(content[:size])
         remarks = cut_back(tmp_path, SAVED)
         kept = path.read_bytes().splitlines(keepends=True)
-        assert kept == whole[: sum(size >= end - 1 for end in ends)], size  # a line is complete without its line feed
+        assert kept == whole[: sum(size >= end - 1 for end in ends)], (
+            size
+        )  # a line is complete without its line feed
         if name == "metrics.jsonl":
             assert bool(remarks) == (kept != whole)
             report(tmp_path)
@@ -177,7 +205,9 @@ def test_everything_else_is_used_whole_or_refused_by_name(run):
         refused = 0
         for number, size in enumerate(sizes):
             path.write_bytes(content[:size])
-            refused += run.refuses(path, whole=not start or number % 30 == 0 or size > len(content) - 3)
+            refused += run.refuses(
+                path, whole=not start or number % 30 == 0 or size > len(content) - 3
+            )
         assert refused in ((len(sizes), len(sizes) - 1) if start or weights else (0,)), (
             path
         )  # a last line feed may be missing
@@ -187,7 +217,15 @@ def test_everything_else_is_used_whole_or_refused_by_name(run):
 def test_a_file_that_is_gone_is_named(run):
     for path in run.files:
         path.unlink()
-        unread = (*FILES, "report.md", "curves.png", "plan.json", "latest", "manifest-1.json", "manifest-2.json")
+        unread = (
+            *FILES,
+            "report.md",
+            "curves.png",
+            "plan.json",
+            "latest",
+            "manifest-1.json",
+            "manifest-2.json",
+        )
         assert run.refuses(path) == (path.name not in unread and tag(1) not in path.parts), path
         run.restore()
 
@@ -197,12 +235,19 @@ def test_damage_is_named_or_harmless(made, data):
     """One or a few bytes replaced, anywhere in any file."""
     paths = sorted(made.files)
     path = data.draw(
-        st.sampled_from([p for p in paths if p.name in FILES or "run" in p.parts[-4:] or "checkpoints" in p.parts])
+        st.sampled_from(
+            [
+                p
+                for p in paths
+                if p.name in FILES or "run" in p.parts[-4:] or "checkpoints" in p.parts
+            ]
+        )
     )
     content = bytearray(made.files[path])
     at = data.draw(st.integers(0, len(content) - 1))
     new = data.draw(
-        st.binary(min_size=1, max_size=4) | st.sampled_from([b"\n", b"\0", b"[", b"}", b"null", b'"', b"9", b"e999"])
+        st.binary(min_size=1, max_size=4)
+        | st.sampled_from([b"\n", b"\0", b"[", b"}", b"null", b'"', b"9", b"e999"])
     )
     content[at : at + len(new)] = new
     path.write_bytes(content)
@@ -238,7 +283,12 @@ OTHER_FORMS += [
 
 @pytest.mark.parametrize(
     "line",
-    [*map(str.encode, OTHER_FORMS), b"\xff", '{"step": 1, "a": "é"}'.encode("latin-1"), b'{"step": 1, "a": "\xe2\x82'],
+    [
+        *map(str.encode, OTHER_FORMS),
+        b"\xff",
+        '{"step": 1, "a": "é"}'.encode("latin-1"),
+        b'{"step": 1, "a": "\xe2\x82',
+    ],
 )
 def test_a_line_of_another_form_is_left_out_at_the_end_and_named_before_it(tmp_path, line):
     path = tmp_path / "ledger.jsonl"
@@ -262,7 +312,9 @@ def test_a_line_of_another_form_is_left_out_at_the_end_and_named_before_it(tmp_p
 def test_a_step_that_was_damaged_does_not_hide_the_steps_after_it(tmp_path):
     path = tmp_path / "trajectories.jsonl"
     path.write_text('{"step": 1}\n{"step": 9}\n{"step": 1}\n{"step": 2}\n')
-    with refused(("records.order", "trajectories.jsonl:3"), ("records.order", "trajectories.jsonl:4")):
+    with refused(
+        ("records.order", "trajectories.jsonl:3"), ("records.order", "trajectories.jsonl:4")
+    ):
         cut_back(tmp_path, 2)
 
 
@@ -277,8 +329,12 @@ def test_a_line_without_its_line_feed_is_completed(tmp_path):
 
 @pytest.mark.parametrize("value", ['"high"', "[]", "{}", "NaN", "Infinity", "1e999", "9" * 400])
 def test_metrics_that_are_no_numbers_are_named(tmp_path, value):
-    (tmp_path / "metrics.jsonl").write_text('{"step": 0}\n{"step": 1, "role/a/reward": ' + value + "}\n")
-    with pytest.raises(ConfigurationError, match=r"metrics\.jsonl:2: .*expected a number as role/a/reward"):
+    (tmp_path / "metrics.jsonl").write_text(
+        '{"step": 0}\n{"step": 1, "role/a/reward": ' + value + "}\n"
+    )
+    with pytest.raises(
+        ConfigurationError, match=r"metrics\.jsonl:2: .*expected a number as role/a/reward"
+    ):
         RunReader(tmp_path).metrics()
 
 
@@ -338,7 +394,8 @@ FULL = """
 
 
 def test_a_disk_that_is_full_at_any_byte_leaves_a_run_that_resumes(tmp_path):
-    """A limit on the size of files stands for the disk: writing fails in the middle of records and manifests."""
+    """A limit on the size of files stands for the disk: writing fails in the middle of records and
+    manifests."""
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parent)}
     words = [sys.executable, "-c", textwrap.dedent(FULL), str(tmp_path)]
     done = subprocess.run(words, capture_output=True, text=True, env=env)

@@ -21,7 +21,8 @@ def plan(request):
 
 
 def debated(plan, task, says):
-    """A scored debate in which `says(role, turn)` answers, and what each action was shown, by (role, turn)."""
+    """A scored debate in which `says(role, turn)` answers, and what each action was shown, by
+    (role, turn)."""
     run, chat, shown = plan.run, CharacterChat(), {}
 
     async def generate(call):
@@ -43,9 +44,22 @@ def debated(plan, task, says):
             for name in run.recipe.roles
         }
         trajectory = await run_workflow(
-            run.workflow_module.run, task, 0, step=1, run_seed=0, roles=roles, tools={}, generate=generate, seconds=60
+            run.workflow_module.run,
+            task,
+            0,
+            step=1,
+            run_seed=0,
+            roles=roles,
+            tools={},
+            generate=generate,
+            seconds=60,
         )
-        await score_outcome(trajectory, lambda t: plan.plugins.hook.marl_score_outcome(run=run, trajectory=t), 60, roles)
+        await score_outcome(
+            trajectory,
+            lambda t: plan.plugins.hook.marl_score_outcome(run=run, trajectory=t),
+            60,
+            roles,
+        )
         return trajectory
 
     return asyncio.run(play()), shown
@@ -78,14 +92,22 @@ def test_a_debate_with_memory(plan):
     """A side sees its own report and what the other has quoted; the judge sees quotes only."""
     task = plan.tasks("train")[0]
     quotes = {side: lines(task, side)[:2] for side in ("north", "south")}
-    trajectory, shown = debated(plan, task, lambda role, turn: task.label if role == "judge" else quotes[role][turn])
-    assert trajectory.outcomes == {task.label: 1.0, {"north": "south", "south": "north"}[task.label]: 0.0, "judge": 1.0}
+    trajectory, shown = debated(
+        plan, task, lambda role, turn: task.label if role == "judge" else quotes[role][turn]
+    )
+    assert trajectory.outcomes == {
+        task.label: 1.0,
+        {"north": "south", "south": "north"}[task.label]: 0.0,
+        "judge": 1.0,
+    }
     for side, other in (("north", "south"), ("south", "north")):
         report = "\n".join(task.metadata["reports"][side])
         assert report in shown[side, 0] and quotes[side][0] in shown[side, 1].split(report)[1]
         assert quotes[other][0] in shown[side, 1].split(report)[1]
         if len(report) > 20:
-            assert not any(line in shown[other, 1] + shown["judge", 0] for line in lines(task, side)[2:])
+            assert not any(
+                line in shown[other, 1] + shown["judge", 0] for line in lines(task, side)[2:]
+            )
     assert all(quote in shown["judge", 0] for both in quotes.values() for quote in both)
     judge = next(a for a in trajectory.actions if a.role == "judge")
     assert set(judge.parents) == {a.path for a in trajectory.actions if a.role != "judge"}
@@ -95,7 +117,9 @@ def test_a_debate_with_memory(plan):
 
 def test_what_is_not_in_the_report_is_not_quoted(plan):
     task = plan.tasks("train")[0]
-    trajectory, shown = debated(plan, task, lambda role, turn: "?" if role == "judge" else lines(task, role)[0] + "!")
+    trajectory, shown = debated(
+        plan, task, lambda role, turn: "?" if role == "judge" else lines(task, role)[0] + "!"
+    )
     assert "(nothing that is in the report)" in shown["judge", 0]
     assert trajectory.outcomes == {"north": 0.5, "south": 0.5, "judge": 0.0}
 
@@ -103,7 +127,13 @@ def test_what_is_not_in_the_report_is_not_quoted(plan):
 @pytest.mark.parametrize(
     ("text", "side"),
     [
-        *[("north", "north"), ("n", "north"), ("South.", "south"), ("s", "south"), ("not north but\nsouth", "south")],
+        *[
+            ("north", "north"),
+            ("n", "north"),
+            ("South.", "south"),
+            ("s", "south"),
+            ("not north but\nsouth", "south"),
+        ],
         *[("", ""), ("northern", ""), ("x", "")],
     ],
 )

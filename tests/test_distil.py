@@ -1,4 +1,5 @@
-"""Verdicts as a data set for a judge: the very question that the coach was asked, and an answer that is read as its verdict."""
+"""Verdicts as a data set for a judge: the very question that the coach was asked, and an answer
+that is read as its verdict."""
 
 import asyncio
 import json
@@ -53,7 +54,13 @@ LINES = st.sampled_from(
     last=st.booleans(),
 )
 def test_the_answer_is_read_as_the_verdict(score, correct, lines, criteria, better, form, last):
-    given = Verdict(score=score, correct=correct, criteria=criteria, explanation="\n".join(lines), correction=better)
+    given = Verdict(
+        score=score,
+        correct=correct,
+        criteria=criteria,
+        explanation="\n".join(lines),
+        correction=better,
+    )
     answer = correcting.with_it(verdict.answer(given, NONCE, form, last), better, NONCE, form)
     rest, block = correcting.taken_out(answer, NONCE) if form == "text" else (answer, None)
     found = verdict.parse(rest, NONCE, form, last)
@@ -64,7 +71,8 @@ def test_the_answer_is_read_as_the_verdict(score, correct, lines, criteria, bett
         assert found.criteria == pytest.approx(criteria, abs=0.0051)
 
 
-# --- a run's records ------------------------------------------------------------------------------------------------------
+# --- a run's records
+# --------------------------------------------------------------------------------------------------
 
 
 def judge(tmp_path, *words, tasks=1, recipe=RECIPE):
@@ -88,7 +96,10 @@ def judge(tmp_path, *words, tasks=1, recipe=RECIPE):
         trajectory.answer, trajectory.outcome = "mine", 1.0
         trajectory.actions[1].tool_results = (ToolResult("python", "1", "it printed 1", True),)
         for action in trajectory.actions:
-            action.shown, action.text = (("user", f"Do {number} as {action.role}."),), f"done by {action.role}"
+            action.shown, action.text = (
+                (("user", f"Do {number} as {action.role}."),),
+                f"done by {action.role}",
+            )
         trajectories.append(trajectory)
     asyncio.run(score())
     lines = [json.dumps(to_record(trajectory)) + "\n" for trajectory in trajectories]
@@ -119,8 +130,15 @@ def says(body, count):
     nonce, prompt = nonce_in(body), body["messages"][-1]["content"]
     if "response_format" in body:
         fields = body["response_format"]["json_schema"]["schema"]["properties"]
-        values = {"nonce": nonce, "explanation": "Good.", "criteria": [{"name": "style", "score": 3}], "score": 7.5}
-        return json.dumps({name: ({"correct": False, "correction": "better"} | values)[name] for name in fields})
+        values = {
+            "nonce": nonce,
+            "explanation": "Good.",
+            "criteria": [{"name": "style", "score": 3}],
+            "score": 7.5,
+        }
+        return json.dumps(
+            {name: ({"correct": False, "correction": "better"} | values)[name] for name in fields}
+        )
     block = f"CORRECTION {nonce}\nbetter\nEND {nonce}\n" if f"CORRECTION {nonce}" in prompt else ""
     asked = f"CORRECT {nonce}: no\n" if f"CORRECT {nonce}:" in prompt else ""
     return f"{block}Good.\n{asked}SCORE {nonce}: 7.5"
@@ -132,22 +150,38 @@ def without_nonce(text):
 
 @pytest.mark.parametrize("form", ["text", "json"])
 @pytest.mark.parametrize("more", [[], ["--coach.corrections"], ["--coach.ground_truth", "none"]])
-def test_each_line_is_the_question_that_was_asked_and_the_verdict_that_was_given(form, more, tmp_path, capsys):
+def test_each_line_is_the_question_that_was_asked_and_the_verdict_that_was_given(
+    form, more, tmp_path, capsys
+):
     flags = ["--coach.model", "m", "--coach.form", form, *more]
     with openai_server(says) as (url, bodies):
         run = judge(tmp_path, *flags, "--coach.base_url", url)
     shown = [body["messages"][0]["content"] for body in bodies[1:]]  # before it, a trial
     told = report(capsys, run, "--recipe", RECIPE, *flags, "--form", form, "--held_out", "0")
-    assert all(count == {**dict.fromkeys(count, 0), "actions": 1, "written": 1} for count in told["roles"].values())
+    assert all(
+        count == {**dict.fromkeys(count, 0), "actions": 1, "written": 1}
+        for count in told["roles"].values()
+    )
     lines = lines_of(run / "verdicts" / "train.jsonl")
-    assert sorted(without_nonce(line["prompt"][0]["content"]) for line in lines) == sorted(map(without_nonce, shown))
+    assert sorted(without_nonce(line["prompt"][0]["content"]) for line in lines) == sorted(
+        map(without_nonce, shown)
+    )
     for line in lines:
         (asked,), (said,) = line["prompt"], line["completion"]
-        nonce = nonce_in({"messages": [asked], **({"response_format": {}} if form == "json" else {})})
+        nonce = nonce_in(
+            {"messages": [asked], **({"response_format": {}} if form == "json" else {})}
+        )
         rest, block = correcting.taken_out(said["content"], nonce)
-        found = verdict.parse(rest if form == "text" else said["content"], nonce, form, line["knew_the_label"])
+        found = verdict.parse(
+            rest if form == "text" else said["content"], nonce, form, line["knew_the_label"]
+        )
         assert (found.score, found.explanation.split("\n")[0]) == (7.5, "Good.")
-        assert (line["score"], line["outcome"], line["task"], line["by_rules"]) == (0.75, 1.0, "t0", False)
+        assert (line["score"], line["outcome"], line["task"], line["by_rules"]) == (
+            0.75,
+            1.0,
+            "t0",
+            False,
+        )
         assert (block or found.correction) == ("better" if "--coach.corrections" in more else None)
         knew = line["role"] == "verifier" and "none" not in more
         assert (line["knew_the_label"], found.correct) == (knew, False if knew else None)
@@ -165,7 +199,10 @@ def test_what_was_said_of_the_training_is_in_the_question(tmp_path, capsys):
     records = (run / "trajectories.jsonl").read_text()
     recipe.write_text(text.replace("Be brief.", "Be anything."))  # the stage of now is another
     report(capsys, run, "--recipe", recipe)
-    assert all("Be brief." in line["prompt"][0]["content"] for line in lines_of(run / "verdicts" / "train.jsonl"))
+    assert all(
+        "Be brief." in line["prompt"][0]["content"]
+        for line in lines_of(run / "verdicts" / "train.jsonl")
+    )
     (run / "trajectories.jsonl").write_text(records.replace("Be brief.", "Be late."))
     found = problem(run, "--recipe", recipe, "--to", tmp_path / "other")
     assert found == [("coach.no_verdicts", "trajectories.jsonl")]
@@ -173,16 +210,30 @@ def test_what_was_said_of_the_training_is_in_the_question(tmp_path, capsys):
 
 def test_what_cannot_be_used_is_counted(tmp_path, capsys):
     def answer(body, count):
-        return Reply("no", 413) if "as coder" in body["messages"][0]["content"] else says(body, count)
+        return (
+            Reply("no", 413) if "as coder" in body["messages"][0]["content"] else says(body, count)
+        )
 
     with openai_server(answer) as (url, _):
-        run = judge(tmp_path, "--coach.model", "m", "--coach.base_url", url, "--coach.form", "text", tasks=2)
+        run = judge(
+            tmp_path, "--coach.model", "m", "--coach.base_url", url, "--coach.form", "text", tasks=2
+        )
     records = lines_of(run / "trajectories.jsonl")
     del records[0]["actions"][0]["notes"][NOTES]
     records[1]["actions"][2]["text"] = "something else"
-    (run / "trajectories.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    (run / "trajectories.jsonl").write_text(
+        "".join(json.dumps(record) + "\n" for record in records)
+    )
     told = report(capsys, run, "--recipe", RECIPE, "--coach.model", "m")
-    none = {"actions": 2, "written": 0, "by_rules": 0, "failed": 0, "unjudged": 0, "other_question": 0, "ran_programs": 0}
+    none = {
+        "actions": 2,
+        "written": 0,
+        "by_rules": 0,
+        "failed": 0,
+        "unjudged": 0,
+        "other_question": 0,
+        "ran_programs": 0,
+    }
     assert told["roles"] == {
         "solver": none | {"written": 1, "unjudged": 1},
         "coder": none | {"failed": 2},
@@ -194,10 +245,14 @@ def test_the_verdicts_of_rules_stand_under_the_packages_prompt(tmp_path, capsys)
     run = judge(tmp_path)
     told = report(capsys, run, "--recipe", RECIPE)
     assert all(count["written"] == count["by_rules"] == 1 for count in told["roles"].values())
-    for line in lines_of(run / "verdicts" / "train.jsonl") + lines_of(run / "verdicts" / "held_out.jsonl"):
+    for line in lines_of(run / "verdicts" / "train.jsonl") + lines_of(
+        run / "verdicts" / "held_out.jsonl"
+    ):
         (asked,), (said,) = line["prompt"], line["completion"]
         assert "You coach one member of a team" in asked["content"] and line["by_rules"]
-        found = verdict.parse(said["content"], nonce_in({"messages": [asked]}), "text", line["knew_the_label"])
+        found = verdict.parse(
+            said["content"], nonce_in({"messages": [asked]}), "text", line["knew_the_label"]
+        )
         assert found.share == pytest.approx(line["score"], abs=0.0006)
 
 
@@ -205,20 +260,24 @@ def test_several_coaches_are_one_judge(tmp_path, capsys):
     recipe = copied(tmp_path) / "ensemble.yaml"
     with openai_server(says) as (url, bodies):
         recipe.write_text(
-            "extends: tiny.yaml\nflags: {coach.rubric: null}\ncoach:\n  members:\n    rules: {rubric: tiny_rubric.py}\n"
+            "extends: tiny.yaml\nflags: {coach.rubric: null}\ncoach:\n  members:\n    rules: "
+            "{rubric: tiny_rubric.py}\n"
             f"    one: {{model: m, flags: {{base_url: '{url}', form: text}}}}\n"
         )
         run = judge(tmp_path, recipe=recipe)
     shown = {without_nonce(body["messages"][0]["content"]) for body in bodies}
     told = report(capsys, run, "--recipe", recipe, "--held_out", "0")
     assert all(count["written"] == 1 and not count["by_rules"] for count in told["roles"].values())
-    records = {action["role"]: action for action in lines_of(run / "trajectories.jsonl")[0]["actions"]}
+    records = {
+        action["role"]: action for action in lines_of(run / "trajectories.jsonl")[0]["actions"]
+    }
     for line in lines_of(run / "verdicts" / "train.jsonl"):
         assert line["score"] == pytest.approx(records[line["role"]]["score"])
         assert without_nonce(line["prompt"][0]["content"]) in shown
 
 
-# --- the files ------------------------------------------------------------------------------------------------------------
+# --- the files
+# --------------------------------------------------------------------------------------------------
 
 
 def test_a_task_is_on_one_side_in_every_run():
@@ -226,8 +285,12 @@ def test_a_task_is_on_one_side_in_every_run():
     for share in (0.0, 0.1, 0.5, 1.0):
         sides = [held_out(name, share) for name in names]
         assert sides == [held_out(name, share) for name in names]
-        assert sum(sides) == pytest.approx(share * len(names), abs=4 * 32)  # four standard deviations
-    assert {name for name in names if held_out(name, 0.1)} <= {name for name in names if held_out(name, 0.5)}
+        assert sum(sides) == pytest.approx(
+            share * len(names), abs=4 * 32
+        )  # four standard deviations
+    assert {name for name in names if held_out(name, 0.1)} <= {
+        name for name in names if held_out(name, 0.5)
+    }
 
 
 def test_the_sides_are_data_sets_and_have_no_task_in_common(tmp_path, capsys):
@@ -237,10 +300,16 @@ def test_the_sides_are_data_sets_and_have_no_task_in_common(tmp_path, capsys):
     told = report(capsys, run, "--recipe", RECIPE, "--held_out", "0.5", "--to", tmp_path / "data")
     assert sum(told["files"].values()) == 36
     sides = [
-        load_dataset("json", data_files=path, split="train", cache_dir=str(tmp_path / "cache")) for path in told["files"]
+        load_dataset("json", data_files=path, split="train", cache_dir=str(tmp_path / "cache"))
+        for path in told["files"]
     ]
-    assert all(set(data[0]["prompt"][0]) == set(data[0]["completion"][0]) == {"role", "content"} for data in sides)
-    assert sides[0].column_names == sides[1].column_names and not set(sides[0]["task"]) & set(sides[1]["task"])
+    assert all(
+        set(data[0]["prompt"][0]) == set(data[0]["completion"][0]) == {"role", "content"}
+        for data in sides
+    )
+    assert sides[0].column_names == sides[1].column_names and not set(sides[0]["task"]) & set(
+        sides[1]["task"]
+    )
 
 
 def test_nothing_is_overwritten_and_mistakes_have_exit_code_2(tmp_path, capsys):
@@ -249,7 +318,9 @@ def test_nothing_is_overwritten_and_mistakes_have_exit_code_2(tmp_path, capsys):
     text = capsys.readouterr().out
     assert "by rules" in text and "train.jsonl:" in text
     before = (run / "verdicts" / "train.jsonl").read_bytes()
-    assert {code for code, *_ in problem(run, "--recipe", RECIPE, "--form", "json")} == {"files.exists"}
+    assert {code for code, *_ in problem(run, "--recipe", RECIPE, "--form", "json")} == {
+        "files.exists"
+    }
     assert (run / "verdicts" / "train.jsonl").read_bytes() == before
     words = [run, "--recipe", RECIPE, "--to", tmp_path / "new"]
     assert problem(*words, "--held_out", "2") == [("flags.value", "held_out")]
@@ -257,6 +328,8 @@ def test_nothing_is_overwritten_and_mistakes_have_exit_code_2(tmp_path, capsys):
     assert len(problem(run, "--recipe", RECIPE, "--to", run / "trajectories.jsonl")) == 1
     assert problem("--recipe", RECIPE) == [("command.run_first", "openrlhf verdicts")]
     assert not (tmp_path / "new").exists()
-    records = (run / "trajectories.jsonl").read_text().replace('"notes": {"coach"', '"notes": {"other"')
+    records = (
+        (run / "trajectories.jsonl").read_text().replace('"notes": {"coach"', '"notes": {"other"')
+    )
     (run / "trajectories.jsonl").write_text(records)
     assert problem(*words) == [("coach.no_verdicts", "trajectories.jsonl")]

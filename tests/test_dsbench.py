@@ -1,4 +1,5 @@
-"""The recipe dsbench: the benchmark's layout, generated tasks, the programs of words, and who is to blame for what."""
+"""The recipe dsbench: the benchmark's layout, generated tasks, the programs of words, and who is to
+blame for what."""
 
 import asyncio
 import csv
@@ -37,7 +38,15 @@ from marl_plugins.sandbox.workspace import Workspaces
 FOLDER = recipes_root() / "dsbench"
 layout, pipeline, tables, root_cause, demonstrations, judging, rubric = (
     load_file(FOLDER / f"{name}.py")
-    for name in ("layout", "pipeline", "tables", "root_cause", "demonstrations", "judging", "rubric")
+    for name in (
+        "layout",
+        "pipeline",
+        "tables",
+        "root_cause",
+        "demonstrations",
+        "judging",
+        "rubric",
+    )
 )
 plugin = load_file(FOLDER / "dsbench.py")
 scorer = layout.scorer
@@ -55,24 +64,40 @@ def programs():
     warm.close()
 
 
-# --- the benchmark's layout --------------------------------------------------------------------------------------------------
+# --- the benchmark's layout
+# --------------------------------------------------------------------------------------------------
 
 
 def test_the_table_has_the_74_tasks_and_their_metrics():
     known = layout.cards(FOLDER)
     metrics = Counter(card.metric for card in known.values())
-    assert len(known) == 74 and metrics["roc_auc"] == 23 and metrics["rmsle"] == 11 and metrics["rmse"] == 9
-    assert metrics["accuracy"] == 7 and metrics["mae"] == metrics["smape"] == 4 and len(metrics) == 20
-    assert known["titanic"].targets == ("Survived",) and known["playground-series-s4e3"].targets[-1] == "Other_Faults"
+    assert (
+        len(known) == 74
+        and metrics["roc_auc"] == 23
+        and metrics["rmsle"] == 11
+        and metrics["rmse"] == 9
+    )
+    assert (
+        metrics["accuracy"] == 7 and metrics["mae"] == metrics["smape"] == 4 and len(metrics) == 20
+    )
+    assert (
+        known["titanic"].targets == ("Survived",)
+        and known["playground-series-s4e3"].targets[-1] == "Other_Faults"
+    )
     assert sum(card.split == "eval" for card in known.values()) == 8
     for card in known.values():
         assert scorer.METRICS[card.metric].higher == (card.best > card.baseline), card
     assert {card.best for card in known.values() if card.metric in ("rmse", "log_loss")} == {0.0}
 
 
-def benchmark(root, names=("titanic", "playground-series-s3e18", "conways-reverse-game-of-life-2020")):
+def benchmark(
+    root, names=("titanic", "playground-series-s3e18", "conways-reverse-game-of-life-2020")
+):
     """A folder in the layout, with rows of one's own."""
-    columns = {"titanic": ["PassengerId", "Survived"], "playground-series-s3e18": ["id", "EC1", "EC2"]}
+    columns = {
+        "titanic": ["PassengerId", "Survived"],
+        "playground-series-s3e18": ["id", "EC1", "EC2"],
+    }
     for name in names:
         header = columns.get(name, ["id", "stop_0", "stop_1"])
         for folder, files in (
@@ -93,7 +118,11 @@ def benchmark(root, names=("titanic", "playground-series-s3e18", "conways-revers
 def split_file(path, names, lines=False):
     """As MAPPA's: the tasks of a split, with the folders of their data."""
     items = [
-        {"prompt": "p", "answer": None, "metadata": {"task_id": n, "train_file": f"./data_resplit/{n}/train.csv"}}
+        {
+            "prompt": "p",
+            "answer": None,
+            "metadata": {"task_id": n, "train_file": f"./data_resplit/{n}/train.csv"},
+        }
         for n in names
     ]
     path.write_text("\n".join(map(json.dumps, items)) if lines else json.dumps(items))
@@ -106,10 +135,17 @@ def test_the_real_layout_is_read_by_a_split_of_mappas_form(lines, tmp_path):
     names = ["conways-reverse-game-of-life-2020", "playground-series-s3e18", "titanic"]
     tasks = layout.load(root, "train", split_file(tmp_path / "split.json", names, lines))
     assert [t.id for t in tasks] == names and tasks[2].prompt == "Predict titanic."
-    assert [t.metadata["targets"] for t in tasks] == [["stop_0", "stop_1"], ["EC1", "EC2"], ["Survived"]]
+    assert [t.metadata["targets"] for t in tasks] == [
+        ["stop_0", "stop_1"],
+        ["EC1", "EC2"],
+        ["Survived"],
+    ]
     assert [t.metadata["type"] for t in tasks] == ["regression", "classification", "classification"]
     card = layout.card_of(tasks[2].label)
-    assert card.answer.is_file() and card.inputs["sample_submission.csv"].name == "gender_submission.csv"
+    assert (
+        card.answer.is_file()
+        and card.inputs["sample_submission.csv"].name == "gender_submission.csv"
+    )
     for task in tasks:
         card = layout.card_of(task.label)
         assert scorer.score(card, card.answer, card.answer).value == pytest.approx(card.best)
@@ -151,30 +187,43 @@ def test_a_split_without_names_is_refused(content, tmp_path):
 
 
 def test_a_table_of_ones_own_is_checked(tmp_path):
-    rows = ("name,metric,id,targets,split,best", "a,rmsee,id,y,train,", "b,rmse,,y,train,", "c,rmse,id,y,train,good")
+    rows = (
+        "name,metric,id,targets,split,best",
+        "a,rmsee,id,y,train,",
+        "b,rmse,,y,train,",
+        "c,rmse,id,y,train,good",
+    )
     (tmp_path / layout.TABLE).write_text("\n".join(rows))
     with pytest.raises(ConfigurationError) as caught:
         layout.cards(tmp_path)
-    assert "there is no metric 'rmsee'; did you mean 'rmse'?" in next(map(str, caught.value.problems))
+    assert "there is no metric 'rmsee'; did you mean 'rmse'?" in next(
+        map(str, caught.value.problems)
+    )
     assert "benchmark.csv:3: 'id' is missing" in [*map(str, caught.value.problems)][1]
     assert "could not convert string to float: 'good'" in [*map(str, caught.value.problems)][2]
 
 
 @pytest.mark.parametrize(
     ("words", "part"),
-    [(["--dsbench.data", "nowhere"], "no such folder"), (["--dsbench.data", "generated:x"], "expected generated:SEED")],
+    [
+        (["--dsbench.data", "nowhere"], "no such folder"),
+        (["--dsbench.data", "generated:x"], "expected generated:SEED"),
+    ],
 )
 def test_data_that_are_not_there_are_a_problem_of_the_plan(words, part):
     with pytest.raises(ConfigurationError, match=part):
         build_plan(["--recipe", str(FOLDER / "tiny.yaml"), *words])
 
 
-# --- generated tasks ---------------------------------------------------------------------------------------------------------
+# --- generated tasks
+# --------------------------------------------------------------------------------------------------
 
 
 def digest(folder):
     return {
-        str(p.relative_to(folder)): hashlib.sha256(p.read_bytes()).hexdigest() for p in folder.rglob("*") if p.is_file()
+        str(p.relative_to(folder)): hashlib.sha256(p.read_bytes()).hexdigest()
+        for p in folder.rglob("*")
+        if p.is_file()
     }
 
 
@@ -226,11 +275,13 @@ def test_they_hold_what_is_planted(data):
         assert scorer.METRICS[card.metric].higher == (card.best > sample)
 
 
-# --- words as programs -------------------------------------------------------------------------------------------------------
+# --- words as programs
+# --------------------------------------------------------------------------------------------------
 
 
 class Run:
-    """The ten programs of one task, one after the other in a workspace; those of right words are run once, and kept."""
+    """The ten programs of one task, one after the other in a workspace; those of right words are
+    run once, and kept."""
 
     def __init__(self, card, programs, folder):
         self.card, self.programs, self.folder = card, programs, folder
@@ -248,7 +299,8 @@ class Run:
         return pipeline.expand(stage, word, self.card.id, self.card.targets)
 
     def with_word(self, stage, word):
-        """The first stage whose program fails, the gap, and the stages that are charged, where one word is another one."""
+        """The first stage whose program fails, the gap, and the stages that are charged, where one
+        word is another one."""
         number, workspace = pipeline.STAGES.index(stage), self.folder / "wrong"
         shutil.rmtree(workspace, ignore_errors=True)
         shutil.copytree(self.folder / str(number), workspace)
@@ -257,7 +309,11 @@ class Run:
         failed = None if ran.ok else pipeline.STAGES[number + ran.done].name
         written = {p.name for p in workspace.iterdir()} - set(self.card.inputs)
         found = scorer.score(self.card, self.card.answer, workspace / "submission.csv")
-        gap = None if found.value is None else scorer.relative_gap(found.value, self.baseline, self.card.best)
+        gap = (
+            None
+            if found.value is None
+            else scorer.relative_gap(found.value, self.baseline, self.card.best)
+        )
         return failed, gap, set(root_cause.faults(workspace, written))
 
 
@@ -273,11 +329,14 @@ ELSEWHERE = {
 }
 """Wrong words that show first in the program of another role, whatever the task."""
 OPAQUE = {"scale", "target", "model", "size"}
-"""Decisions within a model, which is not looked into (nothing of an agent's is unpickled): charged where they show."""
+"""Decisions within a model, which is not looked into (nothing of an agent's is unpickled): charged
+where they show."""
 
 
 @pytest.mark.parametrize("kind", ["visitors", "rings", "profits", "rentals", "iris"])
-def test_every_wrong_word_costs_success_and_many_fail_in_another_roles_program(kind, data, programs, tmp_path):
+def test_every_wrong_word_costs_success_and_many_fail_in_another_roles_program(
+    kind, data, programs, tmp_path
+):
     run = Run(layout.cards(data)[f"{kind}-2"], programs, tmp_path)
     submission = tmp_path / "10" / "submission.csv"
     assert scorer.score(run.card, run.card.answer, submission).value == pytest.approx(run.card.best)
@@ -290,13 +349,20 @@ def test_every_wrong_word_costs_success_and_many_fail_in_another_roles_program(k
             if word == pipeline.right(stage.name, run.card.words):
                 continue
             failed, gap, charged = run.with_word(stage, word)
-            words = {s.name: pipeline.right(s.name, run.card.words) for s in pipeline.STAGES if s != stage}
+            words = {
+                s.name: pipeline.right(s.name, run.card.words)
+                for s in pipeline.STAGES
+                if s != stage
+            }
             if gap is not None and gap >= 0.9:
                 harmless.append((stage.name, word, gap))
             if failed is not None:
                 crashed[role_of[failed] == stage.role] += 1
             if (stage.name, word) in ELSEWHERE:
-                assert failed == ELSEWHERE[stage.name, word] and charged == {stage.name}, (word, charged)
+                assert failed == ELSEWHERE[stage.name, word] and charged == {stage.name}, (
+                    word,
+                    charged,
+                )
             elif stage.name in OPAQUE:
                 assert charged <= {"size", "predict"}, (stage.name, word, charged)
             else:
@@ -306,12 +372,21 @@ def test_every_wrong_word_costs_success_and_many_fail_in_another_roles_program(k
                 for name, options in zip(coach_map.STAGES, coach_map.WORDS, strict=True)
             ]
             ran, fault = coach_map.what_ran(np.array(said), np.array(answer))
-            assert failed == next((s for s, good in zip(coach_map.STAGES, ran, strict=True) if not good), None), (
+            assert failed == next(
+                (s for s, good in zip(coach_map.STAGES, ran, strict=True) if not good), None
+            ), (
                 stage.name,
                 word,
             )
-            assert charged == {s for s, bad in zip(coach_map.STAGES, fault, strict=True) if bad}, (stage.name, word)
-            assert (gap is not None) == (failed is None and not charged) or stage.name == "target" or word == "proba"
+            assert charged == {s for s, bad in zip(coach_map.STAGES, fault, strict=True) if bad}, (
+                stage.name,
+                word,
+            )
+            assert (
+                (gap is not None) == (failed is None and not charged)
+                or stage.name == "target"
+                or word == "proba"
+            )
     assert not harmless, harmless
     assert crashed[False] >= 8 and sum(crashed.values()) <= 20, crashed
 
@@ -320,7 +395,9 @@ def test_a_word_that_a_decision_does_not_have_fails_in_its_own_program(programs,
     for word in ("", "ridge", "'); import os #", "x" * 500):
         (folder := tmp_path / f"w{len(word)}").mkdir()
         ran = programs.run(folder, pipeline.expand(pipeline.STAGES[0], word, "id", ["y"]))
-        assert not ran.ok and "impute: got" in ran.output and "median, zero, none, drop" in ran.output
+        assert (
+            not ran.ok and "impute: got" in ran.output and "median, zero, none, drop" in ran.output
+        )
 
 
 def test_names_of_columns_are_data_of_a_program(programs, tmp_path):
@@ -331,28 +408,45 @@ def test_names_of_columns_are_data_of_a_program(programs, tmp_path):
         with (tmp_path / file).open("w", newline="") as out:
             csv.writer(out).writerows(row[:width] for row in rows)
     words = [pipeline.right(stage.name, "rmse linear gaps 0") for stage in pipeline.STAGES]
-    expanded = (pipeline.expand(stage, word, "my id", [name]) for stage, word in zip(pipeline.STAGES, words, strict=True))
+    expanded = (
+        pipeline.expand(stage, word, "my id", [name])
+        for stage, word in zip(pipeline.STAGES, words, strict=True)
+    )
     ran = programs.run(tmp_path, *expanded)
     assert ran.ok, ran.output
     assert list(scorer.read_table(tmp_path / "submission.csv", None)) == ["my id", name]
 
 
-# --- whole trajectories ------------------------------------------------------------------------------------------------------
+# --- whole trajectories
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def played():
-    """`played(task id, {stage: word})`: a trajectory of agents who say the right words but for these, with its outcome, what
-    they were shown, and by rubric and decision what each action was worth. Programs run in the real sandbox."""
+    """`played(task id, {stage: word})`: a trajectory of agents who say the right words but for
+    these, with its outcome, what they were shown, and by rubric and decision what each action was
+    worth. Programs run in the real sandbox."""
     plan = build_plan(["--recipe", str(FOLDER / "tiny.yaml")])
     run, chat = plan.run, CharacterChat()
-    tools = {tool.name: tool for answer in plan.plugins.hook.marl_tools(run=run) for tool in answer or ()}
+    tools = {
+        tool.name: tool for answer in plan.plugins.hook.marl_tools(run=run) for tool in answer or ()
+    }
     tasks = {task.id: task for split in ("train", "eval") for task in plan.tasks(split)}
 
     def spec(name, config):
         render = prompt_renderer(run.prompt(name), run.system(name))
         own = tuple(tools[t] for t in config.tools)
-        return RoleSpec(name, name, render, chat, Sampling(1.0, 1.0, None, 9000), own, config.max_turns, None, False)
+        return RoleSpec(
+            name,
+            name,
+            render,
+            chat,
+            Sampling(1.0, 1.0, None, 9000),
+            own,
+            config.max_turns,
+            None,
+            False,
+        )
 
     roles = {name: spec(name, config) for name, config in run.recipe.roles.items()}
 
@@ -363,14 +457,19 @@ def played():
             prompt = chat.text(call.context_ids)
             shown.append(prompt)
             asked = prompt.split("?")[-2].split("\n")[-1]
-            ids = (*chat.encode(wrong.get(asked) or pipeline.right(asked, task.metadata["words"])), ord("^"))
+            ids = (
+                *chat.encode(wrong.get(asked) or pipeline.right(asked, task.metadata["words"])),
+                ord("^"),
+            )
             return Generation(ids, tuple(-0.5 for _ in ids), "stop", call.policy, 0)
 
         async def score(trajectory):
             for file in ("tiny_rubric.py", "symptom_rubric.py", "root_cause_rubric.py"):
                 judged[file] = await scores(trajectory, file)
             ask = plan.plugins.hook.marl_score_outcome
-            await score_trajectory(trajectory, lambda t: ask(run=run, trajectory=t), 60, list(roles))
+            await score_trajectory(
+                trajectory, lambda t: ask(run=run, trajectory=t), 60, list(roles)
+            )
 
         async with run.state(Workspaces).of(task) as workspace:
             trajectory = await run_workflow(
@@ -403,7 +502,9 @@ async def scores(trajectory, file):
         seen = Seen.of(trajectory, action)
         if action is last:
             seen = SeenLast(**vars(seen), label=trajectory.task.label, answer=trajectory.answer)
-        found[pipeline.BY_ROLE[action.role][action.turn].name] = (await coach.judge(action, seen)).share
+        found[pipeline.BY_ROLE[action.role][action.turn].name] = (
+            await coach.judge(action, seen)
+        ).share
     return found
 
 
@@ -438,7 +539,8 @@ def test_good_agents_solve_a_task_in_ten_turns(played):
     ],
 )
 def test_who_is_charged_with_a_fault(wrong, symptom, cause, played):
-    """The symptom is charged to whose program failed, the cause to who made it, lost quality to nobody but the strict coach."""
+    """The symptom is charged to whose program failed, the cause to who made it, lost quality to
+    nobody but the strict coach."""
     trajectory, _, judged = played("visitors-6", wrong)
     assert trajectory.outcome == 0.0
     (at,) = wrong
@@ -455,10 +557,16 @@ def test_who_is_charged_with_a_fault(wrong, symptom, cause, played):
 
 @pytest.mark.parametrize(
     ("wrong", "blamed"),
-    [({"encode": "none"}, "encode"), ({"save": "noids"}, "save"), ({"impute": "drop"}, None), ({}, None)],
+    [
+        ({"encode": "none"}, "encode"),
+        ({"save": "noids"}, "save"),
+        ({"impute": "drop"}, None),
+        ({}, None),
+    ],
 )
 def test_the_outcome_is_traced_back_to_whoever_owed_what_was_missing(wrong, blamed, played):
-    """The contributions add up to the outcome's value: all of a failure to the one at fault, else an equal part to each."""
+    """The contributions add up to the outcome's value: all of a failure to the one at fault, else
+    an equal part to each."""
     traced = load_file(FOLDER / "traced.py")
     trajectory, _, _ = played("visitors-6", wrong)
     value = 2 * trajectory.outcome - 1
@@ -466,25 +574,38 @@ def test_the_outcome_is_traced_back_to_whoever_owed_what_was_missing(wrong, blam
     found = asyncio.run(backward(trajectory, "", value, traced.Files()))
     parts = conserve({path: a.contribution for path, a in found.items()}, value)
     by_stage = {pipeline.BY_ROLE[a.role][a.turn].name: parts[a.path] for a in trajectory.actions}
-    expected = {stage: value / 10 if blamed is None else value * (stage == blamed) for stage in by_stage}
+    expected = {
+        stage: value / 10 if blamed is None else value * (stage == blamed) for stage in by_stage
+    }
     assert len(by_stage) == 10 and by_stage == pytest.approx(expected)
 
 
 def test_tracing_by_files_takes_the_place_of_the_rules():
     words = ["--recipe", str(FOLDER / "tiny.yaml"), "--plugin", str(FOLDER / "traced.py")]
     plan = build_plan([*words, "--coach.rubric", str(FOLDER / "symptom_rubric.py")])
-    assert plan.run.warnings == () and type(plan.run.state(BackpropState).attributor).__name__ == "Files"
+    assert (
+        plan.run.warnings == ()
+        and type(plan.run.state(BackpropState).attributor).__name__ == "Files"
+    )
 
 
 def test_without_a_baseline_the_sample_submission_is_it_and_has_to_be_valid(data, tmp_path):
     card = layout.cards(data)["profits-0"]
-    assert judging.baseline(card) == pytest.approx(scorer.score(card, card.answer, card.samples[0]).value)
+    assert judging.baseline(card) == pytest.approx(
+        scorer.score(card, card.answer, card.samples[0]).value
+    )
     root = benchmark(tmp_path, ["titanic"])
-    (root / layout.TABLE).write_text("name,metric,id,targets,split\ntitanic,accuracy,PassengerId,Survived,train\n")
+    (root / layout.TABLE).write_text(
+        "name,metric,id,targets,split\ntitanic,accuracy,PassengerId,Survived,train\n"
+    )
     assert judging.baseline(layout.cards(root)["titanic"]) == 1.0
     layout.cards(root)["titanic"].samples[0].write_text("PassengerId,Survived\n7,1\n")
-    (root / layout.TABLE).write_text("name,metric,id,targets,split\ntitanic,f1,PassengerId,Survived,train\n")
-    with pytest.raises(ValueError, match=r"4 ids of 4 are missing, .* give 'titanic' a `baseline` in"):
+    (root / layout.TABLE).write_text(
+        "name,metric,id,targets,split\ntitanic,f1,PassengerId,Survived,train\n"
+    )
+    with pytest.raises(
+        ValueError, match=r"4 ids of 4 are missing, .* give 'titanic' a `baseline` in"
+    ):
         judging.baseline(layout.cards(root)["titanic"])
 
 
@@ -495,11 +616,14 @@ def test_what_came_with_the_task_is_no_submission(data, tmp_path):
     assert judging.judge(card, tmp_path, {"submission.csv"}).scored.value == 1.0
 
 
-# --- the coach of full-size models -------------------------------------------------------------------------------------------
+# --- the coach of full-size models
+# -------------------------------------------------------------------------------------------
 
 
 def action(role, turn=0, results=(), before=None):
-    return SimpleNamespace(role=role, turn=turn, tool_results=tuple(results), before=before, text="")
+    return SimpleNamespace(
+        role=role, turn=turn, tool_results=tuple(results), before=before, text=""
+    )
 
 
 def program(ok, output=""):
@@ -517,7 +641,10 @@ def test_a_role_is_not_blamed_for_a_file_that_another_one_owed():
     blamed = action("analyst", 1, [program(False, LOST.format("answer.csv"))])
     for file in ("X_test.pkl", "/w/model.pkl"):
         excused = action("analyst", 1, [program(False, LOST.format(file))])
-        assert rubric.runs(excused, sees("train.csv")) and rubric.makes_its_files(excused, sees()) == 1.0
+        assert (
+            rubric.runs(excused, sees("train.csv"))
+            and rubric.makes_its_files(excused, sees()) == 1.0
+        )
     assert not rubric.runs(blamed, sees()) and rubric.makes_its_files(blamed, sees()) == 0.0
     there = sees("X_test.pkl", "model.pkl")
     misnamed = action("analyst", 1, [program(False, LOST.format("X_test.pkl"))])
@@ -526,7 +653,9 @@ def test_a_role_is_not_blamed_for_a_file_that_another_one_owed():
 
 def test_what_a_role_owes_is_charged_once_no_turn_is_left():
     first, last = (action("engineer", turn, [program(True)]) for turn in (0, 2))
-    assert rubric.makes_its_files(first, sees()) == 0.5 and rubric.makes_its_files(last, sees()) == 0.0
+    assert (
+        rubric.makes_its_files(first, sees()) == 0.5 and rubric.makes_its_files(last, sees()) == 0.0
+    )
     done = action("engineer", 1, before=first)
     assert rubric.makes_its_files(done, sees("X_train.pkl")) == 0.0 and rubric.runs(done, sees())
     assert rubric.makes_its_files(done, sees("X_train.pkl", "y_train.pkl", "X_test.pkl")) == 1.0
@@ -558,13 +687,16 @@ def test_no_criterion_of_the_last_action_exceeds_the_cap(data, tmp_path):
     card = layout.cards(data)["rings-0"]
     shutil.copy(card.samples[0], tmp_path / "submission.csv")  # ROC-AUC 0.5: at most 3
     files = sees("submission.csv").files
-    seen = SeenLast("rings-0", "p", "analyst", (), (), str(card.answer), "", files=files, workspace=tmp_path)
+    seen = SeenLast(
+        "rings-0", "p", "analyst", (), (), str(card.answer), "", files=files, workspace=tmp_path
+    )
     coach = RubricCoach(load_rubric(FOLDER / "rubric.py", pipeline.ROLES))
     verdict = asyncio.run(coach.judge(action("analyst", 1, [program(True)]), seen))
     assert verdict.score == pytest.approx(3.0)
 
 
-# --- the recipe --------------------------------------------------------------------------------------------------------------
+# --- the recipe
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("file", ["recipe.yaml", "tiny.yaml", "tiny_outcome.yaml"])
@@ -588,10 +720,16 @@ def test_its_warm_up_is_checked_compared_and_kept(tmp_path):
     warm_up.write_text(warm_up.read_text() + "\n")
     assert fingerprint(build_plan(words)) != before
     warm_up.write_text("import pandas\nfor\n")
-    with pytest.raises(ConfigurationError, match=r"tiny.yaml:12: tools.sandbox.warm_up: .*/warm_up.py:2: invalid syntax"):
+    with pytest.raises(
+        ConfigurationError,
+        match=r"tiny.yaml:12: tools.sandbox.warm_up: .*/warm_up.py:2: invalid syntax",
+    ):
         build_plan(words)
     warm_up.unlink()
-    with pytest.raises(ConfigurationError, match=r"tools.sandbox.warm_up: .*/warm_up.py cannot be read: .*No such file"):
+    with pytest.raises(
+        ConfigurationError,
+        match=r"tools.sandbox.warm_up: .*/warm_up.py cannot be read: .*No such file",
+    ):
         build_plan(words)
 
 
@@ -618,7 +756,9 @@ def test_demonstrations_slip_so_often_that_success_is_rare_and_fit_the_prompts()
     for task in plan.tasks("train") * 20:
         for shown in demonstrations.demonstrate(task, rng):
             stages = pipeline.BY_ROLE[shown.role]
-            assert [text.split("\n")[1] for text in shown.shown] == [f"{s.name}?" for s in stages[1:]]
+            assert [text.split("\n")[1] for text in shown.shown] == [
+                f"{s.name}?" for s in stages[1:]
+            ]
             prompt = prompt_renderer(run.prompt(shown.role), run.system(shown.role))(shown.fields)
             assert prompt[-1]["content"].strip() == f"{task.metadata['words']}\n{stages[0].name}?"
             for stage, word in zip(stages, shown.said, strict=True):
@@ -632,7 +772,9 @@ def test_demonstrations_slip_so_often_that_success_is_rare_and_fit_the_prompts()
 
 def test_an_agent_is_told_whether_its_program_ran_and_what_is_next():
     stages = pipeline.BY_ROLE["analyst"]
-    failed = program(False, "Traceback\nFileNotFoundError: [Errno 2] No such file or directory: 'model.joblib'\n")
+    failed = program(
+        False, "Traceback\nFileNotFoundError: [Errno 2] No such file or directory: 'model.joblib'\n"
+    )
     assert plugin.shown(stages, 0, program(True, "1")) == "ok\nwrite?"
     assert plugin.shown(stages, 1, program(True)) == "ok"
     assert plugin.shown(stages, 0, failed) == "failed\nwrite?"

@@ -1,4 +1,5 @@
-"""The scorer of the recipe dsbench: strict, aligned by id, equal to independent formulas, and what MAPPA and DSBench report."""
+"""The scorer of the recipe dsbench: strict, aligned by id, equal to independent formulas, and what
+MAPPA and DSBench report."""
 
 import csv
 import math
@@ -31,7 +32,9 @@ def write(path, columns):
 
 
 def card(metric, targets=("y",), id="id"):
-    return SimpleNamespace(metric=metric, id=id, targets=targets, targets_of=lambda columns: list(targets))
+    return SimpleNamespace(
+        metric=metric, id=id, targets=targets, targets_of=lambda columns: list(targets)
+    )
 
 
 def scored(folder, metric, right, said, targets=("y",)):
@@ -40,12 +43,18 @@ def scored(folder, metric, right, said, targets=("y",)):
     return scorer.score(card(metric, targets), answer, submission)
 
 
-# --- reference formulas, one row after the other in float64 ------------------------------------------------------------------
+# --- reference formulas, one row after the other in float64
+# ------------------------------------------------------------------
 
 
 def auc(a, p):
     """The share of pairs of a positive and a negative that are ordered rightly; ties count half."""
-    pairs = [(x, y) for x, i in zip(p, a, strict=True) for y, j in zip(p, a, strict=True) if i == 1 and j == 0]
+    pairs = [
+        (x, y)
+        for x, i in zip(p, a, strict=True)
+        for y, j in zip(p, a, strict=True)
+        if i == 1 and j == 0
+    ]
     return sum(1.0 if x > y else 0.5 if x == y else 0.0 for x, y in pairs) / len(pairs)
 
 
@@ -75,7 +84,8 @@ def pearson(a, p):
 
 
 def gini(a, p):
-    """Area between the curve of the positives' share and the diagonal, over the perfect one's; ties take every order alike."""
+    """Area between the curve of the positives' share and the diagonal, over the perfect one's; ties
+    take every order alike."""
 
     def area(key):
         groups = {}
@@ -104,14 +114,22 @@ REFERENCE = {
     "log_loss": lambda a, p: -mean(math.log(y if x else 1 - y) for x, y in zip(a, p, strict=True)),
     "qwk": qwk,
     "rmse": lambda a, p: math.sqrt(mean((x - y) ** 2 for x, y in zip(a, p, strict=True))),
-    "rmsle": lambda a, p: math.sqrt(mean((math.log1p(x) - math.log1p(y)) ** 2 for x, y in zip(a, p, strict=True))),
+    "rmsle": lambda a, p: math.sqrt(
+        mean((math.log1p(x) - math.log1p(y)) ** 2 for x, y in zip(a, p, strict=True))
+    ),
     "mae": lambda a, p: mean(abs(x - y) for x, y in zip(a, p, strict=True)),
     "median_ae": lambda a, p: float(np.median([abs(x - y) for x, y in zip(a, p, strict=True)])),
     "mse": lambda a, p: mean((x - y) ** 2 for x, y in zip(a, p, strict=True)),
     "smape": lambda a, p: (
-        100 * mean(2 * abs(x - y) / (abs(x) + abs(y)) if x or y else 0.0 for x, y in zip(a, p, strict=True))
+        100
+        * mean(
+            2 * abs(x - y) / (abs(x) + abs(y)) if x or y else 0.0 for x, y in zip(a, p, strict=True)
+        )
     ),
-    "r2": lambda a, p: 1 - sum((x - y) ** 2 for x, y in zip(a, p, strict=True)) / sum((x - mean(a)) ** 2 for x in a),
+    "r2": lambda a, p: (
+        1
+        - sum((x - y) ** 2 for x, y in zip(a, p, strict=True)) / sum((x - mean(a)) ** 2 for x in a)
+    ),
     "gini": gini,
     "spearman": lambda a, p: pearson(ranks(a), ranks(p)),
     "pearson": pearson,
@@ -123,17 +141,25 @@ def drawn(metric, rng, rows=23):
     """An answer and a prediction of a metric's kind."""
     kind = METRICS[metric].kind
     if kind in ("chances", "shares"):
-        return [0, 1, *(rng.randrange(2) for _ in range(rows - 2))], [rng.randrange(1, 20) / 20 for _ in range(rows)]
+        return [0, 1, *(rng.randrange(2) for _ in range(rows - 2))], [
+            rng.randrange(1, 20) / 20 for _ in range(rows)
+        ]
     if kind == "labels":
         return [rng.randrange(2) for _ in range(rows)], [rng.randrange(2) for _ in range(rows)]
     if kind == "ratings":
-        return [rng.randrange(3, 9) for _ in range(rows)], [rng.randrange(3, 9) for _ in range(rows)]
+        return [rng.randrange(3, 9) for _ in range(rows)], [
+            rng.randrange(3, 9) for _ in range(rows)
+        ]
     if kind == "texts":
         return [rng.choice(WORDS) for _ in range(rows)], [rng.choice(WORDS) for _ in range(rows)]
     if kind == "ranked":
-        return [rng.choice("abcde") for _ in range(rows)], [" ".join(rng.sample("abcde", 3)) for _ in range(rows)]
+        return [rng.choice("abcde") for _ in range(rows)], [
+            " ".join(rng.sample("abcde", 3)) for _ in range(rows)
+        ]
     low = 0 if kind == "above -1" else -5
-    return [rng.randrange(10 * low, 80) / 7 for _ in range(rows)], [rng.randrange(10 * low, 80) / 7 for _ in range(rows)]
+    return [rng.randrange(10 * low, 80) / 7 for _ in range(rows)], [
+        rng.randrange(10 * low, 80) / 7 for _ in range(rows)
+    ]
 
 
 @pytest.mark.parametrize("metric", [m for m in METRICS if m in REFERENCE])
@@ -148,7 +174,9 @@ def test_it_equals_an_independent_formula(metric, seed, tmp_path):
 @pytest.mark.parametrize("metric", METRICS)
 @settings(max_examples=15, deadline=None)
 @given(seed=st.integers(0, 2**32))
-def test_the_order_of_rows_and_columns_never_changes_a_score_and_it_stays_in_its_bounds(metric, seed, tmp_path_factory):
+def test_the_order_of_rows_and_columns_never_changes_a_score_and_it_stays_in_its_bounds(
+    metric, seed, tmp_path_factory
+):
     folder, rng, about = tmp_path_factory.mktemp("m"), random.Random(seed), METRICS[metric]
     (a, p), (a2, p2) = drawn(metric, rng), drawn(metric, rng)
     ids = [f"r{n}" for n in range(len(a))]
@@ -158,7 +186,9 @@ def test_the_order_of_rows_and_columns_never_changes_a_score_and_it_stays_in_its
     value = scored(folder, metric, right, {"id": ids, "y": p, "z": p2}, targets).value
     assert about.low <= value <= about.high
     order = rng.sample(range(len(ids)), len(ids))
-    shuffled = {name: [column[n] for n in order] for name, column in {"z": p2, "id": ids, "y": p}.items()}
+    shuffled = {
+        name: [column[n] for n in order] for name, column in {"z": p2, "id": ids, "y": p}.items()
+    }
     assert scored(folder, metric, right, shuffled, targets).value == value
     best = scored(folder, metric, right, right, targets).value
     assert best >= value if about.higher else best <= value
@@ -170,12 +200,19 @@ def test_several_columns_are_the_mean_over_them_and_log_loss_takes_them_as_class
     said = {"id": [1, 2, 3, 4], "y": [0.1, 0.6, 0.5, 0.9], "z": [0.9, 0.4, 0.5, 0.1]}
     assert scored(tmp_path, "roc_auc", right, said, ("y", "z")).value == 0.75
     both = scored(tmp_path, "mcrmse", right, said, ("y", "z")).value
-    each = [math.sqrt(mean((a - p) ** 2 for a, p in zip(right[c], said[c], strict=True))) for c in "yz"]
+    each = [
+        math.sqrt(mean((a - p) ** 2 for a, p in zip(right[c], said[c], strict=True))) for c in "yz"
+    ]
     assert both == pytest.approx(mean(each), abs=1e-15)
     doubled = {**said, "y": [2 * v / 2 for v in said["y"]]}
     loss = -mean(math.log(v) for v in (0.9, 0.4, 0.5, 0.9))
     assert scored(tmp_path, "log_loss", right, doubled, ("y", "z")).value == pytest.approx(loss)
-    assert "all 0" in scored(tmp_path, "log_loss", right, {**said, "y": [0] * 4, "z": [0] * 4}, ("y", "z")).reason
+    assert (
+        "all 0"
+        in scored(
+            tmp_path, "log_loss", right, {**said, "y": [0] * 4, "z": [0] * 4}, ("y", "z")
+        ).reason
+    )
 
 
 def test_map_counts_ranks_and_hit_does_not(tmp_path):
@@ -289,17 +326,25 @@ CELLS = (
 
 @pytest.mark.parametrize("metric", METRICS)
 @settings(max_examples=25, deadline=None)
-@given(cells=st.lists(st.sampled_from(CELLS), min_size=5, max_size=5), ids=st.permutations(("1", "2", "3", "4", "5.0")))
+@given(
+    cells=st.lists(st.sampled_from(CELLS), min_size=5, max_size=5),
+    ids=st.permutations(("1", "2", "3", "4", "5.0")),
+)
 def test_whatever_a_submission_holds_it_is_scored_or_refused(metric, cells, ids, tmp_path_factory):
     folder = tmp_path_factory.mktemp("s")
     right = {
         "id": [1, 2, 3, 4, 5],
-        "y": ["a", "b", "c", "a", "b"] if METRICS[metric].kind in ("texts", "ranked") else [0, 1, 1, 0, 1],
+        "y": ["a", "b", "c", "a", "b"]
+        if METRICS[metric].kind in ("texts", "ranked")
+        else [0, 1, 1, 0, 1],
     }
     found = scored(folder, metric, right, {"id": list(ids), "y": cells})
     assert (found.value is None) == bool(found.reason)
     if found.value is not None:
-        assert math.isfinite(found.value) and METRICS[metric].low <= found.value <= METRICS[metric].high
+        assert (
+            math.isfinite(found.value)
+            and METRICS[metric].low <= found.value <= METRICS[metric].high
+        )
         assert all(map(math.isfinite, found.quality.values()))
 
 
@@ -316,13 +361,20 @@ def test_links_folders_pipes_and_huge_files_are_not_read(tmp_path, monkeypatch):
 
 
 def test_ids_are_numbers_or_texts_and_labels_too(tmp_path):
-    assert scored(tmp_path, "rmse", RIGHT, {"id": ["13.0", " 11", "12"], "y": [3, 1, 2]}).value == 0.0
+    assert (
+        scored(tmp_path, "rmse", RIGHT, {"id": ["13.0", " 11", "12"], "y": [3, 1, 2]}).value == 0.0
+    )
     names = {"id": ["a", "b"], "y": ["True", "False"]}
-    assert scored(tmp_path, "accuracy", names, {"id": ["b", "a"], "y": ["False", "True"]}).value == 1.0
+    assert (
+        scored(tmp_path, "accuracy", names, {"id": ["b", "a"], "y": ["False", "True"]}).value == 1.0
+    )
     assert scored(tmp_path, "accuracy", names, {"id": ["b", "a"], "y": ["0", "1"]}).value == 0.0
     labels = {"id": [1, 2], "y": [0, 1]}
     assert scored(tmp_path, "accuracy", labels, {"id": [1, 2], "y": ["0.0", "0.7"]}).value == 0.5
-    assert "finite numbers" in scored(tmp_path, "accuracy", labels, {"id": [1, 2], "y": ["no", "yes"]}).reason
+    assert (
+        "finite numbers"
+        in scored(tmp_path, "accuracy", labels, {"id": [1, 2], "y": ["no", "yes"]}).reason
+    )
 
 
 def test_an_answer_that_cannot_be_scored_against_is_a_fault_of_the_data(tmp_path):
@@ -332,12 +384,17 @@ def test_an_answer_that_cannot_be_scored_against_is_a_fault_of_the_data(tmp_path
         scored(tmp_path, "rmse", {"id": [1, 2], "y": ["x", 1]}, {"id": [1, 2], "y": [0.1, 0.2]})
 
 
-# --- sets of submissions -----------------------------------------------------------------------------------------------------
+# --- sets of submissions
+# --------------------------------------------------------------------------------------------------
 
 
 def test_the_gap_is_0_at_the_baseline_and_below_1_at_the_best_and_has_the_direction_of_the_metric():
-    assert [scorer.relative_gap(p, 0.5, 0.9) for p in (0.4, 0.5, 0.7, 0.9)] == pytest.approx([0, 0, 0.5, 1])
-    assert [scorer.relative_gap(p, 30.0, 10.0) for p in (40, 20, 10, 5)] == pytest.approx([0, 0.5, 1, 1.25])
+    assert [scorer.relative_gap(p, 0.5, 0.9) for p in (0.4, 0.5, 0.7, 0.9)] == pytest.approx(
+        [0, 0, 0.5, 1]
+    )
+    assert [scorer.relative_gap(p, 30.0, 10.0) for p in (40, 20, 10, 5)] == pytest.approx(
+        [0, 0.5, 1, 1.25]
+    )
     with pytest.raises(ValueError, match="both 1"):
         scorer.relative_gap(2.0, 1.0, 1.0)
 
@@ -358,7 +415,9 @@ def test_the_gap_is_0_at_the_baseline_and_below_1_at_the_best_and_has_the_direct
 )
 def test_fair_measures_are_those_of_the_papers_table(raw, valid, total, penalty, reported):
     places = 3 if penalty < 1 else 1
-    assert scorer.fair(raw, valid, total, penalty) == pytest.approx(reported, abs=0.51 * 10**-places)
+    assert scorer.fair(raw, valid, total, penalty) == pytest.approx(
+        reported, abs=0.51 * 10**-places
+    )
 
 
 def test_the_summary_counts_what_failed(tmp_path):
@@ -372,7 +431,9 @@ def test_the_summary_counts_what_failed(tmp_path):
     made = {"engineer": True, "analyst": False}
     found = scorer.summary(
         [
-            scorer.Result("classification", "roc_auc", good, 0.5, {"engineer": True, "analyst": True}),
+            scorer.Result(
+                "classification", "roc_auc", good, 0.5, {"engineer": True, "analyst": True}
+            ),
             scorer.Result("classification", "roc_auc", failed, made=made),
             scorer.Result("regression", "rmse", close, 1.0, {"engineer": True, "analyst": True}),
             scorer.Result("regression", "rmse", failed, made={"engineer": False, "analyst": False}),

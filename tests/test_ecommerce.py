@@ -1,4 +1,5 @@
-"""The recipe `ecommerce`: the store that is generated, questions with their truth, and how answers are graded."""
+"""The recipe `ecommerce`: the store that is generated, questions with their truth, and how answers
+are graded."""
 
 import asyncio
 import functools
@@ -69,7 +70,12 @@ def rows(path, query, *values):
 def test_a_store_is_a_function_of_its_seed(year, tmp_path):
     store.write(store.Market(0), tmp_path / "again.db")
     store.write(store.Market(1), tmp_path / "other.db")
-    assert content(year) == content(tmp_path / "again.db") == content(store.database(0)) != content(tmp_path / "other.db")
+    assert (
+        content(year)
+        == content(tmp_path / "again.db")
+        == content(store.database(0))
+        != content(tmp_path / "other.db")
+    )
 
 
 def test_it_is_the_same_store_on_every_machine(year):
@@ -77,39 +83,65 @@ def test_it_is_the_same_store_on_every_machine(year):
 
 
 def test_money_is_in_whole_cents_and_the_tables_fit_together(year):
-    money = "SELECT cost FROM products UNION ALL SELECT price FROM products UNION ALL SELECT price FROM order_lines "
-    assert {type(value) for (value,) in rows(year, money + "UNION ALL SELECT amount FROM refunds")} == {int}
+    money = (
+        "SELECT cost FROM products UNION ALL SELECT price FROM products UNION ALL SELECT price "
+        "FROM order_lines "
+    )
+    assert {
+        type(value) for (value,) in rows(year, money + "UNION ALL SELECT amount FROM refunds")
+    } == {int}
     assert rows(year, "PRAGMA foreign_key_check") == []
     (lines,), (sold,) = (
         rows(
-            year, "SELECT sum(quantity * price) FROM order_lines JOIN orders ON id = order_id WHERE status <> 'cancelled'"
+            year,
+            "SELECT sum(quantity * price) FROM order_lines JOIN orders ON id = order_id WHERE "
+            "status <> 'cancelled'",
         ),
         rows(year, "SELECT sum(revenue) FROM sales"),
     )
     assert lines == sold
-    paid = rows(year, "SELECT r.amount, l.quantity * l.price FROM refunds r JOIN order_lines l USING (order_id, product)")
+    paid = rows(
+        year,
+        "SELECT r.amount, l.quantity * l.price FROM refunds r JOIN order_lines l USING (order_id, "
+        "product)",
+    )
     assert paid and all(amount == price for amount, price in paid)
 
 
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_what_is_planted_can_be_seen(seed):
-    """A fall of each kind against the same month without it: in the generator's own expectation, and in the year that was drawn."""
+    """A fall of each kind against the same month without it: in the generator's own expectation,
+    and in the year that was drawn."""
     market, path = store.market_of(seed), store.database(seed)
     assert set(market.causes.values()) == set(store.CAUSES)
     for (category, month), _ in market.causes.items():
-        sold = dict(rows(path, "SELECT month, sum(units) FROM sales WHERE category = ? GROUP BY 1", category))
+        sold = dict(
+            rows(
+                path, "SELECT month, sum(units) FROM sales WHERE category = ? GROUP BY 1", category
+            )
+        )
         assert sold[month] < 0.8 * sold[month - 1]
     units_of_demand = sum(dict(rows(path, "SELECT 1, sum(units) FROM sales")).values()) / sum(
-        market.demand(p, store.FIRST + store.timedelta(n)) for p in market.products for n in range(store.DAYS)
+        market.demand(p, store.FIRST + store.timedelta(n))
+        for p in market.products
+        for n in range(store.DAYS)
     )
     lifts = []
     for category, starts, ends, discount in market.campaigns:
         span = [starts + store.timedelta(n) for n in range((ends - starts).days + 1)]
         own = [p for p in market.products if p.category == category]
-        usual = sum(p.base * market.season(category, day) * store.WEEKDAYS[day.weekday()] for p in own for day in span)
+        usual = sum(
+            p.base * market.season(category, day) * store.WEEKDAYS[day.weekday()]
+            for p in own
+            for day in span
+        )
         query = "SELECT sum(units) FROM sales WHERE category = ? AND day BETWEEN ? AND ?"
         ((during,),) = rows(path, query, category, str(starts), str(ends))
-        lifts.append(during / (usual * units_of_demand) / (1 - discount / 100) ** -market.elasticity[category])
+        lifts.append(
+            during
+            / (usual * units_of_demand)
+            / (1 - discount / 100) ** -market.elasticity[category]
+        )
     assert 0.85 < sum(lifts) / len(lifts) < 1.15
 
 
@@ -118,8 +150,17 @@ def test_products_that_come_back_and_products_that_do_not_sell(year):
     dead = {p.name for p in market.products if not p.base}
     assert len(dead) == len(store.CATEGORIES)
     assert not dead & {name for (name,) in rows(year, "SELECT DISTINCT product FROM sales")}
-    query = "SELECT p.name, 1.0 * count(r.id) / count(*) FROM products p JOIN order_lines l ON l.product = p.id "
-    rates = dict(rows(year, query + "LEFT JOIN refunds r ON r.order_id = l.order_id AND r.product = p.id GROUP BY 1"))
+    query = (
+        "SELECT p.name, 1.0 * count(r.id) / count(*) FROM products p JOIN order_lines l ON "
+        "l.product = p.id "
+    )
+    rates = dict(
+        rows(
+            year,
+            query
+            + "LEFT JOIN refunds r ON r.order_id = l.order_id AND r.product = p.id GROUP BY 1",
+        )
+    )
     bad = [rates[p.name] for p in market.products if p.returned == 0.3]
     others = [rates[p.name] for p in market.products if p.base and p.returned < 0.3]
     assert min(bad) > 2 * sum(others) / len(others)
@@ -131,21 +172,33 @@ def test_seasons_and_weekdays_are_those_of_the_generator(year):
         expected = [0.0] * 13
         for n in range(store.DAYS):
             day = store.FIRST + store.timedelta(n)
-            expected[day.month] += sum(market.demand(p, day) for p in market.products if p.category == category)
-        sold = dict(rows(year, "SELECT month, sum(units) FROM sales WHERE category = ? GROUP BY 1", category))
-        share = [sold.get(m, 0) / sum(sold.values()) - expected[m] / sum(expected) for m in range(1, 13)]
+            expected[day.month] += sum(
+                market.demand(p, day) for p in market.products if p.category == category
+            )
+        sold = dict(
+            rows(
+                year, "SELECT month, sum(units) FROM sales WHERE category = ? GROUP BY 1", category
+            )
+        )
+        share = [
+            sold.get(m, 0) / sum(sold.values()) - expected[m] / sum(expected) for m in range(1, 13)
+        ]
         assert max(map(abs, share)) < 0.05
     by_day = dict(rows(year, "SELECT strftime('%w', day), sum(units) FROM sales GROUP BY 1"))
     assert max(by_day, key=by_day.get) == "6" and min(by_day, key=by_day.get) == "0"
 
 
 def test_the_prices_and_discounts_that_pay_follow_from_the_elasticity():
-    """Where units fall as price^-e, the best price is cost x e / (e - 1): of one product, on a fine grid."""
+    """Where units fall as price^-e, the best price is cost x e / (e - 1): of one product, on a fine
+    grid."""
     market = store.market_of(0)
     product = next(p for p in market.products if p.base)
     e = market.elasticity[product.category]
     best = product.cost * e / (e - 1) / product.price
-    profit = [market.units_a_day(product, best * k) * (product.price * best * k - product.cost) for k in (0.97, 1.0, 1.03)]
+    profit = [
+        market.units_a_day(product, best * k) * (product.price * best * k - product.cost)
+        for k in (0.97, 1.0, 1.03)
+    ]
     assert max(profit) == profit[1]
 
 
@@ -155,7 +208,9 @@ def test_the_prices_and_discounts_that_pay_follow_from_the_elasticity():
 def test_there_are_forty_kinds_and_each_is_asked():
     assert len(KINDS) == 40
     assert {label["kind"] for label in LABELS} == set(KINDS)
-    assert {kind.specialist for kind in KINDS.values()} == {s for own in questions.SPECIALISTS.values() for s in own}
+    assert {kind.specialist for kind in KINDS.values()} == {
+        s for own in questions.SPECIALISTS.values() for s in own
+    }
     assert (
         {name for name, kind in KINDS.items() if kind.form not in ("cause", "change", "order")}
         == set(QUERIES)
@@ -168,7 +223,9 @@ def test_router_and_one_specialist_get_the_share_of_the_calls_that_is_asked_for(
     core = questions.SPECIALISTS[assistant][0]
     for share in (0.6, 0.76, 0.84):
         tasks = questions.load(assistant, "train", 500, share)
-        mine = sum(len(t.label) + sum(label["specialist"] == core for label in t.label) for t in tasks)
+        mine = sum(
+            len(t.label) + sum(label["specialist"] == core for label in t.label) for t in tasks
+        )
         assert mine / sum(2 * len(t.label) + 1 for t in tasks) == pytest.approx(share, abs=0.02)
 
 
@@ -178,22 +235,30 @@ def test_a_task_is_a_function_of_its_id_and_held_out_stores_are_others(assistant
     assert again == TASKS[assistant]
     held_out = questions.load(assistant, "eval", 500, 0.76)
     assert len(held_out) == 100
-    assert not {t.metadata["store"] for t in held_out} & {t.metadata["store"] for t in TASKS[assistant]}
+    assert not {t.metadata["store"] for t in held_out} & {
+        t.metadata["store"] for t in TASKS[assistant]
+    }
     assert not {t.prompt for t in held_out} & {t.prompt for t in TASKS[assistant]}
     assert {len(t.label) for t in TASKS[assistant]} == {2, 3, 4}
     for task in TASKS[assistant]:
         asked = task.metadata["questions"]
         assert task.prompt.endswith(asked[0]) and len(asked) == len(task.label) == len(set(asked))
-        assert task.metadata["type"] == task.label[0]["specialist"] and not any("{" in q for q in asked)
+        assert task.metadata["type"] == task.label[0]["specialist"] and not any(
+            "{" in q for q in asked
+        )
 
 
 @pytest.mark.parametrize("assistant", ASSISTANTS)
 def test_what_a_question_leaves_out_was_in_the_question_before(assistant):
     left_out = 0
     for task in TASKS[assistant]:
-        for one, (label, text) in enumerate(zip(task.label, task.metadata["questions"], strict=True)):
+        for one, (label, text) in enumerate(
+            zip(task.label, task.metadata["questions"], strict=True)
+        ):
             kind = KINDS[label["kind"]]
-            if kind.about and text == kind.later.format(other=text.rpartition("that of ")[2].partition("?")[0]):
+            if kind.about and text == kind.later.format(
+                other=text.rpartition("that of ")[2].partition("?")[0]
+            ):
                 left_out += 1
                 assert kind.about - {"other"} <= KINDS[task.label[one - 1]["kind"]].about
                 assert "{other}" not in KINDS[task.label[one - 1]["kind"]].opening
@@ -207,14 +272,24 @@ def test_the_truth_is_the_same_when_it_is_computed_in_python(name):
     for seed in (0, 1):
         tables = {
             t: read(seed, t)
-            for t in ("products", "customers", "orders", "order_lines", "refunds", "campaigns", "categories")
+            for t in (
+                "products",
+                "customers",
+                "orders",
+                "order_lines",
+                "refunds",
+                "campaigns",
+                "categories",
+            )
         }
         for _ in range(12):
             context = questions.context_of(draw, seed)
             label = questions.truth(kind, seed, context)
             if label is not None:
                 checked += 1
-                assert same(label, REFERENCE[name](Tables(tables), SimpleNamespace(**context))), context
+                assert same(label, REFERENCE[name](Tables(tables), SimpleNamespace(**context))), (
+                    context
+                )
     assert checked
 
 
@@ -223,7 +298,9 @@ def read(seed, table):
     connection = sqlite3.connect(store.database(seed))
     connection.row_factory = sqlite3.Row
     try:
-        return [SimpleNamespace(**dict(row)) for row in connection.execute(f"SELECT * FROM {table}")]
+        return [
+            SimpleNamespace(**dict(row)) for row in connection.execute(f"SELECT * FROM {table}")
+        ]
     finally:
         connection.close()
 
@@ -249,15 +326,23 @@ class Tables:
 
     def sold(self, category=None, month=None):
         return [
-            line for line in self.lines if category in (None, line.of.kind) and month in (None, int(line.ordered.day[5:7]))
+            line
+            for line in self.lines
+            if category in (None, line.of.kind) and month in (None, int(line.ordered.day[5:7]))
         ]
 
     def refunded(self, category, month=None):
-        return [r for r in self.refunds if r.of.kind == category and month in (None, int(r.day[5:7]))]
+        return [
+            r for r in self.refunds if r.of.kind == category and month in (None, int(r.day[5:7]))
+        ]
 
     def during(self, category, starts=None, ends=None):
         run = self.runs[category]
-        return [line for line in self.sold(category) if (starts or run.starts) <= line.ordered.day <= (ends or run.ends)]
+        return [
+            line
+            for line in self.sold(category)
+            if (starts or run.starts) <= line.ordered.day <= (ends or run.ends)
+        ]
 
 
 def revenue(lines):
@@ -290,7 +375,9 @@ def days(run):
 def lift(t, c):
     run = t.runs[c.category]
     before = t.during(
-        c.category, str(day_of(run.starts) - store.timedelta(28)), str(day_of(run.starts) - store.timedelta(1))
+        c.category,
+        str(day_of(run.starts) - store.timedelta(28)),
+        str(day_of(run.starts) - store.timedelta(1)),
     )
     return 100 * (units(t.during(c.category)) / days(run)) / (units(before) / 28) - 100
 
@@ -309,13 +396,21 @@ REFERENCE = {
     "revenue": lambda t, c: revenue(t.sold(c.category, c.month)),
     "buyers": lambda t, c: len({line.order_id for line in t.sold(c.category, c.month)}),
     "profit": lambda t, c: profit(t.sold(c.category, c.month)),
-    "change": lambda t, c: 100 * revenue(t.sold(c.category, c.month)) / revenue(t.sold(c.category, c.month - 1)) - 100,
+    "change": lambda t, c: (
+        100 * revenue(t.sold(c.category, c.month)) / revenue(t.sold(c.category, c.month - 1)) - 100
+    ),
     "best_month": lambda t, c: best(month_of, t.sold(c.category), revenue)[0],
     "top_products": lambda t, c: best(lambda line: line.of.name, t.sold(c.category), revenue)[:3],
-    "top_categories": lambda t, c: best(lambda line: line.of.kind, t.sold(None, c.month), revenue)[:3],
+    "top_categories": lambda t, c: best(lambda line: line.of.kind, t.sold(None, c.month), revenue)[
+        :3
+    ],
     "weekday": lambda t, c: best(weekday_of, t.sold(c.category), units)[0],
-    "top_city": lambda t, c: best(lambda line: t.city[line.ordered.customer], t.sold(c.category, c.month), units)[0],
-    "compare": lambda t, c: max((c.category, c.other), key=lambda name: revenue(t.sold(name, c.month))),
+    "top_city": lambda t, c: best(
+        lambda line: t.city[line.ordered.customer], t.sold(c.category, c.month), units
+    )[0],
+    "compare": lambda t, c: max(
+        (c.category, c.other), key=lambda name: revenue(t.sold(name, c.month))
+    ),
     "dead": lambda t, c: sorted(
         {p.name for p in t.products if p.kind == c.category}
         - {line.of.name for line in t.sold(c.category) if line.ordered.day > RECENT}
@@ -323,9 +418,13 @@ REFERENCE = {
     "campaign": lambda t, c: days(t.runs[c.category]),
     "lift": lift,
     "campaign_revenue": lambda t, c: revenue(t.during(c.category)),
-    "best_campaign": lambda t, c: max(t.runs, key=lambda name: units(t.during(name)) / days(t.runs[name])),
+    "best_campaign": lambda t, c: max(
+        t.runs, key=lambda name: units(t.during(name)) / days(t.runs[name])
+    ),
     "refunds": lambda t, c: len(t.refunded(c.category, c.month)),
-    "returned": lambda t, c: sum((line.order_id, line.product) in t.back for line in t.sold(c.category, c.month)),
+    "returned": lambda t, c: sum(
+        (line.order_id, line.product) in t.back for line in t.sold(c.category, c.month)
+    ),
     "refund_sum": lambda t, c: sum(r.amount for r in t.refunded(c.category, c.month)),
     "reason": lambda t, c: best(lambda r: r.reason, t.refunded(c.category), len)[0],
     "worst_product": lambda t, c: best(
@@ -336,22 +435,35 @@ REFERENCE = {
     "status": lambda t, c: t.order[c.order].status,
     "total": lambda t, c: revenue(line for line in t.order_lines if line.order_id == c.order),
     "lines": lambda t, c: sum(line.order_id == c.order for line in t.order_lines),
-    "products": lambda t, c: sorted(line.of.name for line in t.order_lines if line.order_id == c.order),
+    "products": lambda t, c: sorted(
+        line.of.name for line in t.order_lines if line.order_id == c.order
+    ),
     "city": lambda t, c: t.city[t.order[c.order].customer],
     "day": lambda t, c: t.order[c.order].day,
     "customer": lambda t, c: sum(o.customer == t.order[c.order].customer for o in t.orders),
-    "unfinished": lambda t, c: sum(int(o.day[5:7]) == c.month and o.status in ("paid", "shipped") for o in t.orders),
+    "unfinished": lambda t, c: sum(
+        int(o.day[5:7]) == c.month and o.status in ("paid", "shipped") for o in t.orders
+    ),
     "refunded": lambda t, c: next((r.state for r in t.refunds if r.order_id == c.order), "none"),
     "margin": lambda t, c: 100 - 100 * t.product[c.product].cost / t.product[c.product].price,
-    "dearest": lambda t, c: sorted((p.name for p in t.products if p.kind == c.category), key=lambda n: -t.product[n].price)[
-        :3
-    ],
-    "thin": lambda t, c: sorted(p.name for p in t.products if p.kind == c.category and 1 - p.cost / p.price < 0.35),
+    "dearest": lambda t, c: sorted(
+        (p.name for p in t.products if p.kind == c.category), key=lambda n: -t.product[n].price
+    )[:3],
+    "thin": lambda t, c: sorted(
+        p.name for p in t.products if p.kind == c.category and 1 - p.cost / p.price < 0.35
+    ),
     "stock": lambda t, c: t.product[c.product].stock,
-    "low": lambda t, c: sorted(p.name for p in t.products if p.kind == c.category and p.stock <= p.reorder_at),
+    "low": lambda t, c: sorted(
+        p.name for p in t.products if p.kind == c.category and p.stock <= p.reorder_at
+    ),
     "cover": lambda t, c: (
         t.product[c.product].stock
-        / (units(line for line in t.sold() if line.of.name == c.product and line.ordered.day > RECENT) / 90)
+        / (
+            units(
+                line for line in t.sold() if line.of.name == c.product and line.ordered.day > RECENT
+            )
+            / 90
+        )
     ),
 }
 
@@ -384,10 +496,15 @@ def graded(task, answer):
 @pytest.mark.parametrize("assistant", ASSISTANTS)
 def test_the_truth_is_graded_as_right_and_another_tasks_as_wrong(assistant):
     tasks = TASKS[assistant][:100]
-    right = ["\n".join(f"{n}: {answer_to(label)}" for n, label in enumerate(task.label, 1)) for task in tasks]
+    right = [
+        "\n".join(f"{n}: {answer_to(label)}" for n, label in enumerate(task.label, 1))
+        for task in tasks
+    ]
     for task, answer in zip(tasks, right, strict=True):
         outcome, parts = graded(task, answer)
-        assert outcome == pytest.approx(1.0) and list(parts) == [f"question_{n + 1}" for n in range(len(task.label))]
+        assert outcome == pytest.approx(1.0) and list(parts) == [
+            f"question_{n + 1}" for n in range(len(task.label))
+        ]
         assert graded(task, None)[0] == graded(task, "I do not know.")[0] == 0.0
     others = [graded(task, answer)[0] for task, answer in zip(tasks, right[1:], strict=False)]
     assert sum(others) / len(others) < 0.35
@@ -407,8 +524,16 @@ def test_the_truth_is_graded_as_right_and_another_tasks_as_wrong(assistant):
         ({"form": "word", "value": "Oslo", "options": ["Oslo", "Rome"]}, "Oslos", 0.0),
         ({"form": "word", "value": "2025-08-05", "options": []}, "on 2025-08-05", 1.0),
         ({"form": "word", "value": "2025-08-05", "options": []}, "2025-08-05 or 2025-08-06", 0.0),
-        ({"form": "set", "value": ["tea-100", "tea-108"], "options": []}, "tea-108 and tea-100", 1.0),
-        ({"form": "set", "value": ["tea-100", "tea-108"], "options": []}, "tea-108 and tea-116", 1 / 3),
+        (
+            {"form": "set", "value": ["tea-100", "tea-108"], "options": []},
+            "tea-108 and tea-100",
+            1.0,
+        ),
+        (
+            {"form": "set", "value": ["tea-100", "tea-108"], "options": []},
+            "tea-108 and tea-116",
+            1 / 3,
+        ),
         ({"form": "word", "value": "Oslo", "options": ["Oslo", "Rome"]}, "not Oslo", 0.0),
         ({"form": "word", "value": "Oslo", "options": ["Oslo", "Rome"]}, "It isn't Oslo", 0.0),
         ({"form": "word", "value": "Oslo", "options": ["Oslo", "Rome"]}, "Oslo, not Rome", 1.0),
@@ -416,9 +541,21 @@ def test_the_truth_is_graded_as_right_and_another_tasks_as_wrong(assistant):
         ({"form": "number", "value": 4310, "tolerance": 0.0}, "in 2025-05: 4310", 1.0),
         ({"form": "number", "value": 4310, "tolerance": 0.0}, "4310 through 4320", 0.0),
         ({"form": "number", "value": 4310, "tolerance": 0.0}, "4310 ± 10", 0.0),
-        ({"form": "ranking", "value": ["a", "b", "c"], "options": ["a", "b", "c", "d"]}, "a, b, c", 1.0),
-        ({"form": "ranking", "value": ["a", "b", "c"], "options": ["a", "b", "c", "d"]}, "a, c, b", 1 / 3),
-        ({"form": "ranking", "value": ["a", "b", "c"], "options": ["a", "b", "c", "d"]}, "a, b, c, d", 3 / 4),
+        (
+            {"form": "ranking", "value": ["a", "b", "c"], "options": ["a", "b", "c", "d"]},
+            "a, b, c",
+            1.0,
+        ),
+        (
+            {"form": "ranking", "value": ["a", "b", "c"], "options": ["a", "b", "c", "d"]},
+            "a, c, b",
+            1 / 3,
+        ),
+        (
+            {"form": "ranking", "value": ["a", "b", "c"], "options": ["a", "b", "c", "d"]},
+            "a, b, c, d",
+            3 / 4,
+        ),
         ({"form": "change", "values": {"-10": 50, "0": 100, "10": -20}}, "-10 %", 0.5),
         ({"form": "change", "values": {"-10": 50, "0": 100, "10": -20}}, "10 %", 0.0),
         ({"form": "change", "values": {"-10": 50, "0": 100, "10": -20}}, "5 %", 0.0),
@@ -437,14 +574,40 @@ def test_the_last_line_of_a_number_counts():
 
 
 @pytest.mark.parametrize(
-    "much", ["\n", " ", "- \n", "**", "1: ", "a ", "a\n", "1.", "q", "0 ", "0*", "0,", "$", "{", "--", "\\boxed{"]
+    "much",
+    [
+        "\n",
+        " ",
+        "- \n",
+        "**",
+        "1: ",
+        "a ",
+        "a\n",
+        "1.",
+        "q",
+        "0 ",
+        "0*",
+        "0,",
+        "$",
+        "{",
+        "--",
+        "\\boxed{",
+    ],
 )
 def test_a_long_answer_is_graded_at_once(much):
     begun = time.process_time()
     for text in (much * (30_000 // len(much)), "1: " + much * (30_000 // len(much))):
         for said in grader.lines(text).values():
             for form in ("number", "word"):
-                grader.score({"form": form, "value": 1, "tolerance": 0, "options": ["June"] * (form == "word")}, said)
+                grader.score(
+                    {
+                        "form": form,
+                        "value": 1,
+                        "tolerance": 0,
+                        "options": ["June"] * (form == "word"),
+                    },
+                    said,
+                )
     assert time.process_time() - begun < 1
 
 
@@ -499,7 +662,8 @@ class Script:
                 return "I look.\n```sql\nSELECT * FROM stockouts\n```"
             if kind.form == "change":
                 return " ".join(
-                    f"<what_if>{self.context['category']} {value}</what_if>" for value in list(label["values"])[:4]
+                    f"<what_if>{self.context['category']} {value}</what_if>"
+                    for value in list(label["values"])[:4]
                 )
             if kind.form == "order":
                 return (
@@ -512,19 +676,33 @@ class Script:
         return f"The answer is {answer_to(label)}."
 
     def composer(self, messages):
-        said = [questions.shown(label["value"]) if self.short else answer_to(label) for label in self.task.label]
+        said = [
+            questions.shown(label["value"]) if self.short else answer_to(label)
+            for label in self.task.label
+        ]
         return "\n".join(f"{n}: {text}" for n, text in enumerate(said, 1))
 
 
 def played(plan, task, script):
     """A trajectory of scripted agents, scored by the recipe's rubric and grader."""
     run, chat = plan.run, CharacterChat()
-    tools = {tool.name: tool for answer in plan.plugins.hook.marl_tools(run=run) for tool in answer or ()}
+    tools = {
+        tool.name: tool for answer in plan.plugins.hook.marl_tools(run=run) for tool in answer or ()
+    }
     coach = RubricCoach(load_rubric(Path(run.args.coach.rubric), list(run.recipe.roles)))
 
     async def generate(call):
-        messages = [(part[0], part[2:]) for part in chat.text(call.context_ids).split("^") if part[1:2] == ":"]
-        ids = (*chat.encode(script.say(call.role, messages[:-1] if messages[-1] == ("a", "") else messages)), ord("^"))
+        messages = [
+            (part[0], part[2:])
+            for part in chat.text(call.context_ids).split("^")
+            if part[1:2] == ":"
+        ]
+        ids = (
+            *chat.encode(
+                script.say(call.role, messages[:-1] if messages[-1] == ("a", "") else messages)
+            ),
+            ord("^"),
+        )
         return Generation(ids, tuple(-0.5 for _ in ids), "stop", call.policy, 0)
 
     async def share(action, seen):
@@ -547,11 +725,23 @@ def played(plan, task, script):
 
     async def play():
         trajectory = await run_workflow(
-            run.workflow_module.run, task, 0, step=1, run_seed=0, roles=roles, tools=tools, generate=generate, seconds=60
+            run.workflow_module.run,
+            task,
+            0,
+            step=1,
+            run_seed=0,
+            roles=roles,
+            tools=tools,
+            generate=generate,
+            seconds=60,
         )
         scored = plan.plugins.hook.marl_score_outcome
         await score_trajectory(
-            trajectory, share, lambda t: scored(run=run, trajectory=t), roles=list(run.recipe.roles), seconds=60
+            trajectory,
+            share,
+            lambda t: scored(run=run, trajectory=t),
+            roles=list(run.recipe.roles),
+            seconds=60,
         )
         return trajectory
 
@@ -573,7 +763,9 @@ def test_agents_that_are_right_are_scored_as_right(file):
         assert [(a.role, a.score, a.text) for a in trajectory.actions if a.score != 1.0] == []
         assert all(result.ok for a in trajectory.actions for result in a.tool_results)
         assert 5 <= len(trajectory.actions) <= (5 if file.startswith("tiny") else 4 + 4 * 2 + 1)
-        calls.update(a.role for a in trajectory.actions if a.before is None or a.before.call != a.call)
+        calls.update(
+            a.role for a in trajectory.actions if a.before is None or a.before.call != a.call
+        )
         kinds |= {label["kind"] for label in task.label}
     assert (calls["router"] + calls[core]) / calls.total() == pytest.approx(0.76, abs=0.05)
     assert len(kinds) >= (4 if file.startswith("tiny") else 12)
@@ -583,9 +775,13 @@ def test_agents_that_are_right_are_scored_as_right(file):
 def test_a_slip_of_one_role_costs_that_role_its_score(file):
     plan = plan_of(file)
     task = next(
-        t for t in plan.tasks("train") if t.label[0]["form"] == "number" and len({q["specialist"] for q in t.label}) > 1
+        t
+        for t in plan.tasks("train")
+        if t.label[0]["form"] == "number" and len({q["specialist"] for q in t.label}) > 1
     )
-    other = next(s for s in questions.SPECIALISTS[task.id.split("-")[0]] if s != task.label[0]["specialist"])
+    other = next(
+        s for s in questions.SPECIALISTS[task.id.split("-")[0]] if s != task.label[0]["specialist"]
+    )
 
     def scores(**wrong):
         trajectory = played(plan, task, Script(task, False, **wrong))
@@ -598,18 +794,25 @@ def test_a_slip_of_one_role_costs_that_role_its_score(file):
     assert routed["router"][0] == 0.8
     trajectory, claimed = scores(composer=lambda text: text.replace("1: ", "1: 7"))
     assert claimed["composer"][0] < 0.8 and trajectory.outcome < 1.0
-    assert trajectory.outcome_parts["question_1"] == 0.0 and trajectory.outcome_parts["question_2"] == 1.0
+    assert (
+        trajectory.outcome_parts["question_1"] == 0.0
+        and trajectory.outcome_parts["question_2"] == 1.0
+    )
     first = task.label[0]["specialist"]
     _, broken = scores(**{first: lambda text: text.replace("FROM ", "FROM the_")})
     assert min(broken[first]) <= 0.7
-    _, invented = scores(**{first: lambda text: text.replace("The answer", "123456789 is not it. The answer")})
+    _, invented = scores(
+        **{first: lambda text: text.replace("The answer", "123456789 is not it. The answer")}
+    )
     assert min(invented[first]) == 0.8
 
 
 def test_a_specialist_hands_a_question_on_once():
     plan = plan_of("merchant_assistant")
     task = next(t for t in plan.tasks("train") if t.label[0]["specialist"] == "aftersales")
-    trajectory = played(plan, task, Script(task, False, aftersales=lambda text: f"{text}\nHAND ON: marketing"))
+    trajectory = played(
+        plan, task, Script(task, False, aftersales=lambda text: f"{text}\nHAND ON: marketing")
+    )
     asked = [a for a in trajectory.actions if a.role == "marketing"]
     assert "A colleague says:" in asked[0].shown[-1][1] and trajectory.outcome == 1.0
     assert {a.role for a in trajectory.actions if a.path in asked[0].parents} == {"aftersales"}
@@ -622,29 +825,42 @@ def test_a_specialist_is_told_what_others_have_said_and_remembers_its_own(assist
     task = next(
         t
         for t in plan.tasks("train")
-        if [q["specialist"] == core for q in t.label] in ([True, False, True], [True, False, True, True])
+        if [q["specialist"] == core for q in t.label]
+        in ([True, False, True], [True, False, True, True])
     )
     trajectory = played(plan, task, Script(task, False))
     first, again = [
-        a for a in trajectory.actions if a.role == core and a.shown[-1][1].rpartition("Question:")[1] and a.turn in (0, 2)
+        a
+        for a in trajectory.actions
+        if a.role == core and a.shown[-1][1].rpartition("Question:")[1] and a.turn in (0, 2)
     ]
     told = again.shown[-1][1]
-    assert f"2. {task.metadata['questions'][1]}" in told and f"1. {task.metadata['questions'][0]}" not in told
+    assert (
+        f"2. {task.metadata['questions'][1]}" in told
+        and f"1. {task.metadata['questions'][0]}" not in told
+    )
     assert again.call == 1 and first.path in {a.path for a in again.chain}
 
 
 def test_the_tools_of_the_recipe():
     plan = plan_of("merchant_assistant")
-    tools = {tool.name: tool for answer in plan.plugins.hook.marl_tools(run=plan.run) for tool in answer}
+    tools = {
+        tool.name: tool for answer in plan.plugins.hook.marl_tools(run=plan.run) for tool in answer
+    }
 
     def call(name, text, task="merchant-0-0"):
         result = asyncio.run(tools[name].run(ToolCall(text, task, 0, 1)))
         return result.ok, result.output
 
-    count = rows(store.database(0), "SELECT sum(units) FROM sales WHERE category = 'tea' AND month = 5")[0][0]
+    count = rows(
+        store.database(0), "SELECT sum(units) FROM sales WHERE category = 'tea' AND month = 5"
+    )[0][0]
     assert call("lookup", " units tea 5 ") == (True, str(count))
     assert call("lookup", "units tea 5", "merchant-1-0") != call("lookup", "units tea 5")
-    assert call("lookup", "unit tea 5") == (False, "there is no lookup 'unit'; did you mean 'units'?")
+    assert call("lookup", "unit tea 5") == (
+        False,
+        "there is no lookup 'unit'; did you mean 'units'?",
+    )
     assert call("lookup", "units tea") == (False, "units takes category month, got 1 words")
     assert call("lookup", "units moon 5") == (False, "nothing is there")
     assert call("lookup", "") == (False, call("lookup", "")[1])
@@ -653,12 +869,16 @@ def test_the_tools_of_the_recipe():
     assert ok and str(round(store.market_of(0).profit("tea", -10))) in said
     assert call("what_if", "moon -10")[0] is call("what_if", "tea -1000")[0] is False
     assert call("query", "SELECT date('now')") == (True, "date('now')\n2025-12-31")
-    assert tools["lookup"].find("a <lookup>units tea 5</lookup> b <lookup>x</lookup>") == ["units tea 5", "x"]
+    assert tools["lookup"].find("a <lookup>units tea 5</lookup> b <lookup>x</lookup>") == [
+        "units tea 5",
+        "x",
+    ]
 
 
 @pytest.mark.parametrize("file", ["tiny_merchant", "tiny_category"])
 def test_what_the_tiny_models_are_shown_is_what_they_are_asked(file):
-    """Without slips demonstrations are what scripted agents say, in the same conversations, letter for letter."""
+    """Without slips demonstrations are what scripted agents say, in the same conversations, letter
+    for letter."""
     plan = plan_of(file)
     module = plan.run.demonstrations_module
     with pytest.MonkeyPatch.context() as patch:
@@ -671,7 +891,9 @@ def test_what_the_tiny_models_are_shown_is_what_they_are_asked(file):
                     told[action.role] = action.messages
             shown = {}
             for one in module.demonstrate(task, random.Random(0)):
-                opening = prompt_renderer(plan.run.prompt(one.role), None)(one.fields)[-1]["content"]
+                opening = prompt_renderer(plan.run.prompt(one.role), None)(one.fields)[-1][
+                    "content"
+                ]
                 users = [opening, *one.shown]
                 shown[one.role] = tuple(
                     pair
@@ -695,7 +917,9 @@ def test_slips_are_as_frequent_as_they_are_said_to_be(file):
                 total["router"] += len(right)
             if one.role == "composer":
                 said = grader.lines(one.said[0])
-                found = {n: questions.shown(label["value"]) for n, label in enumerate(task.label, 1)}
+                found = {
+                    n: questions.shown(label["value"]) for n, label in enumerate(task.label, 1)
+                }
                 wrong["composer"] += sum(said[n] != found[n] for n in found)
                 total["composer"] += len(found)
     for role in total:
@@ -713,7 +937,8 @@ def copied(tmp_path):
 
 
 def refused(folder, *flags):
-    """What the command says of a recipe; in a process of its own, because recipes' files are imported once."""
+    """What the command says of a recipe; in a process of its own, because recipes' files are
+    imported once."""
     words = [
         sys.executable,
         "-m",
@@ -733,7 +958,8 @@ def test_what_is_wrong_is_said_all_at_once(copied):
     kinds = copied / "prompts" / "kinds.yaml"
     kinds.write_text(
         kinds.read_text().replace(
-            "SELECT sum(units) FROM sales WHERE category = :category AND", "SELECT sum(unit) FROM sale WHERE"
+            "SELECT sum(units) FROM sales WHERE category = :category AND",
+            "SELECT sum(unit) FROM sale WHERE",
         )
     )
     (copied / "prompts" / "tiny" / "composer.md").write_text(
@@ -741,12 +967,12 @@ def test_what_is_wrong_is_said_all_at_once(copied):
     )
     said = refused(copied, "--ecommerce.share", "0.9")
     assert (
-        f"kinds.yaml:{1 + kinds.read_text().splitlines().index('units:')}: units.sql: no such table: sale; did you mean 'sales'?"
-        in said
+        f"kinds.yaml:{1 + kinds.read_text().splitlines().index('units:')}: units.sql: no such "
+        "table: sale; did you mean 'sales'?" in said
     )
     assert (
-        "composer.md: tells role 'composer' of the tool 'what_if', which it does not have; add it to roles.composer.tools"
-        in said
+        "composer.md: tells role 'composer' of the tool 'what_if', which it does not have; add it "
+        "to roles.composer.tools" in said
     )
     assert "of the tool 'lookup'" in said
     assert "--ecommerce.share 0.9: expected 0.40 to 0.80" in said
@@ -754,5 +980,7 @@ def test_what_is_wrong_is_said_all_at_once(copied):
 
 def test_a_column_that_does_not_exist_is_found_before_it_is_asked_for(copied):
     kinds = copied / "prompts" / "kinds.yaml"
-    kinds.write_text(kinds.read_text().replace("SELECT stock FROM products", "SELECT stocks FROM products"))
+    kinds.write_text(
+        kinds.read_text().replace("SELECT stock FROM products", "SELECT stocks FROM products")
+    )
     assert "stock.sql: no such column: stocks; did you mean 'stock'?" in refused(copied)

@@ -1,4 +1,5 @@
-"""`--train.enable_ema`: the average against float64 and upstream's own, evaluated beside the weights, which come back."""
+"""`--train.enable_ema`: the average against float64 and upstream's own, evaluated beside the
+weights, which come back."""
 
 from types import SimpleNamespace
 
@@ -18,7 +19,9 @@ BETA = "train.ema_beta"
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
     """A group of one rank."""
-    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    torch.distributed.init_process_group(
+        "gloo", store=torch.distributed.HashStore(), rank=0, world_size=1
+    )
     yield
     torch.distributed.destroy_process_group()
 
@@ -68,7 +71,9 @@ def test_upstreams_own_average_is_the_same_in_float32_and_stands_still_in_bfloat
         module, theirs = torch.nn.Linear(64, 64).to(dtype), torch.nn.Linear(64, 64).to(dtype)
         theirs.load_state_dict(module.state_dict())
         first, ours = module.weight.detach().double(), WeightAverage(trainer_of(module, 0.992))
-        strategy = SimpleNamespace(time_steps={"ema": 0}, accumulated_gradient=1, use_dynamic_batch=False, stage=0)
+        strategy = SimpleNamespace(
+            time_steps={"ema": 0}, accumulated_gradient=1, use_dynamic_batch=False, stage=0
+        )
         wanted = first
         for now in updates(module, 200, 1e-3):
             ours.stepped()

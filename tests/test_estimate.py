@@ -1,4 +1,5 @@
-"""What the plan says of memory and time, against numbers worked out by hand and laws that hold for any run."""
+"""What the plan says of memory and time, against numbers worked out by hand and laws that hold for
+any run."""
 
 import json
 import re
@@ -28,17 +29,22 @@ def numbers(text):
 
 def test_the_papers_setting_by_hand():
     found = estimated()
-    # 4 B parameters on two devices with ZeRO 3: 8 GB of weights, gradients and reference each, 48 GB of Adam in the host's memory
+    # 4 B parameters on two devices with ZeRO 3: 8 GB of weights, gradients and reference each, 48
+    # GB of Adam in the host's memory
     assert found["memory"]["coder"].startswith(
         "12 GB a device to train (weights 4 GB, gradients 4 GB, reference 4 GB), 48 GB of"
     )
     assert "8 GB of weights" in found["memory"]["coder"]
-    # 7 answers of 4,096 tokens; each token reads 8 GB at 1.675 TB/s and takes 32 x 8 GFLOP at 330 TFLOP/s
+    # 7 answers of 4,096 tokens; each token reads 8 GB at 1.675 TB/s and takes 32 x 8 GFLOP at 330
+    # TFLOP/s
     generate = 7 * 4096 * (8e9 / 1.675e12 + 32 * 8e9 / 330e12)
-    # the coder: 64 x (4,096 of the solver's + 5 x 4,096) tokens, each 6 + 2 + 2 + 2 operations a parameter, on two devices
+    # the coder: 64 x (4,096 of the solver's + 5 x 4,096) tokens, each 6 + 2 + 2 + 2 operations a
+    # parameter, on two devices
     train = 64 * 6 * 4096 * 12 * 4e9 / (2 * 330e12)
     assert numbers(found["step"]) == [round(generate), round(train)]
-    evaluation = 7 * 4096 * (8e9 / 1.675e12 + 800 * 8e9 / 330e12)  # 400 tasks x 4 samples on two engines
+    evaluation = (
+        7 * 4096 * (8e9 / 1.675e12 + 800 * 8e9 / 330e12)
+    )  # 400 tasks x 4 samples on two engines
     hours = (128 * (generate + train) + 33 * evaluation) / 3600
     assert numbers(found["run"]) == [round(hours, 1), 128, 33]
     assert "H100" in found["assumes"]
@@ -47,7 +53,9 @@ def test_the_papers_setting_by_hand():
 def test_more_devices_take_no_longer():
     sizes = ("actor.num_gpus_per_node", "ref.num_gpus_per_node", "vllm.num_engines")
     more = estimated(*(word for size in sizes for word in (f"--{size}", "4")))
-    assert all(a < b for a, b in zip(numbers(more["step"]), numbers(estimated()["step"]), strict=True))
+    assert all(
+        a < b for a, b in zip(numbers(more["step"]), numbers(estimated()["step"]), strict=True)
+    )
     assert more["memory"]["coder"].startswith("6 GB a device ")
 
 
@@ -88,6 +96,8 @@ def test_the_size_of_a_folder_is_that_of_its_weights(tmp_path):
 
 def test_nothing_is_claimed_of_what_is_not_known(monkeypatch):
     assert estimated("--actor.model_name_or_path", "somebody/model") == {}
-    assert "estimate" not in describe(build_plan(["--recipe", PAPER, "--actor.model_name_or_path", "somebody/model"]))
+    assert "estimate" not in describe(
+        build_plan(["--recipe", PAPER, "--actor.model_name_or_path", "somebody/model"])
+    )
     monkeypatch.setenv("MARL_PLUGINS_DEVICE", "cpu")
     assert "estimate" not in describe(build_plan(["--recipe", "mathchat/tiny.yaml"]))

@@ -1,4 +1,5 @@
-"""The plugins in examples/: the contracts that any plugin keeps, and their formulas against numpy."""
+"""The plugins in examples/: the contracts that any plugin keeps, and their formulas against
+numpy."""
 
 import asyncio
 import math
@@ -88,9 +89,15 @@ def test_a_section_is_read_and_what_is_over_the_limit_costs(limited):
     ("text", "problem"),
     [
         ("{wieght: 1}", "word_limits.wieght: unknown key; did you mean 'weight'?"),
-        ("{roles: {voter: {words: 0}}}", "word_limits.roles.voter.words: expected at least 1, got 0"),
+        (
+            "{roles: {voter: {words: 0}}}",
+            "word_limits.roles.voter.words: expected at least 1, got 0",
+        ),
         ("{roles: {voter: {}}}", "word_limits.roles.voter.words: this key is missing"),
-        ("{roles: {votre: {words: 3}}}", "word_limits.roles.votre: no such role; did you mean 'voter'?"),
+        (
+            "{roles: {votre: {words: 3}}}",
+            "word_limits.roles.votre: no such role; did you mean 'voter'?",
+        ),
         ("5", "word_limits: expected a mapping such as {weight: ...}, got 5"),
     ],
 )
@@ -151,7 +158,11 @@ def credited(plan, by_role):
 def test_rae_keeps_a_baseline_by_role_through_a_resume():
     words = ["--recipe", "mathchat/tiny.yaml", "--plugin", "marl_plugins.rae", "--rae.decay", "0.9"]
     undisturbed, killed, resumed = (build_plan(words) for _ in range(3))
-    steps = [{"a": [1.0, 0.0], "b": [0.5]}, {"a": [1.0], "b": [0.25, 0.75]}, {"a": [0.0], "b": [1.0]}]
+    steps = [
+        {"a": [1.0, 0.0], "b": [0.5]},
+        {"a": [1.0], "b": [0.25, 0.75]},
+        {"a": [0.0], "b": [1.0]},
+    ]
     want = [credited(undisturbed, step) for step in steps]
     baseline = {role: np.mean(values) for role, values in steps[0].items()}
     for step, got in zip(steps, want, strict=True):  # the formula, in float64
@@ -171,7 +182,9 @@ def test_attempts_are_compared_within_a_proposal_and_proposals_across_samples():
     for sample in (0, 1):
         edges = {"p": [], "s0": ["p"], "s1": ["p"]}
         trajectory = make_trajectory(edges, sample=sample, roles={"p": "p", "s0": "s", "s1": "s"})
-        for action, value in zip(trajectory.actions, [given["p"][sample], *given["s"][sample]], strict=True):
+        for action, value in zip(
+            trajectory.actions, [given["p"][sample], *given["s"][sample]], strict=True
+        ):
             rows.append(Row(trajectory, action, value))
             values.append(value)
     estimator = load(str(EXAMPLES / "hierarchical_grpo.py")).HierarchicalGRPO(attempts=("s",))
@@ -204,7 +217,9 @@ def test_stragglers_are_timed_from_the_share_on(tmp_path):
     trainer = simulated_trainer(tmp_path, lambda t: 1.0, steps=1, eval_steps=-1, tasks=5, samples=2)
     trainer.run.args.stragglers = SimpleNamespace(share=0.9)
     parts = []
-    trainer.plugins.parts.append(lambda step: parts.append(stragglers(trainer.run, step)) or parts[-1])
+    trainer.plugins.parts.append(
+        lambda step: parts.append(stragglers(trainer.run, step)) or parts[-1]
+    )
     asyncio.run(trainer.fit(0))
     (part,) = parts
     assert len(part.arrivals) == 10
@@ -212,7 +227,14 @@ def test_stragglers_are_timed_from_the_share_on(tmp_path):
 
 
 def test_the_seconds_of_processes_in_use_are_measured_by_policy():
-    backend = build_plan(["--recipe", "tests/recipes/sums/tiny.yaml", "--plugin", str(EXAMPLES / "busy_processes.py")])
+    backend = build_plan(
+        [
+            "--recipe",
+            "tests/recipes/sums/tiny.yaml",
+            "--plugin",
+            str(EXAMPLES / "busy_processes.py"),
+        ]
+    )
     backend = backend.run.processes
     processes = {name: backend.processes_of(name, None, "cpu", None, 1, 1.0, ()) for name in "pq"}
 

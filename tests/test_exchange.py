@@ -1,4 +1,5 @@
-"""Whole trajectories leave a step and enter it: words are said again by the run's own workflow, all else is the run's own."""
+"""Whole trajectories leave a step and enter it: words are said again by the run's own workflow, all
+else is the run's own."""
 
 import asyncio
 import dataclasses
@@ -87,11 +88,21 @@ def trainer_of(folder, code, seed=1, **more):
         (folder / "plugin.py").write_text(code)
         names = [str(folder / "plugin.py")]
     trainer = simulated_trainer(
-        folder / "run", lambda t: float(t.sample == 0), steps=3, eval_steps=-1, plugins=names, seed=seed, **more
+        folder / "run",
+        lambda t: float(t.sample == 0),
+        steps=3,
+        eval_steps=-1,
+        plugins=names,
+        seed=seed,
+        **more,
     )
     cast = trainer.session.cast
     for name, (spec,) in cast.members.items():
-        cast.members[name] = (RoleSpec(name, spec.policy, spec.render, Chat(), spec.sampling, max_turns=spec.max_turns),)
+        cast.members[name] = (
+            RoleSpec(
+                name, spec.policy, spec.render, Chat(), spec.sampling, max_turns=spec.max_turns
+            ),
+        )
     return trainer
 
 
@@ -109,24 +120,41 @@ def test_what_a_peer_publishes_is_said_again_scored_and_trained_with_its_origin(
     alice = fit(trainer_of(tmp_path / "a", PUBLISH.format(folder=box), seed=7))
     bob = fit(trainer_of(tmp_path / "b", TAKE.format(folder=box, peer=PEER), seed=8))
     theirs = list(RunReader(alice.records.folder).trajectories())
-    received = [t for t in RunReader(bob.records.folder).trajectories(Filter(received=True)) if t.origin]
+    received = [
+        t for t in RunReader(bob.records.folder).trajectories(Filter(received=True)) if t.origin
+    ]
     assert [t.origin for t in received] == [PEER] * len(theirs) and len(theirs) == 24
     found = {
-        (t.step, t.task.id, t.sample): [(a.path, a.shown_ids, a.generation.ids, a.text) for a in t.actions] for t in theirs
+        (t.step, t.task.id, t.sample): [
+            (a.path, a.shown_ids, a.generation.ids, a.text) for a in t.actions
+        ]
+        for t in theirs
     }
     assert found == {
-        (t.step, t.task.id, t.sample): [(a.path, a.shown_ids, a.generation.ids, a.text) for a in t.actions]
+        (t.step, t.task.id, t.sample): [
+            (a.path, a.shown_ids, a.generation.ids, a.text) for a in t.actions
+        ]
         for t in received
     }
-    assert [t.outcome for t in received] == [float(t.sample == 0) for t in received]  # the reader's own grader
+    assert [t.outcome for t in received] == [
+        float(t.sample == 0) for t in received
+    ]  # the reader's own grader
     assert all(a.advantage is not None and a.left_out is None for t in received for a in t.actions)
     for line in recorded(bob, "ledger.jsonl"):
         assert line["roles"]["a"] == {"generated": 8, "trained": 8, "left_out": {}}
-        assert line["received"]["trajectories"] == 8 and line["received"]["roles"]["a"]["trained"] == 8
+        assert (
+            line["received"]["trajectories"] == 8 and line["received"]["roles"]["a"]["trained"] == 8
+        )
     for line in recorded(bob, "metrics.jsonl"):
-        assert (line["rows/generated"], line["rows/received"], line["trajectories/received"]) == (8.0, 8.0, 8.0)
+        assert (line["rows/generated"], line["rows/received"], line["trajectories/received"]) == (
+            8.0,
+            8.0,
+            8.0,
+        )
         assert line["outcome/mean"] == 0.5 and line["drift/max"] == 0.0
-    assert len(list(RunReader(bob.records.folder).trajectories())) == 24  # own ones, for whoever does not ask for others
+    assert (
+        len(list(RunReader(bob.records.folder).trajectories())) == 24
+    )  # own ones, for whoever does not ask for others
 
 
 def test_a_run_that_only_publishes_is_the_run_without_the_plugin(tmp_path):
@@ -144,7 +172,11 @@ def test_two_peers_with_the_same_sample_are_two_groups_and_neither_joins_the_run
         "    return [*again, *read, *trajectories]\n"
     )
     trainer = fit(trainer_of(tmp_path / "b", both, seed=8))
-    steps = [t for t in RunReader(trainer.records.folder).trajectories(Filter(received=True)) if t.step == 1]
+    steps = [
+        t
+        for t in RunReader(trainer.records.folder).trajectories(Filter(received=True))
+        if t.step == 1
+    ]
     assert [t.origin for t in steps] == [""] * 8 + ["alice"] * 8 + ["bob"] * 8
     assert recorded(trainer, "metrics.jsonl")[0]["rows/received"] == 16.0
 
@@ -160,7 +192,10 @@ def marl_exchange(trajectories, exchange):
 
 
 def test_what_leaves_is_in_the_ledger_with_its_reason_and_not_trained(tmp_path):
-    body = "t = trajectories[1]; exchange.leave_out(t, 'too easy'); return [o for o in trajectories if o is not t]"
+    body = (
+        "t = trajectories[1]; exchange.leave_out(t, 'too easy'); return [o for o in "
+        "trajectories if o is not t]"
+    )
     trainer = fit(trainer_of(tmp_path, LEAVE.format(body=body)))
     assert [line["roles"]["a"] for line in recorded(trainer, "ledger.jsonl")] == [
         {"generated": 8, "trained": 7, "left_out": {"too easy": 1}}
@@ -204,7 +239,10 @@ def test_what_was_credited_while_it_arrived_cannot_leave(tmp_path):
 
         async def during_rollout(self):
             await self.step.ended.wait()
-            assert await self.step.credited(sorted(self.step.trajectories, key=lambda t: t.order)) is not None
+            assert (
+                await self.step.credited(sorted(self.step.trajectories, key=lambda t: t.order))
+                is not None
+            )
 
     trainer.plugins.parts.append(Early)
     trainer.run.grader_module = None
@@ -212,7 +250,8 @@ def test_what_was_credited_while_it_arrived_cannot_leave(tmp_path):
         asyncio.run(trainer.fit(0))
 
 
-# -- what is read ------------------------------------------------------------------------------------------------------------
+# -- what is read
+# --------------------------------------------------------------------------------------------------
 
 
 def exchange_of(workflow, roles=None, tasks=2):
@@ -225,7 +264,9 @@ def exchange_of(workflow, roles=None, tasks=2):
         made.policies = trainer.policies
         for name in roles or ():
             (spec,) = made.cast.members["a"]
-            made.cast.members[name] = (RoleSpec(name, "p", spec.render, Chat(), Sampling(1.0, 1.0, 12, 4000)),)
+            made.cast.members[name] = (
+                RoleSpec(name, "p", spec.render, Chat(), Sampling(1.0, 1.0, 12, 4000)),
+            )
         made.rollout.cast.members.update(made.cast.members)
         return made
 
@@ -300,7 +341,9 @@ def test_the_members_of_a_population_say_what_the_others_have_said(tmp_path):
         assert same_but_for_log_probs(t, read(t, PEER))
         for name, version in (("p", 3), ("q", 5)):
             actions = read(t, f"for {name}", name).actions
-            assert {(a.policy, a.generation.policy, a.generation.version) for a in actions} == {(name, name, version)}
+            assert {(a.policy, a.generation.policy, a.generation.version) for a in actions} == {
+                (name, name, version)
+            }
             assert [a.text for a in actions] == [a.text for a in t.actions]
     with pytest.raises(ValueError, match="'x'"):
         read(given[0], "for x", "x")
@@ -334,7 +377,10 @@ def answer(record, **values):
         "a lone surrogate": (lambda r: answer(r, text="\ud800"), "schema"),
         "answers that are none": (lambda r: r.update(answers=None), "schema"),
         "100 MB": (lambda r: answer(r, text="x" * 100_000_000), "schema"),
-        "too many answers": (lambda r: r.update(answers=r["answers"] * (MOST_ANSWERS + 1)), "schema"),
+        "too many answers": (
+            lambda r: r.update(answers=r["answers"] * (MOST_ANSWERS + 1)),
+            "schema",
+        ),
         "an outcome beyond its bounds": (lambda r: r.update(outcome=1.2), "schema"),
         "an outcome that is no number": (lambda r: r.update(outcome=float("nan")), "schema"),
         "a log-prob above 0": (lambda r: answer(r, logprob=0.5), "schema"),
@@ -426,7 +472,8 @@ def test_records_keep_the_origin(tmp_path):
     assert given.name == f"t0/{PEER}:0"
 
 
-# -- every recipe ------------------------------------------------------------------------------------------------------------
+# -- every recipe
+# --------------------------------------------------------------------------------------------------
 
 PIECES = (
     "1",
@@ -452,11 +499,15 @@ def inventing(session):
     async def generate(call):
         draw = random.Random(hashlib.sha256(f"{call.seed}".encode()).digest())
         tokenizer = session.chats[call.policy].tokenizer
-        ids = tokenizer.encode("".join(draw.choices(PIECES, k=draw.randint(1, 6))), add_special_tokens=False)
+        ids = tokenizer.encode(
+            "".join(draw.choices(PIECES, k=draw.randint(1, 6))), add_special_tokens=False
+        )
         ids = tuple(ids[: call.max_tokens - 1])
         ended = draw.random() < 0.8
         ids = (*ids, tokenizer.eos_token_id) if ended else ids
-        return Generation(ids, tuple(-draw.random() for _ in ids), "stop" if ended else "length", call.policy, 0)
+        return Generation(
+            ids, tuple(-draw.random() for _ in ids), "stop" if ended else "length", call.policy, 0
+        )
 
     return generate
 
@@ -484,7 +535,12 @@ def test_every_recipe_says_its_own_words_again_identically(recipe):
     session.policies = {policy.name: SimpleNamespace(version=0) for policy in plan.run.policies}
     pools = dict.fromkeys(session.policies)
     session.rollout = Rollout(
-        plan.run, plan.plugins, workflow_of(plan.plugins, plan.run), session.cast, session.tools, pools
+        plan.run,
+        plan.plugins,
+        workflow_of(plan.plugins, plan.run),
+        session.cast,
+        session.tools,
+        pools,
     )
     session.rollout.score_action = None
     tasks = session.train_tasks[:2]
@@ -500,7 +556,9 @@ def test_every_recipe_says_its_own_words_again_identically(recipe):
             records = [exchange.write(t) for t in made]
             for record in records[::2]:
                 record["tokenizers"] = dict.fromkeys(record["tokenizers"], "another")
-            return made, await asyncio.gather(*(exchange.read(record, PEER) for record in records), return_exceptions=True)
+            return made, await asyncio.gather(
+                *(exchange.read(record, PEER) for record in records), return_exceptions=True
+            )
 
     made, read = asyncio.run(there_and_back())
     assert all(t.actions for t in made)
@@ -522,4 +580,6 @@ def test_what_has_entered_is_shown_with_its_origin(tmp_path, capsys):
         f"{t} ({PEER})" for t in theirs
     )
     inspect_main([str(bob.records.folder), "--step", "1", "--task", own[0], "--json"])
-    assert [t["task"] for t in map(json.loads, capsys.readouterr().out.splitlines())].count(own[0]) == 2
+    assert [t["task"] for t in map(json.loads, capsys.readouterr().out.splitlines())].count(
+        own[0]
+    ) == 2

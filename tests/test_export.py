@@ -1,4 +1,5 @@
-"""`openrlhf export`: every recorded action is one row, with the account of the ledger and the ids of the records."""
+"""`openrlhf export`: every recorded action is one row, with the account of the ledger and the ids
+of the records."""
 
 import asyncio
 import json
@@ -25,7 +26,9 @@ def recorded(tmp_path_factory):
         if call.step == 3 and call.sample == 1 and call.task.endswith("1"):
             raise InfrastructureFailure("calculator", "Connection refused")
 
-    trainer = simulated.simulated_trainer(folder, lambda t: 1.0 / (1 + t.sample), answer, steps=3, eval_steps=-1)
+    trainer = simulated.simulated_trainer(
+        folder, lambda t: 1.0 / (1 + t.sample), answer, steps=3, eval_steps=-1
+    )
     asyncio.run(trainer.fit(0))
     return folder
 
@@ -36,10 +39,16 @@ def lines(folder, name):
 
 def actions(folder):
     """Each recorded action with its trajectory's record."""
-    return [(record, action) for record in lines(folder, "trajectories.jsonl") for action in record["actions"]]
+    return [
+        (record, action)
+        for record in lines(folder, "trajectories.jsonl")
+        for action in record["actions"]
+    ]
 
 
-@pytest.mark.parametrize(("name", "read"), [("rows.parquet", "read_parquet"), ("rows.arrow", "read_feather")])
+@pytest.mark.parametrize(
+    ("name", "read"), [("rows.parquet", "read_parquet"), ("rows.arrow", "read_feather")]
+)
 def test_the_table_has_every_action_as_it_was_recorded(recorded, tmp_path, name, read, monkeypatch):
     pandas = pytest.importorskip("pandas")
     monkeypatch.setattr(tables, "PORTION_ROWS", 5)
@@ -47,7 +56,10 @@ def test_the_table_has_every_action_as_it_was_recorded(recorded, tmp_path, name,
     assert [path.name for path in tmp_path.iterdir()] == [name]
     frame = getattr(pandas, read)(tmp_path / name)
     assert list(frame.columns) == list(tables.ACTIONS) and len(frame) > 5
-    found = [{k: v.tolist() if hasattr(v, "tolist") else v for k, v in row.items()} for row in frame.to_dict("records")]
+    found = [
+        {k: v.tolist() if hasattr(v, "tolist") else v for k, v in row.items()}
+        for row in frame.to_dict("records")
+    ]
     for row, (record, action) in zip(found, actions(recorded), strict=True):
         assert all(row[name] == record[name] for name in ("step", "task", "sample"))
         same = ("action", "role", "policy", "version", "turn", "finish", "ids", "logprobs", "text")
@@ -57,19 +69,32 @@ def test_the_table_has_every_action_as_it_was_recorded(recorded, tmp_path, name,
             assert row["left_out"] == action["left_out"]
             continue
         assert row["return"] == action["return"] and row["outcome"] == record["outcome"]
-        assert row["advantages"] == action.get("advantages", [action["advantage"]] * len(action["ids"]))
+        assert row["advantages"] == action.get(
+            "advantages", [action["advantage"]] * len(action["ids"])
+        )
 
 
 def test_its_account_is_the_ledgers(recorded, capsys):
     metrics = lines(recorded, "metrics.jsonl")
     assert main(["export", str(recorded), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    for number, name in (("actions", "rows/generated"), ("trained", "rows/trained"), ("tokens_sampled", "tokens/sampled")):
-        assert sum(account[number] for account in found.values()) == sum(step[name] for step in metrics) > 0
+    for number, name in (
+        ("actions", "rows/generated"),
+        ("trained", "rows/trained"),
+        ("tokens_sampled", "tokens/sampled"),
+    ):
+        assert (
+            sum(account[number] for account in found.values())
+            == sum(step[name] for step in metrics)
+            > 0
+        )
     assert all(a["actions"] == a["trained"] + sum(a["left_out"].values()) for a in found.values())
     assert main(["export", str(recorded), "--steps", "2", "--json"]) == 0
     of_two = json.loads(capsys.readouterr().out)
-    assert sum(a["actions"] for a in of_two.values()) == Counter(record["step"] for record, _ in actions(recorded))[2]
+    assert (
+        sum(a["actions"] for a in of_two.values())
+        == Counter(record["step"] for record, _ in actions(recorded))[2]
+    )
     assert main(["export", str(recorded)]) == 0
     assert "left out" in capsys.readouterr().out
 
@@ -80,7 +105,9 @@ def test_a_run_that_goes_on_is_read_as_far_as_it_has_got(recorded, tmp_path, cap
     assert main(["export", str(tmp_path), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     last = json.loads(text.splitlines()[-1])
-    assert sum(a["actions"] for a in found.values()) == len(actions(recorded)) - len(last["actions"])
+    assert sum(a["actions"] for a in found.values()) == len(actions(recorded)) - len(
+        last["actions"]
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,5 @@
-"""What `--file_diffs` records of a call: applied to the files before it, a diff gives the files after it."""
+"""What `--file_diffs` records of a call: applied to the files before it, a diff gives the files
+after it."""
 
 import asyncio
 import subprocess
@@ -10,7 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from marl_plugins.core.trajectory import Task
-from marl_plugins.engine.runtime.file_diffs import COMPARED_BYTES, COMPARED_LINES, Content, DiffedWorkspace, cut, difference
+from marl_plugins.engine.runtime.file_diffs import (
+    COMPARED_BYTES,
+    COMPARED_LINES,
+    Content,
+    DiffedWorkspace,
+    cut,
+    difference,
+)
 from marl_plugins.sandbox.workspace import Workspaces
 
 
@@ -34,7 +42,9 @@ def diffs(task, *works, most=100_000):
 
 
 TEXTS = st.dictionaries(
-    st.sampled_from(["a.txt", "d/b.csv", "c d.py"]), st.text("ab \n\r\x0c\u2028é", min_size=1, max_size=12), max_size=3
+    st.sampled_from(["a.txt", "d/b.csv", "c d.py"]),
+    st.text("ab \n\r\x0c\u2028é", min_size=1, max_size=12),
+    max_size=3,
 )
 
 
@@ -45,7 +55,9 @@ def test_git_makes_the_files_after_a_call_of_those_before_it(before, after):
         return Content(len(files[path].encode()), files[path]) if path in files else None
 
     changed = [path for path in sorted({*before, *after}) if before.get(path) != after.get(path)]
-    diff = "".join(difference(path, content(before, path), content(after, path)) for path in changed)
+    diff = "".join(
+        difference(path, content(before, path), content(after, path)) for path in changed
+    )
     with tempfile.TemporaryDirectory() as folder:
         for path, text in before.items():
             (Path(folder) / path).parent.mkdir(exist_ok=True)
@@ -53,7 +65,11 @@ def test_git_makes_the_files_after_a_call_of_those_before_it(before, after):
         if changed:
             command = ["git", "apply", "--unidiff-zero", "--whitespace=nowarn"]
             subprocess.run(command, input=diff.encode(), cwd=folder, check=True)
-        found = {str(f.relative_to(folder)): f.read_bytes().decode() for f in Path(folder).rglob("*") if f.is_file()}
+        found = {
+            str(f.relative_to(folder)): f.read_bytes().decode()
+            for f in Path(folder).rglob("*")
+            if f.is_file()
+        }
     assert found == after
 
 
@@ -61,24 +77,35 @@ def test_the_tasks_own_files_are_no_change(tmp_path):
     source = tmp_path / "train.csv"
     source.write_text("id,x\n1,2\n")
     task = Task("t", "p", files={"train.csv": str(source)})
-    nothing, changed = diffs(task, lambda folder: None, lambda folder: (folder / "train.csv").write_text("id,x\n1,3\n"))
+    nothing, changed = diffs(
+        task, lambda folder: None, lambda folder: (folder / "train.csv").write_text("id,x\n1,3\n")
+    )
     assert nothing == ""
     assert changed.splitlines()[:2] == ["--- a/train.csv", "+++ b/train.csv"]
     assert {"-1,2", "+1,3", " id,x"} <= set(changed.splitlines())
 
 
 @pytest.mark.parametrize(
-    "content", [b"\xff\x00", b"x" * (COMPARED_BYTES + 1), b"\n" * (COMPARED_LINES + 1)], ids=["binary", "bytes", "lines"]
+    "content",
+    [b"\xff\x00", b"x" * (COMPARED_BYTES + 1), b"\n" * (COMPARED_LINES + 1)],
+    ids=["binary", "bytes", "lines"],
 )
 def test_what_cannot_be_compared_says_so_with_its_sizes(content):
     made, gone = diffs(
-        Task("t", "p"), lambda folder: (folder / "f").write_bytes(content), lambda folder: (folder / "f").unlink()
+        Task("t", "p"),
+        lambda folder: (folder / "f").write_bytes(content),
+        lambda folder: (folder / "f").unlink(),
     )
-    assert [line.split()[1] for line in (made + gone).splitlines() if line[:3] in ("---", "+++")] == [
+    assert [
+        line.split()[1] for line in (made + gone).splitlines() if line[:3] in ("---", "+++")
+    ] == [
         *("/dev/null", "b/f"),
         *("a/f", "/dev/null"),
     ]
-    assert all(str(len(content)) in diff.splitlines()[2] and len(diff.splitlines()) == 3 for diff in (made, gone))
+    assert all(
+        str(len(content)) in diff.splitlines()[2] and len(diff.splitlines()) == 3
+        for diff in (made, gone)
+    )
 
 
 def test_a_link_is_no_file_and_a_diff_is_bounded(tmp_path):

@@ -1,4 +1,5 @@
-"""Dynamic filtering: a step's tasks do not depend on what arrives first, and what is left out is in the ledger."""
+"""Dynamic filtering: a step's tasks do not depend on what arrives first, and what is left out is in
+the ledger."""
 
 from types import SimpleNamespace
 
@@ -36,7 +37,12 @@ def samples(task, outcomes):
     return found
 
 
-@given(st.lists(st.booleans(), min_size=20, max_size=20), st.integers(1, 5), st.integers(1, 4), st.data())
+@given(
+    st.lists(st.booleans(), min_size=20, max_size=20),
+    st.integers(1, 5),
+    st.integers(1, 4),
+    st.data(),
+)
 def test_a_step_has_the_shortest_piece_of_the_data_whatever_arrives_first(mixed, batch, most, data):
     """`mixed` says of each task, in the order of the data, whether its samples differ."""
     run, stream = run_of(most)
@@ -53,7 +59,9 @@ def test_a_step_has_the_shortest_piece_of_the_data_whatever_arrives_first(mixed,
     wanted = next((n for n in range(batch, 21) if sum(mixed[:n]) == batch), 20)
     assert step.tasks == order[: min(wanted, most * batch)]
     assert part.metrics()["filtering/tasks"] == len(step.tasks)
-    assert part.metrics()["filtering/kept"] == sum(varies[t.id] for t in step.tasks) / len(step.tasks)
+    assert part.metrics()["filtering/kept"] == sum(varies[t.id] for t in step.tasks) / len(
+        step.tasks
+    )
 
 
 def test_the_data_goes_on_in_another_order_and_no_task_is_taken_twice_in_a_step():
@@ -62,7 +70,9 @@ def test_the_data_goes_on_in_another_order_and_no_task_is_taken_twice_in_a_step(
     passes = [epoch_order(20, 3, number) for number in range(2)]
     assert stream.take(15, ()) == [TASKS[n] for n in passes[0][:15]]
     step = stream.take(10, ())
-    assert len(step) == 10 == len({t.id for t in step}) and step[:5] == [TASKS[n] for n in passes[0][15:]]
+    assert len(step) == 10 == len({t.id for t in step}) and step[:5] == [
+        TASKS[n] for n in passes[0][15:]
+    ]
     assert step[5:] == [TASKS[n] for n in passes[1] if TASKS[n] not in step[:5]][:5]
     assert stream.take(5, [t.id for t in TASKS]) == []
 
@@ -95,29 +105,41 @@ def test_by_a_role_its_scores_count_or_else_its_outcome():
 def planned(folder, *more, parts=("filtering",), outcome=None):
     command = [*words(folder, parts), *more]
     if outcome:
-        (folder / "recipe" / "grader.py").write_text(f"def score_outcome(trajectory):\n    return {outcome}\n")
+        (folder / "recipe" / "grader.py").write_text(
+            f"def score_outcome(trajectory):\n    return {outcome}\n"
+        )
     return build_plan(command)
 
 
 def test_what_is_left_out_is_in_the_ledger_and_the_next_step_goes_on_after_it(tmp_path):
-    plan = planned(tmp_path, outcome="float(int(trajectory.task.id[1:]) % 3 > 0 and trajectory.sample == 0)")
+    plan = planned(
+        tmp_path, outcome="float(int(trajectory.task.id[1:]) % 3 > 0 and trajectory.sample == 0)"
+    )
     run_planned(plan)
     lines, trajectories = recorded(plan, "ledger.jsonl"), recorded(plan, "trajectories.jsonl")
     order = [f"t{n}" for n in epoch_order(12, plan.run.args.train.seed, 0)]
-    by_step = [list(dict.fromkeys(t["task"] for t in trajectories if t["step"] == step)) for step in (1, 2)]
+    by_step = [
+        list(dict.fromkeys(t["task"] for t in trajectories if t["step"] == step)) for step in (1, 2)
+    ]
     assert [*by_step[0], *by_step[1]] == order[: sum(map(len, by_step))]
     for line, tasks in zip(lines, by_step, strict=True):
         kept = [t for t in tasks if int(t[1:]) % 3]
         assert len(kept) == 4 and line["trajectories"] == 2 * len(tasks)
         critic = line["roles"]["critic"]
-        assert critic["trained"] == 8 and critic["left_out"].get("filtered", 0) == 2 * (len(tasks) - 4)
+        assert critic["trained"] == 8 and critic["left_out"].get("filtered", 0) == 2 * (
+            len(tasks) - 4
+        )
     kept = {t["task"] for t in trajectories if any(a["left_out"] is None for a in t["actions"])}
     assert not any(int(t[1:]) % 3 == 0 for t in kept)
 
 
 def words_again(folder, plan):
     """The command line of a plan, with filtering."""
-    flags = {"ckpt.output_dir": plan.run.args.ckpt.output_dir, "ckpt.path": plan.run.args.ckpt.path, "max_steps": "2"}
+    flags = {
+        "ckpt.output_dir": plan.run.args.ckpt.output_dir,
+        "ckpt.path": plan.run.args.ckpt.path,
+        "max_steps": "2",
+    }
     found = ["--recipe", str(folder / "recipe" / "both.yaml"), "--algo.dynamic_filtering_enable"]
     return [*found, *(w for name, value in flags.items() for w in (f"--{name}", value))]
 
@@ -136,7 +158,9 @@ def test_a_run_that_is_filtered_from_a_later_step_on_goes_on_where_it_is(tmp_pat
     killed_after(whole, 1)
     filtered = build_plan([*words_again(tmp_path, whole), "--resume_with_changes"])
     run_planned(filtered, resume=True, with_changes=True)
-    second = list(dict.fromkeys(t["task"] for t in recorded(whole, "trajectories.jsonl") if t["step"] == 2))
+    second = list(
+        dict.fromkeys(t["task"] for t in recorded(whole, "trajectories.jsonl") if t["step"] == 2)
+    )
     order = [f"t{n}" for n in epoch_order(12, whole.run.args.train.seed, 0)]
     assert second[:4] == order[4:8]
 
@@ -167,7 +191,9 @@ def test_without_it_its_flags_are_refused(tmp_path):
 
 
 def test_streaming_needs_to_know_a_steps_tasks(tmp_path):
-    with refused(("streaming.filtering", "marl_plugins.streaming", "algo.dynamic_filtering_enable")):
+    with refused(
+        ("streaming.filtering", "marl_plugins.streaming", "algo.dynamic_filtering_enable")
+    ):
         planned(tmp_path, "--plugin", "marl_plugins.streaming")
 
 

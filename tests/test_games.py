@@ -1,4 +1,5 @@
-"""recipes/games: games of OpenSpiel as they are played through the recipe, against OpenSpiel's own and other references."""
+"""recipes/games: games of OpenSpiel as they are played through the recipe, against OpenSpiel's own
+and other references."""
 
 import asyncio
 import math
@@ -34,7 +35,17 @@ FILES = {
     "pool.yaml": "cpu",
 }
 GAMES = (
-    *("kuhn_poker", "leduc_poker", "liars_dice", "tic_tac_toe", "connect_four", "backgammon", "oware", "nim", "bargaining"),
+    *(
+        "kuhn_poker",
+        "leduc_poker",
+        "liars_dice",
+        "tic_tac_toe",
+        "connect_four",
+        "backgammon",
+        "oware",
+        "nim",
+        "bargaining",
+    ),
     *("breakthrough(rows=5,columns=4)", "phantom_ttt", "universal_poker", "chess"),
 )
 
@@ -46,10 +57,13 @@ def test_its_plan_has_no_warning(file, monkeypatch):
 
 
 def played(name, say, seed=0):
-    """A game of the recipe's own workflow, in which `say(role, shown)` gives the text and its log-prob; both policies are `p`."""
+    """A game of the recipe's own workflow, in which `say(role, shown)` gives the text and its
+    log-prob; both policies are `p`."""
     chat, prompt = CharacterChat(), Path(FOLDER / "prompts" / "move.md").read_text()
     roles = {
-        seat: RoleSpec(seat, "p", prompt_renderer(prompt, None), chat, Sampling(1.0, 1.0, 99, 99_999))
+        seat: RoleSpec(
+            seat, "p", prompt_renderer(prompt, None), chat, Sampling(1.0, 1.0, 99, 99_999)
+        )
         for seat in spiel.SEATS
     }
 
@@ -60,14 +74,25 @@ def played(name, say, seed=0):
 
     task = Task(name, "", metadata={"game": name, "seed": seed})
     return asyncio.run(
-        run_workflow(workflow.run, task, 0, step=1, run_seed=0, roles=roles, tools={}, generate=generate, seconds=60.0)
+        run_workflow(
+            workflow.run,
+            task,
+            0,
+            step=1,
+            run_seed=0,
+            roles=roles,
+            tools={},
+            generate=generate,
+            seconds=60.0,
+        )
     )
 
 
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("name", GAMES)
 def test_a_game_of_random_moves_is_openspiels_own(name, seed):
-    """Who moves, what is legal and shown, when it ends and what it pays, by a game beside it that OpenSpiel plays."""
+    """Who moves, what is legal and shown, when it ends and what it pays, by a game beside it that
+    OpenSpiel plays."""
     draw, game, moved = random.Random(name), pyspiel.load_game(name), []
     least, most = game.min_utility(), game.max_utility()
 
@@ -112,7 +137,10 @@ def replay(game, actions, seed):
 def test_samples_of_a_task_have_the_same_cards_and_tasks_do_not():
     """Also the card that comes after the first bets."""
     deals = [
-        tuple(int(a) for a in played("leduc_poker", lambda role, shown: ("Call", -0.5), seed).answer.split())
+        tuple(
+            int(a)
+            for a in played("leduc_poker", lambda role, shown: ("Call", -0.5), seed).answer.split()
+        )
         for seed in (0, 0, *range(1, 30))
     ]
     assert deals[0] == deals[1] and len(set(deals)) > 15
@@ -120,7 +148,9 @@ def test_samples_of_a_task_have_the_same_cards_and_tasks_do_not():
 
 @pytest.mark.parametrize("text", ["", "fold", "Pass or Bet", "\U0001f600"])
 def test_who_says_no_legal_move_has_lost(text):
-    found = played("kuhn_poker", lambda role, shown: ("Bet", -0.5) if role == "first" else (text, -0.5))
+    found = played(
+        "kuhn_poker", lambda role, shown: ("Bet", -0.5) if role == "first" else (text, -0.5)
+    )
     assert len(found.actions) == 2 and grader.score_outcome(found) == {"first": 1.0, "second": 0.0}
 
 
@@ -129,7 +159,10 @@ def test_moves_that_differ_by_case_alone_are_told_apart():
     moves = spiel.moves_of(state)
     assert {"Bxc3", "bxc3"} <= moves.keys()
     for move in ("Bxc3", "bxc3"):
-        assert all(spiel.move_of(form.format(move), state) == moves[move] for form in ("{}", "I take.\n{}", "Move: {}"))
+        assert all(
+            spiel.move_of(form.format(move), state) == moves[move]
+            for form in ("{}", "I take.\n{}", "Move: {}")
+        )
 
 
 @pytest.mark.parametrize(
@@ -146,7 +179,8 @@ def test_what_cannot_be_played_is_refused(name, reason):
         spiel.load(name)
 
 
-# --- exploitability -------------------------------------------------------------------------------------------------------
+# --- exploitability
+# --------------------------------------------------------------------------------------------------
 
 
 def test_players_to_whom_all_moves_are_alike_have_known_exploitabilities():
@@ -159,15 +193,21 @@ def test_players_to_whom_all_moves_are_alike_have_known_exploitabilities():
 
 def strategy_of(bets):
     """A strategy of recipes/kuhn_poker, by OpenSpiel's names of its places."""
-    return {f"{'JQK'.index(card)}{moves}": {0: 1 - bet, 1: bet} for (card, moves), bet in bets.items()}
+    return {
+        f"{'JQK'.index(card)}{moves}": {0: 1 - bet, 1: bet} for (card, moves), bet in bets.items()
+    }
 
 
 def test_exploitability_is_that_of_the_other_recipe():
     draw = random.Random(0)
     for _ in range(20):
         bets = {(card, moves): draw.random() for moves in kuhn.SEATS for card in kuhn.CARDS}
-        assert plugin.exploitability("kuhn_poker", strategy_of(bets)) == pytest.approx(kuhn.exploitability(bets))
-    assert plugin.exploitability("kuhn_poker", strategy_of(kuhn.equilibrium(0.2))) == pytest.approx(0, abs=1e-12)
+        assert plugin.exploitability("kuhn_poker", strategy_of(bets)) == pytest.approx(
+            kuhn.exploitability(bets)
+        )
+    assert plugin.exploitability("kuhn_poker", strategy_of(kuhn.equilibrium(0.2))) == pytest.approx(
+        0, abs=1e-12
+    )
 
 
 def run_of(*policies):
@@ -222,7 +262,8 @@ def test_what_is_left_belongs_to_moves_that_nobody_made():
         return Generation(tuple(map(ord, text)), (math.log(likely),) * len(text), "length", "p", 0)
 
     found = plugin.probabilities(
-        [(said("a", 0.5), 0), (said("a", 0.5), 0), (said("b", 0.1), 0), (said("x", 0.2), None)], [0, 1, 2]
+        [(said("a", 0.5), 0), (said("a", 0.5), 0), (said("b", 0.1), 0), (said("x", 0.2), None)],
+        [0, 1, 2],
     )
     assert found == pytest.approx({0: 0.75, 1: 0.125, 2: 0.125})  # of the 0.8 that are moves
     assert plugin.probabilities([(said("x", 1.0), None)], [0, 1]) == {0: 0.5, 1: 0.5}
@@ -244,4 +285,6 @@ def test_demonstrations_are_games_of_players_to_whom_all_is_alike():
 
 
 def test_splits_share_no_deal():
-    assert not {t.metadata["seed"] for t in tasks.load("train")} & {t.metadata["seed"] for t in tasks.load("eval")}
+    assert not {t.metadata["seed"] for t in tasks.load("train")} & {
+        t.metadata["seed"] for t in tasks.load("eval")
+    }

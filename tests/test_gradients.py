@@ -1,6 +1,8 @@
-"""Gradients beside a rollout: the step's gradient is that of the full batch, and its bits do not depend on what arrives first.
+"""Gradients beside a rollout: the step's gradient is that of the full batch, and its bits do not
+depend on what arrives first.
 
-Without processes: upstream's model, losses and `training_step`, two ranks one after the other, DeepSpeed's part a division.
+Without processes: upstream's model, losses and `training_step`, two ranks one after the other,
+DeepSpeed's part a division.
 """
 
 import asyncio
@@ -30,7 +32,12 @@ from marl_plugins.engine.processes.replay import MicroBatchBuffer
 from marl_plugins.engine.processes.weighing_trainer import WeighingTrainer
 from marl_plugins.engine.runtime.batching import rank_batches
 from marl_plugins.engine.runtime.crediting import CreditAssignment
-from marl_plugins.engine.runtime.experience import completed, estimate, forwarded, sequence_experience
+from marl_plugins.engine.runtime.experience import (
+    completed,
+    estimate,
+    forwarded,
+    sequence_experience,
+)
 from marl_plugins.engine.runtime.layout import Limit
 from marl_plugins.engine.runtime.tiny_model import resolve
 from marl_plugins.streaming.gradients import DTYPES
@@ -69,8 +76,15 @@ LOSSES = {
 
 def small_model():
     torch.manual_seed(0)
-    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}
-    config = Qwen2Config(vocab_size=1000, num_key_value_heads=1, attn_implementation="eager", **sizes)
+    sizes = {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+    }
+    config = Qwen2Config(
+        vocab_size=1000, num_key_value_heads=1, attn_implementation="eager", **sizes
+    )
     return Qwen2ForCausalLM(config).float()
 
 
@@ -101,7 +115,10 @@ class Engine:
     temperature, packing_samples = 0.7, False
 
     def __init__(self, model):
-        self.model, self.view = SimpleNamespace(module=model, global_steps=0, skipped_steps=0), viewed(model)
+        self.model, self.view = (
+            SimpleNamespace(module=model, global_steps=0, skipped_steps=0),
+            viewed(model),
+        )
 
     def __call__(self, *args, **more):
         return self.view(*args, **more)
@@ -115,14 +132,25 @@ class Process(WeighingTrainer):
 
     def __init__(self, model, loss, kl, entropy):
         self.actor = Engine(model)
-        self.strategy, self.ema_model, self.aux_loss, self.actor_optim = Strategy(), None, False, None
+        self.strategy, self.ema_model, self.aux_loss, self.actor_optim = (
+            Strategy(),
+            None,
+            False,
+            None,
+        )
         self.actor_scheduler = SimpleNamespace(get_last_lr=lambda: [0.0])
         clip = loss.get("dual_clip")
         self.args = SimpleNamespace(
-            actor=SimpleNamespace(entropy_coef=entropy, eps_clip_low_high=[0.2, 0.2], dual_clip=clip),
+            actor=SimpleNamespace(
+                entropy_coef=entropy, eps_clip_low_high=[0.2, 0.2], dual_clip=clip
+            ),
             algo=SimpleNamespace(
-                kl=SimpleNamespace(use_loss=bool(kl), init_coef=KL, estimator="k3", unbiased_gradient=False),
-                advantage=SimpleNamespace(is_correction_level=loss.get("is_correction_level", "off")),
+                kl=SimpleNamespace(
+                    use_loss=bool(kl), init_coef=KL, estimator="k3", unbiased_gradient=False
+                ),
+                advantage=SimpleNamespace(
+                    is_correction_level=loss.get("is_correction_level", "off")
+                ),
             ),
             train=SimpleNamespace(dynamic_batch_enable=False),
         )
@@ -150,7 +178,10 @@ class Local:
 
     async def extension(self, name, method, *same, each=None):
         first = [()] * RANKS if each is None else [(one,) for one in each]
-        return [called(r.extensions, name, method, (*mine, *same)) for r, mine in zip(self.ranks, first, strict=True)]
+        return [
+            called(r.extensions, name, method, (*mine, *same))
+            for r, mine in zip(self.ranks, first, strict=True)
+        ]
 
     async def forward(self, rows, known=()):
         return await completed(rows, sequences_of(rows), known, self._forward)
@@ -170,7 +201,8 @@ class Local:
         return forwarded("p", [row for s in sequences for row in s.rows], batches, 0.25)
 
     def gradient(self, prepared):
-        """What DeepSpeed steps with: upstream's step of every micro-batch on each rank, and the mean over the ranks."""
+        """What DeepSpeed steps with: upstream's step of every micro-batch on each rank, and the
+        mean over the ranks."""
         given = rank_batches(prepared.for_policy, RANKS, 1, Limit(3), 7, 1)
         own, gas = [], given.layout.accumulation
         for part, epochs in zip(given.parts, given.epochs, strict=True):
@@ -182,7 +214,8 @@ class Local:
         info = {
             "dp_size": RANKS,
             "batch_num_tokens": torch.tensor(float(sum(m.sum() for m in masks))) / gas,
-            "global_batch_size": torch.tensor(float(sum((m.sum(-1) > 0).sum() for m in masks))) / gas,
+            "global_batch_size": torch.tensor(float(sum((m.sum(-1) > 0).sum() for m in masks)))
+            / gas,
         }
         for rank, batches in zip(self.ranks, own, strict=True):
             rank.strategy.accumulated_gradient = gas
@@ -201,13 +234,33 @@ class Local:
         counts = {"batch_num_tokens": tokens, "global_batch_size": float(len(items))}
         total = 0.0
         for item in items:
-            one = SimpleNamespace(**{n: v[None] for n, v in vars(item).items() if isinstance(v, torch.Tensor) and v.dim()})
+            one = SimpleNamespace(
+                **{
+                    n: v[None]
+                    for n, v in vars(item).items()
+                    if isinstance(v, torch.Tensor) and v.dim()
+                }
+            )
             mask, old = one.action_mask, one.action_log_probs.double()
             arguments = (one.sequences, mask, one.attention_mask)
-            log_probs, out = viewed(model)(*arguments, return_output=True, return_entropy=bool(self.entropy))
-            total = total + loss(log_probs, old, one.advantages.double(), mask, one.rollout_log_probs.double(), **counts)[0]
+            log_probs, out = viewed(model)(
+                *arguments, return_output=True, return_entropy=bool(self.entropy)
+            )
+            total = (
+                total
+                + loss(
+                    log_probs,
+                    old,
+                    one.advantages.double(),
+                    mask,
+                    one.rollout_log_probs.double(),
+                    **counts,
+                )[0]
+            )
             if self.kl:
-                kl = compute_approx_kl(log_probs, one.base_action_log_probs, log_probs_old=old, kl_estimator="k3")
+                kl = compute_approx_kl(
+                    log_probs, one.base_action_log_probs, log_probs_old=old, kl_estimator="k3"
+                )
                 total = total + KL * aggregate_loss(kl, mask, **counts)
             if self.entropy:
                 total = total - self.entropy * aggregate_loss(out.entropy, mask, **counts)
@@ -230,12 +283,18 @@ class Plugins:
 
 
 def step_of(seed, tasks=5, samples=2):
-    """The trajectories of a step: ragged conversations of two roles, of which each begins with a context of its own."""
+    """The trajectories of a step: ragged conversations of two roles, of which each begins with a
+    context of its own."""
     draw, made = random.Random(seed), []
     for place in range(tasks):
         for sample in range(samples):
             t = conversations(draw.randrange(10**6), draw.randint(1, 4))
-            t.task, t.place, t.sample, t.outcome = Task(f"t{place}", "p"), place, sample, draw.random()
+            t.task, t.place, t.sample, t.outcome = (
+                Task(f"t{place}", "p"),
+                place,
+                sample,
+                draw.random(),
+            )
             for action in t.actions:
                 action.generation = copy.copy(action.generation)
                 object.__setattr__(action.generation, "version", 3)
@@ -244,7 +303,9 @@ def step_of(seed, tasks=5, samples=2):
     return made
 
 
-def streamed(policy, estimator, trajectories, order, tasks=1, until="all", centres=None, plugins=None):
+def streamed(
+    policy, estimator, trajectories, order, tasks=1, until="all", centres=None, plugins=None
+):
     """A step with gradients during its rollout, up to its update."""
     means, scores = PreviousMeans(centres or {"a": 0.7, "b": 0.7}), ActionScores()
     run = SimpleNamespace(
@@ -264,7 +325,9 @@ def streamed(policy, estimator, trajectories, order, tasks=1, until="all", centr
         sampled = SampledActions()
         for trajectory in trajectories:
             sampled.arrived(trajectory)
-        crediting = CreditAssignment(run, plugins or Plugins(), {"p": policy}, estimator, 1, sampled)
+        crediting = CreditAssignment(
+            run, plugins or Plugins(), {"p": policy}, estimator, 1, sampled
+        )
         step = SimpleNamespace(
             number=1,
             tasks=[Task(f"t{n}", "p") for n in range(1 + max(t.place for t in trajectories))],
@@ -283,7 +346,9 @@ def streamed(policy, estimator, trajectories, order, tasks=1, until="all", centr
         step.ended.set()
         await during
         rows = await crediting.rows(trajectories)
-        (prepared,) = await part.prepared(estimate([await policy.forward(rows, step.forwarded)], estimator))
+        (prepared,) = await part.prepared(
+            estimate([await policy.forward(rows, step.forwarded)], estimator)
+        )
         return prepared, part.gradients
 
     return asyncio.run(work())
@@ -306,7 +371,9 @@ def test_every_estimator_has_the_full_batchs_gradient(name, loss):
 @pytest.mark.parametrize("loss", LOSSES)
 def test_rows_that_leave_the_clip_interval_take_the_late_path(loss):
     policy, trajectories = Local(loss, noise=0.12 if loss == "dual clip" else 0.25), step_of(5)
-    prepared, _ = streamed(policy, ESTIMATORS["reinforce"], trajectories, list(range(10)), centres={"": 0.4})
+    prepared, _ = streamed(
+        policy, ESTIMATORS["reinforce"], trajectories, list(range(10)), centres={"": 0.4}
+    )
     assert 0 < len(prepared.excluded) < len(prepared.items)
     assert differs(policy.gradient(prepared), policy.full_batch(prepared)) < 2e-6
 
@@ -347,9 +414,12 @@ def test_what_float32_does_not_resolve_is_trained_the_usual_way():
 
 @pytest.mark.parametrize(("centre", "carried"), [(0.0, False), (0.45, True)])
 def test_in_bfloat16_it_is_hardly_rounded_by_more_than_the_usual_one(centre, carried):
-    """Advantages around 0.57, of a deviation of 0.17: without a centre four times as much is lost."""
+    """Advantages around 0.57, of a deviation of 0.17: without a centre four times as much is
+    lost."""
     policy, estimator, trajectories = Local(dtype="bf16"), ReinforcePlusPlus(), step_of(6)
-    prepared, early = streamed(policy, estimator, trajectories, list(range(10)), centres={"": centre})
+    prepared, early = streamed(
+        policy, estimator, trajectories, list(range(10)), centres={"": centre}
+    )
     assert early.added["p"] and bool(prepared.excluded) is carried
     exact, usual = (
         policy.full_batch(prepared),
@@ -379,14 +449,21 @@ def test_gradients_never_cross_a_version():
 
 def test_a_row_that_is_selected_twice_is_learned_from_twice():
     policy = Local(noise=0.25)
-    twice = {"marl_select": lambda rows: [row for row in rows for _ in range(2 if row.action.role == "a" else 1)]}
-    prepared, _ = streamed(policy, ESTIMATORS["reinforce"], step_of(6), list(range(10)), plugins=Plugins(**twice))
+    twice = {
+        "marl_select": lambda rows: [
+            row for row in rows for _ in range(2 if row.action.role == "a" else 1)
+        ]
+    }
+    prepared, _ = streamed(
+        policy, ESTIMATORS["reinforce"], step_of(6), list(range(10)), plugins=Plugins(**twice)
+    )
     assert 0 < len(prepared.excluded) < len(prepared.items) == 31
     assert differs(policy.gradient(prepared), policy.full_batch(prepared)) < 2e-6
 
 
 def rewarded(amount):
-    """A selection that says to need a trajectory alone, and gives each row a reward by the number of all."""
+    """A selection that says to need a trajectory alone, and gives each row a reward by the number
+    of all."""
     return {"marl_select": lambda rows: [replace(row, reward=amount * len(rows)) for row in rows]}
 
 
@@ -395,20 +472,30 @@ def rewarded(amount):
     [
         (ESTIMATORS["reinforce"], {"marl_select": lambda rows: rows[: len(rows) - 7]}),
         (ESTIMATORS["plain"], rewarded(1.0)),
-        (ESTIMATORS["plain"], rewarded(1e-6)),  # however small rewards are, an optimiser may make them large
+        (
+            ESTIMATORS["plain"],
+            rewarded(1e-6),
+        ),  # however small rewards are, an optimiser may make them large
         (WhitenedAdvantages(), {}),
     ],
 )
-def test_a_plugin_or_estimator_that_needs_more_than_it_says_ends_the_run(estimator, chains, monkeypatch):
+def test_a_plugin_or_estimator_that_needs_more_than_it_says_ends_the_run(
+    estimator, chains, monkeypatch
+):
     if not chains:
-        monkeypatch.setattr(WhitenedAdvantages, "shape", lambda self, rows, rewards: rewards * len(rows))
-    with pytest.raises(RunEnded, match=r"needs more of a step than it says .*nothing of this step was trained on"):
+        monkeypatch.setattr(
+            WhitenedAdvantages, "shape", lambda self, rows, rewards: rewards * len(rows)
+        )
+    with pytest.raises(
+        RunEnded, match=r"needs more of a step than it says .*nothing of this step was trained on"
+    ):
         streamed(Local(), estimator, step_of(6), list(range(10)), plugins=Plugins(**chains))
 
 
 @pytest.mark.parametrize("until", ["all", "rollout"])
 def test_credit_is_given_once(until):
-    """A plugin's terms are in the rewards once, of trajectories that came early and of the others; it is not asked about none."""
+    """A plugin's terms are in the rewards once, of trajectories that came early and of the others;
+    it is not asked about none."""
     seen = []
 
     def counted(trajectories):
@@ -418,22 +505,38 @@ def test_credit_is_given_once(until):
 
     trajectories = step_of(6)
     plugins = Plugins(marl_credit=counted)
-    streamed(Local(), ESTIMATORS["rloo"], trajectories, list(range(10)), until=until, plugins=plugins)
+    streamed(
+        Local(), ESTIMATORS["rloo"], trajectories, list(range(10)), until=until, plugins=plugins
+    )
     assert sorted(seen) == sorted(map(id, trajectories))
 
 
-# --- the plan -------------------------------------------------------------------------------------------------------------
+# --- the plan
+# --------------------------------------------------------------------------------------------------
 
-SUMS = ["--recipe", "tests/recipes/sums/tiny.yaml", "--plugin", "marl_plugins.streaming", "--streaming.gradients"]
+SUMS = [
+    "--recipe",
+    "tests/recipes/sums/tiny.yaml",
+    "--plugin",
+    "marl_plugins.streaming",
+    "--streaming.gradients",
+]
 
 
 def test_the_plan_says_what_the_accumulators_take():
     def said(*words):
-        found = [w for w in build_plan([*SUMS, *words]).run.warnings if w.code == "streaming.memory"]
+        found = [
+            w for w in build_plan([*SUMS, *words]).run.warnings if w.code == "streaming.memory"
+        ]
         return {w.names("policy")[0]: int(w.got.split()[1]) for w in found}
 
     assert said()["solver"] == 8 and len(said()) == 3
-    assert said("--algo.kl.init_coef", "0.1", "--algo.kl.use_loss", "--algo.kl.estimator", "k2")["solver"] == 12
+    assert (
+        said("--algo.kl.init_coef", "0.1", "--algo.kl.use_loss", "--algo.kl.estimator", "k2")[
+            "solver"
+        ]
+        == 12
+    )
     assert list(said("--mapping", "shared", "--reinforce_pp.normalise", "role").values()) == [24]
 
 
@@ -459,7 +562,12 @@ def of(code, *places, fix):
         ),
         (
             ["--actor.policy_loss_type", "gspo", "--algo.advantage.is_correction_level", "token"],
-            of("gspo", "coder", "actor.policy_loss_type", fix="set --policy.coder.algo.advantage.is_correction_level off"),
+            of(
+                "gspo",
+                "coder",
+                "actor.policy_loss_type",
+                fix="set --policy.coder.algo.advantage.is_correction_level off",
+            ),
         ),
         (
             ["--algo.advantage.estimator", "flash_reinforce", "--reward.clip_range", "-1", "1"],
@@ -467,15 +575,24 @@ def of(code, *places, fix):
         ),
         (
             ["--plugin", "marl_plugins.filter_agents_data"],
-            of("whole_step", fix="leave it out, or set its flags so that it works on one trajectory at a time"),
+            of(
+                "whole_step",
+                fix="leave it out, or set its flags so that it works on one trajectory at a time",
+            ),
         ),
         (
             ["--plugin", "marl_plugins.coach", "--coach.rubric", "recipes/mathchat/tiny_rubric.py"],
-            of("whole_step", fix="leave it out, or set its flags so that it works on one trajectory at a time"),
+            of(
+                "whole_step",
+                fix="leave it out, or set its flags so that it works on one trajectory at a time",
+            ),
         ),
         (
             ["--plugin", "marl_plugins.process_groups", "--process_groups.seats", "1"],
-            of("seats", fix="leave out the plugin that shares devices between policies (marl_processes)"),
+            of(
+                "seats",
+                fix="leave out the plugin that shares devices between policies (marl_processes)",
+            ),
         ),
     ],
 )
@@ -483,7 +600,11 @@ def test_where_it_is_refused_the_policy_the_flag_and_the_fix_are_named(words, pr
     with pytest.raises(ConfigurationError) as refused:
         build_plan([*SUMS, *words])
     expected, fix = problem
-    (found,) = [p for p in refused.value.problems if brief(replace(p, where=p.where[-len(expected) + 1 :])) == expected]
+    (found,) = [
+        p
+        for p in refused.value.problems
+        if brief(replace(p, where=p.where[-len(expected) + 1 :])) == expected
+    ]
     assert found.fix.startswith(f"{fix}, or leave out --streaming.gradients")
     without = [word for word in (*SUMS, *words) if word != "--streaming.gradients"]
     assert build_plan(without)
@@ -494,7 +615,9 @@ def test_a_model_that_drops_is_refused(tmp_path):
     config = json.loads((folder / "config.json").read_text())
     words = [*SUMS, "--policy.coder.actor.model_name_or_path", str(folder)]
     assert build_plan(words)
-    (folder / "config.json").write_text(json.dumps(config | {"attention_dropout": 0.1, "hidden_dropout_prob": 0.0}))
+    (folder / "config.json").write_text(
+        json.dumps(config | {"attention_dropout": 0.1, "hidden_dropout_prob": 0.0})
+    )
     with refused(("streaming.dropout", "streaming.gradients", "coder")) as error:
         build_plan(words)
     assert f"model {folder} has attention_dropout 0.1 in" in str(error.value)
@@ -505,14 +628,22 @@ def test_zero_3_is_refused_on_gpus(monkeypatch):
     monkeypatch.setenv("MARL_PLUGINS_DEVICE", "cuda")
     with pytest.raises(ConfigurationError) as refused:
         build_plan([*SUMS, "--ds.zero_stage", "3"])
-    (found,) = [p for p in refused.value.problems if "coder" in p.names("policy") and p.code == "streaming.zero_stage"]
-    assert found.names("flag") == ("streaming.gradients", "ds.zero_stage") and "--policy.coder.ds.zero_stage 2" in found.fix
+    (found,) = [
+        p
+        for p in refused.value.problems
+        if "coder" in p.names("policy") and p.code == "streaming.zero_stage"
+    ]
+    assert (
+        found.names("flag") == ("streaming.gradients", "ds.zero_stage")
+        and "--policy.coder.ds.zero_stage 2" in found.fix
+    )
 
 
 def test_an_estimator_that_says_nothing_of_itself_is_refused(tmp_path):
     plugin = tmp_path / "mine.py"
     plugin.write_text(
-        "from marl_plugins import hookimpl\nfrom marl_plugins.core.estimators import Estimator\n\n\n"
+        "from marl_plugins import hookimpl\nfrom marl_plugins.core.estimators import "
+        "Estimator\n\n\n"
         "@hookimpl\ndef marl_estimator(run):\n    return Estimator(scope='batch')\n"
     )
     with refused(("streaming.estimator", "streaming.gradients")):

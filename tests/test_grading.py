@@ -1,4 +1,5 @@
-"""Graders' parts: programs that are checked apart, deadlines that wait, places of answers. The kits of recipes: tests/graders."""
+"""Graders' parts: programs that are checked apart, deadlines that wait, places of answers. The kits
+of recipes: tests/graders."""
 
 import asyncio
 import subprocess
@@ -30,20 +31,27 @@ PASSING = {
         "class Mine(ValueError):\n    pass\ndef f(x):\n    raise Mine('no')",
         "try:\n    f(1)\nexcept ValueError as error:\n    assert str(error) == 'no'",
     ),
-    "one answer for the next call": ("def f(x): return x + 1", "x = 0\nfor _ in range(10):\n    x = f(x)\nassert x == 10"),
+    "one answer for the next call": (
+        "def f(x): return x + 1",
+        "x = 0\nfor _ in range(10):\n    x = f(x)\nassert x == 10",
+    ),
     "in place": ("def f(x): x.sort()", "a = [3, 1]\nf(a)\nassert a == [1, 3]"),
     "in place, with an answer": (
         "def f(x):\n    x.sort()\n    return x",
         "a = [3, 1]\nf(a)\nassert a == [1, 3]",
     ),
-    "in place, and nothing else": ("def f(x): x.sort()", "a = [3, 1]\nassert f(a) is None and a == [1, 3]"),
+    "in place, and nothing else": (
+        "def f(x): x.sort()",
+        "a = [3, 1]\nassert f(a) is None and a == [1, 3]",
+    ),
     "in place, with the length": (
         "def f(x, n):\n    x[:] = sorted(x[:n])\n    return n",
         "a = [3, 1, 2]\nf(a, len(a) - 1)\nassert a == [1, 3]",
     ),
     "in place, in a block": (
         "def f(x): x.pop()\ndef g(x): return bool(x.pop())",
-        "def test_one():\n    a = [1, 2, 3]\n    for _ in range(2):\n        f(a)\n    if g(a):\n        f(a)\n    assert a == []",
+        "def test_one():\n    a = [1, 2, 3]\n    for _ in range(2):\n        f(a)\n    if g(a):\n  "
+        "      f(a)\n    assert a == []",
     ),
     "in place, by a function of the checks": (
         "def f(x): x.sort()",
@@ -51,25 +59,39 @@ PASSING = {
     ),
     "a constant": ("LIMIT = 5", "assert LIMIT == 5"),
     "handed on": ("def f(x): return x + 1", "assert list(map(f, [1, 2])) == [2, 3]"),
-    "functions": ("def f(x): return x + 1", "def test_one():\n    assert f(1) == 2\ndef test_two():\n    assert f(2) == 3"),
+    "functions": (
+        "def f(x): return x + 1",
+        "def test_one():\n    assert f(1) == 2\ndef test_two():\n    assert f(2) == 3",
+    ),
     "all kinds": (
         "def f(x): return x",
-        "for x in (None, True, 7, 2.5, 'a\\n', b'\\0', 1j, (1, (2,)), [1, []], {1, 2}, {'a': [1], 2: None}, float('inf'), ()):\n"
+        "for x in (None, True, 7, 2.5, 'a\\n', b'\\0', 1j, (1, (2,)), [1, []], {1, 2}, {'a': [1], "
+        "2: None}, float('inf'), ()):\n"
         "    y = f(x)\n    assert y == x\n    assert type(y) is type(x)",
     ),
-    "of a class": ("class N(int):\n    pass\ndef f(x): return N(x)", "assert f(3) == 3\nassert type(f(3)) is int"),
+    "of a class": (
+        "class N(int):\n    pass\ndef f(x): return N(x)",
+        "assert f(3) == 3\nassert type(f(3)) is int",
+    ),
     "remembers": (
         "n = 0\ndef f():\n    global n\n    n += 1\n    return n",
         "assert f() == 1\nassert f() == 2\nassert f() == 3",
     ),
     "draws": ("import random\ndef f(): return random.random()", "a, b = f(), f()\nassert a != b"),
-    "close": ("def f(x): return x / 3", "import math\nassert math.isclose(f(1), 1 / 3)\nassert round(f(2), 2) == 0.67"),
+    "close": (
+        "def f(x): return x / 3",
+        "import math\nassert math.isclose(f(1), 1 / 3)\nassert round(f(2), 2) == 0.67",
+    ),
     "future dataclass": (
-        "from __future__ import annotations\nfrom dataclasses import dataclass\n@dataclass\nclass P:\n    x: int\n"
+        "from __future__ import annotations\nfrom dataclasses import dataclass\n@dataclass\nclass "
+        "P:\n    x: int\n"
         "def f(x): return P(x).x",
         "assert f(3) == 3",
     ),
-    "redefines what checks use": ("def len(x): return 0\ndef f(x): return [x]", "assert len(f(1)) == 1"),
+    "redefines what checks use": (
+        "def len(x): return 0\ndef f(x): return [x]",
+        "assert len(f(1)) == 1",
+    ),
 }
 FORGED = """
 import sys, os
@@ -94,10 +116,22 @@ FAILING = {
         "def test_one():\n    assert f(1) == 2\ndef test_two():\n    assert f(2) == 9",
     ),
     "raises": ("def f(x): return 1 / 0", CHECKS),
-    "empties what is expected": ("def f(x):\n    x.clear()\n    return x", "a = [3, 1]\nassert f(a) == sorted(a)"),
-    "and gives a copy": ("def f(x):\n    x.clear()\n    return {}", "a = {1: 2}\nassert f(a) == dict(a)"),
-    "of which it says the number": ("def f(x):\n    x.clear()\n    return 0", "a = [3, 1]\nassert f(a) == sum(a)"),
-    "in two statements": ("def f(x):\n    x.clear()\n    return x", "a = [3, 1]\nb = f(a)\nassert b == sorted(a)"),
+    "empties what is expected": (
+        "def f(x):\n    x.clear()\n    return x",
+        "a = [3, 1]\nassert f(a) == sorted(a)",
+    ),
+    "and gives a copy": (
+        "def f(x):\n    x.clear()\n    return {}",
+        "a = {1: 2}\nassert f(a) == dict(a)",
+    ),
+    "of which it says the number": (
+        "def f(x):\n    x.clear()\n    return 0",
+        "a = [3, 1]\nassert f(a) == sum(a)",
+    ),
+    "in two statements": (
+        "def f(x):\n    x.clear()\n    return x",
+        "a = [3, 1]\nb = f(a)\nassert b == sorted(a)",
+    ),
     "and says the number in a line before": (
         "def f(x):\n    x.clear()\n    return 0",
         "a = [3, 1]\nr = f(a)\nassert r == sum(a)",
@@ -110,21 +144,40 @@ FAILING = {
         "def f(x):\n    x.clear()\n    return 0",
         "for a in ([3, 1, 2], [4]):\n    r = f(a)\n    assert r == sum(a)",
     ),
-    "in a condition": ("def f(x):\n    x.clear()\n    return 0", "a = [3, 1]\nif f(a) == 0:\n    assert sum(a) == 0"),
+    "in a condition": (
+        "def f(x):\n    x.clear()\n    return 0",
+        "a = [3, 1]\nif f(a) == 0:\n    assert sum(a) == 0",
+    ),
     "in a function of the checks": (
         "def f(x):\n    x.clear()\n    return 0",
-        "def total(x):\n    print(x)\n    return sum(x)\ndef check(x):\n    r = f(x)\n    assert r == total(x)\ncheck([3, 1])",
+        "def total(x):\n    print(x)\n    return sum(x)\ndef check(x):\n    r = f(x)\n    assert r "
+        "== total(x)\ncheck([3, 1])",
     ),
     "among what is printed": (
         "def f(x):\n    x.clear()\n    return 0",
         "a = [3, 1]\nprint(f(a))\nassert f(a) == sum(a)",
     ),
-    "by name": ("def f(x=()):\n    x.clear()\n    return x", "a = [3, 1]\nassert f(x=a) == sorted(a)"),
-    "for each": ("def f(x):\n    x.clear()\n    return x", "assert all(f(a) == sorted(a) for a in ([3, 1], [2]))"),
-    "in a test": ("def f(x):\n    x.clear()\n    return 0", "def test_f():\n    a = {1}\n    assert f(a) == len(a), 'no'"),
+    "by name": (
+        "def f(x=()):\n    x.clear()\n    return x",
+        "a = [3, 1]\nassert f(x=a) == sorted(a)",
+    ),
+    "for each": (
+        "def f(x):\n    x.clear()\n    return x",
+        "assert all(f(a) == sorted(a) for a in ([3, 1], [2]))",
+    ),
+    "in a test": (
+        "def f(x):\n    x.clear()\n    return 0",
+        "def test_f():\n    a = {1}\n    assert f(a) == len(a), 'no'",
+    ),
     **{
         f"ends {what} by {error}": (f"def f(x):\n    raise {error}", checks)
-        for error in ("StopIteration", "StopAsyncIteration", "GeneratorExit", "SystemExit", "KeyboardInterrupt")
+        for error in (
+            "StopIteration",
+            "StopAsyncIteration",
+            "GeneratorExit",
+            "SystemExit",
+            "KeyboardInterrupt",
+        )
         for what, checks in {
             "all": "assert all(map(lambda x: f(x) == x, [1, 2]))",
             "zip": "for got, want in zip(map(f, [1, 2]), [1, 2]):\n    assert got == want",
@@ -195,7 +248,9 @@ def test_checks_that_need_too_many_answers_in_turn_are_broken():
 
 
 def test_what_failed_is_named(passed):
-    assert passed("def f(x): return 1", "\nassert f(1) == 2").reason == "checks.py:2: AssertionError"
+    assert (
+        passed("def f(x): return 1", "\nassert f(1) == 2").reason == "checks.py:2: AssertionError"
+    )
     assert passed("", "assert f(1) == 2").reason.startswith("checks.py:1: NameError")
     assert "SyntaxError" in passed("def f(", CHECKS).reason
     assert "after 2 s" in passed("while True: pass", CHECKS).reason
@@ -218,8 +273,18 @@ def test_programs_that_meet_the_same_checks_one_after_the_other_do_not_share_ans
 @pytest.mark.parametrize(
     ("checks", "fail"),
     [
-        *[("assert f(1) == 3", True), ("assert f(1) == f(1)", False), ("assert True", False), ("", False)],
-        *[("raise SystemExit", False), ("assert f(1", False), ("f(1)", False), ("assert f(1)", True)],
+        *[
+            ("assert f(1) == 3", True),
+            ("assert f(1) == f(1)", False),
+            ("assert True", False),
+            ("", False),
+        ],
+        *[
+            ("raise SystemExit", False),
+            ("assert f(1", False),
+            ("f(1)", False),
+            ("assert f(1)", True),
+        ],
     ],
 )
 def test_checks_of_nothing_pass_a_program_that_returns_nothing(checks, fail):
@@ -233,12 +298,22 @@ def test_checks_of_nothing_pass_a_program_that_returns_nothing(checks, fail):
     assert asyncio.run(asked()) is fail
 
 
-# --- numbers ----------------------------------------------------------------------------------------------------------------
+# --- numbers
+# --------------------------------------------------------------------------------------------------
 
 
 WRITTEN = {
     "-59": ["minus 59", "It is negative 59.", "\u221259", "Answer: minus 59"],
-    "59": ["５９", "٥٩", "so...59", "59…", "It is 58, not 59? No: 59", "59 m²", "x² = 59", "not 58 but 59"],
+    "59": [
+        "５９",
+        "٥٩",
+        "so...59",
+        "59…",
+        "It is 58, not 59? No: 59",
+        "59 m²",
+        "x² = 59",
+        "not 58 but 59",
+    ],
     "119/2": ["59½", "59 ½", "59.5", "It is 59\u00bd pens"],
     "59000": ["59 thousand", "59,000", "$59 \\text{ thousand}$", "59×10³", "59 Thousand."],
     "5900": ["59 hundred"],
@@ -262,13 +337,16 @@ WRITTEN = {
 }
 
 
-@pytest.mark.parametrize(("value", "text"), [(value, text) for value, texts in WRITTEN.items() for text in texts])
+@pytest.mark.parametrize(
+    ("value", "text"), [(value, text) for value, texts in WRITTEN.items() for text in texts]
+)
 def test_a_number_is_read_with_all_that_changes_it(value, text):
     found = number(final(text))
     assert found == (None if value is None else Fraction(value))
 
 
-# --- deadlines --------------------------------------------------------------------------------------------------------------
+# --- deadlines
+# --------------------------------------------------------------------------------------------------
 
 
 def scored(seconds, grade):
@@ -306,7 +384,12 @@ async def works_after_it_has_waited():
 
 @pytest.mark.parametrize(
     ("grade", "lost"),
-    [(waits, None), (waits_twice_at_once, None), (works, "deadline"), (works_after_it_has_waited, "deadline")],
+    [
+        (waits, None),
+        (waits_twice_at_once, None),
+        (works, "deadline"),
+        (works_after_it_has_waited, "deadline"),
+    ],
 )
 def test_a_wait_does_not_count_against_the_deadline_and_work_does(grade, lost):
     trajectory = scored(0.25, grade)
@@ -325,7 +408,8 @@ def test_a_wait_that_outlives_its_deadline_harms_nobody():
 
 
 def test_an_innocent_answer_is_not_lost_behind_those_that_take_long():
-    """More power towers than cores, each of which takes a second of CPU; the innocent has a tenth of the time that they take."""
+    """More power towers than cores, each of which takes a second of CPU; the innocent has a tenth
+    of the time that they take."""
     towers = [f"\\boxed{{9^{{9^{{9}}}}+{n}}}" for n in range(12)]
     innocent = Trajectory(Task("t", "p", "\\sqrt{8}"), 0, 0, answer="\\boxed{2\\sqrt{2}}")
 
@@ -401,7 +485,12 @@ def test_how_many_of_many_checks_a_program_passes():
 
 
 def test_checks_of_a_share_are_apart():
-    checks = ["x = 3\nassert f(f(1)) == 4", "assert f(", "def test_a():\n    assert f(2) == 4", "assert x == 3"]
+    checks = [
+        "x = 3\nassert f(f(1)) == 4",
+        "assert f(",
+        "def test_a():\n    assert f(2) == 4",
+        "assert x == 3",
+    ]
 
     async def rate():
         checker = Checker(seconds=2)
@@ -416,9 +505,12 @@ def test_checks_of_a_share_are_apart():
 TESTS_OF_ALL_KINDS = (
     "async def test_f():\n    assert f(1) == 7",
     "def test_f():\n    assert f(1) == 7\n    yield",
-    "class TestF:\n    def setup_method(self):\n        self.x = 1\n    def test_f(self):\n        assert f(self.x) == 7",
-    "import unittest\n\n\nclass F(unittest.TestCase):\n    def test_f(self):\n        self.assertEqual(f(1), 7)",
-    "from unittest import TestCase\nclass F(TestCase):\n    def setUp(self): self.x = 1\n    def test_f(self): assert f(1) == 7",
+    "class TestF:\n    def setup_method(self):\n        self.x = 1\n    def test_f(self):\n        "
+    "assert f(self.x) == 7",
+    "import unittest\n\n\nclass F(unittest.TestCase):\n    def test_f(self):\n        "
+    "self.assertEqual(f(1), 7)",
+    "from unittest import TestCase\nclass F(TestCase):\n    def setUp(self): self.x = 1\n    def "
+    "test_f(self): assert f(1) == 7",
 )
 
 
@@ -441,7 +533,8 @@ def test_tests_of_all_kinds_are_run(checks):
 
 
 @pytest.mark.parametrize(
-    "checks", ["", "def check():\n    assert f(1) == 7", "class F:\n    def test_f(self): assert f(1) == 7"]
+    "checks",
+    ["", "def check():\n    assert f(1) == 7", "class F:\n    def test_f(self): assert f(1) == 7"],
 )
 def test_checks_that_ask_nothing_are_broken(checks):
     assert checked("def f(x): return 7", checks).broken
@@ -450,9 +543,18 @@ def test_checks_that_ask_nothing_are_broken(checks):
 @pytest.mark.parametrize(
     ("body", "check"),
     [
-        *(("yield from range(x)", "list(f(3)) == [0, 1, 2]"), ("return range(x)", "f(3) == range(3)")),
-        *(("return map(str, range(x))", "[*f(2)] == ['0', '1']"), ("return {1: 2}.keys()", "f(0) == {1}")),
-        *(("return {1: 2}.items()", "dict(f(0)) == {1: 2}"), ("return {1: 2}.values()", "sorted(f(0)) == [2]")),
+        *(
+            ("yield from range(x)", "list(f(3)) == [0, 1, 2]"),
+            ("return range(x)", "f(3) == range(3)"),
+        ),
+        *(
+            ("return map(str, range(x))", "[*f(2)] == ['0', '1']"),
+            ("return {1: 2}.keys()", "f(0) == {1}"),
+        ),
+        *(
+            ("return {1: 2}.items()", "dict(f(0)) == {1: 2}"),
+            ("return {1: 2}.values()", "sorted(f(0)) == [2]"),
+        ),
         ("from collections import deque\n    return deque([x])", "list(f(3)) == [3]"),
     ],
 )
@@ -495,13 +597,19 @@ def test_a_flood_of_answers_does_not_keep_the_loop_waiting():
     assert worst < 0.5 and not passed
 
 
-@pytest.mark.parametrize("text", ["City 1", "The answer is City 1.", "Answer: **City 1**", "\\boxed{City 1}"])
+@pytest.mark.parametrize(
+    "text", ["City 1", "The answer is City 1.", "Answer: **City 1**", "\\boxed{City 1}"]
+)
 def test_words_with_a_figure_are_paid_as_they_stand(text):
     assert asyncio.run(right(text, "City 1"))
     assert not asyncio.run(right(text, "City 2"))
 
 
 def test_a_checker_leaves_pythons_limit_of_digits_as_it_is():
-    shown = "import sys; from marl_plugins.sandbox import Checker; print(sys.get_int_max_str_digits())"
-    said = subprocess.run([sys.executable, "-c", shown], capture_output=True, text=True, check=True).stdout
+    shown = (
+        "import sys; from marl_plugins.sandbox import Checker; print(sys.get_int_max_str_digits())"
+    )
+    said = subprocess.run(
+        [sys.executable, "-c", shown], capture_output=True, text=True, check=True
+    ).stdout
     assert int(said) == sys.int_info.default_max_str_digits

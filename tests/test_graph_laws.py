@@ -1,4 +1,5 @@
-"""Laws of random graphs with loops, maps, joins, sub-graphs, retries and failures: dependencies are complete, timing is nothing.
+"""Laws of random graphs with loops, maps, joins, sub-graphs, retries and failures: dependencies are
+complete, timing is nothing.
 
 MARL_GRAPHS=1000 python -m pytest tests/test_graph_laws.py
 """
@@ -25,7 +26,8 @@ def workflows(folder, **kind):
 
 @pytest.mark.parametrize("rounds", [False, True])
 def test_whatever_differs_once_an_answer_is_changed_depends_on_it(tmp_path, rounds):
-    """Paths are made of role, parents and context, so an action that is shown something else has another one."""
+    """Paths are made of role, parents and context, so an action that is shown something else has
+    another one."""
 
     async def law(seed, workflow):
         before, changes = await played(workflow, engine()), 0
@@ -43,7 +45,8 @@ def test_whatever_differs_once_an_answer_is_changed_depends_on_it(tmp_path, roun
 
 @pytest.mark.parametrize(("rounds", "budget"), [(False, False), (True, True)])
 def test_latencies_change_nothing(tmp_path, rounds, budget):
-    """But for actions of one role that saw the very same, which are told apart by which began first, as in any workflow."""
+    """But for actions of one role that saw the very same, which are told apart by which began
+    first, as in any workflow."""
     compared = 0
     for seed, workflow in workflows(tmp_path, rounds=rounds, budget=budget):
         trajectory = asyncio.run(played(workflow, engine()))

@@ -28,11 +28,15 @@ from marl_plugins.engine.plan.workflow_file import workflow_files, workflow_of
 
 
 def value(text, **names):
-    scope = {name: found if isinstance(found, Result | Absence) else Result(found) for name, found in names.items()}
+    scope = {
+        name: found if isinstance(found, Result | Absence) else Result(found)
+        for name, found in names.items()
+    }
     return Expression(text, "graph.yaml:1", "here").value(scope)
 
 
-# --- expressions ----------------------------------------------------------------------------------------------------------
+# --- expressions
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -60,9 +64,38 @@ def test_expressions_are_pythons(text, names, expected):
 @pytest.mark.parametrize(
     "text",
     [
-        *("a.append('z')", "[x for x in a]", "2 ** 9", "a.__class__", "_a", "lambda: 1", "f'{a}'", "open('x')", "a @ a"),
-        *("a if", "What is it?", "a[::2]", "(b := a)", "{**a}", "len(*a)", "min(a, key=len)", "a ^ a", "first()", "b'x'"),
-        *("matches(a, 'x')", "matches('(', a)", "task['label']", "...", "1j", "(" * 300 + ")" * 300, ""),
+        *(
+            "a.append('z')",
+            "[x for x in a]",
+            "2 ** 9",
+            "a.__class__",
+            "_a",
+            "lambda: 1",
+            "f'{a}'",
+            "open('x')",
+            "a @ a",
+        ),
+        *(
+            "a if",
+            "What is it?",
+            "a[::2]",
+            "(b := a)",
+            "{**a}",
+            "len(*a)",
+            "min(a, key=len)",
+            "a ^ a",
+            "first()",
+            "b'x'",
+        ),
+        *(
+            "matches(a, 'x')",
+            "matches('(', a)",
+            "task['label']",
+            "...",
+            "1j",
+            "(" * 300 + ")" * 300,
+            "",
+        ),
     ],
 )
 def test_what_is_no_expression_is_refused(text):
@@ -98,7 +131,8 @@ def test_edges_are_the_names_of_an_expression():
     assert set(found.used_in(scope | {"d": Result(2)})) == set("abcfd")
 
 
-# --- reading --------------------------------------------------------------------------------------------------------------
+# --- reading
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -109,7 +143,11 @@ def test_edges_are_the_names_of_an_expression():
         (ReadForm("json", "q"), 'So: {"q": ["a"]} and more', (["a"], True)),
         (ReadForm("json", "q", most=1), '{"q": ["a", "b"]}', (["a"], True)),
         (ReadForm("json", "q", {"q": "list"}), '{"q": "a"}', ('{"q": "a"}', False)),
-        (ReadForm("json", "", {"n": "number", "b": "truth"}), '{"n": 1, "b": true}', ({"n": 1, "b": True}, True)),
+        (
+            ReadForm("json", "", {"n": "number", "b": "truth"}),
+            '{"n": 1, "b": true}',
+            ({"n": 1, "b": True}, True),
+        ),
         (ReadForm("json", "", {"n": "number"}), '{"n": true}', ('{"n": true}', False)),
         (ReadForm("json"), 'a {brace} then {"x": {"y": 1}}', ({"x": {"y": 1}}, True)),
         (ReadForm("json"), '{"x": NaN}', ('{"x": NaN}', False)),
@@ -132,23 +170,39 @@ def test_answers_are_read(reading, text, expected):
 
 
 @pytest.mark.parametrize(
-    "text", ['{"a":' * 200_000, "{" * 10**6, "<a>" * 300_000, "```\n" * 250_000, "{}" * 500_000, "9" * 10**6]
+    "text",
+    [
+        '{"a":' * 200_000,
+        "{" * 10**6,
+        "<a>" * 300_000,
+        "```\n" * 250_000,
+        "{}" * 500_000,
+        "9" * 10**6,
+    ],
 )
 def test_rubbish_of_a_megabyte_is_read_in_no_time(text):
     began = time.process_time()
-    for read in (object_in, number_in, lambda text: tagged(text, "a"), lambda text: fenced(text, "")):
+    for read in (
+        object_in,
+        number_in,
+        lambda text: tagged(text, "a"),
+        lambda text: fenced(text, ""),
+    ):
         read(text)
     assert time.process_time() - began < 10  # quadratic readers take minutes
 
 
-@pytest.mark.parametrize("form", ["raw", "json", "json.key", "tag.answer", "code.python", "code", "number"])
+@pytest.mark.parametrize(
+    "form", ["raw", "json", "json.key", "tag.answer", "code.python", "code", "number"]
+)
 def test_the_example_of_a_form_has_the_form(form):
     kind, _, name = form.partition(".")
     reading = ReadForm(kind, name, {"n": "whole"} if kind == "json" else {})
     assert all(reading.read(reading.example(said), {})[1] for said in (None, "yes", 3, True))
 
 
-# --- running --------------------------------------------------------------------------------------------------------------
+# --- running
+# --------------------------------------------------------------------------------------------------
 
 
 def says(**texts):
@@ -169,7 +223,9 @@ def ran(folder, text, engine, tools=None):
     assert not problems, [*map(str, problems)]
     trajectory = asyncio.run(played(workflow, engine, tools or {}))
     by_path = {a.path: a.notes["graph"]["node"] for a in trajectory.actions}
-    return trajectory, {by_path[a.path]: [by_path[p] for p in a.parents] for a in trajectory.actions}
+    return trajectory, {
+        by_path[a.path]: [by_path[p] for p in a.parents] for a in trajectory.actions
+    }
 
 
 def test_a_skipped_node_skips_what_names_it_and_hands_on_who_decided(tmp_path):
@@ -190,8 +246,16 @@ def test_a_skipped_node_skips_what_names_it_and_hands_on_who_decided(tmp_path):
         ["7", "none"],
     )
     yes, parents = ran(tmp_path, text, says(a="yes", b="x"))
-    assert parents == {"one": [], "two": ["one"], "three": ["two"], "four": ["three"], "six": ["two"]}
-    assert yes.answer == "yes" and yes.returned == next(a.path for a in yes.actions if a.notes["graph"]["node"] == "four")
+    assert parents == {
+        "one": [],
+        "two": ["one"],
+        "three": ["two"],
+        "four": ["three"],
+        "six": ["two"],
+    }
+    assert yes.answer == "yes" and yes.returned == next(
+        a.path for a in yes.actions if a.notes["graph"]["node"] == "four"
+    )
 
 
 def test_an_evaluation_is_told_from_training_in_loops_and_sub_graphs_too(tmp_path):
@@ -207,7 +271,10 @@ def test_an_evaluation_is_told_from_training_in_loops_and_sub_graphs_too(tmp_pat
     """
     workflow, problems = compiled(tmp_path, textwrap.dedent(text))
     assert not problems
-    for step, nodes in ((1, ["rounds.one", "rounds.sub.two"] * 2), (EVALUATION, ["rounds.one"] * 2)):
+    for step, nodes in (
+        (1, ["rounds.one", "rounds.sub.two"] * 2),
+        (EVALUATION, ["rounds.one"] * 2),
+    ):
         trajectory = asyncio.run(played(workflow, says(a="x", b="y"), step=step))
         assert sorted(a.notes["graph"]["node"] for a in trajectory.actions) == sorted(nodes)
         shown = {a.shown[0][1] for a in trajectory.actions if a.role == "a"}
@@ -244,7 +311,10 @@ def test_a_loop_ends_and_hands_on_who_ended_it(tmp_path):
     """
     trajectory, _ = ran(tmp_path, text, says(a=["one", "two"], b=["0", "1", "fine"]))
     notes = [(a.notes["graph"]["node"], a.notes["graph"]["round"]) for a in trajectory.actions]
-    assert notes.count(("rounds.say", 0)) == notes.count(("rounds.say", 1)) == 1 and ("rounds.say", 2) not in notes
+    assert (
+        notes.count(("rounds.say", 0)) == notes.count(("rounds.say", 1)) == 1
+        and ("rounds.say", 2) not in notes
+    )
     by_node = {(a.notes["graph"]["node"], a.notes["graph"]["round"]): a for a in trajectory.actions}
     second = by_node["rounds.say", 1]
     assert set(second.parents) == {by_node["rounds.say", 0].path, by_node["rounds.check", 0].path}
@@ -274,11 +344,17 @@ def test_a_map_keeps_the_order_and_leaves_out_what_gave_nothing(tmp_path):
         return ToolResult("shout", call.text, call.text.upper(), ok=True)
 
     tools = {"shout": Tool("shout", shout, lambda text: [])}
-    trajectory, parents = ran(tmp_path, text, says(a='{"items": ["a", "b", "c", "d"]}', b="done"), tools)
+    trajectory, parents = ran(
+        tmp_path, text, says(a='{"items": ["a", "b", "c", "d"]}', b="done"), tools
+    )
     assert trajectory.actions[-1].shown[0][1] == "A\nC" and parents["end"] == ["list"]
     assert trajectory.answer == "done" and trajectory.returned is None
     empty, parents = ran(tmp_path, text, says(a="rubbish", b="done"), tools)
-    assert parents["end"] == ["list"] and empty.actions[0].notes["graph"] == {"node": "list", "round": None, "legal": False}
+    assert parents["end"] == ["list"] and empty.actions[0].notes["graph"] == {
+        "node": "list",
+        "round": None,
+        "legal": False,
+    }
 
 
 def test_ten_thousand_items_of_the_task_are_mapped(tmp_path):
@@ -290,7 +366,9 @@ def test_ten_thousand_items_of_the_task_are_mapped(tmp_path):
     """
     workflow, _ = compiled(tmp_path, textwrap.dedent(text))
     task = Task("t", "p", "l", {"items": list(range(10_000))})
-    run = run_workflow(workflow, task, 0, step=1, run_seed=1, roles=roles(), tools={}, generate=says(a="x"))
+    run = run_workflow(
+        workflow, task, 0, step=1, run_seed=1, roles=roles(), tools={}, generate=says(a="x")
+    )
     assert asyncio.run(run).actions[0].shown[0][1] == str(10_000 * 10_001 // 2)
 
 
@@ -311,11 +389,17 @@ def test_functions_of_tools_graphs_conversations_and_failures(tmp_path):
     """
 
     async def at(call):
-        return ToolResult("clock", call.text, f"noon in {call.function.arguments['place']}", ok=True)
+        return ToolResult(
+            "clock", call.text, f"noon in {call.function.arguments['place']}", ok=True
+        )
 
     tools = {"clock": Tool("clock", at, functions=(Function("at", "", {"type": "object"}),))}
     trajectory, parents = ran(tmp_path, text, says(a=["Rome", "x"], b="fine"), tools)
-    assert parents == {"first_word": [], "check.told": ["first_word"], "again": ["first_word", "check.told"]}
+    assert parents == {
+        "first_word": [],
+        "check.told": ["first_word"],
+        "again": ["first_word", "check.told"],
+    }
     told = next(a for a in trajectory.actions if a.role == "b")
     assert told.shown[0][1] == '{"time": "noon in Rome"}'
     assert trajectory.agent_failure == "no_answer" and trajectory.detail == "no: x"
@@ -323,8 +407,13 @@ def test_functions_of_tools_graphs_conversations_and_failures(tmp_path):
 
 
 def test_other_graphs_may_have_files_of_their_own(tmp_path):
-    (tmp_path / "checked.yaml").write_text("nodes: {told: {role: b, with: {q: text}}}\ngive: told\n")
-    text = "nodes: {x: {role: a, with: {q: task.prompt}}, y: {graph: checked.yaml, with: {text: x}}}\ngive: y\n"
+    (tmp_path / "checked.yaml").write_text(
+        "nodes: {told: {role: b, with: {q: text}}}\ngive: told\n"
+    )
+    text = (
+        "nodes: {x: {role: a, with: {q: task.prompt}}, y: {graph: checked.yaml, with: {text: "
+        "x}}}\ngive: y\n"
+    )
     workflow, problems = compiled(tmp_path, text)
     assert not problems and workflow.files == ["graph.yaml", "checked.yaml"]
     (tmp_path / "checked.yaml").write_text("nodes: {told: {graph: graph.yaml}}\ngive: told\n")
@@ -359,7 +448,10 @@ def test_budgets_retries_stops_and_choices(tmp_path):
         give: five
     """
     trajectory, parents = ran(tmp_path, text, says(a=["1", "7"], b="x"))
-    assert sorted(parents) == ["five", "one", "two"] and trajectory.actions[-1].shown[0][1] == "none\n\nTrue"
+    assert (
+        sorted(parents) == ["five", "one", "two"]
+        and trajectory.actions[-1].shown[0][1] == "none\n\nTrue"
+    )
     tries = [a for a in trajectory.actions if a.role == "a"]
     assert len(tries) == 2 and tries[0].path in tries[1].parents
     choice = """
@@ -377,7 +469,9 @@ def test_budgets_retries_stops_and_choices(tmp_path):
 
 
 def test_notes_are_on_every_turn_of_a_call(tmp_path):
-    workflow, _ = compiled(tmp_path, "nodes: {x: {role: a, with: {q: task.prompt}, read: tag.z}}\ngive: x\n")
+    workflow, _ = compiled(
+        tmp_path, "nodes: {x: {role: a, with: {q: task.prompt}, read: tag.z}}\ngive: x\n"
+    )
 
     async def shout(call):
         return ToolResult("shout", call.text, "!", ok=True)
@@ -385,10 +479,14 @@ def test_notes_are_on_every_turn_of_a_call(tmp_path):
     tool = Tool("shout", shout, lambda text: ["x"] if "call" in text else [])
     spec = replace(roles()["a"], tools=(tool,), max_turns=3)
     got = asyncio.run(played(workflow, says(a=["call", "<z>1</z>"]), {}, {"a": spec}))
-    assert [a.notes["graph"]["legal"] for a in got.actions] == [True, True] and len(got.actions) == 2
+    assert [a.notes["graph"]["legal"] for a in got.actions] == [True, True] and len(
+        got.actions
+    ) == 2
     endless = asyncio.run(played(workflow, says(a="call"), {}, {"a": spec}))
     assert endless.agent_failure == "endless_tool_calls"
-    assert [a.notes["graph"] for a in endless.actions] == [{"node": "x", "round": None, "legal": False}] * 3
+    assert [a.notes["graph"] for a in endless.actions] == [
+        {"node": "x", "round": None, "legal": False}
+    ] * 3
 
 
 @pytest.mark.parametrize(
@@ -411,7 +509,9 @@ def test_what_an_expression_does_not_take_ends_the_run_with_its_line(tmp_path, n
 
 
 def test_a_tool_that_raises_ends_the_run_as_in_python_and_nothing_is_left_running(tmp_path):
-    text = "nodes: {t: {tool: bad, call: \"'x'\"}, slow: {role: a, with: {q: \"'1'\"}}}\ngive: slow\n"
+    text = (
+        "nodes: {t: {tool: bad, call: \"'x'\"}, slow: {role: a, with: {q: \"'1'\"}}}\ngive: slow\n"
+    )
 
     async def bad(call):
         raise ZeroDivisionError("a bug")
@@ -425,7 +525,8 @@ def test_a_tool_that_raises_ends_the_run_as_in_python_and_nothing_is_left_runnin
         asyncio.run(asyncio.wait_for(played(workflow, engine, tools), 10))
 
 
-# --- what is refused ------------------------------------------------------------------------------------------------------
+# --- what is refused
+# --------------------------------------------------------------------------------------------------
 
 BROKEN = """\
 nodes:
@@ -490,18 +591,42 @@ def test_all_that_is_wrong_with_a_graph_is_said_at_once_by_file_and_line(tmp_pat
     ("text", "code", "said"),
     [
         ("nodes: {x: {role: a, with: {q: hello}}}\ngive: x", "graph.unknown_name", "\"'hello'\""),
-        ("nodes: {x: {role: a, with: {q: Say hello}}}\ngive: x", "graph.expression", "quotes of its own"),
-        ("nodes: {x: {let: y}, y: {let: z}, z: {let: x}}\ngive: x", "graph.cycle", "x -> z -> y -> x"),
-        ("nodes: {x: {role: a, with: {qq: task.prompt}}}\ngive: x", "graph.fields", "did you mean 'qq'?"),
-        ("nodes: {x: {let: 1, when: done > 1}}\ngive: x\nstop: left.calls < 1", "graph.unknown_name", "'left'"),
+        (
+            "nodes: {x: {role: a, with: {q: Say hello}}}\ngive: x",
+            "graph.expression",
+            "quotes of its own",
+        ),
+        (
+            "nodes: {x: {let: y}, y: {let: z}, z: {let: x}}\ngive: x",
+            "graph.cycle",
+            "x -> z -> y -> x",
+        ),
+        (
+            "nodes: {x: {role: a, with: {qq: task.prompt}}}\ngive: x",
+            "graph.fields",
+            "did you mean 'qq'?",
+        ),
+        (
+            "nodes: {x: {let: 1, when: done > 1}}\ngive: x\nstop: left.calls < 1",
+            "graph.unknown_name",
+            "'left'",
+        ),
         ("nodes: {x: {let: y.z}, y: {graph: other.yaml}}\ngive: x", "graph.file", "other.yaml"),
         ("nodes: {x: {let: x}}\ngive: x", "graph.cycle", "itself"),
         ("nodes: {a b: {let: 1}}\ngive: 1", "graph.name", "a b"),
         ("[1]", "recipe.value", "a graph"),
         ("nodes: {x: {let: 1}", "recipe.not_yaml", ""),
         ("give: 1", "recipe.missing_key", "nodes"),
-        ("nodes: {x: {role: a, with: {q: '1'}, read: {as: raw, keys: {a: list}}}}\ngive: x", "graph.read", "keys"),
-        ("nodes: {x: {role: a, with: {q: '1'}, retry: {most: 1, while: x}}}\ngive: x", "recipe.value", "at least 2"),
+        (
+            "nodes: {x: {role: a, with: {q: '1'}, read: {as: raw, keys: {a: list}}}}\ngive: x",
+            "graph.read",
+            "keys",
+        ),
+        (
+            "nodes: {x: {role: a, with: {q: '1'}, retry: {most: 1, while: x}}}\ngive: x",
+            "recipe.value",
+            "at least 2",
+        ),
         ("nodes: {x: {let: 1}}\ngive: x\nbudget: {a: .nan}", "recipe.value", ""),
     ],
 )
@@ -511,18 +636,26 @@ def test_what_is_refused_says_what_was_meant(tmp_path, text, code, said):
 
 
 def test_the_graphs_of_the_page_are_right(tmp_path):
-    page = (Path(__file__).resolve().parent.parent / "docs" / "graphs.md").read_text(encoding="utf-8")
+    page = (Path(__file__).resolve().parent.parent / "docs" / "graphs.md").read_text(
+        encoding="utf-8"
+    )
     graphs = re.findall(r"^```yaml\n(nodes:.*?|budget:.*?)^```$", page, re.MULTILINE | re.DOTALL)
     fields = {
         **{"planner": [], "answerer": ["question", "evidence"], "coder": ["problem", "plan"]},
-        **{"reflector": ["problem", "program", "result"], "writer": ["task"], "critic": ["text"], "solver": ["problem"]},
+        **{
+            "reflector": ["problem", "program", "result"],
+            "writer": ["task"],
+            "critic": ["text"],
+            "solver": ["problem"],
+        },
     }
     tools = {name: Tool(name, None, lambda text: []) for name in ("search", "visible_tests")}
     found = [compiled(tmp_path, graph, fields, tools, cases={"sums": None}) for graph in graphs]
     assert len(found) == 4 and not [problem for _, problems in found for problem in problems]
 
 
-# --- as the workflow of a recipe ------------------------------------------------------------------------------------------
+# --- as the workflow of a recipe
+# ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("delays", [False, True])
@@ -530,13 +663,20 @@ def test_mathchat_in_yaml_is_mathchat_in_python(tmp_path, delays):
     """Trajectory for trajectory: paths, parents, contexts, texts, answers."""
     folder = recipes_root() / "mathchat"
     python = load_file(folder / "workflow.py").run
-    fields = {"solver": ["problem"], "coder": ["problem", "solution"], "verifier": ["problem", "solution", "computed"]}
+    fields = {
+        "solver": ["problem"],
+        "coder": ["problem", "solution"],
+        "verifier": ["problem", "solution", "computed"],
+    }
     graph, problems = compiled(tmp_path, (folder / "graph.yaml").read_text(), fields)
     assert not problems
     specs = roles(fields)
 
     def content(trajectory):
-        actions = [(a.path, a.role, {*a.parents}, a.context_ids, a.generation, a.text, a.turn) for a in trajectory.actions]
+        actions = [
+            (a.path, a.role, {*a.parents}, a.context_ids, a.generation, a.text, a.turn)
+            for a in trajectory.actions
+        ]
         return actions, trajectory.answer, trajectory.returned
 
     for n in range(10 if delays else 100):
@@ -552,7 +692,9 @@ def test_a_recipe_with_a_graph_is_planned_as_with_its_workflow_in_python():
     other = build_plan(["--recipe", "mathchat/tiny.yaml"])
     assert [p.code for p in plan.run.warnings] == [p.code for p in other.run.warnings]
     files = fingerprint(plan)["files"]
-    assert files["workflow"][0] == "graph.yaml" and workflow_files(plan.plugins, plan.run) == ["graph.yaml"]
+    assert files["workflow"][0] == "graph.yaml" and workflow_files(plan.plugins, plan.run) == [
+        "graph.yaml"
+    ]
     assert workflow_of(plan.plugins, plan.run) is workflow_of(plan.plugins, plan.run)
 
 
@@ -596,10 +738,21 @@ _run = run
 
 @pytest.fixture
 def recipe(tmp_path):
-    """A recipe's folder, with a tool of its own; `write(graph)` returns the warnings of its plan, or all that is wrong."""
+    """A recipe's folder, with a tool of its own; `write(graph)` returns the warnings of its plan,
+    or all that is wrong."""
     tool = TOOL.replace("@hookimpl\ndef marl_tools(run_):\n    return []\n\n", "")
-    grader = "def score_outcome(trajectory):\n    return float(trajectory.answer == trajectory.task.label)\n"
-    files = {"recipe.yaml": RECIPE, "tasks.py": TASKS, "tool.py": tool, "grader.py": grader, "a.md": "{q}", "b.md": "{q}"}
+    grader = (
+        "def score_outcome(trajectory):\n    return float(trajectory.answer == "
+        "trajectory.task.label)\n"
+    )
+    files = {
+        "recipe.yaml": RECIPE,
+        "tasks.py": TASKS,
+        "tool.py": tool,
+        "grader.py": grader,
+        "a.md": "{q}",
+        "b.md": "{q}",
+    }
     for name, text in files.items():
         (tmp_path / name).write_text(text)
 
@@ -627,7 +780,9 @@ def test_every_branch_is_entered_by_the_rehearsal(recipe):
     assert recipe(GOOD) == ()
     wrong = recipe(GOOD.replace("q: one}, when", "q: one + 1}, when"))
     line = (f"{recipe.folder}/graph.yaml:5",)
-    assert ("rehearsal.may_raise", line) in [(problem.code, problem.names("line")) for problem in wrong]
+    assert ("rehearsal.may_raise", line) in [
+        (problem.code, problem.names("line")) for problem in wrong
+    ]
 
 
 def test_what_only_some_answers_avoid_is_a_warning_with_the_line(recipe):
@@ -638,7 +793,9 @@ def test_what_only_some_answers_avoid_is_a_warning_with_the_line(recipe):
         give: join(each)
     """
     (warning,) = recipe(text)
-    assert warning.code == "rehearsal.may_raise" and warning.names("line") == (f"{recipe.folder}/graph.yaml:4",)
+    assert warning.code == "rehearsal.may_raise" and warning.names("line") == (
+        f"{recipe.folder}/graph.yaml:4",
+    )
     assert recipe(text.replace("{items: list}}", "{items: list}, default: []}")) == ()
 
 
@@ -657,19 +814,29 @@ def test_an_until_that_nothing_meets_is_remarked(recipe):
     """
     assert recipe(text.replace("UNTIL", "'<end>'")) == ()
     (remark,) = recipe(text.replace("UNTIL", "'<end>' and len(y) > 9"))
-    assert (remark.code, remark.names("line")) == ("graph.until", (f"{recipe.folder}/graph.yaml:9",))
+    assert (remark.code, remark.names("line")) == (
+        "graph.until",
+        (f"{recipe.folder}/graph.yaml:9",),
+    )
 
 
 def test_a_copy_of_the_label_and_a_role_that_is_never_called_are_found(recipe):
     (label,) = recipe(GOOD.replace("q: one}, when", "q: task.metadata.copy}, when"))
-    assert (label.code, label.names("line")) == ("rehearsal.label", (f"{recipe.folder}/graph.yaml:5",))
+    assert (label.code, label.names("line")) == (
+        "rehearsal.label",
+        (f"{recipe.folder}/graph.yaml:5",),
+    )
     (never,) = recipe("nodes: {x: {role: a, with: {q: task.prompt}}}\ngive: x\n")
     assert never.code == "rehearsal.never_called"
 
 
 def test_mistakes_of_graph_and_recipe_are_reported_together(recipe):
-    (recipe.folder / "recipe.yaml").write_text(RECIPE.replace("grader: grader.py", "grader: nowhere.py"))
-    codes = {p.code for p in recipe(GOOD.replace("role: b", "role: c").replace("visible", "visble"))}
+    (recipe.folder / "recipe.yaml").write_text(
+        RECIPE.replace("grader: grader.py", "grader: nowhere.py")
+    )
+    codes = {
+        p.code for p in recipe(GOOD.replace("role: b", "role: c").replace("visible", "visble"))
+    }
     assert codes >= {"graph.role", "graph.tool", "files.missing"}
     (recipe.folder / "graph.yaml").unlink()
     with pytest.raises(ConfigurationError) as caught:
@@ -688,10 +855,15 @@ def test_it_is_drawn_from_the_file(recipe, capsys):
     assert main(["recipes", "show", str(recipe.folder), "--mermaid"]) == 0
     drawn = capsys.readouterr().out.splitlines()
     assert drawn[0] == "flowchart TD" and '    node_tests[["tests: tool visible"]]' in drawn
-    assert [line for line in drawn if "-. " in line and "node_tests" in line and "not tests.ok" in line]
+    assert [
+        line for line in drawn if "-. " in line and "node_tests" in line and "not tests.ok" in line
+    ]
     assert main(["recipes", "show", str(recipe.folder), "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
     assert shown["problems"] == [] and shown["workflow"][1] == "one -> tests: tool visible"
-    loop = 'nodes: {r: {loop: {most: 2, nodes: {x: {role: a, with: {q: "\'\\"<\'"}}}, until: x, give: x}}}\ngive: r\n'
+    loop = (
+        'nodes: {r: {loop: {most: 2, nodes: {x: {role: a, with: {q: "\'\\"<\'"}}}, until: x, '
+        "give: x}}}\ngive: r\n"
+    )
     workflow, _ = compiled(recipe.folder, loop)
     assert '    subgraph node_r ["r: at most 2 rounds, until x"]' in workflow.mermaid().splitlines()

@@ -10,7 +10,13 @@ from hypothesis import strategies as st
 from simulated import make_trajectory
 
 from marl_plugins.builtin import groups
-from marl_plugins.builtin.groups import ESTIMATORS, GroupMean, GroupNorm, LeaveOneOut, ReinforceBaseline
+from marl_plugins.builtin.groups import (
+    ESTIMATORS,
+    GroupMean,
+    GroupNorm,
+    LeaveOneOut,
+    ReinforceBaseline,
+)
 from marl_plugins.core.credit import sum_over_scope
 from marl_plugins.core.failures import RunEnded
 from marl_plugins.core.rows import Row, rows_of
@@ -21,14 +27,17 @@ def one_action_rows(rewards):
     rows = []
     for task, samples in enumerate(rewards):
         for sample, reward in enumerate(samples):
-            trajectory = make_trajectory({"a": []}, task=f"t{task}", sample=sample, rewards={"a": float(reward)})
+            trajectory = make_trajectory(
+                {"a": []}, task=f"t{task}", sample=sample, rewards={"a": float(reward)}
+            )
             rows.append(Row(trajectory, trajectory.actions[0], float(reward)))
     order = np.random.default_rng(0).permutation(len(rows))
     return [rows[i] for i in order], order
 
 
 def upstreams_rule(name, rewards):
-    """experience_maker.py:266-275 of upstream in float64: rewards (tasks, samples) to shaped ones."""
+    """experience_maker.py:266-275 of upstream in float64: rewards (tasks, samples) to shaped
+    ones."""
     rewards = rewards.astype(np.float64)
     n = rewards.shape[1]
     mean = rewards.mean(-1, keepdims=True)
@@ -55,7 +64,8 @@ def test_one_role_and_one_action_is_upstreams_rule(name, tasks, samples, data):
 
 
 def test_equal_rewards_give_exactly_nothing():
-    """In float32 the mean of three times 0.7 is not 0.7, and the rest over a deviation of the same size is of order 1."""
+    """In float32 the mean of three times 0.7 is not 0.7, and the rest over a deviation of the same
+    size is of order 1."""
     rows, _ = one_action_rows([[0.7, 0.7, 0.7]])
     for name, estimator in ESTIMATORS.items():
         shaped = estimator().shape(rows, torch.full((3,), 0.7))
@@ -63,7 +73,8 @@ def test_equal_rewards_give_exactly_nothing():
 
 
 def test_the_baseline_is_taken_from_the_return_not_from_rewards_before_they_are_summed():
-    """Two actions each; with scope trajectory the first's return is the sum, and the group compares sums."""
+    """Two actions each; with scope trajectory the first's return is the sum, and the group compares
+    sums."""
     trajectories = [
         make_trajectory({"a": [], "b": ["a"]}, sample=n, rewards={"a": x, "b": y})
         for n, (x, y) in enumerate([(1.0, 0.0), (0.0, 4.0)])
@@ -77,10 +88,13 @@ def test_the_baseline_is_taken_from_the_return_not_from_rewards_before_they_are_
 
 
 def turns(counts):
-    """Trajectories of one role with so many turns each; contexts differ between turns and samples."""
+    """Trajectories of one role with so many turns each; contexts differ between turns and
+    samples."""
     rows = []
     for sample, count in enumerate(counts):
-        trajectory = make_trajectory({f"a{n}": [] for n in range(count)}, sample=sample, roles=dict.fromkeys(["a0"], "a"))
+        trajectory = make_trajectory(
+            {f"a{n}": [] for n in range(count)}, sample=sample, roles=dict.fromkeys(["a0"], "a")
+        )
         for turn, action in enumerate(trajectory.actions):
             action.role, action.turn, action.shown_ids = "a", turn, (turn, sample)
             rows.append(Row(trajectory, action, float(10 * turn + sample)))
@@ -96,22 +110,39 @@ def test_a_row_alone_in_its_group_has_no_advantage_and_is_counted():
 
 def test_leave_one_out_falls_back_to_the_task_and_then_to_nothing():
     rows, rewards = turns([1, 1, 2])
-    assert LeaveOneOut(group_by="task+role+turn").shape(rows, rewards).tolist() == [-1.5, 0.0, 1.5, 12.0 - 0.5]
+    assert LeaveOneOut(group_by="task+role+turn").shape(rows, rewards).tolist() == [
+        -1.5,
+        0.0,
+        1.5,
+        12.0 - 0.5,
+    ]
     alone, reward = turns([1])
     assert LeaveOneOut(group_by="task+role+turn").shape(alone, reward).tolist() == [0.0]
 
 
 def test_leave_one_out_leaves_out_the_whole_trajectory():
-    """Two parallel actions of one trajectory share what they led to; neither is a baseline for the other."""
-    trajectories = [make_trajectory({"a": [], "a+1": []}, sample=n, roles={"a": "a", "a+1": "a"}) for n in range(2)]
+    """Two parallel actions of one trajectory share what they led to; neither is a baseline for the
+    other."""
+    trajectories = [
+        make_trajectory({"a": [], "a+1": []}, sample=n, roles={"a": "a", "a+1": "a"})
+        for n in range(2)
+    ]
     rows = [Row(t, action, 0.0) for t in trajectories for action in t.actions]
-    assert LeaveOneOut().shape(rows, torch.tensor([3.0, 3.0, 1.0, 2.0])).tolist() == [1.5, 1.5, -2.0, -1.0]
+    assert LeaveOneOut().shape(rows, torch.tensor([3.0, 3.0, 1.0, 2.0])).tolist() == [
+        1.5,
+        1.5,
+        -2.0,
+        -1.0,
+    ]
 
 
 @pytest.mark.parametrize("group_by", ["task", "task+role"])
 def test_rows_that_were_shown_different_contexts_are_not_compared(group_by):
     rows, rewards = turns([1, 1])
-    with pytest.raises(RunEnded, match=r"group 't(/a)?' \(role a\) .* first two t/0/a0 and t/1/a0.*task\+role\+turn"):
+    with pytest.raises(
+        RunEnded,
+        match=r"group 't(/a)?' \(role a\) .* first two t/0/a0 and t/1/a0.*task\+role\+turn",
+    ):
         GroupMean(group_by=group_by).shape(rows, rewards)
     GroupMean(group_by="task+role+turn").shape(rows, rewards)
 
@@ -133,10 +164,20 @@ def test_groups_are_counted_in_the_metrics_of_their_step():
     run = SimpleNamespace(
         args=SimpleNamespace(
             algo=SimpleNamespace(advantage=SimpleNamespace(estimator="dr_grpo")),
-            groups=SimpleNamespace(by="task+role+turn", scope="policy", discount=1.0, distance="longest", origin="action"),
+            groups=SimpleNamespace(
+                by="task+role+turn",
+                scope="policy",
+                discount=1.0,
+                distance="longest",
+                origin="action",
+            ),
         )
     )
     estimator = groups.marl_estimator(run)
-    assert (type(estimator), estimator.group_by, estimator.return_scope) == (GroupMean, "task+role+turn", "policy")
+    assert (type(estimator), estimator.group_by, estimator.return_scope) == (
+        GroupMean,
+        "task+role+turn",
+        "policy",
+    )
     rows, _ = turns([1, 1, 2])
     assert estimator.metrics(rows) == {"groups/count": 2.0, "groups/alone": 1.0}

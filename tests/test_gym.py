@@ -36,15 +36,25 @@ def test_a_task_is_made_from_its_name_and_its_own_answer_is_right(name, capsys):
 def test_splits_share_nothing_and_hold_every_specialty():
     train, held_out = TASKS.load("train", 90), TASKS.load("eval", 900)
     assert not {t.prompt for t in train} & {t.prompt for t in held_out}
-    assert {t.metadata["type"] for t in train} == {t.metadata["type"] for t in held_out} == {*TASKS.SPECIALTIES}
-    assert all(TASKS.task_of(t.id) == t for t in train) and not any(TASKS.task_of(t.id) for t in held_out)
+    assert (
+        {t.metadata["type"] for t in train}
+        == {t.metadata["type"] for t in held_out}
+        == {*TASKS.SPECIALTIES}
+    )
+    assert all(TASKS.task_of(t.id) == t for t in train) and not any(
+        TASKS.task_of(t.id) for t in held_out
+    )
     assert TASKS.task_of("bf-x") is TASKS.task_of("nothing-3") is TASKS.task_of("bf-03") is None
 
 
 def test_the_grader_reads_the_last_box_or_all():
     grader, task = load_file(FOLDER / "gym_grader.py"), task_of("basic_arithmetic")
     answer = task.label["answer"]
-    for said, outcome in ((f"\\boxed{{1}} no: \\boxed{{{answer}}}", 1.0), (f" {answer}\n", 1.0), ("\\boxed{banana}", 0.0)):
+    for said, outcome in (
+        (f"\\boxed{{1}} no: \\boxed{{{answer}}}", 1.0),
+        (f" {answer}\n", 1.0),
+        ("\\boxed{banana}", 0.0),
+    ):
         trajectory = make_trajectory({"solver": []}, task=task.id)
         trajectory.task, trajectory.answer = task, said
         assert asyncio.run(grader.score_outcome(trajectory)) == outcome
@@ -67,14 +77,27 @@ def test_a_data_set_is_a_case():
     case = GymCase("leg_counting", {"max_animals": 3})
     made = case.case(random.Random(3), None)
     assert made == case.case(random.Random(3), None) != case.case(random.Random(4), None)
-    assert case.prompt(made) == {"problem": made["question"]} and case.verify(made["answer"], made) == 1.0
-    assert case.verify(int(made["answer"]), made) == 1.0 and all(is_score(case.verify(v, made)) for v in (None, "", 3.5))
+    assert (
+        case.prompt(made) == {"problem": made["question"]}
+        and case.verify(made["answer"], made) == 1.0
+    )
+    assert case.verify(int(made["answer"]), made) == 1.0 and all(
+        is_score(case.verify(v, made)) for v in (None, "", 3.5)
+    )
 
 
 @pytest.mark.parametrize(
     "name",
     [
-        *("binary_matrix", "string_insertion", "spiral_matrix", "n_queens", "countdown", "puzzle24", "propositional_logic"),
+        *(
+            "binary_matrix",
+            "string_insertion",
+            "spiral_matrix",
+            "n_queens",
+            "countdown",
+            "puzzle24",
+            "propositional_logic",
+        ),
         *("polynomial_multiplication", "simple_integration", "intermediate_integration"),
     ],
 )
@@ -92,14 +115,26 @@ def test_no_answer_is_executed(name, tmp_path):
         "exit()",
     ):
         assert gym_score(task, answer) <= 0.05
-    assert not left.exists() and gym_score(task, first) == honest == 1.0 and gym_score(task, "anything") <= 0.05
+    assert (
+        not left.exists()
+        and gym_score(task, first) == honest == 1.0
+        and gym_score(task, "anything") <= 0.05
+    )
 
 
 @pytest.mark.parametrize(
     ("name", "answer"),
     [
-        *(("binary_matrix", "9**9**9**9"), ("countdown", "9**9**9**9"), ("binary_matrix", "[" * 10_000)),
-        *(("propositional_logic", "\u2227" * 1000), ("propositional_logic", "(" * 9000), ("arc_1d", "1" * 10**6)),
+        *(
+            ("binary_matrix", "9**9**9**9"),
+            ("countdown", "9**9**9**9"),
+            ("binary_matrix", "[" * 10_000),
+        ),
+        *(
+            ("propositional_logic", "\u2227" * 1000),
+            ("propositional_logic", "(" * 9000),
+            ("arc_1d", "1" * 10**6),
+        ),
     ],
 )
 def test_no_answer_keeps_the_grader_busy_or_raises(name, answer):
@@ -111,8 +146,15 @@ def test_no_answer_keeps_the_grader_busy_or_raises(name, answer):
 @pytest.mark.parametrize(
     ("name", "answer", "score"),
     [
-        *(("simple_integration", "C + {0}", 1.0), ("simple_integration", "sin(X)", 0.0), ("puzzle24", "({0})", 1.0)),
-        *(("intermediate_integration", "{0} + sqrt(4)", 1.0), ("polynomial_multiplication", "0 + {0}", 1.0)),
+        *(
+            ("simple_integration", "C + {0}", 1.0),
+            ("simple_integration", "sin(X)", 0.0),
+            ("puzzle24", "({0})", 1.0),
+        ),
+        *(
+            ("intermediate_integration", "{0} + sqrt(4)", 1.0),
+            ("polynomial_multiplication", "0 + {0}", 1.0),
+        ),
     ],
 )
 def test_formulas_are_read_as_the_library_reads_them(name, answer, score):
@@ -130,7 +172,15 @@ def test_a_verifier_that_cannot_be_run_is_no_score(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "form", ["**{0}**", "{0}.", "Answer: {0}", "<answer>{0}</answer>", "I look.\n\nAnswer: **{0}**", "`{0}`"]
+    "form",
+    [
+        "**{0}**",
+        "{0}.",
+        "Answer: {0}",
+        "<answer>{0}</answer>",
+        "I look.\n\nAnswer: **{0}**",
+        "`{0}`",
+    ],
 )
 @pytest.mark.parametrize("name", ["basic_arithmetic", "calendar_arithmetic", "base_conversion"])
 def test_the_grader_reads_what_is_stated(name, form):
@@ -142,5 +192,7 @@ def test_the_grader_reads_what_is_stated(name, form):
     ):
         trajectory.task, trajectory.answer = task, answer
         assert asyncio.run(grader.score_outcome(trajectory)) == outcome
-    trajectory.answer = form.format("7" + task.label["answer"])  # which the library may give a part of 1
+    trajectory.answer = form.format(
+        "7" + task.label["answer"]
+    )  # which the library may give a part of 1
     assert asyncio.run(grader.score_outcome(trajectory)) < 1

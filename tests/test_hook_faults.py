@@ -1,4 +1,5 @@
-"""Whatever a plugin's hook raises in a run pauses it, saved, with plugin and hook named; a person's Ctrl-C passes."""
+"""Whatever a plugin's hook raises in a run pauses it, saved, with plugin and hook named; a person's
+Ctrl-C passes."""
 
 import asyncio
 import gc
@@ -8,7 +9,12 @@ from itertools import product
 import pytest
 from simulated_run import simulated_trainer
 
-from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure, RunEnded, RunPaused
+from marl_plugins.core.failures import (
+    ConfigurationError,
+    InfrastructureFailure,
+    RunEnded,
+    RunPaused,
+)
 from marl_plugins.engine.hook_faults import HookFaults, guarded
 from marl_plugins.engine.manager import Plugins
 from marl_plugins.engine.runtime.lifetime import run_until_terminated
@@ -16,8 +22,8 @@ from marl_plugins.engine.runtime.lifetime import run_until_terminated
 
 @pytest.fixture(scope="module", autouse=True)
 def collected():
-    """Coroutines that nobody has awaited end here: ended in a later file, their warnings parse source in the middle of its
-    `ast.parse`, which Python 3.11 answers with a SystemError."""
+    """Coroutines that nobody has awaited end here: ended in a later file, their warnings parse
+    source in the middle of its `ast.parse`, which Python 3.11 answers with a SystemError."""
     yield
     gc.collect()
 
@@ -49,10 +55,13 @@ def fault(step):
 """
 HOOKS = {
     "marl_batch": "def marl_batch(tasks, step): fault(step); return tasks",
-    "marl_credit": "def marl_credit(trajectories): fault(trajectories[0].step); return trajectories",
-    "marl_credit_step": "async def marl_credit_step(trajectories): fault(trajectories[0].step); return trajectories",
+    "marl_credit": "def marl_credit(trajectories): fault(trajectories[0].step); return "
+    "trajectories",
+    "marl_credit_step": "async def marl_credit_step(trajectories): fault(trajectories[0].step); "
+    "return trajectories",
     "marl_credit, later": (
-        "async def marl_credit(trajectories): await asyncio.sleep(0); fault(trajectories[0].step); return trajectories"
+        "async def marl_credit(trajectories): await asyncio.sleep(0); fault(trajectories[0].step); "
+        "return trajectories"
     ),
     "marl_select": "def marl_select(rows): fault(rows[0].trajectory.step); return rows",
     "marl_step": "def marl_step(step): fault(step.number)",
@@ -62,32 +71,43 @@ PARTS = {
     "completed": "def completed(self, trajectories): fault(self.number); return ()",
     "arrived": "def arrived(self, trajectory): fault(trajectory.step)",
     "during_rollout": "async def during_rollout(self): fault(self.number)",
-    "during_rollout, later": "async def during_rollout(self): await asyncio.sleep(0.001); fault(self.number)",
+    "during_rollout, later": "async def during_rollout(self): await asyncio.sleep(0.001); "
+    "fault(self.number)",
     "rows": "async def rows(self, rows): fault(self.number)",
     "prepared": "async def prepared(self, prepared): fault(self.number); return prepared",
     "ledger": "def ledger(self): fault(self.number)",
     "metrics": "def metrics(self): fault(self.number); return {}",
 }
-MADE = "def marl_step(step):\n    part = type('Part', (StepPart,), {'number': step.number, 'METHOD': METHOD})()\n    return part"
+MADE = (
+    "def marl_step(step):\n    part = type('Part', (StepPart,), {'number': step.number, "
+    "'METHOD': METHOD})()\n    return part"
+)
 SCORERS = {
     "marl_score_outcome": "def marl_score_outcome(trajectory): fault(trajectory.step); return 1.0",
     "marl_score_outcome, later": (
-        "async def marl_score_outcome(trajectory): await asyncio.sleep(0); fault(trajectory.step); return 1.0"
+        "async def marl_score_outcome(trajectory): await asyncio.sleep(0); fault(trajectory.step); "
+        "return 1.0"
     ),
-    "marl_score_action": "async def marl_score_action(run, action): await asyncio.sleep(0); fault(3); return 1.0",
+    "marl_score_action": "async def marl_score_action(run, action): await asyncio.sleep(0); "
+    "fault(3); return 1.0",
 }
 AFTER_UPDATE = ("marl_log", "metrics")
 
 
 def code_of(place):
     if place in PARTS:
-        return f"{PARTS[place]}\n@hookimpl\n{MADE.replace('METHOD', place.partition(',')[0])}", "marl_step"
+        return (
+            f"{PARTS[place]}\n@hookimpl\n{MADE.replace('METHOD', place.partition(',')[0])}",
+            "marl_step",
+        )
     return f"@hookimpl\n{(HOOKS | SCORERS)[place]}", place.partition(",")[0]
 
 
 def ended(folder, code):
     (folder / "mine.py").write_text(code)
-    trainer = simulated_trainer(folder / "run", lambda t: 1.0, steps=4, eval_steps=-1, plugins=[str(folder / "mine.py")])
+    trainer = simulated_trainer(
+        folder / "run", lambda t: 1.0, steps=4, eval_steps=-1, plugins=[str(folder / "mine.py")]
+    )
     with pytest.raises(RunEnded) as raised:
         asyncio.run(trainer.fit(0))
     return trainer, raised.value
@@ -116,16 +136,21 @@ def test_whatever_a_scorer_raises_pauses_the_run(tmp_path, place, raised):
     assert f"mine.py: {hook}" in str(error)
 
 
-# --- what comes from outside passes ---------------------------------------------------------------------------------------
+# --- what comes from outside passes
+# ---------------------------------------------------------------------------------------
 
 
 def plugin(folder, body):
-    (folder / "mine.py").write_text(f"import asyncio, signal, time\nfrom marl_plugins import hookimpl\n@hookimpl\n{body}\n")
+    (folder / "mine.py").write_text(
+        f"import asyncio, signal, time\nfrom marl_plugins import hookimpl\n@hookimpl\n{body}\n"
+    )
     return Plugins([str(folder / "mine.py")])
 
 
 def test_a_cancelled_run_is_cancelled(tmp_path):
-    plugins = plugin(tmp_path, "async def marl_credit(trajectories): return await asyncio.sleep(60)")
+    plugins = plugin(
+        tmp_path, "async def marl_credit(trajectories): return await asyncio.sleep(60)"
+    )
 
     async def work():
         task = asyncio.create_task(plugins.chain("marl_credit", [], run=None))
@@ -138,7 +163,9 @@ def test_a_cancelled_run_is_cancelled(tmp_path):
 
 
 def test_a_deadline_around_a_hook_is_a_deadline(tmp_path):
-    plugins = plugin(tmp_path, "async def marl_credit(trajectories): return await asyncio.sleep(60)")
+    plugins = plugin(
+        tmp_path, "async def marl_credit(trajectories): return await asyncio.sleep(60)"
+    )
 
     async def work():
         async with asyncio.timeout(0.01):
@@ -160,7 +187,9 @@ def interruptible():
 @pytest.mark.parametrize("body", ["", "signal.raise_signal(signal.SIGINT); "])
 def test_ctrl_c_is_the_persons(tmp_path, body):
     """While a hook waits, and in the middle of its code."""
-    plugins = plugin(tmp_path, f"async def marl_credit(trajectories): {body}return await asyncio.sleep(60)")
+    plugins = plugin(
+        tmp_path, f"async def marl_credit(trajectories): {body}return await asyncio.sleep(60)"
+    )
 
     async def work():
         asyncio.get_running_loop().call_later(0.01, signal.raise_signal, signal.SIGINT)
@@ -172,7 +201,10 @@ def test_ctrl_c_is_the_persons(tmp_path, body):
 
 @pytest.mark.usefixtures("interruptible")
 def test_a_second_ctrl_c_in_the_middle_of_a_hook_is_the_persons_too(tmp_path):
-    twice = "signal.raise_signal(signal.SIGINT)\n    signal.raise_signal(signal.SIGINT)\n    return trajectories"
+    twice = (
+        "signal.raise_signal(signal.SIGINT)\n    signal.raise_signal(signal.SIGINT)\n    "
+        "return trajectories"
+    )
     plugins = plugin(tmp_path, f"def marl_credit(trajectories):\n    {twice}")
     with pytest.raises(KeyboardInterrupt):
         asyncio.run(plugins.chain("marl_credit", [], run=None))
@@ -192,7 +224,9 @@ def test_a_coroutine_that_is_closed_is_closed():
     gc.collect()
 
 
-@pytest.mark.parametrize("error", [RunPaused("budget"), RunEnded("gone"), ConfigurationError("key")])
+@pytest.mark.parametrize(
+    "error", [RunPaused("budget"), RunEnded("gone"), ConfigurationError("key")]
+)
 def test_what_hooks_are_documented_to_raise_passes(error):
     with pytest.raises(type(error)) as raised, HookFaults("mine.py", "marl_credit"):
         raise error
@@ -225,7 +259,9 @@ def test_weights_that_may_have_changed_in_part_are_not_saved():
     [*product(["wrapper", "hookwrapper"], ["before", "after"]), ("wrapper", "while it is awaited")],
 )
 def test_a_wrapper_is_named_too(tmp_path, kind, where):
-    before, after = ("raise SystemExit(0)" if where == place else "pass" for place in ("before", "after"))
+    before, after = (
+        "raise SystemExit(0)" if where == place else "pass" for place in ("before", "after")
+    )
     inside = "raise SystemExit(0)" if where == "while it is awaited" else "pass"
     body = f"""
 async def marl_generate(call): return call
@@ -253,12 +289,14 @@ def marl_sync():
         asyncio.run(sync())
 
 
-# --- code that is no hook --------------------------------------------------------------------------------------------------
+# --- code that is no hook
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("place", ["workflow", "branch", "forgotten task"])
 def test_sys_exit_of_a_recipe_ends_a_run_with_an_error(tmp_path, place):
-    """In the workflow itself, in a task of it, and in one that nobody awaits, which stops the event loop."""
+    """In the workflow itself, in a task of it, and in one that nobody awaits, which stops the event
+    loop."""
 
     async def leave():
         await asyncio.sleep(0)
@@ -277,6 +315,9 @@ def test_sys_exit_of_a_recipe_ends_a_run_with_an_error(tmp_path, place):
     trainer = simulated_trainer(tmp_path, lambda t: 1.0, steps=2, eval_steps=-1, workflow=workflow)
     killed = []
     trainer.session.kill = lambda: killed.append(True)
-    with asyncio.Runner() as loop, pytest.raises(RunEnded, match=r"SystemExit.*test_hook_faults\.py:\d+"):
+    with (
+        asyncio.Runner() as loop,
+        pytest.raises(RunEnded, match=r"SystemExit.*test_hook_faults\.py:\d+"),
+    ):
         run_until_terminated(loop, trainer.session, trainer.fit(0))
     assert killed

@@ -1,4 +1,5 @@
-"""The code of docs/hooks.md and of the section on outcomes per role in docs/recipes.md does what the pages say."""
+"""The code of docs/hooks.md and of the section on outcomes per role in docs/recipes.md does what
+the pages say."""
 
 import asyncio
 import shutil
@@ -42,13 +43,17 @@ def test_the_tool_of_the_page_keeps_the_contracts_of_the_page(calc):
 
 
 @pytest.mark.parametrize(
-    ("text", "output", "ok"), [("1+1", "2", True), ("7 * -3", "-21", True), ("2-5", "-3", True), ("1/0", None, False)]
+    ("text", "output", "ok"),
+    [("1+1", "2", True), ("7 * -3", "-21", True), ("2-5", "-3", True), ("1/0", None, False)],
 )
 def test_the_tool_of_the_page_calculates(calc, text, output, ok):
     (tool,) = load(str(calc / "calc.py")).marl_tools()
     result = asyncio.run(tool.run(ToolCall(text, "t", 0, 1)))
     assert result.ok == ok and (not ok or result.output == output)
-    assert tool.find(f"<calc>{text}</calc> and <calc>2+2</calc>") == [text, "2+2"] and tool.message_role == "user"
+    assert (
+        tool.find(f"<calc>{text}</calc> and <calc>2+2</calc>") == [text, "2+2"]
+        and tool.message_role == "user"
+    )
 
 
 def test_a_workflow_calls_the_tool_as_the_page_says(calc):
@@ -59,7 +64,9 @@ def test_a_workflow_calls_the_tool_as_the_page_says(calc):
         results.append(await tools.calc("1+1"))
         return await roles.a(sum=results[0].output)
 
-    got = simulated(workflow, Task("t", "q"), {"a": "{sum}?"}, lambda role, prompt: prompt, {"calc": tool})
+    got = simulated(
+        workflow, Task("t", "q"), {"a": "{sum}?"}, lambda role, prompt: prompt, {"calc": tool}
+    )
     assert (results[0].output, results[0].ok) == ("2", True) and "2?" in got.answer
 
 
@@ -67,7 +74,9 @@ def test_the_estimator_of_the_page_has_a_baseline_per_role(tmp_path):
     file = tmp_path / "role_mean.py"
     file.write_text(fenced("hooks.md", "# role_mean.py"))
     contracts_of(type("Kit", (PluginContract,), {"plugin": str(file)})())
-    trajectory = make_trajectory({"a": [], "b": [], "c": [], "d": []}, roles={"a": "x", "b": "x", "c": "x", "d": "y"})
+    trajectory = make_trajectory(
+        {"a": [], "b": [], "c": [], "d": []}, roles={"a": "x", "b": "x", "c": "x", "d": "y"}
+    )
     rows = [Row(trajectory, action, 0.0) for action in trajectory.actions]
     shaped = load(str(file)).RoleMean(scope="batch").shape(rows, torch.tensor([1.0, 0.5, 0.0, 4.0]))
     assert shaped.tolist() == [0.75, 0.0, -0.75, 4.0]
@@ -79,7 +88,8 @@ def debate(tmp_path):
     (tmp_path / "grader.py").write_text(
         fenced(
             "recipes.md",
-            '    """Two debaters and a judge, which says "pro" or "con": one debater wins what the other loses."""',
+            '    """Two debaters and a judge, which says "pro" or "con": one debater wins what the '
+            'other loses."""',
         )
     )
     (tmp_path / "workflow.py").write_text(
@@ -90,7 +100,12 @@ def debate(tmp_path):
     prompts = {"pro": "{question}", "con": "{question} {other}", "judge": "{question} {pro} {con}"}
 
     def play(verdict, label):
-        got = simulated(workflow, Task("t", "q", label), prompts, lambda role, _: verdict if role == "judge" else role)
+        got = simulated(
+            workflow,
+            Task("t", "q", label),
+            prompts,
+            lambda role, _: verdict if role == "judge" else role,
+        )
         set_outcome(got, grader.score_outcome(got), ["pro", "con", "judge"])
         rewards_from_scores([got])
         return got
@@ -106,7 +121,9 @@ def debate(tmp_path):
         ("both", "pro", {"pro": 0.5, "con": 0.5, "judge": 0.0}),
     ],
 )
-def test_the_debate_of_the_page_rewards_each_role_with_its_outcome(debate, verdict, label, outcomes):
+def test_the_debate_of_the_page_rewards_each_role_with_its_outcome(
+    debate, verdict, label, outcomes
+):
     got = debate(verdict, label)
     assert got.outcomes == outcomes and got.outcome == pytest.approx(sum(outcomes.values()) / 3)
     assert {a.role: a.reward for a in got.actions} == outcomes
@@ -116,11 +133,17 @@ def test_the_debate_of_the_page_rewards_each_role_with_its_outcome(debate, verdi
 def test_the_debate_of_the_page_can_be_planned(tmp_path):
     """Its grader is called on rehearsed trajectories, too."""
     (tmp_path / "recipe.yaml").write_text(
-        "name: debate\nroles:\n  pro: {prompt: pro.md}\n  con: {prompt: con.md}\n  judge: {prompt: judge.md}\n"
+        "name: debate\nroles:\n  pro: {prompt: pro.md}\n  con: {prompt: con.md}\n  judge: {prompt: "
+        "judge.md}\n"
         "workflow: workflow.py\ngrader: grader.py\ntasks: tasks.py\nmodel: tiny\nflags:\n"
-        "  {rollout.batch_size: 4, train.batch_size: 4, rollout.max_new_tokens: 8, data.max_len: 256}\n"
+        "  {rollout.batch_size: 4, train.batch_size: 4, rollout.max_new_tokens: 8, data.max_len: "
+        "256}\n"
     )
-    for name, prompt in {"pro": "{question}", "con": "{question} {other}", "judge": "{question} {pro} {con}"}.items():
+    for name, prompt in {
+        "pro": "{question}",
+        "con": "{question} {other}",
+        "judge": "{question} {pro} {con}",
+    }.items():
         (tmp_path / f"{name}.md").write_text(prompt)
     (tmp_path / "tasks.py").write_text(
         "from marl_plugins.core.trajectory import Task\n\ndef load(split):\n"
@@ -128,10 +151,14 @@ def test_the_debate_of_the_page_can_be_planned(tmp_path):
     )
     run = build_plan(["--recipe", str(tmp_path)]).run
     assert list(run.recipe.roles) == ["pro", "con", "judge"] and run.warnings == ()
-    (tmp_path / "typo.py").write_text((tmp_path / "grader.py").read_text().replace('"judge":', '"juge":'))
+    (tmp_path / "typo.py").write_text(
+        (tmp_path / "grader.py").read_text().replace('"judge":', '"juge":')
+    )
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(recipe.read_text().replace("grader.py", "typo.py"))
-    with pytest.raises(ConfigurationError, match="'juge' is no role of the recipe; did you mean 'judge'"):
+    with pytest.raises(
+        ConfigurationError, match="'juge' is no role of the recipe; did you mean 'judge'"
+    ):
         build_plan(["--recipe", str(tmp_path)])
 
 
@@ -142,7 +169,9 @@ def test_a_plugin_tries_its_scorer_as_the_page_says(tmp_path):
     assert build_plan(words).run.warnings == ()
     bad = tmp_path / "too_long.py"
     bad.write_text(file.read_text().replace("min(1.0, 64 /", "min(9.0, 640 /"))
-    with pytest.raises(ConfigurationError, match=r"too_long\.py:\d+: ValueError: .* scores lie in \[0, 1\]"):
+    with pytest.raises(
+        ConfigurationError, match=r"too_long\.py:\d+: ValueError: .* scores lie in \[0, 1\]"
+    ):
         build_plan([*words[:-1], str(bad)])
 
 
@@ -164,7 +193,11 @@ def test_the_section_of_the_page_is_read_described_and_compared(hinted):
     plan = hinted("hints: {file: hints.txt}")
     assert plan.run.sections["hints"].most == 3 and first_lines(plan) == ["hints: from hints.txt"]
     found = fingerprint(plan)
-    assert found["recipe"]["hints.most"] == 3 and found["files"]["hints"][0] == "hints.txt" and found["files"]["hints"][1]
+    assert (
+        found["recipe"]["hints.most"] == 3
+        and found["files"]["hints"][0] == "hints.txt"
+        and found["files"]["hints"][1]
+    )
     assert "hints" not in hinted("description: none").run.sections
 
 

@@ -14,7 +14,12 @@ from pathlib import Path
 import pytest
 from hostile_programs import LEVELS, LIMITS, NAP, PROGRAMS, files_left, processes_left, run_answer
 
-from marl_plugins.builtin.tools.python import PythonToolConfig, find_programs, python_tool, run_program
+from marl_plugins.builtin.tools.python import (
+    PythonToolConfig,
+    find_programs,
+    python_tool,
+    run_program,
+)
 from marl_plugins.sandbox import OnDemandSandbox, files, removal
 from marl_plugins.sandbox.section import SandboxConfig
 
@@ -24,7 +29,10 @@ SAYS = {
     "40 of them": (True, ""),
     "a daemon without environment": (True, ""),
     "a bomb of sessions": (False, "stopped"),
-    "children with the memory": (False, "stopped: its processes took more than 192 MB of memory together"),
+    "children with the memory": (
+        False,
+        "stopped: its processes took more than 192 MB of memory together",
+    ),
     "kills its parent": (False, ""),
     "kills its parent, leaves a daemon": (False, ""),
     "stops its parent": (False, ""),
@@ -44,7 +52,8 @@ SAYS = {
 }
 """What comes of some of them: whether it went well, and a part of the output."""
 OWN_FOLDER = ("removes its", "renames its", "replaces its")
-"""Begin the names of those that do something to their folder itself, which only the level `process` lets them."""
+"""Begin the names of those that do something to their folder itself, which only the level `process`
+lets them."""
 TRIED = sorted({LEVELS[0], LEVELS[-1]})
 
 
@@ -60,7 +69,9 @@ def sandbox(request, loop, tmp_path_factory):
     place = tmp_path_factory.mktemp(request.param)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tempfile, "tempdir", str(place))
-        opened = OnDemandSandbox(SandboxConfig(isolation=request.param), packages=False, concurrency=2)
+        opened = OnDemandSandbox(
+            SandboxConfig(isolation=request.param), packages=False, concurrency=2
+        )
         assert loop.run(run(opened, "print(1)")).output == "1"
         opened.place, opened.level = place, request.param
         yield opened
@@ -87,19 +98,25 @@ def test_whatever_a_program_does_is_an_answer(name, sandbox, loop):
     ok, said = SAYS.get(name, (None, ""))
     if name.startswith(OWN_FOLDER):
         ok = sandbox.level == "process"
-    ends = ok or said.startswith(("stopped: ", "killed by"))  # by itself or another limit, however slow the machine is
+    ends = ok or said.startswith(
+        ("stopped: ", "killed by")
+    )  # by itself or another limit, however slow the machine is
     limits = LIMITS.model_copy(update={"seconds": 30.0}) if ends else LIMITS
     got = loop.run(run_answer([PROGRAMS[name]], python_tool(limits, sandbox), seconds=120))
     assert (got.agent_failure, got.infrastructure_failure) == (None, None)
     (result,) = got.actions[0].tool_results
     assert len(result.output) < LIMITS.output_chars + 200
     assert ok in (None, result.ok) and said in result.output, result.output
-    json.dumps([result.output, result.files], ensure_ascii=False).encode()  # as records and requests are written
+    json.dumps(
+        [result.output, result.files], ensure_ascii=False
+    ).encode()  # as records and requests are written
 
 
 @pytest.mark.usefixtures("clean")
 def test_names_of_files_are_bounded_and_can_be_shown(sandbox, loop):
-    got = loop.run(run(sandbox, "open(b'\\xff', 'w'); open('a\\nb\\x1b', 'w'); open('\\u00e9t\\u00e9', 'w')"))
+    got = loop.run(
+        run(sandbox, "open(b'\\xff', 'w'); open('a\\nb\\x1b', 'w'); open('\\u00e9t\\u00e9', 'w')")
+    )
     assert sorted(got.files) == ["\\xff", "a\\nb\\x1b", "\u00e9t\u00e9"]
     got = loop.run(run(sandbox, PROGRAMS["50 of the longest names"]))
     assert 0 < sum(map(len, got.files)) <= files.NAME_BYTES
@@ -110,7 +127,10 @@ def test_cleaning_follows_no_link(sandbox, loop, tmp_path_factory):
     outside = tmp_path_factory.mktemp("outside")
     (outside / "kept").write_text("x")
     outside.chmod(0o500)
-    program = f"import os; os.symlink({str(outside)!r}, 'a'); os.mkdir('b'); os.symlink({str(outside)!r}, 'b/c')"
+    program = (
+        f"import os; os.symlink({str(outside)!r}, 'a'); os.mkdir('b'); "
+        f"os.symlink({str(outside)!r}, 'b/c')"
+    )
     assert loop.run(run(sandbox, program)).ok
     replaced = f"import os; d = os.getcwd(); os.rmdir(d); os.symlink({str(outside)!r}, d)"
     loop.run(run(sandbox, replaced))
@@ -138,7 +158,10 @@ def test_whoever_may_not_read_a_folder_of_his_can_remove_it():
     with tempfile.TemporaryDirectory() as place:
         os.chmod(place, 0o777)
         done = subprocess.run(
-            [sys.executable, "-IS", "-c", textwrap.dedent(script)], cwd=place, capture_output=True, text=True
+            [sys.executable, "-IS", "-c", textwrap.dedent(script)],
+            cwd=place,
+            capture_output=True,
+            text=True,
         )
     assert done.returncode == 0, done.stderr
 
@@ -146,7 +169,8 @@ def test_whoever_may_not_read_a_folder_of_his_can_remove_it():
 @pytest.mark.usefixtures("clean")
 def test_the_rest_of_the_output_is_read_after_a_short_while(sandbox, loop):
     program = (
-        "import os, time\nprint('parent', flush=True)\nif os.fork() == 0:\n    time.sleep(0.1); print('child', flush=True)"
+        "import os, time\nprint('parent', flush=True)\nif os.fork() == 0:\n    "
+        "time.sleep(0.1); print('child', flush=True)"
     )
     got = loop.run(run(sandbox, program))
     assert (got.output, got.ok) == ("parent\nchild", True)
@@ -162,7 +186,9 @@ def wait_for_processes(folder, number):
 def test_a_cancelled_call_leaves_nothing(sandbox, loop):
     async def cancelled():
         before = len(processes_left(sandbox.place))
-        running = asyncio.create_task(run(sandbox, f"import os\nos.fork()\nos.execv('/bin/sleep', ['sleep', '{NAP}'])"))
+        running = asyncio.create_task(
+            run(sandbox, f"import os\nos.fork()\nos.execv('/bin/sleep', ['sleep', '{NAP}'])")
+        )
         await asyncio.to_thread(wait_for_processes, sandbox.place, before + 2)
         running.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -186,7 +212,9 @@ def test_programs_end_with_whoever_runs_them(program, level, tmp_path):
                 await asyncio.gather(*[sandbox.run(Program(p, limits=Limits(seconds=99))) for p in (program, "while 1: 0")])
         asyncio.run(main())
     """
-    owner = subprocess.Popen([sys.executable, "-c", textwrap.dedent(script)], stdout=subprocess.PIPE)
+    owner = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(script)], stdout=subprocess.PIPE
+    )
     assert owner.stdout.readline() == b"begins\n"
     wait_for_processes(tmp_path, len(processes_left(tmp_path)) + 1)
     owner.send_signal(signal.SIGKILL)
@@ -215,7 +243,8 @@ def test_the_programs_of_a_trajectory_share_its_seconds(sandbox, loop):
     *stopped, last = got.actions[0].tool_results
     assert 1 <= len(stopped) <= 3
     assert last.output.startswith(
-        f"{40 - len(stopped)} of 40 calls of python were not run: this trajectory's calls have taken"
+        f"{40 - len(stopped)} of 40 calls of python were not run: this trajectory's calls have "
+        "taken"
     )
     assert last.output.endswith("s of 0.5 s")
 
@@ -225,7 +254,9 @@ def test_a_recipes_limits_reach_the_tool():
     assert (tool.calls_per_answer, tool.seconds_per_trajectory) == (2, 7)
 
 
-@pytest.mark.parametrize("answer", ["```python" + "\n" * 300_000, "```python" + " " * 300_000, "```py\n" * 50_000])
+@pytest.mark.parametrize(
+    "answer", ["```python" + "\n" * 300_000, "```python" + " " * 300_000, "```py\n" * 50_000]
+)
 def test_no_answer_makes_looking_for_programs_slow(answer):
     """With time that grows with the square of the length this would take minutes."""
     assert all("```" not in program for program in find_programs(answer))

@@ -1,4 +1,5 @@
-"""`openrlhf recipes import`: MARTI and MAPPA configurations, written for these tests, become recipes that load."""
+"""`openrlhf recipes import`: MARTI and MAPPA configurations, written for these tests, become
+recipes that load."""
 
 import asyncio
 import json
@@ -150,7 +151,12 @@ V2 = "python -m marti.cli.multi_agent_train_ppo_ray"
 
 def sums(count, start=0):
     return [
-        {"problem": f"What is {n} + {n}?", "answer": 2 * n, "id": n - start, "extra_info": json.dumps({"size": n})}
+        {
+            "problem": f"What is {n} + {n}?",
+            "answer": 2 * n,
+            "id": n - start,
+            "extra_info": json.dumps({"size": n}),
+        }
         for n in range(start, start + count)
     ]
 
@@ -229,7 +235,8 @@ def problems(source, **wanted):
 
 
 def answers(folder, texts):
-    """What each role of a recipe is shown first when the roles answer with these texts, and the trajectory."""
+    """What each role of a recipe is shown first when the roles answer with these texts, and the
+    trajectory."""
     recipe, *_ = load(folder / "recipe.yaml")
     chat, shown = CharacterChat(), {}
     workflow = load_file(folder / "workflow.py").run
@@ -245,7 +252,14 @@ def answers(folder, texts):
     def spec(name):
         role = recipe.roles[name]
         later = renderer(f"{name}, later", role.followup) if role.followup else None
-        return RoleSpec(name, name, renderer(name, role.prompt), chat, Sampling(1.0, 1.0, 100, 10000), render_next=later)
+        return RoleSpec(
+            name,
+            name,
+            renderer(name, role.prompt),
+            chat,
+            Sampling(1.0, 1.0, 100, 10000),
+            render_next=later,
+        )
 
     async def generate(call):
         ids = chat.encode(texts[call.role])
@@ -253,7 +267,11 @@ def answers(folder, texts):
 
     roles = {name: spec(name) for name in recipe.roles}
     task = Task("t", "What is 1 + 1?", "2")
-    trajectory = asyncio.run(run_workflow(workflow, task, 0, step=0, run_seed=0, roles=roles, tools={}, generate=generate))
+    trajectory = asyncio.run(
+        run_workflow(
+            workflow, task, 0, step=0, run_seed=0, roles=roles, tools={}, generate=generate
+        )
+    )
     return shown, trajectory
 
 
@@ -267,7 +285,9 @@ def test_mappas_configuration_becomes_a_recipe_that_loads(config, monkeypatch, c
     assert run.args.algo.advantage.estimator == "reinforce"
     assert (run.args.rollout.n_samples_per_prompt, run.args.train.batch_size) == (2, 8)
     assert run.args.data.max_len == 1024 and run.args.rollout.max_new_tokens == 24
-    assert run.args.coach.model == "gemini-small" and "generativelanguage" in run.args.coach.base_url
+    assert (
+        run.args.coach.model == "gemini-small" and "generativelanguage" in run.args.coach.base_url
+    )
     assert len(tasks_of(folder, "train")) == 40 and len(tasks_of(folder, "eval")) == 5
     assert tasks_of(folder, "train")[3].metadata == {"size": 3}
     assert "What is 35" not in (folder / "data/eval.jsonl").read_text()
@@ -281,7 +301,10 @@ def test_prompts_come_from_the_workflows_python_where_the_configuration_has_none
     assert (folder / "prompts/coder.md").read_text().endswith("{problem}\n{thinker}\nas {{a: 1}}\n")
     assert (folder / "prompts/checker.md").read_text() == "Decide {problem} from {computed}\n"
     workflow = (folder / "workflow.py").read_text()
-    assert 'coder_said = f"{coder}\\n\\n{coder.tool_output}"' in workflow and "after=[coder]" in workflow
+    assert (
+        'coder_said = f"{coder}\\n\\n{coder.tool_output}"' in workflow
+        and "after=[coder]" in workflow
+    )
 
 
 def test_the_coachs_template_becomes_two_prompts_that_are_checked(config):
@@ -314,9 +337,16 @@ def test_unknown_fields_of_a_prompt_stay_as_text_when_skipped(checkout, config, 
     workflow = checkout / "marti/worlds/workflows/mathchat_workflow_with_coach.py"
     workflow.write_text(WORKFLOW.replace("Think about", "Use {files} and {tools!r:>3}"))
     found = problems(config())
-    assert found == [("imports.unknown_field", "mathchat_workflow_with_coach.py", "generator_prompt")] * 2
+    assert (
+        found
+        == [("imports.unknown_field", "mathchat_workflow_with_coach.py", "generator_prompt")] * 2
+    )
     folder = imported(config(), "--model", "hub/small", "--skip-unknown")
-    assert (folder / "prompts/thinker.md").read_text().startswith("Use {{files}} and {{tools}}\n{problem}")
+    assert (
+        (folder / "prompts/thinker.md")
+        .read_text()
+        .startswith("Use {{files}} and {{tools}}\n{problem}")
+    )
     loads(folder, monkeypatch)
 
 
@@ -333,7 +363,11 @@ def test_unknown_keys_are_reported_together_with_file_line_and_nearest_name(conf
     found = problems(path)
 
     def place(text):
-        return next(f"mathchat.yaml:{n}" for n, line in enumerate(path.read_text().splitlines(), 1) if text in line)
+        return next(
+            f"mathchat.yaml:{n}"
+            for n, line in enumerate(path.read_text().splitlines(), 1)
+            if text in line
+        )
 
     unknown = {
         "agent_workfow": "agent_workfow",
@@ -343,28 +377,41 @@ def test_unknown_keys_are_reported_together_with_file_line_and_nearest_name(conf
         "tools_config.num_worker": "num_worker",
         "tools_config.tools.code_interpreter.rate_limits": "rate_limits",
     }
-    assert set(found) == {("imports.unknown_key", place(text), key) for key, text in unknown.items()} | {
-        ("imports.placeholder", place("coach_prompt_template"), "coach_prompt_template")
-    }
+    assert set(found) == {
+        ("imports.unknown_key", place(text), key) for key, text in unknown.items()
+    } | {("imports.placeholder", place("coach_prompt_template"), "coach_prompt_template")}
     assert len(found) == 7
 
 
 def test_the_command_ends_with_code_2_and_writes_nothing(config, tmp_path):
     path = config(("  zero_stage: 3", "  zero_stag: 3"))
     words = ["recipes", "import", str(path), "--to", str(tmp_path / "made")]
-    done = subprocess.run([sys.executable, "-m", "marl_plugins", *words], capture_output=True, text=True, cwd=ROOT)
+    done = subprocess.run(
+        [sys.executable, "-m", "marl_plugins", *words], capture_output=True, text=True, cwd=ROOT
+    )
     assert done.returncode == 2 and "Traceback" not in done.stderr
     assert "default_agent.zero_stag" in done.stderr and "give --model NAME_OR_FOLDER" in done.stderr
     assert not (tmp_path / "made").exists()
 
 
 def test_unknown_keys_are_listed_when_skipped(config, monkeypatch):
-    path = config(("  zero_stage: 3", "  zero_stag: 3"), ("type: sandbox_fusion", "type: search_engine"))
+    path = config(
+        ("  zero_stage: 3", "  zero_stag: 3"), ("type: sandbox_fusion", "type: search_engine")
+    )
     folder = imported(path, "--model", "hub/small", "--skip-unknown")
     readme = (folder / "README.md").read_text()
     assert "default_agent.zero_stag" in readme and "'search_engine'" in readme
     found = found_by(
-        dispatch, ["recipes", "import", str(path), "--to", str(folder.parent / "other"), "--model", "hub/small"]
+        dispatch,
+        [
+            "recipes",
+            "import",
+            str(path),
+            "--to",
+            str(folder.parent / "other"),
+            "--model",
+            "hub/small",
+        ],
     )
     assert ("imports.tool", "code_interpreter") in {(code, places[-1]) for code, *places in found}
     loads(folder, monkeypatch)
@@ -375,19 +422,25 @@ def test_the_readme_lists_what_was_taken_and_what_was_not(config):
     taken, left_out = readme.split("## Left out")
     assert "| `actor_learning_rate` | `actor.adam.lr: 1e-06` |" in taken
     assert "| `filter_agents_data` | not needed" in left_out
-    assert "critic_learning_rate" not in readme and "packing_samples" not in readme  # of default.yaml, unchanged
+    assert (
+        "critic_learning_rate" not in readme and "packing_samples" not in readme
+    )  # of default.yaml, unchanged
 
 
 @pytest.mark.usefixtures("config")
 def test_a_launch_script_of_mappas_overrides_its_configuration(checkout, monkeypatch):
     path = checkout / "scripts/train.sh"
     path.write_text(
-        "MODEL=hub/other\nROOT=$(pwd)\npython -m marti.cli.commands.train \\\n  --config-name mathchat \\\n"
-        '  default_agent.pretrain="${MODEL}" \\\n  `# a remark` \\\n  default_agent.rollout_batch_size=4 \\\n'
+        "MODEL=hub/other\nROOT=$(pwd)\npython -m marti.cli.commands.train \\\n  --config-name "
+        "mathchat \\\n"
+        '  default_agent.pretrain="${MODEL}" \\\n  `# a remark` \\\n  '
+        "default_agent.rollout_batch_size=4 \\\n"
         '  prompt_data="${ROOT}/data/SUMS/train.json" \\\n  workflow_args.coder_max_turns=3 \\\n'
         "  +default_agent.no_such=1 2>&1 | tee log\n"
     )
-    assert ("imports.unknown_key", "train.sh:10", "default_agent.no_such") in problems(path, model=None)
+    assert ("imports.unknown_key", "train.sh:10", "default_agent.no_such") in problems(
+        path, model=None
+    )
     folder = imported(path, "--skip-unknown")
     run = loads(folder, monkeypatch)
     assert run.recipe.model == "hub/other" and run.recipe.roles["coder"].max_turns == 3
@@ -398,8 +451,14 @@ def test_agent_specifications_in_a_v2_script_become_roles(checkout, monkeypatch)
     folder = imported(script(checkout))
     run = loads(folder, monkeypatch)
     assert run.recipe.model == "hub/small"
-    assert {p.name: p.trainable for p in run.policies} == {"writer": True, "critic": True, "editor": False}
-    assert run.args.algo.advantage.estimator == "group_norm" and run.args.groups.by == "task+role+turn"
+    assert {p.name: p.trainable for p in run.policies} == {
+        "writer": True,
+        "critic": True,
+        "editor": False,
+    }
+    assert (
+        run.args.algo.advantage.estimator == "group_norm" and run.args.groups.by == "task+role+turn"
+    )
     assert (folder / "prompts/writer.md").read_text() == "{problem}\n\nin \\boxed{{}}\n"
     assert (folder / "prompts/editor.md").read_text() == "{problem} {writer} {critic} costs $5\n"
     shown, trajectory = answers(folder, {"writer": "two", "critic": "good", "editor": "2"})
@@ -409,15 +468,24 @@ def test_agent_specifications_in_a_v2_script_become_roles(checkout, monkeypatch)
 def test_lines_in_a_script_are_those_of_the_agents_text(checkout):
     path = script(checkout)
     path.write_text(path.read_text().replace('\\"is_tuning\\": false', '\\"is_tunning\\": false'))
-    line = next(n for n, text in enumerate(path.read_text().splitlines(), 1) if "is_tunning" in text)
+    line = next(
+        n for n, text in enumerate(path.read_text().splitlines(), 1) if "is_tunning" in text
+    )
     assert problems(path) == [("imports.unknown_key", f"run.sh:{line}", "agents.2.2.is_tunning")]
 
 
 @pytest.mark.parametrize("layout", ["agents", "unwrapped", "list"])
 def test_agent_specifications_in_a_json_file(checkout, layout, monkeypatch):
-    agents = {"0": {"role": "a", "pretrain": "hub/a", "actor_learning_rate": 1e-6}, "1": {"role": "b", "pretrain": "hub/b"}}
+    agents = {
+        "0": {"role": "a", "pretrain": "hub/a", "actor_learning_rate": 1e-6},
+        "1": {"role": "b", "pretrain": "hub/b"},
+    }
     whole = {
-        "agents": {"default_agent": {"temperature": 0.7}, "agents": agents, "prompt_data": "data/SUMS/train.json"},
+        "agents": {
+            "default_agent": {"temperature": 0.7},
+            "agents": agents,
+            "prompt_data": "data/SUMS/train.json",
+        },
         "unwrapped": agents,
         "list": [{name: config} for name, config in agents.items()],
     }[layout]
@@ -428,7 +496,9 @@ def test_agent_specifications_in_a_json_file(checkout, layout, monkeypatch):
     run = loads(imported(path, *data), monkeypatch, *flags)
     assert {p.name: p.model for p in run.policies} == {"a": "hub/a", "b": "hub/b"}
     assert run.policy_args["a"].actor.adam.lr == 1e-6
-    path.write_text(json.dumps(whole, indent=2).replace('"pretrain": "hub/b"', '"pretrian": "hub/b"'))
+    path.write_text(
+        json.dumps(whole, indent=2).replace('"pretrain": "hub/b"', '"pretrian": "hub/b"')
+    )
     line = next(n for n, text in enumerate(path.read_text().splitlines(), 1) if "pretrian" in text)
     found = problems(path, train_data=checkout / "data/SUMS/train.json")
     assert [problem[:2] for problem in found] == [("imports.unknown_key", f"agents.json:{line}")]
@@ -445,24 +515,38 @@ def test_json_may_be_indented_with_tabs(tmp_path):
 
 def test_an_item_may_have_what_ends_a_line_elsewhere(tmp_path):
     path = tmp_path / "train.jsonl"
-    path.write_text('{"question": "a\u2028b\u0085c", "answer": "1"}\n{"question": "d", "answer": "2"}\n', encoding="utf-8")
-    assert [item["prompt"] for item in items.read_items(path, None, None, None)] == ["a\u2028b\u0085c", "d"]
+    path.write_text(
+        '{"question": "a\u2028b\u0085c", "answer": "1"}\n{"question": "d", "answer": "2"}\n',
+        encoding="utf-8",
+    )
+    assert [item["prompt"] for item in items.read_items(path, None, None, None)] == [
+        "a\u2028b\u0085c",
+        "d",
+    ]
 
 
 @pytest.mark.parametrize(
-    "text", ["[" * 100_000, '{"question": "a", "answer": 1' + "0" * 5000 + "}"], ids=["too deep", "too many digits"]
+    "text",
+    ["[" * 100_000, '{"question": "a", "answer": 1' + "0" * 5000 + "}"],
+    ids=["too deep", "too many digits"],
 )
 def test_data_that_json_cannot_hold_is_refused(tmp_path, text):
     path = tmp_path / "train.jsonl"
     second = '{"question": "a", "answer": "1"}\n' + text
-    for content, problem in ((text, ("unreadable", "train.jsonl")), (second, ("not_json", "train.jsonl:2"))):
+    for content, problem in (
+        (text, ("unreadable", "train.jsonl")),
+        (second, ("not_json", "train.jsonl:2")),
+    ):
         path.write_text(content)
         with refused((f"imports.{problem[0]}", problem[1])):
             items.read_items(path, None, None, None)
 
 
 def test_a_debate_answers_in_rounds_and_votes(checkout, monkeypatch):
-    templates = {"generator": 'Solve $question\\", \\"Of $responses_str say $question', "other": "Solve $question"}
+    templates = {
+        "generator": 'Solve $question\\", \\"Of $responses_str say $question',
+        "other": "Solve $question",
+    }
     folder = imported(script(checkout, "debate_workflow", templates))
     recipe = loads(folder, monkeypatch).recipe
     assert recipe.roles["other"].followup == "prompts/other_again.md"
@@ -474,7 +558,8 @@ def test_a_debate_answers_in_rounds_and_votes(checkout, monkeypatch):
     assert trajectory.answer == texts["generator"]
     majority = load_file(folder / "workflow.py").majority
     assert (
-        majority(["\\boxed{\\frac{1}{2}}", "\\boxed{\\frac{1}{3}}", "so \\boxed{\\frac{1}{3}}"]) == "\\boxed{\\frac{1}{3}}"
+        majority(["\\boxed{\\frac{1}{2}}", "\\boxed{\\frac{1}{3}}", "so \\boxed{\\frac{1}{3}}"])
+        == "\\boxed{\\frac{1}{3}}"
     )
 
 
@@ -495,17 +580,24 @@ def test_agents_that_differ_in_a_run_wide_option_are_an_error(config):
 
 
 def test_adapters_stay_adapters(config, monkeypatch):
-    """An alpha without a rank, which their defaults have, is nothing; engines of adapters do not sleep."""
+    """An alpha without a rank, which their defaults have, is nothing; engines of adapters do not
+    sleep."""
     lora = "\n  lora_alpha: 32\n  target_modules: all-linear"
     path = config(
-        ("n_samples_per_prompt: 2", f"n_samples_per_prompt: 2\n  lora_rank: 16{lora}"), ("zero_stage: 3", "zero_stage: 2")
+        ("n_samples_per_prompt: 2", f"n_samples_per_prompt: 2\n  lora_rank: 16{lora}"),
+        ("zero_stage: 3", "zero_stage: 2"),
     )
     run = loads(imported(path, "--model", "hub/small"), monkeypatch)
-    assert {(args.ds.lora.rank, args.ds.lora.alpha) for args in run.policy_args.values()} == {(16, 32)}
+    assert {(args.ds.lora.rank, args.ds.lora.alpha) for args in run.policy_args.values()} == {
+        (16, 32)
+    }
     assert run.processes.adapters and not run.args.train.colocate_all
     whole = config(("lora_rank: 16", "lora_rank: 0"))
     assert (
-        loads(imported(whole, "--model", "hub/small", folder=path.parent / "whole"), monkeypatch).args.ds.lora.alpha == 16
+        loads(
+            imported(whole, "--model", "hub/small", folder=path.parent / "whole"), monkeypatch
+        ).args.ds.lora.alpha
+        == 16
     )
 
 
@@ -517,7 +609,10 @@ def test_impossible_numbers_are_fixed_and_reported(config, monkeypatch, capsys):
     run = loads(imported(path, "--model", "hub/small"), monkeypatch)
     assert (run.args.train.batch_size, run.args.vllm.num_engines) == (12, 2)
     out = capsys.readouterr().out
-    assert "16 does not divide a step's 24 trajectories; 12 is used" in out and "vllm.num_engines was set to 2" in out
+    assert (
+        "16 does not divide a step's 24 trajectories; 12 is used" in out
+        and "vllm.num_engines was set to 2" in out
+    )
 
 
 @pytest.mark.parametrize(
@@ -546,8 +641,16 @@ def test_impossible_numbers_are_fixed_and_reported(config, monkeypatch, capsys):
             "n_samples_per_prompt: ${n}",
             ("imports.value", 32, "n_samples_per_prompt"),
         ),
-        ("n_samples_per_prompt: 2", "n_samples_per_prompt: 2.5", ("imports.value", 32, "n_samples_per_prompt")),
-        ("timeout: 7,", "timeout: soon,", ("imports.value", 21, "tools_config.tools.code_interpreter.timeout")),
+        (
+            "n_samples_per_prompt: 2",
+            "n_samples_per_prompt: 2.5",
+            ("imports.value", 32, "n_samples_per_prompt"),
+        ),
+        (
+            "timeout: 7,",
+            "timeout: soon,",
+            ("imports.value", 21, "tools_config.tools.code_interpreter.timeout"),
+        ),
         ("filter_agents_data: true", "is_tuning: 'false'", ("imports.value", 40, "is_tuning")),
         ("filter_agents_data: true", "shared_agents: 'no'", ("imports.value", 40, "shared_agents")),
         (
@@ -556,13 +659,19 @@ def test_impossible_numbers_are_fixed_and_reported(config, monkeypatch, capsys):
             ("imports.api_model", 22, "is_api_model", "coder"),
         ),
         ("filter_agents_data: true", "pretrain: 7", ("imports.value", 40, "pretrain")),
-        ("filter_agents_data: true", "chat_template: {a: b}", ("imports.value", 40, "chat_template")),
+        (
+            "filter_agents_data: true",
+            "chat_template: {a: b}",
+            ("imports.value", 40, "chat_template"),
+        ),
         ("  - coder: {role: coder}", "  - coder: {role: [coder]}", ("imports.value", 24, "role")),
     ],
 )
 def test_wrong_values_are_named(config, old, new, problem):
     code, line, *rest = problem
-    assert problems(config((old, new))) == [(code, f"mathchat.yaml:{line}" if line else "mathchat.yaml", *rest)]
+    assert problems(config((old, new))) == [
+        (code, f"mathchat.yaml:{line}" if line else "mathchat.yaml", *rest)
+    ]
 
 
 def test_a_whole_number_may_be_written_with_a_point(config, monkeypatch):
@@ -572,7 +681,9 @@ def test_a_whole_number_may_be_written_with_a_point(config, monkeypatch):
 
 
 def test_settings_of_none_count_as_missing(config, monkeypatch):
-    path = config(("coder_max_turns: 2", "coder_max_turns: null"), ("zero_stage: 3", "generate_max_len: null"))
+    path = config(
+        ("coder_max_turns: 2", "coder_max_turns: null"), ("zero_stage: 3", "generate_max_len: null")
+    )
     run = loads(imported(path, "--model", "hub/small"), monkeypatch)
     assert run.recipe.roles["coder"].max_turns == 1
     assert run.args.data.max_len == 2024
@@ -580,7 +691,9 @@ def test_settings_of_none_count_as_missing(config, monkeypatch):
 
 def test_without_a_grader_a_coach_is_required(config, monkeypatch):
     chess = ("filter_agents_data: true", "verify_task: chess")
-    assert "imports.grader" in {code for code, *_ in problems(config(chess, ("  coach_model:", "  coach_type:")))}
+    assert "imports.grader" in {
+        code for code, *_ in problems(config(chess, ("  coach_model:", "  coach_type:")))
+    }
     folder = imported(config(("  coach_type:", "  coach_model:")), "--model", "hub/small")
     assert "only the coach scores" in (folder / "README.md").read_text()
     loads(folder, monkeypatch)
@@ -588,7 +701,9 @@ def test_without_a_grader_a_coach_is_required(config, monkeypatch):
 
 def test_shared_agents_have_one_policy(config, monkeypatch):
     path = config(("filter_agents_data: true", "shared_agents: true"))
-    assert [p.name for p in loads(imported(path, "--model", "hub/small"), monkeypatch).policies] == ["shared"]
+    assert [
+        p.name for p in loads(imported(path, "--model", "hub/small"), monkeypatch).policies
+    ] == ["shared"]
 
 
 def test_an_existing_folder_is_not_changed(config, tmp_path):
@@ -619,7 +734,9 @@ def test_pipes_and_devices_are_not_read(config, checkout, tmp_path):
 def test_a_disk_that_fills_up_leaves_no_half_recipe(config, tmp_path):
     folder = tmp_path / "here" / "made"
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1500, before[1]))  # bytes per file: some files are larger
+    resource.setrlimit(
+        resource.RLIMIT_FSIZE, (1500, before[1])
+    )  # bytes per file: some files are larger
     try:
         with refused(("imports.unwritable", "made")):
             main(["import", str(config()), "--to", str(folder), "--model", "hub/small"])
@@ -633,8 +750,12 @@ def test_the_command_line_may_name_grader_and_data(config, checkout, monkeypatch
     grader = checkout / "mine.py"
     grader.write_text("def score_outcome(trajectory):\n    return 1.0\n")
     held_out = checkout / "held_out.json"
-    held_out.write_text("\n".join(map(json.dumps, sums(3, start=90))))  # JSON Lines with the suffix of JSON
-    folder = imported(config(), "--model", "m/m", "--grader", str(grader), "--eval-data", str(held_out))
+    held_out.write_text(
+        "\n".join(map(json.dumps, sums(3, start=90)))
+    )  # JSON Lines with the suffix of JSON
+    folder = imported(
+        config(), "--model", "m/m", "--grader", str(grader), "--eval-data", str(held_out)
+    )
     assert (folder / "grader.py").read_text() == grader.read_text()
     loads(folder, monkeypatch)
     assert len(tasks_of(folder, "eval")) == 3
@@ -642,7 +763,10 @@ def test_the_command_line_may_name_grader_and_data(config, checkout, monkeypatch
 
 @pytest.mark.parametrize("form", ["list", "lines", "one list under a key"])
 def test_data_in_their_layouts(tmp_path, form):
-    rows = [{"prompt": [{"role": "user", "content": "a"}], "label": 1, "metadata": {"k": 2}}, {"prompt": "b", "label": "x"}]
+    rows = [
+        {"prompt": [{"role": "user", "content": "a"}], "label": 1, "metadata": {"k": 2}},
+        {"prompt": "b", "label": "x"},
+    ]
     text = {
         "list": json.dumps(rows),
         "lines": "\n".join(map(json.dumps, rows)),
@@ -651,7 +775,10 @@ def test_data_in_their_layouts(tmp_path, form):
     path = tmp_path / "d.json"
     path.write_text(text[form])
     found = items.with_ids(items.read_items(path, "input", "label", "metadata"), "eval-")
-    assert found == [{"prompt": "a", "answer": 1, "k": 2, "id": "eval-0"}, {"prompt": "b", "answer": "x", "id": "eval-1"}]
+    assert found == [
+        {"prompt": "a", "answer": 1, "k": 2, "id": "eval-0"},
+        {"prompt": "b", "answer": "x", "id": "eval-1"},
+    ]
     out = tmp_path / "out.jsonl"
     out.write_text("\n".join(map(json.dumps, found)))
     assert [t.label for t in read_tasks(out)] == [1, "x"]
@@ -723,20 +850,27 @@ def test_a_file_without_a_configuration_is_an_error(tmp_path, name, text, proble
 def test_impossible_overrides_are_named(config, tmp_path, word, part):
     path = config()
     script = tmp_path / "run.sh"
-    script.write_text(f"python -m marti.cli.commands.train --config-name {path.stem} {word} num_episodes=1\n")
+    script.write_text(
+        f"python -m marti.cli.commands.train --config-name {path.stem} {word} num_episodes=1\n"
+    )
     (tmp_path / f"{path.stem}.yaml").write_text("verify_task: math\nagents: [{a: {pretrain: m}}]\n")
     assert problems(script) == [("imports.override", "run.sh:1", *part)]
 
 
 def test_scripts_are_split_as_a_shell_would():
-    text = 'A=1 # x\nexport B="b $A" C=\'$A\'\nrun ${B} "${C}" ${D:-"d e"} $E x\\ y "q\\"\\$z" `no` $(a (b)) 2>&1 | tee\n'
+    text = (
+        'A=1 # x\nexport B="b $A" C=\'$A\'\nrun ${B} "${C}" ${D:-"d e"} $E x\\ y "q\\"\\$z" '
+        "`no` $(a (b)) 2>&1 | tee\n"
+    )
     words = next(shell.commands(text))
     assert [w.text for w in words] == ["run", "b 1", "$A", "d e", "$E", "x y", 'q"$z', "$(a (b))"]
     assert {w.line for w in words[3:]} == {3} and words[1].line == 2
 
 
 def test_every_option_has_one_place_and_every_flag_exists():
-    assert not set(options.FLAGS_OF) & set(options.READ) and not set(options.FLAGS_OF) & set(options.LEFT_OUT)
+    assert not set(options.FLAGS_OF) & set(options.READ) and not set(options.FLAGS_OF) & set(
+        options.LEFT_OUT
+    )
     assert not set(options.READ) & set(options.LEFT_OUT)
     for option in options.FLAGS_OF.values():
         assert FLAGS[option.flag].status in ("all", "policy"), option
@@ -751,10 +885,19 @@ def test_coach_placeholders_are_ours():
 
 
 def test_importing_loads_nothing_heavy(config, tmp_path):
-    words = ["recipes", "import", str(config()), "--to", str(tmp_path / "made"), "--model", "hub/small"]
+    words = [
+        "recipes",
+        "import",
+        str(config()),
+        "--to",
+        str(tmp_path / "made"),
+        "--model",
+        "hub/small",
+    ]
     code = (
         f"import sys; from marl_plugins.cli import main; assert main({words!r}) == 0; "
-        "print([m for m in ('torch', 'ray', 'transformers', 'numpy', 'openai', 'openrlhf') if m in sys.modules])"
+        "print([m for m in ('torch', 'ray', 'transformers', 'numpy', 'openai', 'openrlhf') if m in "
+        "sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert done.stdout.splitlines()[-1] == "[]", done.stderr
@@ -764,21 +907,32 @@ def test_the_help_has_an_example(capsys):
     with pytest.raises(SystemExit):
         main(["import", "--help"])
     out = " ".join(capsys.readouterr().out.split())
-    assert "--skip-unknown" in out and "openrlhf recipes import marti/cli/configs/ma_chain.yaml --to my_recipe" in out
+    assert (
+        "--skip-unknown" in out
+        and "openrlhf recipes import marti/cli/configs/ma_chain.yaml --to my_recipe" in out
+    )
 
 
 def test_names_of_roles_can_be_called():
     assert shapes.identifier("Agent 1: Solver", ()) == "agent_1_solver"
     assert shapes.identifier("0", ()) == "agent_0" and shapes.identifier("class", ()) == "class_"
-    assert shapes.identifier("task", ()) == "task_" and shapes.identifier("a", ("a", "a_2")) == "a_3"
+    assert (
+        shapes.identifier("task", ()) == "task_" and shapes.identifier("a", ("a", "a_2")) == "a_3"
+    )
     assert shapes.identifier("Lös er", ()) == "l_s_er" and shapes.identifier("求解", ()) == "agent"
 
 
 def checkouts():
     """Real configurations, if MARTI_CHECKOUT or MAPPA_CHECKOUT names a checkout."""
     for variable, files in (
-        ("MARTI_CHECKOUT", ["examples/multi-agent/run_train_mathchat.sh", "examples/multi-agent/run_train_mad.sh"]),
-        ("MAPPA_CHECKOUT", ["marti/cli/configs/mathchat_with_coach.yaml", "scripts/run_train_mathchat.sh"]),
+        (
+            "MARTI_CHECKOUT",
+            ["examples/multi-agent/run_train_mathchat.sh", "examples/multi-agent/run_train_mad.sh"],
+        ),
+        (
+            "MAPPA_CHECKOUT",
+            ["marti/cli/configs/mathchat_with_coach.yaml", "scripts/run_train_mathchat.sh"],
+        ),
     ):
         if root := os.environ.get(variable):
             yield from (Path(root) / file for file in files)

@@ -38,7 +38,9 @@ from marl_plugins.engine.records.trajectory_record import from_record, to_record
 def run(tmp_path_factory):
     """A run's folder and its trajectories."""
     folder = tmp_path_factory.mktemp("inspected") / "run"
-    return folder, inspected_runs.write_run(folder, samples=3, seed=4, hostile=inspected_runs.HOSTILE)
+    return folder, inspected_runs.write_run(
+        folder, samples=3, seed=4, hostile=inspected_runs.HOSTILE
+    )
 
 
 def refused(*words):
@@ -52,7 +54,8 @@ def printed(capsys, *words):
     return capsys.readouterr().out
 
 
-# --- the list and its queries ----------------------------------------------------------------------------------------------
+# --- the list and its queries
+# ----------------------------------------------------------------------------------------------
 
 
 def test_the_list_has_a_line_for_each_trajectory(run, capsys):
@@ -65,7 +68,9 @@ def test_the_list_has_a_line_for_each_trajectory(run, capsys):
 def test_json_is_one_object_a_line_and_holds_what_was_recorded(run, capsys):
     folder, made = run
     found = [json.loads(line) for line in printed(capsys, folder, "--json").splitlines()]
-    assert [(t["step"], t["task"], t["sample"]) for t in found] == [(t.step, t.task.id, t.sample) for t in made]
+    assert [(t["step"], t["task"], t["sample"]) for t in found] == [
+        (t.step, t.task.id, t.sample) for t in made
+    ]
     assert found[-1] == json.loads(json.dumps(trajectory_values(made[-1])))
 
 
@@ -74,7 +79,14 @@ def test_everything_of_a_trajectory_is_printed_without_control_characters(run, c
     out = printed(capsys, folder, "--full", "--step", "1")
     assert "\x1b" not in out and "\u202e" not in out and "\\x1b]0;ran" in out
     assert all(
-        text in out for text in ("print(6*7)", "right 0.5, ends 1", "saw: planner.00000001", "left out", "\n-41\n+42\n")
+        text in out
+        for text in (
+            "print(6*7)",
+            "right 0.5, ends 1",
+            "saw: planner.00000001",
+            "left out",
+            "\n-41\n+42\n",
+        )
     )
 
 
@@ -85,7 +97,10 @@ QUERIES = [
     ({"outcome": ":0.5"}, lambda t: t.outcome <= 0.5),
     ({"failure": "no_answer"}, lambda t: t.agent_failure == "no_answer"),
     ({"left_out": "no_score"}, lambda t: any(a.left_out == "no_score" for a in t.actions)),
-    ({"role": "reviewer", "score": "0.5:"}, lambda t: any(a.role == "reviewer" and a.score >= 0.5 for a in t.actions)),
+    (
+        {"role": "reviewer", "score": "0.5:"},
+        lambda t: any(a.role == "reviewer" and a.score >= 0.5 for a in t.actions),
+    ),
     (
         {"policy": "coder", "advantage": ":-0.5"},
         lambda t: any(a.policy == "coder" and a.advantage <= -0.5 for a in t.actions),
@@ -96,7 +111,11 @@ QUERIES = [
 ]
 
 
-@pytest.mark.parametrize(("words", "wanted"), QUERIES, ids=[" ".join(f"{k}={v}" for k, v in q.items()) for q, _ in QUERIES])
+@pytest.mark.parametrize(
+    ("words", "wanted"),
+    QUERIES,
+    ids=[" ".join(f"{k}={v}" for k, v in q.items()) for q, _ in QUERIES],
+)
 def test_a_query_selects_what_it_says(run, words, wanted):
     folder, made = run
     query = query_of(words)
@@ -109,7 +128,11 @@ def test_an_entry_opens_the_trajectory_of_its_line(run):
     folder, made = run
     index = Index(RunReader(folder), Filter())
     for entry, trajectory in zip(index.entries, made, strict=True):
-        record = json.loads(json.dumps(to_record(trajectory), ensure_ascii=False).encode("utf-8", "backslashreplace"))
+        record = json.loads(
+            json.dumps(to_record(trajectory), ensure_ascii=False).encode(
+                "utf-8", "backslashreplace"
+            )
+        )
         assert to_record(index.open(entry)) == record
 
 
@@ -118,7 +141,13 @@ def test_evaluations_are_shown_in_place_of_training(run, capsys):
     assert printed(capsys, folder, "--evaluations").splitlines()[-1] == "8 trajectories"
 
 
-@given(st.dictionaries(st.sampled_from(["role", "task", "find", "step"]), st.text("ab =\"'", min_size=1), max_size=3))
+@given(
+    st.dictionaries(
+        st.sampled_from(["role", "task", "find", "step"]),
+        st.text("ab =\"'", min_size=1),
+        max_size=3,
+    )
+)
 def test_terms_are_read_back_from_the_line_that_was_written(words):
     import shlex
 
@@ -141,18 +170,28 @@ def test_what_is_not_finite_or_missing_is_shown_as_nothing(tmp_path, capsys):
     (tmp_path / "trajectories.jsonl").write_text(text)
     first, second = (json.loads(line) for line in printed(capsys, tmp_path, "--json").splitlines())
     assert first["outcome"] is first["actions"][0]["reward"] is None and second["actions"] == []
-    assert "[engine]" in printed(capsys, tmp_path) and "it died" in printed(capsys, tmp_path, "--full")
+    assert "[engine]" in printed(capsys, tmp_path) and "it died" in printed(
+        capsys, tmp_path, "--full"
+    )
     assert main(["inspect", str(tmp_path), "--html", str(tmp_path / "page.html")]) == 0
 
 
 SPOILT = {
     "outcome": lambda record: record.update(outcome=None),
-    "times": lambda record: record.update(seconds=math.nan) or record["actions"][0].update(times=[None, None, math.nan]),
-    "log-probs": lambda record: [action.update(logprobs=[None] * 6) for action in record["actions"]],
-    "advantages": lambda record: [action.update(advantages=[math.inf, None] * 3) for action in record["actions"]],
+    "times": lambda record: (
+        record.update(seconds=math.nan) or record["actions"][0].update(times=[None, None, math.nan])
+    ),
+    "log-probs": lambda record: [
+        action.update(logprobs=[None] * 6) for action in record["actions"]
+    ],
+    "advantages": lambda record: [
+        action.update(advantages=[math.inf, None] * 3) for action in record["actions"]
+    ],
     "no actions": lambda record: record.update(actions=[], returned=None),
     "parent": lambda record: record["actions"][3].update(parents=["gone.1"]),
-    "lost": lambda record: record.update(actions=[], outcome=None, infrastructure_failure="engine", detail="it died"),
+    "lost": lambda record: record.update(
+        actions=[], outcome=None, infrastructure_failure="engine", detail="it died"
+    ),
 }
 """What may be missing from a record, or not finite."""
 
@@ -165,7 +204,12 @@ def test_a_record_of_which_much_is_missing_is_shown(tmp_path, capsys, name):
     record = json.loads(path.read_text())
     SPOILT[name](record)
     path.write_text(json.dumps(record) + "\n")
-    for flags in ([], ["--full"], ["--html", tmp_path / "page.html"], ["--to", tmp_path / "run.json"]):
+    for flags in (
+        [],
+        ["--full"],
+        ["--html", tmp_path / "page.html"],
+        ["--to", tmp_path / "run.json"],
+    ):
         assert "nan" not in printed(capsys, tmp_path, *flags).split()
     (shown,) = map(json.loads, printed(capsys, tmp_path, "--json").splitlines())
     assert shown["task"] == "t0" and len(shown["actions"]) == len(record["actions"])
@@ -175,15 +219,20 @@ def test_a_record_that_changes_while_it_is_shown_is_refused(tmp_path):
     made = inspected_runs.write_run(tmp_path, steps=1, evaluated=False)
     index = Index(RunReader(tmp_path), Filter())
     path = tmp_path / "trajectories.jsonl"
-    path.write_text("resumed\n" + path.read_text())  # its lines are elsewhere, as after a resumption
+    path.write_text(
+        "resumed\n" + path.read_text()
+    )  # its lines are elsewhere, as after a resumption
     for _ in range(2):
         with pytest.raises(ConfigurationError) as caught:
             index.open(index.entries[-1])
-        assert [p.code for p in caught.value.problems] == ["records.form"] and len(made) == len(index.entries)
+        assert [p.code for p in caught.value.problems] == ["records.form"] and len(made) == len(
+            index.entries
+        )
         path.unlink(missing_ok=True)
 
 
-# --- a run in progress -----------------------------------------------------------------------------------------------------
+# --- a run in progress
+# --------------------------------------------------------------------------------------------------
 
 
 def test_a_run_in_progress_is_followed_line_by_line(tmp_path):
@@ -197,7 +246,11 @@ def test_a_run_in_progress_is_followed_line_by_line(tmp_path):
     assert not follower.update(query) and len(index.entries) == before
     with path.open("a") as file:
         file.write(more[100:] + "\n")
-    assert follower.update(query) and index.entries[-1].key == (2, "t0", 0) and index.open(index.entries[-1]).step == 2
+    assert (
+        follower.update(query)
+        and index.entries[-1].key == (2, "t0", 0)
+        and index.open(index.entries[-1]).step == 2
+    )
     lines = path.read_text().splitlines(keepends=True)
     path.write_text("".join(lines[:3]))  # as a resumed run cuts its records
     assert follower.update(query) and len(index.entries) == 3
@@ -210,15 +263,27 @@ def test_half_a_last_line_is_left_out(tmp_path, capsys):
     assert printed(capsys, tmp_path).splitlines()[-1] == f"{len(made) - 1} trajectories"
 
 
-# --- two runs --------------------------------------------------------------------------------------------------------------
+# --- two runs
+# --------------------------------------------------------------------------------------------------
 
 
 def test_pairs_are_counted_by_what_became_of_them(tmp_path, capsys):
-    a, b = (inspected_runs.write_run(tmp_path / name, seed=seed) for name, seed in (("a", 0), ("b", 1)))
+    a, b = (
+        inspected_runs.write_run(tmp_path / name, seed=seed) for name, seed in (("a", 0), ("b", 1))
+    )
     found = json.loads(printed(capsys, tmp_path / "a", tmp_path / "b", "--json"))
-    change = Counter((y.outcome > x.outcome) - (y.outcome < x.outcome) for x, y in zip(a, b, strict=True))
-    assert (len(found["gained"]), len(found["lost"]), found["same"]) == (change[1], change[-1], change[0])
-    assert all(pair["role"] in ("planner", "coder", "reviewer", "") for pair in found["gained"] + found["lost"])
+    change = Counter(
+        (y.outcome > x.outcome) - (y.outcome < x.outcome) for x, y in zip(a, b, strict=True)
+    )
+    assert (len(found["gained"]), len(found["lost"]), found["same"]) == (
+        change[1],
+        change[-1],
+        change[0],
+    )
+    assert all(
+        pair["role"] in ("planner", "coder", "reviewer", "")
+        for pair in found["gained"] + found["lost"]
+    )
     assert sum(map(sum, found["types"].values())) == found["pairs"] == len(a)
     assert "B is better" in printed(capsys, tmp_path / "a", tmp_path / "b")
 
@@ -230,7 +295,8 @@ def test_the_exact_test_is_scipys(gained, lost):
     assert sign_test(gained, lost) == pytest.approx(expected, rel=1e-9)
 
 
-# --- a page of a part ------------------------------------------------------------------------------------------------------
+# --- a page of a part
+# --------------------------------------------------------------------------------------------------
 
 
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=60), st.integers(1, 40))
@@ -242,18 +308,23 @@ def test_a_sample_takes_its_share_of_each_step(steps, most):
     entries = [Entry(step) for step in sorted(steps)]
     chosen = sampled(entries, most)
     counts = Counter(entry.step for entry in chosen)
-    assert len(chosen) == len(set(map(id, chosen))) <= most and [e.step for e in chosen] == sorted(e.step for e in chosen)
+    assert len(chosen) == len(set(map(id, chosen))) <= most and [e.step for e in chosen] == sorted(
+        e.step for e in chosen
+    )
     if len(entries) > most >= len(set(steps)):
         share = most // len(set(steps))
         assert all(counts[step] == min(share, steps.count(step)) for step in set(steps))
 
 
-# --- a log of Inspect ------------------------------------------------------------------------------------------------------
+# --- a log of Inspect
+# --------------------------------------------------------------------------------------------------
 
 
 def test_inspects_library_reads_the_log_back(tmp_path, capsys):
     log = pytest.importorskip("inspect_ai.log", reason="pip install inspect_ai")
-    made = inspected_runs.write_run(tmp_path / "run", steps=2, hostile=inspected_runs.HOSTILE, evaluated=False)
+    made = inspected_runs.write_run(
+        tmp_path / "run", steps=2, hostile=inspected_runs.HOSTILE, evaluated=False
+    )
     lost = inspected_runs.trajectory(random.Random(1), 3, "t0", 0)
     lost.outcome, lost.infrastructure_failure, lost.detail = None, "engine", "it died"
     with (tmp_path / "run" / "trajectories.jsonl").open("a") as file:
@@ -261,17 +332,31 @@ def test_inspects_library_reads_the_log_back(tmp_path, capsys):
     printed(capsys, tmp_path / "run", "--to", tmp_path / "run.eval")
     read = log.read_eval_log(str(tmp_path / "run.eval"), resolve_attachments="full")
     assert len({(s.id, s.epoch) for s in read.samples}) == len(read.samples) == len(made) + 1
-    assert read.eval.dataset.samples * read.eval.config.epochs == read.results.total_samples == len(read.samples)
-    took = datetime.fromisoformat(read.stats.completed_at) - datetime.fromisoformat(read.stats.started_at)
+    assert (
+        read.eval.dataset.samples * read.eval.config.epochs
+        == read.results.total_samples
+        == len(read.samples)
+    )
+    took = datetime.fromisoformat(read.stats.completed_at) - datetime.fromisoformat(
+        read.stats.started_at
+    )
     metrics = RunReader(tmp_path / "run").metrics()
-    assert took.total_seconds() == pytest.approx(sum(line["seconds/rollout"] for line in metrics), abs=1e-3)
-    by_name = {(s.metadata["step"], s.metadata["task"], s.metadata["sample"]): s for s in read.samples}
+    assert took.total_seconds() == pytest.approx(
+        sum(line["seconds/rollout"] for line in metrics), abs=1e-3
+    )
+    by_name = {
+        (s.metadata["step"], s.metadata["task"], s.metadata["sample"]): s for s in read.samples
+    }
     for t in (*made, lost):
         sample = by_name[t.step, t.task.id, t.sample]
         credits = [event for event in sample.events if event.event == "info"]
         assert [event.span_id for event in credits] == [a.path for a in t.actions]
         assert [event.data["advantage"] for event in credits] == [a.advantage for a in t.actions]
-        said = [event.output.choices[0].message.text for event in sample.events if event.event == "model"]
+        said = [
+            event.output.choices[0].message.text
+            for event in sample.events
+            if event.event == "model"
+        ]
         assert said == [encodable(a.text) for a in t.actions]
         assert [e.result for e in sample.events if e.event == "tool"] == [
             r.output for a in t.actions for r in a.tool_results
@@ -287,7 +372,8 @@ def test_without_inspects_library_the_extra_is_named(run, tmp_path, monkeypatch)
     assert refused(run[0], "--to", tmp_path / "run.eval") == [("viewer.log_extra", "to")]
 
 
-# --- what is refused -------------------------------------------------------------------------------------------------------
+# --- what is refused
+# --------------------------------------------------------------------------------------------------
 
 
 def test_wrong_words_are_refused_with_their_place(run):
@@ -313,7 +399,9 @@ def test_wrong_words_are_refused_with_their_place(run):
 def test_runs_that_share_nothing_are_refused(run, tmp_path):
     folder, _ = run
     inspected_runs.write_run(tmp_path / "other", steps=1, tasks=1)
-    (path := tmp_path / "other" / "trajectories.jsonl").write_text(path.read_text().replace('"task": "t', '"task": "u'))
+    (path := tmp_path / "other" / "trajectories.jsonl").write_text(
+        path.read_text().replace('"task": "t', '"task": "u')
+    )
     assert [code for code, *_ in refused(folder, tmp_path / "other")] == ["viewer.unpaired"]
 
 
@@ -322,7 +410,9 @@ def test_no_run_and_no_records_are_refused(tmp_path):
     assert [code for code, *_ in refused(tmp_path)] == ["records.unreadable"]
     (tmp_path / "trajectories.jsonl").write_text("")
     assert [code for code, *_ in refused(tmp_path)] == ["viewer.nothing"]
-    (tmp_path / "trajectories.jsonl").write_text('{"schema": 2, "step": 1, "actions": []}\n{"schema": 1, "step": 1}\n')
+    (tmp_path / "trajectories.jsonl").write_text(
+        '{"schema": 2, "step": 1, "actions": []}\n{"schema": 1, "step": 1}\n'
+    )
     assert [code for code, *_ in refused(tmp_path)] == ["records.form", "records.form"]
 
 
@@ -335,13 +425,21 @@ def test_what_is_wrong_with_many_lines_alike_is_said_once(run, tmp_path):
     assert problem.count == text.count("\n")
 
 
-PLACES = [(), ("actions", 0), ("actions", -1), ("actions", -1, "tools", 0), ("tools", 0), ("files", 0)]
+PLACES = [
+    (),
+    ("actions", 0),
+    ("actions", -1),
+    ("actions", -1, "tools", 0),
+    ("tools", 0),
+    ("files", 0),
+]
 VALUES = [None, True, 3, -2.5, "x", [], {}, [None], ["a", 1], {"a": [1]}, [{}]]
 
 
 @given(st.data())
 def test_a_record_is_shown_or_refused_whatever_a_value_in_it_is(run, data):
-    """One key of a record, anywhere in it, is lost or gets another value: no way of showing it fails in another way."""
+    """One key of a record, anywhere in it, is lost or gets another value: no way of showing it
+    fails in another way."""
     record = json.loads(json.dumps(to_record(data.draw(st.sampled_from(run[1])))))
     part = record
     for key in data.draw(st.sampled_from(PLACES)):
@@ -359,8 +457,13 @@ def test_a_record_is_shown_or_refused_whatever_a_value_in_it_is(run, data):
         return
     shown = trajectory_values(trajectory)
     assert list(whole(shown)) and sample_of(_clean(shown), datetime.now(UTC)).id
-    assert json.dumps([Tokens(TokenTexts(run[0]), {}).of(action) for action in trajectory.actions], allow_nan=False)
-    assert list(texts_of(trajectory)) and all(row_of(trajectory, action) for action in trajectory.actions)
+    assert json.dumps(
+        [Tokens(TokenTexts(run[0]), {}).of(action) for action in trajectory.actions],
+        allow_nan=False,
+    )
+    assert list(texts_of(trajectory)) and all(
+        row_of(trajectory, action) for action in trajectory.actions
+    )
 
 
 @pytest.mark.parametrize("unbuffered", ["", "1"])
@@ -374,7 +477,11 @@ def test_output_that_nobody_takes_ends_the_command_in_a_sentence(run, unbuffered
 
     with open("/dev/full", "w") as full:
         got = ended(full)
-    assert got.returncode == 2 and got.stderr.count("\n") == 1 and os.strerror(errno.ENOSPC) in got.stderr
+    assert (
+        got.returncode == 2
+        and got.stderr.count("\n") == 1
+        and os.strerror(errno.ENOSPC) in got.stderr
+    )
     reader, writer = os.pipe()
     os.close(reader)
     got = ended(writer)

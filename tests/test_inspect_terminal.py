@@ -1,4 +1,5 @@
-"""`openrlhf inspect` in a terminal: the list, filters, a trajectory as a tree, a run in progress; driven as a person would."""
+"""`openrlhf inspect` in a terminal: the list, filters, a trajectory as a tree, a run in progress;
+driven as a person would."""
 
 import asyncio
 import json
@@ -60,7 +61,9 @@ def test_the_list_moves_filters_and_opens(folder):
         assert tree.root.children[0].children[0].data["action"] == "coder.00000002"
         await pilot.press("down", "down")
         await pilot.pause()
-        assert "print(6*7)" in text_of(app.screen, "#text") and "right 0.5, ends 1" in text_of(app.screen, "#text")
+        assert "print(6*7)" in text_of(app.screen, "#text") and "right 0.5, ends 1" in text_of(
+            app.screen, "#text"
+        )
         first = app.screen.shown
         await pilot.press("n")
         await pilot.pause()
@@ -78,7 +81,10 @@ def test_a_wrong_filter_is_said_and_changes_nothing(folder):
         await pilot.press("slash")
         app.query_one("#filter", Input).value = "roel=x"
         await pilot.press("enter")
-        assert "roel" in text_of(app.screen, "#status") and len(app.query_one(TrajectoryList).entries) == 24
+        assert (
+            "roel" in text_of(app.screen, "#status")
+            and len(app.query_one(TrajectoryList).entries) == 24
+        )
         await pilot.press("escape")
         app.query_one(TrajectoryList).focus()
         await pilot.press("slash")
@@ -115,7 +121,9 @@ def test_a_run_in_progress_grows(folder):
             file.write(line + "\n")
         app.follow()
         await pilot.pause()
-        assert app.query_one(TrajectoryList).entries[-1].step == 9 and "25 trajectories" in text_of(app.screen, "#status")
+        assert app.query_one(TrajectoryList).entries[-1].step == 9 and "25 trajectories" in text_of(
+            app.screen, "#status"
+        )
 
     drive(app, act)
 

@@ -43,19 +43,26 @@ def test_a_best_response_wins_at_least_what_any_other_does(strategy):
     for seat, sign in (("first", 1), ("second", -1)):
         best = game.best_response(strategy, seat)
         for _ in range(8):
-            other = {p: float(draw.random() < 0.5) if game.SEATS[p[1]] == seat else strategy[p] for p in PLACES}
+            other = {
+                p: float(draw.random() < 0.5) if game.SEATS[p[1]] == seat else strategy[p]
+                for p in PLACES
+            }
             assert best >= sign * sum(game.value(other, deal) for deal in game.DEALS) / 6 - 1e-12
 
 
 def won_by_first(first, second, history):
-    """The rules in other words than the recipe's: who folds loses 1, a showdown is about 1, or 2 where there was a bet."""
+    """The rules in other words than the recipe's: who folds loses 1, a showdown is about 1, or 2
+    where there was a bet."""
     if history.endswith("bp"):
         return 1.0 if len(history) == 2 else -1.0
-    return (2.0 if "b" in history else 1.0) * (1 if "JQK".index(first) > "JQK".index(second) else -1)
+    return (2.0 if "b" in history else 1.0) * (
+        1 if "JQK".index(first) > "JQK".index(second) else -1
+    )
 
 
 def brute_force(strategy):
-    """Exploitability by its definition and without `game`: each of the 64 pure strategies of a seat, over all deals."""
+    """Exploitability by its definition and without `game`: each of the 64 pure strategies of a
+    seat, over all deals."""
     total = 0.0
     for sign, places in ((1, ("", "pb")), (-1, ("p", "b"))):
         mine = [(card, moves) for moves in places for card in "JQK"]
@@ -66,7 +73,10 @@ def brute_force(strategy):
             for deal in itertools.permutations("JQK", 2):
                 for history in ("pp", "bp", "bb", "pbp", "pbb"):
                     chance = [bets[deal[n % 2], history[:n]] for n in range(len(history))]
-                    chance = [bet if move == "b" else 1 - bet for bet, move in zip(chance, history, strict=True)]
+                    chance = [
+                        bet if move == "b" else 1 - bet
+                        for bet, move in zip(chance, history, strict=True)
+                    ]
                     value += math.prod(chance) * won_by_first(*deal, history)
             values.append(sign * value / 6)
         total += max(values)
@@ -84,10 +94,13 @@ def test_players_who_bet_half_of_the_time_are_exploitable_by_0_458():
 
 
 def play(strategy, rounds, seed=0, load=tasks.load, earlier=None):
-    """Games of the recipe's own workflow, sampled from a strategy (and an earlier one); what the roles were shown, by place."""
+    """Games of the recipe's own workflow, sampled from a strategy (and an earlier one); what the
+    roles were shown, by place."""
     draw, shown = random.Random(seed), {}
     system, chat = None, CharacterChat()
-    texts = {name: (FOLDER / "prompts" / "tiny" / f"{name}.md").read_text() for name in ("seat", "again")}
+    texts = {
+        name: (FOLDER / "prompts" / "tiny" / f"{name}.md").read_text() for name in ("seat", "again")
+    }
     roles = {
         name: RoleSpec(
             name,
@@ -104,7 +117,11 @@ def play(strategy, rounds, seed=0, load=tasks.load, earlier=None):
         async def generate(call):
             text, seat = chat.text(call.context_ids), game.seat_of(call.role)
             card = task.metadata["cards"][seat == "second"]
-            moves = "pb" if text.count("a:") == 2 else {"first": "", "second": "p" if "pass" in text else "b"}[seat]
+            moves = (
+                "pb"
+                if text.count("a:") == 2
+                else {"first": "", "second": "p" if "pass" in text else "b"}[seat]
+            )
             shown[card, moves] = text
             likely = (strategy if call.role == seat else earlier)[card, moves]
             bet = draw.random() < likely
@@ -113,7 +130,15 @@ def play(strategy, rounds, seed=0, load=tasks.load, earlier=None):
             return Generation((ord(said),), (math.log(likely),), "length", call.policy, 0)
 
         return run_workflow(
-            workflow.run, task, 0, step=1, run_seed=0, roles=roles, tools={}, generate=generate, seconds=60.0
+            workflow.run,
+            task,
+            0,
+            step=1,
+            run_seed=0,
+            roles=roles,
+            tools={},
+            generate=generate,
+            seconds=60.0,
         )
 
     async def all_of_them():
@@ -151,22 +176,34 @@ def test_exploitability_is_read_off_the_moves_that_were_sampled():
 
 
 def test_a_bet_has_the_probability_of_all_the_answers_that_bet():
-    """Models with a probability for every byte; who says another card's letter moves by its size, who says anything else passes."""
+    """Models with a probability for every byte; who says another card's letter moves by its size,
+    who says anything else passes."""
     draw, plugin = random.Random(5), load(str(FOLDER / "exploitability.py"))
     letters = "JQKjqkx"
     for _ in range(50):
         weights = [draw.random() + 0.05 for _ in letters]
-        likely = {said: weight / sum(weights) for said, weight in zip(letters, weights, strict=True)}
+        likely = {
+            said: weight / sum(weights) for said, weight in zip(letters, weights, strict=True)
+        }
         sampled = draw.choices(letters, weights, k=400)
         answers = [
-            (Generation((ord(said),), (math.log(likely[said]),), "length", "", 0), game.move_of(said)) for said in sampled
+            (
+                Generation((ord(said),), (math.log(likely[said]),), "length", "", 0),
+                game.move_of(said),
+            )
+            for said in sampled
         ]
         assert set(sampled) == set(letters)
-        assert plugin.bet_probability(answers) == pytest.approx(likely["J"] + likely["Q"] + likely["K"], abs=1e-12)
+        assert plugin.bet_probability(answers) == pytest.approx(
+            likely["J"] + likely["Q"] + likely["K"], abs=1e-12
+        )
 
 
 def test_what_was_never_sampled_is_the_rest():
-    plugin, passed = load(str(FOLDER / "exploitability.py")), (Generation((106,), (math.log(0.98),), "length", "", 0), "p")
+    plugin, passed = (
+        load(str(FOLDER / "exploitability.py")),
+        (Generation((106,), (math.log(0.98),), "length", "", 0), "p"),
+    )
     called = (Generation((74,), (math.log(0.995),), "length", "", 0), "b")
     assert plugin.bet_probability([passed] * 3) == pytest.approx(0.02)
     assert plugin.bet_probability([called] * 3) == pytest.approx(0.995)
@@ -195,7 +232,8 @@ def test_a_move_is_a_letter_or_the_move_that_a_text_states(text, move):
 
 
 def test_demonstrations_are_games_of_beginners():
-    """Legal games, whose moves have the frequencies that are stated, in conversations as the workflow would hold them."""
+    """Legal games, whose moves have the frequencies that are stated, in conversations as the
+    workflow would hold them."""
     draw, seen = random.Random(0), Counter()
     for _ in range(6000):
         deal = draw.choice(game.DEALS)
@@ -206,20 +244,27 @@ def test_demonstrations_are_games_of_beginners():
         assert (first.role, second.role) == ("first", "second")
         assert second.fields == {"card": deal[1], "move": {"p": "pass", "b": "bet"}[moves[0]]}
         assert list(first.shown) == (["bet\n"] if len(moves) == 3 else [])
-        for number, (said, move) in enumerate(zip((first.said[0], second.said[0], *first.said[1:]), moves, strict=True)):
+        for number, (said, move) in enumerate(
+            zip((first.said[0], second.said[0], *first.said[1:]), moves, strict=True)
+        ):
             card = deal[number % 2]
             assert said.upper() == card
             seen[card, history[:number], move] += 1
     for card, before in PLACES:
         bets, passes = seen[card, before, "b"], seen[card, before, "p"]
         stated = demonstrations.BETS[before][card]
-        assert abs(bets / (bets + passes) - stated) < 5 * (stated * (1 - stated) / (bets + passes)) ** 0.5
+        assert (
+            abs(bets / (bets + passes) - stated)
+            < 5 * (stated * (1 - stated) / (bets + passes)) ** 0.5
+        )
     habits = {(card, before): demonstrations.BETS[before][card] for card, before in PLACES}
     assert brute_force(habits) == pytest.approx(0.887, abs=1e-3)
 
 
 def test_nothing_is_said_before_every_place_was_seen():
-    games, _ = play({**dict.fromkeys(PLACES, 0.5), **{(card, ""): 1 - 1e-9 for card in game.CARDS}}, 2)
+    games, _ = play(
+        {**dict.fromkeys(PLACES, 0.5), **{(card, ""): 1 - 1e-9 for card in game.CARDS}}, 2
+    )
     plugin, states, metrics = load(str(FOLDER / "exploitability.py")), {}, {}
     run = SimpleNamespace(state=lambda kind: states.setdefault(kind, kind()))
     plugin.marl_credit_step(games, run)
@@ -239,7 +284,9 @@ def test_the_earlier_version_has_its_share_of_the_games_and_both_seats_alike(sha
 def test_which_seat_it_has_is_the_games_own():
     """Half of the games of every deal, a quarter in each seat; the deals are those of tasks.py."""
     games, plain = pool.load("train"), tasks.load("train")
-    assert [(t.id, t.prompt, t.metadata["cards"]) for t in games] == [(t.id, t.prompt, t.metadata["cards"]) for t in plain]
+    assert [(t.id, t.prompt, t.metadata["cards"]) for t in games] == [
+        (t.id, t.prompt, t.metadata["cards"]) for t in plain
+    ]
     for deal in game.DEALS:
         seats = [t.metadata["earlier"] for t in games if t.metadata["cards"] == deal]
         assert [seats.count(seat) for seat in (None, "first", "second")] == [32, 16, 16]
@@ -250,7 +297,9 @@ def test_the_earlier_version_plays_its_seat_and_its_moves_do_not_count():
     """It always bets, the player never does; each has outcomes of its own, and a memory."""
     player, earlier = dict.fromkeys(PLACES, 1e-9), dict.fromkeys(PLACES, 1 - 1e-9)
     games, _ = play(player, 4, load=pool.load, earlier=earlier)
-    roles = {(t.task.metadata["earlier"], tuple(sorted({a.role for a in t.actions}))) for t in games}
+    roles = {
+        (t.task.metadata["earlier"], tuple(sorted({a.role for a in t.actions}))) for t in games
+    }
     assert roles == {
         (None, ("first", "second")),
         ("first", ("earlier_first", "second")),
@@ -263,6 +312,8 @@ def test_the_earlier_version_plays_its_seat_and_its_moves_do_not_count():
         later = [a for a in t.actions if a.before is not None]
         assert [a.before.role for a in later] == ["first"] * len(later)
     plugin, states = load(str(FOLDER / "exploitability.py")), {}
-    plugin.marl_credit_step(games, SimpleNamespace(state=lambda kind: states.setdefault(kind, kind())))
+    plugin.marl_credit_step(
+        games, SimpleNamespace(state=lambda kind: states.setdefault(kind, kind()))
+    )
     found = states[plugin.Strategy]
     assert {moves for _, moves in found} == set(game.SEATS) and max(found.values()) < 1e-6

@@ -1,4 +1,5 @@
-"""The layout: nothing dropped, nothing carried over, exactly K steps, no micro-batch over its limit, for any sequences."""
+"""The layout: nothing dropped, nothing carried over, exactly K steps, no micro-batch over its
+limit, for any sequences."""
 
 import random
 from math import ceil
@@ -29,7 +30,9 @@ def shuffling(seed):
     epochs=st.integers(1, 3),
     seed=st.integers(0, 99),
 )
-def test_every_sequence_is_computed_once_an_epoch_in_whole_windows(lengths, ranks, steps, limit, epochs, seed):
+def test_every_sequence_is_computed_once_an_epoch_in_whole_windows(
+    lengths, ranks, steps, limit, epochs, seed
+):
     layout = plan_layout(lengths, ranks, steps, limit, shuffling(seed), epochs)
     if not lengths:
         assert layout is None
@@ -40,7 +43,9 @@ def test_every_sequence_is_computed_once_an_epoch_in_whole_windows(lengths, rank
     assert max(map(len, layout.ranks)) - min(map(len, layout.ranks)) <= 1
     for epoch in layout.epochs:
         for share, batches in zip(layout.ranks, epoch, strict=True):
-            assert len(batches) == layout.steps * layout.accumulation  # else a collective would wait for ever
+            assert (
+                len(batches) == layout.steps * layout.accumulation
+            )  # else a collective would wait for ever
             assert sorted(i for batch in batches for i in batch) == list(range(len(share)))
             for batch in filter(None, batches):
                 mine = [lengths[share[i]] for i in batch]
@@ -49,7 +54,11 @@ def test_every_sequence_is_computed_once_an_epoch_in_whole_windows(lengths, rank
                 else:
                     assert (sum(mine) if limit.packed else max(mine) * len(mine)) <= limit.tokens
         windows = [
-            sum(len(b) for batches in epoch for b in batches[s * layout.accumulation : (s + 1) * layout.accumulation])
+            sum(
+                len(b)
+                for batches in epoch
+                for b in batches[s * layout.accumulation : (s + 1) * layout.accumulation]
+            )
             for s in range(layout.steps)
         ]
         assert min(windows) >= 1  # no optimiser step consists of weightless sequences
@@ -65,15 +74,24 @@ def test_every_sequence_is_computed_once_an_epoch_in_whole_windows(lengths, rank
     epochs=st.integers(1, 2),
     seed=st.integers(0, 99),
 )
-def test_two_layouts_go_through_the_same_optimiser_steps(lengths, others, ranks, steps, limit, epochs, seed):
+def test_two_layouts_go_through_the_same_optimiser_steps(
+    lengths, others, ranks, steps, limit, epochs, seed
+):
     first = plan_layout(lengths, ranks, steps, limit, shuffling(seed), epochs)
     second = plan_layout(others, ranks, first.steps, limit, epochs=epochs)
     both = combined(first, second)
-    assert (both.steps, both.accumulation) == (first.steps, first.accumulation + second.accumulation)
-    assert sorted(i for share in both.ranks for i in share) == list(range(len(lengths) + len(others)))
+    assert (both.steps, both.accumulation) == (
+        first.steps,
+        first.accumulation + second.accumulation,
+    )
+    assert sorted(i for share in both.ranks for i in share) == list(
+        range(len(lengths) + len(others))
+    )
 
     def numbers(layout, epoch, rank, step):
-        batches = layout.epochs[epoch][rank][step * layout.accumulation : (step + 1) * layout.accumulation]
+        batches = layout.epochs[epoch][rank][
+            step * layout.accumulation : (step + 1) * layout.accumulation
+        ]
         return [[layout.ranks[rank][i] for i in batch] for batch in batches]
 
     for epoch in range(epochs):
@@ -83,7 +101,9 @@ def test_two_layouts_go_through_the_same_optimiser_steps(lengths, others, ranks,
                 mine = numbers(both, epoch, rank, step)
                 assert mine[: first.accumulation] == numbers(first, epoch, rank, step)
                 theirs = numbers(second, epoch, rank, step) or [[]] * second.accumulation
-                assert mine[first.accumulation :] == [[len(lengths) + i for i in batch] for batch in theirs]
+                assert mine[first.accumulation :] == [
+                    [len(lengths) + i for i in batch] for batch in theirs
+                ]
 
 
 @settings(max_examples=300)
@@ -96,7 +116,9 @@ def test_two_layouts_go_through_the_same_optimiser_steps(lengths, others, ranks,
 )
 def test_no_more_micro_batches_than_a_full_window_needs(count, ranks, micro, steps, seed):
     draw = random.Random(seed)
-    layout = plan_layout([draw.randint(1, 99) for _ in range(count)], ranks, steps, Limit(micro), shuffling(seed))
+    layout = plan_layout(
+        [draw.randint(1, 99) for _ in range(count)], ranks, steps, Limit(micro), shuffling(seed)
+    )
     largest = ceil(ceil(count / ranks) / layout.steps)
     assert layout.accumulation == ceil(largest / micro)
 
@@ -107,7 +129,14 @@ def test_a_full_batch_is_upstreams_own_accumulation():
 
 
 def test_the_order_decides_which_step_a_sequence_belongs_to():
-    layout = plan_layout([5, 9, 5, 9], 1, 2, Limit(1), lambda epoch, count: [3, 1, 0, 2] if epoch else [2, 0, 3, 1], 2)
+    layout = plan_layout(
+        [5, 9, 5, 9],
+        1,
+        2,
+        Limit(1),
+        lambda epoch, count: [3, 1, 0, 2] if epoch else [2, 0, 3, 1],
+        2,
+    )
     assert layout.epochs == ((((0,), (2,), (1,), (3,)),), (((1,), (3,), (0,), (2,)),))
 
 
@@ -128,7 +157,9 @@ def test_a_packed_micro_batch_is_nearly_full():
     lengths = [min(2000, round(draw.lognormvariate(5, 1)) + 1) for _ in range(400)]
     layout = plan_layout(lengths, 2, 1, Limit(tokens=4096, packed=True))
     used = [
-        sum(lengths[share[i]] for i in b) for share, rank in zip(layout.ranks, layout.epochs[0], strict=True) for b in rank
+        sum(lengths[share[i]] for i in b)
+        for share, rank in zip(layout.ranks, layout.epochs[0], strict=True)
+        for b in rank
     ]
     assert sum(used) / (len(used) * 4096) > 0.9
 
@@ -140,7 +171,8 @@ def test_a_sequence_beyond_the_limit_is_named():
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"ranks": 0}, {"steps": 0}, {"epochs": 0}, {"limit": Limit(0)}, {"limit": Limit(tokens=0)}]
+    "wrong",
+    [{"ranks": 0}, {"steps": 0}, {"epochs": 0}, {"limit": Limit(0)}, {"limit": Limit(tokens=0)}],
 )
 def test_impossible_shapes_are_refused(wrong):
     with pytest.raises(ValueError, match="a layout needs"):

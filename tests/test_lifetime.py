@@ -30,7 +30,9 @@ PLUGIN = """
 def started(tmp_path, inside, more=""):
     """What a plugin noted around `inside(loop)`, in the place of a run."""
     (tmp_path / "service.py").write_text(textwrap.dedent(PLUGIN.format(more=more)))
-    plan = build_plan(["--recipe", "kuhn_poker/tiny.yaml", "--plugin", str(tmp_path / "service.py")])
+    plan = build_plan(
+        ["--recipe", "kuhn_poker/tiny.yaml", "--plugin", str(tmp_path / "service.py")]
+    )
     notes = plan.run.state(list)
     with asyncio.Runner() as loop:
         try:
@@ -52,7 +54,9 @@ def test_plugins_start_and_stop_in_the_loop_of_the_run(tmp_path):
     assert notes == [("start", "train", loops[0]), ("stop", loops[0])]
 
 
-@pytest.mark.parametrize("error", [RunEnded("a process died"), KeyboardInterrupt(), ZeroDivisionError()])
+@pytest.mark.parametrize(
+    "error", [RunEnded("a process died"), KeyboardInterrupt(), ZeroDivisionError()]
+)
 def test_plugins_are_stopped_whatever_ends_the_run(tmp_path, error):
     def fail(loop):
         raise error
@@ -123,7 +127,8 @@ def ctrl_c():
 @pytest.mark.usefixtures("ctrl_c")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_signals_end_a_training_and_its_processes(number):
-    """And once it has ended, SIGTERM still ends what is left of the run, instead of the whole process."""
+    """And once it has ended, SIGTERM still ends what is left of the run, instead of the whole
+    process."""
     session, before = Session(), signal.getsignal(signal.SIGTERM)
 
     async def train():
@@ -159,5 +164,8 @@ def test_a_cancellation_that_is_nobodys_is_no_interruption():
         task.cancel()
         await task
 
-    with asyncio.Runner() as loop, pytest.raises(RuntimeError, match="cancelled in this run that nobody interrupted"):
+    with (
+        asyncio.Runner() as loop,
+        pytest.raises(RuntimeError, match="cancelled in this run that nobody interrupted"),
+    ):
         lifetime.run_until_terminated(loop, Session(), train())

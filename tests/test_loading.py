@@ -31,7 +31,9 @@ def test_files_of_a_folder_import_each_other(tmp_path):
         workflow="from .grader import tasks\nfrom .parts.words import WORD",
     )
     write(folder / "parts", words="from ..tasks import seen\nWORD = 'w'")
-    grader, workflow, tasks = (load_file(folder / f"{name}.py") for name in ("grader", "workflow", "tasks"))
+    grader, workflow, tasks = (
+        load_file(folder / f"{name}.py") for name in ("grader", "workflow", "tasks")
+    )
     assert grader.tasks is workflow.tasks is tasks
     assert grader.load is tasks.load
     assert workflow.WORD == "w"
@@ -44,7 +46,8 @@ def test_the_old_way_gives_the_same_module(tmp_path):
         tasks="from .shared import WORD",
         shared="WORD = 'w'",
         grader="from pathlib import Path\nfrom marl_plugins.engine.manager import load_file\n"
-        "tasks = load_file(Path(__file__).with_name('tasks.py'), 'marl_recipe_old_tasks')\nfrom . import tasks as new",
+        "tasks = load_file(Path(__file__).with_name('tasks.py'), 'marl_recipe_old_tasks')\nfrom . "
+        "import tasks as new",
     )
     grader = load_file(folder / "grader.py", "any_name")
     assert grader.tasks is grader.new is load_file(folder / "tasks.py")
@@ -52,7 +55,10 @@ def test_the_old_way_gives_the_same_module(tmp_path):
 
 def test_two_folders_of_one_name_do_not_meet(tmp_path):
     folders = [
-        write(tmp_path / where / "pair", tasks=f"where = {where!r}", grader="from .tasks import where") for where in "ab"
+        write(
+            tmp_path / where / "pair", tasks=f"where = {where!r}", grader="from .tasks import where"
+        )
+        for where in "ab"
     ]
     assert [load_file(folder / "grader.py").where for folder in folders] == ["a", "b"]
 
@@ -74,7 +80,10 @@ def test_a_copied_recipe_imports_its_own_files(tmp_path):
 
 def test_a_folder_that_is_a_package_stays_one(tmp_path):
     folder = write(
-        tmp_path / "real", __init__="WORD = 'w'", plugin="from . import WORD\nfrom .other import X", other="X = 1"
+        tmp_path / "real",
+        __init__="WORD = 'w'",
+        plugin="from . import WORD\nfrom .other import X",
+        other="X = 1",
     )
     assert load_file(folder / "plugin.py").WORD == "w"
 
@@ -82,12 +91,18 @@ def test_a_folder_that_is_a_package_stays_one(tmp_path):
 def test_a_file_that_was_just_written_is_found(tmp_path):
     folder = write(tmp_path, tasks="x = 1")
     for number in range(20):
-        write(folder, **{f"part{number}": f"x = {number}", f"user{number}": f"from .part{number} import x"})
+        write(
+            folder,
+            **{f"part{number}": f"x = {number}", f"user{number}": f"from .part{number} import x"},
+        )
         assert load_file(folder / f"user{number}.py").x == number
 
 
 def test_names_that_are_no_identifiers(tmp_path):
-    folder = write(tmp_path, **{"my-grader": "from .tasks import x", "v1.2": "from .tasks import x", "tasks": "x = 1"})
+    folder = write(
+        tmp_path,
+        **{"my-grader": "from .tasks import x", "v1.2": "from .tasks import x", "tasks": "x = 1"},
+    )
     assert load_file(folder / "my-grader.py").x == load_file(folder / "v1.2.py").x == 1
 
 
@@ -95,11 +110,15 @@ def test_names_that_are_no_identifiers(tmp_path):
 def test_an_import_by_the_bare_name_says_what_to_write(tmp_path, line):
     problem = refused(write(tmp_path, tasks="load = 1", grader=f"import os\n{line}") / "grader.py")
     assert problem.startswith(f"{tmp_path}/grader.py:2: ModuleNotFoundError")
-    assert problem.endswith("; tasks.py lies beside it: write `from .tasks import ...`, or `from . import tasks`")
+    assert problem.endswith(
+        "; tasks.py lies beside it: write `from .tasks import ...`, or `from . import tasks`"
+    )
 
 
 def test_a_file_that_is_not_there_is_named_with_the_nearest(tmp_path):
-    problem = refused(write(tmp_path, tasks="load = 1", grader="from .taks import load") / "grader.py")
+    problem = refused(
+        write(tmp_path, tasks="load = 1", grader="from .taks import load") / "grader.py"
+    )
     assert problem.startswith(f"{tmp_path}/grader.py:1: ") and "did you mean 'tasks'?" in problem
 
 

@@ -1,6 +1,7 @@
 """MARTI checkouts: recognising them, their known defects, and the patches that fix them.
 
-Every test of the patches runs on a miniature of MARTI's tree and, where MARTI_CHECKOUT names one, on a real checkout too.
+Every test of the patches runs on a miniature of MARTI's tree and, where MARTI_CHECKOUT names one,
+on a real checkout too.
 """
 
 import ast
@@ -35,7 +36,8 @@ def copy_of(tree, folder):
 
 
 def apply(folder, *names, reverse=False):
-    """With the functions of `openrlhf patch`; the command itself accepts only trees that it knows byte for byte."""
+    """With the functions of `openrlhf patch`; the command itself accepts only trees that it knows
+    byte for byte."""
     for name in names:
         for file, hunks in PATCH[name].hunks.items():
             path = folder / file
@@ -127,7 +129,10 @@ def test_the_patches_are_small_and_name_their_origin():
         header, _, body = text.partition("\n--- ")
         assert "MARTI's, commit a2fe2c7 (MIT" in header
         lines = body.splitlines()
-        assert len([line for line in lines if line.startswith("+") and not line.startswith("+++")]) <= 8
+        assert (
+            len([line for line in lines if line.startswith("+") and not line.startswith("+++")])
+            <= 8
+        )
         assert len([line for line in lines if line.startswith(" ")]) <= 12
 
 
@@ -147,7 +152,9 @@ class Actor:
 
 def train(mini, batches, agents=3, filtering=False):
     actors = [Actor() for _ in range(agents)]
-    maker = mini.load("trainer.ppo_utils.multi_agent_experience_maker").MultiAgent_RemoteExperienceMaker(actors)
+    maker = mini.load(
+        "trainer.ppo_utils.multi_agent_experience_maker"
+    ).MultiAgent_RemoteExperienceMaker(actors)
     strategy = SimpleNamespace(args=SimpleNamespace(dynamic_filtering_for_agents=filtering))
     trainer = mini.load("trainer.multi_agent_ppotrainer").MultiAgent_PPOTrainer
     trainer("", strategy, actors, experience_maker=maker, batches=batches).fit()
@@ -166,7 +173,9 @@ def test_m1_agents_are_trained_without_the_flag(mini, filtering):
 
 def test_m5_an_agent_without_samples_shifts_no_other(mini):
     def maker():
-        return mini.load("trainer.ppo_utils.multi_agent_experience_maker").MultiAgent_RemoteExperienceMaker([0, 1, 2])
+        return mini.load(
+            "trainer.ppo_utils.multi_agent_experience_maker"
+        ).MultiAgent_RemoteExperienceMaker([0, 1, 2])
 
     def of(maker):
         return maker.get_agent_experiences(maker.make_experience([(0, "a"), (2, "c")]))
@@ -202,15 +211,23 @@ def test_m16_two_agents_save_to_two_folders(mini):
     def saved():
         folders = []
         strategy = SimpleNamespace(
-            args=SimpleNamespace(save_path="out"), save_model=lambda model, tokenizer, path: folders.append((model, path))
+            args=SimpleNamespace(save_path="out"),
+            save_model=lambda model, tokenizer, path: folders.append((model, path)),
         )
         group = mini.load("trainer.ray.launcher").RayActorGroup
         actor = mini.load("trainer.ray.ppo_actor").PolicyModelActor
         critic = mini.load("trainer.ray.ppo_critic").CriticModelActor
-        config = {"is_tuning": True, "critic_pretrain": "c", "save_value_network": True, "save_path": "out"}
+        config = {
+            "is_tuning": True,
+            "critic_pretrain": "c",
+            "save_value_network": True,
+            "save_path": "out",
+        }
         for name in "01":
             groups = [group([kind(strategy, name, None)]) for kind in (actor, critic)]
-            mini.load("cli.multi_agent_train_ppo_ray").Agent(name, config, *groups).save_actor_and_critic_model()
+            mini.load("cli.multi_agent_train_ppo_ray").Agent(
+                name, config, *groups
+            ).save_actor_and_critic_model()
         groups[0].async_save_model()  # as the single-agent trainers do
         return [path for _, path in folders]
 
@@ -219,16 +236,34 @@ def test_m16_two_agents_save_to_two_folders(mini):
     assert saved() == ["out/0", "out/0_critic", "out/1", "out/1_critic", "out"]
 
 
-TRAINER, MAKER = "trainer/multi_agent_ppotrainer.py", "trainer/ppo_utils/multi_agent_experience_maker.py"
+TRAINER, MAKER = (
+    "trainer/multi_agent_ppotrainer.py",
+    "trainer/ppo_utils/multi_agent_experience_maker.py",
+)
 
 
 @pytest.mark.parametrize(
     ("name", "file", "old", "new"),
     [
-        ("M1", TRAINER, "            if self.pass_rate[agent_idx] is None:\n                continue\n", ""),
-        ("M1", TRAINER, "= [None for _ in range(self.num_agents)]\n                if", "= [1] * 3\n                if"),
+        (
+            "M1",
+            TRAINER,
+            "            if self.pass_rate[agent_idx] is None:\n                continue\n",
+            "",
+        ),
+        (
+            "M1",
+            TRAINER,
+            "= [None for _ in range(self.num_agents)]\n                if",
+            "= [1] * 3\n                if",
+        ),
         ("M5", MAKER, "aid in sorted(self.groups.keys())", "aid, _ in enumerate(self.agent_list)"),
-        ("M16", "trainer/ray/ppo_actor.py", "            args.save_path,", "            self.folder,"),
+        (
+            "M16",
+            "trainer/ray/ppo_actor.py",
+            "            args.save_path,",
+            "            self.folder,",
+        ),
     ],
 )
 def test_another_fix_counts(mini, name, file, old, new):
@@ -241,7 +276,11 @@ def test_another_fix_counts(mini, name, file, old, new):
 
 def test_half_a_fix_does_not_count(mini):
     path = mini.folder / "marti/trainer/ray/ppo_actor.py"
-    path.write_text(path.read_text().replace("(self):", "(self, save_path=None):").replace("args.save_path,", "save_path,"))
+    path.write_text(
+        path.read_text()
+        .replace("(self):", "(self, save_path=None):")
+        .replace("args.save_path,", "save_path,")
+    )
     assert states(mini.folder)["M16"] is False
     path = mini.folder / "marti/agent_workflows/mathchat_workflow.py"
     path.write_text(path.read_text().replace('["status"]', '["run_status"]'))
@@ -253,7 +292,9 @@ def test_missing_and_changed_seams_are_named(mini):
     wrapper = package / "agent_workflows/workflow_wrapper.py"
     wrapper.write_text(wrapper.read_text().replace("workflow_args=self", "arguments=self"))
     cli = package / "cli/multi_agent_train_ppo_ray.py"
-    cli.write_text(cli.read_text().replace('"--default_agent"', '"--default"').replace("pg_id, ", ""))
+    cli.write_text(
+        cli.read_text().replace('"--default_agent"', '"--default"').replace("pg_id, ", "")
+    )
     (package / "trainer/ray/ppo_actor.py").unlink()
     found = {f.found: f for f in marti.check(mini.folder) if f.what == "seams"}
     assert not any(f.good for f in found.values())

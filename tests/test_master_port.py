@@ -32,4 +32,6 @@ def test_nobody_is_given_the_port_before_the_ranks_meet_there():
     made = subprocess.run([sys.executable, "-c", DRAW], capture_output=True, text=True, timeout=300)
     *drawn, ranks = made.stdout.splitlines()[-8:] or [""]
     assert ranks == "1", made.stderr[-3000:]
-    assert all(line.split()[1:] == [str(errno.ECONNREFUSED), str(errno.EADDRINUSE)] for line in drawn), drawn
+    assert all(
+        line.split()[1:] == [str(errno.ECONNREFUSED), str(errno.EADDRINUSE)] for line in drawn
+    ), drawn

@@ -35,7 +35,9 @@ def test_problems_are_right_and_never_in_both_splits():
     assert len(train) == 4000 and len(held_out) == 400
     assert not {t.prompt for t in train} & {t.prompt for t in held_out}
     assert not {t.id for t in train} & {t.id for t in held_out}
-    assert not {t.metadata["expression"] for t in train} & {t.metadata["expression"] for t in held_out}
+    assert not {t.metadata["expression"] for t in train} & {
+        t.metadata["expression"] for t in held_out
+    }
     for task in train[:500]:
         assert int(task.label) == eval(task.metadata["expression"]) >= 0
         for number in task.metadata["expression"].replace("-", "+").replace("*", "+").split("+"):
@@ -47,16 +49,22 @@ def test_more_problems_begin_with_the_same_ones():
 
 
 def outcome(answer, label):
-    return asyncio.run(grader.score_outcome(SimpleNamespace(answer=answer, task=Task("t", "p", label))))
+    return asyncio.run(
+        grader.score_outcome(SimpleNamespace(answer=answer, task=Task("t", "p", label)))
+    )
 
 
 def test_the_grader_judges_as_a_person_does():
     """Nothing of another value is accepted, and less than 3 % of what is right is refused."""
 
     async def graded(pairs):
-        return [(answer, label, judged, await right(answer, label)) for answer, label, judged in pairs]
+        return [
+            (answer, label, judged, await right(answer, label)) for answer, label, judged in pairs
+        ]
 
-    pairs = [(f"So it is \\boxed{{{answer}}}", label, judged) for answer, label, judged in BOXED] + TEXTS
+    pairs = [
+        (f"So it is \\boxed{{{answer}}}", label, judged) for answer, label, judged in BOXED
+    ] + TEXTS
     found = asyncio.run(graded(pairs))
     assert len(found) >= 150
     assert [(answer, label) for answer, label, judged, got in found if got and not judged] == []
@@ -72,7 +80,9 @@ def test_plain_integers_are_compared_as_numbers_without_another_process():
     assert {child.pid for child in children()} <= graders
 
 
-@pytest.mark.parametrize("parts", [["9^{9^{9^9}}", *"234567"], [*"765432", "9^{9^{9^9}}"], ["9^{9^{9}}+1"] * 7])
+@pytest.mark.parametrize(
+    "parts", [["9^{9^{9^9}}", *"234567"], [*"765432", "9^{9^{9^9}}"], ["9^{9^{9}}+1"] * 7]
+)
 def test_an_answer_of_many_parts_has_the_time_of_one(parts):
     assert outcome("\\boxed{\\sqrt{4}}", "2") == 1.0  # the process has started
     begun = time.monotonic()
@@ -95,7 +105,8 @@ def children():
 
 @pytest.mark.parametrize("kind", HOSTILE)
 def test_no_answer_ends_the_grader_or_holds_up_others(kind):
-    """The event loop goes on, innocent answers beside it are graded, and nothing is left running."""
+    """The event loop goes on, innocent answers beside it are graded, and nothing is left
+    running."""
 
     async def beside():
         longest, begun = 0.0, time.monotonic()
@@ -108,14 +119,17 @@ def test_no_answer_ends_the_grader_or_holds_up_others(kind):
 
     wrong, fine, longest = asyncio.run(beside())
     assert (wrong, fine) == (False, True)
-    assert longest < CPU_SECONDS  # not a measurement: a computation on the event loop takes more, and may never end
+    assert (
+        longest < CPU_SECONDS
+    )  # not a measurement: a computation on the event loop takes more, and may never end
     process, _ = helper()
     assert ended(lambda: psutil.Process(process.pid).children())
 
 
 def test_what_runs_math_verify_ends_with_the_process_that_asked():
     code = (
-        "import asyncio, os, signal; from marl_plugins.grading.math_verify import helper, verified\n"
+        "import asyncio, os, signal; from marl_plugins.grading.math_verify import helper, "
+        "verified\n"
         "assert asyncio.run(verified('\\\\sqrt{4}', '2'))\n"
         "print(helper()[0].pid, flush=True); os.kill(os.getpid(), signal.SIGKILL)"
     )
@@ -146,7 +160,12 @@ def test_demonstrators_slip_as_often_as_they_say():
     tasks = problems.generate("train", 2000)
     for task in tasks:
         solver, coder, verifier = demonstrations.demonstrate(task, rng)
-        plan, program, result, answer = solver.said[0], coder.said[0][16:-5], coder.said[1], verifier.said[0]
+        plan, program, result, answer = (
+            solver.said[0],
+            coder.said[0][16:-5],
+            coder.said[1],
+            verifier.said[0],
+        )
         assert coder.fields["solution"] == plan
         slipped["solver"] += plan != task.metadata["expression"]
         slipped["program"] += program != plan
@@ -158,7 +177,8 @@ def test_demonstrators_slip_as_often_as_they_say():
 
 
 def test_a_demonstration_is_what_a_rollout_would_show_and_sample():
-    """Token for token: the opening, what was said with its end, what the tool answered in between."""
+    """Token for token: the opening, what was said with its end, what the tool answered in
+    between."""
     transformers = pytest.importorskip("transformers")
     from marl_plugins.core.demonstrations import Demonstration, encode
     from marl_plugins.core.recipe.prompts import prompt_renderer
@@ -168,7 +188,9 @@ def test_a_demonstration_is_what_a_rollout_would_show_and_sample():
     tokenizer = transformers.AutoTokenizer.from_pretrained(resolve("tiny"))
     chat = ChatFormat(tokenizer, "p")
     role = RoleSpec("coder", "p", prompt_renderer("Do {x}", None), chat, Sampling(1.0, 1.0, 9, 99))
-    ids, mask = encode(Demonstration("coder", {"x": "it"}, said=["first", "second"], shown=["out"]), role)
+    ids, mask = encode(
+        Demonstration("coder", {"x": "it"}, said=["first", "second"], shown=["out"]), role
+    )
     text = tokenizer.apply_chat_template(
         [
             {"role": "user", "content": "Do it"},
@@ -196,7 +218,10 @@ def test_the_rubrics_reward_a_good_system_more_than_a_bad_one(name):
     tiny = name.startswith("tiny")
     plan = "3+4" if tiny else "3 + 4 = 7, so \\boxed{7}"
     program = "```python\nprint(3+4)\n```"
-    ran, failed = ToolResult("python", "print(3+4)", "7", ok=True), ToolResult("python", "x", "NameError", ok=False)
+    ran, failed = (
+        ToolResult("python", "print(3+4)", "7", ok=True),
+        ToolResult("python", "x", "NameError", ok=False),
+    )
     problem = "Ann has 3 pens and buys 4 more."
     nothing = Seen("t", problem, "solver", (), ())
     good, solver = judged(rubric, "solver", plan, seen=nothing)
@@ -207,7 +232,9 @@ def test_the_rubrics_reward_a_good_system_more_than_a_bad_one(name):
     bad, _ = judged(rubric, "coder", "```python\nprint(x)\n```", [failed], seen=seen)
     worse, _ = judged(rubric, "coder", "no program", seen=seen)
     assert good == 1.0 > max(bad, worse)
-    good, second = judged(rubric, "coder", "7" if tiny else "The result is 7.", before=first, seen=seen)
+    good, second = judged(
+        rubric, "coder", "7" if tiny else "The result is 7.", before=first, seen=seen
+    )
     bad, _ = judged(rubric, "coder", "8", before=first, seen=seen)
     assert good == 1.0 > bad
     seen = Seen("t", problem, "verifier", (), (solver, first, second))
@@ -233,8 +260,12 @@ def test_only_a_box_with_what_was_computed_boxes_it(text, points):
     rubric = load_rubric(FOLDER / "rubric.py", ["solver", "coder", "verifier"])
     coder, verifier = make_trajectory({"coder": [], "verifier": ["coder"]}).actions
     coder.tool_results, verifier.text = (ToolResult("python", "print(42)", "42", ok=True),), text
-    verdict = asyncio.run(RubricCoach(rubric).judge(verifier, Seen("t", "p", "verifier", (), (coder,))))
-    assert [verdict.criteria[name] for name in ("boxes one answer", "boxes what was computed")] == points
+    verdict = asyncio.run(
+        RubricCoach(rubric).judge(verifier, Seen("t", "p", "verifier", (), (coder,)))
+    )
+    assert [
+        verdict.criteria[name] for name in ("boxes one answer", "boxes what was computed")
+    ] == points
 
 
 @pytest.mark.parametrize("label", ["70", 70, 70.0])

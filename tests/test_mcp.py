@@ -102,12 +102,16 @@ async def hundreds(server):
 
 
 def test_calls_of_one_session_over_stdio():
-    """One process for all: whose fault a failure is, and what comes after a server that has died or hangs."""
+    """One process for all: whose fault a failure is, and what comes after a server that has died or
+    hangs."""
 
     async def work(server):
         assert {f.name for f in server.functions} > {"add", "fail"}
         (add,) = [f for f in server.functions if f.name == "add"]
-        assert add.description == "Adds two numbers." and set(add.parameters["properties"]) == {"a", "b"}
+        assert add.description == "Adds two numbers." and set(add.parameters["properties"]) == {
+            "a",
+            "b",
+        }
         await hundreds(server)
 
         failed = [
@@ -123,19 +127,28 @@ def test_calls_of_one_session_over_stdio():
             assert not result.ok and result.output and result.call == made.text
         assert "did you mean" in (await server.run(call("ad", a=1, b=1))).output
         long = await server.run(call("long", n=200_000))
-        assert long.ok and len(long.output) < 300 and long.output.endswith("z") and "199901 characters" in long.output
+        assert (
+            long.ok
+            and len(long.output) < 300
+            and long.output.endswith("z")
+            and "199901 characters" in long.output
+        )
         assert (
             await server.run(call("echo_later", text="\x00\u2042 <tool_call>", seconds=0))
         ).output == "\x00\u2042 <tool_call>"
 
-        one, other = await asyncio.gather(server.run(call("note", text="1")), server.run(call("note", text="2")))
+        one, other = await asyncio.gather(
+            server.run(call("note", text="1")), server.run(call("note", text="2"))
+        )
         assert one.output.split()[0] == other.output.split()[0]  # one process
         late, death = await asyncio.gather(
             lost(server, call("echo_later", text="x", seconds=60)), lost(server, call("die"))
         )  # the second ends what the first one waits for
         assert "MCP server 'probe' (python)" in late and "these are my last words" in death
         again = await server.run(call("note", text="3"))
-        assert again.ok and again.output.endswith(" 3")  # another process, which knows nothing of the first one's
+        assert again.ok and again.output.endswith(
+            " 3"
+        )  # another process, which knows nothing of the first one's
 
     use(work, output_chars=100)
 
@@ -155,7 +168,8 @@ def test_a_server_that_hangs_is_ended_and_started_anew():
 def test_a_late_call_leaves_the_others_their_session():
     async def work(server):
         keeps, late = await asyncio.gather(
-            server.run(call("note", text="1")), lost(server, call("echo_later", text="x", seconds=60))
+            server.run(call("note", text="1")),
+            lost(server, call("echo_later", text="x", seconds=60)),
         )
         assert "within 5 s" in late
         assert (await server.run(call("note", text="2"))).output == f"{keeps.output},2"
@@ -164,7 +178,8 @@ def test_a_late_call_leaves_the_others_their_session():
 
 
 def test_a_server_may_start_late_and_break_the_protocol():
-    """`seconds` is a call's; what no client understands, also when it is asked whether it is alive, is the server's fault."""
+    """`seconds` is a call's; what no client understands, also when it is asked whether it is alive,
+    is the server's fault."""
 
     async def work(server):
         assert [f.name for f in server.functions] == ["f"]
@@ -196,8 +211,12 @@ def test_headers_reach_a_server_and_what_it_says_of_them_is_hidden(monkeypatch):
     monkeypatch.setenv("PROBE_TOKEN", "a-very-secret-token")
 
     async def work(server):
-        assert (await server.run(call("header", name="authorization"))).output == "Bearer a-very-secret-token"[::-1]
-        assert (await server.run(call("echo_later", text="it is a-very-secret-token", seconds=0))).output == "it is ***"
+        assert (
+            await server.run(call("header", name="authorization"))
+        ).output == "Bearer a-very-secret-token"[::-1]
+        assert (
+            await server.run(call("echo_later", text="it is a-very-secret-token", seconds=0))
+        ).output == "it is ***"
 
     with http_server(free_port()) as (url, _):
         use(work, command=[], url=url, headers={"Authorization": "Bearer $PROBE_TOKEN"})
@@ -223,7 +242,15 @@ def prompt(fields):
 def play(server, engine, tasks=1, **settings):
     """Trajectories in which a role with the server's tool says what the engine says."""
     tool = server.tool()
-    role = RoleSpec("a", "p", prompt, CharacterChat(), Sampling(1.0, 1.0, 4000, 99999), tools=(tool,), **settings)
+    role = RoleSpec(
+        "a",
+        "p",
+        prompt,
+        CharacterChat(),
+        Sampling(1.0, 1.0, 4000, 99999),
+        tools=(tool,),
+        **settings,
+    )
 
     async def workflow(task, roles, tools):
         return await roles.a()
@@ -251,7 +278,8 @@ def tagged(function, /, **arguments):
 
 
 def test_a_server_with_a_state_is_opened_per_trajectory():
-    """Each trajectory sees its own notes only; where its server dies, the trajectory is lost, and the others go on."""
+    """Each trajectory sees its own notes only; where its server dies, the trajectory is lost, and
+    the others go on."""
 
     async def work(server):
         engine = Says(tagged("note", text="TASK-1"), f"And {tagged('note', text='TASK-2')}", "done")
@@ -272,7 +300,8 @@ def test_a_server_with_a_state_is_opened_per_trajectory():
 
 
 def test_what_a_role_calls_wrongly_is_answered():
-    """An unknown name, broken JSON, wrong arguments, a call in a thinking block, an unclosed one; each once, in order."""
+    """An unknown name, broken JSON, wrong arguments, a call in a thinking block, an unclosed one;
+    each once, in order."""
     said = (
         f"<think>{tagged('add', a=0, b=0)}</think>{tagged('ad', a=1, b=1)}<tool_call>{{no}}</tool_call>"
         f"{tagged('add', a='one', b=1)}<tool_call>[1]</tool_call>"
@@ -287,9 +316,16 @@ def test_what_a_role_calls_wrongly_is_answered():
         assert "no tool 'ad'; did" in results[0].output
         assert "expected <tool_call>" in results[1].output
         assert got.agent_failure is None and len(got.actions) == 2
-        (got,) = await play(server, Says(tagged("add", a=1, b=1) * 5 + tagged("x") * 20, "done"), max_turns=2)
+        (got,) = await play(
+            server, Says(tagged("add", a=1, b=1) * 5 + tagged("x") * 20, "done"), max_turns=2
+        )
         answers = [r.output for r in got.actions[0].tool_results]
-        assert answers[:4] == ["2", "2", "2", "2 of 5 calls of probe were not run: at most 3 per answer are"]
+        assert answers[:4] == [
+            "2",
+            "2",
+            "2",
+            "2 of 5 calls of probe were not run: at most 3 per answer are",
+        ]
         assert len(answers) == 4 + 16 + 1 and answers[-1].startswith("4 of 20 calls ")
 
     use(work, calls_per_answer=3)
@@ -306,7 +342,15 @@ def test_a_workflow_calls_functions_by_name():
     async def work(server):
         tool = server.tool()
         got = await run_workflow(
-            workflow, Task("t", "p"), 0, step=1, run_seed=0, roles={}, tools={"probe": tool}, generate=None, seconds=60
+            workflow,
+            Task("t", "p"),
+            0,
+            step=1,
+            run_seed=0,
+            roles={},
+            tools={"probe": tool},
+            generate=None,
+            seconds=60,
         )
         assert got.answer == "fine"
 
@@ -321,7 +365,9 @@ def test_the_reference_server_for_time():
         assert result.ok and "Asia/Tokyo" in result.output
         result = await server.run(call("convert_time", time="noon", **zones))
         assert not result.ok
-        assert not (await server.run(call("get_current_time", timezone="UTC"))).ok  # not among `tools`
+        assert not (
+            await server.run(call("get_current_time", timezone="UTC"))
+        ).ok  # not among `tools`
 
     use(work, command=["mcp-server-time"], tools=["convert_time"])
 
@@ -354,7 +400,9 @@ def test_servers_that_cannot_be_had_are_reported_together():
         ) as error:
             await servers.try_all()
         gone, ends, _ = [*map(str, error.value.problems)]
-        assert gone.startswith("tools.mcp.gone: MCP server 'gone' (http://***@127.0.0.1:9/mcp?***): cannot be reached")
+        assert gone.startswith(
+            "tools.mcp.gone: MCP server 'gone' (http://***@127.0.0.1:9/mcp?***): cannot be reached"
+        )
         assert "it is broken" in ends
 
     asyncio.run(main())
@@ -380,7 +428,10 @@ def test_servers_that_cannot_be_had_are_reported_together():
             ".headers.Authorization: a secret must not",
         ),
         ({"command": ["python"], "env": {"TOKEN": "secret"}}, ".env.TOKEN: a secret must not"),
-        ({"command": ["python"], "env": {"A": "$NO_SUCH_VARIABLE"}}, ".env.A: $NO_SUCH_VARIABLE is not set"),
+        (
+            {"command": ["python"], "env": {"A": "$NO_SUCH_VARIABLE"}},
+            ".env.A: $NO_SUCH_VARIABLE is not set",
+        ),
         ({"command": ["python"], "env": {"A": "5 $"}}, ".env.A: a $ is followed by no name"),
     ],
 )
@@ -413,7 +464,11 @@ asyncio.run(main())
 
 
 def test_nothing_is_left_of_a_run_that_is_killed():
-    run = subprocess.Popen([sys.executable, "-c", HOLDING, str(Path(__file__).parent)], stdout=subprocess.PIPE, text=True)
+    run = subprocess.Popen(
+        [sys.executable, "-c", HOLDING, str(Path(__file__).parent)],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     process = int(run.stdout.readline())
     run.kill()
     run.communicate()
@@ -444,7 +499,8 @@ def test_nothing_is_left_of_a_session_that_is_abandoned():
     asyncio.run(main())
 
 
-# --- what a server says of itself -----------------------------------------------------------------------------------------
+# --- what a server says of itself
+# -----------------------------------------------------------------------------------------
 
 
 def learned(mode):
@@ -452,10 +508,15 @@ def learned(mode):
 
     async def main():
         servers = Servers()
-        (server,) = servers.of({"bad": MCPServerConfig(command=["python", "hostile.py", mode], seconds=20)}, HERE)
+        (server,) = servers.of(
+            {"bad": MCPServerConfig(command=["python", "hostile.py", mode], seconds=20)}, HERE
+        )
         try:
             await servers.try_all()
-            return server.functions, [await server.run(call("f")), await server.run(call("f", wrong=True))]
+            return server.functions, [
+                await server.run(call("f")),
+                await server.run(call("f", wrong=True)),
+            ]
         except InfrastructureFailure as failure:
             return server.functions, failure
         finally:
@@ -465,7 +526,8 @@ def learned(mode):
 
 
 def test_a_schema_that_takes_for_ever_to_check_is_checked_without_its_pattern():
-    """The pattern against sixty letters would take longer than anybody lives, in the event loop; types are checked."""
+    """The pattern against sixty letters would take longer than anybody lives, in the event loop;
+    types are checked."""
     _, said = learned("bomb")
     assert isinstance(said, InfrastructureFailure) and "f: " in str(
         said
@@ -476,14 +538,20 @@ def test_noise_on_standard_output_is_one_line_of_warning(capfd):
     _, results = learned("noise")
     assert [result.output for result in results] == ["said", "said"]
     shown = capfd.readouterr().err
-    assert shown.count("warning:") == 1 and "Traceback" not in shown and len(shown.splitlines()) == 1
+    assert (
+        shown.count("warning:") == 1 and "Traceback" not in shown and len(shown.splitlines()) == 1
+    )
 
 
-@pytest.mark.parametrize("mode", ["newline", "escape", "nul", "empty", "long", "token", "rlo", "many", "schema"])
+@pytest.mark.parametrize(
+    "mode", ["newline", "escape", "nul", "empty", "long", "token", "rlo", "many", "schema"]
+)
 def test_what_cannot_be_offered_is_refused(mode):
     with pytest.raises(ConfigurationError) as raised:
         learned(mode)
-    assert {(p.code, p.where[0].name) for p in raised.value.problems} == {("mcp.offer", "tools.mcp.bad")}
+    assert {(p.code, p.where[0].name) for p in raised.value.problems} == {
+        ("mcp.offer", "tools.mcp.bad")
+    }
     assert len(str(raised.value)) < 1000
     assert str(raised.value).isprintable()
 

@@ -1,4 +1,5 @@
-"""What a run counts and writes: losses beside the means, tokens, signal, evaluations, the circuit breaker, the glossary."""
+"""What a run counts and writes: losses beside the means, tokens, signal, evaluations, the circuit
+breaker, the glossary."""
 
 import ast
 import asyncio
@@ -57,13 +58,19 @@ def evaluated(*outcomes, task="t"):
     return made
 
 
-# --- evaluations ----------------------------------------------------------------------------------------------------------
+# --- evaluations
+# --------------------------------------------------------------------------------------------------
 
 
 def test_lost_trajectories_are_in_no_mean():
     got = held_out(evaluated(1.0, 1.0, None, 0.0))
     assert got["eval/outcome"] == pytest.approx(2 / 3)
-    assert (got["eval/tasks"], got["eval/answered"], got["eval/lost"], got["eval/binary"]) == (4, 3, 1, 1)
+    assert (got["eval/tasks"], got["eval/answered"], got["eval/lost"], got["eval/binary"]) == (
+        4,
+        3,
+        1,
+        1,
+    )
     alone = held_out(evaluated(1.0, 1.0, 0.0))
     assert (got["eval/low"], got["eval/high"]) == (alone["eval/low"], alone["eval/high"])
 
@@ -74,7 +81,10 @@ def test_an_evaluation_without_answers_has_no_outcome():
 
 
 def test_the_interval_is_over_tasks_and_not_over_samples():
-    once, often = evaluated(1.0, 0.0, 0.0, 1.0), [t for _ in range(8) for t in evaluated(1.0, 0.0, 0.0, 1.0)]
+    once, often = (
+        evaluated(1.0, 0.0, 0.0, 1.0),
+        [t for _ in range(8) for t in evaluated(1.0, 0.0, 0.0, 1.0)],
+    )
     assert held_out(often) == held_out(once)
 
 
@@ -87,7 +97,10 @@ def test_what_no_grader_scored_is_counted_apart():
 
 def test_partial_scores_are_no_successes():
     got = held_out(evaluated(*[1.0, 0.5, 0.25] * 4))
-    assert got["eval/binary"] == 0 and 0 < got["eval/low"] < got["eval/outcome"] < got["eval/high"] <= 1
+    assert (
+        got["eval/binary"] == 0
+        and 0 < got["eval/low"] < got["eval/outcome"] < got["eval/high"] <= 1
+    )
 
 
 def game(*outcomes):
@@ -103,7 +116,9 @@ def game(*outcomes):
 
 
 def test_in_a_zero_sum_game_each_role_has_a_mean_and_the_team_has_none():
-    got = held_out(game({"pro": 1.0, "con": 0.0}, {"pro": 0.5, "con": 0.5}, {"pro": 1.0, "con": 0.0}, None))
+    got = held_out(
+        game({"pro": 1.0, "con": 0.0}, {"pro": 0.5, "con": 0.5}, {"pro": 1.0, "con": 0.0}, None)
+    )
     assert got["eval/outcome/pro"] == 0.625 and got["eval/outcome/con"] == 0.125
     assert "eval/outcome" not in got and got["eval/answered"] == 4
     found = game({"pro": 1.0, "con": 0.0}, {"pro": 0.0, "con": 1.0})
@@ -116,7 +131,8 @@ def test_a_team_whose_roles_all_succeed_plays_no_zero_sum_game():
     assert got["eval/outcome"] == got["eval/outcome/pro"] == 1.0
 
 
-# --- a step ---------------------------------------------------------------------------------------------------------------
+# --- a step
+# --------------------------------------------------------------------------------------------------
 
 
 def test_tokens_count_what_was_generated_and_what_was_trained_on():
@@ -133,7 +149,10 @@ def test_what_nothing_was_measured_of_is_no_zero():
     (t,) = evaluated(1.0)
     t.actions[0].reward, t.actions[0].left_out = None, "no score"
     got = summary([t], Ledger.of(1, [t], []))
-    assert got["role/a/actions"] == 1 and not {"reward/mean", "role/a/reward", "role/a/advantage"} & got.keys()
+    assert (
+        got["role/a/actions"] == 1
+        and not {"reward/mean", "role/a/reward", "role/a/advantage"} & got.keys()
+    )
 
 
 def rows(*rewards, advantage=0.0):
@@ -148,7 +167,10 @@ def rows(*rewards, advantage=0.0):
 
 
 def test_tasks_without_spread_are_a_share_of_those_with_several_samples():
-    assert signal(rows((1.0, 1.0), (0.0, 1.0), (0.0, 0.0), (0.3, 0.3)), None)["signal/flat_tasks"] == 0.75
+    assert (
+        signal(rows((1.0, 1.0), (0.0, 1.0), (0.0, 0.0), (0.3, 0.3)), None)["signal/flat_tasks"]
+        == 0.75
+    )
     assert signal(rows((1.0, 1.0), (0.5,)), "task+role")["signal/flat_tasks"] == 1.0
     assert "signal/flat_tasks" not in signal(rows((1.0,), (0.0,)), None)
     assert signal([], None) == {}
@@ -156,10 +178,13 @@ def test_tasks_without_spread_are_a_share_of_those_with_several_samples():
 
 def test_there_is_no_signal_where_every_advantage_is_zero():
     assert signal(rows((1.0, 1.0)), None)["signal/none"] == 1
-    assert signal(rows((1.0, 1.0), advantage=0.5), None)["signal/none"] == 0  # the mean of a row's is 0, and each is not
+    assert (
+        signal(rows((1.0, 1.0), advantage=0.5), None)["signal/none"] == 0
+    )  # the mean of a row's is 0, and each is not
 
 
-# --- causes and the circuit breaker ---------------------------------------------------------------------------------------
+# --- causes and the circuit breaker
+# ---------------------------------------------------------------------------------------
 
 
 def test_losses_are_grouped_by_cause_with_the_most_frequent_reason():
@@ -167,7 +192,11 @@ def test_losses_are_grouped_by_cause_with_the_most_frequent_reason():
     found[0].lose("engine", "gone")
     found[1].lose("calculator", "timed\nout")
     first, second = lost_trajectories(found)
-    assert (first.kind, first.count, first.detail) == ("calculator", 4, "Connection refused (3; 1 other reasons)")
+    assert (first.kind, first.count, first.detail) == (
+        "calculator",
+        4,
+        "Connection refused (3; 1 other reasons)",
+    )
     assert (second.kind, second.count, second.detail) == ("engine", 1, "gone")
     found[5].actions[0].unscored = "coach_busy"
     assert [(loss.kind, loss.count) for loss in unscored_actions(found)] == [("coach_busy", 1)]
@@ -199,7 +228,9 @@ def test_steps_and_evaluations_are_added_where_the_cause_is_the_same():
     breaker.evaluation(1, LOST)
     breaker.check()
     breaker.step(ledger(2, LOST), LOST)
-    with pytest.raises(RunPaused, match=r"in 2 consecutive steps .* 1 consecutive evaluation, .* step 2"):
+    with pytest.raises(
+        RunPaused, match=r"in 2 consecutive steps .* 1 consecutive evaluation, .* step 2"
+    ):
         breaker.check()
 
 
@@ -216,7 +247,9 @@ def test_good_steps_do_not_hide_that_every_evaluation_is_lost():
     for step in (1, 2, 3):
         breaker.step(ledger(step, ANSWERED, trained=1), ANSWERED)
         breaker.evaluation(step, evaluated(None, None, 1.0))
-    with pytest.raises(RunPaused, match=r"in 3 consecutive evaluations, .* step 3; .*: Connection refused"):
+    with pytest.raises(
+        RunPaused, match=r"in 3 consecutive evaluations, .* step 3; .*: Connection refused"
+    ):
         breaker.check()
     half = CircuitBreaker(3)
     for step in (1, 2, 3, 4):
@@ -227,7 +260,11 @@ def test_good_steps_do_not_hide_that_every_evaluation_is_lost():
 def called(tool="lookup", failure=None, trained=True):
     """A trajectory with one call of a tool."""
     (made,) = evaluated(1.0 if trained else None)
-    made.tool_results = (ToolResult(tool, "x", "unable to open database file", failure is None, failure=failure or ""),)
+    made.tool_results = (
+        ToolResult(
+            tool, "x", "unable to open database file", failure is None, failure=failure or ""
+        ),
+    )
     return made
 
 
@@ -266,7 +303,7 @@ def test_the_number_is_a_flag_and_none_is_never():
     never.end()
 
 
-# --- runs -----------------------------------------------------------------------------------------------------------------
+# --- runs ---------------------------------------------------------------------------------------
 
 
 def test_a_run_that_trains_nothing_says_why_and_is_no_success(tmp_path, capsys):
@@ -284,7 +321,9 @@ def test_a_run_that_trains_nothing_says_why_and_is_no_success(tmp_path, capsys):
     assert trainer.session.policies["p"].saved == [2]
 
 
-def test_a_branch_whose_tool_is_dead_is_said_in_every_step_and_pauses_the_run_after_it_is_saved(tmp_path, capsys):
+def test_a_branch_whose_tool_is_dead_is_said_in_every_step_and_pauses_the_run_after_it_is_saved(
+    tmp_path, capsys
+):
     async def lookup(call):
         raise InfrastructureFailure("database", "unable to open database file")
 
@@ -295,7 +334,11 @@ def test_a_branch_whose_tool_is_dead_is_said_in_every_step_and_pauses_the_run_af
         return answer
 
     trainer = simulated.simulated_trainer(
-        tmp_path, right, workflow=branch, tools={"lookup": Tool("lookup", lookup, lambda text: [])}, eval_steps=-1
+        tmp_path,
+        right,
+        workflow=branch,
+        tools={"lookup": Tool("lookup", lookup, lambda text: [])},
+        eval_steps=-1,
     )
     first = {tasks[0].id for _, _, tasks in trainer.schedule()}
     with pytest.raises(RunPaused, match=r"'lookup' .* up to step 3; .*: unable to open"):
@@ -306,14 +349,17 @@ def test_a_branch_whose_tool_is_dead_is_said_in_every_step_and_pauses_the_run_af
 
 
 def test_a_tool_that_dies_is_said_and_pauses_the_run_saved(tmp_path, capsys):
-    """It dies in step 3: evaluated after steps 3 and 4, trained on in neither; the third loss is evaluation 4's."""
+    """It dies in step 3: evaluated after steps 3 and 4, trained on in neither; the third loss is
+    evaluation 4's."""
 
     def answer(call):
         if call.step >= 3 or (call.step < 0 and trainer.breaker.in_a_row):
             raise InfrastructureFailure("calculator", "Connection refused")
 
     trainer = simulated.simulated_trainer(tmp_path, right, answer)
-    with pytest.raises(RunPaused, match=r"calculator in 2 consecutive steps .* 1 consecutive evaluation, .* step 4"):
+    with pytest.raises(
+        RunPaused, match=r"calculator in 2 consecutive steps .* 1 consecutive evaluation, .* step 4"
+    ):
         asyncio.run(trainer.fit(0))
     said = capsys.readouterr().out
     assert "step 3: 8 of 8 trajectories lost: calculator: " in said
@@ -322,7 +368,11 @@ def test_a_tool_that_dies_is_said_and_pauses_the_run_saved(tmp_path, capsys):
     assert trainer.session.policies["p"].saved == [3]
     written = lines(tmp_path, "metrics.jsonl")
     assert [m["step"] for m in written] == [0, 1, 2, 3]
-    assert written[2]["eval/answered"] == 10 and "eval/outcome" not in written[3] and written[3]["eval/lost"] == 10
+    assert (
+        written[2]["eval/answered"] == 10
+        and "eval/outcome" not in written[3]
+        and written[3]["eval/lost"] == 10
+    )
 
 
 def test_a_dead_verifier_of_evaluations_pauses_the_run_after_the_step(tmp_path):
@@ -339,7 +389,11 @@ def test_a_dead_verifier_of_evaluations_pauses_the_run_after_the_step(tmp_path):
 
 def test_generated_tokens_of_lost_trajectories_are_counted(tmp_path):
     simulated.simulated_run(
-        tmp_path, lambda t: 1.0 if t.task.id.startswith("e") else down(t), steps=2, eval_steps=-1, max_idle_steps=0
+        tmp_path,
+        lambda t: 1.0 if t.task.id.startswith("e") else down(t),
+        steps=2,
+        eval_steps=-1,
+        max_idle_steps=0,
     )
     for m in lines(tmp_path, "metrics.jsonl"):
         assert m["tokens/sampled"] > 0 and m["tokens/trained"] == 0 and m["tokens_per_second"] > 0
@@ -349,7 +403,11 @@ def test_evaluations_are_kept_whole_first_and_last_and_in_part_between(tmp_path)
     simulated.simulated_run(tmp_path, right, steps=4)
     kept, last = lines(tmp_path, "evaluations.jsonl"), lines(tmp_path, "evaluation-last.jsonl")
     tasks = {step: {r["task"] for r in kept if r["step"] == step} for step in range(5)}
-    assert len(tasks[0]) == 10 and all(tasks[step] == tasks[1] for step in (2, 3, 4)) and len(tasks[1]) == KEPT_TASKS
+    assert (
+        len(tasks[0]) == 10
+        and all(tasks[step] == tasks[1] for step in (2, 3, 4))
+        and len(tasks[1]) == KEPT_TASKS
+    )
     assert {r["step"] for r in last} == {4} and len(last) == 10
     assert from_record(kept[0]).actions[0].text
     cut_back(tmp_path, 2)
@@ -357,14 +415,16 @@ def test_evaluations_are_kept_whole_first_and_last_and_in_part_between(tmp_path)
     assert not lines(tmp_path, "evaluation-last.jsonl")
 
 
-# --- the glossary ---------------------------------------------------------------------------------------------------------
+# --- the glossary
+# --------------------------------------------------------------------------------------------------
 
 
 def test_every_metric_of_a_run_is_in_the_page(tmp_path):
     simulated.simulated_run(tmp_path, lambda t: 1.0, steps=2)
     names = {name for m in lines(tmp_path, "metrics.jsonl") for name in m}
     generic = {
-        re.sub(r"^policy/p/", "policy/POLICY/", re.sub(r"^(eval/)?role/a/", r"\1role/ROLE/", name)) for name in names
+        re.sub(r"^policy/p/", "policy/POLICY/", re.sub(r"^(eval/)?role/a/", r"\1role/ROLE/", name))
+        for name in names
     }
     assert {"tokens_per_second", "signal/none", "policy/POLICY/kl", "eval/answered"} <= generic
     assert not {name for name in generic if f"`{name}`" not in PAGE}
@@ -373,10 +433,24 @@ def test_every_metric_of_a_run_is_in_the_page(tmp_path):
 def test_the_curves_know_which_metrics_are_no_plugins_own():
     from marl_plugins.engine.records.panels import OURS, panels_of_plugins
 
-    tables = re.findall(r"^\| metric \|.*\n((?:\|.*\n)+)", PAGE + (DOCS / "coach.md").read_text(), re.M)
-    names = [name for table in tables for row in table.splitlines() for name in re.findall(r"`([^`]+)`", row.split("|")[1])]
+    tables = re.findall(
+        r"^\| metric \|.*\n((?:\|.*\n)+)", PAGE + (DOCS / "coach.md").read_text(), re.M
+    )
+    names = [
+        name
+        for table in tables
+        for row in table.splitlines()
+        for name in re.findall(r"`([^`]+)`", row.split("|")[1])
+    ]
     assert {name.partition("/")[0] for name in names} == OURS
-    logged = {"step": 1, "kuhn/exploitability": 0.5, "mine/a": 1, "mine/b": 2, "alone": 3, "role/a/reward": 4}
+    logged = {
+        "step": 1,
+        "kuhn/exploitability": 0.5,
+        "mine/a": 1,
+        "mine/b": 2,
+        "alone": 3,
+        "role/a/reward": 4,
+    }
     assert panels_of_plugins([logged, {"step": 2, "mine/c": 5}]) == {
         "alone": {"alone": "alone"},
         "kuhn/exploitability": {"exploitability": "kuhn/exploitability"},
@@ -395,15 +469,30 @@ def test_every_column_of_the_console_is_in_the_page():
 
 def test_every_kind_of_failure_of_the_package_is_in_the_page():
     package = Path(__file__).parent.parent / "marl_plugins"
-    files = [file for file in package.rglob("*.py") if "plan" not in file.parts]  # a rehearsal writes no ledger
-    calls = [node for file in files for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Call)]
-    raised = [c for c in calls if ast.unparse(c.func).split(".")[-1] in ("InfrastructureFailure", "TransientFailure")]
-    kinds = {*AgentFailure.KINDS, *(c.args[0].value for c in raised if isinstance(c.args[0], ast.Constant))}
+    files = [
+        file for file in package.rglob("*.py") if "plan" not in file.parts
+    ]  # a rehearsal writes no ledger
+    calls = [
+        node
+        for file in files
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.Call)
+    ]
+    raised = [
+        c
+        for c in calls
+        if ast.unparse(c.func).split(".")[-1] in ("InfrastructureFailure", "TransientFailure")
+    ]
+    kinds = {
+        *AgentFailure.KINDS,
+        *(c.args[0].value for c in raised if isinstance(c.args[0], ast.Constant)),
+    }
     assert len(kinds) > 10
     assert not {kind for kind in kinds if f"`{kind}`" not in PAGE}
 
 
-# --- what upstream clips, filters, or fills up ------------------------------------------------------------------------------
+# --- what upstream clips, filters, or fills up
+# ------------------------------------------------------------------------------
 
 
 def rows_forwarded(rewards, clip_range):
@@ -436,7 +525,8 @@ def test_a_row_that_is_selected_twice_is_trained_twice():
 
 def test_clipped_returns_are_counted_and_said():
     (prepared,) = estimate(
-        [rows_forwarded([9.0, 10.0, 10.5, 24.0, -11.0], [-10, 10])], Estimator(return_scope="trajectory")
+        [rows_forwarded([9.0, 10.0, 10.5, 24.0, -11.0], [-10, 10])],
+        Estimator(return_scope="trajectory"),
     )
     assert prepared.clipped == 3
     assert of_updates([prepared], {"p": {}})["rows/clipped"] == 3.0
@@ -458,10 +548,14 @@ def test_advantages_that_are_not_finite_name_the_row():
 def test_rows_that_fill_a_batch_are_not_filtered_rows(fill, gating):
     """Upstream's own loss on two real rows, of which one is filtered, and on weightless ones."""
     threshold = [0.5, 5.0] if gating == "ratio" else [0.0, 0.1]
-    loss = PolicyLoss(is_correction_level="seq", is_correction_gating=gating, is_correction_threshold=threshold)
+    loss = PolicyLoss(
+        is_correction_level="seq", is_correction_gating=gating, is_correction_threshold=threshold
+    )
     trained = torch.log(torch.tensor([[0.9, 0.8], [0.01, 0.02], *[[0.5, 0.5]] * fill]))
     engine = torch.log(torch.tensor([[0.9, 0.8], [0.9, 0.9], *[[0.5, 0.5]] * fill]))
     mask = torch.tensor([[1, 1], [1, 1], *[[0, 0]] * fill])
-    share = loss(trained, trained, torch.ones_like(trained), action_mask=mask, rollout_log_probs=engine)[-1]
+    share = loss(
+        trained, trained, torch.ones_like(trained), action_mask=mask, rollout_log_probs=engine
+    )[-1]
     assert share.item() == pytest.approx((1 + fill) / (2 + fill))
     assert without_fill(share, 2.0, fill).item() == pytest.approx(0.5)

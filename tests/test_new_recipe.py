@@ -1,4 +1,5 @@
-"""`openrlhf recipes new`: a recipe from names of roles and a file of tasks, which passes a dry run and a check."""
+"""`openrlhf recipes new`: a recipe from names of roles and a file of tasks, which passes a dry run
+and a check."""
 
 import json
 import sys
@@ -28,7 +29,10 @@ def data(tmp_path, monkeypatch):
 
 
 def sums(count, first=0):
-    return [{"question": f"What is {n}+{n}?", "answer": str(2 * n), "hard": n > 5} for n in range(first, first + count)]
+    return [
+        {"question": f"What is {n}+{n}?", "answer": str(2 * n), "hard": n > 5}
+        for n in range(first, first + count)
+    ]
 
 
 def new(*words):
@@ -47,7 +51,10 @@ def test_its_plans_have_no_warning(data, monkeypatch, count, roles):
     for file in ("mine", "mine/tiny.yaml"):
         plan = planned(file, monkeypatch)
         assert plan.run.warnings == () and [*plan.run.recipe.roles] == roles.split(",")
-        assert len(plan.tasks("train")) + len(plan.tasks("eval")) == count and len(plan.tasks("eval")) == count // 10
+        assert (
+            len(plan.tasks("train")) + len(plan.tasks("eval")) == count
+            and len(plan.tasks("eval")) == count // 10
+        )
         assert plan.tasks("train")[0].metadata == {"hard": False}
 
 
@@ -56,7 +63,11 @@ def test_it_passes_its_own_check(data, capsys):
     capsys.readouterr()
     assert main(["recipes", "check", "mine", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert found["fine"] and len(found["labels"]) == 80 and all(m["actions"] == 2 for m in found["mappings"])
+    assert (
+        found["fine"]
+        and len(found["labels"]) == 80
+        and all(m["actions"] == 2 for m in found["mappings"])
+    )
 
 
 def test_a_tiny_model_alone(data, monkeypatch):
@@ -73,15 +84,27 @@ def test_long_tasks_get_longer_models(data, monkeypatch):
 
 
 def test_held_out_tasks_of_a_file_of_their_own(data, monkeypatch):
-    words = ["--roles", "a", "--data", data(sums(20)), "--eval-data", data(sums(10, first=15), "held_out.jsonl")]
+    words = [
+        "--roles",
+        "a",
+        "--data",
+        data(sums(20)),
+        "--eval-data",
+        data(sums(10, first=15), "held_out.jsonl"),
+    ]
     new("mine", *words)
     plan = planned("mine/tiny.yaml", monkeypatch)
-    assert (len(plan.tasks("train")), len(plan.tasks("eval"))) == (20, 5)  # five of the ten are trained on
+    assert (len(plan.tasks("train")), len(plan.tasks("eval"))) == (
+        20,
+        5,
+    )  # five of the ten are trained on
 
 
 def test_a_csv_and_fields_of_any_name(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "tasks.csv").write_text("q,a,note\n" + "".join(f"What is {n}?,{n},{{x}}\n" for n in range(20)))
+    (tmp_path / "tasks.csv").write_text(
+        "q,a,note\n" + "".join(f"What is {n}?,{n},{{x}}\n" for n in range(20))
+    )
     new("mine", "--roles", "a", "--data", "tasks.csv", "--input-key", "q", "--label-key", "a")
     assert planned("mine/tiny.yaml", monkeypatch).tasks("train")[3].label == "3"
 
@@ -104,14 +127,21 @@ def {function}(prompt):
     request = urllib.request.Request(os.environ["OPENAI_BASE_URL"] + "/chat/completions", json.dumps(body).encode(), headers)
     return json.load(urllib.request.urlopen(request))["choices"][0]["message"]["content"]
 """
-TOOL = ', "tools": [{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]'
+TOOL = (
+    ', "tools": [{"type": "function", "function": {"name": "add", "parameters": {"type": '
+    '"object"}}}]'
+)
 
 
 def program(folder, module="tasks", function="main", more=""):
     """A program with a module beside it, which imports another one."""
     (folder / "theirs").mkdir()
-    (folder / "theirs" / "my_agent.py").write_text(PROGRAM.format(module=module, function=function, more=more))
-    (folder / "theirs" / "tasks.py").write_text("from words import ASK\n\n\ndef question(text):\n    return ASK + text\n")
+    (folder / "theirs" / "my_agent.py").write_text(
+        PROGRAM.format(module=module, function=function, more=more)
+    )
+    (folder / "theirs" / "tasks.py").write_text(
+        "from words import ASK\n\n\ndef question(text):\n    return ASK + text\n"
+    )
     (folder / "theirs" / "words").mkdir()
     (folder / "theirs" / "words" / "__init__.py").write_text("ASK = 'Compute: '\n")
     return "theirs/my_agent.py"
@@ -126,16 +156,23 @@ def program(folder, module="tasks", function="main", more=""):
         ({}, ["--python", sys.executable, "--model", "tiny"]),
     ],
 )
-def test_an_existing_program_becomes_a_recipe_that_passes_its_check(made, words, data, monkeypatch, tmp_path, capsys):
+def test_an_existing_program_becomes_a_recipe_that_passes_its_check(
+    made, words, data, monkeypatch, tmp_path, capsys
+):
     agent = program(tmp_path, **made)
     assert new("mine", "--agent", agent, "--roles", "solver", "--data", data(sums(20)), *words) == 0
     for file in ("mine",) if "tiny" in words else ("mine", "mine/tiny.yaml"):
-        monkeypatch.setenv(cpu.DEVICE, "cpu" if "tiny" in [*words, file.partition("/")[2][:4]] else "cuda")
+        monkeypatch.setenv(
+            cpu.DEVICE, "cpu" if "tiny" in [*words, file.partition("/")[2][:4]] else "cuda"
+        )
         assert build_plan(["--recipe", file]).run.warnings == ()
     capsys.readouterr()
     assert main(["recipes", "check", "mine", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["fine"]
-    copied = {path.relative_to(tmp_path / "mine").as_posix() for path in (tmp_path / "mine" / "agent").rglob("*.py")}
+    copied = {
+        path.relative_to(tmp_path / "mine").as_posix()
+        for path in (tmp_path / "mine" / "agent").rglob("*.py")
+    }
     assert copied == {"agent/my_agent.py", "agent/tasks.py", "agent/words/__init__.py"}
 
 
@@ -143,7 +180,9 @@ def test_a_program_that_cannot_be_one_is_refused(data, capsys, tmp_path):
     words, agent = ["--roles", "solver", "--data", data(sums(20))], program(tmp_path)
     assert refusal(capsys, "mine", *words, "--agent", "no.py") == [("new.program", "no.py")]
     assert refusal(capsys, "mine", *words, "--agent", "theirs") == [("new.program", "theirs")]
-    assert refusal(capsys, "mine", *words, "--agent", agent, "--function", "mian") == [("new.program", "my_agent.py")]
+    assert refusal(capsys, "mine", *words, "--agent", agent, "--function", "mian") == [
+        ("new.program", "my_agent.py")
+    ]
     assert refusal(capsys, "mine", *words, "--calls", "hermes") == [("new.no_program", "calls")]
     (tmp_path / "agent.js").write_text("const x = 1;")
     assert refusal(capsys, "mine", *words, "--agent", "agent.js") == [("new.program", "agent.js")]
@@ -165,10 +204,17 @@ def test_what_is_refused(data, capsys, tmp_path):
         ("new.role_twice", "roles"), ("new.role", "roles"), ("new.role", "roles")
     ]  # fmt: skip
     assert refusal(capsys, "mine", "--roles", "a,", "--data", good) == [("new.role", "roles")]
-    assert refusal(capsys, "mine", "--roles", "a", "--data", unlabelled) == [("new.no_labels", "unlabelled.jsonl")]
+    assert refusal(capsys, "mine", "--roles", "a", "--data", unlabelled) == [
+        ("new.no_labels", "unlabelled.jsonl")
+    ]
     assert refusal(capsys, "mine", "--roles", "a", "--data", "no.jsonl")[0][0] == "files.unreadable"
-    assert refusal(capsys, "mine", "--roles", "a", "--data", good, "--label-key", "no")[0][0] == "tasks.no_field"
-    assert refusal(capsys, "mine", "--roles", "a", "--data", good, "--model", " ") == [("new.missing", "model")]
+    assert (
+        refusal(capsys, "mine", "--roles", "a", "--data", good, "--label-key", "no")[0][0]
+        == "tasks.no_field"
+    )
+    assert refusal(capsys, "mine", "--roles", "a", "--data", good, "--model", " ") == [
+        ("new.missing", "model")
+    ]
     (tmp_path / "there").mkdir()
     assert refusal(capsys, "there", "--roles", "a", "--data", good) == [("files.exists", "there")]
     assert not (tmp_path / "mine").exists()

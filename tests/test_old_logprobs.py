@@ -1,4 +1,5 @@
-"""`marl_plugins.old_logprobs`: a token's log-prob by the weights that sampled it, and then the newest weights are there again."""
+"""`marl_plugins.old_logprobs`: a token's log-prob by the weights that sampled it, and then the
+newest weights are there again."""
 
 import asyncio
 import dataclasses
@@ -22,7 +23,8 @@ LAG = 2
 
 
 class Local:
-    """A policy whose trainer gives token i of id t the log-prob `weight[t]`, in one process that is made anew at every call."""
+    """A policy whose trainer gives token i of id t the log-prob `weight[t]`, in one process that is
+    made anew at every call."""
 
     name, spec = "p", SimpleNamespace(trainable=True)
 
@@ -43,7 +45,9 @@ class Local:
 
     async def forward(self, rows):
         longest = max(len(row.action.generation.ids) for row in rows)
-        padded = [self.log_probs(row) + [0.0] * (longest - len(row.action.generation.ids)) for row in rows]
+        padded = [
+            self.log_probs(row) + [0.0] * (longest - len(row.action.generation.ids)) for row in rows
+        ]
         return SimpleNamespace(tokens=SimpleNamespace(log_probs=torch.tensor(padded)))
 
     def learn(self):
@@ -53,11 +57,16 @@ class Local:
 
 
 def sampled_rows(draw, policy, oldest):
-    """Rows by the weights of one to three versions each, with the trainer's log-probs; and those that they ought to have."""
+    """Rows by the weights of one to three versions each, with the trainer's log-probs; and those
+    that they ought to have."""
     trajectory = make_trajectory({f"a.{n}": [] for n in range(4)})
     for action in trajectory.actions:
         ids = tuple(draw.randrange(16) for _ in range(draw.randint(3, 7)))
-        first, *later = sorted(draw.sample(range(oldest, policy.version + 1), draw.randint(1, policy.version + 1 - oldest)))
+        first, *later = sorted(
+            draw.sample(
+                range(oldest, policy.version + 1), draw.randint(1, policy.version + 1 - oldest)
+            )
+        )
         changes = tuple((place, version) for place, version in enumerate(later, 1))
         action.generation = dataclasses.replace(
             action.generation, ids=ids, logprobs=(-1.0,) * len(ids), version=first, changes=changes
@@ -90,7 +99,10 @@ def test_each_token_has_the_log_prob_of_the_weights_that_sampled_it(seed):
         part = train(lambda step: OldLogProbs(step, LAG), policy, rows)
         for row in rows:
             generation = row.action.generation
-            wanted = [policy.past[v][t] for v, t in zip(generation.token_versions, generation.ids, strict=True)]
+            wanted = [
+                policy.past[v][t]
+                for v, t in zip(generation.token_versions, generation.ids, strict=True)
+            ]
             assert part.found[row.action] == wanted
             assert torch.equal(torch.tensor(row.action.notes["old_logprobs"]), torch.tensor(wanted))
         assert len(policy.worker.by_version) <= LAG
@@ -121,7 +133,9 @@ def test_what_is_trained_does_not_change(tmp_path):
         folder = tmp_path / names[0]
         folder.mkdir()
         plan = build_plan([*words(folder, names), "--max_steps", "3"])
-        learnt.append({name: policy.learnt for name, policy in run_planned(plan).session.trained.items()})
+        learnt.append(
+            {name: policy.learnt for name, policy in run_planned(plan).session.trained.items()}
+        )
         steps = [m for m in recorded(plan, "metrics.jsonl") if "drift/max" in m]
         assert len(steps) == 3 and all(
             any(key.endswith("/lag_ess") for key in m) == ("old_logprobs" in names) for m in steps

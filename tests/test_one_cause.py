@@ -1,4 +1,5 @@
-"""One cause, one problem: a file that is not there, or a role that is misspelt, is reported once, wherever it is used."""
+"""One cause, one problem: a file that is not there, or a role that is misspelt, is reported once,
+wherever it is used."""
 
 import shutil
 from pathlib import Path
@@ -12,7 +13,12 @@ from marl_plugins.engine.plan.build import build_plan
 from marl_plugins.engine.plan.problems import Problems, each_cause_once
 
 GONE = {
-    "a prompt": ("mathchat/tiny.yaml", "prompts/tiny/coder.md", "files.unreadable", ["roles.coder.prompt"]),
+    "a prompt": (
+        "mathchat/tiny.yaml",
+        "prompts/tiny/coder.md",
+        "files.unreadable",
+        ["roles.coder.prompt"],
+    ),
     "a prompt of two roles": (
         "debate/tiny.yaml",
         "prompts/tiny/debater.md",
@@ -25,12 +31,27 @@ GONE = {
         "files.unreadable",
         ["roles.north.followup", "roles.south.followup"],
     ),
-    "the workflow, which the grader imports": ("coder_tester/tiny.yaml", "workflow.py", "files.missing", ["workflow"]),
-    "the grader, which the rubric imports": ("ecommerce/tiny_merchant.yaml", "grader.py", "files.missing", ["grader"]),
+    "the workflow, which the grader imports": (
+        "coder_tester/tiny.yaml",
+        "workflow.py",
+        "files.missing",
+        ["workflow"],
+    ),
+    "the grader, which the rubric imports": (
+        "ecommerce/tiny_merchant.yaml",
+        "grader.py",
+        "files.missing",
+        ["grader"],
+    ),
     "tasks": ("vote/tiny.yaml", "tasks.py", "files.missing", ["tasks"]),
     "a plugin": ("vote/recipe.yaml", "credit.py", "files.missing", []),
     "what grader and rubric import": ("dsbench/tiny.yaml", "judging.py", "code.failed", ["grader"]),
-    "what they import from a file that both import": ("dsbench/tiny.yaml", "files.py", "code.failed", ["grader"]),
+    "what they import from a file that both import": (
+        "dsbench/tiny.yaml",
+        "files.py",
+        "code.failed",
+        ["grader"],
+    ),
 }
 
 
@@ -38,7 +59,9 @@ GONE = {
 def test_a_file_that_is_gone_is_reported_once_with_all_places_that_name_it(tmp_path, what):
     recipe, file, code, keys = GONE[what]
     folder = tmp_path / Path(recipe).parent
-    shutil.copytree(Path("recipes", recipe).parent, folder, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(
+        Path("recipes", recipe).parent, folder, ignore=shutil.ignore_patterns("__pycache__")
+    )
     (folder / file).unlink()
     with pytest.raises(ConfigurationError) as caught:
         build_plan(["--recipe", str(tmp_path / recipe)])
@@ -55,11 +78,15 @@ def test_a_misspelt_role_of_the_mapping_is_reported_once(tmp_path):
     recipe.write_text(recipe.read_text() + "mapping: {votr: a, decider: b}\n")
     with pytest.raises(ConfigurationError) as caught:
         build_plan(["--recipe", str(recipe)])
-    assert [(p.code, p.fix) for p in caught.value.problems] == [("roles.unknown", "did you mean 'voter'?")]
+    assert [(p.code, p.fix) for p in caught.value.problems] == [
+        ("roles.unknown", "did you mean 'voter'?")
+    ]
 
 
 def test_the_file_that_an_import_looked_for_is_named(tmp_path):
-    (tmp_path / "tasks.py").write_text("import os\nfrom . import (\n    os as other,\n    judgin,\n)\n")
+    (tmp_path / "tasks.py").write_text(
+        "import os\nfrom . import (\n    os as other,\n    judgin,\n)\n"
+    )
     (tmp_path / "os.py").touch()
     (tmp_path / "judging.py").touch()
     with pytest.raises(ConfigurationError) as caught:
@@ -77,7 +104,12 @@ def test_an_import_in_code_that_was_made_of_a_text_names_no_file(tmp_path):
 
 def test_what_is_said_of_different_files_or_differs_stays():
     here, there = at(key="grader", file="/a.py"), at(key="tasks", file="/b.py")
-    different = [Problem("x", here, "1"), Problem("x", there, "1"), Problem("x", here, "2"), Problem("y", here, "1")]
+    different = [
+        Problem("x", here, "1"),
+        Problem("x", there, "1"),
+        Problem("x", here, "2"),
+        Problem("y", here, "1"),
+    ]
     keys = [Problem("x", at(line="r:1", key="a")), Problem("x", at(line="r:1", key="b"))]
     assert each_cause_once([*different, *keys]) == [*different, *keys]
     assert Problems([*different, *different]).errors == different

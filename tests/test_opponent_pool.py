@@ -1,4 +1,5 @@
-"""Policies that follow a trained one, and the pool of its earlier versions: planned, kept, drawn, saved and resumed."""
+"""Policies that follow a trained one, and the pool of its earlier versions: planned, kept, drawn,
+saved and resumed."""
 
 import asyncio
 import dataclasses
@@ -38,7 +39,15 @@ from marl_plugins.engine.runtime.policy import UpstreamPolicy
 
 ROOT = Path(__file__).resolve().parent.parent
 POOL = str(ROOT / "recipes" / "kuhn_poker" / "pool.yaml")
-RUN = {"mapping": {}, "roles": {}, "policies": {}, "estimator": "reinforce", "warm_start": None, "flags": {}, "plugins": {}}
+RUN = {
+    "mapping": {},
+    "roles": {},
+    "policies": {},
+    "estimator": "reinforce",
+    "warm_start": None,
+    "flags": {},
+    "plugins": {},
+}
 
 
 class TestOpponentPool(PluginContract):
@@ -46,7 +55,8 @@ class TestOpponentPool(PluginContract):
     recipe = str(ROOT / "tests" / "recipes" / "sums" / "earlier.yaml")
 
 
-# --- which versions are kept and drawn ------------------------------------------------------------------------------------
+# --- which versions are kept and drawn
+# ------------------------------------------------------------------------------------
 
 
 def weights_of(version):
@@ -89,7 +99,9 @@ def run_in(folder, every=2, size=3, seed=1):
             train=SimpleNamespace(seed=seed),
             ckpt=SimpleNamespace(path=str(folder)),
         ),
-        policy_args={"earlier": SimpleNamespace(ckpt=SimpleNamespace(path=str(folder / "earlier")))},
+        policy_args={
+            "earlier": SimpleNamespace(ckpt=SimpleNamespace(path=str(folder / "earlier")))
+        },
     )
 
 
@@ -108,7 +120,9 @@ def synced(run, versions):
 
 
 def files(folder):
-    return sorted(int(path.stem.partition("-")[2]) for path in folder.glob("earlier/version-*.safetensors"))
+    return sorted(
+        int(path.stem.partition("-")[2]) for path in folder.glob("earlier/version-*.safetensors")
+    )
 
 
 sizes = st.integers(1, 9)
@@ -125,7 +139,9 @@ def test_the_kept_versions_lie_evenly_over_the_run(every, size, last):
             gaps = {b - a for a, b in itertools.pairwise(now)}
             gap = min(gaps, default=every)
             assert len(gaps) <= 1 and gap % every == 0
-            assert len(now) > size / 2 or now == list(range(0, version + 1, every)), "no fewer than have to be"
+            assert len(now) > size / 2 or now == list(range(0, version + 1, every)), (
+                "no fewer than have to be"
+            )
             assert set(now) <= {*before, version}, "what was left out does not come back"
             if len(now) > 1:
                 assert version - now[-1] < 2 * gap
@@ -178,7 +194,11 @@ def test_a_trained_policy_is_left_to_others():
 
 
 def test_the_metrics_say_who_played_in_the_step_and_not_who_will(tmp_path):
-    run, follower, said = run_in(tmp_path, every=1, size=20), Follower(SimpleNamespace(version=0)), []
+    run, follower, said = (
+        run_in(tmp_path, every=1, size=20),
+        Follower(SimpleNamespace(version=0)),
+        [],
+    )
     asyncio.run(opponent_pool.marl_sync(run, follower, 0))
     for version in range(1, 20):
         playing = follower.version
@@ -192,7 +212,8 @@ def test_the_metrics_say_who_played_in_the_step_and_not_who_will(tmp_path):
     assert said[-1] == 17 and len(set(follower.held)) > 3
 
 
-# --- files ----------------------------------------------------------------------------------------------------------------
+# --- files
+# --------------------------------------------------------------------------------------------------
 
 
 def test_what_is_damaged_is_named_and_not_played(tmp_path):
@@ -200,7 +221,11 @@ def test_what_is_damaged_is_named_and_not_played(tmp_path):
     synced(run, [0])
     path = tmp_path / "earlier" / "version-0.safetensors"
     whole = path.read_bytes()
-    for damage in (*(whole[:size] for size in range(len(whole))), whole[:-1] + bytes([whole[-1] ^ 1]), whole + b"\0"):
+    for damage in (
+        *(whole[:size] for size in range(len(whole))),
+        whole[:-1] + bytes([whole[-1] ^ 1]),
+        whole + b"\0",
+    ):
         path.write_bytes(damage)
         with pytest.raises(RunEnded, match=r"earlier/version-0\.safetensors is damaged"):
             synced(run, [1])
@@ -217,7 +242,9 @@ def test_a_disk_that_is_full_ends_the_run_with_the_file(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device", "version-2")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(RunEnded, match="policy 'earlier', version 2: version-2: No space left on device"):
+    with pytest.raises(
+        RunEnded, match="policy 'earlier', version 2: version-2: No space left on device"
+    ):
         synced(run, [2])
     assert files(tmp_path) == [0]
 
@@ -228,20 +255,27 @@ def test_a_fresh_run_begins_without_what_another_left(tmp_path):
     (tmp_path / "earlier" / "notes.txt").write_text("mine")
     assert files(tmp_path) == [0, 2]
     synced(run_in(tmp_path), [0])
-    assert {p.name for p in (tmp_path / "earlier").iterdir()} == {"version-0.safetensors", "notes.txt"}
+    assert {p.name for p in (tmp_path / "earlier").iterdir()} == {
+        "version-0.safetensors",
+        "notes.txt",
+    }
 
 
 def test_files_of_plugins_stay_below_the_checkpoints(tmp_path):
     plugin = tmp_path / "outside.py"
     plugin.write_text(
         "from pathlib import Path\nfrom marl_plugins import hookimpl\n\n"
-        f"@hookimpl\ndef marl_files(run): return [Path({str(tmp_path)!r}) / 'ckpt' / 'a', Path('/elsewhere/b')]\n"
+        f"@hookimpl\ndef marl_files(run): return [Path({str(tmp_path)!r}) / 'ckpt' / 'a', "
+        "Path('/elsewhere/b')]\n"
     )
-    with pytest.raises(RunEnded, match=r"outside\.py: marl_files: /elsewhere/b is not below --ckpt\.path"):
+    with pytest.raises(
+        RunEnded, match=r"outside\.py: marl_files: /elsewhere/b is not below --ckpt\.path"
+    ):
         Plugins([str(plugin)]).files(run_in(tmp_path / "ckpt"))
 
 
-# --- whole runs, without processes ----------------------------------------------------------------------------------------
+# --- whole runs, without processes
+# ----------------------------------------------------------------------------------------
 
 
 class Saving(SimulatedPolicy):
@@ -263,8 +297,11 @@ STEPS = 12
 
 
 def trainer_in(folder, steps=STEPS, keep=2, save_steps=2, synced=lambda version: None, sync=True):
-    """A run with role `a` on a trained policy and `b` on one that follows it; `synced` is called after every sync of that one."""
-    trainer = simulated_trainer(folder, lambda t: 1.0, steps=steps, samples=1, tasks=2, eval_steps=-1, workflow=both)
+    """A run with role `a` on a trained policy and `b` on one that follows it; `synced` is called
+    after every sync of that one."""
+    trainer = simulated_trainer(
+        folder, lambda t: 1.0, steps=steps, samples=1, tasks=2, eval_steps=-1, workflow=both
+    )
     checkpoints, session, run = folder / "checkpoints", trainer.session, trainer.run
     session.policies["p"] = Saving(checkpoints)
     session.trained = {"p": session.policies["p"]}
@@ -275,7 +312,11 @@ def trainer_in(folder, steps=STEPS, keep=2, save_steps=2, synced=lambda version:
     mine = run_in(checkpoints)
     run.recipe.roles["b"] = None
     run.state, run.policy_args = mine.state, mine.policy_args
-    run.args.opponents, run.args.ckpt.path, run.args.ckpt.save_steps = mine.args.opponents, mine.args.ckpt.path, save_steps
+    run.args.opponents, run.args.ckpt.path, run.args.ckpt.save_steps = (
+        mine.args.opponents,
+        mine.args.ckpt.path,
+        save_steps,
+    )
     trainer.saving.checkpoints = Checkpoints(checkpoints, keep, RUN)
     del trainer.saving.save  # the real one
     plugins, trained_sync = trainer.plugins, trainer.plugins.hook.marl_sync
@@ -325,7 +366,9 @@ def test_a_run_plays_earlier_versions_and_trains_the_newest_alone(tmp_path):
     metrics, trajectories, ledger = records(tmp_path)
     versions = {(t["step"], a["policy"], a["version"]) for t in trajectories for a in t["actions"]}
     by_step = {m["step"]: m["opponents/earlier/version"] for m in metrics}
-    expected = {(step, "p", step - 1) for step in by_step} | {(step, "earlier", v) for step, v in by_step.items()}
+    expected = {(step, "p", step - 1) for step in by_step} | {
+        (step, "earlier", v) for step, v in by_step.items()
+    }
     assert versions == expected and len(set(by_step.values())) > 2
     assert any(version < step - 1 for step, version in by_step.items())
     for entry in ledger:
@@ -338,14 +381,17 @@ def test_a_run_plays_earlier_versions_and_trains_the_newest_alone(tmp_path):
 
 
 def test_a_follower_that_is_not_brought_to_any_version_ends_the_run(tmp_path):
-    with pytest.raises(RunEnded, match="the engines of policy 'earlier' were not brought to version 0"):
+    with pytest.raises(
+        RunEnded, match="the engines of policy 'earlier' were not brought to version 0"
+    ):
         asyncio.run(trainer_in(tmp_path, sync=False).fit(0))
 
 
 @pytest.mark.parametrize("save_steps", [1, 2, 3])
 def test_a_resumed_run_is_the_undisturbed_one_wherever_it_was_cut(tmp_path, save_steps):
-    """Cut after every sync of the follower, which is after a version was written and before the step is saved; also with what
-    steps that are lost have left, and with a file that was being written."""
+    """Cut after every sync of the follower, which is after a version was written and before the
+    step is saved; also with what steps that are lost have left, and with a file that was being
+    written."""
     whole, cuts = tmp_path / "whole", []
 
     def cut(version):
@@ -365,7 +411,10 @@ def test_a_resumed_run_is_the_undisturbed_one_wherever_it_was_cut(tmp_path, save
         assert records(folder) == records(whole), folder
         pools = [t.run.state(opponent_pool.Pools)["earlier"] for t in (again, trainer)]
         assert pools[0].kept == pools[1].kept and pools[0].drawn == pools[1].drawn
-        contents = [{p.name: p.read_bytes() for p in (f / "checkpoints" / "earlier").iterdir()} for f in (folder, whole)]
+        contents = [
+            {p.name: p.read_bytes() for p in (f / "checkpoints" / "earlier").iterdir()}
+            for f in (folder, whole)
+        ]
         assert contents[0] == contents[1], folder
 
 
@@ -383,12 +432,19 @@ def test_every_step_that_is_saved_has_its_files_and_nothing_else_stays(keep, sav
         trainer = trainer_in(folder, steps=16, keep=keep, save_steps=save_steps, synced=look)
         asyncio.run(trainer.fit(0))
         for step in saved_steps(checkpoints):
-            needed |= {int(v) for v in json.loads(manifest_of(checkpoints, step).read_text())["state"]["earlier"]}
-        assert set(files(checkpoints)) == needed | trainer.run.state(opponent_pool.Pools)["earlier"].kept.keys()
+            needed |= {
+                int(v)
+                for v in json.loads(manifest_of(checkpoints, step).read_text())["state"]["earlier"]
+            }
+        assert (
+            set(files(checkpoints))
+            == needed | trainer.run.state(opponent_pool.Pools)["earlier"].kept.keys()
+        )
 
 
 def test_a_run_may_go_on_from_an_older_saved_step(tmp_path):
-    """As the messages about a damaged step say: with the older manifest in the place of the last one."""
+    """As the messages about a damaged step say: with the older manifest in the place of the last
+    one."""
     whole, back = tmp_path / "whole", tmp_path / "back"
     asyncio.run(trainer_in(whole, keep=4).fit(0))
     shutil.copytree(whole, back)
@@ -406,7 +462,11 @@ def test_a_saved_version_that_is_cut_or_gone_is_refused_by_name_before_anything_
     for version in kept:
         path = checkpoints / "earlier" / f"version-{version}.safetensors"
         whole = path.read_bytes()
-        for damage in (*(whole[:size] for size in range(len(whole))), whole[:-1] + bytes([whole[-1] ^ 1]), None):
+        for damage in (
+            *(whole[:size] for size in range(len(whole))),
+            whole[:-1] + bytes([whole[-1] ^ 1]),
+            None,
+        ):
             path.unlink() if damage is None else path.write_bytes(damage)
             with pytest.raises(ConfigurationError) as refused:
                 Checkpoints(checkpoints, 2, RUN).open(resume=True)
@@ -416,7 +476,8 @@ def test_a_saved_version_that_is_cut_or_gone_is_refused_by_name_before_anything_
     assert Checkpoints(checkpoints, 2, RUN).open(resume=True)["step"] == 6
 
 
-# --- engines that are replaced --------------------------------------------------------------------------------------------
+# --- engines that are replaced
+# --------------------------------------------------------------------------------------------
 
 
 class Handle:
@@ -455,7 +516,9 @@ def following(monkeypatch):
         return started[-1]
 
     policy.name, policy.version, policy.spec, policy.started = "earlier", 0, Follower.spec, started
-    policy.engines = EnginePool("earlier", [], start, policy.restore_engine, RestartBudget(9), 60.0, 4)
+    policy.engines = EnginePool(
+        "earlier", [], start, policy.restore_engine, RestartBudget(9), 60.0, 4
+    )
     policy.engines.engines = [engines.Engine(Handle(), []) for _ in range(2)]
     return policy
 
@@ -463,7 +526,9 @@ def following(monkeypatch):
 def test_a_replaced_engine_gets_the_weights_that_the_others_hold(following):
     async def go():
         first, second = following.engines.engines
-        await following.engines.replace(first)  # before the first sync: it has loaded the model itself
+        await following.engines.replace(
+            first
+        )  # before the first sync: it has loaded the model itself
         assert following.started[0].handle.told == [("earlier", 0)]
         second.handle.dead = True
         assert await following.hold(b"three", 3)  # it dies while they are given to it
@@ -471,7 +536,9 @@ def test_a_replaced_engine_gets_the_weights_that_the_others_hold(following):
         assert await following.hold(b"one", 1)
         await following.engines.replace(following.started[0])
         assert following.started[2].handle.told == [(("put", b"one"), "earlier", 1)]
-        assert [e.handle.told[-1] for e in following.engines.engines] == [(("put", b"one"), "earlier", 1)] * 2
+        assert [e.handle.told[-1] for e in following.engines.engines] == [
+            (("put", b"one"), "earlier", 1)
+        ] * 2
 
     asyncio.run(go())
 
@@ -486,17 +553,22 @@ def test_without_a_pool_it_has_the_newest_weights(following):
     processes = SimpleNamespace(weights=newest, await_work=await_work)
     following.followed = SimpleNamespace(processes=processes, training=processes)
     assert asyncio.run(following.sync(7)) and following.version == 7
-    assert [e.handle.told for e in following.engines.engines] == [[(("put", b"newest"), "earlier", 7)]] * 2
+    assert [e.handle.told for e in following.engines.engines] == [
+        [(("put", b"newest"), "earlier", 7)]
+    ] * 2
 
 
-# --- the plan -------------------------------------------------------------------------------------------------------------
+# --- the plan
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def recipe(tmp_path):
     """Writes a recipe that extends the shipped one; its name."""
     folder = tmp_path / "kuhn"
-    shutil.copytree(ROOT / "recipes" / "kuhn_poker", folder, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(
+        ROOT / "recipes" / "kuhn_poker", folder, ignore=shutil.ignore_patterns("__pycache__")
+    )
 
     def write(text):
         (folder / "mine.yaml").write_text(f"extends: pool.yaml\n{text}\n")
@@ -508,10 +580,14 @@ def recipe(tmp_path):
 @pytest.mark.parametrize(
     ("text", "line", "said"),
     [
-        ("policies: {earlier: {follows: plyer}}", 2, "follows: there is no policy 'plyer' in this run; did you mean 'player'?"),
-        ("policies: {earlier: {follows: earlier}}", 2, "follows: a policy cannot follow itself; name a trained one"),
-        ("policies:\n  earlier: {trainable: true}", 3, "trainable: it follows 'player' and is not trained itself; remove the key"),
-        ('policies: {earlier: {model: "tiny:seed=4"}}', 2, "model: it has the model of 'player', which it follows; remove the key"),
+        ("policies: {earlier: {follows: plyer}}", 2, "follows: there is no policy 'plyer' in this "
+                                                     "run; did you mean 'player'?"),
+        ("policies: {earlier: {follows: earlier}}", 2, "follows: a policy cannot follow itself; "
+                                                       "name a trained one"),
+        ("policies:\n  earlier: {trainable: true}", 3, "trainable: it follows 'player' and is not "
+                                                       "trained itself; remove the key"),
+        ('policies: {earlier: {model: "tiny:seed=4"}}', 2, "model: it has the model of 'player', "
+                                                           "which it follows; remove the key"),
     ],
 )  # fmt: skip
 def test_what_cannot_follow_is_refused_with_its_line(recipe, capsys, text, line, said):
@@ -525,16 +601,24 @@ def plan_of(recipe, *words):
 
 
 def test_only_a_trained_policy_is_followed_and_by_a_role(recipe):
-    mapping = "mapping: {first: player, second: other, earlier_first: earlier, earlier_second: earlier}"
+    mapping = (
+        "mapping: {first: player, second: other, earlier_first: earlier, earlier_second: earlier}"
+    )
     for other in ("{trainable: false}", "{follows: player}"):
         name = recipe(f"{mapping}\npolicies:\n  earlier: {{follows: other}}\n  other: {other}")
-        assert ("policies.untrained", f"{Path(name).name}:4", "policies.earlier.follows") in found_by(plan_of, name)
+        assert (
+            "policies.untrained",
+            f"{Path(name).name}:4",
+            "policies.earlier.follows",
+        ) in found_by(plan_of, name)
     name = recipe("policies: {idle: {follows: player}}")
     assert found_by(plan_of, name) == [("policies.unused", f"{Path(name).name}:2")]
 
 
 def test_a_model_of_its_own_on_the_command_line_is_refused():
-    with refused(("policies.model_of_follower", "command line", "earlier", "actor.model_name_or_path")):
+    with refused(
+        ("policies.model_of_follower", "command line", "earlier", "actor.model_name_or_path")
+    ):
         plan_of(POOL, "--policy.earlier.actor.model_name_or_path", "tiny:seed=3")
 
 
@@ -546,14 +630,17 @@ def test_on_gpus_it_is_refused(monkeypatch):
 
 def test_it_cannot_be_the_coach():
     with refused(("coach.trained_policy", "coach.policy", "earlier")):
-        build_plan(["--recipe", POOL, "--plugin", "marl_plugins.coach", "--coach.policy", "earlier"])
+        build_plan(
+            ["--recipe", POOL, "--plugin", "marl_plugins.coach", "--coach.policy", "earlier"]
+        )
 
 
 def test_a_follower_is_planned_as_engines_with_the_model_of_the_other():
     plan = build_plan(["--recipe", POOL, "--policy.player.actor.model_name_or_path", "tiny:seed=3"])
     shown = describe(plan)
     assert (
-        shown["policies"]["earlier"] | {"follows": "player", "trainable": False, "ranks": 0, "critic": None}
+        shown["policies"]["earlier"]
+        | {"follows": "player", "trainable": False, "ranks": 0, "critic": None}
         == (shown["policies"]["earlier"])
     )
     assert {p["model"] for p in shown["policies"].values()} == {"tiny:seed=3"}
@@ -580,8 +667,13 @@ def test_whom_it_follows_and_how_the_pool_is_kept_are_compared_on_resume(recipe)
     assert brief(found) == ("resume.changed", "opponents.every")
     name = recipe("policies: {earlier: {follows: null, trainable: false}}")
     follows = ("resume.changed", "earlier")
-    assert follows in briefs(Comparison(4, before, fingerprint(build_plan(["--recipe", name]))).found)
-    del before["policies"]["earlier"]["follows"], before["policies"]["player"]["follows"]  # of an earlier release
+    assert follows in briefs(
+        Comparison(4, before, fingerprint(build_plan(["--recipe", name]))).found
+    )
+    del (
+        before["policies"]["earlier"]["follows"],
+        before["policies"]["player"]["follows"],
+    )  # of an earlier release
     assert follows in briefs(Comparison(4, before, fingerprint(plan)).found)
 
 
@@ -590,9 +682,15 @@ def test_an_evaluation_gives_it_the_weights_of_the_other(tmp_path):
     (tmp_path / "player" / "config.json").write_text("{}")
     run = only_players(build_plan(["--recipe", POOL]).run)
     saved = str(tmp_path / "player")
-    assert {p.name: p.model for p in with_models(run, tmp_path, []).policies} == {"player": saved, "earlier": saved}
+    assert {p.name: p.model for p in with_models(run, tmp_path, []).policies} == {
+        "player": saved,
+        "earlier": saved,
+    }
     against_the_start = with_models(run, tmp_path, ["player"])
-    assert {p.name: p.model for p in against_the_start.policies} == {"player": saved, "earlier": "tiny"}
+    assert {p.name: p.model for p in against_the_start.policies} == {
+        "player": saved,
+        "earlier": "tiny",
+    }
     assert against_the_start.policy_args["earlier"].actor.model_name_or_path == "tiny"
     (tmp_path / "player" / "config.json").unlink()
     with refused(("eval.no_weights", "models")):

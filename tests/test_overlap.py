@@ -33,13 +33,16 @@ def reference(said, right):
 
 
 TEXTS = st.lists(
-    st.sampled_from(["The", "a", "An", "Ulm", "ulm,", "town", "(town)", "U.S.", "3.5", "!", ""]), max_size=6
+    st.sampled_from(["The", "a", "An", "Ulm", "ulm,", "town", "(town)", "U.S.", "3.5", "!", ""]),
+    max_size=6,
 ).map(" ".join)
 
 
 @given(TEXTS, st.lists(TEXTS, min_size=1, max_size=3))
 def test_they_are_squads(said, right):
-    assert f1(said, right) == pytest.approx(float(max(reference(said, one) for one in right)), abs=1e-12)
+    assert f1(said, right) == pytest.approx(
+        float(max(reference(said, one) for one in right)), abs=1e-12
+    )
     assert exact_match(said, right) == float(any(words_of(said) == words_of(one) for one in right))
     assert normalised(normalised(said)) == normalised(said)
 

@@ -1,7 +1,9 @@
-"""`--train.partial_rollout_enable`: weights change in the middle of answers. Whatever takes how long, each token says which weights
-sampled it, no token is older than the bound, nothing is lost, and a run that is killed goes on.
+"""`--train.partial_rollout_enable`: weights change in the middle of answers. Whatever takes how
+long, each token says which weights sampled it, no token is older than the bound, nothing is lost,
+and a run that is killed goes on.
 
-The engine that is simulated samples a token at a time by the weights that it holds then, and pauses as vLLM does.
+The engine that is simulated samples a token at a time by the weights that it holds then, and pauses
+as vLLM does.
 """
 
 import asyncio
@@ -32,7 +34,8 @@ STEPS = 6
 
 
 class PausingEngine:
-    """The engines of a policy: tokens take a while, and a pause ends with the token that is being sampled."""
+    """The engines of a policy: tokens take a while, and a pause ends with the token that is being
+    sampled."""
 
     restarted = 0
 
@@ -54,17 +57,24 @@ class PausingEngine:
         for letter in (*digest, "^"):
             await asyncio.sleep(self.draw.random())
             await self.going.wait()
-            # The log-prob says which weights have sampled the token, whatever is recorded of their version.
+            # The log-prob says which weights have sampled the token, whatever is recorded of their
+            # version.
             sampled.append((ord(letter), -1.0 - self.policy.version, self.policy.version))
-        versions = [(len(list(same)), version) for version, same in groupby(version for *_, version in sampled)]
+        versions = [
+            (len(list(same)), version)
+            for version, same in groupby(version for *_, version in sampled)
+        ]
         starts = [sum(count for count, _ in versions[:n]) for n in range(len(versions))]
-        changes = tuple((start, version) for start, (_, version) in zip(starts, versions, strict=True))[1:]
+        changes = tuple(
+            (start, version) for start, (_, version) in zip(starts, versions, strict=True)
+        )[1:]
         ids, logprobs, _ = zip(*sampled, strict=True)
         return Generation(ids, logprobs, "stop", call.policy, versions[0][1], changes)
 
 
 def partial_trainer(folder, seed, queue=1, training=4.0, max_lag=None, kill=None, **settings):
-    """A trainer as test_async has it, whose updates take `training` seconds or so while a rollout takes about 4."""
+    """A trainer as test_async has it, whose updates take `training` seconds or so while a rollout
+    takes about 4."""
     phases = Phases(kill)
     trainer, done = learning_trainer(folder, queue, phases, **settings)
     policy, hook, draw = trainer.session.policies["p"], trainer.plugins.hook, random.Random(seed)
@@ -115,7 +125,9 @@ def trained_versions(folder):
 def check_run(folder, most):
     """What holds of every run: versions are those that sampled, ledgers add up, nobody is lost."""
     found = records(folder)
-    assert sorted(found) == list(range(1, STEPS + 1)) and all(len(step) == 8 for step in found.values())
+    assert sorted(found) == list(range(1, STEPS + 1)) and all(
+        len(step) == 8 for step in found.values()
+    )
     assert len({key for step in found.values() for key in step}) == 8 * STEPS
     trains = trained_versions(folder)
     for step, action in actions_of(folder):
@@ -123,7 +135,9 @@ def check_run(folder, most):
         assert [-1.0 - version for version in g.token_versions] == list(g.logprobs)
         assert trains[step] - most <= g.version <= g.newest <= trains[step]
     for ledger in RunReader(folder).ledgers():
-        assert ledger.generated["a"] == ledger.trained["a"] + sum(ledger.left_out.get("a", {}).values())
+        assert ledger.generated["a"] == ledger.trained["a"] + sum(
+            ledger.left_out.get("a", {}).values()
+        )
 
 
 @pytest.mark.parametrize("queue", [1, 2])
@@ -150,7 +164,12 @@ def test_what_is_older_than_the_bound_is_left_out_and_counted(tmp_path, most):
         assert (action.left_out == "stale") is (action.generation.version < trains[step] - most)
         stale[action.left_out == "stale"] += 1
     assert stale[True] and stale[False]
-    assert sum(ledger.left_out.get("a", {}).get("stale", 0) for ledger in RunReader(tmp_path).ledgers()) == stale[True]
+    assert (
+        sum(
+            ledger.left_out.get("a", {}).get("stale", 0) for ledger in RunReader(tmp_path).ledgers()
+        )
+        == stale[True]
+    )
 
 
 def test_a_run_that_is_killed_anywhere_goes_on_and_nothing_is_lost(tmp_path):
@@ -161,7 +180,9 @@ def test_a_run_that_is_killed_anywhere_goes_on_and_nothing_is_lost(tmp_path):
     for number, what in enumerate(whole.seen, 1):
         moments.setdefault(what, []).append(number)
     draw = random.Random(1)
-    for moment in sorted({n for found in moments.values() for n in draw.sample(found, min(3, len(found)))}):
+    for moment in sorted(
+        {n for found in moments.values() for n in draw.sample(found, min(3, len(found)))}
+    ):
         folder = tmp_path / str(moment)
         with pytest.raises(Killed):
             fitted(folder, moment, kill=moment, eval_steps=2, save_steps=2)
@@ -169,7 +190,8 @@ def test_a_run_that_is_killed_anywhere_goes_on_and_nothing_is_lost(tmp_path):
         check_run(folder, 1)
 
 
-# --- a row ---------------------------------------------------------------------------------------------------------------
+# --- a row
+# --------------------------------------------------------------------------------------------------
 
 
 def changed_rows(version, *changes):
@@ -190,7 +212,9 @@ def test_the_lag_of_a_row_is_that_of_its_tokens():
     rows = changed_rows(3, (1, 5))
     rows[0].action.trainer_logprobs = (-0.1, -0.2)
     assert rows[0].action.generation.token_versions == [3, 5]
-    assert of_lag(rows, {"p": 5})["policy/p/lag"] == 1 and of_changes(rows) == {"policy/p/changed": 1}
+    assert of_lag(rows, {"p": 5})["policy/p/lag"] == 1 and of_changes(rows) == {
+        "policy/p/changed": 1
+    }
 
 
 def test_a_record_keeps_the_version_of_each_token_and_readers_see_it():
@@ -205,7 +229,12 @@ def test_a_record_keeps_the_version_of_each_token_and_readers_see_it():
 
 @pytest.mark.parametrize(
     ("version", "changes", "possible", "current"),
-    [(3, ((1, 4),), [3, 4], True), (3, ((1, 4), (2, 5)), [3, 4, 5], True), (4, (), [3, 4], True), (-1, (), [3, 3], False)],
+    [
+        (3, ((1, 4),), [3, 4], True),
+        (3, ((1, 4), (2, 5)), [3, 4, 5], True),
+        (4, (), [3, 4], True),
+        (-1, (), [3, 3], False),
+    ],
 )
 def test_an_answer_is_current_if_each_of_its_tokens_is(version, changes, possible, current):
     answer = Generation((1, 2, 3), (-1.0,) * 3, "stop", "p", version, changes)
@@ -215,7 +244,8 @@ def test_an_answer_is_current_if_each_of_its_tokens_is(version, changes, possibl
             is_current(answer, policy, others)
 
 
-# --- engines -------------------------------------------------------------------------------------------------------------
+# --- engines
+# --------------------------------------------------------------------------------------------------
 
 
 class PoolEngine(Engine):
@@ -223,10 +253,13 @@ class PoolEngine(Engine):
 
     def __init__(self, said, dies=""):
         calls = {
-            name: SimpleNamespace(remote=self.called(name)) for name in ("pause_generation", "resume_generation", "load")
+            name: SimpleNamespace(remote=self.called(name))
+            for name in ("pause_generation", "resume_generation", "load")
         }
         located = SimpleNamespace(remote=lambda function: self.located())
-        super().__init__(SimpleNamespace(**calls, __ray_call__=located, _actor_id=SimpleNamespace(hex=str)), [])
+        super().__init__(
+            SimpleNamespace(**calls, __ray_call__=located, _actor_id=SimpleNamespace(hex=str)), []
+        )
         self.said, self.dies, self.dead = said, dies, False
 
     async def located(self):
@@ -264,11 +297,15 @@ def test_an_engine_that_dies_while_it_is_paused_is_replaced_and_nobody_waits_for
 
     (said, restored, pool), _ = virtual_time.run(go())
     assert said[0] == ["pause_generation", "load", "resume_generation"] and len(restored) == 1
-    assert said[2] == ([] if dies == "resume_generation" else said[2][-2:]) and "pause_generation" not in said[2]
+    assert (
+        said[2] == ([] if dies == "resume_generation" else said[2][-2:])
+        and "pause_generation" not in said[2]
+    )
     assert pool.restarted == 1 and len(pool.engines) == 2 and pool.versions["p"] == (1,)
 
 
-# --- the plan ------------------------------------------------------------------------------------------------------------
+# --- the plan
+# --------------------------------------------------------------------------------------------------
 
 PARTIAL = "train.partial_rollout_enable"
 BOTH = [*ON, *CORRECTED, f"--{PARTIAL}"]
@@ -276,7 +313,10 @@ BOTH = [*ON, *CORRECTED, f"--{PARTIAL}"]
 
 def test_a_plan_says_that_a_run_cannot_be_repeated():
     plan = build_plan(BOTH)
-    assert briefs(plan.run.warnings) == [("async.partial", PARTIAL)] and "changes" in describe(plan)["async"]
+    assert (
+        briefs(plan.run.warnings) == [("async.partial", PARTIAL)]
+        and "changes" in describe(plan)["async"]
+    )
 
 
 @pytest.mark.parametrize(
@@ -289,7 +329,9 @@ def test_a_plan_says_that_a_run_cannot_be_repeated():
 )
 def test_a_bound_that_leaves_out_much_or_nothing_is_said(words, warning):
     found = briefs(build_plan([*BOTH, *words]).run.warnings)
-    assert [each for each in found if each[0].startswith("async.max_lag")] == ([warning] if warning else [])
+    assert [each for each in found if each[0].startswith("async.max_lag")] == (
+        [warning] if warning else []
+    )
 
 
 @pytest.mark.parametrize(
@@ -298,8 +340,14 @@ def test_a_bound_that_leaves_out_much_or_nothing_is_said(words, warning):
         ([*ON, "--async.max_lag", "1"], ("async.max_lag_alone", "async.max_lag")),
         ([*BOTH, "--async.max_lag", "-1"], ("flags.value", "command line", "async.max_lag")),
         ([*BOTH, "--plugin", "marl_plugins.balance"], ("balance.partial", "marl_plugins.balance")),
-        ([*BOTH, "--plugin", "marl_plugins.streaming"], ("streaming.async", "marl_plugins.streaming")),
-        ([*BOTH, "--plugin", "marl_plugins.adapters", "--ds.lora.rank", "8"], ("adapters.partial",)),
+        (
+            [*BOTH, "--plugin", "marl_plugins.streaming"],
+            ("streaming.async", "marl_plugins.streaming"),
+        ),
+        (
+            [*BOTH, "--plugin", "marl_plugins.adapters", "--ds.lora.rank", "8"],
+            ("adapters.partial",),
+        ),
     ],
 )
 def test_what_does_not_go_together_is_refused(words, problem):

@@ -1,4 +1,5 @@
-"""The thin patches to upstream: they apply, work and revert, and no command leaves a tree half patched."""
+"""The thin patches to upstream: they apply, work and revert, and no command leaves a tree half
+patched."""
 
 import difflib
 import hashlib
@@ -106,7 +107,9 @@ def test_git_understands_the_patches_in_any_order(tree, tmp_path):
         other = tmp_path / order[0]
         shutil.copytree(tree, other)
         for name in order:
-            subprocess.run(["git", "apply", str(SERIES.folder / f"{name}.patch")], cwd=other, check=True)
+            subprocess.run(
+                ["git", "apply", str(SERIES.folder / f"{name}.patch")], cwd=other, check=True
+            )
         recognised = recognise(other)
         assert recognised.in_state("applied") == set(NAMES)
         recognised.change(frozenset())
@@ -128,12 +131,19 @@ def test_the_patched_command_line_is_read_without_importing_it(tree):
     after = upstream_cli.build_parser(tree / "openrlhf")
     assert flags(after) == flags(before)
     statements = upstream_cli._main_block(tree / "openrlhf" / upstream_cli.CLI)[1]
-    assert len(statements) == len(upstream_cli._main_block(upstream_cli.upstream_root() / upstream_cli.CLI)[1])
+    assert len(statements) == len(
+        upstream_cli._main_block(upstream_cli.upstream_root() / upstream_cli.CLI)[1]
+    )
 
 
 def flags(parser):
     """All flags with default and type."""
-    return without_time([[a.option_strings, repr(a.default), getattr(a.type, "__name__", None)] for a in parser._actions])
+    return without_time(
+        [
+            [a.option_strings, repr(a.default), getattr(a.type, "__name__", None)]
+            for a in parser._actions
+        ]
+    )
 
 
 def without_time(found):
@@ -157,7 +167,9 @@ def test_upstream_with_the_patches_runs_our_workflow(tmp_path):
 
     # 0001: the same flags three ways; the command works from Python
     assert without_time(seen["flags"]) == without_time(seen["flags_without_import"])
-    assert without_time(seen["flags"]) == flags(upstream_cli.build_parser(upstream_cli.upstream_root()))
+    assert without_time(seen["flags"]) == flags(
+        upstream_cli.build_parser(upstream_cli.upstream_root())
+    )
     assert "--actor.model_name_or_path" in seen["help"]
     assert seen["trained"] == ["m", ["r.py"], 6]  # parsed, nested, and completed by its validation
 
@@ -172,7 +184,8 @@ def test_upstream_with_the_patches_runs_our_workflow(tmp_path):
     assert seen["sample_contexts"] == [{**context, "sample_index": i} for i in range(3)]
     assert seen["as_before"] == [{"prompt": "q"}, {"prompt": "q"}]
 
-    # Through upstream's generator: b fails and c takes its place; two samples a step, as upstream has it; a, c, then d.
+    # Through upstream's generator: b fails and c takes its place; two samples a step, as upstream
+    # has it; a, c, then d.
     a, c, d = ([[p, 0.0, 2], [p, 1.0, 3]] for p in "acd")
     assert seen["steps"] == [[a, 3, False], [c, 0, False], [d, 1, True], [a, 3, False]]
     assert [(x["prompt"], x["global_step"], x["is_eval"]) for x in seen["step_contexts"][:4]] == [
@@ -181,12 +194,15 @@ def test_upstream_with_the_patches_runs_our_workflow(tmp_path):
         ("c", 0, False),
         ("d", 2, False),
     ]
-    assert {x["datasource"] for x in seen["step_contexts"][:4]} == {f"source of {p}" for p in ("a", "b fails 0", "c", "d")}
+    assert {x["datasource"] for x in seen["step_contexts"][:4]} == {
+        f"source of {p}" for p in ("a", "b fails 0", "c", "d")
+    }
     assert seen["evaluated"] == [*a, *c]
     assert all(x["is_eval"] and x["global_step"] == 7 for x in seen["eval_contexts"])
     assert seen["all_fail"] == "Executors failed on 3 prompts, 2 were asked for"
 
-    # The steps that upstream's loops pass: the synchronous one continues from step 5 and evaluates at 6, the other is at 6.
+    # The steps that upstream's loops pass: the synchronous one continues from step 5 and evaluates
+    # at 6, the other is at 6.
     passed = [(kind, words["global_step"], words["max_len"]) for kind, words in seen["loops"]]
     assert passed == [("train", 5, 8), ("eval", 6, 8), ("train", 6, 8), ("train", 6, 8)]
 
@@ -213,7 +229,10 @@ def test_applying_twice_changes_nothing_and_reverting_restores_the_release(tree,
     ]
     assert first["changed"] == FILES[3:]
     patched = contents(tree)
-    assert report(capsys, "apply", "--to", str(tree), "0002")["changed"] == [] and contents(tree) == patched
+    assert (
+        report(capsys, "apply", "--to", str(tree), "0002")["changed"] == []
+        and contents(tree) == patched
+    )
     assert [mode for _, mode in patched.values()] == [mode for _, mode in released.values()]
     assert list(states(capsys, tree).values()) == ["absent", "applied", "absent", "applied"]
     command("apply", "--to", str(tree))
@@ -295,7 +314,11 @@ def test_nothing_is_written_through_a_link_at_the_temporary_name(tree, tmp_path,
     assert recognise(tree).in_state("applied") == set(NAMES)
     command("revert", "--to", str(tree))
     assert contents(tree) == released
-    assert victim.read_text() == "mine" if target == "file" else victim.exists() == (target == "folder")
+    assert (
+        victim.read_text() == "mine"
+        if target == "file"
+        else victim.exists() == (target == "folder")
+    )
 
 
 def test_a_folder_at_the_temporary_name_is_refused(tree):
@@ -311,7 +334,10 @@ def test_a_folder_that_is_a_link_out_of_the_tree_is_refused(tree):
     elsewhere = folder.rename(tree.parent / "elsewhere")
     folder.symlink_to(elsewhere)
     before = contents(elsewhere)
-    said = refused(tree, *[("patches.link", folder.name) for file in FILES if (tree / file).is_relative_to(folder)])
+    said = refused(
+        tree,
+        *[("patches.link", folder.name) for file in FILES if (tree / file).is_relative_to(folder)],
+    )
     assert str(elsewhere) in said[0]
     assert contents(elsewhere) == before
 
@@ -329,7 +355,9 @@ def test_a_series_stays_in_its_tree(tmp_path, file):
     diff = f"diff --git a/{file} b/{file}\n--- a/{file}\n+++ b/{file}\n@@ -1 +1 @@\n-a\n+b\n"
     (folder / "0001-x.patch").write_text(f"x\n\n{diff}")
     tree = {"host": "host", "version": "1.0", "licence": "x", "source": "x", "recognise": ["a"]}
-    (folder / "tree.yaml").write_text(json.dumps({**tree, "released": {file: hashlib.sha256(b"a\n").hexdigest()}}))
+    (folder / "tree.yaml").write_text(
+        json.dumps({**tree, "released": {file: hashlib.sha256(b"a\n").hexdigest()}})
+    )
     with refused_as(("patches.outside", "tree.yaml")):
         load_series(tmp_path / "series")
 
@@ -366,7 +394,9 @@ def test_an_unknown_patch_is_refused(tree):
 def test_a_git_checkout_is_refused_while_dirty_and_clean_again_after_a_revert(tree, capsys):
     def git(*words):
         who = ["-c", "user.name=t", "-c", "user.email=t@t"]
-        return subprocess.run(["git", *who, *words], cwd=tree, check=True, capture_output=True, text=True).stdout
+        return subprocess.run(
+            ["git", *who, *words], cwd=tree, check=True, capture_output=True, text=True
+        ).stdout
 
     git("init", "-q")
     git("add", "-A")
@@ -478,11 +508,16 @@ def diff_of(before, after, context):
     """What `git diff` would print for one file."""
     sides = [re.findall(rb"[^\n]*\n|[^\n]+", text) for text in (before, after)]
     lines = difflib.diff_bytes(difflib.unified_diff, *sides, b"a/file", b"b/file", n=context)
-    ended = [line if line.endswith(b"\n") else line + b"\n\\ No newline at end of file\n" for line in lines]
+    ended = [
+        line if line.endswith(b"\n") else line + b"\n\\ No newline at end of file\n"
+        for line in lines
+    ]
     return b"What it is for\n\ndiff --git a/file b/file\n" + b"".join(ended)
 
 
-texts = st.lists(st.sampled_from([b"a\n", b"b\n", b"\n", b"c\r\n", b"-- x\n", b"@@ -1 +1 @@\n"]), max_size=12).map(b"".join)
+texts = st.lists(
+    st.sampled_from([b"a\n", b"b\n", b"\n", b"c\r\n", b"-- x\n", b"@@ -1 +1 @@\n"]), max_size=12
+).map(b"".join)
 
 
 @given(before=texts, after=texts, end=st.sampled_from([b"", b"z"]), context=st.integers(0, 3))
@@ -498,8 +533,12 @@ def test_applying_and_reverting_is_the_identity(before, after, end, context):
 
 def test_a_moved_hunk_is_found_but_never_guessed():
     before = b"".join(b"%d\n" % n for n in range(20))
-    hunks = read_patch(diff_of(before, before.replace(b"9\n10\n", b"nine\n10\n"), 1), "p").hunks["file"]
-    assert apply_hunks(b"new\nnew\n" + before, hunks) == b"new\nnew\n" + before.replace(b"9\n10\n", b"nine\n10\n")
+    hunks = read_patch(diff_of(before, before.replace(b"9\n10\n", b"nine\n10\n"), 1), "p").hunks[
+        "file"
+    ]
+    assert apply_hunks(b"new\nnew\n" + before, hunks) == b"new\nnew\n" + before.replace(
+        b"9\n10\n", b"nine\n10\n"
+    )
     for text in (before.replace(b"8\n", b"8 \n"), b"x\n" + before + before, b""):
         with pytest.raises(DoesNotApply):
             apply_hunks(text, hunks)
@@ -510,10 +549,26 @@ def test_a_moved_hunk_is_found_but_never_guessed():
     [
         (b"only words\n", "patches.empty", "`diff --git a/FILE b/FILE`"),
         (b"t\ndiff --git a/f b/f\n", "patches.syntax", "expected `--- a/FILE`"),
-        (b"t\ndiff --git a/f b/f\n--- /dev/null\n+++ b/f\n@@ -0,0 +1 @@\n+a\n", "patches.syntax", "of an existing file"),
-        (b"t\ndiff --git a/f b/g\n--- a/f\n+++ b/g\n@@ -1 +1 @@\n-a\n+b\n", "patches.syntax", "of an existing file"),
-        (b"t\ndiff --git a/f b/f\n--- a/f\n+++ b/f\n@@ -1,2 +1 @@\n-a\n", "patches.syntax", "1 and 0 lines, not 2 and 1"),
-        (b"t\ndiff --git a/f b/f\n--- a/f\n+++ b/f\n@@ -1 +1 @@\n-a\n+b\nmore\n", "patches.syntax", "`diff --git"),
+        (
+            b"t\ndiff --git a/f b/f\n--- /dev/null\n+++ b/f\n@@ -0,0 +1 @@\n+a\n",
+            "patches.syntax",
+            "of an existing file",
+        ),
+        (
+            b"t\ndiff --git a/f b/g\n--- a/f\n+++ b/g\n@@ -1 +1 @@\n-a\n+b\n",
+            "patches.syntax",
+            "of an existing file",
+        ),
+        (
+            b"t\ndiff --git a/f b/f\n--- a/f\n+++ b/f\n@@ -1,2 +1 @@\n-a\n",
+            "patches.syntax",
+            "1 and 0 lines, not 2 and 1",
+        ),
+        (
+            b"t\ndiff --git a/f b/f\n--- a/f\n+++ b/f\n@@ -1 +1 @@\n-a\n+b\nmore\n",
+            "patches.syntax",
+            "`diff --git",
+        ),
     ],
 )
 def test_an_invalid_patch_is_refused(text, code, fix):
@@ -524,16 +579,21 @@ def test_an_invalid_patch_is_refused(text, code, fix):
 
 @pytest.fixture
 def hosts(tmp_path):
-    """Two releases of a made-up host with CRLF files; the first release's second patch depends on its first."""
+    """Two releases of a made-up host with CRLF files; the first release's second patch depends on
+    its first."""
     first, second = b"one\r\ntwo\r\n", b"one\r\ntwo\r\nthree\r\n"
-    steps = {"1.0": [first, b"one\r\nTWO\r\n", b"one\r\nTWO!\r\n"], "2.0": [second, b"one\r\ntwo\r\nTHREE\r\n"]}
+    steps = {
+        "1.0": [first, b"one\r\nTWO\r\n", b"one\r\nTWO!\r\n"],
+        "2.0": [second, b"one\r\ntwo\r\nTHREE\r\n"],
+    }
     for version, texts in steps.items():
         folder = tmp_path / "patches" / "other" / version
         folder.mkdir(parents=True)
         for number, (before, after) in enumerate(itertools.pairwise(texts)):
             (folder / f"{number:04}-p.patch").write_bytes(diff_of(before, after, 1))
         (folder / "tree.yaml").write_text(
-            f"host: other\nversion: '{version}'\nlicence: MIT\nsource: http://x\nrecognise: [file]\n"
+            f"host: other\nversion: '{version}'\nlicence: MIT\nsource: http://x\nrecognise: "
+            "[file]\n"
             f"released:\n  file: {hashlib.sha256(texts[0]).hexdigest()}\n"
         )
     (tmp_path / "checkout").mkdir()
@@ -547,11 +607,15 @@ def test_a_host_may_have_several_releases_and_patches_that_depend_on_each_other(
         for number, text in enumerate(texts):
             file.write_bytes(text)
             tree = recognise(tmp_path / "checkout", series)
-            assert tree.series.title == f"other {version}" and len(tree.in_state("applied")) == number
+            assert (
+                tree.series.title == f"other {version}" and len(tree.in_state("applied")) == number
+            )
     file.write_bytes(hosts["1.0"][0])
     with refused_as(("patches.alone",)):
         recognise(tmp_path / "checkout", series).change(frozenset({"0001-p"}))
-    assert recognise(tmp_path / "checkout", series).change(frozenset({"0000-p", "0001-p"})) == ["file"]
+    assert recognise(tmp_path / "checkout", series).change(frozenset({"0000-p", "0001-p"})) == [
+        "file"
+    ]
     assert file.read_bytes() == hosts["1.0"][2]
 
 
@@ -563,5 +627,7 @@ def test_a_series_names_exactly_the_files_that_it_touches(tmp_path):
         load_series(tmp_path / "patches")
     assert caught.value.problems[0].fix.endswith(": another")
     path.write_text(path.read_text().replace("licence", "license"))
-    with refused_as(("patches.form", "tree.yaml"), ("patches.form", "tree.yaml")):  # one is missing, one unknown
+    with refused_as(
+        ("patches.form", "tree.yaml"), ("patches.form", "tree.yaml")
+    ):  # one is missing, one unknown
         load_series(tmp_path / "patches")

@@ -1,4 +1,5 @@
-"""Which processes share devices, how many devices and CPUs a run needs, and what the plan refuses before a paid hour begins."""
+"""Which processes share devices, how many devices and CPUs a run needs, and what the plan refuses
+before a paid hour begins."""
 
 import shutil
 from pathlib import Path
@@ -69,7 +70,9 @@ def test_a_reference_on_the_policys_devices_is_as_large_as_the_policy(alone):
     assert codes(*sharing, recipe=alone) == {"devices.reference"}
     assert plan(*sharing, "--algo.kl.init_coef", "0", recipe=alone)  # there is no reference
     assert plan(*sharing[1:], recipe=alone)  # on devices of its own it may have any size
-    assert plan("--vllm.sync_backend", "gloo", recipe=alone)  # trainer and engine are on two devices
+    assert plan(
+        "--vllm.sync_backend", "gloo", recipe=alone
+    )  # trainer and engine are on two devices
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
@@ -87,16 +90,24 @@ def test_critic_and_reference_are_as_large_as_the_policy_unless_something_is_sai
 
 def test_what_needs_fewer_devices_is_said_and_holds(alone):
     found = plan(recipe=alone)
-    assert needed_devices(found.run) == {"solver": 4, "coder": 4, "verifier": 4} and needed_cpus(found.run) == 12
+    assert (
+        needed_devices(found.run) == {"solver": 4, "coder": 4, "verifier": 4}
+        and needed_cpus(found.run) == 12
+    )
     fewer = fewer_devices(found.run)
     assert describe(found)["fewer_devices"] == fewer and describe(found)["cpus"] == 12
     assert set(fewer.values()) == {9, 6, 4}
     for words, count in fewer.items():
         assert sum(needed_devices(plan(*words.split(), recipe=alone).run).values()) == count
-    assert all(f"(needs {count})" in too_few(found.run, 8) for count in (6, 4)) and "(needs 9)" not in too_few(found.run, 8)
+    assert all(
+        f"(needs {count})" in too_few(found.run, 8) for count in (6, 4)
+    ) and "(needs 9)" not in too_few(found.run, 8)
     assert fewer_devices(plan("--mapping", "shared").run) == {}
     assert "more GPUs" in too_few(
-        plan("--mapping", "shared", "--actor.num_gpus_per_node", "2", "--vllm.num_engines", "2").run, 1
+        plan(
+            "--mapping", "shared", "--actor.num_gpus_per_node", "2", "--vllm.num_engines", "2"
+        ).run,
+        1,
     )
 
 
@@ -106,9 +117,12 @@ def test_a_run_that_sees_no_device_is_told_what_hides_them(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("gpus", "cpus", "code"), [(3, 3, None), (2, 64, "devices.too_few"), (8, 2, "devices.too_few_cpus")]
+    ("gpus", "cpus", "code"),
+    [(3, 3, None), (2, 64, "devices.too_few"), (8, 2, "devices.too_few_cpus")],
 )
-def test_a_cluster_with_too_few_devices_or_cpus_is_refused_at_the_start(gpus, cpus, code, monkeypatch, capsys):
+def test_a_cluster_with_too_few_devices_or_cpus_is_refused_at_the_start(
+    gpus, cpus, code, monkeypatch, capsys
+):
     """Ray would wait for them for ever."""
     for resources in ("cluster_resources", "available_resources"):
         monkeypatch.setattr(ray, resources, lambda: {"GPU": float(gpus), "CPU": float(cpus)})
@@ -117,7 +131,14 @@ def test_a_cluster_with_too_few_devices_or_cpus_is_refused_at_the_start(gpus, cp
         _check_devices(plan().run)
         assert not capsys.readouterr().err
         _check_devices(
-            plan("--vllm.tensor_parallel_size", "3", "--actor.num_gpus_per_node", "3", "--mapping", "shared").run
+            plan(
+                "--vllm.tensor_parallel_size",
+                "3",
+                "--actor.num_gpus_per_node",
+                "3",
+                "--mapping",
+                "shared",
+            ).run
         )
         assert "over the network" in capsys.readouterr().err
         return
@@ -136,7 +157,8 @@ def test_a_ray_of_our_own_counts_a_cpu_for_every_device(alone, monkeypatch, tmp_
 
 @given(st.integers(1, 4), st.integers(1, 8), st.integers(1, 4))
 def test_deepspeed_gets_a_batch_that_fits_any_number_of_ranks(micro, groups, same):
-    """Its configuration asserts batch = micro-batch x accumulation x ranks, whichever of a policy's models the ranks load."""
+    """Its configuration asserts batch = micro-batch x accumulation x ranks, whichever of a policy's
+    models the ranks load."""
     args = ARGS
     args.train.micro_batch_size, args.ds.ring_attn_size = micro, same
     config = _strategy(args, groups * same).get_ds_eval_config()

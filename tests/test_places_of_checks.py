@@ -1,7 +1,8 @@
-"""Checks of single functions, each called with one bad input: the code and the place of what they return.
+"""Checks of single functions, each called with one bad input: the code and the place of what they
+return.
 
-What a whole plan says is in the tests of its parts; the sentence of every code is in docs/problems.md, which is made from the
-code.
+What a whole plan says is in the tests of its parts; the sentence of every code is in
+docs/problems.md, which is made from the code.
 """
 
 import sys
@@ -44,7 +45,8 @@ def space(**values):
     return root
 
 
-# --- addresses and variables ----------------------------------------------------------------------------------------------
+# --- addresses and variables
+# ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -62,7 +64,8 @@ def test_addresses(found, code):
     assert briefs(found) == [(code,)]
 
 
-# --- estimators -----------------------------------------------------------------------------------------------------------
+# --- estimators
+# --------------------------------------------------------------------------------------------------
 
 
 class Mine(Estimator):
@@ -88,7 +91,8 @@ def test_estimators(fields, run, code):
     assert briefs(found) == [(code, "Mine")]
 
 
-# --- policies -------------------------------------------------------------------------------------------------------------
+# --- policies
+# --------------------------------------------------------------------------------------------------
 
 
 def policy(name, trainable=True, follows=""):
@@ -97,7 +101,9 @@ def policy(name, trainable=True, follows=""):
 
 def run_of(roles=(), configs=None, device="cpu", **more):
     mapping = dict(roles)
-    recipe = SimpleNamespace(mapped_roles=[*mapping], policies_of=lambda role: (mapping[role],), policies=configs or {})
+    recipe = SimpleNamespace(
+        mapped_roles=[*mapping], policies_of=lambda role: (mapping[role],), policies=configs or {}
+    )
     return SimpleNamespace(recipe=recipe, device=device, **more)
 
 
@@ -122,16 +128,24 @@ def test_policies(run, of_run, expected):
         (run_of(), policy("b", False, "c"), "policies.unknown", "follows"),
         (run_of(), policy("b", False, "frozen"), "policies.untrained", "follows"),
         (run_of(), policy("b", True, "a"), "policies.trained_follower", "trainable"),
-        (run_of(configs={"b": PolicyConfig(model="m")}), policy("b", False, "a"), "policies.model_of_follower", "model"),
+        (
+            run_of(configs={"b": PolicyConfig(model="m")}),
+            policy("b", False, "a"),
+            "policies.model_of_follower",
+            "model",
+        ),
         (run_of(device="cuda"), policy("b", False, "a"), "policies.follower_on_gpus", "follows"),
     ],
 )
 def test_followers(run, follower, code, key):
-    found = policies.check_followers(run, [policy("a"), policy("frozen", False), follower], Origins())
+    found = policies.check_followers(
+        run, [policy("a"), policy("frozen", False), follower], Origins()
+    )
     assert briefs(found) == [(code, f"policies.b.{key}")]
 
 
-# --- numbers --------------------------------------------------------------------------------------------------------------
+# --- numbers
+# --------------------------------------------------------------------------------------------------
 
 
 GOOD_NUMBERS = {
@@ -161,12 +175,22 @@ GOOD_NUMBERS = {
 @pytest.mark.parametrize(
     ("changed", "expected"),
     [
-        ({"train__dynamic_batch_enable": True}, ("lengths.micro_batch", "train.max_tokens_per_gpu")),
         (
-            {"train__dynamic_batch_enable": True, "train__max_tokens_per_gpu": 200, "rollout__max_tokens_per_gpu": 10},
+            {"train__dynamic_batch_enable": True},
+            ("lengths.micro_batch", "train.max_tokens_per_gpu"),
+        ),
+        (
+            {
+                "train__dynamic_batch_enable": True,
+                "train__max_tokens_per_gpu": 200,
+                "rollout__max_tokens_per_gpu": 10,
+            },
             ("lengths.micro_batch", "rollout.max_tokens_per_gpu"),
         ),
-        ({"ds__packing_samples": True, "ds__attn_implementation": "flex"}, ("devices.packing", "ds.packing_samples")),
+        (
+            {"ds__packing_samples": True, "ds__attn_implementation": "flex"},
+            ("devices.packing", "ds.packing_samples"),
+        ),
     ],
 )
 def test_batching(changed, expected):
@@ -185,7 +209,8 @@ def test_what_needs_gpus(changed, code):
     assert briefs(placement._on_cpu(space(**GOOD_NUMBERS | changed))) == [(code,)]
 
 
-# --- gradients that are taken early ----------------------------------------------------------------------------------------
+# --- gradients that are taken early
+# ----------------------------------------------------------------------------------------
 
 
 GOOD_POLICY = {
@@ -209,7 +234,10 @@ GOOD_POLICY = {
         ({"ds__zero_stage": 3}, "reinforce", "streaming.zero_stage", "ds.zero_stage"),
         ({"ds__param_dtype": "fp16"}, "reinforce", "streaming.dtype", "ds.param_dtype"),
         (
-            {"actor__gradient_checkpointing_enable": True, "actor__gradient_checkpointing_reentrant": True},
+            {
+                "actor__gradient_checkpointing_enable": True,
+                "actor__gradient_checkpointing_reentrant": True,
+            },
             "reinforce",
             "streaming.checkpointing",
             "actor.gradient_checkpointing_reentrant",
@@ -220,12 +248,19 @@ GOOD_POLICY = {
             "streaming.gspo",
             "actor.policy_loss_type",
         ),
-        ({"reward__clip_range": (-1, 1)}, "flash_reinforce", "streaming.clip_range", "reward.clip_range"),
+        (
+            {"reward__clip_range": (-1, 1)},
+            "flash_reinforce",
+            "streaming.clip_range",
+            "reward.clip_range",
+        ),
         ({"ds__ring_attn_size": 2}, "reinforce", "streaming.ring", "ds.ring_attn_size"),
     ],
 )
 def test_a_policy_whose_gradients_cannot_be_taken_early(changed, estimator, code, flag):
-    found = streaming._of_a_policy(space(**GOOD_POLICY | changed), "p", SimpleNamespace(estimator=estimator))
+    found = streaming._of_a_policy(
+        space(**GOOD_POLICY | changed), "p", SimpleNamespace(estimator=estimator)
+    )
     assert briefs(found) == [(code, flag)]
 
 
@@ -238,13 +273,22 @@ def test_a_run_whose_gradients_cannot_be_taken_early():
         need_step=["mine"],
         processes=SimpleNamespace(lasting=False),
     )
-    codes = ["streaming.optimiser_steps", "streaming.estimator", "streaming.whole_step", "streaming.seats"]
+    codes = [
+        "streaming.optimiser_steps",
+        "streaming.estimator",
+        "streaming.whole_step",
+        "streaming.seats",
+    ]
     assert briefs(streaming._of_the_run(run)) == [(code,) for code in codes]
 
 
 @pytest.mark.parametrize(
     ("device", "with_ray", "code"),
-    [("cpu", False, "flat_sync.cpu"), ("cuda", True, "flat_sync.ray"), ("cuda", False, "flat_sync.unrecorded")],
+    [
+        ("cpu", False, "flat_sync.cpu"),
+        ("cuda", True, "flat_sync.ray"),
+        ("cuda", False, "flat_sync.unrecorded"),
+    ],
 )
 def test_flat_sync(device, with_ray, code):
     run = SimpleNamespace(
@@ -256,7 +300,8 @@ def test_flat_sync(device, with_ray, code):
     assert briefs(flat_sync.marl_configure(run=run)) == [(code, "marl_plugins.flat_sync")]
 
 
-# --- sections -------------------------------------------------------------------------------------------------------------
+# --- sections
+# --------------------------------------------------------------------------------------------------
 
 
 class Brevity(Section):
@@ -276,11 +321,15 @@ def test_sections(name, model, expected):
 
 
 def test_a_section_within_another_plugins():
-    assert brief(sections._taken("brevity.words", {"brevity": "other"})) == ("sections.taken", "brevity.words")
+    assert brief(sections._taken("brevity.words", {"brevity": "other"})) == (
+        "sections.taken",
+        "brevity.words",
+    )
     assert sections._taken("brevity", {"other": "other"}) is None
 
 
-# --- the sandbox ----------------------------------------------------------------------------------------------------------
+# --- the sandbox
+# --------------------------------------------------------------------------------------------------
 
 
 SERVICE = {"isolation": "service", "url": "http://127.0.0.1:8080"}
@@ -310,7 +359,8 @@ def test_a_service_without_its_client(monkeypatch, tmp_path):
     assert briefs(found) == [("sandbox.extra", "tools.sandbox.isolation")]
 
 
-# --- servers of tools, databases, functions -------------------------------------------------------------------------------
+# --- servers of tools, databases, functions
+# -------------------------------------------------------------------------------
 
 
 PYTHON = [sys.executable]
@@ -343,7 +393,9 @@ def test_the_client_of_such_servers_is_an_extra(monkeypatch):
 def test_a_database(tmp_path):
     import sqlite3
 
-    assert briefs(database_problems(tmp_path / "none.db", ())) == [("sql.database", "tools.sql.database", "none.db")]
+    assert briefs(database_problems(tmp_path / "none.db", ())) == [
+        ("sql.database", "tools.sql.database", "none.db")
+    ]
     connection = sqlite3.connect(tmp_path / "shop.db")
     connection.execute("CREATE TABLE orders (id)")
     connection.close()
@@ -367,17 +419,26 @@ def tool(name, *functions):
     ],
 )
 def test_calls_in_a_models_own_format(role, tools, expected, monkeypatch):
-    monkeypatch.setattr(calls, "parser_names", lambda key: {"calls": ["hermes"], "reasoning": ["qwen3"]}[key])
-    config = SimpleNamespace(**{"calls": None, "reasoning": None, "tools": [t.name for t in tools], **role})
+    monkeypatch.setattr(
+        calls, "parser_names", lambda key: {"calls": ["hermes"], "reasoning": ["qwen3"]}[key]
+    )
+    config = SimpleNamespace(
+        **{"calls": None, "reasoning": None, "tools": [t.name for t in tools], **role}
+    )
     assert [(key, problem.code) for key, problem in calls._problems(config, tools)] == [expected]
 
 
-# --- seats ----------------------------------------------------------------------------------------------------------------
+# --- seats
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("device", "trained", "nodes", "code"),
-    [("cuda", True, 1, "seats.gpus"), ("cpu", False, 1, "seats.unused"), ("cpu", True, 0, "seats.nodes")],
+    [
+        ("cuda", True, 1, "seats.gpus"),
+        ("cpu", False, 1, "seats.unused"),
+        ("cpu", True, 0, "seats.nodes"),
+    ],
 )
 def test_seats(device, trained, nodes, code):
     args = space(**GOOD_NUMBERS)
@@ -386,7 +447,8 @@ def test_seats(device, trained, nodes, code):
     assert briefs(found) == [(code, "marl_plugins.process_groups")]
 
 
-# --- commands -------------------------------------------------------------------------------------------------------------
+# --- commands
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -401,7 +463,8 @@ def test_commands(words, expected):
     assert found_by(dispatch, words) == [expected]
 
 
-# --- an endpoint's flags --------------------------------------------------------------------------------------------------
+# --- an endpoint's flags
+# --------------------------------------------------------------------------------------------------
 
 
 GOOD_ENDPOINT = {
@@ -433,6 +496,11 @@ def test_modules_that_ask_an_endpoint_are_an_extra(monkeypatch):
 
 
 def test_a_limit_at_which_verdicts_come_too_late():
-    args = space(coach__per_minute=1, coach__deadline=60.0, rollout__batch_size=8, rollout__n_samples_per_prompt=1)
+    args = space(
+        coach__per_minute=1,
+        coach__deadline=60.0,
+        rollout__batch_size=8,
+        rollout__n_samples_per_prompt=1,
+    )
     run = SimpleNamespace(args=args, recipe=SimpleNamespace(roles={"a": None}))
     assert briefs(coach._too_slow(run)) == [("coach.too_slow", "coach.per_minute")]

@@ -1,4 +1,5 @@
-"""Checks of the host, of files and of a run's parts, each called with one bad input: the code and the place of what they return.
+"""Checks of the host, of files and of a run's parts, each called with one bad input: the code and
+the place of what they return.
 
 As test_places_of_checks.py, for what is not checked by a function of the plan alone.
 """
@@ -49,7 +50,8 @@ from marl_plugins.engine.runtime.session import Session
 from marl_plugins.process_groups.backend import SharedSeats
 from marl_plugins.reward_backprop import BackpropState
 
-# --- the host -------------------------------------------------------------------------------------------------------------
+# --- the host
+# --------------------------------------------------------------------------------------------------
 
 
 def test_upstream_is_not_installed(monkeypatch):
@@ -70,15 +72,26 @@ if __name__ == "__main__":
 def test_upstreams_command_line(tmp_path):
     (tmp_path / "cli").mkdir()
     file = tmp_path / upstream_cli.CLI
-    assert found_by(upstream_cli.build_parser, tmp_path) == [("upstream.syntax", "train_ppo_ray.py")]
+    assert found_by(upstream_cli.build_parser, tmp_path) == [
+        ("upstream.syntax", "train_ppo_ray.py")
+    ]
     file.write_text("def (\n")
     assert found_by(seams.syntax_tree, file) == [("upstream.syntax", "train_ppo_ray.py:1")]
     file.write_text("")
-    assert found_by(upstream_cli.build_parser, tmp_path) == [("upstream.unsupported", "train_ppo_ray.py")]
+    assert found_by(upstream_cli.build_parser, tmp_path) == [
+        ("upstream.unsupported", "train_ppo_ray.py")
+    ]
     file.write_text(MAIN)
-    problems, warnings = upstream_cli.validate(space(train__agent_func_path=None, reward__remote_url=None), tmp_path)
-    assert (briefs(problems), briefs(warnings)) == ([("upstream.validation",)], [("upstream.warning",)])
-    assert briefs(upstream_cli.validate(SimpleNamespace(), tmp_path)[0]) == [("upstream.validation",)]
+    problems, warnings = upstream_cli.validate(
+        space(train__agent_func_path=None, reward__remote_url=None), tmp_path
+    )
+    assert (briefs(problems), briefs(warnings)) == (
+        [("upstream.validation",)],
+        [("upstream.warning",)],
+    )
+    assert briefs(upstream_cli.validate(SimpleNamespace(), tmp_path)[0]) == [
+        ("upstream.validation",)
+    ]
 
 
 def test_a_release_with_another_loss():
@@ -98,7 +111,8 @@ def test_operators_without_a_compiler(monkeypatch):
     assert found_by(prebuild.main) == [("machine.compiler",)]
 
 
-# --- plugins and files ----------------------------------------------------------------------------------------------------
+# --- plugins and files
+# --------------------------------------------------------------------------------------------------
 
 
 def test_plugins(tmp_path, monkeypatch):
@@ -106,8 +120,12 @@ def test_plugins(tmp_path, monkeypatch):
     (tmp_path / "odd_plugin.py").write_text("import nothing_of_that_name")
     assert found_by(load, "odd_plugin") == [("plugin.needs_module", "odd_plugin")]
     (tmp_path / "needy.py").write_text("requires = 3")
-    assert found_by(Plugins, [str(tmp_path / "needy.py")]) == [("plugin.requires", "needy.py", "requires")]
-    wrapper = "from marl_plugins import hookimpl\n@hookimpl(wrapper=True)\ndef marl_log(): return 1\n"
+    assert found_by(Plugins, [str(tmp_path / "needy.py")]) == [
+        ("plugin.requires", "needy.py", "requires")
+    ]
+    wrapper = (
+        "from marl_plugins import hookimpl\n@hookimpl(wrapper=True)\ndef marl_log(): return 1\n"
+    )
     (tmp_path / "wrapper.py").write_text(wrapper)  # it yields nothing
     assert found_by(Plugins, [str(tmp_path / "wrapper.py")]) == [("plugin.signature", "wrapper.py")]
     assert found_by(load_file, tmp_path) == [("files.no_file", tmp_path.name)]
@@ -130,14 +148,19 @@ def test_nothing_was_asked_for():
     assert found_by(build_plan, []) == [("flags.nothing",)]
 
 
-# --- imports --------------------------------------------------------------------------------------------------------------
+# --- imports
+# --------------------------------------------------------------------------------------------------
 
 
 def test_imports(tmp_path):
     (tmp_path / "train.jsonl").write_text("")
-    assert found_by(items.read_items, tmp_path / "train.jsonl", None, None, None) == [("imports.no_items", "train.jsonl")]
+    assert found_by(items.read_items, tmp_path / "train.jsonl", None, None, None) == [
+        ("imports.no_items", "train.jsonl")
+    ]
     report, source = Report(), SimpleNamespace(where=lambda *key: "a.yaml:3")
-    policies._models(source, [SimpleNamespace(role="solver", config={"pretrain": "$MODEL"})], None, report)
+    policies._models(
+        source, [SimpleNamespace(role="solver", config={"pretrain": "$MODEL"})], None, report
+    )
     roles._check_fields("{problem} {later}", "p", (), "solver", {"problem"}, report)
     few = tasks.Tasks([{"prompt": "x"}], [], tmp_path / "train.jsonl")
     tasks.check_amount(few, {"train.batch_size": 2}, report)
@@ -148,7 +171,8 @@ def test_imports(tmp_path):
     ]
 
 
-# --- models ---------------------------------------------------------------------------------------------------------------
+# --- models
+# --------------------------------------------------------------------------------------------------
 
 
 def test_the_folder_of_a_model(tmp_path):
@@ -162,7 +186,9 @@ def test_the_folder_of_a_model(tmp_path):
 
 def test_a_process_that_raises_while_it_starts():
     error = RayActorError(error_msg="ValueError: no such model", actor_init_failed=True)
-    assert briefs(not_started("solver", "some/model", error).problems) == [("models.start", "solver")]
+    assert briefs(not_started("solver", "some/model", error).problems) == [
+        ("models.start", "solver")
+    ]
 
 
 def test_a_tokenizer_that_ends_no_turn():
@@ -176,26 +202,40 @@ def test_a_tokenizer_that_cannot_be_loaded(tmp_path):
     assert found_by(Session._tokenizers, session) == [("models.tokenizer", "solver")]
 
 
-# --- the plan -------------------------------------------------------------------------------------------------------------
+# --- the plan
+# --------------------------------------------------------------------------------------------------
 
 
 def test_a_dataset_of_the_hub(tmp_path, monkeypatch):
     import datasets
 
-    run = space(args__data__input_key="text", args__data__label_key="label", given={"data.input_key"})
+    run = space(
+        args__data__input_key="text", args__data__label_key="label", given={"data.input_key"}
+    )
     (tmp_path / "empty").mkdir()
     name, flag = str(tmp_path / "empty"), "data.prompt_dataset"
     assert found_by(_hub_tasks, name, run, None, flag) == [("tasks.hub", flag, name)]
-    monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: datasets.Dataset.from_dict({"text": ["a"]}))
-    assert found_by(_hub_tasks, "some/data", run, None, flag) == [("tasks.no_column", flag, "some/data")]
+    monkeypatch.setattr(
+        datasets, "load_dataset", lambda *_, **__: datasets.Dataset.from_dict({"text": ["a"]})
+    )
+    assert found_by(_hub_tasks, "some/data", run, None, flag) == [
+        ("tasks.no_column", flag, "some/data")
+    ]
 
 
 def test_groups_of_ray_for_several_policies(monkeypatch):
     for other in ("_lengths", "_batching", "check_placement", "_unlikely"):  # of one policy each
         monkeypatch.setattr(numbers, other, lambda *_: [])
-    wanted = {"ckpt__save_steps": 1, "ckpt__disable_ds": False, "vllm__sync_with_ray": True, "train__batch_size": 1}
+    wanted = {
+        "ckpt__save_steps": 1,
+        "ckpt__disable_ds": False,
+        "vllm__sync_with_ray": True,
+        "train__batch_size": 1,
+    }
     args = space(**GOOD_NUMBERS | wanted)
-    run = SimpleNamespace(args=args, trajectories=1, device="cuda", policies=[policy("a"), policy("b")])
+    run = SimpleNamespace(
+        args=args, trajectories=1, device="cuda", policies=[policy("a"), policy("b")]
+    )
     run.recipe = space(limits__task_seconds=60.0)
     run.policy_args, run.logical_gpus = {"a": args, "b": args}, None
     assert briefs(numbers.check_numbers(run)) == [("plan.sync_with_ray",)]
@@ -204,7 +244,10 @@ def test_groups_of_ray_for_several_policies(monkeypatch):
 def test_an_evaluation_that_nothing_scores():
     plan = SimpleNamespace(
         run=space(
-            recipe__grader=None, args__reward__remote_url=None, args__eval__dataset="a.jsonl", section=lambda kind: None
+            recipe__grader=None,
+            args__reward__remote_url=None,
+            args__eval__dataset="a.jsonl",
+            section=lambda kind: None,
         ),
         plugins=SimpleNamespace(claims=lambda hook, run: hook == "marl_score_action"),
     )
@@ -213,7 +256,9 @@ def test_an_evaluation_that_nothing_scores():
 
 def test_a_file_without_a_reward_function(tmp_path):
     (tmp_path / "reward.py").write_text("")
-    plan = SimpleNamespace(run=space(args__reward__remote_url=str(tmp_path / "reward.py"), recipe__grader=None))
+    plan = SimpleNamespace(
+        run=space(args__reward__remote_url=str(tmp_path / "reward.py"), recipe__grader=None)
+    )
     assert briefs(files._reward_function(plan)) == [("reward.no_function", "reward.remote_url")]
 
 
@@ -222,12 +267,16 @@ def test_a_tool_in_a_folder_that_nothing_gives():
         return None
 
     tool = Tool("write", run, lambda text: [], in_workspace=True)
-    plugins = SimpleNamespace(owners=lambda hook, run=None: (), call_while_planning=lambda hook, run: [[tool]])
+    plugins = SimpleNamespace(
+        owners=lambda hook, run=None: (), call_while_planning=lambda hook, run: [[tool]]
+    )
     assert found_by(parts.tools_of, plugins, None) == [("tools.workspace", "write")]
 
 
 def test_a_tool_that_the_run_does_not_have():
-    assert found_by(use_tool, SimpleNamespace(tools={}), "python", "the coach") == [("tools.unknown", "python")]
+    assert found_by(use_tool, SimpleNamespace(tools={}), "python", "the coach") == [
+        ("tools.unknown", "python")
+    ]
 
 
 def test_a_followup_without_a_second_call():
@@ -237,14 +286,25 @@ def test_a_followup_without_a_second_call():
 
 
 def test_returns_of_several_roles_that_are_normalised_together():
-    flags = {"scope": "trajectory", "normalise": "global", "discount": 1.0, "distance": "longest", "origin": "action"}
+    flags = {
+        "scope": "trajectory",
+        "normalise": "global",
+        "discount": 1.0,
+        "distance": "longest",
+        "origin": "action",
+    }
     run = space(**{f"args__reinforce_pp__{name}": value for name, value in flags.items()})
-    run.estimator, run.recipe, run.given = "reinforce", SimpleNamespace(roles=["a", "b"], populations={}), {}
+    run.estimator, run.recipe, run.given = (
+        "reinforce",
+        SimpleNamespace(roles=["a", "b"], populations={}),
+        {},
+    )
     expected = ("reinforce_pp.trajectory_scope", "reinforce_pp.scope", "reinforce_pp.normalise")
     assert briefs(reinforce_pp.marl_configure(run=run)) == [expected]
 
 
-# --- the records ----------------------------------------------------------------------------------------------------------
+# --- the records
+# --------------------------------------------------------------------------------------------------
 
 
 def test_a_folder_that_cannot_be_locked(tmp_path, monkeypatch):
@@ -252,7 +312,9 @@ def test_a_folder_that_cannot_be_locked(tmp_path, monkeypatch):
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
     monkeypatch.setattr(fcntl, "flock", without_locks)
-    assert found_by(_locked, "ckpt.path", tmp_path) == [("run_folder.no_lock", "ckpt.path", tmp_path.name)]
+    assert found_by(_locked, "ckpt.path", tmp_path) == [
+        ("run_folder.no_lock", "ckpt.path", tmp_path.name)
+    ]
 
 
 def test_records_that_are_missing_or_out_of_order(tmp_path):
@@ -285,16 +347,21 @@ def test_a_trajectory_without_times(monkeypatch):
     monkeypatch.setattr(trace, "traced", untimed)
     record = SimpleNamespace(step=1, value=None, place="trajectories.jsonl:1")
     run = SimpleNamespace(recorded=lambda wanted: [record])
-    assert found_by(lambda: [*trace.trace_of(run)]) == [("trace.untraceable", "trajectories.jsonl:1")]
+    assert found_by(lambda: [*trace.trace_of(run)]) == [
+        ("trace.untraceable", "trajectories.jsonl:1")
+    ]
 
 
 def test_checkpoints_that_cannot_be_written(tmp_path):
-    (tmp_path / "solver" / "_actor" / "latest").mkdir(parents=True)  # a folder where a file has to go
+    (tmp_path / "solver" / "_actor" / "latest").mkdir(
+        parents=True
+    )  # a folder where a file has to go
     with refused(("resume.unwritable", "ckpt.path")):
         Checkpoints(tmp_path, 1, {}).open(resume=False)
 
 
-# --- processes ------------------------------------------------------------------------------------------------------------
+# --- processes
+# --------------------------------------------------------------------------------------------------
 
 
 def test_a_cluster_that_is_too_small(monkeypatch):
@@ -303,9 +370,13 @@ def test_a_cluster_that_is_too_small(monkeypatch):
     monkeypatch.setattr(cluster, "needed_devices", lambda run: {"solver": 2})
     monkeypatch.setattr(cluster, "shown_devices", lambda run: "solver 2")
     monkeypatch.setattr(cluster, "too_few", lambda run, found: "ask for fewer")
-    assert found_by(cluster._check_devices, SimpleNamespace(processes=None)) == [("devices.too_few",)]
+    assert found_by(cluster._check_devices, SimpleNamespace(processes=None)) == [
+        ("devices.too_few",)
+    ]
     backend = SimpleNamespace(
-        seating=SimpleNamespace(seats=1, nodes=1), devices=lambda run: {}, object_store_bytes=lambda run: 2
+        seating=SimpleNamespace(seats=1, nodes=1),
+        devices=lambda run: {},
+        object_store_bytes=lambda run: 2,
     )
     assert found_by(SharedSeats.check_cluster, backend, None) == [("seats.object_store",)]
 
@@ -321,8 +392,12 @@ def test_a_cluster_that_is_not_there(monkeypatch):
         pass
 
 
-@pytest.mark.parametrize(("raised", "expected"), [(Exception("not up in time."), RunEnded), (KeyError("x"), KeyError)])
-def test_a_node_that_is_not_up_in_time_ends_the_run_and_no_fault_is_taken_for_it(monkeypatch, raised, expected):
+@pytest.mark.parametrize(
+    ("raised", "expected"), [(Exception("not up in time."), RunEnded), (KeyError("x"), KeyError)]
+)
+def test_a_node_that_is_not_up_in_time_ends_the_run_and_no_fault_is_taken_for_it(
+    monkeypatch, raised, expected
+):
     def slow(**options):
         raise raised
 
@@ -334,7 +409,8 @@ def test_a_node_that_is_not_up_in_time_ends_the_run_and_no_fault_is_taken_for_it
     assert str(raised) in str(caught.value)
 
 
-# --- credit and tools -----------------------------------------------------------------------------------------------------
+# --- credit and tools
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -352,7 +428,9 @@ def test_reward_backprop(flags, with_coach, code):
     states = {BackpropState: BackpropState(), Askers: SimpleNamespace(first=asker)}
     run = SimpleNamespace(
         args=SimpleNamespace(
-            reward_backprop=SimpleNamespace(**{"alpha": 1, "beta": 1, "attributor": "rules", "prompt": None} | flags)
+            reward_backprop=SimpleNamespace(
+                **{"alpha": 1, "beta": 1, "attributor": "rules", "prompt": None} | flags
+            )
         ),
         recipe=SimpleNamespace(roles={}),
         plugins=["marl_plugins.coach"] * with_coach + ["marl_plugins.reward_backprop"],
@@ -376,4 +454,6 @@ def test_a_server_without_tools(monkeypatch):
 
     monkeypatch.setattr(servers, "Session", Silent)
     server = SimpleNamespace(name="a", config=SimpleNamespace(tools=()))
-    assert found_by(lambda: asyncio.run(servers.Server.learn(server))) == [("mcp.no_tools", "tools.mcp.a")]
+    assert found_by(lambda: asyncio.run(servers.Server.learn(server))) == [
+        ("mcp.no_tools", "tools.mcp.a")
+    ]

@@ -1,4 +1,5 @@
-"""What a plan sees before anything starts: data, models, lengths, what plugins bring, and what it says of the run."""
+"""What a plan sees before anything starts: data, models, lengths, what plugins bring, and what it
+says of the run."""
 
 import json
 import os
@@ -101,7 +102,11 @@ def recipe(tmp_path):
     rows = "\n".join(map(json.dumps, ROWS))
     files = Files(tmp_path)
     return files.write(
-        recipe_yaml=RECIPE, workflow_py=WORKFLOW, grader_py=GRADER, solver_md="Solve: {problem}\n", data_jsonl=rows
+        recipe_yaml=RECIPE,
+        workflow_py=WORKFLOW,
+        grader_py=GRADER,
+        solver_md="Solve: {problem}\n",
+        data_jsonl=rows,
     )
 
 
@@ -113,7 +118,8 @@ def test_a_good_recipe_has_no_warnings(recipe):
     assert recipe.warnings() == []
 
 
-# --- data files -----------------------------------------------------------------------------------------------------------
+# --- data files
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -129,20 +135,35 @@ def test_a_good_recipe_has_no_warnings(recipe):
         (b"not json at all", [("files.json", "data.json:1")]),
         (b"[" * 100_000, [("tasks.deep_json", "data.json")]),
         (b'[{"problem": "1", "answer": NaN}]', [("tasks.value", "data.json:1: item 1")]),
-        (b'[{"problem": "1", "answer": 1, "x": {"y": [1e999]}}]', [("tasks.value", "data.json:1: item 1")]),
-        (b'[{"problem": "1", "answer": "2"}, {"problem": "2"}]', [("tasks.no_field", "data.json:1: item 2")]),
-        (b'[{"problem": "1"}, {"problem": "2", "answer": "2"}]', [("tasks.no_field", "data.json:1: item 1")]),
+        (
+            b'[{"problem": "1", "answer": 1, "x": {"y": [1e999]}}]',
+            [("tasks.value", "data.json:1: item 1")],
+        ),
+        (
+            b'[{"problem": "1", "answer": "2"}, {"problem": "2"}]',
+            [("tasks.no_field", "data.json:1: item 2")],
+        ),
+        (
+            b'[{"problem": "1"}, {"problem": "2", "answer": "2"}]',
+            [("tasks.no_field", "data.json:1: item 1")],
+        ),
         (b'[{"problem": "\\ud800", "answer": "2"}]', [("tasks.unicode", "train/0")]),
         (b'[{"problem": "caf\xe9"}]', [("files.encoding", "tasks", "data.json")]),
     ],
 )
 def test_a_broken_json_file_says_what_and_where(recipe, content, expected):
-    recipe.write(data_json=content).edit("data.jsonl", "data.json").edit("size: 32", "size: 2").edit("size: 16", "size: 2")
+    recipe.write(data_json=content).edit("data.jsonl", "data.json").edit(
+        "size: 32", "size: 2"
+    ).edit("size: 16", "size: 2")
     recipe.refused(*expected)
 
 
 def test_a_deeply_nested_line_is_refused(recipe):
-    says(recipe.write(data_jsonl='{"problem": ' + "[" * 100_000).problem(), "data.jsonl", "nested too deeply")
+    says(
+        recipe.write(data_jsonl='{"problem": ' + "[" * 100_000).problem(),
+        "data.jsonl",
+        "nested too deeply",
+    )
 
 
 def test_a_byte_order_mark_is_read_over(recipe):
@@ -209,7 +230,8 @@ def test_files_that_no_workspace_can_begin_with(recipe, files, code):
     recipe.write(
         tasks_py="from marl_plugins.core.trajectory import Task\n\ndef load(split):\n"
         f"    given = lambda n: {files} if (split, n) == ('train', 7) else {{}}\n"
-        "    return [Task(f'{split}{n}', f'{split} {n}?', 'x', files=given(n)) for n in range(64)]\n"
+        "    return [Task(f'{split}{n}', f'{split} {n}?', 'x', files=given(n)) for n in "
+        "range(64)]\n"
     )
     with refused((code, "train/train7", "files")):
         recipe.plan()
@@ -237,10 +259,14 @@ def test_many_problems_of_a_file_are_counted(recipe, capsys):
 
 @pytest.mark.parametrize("name", ["solution", "output", "ground_truth"])
 def test_labels_have_many_names(recipe, name):
-    recipe.write(data_jsonl="\n".join(json.dumps({"problem": r["problem"], name: r["answer"]}) for r in ROWS))
+    recipe.write(
+        data_jsonl="\n".join(json.dumps({"problem": r["problem"], name: r["answer"]}) for r in ROWS)
+    )
     plan = recipe.plan()
     assert plan.tasks("train")[3].label == "6"
-    assert describe(plan)["task_source"]["train"].endswith(f"data.jsonl: problem -> prompt, {name} -> label")
+    assert describe(plan)["task_source"]["train"].endswith(
+        f"data.jsonl: problem -> prompt, {name} -> label"
+    )
 
 
 def test_two_fields_that_may_be_the_prompt_are_a_warning(recipe):
@@ -250,10 +276,16 @@ def test_two_fields_that_may_be_the_prompt_are_a_warning(recipe):
 
 
 def test_no_labels_are_a_warning_where_the_grader_reads_them(recipe):
-    recipe.write(data_jsonl="\n".join(json.dumps({"problem": r["problem"], "result": r["answer"]}) for r in ROWS))
+    recipe.write(
+        data_jsonl="\n".join(
+            json.dumps({"problem": r["problem"], "result": r["answer"]}) for r in ROWS
+        )
+    )
     recipe.warned("tasks.no_label")
     assert recipe.warnings("--data.label_key", "result") == []
-    recipe.write(grader_py="def score_outcome(trajectory):\n    return 1.0 if trajectory.answer else 0.0\n")
+    recipe.write(
+        grader_py="def score_outcome(trajectory):\n    return 1.0 if trajectory.answer else 0.0\n"
+    )
     os.utime(recipe.folder / "grader.py")
     assert recipe.warnings() == []
 
@@ -278,31 +310,42 @@ def test_a_batch_of_more_than_all_tasks_says_the_real_size(recipe):
     ("code", "expected"),
     [
         ("def load(split):\n    pass\n", [("tasks.no_iterable", "tasks.py:1", "load('train')")]),
-        ("x = 1\nasync def load(split):\n    return []\n", [("files.async", "tasks", "tasks.py:2")]),
+        (
+            "x = 1\nasync def load(split):\n    return []\n",
+            [("files.async", "tasks", "tasks.py:2")],
+        ),
         ("async def load(split):\n    yield 1\n", [("files.async", "tasks", "tasks.py:1")]),
         ("def load():\n    return []\n", [("code.arguments", "tasks", "tasks.py:1")]),
         ("def load(split):\n    return [1]\n", [("tasks.type", "tasks.py", "load('train')")]),
         ("def load(split):\n    return []\n", [("tasks.none",)]),
         (
             "from marl_plugins.core.trajectory import Task\n\n"
-            "def load(split):\n    return [Task(str(n), f'{n}?', float('nan')) for n in range(64 * (split == 'train'))]\n",
+            "def load(split):\n    return [Task(str(n), f'{n}?', float('nan')) for n in range(64 * "
+            "(split == 'train'))]\n",
             [("tasks.json", "train/0")],
         ),
     ],
 )
 def test_a_loader_that_cannot_work_is_named(recipe, code, expected):
-    recipe.write(tasks_py=code).edit("workflow: workflow.py", "workflow: workflow.py\ntasks: tasks.py")
+    recipe.write(tasks_py=code).edit(
+        "workflow: workflow.py", "workflow: workflow.py\ntasks: tasks.py"
+    )
     recipe.edit("  data.prompt_dataset: data.jsonl\n", "").refused(*expected)
 
 
 def test_a_reward_function_is_called_with_three_arguments(recipe):
-    recipe.write(reward_py="def reward_func(queries, prompts):\n    return [1.0]\n").edit("grader: grader.py\n", "")
+    recipe.write(reward_py="def reward_func(queries, prompts):\n    return [1.0]\n").edit(
+        "grader: grader.py\n", ""
+    )
     says(
-        recipe.problem("--reward.remote_url", str(recipe.folder / "reward.py")), "reward.py:1: ", "queries, prompts, labels"
+        recipe.problem("--reward.remote_url", str(recipe.folder / "reward.py")),
+        "reward.py:1: ",
+        "queries, prompts, labels",
     )
 
 
-# --- models ---------------------------------------------------------------------------------------------------------------
+# --- models
+# --------------------------------------------------------------------------------------------------
 
 QWEN = {"architectures": ["Qwen2ForCausalLM"], "max_position_embeddings": 128}
 
@@ -318,8 +361,14 @@ QWEN = {"architectures": ["Qwen2ForCausalLM"], "max_position_embeddings": 128}
             {"architectures": ["NoSuchForCausalLM"], "auto_map": {}},
             [("models.unknown_architecture", "recipe.yaml:6", "config.json")],
         ),
-        ({"architectures": ["NoSuchForCausalLM"]}, [("models.unknown_architecture", "recipe.yaml:6", "config.json")]),
-        ({"architectures": ["BertForMaskedLM"]}, [("models.architecture", "recipe.yaml:6", "config.json")]),
+        (
+            {"architectures": ["NoSuchForCausalLM"]},
+            [("models.unknown_architecture", "recipe.yaml:6", "config.json")],
+        ),
+        (
+            {"architectures": ["BertForMaskedLM"]},
+            [("models.architecture", "recipe.yaml:6", "config.json")],
+        ),
         (
             {"architectures": ["Qwen2VLForConditionalGeneration"], "vision_config": {}},
             [("models.vision", "recipe.yaml:6", "config.json")],
@@ -348,9 +397,21 @@ MINE = {"AutoModelForCausalLM": "modeling.Mine"}
 @pytest.mark.parametrize(
     ("file", "content", "said"),
     [
-        ("config.json", QWEN | {"architectures": ["MyForCausalLM"], "auto_map": MINE}, "modeling.Mine"),
-        ("config.json", QWEN | {"configuration_files": ["config.4.0.0.json"]}, "`configuration_files`"),
-        ("tokenizer_config.json", {"chat_template": "x", "auto_map": ["tokenization.Mine", None]}, "tokenization.Mine"),
+        (
+            "config.json",
+            QWEN | {"architectures": ["MyForCausalLM"], "auto_map": MINE},
+            "modeling.Mine",
+        ),
+        (
+            "config.json",
+            QWEN | {"configuration_files": ["config.4.0.0.json"]},
+            "`configuration_files`",
+        ),
+        (
+            "tokenizer_config.json",
+            {"chat_template": "x", "auto_map": ["tokenization.Mine", None]},
+            "tokenization.Mine",
+        ),
         ("processor_config.json", {"image_processor": {"auto_map": MINE}}, "modeling.Mine"),
         ("custom_generate/generate.py", {}, "code of the model's own"),
     ],
@@ -361,7 +422,14 @@ def test_a_model_that_brings_code_needs_to_be_trusted(recipe, file, content, sai
     path.parent.mkdir(exist_ok=True)
     path.write_text(json.dumps(content))
     problem = recipe.problem()
-    says(problem, "recipe.yaml:", f"model/{file}: ", said, "would run as you", "add --trust_remote_code")
+    says(
+        problem,
+        "recipe.yaml:",
+        f"model/{file}: ",
+        said,
+        "would run as you",
+        "add --trust_remote_code",
+    )
     recipe.refused(("models.code", "recipe.yaml:6", Path(file).name))
     recipe.plan("--trust_remote_code")
     critic = str(recipe.edit("model: ./model", "model: tiny").folder / "model")
@@ -395,7 +463,11 @@ def test_code_is_refused_before_the_runtime_loads_a_model(tmp_path, monkeypatch)
     first, _, third = [*map(str, refused.value.problems)]
     assert first == third
     says(first, "me/custom/config.json: ", "modeling.Mine")
-    assert [p.code for p in refused.value.problems] == ["models.code", "models.adapter", "models.code"]
+    assert [p.code for p in refused.value.problems] == [
+        "models.code",
+        "models.adapter",
+        "models.code",
+    ]
 
 
 def test_a_models_folder_that_is_missing_is_no_hub_name(recipe, monkeypatch):
@@ -405,12 +477,17 @@ def test_a_models_folder_that_is_missing_is_no_hub_name(recipe, monkeypatch):
         build_plan(["--recipe", recipe.folder.name])
 
 
-# --- lengths --------------------------------------------------------------------------------------------------------------
+# --- lengths
+# --------------------------------------------------------------------------------------------------
 
 
 def test_a_prompt_that_leaves_no_room_is_refused(recipe):
     says(
-        recipe.write(solver_md="x" * 200 + "{problem}").problem(), "role 'solver'", "solver.md", "221 tokens", "max_len 128"
+        recipe.write(solver_md="x" * 200 + "{problem}").problem(),
+        "role 'solver'",
+        "solver.md",
+        "221 tokens",
+        "max_len 128",
     )
 
 
@@ -429,11 +506,20 @@ def test_tasks_that_leave_no_room_are_counted(recipe):
     says(str(warnings[0]), "3 of 64", "'63', 429 tokens")
     says(str(warnings[1]), "1 of 64", "max_new_tokens 16")
     shown = describe(recipe.plan())["lengths"]["solver"]
-    says(shown, "29 tokens of prompt + 400 of the longest task, of 128", "max_new_tokens 16", "one token per byte")
+    says(
+        shown,
+        "29 tokens of prompt + 400 of the longest task, of 128",
+        "max_new_tokens 16",
+        "one token per byte",
+    )
 
 
 def test_no_task_that_leaves_room_is_a_problem(recipe):
-    recipe.write(data_jsonl="\n".join(json.dumps({**row, "problem": row["problem"] + "y" * 200}) for row in ROWS))
+    recipe.write(
+        data_jsonl="\n".join(
+            json.dumps({**row, "problem": row["problem"] + "y" * 200}) for row in ROWS
+        )
+    )
     says(recipe.problem(), "role 'solver': no task leaves room", "--data.max_len 128")
 
 
@@ -441,9 +527,14 @@ def test_a_role_that_is_not_shown_the_task_is_checked_without_it(recipe):
     recipe.edit("\nworkflow:", "\n  judge: {prompt: judge.md, max_new_tokens: 1}\nworkflow:")
     recipe.write(
         judge_md="Judge: {answer}",
-        workflow_py=WORKFLOW.replace("return", "answer =") + "    return await roles.judge(answer=answer)\n",
+        workflow_py=WORKFLOW.replace("return", "answer =")
+        + "    return await roles.judge(answer=answer)\n",
     )
-    recipe.write(data_jsonl="\n".join(json.dumps({**row, "problem": row["problem"] + "y" * 60}) for row in ROWS))
+    recipe.write(
+        data_jsonl="\n".join(
+            json.dumps({**row, "problem": row["problem"] + "y" * 60}) for row in ROWS
+        )
+    )
     lengths = describe(recipe.plan())["lengths"]
     assert "longest task" in lengths["solver"] and "longest task" not in lengths["judge"]
 
@@ -457,11 +548,18 @@ def test_a_folders_own_tokenizer_counts(recipe):
     recipe.model(QWEN, words).write(data_jsonl="\n".join(map(json.dumps, rows)))
     (warning,) = recipe.warnings()
     says(warning, "1 of 64 tasks leave no room", "502 tokens with the prompt")
-    says(describe(recipe.plan())["lengths"]["solver"], "2 tokens of prompt + 500", "with the tokenizer in ", "model")
+    says(
+        describe(recipe.plan())["lengths"]["solver"],
+        "2 tokens of prompt + 500",
+        "with the tokenizer in ",
+        "model",
+    )
 
 
 def test_without_a_tokenizer_nothing_is_claimed(recipe):
-    assert describe(recipe.model(QWEN).plan())["lengths"] == {"solver": "not checked: no tokenizer here"}
+    assert describe(recipe.model(QWEN).plan())["lengths"] == {
+        "solver": "not checked: no tokenizer here"
+    }
 
 
 @pytest.mark.parametrize("text", ["2 + 2 = ?", "e\u0301 \u00e9 \U0001f600", "a<eos>b\n\n  <user>"])
@@ -472,20 +570,32 @@ def test_a_tiny_models_tokens_are_counted_without_it(text):
 
     chat = ChatFormat(transformers.AutoTokenizer.from_pretrained(resolve("tiny")), "p")
     messages = [{"role": "system", "content": "s"}, {"role": "user", "content": text}]
-    assert count_tokens([(m["role"], m["content"]) for m in messages]) == len(chat.opening(messages))
+    assert count_tokens([(m["role"], m["content"]) for m in messages]) == len(
+        chat.opening(messages)
+    )
 
 
-# --- values ---------------------------------------------------------------------------------------------------------------
+# --- values
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("words", "parts"),
     [
-        (["--algo.advantage.gamma", "2"], ["gamma: 2 is out of range: expected at least 0 and at most 1"]),
-        (["--actor.adam.lr", "-1e-4"], ["--actor.adam.lr: -1e-4 is out of range: expected at least 0"]),
+        (
+            ["--algo.advantage.gamma", "2"],
+            ["gamma: 2 is out of range: expected at least 0 and at most 1"],
+        ),
+        (
+            ["--actor.adam.lr", "-1e-4"],
+            ["--actor.adam.lr: -1e-4 is out of range: expected at least 0"],
+        ),
         (["--policy.solver.actor.adam.lr", "-1"], ["actor.adam.lr: -1 is out of range"]),
         (["--algo.kl.init_coef", "-1"], ["--algo.kl.init_coef: -1 is out of range"]),
-        (["--train.seed", "-1"], ["--train.seed: -1 is out of range: expected at least 0 and at most 4294967295"]),
+        (
+            ["--train.seed", "-1"],
+            ["--train.seed: -1 is out of range: expected at least 0 and at most 4294967295"],
+        ),
         (["--train.seed", str(2**70)], ["--train.seed: ", "out of range"]),
         (["--actor.lr_warmup_ratio", "1.5"], ["lr_warmup_ratio: 1.5 is out of range"]),
         (["--vllm.gpu_memory_utilization", "2"], ["gpu_memory_utilization: 2 is out of range"]),
@@ -503,7 +613,11 @@ def test_flags_out_of_range(recipe, words, parts):
             "max_new_tokens: true}",
             [("recipe.value", "recipe.yaml:3", "roles.solver.max_new_tokens")],
         ),
-        ("max_new_tokens: 16}", "stop: ['']}", [("roles.empty_stop", "recipe.yaml:3", "roles.solver.stop")]),
+        (
+            "max_new_tokens: 16}",
+            "stop: ['']}",
+            [("roles.empty_stop", "recipe.yaml:3", "roles.solver.stop")],
+        ),
     ],
 )
 def test_values_of_the_recipe_that_mean_nothing(recipe, old, new, expected):
@@ -526,7 +640,10 @@ def test_prompt_files_that_are_no_text(recipe, content, expected):
 
 
 def test_a_prompts_byte_order_mark_is_not_shown_to_a_role(recipe):
-    assert recipe.write(solver_md=b"\xef\xbb\xbfSolve: {problem}").plan().run.prompt("solver") == "Solve: {problem}"
+    assert (
+        recipe.write(solver_md=b"\xef\xbb\xbfSolve: {problem}").plan().run.prompt("solver")
+        == "Solve: {problem}"
+    )
 
 
 def test_a_device_that_does_not_exist(recipe, monkeypatch):
@@ -534,7 +651,8 @@ def test_a_device_that_does_not_exist(recipe, monkeypatch):
     assert [code for code, *_ in found_by(recipe.plan)] == ["machine.device"]
 
 
-# --- what plugins bring ---------------------------------------------------------------------------------------------------
+# --- what plugins bring
+# --------------------------------------------------------------------------------------------------
 
 PLUGIN = """\
 from marl_plugins import hookimpl
@@ -574,9 +692,15 @@ def plugin(folder, hook, answer):
         ("7", ("plugin.answer",)),
         ("[Tool('', plain, find)]", ("tools.name",)),
         ("[Tool('calc', plain, find)]", ("tools.field", "calc")),
-        ("[Tool('python', plain and __import__('asyncio').sleep, find)]", ("tools.twice", "python")),
+        (
+            "[Tool('python', plain and __import__('asyncio').sleep, find)]",
+            ("tools.twice", "python"),
+        ),
         ("[Tool('calc', __import__('asyncio').sleep, 'x')]", ("tools.field", "calc")),
-        ("[Tool('calc', __import__('asyncio').sleep, lambda: 1)]", ("code.arguments", "calc", "marl_tools.py:20")),
+        (
+            "[Tool('calc', __import__('asyncio').sleep, lambda: 1)]",
+            ("code.arguments", "calc", "marl_tools.py:20"),
+        ),
         ("[Tool('calc', __import__('asyncio').sleep, find, 3)]", ("tools.field", "calc")),
     ],
 )
@@ -618,10 +742,14 @@ def test_an_estimator_by_name_beside_a_plugins_is_refused(recipe):
 
 def test_a_plugins_estimator_with_a_critic_is_started_by_gaes_name(recipe):
     words = plugin(recipe.folder, "marl_estimator", "Mine(needs_critic=True)")
-    says(describe(recipe.plan(*words, "--algo.advantage.estimator", "gae"))["estimator"], "Mine of plugin ")
+    says(
+        describe(recipe.plan(*words, "--algo.advantage.estimator", "gae"))["estimator"],
+        "Mine of plugin ",
+    )
 
 
-# --- what the plan says ---------------------------------------------------------------------------------------------------
+# --- what the plan says
+# --------------------------------------------------------------------------------------------------
 
 
 def test_the_plan_says_what_is_trained_and_by_whom(recipe):
@@ -640,7 +768,10 @@ def test_the_plan_says_what_is_trained_and_by_whom(recipe):
     ("words", "steps"),
     [
         (["--max_steps", "5"], "= 12 steps, ended after 5 (--max_steps)"),
-        (["--data.max_samples", "56"], "56 tasks / 16 = 3 steps an episode (8 tasks are left over each time"),
+        (
+            ["--data.max_samples", "56"],
+            "56 tasks / 16 = 3 steps an episode (8 tasks are left over each time",
+        ),
         (
             ["--data.max_samples", "56", "--train.batch_size", "16"],
             "56 tasks / 16 = 4 steps an episode (the last with 8 tasks)",
@@ -652,9 +783,17 @@ def test_the_plan_says_how_the_number_of_steps_comes_about(recipe, words, steps)
 
 
 def test_long_texts_of_the_first_task_are_shortened(recipe):
-    recipe.write(data_jsonl="\n".join(json.dumps({**row, "problem": row["problem"] + " y" * 500}) for row in ROWS))
-    shown = describe(recipe.edit("max_len: 128", "max_len: 512").edit("model: tiny", "model: some/hub").plan())
-    assert len(shown["first_task"]["prompt"]) == 200 and shown["first_task"]["prompt"].endswith("...")
+    recipe.write(
+        data_jsonl="\n".join(
+            json.dumps({**row, "problem": row["problem"] + " y" * 500}) for row in ROWS
+        )
+    )
+    shown = describe(
+        recipe.edit("max_len: 128", "max_len: 512").edit("model: tiny", "model: some/hub").plan()
+    )
+    assert len(shown["first_task"]["prompt"]) == 200 and shown["first_task"]["prompt"].endswith(
+        "..."
+    )
 
 
 def test_the_plan_names_the_plugin_that_scores_and_the_one_that_gives_credit(recipe):
@@ -662,7 +801,8 @@ def test_the_plan_names_the_plugin_that_scores_and_the_one_that_gives_credit(rec
     recipe.write(rubric_py=rubric)
     file = recipe.folder / "scorer.py"
     file.write_text(
-        "from marl_plugins import hookimpl\n\n@hookimpl\nasync def marl_score_outcome(trajectory):\n    return 1.0\n\n"
+        "from marl_plugins import hookimpl\n\n@hookimpl\nasync def "
+        "marl_score_outcome(trajectory):\n    return 1.0\n\n"
         "@hookimpl\ndef marl_credit(trajectories):\n    return trajectories\n"
     )
     shown = describe(recipe.plan("--plugin", str(file)))
@@ -673,26 +813,49 @@ def test_the_plan_names_the_plugin_that_scores_and_the_one_that_gives_credit(rec
 def test_warnings_are_printed_one_a_line(recipe, capsys):
     from marl_plugins.cli import main
 
-    main(["train", "--recipe", str(recipe.folder), "--dry-run", "--eval.steps", "5", "--rollout.batch_size", "80"])
+    main(
+        [
+            "train",
+            "--recipe",
+            str(recipe.folder),
+            "--dry-run",
+            "--eval.steps",
+            "5",
+            "--rollout.batch_size",
+            "80",
+        ]
+    )
     lines = capsys.readouterr().out.splitlines()
-    assert [line[:13] for line in lines[lines.index("warnings:") + 1 :]] == ["  - --rollout", "  - --eval.st"]
+    assert [line[:13] for line in lines[lines.index("warnings:") + 1 :]] == [
+        "  - --rollout",
+        "  - --eval.st",
+    ]
 
 
 def test_every_key_of_the_plan_is_in_the_page(recipe):
     page = (Path(__file__).resolve().parent.parent / "docs" / "flags.md").read_text()
-    keys = re.findall(r"`(\w+)`", "".join(re.findall(r"^\| (`.*?) \|", page.partition("## The plan")[2], re.MULTILINE)))
+    keys = re.findall(
+        r"`(\w+)`",
+        "".join(re.findall(r"^\| (`.*?) \|", page.partition("## The plan")[2], re.MULTILINE)),
+    )
     assert set(describe(recipe.plan())) <= set(keys)
 
 
 @pytest.mark.parametrize("empty", ["", "  ", []])
 def test_a_label_that_is_empty_is_refused_like_one_that_is_null(recipe, empty):
-    recipe.write(data_jsonl="\n".join(json.dumps({**r, "answer": empty} if n == 3 else r) for n, r in enumerate(ROWS)))
+    recipe.write(
+        data_jsonl="\n".join(
+            json.dumps({**r, "answer": empty} if n == 3 else r) for n, r in enumerate(ROWS)
+        )
+    )
     with refused(("tasks.empty_label", "data.jsonl:4")):
         recipe.plan()
 
 
 def test_an_id_that_no_file_can_hold_is_an_error(recipe):
-    recipe.write(data_jsonl="\n".join(json.dumps({**r, "id": f"\ud800{n}"}) for n, r in enumerate(ROWS)))
+    recipe.write(
+        data_jsonl="\n".join(json.dumps({**r, "id": f"\ud800{n}"}) for n, r in enumerate(ROWS))
+    )
     with refused(("tasks.unicode", "train/\ud8000")):
         recipe.plan()
 
@@ -705,14 +868,26 @@ def test_an_id_that_no_file_can_hold_is_an_error(recipe):
             [("lengths.clip_range", "reward.clip_range")],
         ),
         (["--reward.clip_range", "nan", "10"], [("lengths.clip_range", "reward.clip_range")]),
-        (["--reward.overlong_buffer_len", "0"], [("flags.value", "command line", "reward.overlong_buffer_len")]),
-        (["--reward.overlong_penalty_factor", "nan"], [("flags.value", "command line", "reward.overlong_penalty_factor")]),
+        (
+            ["--reward.overlong_buffer_len", "0"],
+            [("flags.value", "command line", "reward.overlong_buffer_len")],
+        ),
+        (
+            ["--reward.overlong_penalty_factor", "nan"],
+            [("flags.value", "command line", "reward.overlong_penalty_factor")],
+        ),
         (
             ["--reward.stop_properly_penalty_coef", "1.5"],
             [("flags.value", "command line", "reward.stop_properly_penalty_coef")],
         ),
-        (["--algo.advantage.gamma", "1.5"], [("flags.value", "command line", "algo.advantage.gamma")]),
-        (["--algo.advantage.gamma", "-0.5"], [("flags.value", "command line", "algo.advantage.gamma")]),
+        (
+            ["--algo.advantage.gamma", "1.5"],
+            [("flags.value", "command line", "algo.advantage.gamma")],
+        ),
+        (
+            ["--algo.advantage.gamma", "-0.5"],
+            [("flags.value", "command line", "algo.advantage.gamma")],
+        ),
     ],
 )
 def test_numbers_of_rewards_have_a_range(recipe, words, expected):
@@ -720,17 +895,22 @@ def test_numbers_of_rewards_have_a_range(recipe, words, expected):
 
 
 @pytest.mark.parametrize(
-    ("flag", "value", "likely"), [("actor.adam.lr", "1e4", "1e-3"), ("rollout.temperature", "1000", "1.5")]
+    ("flag", "value", "likely"),
+    [("actor.adam.lr", "1e4", "1e-3"), ("rollout.temperature", "1000", "1.5")],
 )
 def test_a_flag_that_may_be_a_slip_is_said(recipe, flag, value, likely):
     found = briefs(recipe.plan(f"--{flag}", value).run.warnings)
     assert [one for one in found if one[0] == "plan.unlikely"] == [("plan.unlikely", flag)]
-    assert "plan.unlikely" not in [code for code, *_ in briefs(recipe.plan(f"--{flag}", likely).run.warnings)]
+    assert "plan.unlikely" not in [
+        code for code, *_ in briefs(recipe.plan(f"--{flag}", likely).run.warnings)
+    ]
 
 
 def test_a_deadline_that_no_trajectory_keeps_is_said(recipe):
     recipe.edit("flags:\n", "limits: {task_seconds: 1.0e-9}\nflags:\n")
-    assert ("plan.unlikely", "recipe.yaml:7", "limits.task_seconds") in briefs(recipe.plan().run.warnings)
+    assert ("plan.unlikely", "recipe.yaml:7", "limits.task_seconds") in briefs(
+        recipe.plan().run.warnings
+    )
 
 
 def test_the_overlong_buffer_fits_into_the_limit_of_a_role(recipe):
@@ -752,7 +932,10 @@ def test_code_that_takes_long_while_planning_is_named(recipe, monkeypatch, capsy
         "import time\n\ntime.sleep(1)\n" + (recipe.folder / "workflow.py").read_text()
     )
     recipe.warnings()
-    assert f"still planning: {recipe.folder / 'workflow.py'}:3 has not ended yet" in capsys.readouterr().err
+    assert (
+        f"still planning: {recipe.folder / 'workflow.py'}:3 has not ended yet"
+        in capsys.readouterr().err
+    )
 
 
 def test_two_plugins_are_no_repetition(recipe):

@@ -1,4 +1,5 @@
-"""Every two plugins, and each with every estimator: a run works, or is refused before it starts with codes and fixes."""
+"""Every two plugins, and each with every estimator: a run works, or is refused before it starts
+with codes and fixes."""
 
 import pytest
 from plugin_pairs import PAGE, outcomes, pairs, parts, table, written

@@ -53,19 +53,27 @@ def test_an_argument_with_a_default_is_the_plugins_own(plugin):
 
 
 def test_a_plugin_may_end_the_run_when_it_starts(plugin):
-    code = "from marl_plugins.core.failures import RunPaused\n@hookimpl\ndef marl_start(run): raise RunPaused('no disk')"
+    code = (
+        "from marl_plugins.core.failures import RunPaused\n@hookimpl\ndef marl_start(run): "
+        "raise RunPaused('no disk')"
+    )
     with pytest.raises(RunPaused, match="no disk"):
         asyncio.run(taking_part(Plugins([plugin("ends", code)])))
 
 
 def test_a_hook_may_take_no_argument(plugin):
     """Any subset of them; the empty one too."""
-    plugins, parser = Plugins([plugin("none", "@hookimpl\ndef marl_options(): pass")]), argparse.ArgumentParser()
+    plugins, parser = (
+        Plugins([plugin("none", "@hookimpl\ndef marl_options(): pass")]),
+        argparse.ArgumentParser(),
+    )
     plugins.options(parser)
 
 
 def test_an_unmarked_function_would_never_be_called(plugin):
-    file = plugin("unmarked", "def marl_select(rows): return rows\n@hookimpl\ndef marl_log(metrics): pass")
+    file = plugin(
+        "unmarked", "def marl_select(rows): return rows\n@hookimpl\ndef marl_log(metrics): pass"
+    )
     with refused(("hook.unmarked", "unmarked.py", "unmarked.py:2", "marl_select")):
         Plugins([file])
 
@@ -112,7 +120,11 @@ def test_the_version_it_was_written_for_is_taken(plugin):
 
 def test_every_hook_has_a_kind_and_the_run():
     assert {kind.name for kind in KINDS.values()} == {"each", "first", "chain", "around"}
-    for name in KINDS.keys() - {"marl_options", "marl_commands", "marl_sections"}:  # these are asked before there is a run
+    for name in KINDS.keys() - {
+        "marl_options",
+        "marl_commands",
+        "marl_sections",
+    }:  # these are asked before there is a run
         assert "run" in inspect.signature(getattr(hookspecs, name)).parameters, name
 
 
@@ -144,7 +156,12 @@ def test_what_was_started_is_stopped_in_reverse(plugin):
     plugins.manager.get_plugin(plugins.names[1]).log = shared
     asyncio.run(taking_part(plugins, lambda: shared.append("between"), "evaluate"))
     starts = [("start", name, "kuhn_poker", "evaluate") for name in ("l1", "l2")]
-    assert shared == [*starts, "between", ("stop", "l2", "kuhn_poker"), ("stop", "l1", "kuhn_poker")]
+    assert shared == [
+        *starts,
+        "between",
+        ("stop", "l2", "kuhn_poker"),
+        ("stop", "l1", "kuhn_poker"),
+    ]
 
 
 def test_and_stopped_after_a_failure_too(plugin):
@@ -156,17 +173,29 @@ def test_and_stopped_after_a_failure_too(plugin):
 
 def test_a_start_that_fails_stops_those_that_were_reached_and_no_more(plugin):
     """The one that failed may have opened something first; the third was never asked."""
-    plugins = Plugins([plugin(n, LIFE.format(n, more)) for n, more in (("l1", ""), ("l2", "1 / 0"), ("l3", ""))])
+    plugins = Plugins(
+        [plugin(n, LIFE.format(n, more)) for n, more in (("l1", ""), ("l2", "1 / 0"), ("l3", ""))]
+    )
     with refused(("code.failed", "l2.py:7", "marl_start")):
         asyncio.run(taking_part(plugins))
-    assert [line[:2] for line in life(plugins)] == [("start", "l1"), ("stop", "l1"), ("start", "l2"), ("stop", "l2")]
+    assert [line[:2] for line in life(plugins)] == [
+        ("start", "l1"),
+        ("stop", "l1"),
+        ("start", "l2"),
+        ("stop", "l2"),
+    ]
 
 
 def test_one_that_cannot_stop_keeps_no_other_from_it(plugin):
-    plugins = Plugins([plugin("l1", LIFE.format("l1", "")), plugin("bad", "@hookimpl\ndef marl_stop(run): 1 / 0")])
+    plugins = Plugins(
+        [plugin("l1", LIFE.format("l1", "")), plugin("bad", "@hookimpl\ndef marl_stop(run): 1 / 0")]
+    )
     with pytest.raises(RunEnded, match=r"bad\.py: marl_stop raised ZeroDivisionError"):
         asyncio.run(taking_part(plugins))
-    assert [line[0] for line in plugins.manager.get_plugin(plugins.names[0]).log] == ["start", "stop"]
+    assert [line[0] for line in plugins.manager.get_plugin(plugins.names[0]).log] == [
+        "start",
+        "stop",
+    ]
 
 
 def test_a_named_plugin_answers_before_the_built_in(plugin):
@@ -263,7 +292,10 @@ def test_an_error_while_importing_names_file_and_line(plugin):
 
 def test_the_hooks_say_who_needs_the_whole_step(plugin):
     credit = "@hookimpl\ndef {}(trajectories): return trajectories\n"
-    near, far = plugin("near", credit.format("marl_credit")), plugin("far", credit.format("marl_credit_step"))
+    near, far = (
+        plugin("near", credit.format("marl_credit")),
+        plugin("far", credit.format("marl_credit_step")),
+    )
     plugins = Plugins([near, far])
     assert need_step(plugins, None) == (f"{plugins.names[1]} (marl_credit_step)",)
 
@@ -283,14 +315,18 @@ async def marl_credit_step(trajectories): return [*trajectories, 1]
     assert asyncio.run(plugins.chain("marl_credit_step", [], run=apart)) == []
 
 
-@pytest.mark.parametrize("body", ["pass", "trajectories.sort()", "if run:\n        return", "return None"])
+@pytest.mark.parametrize(
+    "body", ["pass", "trajectories.sort()", "if run:\n        return", "return None"]
+)
 def test_a_chain_that_returns_nothing_is_refused(plugin, body):
     with refused(("hook.no_return", "lost.py", "lost.py:2", "marl_credit")):
         Plugins([plugin("lost", f"@hookimpl\ndef marl_credit(trajectories, run):\n    {body}\n")])
 
 
 def test_a_chain_cannot_be_wrapped(plugin):
-    file = plugin("wrapped", "@hookimpl(wrapper=True)\ndef marl_credit(trajectories): return (yield)")
+    file = plugin(
+        "wrapped", "@hookimpl(wrapper=True)\ndef marl_credit(trajectories): return (yield)"
+    )
     with refused(("hook.wraps_chain", "wrapped.py", "wrapped.py:2", "marl_credit")):
         Plugins([file])
 
@@ -299,10 +335,14 @@ def test_what_would_never_be_asked_is_refused(plugin):
     with refused(("hook.trylast", "a.py", "a.py:2", "marl_estimator")):
         Plugins([plugin("a", "@hookimpl(trylast=True)\ndef marl_estimator(run): return 1")])
     with refused(
-        ("hook.wraps_chain", "b.py", "b.py:2", "marl_select"), ("hook.no_return", "b.py", "b.py:2", "marl_select")
+        ("hook.wraps_chain", "b.py", "b.py:2", "marl_select"),
+        ("hook.no_return", "b.py", "b.py:2", "marl_select"),
     ):
         Plugins([plugin("b", "@hookimpl(hookwrapper=True)\ndef marl_select(rows):\n    yield")])
-    with refused(("hook.wraps_own", "c.py", "c.py:2", "marl_state"), ("plugin.no_restore", "c.py", "marl_state")):
+    with refused(
+        ("hook.wraps_own", "c.py", "c.py:2", "marl_state"),
+        ("plugin.no_restore", "c.py", "marl_state"),
+    ):
         Plugins([plugin("c", "@hookimpl(wrapper=True)\ndef marl_state(run):\n    return (yield)")])
 
 
@@ -319,9 +359,13 @@ def test_a_score_may_be_plain_or_awaited(plugin):
             return await plugins.hook.marl_score_outcome(run=run, trajectory=None)
 
         assert asyncio.run(score()) == 0.5
-    silent = Plugins([plugin("silent", "@hookimpl\ndef marl_score_outcome(trajectory): return None")])
+    silent = Plugins(
+        [plugin("silent", "@hookimpl\ndef marl_score_outcome(trajectory): return None")]
+    )
     last = [i for i in silent.hook.marl_score_outcome.get_hookimpls() if not i.wrapper][-1]
-    assert last.plugin_name.endswith("silent.py") and last.function(None) is None  # so that the next is asked
+    assert (
+        last.plugin_name.endswith("silent.py") and last.function(None) is None
+    )  # so that the next is asked
 
 
 def test_what_is_not_awaited_may_not_be_async(plugin):
@@ -346,7 +390,9 @@ def test_a_plugins_flags_are_its_own(plugin, body, problem):
 
 
 def test_what_a_plugin_raises_while_planning_names_its_file_and_line(plugin):
-    plugins = Plugins([plugin("clumsy", "@hookimpl\ndef marl_tasks(run, split):\n    return run.nothing")])
+    plugins = Plugins(
+        [plugin("clumsy", "@hookimpl\ndef marl_tasks(run, split):\n    return run.nothing")]
+    )
     with refused(("code.failed", "clumsy.py:4", "marl_tasks")):
         plugins.call_while_planning("marl_tasks", run=object(), split="train")
 

@@ -1,4 +1,5 @@
-"""Roles that several policies play: who plays on which task, what a run makes of it, and what is refused."""
+"""Roles that several policies play: who plays on which task, what a run makes of it, and what is
+refused."""
 
 import asyncio
 import dataclasses
@@ -38,7 +39,11 @@ TASK = Task("t", "q", "l")
 
 def spec(role, policy):
     return RoleSpec(
-        role, policy, lambda f: [{"role": "user", "content": f["q"]}], CharacterChat(), Sampling(1.0, 1.0, 8, 100)
+        role,
+        policy,
+        lambda f: [{"role": "user", "content": f["q"]}],
+        CharacterChat(),
+        Sampling(1.0, 1.0, 8, 100),
     )
 
 
@@ -50,7 +55,8 @@ def player(cast, step, place, task=TASK, role="a"):
     return cast(task, step, place)[role].policy
 
 
-# --- who plays ------------------------------------------------------------------------------------------------------------
+# --- who plays
+# --------------------------------------------------------------------------------------------------
 
 
 @given(st.integers(1, 8), st.integers(1, 40), st.integers(1, 10**6), st.integers(0, 2**31))
@@ -63,7 +69,9 @@ def test_members_play_equally_often_in_a_step(members, tasks, step, seed):
 @given(st.integers(2, 8), st.integers(0, 2**31))
 def test_evaluations_have_the_same_players_whatever_the_seed(members, seed):
     one, other = cast_of(members, seed), cast_of(members, seed + 1)
-    assert [player(one, EVALUATION, n) for n in range(20)] == [player(other, EVALUATION, n) for n in range(20)]
+    assert [player(one, EVALUATION, n) for n in range(20)] == [
+        player(other, EVALUATION, n) for n in range(20)
+    ]
 
 
 def test_who_plays_depends_on_seed_step_and_role():
@@ -71,17 +79,31 @@ def test_who_plays_depends_on_seed_step_and_role():
         return [player(cast_of(4, seed, ("a", "b")), step, n, role=role) for n in range(40)]
 
     assert players() == players()
-    assert len({tuple(each) for each in (players(), players(seed=2), players(step=2), players(role="b"))}) == 4
+    assert (
+        len(
+            {
+                tuple(each)
+                for each in (players(), players(seed=2), players(step=2), players(role="b"))
+            }
+        )
+        == 4
+    )
 
 
 def test_all_pairs_of_players_meet():
     cast = cast_of(3, roles=("a", "b"))
-    met = Counter((s["a"].policy, s["b"].policy) for step in range(1, 11) for n in range(9) for s in [cast(TASK, step, n)])
+    met = Counter(
+        (s["a"].policy, s["b"].policy)
+        for step in range(1, 11)
+        for n in range(9)
+        for s in [cast(TASK, step, n)]
+    )
     assert len(met) == 9 and min(met.values()) > 1
 
 
 def test_a_task_of_another_step_is_played_by_its_name_alone():
-    """What enters from elsewhere must be said by the same policy when the step is repeated, in whatever order it is read."""
+    """What enters from elsewhere must be said by the same policy when the step is repeated, in
+    whatever order it is read."""
     cast = cast_of(4)
     found = {n: player(cast, 3, None, Task(f"t{n}", "q", "l")) for n in range(200)}
     assert found == {n: player(cast, 3, None, Task(f"t{n}", "another", "l")) for n in range(200)}
@@ -95,7 +117,8 @@ def test_a_policy_may_be_asked_to_play_all_that_it_can():
         cast(TASK, 1, 0, "x")
 
 
-# --- a run ----------------------------------------------------------------------------------------------------------------
+# --- a run
+# --------------------------------------------------------------------------------------------------
 
 
 async def game(task, roles, tools):
@@ -103,8 +126,16 @@ async def game(task, roles, tools):
     await roles.b(q=task.prompt, after=[first])
 
 
-def trained(folder, members=("p", "q"), outcome=lambda t: {"a": 1.0, "b": 0.0}, frozen=(), factors=(), **more):
-    """A simulated run of a game of the roles a and b, each played by all of the policies; factors are of their answers' limits."""
+def trained(
+    folder,
+    members=("p", "q"),
+    outcome=lambda t: {"a": 1.0, "b": 0.0},
+    frozen=(),
+    factors=(),
+    **more,
+):
+    """A simulated run of a game of the roles a and b, each played by all of the policies; factors
+    are of their answers' limits."""
     trainer = simulated_trainer(folder, outcome, workflow=game, **more)
     session, run = trainer.session, trainer.run
     policies = {name: SimulatedPolicy(name) for name in members}
@@ -116,7 +147,9 @@ def trained(folder, members=("p", "q"), outcome=lambda t: {"a": 1.0, "b": 0.0}, 
     run.state(AnswerLimits).update(factors)
     (alone,) = session.cast.members["a"]
     for role in ("a", "b"):
-        session.cast.members[role] = tuple(dataclasses.replace(alone, name=role, policy=name) for name in members)
+        session.cast.members[role] = tuple(
+            dataclasses.replace(alone, name=role, policy=name) for name in members
+        )
     asyncio.run(trainer.fit(0))
     return trainer
 
@@ -129,12 +162,19 @@ def test_all_samples_of_a_task_have_the_same_players_who_are_trained_on_their_ow
     trainer = trained(tmp_path, steps=3, samples=3)
     players = {}
     for t in RunReader(tmp_path).trajectories():
-        players.setdefault((t.step, t.task.id), set()).add(tuple((a.role, a.policy) for a in t.actions))
+        players.setdefault((t.step, t.task.id), set()).add(
+            tuple((a.role, a.policy) for a in t.actions)
+        )
         assert all(a.generation.policy == a.policy and a.left_out is None for a in t.actions)
     assert {len(found) for found in players.values()} == {1} and len(players) == 12
     for name, policy in trainer.session.policies.items():
         rows = [row for computed in policy.computed for row in computed]
-        mine = [f"{t.name}/{a.path}" for t in RunReader(tmp_path).trajectories() for a in t.actions if a.policy == name]
+        mine = [
+            f"{t.name}/{a.path}"
+            for t in RunReader(tmp_path).trajectories()
+            for a in t.actions
+            if a.policy == name
+        ]
         assert sorted(rows) == sorted(mine)
 
 
@@ -149,9 +189,12 @@ def test_answers_of_training_alone_have_a_share_of_their_limit(tmp_path):
 
 
 def test_outcomes_are_counted_by_policy_and_by_pair(tmp_path):
-    """The first seat wins whoever has it, so a policy's outcome is the share of the games in which it had that seat."""
+    """The first seat wins whoever has it, so a policy's outcome is the share of the games in which
+    it had that seat."""
     trainer = trained(tmp_path, steps=4, tasks=6, samples=1)
-    seats = Counter((t.step, a.policy, a.role) for t in RunReader(tmp_path).trajectories() for a in t.actions)
+    seats = Counter(
+        (t.step, a.policy, a.role) for t in RunReader(tmp_path).trajectories() for a in t.actions
+    )
     for m in lines(trainer, "metrics.jsonl"):
         for name in ("p", "q"):
             if m["step"]:
@@ -165,7 +208,9 @@ def test_outcomes_are_counted_by_policy_and_by_pair(tmp_path):
             assert 0 <= m[f"eval/policy/{name}/outcome"] <= 1
     pairs = {(p["policy"], p["against"]): p for p in pairs_of(RunReader(tmp_path), (1, 4))}
     assert sum(p["outcomes"] for p in pairs.values()) == 48 == sum(seats.values())
-    assert pairs["p", "p"]["outcome"] == 0.5 and pairs["p", "q"]["outcome"] + pairs["q", "p"]["outcome"] == pytest.approx(1)
+    assert pairs["p", "p"]["outcome"] == 0.5 and pairs["p", "q"]["outcome"] + pairs["q", "p"][
+        "outcome"
+    ] == pytest.approx(1)
     write_report(tmp_path, ["a", "b"], "a game", populations=True)
     report = (tmp_path / "report.md").read_text()
     assert all(line in report for line in markdown(pairs_of(RunReader(tmp_path), (4, 4))) if line)
@@ -174,13 +219,17 @@ def test_outcomes_are_counted_by_policy_and_by_pair(tmp_path):
 
 def test_a_run_without_a_population_has_none_of_it(tmp_path):
     trainer = trained(tmp_path, members=("p",), steps=2)
-    assert not any(name.endswith("policy/p/outcome") for m in lines(trainer, "metrics.jsonl") for name in m)
+    assert not any(
+        name.endswith("policy/p/outcome") for m in lines(trainer, "metrics.jsonl") for name in m
+    )
     assert pairs_of(RunReader(tmp_path), (1, 2)) == []
 
 
 def test_members_may_be_frozen(tmp_path):
     trainer = trained(tmp_path, frozen=("q",), steps=2)
-    left = Counter((a.policy, a.left_out) for t in RunReader(tmp_path).trajectories() for a in t.actions)
+    left = Counter(
+        (a.policy, a.left_out) for t in RunReader(tmp_path).trajectories() for a in t.actions
+    )
     assert left["q", "frozen"] and left["p", None] and len(left) == 2
     assert not trainer.session.policies["q"].computed
 
@@ -190,10 +239,15 @@ def test_each_member_is_penalised_by_its_own_limit():
 
     def args(limit):
         reward = SimpleNamespace(
-            overlong_buffer_len=4, overlong_penalty_factor=1.0, stop_properly_penalty_coef=None, clip_range=None
+            overlong_buffer_len=4,
+            overlong_penalty_factor=1.0,
+            stop_properly_penalty_coef=None,
+            clip_range=None,
         )
         return SimpleNamespace(
-            reward=reward, rollout=SimpleNamespace(max_new_tokens=limit), data=SimpleNamespace(max_len=100)
+            reward=reward,
+            rollout=SimpleNamespace(max_new_tokens=limit),
+            data=SimpleNamespace(max_len=100),
         )
 
     run = SimpleNamespace(
@@ -201,7 +255,10 @@ def test_each_member_is_penalised_by_its_own_limit():
         policy_args={"p": args(12), "q": args(24)},
         role=lambda name: SimpleNamespace(max_new_tokens=None),
     )
-    made = [make_trajectory({"a": []}, policies={"a": name}, rewards={"a": 1.0}, sample=n) for n, name in enumerate("qp")]
+    made = [
+        make_trajectory({"a": []}, policies={"a": name}, rewards={"a": 1.0}, sample=n)
+        for n, name in enumerate("qp")
+    ]
     for t in made:
         t.actions[0].generation = Generation((5,) * 10, (0.0,) * 10, "stop", t.actions[0].policy, 0)
     penalise_lengths(made, run)
@@ -212,12 +269,14 @@ def test_a_run_repeats(tmp_path):
     for folder in ("one", "two"):
         trained(tmp_path / folder, steps=2)
     one, two = (
-        without_seconds(list(map(json.loads, (tmp_path / n / "trajectories.jsonl").open()))) for n in ("one", "two")
+        without_seconds(list(map(json.loads, (tmp_path / n / "trajectories.jsonl").open())))
+        for n in ("one", "two")
     )
     assert one == two
 
 
-# --- plans ----------------------------------------------------------------------------------------------------------------
+# --- plans
+# --------------------------------------------------------------------------------------------------
 
 
 def test_a_population_in_a_plan():
@@ -225,8 +284,14 @@ def test_a_population_in_a_plan():
     run, shown = plan.run, describe(plan)
     assert [p.name for p in run.policies] == ["left", "right"]
     assert run.recipe.populations == {"first": ("left", "right"), "second": ("left", "right")}
-    assert run.recipe.roles_of("right") == ["first", "second"] and run.trained_roles.keys() == {"first", "second"}
-    assert shown["roles"]["first"]["policies"] == ["left", "right"] and "policy" not in shown["roles"]["first"]
+    assert run.recipe.roles_of("right") == ["first", "second"] and run.trained_roles.keys() == {
+        "first",
+        "second",
+    }
+    assert (
+        shown["roles"]["first"]["policies"] == ["left", "right"]
+        and "policy" not in shown["roles"]["first"]
+    )
     assert fingerprint(plan)["roles"] == {"first": ["left", "right"], "second": ["left", "right"]}
     assert [p.name for p in only_players(run).policies] == ["left", "right"]
     shared = build_plan(["--recipe", POPULATION, "--mapping", "shared"])
@@ -236,7 +301,11 @@ def test_a_population_in_a_plan():
 
 def test_a_population_on_the_command_line():
     run = build_plan(["--recipe", "kuhn_poker/tiny.yaml", "--mapping", "first=a+b,second=c"]).run
-    assert run.recipe.populations == {"first": ("a", "b")} and [p.name for p in run.policies] == ["a", "b", "c"]
+    assert run.recipe.populations == {"first": ("a", "b")} and [p.name for p in run.policies] == [
+        "a",
+        "b",
+        "c",
+    ]
 
 
 @pytest.fixture
@@ -254,9 +323,15 @@ def recipe(tmp_path):
 
 def test_a_member_may_follow_another(recipe):
     mapping = "mapping: {first: [player, earlier], second: [player, earlier]}"
-    policies = "policies: {earlier: {follows: player}}\nplugins: [marl_plugins.rae, marl_plugins.opponent_pool]"
+    policies = (
+        "policies: {earlier: {follows: player}}\nplugins: [marl_plugins.rae, "
+        "marl_plugins.opponent_pool]"
+    )
     run = build_plan(["--recipe", recipe(f"{mapping}\n{policies}")]).run
-    assert [(p.name, p.trainable, p.follows) for p in run.policies] == [("player", True, ""), ("earlier", False, "player")]
+    assert [(p.name, p.trainable, p.follows) for p in run.policies] == [
+        ("player", True, ""),
+        ("earlier", False, "player"),
+    ]
     assert run.trained_roles.keys() == {"first", "second"} and not run.warnings
 
 
@@ -295,7 +370,10 @@ def test_one_mean_over_all_of_a_population_is_a_warning():
 
 def test_members_of_different_tokenizers_are_refused():
     run = build_plan(["--recipe", POPULATION]).run
-    chats = {name: ChatFormat(AutoTokenizer.from_pretrained(resolve("tiny")), name) for name in ("left", "right")}
+    chats = {
+        name: ChatFormat(AutoTokenizer.from_pretrained(resolve("tiny")), name)
+        for name in ("left", "right")
+    }
     cast = make_cast(run, run.policy_args, chats, {})
     assert [s.policy for s in cast.members["first"]] == ["left", "right"] and cast.has_population
     chats["right"].tokenizer.add_tokens(["another"])

@@ -1,4 +1,5 @@
-"""What killed runs leave in the temporary folder is removed by the next one, with the processes that use it; nothing else is."""
+"""What killed runs leave in the temporary folder is removed by the next one, with the processes
+that use it; nothing else is."""
 
 import os
 import signal
@@ -25,7 +26,9 @@ with private_folder(sys.argv[1]) as folder:
 @pytest.fixture
 def run(tmp_path):
     """A run in another process: it, its folder and a process that it has started."""
-    process = subprocess.Popen([sys.executable, "-c", RUN, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", RUN, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    )
     folder, pid = process.stdout.readline().split()
     left = psutil.Process(int(pid))
     yield process, Path(folder), left
@@ -60,7 +63,9 @@ def test_a_living_runs_folder_stays(run, tmp_path):
     with private_folder(str(tmp_path)) as mine:
         assert {Path(mine), folder} == set(tmp_path.iterdir())
         assert os.stat(mine).st_mode & 0o777 == 0o700
-        with private_folder(str(tmp_path)) as other:  # of the same process: a fork server's and Ray's
+        with private_folder(
+            str(tmp_path)
+        ) as other:  # of the same process: a fork server's and Ray's
             assert other != mine and Path(mine, HELD).exists()
     assert left.is_running() and list(tmp_path.iterdir()) == [folder]
 

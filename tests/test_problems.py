@@ -14,19 +14,29 @@ from marl_plugins.core.problems import LISTED, Problem, as_json, at, first_of, m
 TESTS = Path(__file__).resolve().parent
 PACKAGE = problem_codes.PACKAGE
 MOST_PROSE = 188
-"""Asserts, and `match=` of what is raised, that look for four words or more: there may be fewer, not more."""
+"""Asserts, and `match=` of what is raised, that look for four words or more: there may be fewer,
+not more."""
 
 
 def problems():
-    where = at(line=["a.yaml:1", "a.yaml:2"], policy="solver", flag=("actor.adam.lr", "ds.zero_stage"))
+    where = at(
+        line=["a.yaml:1", "a.yaml:2"], policy="solver", flag=("actor.adam.lr", "ds.zero_stage")
+    )
     return [
         (
             Problem("x.y", where, "no", "a number", "give one"),
-            "a.yaml:1, a.yaml:2: policy 'solver': --actor.adam.lr and --ds.zero_stage: expected a number, got no; give one",
+            "a.yaml:1, a.yaml:2: policy 'solver': --actor.adam.lr and --ds.zero_stage: expected a "
+            "number, got no; give one",
         ),
-        (Problem("x.y", at(plugin="mine.py", hook="marl_tools"), "it fails"), "plugin mine.py: marl_tools: it fails"),
+        (
+            Problem("x.y", at(plugin="mine.py", hook="marl_tools"), "it fails"),
+            "plugin mine.py: marl_tools: it fails",
+        ),
         (Problem("x.y", got="it fails", fix="do not"), "it fails; do not"),
-        (Problem("x.y", at(line="", key="roles"), expected="a mapping"), "roles: expected a mapping"),
+        (
+            Problem("x.y", at(line="", key="roles"), expected="a mapping"),
+            "roles: expected a mapping",
+        ),
     ]
 
 
@@ -36,7 +46,9 @@ def test_a_problem_is_shown_as_place_what_is_wrong_and_the_fix(problem, sentence
 
 
 def test_places_are_put_around_and_an_unknown_kind_is_refused():
-    problem = Problem("x.y", at(file="prompt.md"), "is empty").within(line="recipe.yaml:4", key="roles.a.prompt")
+    problem = Problem("x.y", at(file="prompt.md"), "is empty").within(
+        line="recipe.yaml:4", key="roles.a.prompt"
+    )
     assert [tuple(place) for place in problem.where] == [
         ("line", "recipe.yaml:4"),
         ("key", "roles.a.prompt"),
@@ -48,9 +60,13 @@ def test_places_are_put_around_and_an_unknown_kind_is_refused():
 
 
 def test_an_error_keeps_codes_and_places_between_processes():
-    error = ConfigurationError([Problem("x.y", at(flag="a.b"), "no"), "a plain sentence of a recipe"])
+    error = ConfigurationError(
+        [Problem("x.y", at(flag="a.b"), "no"), "a plain sentence of a recipe"]
+    )
     again = pickle.loads(pickle.dumps(error))
-    assert again.problems == error.problems and again.problems[1] == problem_of("a plain sentence of a recipe")
+    assert again.problems == error.problems and again.problems[1] == problem_of(
+        "a plain sentence of a recipe"
+    )
     assert [p.code for p in again.problems] == ["x.y", "other"]
 
 
@@ -63,10 +79,14 @@ def test_a_long_list_is_counted():
 
 def test_an_unknown_name_is_answered_with_what_was_meant():
     assert meant("sovler", ["solver", "judge"]) == "did you mean 'solver'?"
-    assert meant("x", ["solver", "judge"]) == "valid: judge, solver" and meant("x", map(str, range(10, 50))) == ""
+    assert (
+        meant("x", ["solver", "judge"]) == "valid: judge, solver"
+        and meant("x", map(str, range(10, 50))) == ""
+    )
 
 
-# --- codes ----------------------------------------------------------------------------------------------------------------
+# --- codes
+# --------------------------------------------------------------------------------------------------
 
 
 def codes():
@@ -82,12 +102,14 @@ def test_every_code_is_named_by_a_test():
     assert sorted(code for code in codes() if f'"{code}"' not in text) == []
 
 
-# --- nothing reads a sentence ---------------------------------------------------------------------------------------------
+# --- nothing reads a sentence
+# ---------------------------------------------------------------------------------------------
 
 
 def trees(folder):
     return {
-        str(path.relative_to(folder)): ast.parse(path.read_text(encoding="utf-8")) for path in sorted(folder.rglob("*.py"))
+        str(path.relative_to(folder)): ast.parse(path.read_text(encoding="utf-8"))
+        for path in sorted(folder.rglob("*.py"))
     }
 
 
@@ -95,7 +117,9 @@ def texts(node):
     """The texts below a node that are no part of a `Problem`."""
     if any(called(node, name) for name in ("Problem", "wrong_answer", "at", "within", "names")):
         return
-    if isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, str)):
+    if isinstance(node, ast.JoinedStr) or (
+        isinstance(node, ast.Constant) and isinstance(node.value, str)
+    ):
         yield node
         return
     for child in ast.iter_child_nodes(node):
@@ -122,9 +146,13 @@ def test_no_regular_expression_reads_a_message():
         for file, tree in trees(PACKAGE).items()
         for node in ast.walk(tree)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
-        if node.func.attr in ("match", "search", "fullmatch", "findall", "sub", "split") and len(node.args) > 1
+        if node.func.attr in ("match", "search", "fullmatch", "findall", "sub", "split")
+        and len(node.args) > 1
         if ast.unparse(node.func.value) == "re"
-        if any(re.search(r"\b(problems?|message|sentence|warning)\b", ast.unparse(argument)) for argument in node.args[1:])
+        if any(
+            re.search(r"\b(problems?|message|sentence|warning)\b", ast.unparse(argument))
+            for argument in node.args[1:]
+        )
     ]
     assert not wrong
 
@@ -134,7 +162,9 @@ PROSE = re.compile(r"[A-Za-z]['A-Za-z]*(?:[,;:]? [A-Za-z]['A-Za-z]*){3,}")
 
 def is_prose(node):
     return any(
-        isinstance(n, ast.Constant) and isinstance(n.value, str) and PROSE.search(n.value.replace("\\", ""))
+        isinstance(n, ast.Constant)
+        and isinstance(n.value, str)
+        and PROSE.search(n.value.replace("\\", ""))
         for n in ast.walk(node)
     )
 

@@ -1,4 +1,5 @@
-"""Seats that policies share: what the plan says of them, and who is in the room, without processes."""
+"""Seats that policies share: what the plan says of them, and who is in the room, without
+processes."""
 
 import asyncio
 from types import SimpleNamespace
@@ -47,7 +48,8 @@ def test_policies_share_as_many_seats_as_the_largest_one_needs():
 
 
 def test_the_object_store_is_as_large_as_all_states():
-    """Of a model with P parameters: 14 P by each process, or 2 P and a share of 12 P; the engines' weights twice."""
+    """Of a model with P parameters: 14 P by each process, or 2 P and a share of 12 P; the engines'
+    weights twice."""
     with_critic = [
         "--algo.advantage.estimator",
         "gae",
@@ -57,7 +59,11 @@ def test_the_object_store_is_as_large_as_all_states():
         "2",
     ]
     sizes = {name: size / PARAMETERS for name, size in state_bytes(plan(*with_critic).run).items()}
-    assert sizes == {"solver": 4 + 14 + 2 * 14, "coder": 4 + 14 + 2 * 2 + 12, "verifier": 4 + 14 + 2 * 14}
+    assert sizes == {
+        "solver": 4 + 14 + 2 * 14,
+        "coder": 4 + 14 + 2 * 2 + 12,
+        "verifier": 4 + 14 + 2 * 14,
+    }
     assert stored(plan()) == 3 * 18 * PARAMETERS
     assert stored(plan("--process_groups.state_gb", "0.5")) == 5 * 10**8
 
@@ -81,7 +87,14 @@ def test_the_size_of_a_tiny_model_is_what_is_built():
             [("seats.too_few", "marl_plugins.process_groups", "coder")],
         ),
         (
-            ["--process_groups.seats", "1", "--process_groups.nodes", "4", "--policy.coder.actor.num_gpus_per_node", "2"],
+            [
+                "--process_groups.seats",
+                "1",
+                "--process_groups.nodes",
+                "4",
+                "--policy.coder.actor.num_gpus_per_node",
+                "2",
+            ],
             [("seats.too_few", "marl_plugins.process_groups", "coder")],
         ),
         (
@@ -118,18 +131,28 @@ def test_what_cannot_be_seated_is_said_before_anything_starts(words, expected, m
 
 @pytest.mark.parametrize(
     ("seats", "nodes", "of_nodes", "fits"),
-    [(2, 1, [4, 3], True), (3, 2, [4, 3], True), (4, 2, [4, 4, 1], True), (4, 2, [4, 3, 2], False), (5, 1, [4, 4], False)],
+    [
+        (2, 1, [4, 3], True),
+        (3, 2, [4, 3], True),
+        (4, 2, [4, 4, 1], True),
+        (4, 2, [4, 3, 2], False),
+        (5, 1, [4, 4], False),
+    ],
 )
 def test_seats_of_one_node_are_on_one_node(seats, nodes, of_nodes, fits, monkeypatch):
-    """A cluster may have devices enough and none of its nodes; Ray would wait for such a node for ever."""
+    """A cluster may have devices enough and none of its nodes; Ray would wait for such a node for
+    ever."""
     together = {"GPU": sum(of_nodes), "CPU": 64, "object_store_memory": 2**40}
     monkeypatch.setattr(ray, "cluster_resources", lambda: together)
     monkeypatch.setattr(ray, "available_resources", lambda: together)
     dead = {"Alive": False, "Resources": {"GPU": 100}}
-    monkeypatch.setattr(ray, "nodes", lambda: [dead, *({"Alive": True, "Resources": {"GPU": n}} for n in of_nodes)])
+    monkeypatch.setattr(
+        ray, "nodes", lambda: [dead, *({"Alive": True, "Resources": {"GPU": n}} for n in of_nodes)]
+    )
     run = plan("--process_groups.seats", str(seats), "--process_groups.nodes", str(nodes)).run
     monkeypatch.setattr(
-        "marl_plugins.engine.processes.cluster.needed_devices", lambda run: {"seats of training processes": 0}
+        "marl_plugins.engine.processes.cluster.needed_devices",
+        lambda run: {"seats of training processes": 0},
     )
     if fits:
         _check_devices(run)
@@ -151,13 +174,16 @@ def test_seats_for_all_are_remarked():
 
 def test_a_plugin_that_gives_something_else_than_a_back_end_is_refused(tmp_path):
     file = tmp_path / "four.py"
-    file.write_text("from marl_plugins import hookimpl\n\n@hookimpl\ndef marl_processes(run): return 4\n")
+    file.write_text(
+        "from marl_plugins import hookimpl\n\n@hookimpl\ndef marl_processes(run): return 4\n"
+    )
     with refused(("plugin.answer", "four.py", "marl_processes")):
         build_plan([*SUMS, "--plugin", str(file)])
 
 
 class Member:
-    """A policy whose processes are a name: where they are, and how long they need to leave and to come."""
+    """A policy whose processes are a name: where they are, and how long they need to leave and to
+    come."""
 
     def __init__(self, room, name, count, there):
         self.room, self.name, self.count, self.there = room, name, count, there
@@ -179,27 +205,39 @@ class Member:
             for member in self.room.members.values():  # as `SeatedProcesses.active` does
                 if member.leaving:
                     await asyncio.shield(member.leaving)
-            assert not {self.there.get(seat) for seat in grant.seats} - {None, self.name}, "two policies on one seat"
+            assert not {self.there.get(seat) for seat in grant.seats} - {None, self.name}, (
+                "two policies on one seat"
+            )
             self.there |= dict.fromkeys(grant.seats, self.name)
             await asyncio.sleep(seconds)
-            assert {self.there.get(seat) for seat in grant.seats} == {self.name}, "it had to leave while it computed"
+            assert {self.there.get(seat) for seat in grant.seats} == {self.name}, (
+                "it had to leave while it computed"
+            )
         finally:
             self.room.give_back(self.name)
         return self.name
 
 
 INSTANT = st.integers(0, 6).map(float)
-WORK = st.tuples(st.integers(0, 3), INSTANT, INSTANT, st.none() | st.integers(0, 12).map(lambda n: n / 2))
+WORK = st.tuples(
+    st.integers(0, 3), INSTANT, INSTANT, st.none() | st.integers(0, 12).map(lambda n: n / 2)
+)
 
 
 @settings(max_examples=150, deadline=None)
-@given(st.integers(2, 3), st.lists(st.integers(1, 2), min_size=4, max_size=4), st.lists(WORK, min_size=1, max_size=12))
+@given(
+    st.integers(2, 3),
+    st.lists(st.integers(1, 2), min_size=4, max_size=4),
+    st.lists(WORK, min_size=1, max_size=12),
+)
 def test_no_two_policies_are_on_one_seat_and_all_who_do_not_give_up_are_served(size, counts, works):
     room, there = Room(Seating(size), False, 600.0), {}
     members = [Member(room, name, count, there) for name, count in zip("pqrs", counts, strict=True)]
 
     async def go():
-        tasks = [asyncio.create_task(members[who].work(at, seconds)) for who, at, seconds, _ in works]
+        tasks = [
+            asyncio.create_task(members[who].work(at, seconds)) for who, at, seconds, _ in works
+        ]
         for task, (*_, gives_up) in zip(tasks, works, strict=True):
             if gives_up is not None:
                 asyncio.get_running_loop().call_later(gives_up, task.cancel)
@@ -207,12 +245,15 @@ def test_no_two_policies_are_on_one_seat_and_all_who_do_not_give_up_are_served(s
 
     found, _ = run(go())
     for result, (who, _, _, gives_up) in zip(found, works, strict=True):
-        assert result == members[who].name or (gives_up is not None and isinstance(result, asyncio.CancelledError)), result
+        assert result == members[who].name or (
+            gives_up is not None and isinstance(result, asyncio.CancelledError)
+        ), result
     assert not room.seats.waiting and not any(room.seats._at_work.values()) and not room._granted
 
 
 class Process:
-    """A training process that knows how many steps it has taken, and does one thing after the other, each in its time."""
+    """A training process that knows how many steps it has taken, and does one thing after the
+    other, each in its time."""
 
     def __init__(self):
         self.steps, self.dead, self._last = None, False, None
@@ -222,7 +263,9 @@ class Process:
         self.set_state = self._answering(0.5, self._become)
         self.step = self._answering(1.0, lambda: self._become(self.steps + 1))
         both = self._answering(0.5, lambda: self.steps)
-        self.get_state = SimpleNamespace(options=lambda num_returns: SimpleNamespace(remote=lambda: (both.remote(),) * 2))
+        self.get_state = SimpleNamespace(
+            options=lambda num_returns: SimpleNamespace(remote=lambda: (both.remote(),) * 2)
+        )
         self.state = self._answering(0.1, lambda: b"weights")
 
     def _become(self, steps):
@@ -259,9 +302,15 @@ def solver():
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.lists(st.tuples(st.integers(0, 2), INSTANT, st.none() | st.integers(1, 40).map(lambda n: n / 4)), max_size=10))
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 2), INSTANT, st.none() | st.integers(1, 40).map(lambda n: n / 4)),
+        max_size=10,
+    )
+)
 def test_work_that_is_given_up_leaves_every_policy_what_it_knows(solver, works):
-    """The rollout beside which forward passes run may end early (`RunPaused`); what is saved then is what was trained."""
+    """The rollout beside which forward passes run may end early (`RunPaused`); what is saved then
+    is what was trained."""
     done = dict.fromkeys("pqr", 0)
 
     async def one_step(processes, arrives):
@@ -269,7 +318,9 @@ def test_work_that_is_given_up_leaves_every_policy_what_it_knows(solver, works):
         async with processes.active():
             (handle,) = processes.handles()
             done[processes.policy] += 1
-            await asyncio.shield(handle.step.remote())  # what has been asked for is done, whoever waits for it
+            await asyncio.shield(
+                handle.step.remote()
+            )  # what has been asked for is done, whoever waits for it
 
     async def go():
         room = OfStandIns(Seating(1), False, 600.0)

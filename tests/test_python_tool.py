@@ -1,4 +1,5 @@
-"""The python tool runs real processes: limits on time, memory, output and what a program leaves behind."""
+"""The python tool runs real processes: limits on time, memory, output and what a program leaves
+behind."""
 
 import asyncio
 import os
@@ -51,7 +52,11 @@ def test_an_endless_program_is_stopped_with_its_children(run):
     assert time.monotonic() - started < 60
     assert not got.ok
     assert got.output == f"{mark}\nstopped after 1 s"
-    assert not [p for p in os.listdir("/proc") if p.isdigit() and f"77.{os.getpid()}".encode() in _command(p)]
+    assert not [
+        p
+        for p in os.listdir("/proc")
+        if p.isdigit() and f"77.{os.getpid()}".encode() in _command(p)
+    ]
 
 
 def _command(pid):
@@ -85,7 +90,9 @@ def test_a_flood_of_output_neither_hangs_nor_grows(run):
 
 def test_it_runs_in_a_clean_folder_and_environment(run, monkeypatch):
     monkeypatch.setenv("OPENAI_API_KEY", "secret")
-    got = run("import os; print(os.listdir('.'), os.environ.get('OPENAI_API_KEY'), len(os.environ))")
+    got = run(
+        "import os; print(os.listdir('.'), os.environ.get('OPENAI_API_KEY'), len(os.environ))"
+    )
     assert got.output.startswith("[] None")
 
 
@@ -97,7 +104,9 @@ def test_calls_share_the_slots():
     async def both():
         call = runner(PythonToolConfig(concurrency=1))
         started = time.monotonic()
-        await asyncio.gather(*[call(ToolCall("import time; time.sleep(0.3)", "t", 0, 1)) for _ in range(3)])
+        await asyncio.gather(
+            *[call(ToolCall("import time; time.sleep(0.3)", "t", 0, 1)) for _ in range(3)]
+        )
         return time.monotonic() - started
 
     assert asyncio.run(both()) >= 0.9
@@ -123,7 +132,10 @@ def test_other_work_goes_on_while_a_program_runs():
 
 
 def test_a_program_in_a_session_of_its_own_does_not_hold_the_run(run):
-    program = "import os, time\nif os.fork() == 0:\n    os.setsid()\n    time.sleep(600)\nelse:\n    print('parent')"
+    program = (
+        "import os, time\nif os.fork() == 0:\n    os.setsid()\n    time.sleep(600)\nelse:\n  "
+        "  print('parent')"
+    )
     started = time.monotonic()
     got = run(program, seconds=100.0)
     assert time.monotonic() - started < 60
@@ -142,7 +154,10 @@ def test_signals_without_a_name_are_numbered(run):
 
 
 def test_a_program_that_ended_well_is_not_blamed_for_a_child_that_holds_the_pipe(run):
-    program = "import os, time\nprint('done', flush=True)\nif os.fork() == 0:\n    time.sleep(600)\nelse:\n    os._exit(0)"
+    program = (
+        "import os, time\nprint('done', flush=True)\nif os.fork() == 0:\n    "
+        "time.sleep(600)\nelse:\n    os._exit(0)"
+    )
     got = run(program, seconds=60.0)
     assert (got.output, got.ok) == ("done", True)
 

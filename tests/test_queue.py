@@ -1,4 +1,5 @@
-"""Who waits for an engine, and who is next: the real pool over simulated engines on virtual time."""
+"""Who waits for an engine, and who is next: the real pool over simulated engines on virtual
+time."""
 
 import asyncio
 import copy
@@ -27,7 +28,9 @@ SAMPLING = Sampling(1.0, 1.0, 8, 1000)
 
 
 def request(number, policy="p", place=0, sample=0):
-    return Call(policy, (1, 2), SAMPLING, 8, number, "a", f"t{place}", sample, f"a.{number}", 1, place)
+    return Call(
+        policy, (1, 2), SAMPLING, 8, number, "a", f"t{place}", sample, f"a.{number}", 1, place
+    )
 
 
 def pool_of(seconds, engines=1, in_flight=1, budget=0, policy="p", loading=3.0, start=True):
@@ -39,11 +42,17 @@ def pool_of(seconds, engines=1, in_flight=1, budget=0, policy="p", loading=3.0, 
 
     restarts = budget if isinstance(budget, RestartBudget) else RestartBudget(budget)
     return EnginePool(
-        policy, [engine() for _ in range(engines)], engine if start else None, restore, restarts, 60.0, in_flight
+        policy,
+        [engine() for _ in range(engines)],
+        engine if start else None,
+        restore,
+        restarts,
+        60.0,
+        in_flight,
     )
 
 
-# --- laws -----------------------------------------------------------------------------------------------------------------
+# --- laws ---------------------------------------------------------------------------------------
 
 
 @dataclass
@@ -65,18 +74,23 @@ class Request:
 
 @st.composite
 def scenarios(draw):
-    """Requests to two policies that arrive, take their time and are given up; engines that die; budgets of replacements."""
+    """Requests to two policies that arrive, take their time and are given up; engines that die;
+    budgets of replacements."""
     instant = st.integers(0, 20).map(float)  # whole seconds, so that much happens at the same time
     requests = [
         Request(
-            request(n, draw(st.sampled_from("pq")), draw(st.integers(-1, 4)), draw(st.integers(0, 1))),
+            request(
+                n, draw(st.sampled_from("pq")), draw(st.integers(-1, 4)), draw(st.integers(0, 1))
+            ),
             arrives=draw(instant),
             seconds=float(draw(st.integers(1, 6))),
             given_up=draw(st.none() | instant),
         )
         for n in range(draw(st.integers(1, 25)))
     ]
-    deaths = draw(st.lists(st.tuples(instant, st.sampled_from("pq"), st.integers(0, 3)), max_size=4))
+    deaths = draw(
+        st.lists(st.tuples(instant, st.sampled_from("pq"), st.integers(0, 3)), max_size=4)
+    )
     return {
         "requests": requests,
         "deaths": deaths,
@@ -130,7 +144,10 @@ class World:
                 if r.state == "waits" and r.call.policy == mine.call.policy and r.order < mine.order
             ]
             assert not older, f"{mine.order} was given a place before {[r.order for r in older]}"
-            assert engines and all(e.load < self.in_flight and e in self.pools[mine.call.policy].engines for e in engines)
+            assert engines and all(
+                e.load < self.in_flight and e in self.pools[mine.call.policy].engines
+                for e in engines
+            )
             mine.state, mine.at = "chosen", least_loaded(engines)
             return mine.at
 
@@ -183,7 +200,10 @@ class World:
 
 
 GIVEN_UP_AS_AN_ENGINE_COMES = {
-    "requests": [Request(request(0, "q", 0, 0), 4.0, 1.0, None), Request(request(1, "q", 0, 0), 5.0, 1.0, 7.0)],
+    "requests": [
+        Request(request(0, "q", 0, 0), 4.0, 1.0, None),
+        Request(request(1, "q", 0, 0), 5.0, 1.0, 7.0),
+    ],
     "deaths": [(0.0, "q", 0)],
     "engines": 1,
     "in_flight": 1,
@@ -195,7 +215,8 @@ GIVEN_UP_AS_AN_ENGINE_COMES = {
 @example(GIVEN_UP_AS_AN_ENGINE_COMES)
 @given(scenarios())
 def test_no_request_is_lost_doubled_or_overtaken(scenario):
-    """Nor answered by another policy; what was given up frees its place, and a dead engine gives its requests back."""
+    """Nor answered by another policy; what was given up frees its place, and a dead engine gives
+    its requests back."""
     world = World(**copy.deepcopy(scenario))
     run(world.play())
     for r in world.requests:
@@ -203,15 +224,21 @@ def test_no_request_is_lost_doubled_or_overtaken(scenario):
         assert r.state != "not asked" or r.given_up <= r.arrives
         assert len(r.answers) == (r.state == "answered")
         assert [g.policy for g in r.answers] == [r.call.policy] * len(r.answers)
-    served = Counter(c.path for pool in world.pools.values() for e in pool.engines for c, _, _ in e.served)
+    served = Counter(
+        c.path for pool in world.pools.values() for e in pool.engines for c, _, _ in e.served
+    )
     assert all(times == 1 for times in served.values())
     for pool in world.pools.values():
-        assert pool.waiting == 0 and [engine.load for engine in pool.engines] == [0] * len(pool.engines)
+        assert pool.waiting == 0 and [engine.load for engine in pool.engines] == [0] * len(
+            pool.engines
+        )
 
 
 @settings(max_examples=50)
 @given(
-    st.lists(st.tuples(st.integers(0, 5), st.integers(0, 2), st.integers(1, 9)), min_size=1, max_size=20),
+    st.lists(
+        st.tuples(st.integers(0, 5), st.integers(0, 2), st.integers(1, 9)), min_size=1, max_size=20
+    ),
     st.integers(1, 4),
 )
 def test_requests_that_wait_together_are_answered_as_a_list_is_worked_off(wanted, engines):
@@ -227,7 +254,9 @@ def test_requests_that_wait_together_are_answered_as_a_list_is_worked_off(wanted
 
     async def together():
         blocked, pool.engines = pool.engines, []
-        pool._coming = {None: asyncio.get_running_loop().create_future()}  # as while an engine is replaced
+        pool._coming = {
+            None: asyncio.get_running_loop().create_future()
+        }  # as while an engine is replaced
         asked = [asyncio.create_task(ask(call)) for call in calls]
         await asyncio.sleep(0)
         pool.engines = blocked
@@ -243,7 +272,8 @@ def test_requests_that_wait_together_are_answered_as_a_list_is_worked_off(wanted
     assert ended == expected
 
 
-# --- cases ----------------------------------------------------------------------------------------------------------------
+# --- cases
+# --------------------------------------------------------------------------------------------------
 
 
 def test_the_oldest_task_goes_first_and_a_question_before_all():
@@ -255,26 +285,38 @@ def test_the_oldest_task_goes_first_and_a_question_before_all():
 
     async def go():
         pool = pool_of(lambda call: 1.0)
-        calls = [request(0, place=9), *(request(n, place=p, sample=s) for n, (p, s) in enumerate(ORDERS, 1))]
+        calls = [
+            request(0, place=9),
+            *(request(n, place=p, sample=s) for n, (p, s) in enumerate(ORDERS, 1)),
+        ]
         await asyncio.gather(*[ask(pool, call) for call in calls])
 
     ORDERS = [(3, 1), (3, 0), (0, 1), (2, 0), (-1, 0), (0, 1), (-1, 0)]
     _, seconds = run(go())
-    assert order == [(9, 0, "a.0"), *sorted((p, s, f"a.{n}") for n, (p, s) in enumerate(ORDERS, 1))] and seconds == 8
+    assert (
+        order == [(9, 0, "a.0"), *sorted((p, s, f"a.{n}") for n, (p, s) in enumerate(ORDERS, 1))]
+        and seconds == 8
+    )
 
 
 def test_below_the_limit_nothing_waits_and_the_engine_decides():
-    """What the default means for small runs: the same requests at the same engines at the same time as without a limit."""
+    """What the default means for small runs: the same requests at the same engines at the same time
+    as without a limit."""
 
     async def go(in_flight):
         pool = pool_of(lambda call: 1.0 + call.seed % 3, engines=2, in_flight=in_flight)
         for engine in pool.engines:
             engine.places = 4
-        asked = [asyncio.create_task(pool.generate(request(n, place=-n), least_loaded)) for n in range(40)]
+        asked = [
+            asyncio.create_task(pool.generate(request(n, place=-n), least_loaded))
+            for n in range(40)
+        ]
         await asyncio.sleep(0)
         waiting = pool.waiting
         await asyncio.gather(*asked)
-        return waiting, [[(c.path, begun, ended) for c, begun, ended in e.served] for e in pool.engines]
+        return waiting, [
+            [(c.path, begun, ended) for c, begun, ended in e.served] for e in pool.engines
+        ]
 
     default, unlimited = run(go(IN_FLIGHT)), run(go(10**9))
     assert default == unlimited and default[0][0] == 0
@@ -289,7 +331,10 @@ def test_a_routers_error_is_its_own_requests():
 
         first = asyncio.create_task(pool.generate(request(1), least_loaded))
         await asyncio.sleep(0)
-        second, third = (asyncio.create_task(pool.generate(request(n), c)) for n, c in ((2, broken), (3, least_loaded)))
+        second, third = (
+            asyncio.create_task(pool.generate(request(n), c))
+            for n, c in ((2, broken), (3, least_loaded))
+        )
         return await asyncio.gather(first, second, third, return_exceptions=True), pool
 
     (found, pool), _ = run(go())
@@ -306,7 +351,9 @@ DEATHS = pytest.mark.parametrize(
 def test_a_dead_engines_requests_go_to_the_others_at_once(death):
     async def go():
         pool = pool_of(lambda call: 10.0, engines=2, budget=1, loading=100.0)
-        old, young = (asyncio.create_task(pool.generate(request(n, place=n), least_loaded)) for n in (1, 2))
+        old, young = (
+            asyncio.create_task(pool.generate(request(n, place=n), least_loaded)) for n in (1, 2)
+        )
         later = asyncio.create_task(pool.generate(request(3, place=3), least_loaded))
         await asyncio.sleep(5)
         pool.engines[0].die(death)
@@ -333,7 +380,9 @@ def test_what_is_asked_of_all_engines_is_asked_of_one_that_is_on_its_way():
             synced.append(handle)
 
         await pool.on_all(load)
-        return synced == pool.handles and len(synced) == 2 and dead.handle not in synced, asyncio.get_running_loop().time()
+        return synced == pool.handles and len(
+            synced
+        ) == 2 and dead.handle not in synced, asyncio.get_running_loop().time()
 
     assert run(go())[0] == (True, 105.0)
 
@@ -341,10 +390,14 @@ def test_what_is_asked_of_all_engines_is_asked_of_one_that_is_on_its_way():
 def test_who_waits_when_the_last_engine_dies_goes_to_its_replacement_or_is_told():
     async def go(budget):
         pool = pool_of(lambda call: 10.0, budget=budget)
-        asked = [asyncio.create_task(pool.generate(request(n, place=n), least_loaded)) for n in range(3)]
+        asked = [
+            asyncio.create_task(pool.generate(request(n, place=n), least_loaded)) for n in range(3)
+        ]
         await asyncio.sleep(5)
         pool.engines[0].die()
-        return await asyncio.gather(*asked, return_exceptions=True), asyncio.get_running_loop().time()
+        return await asyncio.gather(
+            *asked, return_exceptions=True
+        ), asyncio.get_running_loop().time()
 
     (answered, at), _ = run(go(1))
     assert [g.policy for g in answered] == ["p"] * 3 and at == 5 + 3 + 30
@@ -408,7 +461,9 @@ def test_a_replacement_that_breaks_ends_the_run_for_all_who_wait_and_come_later(
             raise RunEnded("the training process died")
 
         pool.restore = broken
-        asked = [asyncio.create_task(pool.generate(request(n, place=n), least_loaded)) for n in range(3)]
+        asked = [
+            asyncio.create_task(pool.generate(request(n, place=n), least_loaded)) for n in range(3)
+        ]
         await asyncio.sleep(5)
         pool.engines[0].die()
         found = await asyncio.gather(*asked, return_exceptions=True)
@@ -420,7 +475,8 @@ def test_a_replacement_that_breaks_ends_the_run_for_all_who_wait_and_come_later(
     assert [str(error) for error in later] == ["the training process died"] * 2
 
 
-# --- in a rollout ---------------------------------------------------------------------------------------------------------
+# --- in a rollout
+# --------------------------------------------------------------------------------------------------
 
 
 async def three_calls(task, roles, tools):
@@ -431,7 +487,9 @@ async def three_calls(task, roles, tools):
 
 def rolled_out(in_flight, engines=2, deaths=()):
     """Records of a rollout over two policies, and the order in which its trajectories arrived."""
-    pools = {p: pool_of(lambda call: 1.0 + call.seed % 7, engines, in_flight, 9, policy=p) for p in "pq"}
+    pools = {
+        p: pool_of(lambda call: 1.0 + call.seed % 7, engines, in_flight, 9, policy=p) for p in "pq"
+    }
 
     async def score(trajectory):
         return 1.0
@@ -441,20 +499,29 @@ def rolled_out(in_flight, engines=2, deaths=()):
         marl_score_action=lambda run, action, seen: None,
         marl_score_outcome=lambda run, trajectory: score(trajectory),
     )
-    limits, args = SimpleNamespace(task_seconds=None), SimpleNamespace(train=SimpleNamespace(seed=3))
+    limits, args = (
+        SimpleNamespace(task_seconds=None),
+        SimpleNamespace(train=SimpleNamespace(seed=3)),
+    )
     stub = SimpleNamespace(recipe=SimpleNamespace(limits=limits), args=args)
-    role = RoleSpec("a", "p", lambda f: [{"role": "user", "content": f["q"]}], CharacterChat(), SAMPLING)
+    role = RoleSpec(
+        "a", "p", lambda f: [{"role": "user", "content": f["q"]}], CharacterChat(), SAMPLING
+    )
     roles = {"a": [role], "b": [replace(role, name="b", policy="q")]}
     rollout = Rollout(stub, SimpleNamespace(hook=hook), three_calls, Cast(roles), {}, pools)
     tasks = [Task(f"t{(7 * n) % 10}", f"q{n}", "l") for n in range(10)]
 
     async def collected():
         for at, policy in deaths:
-            asyncio.get_running_loop().call_later(at, lambda policy=policy: pools[policy].engines[0].die())
+            asyncio.get_running_loop().call_later(
+                at, lambda policy=policy: pools[policy].engines[0].die()
+            )
         return [t async for t in rollout.train(tasks, 2, 1)]
 
     found, _ = run(collected())
-    return without_seconds([to_record(t) for t in rollout.in_order(found)]), [(t.place, t.sample) for t in found]
+    return without_seconds([to_record(t) for t in rollout.in_order(found)]), [
+        (t.place, t.sample) for t in found
+    ]
 
 
 def test_a_rollout_is_the_same_whatever_waits_and_dies():
@@ -464,7 +531,9 @@ def test_a_rollout_is_the_same_whatever_waits_and_dies():
     assert unlimited == one_by_one == disturbed
     assert unlimited[0]["task"] == "t0" and unlimited[2]["task"] == "t7"
     late = [abs(n - (2 * place + sample)) for n, (place, sample) in enumerate(ordered)]
-    assert sum(late) < sum(abs(n - (2 * place + sample)) for n, (place, sample) in enumerate(together))
+    assert sum(late) < sum(
+        abs(n - (2 * place + sample)) for n, (place, sample) in enumerate(together)
+    )
 
 
 def test_the_flag_reaches_every_pool():
@@ -474,6 +543,8 @@ def test_the_flag_reaches_every_pool():
         run = build_plan(["--recipe", "tests/recipes/sums/tiny.yaml", *flags]).run
         spec = run.policies[0]
         frozen = replace(spec, trainable=False)
-        return UpstreamPolicy(frozen, run.policy_args[spec.name], "cpu", None, 1, RestartBudget(0), 60.0).engines.in_flight
+        return UpstreamPolicy(
+            frozen, run.policy_args[spec.name], "cpu", None, 1, RestartBudget(0), 60.0
+        ).engines.in_flight
 
     assert (limit(), limit("--balance.in_flight", "3")) == (IN_FLIGHT, 3)

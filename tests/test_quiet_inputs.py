@@ -53,14 +53,20 @@ def taken(folder):
 
 def test_a_batch_of_a_billion_tasks_is_said(folder):
     recipe = folder.path / "recipe.yaml"
-    recipe.write_text(recipe.read_text().replace("rollout.batch_size: 4", "rollout.batch_size: 1000000000"))
+    recipe.write_text(
+        recipe.read_text().replace("rollout.batch_size: 4", "rollout.batch_size: 1000000000")
+    )
     assert "tasks.small" in codes(warnings(folder))
 
 
 def test_saving_every_zero_steps_is_refused(folder):
     set_flag(folder, "ckpt.save_steps: 0")
     ((code, line, flag),) = refusal(folder)
-    assert (code, line.partition(":")[0], flag) == ("plan.save_steps", "recipe.yaml", "ckpt.save_steps")
+    assert (code, line.partition(":")[0], flag) == (
+        "plan.save_steps",
+        "recipe.yaml",
+        "ckpt.save_steps",
+    )
 
 
 def test_evaluations_without_tasks_are_said(folder):
@@ -72,7 +78,9 @@ def test_evaluations_without_tasks_are_said(folder):
     ("flag", "kind", "problem"),
     [("HF_HUB_OFFLINE", "model", "hub.offline"), ("HF_DATASETS_OFFLINE", "dataset", "hub.offline")],
 )
-def test_a_name_of_the_hub_that_is_not_here_is_said_while_offline(folder, tmp_path, monkeypatch, flag, kind, problem):
+def test_a_name_of_the_hub_that_is_not_here_is_said_while_offline(
+    folder, tmp_path, monkeypatch, flag, kind, problem
+):
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
     for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE"):
         monkeypatch.delenv(name, raising=False)
@@ -96,18 +104,25 @@ def test_of_two_columns_that_may_be_the_prompt_the_one_taken_is_said(folder):
 
 
 def test_what_was_taken_of_chat_messages_is_shown(folder):
-    with_data(folder, [{"prompt": [{"role": "user", "content": f"q{n}"}], "answer": "x"} for n in range(8)])
+    with_data(
+        folder,
+        [{"prompt": [{"role": "user", "content": f"q{n}"}], "answer": "x"} for n in range(8)],
+    )
     assert "prompt -> prompt, answer -> label; of chat messages, the user's text" in taken(folder)
 
 
 def test_what_was_taken_of_one_object_is_shown(folder):
     with_data(folder, {"about": "mine", "data": ROWS})
-    assert "question -> prompt, answer -> label; of the one object, the list under 'data'" in taken(folder)
+    assert "question -> prompt, answer -> label; of the one object, the list under 'data'" in taken(
+        folder
+    )
 
 
 def test_an_object_with_two_lists_is_refused_as_such(folder):
     found = refusal(with_data(folder, {"train": ROWS, "test": ROWS}))
-    assert ("tasks.no_list", "train.json") in {(code, places[-1]) for code, *places in found if places}
+    assert ("tasks.no_list", "train.json") in {
+        (code, places[-1]) for code, *places in found if places
+    }
 
 
 def test_prompts_that_contradict_each_other_are_said(folder):
@@ -126,12 +141,16 @@ def test_equal_prompts_may_differ_in_what_the_workflow_is_given(folder, rows):
 
 
 def test_a_nul_in_a_prompt_is_said(folder):
-    assert warnings(with_data(folder, [{"question": f"a\0{n}", "answer": "x"} for n in range(8)])) == [("tasks.nul", "0")]
+    assert warnings(
+        with_data(folder, [{"question": f"a\0{n}", "answer": "x"} for n in range(8)])
+    ) == [("tasks.nul", "0")]
 
 
 def test_a_nul_in_a_prompt_file_is_refused(folder):
     folder.write("any.md", "{incident}\0")
-    assert ("roles.nul", "any.md") in {(code, places[-1]) for code, *places in refusal(folder) if places}
+    assert ("roles.nul", "any.md") in {
+        (code, places[-1]) for code, *places in refusal(folder) if places
+    }
 
 
 def test_the_hint_at_chat_messages_is_given_for_prompts_only(folder):

@@ -1,4 +1,5 @@
-"""The one reader of a run's folder: against plain JSON, with filters, half lines, damage, runs in progress and resumed ones."""
+"""The one reader of a run's folder: against plain JSON, with filters, half lines, damage, runs in
+progress and resumed ones."""
 
 import asyncio
 import json
@@ -23,14 +24,17 @@ STEPS = 4
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A run of four steps with an evaluation after every one, in whose third step a trajectory is lost."""
+    """A run of four steps with an evaluation after every one, in whose third step a trajectory is
+    lost."""
     folder = tmp_path_factory.mktemp("run")
 
     def answer(call):
         if call.step == 3 and call.sample == 1 and call.task.endswith("1"):
             raise InfrastructureFailure("calculator", "Connection refused")
 
-    trainer = simulated.simulated_trainer(folder, lambda t: 1.0 / (1 + t.sample), answer, steps=STEPS, eval_steps=1)
+    trainer = simulated.simulated_trainer(
+        folder, lambda t: 1.0 / (1 + t.sample), answer, steps=STEPS, eval_steps=1
+    )
     asyncio.run(trainer.fit(0))
     return folder
 
@@ -71,13 +75,21 @@ def test_a_filter_selects_what_plain_json_says(folder, wanted):
         and wanted.failure in (None, record["agent_failure"], record["infrastructure_failure"])
         and (
             not wanted.outcome
-            or (record["outcome"] is not None and wanted.outcome[0] <= record["outcome"] <= wanted.outcome[1])
+            or (
+                record["outcome"] is not None
+                and wanted.outcome[0] <= record["outcome"] <= wanted.outcome[1]
+            )
         )
-        and ((wanted.role, wanted.policy, wanted.left_out) == (None,) * 3 or any(map(has, record["actions"])))
+        and (
+            (wanted.role, wanted.policy, wanted.left_out) == (None,) * 3
+            or any(map(has, record["actions"]))
+        )
     ]
     run = RunReader(folder)
     assert keys(run.trajectories(wanted)) == [(r["step"], r["task"], r["sample"]) for r in expected]
-    assert [a.path for _, a in run.actions(wanted)] == [a["action"] for r in expected for a in r["actions"] if has(a)]
+    assert [a.path for _, a in run.actions(wanted)] == [
+        a["action"] for r in expected for a in r["actions"] if has(a)
+    ]
 
 
 def test_what_is_read_is_what_was_written(folder):
@@ -85,7 +97,9 @@ def test_what_is_read_is_what_was_written(folder):
     assert [to_record(t) for t in run.trajectories()] == plain(folder)
     assert [ledger.record() for ledger in run.ledgers()] == plain(folder, "ledger.jsonl")
     assert run.metrics() == plain(folder, "metrics.jsonl")
-    assert [ledger.lost for ledger in run.ledgers((3, 3))] == [Counter(calculator=2)] or len(list(run.ledgers((3, 3)))) == 1
+    assert [ledger.lost for ledger in run.ledgers((3, 3))] == [Counter(calculator=2)] or len(
+        list(run.ledgers((3, 3)))
+    ) == 1
 
 
 def test_an_evaluation_is_read_once_from_its_two_files(folder):
@@ -93,7 +107,9 @@ def test_an_evaluation_is_read_once_from_its_two_files(folder):
     found = keys(RunReader(folder).trajectories(Filter(split="eval")))
     kept = [(r["step"], r["task"], r["sample"]) for r in plain(folder, "evaluations.jsonl")]
     last = [(r["step"], r["task"], r["sample"]) for r in plain(folder, "evaluation-last.jsonl")]
-    assert found == [key for key in kept if key[0] != STEPS] + last and len(set(found)) == len(found)
+    assert found == [key for key in kept if key[0] != STEPS] + last and len(set(found)) == len(
+        found
+    )
     assert keys(RunReader(folder / "evaluations.jsonl").trajectories()) == kept
     some = keys(RunReader(folder).trajectories(Filter(split="eval", steps=(1, 2))))
     assert some == [key for key in kept if 1 <= key[0] <= 2]
@@ -102,7 +118,13 @@ def test_an_evaluation_is_read_once_from_its_two_files(folder):
 counts = st.dictionaries(st.text(min_size=1, max_size=5), st.integers(1, 9), max_size=3)
 
 
-@given(st.integers(0, 9), counts, counts, st.dictionaries(st.sampled_from("abc"), counts), st.booleans())
+@given(
+    st.integers(0, 9),
+    counts,
+    counts,
+    st.dictionaries(st.sampled_from("abc"), counts),
+    st.booleans(),
+)
 def test_a_ledger_is_read_back(step, lost, failed, roles, auxiliary):
     ledger = Ledger(step, 7, Counter(lost), Counter(failed))
     for role, reasons in roles.items():
@@ -123,11 +145,15 @@ def test_what_is_recorded_twice_is_named(folder, tmp_path, name, lines):
     for at in range(len(whole) - lines + 1):
         if len(set(steps[at : at + lines])) > 1:
             continue
-        (tmp_path / name).write_bytes(b"".join(whole[: at + lines] + whole[at : at + lines] + whole[at + lines :]))
+        (tmp_path / name).write_bytes(
+            b"".join(whole[: at + lines] + whole[at : at + lines] + whole[at + lines :])
+        )
         with pytest.raises(ConfigurationError) as error:
             cut_back(tmp_path, STEPS)
         (problem, *_) = error.value.problems
-        assert problem.code == "records.twice" and problem.names("line") == (f"{tmp_path / name}:{at + lines + 1}",)
+        assert problem.code == "records.twice" and problem.names("line") == (
+            f"{tmp_path / name}:{at + lines + 1}",
+        )
 
 
 def test_all_that_is_wrong_is_said_at_once_and_the_rest_is_read(folder, tmp_path):
@@ -161,8 +187,11 @@ def test_a_run_in_progress_is_followed_line_by_line(folder, tmp_path):
 
 
 @given(st.integers(0, STEPS), st.integers(0, 3))
-def test_a_run_that_was_resumed_is_read_again_from_its_beginning(folder, tmp_path_factory, saved, more):
-    """Its records are cut back, and those of the steps that are made again may be as long as before."""
+def test_a_run_that_was_resumed_is_read_again_from_its_beginning(
+    folder, tmp_path_factory, saved, more
+):
+    """Its records are cut back, and those of the steps that are made again may be as long as
+    before."""
     directory = tmp_path_factory.mktemp("again")
     path = directory / "trajectories.jsonl"
     lines = (folder / "trajectories.jsonl").read_bytes().splitlines(keepends=True)
@@ -172,7 +201,10 @@ def test_a_run_that_was_resumed_is_read_again_from_its_beginning(folder, tmp_pat
     kept = [line for line in lines if json.loads(line)["step"] <= saved]
     cut_back(directory, saved)
     with path.open("ab") as file:
-        file.writelines(line.replace(b'"seconds": 0.', b'"seconds": 9.') for line in lines[len(kept) : len(kept) + more])
+        file.writelines(
+            line.replace(b'"seconds": 0.', b'"seconds": 9.')
+            for line in lines[len(kept) : len(kept) + more]
+        )
     again, found = tail.read()
     expected = [json.loads(line) for line in path.read_bytes().splitlines()]
     if again:
@@ -186,7 +218,9 @@ def test_an_evaluation_that_replaces_another_is_read_anew(tmp_path):
     path = tmp_path / "evaluation-last.jsonl"
     tail = Tail(path, dict)
     for step in (1, 2):
-        (tmp_path / "new").write_text("".join(json.dumps({"step": step, "n": n}) + "\n" for n in range(step, 4)))
+        (tmp_path / "new").write_text(
+            "".join(json.dumps({"step": step, "n": n}) + "\n" for n in range(step, 4))
+        )
         os.replace(tmp_path / "new", path)
         again, found = tail.read()
         assert again == (step == 2) and [r.value["n"] for r in found] == list(range(step, 4))
@@ -194,7 +228,9 @@ def test_an_evaluation_that_replaces_another_is_read_anew(tmp_path):
     assert tail.read() == (True, [])
 
 
-@pytest.mark.parametrize("name", [*FILES, "run/command.json", "checkpoints/manifest.json", "checkpoints/manifest-2.json"])
+@pytest.mark.parametrize(
+    "name", [*FILES, "run/command.json", "checkpoints/manifest.json", "checkpoints/manifest-2.json"]
+)
 def test_what_is_no_file_is_not_waited_for(tmp_path, name):
     """A pipe that nobody writes to would be waited for, for ever."""
     path = tmp_path / name
@@ -217,14 +253,22 @@ def test_what_is_no_file_is_not_waited_for(tmp_path, name):
             except ConfigurationError as error:
                 print(*error.problems, sep="\\n")
     """
-    done = subprocess.run([sys.executable, "-c", code, str(tmp_path), name], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path), name],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
     assert done.returncode == 0, done.stderr
     assert name.split("/")[-1].partition("-2")[0] in done.stdout
 
 
 def test_the_file_must_be_there(tmp_path):
     assert RunReader(tmp_path).metrics() == [] == list(RunReader(tmp_path).ledgers())
-    with pytest.raises(ConfigurationError, match=r"trajectories\.jsonl: No such file or directory; expected a run's"):
+    with pytest.raises(
+        ConfigurationError,
+        match=r"trajectories\.jsonl: No such file or directory; expected a run's",
+    ):
         list(RunReader(tmp_path).trajectories())
     with pytest.raises(ConfigurationError, match="not a regular file"):
         list(records(tmp_path, dict))

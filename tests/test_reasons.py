@@ -1,4 +1,5 @@
-"""A report says why: criteria by role, types of tasks, failures and what was left out, with an example each."""
+"""A report says why: criteria by role, types of tasks, failures and what was left out, with an
+example each."""
 
 import asyncio
 import json
@@ -19,7 +20,8 @@ simulated = pytest.importorskip("simulated_run")
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A run of three steps: in the second and third an agent fails, in the third trajectories are lost."""
+    """A run of three steps: in the second and third an agent fails, in the third trajectories are
+    lost."""
     folder = tmp_path_factory.mktemp("run")
 
     def answer(call):
@@ -34,12 +36,18 @@ def folder(tmp_path_factory):
 
 
 def test_the_counts_are_those_of_the_records(folder):
-    records = [json.loads(line) for line in (folder / "trajectories.jsonl").read_text().splitlines()]
+    records = [
+        json.loads(line) for line in (folder / "trajectories.jsonl").read_text().splitlines()
+    ]
     found = reasons_of(RunReader(folder))
     for what, field in (("failed", "agent_failure"), ("lost", "infrastructure_failure")):
         (reason,) = found[what]
         mine = [r for r in records if r[field]]
-        assert (reason["kind"], reason["count"], reason["of"]) == (mine[0][field], len(mine), len(records))
+        assert (reason["kind"], reason["count"], reason["of"]) == (
+            mine[0][field],
+            len(mine),
+            len(records),
+        )
         assert reason["steps"] == (mine[0]["step"], mine[-1]["step"])
         assert reason["example"].startswith(f"step {reason['steps'][1]}, task ")
     left = {(a["role"], a["left_out"]) for r in records for a in r["actions"] if a["left_out"]}
@@ -53,8 +61,8 @@ def test_the_report_has_them_and_the_console_says_them_in_a_line(folder):
     assert "Connection refused \\| by the server" in text  # one cell of one line
     (failed,) = summary["reasons"]["failed"]
     assert (
-        f"{failed['count']} of {failed['of']} training trajectories failed by the agents' own doing: no_answer"
-        in legend(summary)
+        f"{failed['count']} of {failed['of']} training trajectories failed by the agents' own "
+        "doing: no_answer" in legend(summary)
     )
     assert json.loads(json.dumps(summary))["reasons"]["failed"]
 
@@ -74,11 +82,21 @@ def test_criteria_and_types_have_rows():
         trajectory = make_trajectory({"a": []})
         step.append((trajectory, JudgedAction(trajectory.actions[0], verdict, False)))
     metrics = measure(step)
-    assert metrics["role/a/criterion/right"] == pytest.approx(1 / 3) and metrics["role/a/criterion/ends"] == pytest.approx(
-        2 / 3
-    )
-    run = [{"step": n, "role/a/score": 0.5, **{k: v for k, v in metrics.items() if "criterion" in k}} for n in (1, 2)]
-    run[1] |= {"eval/tasks": 4, "eval/lost": 0, "eval/outcome": 0.5, "eval/low": 0.1, "eval/high": 0.9, "eval/type/x": 0.25}
+    assert metrics["role/a/criterion/right"] == pytest.approx(1 / 3) and metrics[
+        "role/a/criterion/ends"
+    ] == pytest.approx(2 / 3)
+    run = [
+        {"step": n, "role/a/score": 0.5, **{k: v for k, v in metrics.items() if "criterion" in k}}
+        for n in (1, 2)
+    ]
+    run[1] |= {
+        "eval/tasks": 4,
+        "eval/lost": 0,
+        "eval/outcome": 0.5,
+        "eval/low": 0.1,
+        "eval/high": 0.9,
+        "eval/type/x": 0.25,
+    }
     rows = {row[0]: row[1:] for row in table(summarise(run, ["a"]))[1]}
     assert rows["a: right"] == ["0.333", "0.333"] and rows["a: ends"] == ["0.667", "0.667"]
     assert rows["of type x"] == ["0.250", "-"]

@@ -1,4 +1,5 @@
-"""A run's records: one run at a time writes them; TensorBoard and W&B get the numbers, not the key."""
+"""A run's records: one run at a time writes them; TensorBoard and W&B get the numbers, not the
+key."""
 
 import json
 import os
@@ -36,15 +37,34 @@ def written_records(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_SILENT", "true")
     monkeypatch.setenv("WANDB_API_KEY", "")
     monkeypatch.delenv("WANDB_API_KEY")
-    words = ["--recipe", "tests/recipes/sums/tiny.yaml", "--ckpt.output_dir", str(tmp_path / "out"), "--dry-run"]
+    words = [
+        "--recipe",
+        "tests/recipes/sums/tiny.yaml",
+        "--ckpt.output_dir",
+        str(tmp_path / "out"),
+        "--dry-run",
+    ]
     words += ["--logger.wandb.key", KEY, "--logger.tensorboard_dir", str(tmp_path / "tensorboard")]
     plan = build_plan([*words, "--logger.trajectories", "2"])
-    made = Records(plan.run.output, plan.run.args, describe(plan), logged_trajectories=plan.options.logged_trajectories)
+    made = Records(
+        plan.run.output,
+        plan.run.args,
+        describe(plan),
+        logged_trajectories=plan.options.logged_trajectories,
+    )
     rng = random.Random(0)
     for step in (1, 2):
         text = "</pre><script>\n\x1b[31m\ud83d"
-        trajectories = [inspected_runs.trajectory(rng, step, f"t{n}", s, text) for n in range(9) for s in (0, 1)]
-        made.step(step, {"role/solver/reward": step / 4, "eval/outcome": 0.5}, trajectories, None, trajectories[:8])
+        trajectories = [
+            inspected_runs.trajectory(rng, step, f"t{n}", s, text) for n in range(9) for s in (0, 1)
+        ]
+        made.step(
+            step,
+            {"role/solver/reward": step / 4, "eval/outcome": 0.5},
+            trajectories,
+            None,
+            trajectories[:8],
+        )
     made.close()
     return tmp_path
 
@@ -62,22 +82,41 @@ def test_two_runs_do_not_write_to_one_folder(tmp_path):
 
 @pytest.mark.parametrize("flag", ["ckpt.output_dir", "ckpt.path"])
 def test_a_second_run_is_refused_before_anything_starts(tmp_path, flag):
-    words = [sys.executable, "-m", "marl_plugins", "train", "--recipe", "tests/recipes/sums/tiny.yaml"]
+    words = [
+        sys.executable,
+        "-m",
+        "marl_plugins",
+        "train",
+        "--recipe",
+        "tests/recipes/sums/tiny.yaml",
+    ]
     words += ["--ckpt.output_dir", str(tmp_path / "out"), "--ckpt.path", str(tmp_path / "saved")]
     folder = {"ckpt.output_dir": tmp_path / "out", "ckpt.path": tmp_path / "saved"}[flag]
     with held(flag, folder):
-        done = subprocess.run(words, capture_output=True, text=True, cwd=Path(__file__).parent.parent)
+        done = subprocess.run(
+            words, capture_output=True, text=True, cwd=Path(__file__).parent.parent
+        )
     assert done.returncode == 2
-    assert done.stderr.splitlines()[-1].startswith(f"error: --{flag}: {folder}: another run (process {os.getpid()} on ")
+    assert done.stderr.splitlines()[-1].startswith(
+        f"error: --{flag}: {folder}: another run (process {os.getpid()} on "
+    )
     assert not (tmp_path / "out" / "run").exists()
 
 
 def test_a_killed_process_holds_nothing(tmp_path):
-    code = "import sys, time; from pathlib import Path; from marl_plugins.engine.records.write import held\n"
+    code = (
+        "import sys, time; from pathlib import Path; from marl_plugins.engine.records.write "
+        "import held\n"
+    )
     code += "with held('ckpt.path', Path(sys.argv[1])): print('held', flush=True); time.sleep(600)"
-    process = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE, text=True
+    )
     assert process.stdout.readline() == "held\n"
-    with pytest.raises(ConfigurationError, match=rf"process {process.pid} on"), held("ckpt.path", tmp_path):
+    with (
+        pytest.raises(ConfigurationError, match=rf"process {process.pid} on"),
+        held("ckpt.path", tmp_path),
+    ):
         pass
     process.kill()
     process.wait()
@@ -108,14 +147,20 @@ def test_the_numbers_arrive_and_the_key_is_written_nowhere(records):
     (folder,) = (records / "tensorboard").iterdir()
     events = EventAccumulator(str(folder))
     events.Reload()
-    assert [(e.step, e.value) for e in events.Scalars("train/role/solver/reward")] == [(1, 0.25), (2, 0.5)]
+    assert [(e.step, e.value) for e in events.Scalars("train/role/solver/reward")] == [
+        (1, 0.25),
+        (2, 0.5),
+    ]
     assert [e.value for e in events.Scalars("eval/outcome")] == [0.5, 0.5]
     (wandb,) = (records / "wandb").glob("offline-run-*/*.wandb")
     assert b"role/solver/reward" in wandb.read_bytes()
     files = [path for path in records.rglob("*") if path.is_file()]
     assert len(files) >= 4
     assert not [path for path in files if KEY.encode() in path.read_bytes()]
-    assert json.loads((records / "out" / "plan.json").read_text())["flags"]["logger.wandb.key"] == "***"
+    assert (
+        json.loads((records / "out" / "plan.json").read_text())["flags"]["logger.wandb.key"]
+        == "***"
+    )
 
 
 def test_the_trackers_get_the_same_tasks_at_each_step(records):
@@ -126,11 +171,22 @@ def test_the_trackers_get_the_same_tasks_at_each_step(records):
     events = EventAccumulator(str(folder))
     events.Reload()
     for name in ("train/trajectories", "eval/trajectories"):
-        texts = [make_ndarray(event.tensor_proto).item().decode() for event in events.Tensors(f"{name}/text_summary")]
-        tasks = [[line.strip() for line in text.splitlines() if re.fullmatch(r" {4}t\d", line)] for text in texts]
+        texts = [
+            make_ndarray(event.tensor_proto).item().decode()
+            for event in events.Tensors(f"{name}/text_summary")
+        ]
+        tasks = [
+            [line.strip() for line in text.splitlines() if re.fullmatch(r" {4}t\d", line)]
+            for text in texts
+        ]
         assert len(texts) == 2 and len(tasks[0]) == 2 and tasks[0] == tasks[1]
         assert "\x1b" not in "".join(texts)
-        assert all(line.startswith("    ") for text in texts for line in text.splitlines() if "<script>" in line)
+        assert all(
+            line.startswith("    ")
+            for text in texts
+            for line in text.splitlines()
+            if "<script>" in line
+        )
     tables = [json.loads(path.read_text()) for path in records.rglob("*.table.json")]
     assert len(tables) == 4 and {len(table["data"]) for table in tables} == {2}
     assert all(table["columns"][:3] == ["step", "task", "sample"] for table in tables)

@@ -1,4 +1,5 @@
-"""A workflow's mistakes are found before anything starts, by runs of it without any model, and so are its scorers'."""
+"""A workflow's mistakes are found before anything starts, by runs of it without any model, and so
+are its scorers'."""
 
 import asyncio
 import gc
@@ -61,7 +62,9 @@ async def run(task, roles, tools):
 GOOD = BEGIN + "    return await roles.judge(question=task.prompt, history=[pro, con])\n"
 LAST = 6
 """The line of the judge's call."""
-GRADER = "def score_outcome(trajectory):\n    return float(trajectory.answer == trajectory.task.label)\n"
+GRADER = (
+    "def score_outcome(trajectory):\n    return float(trajectory.answer == trajectory.task.label)\n"
+)
 
 
 class Folder:
@@ -149,7 +152,8 @@ def rehearsed(folder):
 JUDGE = "return await roles.judge(question=task.prompt, history={})"
 
 
-# --- good ones --------------------------------------------------------------------------------------------------------------
+# --- good ones
+# --------------------------------------------------------------------------------------------------
 
 
 def test_a_good_workflow_is_planned_without_a_word_and_shows_who_sees_whom(folder):
@@ -167,16 +171,22 @@ def test_a_good_workflow_is_planned_without_a_word_and_shows_who_sees_whom(folde
         ["tasks = [asyncio.create_task(roles.pro(question=q)) for q in 'ab']",
          "for task_ in tasks:", "    pro = await task_", JUDGE.format("pro")],
         ["async with asyncio.TaskGroup() as group:", "    a = group.create_task(roles.pro(question='a'))",
-         "    b = group.create_task(roles.con(question='b'))", JUDGE.format("[a.result(), b.result()]")],
-        ["a, b = await asyncio.gather(roles.pro(question='a'), roles.con(question='b'))", JUDGE.format("[a, b]")],
+         "    b = group.create_task(roles.con(question='b'))", JUDGE.format("[a.result(), "
+                                                                            "b.result()]")],
+        ["a, b = await asyncio.gather(roles.pro(question='a'), "
+         "roles.con(question='b'))", JUDGE.format("[a, b]")],
         ["a = await asyncio.wait_for(roles.pro(question='a'), 5)", JUDGE.format("[a, con]")],
         ["a = asyncio.create_task(roles.pro(question='a'))", "a.cancel()", JUDGE.format("con")],
-        ["done, left = await asyncio.wait({asyncio.create_task(roles.pro(question=q)) for q in 'ab'},",
+        ["done, left = await asyncio.wait({asyncio.create_task(roles.pro(question=q)) for q in "
+         "'ab'},",
          "    return_when=asyncio.FIRST_COMPLETED)", JUDGE.format("con")],
         ["calls = [roles.pro(question='a'), roles.con(question='b')]",
-         "said = sorted([await call for call in asyncio.as_completed(calls)], key=lambda a: a.role)", JUDGE.format("said")],
-        ["later = roles.pro(question='')", "con = await roles.con(question='')", "pro = await later", JUDGE.format("[pro]")],
-        ["verdict = " + JUDGE.format("con").removeprefix("return "), "return str(verdict) == task.label"],
+         "said = sorted([await call for call in asyncio.as_completed(calls)], key=lambda a: "
+         "a.role)", JUDGE.format("said")],
+        ["later = roles.pro(question='')", "con = await roles.con(question='')", "pro = await "
+                                                                                 "later", JUDGE.format("[pro]")],
+        ["verdict = " + JUDGE.format("con").removeprefix("return "), "return str(verdict) == "
+                                                                     "task.label"],
         ["said = [pro, con]", JUDGE.format("said").replace("return", "last ="), "said.append(last)", "return last"],
     ],
 )  # fmt: skip
@@ -187,7 +197,8 @@ def test_ways_to_call_that_are_right(folder, lines):
 def test_a_wrapped_workflow_and_a_notebook_are_fine(folder):
     folder.write(
         "workflow.py",
-        GOOD.replace("def run", "def inner") + "\ndef run(task, roles, tools):\n    return inner(task, roles, tools)\n",
+        GOOD.replace("def run", "def inner")
+        + "\ndef run(task, roles, tools):\n    return inner(task, roles, tools)\n",
     )
 
     async def notebook():
@@ -196,34 +207,47 @@ def test_a_wrapped_workflow_and_a_notebook_are_fine(folder):
     assert asyncio.run(notebook()).graph.lines()[-1] == "pro, con -> judge"
 
 
-# --- what no answer changes ---------------------------------------------------------------------------------------------------
+# --- what no answer changes
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("lines", "part"),
     [
-        ([JUDGE.format("pro").replace("judge", "juge")], "the recipe has no role 'juge'; did you mean 'judge'?"),
-        ([JUDGE.format("pro").replace("history", "story")], "['history', 'question'], the workflow gave ['question', 'story']"),
-        (["return await roles.judge(pro)"], "role 'judge' takes its fields by name: roles.judge(FIELD=...)"),
+        ([JUDGE.format("pro").replace("judge", "juge")], "the recipe has no role 'juge'; did you "
+                                                         "mean 'judge'?"),
+        ([JUDGE.format("pro").replace("history", "story")], "['history', 'question'], the workflow "
+                                                            "gave ['question', 'story']"),
+        (["return await roles.judge(pro)"], "role 'judge' takes its fields by name: "
+                                            "roles.judge(FIELD=...)"),
         (["await tools.serch('x')", JUDGE.format("pro")], "no tool 'serch'"),
         (
             [JUDGE.format("task.metadata['subject']")],
             f"KeyError: 'subject'{NONE} (the workflow raises it whatever the agents answer)",
         ),
-        ([JUDGE.format("pro, after='pro'")], "after takes a list of actions, as in after=[x]; got 'pro'"),
-        ([JUDGE.format("pro, after=None")], "after takes a list of actions, as in after=[x]; got None"),
-        ([JUDGE.format("pro, after=pro")], "after takes a list of actions, as in after=[x]; got Action"),
+        ([JUDGE.format("pro, after='pro'")], "after takes a list of actions, as in after=[x]; got "
+                                             "'pro'"),
+        ([JUDGE.format("pro, after=None")], "after takes a list of actions, as in after=[x]; got "
+                                            "None"),
+        ([JUDGE.format("pro, after=pro")], "after takes a list of actions, as in after=[x]; got "
+                                           "Action"),
         ([JUDGE.format("pro, after=['pro']")], "after takes a list of actions, got str in it"),
-        ([JUDGE.format("{'pro': pro}")], "role 'judge', field 'history': a dict that holds actions cannot be shown; give each"),
-        ([JUDGE.format("[[pro], [con]]")], "a list that holds actions cannot be shown; give each action a field"),
-        ([JUDGE.format("{'said': [pro]}.values()")], "a dict_values that holds actions cannot be shown"),
+        ([JUDGE.format("{'pro': pro}")], "role 'judge', field 'history': a dict that holds actions "
+                                         "cannot be shown; give each"),
+        ([JUDGE.format("[[pro], [con]]")], "a list that holds actions cannot be shown; give each "
+                                           "action a field"),
+        ([JUDGE.format("{'said': [pro]}.values()")], "a dict_values that holds actions cannot be "
+                                                     "shown"),
         ([JUDGE.format("(str(a) for a in (pro, con))")], "a generator has no text; write a list"),
-        (["raise asyncio.CancelledError"], "CancelledError (the workflow raises it whatever the agents answer)"),
-        (["found = await asyncio.gather(roles.con(other=''), return_exceptions=True)", JUDGE.format("con")],
+        (["raise asyncio.CancelledError"], "CancelledError (the workflow raises it whatever the "
+                                           "agents answer)"),
+        (["found = await asyncio.gather(roles.con(other=''), "
+          "return_exceptions=True)", JUDGE.format("con")],
          "role 'con' was called with the wrong fields"),
         (["try: await roles.con(question='', after=pro)", "except Exception: pass", JUDGE.format("con")],
          "after takes a list of actions, as in after=[x]; got Action"),
-        (["raise SystemExit(3)"], "SystemExit(3) ends the program; raise an exception that says what is wrong"),
+        (["raise SystemExit(3)"], "SystemExit(3) ends the program; raise an exception that says "
+                                  "what is wrong"),
         (["raise KeyboardInterrupt"], "KeyboardInterrupt() ends the program"),
     ],
 )  # fmt: skip
@@ -240,10 +264,14 @@ def test_an_object_that_holds_actions_is_refused(folder):
 @pytest.mark.parametrize(
     ("code", "line", "part"),
     [
-        ("def run(task, roles, tools):\n    return str(roles)", 1, "write `async def run(task, roles, tools)`"),
-        ("async def run(task, roles, tools):\n    yield 1", 1, "run gives async_generator at once; write `async def"),
-        ("async def run(task, roles):\n    return ''", 1, "run is called with task, roles and tools"),
-        ("import asyncio\nasync def run(task, roles, tools):\n    async with asyncio.TaskGroup() as g:\n        "
+        ("def run(task, roles, tools):\n    return str(roles)", 1, "write `async def run(task, "
+                                                                   "roles, tools)`"),
+        ("async def run(task, roles, tools):\n    yield 1", 1, "run gives async_generator at once; "
+                                                               "write `async def"),
+        ("async def run(task, roles):\n    return ''", 1, "run is called with task, roles and "
+                                                          "tools"),
+        ("import asyncio\nasync def run(task, roles, tools):\n    async with asyncio.TaskGroup() "
+         "as g:\n        "
          "g.create_task(roles.con(question=''))\n        g.create_task(roles.pro())", 5, "['question'], the workflow gave []"),
     ],
 )  # fmt: skip
@@ -267,10 +295,15 @@ MORE = ("async def more():", "    return await roles.pro(question='')")
     ("lines", "line", "part"),
     [
         (["verdict = roles.judge(question='', history='')", "return str(verdict)"], 6, "role 'judge' is called, and nobody awaits"),
-        (["verdict = roles.judge(question='', history='')", "return pro"], 6, "role 'judge' is called, and nobody awaits it"),
-        (["return roles.judge(question='', history='')"], 6, "run returns a call that is not awaited"),
-        (["return [roles.judge(question='', history='')]"], 6, "nobody awaits it; write `await` before it"),
-        ([NEW, JUDGE.format("new")], 6, "role 'judge' was given, as 'history', a call that is not awaited"),
+        (["verdict = roles.judge(question='', history='')", "return pro"], 6, "role 'judge' is "
+                                                                              "called, and nobody "
+                                                                              "awaits it"),
+        (["return roles.judge(question='', history='')"], 6, "run returns a call that is not "
+                                                             "awaited"),
+        (["return [roles.judge(question='', history='')]"], 6, "nobody awaits it; write `await` "
+                                                               "before it"),
+        ([NEW, JUDGE.format("new")], 6, "role 'judge' was given, as 'history', a call that is not "
+                                        "awaited"),
         ([NEW, JUDGE.format("[con, new]")], 6, "role 'judge' was given, as 'history', a call"),
         ([NEW, JUDGE.format("f'{new}'")], 6, "role 'pro' is called, and nobody awaits it"),
         ([NEW, JUDGE.format("con, after=[new]")], 6, "role 'judge' was given, in `after`, a call"),
@@ -304,9 +337,17 @@ def test_a_call_that_nobody_awaits_is_wrong_wherever_it_ends_up(folder, capfd, l
         ("con.generation, after=[con]", "rehearsal.mistake", "show the action"),
         ("[await tools.python('1')], after=[con]", "rehearsal.mistake", "show its `output`"),
         ("object(), after=[con]", "rehearsal.mistake", "write the text"),
-        ("f'It said {con.text.strip}', after=[con]", "rehearsal.object_shown", "<bound method str.strip of 'answerzq"),
+        (
+            "f'It said {con.text.strip}', after=[con]",
+            "rehearsal.object_shown",
+            "<bound method str.strip of 'answerzq",
+        ),
         ("f'{asyncio.gather}', after=[con]", "rehearsal.object_shown", "<function gather at 0x"),
-        ("{'tool': await tools.python('1')}, after=[con]", "rehearsal.object_shown", "toolresult(tool="),
+        (
+            "{'tool': await tools.python('1')}, after=[con]",
+            "rehearsal.object_shown",
+            "toolresult(tool=",
+        ),
     ],
 )
 def test_what_has_no_text_of_its_own_is_not_shown(folder, value, code, part):
@@ -314,7 +355,8 @@ def test_what_has_no_text_of_its_own_is_not_shown(folder, value, code, part):
     assert folder.codes() == [(code, f"workflow.py:{LAST}")]
 
 
-# --- what is said as a warning ------------------------------------------------------------------------------------------------
+# --- what is said as a warning
+# ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -331,7 +373,10 @@ def test_what_has_no_text_of_its_own_is_not_shown(folder, value, code, part):
 )
 def test_an_answer_that_is_shown_without_a_dependency_is_said(folder, value, sources):
     warning = folder.ending(JUDGE.format(value)).warning()
-    assert warning.startswith(folder.at(LAST)) and f"what {sources} said, in field 'history'" in warning
+    assert (
+        warning.startswith(folder.at(LAST))
+        and f"what {sources} said, in field 'history'" in warning
+    )
     assert "after=[...]" in warning
 
 
@@ -340,14 +385,20 @@ def test_a_dependency_through_another_action_is_enough(folder):
 
 
 def test_what_a_loop_repeats_is_said_once(folder):
-    folder.ending("for _ in range(3):", "    con = await roles.con(question=f'{con}')", JUDGE.format("con"))
+    folder.ending(
+        "for _ in range(3):", "    con = await roles.con(question=f'{con}')", JUDGE.format("con")
+    )
     assert "role 'con' said, in field 'question'" in folder.warning()
 
 
 @pytest.mark.parametrize(
     ("lines", "kind", "error"),
     [
-        ([JUDGE.format("int(str(pro)), after=[pro]")], "a word", "ValueError: invalid literal for int()"),
+        (
+            [JUDGE.format("int(str(pro)), after=[pro]")],
+            "a word",
+            "ValueError: invalid literal for int()",
+        ),
         (
             [JUDGE.format("1 / (str(con) == '1' or 1) / (str(con) != '1'), after=[con]")],
             "the number 1",
@@ -367,7 +418,11 @@ def test_what_one_kind_of_answer_raises_is_said(folder, lines, kind, error):
         ("con, continue_=con", "rehearsal.unshown", "did you mean 'continues'?"),
         ("con, draft=con", "rehearsal.unshown", "write {draft} into its prompt"),
         ("con, hint='be short'", "rehearsal.unshown", "write {hint} into its prompt"),
-        ("['It said {con.text}', con]", "rehearsal.braces", "{con} as it stands, in field 'history'"),
+        (
+            "['It said {con.text}', con]",
+            "rehearsal.braces",
+            "{con} as it stands, in field 'history'",
+        ),
         ("'Of {task} and ' + con.text, after=[con]", "rehearsal.braces", "{task} as it stands"),
         ("{enum.Enum('E', {'A': 'x'}).A: 1}, after=[con]", "rehearsal.object_shown", "<e.a: 'x'>"),
     ],
@@ -380,7 +435,11 @@ def test_a_field_that_says_something_else_than_was_meant_is_said(folder, value, 
 
 @pytest.mark.parametrize(
     "value",
-    ["'Write {name} or {0} or {} in braces'", "f'{{con}} is {con}', after=[con]", "'{con}'.format(con=con), after=[con]"],
+    [
+        "'Write {name} or {0} or {} in braces'",
+        "f'{{con}} is {con}', after=[con]",
+        "'{con}'.format(con=con), after=[con]",
+    ],
 )
 def test_braces_that_are_meant_are_fine(folder, value):
     assert folder.ending(JUDGE.format(value)).warnings() == []
@@ -389,7 +448,12 @@ def test_braces_that_are_meant_are_fine(folder, value):
 @pytest.mark.parametrize("test", ["str(con) == '1'", "'judge' in str(con)"])
 @pytest.mark.parametrize("end", ["return", "pass", "return None"])
 def test_an_answer_that_is_forgotten_on_one_branch_is_said(folder, test, end):
-    folder.ending(JUDGE.format("con").replace("return", "judge ="), f"if not ({test}):", "    return judge", end)
+    folder.ending(
+        JUDGE.format("con").replace("return", "judge ="),
+        f"if not ({test}):",
+        "    return judge",
+        end,
+    )
     warnings = briefs(folder.plan().run.warnings)
     assert warnings == ([] if end == "return None" else [("rehearsal.no_answer", "workflow.py:3")])
 
@@ -397,7 +461,9 @@ def test_an_answer_that_is_forgotten_on_one_branch_is_said(folder, test, end):
 def test_errors_at_two_places_are_two_warnings(folder):
     folder.ending("if str(pro) == '1':", "    raise ValueError('one')", "raise ValueError('word')")
     *raised, uncalled = (w.partition(": ")[0] for w in folder.warnings())
-    assert raised == [folder.at(n).rstrip(": ") for n in (8, 7)] and uncalled == folder.at(3).rstrip(": ")
+    assert raised == [folder.at(n).rstrip(": ") for n in (8, 7)] and uncalled == folder.at(
+        3
+    ).rstrip(": ")
 
 
 def test_a_role_that_nobody_calls_is_said(folder):
@@ -406,11 +472,19 @@ def test_a_role_that_nobody_calls_is_said(folder):
 
 
 def test_a_role_that_one_kind_of_answer_calls_is_called(folder):
-    assert folder.ending("if str(con) == '1':", f"    {JUDGE.format('con')}", "return con").warnings() == []
+    assert (
+        folder.ending("if str(con) == '1':", f"    {JUDGE.format('con')}", "return con").warnings()
+        == []
+    )
 
 
 def test_a_role_that_a_router_names_is_called(folder):
-    assert folder.ending("if 'judge' in str(con):", f"    {JUDGE.format('con')}", "return con").warnings() == []
+    assert (
+        folder.ending(
+            "if 'judge' in str(con):", f"    {JUDGE.format('con')}", "return con"
+        ).warnings()
+        == []
+    )
 
 
 def test_of_an_invented_task_nothing_is_said_that_another_could_change(folder):
@@ -437,20 +511,25 @@ def test_a_loop_that_no_answer_ends_is_said(folder):
 @pytest.mark.parametrize("others", ["word", "number"])
 def test_a_loop_that_some_answers_never_end_is_said_with_them(folder, others):
     test, when = ("!= '1'", "a word") if others == "word" else ("== '1'", "the number 1")
-    folder.ending(f"while str(con) {test}:", "    con = await roles.con(question=con)", JUDGE.format("con"))
+    folder.ending(
+        f"while str(con) {test}:", "    con = await roles.con(question=con)", JUDGE.format("con")
+    )
     said = f"when every answer is {when};"
     assert said in folder.warning() and folder.warning().startswith(folder.at(LAST + 1))
 
 
 def test_a_loop_that_other_answers_lead_into_and_never_end_is_said(folder):
-    folder.ending("while 'judge' in str(con):", "    con = await roles.con(question=con)", JUDGE.format("con"))
+    folder.ending(
+        "while 'judge' in str(con):", "    con = await roles.con(question=con)", JUDGE.format("con")
+    )
     assert "when role 'con' says 'judge';" in folder.warning()
 
 
 def test_a_loop_of_many_rounds_that_an_answer_ends_sooner_is_fine(folder):
     rounds = MOST_CALLS + 100
     folder.ending(
-        f"for _ in range({rounds}):", "    con = await roles.con(question=con)", "    if str(con) == '1':", "        break",
+        f"for _ in range({rounds}):", "    con = await roles.con(question=con)", "    if str(con) "
+                                                                                 "== '1':", "        break",
         JUDGE.format("con"),
     )  # fmt: skip
     assert folder.warnings() == []
@@ -458,7 +537,9 @@ def test_a_loop_of_many_rounds_that_an_answer_ends_sooner_is_fine(folder):
 
 def test_a_workflow_that_waits_is_left_there(folder, monkeypatch):
     monkeypatch.setattr("marl_plugins.builtin.rehearsal.trial.SECONDS", 0.2)
-    folder.ending("await asyncio.sleep(30)", JUDGE.format("con")).warned("rehearsal.waits", f"workflow.py:{LAST}")
+    folder.ending("await asyncio.sleep(30)", JUDGE.format("con")).warned(
+        "rehearsal.waits", f"workflow.py:{LAST}"
+    )
 
 
 @pytest.mark.usefixtures("quick")
@@ -475,7 +556,8 @@ def test_the_filters_of_warnings_survive_a_workflow_that_is_left_behind(folder):
     assert warnings.filters == before
 
 
-# --- labels -------------------------------------------------------------------------------------------------------------------
+# --- labels
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -494,7 +576,9 @@ def test_the_filters_of_warnings_survive_a_workflow_that_is_left_behind(folder):
 def test_a_label_that_is_shown_to_a_role_is_wrong(folder, label, value):
     folder.write("tasks.py", TASKS.replace('"blue"', label))
     folder.ending(
-        JUDGE.format(value) if "task.label" not in value else JUDGE.format(value).replace("history", "after=[con], history")
+        JUDGE.format(value)
+        if "task.label" not in value
+        else JUDGE.format(value).replace("history", "after=[con], history")
     )
     problem = folder.problem()
     assert problem.startswith(folder.at(LAST)) and "the task's label, in field 'history'" in problem
@@ -511,21 +595,33 @@ def test_a_label_that_is_shown_to_a_role_is_wrong(folder, label, value):
 )
 def test_what_a_role_is_shown_of_a_label_is_said(folder, label, value):
     folder.write("tasks.py", TASKS.replace("LABEL, {", f"{label}, {{"))
-    folder.ending(JUDGE.format(f"[con, {value}]")).warned("rehearsal.label_matters", f"workflow.py:{LAST}")
+    folder.ending(JUDGE.format(f"[con, {value}]")).warned(
+        "rehearsal.label_matters", f"workflow.py:{LAST}"
+    )
 
 
 @pytest.mark.parametrize(
     ("lines", "line", "code"),
     [
         (["return task.label"], 6, "rehearsal.label_answer"),
-        ([JUDGE.format("con").replace("return", "said ="), "return f'{said} {task.label}'"], 7, "rehearsal.label_answer"),
-        ([JUDGE.format("con").replace("return", "said ="), "return task.label[0]"], 7, "rehearsal.label_matters"),
+        (
+            [JUDGE.format("con").replace("return", "said ="), "return f'{said} {task.label}'"],
+            7,
+            "rehearsal.label_answer",
+        ),
+        (
+            [JUDGE.format("con").replace("return", "said ="), "return task.label[0]"],
+            7,
+            "rehearsal.label_matters",
+        ),
     ],
 )
 def test_a_label_that_is_the_answer_is_said(folder, lines, line, code):
     folder.ending(JUDGE.format("con").replace("return", "judge ="), *lines)
     expected = (code, f"workflow.py:{line + 1}")
-    assert expected in (folder.codes() if code == "rehearsal.label_answer" else briefs(folder.plan().run.warnings))
+    assert expected in (
+        folder.codes() if code == "rehearsal.label_answer" else briefs(folder.plan().run.warnings)
+    )
 
 
 @pytest.mark.parametrize(
@@ -550,21 +646,30 @@ def test_marked_labels_have_the_form_of_the_label():
 
 
 SHARED = {
-    "a name of the module": "NOW = {}\n\n\nasync def run(task, roles, tools):\n    NOW['task'] = task\n    "
-    "pro = await roles.pro(question=task.prompt)\n    return await roles.judge(question=NOW['task'].prompt, history=pro)\n",
-    "the task": "async def run(task, roles, tools):\n    task.metadata['n'] = task.metadata.get('n', 0) + 1\n"
+    "a name of the module": "NOW = {}\n\n\nasync def run(task, roles, tools):\n    NOW['task'] = "
+    "task\n    "
+    "pro = await roles.pro(question=task.prompt)\n    return await "
+    "roles.judge(question=NOW['task'].prompt, history=pro)\n",
+    "the task": "async def run(task, roles, tools):\n    task.metadata['n'] = "
+    "task.metadata.get('n', 0) + 1\n"
     "    pro = await roles.pro(question=task.prompt)\n\n\n\n"
     "    return await roles.judge(question=f'try {task.metadata[\"n\"]}', history=pro)\n",
-    "a list of the task": "async def run(task, roles, tools):\n    said = task.metadata.setdefault('said', [])\n"
+    "a list of the task": "async def run(task, roles, tools):\n    said = "
+    "task.metadata.setdefault('said', [])\n"
     "    pro = await roles.pro(question=task.prompt)\n    said.append(str(pro))\n\n\n"
     "    return await roles.judge(question=task.prompt, history=[pro, *said[:-1]])\n",
-    "what was said": "NOW = {}\n\n\nasync def run(task, roles, tools):\n    NOW['pro'] = await roles.pro(question='')\n    "
-    "await roles.pro(question='')\n    return await roles.judge(question=task.prompt, history=NOW['pro'])\n",
+    "what was said": "NOW = {}\n\n\nasync def run(task, roles, tools):\n    NOW['pro'] = await "
+    "roles.pro(question='')\n    "
+    "await roles.pro(question='')\n    return await roles.judge(question=task.prompt, "
+    "history=NOW['pro'])\n",
     "what was said, by task": "NOW = {}\n\n"
     "async def run(task, roles, tools):\n    NOW[task.id] = str(await roles.pro(question=''))\n"
-    "    pro = await roles.pro(question='')\n\n    return await roles.judge(question=NOW[task.id], history=pro)\n",
-    "what is raised": "NOW = set()\n\nasync def run(task, roles, tools):\n    pro = await roles.pro(question=task.prompt)\n"
-    "    NOW.add(task.id)\n    said = await roles.judge(question=task.prompt, history=pro)\n    NOW.remove(task.id)\n"
+    "    pro = await roles.pro(question='')\n\n    return await roles.judge(question=NOW[task.id], "
+    "history=pro)\n",
+    "what is raised": "NOW = set()\n\nasync def run(task, roles, tools):\n    pro = await "
+    "roles.pro(question=task.prompt)\n"
+    "    NOW.add(task.id)\n    said = await roles.judge(question=task.prompt, history=pro)\n    "
+    "NOW.remove(task.id)\n"
     "    return said\n",
 }
 
@@ -579,14 +684,19 @@ def test_what_trajectories_share_at_the_same_time_is_said(folder, what):
 @pytest.mark.parametrize(
     "lines",
     [
-        ["async def each():", "    yield await roles.pro(question='')", "async for pro in each():", "    break",
+        ["async def each():", "    yield await roles.pro(question='')", "async for pro in "
+                                                                        "each():", "    break",
          "await asyncio.sleep(0)"],
-        ["import copy", "roles = copy.deepcopy({'roles': copy.copy(roles)})['roles']", "con = await roles.con(question='')"],
+        ["import copy", "roles = copy.deepcopy({'roles': "
+                        "copy.copy(roles)})['roles']", "con = await roles.con(question='')"],
         ["con = 'def <function name>(<arguments>), <coroutine object>'"],
         ["pro = 'Answer as {answer}.'", "await roles.pro(question='as {answer}')", "answer = con"],
-        ["match str(con):", "    case str():", "        pass", "    case other:", "        from typing import assert_never",
+        ["match str(con):", "    case str():", "        pass", "    case other:", "        from "
+                                                                                  "typing import "
+                                                                                  "assert_never",
          "        assert_never(other)"],
-        ["done, pending = await asyncio.wait([asyncio.ensure_future(roles.pro(question=''))])", "for one in pending:",
+        ["done, pending = await "
+         "asyncio.wait([asyncio.ensure_future(roles.pro(question=''))])", "for one in pending:",
          "    one.cancel()"],
         ["if hasattr(roles, 'critic'):", "    con = await roles.critic(question='')"],
         ["if len(str(con)) > 10**9:", "    assert False, 'nobody says so'"],
@@ -599,22 +709,30 @@ def test_more_that_is_right(folder, lines):
 
 def test_a_semaphore_for_which_trajectories_wait_is_no_problem(folder):
     slots = (
-        "SLOTS = asyncio.Semaphore(1)\n\n\nasync def one(roles):\n    async with SLOTS:\n        await asyncio.sleep(0)\n"
+        "SLOTS = asyncio.Semaphore(1)\n\n\nasync def one(roles):\n    async with SLOTS:\n      "
+        "  await asyncio.sleep(0)\n"
     )
     folder.ending("await asyncio.gather(*(one(roles) for _ in range(3)))", JUDGE.format("con"))
-    folder.write("workflow.py", (folder.path / "workflow.py").read_text().replace("\n\nasync", f"\n\n{slots}\n\nasync", 1))
+    folder.write(
+        "workflow.py",
+        (folder.path / "workflow.py").read_text().replace("\n\nasync", f"\n\n{slots}\n\nasync", 1),
+    )
     assert folder.warnings() == []
 
 
 def test_an_alarm_of_a_grader_is_a_warning(folder):
     folder.write(
-        "grader.py", "import signal\n\n" + GRADER.replace("    return", "    signal.signal(14, print)\n    return")
+        "grader.py",
+        "import signal\n\n"
+        + GRADER.replace("    return", "    signal.signal(14, print)\n    return"),
     )
     folder.warned("rehearsal.may_raise", "grader.py:4")
 
 
 def test_a_workflow_with_arguments_is_searched_as_any_other(folder):
-    folder.ending("if str(con).startswith('YES'):", "    await roles.critic(question='')", JUDGE.format("con"))
+    folder.ending(
+        "if str(con).startswith('YES'):", "    await roles.critic(question='')", JUDGE.format("con")
+    )
     body = (
         (folder.path / "workflow.py")
         .read_text()
@@ -625,21 +743,27 @@ def test_a_workflow_with_arguments_is_searched_as_any_other(folder):
 
 
 def test_a_loop_that_shows_all_that_was_said_is_no_error(folder):
-    folder.ending("said = [con]", "while True:", "    said.append(await roles.judge(question='', history=said))",
+    folder.ending("said = [con]", "while True:", "    said.append(await roles.judge(question='', "
+                                                 "history=said))",
                   "    if str(said[-1]).startswith('ACCEPT'):", "        return con")  # fmt: skip
     assert briefs(folder.plan().run.warnings)[0] == ("rehearsal.unended", "workflow.py:8")
 
 
 def test_tasks_of_another_kind_are_tried_with_texts_as_a_run_has_them(folder):
     folder.write("tasks.py", TASKS.replace('{"type": "colour"}', '{"type": "cd"[n > "b"]}'))
-    folder.ending("if str(con) == 'judge':", "    assert type(con.text) is str", JUDGE.format("con"))
+    folder.ending(
+        "if str(con) == 'judge':", "    assert type(con.text) is str", JUDGE.format("con")
+    )
     assert folder.warnings() == []
 
 
 @pytest.mark.parametrize("helper", ["return None", "return 1"])
 def test_a_helper_that_returns_none_does_not_hide_an_answer_that_is_forgotten(folder, helper):
     folder.ending("help(con)", f"if 'judge' in str(con):\n        {JUDGE.format('con')}")
-    folder.write("workflow.py", (folder.path / "workflow.py").read_text() + f"\n\ndef help(text):\n    {helper}\n")
+    folder.write(
+        "workflow.py",
+        (folder.path / "workflow.py").read_text() + f"\n\ndef help(text):\n    {helper}\n",
+    )
     assert ("rehearsal.no_answer", "workflow.py:3") in briefs(folder.plan().run.warnings)
 
 
@@ -671,9 +795,12 @@ def test_a_default_argument_that_grows_behind_a_branch_is_said(folder):
 
 @pytest.mark.parametrize("lock", ["Semaphore(1)", "Lock()"])
 def test_a_lock_of_the_module_is_no_problem(folder, lock):
-    source = GOOD.replace("import asyncio, time\n", f"import asyncio, time\n\nLOCK = asyncio.{lock}\n")
+    source = GOOD.replace(
+        "import asyncio, time\n", f"import asyncio, time\n\nLOCK = asyncio.{lock}\n"
+    )
     source = source.replace(
-        "    return await", "    async with LOCK:\n        await roles.pro(question='')\n    return await"
+        "    return await",
+        "    async with LOCK:\n        await roles.pro(question='')\n    return await",
     )
     folder.write("workflow.py", source)
     assert folder.warnings() == []
@@ -684,26 +811,35 @@ def test_the_rehearsal_changes_no_task(folder):
     plan = folder.plan()
     assert all(t.metadata == {"type": "colour"} and t.label == "blue" for t in plan.tasks("train"))
     trajectories = plan.run.state(RehearsalResult).trajectories
-    assert [(t.task.label, t.answer) for t in trajectories.values()] == [("blue", word(3)), ("blue", "1")]
+    assert [(t.task.label, t.answer) for t in trajectories.values()] == [
+        ("blue", word(3)),
+        ("blue", "1"),
+    ]
 
 
-# --- scorers ------------------------------------------------------------------------------------------------------------------
+# --- scorers
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("code", "line", "part"),
     [
-        ("def score_outcome(a, b):\n    return 1", 1, "missing a required argument: 'b'; score_outcome is called with trajectory"),
+        ("def score_outcome(a, b):\n    return 1", 1, "missing a required argument: 'b'; "
+                                                      "score_outcome is called with trajectory"),
         ("\ndef score_outcome(t):\n    return 5", 2, "is 5; scores lie in [0, 1]"),
-        ("def score_outcome(t):\n    return 5 if t.answer == '1' else 0", 1, "is 5; scores lie in [0, 1]"),
+        ("def score_outcome(t):\n    return 5 if t.answer == '1' else 0", 1, "is 5; scores lie in "
+                                                                             "[0, 1]"),
         ("def score_outcome(t):\n    return 'good'", 1, "'good'"),
         ("async def score_outcome(t):\n    return [1]", 1, "[1]"),
         ("def score_outcome(t):\n    return t.task.metadata['subject']", 2, f"KeyError: 'subject'{NONE} (score_outcome raises it"),
         ("def score_outcome(t):\n    raise SystemExit", 2, "SystemExit() ends the program"),
-        ("async def f(t):\n    return 1\ndef score_outcome(t):\n    f(t)\n    return 1.0", 4, "f is called, and nobody awaits"),
+        ("async def f(t):\n    return 1\ndef score_outcome(t):\n    f(t)\n    return "
+         "1.0", 4, "f is called, and nobody awaits"),
         ("def score_outcome(t):\n    return 1\ndef score_action(a):\n    return 1", 3, "score_action is called with action"),
-        ("def score_outcome(t):\n    return 1\ndef score_action(a, seen):\n    return -1", 3, " is -1; scores lie in [0, 1]"),
-        ("def score_outcome(t):\n    return 1\ndef score_action(a, seen):\n    return seen.label == ''", 4, "no attribute 'label'"),
+        ("def score_outcome(t):\n    return 1\ndef score_action(a, seen):\n    return "
+         "-1", 3, " is -1; scores lie in [0, 1]"),
+        ("def score_outcome(t):\n    return 1\ndef score_action(a, seen):\n    return seen.label "
+         "== ''", 4, "no attribute 'label'"),
     ],
 )  # fmt: skip
 def test_a_grader_that_cannot_work_is_wrong(folder, code, line, part):
@@ -715,10 +851,16 @@ def test_a_grader_that_cannot_work_is_wrong(folder, code, line, part):
 @pytest.mark.parametrize(
     ("code", "part"),
     [
-        ("def score_outcome(t):\n    return float(int(t.answer) == 7)", "score_outcome does not run when every answer is a word"),
-        ("def score_outcome(t):\n    raise ConnectionRefusedError('no judge')", "score_outcome does not run: ConnectionRefused"),
-        ("def score_outcome(t):\n    try:\n        raise ConnectionRefusedError\n    except OSError as e:\n"
-         "        raise RuntimeError('no judge') from e", "score_outcome does not run: RuntimeError: no judge"),
+        ("def score_outcome(t):\n    return float(int(t.answer) == 7)", "score_outcome does not "
+                                                                        "run when every answer is "
+                                                                        "a word"),
+        ("def score_outcome(t):\n    raise ConnectionRefusedError('no judge')", "score_outcome "
+                                                                                "does not run: "
+                                                                                "ConnectionRefused"),
+        ("def score_outcome(t):\n    try:\n        raise ConnectionRefusedError\n    except "
+         "OSError as e:\n"
+         "        raise RuntimeError('no judge') from e", "score_outcome does not run: "
+                                                          "RuntimeError: no judge"),
     ],
 )  # fmt: skip
 def test_a_grader_that_may_work_is_a_warning(folder, code, part):
@@ -728,53 +870,90 @@ def test_a_grader_that_may_work_is_a_warning(folder, code, part):
 
 
 @pytest.mark.parametrize(
-    "wrong", ["t.anwser", "t.actions[0].txt", "anwser(t)", "t.task.metadata['subject']", "t.task.labl"]
+    "wrong",
+    ["t.anwser", "t.actions[0].txt", "anwser(t)", "t.task.metadata['subject']", "t.task.labl"],
 )
 @pytest.mark.parametrize(
     "start",
-    ["def score_outcome(t):", "async def score_outcome(t):", "def score_outcome(t): return 1\ndef score_action(t, seen):"],
+    [
+        "def score_outcome(t):",
+        "async def score_outcome(t):",
+        "def score_outcome(t): return 1\ndef score_action(t, seen):",
+    ],
 )
 def test_a_wrong_name_whose_exception_a_grader_catches_is_a_warning(folder, wrong, start):
     wrong = "t.txt" if "action(" in start else wrong
-    body = f"    try:\n        return float({wrong} == 'x')\n    except Exception:\n        return 0.0\n"
+    body = (
+        f"    try:\n        return float({wrong} == 'x')\n    except Exception:\n        return "
+        "0.0\n"
+    )
     folder.write("grader.py", f"{start}\n{body}")
     folder.warned("rehearsal.swallowed", f"grader.py:{start.count(chr(10)) + 3}")
 
 
 def test_a_wrong_name_in_an_agents_program_is_no_mistake_of_the_grader(folder):
-    body = "    try:\n        exec(t.answer, {})\n    except Exception:\n        return 0.0\n    return 1.0\n"
+    body = (
+        "    try:\n        exec(t.answer, {})\n    except Exception:\n        return 0.0\n    "
+        "return 1.0\n"
+    )
     folder.write("grader.py", f"def score_outcome(t):\n{body}")
     assert "rehearsal.swallowed" not in [code for code, *_ in briefs(folder.plan().run.warnings)]
 
 
 def test_what_a_grader_may_meet_and_catches_is_no_problem(folder):
-    body = "    try:\n        return float(int(t.answer) == 7)\n    except ValueError:\n        return float(hasattr(t, 'no'))\n"
+    body = (
+        "    try:\n        return float(int(t.answer) == 7)\n    except ValueError:\n        "
+        "return float(hasattr(t, 'no'))\n"
+    )
     folder.write("grader.py", f"def score_outcome(t):\n{body}")
     assert folder.warnings() == []
 
 
-SOME_TASKS = TASKS.replace('{"type": "colour"}', '{"type": "colour"} | ({"hint": "sky"} if n == "d" else {})')
-HINT = ["try:", "    hint = task.metadata['hint']", "except KeyError:", "    hint = ''", JUDGE.format("[con, hint]")]
+SOME_TASKS = TASKS.replace(
+    '{"type": "colour"}', '{"type": "colour"} | ({"hint": "sky"} if n == "d" else {})'
+)
+HINT = [
+    "try:",
+    "    hint = task.metadata['hint']",
+    "except KeyError:",
+    "    hint = ''",
+    JUDGE.format("[con, hint]"),
+]
 
 
 @pytest.mark.parametrize("some", [True, False])
 def test_a_key_that_only_some_tasks_have_is_no_wrong_name(folder, some):
     folder.write("tasks.py", SOME_TASKS if some else TASKS)
-    graded = "    try:\n        return float(t.task.metadata['hint'] == 'x')\n    except KeyError:\n        return 0.0\n"
+    graded = (
+        "    try:\n        return float(t.task.metadata['hint'] == 'x')\n    except "
+        "KeyError:\n        return 0.0\n"
+    )
     folder.write("grader.py", f"def score_outcome(t):\n{graded}")
-    warned = [("rehearsal.swallowed", f"workflow.py:{LAST + 1}"), ("rehearsal.swallowed", "grader.py:3")]
+    warned = [
+        ("rehearsal.swallowed", f"workflow.py:{LAST + 1}"),
+        ("rehearsal.swallowed", "grader.py:3"),
+    ]
     assert briefs(folder.ending(*HINT).plan().run.warnings) == ([] if some else warned)
 
 
 CALLED = ("def read(text, strict):", "    return text")
-READ = ("try:", "    said = read({})", "except Exception:", "    said = ''", JUDGE.format("[con, said]"))
+READ = (
+    "try:",
+    "    said = read({})",
+    "except Exception:",
+    "    said = ''",
+    JUDGE.format("[con, said]"),
+)
 
 
 @pytest.mark.parametrize(
-    "call", ["con.text, strct=True", "con.text", "con.text, True, 1", "text=con.text,\n        strct=1"]
+    "call",
+    ["con.text, strct=True", "con.text", "con.text, True, 1", "text=con.text,\n        strct=1"],
 )
 def test_a_call_that_does_not_fit_its_function_is_said_although_it_is_caught(folder, call):
-    folder.ending(*CALLED, *(line.format(call) for line in READ)).warned("rehearsal.swallowed", f"workflow.py:{LAST + 3}")
+    folder.ending(*CALLED, *(line.format(call) for line in READ)).warned(
+        "rehearsal.swallowed", f"workflow.py:{LAST + 3}"
+    )
 
 
 @pytest.mark.parametrize("call", ["**{con.text: 1}", "*con.text", "\n        **{con.text: 1}"])
@@ -788,17 +967,26 @@ ONE_FOR_EACH = "{r: secrets.randbelow(10**9) / 10**9 for r in {a.role for a in t
 @pytest.mark.parametrize(
     ("code", "line", "kind"),
     [
-        ("import time\ndef score_outcome(t):\n    return time.perf_counter_ns() % 1000 / 1000", 2, "unlike"),
+        (
+            "import time\ndef score_outcome(t):\n    return time.perf_counter_ns() % 1000 / 1000",
+            2,
+            "unlike",
+        ),
         ("import random\ndef score_outcome(t):\n    return random.Random().random()", 2, "unlike"),
         (f"import secrets\nasync def score_outcome(t):\n    return {ONE_FOR_EACH}", 2, "unlike"),
         ("n = 0\ndef score_outcome(t):\n    global n\n    n += 1\n    return 1 / n", 2, "unlike"),
         (
-            "n = []\ndef score_outcome(t):\n    return 1\ndef score_action(a, seen):\n    n.append(1)\n    return 1 / len(n)",
+            "n = []\ndef score_outcome(t):\n    return 1\ndef score_action(a, seen):\n    "
+            "n.append(1)\n    return 1 / len(n)",
             4,
             "unlike",
         ),
         ("import random\ndef score_outcome(t):\n    return random.random()", 2, "random"),
-        ("import random\ndef score_outcome(t):\n    return float(random.choice('ab') == 'c')", 2, "random"),
+        (
+            "import random\ndef score_outcome(t):\n    return float(random.choice('ab') == 'c')",
+            2,
+            "random",
+        ),
     ],
 )
 def test_a_grader_that_does_not_repeat_is_a_warning(folder, code, line, kind):
@@ -814,14 +1002,17 @@ def test_a_grader_that_does_not_repeat_is_a_warning(folder, code, line, kind):
         ("workflow.py", GOOD + "def variant():\n    return {}\n", 7),
     ],
 )
-def test_a_function_that_nobody_calls_and_that_is_nearly_one_that_is_looked_up_is_said(folder, file, text, line):
+def test_a_function_that_nobody_calls_and_that_is_nearly_one_that_is_looked_up_is_said(
+    folder, file, text, line
+):
     folder.write(file, text)
     folder.warned("rehearsal.misspelt", f"{file}:{line}")
 
 
 def test_a_helper_that_is_called_is_no_misspelt_hook(folder):
     called = (
-        GRADER.replace("return float(", "return score_actions(") + "def score_actions(equal):\n    return float(equal)\n"
+        GRADER.replace("return float(", "return score_actions(")
+        + "def score_actions(equal):\n    return float(equal)\n"
     )
     folder.write("grader.py", called)
     assert folder.warnings() == []
@@ -848,13 +1039,23 @@ def test_a_grader_that_a_service_may_answer_is_no_problem(folder):
 def test_a_grader_that_blocks_is_wrong(folder):
     folder.write("grader.py", "import time\ndef score_outcome(t):\n    time.sleep(2)\n    return 1")
     problem = folder.problem()
-    assert problem.startswith(folder.at(3, "grader.py")) and "score_outcome" in problem and "0.5 s" in problem
+    assert (
+        problem.startswith(folder.at(3, "grader.py"))
+        and "score_outcome" in problem
+        and "0.5 s" in problem
+    )
 
 
 def test_a_grader_is_not_asked_about_failures_and_leaves_nothing_behind(folder):
-    folder.write("grader.py", "def score_outcome(t):\n    t.actions.clear()\n    return {'a': 1}['a' if t.answer else 'b']")
+    folder.write(
+        "grader.py",
+        "def score_outcome(t):\n    t.actions.clear()\n    return {'a': 1}['a' if t.answer else "
+        "'b']",
+    )
     folder.ending(
-        "from marl_plugins.core.failures import AgentFailure", JUDGE.format("con"), "raise AgentFailure('no_answer', '')"
+        "from marl_plugins.core.failures import AgentFailure",
+        JUDGE.format("con"),
+        "raise AgentFailure('no_answer', '')",
     )
     assert folder.warnings() == []
     assert len(folder.plan().run.state(RehearsalResult).trajectories[WORDS.when].actions) == 3
@@ -911,12 +1112,18 @@ def test_a_criterion_that_needs_other_answers_is_a_warning(folder):
     assert "rubric.py:3: " in warning and " is a word: ValueError" in warning
 
 
-# --- the picture --------------------------------------------------------------------------------------------------------------
+# --- the picture
+# --------------------------------------------------------------------------------------------------
 
 
 def test_a_loop_is_drawn_with_numbers(folder, capsys):
     folder.ending("con = await roles.con(question='', said=[con])", JUDGE.format("[pro, con]"))
-    assert rehearsed(folder).graph.lines() == ["task -> pro", "pro -> con 1", "con 1 -> con 2", "pro, con 2 -> judge"]
+    assert rehearsed(folder).graph.lines() == [
+        "task -> pro",
+        "pro -> con 1",
+        "con 1 -> con 2",
+        "pro, con 2 -> judge",
+    ]
     assert show(str(folder.path), as_json=False, as_mermaid=True) == 0
     assert (
         capsys.readouterr().out
@@ -940,17 +1147,23 @@ def test_a_loop_is_drawn_with_numbers(folder, capsys):
 
 
 def test_a_recipe_is_shown_with_the_tasks_that_its_plugin_gives(folder, capsys):
-    """The workflow branches on what only the plugin's tasks have, by a flag that the recipe sets."""
-    source = TASKS.replace("def load(split):", "def load(split, kind):").replace('"colour"}', "kind}")
+    """The workflow branches on what only the plugin's tasks have, by a flag that the recipe
+    sets."""
+    source = TASKS.replace("def load(split):", "def load(split, kind):").replace(
+        '"colour"}', "kind}"
+    )
     source += (
         "from marl_plugins import hookimpl\n\n@hookimpl\ndef marl_options(parser):\n"
-        "    parser.add_argument('--mine.kind', default='none')\n\n@hookimpl\ndef marl_tasks(run, split):\n"
+        "    parser.add_argument('--mine.kind', default='none')\n\n@hookimpl\ndef marl_tasks(run, "
+        "split):\n"
         "    return load(split, run.args.mine.kind)\n"
     )
     folder.write("plugin.py", source)
     recipe = RECIPE.replace("tasks: tasks.py\n", "plugins: [plugin.py]\n") + "  mine.kind: hard\n"
     folder.write("recipe.yaml", recipe)
-    folder.ending("if task.metadata['type'] == 'hard':", f"    {JUDGE.format('[pro, con]')}", "return con")
+    folder.ending(
+        "if task.metadata['type'] == 'hard':", f"    {JUDGE.format('[pro, con]')}", "return con"
+    )
     assert show(str(folder.path), as_json=False) == 0
     shown = capsys.readouterr().out
     assert "pro, con -> judge" in shown and "never called" not in shown and "KeyError" not in shown
@@ -963,7 +1176,9 @@ def test_tasks_that_cannot_be_read_are_said_with_what_can_be_shown(folder, capsy
     assert "no disk" in shown and "pro, con -> judge" in shown
 
 
-@pytest.mark.parametrize("name", ["merchant_assistant", "category_assistant", "tiny_merchant", "tiny_category"])
+@pytest.mark.parametrize(
+    "name", ["merchant_assistant", "category_assistant", "tiny_merchant", "tiny_category"]
+)
 def test_no_role_of_the_assistants_seems_idle(name, capsys):
     assert show(f"ecommerce/{name}.yaml", as_json=False) == 0
     shown = capsys.readouterr().out
@@ -976,16 +1191,21 @@ def test_nothing_is_drawn_of_a_workflow_that_does_not_run(folder):
         show(str(folder.path), as_json=False, as_mermaid=True)
 
 
-# --- what is shipped ----------------------------------------------------------------------------------------------------------
+# --- what is shipped
+# --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["mathchat/tiny.yaml", "mathchat/tiny_outcome.yaml", "tests/recipes/sums/tiny.yaml"])
+@pytest.mark.parametrize(
+    "name", ["mathchat/tiny.yaml", "mathchat/tiny_outcome.yaml", "tests/recipes/sums/tiny.yaml"]
+)
 def test_shipped_recipes_have_nothing_wrong(name):
     assert build_plan(["--recipe", name]).run.warnings == ()
 
 
 @pytest.mark.parametrize(
-    "path", [p for p in shipped_recipes() if "tiny" not in p.name], ids=lambda p: "/".join(p.parts[-2:])
+    "path",
+    [p for p in shipped_recipes() if "tiny" not in p.name],
+    ids=lambda p: "/".join(p.parts[-2:]),
 )
 def test_recipes_for_accelerators_have_nothing_wrong(path):
     """Their prompts are others than those of the tiny ones."""

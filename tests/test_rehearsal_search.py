@@ -1,4 +1,5 @@
-"""The rehearsal looks for answers until every role and branch is reached, so that no router hides a mistake."""
+"""The rehearsal looks for answers until every role and branch is reached, so that no router hides a
+mistake."""
 
 import hashlib
 
@@ -22,7 +23,8 @@ SHIPPED = (
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch):
-    """What blocks is found by `quick`; all else is as slow as the machine is, and found in a third of the trials that there are."""
+    """What blocks is found by `quick`; all else is as slow as the machine is, and found in a third
+    of the trials that there are."""
     monkeypatch.setattr(apart, "SECONDS", 100.0)
     monkeypatch.setattr(search, "MOST_TRIALS", search.MOST_TRIALS // 3)
     monkeypatch.setattr(search, "SEARCH_SECONDS", 100.0)
@@ -41,22 +43,31 @@ def refused(folder, *words):
     """What was refused, as `brief` shows it, and as sentences."""
     with pytest.raises(ConfigurationError) as error:
         folder.plan(*words)
-    return [brief(problem) for problem in error.value.problems], "\n".join(map(str, error.value.problems))
+    return [brief(problem) for problem in error.value.problems], "\n".join(
+        map(str, error.value.problems)
+    )
 
 
 def warned(folder):
     return [brief(problem) for problem in folder.plan().run.warnings]
 
 
-# --- everything is reached --------------------------------------------------------------------------------------------------
+# --- everything is reached
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", SHIPPED)
 def test_every_role_and_branch_of_a_shipped_recipe_is_reached(name):
     plan = build_plan(["--recipe", name])
     found = rehearse_plan(plan, tools_of(plan.plugins, plan.run))
-    assert not found.reached.missed and not found.reached.missed_branches and not (found.wrong or found.unclear)
-    assert roles_called(found) == set(plan.run.recipe.roles) or name == "kuhn_poker/pool.yaml"  # there by another task
+    assert (
+        not found.reached.missed
+        and not found.reached.missed_branches
+        and not (found.wrong or found.unclear)
+    )
+    assert (
+        roles_called(found) == set(plan.run.recipe.roles) or name == "kuhn_poker/pool.yaml"
+    )  # there by another task
 
 
 @pytest.mark.parametrize("router", [*ROUTERS, *MORE_ROUTERS])
@@ -66,7 +77,9 @@ def test_every_role_and_branch_behind_a_router_is_reached(tmp_path, router):
     assert not found.reached.missed and not found.reached.missed_branches and not found.wrong
     assert found.graph.lines()[-1] == "registry -> resolver"
     may_raise = [brief(problem) for problem in found.unclear]
-    assert may_raise == ([("rehearsal.may_raise", "workflow.py:12")] if router == "fenced JSON" else [])
+    assert may_raise == (
+        [("rehearsal.may_raise", "workflow.py:12")] if router == "fenced JSON" else []
+    )
 
 
 PYDANTIC = """\
@@ -95,7 +108,8 @@ def test_every_role_and_branch_behind_a_model_of_pydantic_is_reached(tmp_path):
     assert not found.reached.missed and not found.wrong
 
 
-# --- what stands behind a router is checked ---------------------------------------------------------------------------------
+# --- what stands behind a router is checked
+# ---------------------------------------------------------------------------------
 
 RESOLVER = "return await roles.resolver(incident=task.prompt, finding=finding)"
 METRICS = "finding = await roles.metrics(incident=task.prompt, after=[route])"
@@ -103,18 +117,23 @@ BEHIND = {
     "an unknown role": (RESOLVER, RESOLVER.replace("resolver", "resolvr"), "rehearsal.mistake", "did you mean 'resolver'?"),
     "an unknown role of a branch": (METRICS, METRICS.replace("metrics", "metric"), "rehearsal.mistake", "did you mean 'metrics'?"),
     "an unknown field": (METRICS, METRICS.replace("incident", "incidnt"), "rehearsal.mistake", "called with the wrong fields"),
-    "no await": (METRICS, METRICS.replace("await ", ""), "rehearsal.mistake", "write `await` before it"),
-    "the label": (RESOLVER, RESOLVER.replace("=finding", "=task.label, after=[finding]"), "rehearsal.label", "the task's label"),
+    "no await": (METRICS, METRICS.replace("await ", ""), "rehearsal.mistake", "write `await` "
+                                                                              "before it"),
+    "the label": (RESOLVER, RESOLVER.replace("=finding", "=task.label, "
+                                                         "after=[finding]"), "rehearsal.label", "the task's label"),
     "sys.exit": (METRICS, f"raise SystemExit; {METRICS}", "rehearsal.mistake", "ends the program"),
     "a role in a swallowed exception": (
-        METRICS, f"try: {METRICS.replace('metrics', 'metric')}\n        except Exception: finding = ''", "rehearsal.mistake",
+        METRICS, f"try: {METRICS.replace('metrics', 'metric')}\n        except Exception: finding "
+                 "= ''", "rehearsal.mistake",
         "no role 'metric'",
     ),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("mistake", BEHIND)
-@pytest.mark.parametrize("router", ["JSON", "JSON, asked for politely", "a word of a table", "tags"])
+@pytest.mark.parametrize(
+    "router", ["JSON", "JSON, asked for politely", "a word of a table", "tags"]
+)
 def test_a_mistake_behind_a_router_is_found(tmp_path, router, mistake):
     old, new, code, part = BEHIND[mistake]
     folder = Triage(tmp_path, router)
@@ -152,12 +171,18 @@ def test_a_grader_behind_a_router_is_tried(tmp_path, score, problem, part):
 
 
 def test_a_workflow_that_no_router_stops_is_refused_where_every_answer_raises_the_same(tmp_path):
-    folder = Triage(tmp_path, "JSON", head=HEAD.replace("incident=task.prompt", "incident=task.metadata['host']"))
+    folder = Triage(
+        tmp_path,
+        "JSON",
+        head=HEAD.replace("incident=task.prompt", "incident=task.metadata['host']"),
+    )
     assert refused(folder)[0] == [("rehearsal.raises", "workflow.py:8")]
 
 
 def test_an_exception_that_some_answer_avoids_is_a_warning(tmp_path):
-    folder = Triage(tmp_path, '    team = {"a": "registry", "b": "metrics", "c": "?"}[str(route)]\n')
+    folder = Triage(
+        tmp_path, '    team = {"a": "registry", "b": "metrics", "c": "?"}[str(route)]\n'
+    )
     assert warned(folder) == [("rehearsal.may_raise", "workflow.py:9")]
 
 
@@ -181,14 +206,18 @@ def test_a_table_with_a_default_hides_nothing(tmp_path):
     assert refused(folder)[0] == [("rehearsal.mistake", f"workflow.py:{line}")]
 
 
-# --- calls that nobody awaits -----------------------------------------------------------------------------------------------
+# --- calls that nobody awaits
+# -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("router", [*ROUTERS])
 def test_a_router_that_nobody_awaits_is_found_however_the_workflow_ends(tmp_path, router):
     folder = Triage(tmp_path, router, head=HEAD.replace("await roles.router", "roles.router"))
     found, said = refused(folder)
-    assert ("rehearsal.mistake", "workflow.py:8") in found and "role 'router' is called, and nobody awaits it" in said
+    assert (
+        "rehearsal.mistake",
+        "workflow.py:8",
+    ) in found and "role 'router' is called, and nobody awaits it" in said
     assert {code for code, *_ in found} == {"rehearsal.mistake"}
 
 
@@ -204,13 +233,19 @@ def test_a_call_that_some_answers_await_is_none(tmp_path):
     assert warned(Triage(tmp_path, "", tail)) == []
 
 
-# --- what is not reached ----------------------------------------------------------------------------------------------------
+# --- what is not reached
+# --------------------------------------------------------------------------------------------------
 
 
 def test_what_no_answer_leads_to_is_named_by_line(tmp_path):
-    folder = Triage(tmp_path, "    import hashlib\n    team = hashlib.sha256(str(route).encode()).hexdigest()\n")
+    folder = Triage(
+        tmp_path, "    import hashlib\n    team = hashlib.sha256(str(route).encode()).hexdigest()\n"
+    )
     (warning,) = [w for w in folder.plan().run.warnings if w.code == "rehearsal.not_reached"]
-    assert "not reached: lines 12, 14, 17, where roles 'registry', 'metrics', 'resolver' may be called" in str(warning)
+    assert (
+        "not reached: lines 12, 14, 17, where roles 'registry', 'metrics', 'resolver' may be called"
+        in str(warning)
+    )
     assert brief(warning) == ("rehearsal.not_reached", "workflow.py:12")
 
 
@@ -220,14 +255,18 @@ def test_a_role_that_the_workflow_does_not_name_is_never_called(tmp_path):
 
 
 def test_a_handler_of_what_infrastructure_raises_need_not_be_reached(tmp_path):
-    tail = TAIL.replace(f"    {RESOLVER}", f"    try:\n        {RESOLVER}\n    except TimeoutError:\n        return 'late'")
+    tail = TAIL.replace(
+        f"    {RESOLVER}",
+        f"    try:\n        {RESOLVER}\n    except TimeoutError:\n        return 'late'",
+    )
     assert warned(Triage(tmp_path, "JSON", tail)) == []
 
 
 @pytest.mark.parametrize(
     "guard",
     [
-        "    match 'always':\n        case 'always':\n            pass\n        case _:\n            raise AssertionError(team)\n",
+        "    match 'always':\n        case 'always':\n            pass\n        case _:\n          "
+        "  raise AssertionError(team)\n",
         "    if 1 + 1 == 3:\n        print('so')\n        raise AssertionError(team)\n",
         "    if 1 + 1 == 2:\n        pass\n    else:\n        raise AssertionError(team)\n",
         "    try:\n        team = team\n    except AssertionError:\n        team = ''\n",
@@ -240,7 +279,8 @@ def test_a_branch_that_only_guards_need_not_be_reached(tmp_path, guard):
 
 
 FAILING = (
-    f"    try:\n        {RESOLVER}\n    except AgentFailure:\n        return await roles.resolver(incident='', finding='')"
+    f"    try:\n        {RESOLVER}\n    except AgentFailure:\n        return await "
+    "roles.resolver(incident='', finding='')"
 )
 
 
@@ -268,7 +308,8 @@ def test_a_fallback_for_what_is_no_json_hides_nothing(tmp_path):
     assert refused(folder)[0] == [("rehearsal.mistake", f"workflow.py:{line}")]
 
 
-# --- answers in turn, tools, demonstrations ---------------------------------------------------------------------------------
+# --- answers in turn, tools, demonstrations
+# ---------------------------------------------------------------------------------
 
 
 TAILS = {
@@ -300,15 +341,29 @@ TAILS = {
 @pytest.mark.parametrize("tail", TAILS.values(), ids=TAILS)
 def test_answers_may_differ_from_turn_to_turn_and_tools_may_fail(tmp_path, tail):
     tail += "    await roles.metrics(incident='')\n    await roles.registry(incident='')\n"
-    folder = Triage(tmp_path, "", tail + "    return await roles.resolver(incident='', finding='')\n")
+    folder = Triage(
+        tmp_path, "", tail + "    return await roles.resolver(incident='', finding='')\n"
+    )
     found = folder.rehearsed()
     assert not found.reached.missed and not found.wrong
 
 
 def test_what_demonstrations_say_leads_where_nothing_else_does(tmp_path):
-    folder = Triage(tmp_path, "    import hashlib\n    team = TEAMS[hashlib.md5(str(route).encode()).hexdigest()]\n")
-    digests = repr({hashlib.md5(f"team {n}".encode()).hexdigest(): t for n, t in enumerate(("registry", "metrics", "?"))})
-    folder.edit('{"registry": "registry", "databases": "registry", "metrics": "metrics", "other": "nobody"}', digests)
+    folder = Triage(
+        tmp_path,
+        "    import hashlib\n    team = TEAMS[hashlib.md5(str(route).encode()).hexdigest()]\n",
+    )
+    digests = repr(
+        {
+            hashlib.md5(f"team {n}".encode()).hexdigest(): t
+            for n, t in enumerate(("registry", "metrics", "?"))
+        }
+    )
+    folder.edit(
+        '{"registry": "registry", "databases": "registry", "metrics": "metrics", "other": '
+        '"nobody"}',
+        digests,
+    )
     folder.write(
         "demonstrations.py",
         """
@@ -319,15 +374,24 @@ def test_what_demonstrations_say_leads_where_nothing_else_does(tmp_path):
         """,
     )
     recipe = folder.path / "recipe.yaml"
-    recipe.write_text(recipe.read_text() + "warm_start: {demonstrations: demonstrations.py, steps: 1}\n")
+    recipe.write_text(
+        recipe.read_text() + "warm_start: {demonstrations: demonstrations.py, steps: 1}\n"
+    )
     found = folder.rehearsed()
-    assert not found.reached.missed and roles_called(found) == {"router", "registry", "metrics", "resolver"}
+    assert not found.reached.missed and roles_called(found) == {
+        "router",
+        "registry",
+        "metrics",
+        "resolver",
+    }
 
 
-# --- what is shown of a part of an answer -----------------------------------------------------------------------------------
+# --- what is shown of a part of an answer
+# -----------------------------------------------------------------------------------
 
 PARTS = {
-    "JSON": '    try:\n        said = json.loads(str(route))\n        team, note = said["team"], said["note"]\n'
+    "JSON": '    try:\n        said = json.loads(str(route))\n        team, note = said["team"], '
+    'said["note"]\n'
     '    except (ValueError, KeyError, TypeError):\n        team, note = "metrics", ""\n',
     "a pattern": '    found = re.search(r"GO TO (\\w+): *(.+)", str(route))\n'
     '    team, note = found.groups() if found else ("metrics", "")\n',
@@ -355,15 +419,25 @@ def test_a_dependency_that_is_lost_with_a_part_of_an_answer_is_said(tmp_path, pa
 
 @pytest.mark.parametrize("parse", PARTS.values(), ids=PARTS)
 def test_a_part_of_an_answer_that_is_named_is_no_lost_dependency(tmp_path, parse):
-    assert warned(Triage(tmp_path, parse, SHOWS_PART.replace("incident=note", "incident=note, after=[route]"))) == []
+    assert (
+        warned(
+            Triage(
+                tmp_path, parse, SHOWS_PART.replace("incident=note", "incident=note, after=[route]")
+            )
+        )
+        == []
+    )
 
 
-# --- variants ---------------------------------------------------------------------------------------------------------------
+# --- variants
+# --------------------------------------------------------------------------------------------------
 
 HIDDEN = "    import hashlib\n    team = hashlib.sha256(str(route).encode()).hexdigest()[:8]\n"
 
 
-VARIANTS = "\ndef variants():\n    return {'first': {'router': 'one'}, 'second': {'router': ['two']}}\n"
+VARIANTS = (
+    "\ndef variants():\n    return {'first': {'router': 'one'}, 'second': {'router': ['two']}}\n"
+)
 
 
 @pytest.fixture
@@ -375,7 +449,10 @@ def hidden(tmp_path):
 
 
 def test_what_variants_say_leads_where_nothing_else_does(hidden):
-    assert [code for code, *_ in warned(hidden())] == ["rehearsal.always_fails", "rehearsal.not_reached"]
+    assert [code for code, *_ in warned(hidden())] == [
+        "rehearsal.always_fails",
+        "rehearsal.not_reached",
+    ]
 
 
 def test_the_variants_of_a_workflow_are_run(hidden):
@@ -435,12 +512,16 @@ def test_a_plugins_workflow_may_have_variants_that_are_workflows(tmp_path):
 )
 def test_variants_that_are_none_are_refused(tmp_path, variants, part):
     folder = Triage(tmp_path, "JSON")
-    folder.write("workflow.py", (tmp_path / "workflow.py").read_text() + f"\ndef variants():\n    {variants}\n")
+    folder.write(
+        "workflow.py",
+        (tmp_path / "workflow.py").read_text() + f"\ndef variants():\n    {variants}\n",
+    )
     found, said = refused(folder)
     assert [code for code, *_ in found] == ["rehearsal.variants"] and part in said
 
 
-# --- other kinds of mistakes ------------------------------------------------------------------------------------------------
+# --- other kinds of mistakes
+# ------------------------------------------------------------------------------------------------
 
 
 def test_a_bounded_loop_of_two_hundred_rounds_is_not_called_unbounded(tmp_path):
@@ -455,11 +536,19 @@ def test_what_is_drawn_at_random_is_said(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "value", ["random.Random().random()", "time.perf_counter()", "TEAMS.setdefault(str(len(TEAMS)), 'x') + str(len(TEAMS))"]
+    "value",
+    [
+        "random.Random().random()",
+        "time.perf_counter()",
+        "TEAMS.setdefault(str(len(TEAMS)), 'x') + str(len(TEAMS))",
+    ],
 )
 def test_what_is_shown_differently_the_next_time_is_said(tmp_path, value):
     folder = Triage(tmp_path, "JSON")
-    folder.write("workflow.py", HEAD.replace("incident=task.prompt", f"incident=str({value})") + "    return route\n")
+    folder.write(
+        "workflow.py",
+        HEAD.replace("incident=task.prompt", f"incident=str({value})") + "    return route\n",
+    )
     assert ("rehearsal.unlike", "workflow.py:8") in warned(folder)
 
 
@@ -480,7 +569,9 @@ def test_a_wrong_name_is_said_also_where_its_exception_is_caught(tmp_path, call)
     folder = Triage(tmp_path, "    team = str(route)\n")
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(
-        recipe.read_text().replace("registry: {prompt: any.md}", "registry: {prompt: any.md, tools: [python]}")
+        recipe.read_text().replace(
+            "registry: {prompt: any.md}", "registry: {prompt: any.md, tools: [python]}"
+        )
     )
     line = folder.edit(METRICS, tried)
     assert warned(folder) == [("rehearsal.swallowed", f"workflow.py:{line}")]
@@ -499,7 +590,9 @@ def test_a_field_that_is_none_is_said(tmp_path):
 
 
 def test_a_role_whose_name_an_answer_gives_is_no_mistake_of_the_recipe(tmp_path):
-    folder = Triage(tmp_path, "", "    return await getattr(roles, str(route))(incident='', finding='')\n")
+    folder = Triage(
+        tmp_path, "", "    return await getattr(roles, str(route))(incident='', finding='')\n"
+    )
     found = warned(folder)
     assert ("rehearsal.may_raise", "workflow.py:9") in found
 

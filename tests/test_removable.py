@@ -60,7 +60,9 @@ def lost():
     hidden = json.dumps({name: modules_of(parts) for name, (parts, _) in CAPABILITIES.items()})
     command = [sys.executable, "tests/lost_modules.py"]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, input=hidden, capture_output=True, text=True, cwd=ROOT, env=environment)
+    done = subprocess.run(
+        command, input=hidden, capture_output=True, text=True, cwd=ROOT, env=environment
+    )
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -77,7 +79,9 @@ def test_nothing_else_depends_on_it_in_a_function_either(name):
     gone, found = {m for m in MODULES if belongs(m, parts)}, set()
     assert gone
     while more := {
-        m for m, file in MODULES.items() if m not in gone | found and imported_at_run_time(file) & (gone | found)
+        m
+        for m, file in MODULES.items()
+        if m not in gone | found and imported_at_run_time(file) & (gone | found)
     }:
         found |= more
     assert len(found) == expected, found
@@ -85,8 +89,23 @@ def test_nothing_else_depends_on_it_in_a_function_either(name):
 
 def test_the_rest_works_without_them():
     hidden = ["coach", "reward_backprop", "tools.mcp", "tools.sql", "tools.search", "swarm"]
-    environment = os.environ | {"PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}", "MARL_HIDDEN": " ".join(modules_of(hidden))}
+    environment = os.environ | {
+        "PYTHONPATH": f"{ROOT}:{ROOT / 'tests'}",
+        "MARL_HIDDEN": " ".join(modules_of(hidden)),
+    }
     chosen = ["tests/without_capabilities.py", "tests/test_tool_records.py"]
-    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "hiding", "-p", "no:cacheprovider", *chosen]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-n",
+        "0",
+        "-p",
+        "hiding",
+        "-p",
+        "no:cacheprovider",
+        *chosen,
+    ]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=environment)
     assert done.returncode == 0, done.stdout[-3000:]

@@ -1,4 +1,5 @@
-"""Prioritised replay: its laws, and a run in which earlier groups are trained on again, resumed or not."""
+"""Prioritised replay: its laws, and a run in which earlier groups are trained on again, resumed or
+not."""
 
 import asyncio
 import json
@@ -24,12 +25,16 @@ PLUGIN = "marl_plugins.replay"
 PRIORITIES = st.lists(st.floats(1e-6, 1e3), min_size=1, max_size=20)
 
 
-# --- laws -----------------------------------------------------------------------------------------------------------------
+# --- laws ---------------------------------------------------------------------------------------
 
 
 @given(PRIORITIES, st.data())
-def test_with_beta_1_the_weighted_mean_over_draws_is_the_plain_mean_up_to_one_factor(priorities, data):
-    values = data.draw(st.lists(st.floats(-10, 10), min_size=len(priorities), max_size=len(priorities)))
+def test_with_beta_1_the_weighted_mean_over_draws_is_the_plain_mean_up_to_one_factor(
+    priorities, data
+):
+    values = data.draw(
+        st.lists(st.floats(-10, 10), min_size=len(priorities), max_size=len(priorities))
+    )
     chances, weights = chances_and_weights(priorities, 1.0)
     expected = sum(p * w * x for p, w, x in zip(chances, weights, values, strict=True))
     factor = len(priorities) * min(chances)  # what the largest weight is divided by
@@ -48,7 +53,11 @@ def test_chances_are_priorities_and_no_weight_is_above_1(priorities, beta):
 def test_a_priority_is_of_rewards_and_of_the_size_of_advantages():
     t = make_trajectory({"a": [], "b": ["a"]}, rewards={"a": 0.5, "b": None})
     t.actions[0].advantage = -2.0
-    assert priority([t], 0.0, 1.0) == 2.0 and priority([t], 2.0, 1.0) == 3.0 and priority([t], 0.0, 0.0) == 1e-6
+    assert (
+        priority([t], 0.0, 1.0) == 2.0
+        and priority([t], 2.0, 1.0) == 3.0
+        and priority([t], 0.0, 0.0) == 1e-6
+    )
     assert priority([], 1.0, 1.0) == 1e-6
 
 
@@ -70,12 +79,18 @@ def test_what_is_not_corrected_is_a_warning():
     assert "replay.uncorrected" not in {w.code for w in corrected.warnings}
 
 
-# --- a run ----------------------------------------------------------------------------------------------------------------
+# --- a run
+# --------------------------------------------------------------------------------------------------
 
 
 def trainer_in(folder, plugins=(PLUGIN,), **changes):
     trainer = simulated_trainer(
-        folder, lambda t: float(t.sample == 0), steps=5, eval_steps=-1, plugins=plugins, estimator=Estimator()
+        folder,
+        lambda t: float(t.sample == 0),
+        steps=5,
+        eval_steps=-1,
+        plugins=plugins,
+        estimator=Estimator(),
     )
     trainer.run.output = folder
     options = {"groups": 2, "staleness": 2, "reward": 1.0, "advantage": 1.0, "beta": 0.5} | changes
@@ -106,13 +121,19 @@ def test_groups_of_the_last_steps_are_trained_again_with_what_was_sampled(tmp_pa
         before = own[int(t.origin.removeprefix("step ")), t.task.id, t.sample]
         assert 0 < t.step - before.step <= 2 and t.outcome == before.outcome
         for a, b in zip(t.actions, before.actions, strict=True):
-            assert (a.path, a.generation.ids, a.generation.logprobs) == (b.path, b.generation.ids, b.generation.logprobs)
+            assert (a.path, a.generation.ids, a.generation.logprobs) == (
+                b.path,
+                b.generation.ids,
+                b.generation.logprobs,
+            )
             assert a.left_out is None and a.generation.version == t.step - 1
     for step in range(2, 6):
         groups = {(t.origin, t.task.id): [] for t in again if t.step == step}
         for t in (t for t in again if t.step == step):
             groups[t.origin, t.task.id].append(t.sample)
-        assert 1 <= len(groups) <= 2 and all(sorted(samples) == [0, 1] for samples in groups.values())
+        assert 1 <= len(groups) <= 2 and all(
+            sorted(samples) == [0, 1] for samples in groups.values()
+        )
     for record in lines(tmp_path, "ledger.jsonl"):
         ledger = Ledger.from_record(record)
         assert (ledger.received is not None) == (ledger.step > 1)
@@ -122,10 +143,15 @@ def test_an_empty_buffer_and_no_groups_change_nothing(tmp_path):
     trained(tmp_path / "none", groups=0)
     trainer = trainer_in(tmp_path / "without", plugins=())
     asyncio.run(trainer.fit(0))
-    one, two = (without_seconds(lines(tmp_path / name, "trajectories.jsonl")) for name in ("none", "without"))
+    one, two = (
+        without_seconds(lines(tmp_path / name, "trajectories.jsonl"))
+        for name in ("none", "without")
+    )
     assert one == two
     trained(tmp_path / "some")
-    assert without_seconds(lines(tmp_path / "some", "trajectories.jsonl"))[:8] == one[:8]  # the first step
+    assert (
+        without_seconds(lines(tmp_path / "some", "trajectories.jsonl"))[:8] == one[:8]
+    )  # the first step
 
 
 def test_advantages_are_weighted_by_chance_and_by_number_of_draws(tmp_path):
@@ -133,7 +159,9 @@ def test_advantages_are_weighted_by_chance_and_by_number_of_draws(tmp_path):
     weights = trainer.run.state(Buffer).weights
     assert len({round(w, 6) for w in weights.values()}) > 1
     for t, weight in weights.items():
-        assert [a.advantage for a in t.actions] == pytest.approx([weight * a.returns for a in t.actions])
+        assert [a.advantage for a in t.actions] == pytest.approx(
+            [weight * a.returns for a in t.actions]
+        )
     row = SimpleNamespace(trajectory=next(iter(weights)), weight=2.0)
     marl_select([row], trainer.run)
     assert row.weight == 2.0 * weights[row.trajectory]

@@ -14,7 +14,8 @@ from marl_plugins.engine.records.report import legend, summarise, table, write_r
 
 @given(st.integers(1, 2000).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))
 def test_the_ends_of_the_interval_solve_wilsons_equation(counts):
-    """At its ends the observed rate is just 1.96 standard errors away, the errors being those of the end's own rate."""
+    """At its ends the observed rate is just 1.96 standard errors away, the errors being those of
+    the end's own rate."""
     hits, count = counts
     rate = hits / count
     low, high = wilson(rate, count)
@@ -48,7 +49,8 @@ def test_students_quantile(degrees, quantiles):
 
 
 def test_students_interval_is_the_textbooks_and_stays_within_the_scores():
-    """Student's own data, sleep of ten patients, in units of 10 hours: mean 1.58, standard error 0.389."""
+    """Student's own data, sleep of ten patients, in units of 10 hours: mean 1.58, standard error
+    0.389."""
     sleep = [0.12, 0.24, 0.13, 0.13, 0.0, 0.1, 0.18, 0.08, 0.46, 0.14]
     assert student(sleep) == pytest.approx((0.0700, 0.2460), abs=1e-3)
     assert student([0.9, 1.0, 0.95, 1.0])[1] == 1.0
@@ -66,11 +68,25 @@ def metrics(folder: Path, steps=25, every=10):
     for step in range(steps + 1):
         line = {"step": step}
         if step:
-            line |= {"outcome/mean": step / 100, "role/solver/reward": step / 10, "role/solver/response_length": 5.0}
-            line |= {"role/solver/tool_call_rate": 0.0, "role/coder/tool_call_rate": 0.5, "role/coder/reward": 1.0}
+            line |= {
+                "outcome/mean": step / 100,
+                "role/solver/reward": step / 10,
+                "role/solver/response_length": 5.0,
+            }
+            line |= {
+                "role/solver/tool_call_rate": 0.0,
+                "role/coder/tool_call_rate": 0.5,
+                "role/coder/reward": 1.0,
+            }
             line |= {"role/coder/tool_success": 0.25} if step > 15 else {}
         if step % every == 0 or step == steps:
-            line |= {"eval/outcome": 0.5 + step / 100, "eval/low": 0.4, "eval/high": 0.9, "eval/tasks": 400, "eval/lost": 1}
+            line |= {
+                "eval/outcome": 0.5 + step / 100,
+                "eval/low": 0.4,
+                "eval/high": 0.9,
+                "eval/tasks": 400,
+                "eval/lost": 1,
+            }
         lines.append(json.dumps(line))
     (folder / "metrics.jsonl").write_text("\n".join(lines) + "\n")
 
@@ -92,7 +108,10 @@ def test_a_report_is_written_as_a_table_and_a_picture(tmp_path):
     metrics(tmp_path)
     summary, problem = write_report(tmp_path, ["solver", "coder"], "a run")
     text = (tmp_path / "report.md").read_text()
-    assert "| success on 400 held-out tasks | 0.500 [0.400, 0.900], 1 lost | 0.683 [0.400, 0.900], 3 lost |" in text
+    assert (
+        "| success on 400 held-out tasks | 0.500 [0.400, 0.900], 1 lost | 0.683 [0.400, 0.900], 3 "
+        "lost |" in text
+    )
     assert "after steps 10, 20, 25" in text
     assert not any("solver: calls a tool" in row[0] for row in table(summary)[1])  # it has none
     if problem is None:
@@ -102,10 +121,14 @@ def test_a_report_is_written_as_a_table_and_a_picture(tmp_path):
 
 
 def test_a_run_without_evaluations_has_a_report_too(tmp_path):
-    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "role/a/reward": 0.5, "role/a/response_length": 3}\n')
+    (tmp_path / "metrics.jsonl").write_text(
+        '{"step": 1, "role/a/reward": 0.5, "role/a/response_length": 3}\n'
+    )
     summary, _ = write_report(tmp_path, ["a"], "short")
     assert summary["held_out"] is None
-    assert "| a: reward | 0.500 | - |" in (tmp_path / "report.md").read_text()  # one step is not compared with itself
+    assert (
+        "| a: reward | 0.500 | - |" in (tmp_path / "report.md").read_text()
+    )  # one step is not compared with itself
 
 
 def step(number, **more):
@@ -113,7 +136,11 @@ def step(number, **more):
 
 
 def evaluation(number, outcome, lost=0, **more):
-    found = {} if outcome is None else {"eval/outcome": outcome, "eval/low": outcome - 0.1, "eval/high": outcome + 0.1}
+    found = (
+        {}
+        if outcome is None
+        else {"eval/outcome": outcome, "eval/low": outcome - 0.1, "eval/high": outcome + 0.1}
+    )
     return {"step": number, "eval/tasks": 20, "eval/lost": lost, **found, **more}
 
 
@@ -136,31 +163,51 @@ def test_an_evaluation_is_not_compared_with_itself():
 
 def test_lost_evaluations_are_neither_wrong_nor_silent():
     """One lost from end to end says nothing, whether it is the first or the last."""
-    found = [evaluation(0, None, 20), evaluation(1, 0.4), evaluation(2, 0.6, 5), evaluation(3, None, 20)]
+    found = [
+        evaluation(0, None, 20),
+        evaluation(1, 0.4),
+        evaluation(2, 0.6, 5),
+        evaluation(3, None, 20),
+    ]
     summary = summarise(found, [])
-    assert table(summary)[1] == [["success on 20 held-out tasks", "-, 20 lost", "0.500 [0.400, 0.600], 25 lost"]]
+    assert table(summary)[1] == [
+        ["success on 20 held-out tasks", "-, 20 lost", "0.500 [0.400, 0.600], 25 lost"]
+    ]
     assert "45 evaluation trajectories" in legend(summary)
 
 
 def test_mean_scores_are_not_called_success():
-    summary = summarise([evaluation(0, 0.5, **{"eval/binary": 1}), evaluation(1, 0.7, **{"eval/binary": 0})], [])
+    summary = summarise(
+        [evaluation(0, 0.5, **{"eval/binary": 1}), evaluation(1, 0.7, **{"eval/binary": 0})], []
+    )
     assert table(summary)[1][0][0] == "mean score on 20 held-out tasks"
     assert "success" not in legend(summary) and "Wilson" not in legend(summary)
 
 
 def test_a_zero_sum_game_is_reported_by_role():
-    found = [evaluation(n, None, **{"eval/outcome/a": n / 4, "eval/outcome/b": 1 - n / 4}) for n in (0, 1)]
+    found = [
+        evaluation(n, None, **{"eval/outcome/a": n / 4, "eval/outcome/b": 1 - n / 4})
+        for n in (0, 1)
+    ]
     rows = table(summarise(found, ["a", "b"]))[1]
-    assert rows == [["a: held-out outcome", "0.000", "0.250"], ["b: held-out outcome", "1.000", "0.750"]]
+    assert rows == [
+        ["a: held-out outcome", "0.000", "0.250"],
+        ["b: held-out outcome", "1.000", "0.750"],
+    ]
 
 
 def test_what_concerns_the_whole_run_is_said_below():
-    found = [step(n, **{"signal/none": float(n < 3), "coach/cost": n / 4, "trajectories/lost": 2 * n}) for n in range(1, 7)]
+    found = [
+        step(n, **{"signal/none": float(n < 3), "coach/cost": n / 4, "trajectories/lost": 2 * n})
+        for n in range(1, 7)
+    ]
     summary = summarise(found, ["a"])
     assert ["training trajectories lost", "6", "22"] in table(summary)[1]
     text = legend(summary)
     assert "steps 1 to 2 against" in text and "steps 5 to 6" in text
-    assert "2 of 6 steps" in text and "Judgements cost $1.50." in text  # it is counted since the run began
+    assert (
+        "2 of 6 steps" in text and "Judgements cost $1.50." in text
+    )  # it is counted since the run began
 
 
 def test_a_picture_is_drawn_of_runs_with_gaps(tmp_path):
@@ -171,7 +218,12 @@ def test_a_picture_is_drawn_of_runs_with_gaps(tmp_path):
         step(2),
         evaluation(3, None, 20),
     ]
-    for name, part in {"gaps": found, "lost": [found[0]], "untrained": [evaluation(0, 0.5)], "steps": [step(1)]}.items():
+    for name, part in {
+        "gaps": found,
+        "lost": [found[0]],
+        "untrained": [evaluation(0, 0.5)],
+        "steps": [step(1)],
+    }.items():
         (tmp_path / name).mkdir()
         (tmp_path / name / "metrics.jsonl").write_text("".join(json.dumps(m) + "\n" for m in part))
         assert write_report(tmp_path / name, ["a"], name)[1] is None
@@ -183,13 +235,19 @@ def test_the_picture_and_the_page_have_one_list_of_panels():
 
     found = [
         evaluation(0, 0.5),
-        evaluation(2, None, 20) | step(2, **{"policy/b/drift": 0.1, "policy/a/kl": 0.0, "role/a/score": 1}),
+        evaluation(2, None, 20)
+        | step(2, **{"policy/b/drift": 0.1, "policy/a/kl": 0.0, "role/a/score": 1}),
     ]
     panels = {panel.title: panel for panel in panels_of(found, ["a", "b"])}
     first, *others = panels.values()
-    assert [*first.lines.values(), *first.crosses.values()] == ["eval/outcome", "eval/lost"] and first.bands
+    assert [*first.lines.values(), *first.crosses.values()] == [
+        "eval/outcome",
+        "eval/lost",
+    ] and first.bands
     assert next(iter(first.crosses)) == "20 lost"
-    assert {"policy/b/drift", "role/a/score"} <= {name for panel in others for name in panel.lines.values()}
+    assert {"policy/b/drift", "role/a/score"} <= {
+        name for panel in others for name in panel.lines.values()
+    }
     assert "policy/a/kl" not in {
         name for panel in others for name in panel.lines.values()
     }  # zero without a reference model

@@ -1,4 +1,5 @@
-"""What a resumed run has in common with the saved one, what its folder holds, and `openrlhf train --resume FOLDER`."""
+"""What a resumed run has in common with the saved one, what its folder holds, and
+`openrlhf train --resume FOLDER`."""
 
 import copy
 import json
@@ -50,7 +51,14 @@ def project(tmp_path, monkeypatch):
     return folder
 
 
-WORDS = ("--recipe", "sums/tiny.yaml", "--ckpt.output_dir", "runs/a", "--ckpt.path", "runs/a/checkpoints")
+WORDS = (
+    "--recipe",
+    "sums/tiny.yaml",
+    "--ckpt.output_dir",
+    "runs/a",
+    "--ckpt.path",
+    "runs/a/checkpoints",
+)
 RESUME = ("--ckpt.load_enable", "--dry-run")
 
 
@@ -59,7 +67,9 @@ def start(*words, step=4):
     plan, _ = with_resumption(build_plan(words))
     folder = Path(plan.run.args.ckpt.path)
     checkpoints = Checkpoints(folder, 3, fingerprint(plan))
-    checkpoints.open(resume=plan.run.args.ckpt.load_enable, with_changes=plan.options.resume_with_changes)
+    checkpoints.open(
+        resume=plan.run.args.ckpt.load_enable, with_changes=plan.options.resume_with_changes
+    )
     record_start(plan, words, 0)
     names = [p.name for p in plan.run.policies]
     for name in names:
@@ -153,7 +163,8 @@ CHANGED_FILES = {
 def test_a_recipe_that_was_edited_is_noticed(project):
     (project / "sums/helper.py").write_text("ONE = 1\n")
     (project / "sums/rubric.py").write_text(
-        "from pathlib import Path\nfrom marl_plugins.coach.rubric import Criterion\nfrom marl_plugins.core.loading import load_file\n"
+        "from pathlib import Path\nfrom marl_plugins.coach.rubric import Criterion\nfrom "
+        "marl_plugins.core.loading import load_file\n"
         'helper = load_file(Path(__file__).with_name("helper.py"), "marl_recipe_sums_helper")\n'
         'yes = Criterion("yes", 1.0, lambda action, seen: 1.0)\n'
         'RUBRIC = {"solver": [yes], "coder": [yes], "verifier": [yes]}\n'
@@ -162,7 +173,9 @@ def test_a_recipe_that_was_edited_is_noticed(project):
     start(*words)
     for file, old, new in CHANGED_FILES.values():
         edit(project / "sums" / file, old, new)
-    assert sorted(found_by(resumed, *words)) == sorted(("resume.changed", *where) for where in CHANGED_FILES)
+    assert sorted(found_by(resumed, *words)) == sorted(
+        ("resume.changed", *where) for where in CHANGED_FILES
+    )
     assert resumed(*words, "--resume_with_changes")[1] == 4
 
 
@@ -188,7 +201,10 @@ def test_a_module_of_a_recipe_that_lies_in_a_package_is_noticed_too(project, mon
 
 
 IMPOSSIBLE = {
-    ("solver", "actor.num_nodes", "actor.num_gpus_per_node"): ["--policy.solver.actor.num_gpus_per_node", "2"],
+    ("solver", "actor.num_nodes", "actor.num_gpus_per_node"): [
+        "--policy.solver.actor.num_gpus_per_node",
+        "2",
+    ],
     ("coder", "ds.zero_stage"): ["--ds.zero_stage", "2"],
     ("coder",): ["--policy.coder.actor.model_name_or_path", "tiny:seed=9"],
     ("actor.optim",): ["--actor.optim", "muon"],
@@ -205,7 +221,11 @@ def test_what_makes_resuming_impossible_cannot_be_accepted():
     with refuses(("resume.fixed", "mapping")):
         resumed(*WORDS, "--mapping", "shared", "--resume_with_changes")
     mapping = "solver=a,coder=a,verifier=verifier"
-    assert found_by(resumed, *WORDS, "--mapping", mapping)[0] == ("resume.fixed", "mapping", "solver")
+    assert found_by(resumed, *WORDS, "--mapping", mapping)[0] == (
+        "resume.fixed",
+        "mapping",
+        "solver",
+    )
 
 
 def test_labels_and_tasks_are_compared(project):
@@ -234,8 +254,14 @@ OFFERS = {
     "one more": ([NOW, replace(NOW, name="tomorrow")], "(added tomorrow)"),
     "another": ([replace(NOW, name="later")], "(added later; removed now)"),
     "none": ([], "(removed now)"),
-    "another description": ([replace(NOW, description="Delete everything.")], "(descriptions or arguments)"),
-    "other arguments": ([replace(NOW, parameters={"type": "object"})], "(descriptions or arguments)"),
+    "another description": (
+        [replace(NOW, description="Delete everything.")],
+        "(descriptions or arguments)",
+    ),
+    "other arguments": (
+        [replace(NOW, parameters={"type": "object"})],
+        "(descriptions or arguments)",
+    ),
 }
 
 
@@ -247,7 +273,11 @@ def test_what_a_server_offers_is_compared_once_it_is_known(offer):
     plan, (was, now) = build_plan([*WORDS, RESUME[0]]), ([NOW], functions)
     tools = [{"clock": Tool("clock", None, functions=tuple(all_))} for all_ in (was, now)]
     saved, of_now = (fingerprint(plan, each) for each in tools)
-    for other in (saved, fingerprint(plan), fingerprint(plan, {})):  # not known yet, or another tool's
+    for other in (
+        saved,
+        fingerprint(plan),
+        fingerprint(plan, {}),
+    ):  # not known yet, or another tool's
         assert differences(4, other, saved, with_changes=False) == []
     if said is None:
         assert differences(4, saved, of_now, with_changes=False) == []
@@ -264,7 +294,9 @@ def test_a_plugin_is_the_same_wherever_it_lies():
     shutil.move("plug", "moved")
     assert resumed(*WORDS, "--plugin", "moved/extra.py")[1] == 4
     edit("moved/extra.py", "pass", "...")
-    assert found_by(resumed, *WORDS, "--plugin", "moved/extra.py") == [("resume.changed", "extra.py")]
+    assert found_by(resumed, *WORDS, "--plugin", "moved/extra.py") == [
+        ("resume.changed", "extra.py")
+    ]
     assert found_by(resumed, *WORDS) == [("resume.changed", "extra.py")]
 
 
@@ -285,13 +317,18 @@ def test_a_moved_project_and_model_are_the_same(project, monkeypatch):
 def test_a_manifest_of_the_release_before_resumes(project):
     plan = start(*WORDS, "--plugin", "plug/extra.py")
     path, run = project / "runs/a/checkpoints/manifest.json", plan.run
-    manifest, now = json.loads((project / "runs/a/checkpoints/manifest.json").read_text()), fingerprint(plan)
+    manifest, now = (
+        json.loads((project / "runs/a/checkpoints/manifest.json").read_text()),
+        fingerprint(plan),
+    )
     kept = ("model", "trainable", "ranks", "zero_stage")
     manifest |= {
         "schema": 1,
         "run": {
             "roles": now["roles"],
-            "policies": {n: {**{k: p[k] for k in kept}, "epochs": 1} for n, p in now["policies"].items()},
+            "policies": {
+                n: {**{k: p[k] for k in kept}, "epochs": 1} for n, p in now["policies"].items()
+            },
             "warm_start": None,
             "seed": 42,
             "rollout.batch_size": 32,
@@ -306,9 +343,14 @@ def test_a_manifest_of_the_release_before_resumes(project):
     path.write_text(json.dumps(manifest))
     words = (*WORDS, "--plugin", "plug/extra.py")
     assert resumed(*words)[1] == 4
-    assert resumed(*words, "--actor.adam.lr", "1e-5")[1] == 4  # what it does not hold is not compared
+    assert (
+        resumed(*words, "--actor.adam.lr", "1e-5")[1] == 4
+    )  # what it does not hold is not compared
     assert found_by(resumed, *words, "--train.seed", "1") == [("resume.changed", "train.seed")]
-    assert found_by(resumed, *words, "--train.max_epochs", "2")[0] == ("resume.changed", "policy.solver.train.max_epochs")
+    assert found_by(resumed, *words, "--train.max_epochs", "2")[0] == (
+        "resume.changed",
+        "policy.solver.train.max_epochs",
+    )
     assert run.args.train.num_episodes == 1
 
 
@@ -390,7 +432,9 @@ def test_every_start_is_an_entry_and_the_last_is_repeated(project):
     copies = sorted(p.name.partition("-")[0] for p in (project / "runs/a/run").iterdir())
     assert copies == ["command.json", "plugins", "recipe"]
     assert first["directory"] == str(project)
-    assert {"python", "openrlhf", "openrlhf-marl", "torch", "vllm", "deepspeed", "ray"} <= first["versions"].keys()
+    assert {"python", "openrlhf", "openrlhf-marl", "torch", "vllm", "deepspeed", "ray"} <= first[
+        "versions"
+    ].keys()
     assert {"cores", "memory", "gpus"} <= first["host"].keys()
     again = build_plan(replayed(["--resume", "runs/a"])[0])
     assert again.run.args.actor.adam.lr == 1e-5
@@ -407,7 +451,10 @@ def test_the_same_recipe_and_plugin_are_copied_once(project):
     record_start(build_plan(words), words, 0)
     assert len(list((project / "runs/a/run").glob("recipe-*"))) == 2
     assert len(list((project / "runs/a/run/plugins").glob("extra-*"))) == 2
-    assert build_plan(replayed(["--resume", "runs/a"])[0]).plugins.versions() == build_plan(words).plugins.versions()
+    assert (
+        build_plan(replayed(["--resume", "runs/a"])[0]).plugins.versions()
+        == build_plan(words).plugins.versions()
+    )
 
 
 @pytest.mark.usefixtures("project")
@@ -457,7 +504,9 @@ def test_secrets_are_not_kept(project):
     key = "f00dcafe" * 5
     words = (*WORDS, "--logger.wandb.key", key)
     start(*words)
-    assert not [p for p in (project / "runs").rglob("*") if p.is_file() and key.encode() in p.read_bytes()]
+    assert not [
+        p for p in (project / "runs").rglob("*") if p.is_file() and key.encode() in p.read_bytes()
+    ]
     words, remarks = replayed(["--resume", "runs/a"])
     assert not [w for w in words if "wandb" in w]
     assert briefs(remarks) == [("resume.secret", "logger.wandb.key")]
@@ -486,7 +535,14 @@ def test_a_recipe_folder_that_cannot_be_copied_whole_is_linked(project):
     many.mkdir()
     for n in range(3000):
         (many / f"{n}.txt").touch()
-    words = ("--recipe", "sums/tiny.yaml", "--ckpt.output_dir", "sums/runs/a", "--ckpt.path", "sums/runs/a/checkpoints")
+    words = (
+        "--recipe",
+        "sums/tiny.yaml",
+        "--ckpt.output_dir",
+        "sums/runs/a",
+        "--ckpt.path",
+        "sums/runs/a/checkpoints",
+    )
     start(*words)
     (entry,) = command(project / "sums/runs/a")
     assert {Path(link).name for link in entry["linked"]} == {"cycle", "many"}
@@ -536,7 +592,9 @@ def advance(engine):
 
 
 @pytest.mark.parametrize(("rate", "decay"), [(0.1, 0.0), (0.02, 0.3)])
-def test_a_resumed_policy_has_the_learning_rate_of_its_flags_at_the_saved_place_of_the_schedule(rate, decay):
+def test_a_resumed_policy_has_the_learning_rate_of_its_flags_at_the_saved_place_of_the_schedule(
+    rate, decay
+):
     saved = training(0.1)
     for _ in range(2):
         advance(saved)
@@ -575,7 +633,10 @@ def loading_strategy(result):
     ("result", "said"),
     [
         (AssertionError(), "AssertionError"),
-        (FileNotFoundError(2, "No such file", "x.pt"), r"FileNotFoundError: \[Errno 2\] No such file: 'x\.pt'"),
+        (
+            FileNotFoundError(2, "No such file", "x.pt"),
+            r"FileNotFoundError: \[Errno 2\] No such file: 'x\.pt'",
+        ),
         (
             RuntimeError("PytorchStreamReader failed\nmany\nlines"),
             r"RuntimeError: PytorchStreamReader failed; use the step before",
@@ -589,7 +650,9 @@ def test_a_checkpoint_that_does_not_load_is_named(tmp_path, result, said):
     with refuses(("resume.unloadable",)) as error:
         strategy.load_ckpt(engine, str(tmp_path))
     assert re.search(said, str(error.value)) and "\n" not in str(error.value)
-    assert str(pickle.loads(pickle.dumps(error.value))) == str(error.value)  # it comes from another process
+    assert str(pickle.loads(pickle.dumps(error.value))) == str(
+        error.value
+    )  # it comes from another process
 
 
 def test_where_nothing_was_saved_nothing_is_loaded(tmp_path):
@@ -646,9 +709,12 @@ def test_the_page_names_every_flag_that_may_differ():
 
 
 def test_a_run_that_has_finished_says_so_and_starts_nothing(project, capsys, monkeypatch):
-    """Where its weights and its report are there, whatever step was the last that was saved; else it is started to write them."""
+    """Where its weights and its report are there, whatever step was the last that was saved; else
+    it is started to write them."""
     started = []
-    monkeypatch.setattr("marl_plugins.engine.runtime.driver.train", lambda plan, words: started.append(words) or 0)
+    monkeypatch.setattr(
+        "marl_plugins.engine.runtime.driver.train", lambda plan, words: started.append(words) or 0
+    )
     plan, folder = start(*WORDS), project / "runs/a"
     resume = ["train", "--resume", "runs/a", "--max_steps", "5"]
     (folder / "metrics.jsonl").write_text("".join(json.dumps({"step": n}) + "\n" for n in range(6)))

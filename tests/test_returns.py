@@ -1,4 +1,5 @@
-"""Returns along the dependency graph, discounted: laws on random graphs, with a float64 reference of its own."""
+"""Returns along the dependency graph, discounted: laws on random graphs, with a float64 reference
+of its own."""
 
 import random
 from types import SimpleNamespace
@@ -38,19 +39,28 @@ def ways(trajectory, start, end):
     by_path = {a.path: a for a in trajectory.actions}
     if start == end:
         return [0]
-    return [1 + length for parent in by_path[end].parents for length in ways(trajectory, start, parent)]
+    return [
+        1 + length for parent in by_path[end].parents for length in ways(trajectory, start, parent)
+    ]
 
 
 def reference(trajectory, action, scope, discount, distance, origin):
     """The formula, over all pairs of actions, in float64."""
 
     def depth(path):
-        return max((length for a in trajectory.actions for length in ways(trajectory, a.path, path)), default=0)
+        return max(
+            (length for a in trajectory.actions for length in ways(trajectory, a.path, path)),
+            default=0,
+        )
 
     total = np.float64(0)
     for other in trajectory.actions:
         lengths = ways(trajectory, action.path, other.path)
-        inside = other is action if scope == "action" else scope == "trajectory" or other.policy == action.policy
+        inside = (
+            other is action
+            if scope == "action"
+            else scope == "trajectory" or other.policy == action.policy
+        )
         if not lengths or not inside:
             continue
         far = {
@@ -82,7 +92,9 @@ def test_returns_are_the_formula(trajectory, scope, discount, distance, origin):
 
 @settings(max_examples=60, deadline=None)
 @given(trajectories(), st.sampled_from(DISTANCES), st.sampled_from(["action", "start"]))
-def test_a_discount_of_one_is_the_plain_sum_and_of_zero_the_actions_own(trajectory, distance, origin):
+def test_a_discount_of_one_is_the_plain_sum_and_of_zero_the_actions_own(
+    trajectory, distance, origin
+):
     for scope in ("policy", "trajectory"):
         sum_over_scope([trajectory], scope)
         plain = [a.returns for a in trajectory.actions]
@@ -113,7 +125,8 @@ def test_distances_are_ordered_and_what_is_not_reached_adds_nothing(trajectory):
 
 
 def test_the_variance_of_a_return_is_that_of_its_descendants_share():
-    """(1 + descendants) / V of the variance of the sum of all rewards, for independent rewards of one variance."""
+    """(1 + descendants) / V of the variance of the sum of all rewards, for independent rewards of
+    one variance."""
     rng, shape = random.Random(3), random.Random(5)
     edges = {f"n{n}": [f"n{m}" for m in range(n) if shape.random() < 0.2] for n in range(11)}
     trajectory = make_trajectory(edges)
@@ -133,7 +146,9 @@ def test_the_variance_of_a_return_is_that_of_its_descendants_share():
 
 def test_the_diamond_of_the_paper():
     """start -> a -> b -> end and start -> end: shortest 1, longest and depth 3."""
-    trajectory = make_trajectory({"start": [], "a": ["start"], "b": ["a"], "end": ["start", "b"]}, rewards={"end": 1.0})
+    trajectory = make_trajectory(
+        {"start": [], "a": ["start"], "b": ["a"], "end": ["start", "b"]}, rewards={"end": 1.0}
+    )
     for action in trajectory.actions[:-1]:
         action.reward = 0.0
     found = {}
@@ -145,10 +160,19 @@ def test_the_diamond_of_the_paper():
     assert [a.returns for a in trajectory.actions] == [0.125, 0.125, 0.125, 0.125]
 
 
-@pytest.mark.parametrize(("plugin", "estimator"), [("reinforce_pp", "reinforce"), ("groups", "rloo"), ("gae", "gae")])
+@pytest.mark.parametrize(
+    ("plugin", "estimator"), [("reinforce_pp", "reinforce"), ("groups", "rloo"), ("gae", "gae")]
+)
 def test_every_estimator_has_the_flags(plugin, estimator):
     words = ["--recipe", "mathchat/tiny.yaml", "--algo.advantage.estimator", estimator]
-    words += [f"--{plugin}.scope", "trajectory", f"--{plugin}.discount", "0.5", f"--{plugin}.distance", "depth"]
+    words += [
+        f"--{plugin}.scope",
+        "trajectory",
+        f"--{plugin}.discount",
+        "0.5",
+        f"--{plugin}.distance",
+        "depth",
+    ]
     words += [f"--{plugin}.origin", "start"]
     if plugin == "groups":
         words += ["--rollout.n_samples_per_prompt", "2", "--groups.by", "task+role+turn"]
@@ -162,7 +186,11 @@ def test_every_estimator_has_the_flags(plugin, estimator):
     [
         ({"scope": "action", "discount": 0.5}, {"discount"}, {"discount"}),
         ({"scope": "action", "discount": 0.5, "origin": "start"}, {"discount", "origin"}, set()),
-        ({"scope": "trajectory", "discount": 1.0}, {"distance", "origin", "scope"}, {"distance", "origin"}),
+        (
+            {"scope": "trajectory", "discount": 1.0},
+            {"distance", "origin", "scope"},
+            {"distance", "origin"},
+        ),
         ({"scope": "trajectory", "discount": 0.5}, {"distance", "origin", "discount"}, set()),
     ],
 )
@@ -173,7 +201,9 @@ def test_flags_of_returns_that_change_nothing_are_refused(options, given_flags, 
     assert {p.code for p in problems} <= {"estimator.idle_flag"}
 
 
-@pytest.mark.parametrize("field", [{"return_discount": 2.0}, {"return_distance": "far"}, {"return_origin": "end"}])
+@pytest.mark.parametrize(
+    "field", [{"return_discount": 2.0}, {"return_distance": "far"}, {"return_origin": "end"}]
+)
 def test_an_estimator_of_a_plugin_is_checked(field):
     (problem,) = check_estimator(Estimator(**field), 1, 1)
     assert problem.code in ("estimator.gamma", "estimator.field")

@@ -1,4 +1,5 @@
-"""Reward backpropagation: contributions add up to the outcome's value, blame finds its way, and nothing is made up."""
+"""Reward backpropagation: contributions add up to the outcome's value, blame finds its way, and
+nothing is made up."""
 
 import asyncio
 import json
@@ -28,7 +29,8 @@ real = st.floats(-1, 1)
 
 
 class Told:
-    """An attributor that contributes what it is told to, as a share of what reaches it; remembers what it was asked."""
+    """An attributor that contributes what it is told to, as a share of what reaches it; remembers
+    what it was asked."""
 
     def __init__(self, shares=None, to=None):
         self.shares, self.to, self.asked = shares or {}, to or {}, []
@@ -36,7 +38,9 @@ class Told:
     async def attribute(self, action, seen, residual):
         self.asked.append((action.path, residual))
         share = self.shares.get(action.path, 0.0)
-        return Attribution(share * residual.left, f"from {action.path}", "told to", self.to.get(action.path, {}))
+        return Attribution(
+            share * residual.left, f"from {action.path}", "told to", self.to.get(action.path, {})
+        )
 
 
 def attributions(edges, value, attributor):
@@ -45,17 +49,24 @@ def attributions(edges, value, attributor):
 
 @given(st.lists(real, min_size=1, max_size=8), real)
 def test_contributions_add_up_to_the_value_and_keep_their_order(contributions, value):
-    """So the most blamed never becomes the most credited, and no contribution outgrows what was lacking."""
+    """So the most blamed never becomes the most credited, and no contribution outgrows what was
+    lacking."""
     done = conserve(dict(enumerate(contributions)), value)
     gap = value - sum(contributions)
     assert sum(done.values()) == pytest.approx(value, abs=1e-9)
     for a, before in enumerate(contributions):
         assert abs(done[a] - before) <= abs(gap) + 1e-9
-        assert all(done[a] <= done[b] + 1e-9 for b, other in enumerate(contributions) if before <= other)
+        assert all(
+            done[a] <= done[b] + 1e-9 for b, other in enumerate(contributions) if before <= other
+        )
 
 
-@given(st.lists(st.floats(0, 1), min_size=1, max_size=8), st.floats(0.01, 1), st.sampled_from([-1, 1]))
-def test_contributions_of_the_values_sign_are_rescaled_and_who_did_not_matter_stays_at_0(sizes, value, sign):
+@given(
+    st.lists(st.floats(0, 1), min_size=1, max_size=8), st.floats(0.01, 1), st.sampled_from([-1, 1])
+)
+def test_contributions_of_the_values_sign_are_rescaled_and_who_did_not_matter_stays_at_0(
+    sizes, value, sign
+):
     done = conserve({n: sign * c for n, c in enumerate(sizes)}, sign * value)
     if not any(sizes):
         assert list(done.values()) == pytest.approx([sign * value / len(sizes)] * len(sizes))
@@ -107,7 +118,12 @@ def test_an_action_is_asked_about_after_all_that_used_its_output_and_hears_what_
 def test_an_attributor_may_say_to_whom_the_rest_goes():
     told = Told({"b": 1.0, "c": 1.0}, to={"d": {"c": 1.0, "stranger": 3.0}})
     found = attributions(DIAMOND, -1.0, told)
-    assert {p: a.contribution for p, a in found.items()} == {"a": 0.0, "b": 0.0, "c": -1.0, "d": 0.0}
+    assert {p: a.contribution for p, a in found.items()} == {
+        "a": 0.0,
+        "b": 0.0,
+        "c": -1.0,
+        "d": 0.0,
+    }
 
 
 def test_every_sink_starts_with_its_part():
@@ -130,7 +146,10 @@ def pipeline():
     """A pipeline in which everybody did their part."""
     t = make_trajectory(PIPELINE)
     loader, modeller, reporter = t.actions
-    loader.text, loader.tool_results = "Saved.", (ToolResult("python", "", "100 rows", True, files=("table.csv",)),)
+    loader.text, loader.tool_results = (
+        "Saved.",
+        (ToolResult("python", "", "100 rows", True, files=("table.csv",)),),
+    )
     modeller.text = "```python\nfit('table.csv')\n```"
     modeller.tool_results = (ToolResult("python", "", "RMSE 3.25", True),)
     reporter.text = "The error is \\boxed{3.25}"
@@ -150,7 +169,9 @@ def test_a_success_is_shared_by_those_who_did_their_part():
 
 
 def test_a_failure_without_a_visible_fault_is_everybodys():
-    assert blame(pipeline()[0]) == pytest.approx({"loader": -1 / 3, "modeller": -1 / 3, "reporter": -1 / 3})
+    assert blame(pipeline()[0]) == pytest.approx(
+        {"loader": -1 / 3, "modeller": -1 / 3, "reporter": -1 / 3}
+    )
 
 
 def test_a_missing_file_is_its_producers_fault_and_not_that_of_who_looked_for_it():
@@ -158,7 +179,12 @@ def test_a_missing_file_is_its_producers_fault_and_not_that_of_who_looked_for_it
     reporter.text = "There is none: \\boxed{}"
     loader.tool_results = (ToolResult("python", "", "100 rows", True),)
     modeller.tool_results = (
-        ToolResult("python", "", "FileNotFoundError: [Errno 2] No such file or directory: 'table.csv'", False),
+        ToolResult(
+            "python",
+            "",
+            "FileNotFoundError: [Errno 2] No such file or directory: 'table.csv'",
+            False,
+        ),
     )
     assert blame(t) == pytest.approx({"loader": -1.0, "modeller": 0.0, "reporter": 0.0})
 
@@ -166,7 +192,9 @@ def test_a_missing_file_is_its_producers_fault_and_not_that_of_who_looked_for_it
 def test_a_file_that_nobody_was_to_make_is_the_fault_of_who_looked_for_it():
     t, _, modeller, reporter = pipeline()
     reporter.text = "There is none: \\boxed{}"
-    modeller.tool_results = (ToolResult("python", "", "No such file or directory: 'made_up.csv'", False),)
+    modeller.tool_results = (
+        ToolResult("python", "", "No such file or directory: 'made_up.csv'", False),
+    )
     assert min(blame(t), key=blame(t).get) == "modeller"
 
 
@@ -174,7 +202,11 @@ def test_a_file_that_nobody_was_to_make_is_the_fault_of_who_looked_for_it():
     ("guilty", "text", "tools"),
     [
         ("loader", "", ()),
-        ("loader", "Done.", (ToolResult("python", "", "KeyError: 'x'", False, files=("table.csv",)),)),
+        (
+            "loader",
+            "Done.",
+            (ToolResult("python", "", "KeyError: 'x'", False, files=("table.csv",)),),
+        ),
         ("modeller", "I would fit a tree.", ()),
         ("modeller", "```python\nfit(", ()),
         ("reporter", "The error is 3.25", ()),
@@ -193,7 +225,8 @@ def test_a_fault_that_can_be_seen_is_blamed(guilty, text, tools):
 
 def test_a_fixed_program_and_a_form_that_a_later_turn_has_are_no_faults():
     t = make_trajectory(
-        {"modeller": [], "modeller2": ["modeller"], "reporter": ["modeller2"]}, roles={"modeller2": "modeller"}
+        {"modeller": [], "modeller2": ["modeller"], "reporter": ["modeller2"]},
+        roles={"modeller2": "modeller"},
     )
     first, second, reporter = t.actions
     first.text = second.text = "```python\nfit('table.csv')\n```"
@@ -207,7 +240,9 @@ def test_a_fixed_program_and_a_form_that_a_later_turn_has_are_no_faults():
     assert found["modeller"] < 0 and found["modeller2"] < 0
 
 
-@pytest.mark.parametrize("text", ["The error is \\boxed{3{,}250}", "\\boxed{3250.0}", "3000 + 251 = 3251 \\boxed{3251}"])
+@pytest.mark.parametrize(
+    "text", ["The error is \\boxed{3{,}250}", "\\boxed{3250.0}", "3000 + 251 = 3251 \\boxed{3251}"]
+)
 def test_numbers_are_compared_by_value_and_may_be_computed_in_the_text(text):
     t, _, modeller, reporter = pipeline()
     modeller.tool_results = (ToolResult("python", "", "RMSE 3,250", True),)
@@ -217,15 +252,25 @@ def test_numbers_are_compared_by_value_and_may_be_computed_in_the_text(text):
 
 def test_a_success_is_shared_alike_also_where_paths_meet():
     t = make_trajectory({"solver": [], "coder": ["solver"], "verifier": ["solver", "coder"]})
-    found = asyncio.run(backward(t, "1 of 1", 1.0, Rules(dict.fromkeys(("solver", "coder", "verifier"), "Do it."))))
-    assert list(conserve({p: a.contribution for p, a in found.items()}, 1.0).values()) == pytest.approx([1 / 3] * 3)
+    found = asyncio.run(
+        backward(t, "1 of 1", 1.0, Rules(dict.fromkeys(("solver", "coder", "verifier"), "Do it.")))
+    )
+    assert list(
+        conserve({p: a.contribution for p, a in found.items()}, 1.0).values()
+    ) == pytest.approx([1 / 3] * 3)
 
 
 # The plugin
 
 
 def credited(trajectories, words=(), attributor=None):
-    recipe = ["--recipe", "recipes/mathchat/tiny.yaml", "--plugin", "marl_plugins.reward_backprop", "--dry-run"]
+    recipe = [
+        "--recipe",
+        "recipes/mathchat/tiny.yaml",
+        "--plugin",
+        "marl_plugins.reward_backprop",
+        "--dry-run",
+    ]
     run = build_plan([*recipe, *words]).run
     run.state(BackpropState).attributor = attributor or Told({"c": 0.5, "b": 0.5})
     rewards_from_scores(trajectories)
@@ -253,12 +298,18 @@ def test_a_reward_joins_the_score_with_the_contribution():
     # c takes a half of -1, b a half of the rest; all of one sign, they are rescaled to -1.
     deltas = {"a": 0.0, "b": -1 / 3, "c": -2 / 3}
     assert {a.path: contribution(a) for a in t.actions} == pytest.approx(deltas)
-    assert [a.reward for a in t.actions[:2]] == pytest.approx([0.5 * 0.8, 0.5 * 0.6 + 2 * deltas["b"]])
+    assert [a.reward for a in t.actions[:2]] == pytest.approx(
+        [0.5 * 0.8, 0.5 * 0.6 + 2 * deltas["b"]]
+    )
     assert t.actions[2].reward is None  # its own verdict is missing
-    assert t.actions[1].terms == pytest.approx({"process": 0.5 * 0.6, "contribution": 2 * deltas["b"]})
+    assert t.actions[1].terms == pytest.approx(
+        {"process": 0.5 * 0.6, "contribution": 2 * deltas["b"]}
+    )
     assert [sum(a.terms.values()) for a in t.actions[:2]] == [a.reward for a in t.actions[:2]]
     assert t.actions[2].terms == {}
-    assert t.actions[1].notes == {"reward_backprop": {"contribution": pytest.approx(deltas["b"]), "passed_on": "from b"}}
+    assert t.actions[1].notes == {
+        "reward_backprop": {"contribution": pytest.approx(deltas["b"]), "passed_on": "from b"}
+    }
     assert to_record(from_record(json.loads(json.dumps(to_record(t))))) == to_record(t)
     assert "contribution -0.33: told to; passed on: from b" in t.actions[1].explanation
     assert metrics["backprop/gap"] == pytest.approx(0.25)
@@ -306,7 +357,14 @@ def test_an_outcome_of_several_parts_is_weighed():
 
 
 def test_bad_flags_are_reported_together():
-    words = ["--reward_backprop.alpha", "-1", "--reward_backprop.weights", "[]", "--plugin", "marl_plugins.reward_backprop"]
+    words = [
+        "--reward_backprop.alpha",
+        "-1",
+        "--reward_backprop.weights",
+        "[]",
+        "--plugin",
+        "marl_plugins.reward_backprop",
+    ]
     with pytest.raises(ConfigurationError) as caught:
         build_plan(["--recipe", "recipes/mathchat/tiny.yaml", "--dry-run", *words])
     assert "--reward_backprop.alpha: -1 is out of range: expected at least 0" in str(caught.value)
@@ -347,15 +405,35 @@ def test_the_models_attributor_asks_backwards_through_the_coachs_client(tmp_path
             return json.dumps({"nonce": nonce, "explanation": "", "criteria": [], "score": 7})
         blamed = "The member: coder" in prompt
         return json.dumps(
-            {"nonce": nonce, "explanation": "Traced.", "passed_on": "a wrong plan", "contribution": -8 if blamed else 0}
+            {
+                "nonce": nonce,
+                "explanation": "Traced.",
+                "passed_on": "a wrong plan",
+                "contribution": -8 if blamed else 0,
+            }
         )
 
     t = make_trajectory({"solver": [], "coder": ["solver"], "verifier": ["coder"]})
     t.outcome = 0.0
     with openai_server(answer) as (url, bodies):
-        words = ["--coach.model", "m", "--coach.base_url", url, "--reward_backprop.attributor", "model"]
+        words = [
+            "--coach.model",
+            "m",
+            "--coach.base_url",
+            url,
+            "--reward_backprop.attributor",
+            "model",
+        ]
         words += ["--ckpt.output_dir", str(tmp_path)]
-        plan = build_plan(["--recipe", "recipes/mathchat/tiny.yaml", "--plugin", "marl_plugins.reward_backprop", *words])
+        plan = build_plan(
+            [
+                "--recipe",
+                "recipes/mathchat/tiny.yaml",
+                "--plugin",
+                "marl_plugins.reward_backprop",
+                *words,
+            ]
+        )
 
         async def credit():
             async with plan.plugins.started(plan.run, "train"):
@@ -364,25 +442,38 @@ def test_the_models_attributor_asks_backwards_through_the_coachs_client(tmp_path
 
         asyncio.run(credit())
     prompts = [b["messages"][0]["content"] for b in bodies[1:]]
-    assert [next(r for r in ("solver", "coder", "verifier") if f"The member: {r}" in p) for p in prompts] == [
+    assert [
+        next(r for r in ("solver", "coder", "verifier") if f"The member: {r}" in p) for p in prompts
+    ] == [
         "verifier",
         "coder",
         "solver",
     ]
-    assert "it is worth -10.0" in prompts[0] and "-10.0 of it has reached" in prompts[1] and "-2.0 of it" in prompts[2]
+    assert (
+        "it is worth -10.0" in prompts[0]
+        and "-10.0 of it has reached" in prompts[1]
+        and "-2.0 of it" in prompts[2]
+    )
     assert "<coder> a wrong plan" in prompts[2]
     assert not any("label" in p for p in prompts)
-    assert {a.role: contribution(a) for a in t.actions} == pytest.approx({"solver": 0.0, "coder": -1.0, "verifier": 0.0})
+    assert {a.role: contribution(a) for a in t.actions} == pytest.approx(
+        {"solver": 0.0, "coder": -1.0, "verifier": 0.0}
+    )
 
 
 # Outcomes per role
 
 
 def test_an_action_is_credited_with_its_part_in_its_own_roles_outcome():
-    t = make_trajectory({"a": [], "b": ["a"], "c": ["b"]}, roles={"a": "pro", "b": "con", "c": "judge"})
+    t = make_trajectory(
+        {"a": [], "b": ["a"], "c": ["b"]}, roles={"a": "pro", "b": "con", "c": "judge"}
+    )
     t.outcomes, t.outcome = {"pro": 1.0, "con": 0.0}, 0.5  # the judge has none
     credited([t], attributor=Told({"a": 0.5, "b": 0.5}))
-    one, other = make_trajectory({"a": [], "b": ["a"], "c": ["b"]}), make_trajectory({"a": [], "b": ["a"], "c": ["b"]})
+    one, other = (
+        make_trajectory({"a": [], "b": ["a"], "c": ["b"]}),
+        make_trajectory({"a": [], "b": ["a"], "c": ["b"]}),
+    )
     one.outcome, other.outcome = 1.0, 0.0
     credited([one, other], attributor=Told({"a": 0.5, "b": 0.5}))
     assert [a.reward for a in t.actions] == [one.actions[0].reward, other.actions[1].reward, None]

@@ -1,4 +1,5 @@
-"""`--reward.model_name_or_path`: what is refused, what the model reads, and whose scores a run has."""
+"""`--reward.model_name_or_path`: what is refused, what the model reads, and whose scores a run
+has."""
 
 import json
 import struct
@@ -26,7 +27,10 @@ MODEL = "reward.model_name_or_path"
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
     folder = tmp_path_factory.mktemp("reward_models")
-    return {"same": same_tokenizer(folder / "same"), "other": other_tokenizer(folder / "other", positions=64)}
+    return {
+        "same": same_tokenizer(folder / "same"),
+        "other": other_tokenizer(folder / "other", positions=64),
+    }
 
 
 def plan_of(folder, model, *more):
@@ -44,12 +48,18 @@ def renamed(folder, change):
     file = folder / "model.safetensors"
     content = file.read_bytes()
     (size,) = struct.unpack("<Q", content[:8])
-    header = json.dumps({change.get(k, k): v for k, v in json.loads(content[8 : 8 + size]).items()}).encode()
+    header = json.dumps(
+        {change.get(k, k): v for k, v in json.loads(content[8 : 8 + size]).items()}
+    ).encode()
     file.write_bytes(struct.pack("<Q", len(header)) + header + content[8 + size :])
 
 
 @pytest.mark.parametrize(
-    ("name", "fix"), [("value_head.weight", '"value_head_prefix": "value_head"'), ("score.other", "name a reward model")]
+    ("name", "fix"),
+    [
+        ("value_head.weight", '"value_head_prefix": "value_head"'),
+        ("score.other", "name a reward model"),
+    ],
 )
 def test_a_head_of_another_name_would_be_random_and_is_refused(tmp_path, name, fix):
     folder = same_tokenizer(tmp_path / "model")
@@ -64,7 +74,10 @@ def test_a_head_of_another_name_would_be_random_and_is_refused(tmp_path, name, f
     [
         (lambda f: (f / "chat_template.jinja").unlink(), "models.no_template"),
         (lambda f: (f / "model.safetensors").write_bytes(b"<html>"), "models.broken_weights"),
-        (lambda f: (f / "model.safetensors").rename(f / "model.bin"), "reward_model.no_safetensors"),
+        (
+            lambda f: (f / "model.safetensors").rename(f / "model.bin"),
+            "reward_model.no_safetensors",
+        ),
         (lambda f: (f / "model.safetensors").unlink(), "models.no_weights"),
         (lambda f: (f / "config.json").unlink(), "models.no_config"),
         (lambda f: (f / "config.json").write_text("{"), "files.json"),
@@ -87,30 +100,43 @@ def test_a_language_model_and_a_name_of_nothing_are_refused(tmp_path):
 
 def test_flags_without_effect_are_refused(tmp_path, models):
     flags = ("--reward.normalize_enable", "--reward_model.roles", "critic")
-    with refused(("reward_model.idle", "reward.normalize_enable"), ("reward_model.idle", "reward_model.roles")):
+    with refused(
+        ("reward_model.idle", "reward.normalize_enable"),
+        ("reward_model.idle", "reward_model.roles"),
+    ):
         build_plan([*words(tmp_path, []), *flags])
-    with refused(("reward_model.no_role", "reward_model.roles"), ("reward_model.no_statistics", "reward.normalize_enable")):
+    with refused(
+        ("reward_model.no_role", "reward_model.roles"),
+        ("reward_model.no_statistics", "reward.normalize_enable"),
+    ):
         plan_of(tmp_path / "again", models["same"], *flags, "critics")
 
 
 def test_two_who_score_the_outcome_are_refused(tmp_path, models):
-    (tmp_path / "function.py").write_text("def reward_func(queries, prompts, labels):\n    return [1.0]\n")
+    (tmp_path / "function.py").write_text(
+        "def reward_func(queries, prompts, labels):\n    return [1.0]\n"
+    )
     with refused(("flags.pointless", "reward.remote_url"), ("reward_model.twice", MODEL)):
         plan_of(tmp_path, models["same"], "--reward.remote_url", str(tmp_path / "function.py"))
 
 
 def test_the_plan_shows_its_devices_and_what_it_scores(tmp_path, models):
-    plan = plan_of(tmp_path, models["other"], "--reward.num_gpus_per_node", "3", "--data.max_len", "128")
+    plan = plan_of(
+        tmp_path, models["other"], "--reward.num_gpus_per_node", "3", "--data.max_len", "128"
+    )
     described = describe(plan)
     assert described["devices"]["reward model"] == 3
     assert described["devices_together"] == sum(described["devices"].values())
     assert described["scores"]["outcomes"] == "marl_plugins.reward_model"
     assert "(r + 10) / 20" in described["reward model"]
-    assert [w.code for w in plan.run.warnings if w.code.startswith("reward_model")] == ["reward_model.short"]
+    assert [w.code for w in plan.run.warnings if w.code.startswith("reward_model")] == [
+        "reward_model.short"
+    ]
 
 
 def ids_of_upstream(folder, prompt, answer):
-    """What upstream's data set makes of a preferred answer for a reward model that is trained on messages."""
+    """What upstream's data set makes of a preferred answer for a reward model that is trained on
+    messages."""
     cpu.install()
     from openrlhf.datasets.reward_dataset import RewardDataset, preprocess_data
 
@@ -124,18 +150,26 @@ def ids_of_upstream(folder, prompt, answer):
 
 
 @pytest.mark.parametrize("name", ["same", "other"])
-@pytest.mark.parametrize("answer", ["", "12", "the quick fox\n\n", "größer 漢字", "</s> [user] <eos>\n<user>\n"])
+@pytest.mark.parametrize(
+    "answer", ["", "12", "the quick fox\n\n", "größer 漢字", "</s> [user] <eos>\n<user>\n"]
+)
 def test_it_reads_what_upstream_trains_reward_models_on(models, name, answer):
-    ids = Renderer(models[name]).ids(answer_to(SimpleNamespace(task=SimpleNamespace(prompt="2 + 3?"), answer=answer)))
+    ids = Renderer(models[name]).ids(
+        answer_to(SimpleNamespace(task=SimpleNamespace(prompt="2 + 3?"), answer=answer))
+    )
     assert ids == ids_of_upstream(models[name], "2 + 3?", answer)
 
 
 def test_messages_that_its_template_does_not_take_and_those_too_long_are_told_apart(models):
     renderer = Renderer(models["other"])
     with refused(("reward_model.template", MODEL)):
-        renderer.ids([{"role": "system", "content": "be brief"}, {"role": "assistant", "content": "yes"}])
+        renderer.ids(
+            [{"role": "system", "content": "be brief"}, {"role": "assistant", "content": "yes"}]
+        )
     with pytest.raises(InfrastructureFailure) as caught:
-        renderer.ids([{"role": "user", "content": "漢" * 80}, {"role": "assistant", "content": "yes"}])
+        renderer.ids(
+            [{"role": "user", "content": "漢" * 80}, {"role": "assistant", "content": "yes"}]
+        )
     assert caught.value.kind == TOO_LONG
 
 
@@ -162,7 +196,9 @@ def test_the_scale_is_that_of_upstreams_clipping():
 
     rewards, scale = [-31.5, -5.0, -1.25, 0.0, 2.5, 4.0, 77.0], Scale(-5.0, 4.0)
     mask = torch.ones(len(rewards), 1)
-    clipped = compute_reward(torch.tensor(rewards), 0.0, torch.zeros_like(mask), mask, reward_clip_range=(-5.0, 4.0))
+    clipped = compute_reward(
+        torch.tensor(rewards), 0.0, torch.zeros_like(mask), mask, reward_clip_range=(-5.0, 4.0)
+    )
     scores = [scale.score(r) for r in rewards]
     assert [-5 + 9 * s for s in scores] == pytest.approx(clipped.flatten().tolist())
     assert scale.metrics(scores) == pytest.approx(
@@ -184,12 +220,17 @@ def test_outcomes_of_training_are_the_models_and_those_of_evaluations_the_grader
     trained = recorded(plan, "trajectories.jsonl")
     assert len(trained) == 16
     for t in trained:
-        messages = [{"role": "user", "content": t["prompt"]}, {"role": "assistant", "content": t["answer"]}]
+        messages = [
+            {"role": "user", "content": t["prompt"]},
+            {"role": "assistant", "content": t["answer"]},
+        ]
         assert t["outcome"] == pytest.approx(expected(plan.run, messages))
         assert {a["reward"] for a in t["actions"]} == {t["outcome"]}
     metrics = recorded(plan, "metrics.jsonl")
     outcomes = [t["outcome"] for t in trained if t["step"] == 1]
-    assert metrics[1]["reward_model/reward"] == pytest.approx(20 * sum(outcomes) / len(outcomes) - 10)
+    assert metrics[1]["reward_model/reward"] == pytest.approx(
+        20 * sum(outcomes) / len(outcomes) - 10
+    )
     assert all((8 * m["eval/outcome"]).is_integer() for m in metrics if "eval/outcome" in m)
 
 
@@ -199,7 +240,11 @@ def test_without_a_grader_it_scores_evaluations_too(tmp_path, models):
     recipe.write_text(recipe.read_text() + "grader: null\n")
     plan = build_plan(line)
     run_planned(plan)
-    assert all(0.4 <= m["eval/outcome"] <= 0.6 for m in recorded(plan, "metrics.jsonl") if "eval/outcome" in m)
+    assert all(
+        0.4 <= m["eval/outcome"] <= 0.6
+        for m in recorded(plan, "metrics.jsonl")
+        if "eval/outcome" in m
+    )
 
 
 def test_every_action_of_a_role_is_scored_after_its_conversation(tmp_path, models):
@@ -219,4 +264,7 @@ def test_every_action_of_a_role_is_scored_after_its_conversation(tmp_path, model
 
 
 def test_the_reference_of_these_tests_tells_texts_apart(models):
-    assert len(set(reference(models["other"], ["[user] a </s>", "[user] b </s>", "[user] a b </s>"]))) == 3
+    assert (
+        len(set(reference(models["other"], ["[user] a </s>", "[user] b </s>", "[user] a b </s>"])))
+        == 3
+    )

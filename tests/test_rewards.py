@@ -18,7 +18,8 @@ from marl_plugins.rewards.section import RewardsConfig
 
 
 def noted(edges, rounds=None, legal=None, roles=None):
-    """A trajectory whose actions have a graph's notes: the round of each, and whether it was legal."""
+    """A trajectory whose actions have a graph's notes: the round of each, and whether it was
+    legal."""
     trajectory = make_trajectory(edges, roles=roles)
     for action in trajectory.actions:
         note = {
@@ -38,7 +39,9 @@ def credited(trajectory, terms, values=None, folder=None, **config):
         return values[action.path]
 
     section = RewardsConfig.model_validate({"terms": terms, **config})
-    run = SimpleNamespace(section=lambda kind: section, grader_module=SimpleNamespace(value=value), folder=folder)
+    run = SimpleNamespace(
+        section=lambda kind: section, grader_module=SimpleNamespace(value=value), folder=folder
+    )
     asyncio.run(plugin.marl_credit([trajectory], run))
     return {a.path: a.reward for a in trajectory.actions}
 
@@ -46,14 +49,20 @@ def credited(trajectory, terms, values=None, folder=None, **config):
 def test_search_pays_the_outcome_to_all_with_format():
     trajectory = noted({"ask": [], "answer": ["ask"]}, legal={"ask": False})
     trajectory.outcome = 0.5
-    assert credited(trajectory, [{"kind": "outcome"}, {"kind": "format"}]) == {"ask": -0.5, "answer": 0.5}
+    assert credited(trajectory, [{"kind": "outcome"}, {"kind": "format"}]) == {
+        "ask": -0.5,
+        "answer": 0.5,
+    }
     assert [a.terms for a in trajectory.actions] == [
         {"outcome": 0.5, "format": -1.0},
         {"outcome": 0.5, "format": 0.0},
     ]
     split = [{"kind": "outcome", "share": "split", "weight": 2}]
     assert credited(trajectory, split) == {"ask": 0.5, "answer": 0.5}
-    assert credited(trajectory, [*split, {"kind": "format", "roles": ["answer"]}]) == {"ask": 0.5, "answer": 0.5}
+    assert credited(trajectory, [*split, {"kind": "format", "roles": ["answer"]}]) == {
+        "ask": 0.5,
+        "answer": 0.5,
+    }
 
 
 def test_outcomes_may_be_roles_own():
@@ -63,7 +72,8 @@ def test_outcomes_may_be_roles_own():
 
 
 def test_iterative_search_pays_gains():
-    """The first answer is outside of the loop; each round's work is paid by what its answer gains."""
+    """The first answer is outside of the loop; each round's work is paid by what its answer
+    gains."""
     edges, rounds, roles = {"plan": []}, {}, {}
     before = "plan"
     for t in range(2):
@@ -78,11 +88,14 @@ def test_iterative_search_pays_gains():
         {"kind": "gain", "of": ["plan", "answer"], "roles": ["search"]},
     ]
     found = credited(trajectory, terms, values)
-    assert found == pytest.approx({"plan": 0.2, "search0": 0.3, "answer0": 0.5, "search1": -0.1, "answer1": 0.4})
+    assert found == pytest.approx(
+        {"plan": 0.2, "search0": 0.3, "answer0": 0.5, "search1": -0.1, "answer1": 0.4}
+    )
 
 
 def test_reflective_code_pays_the_reflector_for_the_round_after_it():
-    """The vector of UnityMAS-O's own tests: values 0.25 and 0.75, and a coder who is illegal once."""
+    """The vector of UnityMAS-O's own tests: values 0.25 and 0.75, and a coder who is illegal
+    once."""
     edges = {
         "plan0": [],
         "code0": ["plan0"],
@@ -99,7 +112,14 @@ def test_reflective_code_pays_the_reflector_for_the_round_after_it():
         {"kind": "format"},
     ]
     found = credited(trajectory, terms, {"code0": 0.25, "code1": 0.75})
-    assert found == {"plan0": 0.25, "code0": -0.75, "think0": 0.5, "plan1": 0.5, "code1": 0.5, "think1": 0.0}
+    assert found == {
+        "plan0": 0.25,
+        "code0": -0.75,
+        "think0": 0.5,
+        "plan1": 0.5,
+        "code1": 0.5,
+        "think1": 0.0,
+    }
     assert trajectory.actions[2].terms == {"gain": 0.5, "format": 0.0}
 
 
@@ -119,10 +139,16 @@ def test_a_lost_trajectory_is_left_alone():
 
 
 def test_a_file_gives_what_is_no_sum(tmp_path):
-    text = "def rewards(trajectory):\n    return {a.path: {'product': 2.0 * n} for n, a in enumerate(trajectory.actions)}\n"
+    text = (
+        "def rewards(trajectory):\n    return {a.path: {'product': 2.0 * n} for n, a in "
+        "enumerate(trajectory.actions)}\n"
+    )
     (tmp_path / "rewards.py").write_text(text)
     trajectory = noted({"a": [], "b": ["a"]})
-    assert credited(trajectory, [{"kind": "format"}], folder=tmp_path, file="rewards.py") == {"a": 0.0, "b": 2.0}
+    assert credited(trajectory, [{"kind": "format"}], folder=tmp_path, file="rewards.py") == {
+        "a": 0.0,
+        "b": 2.0,
+    }
     assert trajectory.actions[1].terms == {"format": 0.0, "product": 2.0}
 
 
@@ -154,15 +180,28 @@ def test_what_is_wrong_with_the_section_is_named_with_its_line(tmp_path, section
 
 def test_calls_rounds_and_legality_are_metrics_and_in_the_report():
     edges = {"code0": [], "code1": ["code0"], "other": []}
-    trajectory = noted(edges, {"code0": 0, "code1": 1}, {"code1": False}, {"code0": "code", "code1": "code"})
+    trajectory = noted(
+        edges, {"code0": 0, "code1": 1}, {"code1": False}, {"code0": "code", "code1": "code"}
+    )
     found = summary([trajectory], Ledger(1))
-    assert found["role/code/calls"] == 2.0 and found["role/code/legal"] == 0.5 and found["trajectories/rounds"] == 2.0
+    assert (
+        found["role/code/calls"] == 2.0
+        and found["role/code/legal"] == 0.5
+        and found["trajectories/rounds"] == 2.0
+    )
     trajectory.outcome, trajectory.outcome_parts = 0.5, {"f1": 0.5}
     held = held_out([trajectory, make_trajectory({"other": []})])
-    assert held["eval/part/f1"] == 0.5 and held["eval/role/code/calls"] == 1.0 and held["eval/role/code/legal"] == 0.5
+    assert (
+        held["eval/part/f1"] == 0.5
+        and held["eval/role/code/calls"] == 1.0
+        and held["eval/role/code/legal"] == 0.5
+    )
     assert held["eval/rounds"] == 2.0
     credited(trajectory, [{"kind": "format"}])
     steps = [{"step": n, **summary([trajectory], Ledger(1))} for n in (1, 2)]
     _, rows = table(summarise(steps, ["code"]))
     shown = {row[0]: row[1:] for row in rows}
-    assert ["2.00", "2.00"] in shown.values() and shown["code: reward, format"] == ["-0.500", "-0.500"]
+    assert ["2.00", "2.00"] in shown.values() and shown["code: reward, format"] == [
+        "-0.500",
+        "-0.500",
+    ]

@@ -1,4 +1,5 @@
-"""The runtime's rollout over a simulated engine: scoring outcomes, and what failures there become."""
+"""The runtime's rollout over a simulated engine: scoring outcomes, and what failures there
+become."""
 
 import asyncio
 import errno
@@ -30,9 +31,13 @@ def made(chat, outcome, seconds=60.0):
     async def workflow(task, roles, tools):
         return await roles.a(q=task.prompt)
 
-    role = RoleSpec("a", "p", lambda f: [{"role": "user", "content": f["q"]}], chat, Sampling(1.0, 1.0, 8, 100))
+    role = RoleSpec(
+        "a", "p", lambda f: [{"role": "user", "content": f["q"]}], chat, Sampling(1.0, 1.0, 8, 100)
+    )
     limits = SimpleNamespace(task_seconds=seconds)
-    run = SimpleNamespace(recipe=SimpleNamespace(limits=limits), args=SimpleNamespace(train=SimpleNamespace(seed=1)))
+    run = SimpleNamespace(
+        recipe=SimpleNamespace(limits=limits), args=SimpleNamespace(train=SimpleNamespace(seed=1))
+    )
     return Rollout(run, SimpleNamespace(hook=hook), workflow, Cast({"a": [role]}), {}, {"p": None})
 
 
@@ -138,13 +143,20 @@ def test_a_sync_that_did_not_happen_ends_the_run(answers, moves):
 
 def test_what_cannot_be_written_ends_the_run_with_the_reason(tmp_path):
     with (
-        pytest.raises(RunEnded, match=r"step 3 could not be written to .* MB free\): No space left on device"),
+        pytest.raises(
+            RunEnded, match=r"step 3 could not be written to .* MB free\): No space left on device"
+        ),
         writing("step 3", tmp_path),
     ):
         raise OSError(errno.ENOSPC, "No space left on device")
-    torch_says = RuntimeError("[enforce fail at inline_container.cc:672] . unexpected pos 2175744 vs 2175632")
+    torch_says = RuntimeError(
+        "[enforce fail at inline_container.cc:672] . unexpected pos 2175744 vs 2175632"
+    )
     remote = RayTaskError("save", "traceback", torch_says)
-    with pytest.raises(RunEnded, match="writing failed, as it does on a full disk"), writing("step 3", tmp_path):
+    with (
+        pytest.raises(RunEnded, match="writing failed, as it does on a full disk"),
+        writing("step 3", tmp_path),
+    ):
         raise remote
     with pytest.raises(RayTaskError), writing("step 3", tmp_path):
         raise RayTaskError("save", "traceback", ValueError("a bug"))

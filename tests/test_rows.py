@@ -22,7 +22,11 @@ def test_the_ledger_adds_up():
     rows[1].action.left_out = "too long"
     kept = [rows[0], rows[2]]
     ledger = Ledger.of(1, [trajectory], kept)
-    assert ledger.record()["roles"]["b"] == {"generated": 1, "trained": 0, "left_out": {"too long": 1}}
+    assert ledger.record()["roles"]["b"] == {
+        "generated": 1,
+        "trained": 0,
+        "left_out": {"too long": 1},
+    }
     assert ledger.generated.total() == 3 == ledger.trained.total() + 1
 
 
@@ -48,7 +52,12 @@ def many_rows(count):
     return rows
 
 
-@given(st.integers(0, 40), st.integers(1, 9), st.sampled_from(["random", "truncate"]), st.integers(0, 5))
+@given(
+    st.integers(0, 40),
+    st.integers(1, 9),
+    st.sampled_from(["random", "truncate"]),
+    st.integers(0, 5),
+)
 def test_whole_batches_are_kept_in_order_and_never_nothing(count, multiple, mode, seed):
     rows = many_rows(count)
     kept = keep_whole_batches(rows, multiple, mode, seed)
@@ -62,11 +71,17 @@ def test_whole_batches_are_kept_in_order_and_never_nothing(count, multiple, mode
 
 def test_random_dropping_favours_no_task():
     rows = many_rows(7)
-    dropped = {r.name for seed in range(60) for r in set_minus(rows, keep_whole_batches(rows, 3, "random", seed))}
-    assert len(dropped) == 7
-    assert {r.name for seed in range(60) for r in set_minus(rows, keep_whole_batches(rows, 3, "truncate", seed))} == {
-        rows[6].name
+    dropped = {
+        r.name
+        for seed in range(60)
+        for r in set_minus(rows, keep_whole_batches(rows, 3, "random", seed))
     }
+    assert len(dropped) == 7
+    assert {
+        r.name
+        for seed in range(60)
+        for r in set_minus(rows, keep_whole_batches(rows, 3, "truncate", seed))
+    } == {rows[6].name}
 
 
 def set_minus(rows, kept):

@@ -50,8 +50,10 @@ CHANGES = {
     "moves an action to another trajectory": "trajectories[0].actions.append(t.actions.pop())",
     "replaces ids": f"t.actions[0].generation = {IDS}",
     "replaces ids of a frozen value": "object.__setattr__(t.actions[0].generation, 'ids', (9, 9))",
-    "replaces log-probs": "t.actions[0].generation = dataclasses.replace(t.actions[0].generation, logprobs=(-0.5, -0.25))",
-    "replaces the version": "t.actions[0].generation = dataclasses.replace(t.actions[0].generation, version=0)",
+    "replaces log-probs": "t.actions[0].generation = dataclasses.replace(t.actions[0].generation, "
+    "logprobs=(-0.5, -0.25))",
+    "replaces the version": "t.actions[0].generation = "
+    "dataclasses.replace(t.actions[0].generation, version=0)",
     "replaces the context": "t.actions[0].shown_ids = t.actions[0].shown_ids[1:]",
     "renames a path": "t.actions[0].path = 'other'",
     "gives an action to another policy": "t.actions[0].policy = 'q'",
@@ -78,7 +80,12 @@ def run_with(folder, *codes, steps=4, **more):
         files.append(folder / f"plugin{number}.py")
         files[-1].write_text(code)
     trainer = simulated_trainer(
-        folder / "run", lambda t: 1.0, steps=steps, eval_steps=-1, plugins=list(map(str, files)), **more
+        folder / "run",
+        lambda t: 1.0,
+        steps=steps,
+        eval_steps=-1,
+        plugins=list(map(str, files)),
+        **more,
     )
     with pytest.raises(RunEnded) as raised:
         asyncio.run(trainer.fit(0))
@@ -90,13 +97,16 @@ def lines(trainer, name):
 
 
 def check_paused(trainer, error, plugin, hook, done):
-    """Paused and saved after a step, with the plugin's name; what is recorded is what was trained."""
+    """Paused and saved after a step, with the plugin's name; what is recorded is what was
+    trained."""
     assert isinstance(error, RunPaused)
     assert f"{plugin}: {hook}" in str(error)
     assert trainer.session.policies["p"].saved == [done]
     ledger = lines(trainer, "ledger.jsonl")
     assert [line["step"] for line in ledger] == list(range(1, done + 1))
-    assert all(line["roles"]["a"] == {"generated": 8, "trained": 8, "left_out": {}} for line in ledger)
+    assert all(
+        line["roles"]["a"] == {"generated": 8, "trained": 8, "left_out": {}} for line in ledger
+    )
 
 
 @pytest.mark.parametrize("hook", ["marl_credit", "marl_credit_step"])
@@ -131,7 +141,8 @@ CHOICES = {
     "gives another action": "row.action = copy.copy(row.action)",
     "gives another trajectory": "row.trajectory = copy.copy(row.trajectory)",
     "gives no number": "row.reward = float('nan')",
-    "replaces ids": "row.action.generation = dataclasses.replace(row.action.generation, ids=(1, 2))",
+    "replaces ids": "row.action.generation = dataclasses.replace(row.action.generation, ids=(1, "
+    "2))",
     "removes the action of a row": "row.trajectory.actions.remove(row.action)",
     "returns a generator": "return (row for row in rows)",
     "returns actions": "return [row.action for row in rows]",
@@ -146,10 +157,11 @@ def test_a_selection_that_is_not_of_the_rows_pauses_the_run(tmp_path, choice):
 
 def test_what_selecting_and_crediting_may_do_goes_on(tmp_path):
     code = (
-        HEAD
-        + "@hookimpl\ndef marl_credit(trajectories):\n    for t in trajectories:\n        t.actions[0].add_reward('mine', 0.5)\n"
+        HEAD + "@hookimpl\ndef marl_credit(trajectories):\n    for t in trajectories:\n        "
+        "t.actions[0].add_reward('mine', 0.5)\n"
         "        t.actions[0].notes['n'] = 1\n    return trajectories[::-1]\n"
-        "@hookimpl\ndef marl_select(rows):\n    rows[0].action.left_out = 'mine'\n    return rows[1:]\n"
+        "@hookimpl\ndef marl_select(rows):\n    rows[0].action.left_out = 'mine'\n    return "
+        "rows[1:]\n"
     )
     (tmp_path / "fine.py").write_text(code)
     trainer = simulated_trainer(
@@ -158,7 +170,10 @@ def test_what_selecting_and_crediting_may_do_goes_on(tmp_path):
     assert asyncio.run(trainer.fit(0)) == 2
     role = {"generated": 8, "trained": 7, "left_out": {"mine": 1}}
     assert [line["roles"]["a"] for line in lines(trainer, "ledger.jsonl")] == [role, role]
-    assert [row["sample"] for row in lines(trainer, "trajectories.jsonl")] == [0, 1] * 8  # in the order of the step
+    assert [row["sample"] for row in lines(trainer, "trajectories.jsonl")] == [
+        0,
+        1,
+    ] * 8  # in the order of the step
 
 
 PART = (
@@ -173,20 +188,29 @@ def marl_step(step):
 )
 PARTS = {
     "arrived removes": "def arrived(self, trajectory): trajectory.actions.pop()",
-    "arrived replaces": "def arrived(self, t): t.actions[0].generation = dataclasses.replace(t.actions[0].generation, ids=(1,))",
-    "rollout removes": "async def during_rollout(self): await step.ended.wait(); step.trajectories[0].actions.clear()",
+    "arrived replaces": "def arrived(self, t): t.actions[0].generation = "
+    "dataclasses.replace(t.actions[0].generation, ids=(1,))",
+    "rollout removes": "async def during_rollout(self): await step.ended.wait(); "
+    "step.trajectories[0].actions.clear()",
     "rows replaces": "async def rows(self, rows): rows[0].action.policy = 'q'",
     "rows rewards": "async def rows(self, rows): rows[0].reward = float('inf')",
     "rows removes": "async def rows(self, rows): rows[0].trajectory.actions.pop()",
     "prepared drops": "async def prepared(self, p): return []",
-    "prepared drops a row": "async def prepared(self, p): return [dataclasses.replace(p[0], rows=p[0].rows[1:])]",
-    "prepared adds a row": "async def prepared(self, p): return [dataclasses.replace(p[0], rows=[*p[0].rows, p[0].rows[0]])]",
-    "prepared drops a sequence": "async def prepared(self, p): return [dataclasses.replace(p[0], items=p[0].items[1:])]",
-    "prepared changes ids": "async def prepared(self, p): p[0].items[1].sequences[-1] = 3; return p",
-    "prepared replaces ids": "async def prepared(self, p): i = p[0].items[0]; i.sequences = i.sequences.clone(); return p",
+    "prepared drops a row": "async def prepared(self, p): return [dataclasses.replace(p[0], "
+    "rows=p[0].rows[1:])]",
+    "prepared adds a row": "async def prepared(self, p): return [dataclasses.replace(p[0], "
+    "rows=[*p[0].rows, p[0].rows[0]])]",
+    "prepared drops a sequence": "async def prepared(self, p): return [dataclasses.replace(p[0], "
+    "items=p[0].items[1:])]",
+    "prepared changes ids": "async def prepared(self, p): p[0].items[1].sequences[-1] = 3; return "
+    "p",
+    "prepared replaces ids": "async def prepared(self, p): i = p[0].items[0]; i.sequences = "
+    "i.sequences.clone(); return p",
     "prepared masks": "async def prepared(self, p): p[0].items[0].action_mask.zero_(); return p",
-    "prepared changes log-probs": "async def prepared(self, p): p[0].items[0].rollout_log_probs += 1; return p",
-    "prepared replaces an action": "async def prepared(self, p): p[0].rows[0].trajectory.actions.pop(); return p",
+    "prepared changes log-probs": "async def prepared(self, p): p[0].items[0].rollout_log_probs += "
+    "1; return p",
+    "prepared replaces an action": "async def prepared(self, p): "
+    "p[0].rows[0].trajectory.actions.pop(); return p",
     "prepared returns a generator": "async def prepared(self, p): return (x for x in p)",
     "prepared returns nothing": "async def prepared(self, p): pass",
 }
@@ -210,16 +234,21 @@ def test_a_part_may_change_advantages_and_the_list_of_rows_that_it_sees(tmp_path
     assert asyncio.run(trainer.fit(0)) == 4
 
 
-@pytest.mark.parametrize("body", ["action.generation = None", "action.policy = 'q'", "action.path = 'x'"])
+@pytest.mark.parametrize(
+    "body", ["action.generation = None", "action.policy = 'q'", "action.path = 'x'"]
+)
 def test_a_scorer_that_changes_what_was_sampled_pauses_the_run(tmp_path, body):
     code = HEAD + f"@hookimpl\nasync def marl_score_action(action):\n    {body}\n    return 0.5\n"
     trainer, error = run_with(tmp_path, code)
     assert isinstance(error, RunPaused)
     assert "t" in str(error)
-    assert not (trainer.records.folder / "ledger.jsonl").exists() or not lines(trainer, "ledger.jsonl")
+    assert not (trainer.records.folder / "ledger.jsonl").exists() or not lines(
+        trainer, "ledger.jsonl"
+    )
 
 
-# --- what is sampled ------------------------------------------------------------------------------------------------------
+# --- what is sampled
+# --------------------------------------------------------------------------------------------------
 
 
 def test_ids_and_log_probs_are_tuples_whatever_a_plugin_made_them():
@@ -244,7 +273,13 @@ def test_every_change_of_anything_sampled_is_found_and_nothing_else(data):
         sampled.arrived(trajectory)
         trajectories.append(trajectory)
     action = data.draw(st.sampled_from([a for t in trajectories for a in t.actions]))
-    action.reward, action.returns, action.score, action.explanation, action.notes = 1.0, 2.0, 0.5, "why", {"x": 1}
+    action.reward, action.returns, action.score, action.explanation, action.notes = (
+        1.0,
+        2.0,
+        0.5,
+        "why",
+        {"x": 1},
+    )
     action.left_out, action.advantage = "mine", 0.25
     sampled.check("p", "marl_credit")
     if data.draw(st.booleans()):
@@ -274,7 +309,9 @@ def test_a_check_costs_the_same_however_long_the_actions_are():
         __hash__ = tuple.__hash__
 
     trajectory = make_trajectory({"a": []})
-    trajectory.actions[0].generation = Generation(Ids(range(1000)), Ids([-1.0] * 1000), "stop", "p", 0)
+    trajectory.actions[0].generation = Generation(
+        Ids(range(1000)), Ids([-1.0] * 1000), "stop", "p", 0
+    )
     sampled = SampledActions()
     sampled.arrived(trajectory)
     for _ in range(10):

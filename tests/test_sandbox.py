@@ -1,4 +1,5 @@
-"""The sandbox with real processes: every level that this machine has, what it refuses, and what comes of what breaks."""
+"""The sandbox with real processes: every level that this machine has, what it refuses, and what
+comes of what breaks."""
 
 import asyncio
 import errno
@@ -51,7 +52,9 @@ class Local(SandboxContract):
 
     @classmethod
     def open(cls, workspaces):
-        return open_sandbox(SandboxConfig(isolation=cls.isolation), concurrency=8, workspaces=workspaces)
+        return open_sandbox(
+            SandboxConfig(isolation=cls.isolation), concurrency=8, workspaces=workspaces
+        )
 
     def test_it_says_its_level(self):
         assert self._sandbox.isolation == self.isolation
@@ -73,7 +76,8 @@ if "namespaces" in LEVELS:
         isolation = "namespaces"
 
 
-# --- levels -------------------------------------------------------------------------------------------------------------
+# --- levels
+# --------------------------------------------------------------------------------------------------
 
 
 def machine(**missing):
@@ -98,7 +102,10 @@ def test_auto_is_the_strongest_and_nothing_else_is_downgraded(missing, strongest
         if level in missing:
             with refused(LEVEL) as caught:
                 levels.choose(level, here)
-            assert missing[level] in caught.value.problems[0].got and strongest in caught.value.problems[0].fix
+            assert (
+                missing[level] in caught.value.problems[0].got
+                and strongest in caught.value.problems[0].fix
+            )
         else:
             assert levels.choose(level, here) == level
 
@@ -132,9 +139,12 @@ def test_every_level_that_this_machine_lacks_is_refused():
 
 
 @pytest.mark.parametrize(
-    ("number", "cure"), [(errno.ENOSYS, "Linux 5.13"), (errno.EOPNOTSUPP, "`lsm=`"), (errno.EPERM, "seccomp profile")]
+    ("number", "cure"),
+    [(errno.ENOSYS, "Linux 5.13"), (errno.EOPNOTSUPP, "`lsm=`"), (errno.EPERM, "seccomp profile")],
 )
-def test_without_landlock_both_levels_above_are_missing_and_the_cure_is_said(number, cure, monkeypatch):
+def test_without_landlock_both_levels_above_are_missing_and_the_cure_is_said(
+    number, cure, monkeypatch
+):
     def refuse():
         raise OSError(number, os.strerror(number))
 
@@ -149,7 +159,10 @@ def test_without_landlock_both_levels_above_are_missing_and_the_cure_is_said(num
     ("script", "cure"),
     [
         (None, "apt install bubblewrap, or pip install"),
-        ("echo 'bwrap: No permissions to create a new namespace' >&2; exit 1", r"No permissions.*Ubuntu 24.04.*Docker"),
+        (
+            "echo 'bwrap: No permissions to create a new namespace' >&2; exit 1",
+            r"No permissions.*Ubuntu 24.04.*Docker",
+        ),
         ("exec /no-such-thing", "exit code|No such file|not found"),
     ],
 )
@@ -164,7 +177,9 @@ def test_without_bubblewrap_that_works_there_are_no_namespaces(script, cure, tmp
 
 
 def recipe_with(folder, text):
-    (folder / "recipe.yaml").write_text(f"name: mine\nroles: {{a: {{prompt: p.md}}}}\nworkflow: w.py\n{text}\n")
+    (folder / "recipe.yaml").write_text(
+        f"name: mine\nroles: {{a: {{prompt: p.md}}}}\nworkflow: w.py\n{text}\n"
+    )
     _, sections, origins = load(folder / "recipe.yaml")
     found = check_sandbox(sections["tools.sandbox"], folder, sections["tools.python"].packages)
     return Problems(found).placed(origins, lambda flags, policies: ())
@@ -203,7 +218,10 @@ def test_imports_that_fail_are_the_users_to_fix():
 def test_what_a_warm_up_has_done_every_program_finds(tmp_path):
     (tmp_path / "warm.py").write_text("import decimal\ndecimal.number = [1]\n")
     config = {"imports": ["json"], "warm_up": str(tmp_path / "warm.py")}
-    source = "import sys; decimal = sys.modules['decimal']; decimal.number[0] += 1; print(decimal.number, 'warm' in dir())"
+    source = (
+        "import sys; decimal = sys.modules['decimal']; decimal.number[0] += 1; "
+        "print(decimal.number, 'warm' in dir())"
+    )
 
     async def work(sandbox):
         return [(await sandbox.run(Program(source, limits=LONG))).stdout for _ in range(2)]
@@ -215,7 +233,11 @@ def test_what_a_warm_up_has_done_every_program_finds(tmp_path):
     ("source", "said"),
     [
         ("import json\n1 / 0\n", "line 2: ZeroDivisionError: division by zero"),
-        ("import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n", "it starts threads"),
+        (
+            "import threading\nthreading.Thread(target=threading.Event().wait, "
+            "daemon=True).start()\n",
+            "it starts threads",
+        ),
         ("raise SystemExit(0)", "line 1: SystemExit: 0"),
     ],
 )
@@ -225,17 +247,27 @@ def test_a_warm_up_that_fails_is_the_users_to_fix(source, said, tmp_path):
         opened(None, config={"warm_up": str(tmp_path / "warm.py")})
 
 
-# --- what breaks --------------------------------------------------------------------------------------------------------
+# --- what breaks
+# --------------------------------------------------------------------------------------------------
 
 
 def fork_server_of(place):
-    """The process that forks, found by its code; below bubblewrap there is one that only carries its words."""
-    found = [p for p in pids_of(place) if b"fork_server.main" in words_of(p) and b"supervisor.main" not in words_of(p)]
+    """The process that forks, found by its code; below bubblewrap there is one that only carries
+    its words."""
+    found = [
+        p
+        for p in pids_of(place)
+        if b"fork_server.main" in words_of(p) and b"supervisor.main" not in words_of(p)
+    ]
     return next(p for p in found if words_of(p).startswith(os.fsencode(sys.executable)))
 
 
 def pids_of(place):
-    return [int(p.name) for p in Path("/proc").glob("[0-9]*") if f"{place}/marl-sandbox-".encode() in words_of(p.name)]
+    return [
+        int(p.name)
+        for p in Path("/proc").glob("[0-9]*")
+        if f"{place}/marl-sandbox-".encode() in words_of(p.name)
+    ]
 
 
 def words_of(pid):
@@ -257,11 +289,15 @@ def place(tmp_path, monkeypatch):
 @pytest.mark.parametrize("victim", ["fork server", "supervisor"])
 def test_what_ran_when_a_process_of_the_sandbox_was_killed_is_infrastructures(victim, level, place):
     async def work(sandbox):
-        running = asyncio.create_task(sandbox.run(Program("open('begun', 'w')\nwhile True: pass", limits=LONG)))
+        running = asyncio.create_task(
+            sandbox.run(Program("open('begun', 'w')\nwhile True: pass", limits=LONG))
+        )
         while not list(place.glob("*/*/workspace/begun")):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         supervisors = [p for p in pids_of(place) if b"supervisor.main" in words_of(p)]
-        os.kill(fork_server_of(place) if victim == "fork server" else supervisors[0], signal.SIGKILL)
+        os.kill(
+            fork_server_of(place) if victim == "fork server" else supervisors[0], signal.SIGKILL
+        )
         with pytest.raises(InfrastructureFailure, match="while the program ran") as failure:
             await running
         assert failure.value.kind == "sandbox"
@@ -274,7 +310,9 @@ def test_a_program_that_has_not_begun_is_run_again(place):
     async def work(sandbox):
         server = fork_server_of(place)
         os.kill(server, signal.SIGSTOP)
-        waiting = [asyncio.create_task(sandbox.run(Program(f"print({n})", limits=LONG))) for n in range(3)]
+        waiting = [
+            asyncio.create_task(sandbox.run(Program(f"print({n})", limits=LONG))) for n in range(3)
+        ]
         await asyncio.sleep(0.2)
         os.kill(server, signal.SIGKILL)
         return await asyncio.gather(*waiting)
@@ -286,7 +324,9 @@ def test_what_takes_too_much_and_cannot_be_ended_ends_with_its_fork_server(place
     monkeypatch.setattr(local, "LATE_SECONDS", 0.3)
 
     async def work(sandbox):
-        running = asyncio.create_task(sandbox.run(Program("open('begun', 'w')\nwhile True: pass", limits=LONG)))
+        running = asyncio.create_task(
+            sandbox.run(Program("open('begun', 'w')\nwhile True: pass", limits=LONG))
+        )
         while not list(place.glob("*/*/workspace/begun")):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         (run,) = sandbox._launched[0]._runs.values()
@@ -330,7 +370,9 @@ def test_a_program_that_no_supervisor_can_watch_does_not_begin():
 @pytest.mark.usefixtures("place")
 def test_a_sandbox_that_cannot_start_says_why(monkeypatch):
     monkeypatch.setattr("marl_plugins.sandbox.server.BOOT", "import gone")
-    with pytest.raises(InfrastructureFailure, match=r"(?s)could not be started: .*No module named 'gone'"):
+    with pytest.raises(
+        InfrastructureFailure, match=r"(?s)could not be started: .*No module named 'gone'"
+    ):
         opened(None)
 
 
@@ -342,12 +384,17 @@ def test_without_room_for_a_folder_nobody_is_to_blame(tmp_path, monkeypatch):
 
 @pytest.fixture
 def few_descriptors():
-    """A function that leaves this process so many file descriptors, until it is called with None."""
+    """A function that leaves this process so many file descriptors, until it is called with
+    None."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
 
     def leave(room):
         taken = {int(name) for name in os.listdir("/proc/self/fd")}
-        few = soft if room is None else next(n for n in range(soft) if n - sum(fd < n for fd in taken) > room)
+        few = (
+            soft
+            if room is None
+            else next(n for n in range(soft) if n - sum(fd < n for fd in taken) > room)
+        )
         resource.setrlimit(resource.RLIMIT_NOFILE, (few, hard))
 
     yield leave
@@ -429,8 +476,12 @@ def test_a_file_beyond_the_longest_path_fails_nobody(level):
         said = opened(work, config={"isolation": level}, workspaces=spaces.root)
     finally:
         spaces.close()
-    for got, out in zip(said, ("", "again\n"), strict=True):  # whoever is slow is looked at, and stopped
-        assert (got.status, got.stdout) == ("finished", out) or got.reason.endswith("or a path that is too long"), got
+    for got, out in zip(
+        said, ("", "again\n"), strict=True
+    ):  # whoever is slow is looked at, and stopped
+        assert (got.status, got.stdout) == ("finished", out) or got.reason.endswith(
+            "or a path that is too long"
+        ), got
 
 
 def test_files_that_cannot_be_counted_count_as_too_many(tmp_path, monkeypatch):
@@ -442,13 +493,15 @@ def test_files_that_cannot_be_counted_count_as_too_many(tmp_path, monkeypatch):
     removal.remove(str(tmp_path))
 
 
-# --- much ---------------------------------------------------------------------------------------------------------------
+# --- much ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("level", LEVELS)
 def test_200_at_once_are_neither_lost_nor_mixed_up(level):
     async def work(sandbox):
-        programs = [Program(f"import sys; print({n}); sys.exit({n % 7})", limits=LONG) for n in range(200)]
+        programs = [
+            Program(f"import sys; print({n}); sys.exit({n % 7})", limits=LONG) for n in range(200)
+        ]
         return await asyncio.gather(*[sandbox.run(program) for program in programs])
 
     got = opened(work, config={"isolation": level}, concurrency=64, packages=False)
@@ -465,7 +518,10 @@ def test_1_gb_of_output_takes_no_memory():
         return got, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
 
     got, grown = opened(work, packages=False)
-    assert (got.status, got.stdout_truncated) == ("finished", True) and "bytes left out" in got.stdout
+    assert (got.status, got.stdout_truncated) == (
+        "finished",
+        True,
+    ) and "bytes left out" in got.stdout
     assert grown < 20_000  # KB
 
 
@@ -480,7 +536,11 @@ def test_what_nobody_closes_ends_with_its_process(tmp_path):
         for n in range(2):
             print(asyncio.run(run(ToolCall("print(1)", "t", 0, 1))).output)
     """
-    done = subprocess.run([sys.executable, "-W", "error", "-c", textwrap.dedent(script)], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", textwrap.dedent(script)],
+        capture_output=True,
+        text=True,
+    )
     assert (done.returncode, done.stdout, done.stderr) == (0, "1\n1\n", "")
     assert (os.listdir(tmp_path), processes_left(tmp_path)) == ([], [])
 
@@ -507,7 +567,8 @@ def test_what_nobody_closes_ends_with_a_process_that_is_killed(tmp_path):
     assert (os.listdir(tmp_path), processes_left(tmp_path)) == ([], [])
 
 
-# --- files --------------------------------------------------------------------------------------------------------------
+# --- files
+# --------------------------------------------------------------------------------------------------
 
 PARTS = st.sampled_from(["a", "b", "..", ".", "", "a\n", "c d", "\x1b", "é", "x" * 300])
 
@@ -525,7 +586,13 @@ def test_a_path_without_a_problem_stays_in_the_workspace(path):
 
 
 @settings(max_examples=50)
-@given(st.dictionaries(st.sampled_from(["a", "d/a", "d/e/a", "link/a", "f/x"]), st.binary(max_size=2000), max_size=5))
+@given(
+    st.dictionaries(
+        st.sampled_from(["a", "d/a", "d/e/a", "link/a", "f/x"]),
+        st.binary(max_size=2000),
+        max_size=5,
+    )
+)
 def test_files_come_back_and_links_lead_nowhere(files):
     with tempfile.TemporaryDirectory() as place:
         workspace, outside = Path(place, "w"), Path(place, "outside")

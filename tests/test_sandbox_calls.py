@@ -1,4 +1,5 @@
-"""The filter of system calls, run by a small machine of the tests' own for both architectures, and the table of their numbers."""
+"""The filter of system calls, run by a small machine of the tests' own for both architectures, and
+the table of their numbers."""
 
 import errno
 import os
@@ -13,14 +14,23 @@ from marl_plugins.sandbox.system_calls import ALLOW, ASK, NUMBERS
 
 ARCHITECTURES = list(system_calls.COLUMN)
 LINE = 256
-HEADERS = {0: "/usr/include/x86_64-linux-gnu/asm/unistd_64.h", 1: "/usr/include/asm-generic/unistd.h"}
+HEADERS = {
+    0: "/usr/include/x86_64-linux-gnu/asm/unistd_64.h",
+    1: "/usr/include/asm-generic/unistd.h",
+}
 OTHER_NAMES = {"newfstatat": "fstatat"}
 
 
 def answer(code, architecture, number, arguments):
     """What a filter says of a call: the machine of bpf(4), as far as it is used."""
     words = (*arguments, 0, 0, 0, 0, 0, 0)[:6]
-    data = struct.pack("=IIQ6Q", number, seccomp.AUDIT_ARCH[architecture], 0, *[word & (1 << 64) - 1 for word in words])
+    data = struct.pack(
+        "=IIQ6Q",
+        number,
+        seccomp.AUDIT_ARCH[architecture],
+        0,
+        *[word & (1 << 64) - 1 for word in words],
+    )
     at = held = 0
     while True:
         what, yes, no, value = struct.unpack_from("=HBBI", code, 8 * at)
@@ -107,13 +117,20 @@ CASES = [
 @pytest.mark.parametrize(("call", "arguments", "abi", "own", "expected"), CASES)
 def test_what_comes_of_a_call(call, arguments, abi, own, expected, architecture):
     code = seccomp.allowing(system_calls.rules(abi, own, LINE))
-    assert answer(code, architecture, NUMBERS[call][system_calls.COLUMN[architecture]], arguments) == expected
+    assert (
+        answer(code, architecture, NUMBERS[call][system_calls.COLUMN[architecture]], arguments)
+        == expected
+    )
 
 
 def test_what_is_not_listed_is_not_there(architecture):
     code = seccomp.allowing(system_calls.rules(7, False, LINE))
     listed = {numbers[system_calls.COLUMN[architecture]] for numbers in NUMBERS.values()}
-    found = {number: answer(code, architecture, number, ()) for number in range(600) if number not in listed}
+    found = {
+        number: answer(code, architecture, number, ())
+        for number in range(600)
+        if number not in listed
+    }
     assert set(found.values()) == {errno.ENOSYS}
     assert len(code) // 8 < 4096 and answer(code, architecture, 0x40000000 | 1, ()) == errno.ENOSYS
     other = next(name for name in ARCHITECTURES if name != architecture)
@@ -124,10 +141,24 @@ def test_every_call_of_the_table_has_a_rule():
     assert system_calls.rules(7, False, LINE).keys() == NUMBERS.keys()
 
 
-@pytest.mark.parametrize(("column", "header"), [found for found in HEADERS.items() if Path(found[1]).exists()])
+@pytest.mark.parametrize(
+    ("column", "header"), [found for found in HEADERS.items() if Path(found[1]).exists()]
+)
 def test_numbers_are_the_kernels(column, header):
     text = Path(header).read_text()
-    kernels = {name: int(number) for name, number in re.findall(r"#define __NR(?:3264)?_(\w+)\s+(\d+)", text)}
-    ours = {OTHER_NAMES.get(name, name) if column else name: found[column] for name, found in NUMBERS.items()}
-    assert {name: number for name, number in ours.items() if kernels.get(name, -1) != number and name in kernels} == {}
-    assert {name for name, number in ours.items() if number >= 0 and name not in kernels} <= {"fchmodat2"}
+    kernels = {
+        name: int(number)
+        for name, number in re.findall(r"#define __NR(?:3264)?_(\w+)\s+(\d+)", text)
+    }
+    ours = {
+        OTHER_NAMES.get(name, name) if column else name: found[column]
+        for name, found in NUMBERS.items()
+    }
+    assert {
+        name: number
+        for name, number in ours.items()
+        if kernels.get(name, -1) != number and name in kernels
+    } == {}
+    assert {name for name, number in ours.items() if number >= 0 and name not in kernels} <= {
+        "fchmodat2"
+    }

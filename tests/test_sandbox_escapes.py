@@ -1,4 +1,5 @@
-"""Attempts to get out of the sandbox (escapes.py), at every level that this machine has, as an ordinary user."""
+"""Attempts to get out of the sandbox (escapes.py), at every level that this machine has, as an
+ordinary user."""
 
 import json
 import os
@@ -22,7 +23,9 @@ SOMEBODY = 12345
 
 def reachable(path):
     """Whether others may use a file."""
-    return os.path.exists(path) and all(p.stat().st_mode & stat.S_IXOTH for p in Path(path).resolve().parents)
+    return os.path.exists(path) and all(
+        p.stat().st_mode & stat.S_IXOTH for p in Path(path).resolve().parents
+    )
 
 
 def python():
@@ -69,7 +72,13 @@ def came(request):
         os.chmod(place, 0o777)
         done = subprocess.run(
             [python() or sys.executable, "-B", str(HERE / "escapes.py"), *words],
-            env={"PATH": "/usr/bin:/bin", "PYTHONPATH": path, "TMPDIR": place, "HOME": place, "KEY": f"marl{os.getpid()}"},
+            env={
+                "PATH": "/usr/bin:/bin",
+                "PYTHONPATH": path,
+                "TMPDIR": place,
+                "HOME": place,
+                "KEY": f"marl{os.getpid()}",
+            },
             cwd="/",
             capture_output=True,
             text=True,
@@ -80,19 +89,26 @@ def came(request):
 
 
 def test_there_are_at_least_forty():
-    assert len(ATTEMPTS) >= 40 and all(isinstance(attempt, Attempt) for attempt in ATTEMPTS.values())
+    assert len(ATTEMPTS) >= 40 and all(
+        isinstance(attempt, Attempt) for attempt in ATTEMPTS.values()
+    )
 
 
 def test_what_a_level_holds_is_held(came):
     _, level, found = came
-    promised = [n for n, a in ATTEMPTS.items() if n in found and levels.LEVELS.index(a.held) <= levels.LEVELS.index(level)]
+    promised = [
+        n
+        for n, a in ATTEMPTS.items()
+        if n in found and levels.LEVELS.index(a.held) <= levels.LEVELS.index(level)
+    ]
     if level == "process" and python() is None:
         return  # as root some of them get out
     assert {name: found[name] for name in promised} == dict.fromkeys(promised, "held")
 
 
 def test_attempts_are_real(came):
-    """Most of what the level `process` does not promise gets out there; the rest this machine holds by itself."""
+    """Most of what the level `process` does not promise gets out there; the rest this machine holds
+    by itself."""
     case, _, found = came
     if case == "process":
         open_ones = [name for name, attempt in ATTEMPTS.items() if attempt.held != "process"]

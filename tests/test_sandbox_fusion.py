@@ -1,4 +1,5 @@
-"""Our service, driven by SandboxFusion's own client and by requests that are wrong; where theirs is there, it is driven too."""
+"""Our service, driven by SandboxFusion's own client and by requests that are wrong; where theirs is
+there, it is driven too."""
 
 import asyncio
 import json
@@ -48,7 +49,8 @@ def asked(url, code, language="python", **fields):
     return run_code(request, url, max_attempts=1, client_timeout=120)
 
 
-# --- what both do ------------------------------------------------------------------------------------------------------
+# --- what both do
+# --------------------------------------------------------------------------------------------------
 
 
 def test_a_program(url):
@@ -61,7 +63,11 @@ def test_a_program(url):
 
 def test_a_program_that_fails(url):
     got = asked(url, "raise SystemExit(3)")
-    assert (got.status, got.run_result.status, got.run_result.return_code) == (FAILED, CommandRunStatus.Finished, 3)
+    assert (got.status, got.run_result.status, got.run_result.return_code) == (
+        FAILED,
+        CommandRunStatus.Finished,
+        3,
+    )
 
 
 def test_bash_and_pytest(url):
@@ -71,9 +77,14 @@ def test_bash_and_pytest(url):
 
 
 def test_files(url):
-    code = "import os, mine\nos.makedirs('out')\nopen('out/b', 'wb').write(open('in/a', 'rb').read()[::-1])\nprint(mine.x)"
+    code = (
+        "import os, mine\nos.makedirs('out')\nopen('out/b', 'wb').write(open('in/a', "
+        "'rb').read()[::-1])\nprint(mine.x)"
+    )
     files = {"in/a": "AAH/", "mine.py": encoded("x = 5"), "absent": None}
-    got = asked(url, code, files=files, fetch_files=["out/b", "missing", "out", "absent"], compile_timeout=3)
+    got = asked(
+        url, code, files=files, fetch_files=["out/b", "missing", "out", "absent"], compile_timeout=3
+    )
     assert (got.status, got.files, got.run_result.stdout) == (SUCCESS, {"out/b": "/wEA"}, "5\n")
 
 
@@ -82,19 +93,32 @@ def test_time(url):
     code = "print('begins', flush=True)\nopen('a', 'w').write('x')\nwhile True: pass"
     got = asked(url, code, run_timeout=1, fetch_files=["a"])
     ran = got.run_result
-    assert (got.status, ran.status, ran.return_code) == (FAILED, CommandRunStatus.TimeLimitExceeded, None)
+    assert (got.status, ran.status, ran.return_code) == (
+        FAILED,
+        CommandRunStatus.TimeLimitExceeded,
+        None,
+    )
     assert (ran.stdout, got.files) == ("begins\n", {"a": encoded("x")}) and ran.execution_time >= 1
 
 
 def test_standard_input(url):
-    assert asked(url, "import sys; print(len(sys.stdin.read()))", stdin="ä\n" * 100_000).run_result.stdout == "200000\n"
+    assert (
+        asked(
+            url, "import sys; print(len(sys.stdin.read()))", stdin="ä\n" * 100_000
+        ).run_result.stdout
+        == "200000\n"
+    )
     assert "EOFError" in asked(url, "input()").run_result.stderr
 
 
 def test_memory(url):
     """The client drops the field; the server has it."""
-    status, got = posted(url, {"code": "x = bytearray(10**9)", "language": "python", "memory_limit_MB": 128})
-    assert (status, got["status"]) == (200, "Failed") and "MemoryError" in got["run_result"]["stderr"]
+    status, got = posted(
+        url, {"code": "x = bytearray(10**9)", "language": "python", "memory_limit_MB": 128}
+    )
+    assert (status, got["status"]) == (200, "Failed") and "MemoryError" in got["run_result"][
+        "stderr"
+    ]
 
 
 def test_many_at_once(url):
@@ -123,7 +147,9 @@ def test_many_at_once(url):
 def test_a_request_that_is_wrong(url, fields):
     status, got = posted(url, {"code": "print(1)", "language": "python", **fields})
     (name,) = fields
-    assert status == 422 and got["detail"][0]["loc"][:2] == ["body", name] and got["detail"][0]["msg"]
+    assert (
+        status == 422 and got["detail"][0]["loc"][:2] == ["body", name] and got["detail"][0]["msg"]
+    )
 
 
 def posted(url, request, kind="application/json", path="run_code"):
@@ -138,12 +164,16 @@ def posted(url, request, kind="application/json", path="run_code"):
         return error.code, json.loads(text) if text.startswith(b"{") else text
 
 
-@pytest.mark.parametrize(("body", "kind"), [(b"{", "application/json"), (b"[]", "application/json"), (b"{}", "text/plain")])
+@pytest.mark.parametrize(
+    ("body", "kind"),
+    [(b"{", "application/json"), (b"[]", "application/json"), (b"{}", "text/plain")],
+)
 def test_what_is_no_request(url, body, kind):
     assert posted(url, body, kind)[0] == 422
 
 
-# --- what they do differently ------------------------------------------------------------------------------------------
+# --- what they do differently
+# ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("difference", DIFFERENCES, ids=lambda d: d.name)
@@ -151,20 +181,29 @@ def test_differences(server, difference):
     name, url = server
     request = {"language": "python", **difference.request}
     status, body = posted(url, request, path=request.pop("path", "run_code"))
-    assert (difference.is_ours if name == "ours" else difference.is_theirs)(status, body), (status, body)
+    assert (difference.is_ours if name == "ours" else difference.is_theirs)(status, body), (
+        status,
+        body,
+    )
 
 
 def test_the_page_lists_the_differences():
     assert fusion_differences.table() in (ROOT / "docs/sandbox.md").read_text()
 
 
-# --- ours alone ---------------------------------------------------------------------------------------------------------
+# --- ours alone
+# --------------------------------------------------------------------------------------------------
 
-PATHS = st.lists(st.sampled_from(["a", "b", "..", ".", "", "a\n", "é", "\x1b"]), min_size=1, max_size=4).map("/".join)
+PATHS = st.lists(
+    st.sampled_from(["a", "b", "..", ".", "", "a\n", "é", "\x1b"]), min_size=1, max_size=4
+).map("/".join)
 
 
 @given(
-    st.dictionaries(PATHS, st.binary(max_size=9).map(lambda b: encoded(b.hex())) | st.none(), max_size=3), st.lists(PATHS)
+    st.dictionaries(
+        PATHS, st.binary(max_size=9).map(lambda b: encoded(b.hex())) | st.none(), max_size=3
+    ),
+    st.lists(PATHS),
 )
 def test_a_request_that_is_taken_stays_in_its_folder(files, fetched):
     request = {"code": "", "language": "python", "files": files, "fetch_files": fetched}
@@ -180,13 +219,20 @@ def test_a_request_that_is_taken_stays_in_its_folder(files, fetched):
 def test_too_much_is_refused():
     def refusal(**fields):
         with pytest.raises(RequestError) as refused:
-            RunCode.model_validate({"code": "", "language": "python", **fields}).program(RequestLimits(60, 100))
+            RunCode.model_validate({"code": "", "language": "python", **fields}).program(
+                RequestLimits(60, 100)
+            )
         return f"{refused.value.field}: {refused.value}"
 
     assert refusal(run_timeout=61) == "run_timeout: 61 s; this service allows 60 (--most_seconds)"
-    assert refusal(memory_limit_MB=101) == "memory_limit_MB: 101 MB; this service allows 100 (--most_memory_mb)"
+    assert (
+        refusal(memory_limit_MB=101)
+        == "memory_limit_MB: 101 MB; this service allows 100 (--most_memory_mb)"
+    )
     with pytest.raises(ValidationError, match="at most 1000, got 10000"):
-        RunCode.model_validate({"code": "", "language": "python", "files": {str(n): "" for n in range(10_000)}})
+        RunCode.model_validate(
+            {"code": "", "language": "python", "files": {str(n): "" for n in range(10_000)}}
+        )
 
 
 def test_so_many_run_at_once_and_no_more():
@@ -218,12 +264,27 @@ def test_imports_are_made_once():
 
 
 def test_what_it_says_and_how_it_ends():
-    command = [sys.executable, "-m", "marl_plugins", "sandbox", "serve", "--port", "0", "--host", "0.0.0.0"]
+    command = [
+        sys.executable,
+        "-m",
+        "marl_plugins",
+        "sandbox",
+        "serve",
+        "--port",
+        "0",
+        "--host",
+        "0.0.0.0",
+    ]
     process = subprocess.Popen(
-        [*command, "--isolation", "process"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [*command, "--isolation", "process"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
     said = process.stdout.readline()
-    assert re.fullmatch(r"serving http://0.0.0.0:\d+, isolated at level process; Ctrl-C ends it\n", said)
+    assert re.fullmatch(
+        r"serving http://0.0.0.0:\d+, isolated at level process; Ctrl-C ends it\n", said
+    )
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 0 and "warning: whoever reaches http://0.0.0.0:" in errors, errors
@@ -232,7 +293,10 @@ def test_what_it_says_and_how_it_ends():
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--port", "70000"], "--port: 70000 is out of range: expected at least 0 and at most 65535"),
+        (
+            ["--port", "70000"],
+            "--port: 70000 is out of range: expected at least 0 and at most 65535",
+        ),
         (["--isolation", "docker"], "--isolation: invalid choice: 'docker'"),
         (["--concurrency", "0"], "--concurrency: 0 is out of range"),
         (["--no"], "unrecognized arguments: --no"),
@@ -253,7 +317,10 @@ def test_a_port_that_is_taken():
     ("words", "expected"),
     [
         (["--host", "192.0.2.1", "--isolation", "process"], ("sandbox.port",)),
-        (["--imports", "antigravity2", "--port", "0"], ("sandbox.prepare", "tools.sandbox.imports")),
+        (
+            ["--imports", "antigravity2", "--port", "0"],
+            ("sandbox.prepare", "tools.sandbox.imports"),
+        ),
     ],
 )
 def test_what_the_command_cannot_serve(words, expected):

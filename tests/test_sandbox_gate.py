@@ -1,4 +1,5 @@
-"""What the gate allows (marl_plugins/sandbox/gate.py): calls that were allowed count until they are made for sure."""
+"""What the gate allows (marl_plugins/sandbox/gate.py): calls that were allowed count until they are
+made for sure."""
 
 import os
 import select
@@ -51,7 +52,9 @@ def test_a_call_of_a_caller_that_works_is_made_when_it_has_worked_for_a_while(st
 
 
 def test_no_more_are_allowed_than_there_may_be_however_late_they_are_made(monkeypatch):
-    monkeypatch.setattr(gate.AllowedCall, "is_made", lambda self, caller: False)  # nobody has got to it yet
+    monkeypatch.setattr(
+        gate.AllowedCall, "is_made", lambda self, caller: False
+    )  # nobody has got to it yet
     count = gate.Count(3, lambda: 1)
     assert [count.take(caller) for caller in (11, 12, 13, 14)] == [True, True, False, False]
 
@@ -66,7 +69,8 @@ def test_who_asks_again_has_made_the_call_before(monkeypatch):
 
 
 def test_a_filter_that_nobody_is_left_to_ask_by_is_not_waited_for():
-    """It is hung up as soon as a program exits, and would be ready in every poll until the kernel has taken the program apart."""
+    """It is hung up as soon as a program exits, and would be ready in every poll until the kernel
+    has taken the program apart."""
     (control, theirs), (top, other), (listener, asking) = socket.socketpair(), os.pipe(), os.pipe()
     os.close(asking)
     supervisor = Supervisor(control, theirs, -1)

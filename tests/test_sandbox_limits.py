@@ -1,4 +1,5 @@
-"""What programs take together stays within their limits, however they take it; and random system calls change nothing outside."""
+"""What programs take together stays within their limits, however they take it; and random system
+calls change nothing outside."""
 
 import asyncio
 import contextlib
@@ -18,11 +19,17 @@ from marl_plugins.sandbox import Limits, Program, levels, open_sandbox
 from marl_plugins.sandbox.section import SandboxConfig
 
 ISOLATING = [level for level in LEVELS if level != "process"]
-TAKING = Limits(seconds=2.5, memory_mb=256, disk_mb=256, file_mb=512, processes=32, output_chars=10**6)
+TAKING = Limits(
+    seconds=2.5, memory_mb=256, disk_mb=256, file_mb=512, processes=32, output_chars=10**6
+)
 BUSY = 3.0
-"""Part of its limit that a program takes at most on a machine on which other tests run; what is not counted takes four times its
-limit. benchmarks/attacks.py has the figures of a quiet one."""
-MOST = {"memory": BUSY * TAKING.memory_mb, "disk": BUSY * TAKING.disk_mb, "tasks": 1.0 * TAKING.processes}
+"""Part of its limit that a program takes at most on a machine on which other tests run; what is not
+counted takes four times its limit. benchmarks/attacks.py has the figures of a quiet one."""
+MOST = {
+    "memory": BUSY * TAKING.memory_mb,
+    "disk": BUSY * TAKING.disk_mb,
+    "tasks": 1.0 * TAKING.processes,
+}
 PAUSES = {"memory": 0.02, "disk": 0.004, "tasks": 0.0}
 """Seconds for each MB, so that the bounds hold on a busy machine too."""
 CALLS = 2000
@@ -32,7 +39,9 @@ CALLS = 2000
 def test_no_program_takes_more_than_its_limits(level):
     async def work():
         async with open_sandbox(SandboxConfig(isolation=level), concurrency=4) as sandbox:
-            programs = [Program(source(hog, PAUSES[hog.kind]), limits=TAKING) for hog in HOGS.values()]
+            programs = [
+                Program(source(hog, PAUSES[hog.kind]), limits=TAKING) for hog in HOGS.values()
+            ]
             return await asyncio.gather(*[sandbox.run(each) for each in programs])
 
     done = asyncio.run(work())
@@ -45,9 +54,13 @@ def test_no_program_takes_more_than_its_limits(level):
 @pytest.mark.parametrize("abi", [1, None])
 def test_random_system_calls_change_nothing_outside(level, abi, monkeypatch):
     there = levels.examine()
-    monkeypatch.setattr(levels, "examine", lambda: replace(there, abi=there.abi if abi is None else abi))
+    monkeypatch.setattr(
+        levels, "examine", lambda: replace(there, abi=there.abi if abi is None else abi)
+    )
     with tempfile.TemporaryDirectory() as place, contextlib.ExitStack() as stack:
-        victim = stack.enter_context(subprocess.Popen(["/bin/sleep", "600"], start_new_session=True))
+        victim = stack.enter_context(
+            subprocess.Popen(["/bin/sleep", "600"], start_new_session=True)
+        )
         stack.callback(victim.kill)
         monkeypatch.setattr(tempfile, "tempdir", place)
         os.chmod(place, 0o711)
@@ -62,4 +75,10 @@ def test_random_system_calls_change_nothing_outside(level, abi, monkeypatch):
         while processes_left(place) and time.monotonic() < until:
             time.sleep(0.01)
         left = processes_left(place), sorted(path.name for path in Path(place).iterdir())
-    assert (made, neighbour.stdout, lived, after, left) == (CALLS, "lived\n", True, before, ([], ["outside", "workspaces"]))
+    assert (made, neighbour.stdout, lived, after, left) == (
+        CALLS,
+        "lived\n",
+        True,
+        before,
+        ([], ["outside", "workspaces"]),
+    )

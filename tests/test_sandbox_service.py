@@ -1,4 +1,5 @@
-"""The sandbox at a service: the contract at ours and, where it is there, at SandboxFusion's; and services that misbehave."""
+"""The sandbox at a service: the contract at ours and, where it is there, at SandboxFusion's; and
+services that misbehave."""
 
 import asyncio
 import base64
@@ -39,7 +40,13 @@ from marl_plugins.sandbox.service import LARGEST_REQUEST_BYTES, Room
 from marl_plugins.sandbox.trial import try_sandbox
 
 LONG = Limits(seconds=60.0)
-BEGUN = {"status": "Finished", "return_code": 0, "stdout": f"{remote.BEGUN}\n", "stderr": "", "execution_time": 0.1}
+BEGUN = {
+    "status": "Finished",
+    "return_code": 0,
+    "stdout": f"{remote.BEGUN}\n",
+    "stderr": "",
+    "execution_time": 0.1,
+}
 
 
 RESULT = {"stopped": "", "exceeded": "", "code": 0, "seconds": 0.1, "names": [], "gone": []}
@@ -71,7 +78,8 @@ if "theirs" in SERVERS:
             return at("theirs", workspaces)
 
 
-# --- workspaces ---------------------------------------------------------------------------------------------------------
+# --- workspaces
+# --------------------------------------------------------------------------------------------------
 
 
 class Seen(ServiceSandbox):
@@ -80,7 +88,10 @@ class Seen(ServiceSandbox):
     async def _answered(self, body, seconds):
         response = await super()._answered(body, seconds)
         sent = json.loads(body)
-        assert sent["memory_limit_MB"] > 512 and sent["fetch_files"] == [remote.RESULT, remote.CHANGED]
+        assert sent["memory_limit_MB"] > 512 and sent["fetch_files"] == [
+            remote.RESULT,
+            remote.CHANGED,
+        ]
         self.sent = archive(sent["files"][remote.PACKED])
         self.returned = archive(response.files.get(remote.CHANGED))
         return response
@@ -96,7 +107,11 @@ def archive(text):
 @pytest.fixture(scope="module")
 def service():
     """A service, a client that keeps what travels, and the folder of its workspaces."""
-    with ours("--isolation", "process") as (url, _), tempfile.TemporaryDirectory() as place, asyncio.Runner() as runner:
+    with (
+        ours("--isolation", "process") as (url, _),
+        tempfile.TemporaryDirectory() as place,
+        asyncio.Runner() as runner,
+    ):
 
         async def made():
             return Seen(url, workspaces=Path(place))
@@ -107,7 +122,11 @@ def service():
 
 
 def files_of(folder):
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {
+        str(path.relative_to(folder)): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
 NAMES = st.sampled_from(["a", "b", "d/a", "d/e/a", "é f", "g/h"])
@@ -116,7 +135,9 @@ WRITTEN = st.dictionaries(NAMES, st.binary(max_size=3000), max_size=4)
 
 @settings(max_examples=25)
 @given(WRITTEN, WRITTEN, st.sets(NAMES), WRITTEN)
-def test_a_kept_workspace_is_as_a_program_leaves_it_and_only_changes_travel(service, before, written, removed, brought):
+def test_a_kept_workspace_is_as_a_program_leaves_it_and_only_changes_travel(
+    service, before, written, removed, brought
+):
     """The law: what is here afterwards is what a program would have left here."""
     runner, sandbox, place = service
     steps = (
@@ -132,14 +153,20 @@ def test_a_kept_workspace_is_as_a_program_leaves_it_and_only_changes_travel(serv
         (here / path).parent.mkdir(parents=True, exist_ok=True)
         (here / path).write_bytes(content)
     given_files = {**before, **brought}
-    expected = {path: content for path, content in {**given_files, **written}.items() if path not in removed}
+    expected = {
+        path: content for path, content in {**given_files, **written}.items() if path not in removed
+    }
     program = Program(steps, files=brought, wanted=("a", "d/a"), limits=LONG)
     got = runner.run(sandbox.run(program, here))
     assert got.status == "finished", got
     assert files_of(here) == expected
     assert got.files == {path: expected[path] for path in ("a", "d/a") if path in expected}
-    assert {path.removeprefix("workspace/") for path in sandbox.sent if path.startswith("workspace/")} == given_files.keys()
-    assert sandbox.returned == {path: content for path, content in expected.items() if given_files.get(path) != content}
+    assert {
+        path.removeprefix("workspace/") for path in sandbox.sent if path.startswith("workspace/")
+    } == given_files.keys()
+    assert sandbox.returned == {
+        path: content for path, content in expected.items() if given_files.get(path) != content
+    }
 
 
 def test_a_file_that_becomes_a_folder_and_a_folder_that_becomes_a_file(service):
@@ -149,7 +176,8 @@ def test_a_file_that_becomes_a_folder_and_a_folder_that_becomes_a_file(service):
     for path in ("a", "d/x"):
         (here / path).write_text(path)
     source = (
-        "import os, shutil\nos.remove('a'); os.mkdir('a'); open('a/b', 'w').write('1')\nshutil.rmtree('d'); open('d', 'w')"
+        "import os, shutil\nos.remove('a'); os.mkdir('a'); open('a/b', "
+        "'w').write('1')\nshutil.rmtree('d'); open('d', 'w')"
     )
     runner.run(sandbox.run(Program(source, limits=LONG), here))
     assert files_of(here) == {"a/b": b"1", "d": b""}
@@ -159,7 +187,11 @@ def test_a_file_that_becomes_a_folder_and_a_folder_that_becomes_a_file(service):
     ("source", "limits", "said"),
     [
         ("for n in range(3000): open(str(n), 'w')", LONG, "more than 2000 files and folders"),
-        ("open('a', 'wb').write(bytes(3 << 20))", Limits(seconds=60, disk_mb=1), "its files took more than 1 MB"),
+        (
+            "open('a', 'wb').write(bytes(3 << 20))",
+            Limits(seconds=60, disk_mb=1),
+            "its files took more than 1 MB",
+        ),
         ("open('a', 'wb').truncate(400 << 20)", LONG, "have more than 256 MB"),
     ],
 )
@@ -168,19 +200,30 @@ def test_files_that_are_too_many_or_too_large_stay_there(service, source, limits
     here = Path(tempfile.mkdtemp(dir=place))
     (here / "kept").write_text("1")
     got = runner.run(sandbox.run(Program(source, limits=limits), here))
-    assert (got.status, files_of(here)) == ("killed", {"kept": b"1"}) and said in got.reason and "is lost" in got.reason
+    assert (
+        (got.status, files_of(here)) == ("killed", {"kept": b"1"})
+        and said in got.reason
+        and "is lost" in got.reason
+    )
 
 
 def test_a_program_never_leaves_more_than_the_next_one_can_be_sent(service, monkeypatch):
-    """Each leaves little, and together they are too much: the fault of the one that went too far, and of none after it."""
+    """Each leaves little, and together they are too much: the fault of the one that went too far,
+    and of none after it."""
     monkeypatch.setattr(fusion, "RETURNED_BYTES", 1 << 20)
     runner, sandbox, place = service
     workspace = Path(tempfile.mkdtemp(dir=place))
     wrote = [Program(f"open('{name}', 'wb').write(bytes(600_000))", limits=LONG) for name in "ab"]
     first, second, third = (
-        runner.run(sandbox.run(program, workspace)) for program in (*wrote, Program("print(6 * 7)", limits=LONG))
+        runner.run(sandbox.run(program, workspace))
+        for program in (*wrote, Program("print(6 * 7)", limits=LONG))
     )
-    assert (first.status, second.status, third.status, third.stdout) == ("finished", "killed", "finished", "42\n")
+    assert (first.status, second.status, third.status, third.stdout) == (
+        "finished",
+        "killed",
+        "finished",
+        "42\n",
+    )
     assert "more than 1 MB; " in second.reason
     assert files_of(workspace).keys() == {"a"}
 
@@ -194,9 +237,13 @@ def test_a_workspace_lies_in_the_sandboxs_own_folder(service, tmp_path):
 @pytest.mark.parametrize(
     ("source", "said"),
     [
-        ("import os, signal; os.kill(os.getppid(), signal.SIGKILL); os._exit(0)", "ended without a result"),
         (
-            "import os, signal\nopen('../marl-result.json', 'w').write('{}')\nos.kill(os.getppid(), signal.SIGKILL)",
+            "import os, signal; os.kill(os.getppid(), signal.SIGKILL); os._exit(0)",
+            "ended without a result",
+        ),
+        (
+            "import os, signal\nopen('../marl-result.json', "
+            "'w').write('{}')\nos.kill(os.getppid(), signal.SIGKILL)",
             "what it left as its result cannot be read",
         ),
         ("import os, shutil; shutil.rmtree('..', ignore_errors=True); open('/dev/null')", ""),
@@ -208,7 +255,8 @@ def test_a_program_that_attacks_what_runs_it_has_itself_to_blame(service, source
     assert got.status in ("killed", "finished") and said in got.reason, got
 
 
-# --- services that misbehave --------------------------------------------------------------------------------------------
+# --- services that misbehave
+# --------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(autouse=True)
@@ -246,8 +294,18 @@ def encoded(data):
 @pytest.mark.parametrize(
     ("answer", "kind", "text", "requests"),
     [
-        (http("not found", 404, "text/plain"), RunPaused, "HTTP 404 in place of an answer: not found", 1),
-        (http("", 302, headers="Location: http://example.com/\r\n"), RunPaused, "HTTP 302 in place of an answer", 1),
+        (
+            http("not found", 404, "text/plain"),
+            RunPaused,
+            "HTTP 404 in place of an answer: not found",
+            1,
+        ),
+        (
+            http("", 302, headers="Location: http://example.com/\r\n"),
+            RunPaused,
+            "HTTP 302 in place of an answer",
+            1,
+        ),
         (http("secret", 401), RunPaused, "HTTP 401", 1),
         (
             http(json.dumps({"detail": [{"loc": ["body", "files"], "msg": "no such path"}]}), 422),
@@ -257,11 +315,21 @@ def encoded(data):
         ),
         (http("{}", 422), RunPaused, r"refuses our request \(HTTP 422\): \{\}", 1),
         (http("too large", 413), "sandbox_refused", "files of a program are too large", 1),
-        (http("<html>hello</html>", kind="text/html"), "sandbox_protocol", "not in SandboxFusion's protocol: '<html>", 1),
+        (
+            http("<html>hello</html>", kind="text/html"),
+            "sandbox_protocol",
+            "not in SandboxFusion's protocol: '<html>",
+            1,
+        ),
         (http('{"ok": true}'), "sandbox_protocol", "not in SandboxFusion's protocol", 1),
         (http("[" * 100_000), "sandbox_protocol", "not in SandboxFusion's protocol", 1),
         (http(b"\xff\xfe"), "sandbox_protocol", "not in SandboxFusion's protocol", 1),
-        (said(files={"../../x": "AA=="}), "sandbox_protocol", r"were not asked for: \['../../x'\]", 1),
+        (
+            said(files={"../../x": "AA=="}),
+            "sandbox_protocol",
+            r"were not asked for: \['../../x'\]",
+            1,
+        ),
         (
             said(status="SandboxError", message="no conda"),
             "sandbox_service",
@@ -275,7 +343,14 @@ def encoded(data):
         (http("x" * 1000)[:500], "sandbox_unreachable", "cannot be reached", 5),
         (said(), "sandbox_service", r"did not begin a program \(no result\)", 1),
         (
-            said(run_result={**BEGUN, "stdout": "", "stderr": "python: not found", "return_code": 127}),
+            said(
+                run_result={
+                    **BEGUN,
+                    "stdout": "",
+                    "stderr": "python: not found",
+                    "return_code": 127,
+                }
+            ),
             "sandbox_service",
             "did not begin a program .Finished, exit code 127: python: not found",
             1,
@@ -311,7 +386,9 @@ async def forever():
 
 def test_a_service_that_hangs(monkeypatch):
     monkeypatch.setattr(fusion, "STARTING_SECONDS", 0.1)
-    failure, requests = meets(lambda *_: forever(), Program("1", limits=Limits(seconds=0.1)), queue=1.7)
+    failure, requests = meets(
+        lambda *_: forever(), Program("1", limits=Limits(seconds=0.1)), queue=1.7
+    )
     assert failure.kind == "sandbox_timeout" and "no answer within 2 s" in str(failure)
     assert requests <= 1  # none where the machine was too busy even for that
 
@@ -361,7 +438,9 @@ def test_what_a_program_has_forged_is_its_own_failure_and_leads_nowhere(result, 
     kept = dict.fromkeys(("outside", "workspaces/outside", "workspaces/here/old/file"), b"kept")
     for name, content in kept.items():
         (tmp_path / name).write_bytes(content)
-    answer = said(run_result=BEGUN, files={remote.RESULT: encoded(result), remote.CHANGED: encoded(changed)})
+    answer = said(
+        run_result=BEGUN, files={remote.RESULT: encoded(result), remote.CHANGED: encoded(changed)}
+    )
 
     async def run():
         async with answering(lambda *_: answer) as (url, _):
@@ -379,20 +458,27 @@ def test_what_a_program_has_forged_is_its_own_failure_and_leads_nowhere(result, 
 
 def test_a_time_limit_that_only_the_service_noticed():
     got, _ = meets(
-        lambda *_: said(status="Failed", run_result={**BEGUN, "status": "TimeLimitExceeded", "return_code": None})
+        lambda *_: said(
+            status="Failed",
+            run_result={**BEGUN, "status": "TimeLimitExceeded", "return_code": None},
+        )
     )
     assert (got.status, got.code, got.reason) == ("time", None, "stopped after 5 s")
 
 
 def test_a_service_that_is_killed_during_calls(tmp_path, monkeypatch):
-    """Everybody is told, nothing hangs, nothing is left of it; and another one at its address takes over."""
+    """Everybody is told, nothing hangs, nothing is left of it; and another one at its address takes
+    over."""
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     words = ["--port", str(free_port()), "--concurrency", "6", "--isolation", "process"]
 
     async def calls():
         with ours(*words) as (url, process):
             sandbox = ServiceSandbox(url, concurrency=6)
-            endless = [asyncio.create_task(sandbox.run(Program("while True: pass", limits=LONG))) for _ in range(6)]
+            endless = [
+                asyncio.create_task(sandbox.run(Program("while True: pass", limits=LONG)))
+                for _ in range(6)
+            ]
             while len(list(tmp_path.glob("*/*/workspace/workspace"))) < 6:  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
             process.kill()
@@ -412,7 +498,8 @@ def test_a_service_that_is_killed_during_calls(tmp_path, monkeypatch):
     assert (os.listdir(tmp_path), processes_left(tmp_path)) == ([], [])
 
 
-# --- recipes, plans, the doctor -----------------------------------------------------------------------------------------
+# --- recipes, plans, the doctor
+# -----------------------------------------------------------------------------------------
 
 
 def refusal(url):
@@ -430,7 +517,9 @@ def refusal(url):
 def test_a_service_that_is_not_there_is_said_at_the_start_with_the_cure():
     port = free_port()
     said = refusal(f"http://127.0.0.1:{port}")
-    assert said.count(f"service http://127.0.0.1:{port}") == 1 and "`openrlhf sandbox serve`" in said
+    assert (
+        said.count(f"service http://127.0.0.1:{port}") == 1 and "`openrlhf sandbox serve`" in said
+    )
 
 
 @pytest.mark.parametrize(
@@ -438,7 +527,11 @@ def test_a_service_that_is_not_there_is_said_at_the_start_with_the_cure():
     [
         ({"/v1/ping": http("hello")}, "sandbox.ping", "'hello'"),
         ({"/v1/ping": http("not here", 404)}, "sandbox.ping", "'404'"),
-        ({"/v1/ping": http('"pong"'), "/run_code": http("not here", 404)}, "sandbox.unreachable", "404"),
+        (
+            {"/v1/ping": http('"pong"'), "/run_code": http("not here", 404)},
+            "sandbox.unreachable",
+            "404",
+        ),
         ({"/v1/ping": http('"pong"'), "/run_code": http("[]", 422)}, "sandbox.unreachable", "[]"),
         (
             {"/v1/ping": http('"pong"'), "/run_code": printing(b"41\n")},
@@ -483,7 +576,9 @@ def test_credentials_are_sent_and_never_shown(monkeypatch):
     async def run():
         async with answering(answer) as (url, _):
             sandbox = ServiceSandbox(
-                url.replace("//", "//me:$SANDBOX_PASSWORD@").replace("$SANDBOX_PASSWORD", "open%20sesame%2F1")
+                url.replace("//", "//me:$SANDBOX_PASSWORD@").replace(
+                    "$SANDBOX_PASSWORD", "open%20sesame%2F1"
+                )
             )
             try:
                 await sandbox.run(Program("print(1)"))
@@ -506,12 +601,20 @@ def told(url, lines, body=b""):
 
 
 def test_a_service_answers_to_its_own_names_alone_and_reads_no_more_than_it_may(service):
-    """A page in a browser whose name leads here, a bomb, a body without an end and one that is too large: none is read."""
+    """A page in a browser whose name leads here, a bomb, a body without an end and one that is too
+    large: none is read."""
     url, request = service[1]._url, json.dumps({"code": "print(1)", "language": "python"}).encode()
     plain = ["Content-Type: application/json", f"Content-Length: {len(request)}"]
     for host in ("localhost:1", "127.0.0.1", "[::1]:80", "10.1.2.3:8080"):
         assert told(url, [f"Host: {host}", *plain], request) == 200, host
-    for host in ("evil.example", "localhost.evil.example", "127.0.0.1.nip.io:80", "", "[::1", "[evil]"):
+    for host in (
+        "evil.example",
+        "localhost.evil.example",
+        "127.0.0.1.nip.io:80",
+        "",
+        "[::1",
+        "[evil]",
+    ):
         assert told(url, [f"Host: {host}", *plain], request) in (400, 403), host
     for host in (
         "127.0.0.1:80.evil.example",
@@ -531,11 +634,19 @@ def test_a_service_answers_to_its_own_names_alone_and_reads_no_more_than_it_may(
     ):
         assert told(url, ["Host: localhost", f"Origin: {origin}", *plain], request) == code, origin
     bomb = gzip.compress(bytes(50 << 20))
-    packed = ["Host: localhost", "Content-Type: application/json", "Content-Encoding: gzip", f"Content-Length: {len(bomb)}"]
+    packed = [
+        "Host: localhost",
+        "Content-Type: application/json",
+        "Content-Encoding: gzip",
+        f"Content-Length: {len(bomb)}",
+    ]
     assert told(url, packed, bomb) == 415
     endless = ["Host: localhost", "Content-Type: application/json", "Transfer-Encoding: chunked"]
     assert told(url, endless, b"5\r\nhello\r\n") == 411
-    assert told(url, ["Host: localhost", plain[0], f"Content-Length: {LARGEST_REQUEST_BYTES + 1}"]) == 413
+    assert (
+        told(url, ["Host: localhost", plain[0], f"Content-Length: {LARGEST_REQUEST_BYTES + 1}"])
+        == 413
+    )
 
 
 def test_requests_beyond_a_number_of_bytes_wait_and_beyond_a_number_are_refused():
@@ -564,7 +675,9 @@ def test_requests_beyond_a_number_of_bytes_wait_and_beyond_a_number_are_refused(
 
 
 def checked(folder, text):
-    (folder / "recipe.yaml").write_text(f"name: mine\nroles: {{a: {{prompt: p.md}}}}\nworkflow: w.py\n{text}\n")
+    (folder / "recipe.yaml").write_text(
+        f"name: mine\nroles: {{a: {{prompt: p.md}}}}\nworkflow: w.py\n{text}\n"
+    )
     _, sections, origins = load(folder / "recipe.yaml")
     found = check_sandbox(sections["tools.sandbox"], folder, sections["tools.python"].packages)
     return list(map(str, Problems(found).placed(origins, lambda flags, policies: ())))
@@ -574,25 +687,48 @@ def checked(folder, text):
     ("settings", "said"),
     [
         ("isolation: service", "isolation: service: where is it.; add url: http://HOST:8080"),
-        ("isolation: service, url: ftp://x", "url: ftp://x: expected an address such as http://127.0.0.1:8080"),
+        (
+            "isolation: service, url: ftp://x",
+            "url: ftp://x: expected an address such as http://127.0.0.1:8080",
+        ),
         ("isolation: service, url: sandbox.example", "expected an address such as"),
         ("isolation: service, url: 'http://x:y/'", "expected an address such as"),
-        ("isolation: service, url: 'http://me:secret12@x'", r"url: http://\*\*\*@x: holds a secret"),
-        ("isolation: service, url: 'http://$NO_SUCH_HOST'", r"\$NO_SUCH_HOST is not set in the environment"),
-        ("isolation: service, url: 'http://x', imports: [json]", "imports: are the service's to import"),
+        (
+            "isolation: service, url: 'http://me:secret12@x'",
+            r"url: http://\*\*\*@x: holds a secret",
+        ),
+        (
+            "isolation: service, url: 'http://$NO_SUCH_HOST'",
+            r"\$NO_SUCH_HOST is not set in the environment",
+        ),
+        (
+            "isolation: service, url: 'http://x', imports: [json]",
+            "imports: are the service's to import",
+        ),
         ("isolation: service, url: 'http://x', warm_up: w.py", "warm_up: is the service's to run"),
-        ("isolation: auto, url: 'http://x'", "url: is a service's, and isolation is auto; write isolation: service"),
+        (
+            "isolation: auto, url: 'http://x'",
+            "url: is a service's, and isolation is auto; write isolation: service",
+        ),
     ],
 )
 def test_a_recipes_service_is_checked_before_anything_starts(settings, said, tmp_path):
     (found,) = checked(tmp_path, f"tools:\n  sandbox: {{{settings}}}")
-    assert re.search(said, found) and found.startswith(f"{tmp_path}/recipe.yaml:5: tools.sandbox"), found
+    assert re.search(said, found) and found.startswith(
+        f"{tmp_path}/recipe.yaml:5: tools.sandbox"
+    ), found
     assert "secret12" not in found
 
 
 def test_a_recipes_service_that_is_right(tmp_path, monkeypatch):
-    assert checked(tmp_path, "tools: {sandbox: {isolation: service, url: 'http://127.0.0.1:8080'}}") == []
-    (found,) = checked(tmp_path, "tools: {sandbox: {isolation: service, url: 'http://x'}, python: {packages: false}}")
+    assert (
+        checked(tmp_path, "tools: {sandbox: {isolation: service, url: 'http://127.0.0.1:8080'}}")
+        == []
+    )
+    (found,) = checked(
+        tmp_path,
+        "tools: {sandbox: {isolation: service, url: 'http://x'}, python: {packages: false}}",
+    )
     assert "tools.python.packages is false" in found
     monkeypatch.setattr("marl_plugins.sandbox.opening.find_spec", lambda name: None)
     (found,) = checked(tmp_path, "tools: {sandbox: {isolation: service, url: 'http://x'}}")
@@ -611,4 +747,8 @@ def test_the_doctor_tries_it(service):
     assert named.found == f"programs run at the {describe_sandbox(config)}"
     gone = SandboxConfig(isolation="service", url=f"http://127.0.0.1:{free_port()}")
     (finding,) = try_sandbox(gone, Limits(), packages=True, used=True)
-    assert finding.good is False and "cannot be reached" in finding.found and "openrlhf sandbox serve" in finding.fix
+    assert (
+        finding.good is False
+        and "cannot be reached" in finding.found
+        and "openrlhf sandbox serve" in finding.fix
+    )

@@ -21,7 +21,9 @@ text = st.text(max_size=8)
 number = st.floats(-2, 2, allow_nan=False)
 float32 = st.floats(-2, 0, width=32)
 values = st.recursive(
-    st.none() | st.booleans() | st.integers(-9, 9) | text, lambda v: st.lists(v, max_size=2), max_leaves=4
+    st.none() | st.booleans() | st.integers(-9, 9) | text,
+    lambda v: st.lists(v, max_size=2),
+    max_leaves=4,
 )
 
 
@@ -44,14 +46,25 @@ def actions(draw, earlier):
         turn=before.turn + 1 if before else 0,
         shown_ids=tuple(draw(st.lists(st.integers(0, 99), max_size=3))),
         generation=Generation(
-            ids, tuple(draw(st.tuples(*[float32 for _ in ids]))), draw(st.sampled_from(["stop", "length"])), "p", 3
+            ids,
+            tuple(draw(st.tuples(*[float32 for _ in ids]))),
+            draw(st.sampled_from(["stop", "length"])),
+            "p",
+            3,
         ),
         text=draw(text),
-        shown=tuple(draw(st.lists(st.tuples(st.sampled_from(["user", "system"]), text), max_size=2))),
+        shown=tuple(
+            draw(st.lists(st.tuples(st.sampled_from(["user", "system"]), text), max_size=2))
+        ),
         before=before,
         parents=tuple(dict.fromkeys(parents)),
         tool_results=tuple(
-            draw(st.lists(st.builds(ToolResult, text, text, text, st.booleans(), number, st.tuples(text)), max_size=2))
+            draw(
+                st.lists(
+                    st.builds(ToolResult, text, text, text, st.booleans(), number, st.tuples(text)),
+                    max_size=2,
+                )
+            )
         ),
         score=draw(st.none() | st.floats(0, 1)),
         unscored=draw(text),
@@ -71,7 +84,9 @@ def trajectories(draw):
     made: list[Action] = []
     for _ in range(draw(st.integers(0, 4))):
         made.append(draw(actions(tuple(made))))
-    task = Task(draw(text), draw(text), draw(values), draw(st.dictionaries(text, values, max_size=2)))
+    task = Task(
+        draw(text), draw(text), draw(values), draw(st.dictionaries(text, values, max_size=2))
+    )
     return Trajectory(
         task=task,
         sample=draw(st.integers(0, 3)),
@@ -94,7 +109,9 @@ def trajectories(draw):
 def test_a_record_gives_back_what_was_recorded(trajectory):
     record = json.loads(json.dumps(to_record(trajectory)))
     assert content(from_record(record)) == content(trajectory)
-    assert [a.context_ids for a in from_record(record).actions] == [a.context_ids for a in trajectory.actions]
+    assert [a.context_ids for a in from_record(record).actions] == [
+        a.context_ids for a in trajectory.actions
+    ]
 
 
 NEW = ("metadata", "returned", "actions_scored", "seconds", "outcomes")
@@ -106,7 +123,9 @@ def test_a_record_of_an_earlier_release_is_read_too(trajectory):
     """It lacks what was added since."""
     record = to_record(trajectory)
     old = {name: value for name, value in record.items() if name not in NEW}
-    old["actions"] = [{n: v for n, v in a.items() if n not in NEW_OF_ACTIONS} for a in record["actions"]]
+    old["actions"] = [
+        {n: v for n, v in a.items() if n not in NEW_OF_ACTIONS} for a in record["actions"]
+    ]
     got = from_record(old)
     assert [a.generation for a in got.actions] == [a.generation for a in trajectory.actions]
     assert [a.score for a in got.actions] == [a.score for a in trajectory.actions]
@@ -119,9 +138,11 @@ def test_another_schema_is_refused():
 
 
 def test_a_recorded_trajectory_is_scored_as_in_its_rollout():
-    """Every action sees its ancestors; the one that the workflow returned gets the label; scores from before are gone."""
+    """Every action sees its ancestors; the one that the workflow returned gets the label; scores
+    from before are gone."""
     trajectory = make_trajectory(
-        {"a": [], "b": ["a"], "c": ["a"], "d": ["b"]}, roles={"a": "x", "b": "x", "c": "y", "d": "y"}
+        {"a": [], "b": ["a"], "c": ["a"], "d": ["b"]},
+        roles={"a": "x", "b": "x", "c": "y", "d": "y"},
     )
     trajectory.returned, trajectory.answer, trajectory.outcome = "c", "7", 0.25
     for action in trajectory.actions:
@@ -138,10 +159,17 @@ def test_a_recorded_trajectory_is_scored_as_in_its_rollout():
     got = from_record(record)
     asyncio.run(score_trajectory(got, score_action, None, roles=["x", "y"]))
     assert {a.path: a.score for a in got.actions} == {"a": 0.0, "b": None, "c": 0.1, "d": 0.2}
-    assert {a.path: a.unscored for a in got.actions} == {"a": "", "b": "coach_busy", "c": "", "d": ""}
+    assert {a.path: a.unscored for a in got.actions} == {
+        "a": "",
+        "b": "coach_busy",
+        "c": "",
+        "d": "",
+    }
     assert [path for path, view in seen.items() if isinstance(view, SeenLast)] == ["c"]
     assert (seen["c"].label, seen["c"].answer) == ("label", "7")
-    assert all(a.score is None and a.explanation == "" for view in seen.values() for a in view.before)
+    assert all(
+        a.score is None and a.explanation == "" for view in seen.values() for a in view.before
+    )
     assert got.outcome == 0.25  # nobody was asked for it anew
 
     async def score_outcome(trajectory):
@@ -184,9 +212,14 @@ def debate(**given):
 def test_the_teams_outcome_is_the_mean_of_the_roles_that_have_one():
     trajectory = debate()
     set_outcome(trajectory, {"pro": 1, "con": 0.0, "judge": 0.5}, DEBATE)
-    assert trajectory.outcomes == {"pro": 1.0, "con": 0.0, "judge": 0.5} and trajectory.outcome == 0.5
+    assert (
+        trajectory.outcomes == {"pro": 1.0, "con": 0.0, "judge": 0.5} and trajectory.outcome == 0.5
+    )
     set_outcome(trajectory, {"pro": 1.0, "con": 0.5, "judge": None}, DEBATE)
-    assert (trajectory.outcome, [trajectory.outcome_of(r) for r in DEBATE]) == (0.75, [1.0, 0.5, None])
+    assert (trajectory.outcome, [trajectory.outcome_of(r) for r in DEBATE]) == (
+        0.75,
+        [1.0, 0.5, None],
+    )
     set_outcome(trajectory, dict.fromkeys(DEBATE), DEBATE)
     assert (trajectory.outcome, trajectory.outcome_of("pro")) == (None, None)
     set_outcome(trajectory, 0.25, DEBATE)  # of an earlier scoring nothing is left
@@ -208,10 +241,19 @@ def test_a_role_that_did_not_act_may_have_an_outcome_or_none():
         (float("nan"), "outcome of task t9 is nan"),
         ("right", "outcome of task t9 is 'right'; expected a number in"),
         ([1.0, 0.0], r"outcome of task t9 is \[1.0, 0.0\]; expected a number in"),
-        ({"pro": 1.0, "con": 2.0, "judge": 1.0}, r"outcome of task t9 for role 'con' is 2.0; scores lie in \[0, 1\]"),
+        (
+            {"pro": 1.0, "con": 2.0, "judge": 1.0},
+            r"outcome of task t9 for role 'con' is 2.0; scores lie in \[0, 1\]",
+        ),
         ({"pro": 1.0, "con": "no", "judge": 1.0}, "for role 'con' is 'no'; expected a number in"),
-        ({"pro": 1.0, "con": 0.0}, "of task t9 is .*role 'judge' acted and has none: a number, or None"),
-        ({"pro": 1.0, "con": 0.0, "juge": 1.0}, "'juge' is no role of the recipe; did you mean 'judge'.*'judge' acted"),
+        (
+            {"pro": 1.0, "con": 0.0},
+            "of task t9 is .*role 'judge' acted and has none: a number, or None",
+        ),
+        (
+            {"pro": 1.0, "con": 0.0, "juge": 1.0},
+            "'juge' is no role of the recipe; did you mean 'judge'.*'judge' acted",
+        ),
         ({}, "role 'pro' acted and has none.*role 'con' acted and has none"),
         ({1: 1.0, "pro": 1, "con": 0, "judge": 1}, "1 is no role of the recipe"),
     ],
@@ -226,7 +268,9 @@ def test_an_outcome_that_is_wrong_is_named(outcome, message):
 def test_agents_that_fail_have_an_outcome_of_0_in_every_role():
     trajectory = debate()
     trajectory.agent_failure = "no_answer"
-    asyncio.run(score_outcome(trajectory, lambda t: pytest.fail("asked for a failure"), None, DEBATE))
+    asyncio.run(
+        score_outcome(trajectory, lambda t: pytest.fail("asked for a failure"), None, DEBATE)
+    )
     assert [trajectory.outcome_of(role) for role in DEBATE] == [0.0] * 3
 
 
@@ -235,7 +279,8 @@ def test_a_recipes_grader_may_score_roles(tmp_path, grader):
     """Plain or async; through the plan's hooks, as a rollout asks it."""
     shutil.copytree(ROOT / "recipes" / "mathchat", tmp_path / "mine")
     (tmp_path / "mine" / "grader.py").write_text(
-        f"{grader} score_outcome(trajectory):\n    return {{'solver': 1.0, 'coder': 0.0, 'verifier': None}}\n"
+        f"{grader} score_outcome(trajectory):\n    return {{'solver': 1.0, 'coder': 0.0, "
+        f"'verifier': None}}\n"
     )
     plan = build_plan(["--recipe", str(tmp_path / "mine" / "tiny.yaml")])
     trajectory = make_trajectory({"solver": [], "coder": ["solver"], "verifier": ["coder"]})
@@ -247,7 +292,8 @@ def test_a_recipes_grader_may_score_roles(tmp_path, grader):
     assert (trajectory.outcomes, trajectory.outcome) == ({"solver": 1.0, "coder": 0.0}, 0.5)
 
 
-# --- what is wrong with the user's code names whose it is -------------------------------------------------------------------
+# --- what is wrong with the user's code names whose it is
+# -------------------------------------------------------------------
 
 
 def test_a_grader_that_raises_names_task_and_answer():
@@ -259,7 +305,9 @@ def test_a_grader_that_raises_names_task_and_answer():
 
     with pytest.raises(ValueError, match="invalid literal for int") as error:
         asyncio.run(score_outcome(trajectory, judged, None, ["a"]))
-    assert error.value.__notes__ == ["raised while the answer 'forty-two' to task 't', sample 0, was scored"]
+    assert error.value.__notes__ == [
+        "raised while the answer 'forty-two' to task 't', sample 0, was scored"
+    ]
 
 
 @pytest.mark.parametrize("plain", [True, False])

@@ -1,4 +1,5 @@
-"""The `search` tool: what it finds, beside BM25 written out, what it refuses, and corpora that are wrong."""
+"""The `search` tool: what it finds, beside BM25 written out, what it refuses, and corpora that are
+wrong."""
 
 import asyncio
 import json
@@ -20,12 +21,18 @@ from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.tools import ToolCall
 from marl_plugins.engine.plan.build import build_plan
 
-TOWNS = [("Ulm", "Ulm lies on the Danube."), ("Bonn", "Bonn lies on the Rhine."), ("", "The Danube is a river.")]
+TOWNS = [
+    ("Ulm", "Ulm lies on the Danube."),
+    ("Bonn", "Bonn lies on the Rhine."),
+    ("", "The Danube is a river."),
+]
 WORDS = ["ulm", "bonn", "danube", "rhine", "the", "lies", "a"]
 
 
 def written(path, documents=TOWNS):
-    path.write_text("".join(json.dumps({"title": title, "text": text}) + "\n" for title, text in documents))
+    path.write_text(
+        "".join(json.dumps({"title": title, "text": text}) + "\n" for title, text in documents)
+    )
     return path
 
 
@@ -60,7 +67,9 @@ def scores(texts, query, k1=1.5, b=0.75):
 def test_the_best_are_those_of_bm25_and_ties_keep_the_order(texts, query, most):
     documents = [Document(" ".join(words), str(number)) for number, words in enumerate(texts)]
     expected = scores([document.text for document in documents], " ".join(query))
-    found = [int(document.title) for document in Index(documents, "text").best(" ".join(query), most)]
+    found = [
+        int(document.title) for document in Index(documents, "text").best(" ".join(query), most)
+    ]
     assert len(found) == len(set(found)) == min(most, sum(score > 0 for score in expected))
     by_score = sorted(expected, reverse=True)
     assert [expected[number] for number in found] == pytest.approx(by_score[: len(found)], rel=1e-4)
@@ -84,7 +93,10 @@ def test_a_title_is_shown_where_the_text_does_not_begin_with_it(tmp_path):
     assert asked(of, "town") == ("Ulm: A town.", True)
 
 
-@pytest.mark.parametrize(("part", "words"), [("title", {"bonn"}), ("text", {"bonn", "rhine"}), ("all", {"bonn", "rhine"})])
+@pytest.mark.parametrize(
+    ("part", "words"),
+    [("title", {"bonn"}), ("text", {"bonn", "rhine"}), ("all", {"bonn", "rhine"})],
+)
 def test_what_is_indexed_is_an_option(tmp_path, part, words):
     of = tool(written(tmp_path / "c.jsonl", TOWNS[:2]), index=part)
     assert {word for word in ("bonn", "rhine") if asked(of, word)[1]} == words
@@ -93,7 +105,9 @@ def test_what_is_indexed_is_an_option(tmp_path, part, words):
 def test_flashraps_layout_and_a_python_file_are_read(tmp_path):
     (tmp_path / "c.jsonl").write_text('{"id": "7", "contents": "\\"Ulm\\"\\nA town."}\n')
     assert read_corpus(tmp_path / "c.jsonl") == [Document("A town.", "Ulm")]
-    (tmp_path / "c.py").write_text("def documents():\n    yield {'text': 'A town.', 'title': 'Ulm'}\n")
+    (tmp_path / "c.py").write_text(
+        "def documents():\n    yield {'text': 'A town.', 'title': 'Ulm'}\n"
+    )
     assert read_corpus(tmp_path / "c.py") == [Document("A town.", "Ulm")]
 
 
@@ -115,7 +129,8 @@ def test_it_keeps_the_contract_of_tools(tmp_path):
         "from marl_plugins.builtin.tools.search.section import SearchToolConfig\n\n\n"
         "@hookimpl\ndef marl_tools(run):\n"
         "    config = SearchToolConfig(corpus='c.jsonl')\n"
-        "    return [search_tool(config, Path(__file__).with_name('c.jsonl'), run.state(SharedIndex))]\n"
+        "    return [search_tool(config, Path(__file__).with_name('c.jsonl'), "
+        "run.state(SharedIndex))]\n"
     )
     kit = type(
         "Kit",
@@ -133,7 +148,8 @@ def test_it_keeps_the_contract_of_tools(tmp_path):
             getattr(kit, name)()
 
 
-# --- as a part of a recipe ------------------------------------------------------------------------------------------------
+# --- as a part of a recipe
+# ------------------------------------------------------------------------------------------------
 
 
 RECIPE = """name: mine
@@ -166,19 +182,32 @@ def recipe(folder, search, *words):
 def test_a_role_has_it_where_the_recipe_or_a_flag_names_a_corpus(tmp_path):
     written(tmp_path / "c.jsonl")
     plan = recipe(tmp_path, "{corpus: c.jsonl, index: text}")
-    (of,) = [t for given in plan.plugins.hook.marl_tools(run=plan.run) for t in given if t.name == "search"]
+    (of,) = [
+        t
+        for given in plan.plugins.hook.marl_tools(run=plan.run)
+        for t in given
+        if t.name == "search"
+    ]
     assert asked(of, "rhine")[1]
     other = written(tmp_path / "other.jsonl", [("Köln", "A town.")])
     plan = recipe(tmp_path, "{corpus: c.jsonl}", "--search.corpus", str(other))
     asyncio.run(plugin.marl_start(plan.run))
-    (of,) = [t for given in plan.plugins.hook.marl_tools(run=plan.run) for t in given if t.name == "search"]
+    (of,) = [
+        t
+        for given in plan.plugins.hook.marl_tools(run=plan.run)
+        for t in given
+        if t.name == "search"
+    ]
     assert asked(of, "köln") == ("Köln: A town.", True) and not asked(of, "Ulm")[1]
 
 
 KEY = "tools.search.corpus"
 HERE = ("recipe.yaml:9", KEY)
 WRONG = {
-    "an empty document": ('{"text": "a"}\n{"text": " "}\n', [("search.document", KEY, "c.jsonl:2")]),
+    "an empty document": (
+        '{"text": "a"}\n{"text": " "}\n',
+        [("search.document", KEY, "c.jsonl:2")],
+    ),
     "no text": ('{"title": "a"}\n', [("search.document", KEY, "c.jsonl:1")]),
     "a text that is none": ('{"text": ["a"]}\n', [("search.document", KEY, "c.jsonl:1")]),
     "a broken line and a list": (
@@ -196,7 +225,9 @@ WRONG = {
 def test_a_wrong_corpus_is_an_error_of_the_plan_by_file_and_line(name, tmp_path):
     content, problems = WRONG[name]
     if content is not None:
-        (tmp_path / "c.jsonl").write_bytes(content if isinstance(content, bytes) else content.encode())
+        (tmp_path / "c.jsonl").write_bytes(
+            content if isinstance(content, bytes) else content.encode()
+        )
     with refused(*problems):
         recipe(tmp_path, "{corpus: c.jsonl}")
 

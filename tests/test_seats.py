@@ -1,4 +1,5 @@
-"""Seats: never more than there are, all of a group's or none, in order; and how often a pass over the policies changes them."""
+"""Seats: never more than there are, all of a group's or none, in order; and how often a pass over
+the policies changes them."""
 
 import random
 
@@ -13,7 +14,8 @@ GROUPS = "pqrstu"
 
 
 class AtRandom(RuleBasedStateMachine):
-    """Groups ask, work, give up and die in any order; beside it a model that keeps every seat's owner."""
+    """Groups ask, work, give up and die in any order; beside it a model that keeps every seat's
+    owner."""
 
     @initialize(
         nodes=st.integers(1, 3),
@@ -24,7 +26,9 @@ class AtRandom(RuleBasedStateMachine):
     def begin(self, nodes, size, patience, counts):
         self.seating = Seating(size, nodes)
         self.seats = Seats(self.seating, patience)
-        self.counts = {group: min(count, size) for group, count in zip(GROUPS, counts, strict=False)}
+        self.counts = {
+            group: min(count, size) for group, count in zip(GROUPS, counts, strict=False)
+        }
         self.owner = {}
         self.working = dict.fromkeys(GROUPS, 0)
         self.waiting = []
@@ -68,11 +72,16 @@ class AtRandom(RuleBasedStateMachine):
             entry = next(e for e in self.waiting if e[0] is grant.request)
             assert len(seats) == len(grant.seats) == self.counts[group]
             assert len({seat.node for seat in seats}) == 1
-            assert all(seat.node < self.seating.nodes and seat.number < self.seating.seats for seat in seats)
+            assert all(
+                seat.node < self.seating.nodes and seat.number < self.seating.seats
+                for seat in seats
+            )
             if before := self.seats_of(group):
                 assert seats == before and not grant.leaving
             for name in grant.leaving:
-                assert not self.working[name] and self.seats_of(name) & seats, "it had to leave for nothing"
+                assert not self.working[name] and self.seats_of(name) & seats, (
+                    "it had to leave for nothing"
+                )
                 self.owner = {seat: who for seat, who in self.owner.items() if who != name}
             assert not seats & self.owner.keys() or before, "a seat that another group has"
             if not self.working[group]:
@@ -86,15 +95,22 @@ class AtRandom(RuleBasedStateMachine):
 
     @invariant()
     def nobody_waits_who_could_be_served(self):
-        """The oldest one that waits cannot be: no node has enough seats that are free or of groups that do nothing."""
-        assert {g: set(s) for g, s in self.seats.held.items()} == {g: s for g in GROUPS if (s := self.seats_of(g))}
+        """The oldest one that waits cannot be: no node has enough seats that are free or of groups
+        that do nothing."""
+        assert {g: set(s) for g, s in self.seats.held.items()} == {
+            g: s for g in GROUPS if (s := self.seats_of(g))
+        }
         patient = [entry[0] for entry in self.waiting]
         if patient and patient[0].overtaken >= self.seats.patience:
             patient = patient[:1]
         for request in patient:
             assert not self.working[request.group] and not self.seats_of(request.group)
             for node in range(self.seating.nodes):
-                busy = [seat for seat, who in self.owner.items() if seat.node == node and self.working[who]]
+                busy = [
+                    seat
+                    for seat, who in self.owner.items()
+                    if seat.node == node and self.working[who]
+                ]
                 assert self.seating.seats - len(busy) < request.count
 
     def teardown(self):
@@ -111,7 +127,8 @@ TestAtRandom.settings = settings(max_examples=150, stateful_step_count=40, deadl
 
 
 def serve(seats, draw, order):
-    """One pass in which all groups ask at once and work for random times; the order of the grants, and how many had no seats."""
+    """One pass in which all groups ask at once and work for random times; the order of the grants,
+    and how many had no seats."""
     for group in order:
         seats.ask(group, 1)
     served, came, working = [], 0, []
@@ -129,8 +146,13 @@ def serve(seats, draw, order):
 @settings(max_examples=60, deadline=None)
 @given(st.integers(1, 6), st.integers(1, 6), st.integers(0, 10**6))
 def test_the_second_pass_begins_with_whoever_ended_the_first(groups, places, seed):
-    """As many groups change as there are more groups than seats, in every pass, however long anybody works."""
-    draw, seats, names = random.Random(seed), Seats(Seating(places), patience=groups), list(GROUPS[:groups])
+    """As many groups change as there are more groups than seats, in every pass, however long
+    anybody works."""
+    draw, seats, names = (
+        random.Random(seed),
+        Seats(Seating(places), patience=groups),
+        list(GROUPS[:groups]),
+    )
     for number in range(4):
         there = list(seats.held)
         served, came = serve(seats, draw, draw.sample(names, groups))
@@ -153,13 +175,19 @@ def test_a_large_group_is_overtaken_so_often_and_no_more():
     assert large.overtaken == 2
     seats.give_back("p")
     seats.ask("t", 1)
-    assert seats.grant() is None, "nobody is before it any more, although a seat is free for the smaller one"
+    assert seats.grant() is None, (
+        "nobody is before it any more, although a seat is free for the smaller one"
+    )
     again = seats.ask("q", 1)
     assert seats.grant().request is again, "what is at work takes nobody's turn"
     for small in "qqrs":
         seats.give_back(small)
     grant = seats.grant()
-    assert grant.request is large and sorted(grant.leaving) == ["p", "q", "r", "s"] and len(grant.seats) == 4
+    assert (
+        grant.request is large
+        and sorted(grant.leaving) == ["p", "q", "r", "s"]
+        and len(grant.seats) == 4
+    )
 
 
 def test_a_group_comes_back_to_its_seats_or_at_least_to_its_node():
@@ -177,7 +205,9 @@ def test_a_group_comes_back_to_its_seats_or_at_least_to_its_node():
         seats.give_back(group)
     assert work("s", 1) == ({Seat(0, 1)}, {"r"}), "who has rested for the longest leaves"
     seats.give_back("s")
-    assert work("r", 1) == ({Seat(0, 1)}, {"s"}), "to its own seat, although p has rested for longer"
+    assert work("r", 1) == ({Seat(0, 1)}, {"s"}), (
+        "to its own seat, although p has rested for longer"
+    )
     seats.leave("q")
     seats.leave("p")
     assert work("p", 1) == ({Seat(0, 0)}, set()), "three seats are free"

@@ -1,4 +1,5 @@
-"""Rows of one conversation as one sequence: every row once, every token in its place, whatever branches there are."""
+"""Rows of one conversation as one sequence: every row once, every token in its place, whatever
+branches there are."""
 
 import random
 
@@ -19,11 +20,18 @@ def rows_with(trajectory, seed, share):
 
 
 @settings(max_examples=400, deadline=None)
-@given(seed=st.integers(0, 10**6), turns=st.integers(0, 14), share=st.sampled_from([1.0, 0.7, 0.3]), merge=st.booleans())
+@given(
+    seed=st.integers(0, 10**6),
+    turns=st.integers(0, 14),
+    share=st.sampled_from([1.0, 0.7, 0.3]),
+    merge=st.booleans(),
+)
 def test_every_row_is_in_one_sequence_with_the_context_that_it_had(seed, turns, share, merge):
     trajectory = conversations(seed, turns)
     rows = rows_with(trajectory, seed, share)
-    rows += random.Random(seed).choices(rows, k=seed % 3) if rows else []  # a plugin may have selected some twice
+    rows += (
+        random.Random(seed).choices(rows, k=seed % 3) if rows else []
+    )  # a plugin may have selected some twice
     sequences = sequences_of(rows, merge)
     assert sorted(id(row) for s in sequences for row in s.rows) == sorted(map(id, rows))
     for sequence in sequences:
@@ -56,7 +64,9 @@ def test_sixteen_turns_are_computed_once():
     for turn in range(16):
         before = trajectory.actions[-1] if turn else None
         generation = Generation(tuple(range(256)), (-1.0,) * 256, "stop", "p", 0)
-        trajectory.actions.append(Action(f"a.{turn}", "a", "p", turn, (7,) * 16, generation, "", before=before))
+        trajectory.actions.append(
+            Action(f"a.{turn}", "a", "p", turn, (7,) * 16, generation, "", before=before)
+        )
     rows = [Row(trajectory, action, 1.0) for action in trajectory.actions]
     (sequence,) = sequences_of(rows)
     assert len(sequence.ids) == 16 * (256 + 16)

@@ -1,4 +1,5 @@
-"""A worker starts through our script as it starts through Ray's own: the same words, the same environment."""
+"""A worker starts through our script as it starts through Ray's own: the same words, the same
+environment."""
 
 import json
 import os
@@ -17,11 +18,19 @@ def started(script, folder, prepared):
     """The words and the environment of a worker that a script has started."""
     worker = folder / "default worker.py"
     worker.write_text(SHOW)
-    context = [] if prepared is None else [f"--serialized-runtime-env-context={json.dumps(prepared)}"]
+    context = (
+        [] if prepared is None else [f"--serialized-runtime-env-context={json.dumps(prepared)}"]
+    )
     environment = {"PATH": os.environ["PATH"], "RAY_NODE_ID": "1"}
     command = [sys.executable, *script, str(worker), *WORDS, *context]
     words, found = json.loads(subprocess.check_output(command, env=environment, text=True))
-    for name in ("_", "SHLVL", "PWD", "OLDPWD", "RAY_CLIENT_MODE"):  # of Ray's script: its shell's, and of importing Ray
+    for name in (
+        "_",
+        "SHLVL",
+        "PWD",
+        "OLDPWD",
+        "RAY_CLIENT_MODE",
+    ):  # of Ray's script: its shell's, and of importing Ray
         found.pop(name, None)
     return words, found
 
@@ -30,7 +39,11 @@ def started(script, folder, prepared):
     "prepared",
     [
         None,
-        {"command_prefix": [], "env_vars": {"A": "b c", "RAY_NODE_ID": "2"}, "py_executable": f"{sys.executable} -I -S"},
+        {
+            "command_prefix": [],
+            "env_vars": {"A": "b c", "RAY_NODE_ID": "2"},
+            "py_executable": f"{sys.executable} -I -S",
+        },
         {"env_vars": {"A": "${RAY_NODE_ID}$HOME"}, "java_jars": [], "py_executable": None},
         {"command_prefix": ["A=b"], "env_vars": {"C": "d"}},
     ],

@@ -1,4 +1,5 @@
-"""The docs site is built without network; its links and anchors lead somewhere, and the commands of two pages are plans."""
+"""The docs site is built without network; its links and anchors lead somewhere, and the commands of
+two pages are plans."""
 
 import re
 import shlex
@@ -14,7 +15,9 @@ from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.engine.plan.build import build_plan
 
 ROOT = Path(__file__).parent.parent
-METHODS, NO_EFFECT = ((ROOT / "docs" / f"{name}.md").read_text() for name in ("methods", "no_effect"))
+METHODS, NO_EFFECT = (
+    (ROOT / "docs" / f"{name}.md").read_text() for name in ("methods", "no_effect")
+)
 
 
 class Page(HTMLParser):
@@ -54,7 +57,9 @@ def test_every_link_and_anchor_of_the_site_leads_somewhere(site):
                 continue
             target = (path.parent / unquote(parts.path)).resolve() if parts.path else path
             target = target / "index.html" if target.is_dir() else target
-            if not target.exists() or (parts.fragment and unquote(parts.fragment) not in site[target].anchors):
+            if not target.exists() or (
+                parts.fragment and unquote(parts.fragment) not in site[target].anchors
+            ):
                 wrong.append((path.name, link))
     assert len(site) > 20 and not wrong
 
@@ -65,7 +70,9 @@ def test_the_site_loads_nothing_from_elsewhere(site):
 
 def test_every_page_is_in_the_navigation():
     listed = re.findall(r'"([a-z_]+)\.md"', (ROOT / ".ci" / "site.toml").read_text())
-    assert sorted(listed) == sorted([*(path.stem for path in (ROOT / "docs").glob("*.md")), "index"])
+    assert sorted(listed) == sorted(
+        [*(path.stem for path in (ROOT / "docs").glob("*.md")), "index"]
+    )
 
 
 @pytest.mark.parametrize("words", re.findall(r"`(--recipe [^`]+)` \|$", METHODS, re.MULTILINE))
@@ -74,7 +81,9 @@ def test_every_command_of_the_methods_page_is_a_plan(words, monkeypatch):
     assert build_plan([*shlex.split(words), "--dry-run"]).run.policies
 
 
-@pytest.mark.parametrize(("line", "words"), re.findall(r"^(\| .* \|) `(--recipe [^`]+)` \|$", NO_EFFECT, re.MULTILINE))
+@pytest.mark.parametrize(
+    ("line", "words"), re.findall(r"^(\| .* \|) `(--recipe [^`]+)` \|$", NO_EFFECT, re.MULTILINE)
+)
 def test_the_plan_says_of_a_flag_without_effect_what_the_page_says(line, words, monkeypatch):
     monkeypatch.chdir(ROOT)
     monkeypatch.setenv("MARL_PLUGINS_DEVICE", "cuda" if "| cuda |" in line else "cpu")

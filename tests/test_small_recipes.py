@@ -1,4 +1,5 @@
-"""The small shipped recipes `vote`, `tool_user` and `coder_tester`: whole trajectories through a simulated engine, scored."""
+"""The small shipped recipes `vote`, `tool_user` and `coder_tester`: whole trajectories through a
+simulated engine, scored."""
 
 import asyncio
 import random
@@ -47,15 +48,20 @@ def test_what_its_demonstrators_are_shown_is_what_its_prompts_need(name):
         for shown in run.demonstrations_module.demonstrate(task, rng):
             prompt_renderer(run.prompt(shown.role), run.system(shown.role))(shown.fields)
             longest = max(len(text) for text in shown.said)
-            assert longest < (run.role(shown.role).max_new_tokens or 0), "one byte is one token of a tiny model"
+            assert longest < (run.role(shown.role).max_new_tokens or 0), (
+                "one byte is one token of a tiny model"
+            )
             roles.add(shown.role)
     assert roles == set(run.recipe.roles)
 
 
 def played(plan, task, says):
-    """A scored trajectory in which `says(role, prompt)` answers, prompts being everything shown so far."""
+    """A scored trajectory in which `says(role, prompt)` answers, prompts being everything shown so
+    far."""
     run, chat = plan.run, CharacterChat()
-    tools = {tool.name: tool for answer in plan.plugins.hook.marl_tools(run=run) for tool in answer or ()}
+    tools = {
+        tool.name: tool for answer in plan.plugins.hook.marl_tools(run=run) for tool in answer or ()
+    }
 
     async def generate(call):
         ids = (*chat.encode(says(call.role, chat.text(call.context_ids))), ord("^"))
@@ -64,14 +70,29 @@ def played(plan, task, says):
     def role(name, config):
         render = prompt_renderer(run.prompt(name), run.system(name))
         own = tuple(tools[t] for t in config.tools)
-        return RoleSpec(name, name, render, chat, Sampling(1.0, 1.0, None, 9000), own, config.max_turns)
+        return RoleSpec(
+            name, name, render, chat, Sampling(1.0, 1.0, None, 9000), own, config.max_turns
+        )
 
     async def play():
         roles = {name: role(name, config) for name, config in run.recipe.roles.items()}
         trajectory = await run_workflow(
-            run.workflow_module.run, task, 0, step=1, run_seed=0, roles=roles, tools=tools, generate=generate, seconds=60
+            run.workflow_module.run,
+            task,
+            0,
+            step=1,
+            run_seed=0,
+            roles=roles,
+            tools=tools,
+            generate=generate,
+            seconds=60,
         )
-        await score_outcome(trajectory, lambda t: plan.plugins.hook.marl_score_outcome(run=run, trajectory=t), 60, roles)
+        await score_outcome(
+            trajectory,
+            lambda t: plan.plugins.hook.marl_score_outcome(run=run, trajectory=t),
+            60,
+            roles,
+        )
         rewards_from_scores([trajectory])
         await plan.plugins.chain("marl_credit", [trajectory], run=run)
         return trajectory
@@ -106,7 +127,14 @@ def test_the_clerk_looks_up_every_price_and_is_told_what_is_not_sold():
     plan = planned("tool_user/recipe.yaml")
     task = next(t for t in plan.tasks("train") if len(t.metadata["things"]) == 2)
     one, two = task.metadata["things"]
-    turns = iter([f"<price>{one}</price>", "<price>moon</price>", f"<price>{two}</price>", f"It is {task.label}."])
+    turns = iter(
+        [
+            f"<price>{one}</price>",
+            "<price>moon</price>",
+            f"<price>{two}</price>",
+            f"It is {task.label}.",
+        ]
+    )
     trajectory = played(plan, task, lambda role, prompt: next(turns))
     outputs = [a.tool_output for a in sorted(trajectory.actions, key=lambda a: a.turn)]
     first, second = task.metadata["prices"]
@@ -120,22 +148,50 @@ def test_the_clerk_looks_up_every_price_and_is_told_what_is_not_sold():
 def test_the_clerk_has_its_prices_also_where_the_tasks_come_from_a_file(tmp_path):
     file = tmp_path / "orders.jsonl"
     file.write_text('{"prompt": "pen, cup: how much?", "answer": "7"}\n')
-    words = ["--recipe", str(recipes_root() / "tool_user"), "--data.prompt_dataset", str(file), "--rollout.batch_size", "1"]
+    words = [
+        "--recipe",
+        str(recipes_root() / "tool_user"),
+        "--data.prompt_dataset",
+        str(file),
+        "--rollout.batch_size",
+        "1",
+    ]
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MARL_PLUGINS_DEVICE", "cuda")
         plan = build_plan([*words, "--train.batch_size", "4"])
     turns = iter(["<price>cup</price>", "<price>pen</price>", "It is 7."])
     trajectory = played(plan, plan.tasks("train")[0], lambda role, prompt: next(turns))
-    assert [a.tool_output for a in sorted(trajectory.actions, key=lambda a: a.turn)] == ["cup: 5", "pen: 2", ""]
+    assert [a.tool_output for a in sorted(trajectory.actions, key=lambda a: a.turn)] == [
+        "cup: 5",
+        "pen: 2",
+        "",
+    ]
     assert trajectory.outcome == 1.0
 
 
 def test_tasks_for_which_there_are_no_demonstrations_are_told_what_to_do(tmp_path):
     file = tmp_path / "sums.jsonl"
     file.write_text('{"prompt": "1 + 2", "answer": "3"}\n')
-    words = ["--recipe", str(recipes_root() / "coder_tester" / "tiny.yaml"), "--data.prompt_dataset", str(file)]
-    with pytest.raises(ConfigurationError, match=r"KeyError: 'expression'; .*or the recipe `warm_start: null`"):
-        build_plan([*words, "--rollout.batch_size", "1", "--train.batch_size", "1", "--rollout.n_samples_per_prompt", "1"])
+    words = [
+        "--recipe",
+        str(recipes_root() / "coder_tester" / "tiny.yaml"),
+        "--data.prompt_dataset",
+        str(file),
+    ]
+    with pytest.raises(
+        ConfigurationError, match=r"KeyError: 'expression'; .*or the recipe `warm_start: null`"
+    ):
+        build_plan(
+            [
+                *words,
+                "--rollout.batch_size",
+                "1",
+                "--train.batch_size",
+                "1",
+                "--rollout.n_samples_per_prompt",
+                "1",
+            ]
+        )
 
 
 @pytest.mark.parametrize(
@@ -148,13 +204,22 @@ def test_tasks_for_which_there_are_no_demonstrations_are_told_what_to_do(tmp_pat
         ("wrong", "nothing", None, {"coder": 0.0, "tester": 0.0}),
     ],
 )
-def test_the_coder_is_scored_by_the_hidden_asserts_and_the_tester_by_being_right(first, tests, second, outcomes):
+def test_the_coder_is_scored_by_the_hidden_asserts_and_the_tester_by_being_right(
+    first, tests, second, outcomes
+):
     plan = planned("coder_tester/tiny.yaml")
     task = plan.tasks("train")[0]
     expression = task.metadata["expression"]
     value = eval(expression, {"x": 4, "max": max, "min": min})
-    programs = {"right": f"```python\ndef f(x):\n    return {expression}\n```", "wrong": "def f(x):\n    return -1"}
-    asserts = {"right": f"assert f(4) == {value}", "wrong": f"assert f(4) == {value + 1}", "nothing": "pass"}
+    programs = {
+        "right": f"```python\ndef f(x):\n    return {expression}\n```",
+        "wrong": "def f(x):\n    return -1",
+    }
+    asserts = {
+        "right": f"assert f(4) == {value}",
+        "wrong": f"assert f(4) == {value + 1}",
+        "nothing": "pass",
+    }
     tries = iter([programs[first], programs.get(second)])
 
     def says(role, prompt):

@@ -1,4 +1,5 @@
-"""The `sql` tool, on real files: what it answers, what it refuses, and that nothing a query says changes the file."""
+"""The `sql` tool, on real files: what it answers, what it refuses, and that nothing a query says
+changes the file."""
 
 import asyncio
 import hashlib
@@ -39,12 +40,18 @@ def make_shop(path, orders=200):
         db.executescript(
             "CREATE TABLE orders(id INTEGER PRIMARY KEY, customer INTEGER, day TEXT, status TEXT);"
             "CREATE TABLE secrets(label TEXT); INSERT INTO secrets VALUES ('the answer');"
-            "CREATE VIEW open_orders AS SELECT id, label FROM orders, secrets WHERE status = 'paid';"
+            "CREATE VIEW open_orders AS SELECT id, label FROM orders, secrets WHERE status = "
+            "'paid';"
         )
         db.executemany(
             "INSERT INTO orders VALUES (?, ?, ?, ?)",
             [
-                (4000 + n, draw.randint(1, 9), f"2025-{n % 12 + 1:02}-03", draw.choice(["paid", "shipped", "lost"]))
+                (
+                    4000 + n,
+                    draw.randint(1, 9),
+                    f"2025-{n % 12 + 1:02}-03",
+                    draw.choice(["paid", "shipped", "lost"]),
+                )
                 for n in range(orders)
             ],
         )
@@ -138,7 +145,10 @@ def test_more_is_said(shop):
     assert call("SELECT id FROM orders ORDER BY id", sql_tool(few, shop)).output == (
         "id\n4000\n4001\n(more: at most 2 rows are shown)"
     )
-    assert call("SELECT id FROM orders ORDER BY id LIMIT 2", sql_tool(few, shop)).output == "id\n4000\n4001"
+    assert (
+        call("SELECT id FROM orders ORDER BY id LIMIT 2", sql_tool(few, shop)).output
+        == "id\n4000\n4001"
+    )
     short = SqlToolConfig(database="", rows=200, output_chars=100)
     text = call("SELECT * FROM orders", sql_tool(short, shop)).output
     assert text.endswith("\n(more: at most 100 characters are shown)") and len(text) < 150
@@ -146,7 +156,9 @@ def test_more_is_said(shop):
 
 
 def test_values_are_told_apart(shop):
-    output = call("SELECT NULL AS a, '' AS b, x'00ff' AS c, 'x, \"y\"' AS d, 0.1 AS e", shop=shop).output
+    output = call(
+        "SELECT NULL AS a, '' AS b, x'00ff' AS c, 'x, \"y\"' AS d, 0.1 AS e", shop=shop
+    ).output
     assert output == 'a,b,c,d,e\nNULL,,x\'00ff\',"x, ""y""",0.1'
 
 
@@ -159,7 +171,10 @@ def test_values_are_told_apart(shop):
         ("SELEC 1", 'near "SELEC": syntax error'),
         ("SELECT datediff(1, 2)", "no such function: datediff"),
         ("SELECT ?", "Incorrect number of bindings supplied"),
-        ("DELETE FROM orders", "not authorized; a query can only read open_orders, orders, secrets"),
+        (
+            "DELETE FROM orders",
+            "not authorized; a query can only read open_orders, orders, secrets",
+        ),
         ("", "there is no query; write one SELECT"),
     ],
 )
@@ -171,8 +186,16 @@ def test_a_wrong_query_is_answered_with_sqlites_words(shop, query, said):
 def test_only_the_tables_that_agents_may_read_can_be_read(shop):
     config = CONFIG.model_copy(update={"tables": ["Orders"]})
     for query in (
-        *("SELECT * FROM secrets", "SELECT count(*) FROM secrets", "SELECT label FROM orders, secrets"),
-        *("SELECT * FROM open_orders", "SELECT sql FROM sqlite_master", "SELECT count(*) FROM SECRETS"),
+        *(
+            "SELECT * FROM secrets",
+            "SELECT count(*) FROM secrets",
+            "SELECT label FROM orders, secrets",
+        ),
+        *(
+            "SELECT * FROM open_orders",
+            "SELECT sql FROM sqlite_master",
+            "SELECT count(*) FROM SECRETS",
+        ),
         "SELECT id FROM orders WHERE EXISTS (SELECT 1 FROM secrets WHERE label > 'a')",
     ):
         problem = ask(shop, query, config).problem
@@ -200,7 +223,9 @@ def test_a_query_without_end_is_stopped_and_the_next_one_is_answered(name, shop,
     if name in STOPPED:  # by steps alone, also on a slow machine
         monkeypatch.setattr(sql, "CPU_SECONDS", 60.0)
     answer = ask(shop, (STOPPED | SLOW_STEPS)[name], CONFIG)
-    assert answer.stopped in ("steps", "seconds") if name in SLOW_STEPS else answer.stopped == "steps"
+    assert (
+        answer.stopped in ("steps", "seconds") if name in SLOW_STEPS else answer.stopped == "steps"
+    )
     assert state(shop.parent) == before
     assert ask(shop, "SELECT count(*) FROM orders", CONFIG).rows == [(200,)]
 
@@ -210,7 +235,10 @@ def test_where_a_query_is_stopped_depends_on_the_query_alone(shop):
 
     def stopped(rows, steps, what):
         config = CONFIG.model_copy(update={"steps": steps})
-        query = f"WITH RECURSIVE t(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM t LIMIT {rows}) SELECT sum({what}) FROM t"
+        query = (
+            f"WITH RECURSIVE t(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM t LIMIT {rows}) "
+            f"SELECT sum({what}) FROM t"
+        )
         return ask(shop, query, config).stopped
 
     def edge(steps, what="n"):
@@ -226,7 +254,9 @@ def test_where_a_query_is_stopped_depends_on_the_query_alone(shop):
 
 
 @given(
-    st.lists(st.integers(1, 4), min_size=1, max_size=6), st.sampled_from(["{0}", '"{0}"', "[{0}]", "`{0}`"]), st.booleans()
+    st.lists(st.integers(1, 4), min_size=1, max_size=6),
+    st.sampled_from(["{0}", '"{0}"', "[{0}]", "`{0}`"]),
+    st.booleans(),
 )
 def test_the_copies_of_tables_in_with_are_not_underestimated(uses, quoted, upper):
     """Table n names table n - 1 so many times; the last one is read once."""
@@ -238,13 +268,20 @@ def test_the_copies_of_tables_in_with_are_not_underestimated(uses, quoted, upper
     copies = 1
     for times in uses:
         copies *= times
-    assert min(copies, EXPANSIONS) <= expansions(f"WITH {', '.join(parts)} SELECT count(*) FROM {names[-1]}")
+    assert min(copies, EXPANSIONS) <= expansions(
+        f"WITH {', '.join(parts)} SELECT count(*) FROM {names[-1]}"
+    )
 
 
 def test_ordinary_tables_in_with_are_answered(shop):
-    parts = ", ".join(f"m{n} AS (SELECT count(*) AS c FROM orders WHERE day LIKE '2025-{n:02}%')" for n in range(1, 9))
+    parts = ", ".join(
+        f"m{n} AS (SELECT count(*) AS c FROM orders WHERE day LIKE '2025-{n:02}%')"
+        for n in range(1, 9)
+    )
     total = "+".join(f"m{n}.c" for n in range(1, 9))
-    answer = ask(shop, f"WITH {parts} SELECT {total} FROM {', '.join(f'm{n}' for n in range(1, 9))}", CONFIG)
+    answer = ask(
+        shop, f"WITH {parts} SELECT {total} FROM {', '.join(f'm{n}' for n in range(1, 9))}", CONFIG
+    )
     assert not answer.problem
 
 
@@ -255,16 +292,22 @@ def test_many_calls_at_once_are_not_mixed_up(shop):
     async def all_of_them():
         tool = sql_tool(CONFIG, shop)
         texts = [f"SELECT id, {n} FROM orders WHERE id = ?\n[{4000 + n}]" for n in range(200)]
-        return texts, await asyncio.gather(*(tool.run(ToolCall(text, "t", n, 1)) for n, text in enumerate(texts)))
+        return texts, await asyncio.gather(
+            *(tool.run(ToolCall(text, "t", n, 1)) for n, text in enumerate(texts))
+        )
 
     texts, results = asyncio.run(all_of_them())
     for n, (text, result) in enumerate(zip(texts, results, strict=True)):
-        assert result.ok and result.call == text and result.output.splitlines()[1] == f"{4000 + n},{n}"
+        assert (
+            result.ok and result.call == text and result.output.splitlines()[1] == f"{4000 + n},{n}"
+        )
 
 
 def test_the_event_loop_goes_on_while_a_query_runs(shop):
     async def both():
-        query = asyncio.create_task(sql_tool(CONFIG, shop).run(ToolCall(STOPPED["cross join"], "t", 0, 1)))
+        query = asyncio.create_task(
+            sql_tool(CONFIG, shop).run(ToolCall(STOPPED["cross join"], "t", 0, 1))
+        )
         turns = 0
         while not query.done():
             turns += 1
@@ -302,8 +345,10 @@ def test_it_keeps_the_contract_of_tools(shop, tmp_path):
     plugin = tmp_path / "shop_plugin.py"
     plugin.write_text(
         "from datetime import date\nfrom pathlib import Path\nfrom marl_plugins import hookimpl\n"
-        "from marl_plugins.builtin.tools.sql.queries import sql_tool\nfrom marl_plugins.builtin.tools.sql.section import SqlToolConfig\n\n"
-        f"@hookimpl\ndef marl_tools(run):\n    return [sql_tool(SqlToolConfig(database='x'), Path({str(shop)!r}))]\n"
+        "from marl_plugins.builtin.tools.sql.queries import sql_tool\nfrom "
+        "marl_plugins.builtin.tools.sql.section import SqlToolConfig\n\n"
+        "@hookimpl\ndef marl_tools(run):\n    return [sql_tool(SqlToolConfig(database='x'), "
+        f"Path({str(shop)!r}))]\n"
     )
     fence = "```sql\nSELECT count(*) FROM orders\n```"
     kit = type(
@@ -353,13 +398,19 @@ def test_a_role_has_it_where_the_recipe_names_a_database(tmp_path):
     make_shop(tmp_path / "shop.db")
     plan = recipe(tmp_path, "{database: shop.db, tables: [orders], today: 2025-12-31}")
     assert plan.run.section(SqlToolConfig).today == date(2025, 12, 31)
-    (tool,) = [t for given in plan.plugins.hook.marl_tools(run=plan.run) for t in given if t.name == "sql"]
+    (tool,) = [
+        t for given in plan.plugins.hook.marl_tools(run=plan.run) for t in given if t.name == "sql"
+    ]
     assert call("SELECT date('now')", tool).output.endswith("2025-12-31")
     assert not call("SELECT * FROM secrets", tool).ok
 
 
 WRONG = {
-    "there is none": ("{database: shop.db}", None, "tools.sql.database: .*shop.db: no such file; give an SQLite file"),
+    "there is none": (
+        "{database: shop.db}",
+        None,
+        "tools.sql.database: .*shop.db: no such file; give an SQLite file",
+    ),
     "a folder": ("{database: .}", None, "is not a file; give an SQLite file"),
     "a text": (
         "{database: shop.db}",
@@ -367,9 +418,17 @@ WRONG = {
         "is not an SQLite database that can be read .file is not a database",
     ),
     "empty": ("{database: shop.db}", b"", "has no table; give a database with"),
-    "a table is missing": ("{database: shop.db, tables: [ordres]}", "shop", "no table 'ordres'; did you mean 'orders'"),
+    "a table is missing": (
+        "{database: shop.db, tables: [ordres]}",
+        "shop",
+        "no table 'ordres'; did you mean 'orders'",
+    ),
     "no database": ("{rows: 3}", None, "recipe.yaml:9: tools.sql.database: this key is missing"),
-    "an unknown key": ("{database: a, row: 3}", None, "tools.sql.row: unknown key; did you mean 'rows'"),
+    "an unknown key": (
+        "{database: a, row: 3}",
+        None,
+        "tools.sql.row: unknown key; did you mean 'rows'",
+    ),
     "no day": ("{database: a, today: soon}", None, "tools.sql.today: expected"),
     "no settings": ("shop.db", None, "tools.sql: expected a mapping such as {database: shop.db}"),
 }

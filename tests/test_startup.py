@@ -1,4 +1,5 @@
-"""What a command imports before it says anything: a help text needs no pydantic, no plan and no plugin."""
+"""What a command imports before it says anything: a help text needs no pydantic, no plan and no
+plugin."""
 
 import json
 import subprocess
@@ -23,7 +24,9 @@ print(json.dumps([code, sorted(set(sys.modules) - before)]))
 
 def imported(*words):
     """The modules that a command imports."""
-    done = subprocess.run([sys.executable, "-c", SCRIPT, *words], capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, *words], capture_output=True, text=True, timeout=120
+    )
     code, modules = json.loads(done.stdout.splitlines()[-1])
     assert code == 0, done.stderr
     return modules
@@ -78,5 +81,8 @@ def test_commands_that_are_not_written_out_are_asked_for(body):
 
 
 def test_commands_that_are_written_out_are_read():
-    text = "def marl_commands():\n    return [Command('a', 'RUN', 'does it', f), Command('b', '', 'too', f)]\n"
+    text = (
+        "def marl_commands():\n    return [Command('a', 'RUN', 'does it', f), Command('b', '', "
+        "'too', f)]\n"
+    )
     assert in_source(text) == [("a", "RUN", "does it"), ("b", "", "too")]

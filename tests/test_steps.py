@@ -20,7 +20,9 @@ async def two_calls(task, roles, tools):
 
 def trained(folder, *parts, outcome=lambda t: 1.0, **settings):
     """A trainer whose plugins have these parts, after its last step."""
-    trainer = simulated_trainer(folder, outcome, steps=2, eval_steps=-1, tasks=6, samples=2, workflow=two_calls, **settings)
+    trainer = simulated_trainer(
+        folder, outcome, steps=2, eval_steps=-1, tasks=6, samples=2, workflow=two_calls, **settings
+    )
     trainer.plugins.parts += parts
     asyncio.run(trainer.fit(0))
     return trainer
@@ -51,12 +53,17 @@ def test_every_part_sees_every_trajectory_scored_and_before_credit(tmp_path):
 
     async def see_rows(self, given):
         assert self.step.ended.is_set()
-        rows[self.step.number], ordered[self.step.number] = list(given), list(self.step.trajectories)
+        rows[self.step.number], ordered[self.step.number] = (
+            list(given),
+            list(self.step.trajectories),
+        )
 
     trained(tmp_path, part(arrived=arrived, rows=see_rows))
     for step in (1, 2):
         assert sorted(names(seen[step])) == sorted(names(ordered[step]))
-        assert [(t.place, t.sample) for t in ordered[step]] == [(place, sample) for place in range(6) for sample in (0, 1)]
+        assert [(t.place, t.sample) for t in ordered[step]] == [
+            (place, sample) for place in range(6) for sample in (0, 1)
+        ]
         assert names(seen[step]) != names(ordered[step])  # they arrive in another order
         assert {row.action for row in rows[step]} == {a for t in ordered[step] for a in t.actions}
 
@@ -65,7 +72,9 @@ def test_a_part_sees_the_step_and_everything_that_serves_it(tmp_path):
     seen = []
 
     def look(step):
-        seen.append((step.number, step.optimiser_steps, len(step.tasks), list(step.pools), [*step.policies]))
+        seen.append(
+            (step.number, step.optimiser_steps, len(step.tasks), list(step.pools), [*step.policies])
+        )
 
     trained(tmp_path, look)
     assert seen == [(1, 1, 6, ["p"], ["p"]), (2, 1, 6, ["p"], ["p"])]
@@ -81,7 +90,9 @@ def test_the_step_waits_for_work_during_the_rollout_and_its_metrics_are_recorded
         order.append(("part", self.step.number))
 
     trainer = simulated_trainer(tmp_path, lambda t: 1.0, steps=2, eval_steps=-1)
-    trainer.plugins.parts.append(part(during_rollout=slow, metrics=lambda self: {"mine/step": float(self.step.number)}))
+    trainer.plugins.parts.append(
+        part(during_rollout=slow, metrics=lambda self: {"mine/step": float(self.step.number)})
+    )
     sync, logged = trainer.plugins.hook.marl_sync, []
 
     async def synced(run, policy, version):
@@ -91,7 +102,13 @@ def test_the_step_waits_for_work_during_the_rollout_and_its_metrics_are_recorded
     trainer.plugins.hook.marl_sync = synced
     trainer.plugins.hook.marl_log = lambda run, step, metrics: logged.append(metrics["mine/step"])
     asyncio.run(trainer.fit(0))
-    assert order == [("sync", 0), ("part", 1), ("sync", 1), ("part", 2), ("sync", 2)]  # the first: a run begins on CPU
+    assert order == [
+        ("sync", 0),
+        ("part", 1),
+        ("sync", 1),
+        ("part", 2),
+        ("sync", 2),
+    ]  # the first: a run begins on CPU
     assert logged == [1.0, 2.0]
 
 
@@ -123,7 +140,10 @@ def test_what_a_part_raises_ends_the_rollout_at_once(tmp_path, error, method):
     trainer = simulated_trainer(tmp_path, lambda t: 1.0, steps=1, eval_steps=-1, workflow=endless)
     trainer.run.recipe.limits.task_seconds = None
     trainer.session.rollout.task_seconds = None
-    trainer.plugins.parts += [part(**{method: fails if method == "arrived" else fails_later}), part(during_rollout=other)]
+    trainer.plugins.parts += [
+        part(**{method: fails if method == "arrived" else fails_later}),
+        part(during_rollout=other),
+    ]
 
     async def fit():
         with pytest.raises(RunEnded, match="part"):
@@ -178,7 +198,10 @@ def test_forward_passes_that_a_part_has_made_are_not_made_again(tmp_path):
 def test_parts_change_what_policies_are_updated_with_one_after_the_other(tmp_path):
     def scale(by):
         async def prepared(self, given):
-            return [replace(p, metrics={**p.metrics, "order": p.metrics.get("order", 1.0) * 10 + by}) for p in given]
+            return [
+                replace(p, metrics={**p.metrics, "order": p.metrics.get("order", 1.0) * 10 + by})
+                for p in given
+            ]
 
         return part(prepared=prepared)
 
@@ -221,7 +244,9 @@ def test_what_cannot_be_trained_is_refused_with_the_plugins_name(tmp_path, wrong
 def test_something_else_than_a_part_is_refused(tmp_path):
     trainer = simulated_trainer(tmp_path, lambda t: 1.0, steps=1, eval_steps=-1)
     trainer.plugins.parts.append(lambda step: "a part")
-    with pytest.raises(RunPaused, match="plugin plugin 0: marl_step returned 'a part', expected a StepPart or None"):
+    with pytest.raises(
+        RunPaused, match="plugin plugin 0: marl_step returned 'a part', expected a StepPart or None"
+    ):
         asyncio.run(trainer.fit(0))
 
 
@@ -235,8 +260,12 @@ def test_scores_that_come_and_go_pause_the_run_before_the_step_is_trained(tmp_pa
     running = []
     trainer.plugins.owners = lambda hook, run=None: ["mine.py"]
     trainer.plugins.parts.append(lambda step: running.append(step.number))
-    trainer.plugins.hook.marl_score_action = lambda run, action, seen: score() if running[-1] == 2 else None
-    with pytest.raises(RunPaused, match=r"step 2: actions were scored by plugin mine\.py .* in step 1 none was"):
+    trainer.plugins.hook.marl_score_action = lambda run, action, seen: (
+        score() if running[-1] == 2 else None
+    )
+    with pytest.raises(
+        RunPaused, match=r"step 2: actions were scored by plugin mine\.py .* in step 1 none was"
+    ):
         asyncio.run(trainer.fit(0))
     assert trainer.session.policies["p"].saved == [1] and trainer.session.policies["p"].version == 1
 
@@ -252,7 +281,9 @@ def test_a_policy_that_plays_no_role_may_be_added(tmp_path):
         own = []
         for row in p.rows:
             generation = replace(row.action.generation, policy="judge")
-            own.append(replace(row, action=replace(row.action, policy="judge", generation=generation)))
+            own.append(
+                replace(row, action=replace(row.action, policy="judge", generation=generation))
+            )
         return [p, replace(p, policy="judge", rows=own)]
 
     async def update(run, policy, prepared, steps, step):

@@ -30,11 +30,13 @@ from refusals import briefs, refused
 SUMS = ["--recipe", "tests/recipes/sums/tiny.yaml", "--plugin", "marl_plugins.streaming"]
 
 
-# --- what is known and what is left ---------------------------------------------------------------------------------------
+# --- what is known and what is left
+# ---------------------------------------------------------------------------------------
 
 
 async def model(sequences):
-    """Numbers of each token that depend on it and on all before it, masked as upstream's are; and a number of each sequence."""
+    """Numbers of each token that depend on it and on all before it, masked as upstream's are; and a
+    number of each sequence."""
     batches = []
     for sequence in sequences:
         e = sequence_experience(sequence)
@@ -53,9 +55,13 @@ async def at_once(rows):
 @given(st.data())
 @settings(max_examples=60, deadline=None)
 def test_rows_that_were_forwarded_in_parts_are_as_if_they_were_at_once(data):
-    """Conversations cut into any parts; afterwards rows are left out, chosen twice, and have got rewards."""
+    """Conversations cut into any parts; afterwards rows are left out, chosen twice, and have got
+    rewards."""
     count = data.draw(st.integers(1, 5))
-    trajectories = [conversations(data.draw(st.integers(0, 10**6)), data.draw(st.integers(1, 6))) for _ in range(count)]
+    trajectories = [
+        conversations(data.draw(st.integers(0, 10**6)), data.draw(st.integers(1, 6)))
+        for _ in range(count)
+    ]
     for number, trajectory in enumerate(trajectories):
         trajectory.task = Task(f"t{number}", "p")
     cuts = data.draw(st.lists(st.integers(0, count), min_size=1, max_size=3).map(sorted))
@@ -63,7 +69,9 @@ def test_rows_that_were_forwarded_in_parts_are_as_if_they_were_at_once(data):
     known = [asyncio.run(at_once(rows)) for part in parts if (rows := rows_to_be(part, "p"))]
     possible = [Row(t, action, 0.5 + n) for t in trajectories for n, action in enumerate(t.actions)]
     rows = (
-        data.draw(st.lists(st.sampled_from(possible), min_size=1, unique_by=id)) if data.draw(st.booleans()) else possible
+        data.draw(st.lists(st.sampled_from(possible), min_size=1, unique_by=id))
+        if data.draw(st.booleans())
+        else possible
     )
     rows = [*rows, *rows[: data.draw(st.integers(0, 1))]]
     anew = []
@@ -72,25 +80,45 @@ def test_rows_that_were_forwarded_in_parts_are_as_if_they_were_at_once(data):
         anew.extend(sequences)
         return await model(sequences)
 
-    found, want = asyncio.run(completed(rows, sequences_of(rows), known, forward)), asyncio.run(at_once(rows))
-    assert found.rows is rows and found.diffs == want.diffs and (found.kl_coef, found.clip_range) == (0.25, [-1.0, 1.0])
-    assert [(s.ids, s.starts, s.rows) for s in found.sequences] == [(s.ids, s.starts, s.rows) for s in want.sequences]
+    found, want = (
+        asyncio.run(completed(rows, sequences_of(rows), known, forward)),
+        asyncio.run(at_once(rows)),
+    )
+    assert (
+        found.rows is rows
+        and found.diffs == want.diffs
+        and (found.kl_coef, found.clip_range) == (0.25, [-1.0, 1.0])
+    )
+    assert [(s.ids, s.starts, s.rows) for s in found.sequences] == [
+        (s.ids, s.starts, s.rows) for s in want.sequences
+    ]
     for name, tensor in vars(want.tokens).items():
         assert torch.equal(getattr(found.tokens, name), tensor), name
     done = [[id(row.action) for row in s.rows] for part in known for s in part.sequences]
     assert all([id(row.action) for row in s.rows] not in done for s in anew)
-    assert len(anew) + sum([id(row.action) for row in s.rows] in done for s in found.sequences) == len(found.sequences)
+    assert len(anew) + sum(
+        [id(row.action) for row in s.rows] in done for s in found.sequences
+    ) == len(found.sequences)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_what_a_row_shares_a_micro_batch_with_changes_no_bit_of_it_on_cpu(dtype):
-    """Upstream's model with eager attention; conversations of 16 tokens or more in micro-batches of other sizes and orders.
+    """Upstream's model with eager attention; conversations of 16 tokens or more in micro-batches of
+    other sizes and orders.
 
-    Below that (one vector of a processor with AVX-512) how far a row is padded decides in what order its softmax is summed.
+    Below that (one vector of a processor with AVX-512) how far a row is padded decides in what
+    order its softmax is summed.
     """
     torch.manual_seed(0)
-    sizes = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4}
-    config = Qwen2Config(vocab_size=1000, num_key_value_heads=2, attn_implementation="eager", **sizes)
+    sizes = {
+        "hidden_size": 128,
+        "intermediate_size": 256,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+    }
+    config = Qwen2Config(
+        vocab_size=1000, num_key_value_heads=2, attn_implementation="eager", **sizes
+    )
     actor = Actor(Qwen2ForCausalLM(config).to(dtype).eval(), temperature=0.7)
     actor.packing_samples = False
     trajectories = [conversations(seed, 4) for seed in range(8)]
@@ -105,7 +133,9 @@ def test_what_a_row_shares_a_micro_batch_with_changes_no_bit_of_it_on_cpu(dtype)
             part = order[start : start + size]
             e = Experience.concat_experiences([sequence_experience(sequences[n]) for n in part], 0)
             log_probs = actor(e.sequences, e.action_mask, e.attention_mask)
-            found |= {n: row[: len(sequences[n].ids) - 1] for n, row in zip(part, log_probs, strict=True)}
+            found |= {
+                n: row[: len(sequences[n].ids) - 1] for n, row in zip(part, log_probs, strict=True)
+            }
         return found
 
     numbers = list(range(len(sequences)))
@@ -115,13 +145,20 @@ def test_what_a_row_shares_a_micro_batch_with_changes_no_bit_of_it_on_cpu(dtype)
         assert all(torch.equal(alone[n], together[n]) for n in numbers), size
 
 
-# --- during a rollout -----------------------------------------------------------------------------------------------------
+# --- during a rollout
+# --------------------------------------------------------------------------------------------------
 
 
 @given(st.integers(1, 9), st.integers(1, 3), st.integers(1, 4), st.randoms(use_true_random=False))
 @settings(max_examples=60, deadline=None)
-def test_what_is_computed_together_does_not_depend_on_what_arrives_first(tasks, samples, together, draw):
-    expected = [Trajectory(Task(f"t{n}", "p"), sample, 1, place=n) for n in range(tasks) for sample in range(samples)]
+def test_what_is_computed_together_does_not_depend_on_what_arrives_first(
+    tasks, samples, together, draw
+):
+    expected = [
+        Trajectory(Task(f"t{n}", "p"), sample, 1, place=n)
+        for n in range(tasks)
+        for sample in range(samples)
+    ]
     order, groups = draw.sample(expected, len(expected)), TaskGroups(tasks, together, samples)
     found = [batch for trajectory in order if (batch := groups.add(trajectory))]
     assert len(found) == groups.count
@@ -155,7 +192,9 @@ def arrived(place):
     return trajectory
 
 
-@pytest.mark.parametrize(("until", "asked"), [("all", ["t1", "t0", "t2"]), ("rollout", ["t1", "t0"])])
+@pytest.mark.parametrize(
+    ("until", "asked"), [("all", ["t1", "t0", "t2"]), ("rollout", ["t1", "t0"])]
+)
 def test_what_the_rollouts_end_leaves_is_done_or_not_as_asked_for(until, asked):
     async def run():
         policy = Slow()
@@ -214,7 +253,9 @@ def streaming(tmp_path, tasks):
             estimator=ReinforcePlusPlus(),
         )
         if together:
-            trainer.run.args.streaming = SimpleNamespace(tasks=together, until="all", gradients=False)
+            trainer.run.args.streaming = SimpleNamespace(
+                tasks=together, until="all", gradients=False
+            )
             trainer.plugins.parts.append(functools.partial(StreamingPart, trainer.run))
         trainers.append(trainer)
     return trainers
@@ -232,10 +273,13 @@ def test_a_run_has_the_same_records_with_it_and_computes_no_row_twice(tmp_path, 
     once = without.session.policies["p"].computed
     early = streamed.session.policies["p"].computed
     assert len(once) == 2 and len(early) == 2 * -(-5 // tasks)
-    assert sorted(name for rows in early for name in rows) == sorted(name for rows in once for name in rows)
+    assert sorted(name for rows in early for name in rows) == sorted(
+        name for rows in once for name in rows
+    )
 
 
-# --- the plan -------------------------------------------------------------------------------------------------------------
+# --- the plan
+# --------------------------------------------------------------------------------------------------
 
 
 LINES = ("recipe.yaml:25", "recipe.yaml:28", "recipe.yaml:29")
@@ -245,7 +289,8 @@ def test_devices_that_are_shared_with_engines_are_refused(monkeypatch):
     monkeypatch.setenv("MARL_PLUGINS_DEVICE", "cuda")
     words = ["--recipe", "mathchat", "--plugin", "marl_plugins.streaming"]
     shared = [
-        ("streaming.shared_devices", *LINES, policy, "marl_plugins.streaming") for policy in ("solver", "coder", "verifier")
+        ("streaming.shared_devices", *LINES, policy, "marl_plugins.streaming")
+        for policy in ("solver", "coder", "verifier")
     ]
     with refused(*shared) as error:
         build_plan(words)
@@ -257,5 +302,8 @@ def test_on_cpu_it_is_said_that_nothing_is_won():
 
 
 def test_a_resumed_run_may_compute_in_other_portions():
-    one, other = build_plan(SUMS), build_plan([*SUMS, "--streaming.tasks", "4", "--streaming.until", "rollout"])
+    one, other = (
+        build_plan(SUMS),
+        build_plan([*SUMS, "--streaming.tasks", "4", "--streaming.until", "rollout"]),
+    )
     assert fingerprint(one) == fingerprint(other)

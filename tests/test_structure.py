@@ -3,7 +3,6 @@
 import ast
 import copy
 import functools
-from collections import defaultdict
 from pathlib import Path
 
 from marl_plugins.builtin.rehearsal import check_workflow
@@ -53,21 +52,26 @@ ORDER = (
     ("commands",),
     ("cli", "__main__"),
 )
-"""Rooms of the package. A room imports from those above it; of one line, those of `engine` from those before them, and
-others not from each other."""
+"""Rooms of the package. A room imports from those above it; of one line, those of `engine` from
+those before them, and others not from each other."""
 BY_IDENTITY = {
-    "core/fields.py": "values of a workflow's call, of any type, in which actions are looked for once",
+    "core/fields.py": "values of a workflow's call, of any type, in which actions are looked for "
+    "once",
     "adapters/worker.py": "what `copy.deepcopy` is not to copy, which it knows by that",
 }
 """Files that know objects by `id()`, and why these cannot be keys themselves."""
 STATE: dict[str, str] = {
-    "engine/processes/engines.py _STARTING": "a lock: upstream's module is substituted for the whole process while engines start",
+    "engine/processes/engines.py _STARTING": "a lock: upstream's module is substituted for the "
+    "whole process while engines start",
 }
 """Module-level objects that change, and why."""
 CACHES = {
-    "grading/math_verify.py helper": "the process that runs math-verify, for all graders of this process",
-    "builtin/cases/gym.py _apart": "the sandbox with reasoning-gym, for all cases and graders of this process",
-    "sandbox/levels.py examine": "what isolation this machine has: programs get the level that the plan named",
+    "grading/math_verify.py helper": "the process that runs math-verify, for all graders of this "
+    "process",
+    "builtin/cases/gym.py _apart": "the sandbox with reasoning-gym, for all cases and graders of "
+    "this process",
+    "sandbox/levels.py examine": "what isolation this machine has: programs get the level that the "
+    "plan named",
     "asking/marked_answers.py line_patterns": "compiled patterns",
     "engine/hosts/upstream_cli.py upstream_root": "where a package is installed",
     "engine/hosts/upstream_cli.py upstream_version": "the release that is installed",
@@ -90,9 +94,25 @@ INDIRECT = {
     "sandbox/fork_server.py",
 }
 """Modules that import others by name, because a user or a table names them."""
-CHANGES = {"append", "add", "update", "pop", "popitem", "clear", "extend", "setdefault", "remove", "insert", "discard"}
+CHANGES = {
+    "append",
+    "add",
+    "update",
+    "pop",
+    "popitem",
+    "clear",
+    "extend",
+    "setdefault",
+    "remove",
+    "insert",
+    "discard",
+}
 
-FILES = {path.relative_to(PACKAGE).as_posix(): path for path in sorted(PACKAGE.rglob("*.py")) if "data" not in path.parts}
+FILES = {
+    path.relative_to(PACKAGE).as_posix(): path
+    for path in sorted(PACKAGE.rglob("*.py"))
+    if "data" not in path.parts
+}
 
 
 @functools.cache
@@ -136,7 +156,11 @@ def imports_in(file, nodes):
     found = set()
     for node in nodes:
         names = []
-        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("marl_plugins"):
+        if (
+            isinstance(node, ast.ImportFrom)
+            and node.module
+            and node.module.startswith("marl_plugins")
+        ):
             names = [f"{node.module}.{alias.name}" for alias in node.names]
             names = [name if name in MODULES else node.module for name in names]
         elif isinstance(node, ast.Import):
@@ -146,7 +170,8 @@ def imports_in(file, nodes):
 
 
 def room(module):
-    """The room that a module lies in: the first folder below the package; of `engine`, also the folder within it."""
+    """The room that a module lies in: the first folder below the package; of `engine`, also the
+    folder within it."""
     parts = module.split(".")
     return ".".join(parts[1:3]) if parts[1] == "engine" else parts[1]
 
@@ -176,10 +201,13 @@ def test_no_import_goes_against_the_order():
 
 
 def test_imports_can_be_seen():
-    """None is relative, and modules are imported by a name in a variable only where a user or a table names them."""
+    """None is relative, and modules are imported by a name in a variable only where a user or a
+    table names them."""
     indirect = (*INDIRECT, "engine/hosts/", "commands/upstream_ci/", "commands/doctor/")
     for file, node in nodes_of_all():
-        assert not (isinstance(node, ast.ImportFrom) and node.level), f"{file}:{node.lineno}: a relative import"
+        assert not (isinstance(node, ast.ImportFrom) and node.level), (
+            f"{file}:{node.lineno}: a relative import"
+        )
         if isinstance(node, ast.Call) and called(node) in ("import_module", "__import__"):
             assert file.startswith(indirect), f"{file}:{node.lineno}"
 
@@ -193,12 +221,18 @@ def plugin_of(module):
 
 
 def test_plugins_know_nothing_of_each_other():
-    pairs = {(plugin_of(m), plugin_of(name)) for m, f in MODULES.items() if "." in m for name in imported(f)}
+    pairs = {
+        (plugin_of(m), plugin_of(name))
+        for m, f in MODULES.items()
+        if "." in m
+        for name in imported(f)
+    }
     assert not {(a, b) for a, b in pairs if a and b and a != b}
 
 
 def test_the_sandbox_is_as_if_it_came_from_outside():
-    """It imports the core alone, and the tool `python` and the cases of reasoning-gym alone import it."""
+    """It imports the core alone, and the tool `python` and the cases of reasoning-gym alone import
+    it."""
     inside = {module for module in MODULES if module.startswith("marl_plugins.sandbox")}
     used = {name for module in inside for name in imported(MODULES[module])} - inside
     assert {name.split(".")[1] for name in used} == {"core"}
@@ -228,34 +262,58 @@ def test_the_contract_imports_the_core_and_the_run_alone():
 
 
 def test_nothing_is_global():
-    assert not [f"{file}:{node.lineno}" for file, node in nodes_of_all() if isinstance(node, ast.Global)]
+    assert not [
+        f"{file}:{node.lineno}" for file, node in nodes_of_all() if isinstance(node, ast.Global)
+    ]
 
 
 def module_names(tree):
     """Names bound at the top of a module, with the value."""
     for node in tree.body:
-        targets = node.targets if isinstance(node, ast.Assign) else [node.target] if isinstance(node, ast.AnnAssign) else []
+        targets = (
+            node.targets
+            if isinstance(node, ast.Assign)
+            else [node.target]
+            if isinstance(node, ast.AnnAssign)
+            else []
+        )
         for target in targets:
             if isinstance(target, ast.Name):
                 yield target.id, node.value
 
 
 def changing(file):
-    """Names at the top of a module whose objects are instances without arguments, or are changed by a function."""
+    """Names at the top of a module whose objects are instances without arguments, or are changed by
+    a function."""
     tree = tree_of(file)
     names = dict(module_names(tree))
     found = {
         name
         for name, value in names.items()
-        if isinstance(value, ast.Call) and not value.args and not value.keywords and called(value).lstrip("_")[:1].isupper()
+        if isinstance(value, ast.Call)
+        and not value.args
+        and not value.keywords
+        and called(value).lstrip("_")[:1].isupper()
     }
-    for function in (n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)):
-        local = {n.id for n in ast.walk(function) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+    for function in (
+        n for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)
+    ):
+        local = {
+            n.id
+            for n in ast.walk(function)
+            if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)
+        }
         local |= {a.arg for a in ast.walk(function) if isinstance(a, ast.arg)}
         for node in ast.walk(function):
-            if isinstance(node, ast.Subscript | ast.Attribute) and isinstance(node.ctx, ast.Store | ast.Del):
+            if isinstance(node, ast.Subscript | ast.Attribute) and isinstance(
+                node.ctx, ast.Store | ast.Del
+            ):
                 found.update({root(node)} & names.keys() - local)
-            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in CHANGES:
+            if (
+                isinstance(node, ast.Call)
+                and isinstance(node.func, ast.Attribute)
+                and node.func.attr in CHANGES
+            ):
                 found.update({root(node.func)} & names.keys() - local)
     return found
 
@@ -270,7 +328,10 @@ def test_only_what_a_run_cannot_change_is_cached():
         f"{file} {node.name}"
         for file, node in nodes_of_all()
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        if any(ast.unparse(d).split("(")[0].split(".")[-1] in ("cache", "lru_cache") for d in node.decorator_list)
+        if any(
+            ast.unparse(d).split("(")[0].split(".")[-1] in ("cache", "lru_cache")
+            for d in node.decorator_list
+        )
     }
     assert not cached - CACHES.keys()
 
@@ -278,7 +339,9 @@ def test_only_what_a_run_cannot_change_is_cached():
 def test_a_run_is_as_it_was_after_it_was_planned_rehearsed_and_described():
     """What the syntax cannot show: nobody changes the flags below a run through another name."""
     plan = build_plan(["--recipe", "mathchat/tiny.yaml"])
-    before = copy.deepcopy((plan.run.args, dict(plan.run.policy_args), plan.run.policies, plan.run.recipe))
+    before = copy.deepcopy(
+        (plan.run.args, dict(plan.run.policy_args), plan.run.policies, plan.run.recipe)
+    )
     describe(plan)
     fingerprint(plan)
     check_workflow(plan, ["python"])
@@ -303,32 +366,39 @@ def test_only_the_plan_changes_a_run():
         f"{file}:{node.lineno}"
         for file, node in nodes_of_all()
         if not file.startswith("engine/plan/")
-        if isinstance(node, ast.Attribute | ast.Subscript) and isinstance(node.ctx, ast.Store | ast.Del)
-        if "run" in ast.unparse(node).split("[")[0].split(".")[:-1] and ".state(" not in ast.unparse(node)
+        if isinstance(node, ast.Attribute | ast.Subscript)
+        and isinstance(node.ctx, ast.Store | ast.Del)
+        if "run" in ast.unparse(node).split("[")[0].split(".")[:-1]
+        and ".state(" not in ast.unparse(node)
     ]
     assert not changed
 
 
 def test_every_argument_of_a_test_is_used():
-    """What is parametrised and not used is not tested; a fixture that is there for what it does is named by `usefixtures`."""
+    """What is parametrised and not used is not tested; a fixture that is there for what it does is
+    named by `usefixtures`."""
     unused = [
         f"{path.name}:{test.lineno} {test.name}: {argument.arg}"
         for path in sorted(Path(__file__).parent.rglob("*.py"))
         for test in ast.walk(ast.parse(path.read_text()))
-        if isinstance(test, ast.FunctionDef | ast.AsyncFunctionDef) and test.name.startswith("test_")
+        if isinstance(test, ast.FunctionDef | ast.AsyncFunctionDef)
+        and test.name.startswith("test_")
         for argument in test.args.args
         if argument.arg
-        not in {"self"} | {node.id for line in test.body for node in ast.walk(line) if isinstance(node, ast.Name)}
+        not in {"self"}
+        | {node.id for line in test.body for node in ast.walk(line) if isinstance(node, ast.Name)}
     ]
     assert not unused
 
 
 def test_a_role_meets_its_policy_in_one_place():
-    """A plan asks the recipe for the policy of a role; a run asks its cast, on each task (`engine/runtime/roles.py`)."""
+    """A plan asks the recipe for the policy of a role; a run asks its cast, on each task
+    (`engine/runtime/roles.py`)."""
     asking = [
         f"{file}:{node.lineno}"
         for file in FILES
-        if file.startswith(("engine/runtime/", "engine/processes/", "engine/records/")) and file != "engine/runtime/roles.py"
+        if file.startswith(("engine/runtime/", "engine/processes/", "engine/records/"))
+        and file != "engine/runtime/roles.py"
         for node in ast.walk(tree_of(file))
         if isinstance(node, ast.Attribute) and node.attr == "policies_of"
     ]

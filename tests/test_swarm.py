@@ -1,4 +1,5 @@
-"""Peers: what they publish and take in, that a step repeats after a crash, and what hostile or broken records and stores cost."""
+"""Peers: what they publish and take in, that a step repeats after a crash, and what hostile or
+broken records and stores cost."""
 
 import asyncio
 import gzip
@@ -32,14 +33,30 @@ from marl_plugins.core.trajectory import Task
 from marl_plugins.engine.manager import Plugins
 from marl_plugins.engine.plan.build import build_plan
 from marl_plugins.engine.records.read import Filter, RunReader
-from marl_plugins.swarm.capability import ROUNDING, ROUNDS, CapabilityWeights, note_round, ratio, subtract_baselines, weight
+from marl_plugins.swarm.capability import (
+    ROUNDING,
+    ROUNDS,
+    CapabilityWeights,
+    note_round,
+    ratio,
+    subtract_baselines,
+    weight,
+)
 from marl_plugins.swarm.command import main
 from marl_plugins.swarm.peers import Swarm
 from marl_plugins.swarm.record import carried_task, key_of, packed, unpacked
 from marl_plugins.swarm.store import MOST_RECORD_BYTES, RecordName, RecordStore
 
 PLUGIN = "marl_plugins.swarm"
-DEFAULTS = {"publish": 1.0, "external": 0, "staleness": 1, "sampler": "uniform", "spread": 0.0, "quota": 0, "keep": 0} | {
+DEFAULTS = {
+    "publish": 1.0,
+    "external": 0,
+    "staleness": 1,
+    "sampler": "uniform",
+    "spread": 0.0,
+    "quota": 0,
+    "keep": 0,
+} | {
     "weight": "own",
     "alpha": 1.0,
     "delta": 0.5,
@@ -47,10 +64,25 @@ DEFAULTS = {"publish": 1.0, "external": 0, "staleness": 1, "sampler": "uniform",
 }
 
 
-def peer(folder, store, seed=1, steps=3, name="alice", outcome=lambda t: float(t.sample == 0), tasks=None, **options):
+def peer(
+    folder,
+    store,
+    seed=1,
+    steps=3,
+    name="alice",
+    outcome=lambda t: float(t.sample == 0),
+    tasks=None,
+    **options,
+):
     """A simulated run that takes part in a swarm."""
     trainer = simulated_trainer(
-        folder / "run", outcome, steps=steps, eval_steps=-1, plugins=[PLUGIN], seed=seed, train_tasks=tasks
+        folder / "run",
+        outcome,
+        steps=steps,
+        eval_steps=-1,
+        plugins=[PLUGIN],
+        seed=seed,
+        train_tasks=tasks,
     )
     trainer.run.args.ckpt.path = str(folder / "ckpt")
     trainer.run.args.swarm = SimpleNamespace(**DEFAULTS | options, store=str(store), peer=name)
@@ -76,13 +108,26 @@ def test_a_run_takes_groups_of_its_peers_and_the_numbers_add_up(tmp_path):
     fit(peer(tmp_path / "a", store, seed=7))
     bob = fit(peer(tmp_path / "b", store, seed=8, name="bob", external=2))
     names = RecordStore(str(store)).names()
-    assert {(n.peer, n.round) for n in names} == {(p, r) for p in ("alice", "bob") for r in (1, 2, 3)} and len(names) == 24
-    for line, ledger in zip(recorded(bob, "metrics.jsonl"), recorded(bob, "ledger.jsonl"), strict=True):
-        assert (line["swarm/published"], line["swarm/taken"], line["swarm/refused"]) == (4.0, 2.0, 0.0)
-        assert ledger["received"]["trajectories"] == 4 == ledger["received"]["roles"]["a"]["trained"]
+    assert {(n.peer, n.round) for n in names} == {
+        (p, r) for p in ("alice", "bob") for r in (1, 2, 3)
+    } and len(names) == 24
+    for line, ledger in zip(
+        recorded(bob, "metrics.jsonl"), recorded(bob, "ledger.jsonl"), strict=True
+    ):
+        assert (line["swarm/published"], line["swarm/taken"], line["swarm/refused"]) == (
+            4.0,
+            2.0,
+            0.0,
+        )
+        assert (
+            ledger["received"]["trajectories"] == 4 == ledger["received"]["roles"]["a"]["trained"]
+        )
     taken = received(bob)
     assert len(taken) == len(set(taken)) == 12  # no record twice
-    assert all(origin.startswith("alice-") and step - int(origin.split()[-1]) in (0, 1) for step, origin, *_ in taken)
+    assert all(
+        origin.startswith("alice-") and step - int(origin.split()[-1]) in (0, 1)
+        for step, origin, *_ in taken
+    )
 
 
 @pytest.mark.parametrize("publish", [1.0, 0.5, 0.0])
@@ -90,7 +135,9 @@ def test_without_groups_of_others_the_run_is_the_run_without_the_plugin(tmp_path
     store = tmp_path / "store"
     fit(peer(tmp_path / "a", store, seed=7))
     bob = fit(peer(tmp_path / "b", store, seed=8, name="bob", publish=publish))
-    alone = simulated_trainer(tmp_path / "c" / "run", lambda t: float(t.sample == 0), steps=3, eval_steps=-1, seed=8)
+    alone = simulated_trainer(
+        tmp_path / "c" / "run", lambda t: float(t.sample == 0), steps=3, eval_steps=-1, seed=8
+    )
     fit(alone)
     for name in ("trajectories.jsonl", "ledger.jsonl"):
         assert without_seconds(recorded(bob, name)) == without_seconds(recorded(alone, name))
@@ -152,7 +199,9 @@ def test_a_repeated_step_takes_in_what_it_took_in_although_peers_go_on(tmp_path)
     again.session.policies["p"].version = 2
     fit(again, done=2)
     assert received(again) == received(third) and len(received(third)) == 4
-    other = peer(tmp_path / "b4", store, steps=3, **options)  # a fresh run in the same folder reads nobody else's journal
+    other = peer(
+        tmp_path / "b4", store, steps=3, **options
+    )  # a fresh run in the same folder reads nobody else's journal
     other.run.args.ckpt.path = first.run.args.ckpt.path
     fit(other)
     assert any(origin.startswith("carol") for _, origin, *_ in received(other))
@@ -182,14 +231,19 @@ def test_old_records_of_its_own_are_removed_and_no_others(tmp_path):
     assert found == {("alice", 1), ("alice", 2), ("bob", 3), ("bob", 4), ("bob", 5)}
 
 
-# -- stores that fail, and records that lie -------------------------------------------------------------------------------------
+# -- stores that fail, and records that lie
+# -------------------------------------------------------------------------------------
 
 
 def test_a_store_that_is_gone_costs_records_and_no_step(tmp_path):
     (tmp_path / "store").write_text("a file in its place")
     trainer = fit(peer(tmp_path / "b", tmp_path / "store" / "below", external=2))
     for line in recorded(trainer, "metrics.jsonl"):
-        assert line["swarm/unpublished"] == 4.0 and line["swarm/unreachable"] == 1.0 and line["rows/trained"] == 8.0
+        assert (
+            line["swarm/unpublished"] == 4.0
+            and line["swarm/unreachable"] == 1.0
+            and line["rows/trained"] == 8.0
+        )
 
 
 def good(task="t0", sample=0, **values):
@@ -274,8 +328,11 @@ for number in range(int(sys.argv[3])):
 
 
 def writer(folder, who, count):
-    """A process of its own that writes records: a fork of this one would have its threads' locks."""
-    process = subprocess.Popen([sys.executable, "-c", WRITER, folder, who, str(count)], stdin=subprocess.PIPE)
+    """A process of its own that writes records: a fork of this one would have its threads'
+    locks."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", WRITER, folder, who, str(count)], stdin=subprocess.PIPE
+    )
     process.stdin.write(packed([good()]))
     process.stdin.close()
     return process
@@ -318,7 +375,8 @@ def test_a_record_is_written_once(tmp_path):
         assert store.names() == []
 
 
-# -- configuration and commands --------------------------------------------------------------------------------------------------
+# -- configuration and commands
+# --------------------------------------------------------------------------------------------------
 
 
 def codes(*flags):
@@ -329,24 +387,38 @@ def codes(*flags):
 
 def test_what_is_wrong_with_the_flags_is_said_at_once(tmp_path):
     assert codes() == {"swarm.store_missing"}
-    assert codes("--swarm.store", "nosuch://x", "--swarm.peer", "../x") == {"swarm.store", "swarm.peer"}
+    assert codes("--swarm.store", "nosuch://x", "--swarm.peer", "../x") == {
+        "swarm.store",
+        "swarm.peer",
+    }
     words = ["--swarm.store", str(tmp_path), "--swarm.keep", "1", "--swarm.staleness", "3"]
     words += ["--swarm.weight", "capability", "--swarm.sampler", "reward"]
     words += ["--algo.advantage.estimator", "group_norm", "--groups.by", "task+role+turn"]
     plan = build_plan(["--plugin", PLUGIN, "--recipe", "tool_user/tiny.yaml", *words])
-    assert {"swarm.keep", "swarm.best_only", "swarm.compared_again"} <= {problem.code for problem in plan.run.warnings}
-    assert codes("--swarm.store", str(tmp_path), "--swarm.trust", "generator") == {"swarm.no_generator"}
+    assert {"swarm.keep", "swarm.best_only", "swarm.compared_again"} <= {
+        problem.code for problem in plan.run.warnings
+    }
+    assert codes("--swarm.store", str(tmp_path), "--swarm.trust", "generator") == {
+        "swarm.no_generator"
+    }
 
 
 @pytest.mark.parametrize("file", ["recipe.yaml", "tiny.yaml", "population.yaml"])
 def test_the_recipes_plan_has_no_warning_and_its_tasks_are_made_from_their_names(file, monkeypatch):
     monkeypatch.setenv("MARL_PLUGINS_DEVICE", "cuda" if file == "recipe.yaml" else "cpu")
     plan = build_plan(["--recipe", f"swarm/{file}"])
-    train, held_out, task_of = plan.tasks("train"), plan.tasks("eval"), plan.run.tasks_module.task_of
+    train, held_out, task_of = (
+        plan.tasks("train"),
+        plan.tasks("eval"),
+        plan.run.tasks_module.task_of,
+    )
     assert plan.run.warnings == () and (len(train), len(held_out)) == (1024, 256)
     assert all(task_of(t.id) == t for t in train) and not any(task_of(t.id) for t in held_out)
     assert not {t.prompt for t in train} & {t.prompt for t in held_out}
-    assert {task_of(name) for name in ("", "plus", "plus-01", "plus-1x", "x-1", "plus--1", "plus-" + "9" * 99)} == {None}
+    assert {
+        task_of(name)
+        for name in ("", "plus", "plus-01", "plus-1x", "x-1", "plus--1", "plus-" + "9" * 99)
+    } == {None}
 
 
 def test_the_run_id_belongs_to_the_run(tmp_path):
@@ -368,7 +440,11 @@ def test_answers_of_people_are_taken_in_by_role(tmp_path, capsys):
     assert main(["add", str(file), str(store), "--peer", "people"]) == 0
     assert "4 trajectories of 2 tasks" in capsys.readouterr().out
     bob = fit(peer(tmp_path / "b", store, steps=1, external=4))
-    found = {t.task.id: [] for t in RunReader(bob.records.folder).trajectories(Filter(received=True)) if t.origin}
+    found = {
+        t.task.id: []
+        for t in RunReader(bob.records.folder).trajectories(Filter(received=True))
+        if t.origin
+    }
     for t in RunReader(bob.records.folder).trajectories(Filter(received=True)):
         if t.origin:
             found[t.task.id].append(t.actions[0].text)
@@ -384,14 +460,19 @@ def test_answers_of_people_are_taken_in_by_role(tmp_path, capsys):
     assert "damaged" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("text", ["", "{", '{"task": "t"}', '{"task": "t", "prompt": "p", "answers": []}', "[1]"])
+@pytest.mark.parametrize(
+    "text", ["", "{", '{"task": "t"}', '{"task": "t", "prompt": "p", "answers": []}', "[1]"]
+)
 def test_a_file_without_answers_is_said_by_line(tmp_path, text):
     (tmp_path / "answers.jsonl").write_text(text)
     with pytest.raises(ConfigurationError) as error:
         main(["add", str(tmp_path / "answers.jsonl"), str(tmp_path / "store")])
     assert {problem.code for problem in error.value.problems} == {"swarm.answers"}
     (tmp_path / "no_folder").write_text("")
-    for address, code in (("nosuch://x", "swarm.store"), (f"{tmp_path}/no_folder/below", "swarm.unreachable")):
+    for address, code in (
+        ("nosuch://x", "swarm.store"),
+        (f"{tmp_path}/no_folder/below", "swarm.unreachable"),
+    ):
         with pytest.raises(ConfigurationError) as error:
             main(["show", address])
         assert {problem.code for problem in error.value.problems} == {code}
@@ -400,7 +481,8 @@ def test_a_file_without_answers_is_said_by_line(tmp_path, text):
 JOURNALS = tempfile.TemporaryDirectory()
 
 
-# --- a population ---------------------------------------------------------------------------------------------------------
+# --- a population
+# --------------------------------------------------------------------------------------------------
 
 
 def population(folder, store, name="alice", frozen=(), fitted=True, **options):
@@ -417,7 +499,9 @@ def population(folder, store, name="alice", frozen=(), fitted=True, **options):
     no_penalty = SimpleNamespace(overlong_buffer_len=None, stop_properly_penalty_coef=None)
     run.policy_args = dict.fromkeys(policies, SimpleNamespace(reward=no_penalty))
     (old,) = session.cast.members["a"]
-    session.cast.members["a"] = tuple(RoleSpec("a", name, old.render, Chat(), old.sampling) for name in policies)
+    session.cast.members["a"] = tuple(
+        RoleSpec("a", name, old.render, Chat(), old.sampling) for name in policies
+    )
     return fit(trainer) if fitted else trainer
 
 
@@ -435,13 +519,22 @@ def test_the_members_of_a_population_are_peers_of_each_other(tmp_path):
         learner = learner.partition(" to ")[2]
         assert learner in ("p", "q") and source.rpartition("-")[0] != f"alice.{learner}"
         assert {a.policy for a in t.actions} == {learner}
-    assert {t.origin.partition("-")[0] for t in taken} >= {"alice.s", "bob"}  # a frozen member publishes, and takes nothing
+    assert {t.origin.partition("-")[0] for t in taken} >= {
+        "alice.s",
+        "bob",
+    }  # a frozen member publishes, and takes nothing
     own = {(t.step, t.task.id): t.actions[0].policy for t in found if not t.origin}
     made_by = {(n.round, n.key): n.peer for n in names if n.peer != "bob"}
-    assert made_by == {(step, key_of(task)): f"alice.{policy}" for (step, task), policy in own.items()}
-    for line, ledger in zip(recorded(run, "metrics.jsonl"), recorded(run, "ledger.jsonl"), strict=True):
+    assert made_by == {
+        (step, key_of(task)): f"alice.{policy}" for (step, task), policy in own.items()
+    }
+    for line, ledger in zip(
+        recorded(run, "metrics.jsonl"), recorded(run, "ledger.jsonl"), strict=True
+    ):
         assert (line["swarm/taken"], line["swarm/refused"]) == (4.0, 0.0)
-        assert ledger["received"]["trajectories"] == 8 == ledger["received"]["roles"]["a"]["trained"]
+        assert (
+            ledger["received"]["trajectories"] == 8 == ledger["received"]["roles"]["a"]["trained"]
+        )
 
 
 def test_a_population_alone_learns_from_its_members_and_a_repeated_step_takes_in_the_same(tmp_path):
@@ -460,8 +553,14 @@ def test_a_population_alone_learns_from_its_members_and_a_repeated_step_takes_in
 
 def test_members_have_baselines_and_ratios_of_their_own():
     """q is twice as good as p: what q earned counts half where p learns from it."""
-    own = [make_trajectory({"a": []}, rewards={"a": r}, sample=n, policies={"a": "p"}) for n, r in enumerate((1.0, 0.0))]
-    read = [make_trajectory({"a": []}, rewards={"a": r}, sample=n, policies={"a": "p"}) for n, r in enumerate((1.0, 0.4))]
+    own = [
+        make_trajectory({"a": []}, rewards={"a": r}, sample=n, policies={"a": "p"})
+        for n, r in enumerate((1.0, 0.0))
+    ]
+    read = [
+        make_trajectory({"a": []}, rewards={"a": r}, sample=n, policies={"a": "p"})
+        for n, r in enumerate((1.0, 0.4))
+    ]
     for t in read:
         t.origin, t.learner = "alice.q-0 step 3 to p", "p"
     others = [make_trajectory({"a": []}, rewards={"a": r}, policies={"a": "q"}) for r in (0.2, 0.6)]
@@ -472,15 +571,20 @@ def test_members_have_baselines_and_ratios_of_their_own():
     assert outcomes == {"p": [pytest.approx(0.3)], "alice.q-0": [0.6], "q": [0.9]}
     subtract_baselines([*own, *read, *others], outcomes, ["p", "q"])
     baseline = (1.0 + 0.0 + 0.5 + 0.2) / 4
-    assert [t.actions[0].reward for t in [*own, *read]] == pytest.approx([r - baseline for r in (1.0, 0.0, 1.0, 0.4)])
+    assert [t.actions[0].reward for t in [*own, *read]] == pytest.approx(
+        [r - baseline for r in (1.0, 0.0, 1.0, 0.4)]
+    )
     assert [t.actions[0].reward for t in others] == pytest.approx([-0.2, 0.2])
 
 
-# --- by capability --------------------------------------------------------------------------------------------------------
+# --- by capability
+# --------------------------------------------------------------------------------------------------
 
 
 @given(st.floats(0.1, 10), st.floats(-3, 3), st.floats(0, 4), st.floats(0, 1))
-def test_a_weight_grows_with_likeness_and_is_nothing_outside_its_bounds(of_source, difference, alpha, delta):
+def test_a_weight_grows_with_likeness_and_is_nothing_outside_its_bounds(
+    of_source, difference, alpha, delta
+):
     s, found = math.exp(difference), weight(of_source, difference, alpha, delta)
     if 1 < s <= 1 + ROUNDING:
         assert found == of_source
@@ -489,11 +593,16 @@ def test_a_weight_grows_with_likeness_and_is_nothing_outside_its_bounds(of_sourc
     else:
         assert found == pytest.approx(of_source * s ** (1 + alpha)) and found <= of_source
         assert found <= weight(of_source, difference, 0.0, delta) + 1e-12
-    assert weight(of_source, 0.0, alpha, delta) == weight(of_source, 1e-3, alpha, delta) == of_source
+    assert (
+        weight(of_source, 0.0, alpha, delta) == weight(of_source, 1e-3, alpha, delta) == of_source
+    )
     assert weight(of_source, 5e-3, alpha, delta) == 0.0
 
 
-@given(st.lists(st.floats(0, 1), min_size=1, max_size=8), st.lists(st.floats(0, 1), min_size=1, max_size=8))
+@given(
+    st.lists(st.floats(0, 1), min_size=1, max_size=8),
+    st.lists(st.floats(0, 1), min_size=1, max_size=8),
+)
 def test_a_ratio_is_of_the_last_five_rounds_and_within_bounds(theirs, own):
     outcomes = {"x": theirs[-ROUNDS:], "": own[-ROUNDS:]}
     noted = {}
@@ -501,7 +610,11 @@ def test_a_ratio_is_of_the_last_five_rounds_and_within_bounds(theirs, own):
         for value in values:
             note_round(noted, [SimpleNamespace(origin=source, outcome=value, actions=())], [])
     assert noted == outcomes
-    found, above, below = ratio(noted, "x", ""), sum(theirs[-5:]) / len(theirs[-5:]), sum(own[-5:]) / len(own[-5:])
+    found, above, below = (
+        ratio(noted, "x", ""),
+        sum(theirs[-5:]) / len(theirs[-5:]),
+        sum(own[-5:]) / len(own[-5:]),
+    )
     assert 0.1 <= found <= 10
     if below > 0 and 0.1 < above / below < 10:
         assert found == pytest.approx(above / below)
@@ -510,13 +623,18 @@ def test_a_ratio_is_of_the_last_five_rounds_and_within_bounds(theirs, own):
 
 def test_baselines_span_own_and_foreign_samples_of_a_task():
     """P_own / P_source is 0.5: what the better peer earned counts half."""
-    trajectories = [make_trajectory({"a": []}, rewards={"a": r}, sample=n) for n, r in enumerate((1.0, 0.0, 1.0, 0.4))]
+    trajectories = [
+        make_trajectory({"a": []}, rewards={"a": r}, sample=n)
+        for n, r in enumerate((1.0, 0.0, 1.0, 0.4))
+    ]
     for t in trajectories[2:]:
         t.origin = "bob-0 step 3"
     other = make_trajectory({"a": []}, rewards={"a": 0.7}, task="other")
     subtract_baselines([*trajectories, other], {"": [0.2, 0.4], "bob-0": [0.6]}, [])
     baseline = (1.0 + 0.0 + 0.5 + 0.2) / 4
-    assert [t.actions[0].reward for t in trajectories] == pytest.approx([r - baseline for r in (1.0, 0.0, 1.0, 0.4)])
+    assert [t.actions[0].reward for t in trajectories] == pytest.approx(
+        [r - baseline for r in (1.0, 0.0, 1.0, 0.4)]
+    )
     assert other.actions[0].reward == pytest.approx(0.0)
 
 
@@ -549,9 +667,15 @@ def test_foreign_rows_are_weighted_by_capability_and_by_how_likely_they_are_here
         for p in after:
             for sequence, item in zip(p.sequences, p.items, strict=True):
                 (row,) = sequence.rows
-                factor = 2.0 if row.trajectory.origin else 1.0  # simulated policies are as likely everywhere: s is 1
+                factor = (
+                    2.0 if row.trajectory.origin else 1.0
+                )  # simulated policies are as likely everywhere: s is 1
                 wanted = [factor * value for value in before[row]]
-                assert item.advantages[-len(wanted) :].tolist() == pytest.approx(wanted) == list(row.action.advantages)
+                assert (
+                    item.advantages[-len(wanted) :].tolist()
+                    == pytest.approx(wanted)
+                    == list(row.action.advantages)
+                )
     assert {line["swarm/weight"] for line in recorded(bob, "metrics.jsonl")} == {2.0}
     state = bob.plugins.state(bob.run)[PLUGIN]
     fresh = peer(tmp_path / "c", store)
@@ -559,7 +683,8 @@ def test_foreign_rows_are_weighted_by_capability_and_by_how_likely_they_are_here
     assert fresh.run.state(Swarm).outcomes == bob.run.state(Swarm).outcomes
 
 
-# --- trust ----------------------------------------------------------------------------------------------------------------
+# --- trust
+# --------------------------------------------------------------------------------------------------
 
 
 def strangers(tmp_path, trust, tasks_module=None, publish="labels"):
@@ -568,7 +693,13 @@ def strangers(tmp_path, trust, tasks_module=None, publish="labels"):
     tasks = [Task(f"s{n}", f"strange {n}", {"answer": n}, {"n": n}) for n in range(12)]
     fit(peer(tmp_path / "a", store, seed=7, trust=publish, tasks=tasks))
     bob = peer(
-        tmp_path / "b", store, seed=8, name="bob", external=2, trust=trust, outcome=lambda t: float(bool(t.task.label))
+        tmp_path / "b",
+        store,
+        seed=8,
+        name="bob",
+        external=2,
+        trust=trust,
+        outcome=lambda t: float(bool(t.task.label)),
     )
     bob.run.tasks_module = tasks_module
     fit(bob)
@@ -583,7 +714,9 @@ def test_strangers_tasks_are_refused_by_default(tmp_path):
 
 def test_labels_are_taken_where_peers_are_trusted(tmp_path):
     taken, _ = strangers(tmp_path, "labels")
-    assert taken and all(t.task.label == {"answer": t.task.metadata["n"]} and t.outcome == 1.0 for t in taken)
+    assert taken and all(
+        t.task.label == {"answer": t.task.metadata["n"]} and t.outcome == 1.0 for t in taken
+    )
 
 
 def test_without_labels_there_is_nothing_to_trust(tmp_path):
@@ -594,10 +727,16 @@ def test_without_labels_there_is_nothing_to_trust(tmp_path):
 def test_a_generator_makes_the_task_and_its_label_here(tmp_path):
     def task_of(name):
         number = int(name[1:])
-        return Task(name, f"strange {number}", "mine") if number % 2 else Task(name, "another", "mine")
+        return (
+            Task(name, f"strange {number}", "mine") if number % 2 else Task(name, "another", "mine")
+        )
 
     taken, metrics = strangers(tmp_path, "generator", SimpleNamespace(task_of=task_of))
-    assert taken and {t.task.label for t in taken} == {"mine"} and all(int(t.task.id[1:]) % 2 for t in taken)
+    assert (
+        taken
+        and {t.task.label for t in taken} == {"mine"}
+        and all(int(t.task.id[1:]) % 2 for t in taken)
+    )
     assert sum(line["swarm/refused/task"] for line in metrics if "swarm/refused/task" in line) > 0
 
 
@@ -606,7 +745,9 @@ def test_a_generator_that_does_not_know_a_name_refuses_it(tmp_path):
     assert not taken and metrics[0]["swarm/refused/task"] == 4.0
 
 
-@pytest.mark.parametrize("task", [5, [], {"label": 1, "more": 2}, {"metadata": 3}, {"metadata": {"a": float("inf")}}])
+@pytest.mark.parametrize(
+    "task", [5, [], {"label": 1, "more": 2}, {"metadata": 3}, {"metadata": {"a": float("inf")}}]
+)
 def test_a_carried_task_that_is_none_is_refused(task):
     content = json.dumps({"schema": 1, "group": [good()], "task": task}).encode()
     with pytest.raises(RefusedRecord):
@@ -620,4 +761,11 @@ def test_what_is_no_json_does_not_travel():
 
 class TestSwarm(PluginContract):
     plugin = PLUGIN
-    flags: ClassVar = ["--swarm.store", "memory://contract", "--swarm.external", "2", "--ckpt.path", JOURNALS.name]
+    flags: ClassVar = [
+        "--swarm.store",
+        "memory://contract",
+        "--swarm.external",
+        "2",
+        "--ckpt.path",
+        JOURNALS.name,
+    ]

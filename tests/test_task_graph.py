@@ -32,11 +32,14 @@ def solved(shown):
 
 
 @pytest.mark.parametrize(
-    ("answer", "outcome", "actions"), [(solved, 1.0, 7), (lambda shown: "0", 0.0, 3), (lambda shown: "none", 0.0, 3)]
+    ("answer", "outcome", "actions"),
+    [(solved, 1.0, 7), (lambda shown: "0", 0.0, 3), (lambda shown: "none", 0.0, 3)],
 )
 def test_right_answers_lead_on_and_the_budget_covers_one_hard_problem(answer, outcome, actions):
     plan = planned("tiny.yaml")
     workflow, grader = workflow_of(plan.plugins, plan.run), plan.run.grader_module
-    found = asyncio.run(played(workflow, says(answer), {}, roles({"solver": ["problem"]}), task="train-3"))
+    found = asyncio.run(
+        played(workflow, says(answer), {}, roles({"solver": ["problem"]}), task="train-3")
+    )
     assert len(found.actions) == actions and grader.score_outcome(found) == outcome
     assert [action.score for action in found.actions] == [float(answer is solved)] * actions

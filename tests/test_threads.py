@@ -46,11 +46,15 @@ def test_a_call_that_is_given_up_harms_nothing():
 
 def test_a_call_that_never_returns_keeps_neither_the_loop_nor_the_process():
     code = (
-        "import asyncio, threading\nfrom marl_plugins.core.threads import MOST, DaemonThreads, in_daemon_thread\n"
-        "async def work():\n    await asyncio.wait_for(in_daemon_thread(threading.Event().wait), 0.1)\n"
+        "import asyncio, threading\nfrom marl_plugins.core.threads import MOST, DaemonThreads, "
+        "in_daemon_thread\n"
+        "async def work():\n    await asyncio.wait_for(in_daemon_thread(threading.Event().wait), "
+        "0.1)\n"
         "try:\n    asyncio.run(work())\nexcept TimeoutError:\n    print('ended')\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False
+    )
     assert (done.returncode, done.stdout, done.stderr) == (0, "ended\n", "")
 
 
@@ -98,7 +102,12 @@ print(trajectory.infrastructure_failure)
 
 def test_a_reward_function_that_never_returns_does_not_keep_the_run(tmp_path):
     file = tmp_path / "reward.py"
-    file.write_text("import threading\n\ndef reward_func(queries, prompts, labels):\n    threading.Event().wait()\n")
+    file.write_text(
+        "import threading\n\ndef reward_func(queries, prompts, labels):\n    "
+        "threading.Event().wait()\n"
+    )
     code = REWARD.format(tests=str(Path(__file__).parent), file=str(file))
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=False
+    )
     assert (done.returncode, done.stdout) == (0, "deadline\n"), done.stderr

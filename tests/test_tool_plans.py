@@ -40,7 +40,8 @@ FILES = {
     "    await tools.started.note(text='x')\n"
     "    return await roles.clerk(problem=task.prompt)\n",
     "grader.py": "def score_outcome(trajectory):\n    return 1.0\n",
-    "find.py": "from marl_plugins import hookimpl\nfrom marl_plugins.core.tools import Tool\n\n\nasync def run(call): ...\n\n\n"
+    "find.py": "from marl_plugins import hookimpl\nfrom marl_plugins.core.tools import "
+    "Tool\n\n\nasync def run(call): ...\n\n\n"
     "@hookimpl\ndef marl_tools():\n    return [Tool('find', run, lambda text: [])]\n",
     "data.jsonl": "\n".join(json.dumps({"problem": f"{n}", "answer": "a"}) for n in range(4)),
 }
@@ -53,7 +54,9 @@ def plan(tmp_path):
         (tmp_path / name).write_text(text)
 
     def make(role, server=f"started: {STARTED}", words=()):
-        (tmp_path / "recipe.yaml").write_text(RECIPE.replace("ROLE", role).replace("SERVER", server))
+        (tmp_path / "recipe.yaml").write_text(
+            RECIPE.replace("ROLE", role).replace("SERVER", server)
+        )
         return build_plan(["--recipe", str(tmp_path), *words])
 
     return make
@@ -79,14 +82,20 @@ def test_a_plan_starts_no_server_and_a_run_tries_it_first(plan, tmp_path):
             pass
 
     with pytest.raises(
-        ConfigurationError, match=r"tools\.mcp\.started: MCP server 'started' \(python\): cannot be reached"
+        ConfigurationError,
+        match=r"tools\.mcp\.started: MCP server 'started' \(python\): cannot be reached",
     ):
         asyncio.run(start())
     assert (tmp_path / "started").exists()  # in the recipe's folder
 
 
 def functions(made, name):
-    (tool,) = [tool for answer in made.plugins.hook.marl_tools(run=made.run) for tool in answer if tool.name == name]
+    (tool,) = [
+        tool
+        for answer in made.plugins.hook.marl_tools(run=made.run)
+        for tool in answer
+        if tool.name == name
+    ]
     return tool.functions
 
 
@@ -95,7 +104,8 @@ def functions(made, name):
     [
         (
             "tools: [python], calls: hermess",
-            "recipe.yaml:3: roles.clerk.calls: vLLM has no parser 'hermess'; did you mean 'hermes'?",
+            "recipe.yaml:3: roles.clerk.calls: vLLM has no parser 'hermess'; did you mean "
+            "'hermes'?",
         ),
         (
             "tools: [python], calls: hermes, reasoning: qwen_3",
@@ -119,9 +129,18 @@ def test_roles_that_cannot_call_their_tools(plan, role, problem):
             "started: {command: [no-such-program]}",
             "recipe.yaml:10: tools.mcp.started.command: there is no program 'no-such-program'",
         ),
-        ("started: {comand: [python]}", "recipe.yaml:10: tools.mcp.started.comand: unknown key; did you mean 'command'?"),
-        ("started: [python]", "tools.mcp.started: expected a mapping such as {command: [mcp-server-time]}"),
-        ("started: {command: [python], env: {TOKEN: 123456}}", "tools.mcp.started.env.TOKEN: expected a text in quotes"),
+        (
+            "started: {comand: [python]}",
+            "recipe.yaml:10: tools.mcp.started.comand: unknown key; did you mean 'command'?",
+        ),
+        (
+            "started: [python]",
+            "tools.mcp.started: expected a mapping such as {command: [mcp-server-time]}",
+        ),
+        (
+            "started: {command: [python], env: {TOKEN: 123456}}",
+            "tools.mcp.started.env.TOKEN: expected a text in quotes",
+        ),
         (
             "started: {command: [python], env: [123456]}",
             "tools.mcp.started.env: expected a mapping such as {API_KEY: $API_KEY}",
@@ -152,7 +171,9 @@ def test_two_tools_of_a_role_must_not_have_one_function(plan, monkeypatch):
 
 def test_secrets_are_in_no_fingerprint_and_no_description(plan, monkeypatch):
     monkeypatch.setenv("SHOP_TOKEN", "a-very-secret-token")
-    server = 'started: {url: "http://127.0.0.1:9/mcp", headers: {Authorization: Bearer $SHOP_TOKEN}}'
+    server = (
+        'started: {url: "http://127.0.0.1:9/mcp", headers: {Authorization: Bearer $SHOP_TOKEN}}'
+    )
     made = plan("tools: [started]", server)
     written = json.dumps([describe(made), fingerprint(made)])
     assert "a-very-secret-token" not in written and "Bearer $SHOP_TOKEN" in written
@@ -169,7 +190,8 @@ def test_a_plan_imports_neither_vllm_nor_the_sdk(plan, tmp_path):
     code = (
         "import sys; from marl_plugins.engine.plan.build import build_plan\n"
         f"build_plan(['--recipe', {str(tmp_path)!r}])\n"
-        "print(sorted({name.partition('.')[0] for name in sys.modules} & {'vllm', 'mcp', 'torch', 'transformers', 'httpx2'}))"
+        "print(sorted({name.partition('.')[0] for name in sys.modules} & {'vllm', 'mcp', 'torch', "
+        "'transformers', 'httpx2'}))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip().endswith("[]")

@@ -1,4 +1,5 @@
-"""What is recorded and counted of the calls of tools: status, seconds, bytes; also of those that are lost."""
+"""What is recorded and counted of the calls of tools: status, seconds, bytes; also of those that
+are lost."""
 
 import asyncio
 import json
@@ -76,7 +77,14 @@ def test_every_call_is_recorded_with_status_seconds_and_bytes():
         assert result.seconds >= 0.001 and result.bytes == len(result.output) + 1
     record = json.loads(json.dumps(to_record(got)))
     first = record["actions"][0]["tools"][0]
-    assert {"tool", "output", "ok", "start", "seconds", "bytes"} <= first.keys() and "failure" not in first
+    assert {
+        "tool",
+        "output",
+        "ok",
+        "start",
+        "seconds",
+        "bytes",
+    } <= first.keys() and "failure" not in first
     assert [t["call"] for t in record["tools"]] == ["a1", "b2"]  # the workflow's own
     assert to_record(from_record(record)) == record
 
@@ -97,7 +105,11 @@ def test_a_call_that_is_lost_is_recorded_too(tool, status):
     assert result.status == status and not result.ok and result.start is not None
     assert action.end >= result.start + result.seconds
     counted = metrics.summary([got], Ledger(1))
-    assert (counted["tool/echo/calls"], counted["tool/echo/lost"], counted["tool/echo/failed"]) == (1, 1, 0)
+    assert (counted["tool/echo/calls"], counted["tool/echo/lost"], counted["tool/echo/failed"]) == (
+        1,
+        1,
+        0,
+    )
     read = from_record(json.loads(json.dumps(to_record(got))))
     assert read.actions[0].tool_results == action.tool_results
 
@@ -114,7 +126,9 @@ def test_records_do_not_depend_on_which_of_the_workflows_calls_is_first():
         await asyncio.sleep(0.02 * ("a" in call.text))
         return await echo(call)
 
-    assert without_seconds(to_record(run(calling))) == without_seconds(to_record(run(calling, later)))
+    assert without_seconds(to_record(run(calling))) == without_seconds(
+        to_record(run(calling, later))
+    )
 
 
 results = st.builds(

@@ -1,4 +1,5 @@
-"""The trace of `openrlhf export`: parents precede, intervals nest, sums are the metrics'; and who cannot be traced is told."""
+"""The trace of `openrlhf export`: parents precede, intervals nest, sums are the metrics'; and who
+cannot be traced is told."""
 
 import asyncio
 import json
@@ -24,7 +25,8 @@ PAGE = (Path(__file__).parent.parent / "docs" / "metrics.md").read_text()
 
 
 async def branches(task, roles, tools):
-    """A turn that continues, two branches that wait for a moment, a call of the workflow, and a join."""
+    """A turn that continues, two branches that wait for a moment, a call of the workflow, and a
+    join."""
 
     async def branch(number, first):
         await asyncio.sleep(random.random() / 100)
@@ -46,12 +48,16 @@ def recorded(tmp_path_factory):
         if call.step == 3 and call.sample == 1 and call.task.endswith("1"):
             raise InfrastructureFailure("calculator", "Connection refused")
 
-    trainer = simulated.simulated_trainer(folder, lambda t: 1.0, answer, steps=3, eval_steps=-1, workflow=branches)
+    trainer = simulated.simulated_trainer(
+        folder, lambda t: 1.0, answer, steps=3, eval_steps=-1, workflow=branches
+    )
     rollout = trainer.session.rollout
     tool = Tool("echo", echo, find)
     rollout.tools = {"echo": tool}
     (spec,) = rollout.cast.members["a"]
-    rollout.cast.members["a"] = (replace(spec, tools=(tool,), max_turns=3, endless_tools_fail=False),)
+    rollout.cast.members["a"] = (
+        replace(spec, tools=(tool,), max_turns=3, endless_tools_fail=False),
+    )
     asyncio.run(trainer.fit(0))
     return folder
 
@@ -100,8 +106,12 @@ def test_its_sums_are_the_metrics(recorded):
         assert metrics["rows/generated"] == sum(bool(action.role) for action in mine)
         assert metrics["tool/echo/calls"] == len(calls) > 0
         assert metrics["tool/echo/failed"] == sum(call.status == "failed" for call in calls)
-        assert metrics["tool/echo/seconds"] * len(calls) == pytest.approx(sum(call.seconds for call in calls))
-        assert metrics["tool/echo/bytes"] * len(calls) == pytest.approx(sum(call.bytes for call in calls))
+        assert metrics["tool/echo/seconds"] * len(calls) == pytest.approx(
+            sum(call.seconds for call in calls)
+        )
+        assert metrics["tool/echo/bytes"] * len(calls) == pytest.approx(
+            sum(call.bytes for call in calls)
+        )
 
 
 def test_tokens_are_those_of_the_records(recorded):
@@ -113,8 +123,13 @@ def test_tokens_are_those_of_the_records(recorded):
 
 
 def test_what_is_printed_is_read_back(recorded, tmp_path, capsys):
-    assert main(["export", str(recorded), *TRACE, str(tmp_path / "trace.jsonl"), "--steps", "2:3"]) == 0
-    assert read_trace(tmp_path / "trace.jsonl") == [action for action in of_run(recorded) if action.step >= 2]
+    assert (
+        main(["export", str(recorded), *TRACE, str(tmp_path / "trace.jsonl"), "--steps", "2:3"])
+        == 0
+    )
+    assert read_trace(tmp_path / "trace.jsonl") == [
+        action for action in of_run(recorded) if action.step >= 2
+    ]
     assert main(["export", str(recorded / "trajectories.jsonl"), *TRACE, "-", "--steps", "1"]) == 0
     assert {json.loads(line)["step"] for line in capsys.readouterr().out.splitlines()} == {1}
 
@@ -127,7 +142,10 @@ def test_every_field_is_in_the_page():
 @pytest.mark.parametrize(
     ("change", "part"),
     [
-        (lambda record: record["actions"][0].pop("times"), "has no times, because an earlier release has written it"),
+        (
+            lambda record: record["actions"][0].pop("times"),
+            "has no times, because an earlier release has written it",
+        ),
         (lambda record: record.update(schema=0), "schema 0"),
         (lambda record: record.pop("actions"), "actions: "),
     ],
@@ -135,7 +153,9 @@ def test_every_field_is_in_the_page():
 def test_a_record_that_cannot_be_traced_is_named(recorded, tmp_path, capsys, change, part):
     records = lines(recorded, "trajectories.jsonl")
     change(records[1])
-    (tmp_path / "trajectories.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    (tmp_path / "trajectories.jsonl").write_text(
+        "".join(json.dumps(record) + "\n" for record in records)
+    )
     assert main(["export", str(tmp_path), *TRACE, "-"]) == 2
     said = capsys.readouterr().err
     assert f"{tmp_path}/trajectories.jsonl:2: cannot be " in said and part in said
@@ -172,6 +192,9 @@ def test_the_benchmark_counts_a_trace(recorded, tmp_path, capsys):
     (tmp_path / "trace").write_text("".join(action.model_dump_json() + "\n" for action in trace))
     load(tmp_path / "trace")
     shown = capsys.readouterr().out
-    assert f"{sum(bool(a.role) for a in trace)} actions of 23 trajectories" in shown and "| a | 100.0% | 100.0% |" in shown
+    assert (
+        f"{sum(bool(a.role) for a in trace)} actions of 23 trajectories" in shown
+        and "| a | 100.0% | 100.0% |" in shown
+    )
     at_once = max(sum(b.start <= a.start < b.end for b in trace if b.step == a.step) for a in trace)
     assert most_at_once(trace) == at_once

@@ -1,4 +1,5 @@
-"""The state of a training process as one value: whatever it holds comes back, and what goes on with it copies it."""
+"""The state of a training process as one value: whatever it holds comes back, and what goes on with
+it copies it."""
 
 from collections import OrderedDict
 
@@ -8,11 +9,19 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marl_plugins.process_groups.training_state import TrainingState, in_own_memory, packed, touch, unpacked
+from marl_plugins.process_groups.training_state import (
+    TrainingState,
+    in_own_memory,
+    packed,
+    touch,
+    unpacked,
+)
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.uint8, torch.bool]
 TENSORS = st.builds(
-    lambda dtype, shape, seed: torch.randint(0, 2, shape, generator=torch.Generator().manual_seed(seed)).to(dtype),
+    lambda dtype, shape, seed: torch.randint(
+        0, 2, shape, generator=torch.Generator().manual_seed(seed)
+    ).to(dtype),
     st.sampled_from(DTYPES),
     st.lists(st.integers(0, 3), max_size=3),
     st.integers(0, 9),
@@ -20,7 +29,9 @@ TENSORS = st.builds(
 TREES = st.recursive(
     TENSORS | st.integers() | st.text(max_size=3) | st.none(),
     lambda inner: (
-        st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=2), inner, max_size=3) | st.tuples(inner, inner)
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.text(max_size=2), inner, max_size=3)
+        | st.tuples(inner, inner)
     ),
     max_leaves=12,
 )
@@ -60,12 +71,15 @@ def test_any_tree_of_tensors_comes_back(tree):
 @pytest.mark.parametrize("begun", [False, True])
 @pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.SGD])
 def test_an_optimiser_copies_what_it_is_given(kind, begun):
-    """Two of them go on alike from the same state, which neither changes; where one has tensors already, it keeps them."""
+    """Two of them go on alike from the same state, which neither changes; where one has tensors
+    already, it keeps them."""
 
     def made():
         torch.manual_seed(3)
         model = torch.nn.Linear(3, 2)
-        return model, kind(model.parameters(), lr=0.1, **({"momentum": 0.9} if kind is torch.optim.SGD else {}))
+        return model, kind(
+            model.parameters(), lr=0.1, **({"momentum": 0.9} if kind is torch.optim.SGD else {})
+        )
 
     def stepped(model, optimizer, count):
         for number in range(count):
@@ -85,13 +99,23 @@ def test_an_optimiser_copies_what_it_is_given(kind, begun):
         other, its_optimizer = made()
         if begun:
             stepped(other, its_optimizer, 1)
-        tensors = {id(v): v for values in its_optimizer.state.values() for v in values.values() if torch.is_tensor(v)}
+        tensors = {
+            id(v): v
+            for values in its_optimizer.state.values()
+            for v in values.values()
+            if torch.is_tensor(v)
+        }
         other.load_state_dict(found["model"])
         its_optimizer.register_load_state_dict_pre_hook(in_own_memory)
         its_optimizer.load_state_dict(found["optimizer"])
         assert torch.equal(stepped(other, its_optimizer, 2), expected)
         if begun:
-            kept = [id(v) for values in its_optimizer.state.values() for v in values.values() if torch.is_tensor(v)]
+            kept = [
+                id(v)
+                for values in its_optimizer.state.values()
+                for v in values.values()
+                if torch.is_tensor(v)
+            ]
             assert len(kept) == len(tensors) and set(kept) == set(tensors)
     assert [bytes(tensor) for tensor in state.tensors] == bytes_before
 

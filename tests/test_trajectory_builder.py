@@ -1,4 +1,5 @@
-"""A trajectory is what its roles were shown and said, whoever asked them: a workflow's `roles.x(...)`, or code with messages."""
+"""A trajectory is what its roles were shown and said, whoever asked them: a workflow's
+`roles.x(...)`, or code with messages."""
 
 import asyncio
 from collections import Counter
@@ -11,7 +12,14 @@ from marl_plugins.core.fields import InvalidCall
 from marl_plugins.core.roles import NotInRecipe, RoleSpec, Sampling
 from marl_plugins.core.rows import Row
 from marl_plugins.core.tools import RequestedCall, Tool
-from marl_plugins.core.trajectory import Action, Generation, Task, ToolResult, action_path, path_order
+from marl_plugins.core.trajectory import (
+    Action,
+    Generation,
+    Task,
+    ToolResult,
+    action_path,
+    path_order,
+)
 from marl_plugins.core.trajectory_builder import TrajectoryBuilder
 from marl_plugins.core.workflow import builder_of, run_workflow
 from marl_plugins.engine.records.trajectory_record import from_record, to_record
@@ -27,19 +35,37 @@ async def loud(call):
     return ToolResult("loud", call.text, f"{call.text.upper()}!", ok=True)
 
 
-LOUD = Tool("loud", loud, lambda text: [text] if text[0] in "0123456789abcdef" and len(text) == 6 else [])
+LOUD = Tool(
+    "loud", loud, lambda text: [text] if text[0] in "0123456789abcdef" and len(text) == 6 else []
+)
 
 
 @pytest.fixture
 def settings(chat):
-    """Three roles of two policies, one with a tool for as many as three turns; scores that depend on what was seen."""
+    """Three roles of two policies, one with a tool for as many as three turns; scores that depend
+    on what was seen."""
 
     def role(name, policy, **more):
-        return RoleSpec(name, policy, lambda f: [said("|".join(f.values()))], chat, Sampling(1.0, 1.0, 16, 2000), **more)
+        return RoleSpec(
+            name,
+            policy,
+            lambda f: [said("|".join(f.values()))],
+            chat,
+            Sampling(1.0, 1.0, 16, 2000),
+            **more,
+        )
 
     def score(action, seen):
         async def judged():
-            return (len(seen.before) + len(action.text) + sum(map(ord, "".join(m[1] for m in seen.messages)))) % 11 / 10
+            return (
+                (
+                    len(seen.before)
+                    + len(action.text)
+                    + sum(map(ord, "".join(m[1] for m in seen.messages)))
+                )
+                % 11
+                / 10
+            )
 
         return judged()
 
@@ -59,7 +85,8 @@ def settings(chat):
 
 
 async def by_roles(task, roles, tools):
-    """Parallel twins, a tool of the workflow's, a conversation that is continued, and turns with tools."""
+    """Parallel twins, a tool of the workflow's, a conversation that is continued, and turns with
+    tools."""
     first = await roles.a(q=task.prompt)
     left, right = await asyncio.gather(roles.b(q=first), roles.b(q=first))
     result = await tools.loud(str(left))
@@ -87,7 +114,11 @@ def test_a_workflow_and_code_with_messages_build_the_same_trajectory(settings):
         return await by_messages(builder_of(roles), task)
 
     inside = asyncio.run(run_workflow(handed_over, TASK, 1, seconds=60.0, **settings))
-    assert len(workflow.actions) == 7 and workflow.tool_results and all(a.score is not None for a in workflow.actions)
+    assert (
+        len(workflow.actions) == 7
+        and workflow.tool_results
+        and all(a.score is not None for a in workflow.actions)
+    )
     record = without_seconds(to_record(workflow))
     assert without_seconds(to_record(built)) == record
     assert without_seconds(to_record(inside)) == record
@@ -95,7 +126,8 @@ def test_a_workflow_and_code_with_messages_build_the_same_trajectory(settings):
 
 
 def test_an_executor_may_answer_from_handlers_of_its_own(settings):
-    """As a server does: the work waits until the client says that it is done, and requests come in from other tasks."""
+    """As a server does: the work waits until the client says that it is done, and requests come in
+    from other tasks."""
     builder, done = TrajectoryBuilder(TASK, 0, **settings), asyncio.Event()
 
     async def client():
@@ -111,7 +143,10 @@ def test_an_executor_may_answer_from_handlers_of_its_own(settings):
 
     trajectory = asyncio.run(builder.build(session))
     assert [a.role for a in trajectory.actions] == ["a", "b"]
-    assert trajectory.returned == trajectory.actions[-1].path and trajectory.answer == trajectory.actions[-1].text
+    assert (
+        trajectory.returned == trajectory.actions[-1].path
+        and trajectory.answer == trajectory.actions[-1].text
+    )
 
 
 def test_what_is_no_call_is_refused(settings):
@@ -121,10 +156,14 @@ def test_what_is_no_call_is_refused(settings):
     async def work():
         with pytest.raises(NotInRecipe, match="'d'; valid: a, b, c"):
             await builder.answer("d", [said("")])
-        with pytest.raises(InvalidCall, match="continues takes an action of this trajectory, got one of another"):
+        with pytest.raises(
+            InvalidCall, match="continues takes an action of this trajectory, got one of another"
+        ):
             await builder.answer("a", [said("")], continues=other)
         mine = await builder.answer("a", [said("")])
-        with pytest.raises(InvalidCall, match="role 'b' cannot continue a conversation of role 'a'"):
+        with pytest.raises(
+            InvalidCall, match="role 'b' cannot continue a conversation of role 'a'"
+        ):
             await builder.answer("b", [said("")], continues=mine)
         raise AgentFailure("no_answer", "nothing came of it")
 
@@ -145,7 +184,8 @@ def test_nobody_is_answered_once_the_trajectory_has_ended(settings):
     assert len(builder.trajectory.actions) == 1
 
 
-# --- twins ------------------------------------------------------------------------------------------------------------------
+# --- twins
+# --------------------------------------------------------------------------------------------------
 
 
 def test_twelve_twins_stand_in_the_order_of_their_numbers_everywhere(settings):
@@ -160,7 +200,9 @@ def test_twelve_twins_stand_in_the_order_of_their_numbers_everywhere(settings):
     numbers = ["", *(f"+{n}" for n in range(1, 12))]
     assert [action.path.removeprefix(twins[0].path) for action in twins] == numbers
     last = trajectory.actions[-1]
-    assert trajectory.ancestors(last.path) == twins and list(last.parents) == [action.path for action in twins]
+    assert trajectory.ancestors(last.path) == twins and list(last.parents) == [
+        action.path for action in twins
+    ]
     rows = [Row(trajectory, action, 0.0) for action in reversed(twins)]
     assert [row.action for row in sorted(rows, key=lambda row: row.order)] == twins
     again = from_record(to_record(trajectory))

@@ -43,7 +43,9 @@ def test_log_probs_are_read_back_bit_for_bit(logprobs):
 def test_records_of_earlier_releases_spelled_them_as_float64(logprobs):
     record = to_record(with_logprobs(logprobs))
     record["actions"][0]["logprobs"] = logprobs
-    assert from_record(json.loads(json.dumps(record))).actions[0].generation.logprobs == tuple(logprobs)
+    assert from_record(json.loads(json.dumps(record))).actions[0].generation.logprobs == tuple(
+        logprobs
+    )
 
 
 def test_log_probs_take_little_room():

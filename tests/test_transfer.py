@@ -26,10 +26,18 @@ async def team(task, roles, tools):
     return await roles.b(q=f"{first}!")
 
 
-def trained(folder, outcome=lambda t: float(t.sample == 0), frozen=(), plugins=(PLUGIN,), **options):
+def trained(
+    folder, outcome=lambda t: float(t.sample == 0), frozen=(), plugins=(PLUGIN,), **options
+):
     """A run in which the policies p and q play the role a, and r plays b."""
     trainer = simulated_trainer(
-        folder, outcome, workflow=team, steps=3, eval_steps=-1, plugins=plugins, estimator=Estimator()
+        folder,
+        outcome,
+        workflow=team,
+        steps=3,
+        eval_steps=-1,
+        plugins=plugins,
+        estimator=Estimator(),
     )
     run, session = trainer.run, trainer.session
     policies = {name: SimulatedPolicy(name) for name in "pqr"}
@@ -59,7 +67,10 @@ def test_each_member_learns_from_groups_of_the_other_in_its_own_voice(tmp_path):
     for t in new:
         source, member = t.origin.split(" to ")
         before = own[t.step, t.task.id, t.sample]
-        assert {source, member} == {"p", "q"} and [a.policy for a in before.actions] == [source, "r"]
+        assert {source, member} == {"p", "q"} and [a.policy for a in before.actions] == [
+            source,
+            "r",
+        ]
         assert [(a.role, a.policy, a.text) for a in t.actions] == [
             ("a", member, before.actions[0].text), ("b", "r", before.actions[1].text)
         ]  # fmt: skip
@@ -96,20 +107,26 @@ def test_nothing_goes_to_other_teams(policies, member, found):
 
 def played(policies, **outcomes):
     trajectory = make_trajectory({"a": [], "b": ["a"]}, policies=policies)
-    trajectory.outcome, trajectory.outcomes = sum(outcomes.values()) / 2 if outcomes else 1.0, outcomes
+    trajectory.outcome, trajectory.outcomes = (
+        sum(outcomes.values()) / 2 if outcomes else 1.0,
+        outcomes,
+    )
     return trajectory
 
 
 def learning(populations):
     return SimpleNamespace(
-        recipe=SimpleNamespace(populations=populations), args=SimpleNamespace(transfer=SimpleNamespace(outcome=1.0))
+        recipe=SimpleNamespace(populations=populations),
+        args=SimpleNamespace(transfer=SimpleNamespace(outcome=1.0)),
     )
 
 
 def test_in_a_game_the_winner_is_learned_from():
     """Of zero-sum outcomes the mean is always one half."""
     run = learning({"a": ["p", "q", "s"], "b": ["p", "q", "s"]})
-    won, lost = (played({"a": "p", "b": "q"}, a=float(won), b=float(not won)) for won in (True, False))
+    won, lost = (
+        played({"a": "p", "b": "q"}, a=float(won), b=float(not won)) for won in (True, False)
+    )
     assert sources([won, won], "s", run) == ["p"] and sources([lost], "s", run) == ["q"]
     assert sources([won, lost], "s", run) == ["p", "q"] and sources([won], "q", run) == []
 
@@ -117,4 +134,9 @@ def test_in_a_game_the_winner_is_learned_from():
 def test_a_recipe_without_a_population_is_refused():
     with refused(("transfer.no_population", PLUGIN)):
         build_plan(["--recipe", "kuhn_poker/tiny.yaml", "--plugin", PLUGIN])
-    assert build_plan(["--recipe", "kuhn_poker/population.yaml", "--plugin", PLUGIN]).run.args.transfer.groups == 1
+    assert (
+        build_plan(
+            ["--recipe", "kuhn_poker/population.yaml", "--plugin", PLUGIN]
+        ).run.args.transfer.groups
+        == 1
+    )

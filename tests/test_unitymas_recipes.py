@@ -1,5 +1,6 @@
-"""The recipes `search` and `reflect`: whole trajectories through a simulated engine, paid as UnityMAS-O's formulas say (arXiv
-2605.26646, section 6), which are written out here a second time; their data, and what is refused."""
+"""The recipes `search` and `reflect`: whole trajectories through a simulated engine, paid as
+UnityMAS-O's formulas say (arXiv 2605.26646, section 6), which are written out here a second time;
+their data, and what is refused."""
 
 import asyncio
 import json
@@ -26,7 +27,12 @@ from marl_plugins.engine.plan.build import build_plan
 from marl_plugins.engine.plan.workflow_file import workflow_of
 
 ROOT = recipes_root()
-TINY = ("search/tiny.yaml", "search/tiny_extract.yaml", "search/tiny_rounds.yaml", "reflect/tiny.yaml")
+TINY = (
+    "search/tiny.yaml",
+    "search/tiny_extract.yaml",
+    "search/tiny_rounds.yaml",
+    "reflect/tiny.yaml",
+)
 ON_GPUS = ("search/recipe.yaml", "search/extract.yaml", "search/rounds.yaml", "reflect/recipe.yaml")
 
 
@@ -40,7 +46,9 @@ def planned(file, *words, folder=ROOT):
 def played(plan, task, says, step=1):
     """A scored and credited trajectory in which `says(role, prompt)` answers."""
     run, chat = plan.run, CharacterChat()
-    tools = {tool.name: tool for answer in plan.plugins.hook.marl_tools(run=run) for tool in answer or ()}
+    tools = {
+        tool.name: tool for answer in plan.plugins.hook.marl_tools(run=run) for tool in answer or ()
+    }
 
     async def generate(call):
         ids = (*chat.encode(says(call.role, chat.text(call.context_ids))), ord("^"))
@@ -63,7 +71,12 @@ def played(plan, task, says, step=1):
             generate=generate,
             seconds=60,
         )
-        await score_outcome(trajectory, lambda t: plan.plugins.hook.marl_score_outcome(run=run, trajectory=t), 60, roles)
+        await score_outcome(
+            trajectory,
+            lambda t: plan.plugins.hook.marl_score_outcome(run=run, trajectory=t),
+            60,
+            roles,
+        )
         rewards_from_scores([trajectory])
         await plan.plugins.chain("marl_credit", [trajectory], run=run)
         return trajectory
@@ -85,7 +98,8 @@ def rewards_of(trajectory):
     return found
 
 
-# --- plans and data -------------------------------------------------------------------------------------------------------
+# --- plans and data
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("file", [*TINY, *ON_GPUS, "mathchat/tiny_format.yaml"])
@@ -98,7 +112,10 @@ def test_its_splits_share_no_name_that_an_answer_depends_on(file):
     plan = planned(file)
     names, known = re.compile(r"\b[A-Z][a-z]+\b|(?<=f\(')\w+(?='\))"), {}
     for split in ("train", "eval"):
-        texts = [str([t.prompt, t.metadata, t.label if isinstance(t.label, list) else ""]) for t in plan.tasks(split)]
+        texts = [
+            str([t.prompt, t.metadata, t.label if isinstance(t.label, list) else ""])
+            for t in plan.tasks(split)
+        ]
         known[split] = set(names.findall(" ".join(texts))) - {"What", "In"}
     assert len(known["train"]) > 1000 and len(known["eval"]) > 200
     assert not known["train"] & known["eval"]
@@ -110,7 +127,10 @@ def test_what_its_demonstrators_say_fits_the_prompts_and_limits(file):
     for task in plan.tasks("train")[:100]:
         for shown in run.demonstrations_module.demonstrate(task, rng):
             prompt_renderer(run.prompt(shown.role), None)(shown.fields)
-            assert max(len(text) for text in shown.said) < run.role(shown.role).max_new_tokens, (shown.role, shown.said)
+            assert max(len(text) for text in shown.said) < run.role(shown.role).max_new_tokens, (
+                shown.role,
+                shown.said,
+            )
             roles.add(shown.role)
     assert roles == set(run.recipe.roles)
 
@@ -123,7 +143,8 @@ def test_perfect_queries_find_every_document(part):
     assert all(index.best(document.title, 1) == [document] for document in documents)
 
 
-# --- A and B: F1 and format to all ----------------------------------------------------------------------------------------
+# --- A and B: F1 and format to all
+# ----------------------------------------------------------------------------------------
 
 
 def queries(*names):
@@ -145,7 +166,11 @@ def test_everybody_is_paid_the_f1_of_the_answer_and_the_own_form(file, asked, an
     plan = planned(file)
     task = plan.tasks("train")[0]
     names, shown = task.metadata["people"], []
-    asks = {"both": queries(*names), "one": queries(names[0]), "none": f'{{"queries": "{names[0]}"}}'}[asked]
+    asks = {
+        "both": queries(*names),
+        "one": queries(names[0]),
+        "none": f'{{"queries": "{names[0]}"}}',
+    }[asked]
     said = {"right": task.label, "half": task.label.split()[0], "bare": task.label}[answered]
 
     def says(role, prompt):
@@ -161,7 +186,9 @@ def test_everybody_is_paid_the_f1_of_the_answer_and_the_own_form(file, asked, an
     paid = rewards_of(trajectory)
     count = {"both": 2, "one": 1, "none": 0}[asked]
     assert trajectory.outcome == score == trajectory.outcome_parts["f1"]
-    assert paid["rewriter"] == [score - (not legal)] and paid["answerer"] == [score - (answered == "bare")]
+    assert paid["rewriter"] == [score - (not legal)] and paid["answerer"] == [
+        score - (answered == "bare")
+    ]
     assert paid.get("extractor", []) == [score] * (count if "extract" in file else 0)
     assert sum(word in shown[0] for word in task.label.split()) == count
     answerer = trajectory.actions[-1]
@@ -170,7 +197,8 @@ def test_everybody_is_paid_the_f1_of_the_answer_and_the_own_form(file, asked, an
     }
 
 
-# --- C: what each round has gained ----------------------------------------------------------------------------------------
+# --- C: what each round has gained
+# ----------------------------------------------------------------------------------------
 
 
 FILES = {"the planner's": "graph_rounds.yaml", "the answerer's": "graph_rounds_answered.yaml"}
@@ -178,7 +206,9 @@ FILES = {"the planner's": "graph_rounds.yaml", "the answerer's": "graph_rounds_a
 
 def rounds_plan(reading, folder):
     shutil.copytree(ROOT / "search", folder / "search")
-    (folder / "search" / "tiny_mine.yaml").write_text(f"extends: tiny_rounds.yaml\nworkflow: {FILES[reading]}\n")
+    (folder / "search" / "tiny_mine.yaml").write_text(
+        f"extends: tiny_rounds.yaml\nworkflow: {FILES[reading]}\n"
+    )
     return planned("search/tiny_mine.yaml", folder=folder)
 
 
@@ -187,14 +217,28 @@ def drawn_script(rng, task, reading):
     town, land = task.label.split()
 
     def answer():
-        said = rng.choice([task.label, town, land, f"{town} Atlantis", "Atlantis", "the " + task.label])
+        said = rng.choice(
+            [task.label, town, land, f"{town} Atlantis", "Atlantis", "the " + task.label]
+        )
         legal = rng.random() < 0.8
         return said, legal, float(reference(said, task.label)) if legal else 0.0
 
     said, legal, own = answer()
     plan = json.dumps({"knowledge": "nothing", "answer": said})
-    lines = {"planner": [plan if legal else plan[:-1]], "answerer": [], "searcher": [], "summariser": [], "updater": []}
-    paid = {"planner": [own - (not legal)], "answerer": [], "searcher": [], "summariser": [], "updater": []}
+    lines = {
+        "planner": [plan if legal else plan[:-1]],
+        "answerer": [],
+        "searcher": [],
+        "summariser": [],
+        "updater": [],
+    }
+    paid = {
+        "planner": [own - (not legal)],
+        "answerer": [],
+        "searcher": [],
+        "summariser": [],
+        "updater": [],
+    }
 
     def answered():
         said, legal, score = answer()
@@ -234,7 +278,9 @@ def test_rounds_are_paid_what_their_answer_gains(reading, tmp_path):
         assert found.keys() == paid.keys()
         for role, amounts in paid.items():
             assert found[role] == pytest.approx(amounts, abs=1e-12), (role, lines)
-        assert trajectory.answer == last and trajectory.outcome == pytest.approx(float(reference(last, task.label)))
+        assert trajectory.answer == last and trajectory.outcome == pytest.approx(
+            float(reference(last, task.label))
+        )
 
 
 @pytest.mark.parametrize("reading", FILES)
@@ -243,7 +289,10 @@ def test_an_evaluation_asks_for_the_last_answer_alone_which_is_that_of_training(
     task = plan.tasks("eval")[0]
     town, land = task.label.split()
 
-    for first, ends in (("<search><end></search>", 0), (f"<search>{task.metadata['person']}</search>", 2)):
+    for first, ends in (
+        ("<search><end></search>", 0),
+        (f"<search>{task.metadata['person']}</search>", 2),
+    ):
 
         def says(role, prompt, first=first):
             match role:
@@ -252,11 +301,17 @@ def test_an_evaluation_asks_for_the_last_answer_alone_which_is_that_of_training(
                 case "searcher":
                     if "town" not in prompt:
                         return first
-                    return "<search><end></search>" if "land" in prompt else f"<search>{town}</search>"
+                    return (
+                        "<search><end></search>" if "land" in prompt else f"<search>{town}</search>"
+                    )
                 case "summariser":
-                    return f"<summary>{'land ' + land if land in prompt else 'town ' + town}</summary>"
+                    return (
+                        f"<summary>{'land ' + land if land in prompt else 'town ' + town}</summary>"
+                    )
                 case "updater":
-                    known = " ".join(word for word in ("town " + town, "land " + land) if word in prompt)
+                    known = " ".join(
+                        word for word in ("town " + town, "land " + land) if word in prompt
+                    )
                     return f"<knowledge>{known}</knowledge>"
             return f"<answer>{' '.join(word for word in (town, land) if word in prompt) or 'Atlantis'}</answer>"
 
@@ -268,7 +323,8 @@ def test_an_evaluation_asks_for_the_last_answer_alone_which_is_that_of_training(
         assert rewards_of(trained)["searcher"][-1] == 0.0
 
 
-# --- D: what each round has gained, and the reflector by the next ---------------------------------------------------------
+# --- D: what each round has gained, and the reflector by the next
+# ---------------------------------------------------------
 
 
 def test_pairs_are_paid_what_they_gain_and_the_reflector_what_the_next_gains():
@@ -277,7 +333,9 @@ def test_pairs_are_paid_what_they_gain_and_the_reflector_what_the_next_gains():
     seen = set()
     for task in plan.tasks("train")[:12]:
         names, given = task.metadata["operations"], task.prompt.split()[0]
-        cases = [re.fullmatch(r"assert f\('(\w+)'\) == '(\w*)'", test).groups() for test in task.label]
+        cases = [
+            re.fullmatch(r"assert f\('(\w+)'\) == '(\w*)'", test).groups() for test in task.label
+        ]
         assert len(cases) == 4
         rates, lines = [], {"planner": [], "coder": [], "reflector": []}
         forms = {role: [] for role in lines}
@@ -287,17 +345,27 @@ def test_pairs_are_paid_what_they_gain_and_the_reflector_what_the_next_gains():
             code = recipe.program(tried)
             lines["planner"].append(f"<plan>{turn}</plan>" if legal["planner"] else "what?")
             lines["coder"].append(f"```python\n{code}\n```" if legal["coder"] else code)
-            rates.append(sum(recipe.applied(tried, one) == other for one, other in cases) / 4 if legal["coder"] else 0.0)
+            rates.append(
+                sum(recipe.applied(tried, one) == other for one, other in cases) / 4
+                if legal["coder"]
+                else 0.0
+            )
             forms["planner"].append(-(not legal["planner"]))
             forms["coder"].append(-(not legal["coder"]))
-            if turn == 2 or (legal["coder"] and recipe.applied(tried, given) == task.prompt.split()[2]):
+            if turn == 2 or (
+                legal["coder"] and recipe.applied(tried, given) == task.prompt.split()[2]
+            ):
                 break
             lines["reflector"].append("<advice>other ones</advice>" if legal["reflector"] else "hm")
             forms["reflector"].append(-(not legal["reflector"]))
         trajectory = played(plan, task, scripted(**lines))
         gains = [now - before for now, before in zip(rates, [0.0, *rates], strict=False)]
         amounts = {"planner": gains, "coder": gains, "reflector": gains[1:]}
-        expected = {role: [a + b for a, b in zip(amounts[role], forms[role], strict=True)] for role in forms if forms[role]}
+        expected = {
+            role: [a + b for a, b in zip(amounts[role], forms[role], strict=True)]
+            for role in forms
+            if forms[role]
+        }
         found = rewards_of(trajectory)
         assert found.keys() == expected.keys()
         for role, values in expected.items():
@@ -329,10 +397,13 @@ def test_a_program_that_ends_the_visible_tests_by_leaving_is_paid_nothing():
     plan = planned("reflect/tiny.yaml")
     says = scripted(planner=["<plan>p</plan>"], coder=["```python\nraise SystemExit\n```"])
     trajectory = played(plan, plan.tasks("train")[0], says)
-    assert rewards_of(trajectory) == {"planner": [0.0], "coder": [0.0]} and trajectory.outcome == 0.0
+    assert (
+        rewards_of(trajectory) == {"planner": [0.0], "coder": [0.0]} and trajectory.outcome == 0.0
+    )
 
 
-# --- data of the user's own -----------------------------------------------------------------------------------------------
+# --- data of the user's own
+# -----------------------------------------------------------------------------------------------
 
 
 def jsonl(path, items):
@@ -343,10 +414,18 @@ def jsonl(path, items):
 def test_the_search_recipes_are_planned_on_questions_and_documents_of_files(tmp_path):
     train = jsonl(
         tmp_path / "nq.jsonl",
-        [{"id": f"n{n}", "question": f"who is {n}?", "golden_answers": ["a", "b"]} for n in range(64)],
+        [
+            {"id": f"n{n}", "question": f"who is {n}?", "golden_answers": ["a", "b"]}
+            for n in range(64)
+        ],
     )
-    test = jsonl(tmp_path / "hotpot.jsonl", [{"id": "h", "question": "what?", "golden_answers": ["Ulm", "the Danube"]}])
-    corpus = jsonl(tmp_path / "wiki.jsonl", [{"id": "0", "contents": '"Ulm"\nUlm lies on the Danube.'}])
+    test = jsonl(
+        tmp_path / "hotpot.jsonl",
+        [{"id": "h", "question": "what?", "golden_answers": ["Ulm", "the Danube"]}],
+    )
+    corpus = jsonl(
+        tmp_path / "wiki.jsonl", [{"id": "0", "contents": '"Ulm"\nUlm lies on the Danube.'}]
+    )
     words = [
         "--data.prompt_dataset",
         train,
@@ -378,41 +457,70 @@ def test_reflect_takes_programs_with_their_tests_from_files(tmp_path):
     ]
     train = jsonl(tmp_path / "train.jsonl", items)
     test = jsonl(
-        tmp_path / "test.jsonl", [{"id": "t", "prompt": "Double.", "tests": ["assert f(1) == 2", "assert f(4) == 8"]}]
+        tmp_path / "test.jsonl",
+        [{"id": "t", "prompt": "Double.", "tests": ["assert f(1) == 2", "assert f(4) == 8"]}],
     )
-    plan = planned(ON_GPUS[3], "--data.prompt_dataset", train, "--eval.dataset", test, "--reflect.visible", "1")
+    plan = planned(
+        ON_GPUS[3], "--data.prompt_dataset", train, "--eval.dataset", test, "--reflect.visible", "1"
+    )
     task = plan.tasks("eval")[0]
     assert (
-        plan.run.warnings == () and task.metadata == {"visible": "assert f(1) == 2"} and task.label == ["assert f(4) == 8"]
+        plan.run.warnings == ()
+        and task.metadata == {"visible": "assert f(1) == 2"}
+        and task.label == ["assert f(4) == 8"]
     )
     assert len(plan.tasks("train")[0].label) == 2
     says = scripted(planner=["<plan>p</plan>"], coder=["```python\ndef f(x): return 2\n```"])
     assert played(plan, task, says).outcome == 0.0  # the visible test alone passes
     with refused(("reflect.hidden", "test.jsonl:1")):
-        planned(ON_GPUS[3], "--data.prompt_dataset", train, "--eval.dataset", test, "--reflect.visible", "2")
-    wrong = jsonl(tmp_path / "wrong.jsonl", [{"prompt": "Nothing."}, {"prompt": "a text", "tests": "assert f(1)"}])
+        planned(
+            ON_GPUS[3],
+            "--data.prompt_dataset",
+            train,
+            "--eval.dataset",
+            test,
+            "--reflect.visible",
+            "2",
+        )
+    wrong = jsonl(
+        tmp_path / "wrong.jsonl",
+        [{"prompt": "Nothing."}, {"prompt": "a text", "tests": "assert f(1)"}],
+    )
     with refused(("reflect.tests", "wrong.jsonl:1"), ("reflect.tests", "wrong.jsonl:2")):
         planned(ON_GPUS[3], "--data.prompt_dataset", wrong)
 
 
-# --- what is refused ------------------------------------------------------------------------------------------------------
+# --- what is refused
+# --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("file", "lines", "code"),
     [
-        ("search/tiny_rounds.yaml", "rewards: {terms: [{kind: gain, of: [planer]}]}", "rewards.role"),
+        (
+            "search/tiny_rounds.yaml",
+            "rewards: {terms: [{kind: gain, of: [planer]}]}",
+            "rewards.role",
+        ),
         ("search/tiny.yaml", "workflow: graph_rounds.yaml", "graph.role"),
         ("search/tiny.yaml", "tools: {search: {corpus: broken.jsonl}}", "search.document"),
         ("search/tiny.yaml", "tools: {search: null}", "graph.tool"),
-        ("mathchat/tiny_format.yaml", "rewards: {terms: [{kind: gain, of: [coder], delay: 9}]}", "rewards.no_value"),
+        (
+            "mathchat/tiny_format.yaml",
+            "rewards: {terms: [{kind: gain, of: [coder], delay: 9}]}",
+            "rewards.no_value",
+        ),
     ],
 )
 def test_what_does_not_fit_together_is_refused(file, lines, code, tmp_path):
     folder = file.partition("/")[0]
     shutil.copytree(ROOT / folder, tmp_path / folder)
-    (tmp_path / folder / "broken.jsonl").write_text('{"title": "a", "text": "a"}\n{"title": "b", "text": ""}\n')
-    (tmp_path / folder / "tiny_mine.yaml").write_text(f"extends: {file.partition('/')[2]}\n{lines}\n")
+    (tmp_path / folder / "broken.jsonl").write_text(
+        '{"title": "a", "text": "a"}\n{"title": "b", "text": ""}\n'
+    )
+    (tmp_path / folder / "tiny_mine.yaml").write_text(
+        f"extends: {file.partition('/')[2]}\n{lines}\n"
+    )
     with pytest.raises(ConfigurationError) as caught:
         planned(f"{folder}/tiny_mine.yaml", folder=tmp_path)
     assert code in {problem.code for problem in caught.value.problems}
@@ -421,7 +529,8 @@ def test_what_does_not_fit_together_is_refused(file, lines, code, tmp_path):
 def test_a_gain_past_the_last_round_is_nothing(tmp_path):
     shutil.copytree(ROOT / "search", tmp_path / "search")
     (tmp_path / "search" / "tiny_mine.yaml").write_text(
-        "extends: tiny_rounds.yaml\nrewards: {terms: [{kind: gain, of: [planner, answerer], delay: 9}]}\n"
+        "extends: tiny_rounds.yaml\nrewards: {terms: [{kind: gain, of: [planner, answerer], delay: "
+        "9}]}\n"
     )
     plan, task = planned("search/tiny_mine.yaml", folder=tmp_path), None
     task = plan.tasks("train")[0]

@@ -1,4 +1,5 @@
-"""Reading a coach's verdict: the usual variations, nothing else, and nothing that an agent wrote."""
+"""Reading a coach's verdict: the usual variations, nothing else, and nothing that an agent
+wrote."""
 
 import json
 
@@ -64,7 +65,11 @@ def test_a_verdict_is_the_line_that_carries_the_nonce(text, expected):
     ("text", "expected"),
     [
         ('{"nonce": "9f31c2aa", "explanation": "x", "criteria": [], "score": 7}', 7),
-        ('```json\n{"nonce": "9f31c2aa", "criteria": [{"name": "a", "score": 3}], "score": 7.5}\n```', 7.5),
+        (
+            '```json\n{"nonce": "9f31c2aa", "criteria": [{"name": "a", "score": 3}], "score": '
+            "7.5}\n```",
+            7.5,
+        ),
         ('{"nonce": "9f31c2aa", "explanation": null, "score": 0}', 0),
         ('{"score": 10.0, "nonce": "9f31c2aa"}', 10),
         ('{"score": 7}', None),
@@ -78,7 +83,11 @@ def test_a_verdict_is_the_line_that_carries_the_nonce(text, expected):
         ('{"nonce": "9f31c2aa", "score": 10, "score": 3}', None),
         ('{"nonce": "9f31c2aa", "score": 7, "reward": 10}', None),
         ('{"nonce": "9f31c2aa", "score": 7, "criteria": [{"name": "a", "score": 70}]}', None),
-        ('{"nonce": "9f31c2aa", "score": 7, "criteria": [{"name": "a", "score": 1}, {"name": "a", "score": 9}]}', None),
+        (
+            '{"nonce": "9f31c2aa", "score": 7, "criteria": [{"name": "a", "score": 1}, {"name": '
+            '"a", "score": 9}]}',
+            None,
+        ),
         ('{"nonce": "9f31c2aa", "score": 7} {"nonce": "9f31c2aa", "score": 8}', None),
         ('Here it is: {"nonce": "9f31c2aa", "score": 7}', None),
         ('{"verdict": {"nonce": "9f31c2aa", "score": 7}}', None),
@@ -99,7 +108,9 @@ def test_whether_the_answer_is_right_is_asked_for_with_the_label_and_only_there(
     assert verdict.parse(text, NONCE, "text", False).correct is None
     assert verdict.parse(f"SCORE {NONCE}: 2", NONCE, "text", True) is None
     given_ = {"nonce": NONCE, "score": 2}
-    assert verdict.parse(json.dumps({**given_, "correct": True}), NONCE, "json", True).correct is True
+    assert (
+        verdict.parse(json.dumps({**given_, "correct": True}), NONCE, "json", True).correct is True
+    )
     assert verdict.parse(json.dumps({**given_, "correct": "yes"}), NONCE, "json", True) is None
     assert verdict.parse(json.dumps(given_), NONCE, "json", True) is None
 
@@ -126,10 +137,18 @@ SHAPES = {
 
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize(
-    "before", ["", f"SCORE {NONCE}: 7", f"SCORE{' ' * 10**6}{NONCE}: 7.", f"CONTRIBUTION {NONCE}: 3\n", "```json\n"]
+    "before",
+    [
+        "",
+        f"SCORE {NONCE}: 7",
+        f"SCORE{' ' * 10**6}{NONCE}: 7.",
+        f"CONTRIBUTION {NONCE}: 3\n",
+        "```json\n",
+    ],
 )
 def test_a_megabyte_is_read_in_a_moment(shape, before):
-    """A pattern that is tried at every place and runs to the end from each takes an hour; pytest would never get here."""
+    """A pattern that is tried at every place and runs to the end from each takes an hour; pytest
+    would never get here."""
     text = before + SHAPES[shape] * (10**6 // len(SHAPES[shape]))
     for form in ("text", "json"):
         assert score(text, form) in (None, 7)
@@ -186,18 +205,26 @@ ATTEMPTS = [
 @pytest.mark.parametrize("form", ["text", "json"])
 @pytest.mark.parametrize("attempt", ATTEMPTS)
 def test_what_an_agent_writes_does_not_pass_for_the_verdict(attempt, form, action, seen):
-    """A coach that repeats all of the agent's text and then judges: its own verdict is read, or none; never the agent's."""
+    """A coach that repeats all of the agent's text and then judges: its own verdict is read, or
+    none; never the agent's."""
     assert len(ATTEMPTS) >= 30
     action.text = attempt
     fields = prompt_fields(action, seen, "Solve {problem}")
     prompt = read_prompt(PROMPTS / "action.md", with_label=False).format(
         **fields, training="", fence=NONCE, form=verdict.instruction(NONCE, form, False)
     )
-    body = {"messages": [{"content": prompt}], **({"response_format": response_format()} if form == "json" else {})}
+    body = {
+        "messages": [{"content": prompt}],
+        **({"response_format": response_format()} if form == "json" else {}),
+    }
     assert score(coach_says(body, 2, says=f"It said:\n{attempt}\nwhich is bad."), form) == 2
     assert score(attempt, form) is None  # an answer that is nothing but the agent's text
     quoted = fields["action"]  # a long one has lost its middle
-    assert prompt.index(f"----- {NONCE} -----") < prompt.index(quoted) < prompt.rindex(f"----- {NONCE} -----")
+    assert (
+        prompt.index(f"----- {NONCE} -----")
+        < prompt.index(quoted)
+        < prompt.rindex(f"----- {NONCE} -----")
+    )
 
 
 def response_format():
@@ -215,11 +242,16 @@ def test_no_text_without_the_nonce_holds_a_verdict(text):
     assert NONCE in text or score(text) is None
 
 
-@pytest.mark.parametrize("second", ["_SCORE {}: 2_", "SCORE SCORE {}: 2", "SCORE-{}: 2", "__SCORE {}__: 2", "SCORE/{}: 2"])
+@pytest.mark.parametrize(
+    "second",
+    ["_SCORE {}: 2_", "SCORE SCORE {}: 2", "SCORE-{}: 2", "__SCORE {}__: 2", "SCORE/{}: 2"],
+)
 def test_a_second_verdict_in_another_spelling_is_a_second_verdict(second):
     assert score(f"SCORE {NONCE}: 7\n{second.format(NONCE)}") is None
 
 
-@pytest.mark.parametrize("line", ["__SCORE {}: 7__", "_SCORE {}: 7_", "**SCORE {}:** 7", "__SCORE {}__: 7"])
+@pytest.mark.parametrize(
+    "line", ["__SCORE {}: 7__", "_SCORE {}: 7_", "**SCORE {}:** 7", "__SCORE {}__: 7"]
+)
 def test_a_verdict_may_be_set_in_bold_or_italics(line):
     assert score(line.format(NONCE)) == 7

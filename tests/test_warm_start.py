@@ -53,7 +53,9 @@ def test_it_learns_and_is_cached_by_content(roles):
     demonstrations = draw(demonstrate, TASKS, config)
 
     def start(config=config, demonstrations=demonstrations):
-        return warm_start(MODEL, resolve(MODEL), demonstrations, roles, config, Display(as_json=True))
+        return warm_start(
+            MODEL, resolve(MODEL), demonstrations, roles, config, Display(as_json=True)
+        )
 
     threads = torch.get_num_threads()
     folder = start()
@@ -97,7 +99,9 @@ def test_of_two_runs_at_a_time_one_makes_it_and_the_other_waits(tmp_path, monkey
     """)
 
     def second():
-        made.append(made_once("m", lambda folder: folder.joinpath("by").write_text("second"), waited.set))
+        made.append(
+            made_once("m", lambda folder: folder.joinpath("by").write_text("second"), waited.set)
+        )
 
     with subprocess.Popen([sys.executable, "-c", first], stdout=subprocess.PIPE) as process:
         assert process.stdout.readline() == b"began\n"
@@ -111,7 +115,8 @@ def test_of_two_runs_at_a_time_one_makes_it_and_the_other_waits(tmp_path, monkey
 
 
 def test_who_waits_for_one_that_fails_is_not_disturbed_by_a_third(tmp_path, monkeypatch):
-    """The first one's lock goes with its file; the third finds no file, and must not take what the second makes for a leftover."""
+    """The first one's lock goes with its file; the third finds no file, and must not take what the
+    second makes for a leftover."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     fail, waited, making, go_on = (threading.Event() for _ in range(4))
     found = []
@@ -141,11 +146,16 @@ def test_who_waits_for_one_that_fails_is_not_disturbed_by_a_third(tmp_path, monk
     assert making.wait(60)
     waited.clear()
     threads.append(
-        threading.Thread(target=one, args=(lambda folder: folder.joinpath("by").write_text("third"), waited.set))
+        threading.Thread(
+            target=one, args=(lambda folder: folder.joinpath("by").write_text("third"), waited.set)
+        )
     )
     threads[2].start()
     assert waited.wait(60)
     go_on.set()
     for thread in threads:
         thread.join(60)
-    assert len(found) == 2 and (tmp_path / "openrlhf-marl" / "tiny" / "m" / "by").read_text() == "second"
+    assert (
+        len(found) == 2
+        and (tmp_path / "openrlhf-marl" / "tiny" / "m" / "by").read_text() == "second"
+    )

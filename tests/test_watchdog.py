@@ -156,7 +156,11 @@ for process in (raylet, other):
 @pytest.mark.parametrize(("words", "code"), [(["gone", "waits"], 1), (["gone"], 0), ([], 0)])
 def test_a_run_without_a_raylet_ends_whatever_it_waits_for(words, code):
     done = subprocess.run(
-        [sys.executable, "-c", WITHOUT_RAYLET, *words], capture_output=True, text=True, timeout=50, check=False
+        [sys.executable, "-c", WITHOUT_RAYLET, *words],
+        capture_output=True,
+        text=True,
+        timeout=50,
+        check=False,
     )
     assert done.returncode == code, done.stderr
     assert ("Ray's raylet" in done.stderr) == bool(code)

@@ -1,4 +1,5 @@
-"""`--without PLUGIN`: a plugin of the recipe is taken out, with what only it reads in the recipe."""
+"""`--without PLUGIN`: a plugin of the recipe is taken out, with what only it reads in the
+recipe."""
 
 import shutil
 
@@ -33,7 +34,9 @@ def test_the_recipe_without_its_coach_is_the_one_that_never_had_it():
     assert plan.run.given - control.run.given == set() and plan.run.plugins == control.run.plugins
     assert (
         "marl_plugins.coach"
-        not in mentioned_plugins(["--recipe", COACHED, "--without", "marl_plugins.coach", "--help"]).names
+        not in mentioned_plugins(
+            ["--recipe", COACHED, "--without", "marl_plugins.coach", "--help"]
+        ).names
     )
 
 
@@ -55,7 +58,9 @@ def test_files_and_several_plugins_are_taken_out(recipe):
 
 
 def test_its_section_goes_and_what_another_reads_stays(recipe):
-    members = "coach: {members: {a: {rubric: tiny_rubric.py}, b: {rubric: tiny_rubric.py, weight: 2}}}"
+    members = (
+        "coach: {members: {a: {rubric: tiny_rubric.py}, b: {rubric: tiny_rubric.py, weight: 2}}}"
+    )
     section = f"{members}\nflags: {{coach.rubric: null}}"
     name = recipe(section, of="mathchat")
     assert build_plan(["--recipe", name]).run.plugins == ("marl_plugins.coach",)
@@ -66,7 +71,10 @@ def test_its_section_goes_and_what_another_reads_stays(recipe):
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        (["--without", "marl_plugins.coaching"], [("plugin.not_named", "without", "marl_plugins.coaching")]),
+        (
+            ["--without", "marl_plugins.coaching"],
+            [("plugin.not_named", "without", "marl_plugins.coaching")],
+        ),
         (["--without", "marl_plugins.gae"], [("plugin.not_named", "without", "marl_plugins.gae")]),
         (
             ["--without", "marl_plugins.coach", "--coach.rubric", "x.py"],
@@ -75,7 +83,9 @@ def test_its_section_goes_and_what_another_reads_stays(recipe):
     ],
 )
 def test_what_cannot_be_taken_out(words, expected):
-    assert [found[: len(expected[0])] for found in found_by(build_plan, ["--recipe", COACHED, *words])][:1] == expected
+    assert [
+        found[: len(expected[0])] for found in found_by(build_plan, ["--recipe", COACHED, *words])
+    ][:1] == expected
 
 
 def test_what_another_plugin_requires_stays(recipe, tmp_path):
@@ -88,4 +98,7 @@ def test_what_another_plugin_requires_stays(recipe, tmp_path):
 
 
 def test_a_name_that_is_no_recipes_is_refused_without_a_recipe():
-    assert found_by(build_plan, ["--plugin", "marl_plugins.coach", "--without", "x"])[0][0] == "plugin.not_named"
+    assert (
+        found_by(build_plan, ["--plugin", "marl_plugins.coach", "--without", "x"])[0][0]
+        == "plugin.not_named"
+    )

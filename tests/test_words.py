@@ -1,4 +1,5 @@
-"""The words of the package: docstrings that can be read alone, classes that are nouns, and one meaning for each word."""
+"""The words of the package: docstrings that can be read alone, classes that are nouns, and one
+meaning for each word."""
 
 import ast
 import re
@@ -74,7 +75,11 @@ PARTICIPLES = {
     "Seen": "the view that a scorer is given: its parameter has this name in every recipe",
 }
 """Classes that end like participles, and why they keep their names."""
-TEXTS = [*PACKAGE.rglob("*.py"), *(PACKAGE.parent / "docs").glob("*.md"), PACKAGE.parent / "README.md"]
+TEXTS = [
+    *PACKAGE.rglob("*.py"),
+    *(PACKAGE.parent / "docs").glob("*.md"),
+    PACKAGE.parent / "README.md",
+]
 
 
 def last_word(name):
@@ -103,7 +108,8 @@ def test_no_class_is_a_participle():
 
 @pytest.mark.parametrize("words", ["beside the rollout", "beside other work", "what it is that"])
 def test_beside_is_a_place(words):
-    """What happens at the same time happens *during* the rollout; what is more comes *in addition to* the rest."""
+    """What happens at the same time happens *during* the rollout; what is more comes *in addition
+    to* the rest."""
     assert not [file.name for file in TEXTS if words in " ".join(file.read_text().split())]
 
 
@@ -118,13 +124,16 @@ def test_a_seat_is_a_device_that_training_processes_share():
 
 
 def test_the_glossary_has_each_word_once():
-    words = re.findall(r"^\| ([^|]+?) \|", (PACKAGE.parent / "docs" / "glossary.md").read_text(), re.MULTILINE)
+    words = re.findall(
+        r"^\| ([^|]+?) \|", (PACKAGE.parent / "docs" / "glossary.md").read_text(), re.MULTILINE
+    )
     words = [word for word in words if word not in ("word", "---")]
     assert len(words) == len(set(words)) >= 30
 
 
 VERBLESS = ("hookspecs.py", "contracts/")
-"""Where a docstring is something else: a hook's says what a plugin does there, a contract's what is promised."""
+"""Where a docstring is something else: a hook's says what a plugin does there, a contract's what is
+promised."""
 NOT_VERBS = frozenset(
     [
         "Advantages",
@@ -174,7 +183,10 @@ def public_functions(node):
             continue
         if isinstance(part, ast.ClassDef):
             yield from public_functions(part)
-        elif not any("property" in ast.unparse(decorator) for decorator in getattr(part, "decorator_list", ())):
+        elif not any(
+            "property" in ast.unparse(decorator)
+            for decorator in getattr(part, "decorator_list", ())
+        ):
             yield part
 
 

@@ -1,4 +1,5 @@
-"""Workflows on a simulated engine: graphs, seeds, tools, failures. The real engines are in tests/engines."""
+"""Workflows on a simulated engine: graphs, seeds, tools, failures. The real engines are in
+tests/engines."""
 
 import asyncio
 import contextlib
@@ -40,7 +41,10 @@ def spec(chat, name, **settings):
 
 
 def run(workflow, chat, generate=None, roles=("a", "b", "c"), sample=0, seconds=60.0, **more):
-    specs = {r if isinstance(r, str) else r.name: spec(chat, r) if isinstance(r, str) else r for r in roles}
+    specs = {
+        r if isinstance(r, str) else r.name: spec(chat, r) if isinstance(r, str) else r
+        for r in roles
+    }
     return asyncio.run(
         run_workflow(
             workflow,
@@ -104,7 +108,9 @@ def test_a_branching_workflow_takes_one_branch(chat):
 def test_results_do_not_depend_on_arrival_order(chat, workflow):
     calm = without_seconds(to_record(run(workflow, chat)))
     for _ in range(5):
-        assert without_seconds(to_record(run(workflow, chat, simulated_engine(delays=True)))) == calm
+        assert (
+            without_seconds(to_record(run(workflow, chat, simulated_engine(delays=True)))) == calm
+        )
 
 
 def test_samples_and_actions_get_their_own_seeds(chat):
@@ -181,7 +187,9 @@ def test_an_action_in_another_container_is_refused_as_a_field_and_as_an_answer(c
     async def returns(task, roles, tools):
         return wrap(await roles.a(q="x"))
 
-    with pytest.raises(TypeError, match=rf"test_workflow\.py:\d+: role 'b', field 'q': a {kind} that holds actions"):
+    with pytest.raises(
+        TypeError, match=rf"test_workflow\.py:\d+: role 'b', field 'q': a {kind} that holds actions"
+    ):
         run(shows, chat)
     with pytest.raises(TypeError, match=rf"^what run returns: a {kind} that holds actions"):
         run(returns, chat)
@@ -295,7 +303,10 @@ def test_turns_extend_each_other_token_for_token(chat):
     for last, action in zip(got.actions, got.actions[1:], strict=False):
         assert action.before is last
         assert action.context_ids[: len(last.context_ids)] == last.context_ids
-        assert action.context_ids[len(last.context_ids) :][: len(last.generation.ids)] == last.generation.ids
+        assert (
+            action.context_ids[len(last.context_ids) :][: len(last.generation.ids)]
+            == last.generation.ids
+        )
         assert chat.text(action.shown_ids).startswith(f"u:{last.text.upper()}!")
     assert got.actions[-1].tool_results == ()
 
@@ -308,7 +319,11 @@ def test_an_agent_that_never_stops_calling_tools_fails(chat):
 
 
 def test_or_the_workflow_goes_on_with_its_last_turn(chat):
-    got = run(one, chat, roles=[spec(chat, "a", tools=(shouting(),), max_turns=3, endless_tools_fail=False)])
+    got = run(
+        one,
+        chat,
+        roles=[spec(chat, "a", tools=(shouting(),), max_turns=3, endless_tools_fail=False)],
+    )
     assert got.agent_failure is None
     assert got.answer == got.actions[-1].text
 
@@ -421,7 +436,9 @@ def test_a_verdict_that_cannot_be_had_is_missing(chat):
 def test_wrong_fields_name_the_role(chat):
     def strict(fields):
         if set(fields) != {"problem"}:
-            raise KeyError(f"the prompt has places for ['problem'], the workflow gave {sorted(fields)}")
+            raise KeyError(
+                f"the prompt has places for ['problem'], the workflow gave {sorted(fields)}"
+            )
         return [{"role": "user", "content": fields["problem"]}]
 
     role = RoleSpec("a", "a", strict, chat, Sampling(1.0, 1.0, 8, 100))
@@ -471,13 +488,17 @@ async def cancelled(task, roles):
 
 
 @pytest.mark.parametrize(
-    ("leave", "heard"), [(never, False), (never_but_over, False), (asked, True), (gathered, True), (cancelled, True)]
+    ("leave", "heard"),
+    [(never, False), (never_but_over, False), (asked, True), (gathered, True), (cancelled, True)],
 )
 @pytest.mark.parametrize("seconds", [0.0, 0.02])
 @pytest.mark.parametrize(
-    "failure", [AgentFailure("context", "full"), InfrastructureFailure("engine", "dead"), ValueError("bug")]
+    "failure",
+    [AgentFailure("context", "full"), InfrastructureFailure("engine", "dead"), ValueError("bug")],
 )
-def test_what_a_task_raises_that_nobody_asks_is_the_trajectorys_own(chat, caplog, leave, heard, seconds, failure):
+def test_what_a_task_raises_that_nobody_asks_is_the_trajectorys_own(
+    chat, caplog, leave, heard, seconds, failure
+):
     """Whether it fails before or after the workflow has ended."""
     simulated = simulated_engine()
 
@@ -499,8 +520,12 @@ def test_what_a_task_raises_that_nobody_asks_is_the_trajectorys_own(chat, caplog
             run(work, chat, generate)
     else:
         got = run(work, chat, generate)
-        assert got.agent_failure == (None if heard or not isinstance(failure, AgentFailure) else "context")
-        assert got.infrastructure_failure == (None if heard or isinstance(failure, AgentFailure) else "engine")
+        assert got.agent_failure == (
+            None if heard or not isinstance(failure, AgentFailure) else "context"
+        )
+        assert got.infrastructure_failure == (
+            None if heard or isinstance(failure, AgentFailure) else "engine"
+        )
     gc.collect()
     assert not caplog.records
 
@@ -558,7 +583,8 @@ def test_bugs_inside_a_task_group_are_bugs(chat):
 
 
 def test_what_ends_the_run_does_so_from_inside_a_task_group(chat):
-    """A policy's process that died, found by one branch of several: the run ends in a state that can be resumed."""
+    """A policy's process that died, found by one branch of several: the run ends in a state that
+    can be resumed."""
 
     async def died(call):
         raise RunPaused("the key is refused")
@@ -628,7 +654,15 @@ def test_no_branch_outlives_its_trajectory(chat):
     async def main():
         specs = {"b": spec(chat, "b")}
         got = await run_workflow(
-            workflow, TASK, 0, step=1, run_seed=1, roles=specs, tools={}, generate=simulated_engine(), seconds=60
+            workflow,
+            TASK,
+            0,
+            step=1,
+            run_seed=1,
+            roles=specs,
+            tools={},
+            generate=simulated_engine(),
+            seconds=60,
         )
         await asyncio.sleep(0.1)
         return got
@@ -670,7 +704,10 @@ def test_one_turn_with_a_tool_renders_no_continuation(chat):
     async def workflow(task, roles, tools):
         return (await roles.a(q="x")).tool_output
 
-    assert run(workflow, chat, roles=[spec(Refuses(), "a", tools=(tool,), max_turns=1)]).answer == "out"
+    assert (
+        run(workflow, chat, roles=[spec(Refuses(), "a", tools=(tool,), max_turns=1)]).answer
+        == "out"
+    )
 
 
 def test_only_the_last_action_of_the_last_role_is_scored_with_the_label(chat):
@@ -731,7 +768,10 @@ def test_a_score_that_does_not_come_in_time_is_missing_and_takes_no_other_with_i
 
     got = run(workflow, chat, score_action=score, seconds=1.0)
     assert got.infrastructure_failure is None
-    assert [(a.role, a.score, a.unscored) for a in got.actions] == [("a", 0.5, ""), ("b", None, "deadline")]
+    assert [(a.role, a.score, a.unscored) for a in got.actions] == [
+        ("a", 0.5, ""),
+        ("b", None, "deadline"),
+    ]
 
 
 def test_scorers_that_fail_together_fail_once(chat, caplog):
@@ -750,7 +790,8 @@ def test_scorers_that_fail_together_fail_once(chat, caplog):
     assert not caplog.records
 
 
-# --- tools that are wrong ---------------------------------------------------------------------------------------------------
+# --- tools that are wrong
+# --------------------------------------------------------------------------------------------------
 
 
 def test_a_tool_that_gives_no_result_is_named_with_its_line(chat):

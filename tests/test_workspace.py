@@ -119,7 +119,11 @@ def test_files_stay_between_calls_and_know_their_writers(chat, tmp_path):
     task = Task("t", "p", files={"data/train.csv": str(source)})
     got = play(chat, workflow, {"a": [tool], "b": [tool]}, task, [tool], score)
     a, b = (next(x for x in got.actions if x.role == name) for name in "ab")
-    assert told == [(a.path, ["data"]), (b.path, ["data", "deep", "model"]), ("", ["data", "deep", "model"])]
+    assert told == [
+        (a.path, ["data"]),
+        (b.path, ["data", "deep", "model"]),
+        ("", ["data", "deep", "model"]),
+    ]
     assert a.tool_results[0].files == ("deep/er/a", "model")
     assert b.tool_results[0].files == ("model",)
     assert got.files == (
@@ -174,9 +178,17 @@ def test_programs_of_one_trajectory_share_its_workspace(chat, tmp_path):
     source = tmp_path / "x.txt"
     source.write_text("given")
     workspaces = Workspaces()
-    answers = iter(["open('y', 'w').write(open('x').read() + '!')", "print(open('y').read())", "open('/etc/z', 'w')"])
+    answers = iter(
+        [
+            "open('y', 'w').write(open('x').read() + '!')",
+            "print(open('y').read())",
+            "open('/etc/z', 'w')",
+        ]
+    )
     sandbox = sandbox_of(PythonToolConfig(workspace=True), SandboxConfig(), lambda: workspaces.root)
-    tool = replace(python_tool(PythonToolConfig(workspace=True), sandbox), find=lambda text: [next(answers)])
+    tool = replace(
+        python_tool(PythonToolConfig(workspace=True), sandbox), find=lambda text: [next(answers)]
+    )
 
     async def workflow(task, roles, tools):
         return [await roles.a() for _ in range(3)]
@@ -202,7 +214,9 @@ def test_programs_of_one_trajectory_share_its_workspace(chat, tmp_path):
 
     got = asyncio.run(main())
     assert got.infrastructure_failure is None, got.detail
-    first, second, third = (a.tool_results[0] for a in sorted(got.actions, key=lambda a: (len(a.path), a.path)))
+    first, second, third = (
+        a.tool_results[0] for a in sorted(got.actions, key=lambda a: (len(a.path), a.path))
+    )
     assert (first.ok, first.files, second.output, third.ok) == (True, ("y",), "given!", False)
     assert [(f.path, f.writer) for f in got.files] == [("x", ""), ("y", got.actions[0].path)]
 
@@ -253,8 +267,14 @@ def test_too_many_files_fail_the_call_and_no_other(chat, where, monkeypatch):
         return [await roles.a(), await roles.a(), await roles.a()]
 
     got = play(chat, workflow, {"a": [tool]}, Task("t", "p"))
-    assert [a.tool_results[0].ok for a in sorted(got.actions, key=lambda a: len(a.path))] == [True, False, True]
-    assert f"more than {most} files" in next(r.output for a in got.actions for r in a.tool_results if not r.ok)
+    assert [a.tool_results[0].ok for a in sorted(got.actions, key=lambda a: len(a.path))] == [
+        True,
+        False,
+        True,
+    ]
+    assert f"more than {most} files" in next(
+        r.output for a in got.actions for r in a.tool_results if not r.ok
+    )
     assert [f.path for f in got.files] == ["kept"]
 
 
@@ -283,7 +303,9 @@ def test_what_a_call_has_left_that_was_given_up_is_its_own(chat):
     assert all(file.path == file.writer for file in got.files)
 
 
-def test_a_call_that_is_given_up_while_files_are_copied_leaves_them_to_the_next(tmp_path, monkeypatch):
+def test_a_call_that_is_given_up_while_files_are_copied_leaves_them_to_the_next(
+    tmp_path, monkeypatch
+):
     """And they are the task's, whichever call they were copied for."""
     go, copied = threading.Event(), []
 
@@ -410,12 +432,15 @@ def test_a_session_that_cannot_be_opened_loses_the_trajectory(chat):
 
 
 names = st.sampled_from(["a", "b", "c/d", "c/e"])
-steps = st.lists(st.dictionaries(names, st.one_of(st.none(), st.binary(max_size=2)), max_size=4), max_size=6)
+steps = st.lists(
+    st.dictionaries(names, st.one_of(st.none(), st.binary(max_size=2)), max_size=4), max_size=6
+)
 
 
 @given(steps)
 def test_the_last_writer_of_a_content_is_its_writer(history):
-    """Against a dictionary: a file belongs to the last call that changed its content; removed and written anew is new."""
+    """Against a dictionary: a file belongs to the last call that changed its content; removed and
+    written anew is new."""
 
     def change(folder, number, changes, expected):
         for name, content in changes.items():
@@ -444,7 +469,8 @@ def test_the_last_writer_of_a_content_is_its_writer(history):
 
 
 def test_workspaces_that_are_made_at_the_same_time_lie_in_one_folder(monkeypatch):
-    """The sandbox takes no others; without a role that writes programs, the folder is made by the first workspace."""
+    """The sandbox takes no others; without a role that writes programs, the folder is made by the
+    first workspace."""
 
     def slow(shared, make=workspace_module.new_root):
         time.sleep(0.05)

@@ -1,6 +1,8 @@
-"""An executor of ours for upstream's `--train.agent_func_path`: two roles answer a prompt, each action is a sample.
+"""An executor of ours for upstream's `--train.agent_func_path`: two roles answer a prompt, each
+action is a sample.
 
-It needs a tree with the patches 0002 (a list of samples) and 0003 (`context`); `tests/patched_tree.py` runs it.
+It needs a tree with the patches 0002 (a list of samples) and 0003 (`context`);
+`tests/patched_tree.py` runs it.
 """
 
 from openrlhf.utils.agent import AgentExecutorBase
@@ -20,7 +22,15 @@ class AgentExecutor(AgentExecutorBase):
         self.contexts = []
 
     async def execute(
-        self, prompt, label, sampling_params, max_length, hf_tokenizer, llm_engine, images=None, context=None
+        self,
+        prompt,
+        label,
+        sampling_params,
+        max_length,
+        hf_tokenizer,
+        llm_engine,
+        images=None,
+        context=None,
     ):
         self.contexts.append({"prompt": prompt, **context})
         if f"fails {context['sample_index']}" in prompt:
@@ -28,7 +38,13 @@ class AgentExecutor(AgentExecutorBase):
 
         async def generate(call):
             output = (await llm_engine.generate(list(call.context_ids), sampling_params)).outputs[0]
-            return Generation(tuple(output.token_ids), tuple(output.logprobs), output.finish_reason, call.policy, 0)
+            return Generation(
+                tuple(output.token_ids),
+                tuple(output.logprobs),
+                output.finish_reason,
+                call.policy,
+                0,
+            )
 
         def render(fields):
             return [{"role": "user", "content": " | ".join(fields.values())}]
@@ -52,8 +68,11 @@ class AgentExecutor(AgentExecutorBase):
                 "prompt": prompt,
                 "label": label,
                 "observation_tokens": [*action.context_ids, *action.generation.ids],
-                "action_ranges": [(len(action.context_ids), len(action.context_ids) + len(action.generation.ids))],
-                "rollout_log_probs": [0.0] * len(action.context_ids) + list(action.generation.logprobs),
+                "action_ranges": [
+                    (len(action.context_ids), len(action.context_ids) + len(action.generation.ids))
+                ],
+                "rollout_log_probs": [0.0] * len(action.context_ids)
+                + list(action.generation.logprobs),
                 "truncated": action.generation.finish == "length",
                 "reward": float(action.role == "solver"),
                 "scores": float(action.role == "solver"),

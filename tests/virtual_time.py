@@ -1,8 +1,10 @@
-"""An event loop whose clock is virtual, and engines with declared costs: scheduling without waiting for it.
+"""An event loop whose clock is virtual, and engines with declared costs: scheduling without waiting
+for it.
 
     result, seconds = run(coroutine)
 
-Where nothing is ready, the clock jumps to the next timer. What a thread would do is done at once and takes no time.
+Where nothing is ready, the clock jumps to the next timer. What a thread would do is done at once
+and takes no time.
 """
 
 import asyncio
@@ -23,7 +25,9 @@ class _Jumping(selectors.DefaultSelector):
     now = 0.0
 
     def select(self, timeout=None):
-        assert timeout is not None, "nothing is ready and no timer is set: everything waits for ever"
+        assert timeout is not None, (
+            "nothing is ready and no timer is set: everything waits for ever"
+        )
         self.now += max(timeout, 0.0)
         return super().select(0)
 
@@ -62,7 +66,8 @@ class SimulatedEngine(Engine):
 
     Args:
         seconds: Of the answer to a request.
-        places: Number of requests that it answers at a time; the others wait inside, by arrival, as in vLLM.
+        places: Number of requests that it answers at a time; the others wait inside, by arrival, as
+            in vLLM.
     """
 
     def __init__(self, policy, seconds, places=1, version=0):
@@ -96,13 +101,18 @@ class SimulatedEngine(Engine):
         while self._inside and len(self._running) < self.places:
             call, answer, asked = self._inside.popleft()
             if not answer.done():
-                self._running[answer] = loop.call_later(self.seconds(call), self._finish, call, answer, asked, loop.time())
+                self._running[answer] = loop.call_later(
+                    self.seconds(call), self._finish, call, answer, asked, loop.time()
+                )
 
     def _finish(self, call, answer, asked, begun):
         del self._running[answer]
         if not answer.done():  # else it was given up in this moment
             self.served.append((call, begun, asyncio.get_running_loop().time()))
-            ids = (*hashlib.blake2b(str(call.seed).encode(), digest_size=4).hexdigest().encode(), ord("^"))
+            ids = (
+                *hashlib.blake2b(str(call.seed).encode(), digest_size=4).hexdigest().encode(),
+                ord("^"),
+            )
             policy, version, epoch = asked
             version = version if epoch == self.epoch else -1
             answer.set_result(Generation(ids, (-0.5,) * len(ids), "stop", policy, version))

@@ -1,4 +1,5 @@
-"""Programs in plain processes that are forked from one which has imported pandas and scikit-learn; for tests of recipes."""
+"""Programs in plain processes that are forked from one which has imported pandas and scikit-learn;
+for tests of recipes."""
 
 import multiprocessing
 import os
@@ -19,9 +20,11 @@ class Ran:
 
 
 class Programs:
-    """`run(folder, *programs)` runs them one after the other in a folder, up to the first that fails.
+    """`run(folder, *programs)` runs them one after the other in a folder, up to the first that
+    fails.
 
-    They share a process and nothing else of it: the fork of one that holds scikit-learn takes longer than most of the programs.
+    They share a process and nothing else of it: the fork of one that holds scikit-learn takes
+    longer than most of the programs.
     """
 
     def __init__(self):
@@ -62,7 +65,8 @@ def serve(connection):
 
 
 def execute(folder, programs, log):
-    """Run programs and end the process with how many ended well as its code, with what they print and raise in a file."""
+    """Run programs and end the process with how many ended well as its code, with what they print
+    and raise in a file."""
     with log.open("w") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)

@@ -1,4 +1,5 @@
-"""What test_removable.py runs while the coach, reward backpropagation, MCP and the tool sql are hidden."""
+"""What test_removable.py runs while the coach, reward backpropagation, MCP and the tool sql are
+hidden."""
 
 import importlib.util
 import json
@@ -17,17 +18,26 @@ def refused(*words):
 
 
 def test_they_are_hidden():
-    assert importlib.util.find_spec("marl_plugins.tools.sql") is importlib.util.find_spec("marl_plugins.coach") is None
+    assert (
+        importlib.util.find_spec("marl_plugins.tools.sql")
+        is importlib.util.find_spec("marl_plugins.coach")
+        is None
+    )
 
 
 def test_a_recipe_that_needs_none_of_them_is_planned():
     plan = build_plan(["--recipe", "coder_tester/tiny.yaml"])
     assert [*plan.run.tools] == ["python"]
-    assert [name for name in plan.run.sections if name.startswith("tools.")] == ["tools.python", "tools.sandbox"]
+    assert [name for name in plan.run.sections if name.startswith("tools.")] == [
+        "tools.python",
+        "tools.sandbox",
+    ]
 
 
 def test_a_key_that_only_they_read_is_unknown(tmp_path):
-    text = "name: a\nroles: {r: {prompt: p.md}}\nworkflow: w.py\ntools: {sql: {database: shop.db}}\n"
+    text = (
+        "name: a\nroles: {r: {prompt: p.md}}\nworkflow: w.py\ntools: {sql: {database: shop.db}}\n"
+    )
     (tmp_path / "recipe.yaml").write_text(text)
     assert "tools.sql: unknown key; valid: python, sandbox" in refused("--recipe", str(tmp_path))
 
@@ -43,4 +53,6 @@ def test_commands_do_without_them(capsys):
     assert main(["recipes", "list"]) == 0
     main(["doctor", "--static", "--json"])
     out = capsys.readouterr().out
-    assert not any("coach" in line["what"] for line in json.loads(out[out.index("{\n") :])["findings"])
+    assert not any(
+        "coach" in line["what"] for line in json.loads(out[out.index("{\n") :])["findings"]
+    )

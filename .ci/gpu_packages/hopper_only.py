@@ -1,9 +1,11 @@
-"""Clears the kernels of shared libraries that a GPU of compute capability 9.0 does not run: `hopper_only.py LIBRARY ...`.
+"""Clears the kernels of shared libraries that a GPU of compute capability 9.0 does not run:
+`hopper_only.py LIBRARY ...`.
 
-Device code lies in containers (magic number, version, length of the header, size), one for each compiled file, whose entries
-say kind (1: PTX, 2: machine code) and capability. Where a container has machine code for 9.0, the rest of it is filled with
-zeros, else all but the newest PTX that 9.0 can compile. Lengths and headers stay, so that the library loads as before and
-compresses well.
+Device code lies in containers (magic number, version, length of the header, size), one for each
+compiled file, whose entries
+say kind (1: PTX, 2: machine code) and capability. Where a container has machine code for 9.0, the
+rest of it is filled with zeros, else all but the newest PTX that 9.0 can compile. Lengths and
+headers stay, so that the library loads as before and compresses well.
 """
 
 import struct
@@ -20,7 +22,9 @@ def sections(library: bytearray) -> Iterator[tuple[int, int]]:
     """First byte and end of every section with device code, of a 64-bit ELF file."""
     (table,) = struct.unpack_from("<Q", library, 40)
     size, count, names = struct.unpack_from("<HHH", library, 58)
-    headers = [struct.unpack_from("<IIQQQQ", library, table + size * number) for number in range(count)]
+    headers = [
+        struct.unpack_from("<IIQQQQ", library, table + size * number) for number in range(count)
+    ]
     text = headers[names][4]
     for header in headers:
         start = text + header[0]
@@ -42,7 +46,10 @@ def unused(found: list[Entry]) -> list[Entry]:
     if any((kind, capability) == (MACHINE, CAPABILITY) for kind, capability, *_ in found):
         needed = (MACHINE, CAPABILITY)
     else:
-        needed = (PTX, max((c for kind, c, *_ in found if kind == PTX and c <= CAPABILITY), default=0))
+        needed = (
+            PTX,
+            max((c for kind, c, *_ in found if kind == PTX and c <= CAPABILITY), default=0),
+        )
     return [entry for entry in found if entry[:2] != needed]
 
 
@@ -55,7 +62,9 @@ def clear(library: bytearray) -> int:
             if magic != MAGIC:  # containers are aligned
                 place += 8
                 continue
-            for _, _, start, length in unused(list(entries(library, place + header, place + header + size))):
+            for _, _, start, length in unused(
+                list(entries(library, place + header, place + header + size))
+            ):
                 library[start : start + length] = bytes(length)
                 cleared += length
             place += header + size

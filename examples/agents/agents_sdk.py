@@ -11,10 +11,19 @@ def multiply(a: int, b: int) -> int:
 
 checker = Agent(name="checker", model="checker", instructions="Say whether the product is right.")
 ask = checker.as_tool("check", "Ask the checker whether a product is right.")
-solver = Agent(name="solver", model="solver", instructions="Answer with the number alone.", tools=[multiply, ask])
+solver = Agent(
+    name="solver",
+    model="solver",
+    instructions="Answer with the number alone.",
+    tools=[multiply, ask],
+)
 
 
 async def main(prompt):
     solution = (await Runner.run(solver, prompt)).final_output
     verdict = (await Runner.run(checker, f"{prompt} Answer: {solution}")).final_output
-    return solution if "no" not in verdict.lower() else (await Runner.run(solver, f"{prompt} {verdict}")).final_output
+    return (
+        solution
+        if "no" not in verdict.lower()
+        else (await Runner.run(solver, f"{prompt} {verdict}")).final_output
+    )

@@ -22,7 +22,9 @@ def check(state: MessagesState):
 
 
 graph = StateGraph(MessagesState)
-graph.add_node("solve", create_agent(ChatOpenAI(model="solver"), [multiply], system_prompt="Use the tool."))
+graph.add_node(
+    "solve", create_agent(ChatOpenAI(model="solver"), [multiply], system_prompt="Use the tool.")
+)
 graph.add_node("check", check)
 graph.add_edge(START, "solve")
 graph.add_edge("solve", "check")

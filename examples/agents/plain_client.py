@@ -1,4 +1,5 @@
-"""A solver and a checker with the plain client of OpenAI: the solver hears of an objection, once."""
+"""A solver and a checker with the plain client of OpenAI: the solver hears of an objection,
+once."""
 
 from openai import OpenAI
 
@@ -6,7 +7,10 @@ client = OpenAI()
 
 
 def say(model, messages):
-    return client.chat.completions.create(model=model, messages=messages).choices[0].message.content or ""
+    return (
+        client.chat.completions.create(model=model, messages=messages).choices[0].message.content
+        or ""
+    )
 
 
 def main(prompt):

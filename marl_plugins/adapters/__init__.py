@@ -1,15 +1,20 @@
-"""Policies as adapters: one model, one group of training processes and one pool of engines for all policies of a model.
+"""Policies as adapters: one model, one group of training processes and one pool of engines for all
+policies of a model.
 
     openrlhf train --recipe mathchat/tiny_adapters.yaml
-    openrlhf train --recipe mathchat --plugin marl_plugins.adapters --ds.lora.rank 16 --actor.adam.lr 1e-5
+    openrlhf train --recipe mathchat --plugin marl_plugins.adapters --ds.lora.rank 16
+    --actor.adam.lr 1e-5
 
-A policy with `--ds.lora.rank` above 0 is an adapter of its model (LoRA, arXiv 2106.09685), for all policies or for one
-(`--policy.NAME.ds.lora.rank`). Adapters of one model share what is large: the model's weights, its training processes, its
-engines. Rank, targets, optimiser, schedule, KL, version and checkpoint are each adapter's own. Policies that are not trained and
-have the same model are answered by these engines too, without an adapter; one that follows an adapter has a slot of its own.
+A policy with `--ds.lora.rank` above 0 is an adapter of its model (LoRA, arXiv 2106.09685), for all
+policies or for one (`--policy.NAME.ds.lora.rank`). Adapters of one model share what is large: the
+model's weights, its training processes, its engines. Rank, targets, optimiser, schedule, KL,
+version and checkpoint are each adapter's own. Policies that are not trained and have the same model
+are answered by these engines too, without an adapter; one that follows an adapter has a slot of its
+own.
 
-bases.py says who shares what, checks.py what cannot be shared; processes.py is the controller's side of the training processes,
-worker.py what runs inside them; engine.py is the engine that answers with several adapters.
+bases.py says who shares what, checks.py what cannot be shared; processes.py is the controller's
+side of the training processes, worker.py what runs inside them; engine.py is the engine that
+answers with several adapters.
 """
 
 from __future__ import annotations

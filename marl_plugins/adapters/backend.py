@@ -17,11 +17,13 @@ if TYPE_CHECKING:
     from marl_plugins.engine.processes.launch import TrainingProcesses
 
 PREFILL_TOKENS = 1024
-"""Prompt tokens of one engine step on CPU, where vLLM copies an adapter's matrices for each of them."""
+"""Prompt tokens of one engine step on CPU, where vLLM copies an adapter's matrices for each of
+them."""
 
 
 class SharedBases(OwnProcesses):
-    """One group of training processes and one pool of engines for each model with adapters; other policies have their own."""
+    """One group of training processes and one pool of engines for each model with adapters; other
+    policies have their own."""
 
     adapters = True
 
@@ -52,7 +54,9 @@ class SharedBases(OwnProcesses):
         from marl_plugins.engine.processes.engines import EngineKind
 
         tokens = {"max_num_batched_tokens": PREFILL_TOKENS} if run.device == "cpu" else {}
-        return EngineKind(RemoteAdapterEngine, {"adapters": base.slots, "rank": base.engine_rank(run), **tokens})
+        return EngineKind(
+            RemoteAdapterEngine, {"adapters": base.slots, "rank": base.engine_rank(run), **tokens}
+        )
 
     def open(self, run: Run) -> None:
         from marl_plugins.adapters.processes import SharedProcesses
@@ -64,7 +68,9 @@ class SharedBases(OwnProcesses):
         from marl_plugins.adapters.processes import AdapterProcesses
 
         shared = self.shared.get(belongings[0])
-        return AdapterProcesses(shared, *belongings) if shared else super().processes_of(*belongings)
+        return (
+            AdapterProcesses(shared, *belongings) if shared else super().processes_of(*belongings)
+        )
 
     def close(self) -> None:
         self.shared = {}

@@ -1,4 +1,5 @@
-"""A base is a model with all that share it: adapters, the policies that follow one of them, frozen policies of the model."""
+"""A base is a model with all that share it: adapters, the policies that follow one of them, frozen
+policies of the model."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ if TYPE_CHECKING:
     from marl_plugins.core.run import Run
 
 ENGINE_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
-"""The largest ranks that vLLM's engines can be started for (vllm/config/lora.py); they take adapters of a lower rank too."""
+"""The largest ranks that vLLM's engines can be started for (vllm/config/lora.py); they take
+adapters of a lower rank too."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +48,9 @@ class Base:
     @property
     def slots(self) -> dict[str, int]:
         """The numbers of the adapters in an engine, from 1."""
-        return {name: number for number, name in enumerate((*self.trained, *self.following), start=1)}
+        return {
+            name: number for number, name in enumerate((*self.trained, *self.following), start=1)
+        }
 
     def ranks(self, run: Run) -> int:
         """Returns the number of training processes."""
@@ -65,7 +69,9 @@ def bases_of(run: Run) -> list[Base]:
     for model in dict.fromkeys(p.model for p in adapters):
         trained = [p.name for p in adapters if p.model == model]
         following = [p.name for p in run.policies if p.follows in trained]
-        frozen = [p.name for p in run.policies if p.model == model and _asks_the_model(run, p, trained[0])]
+        frozen = [
+            p.name for p in run.policies if p.model == model and _asks_the_model(run, p, trained[0])
+        ]
         found.append(Base(model, tuple(trained), tuple(following), tuple(frozen)))
     return found
 
@@ -81,9 +87,11 @@ def is_adapter(run: Run, policy: Policy) -> bool:
 
 
 def _asks_the_model(run: Run, policy: Policy, owner: str) -> bool:
-    """Returns whether a policy that is not trained is answered by the engines of adapters: one with engines of its own kind is not.
+    """Returns whether a policy that is not trained is answered by the engines of adapters: one with
+    engines of its own kind is not.
 
-    Nor is a tiny model that plays no role: it is not trained on the demonstrations, which adapters' model is.
+    Nor is a tiny model that plays no role: it is not trained on the demonstrations, which adapters'
+    model is.
     """
     if policy.trainable or policy.follows:
         return False

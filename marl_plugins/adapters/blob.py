@@ -16,7 +16,11 @@ def packed(tensors: Mapping[str, torch.Tensor], config: Mapping[str, Any]) -> by
     """Returns an adapter's tensors and configuration as bytes."""
     own = {name: tensor.detach().contiguous().cpu() for name, tensor in tensors.items()}
     text = json.dumps(
-        {name: sorted(value) if isinstance(value, set) else value for name, value in config.items()}, default=str
+        {
+            name: sorted(value) if isinstance(value, set) else value
+            for name, value in config.items()
+        },
+        default=str,
     )
     blob: bytes = safetensors.torch.save(own, {KEY: text})
     return blob

@@ -1,12 +1,14 @@
-"""An engine that answers for the adapters of a model, each with weights and a version of its own, and for the model itself.
+"""An engine that answers for the adapters of a model, each with weights and a version of its own,
+and for the model itself.
 
-A request goes to vLLM as adapter `POLICY@EPOCH`: prefixes are cached by that name, and a version may be pushed again after other
-weights were in its place. A push replaces an adapter in the worker's memory, while the others go on sampling; what an adapter has
-sampled over its own push belongs to no version and is asked again.
+A request goes to vLLM as adapter `POLICY@EPOCH`: prefixes are cached by that name, and a version
+may be pushed again after other weights were in its place. A push replaces an adapter in the
+worker's memory, while the others go on sampling; what an adapter has sampled over its own push
+belongs to no version and is asked again.
 
-There is one slot more than adapters, and it stays empty: vLLM 0.29 answers a request without an adapter, beside others with one,
-by the last slot on CPU (vLLM pull requests 48421 and 49656). Fewer slots than adapters would make it evict one that is in use
-(issue 47724).
+There is one slot more than adapters, and it stays empty: vLLM 0.29 answers a request without an
+adapter, beside others with one, by the last slot on CPU (vLLM pull requests 48421 and 49656). Fewer
+slots than adapters would make it evict one that is in use (issue 47724).
 """
 
 from __future__ import annotations
@@ -32,18 +34,22 @@ if TYPE_CHECKING:
     from vllm import RequestOutput
     from vllm.v1.worker.worker_base import WorkerBase
 
-PROBE = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True, logprobs=0, prompt_logprobs=0, detokenize=False)
+PROBE = SamplingParams(
+    temperature=0.0, max_tokens=8, ignore_eos=True, logprobs=0, prompt_logprobs=0, detokenize=False
+)
 PROBE_IDS = tuple(range(1, 33))
 PROBE_STD = 0.5
-"""Of B in the adapter that an engine is probed with: no answer is like the model's own. A new adapter's B is 0, and it answers as
-the model does."""
+"""Of B in the adapter that an engine is probed with: no answer is like the model's own. A new
+adapter's B is 0, and it answers as the model does."""
 
 
 def set_adapter(worker: WorkerBase, blob: bytes, number: int) -> None:
-    """Runs inside a vLLM worker: put an adapter into its slot, in the place of the one that was there.
+    """Runs inside a vLLM worker: put an adapter into its slot, in the place of the one that was
+    there.
 
     Raises:
-        ValueError: It has weights for modules that the engine has no adapters for, or a rank above the engine's.
+        ValueError: It has weights for modules that the engine has no adapters for, or a rank above
+            the engine's.
     """
     from vllm.lora.lora_model import LoRAModel
     from vllm.lora.peft_helper import PEFTHelper
@@ -55,9 +61,15 @@ def set_adapter(worker: WorkerBase, blob: bytes, number: int) -> None:
     helper.validate_legal(outer.lora_config)
     dtype = outer.lora_config.lora_dtype
     adapter = LoRAModel.from_lora_tensors(number, tensors, helper, device="cpu", dtype=dtype)
-    known = {*manager.modules, *(name for parts in manager.packed_modules.values() for name in parts)}
+    known = {
+        *manager.modules,
+        *(name for parts in manager.packed_modules.values() for name in parts),
+    }
     if unknown := sorted(adapter.loras.keys() - known):
-        raise ValueError(f"the engine has no adapters for modules {', '.join(unknown[:3])} (--ds.lora.target_modules)")
+        raise ValueError(
+            f"the engine has no adapters for modules {', '.join(unknown[:3])} "
+            "(--ds.lora.target_modules)"
+        )
     manager.remove_adapter(number)
     manager.add_adapter(adapter)
     manager.activate_adapter(number)
@@ -72,13 +84,21 @@ class AdapterEngine(RolloutActor):
         args, kwargs: As upstream's.
     """
 
-    async def __init__(self, *args: Any, adapters: Mapping[str, int], rank: int, **kwargs: Any) -> None:  # type: ignore[misc]  # Ray awaits it
+    async def __init__(
+        self, *args: Any, adapters: Mapping[str, int], rank: int, **kwargs: Any
+    ) -> None:  # type: ignore[misc]  # Ray awaits it
         self.numbers = dict(adapters)
         self.held_by: dict[str, HeldWeights] = {}
         self.loaded: set[str] = set()
-        """The policies whose adapters are in their slots; the others answer as the model, which a new adapter equals."""
+        """The policies whose adapters are in their slots; the others answer as the model, which a
+        new adapter equals."""
         slots = len(adapters) + 1
-        kwargs |= {"enable_lora": True, "max_loras": slots, "max_cpu_loras": slots, "max_lora_rank": rank}
+        kwargs |= {
+            "enable_lora": True,
+            "max_loras": slots,
+            "max_cpu_loras": slots,
+            "max_lora_rank": rank,
+        }
         await super().__init__(*args, **kwargs)
 
     def held_for(self, asked: str) -> HeldWeights:
@@ -98,7 +118,9 @@ class AdapterEngine(RolloutActor):
             RunEnded: The engine cannot take it, or does not answer as it should beside it.
         """
         if policy not in self.numbers:
-            raise RunEnded(f"policy {policy!r} is the model itself in this engine, and has no adapter")
+            raise RunEnded(
+                f"policy {policy!r} is the model itself in this engine, and has no adapter"
+            )
         held, number = self.held_for(policy), self.numbers[policy]
         held.epoch += 1
         held.version = -1
@@ -109,7 +131,9 @@ class AdapterEngine(RolloutActor):
         except EngineDeadError:  # it is replaced
             raise
         except Exception as error:  # of vLLM's worker, as whatever its transport makes of it
-            raise RunEnded(f"policy {policy!r}: its engine cannot take its adapter: {error}") from error
+            raise RunEnded(
+                f"policy {policy!r}: its engine cannot take its adapter: {error}"
+            ) from error
         self.loaded.add(policy)
         held.version = version
         return number
@@ -119,7 +143,9 @@ class AdapterEngine(RolloutActor):
         return self._adapter(held.policy, str(held.epoch)) if held.policy in self.loaded else None
 
     def _adapter(self, policy: str, name: str) -> LoRARequest:
-        return LoRARequest(lora_name=f"{policy}@{name}", lora_int_id=self.numbers[policy], lora_path="memory")
+        return LoRARequest(
+            lora_name=f"{policy}@{name}", lora_int_id=self.numbers[policy], lora_path="memory"
+        )
 
     async def _probe(self, blob: bytes, policy: str) -> None:
         """Asks for an adapter whose answers differ from the model's, and for the model beside it.
@@ -134,28 +160,35 @@ class AdapterEngine(RolloutActor):
                 tensors[name] = PROBE_STD * torch.randn(tensor.shape, generator=draw)
         number = self.numbers[policy]
         await self.llm.collective_rpc(set_adapter, args=(packed(tensors, config), number))
-        ask = functools.partial(self.complete, list(PROBE_IDS), PROBE, RunningRequest(HeldWeights()))
+        ask = functools.partial(
+            self.complete, list(PROBE_IDS), PROBE, RunningRequest(HeldWeights())
+        )
         alone = await ask(None)
         beside, adapted = await asyncio.gather(ask(None), ask(self._adapter(policy, "probe")))
         effect, leak = distance(alone, adapted), distance(alone, beside)
         if effect < 0.05:
-            raise RuntimeError(f"an adapter of {config['r']} ranks changes nothing of what it answers")
+            raise RuntimeError(
+                f"an adapter of {config['r']} ranks changes nothing of what it answers"
+            )
         if leak > effect / 10:
             got = f"log-probs that are off by {leak:.2g} (the adapter's: {effect:.2g})"
             raise RuntimeError(f"beside an adapter it answers for the model with {got}")
 
 
 def distance(one: RequestOutput, other: RequestOutput) -> float:
-    """Returns the mean absolute difference of the log-probs of the prompt's tokens, which are the same in both, and of the answers'
-    up to the first in which they differ.
+    """Returns the mean absolute difference of the log-probs of the prompt's tokens, which are the
+    same in both, and of the answers' up to the first in which they differ.
 
-    Answers alone do not show an effect: where all tokens are about as likely, two different ones have nearly the same log-prob.
+    Answers alone do not show an effect: where all tokens are about as likely, two different ones
+    have nearly the same log-prob.
     """
     ids = one.prompt_token_ids[1:]
     pairs = zip(ids, ids, one.prompt_logprobs[1:], other.prompt_logprobs[1:], strict=True)
     found: list[float] = [abs(of_a[a].logprob - of_b[b].logprob) for a, b, of_a, of_b in pairs]
     first, second = one.outputs[0], other.outputs[0]
-    for a, b, of_a, of_b in zip(first.token_ids, second.token_ids, first.logprobs, second.logprobs, strict=True):
+    for a, b, of_a, of_b in zip(
+        first.token_ids, second.token_ids, first.logprobs, second.logprobs, strict=True
+    ):
         found.append(abs(of_a[a].logprob - of_b[b].logprob))
         if a != b:
             break

@@ -1,12 +1,15 @@
 """The training processes of a model, as its adapters see them from the controller.
 
-A process holds the model once and a member for each adapter (worker.py). What is asked of an adapter goes to its member:
+A process holds the model once and a member for each adapter (worker.py). What is asked of an
+adapter goes to its member:
 
-    AdapterProcesses("solver")  ->  MemberHandle  ->  SharedActor.call("solver", "fit", ...)  ->  AdapterActor.fit(...)
+    AdapterProcesses("solver")  ->  MemberHandle  ->  SharedActor.call("solver", "fit", ...)  ->
+    AdapterActor.fit(...)
 
-Members' collective operations have the same shapes. Were two ranks asked for two adapters in different orders, nothing would fail:
-the gradients of the one would be averaged with those of the other. So everything that is asked of a model's processes is asked
-under one lock, and the next adapter's turn begins when all ranks have answered.
+Members' collective operations have the same shapes. Were two ranks asked for two adapters in
+different orders, nothing would fail: the gradients of the one would be averaged with those of the
+other. So everything that is asked of a model's processes is asked under one lock, and the next
+adapter's turn begins when all ranks have answered.
 """
 
 from __future__ import annotations
@@ -34,7 +37,8 @@ if TYPE_CHECKING:
 
 
 class MemberHandle:
-    """One rank of an adapter, called as a Ray actor of its own would be: `handle.fit.remote(...)`."""
+    """One rank of an adapter, called as a Ray actor of its own would be:
+    `handle.fit.remote(...)`."""
 
     def __init__(self, process: ActorHandle, policy: str):
         self.process, self.policy = process, policy
@@ -52,7 +56,9 @@ class MemberMethod:
         self.process, self.policy, self.method = process, policy, method
 
     def remote(self, *arguments: Any, **named: Any) -> ObjectRef:
-        reference: ObjectRef = self.process.call.remote(self.policy, self.method, *arguments, **named)
+        reference: ObjectRef = self.process.call.remote(
+            self.policy, self.method, *arguments, **named
+        )
         return reference
 
 
@@ -84,7 +90,9 @@ class SharedProcesses:
         ranks = training_gpus(args)
         self._placement = bundles(ranks, seconds) if ranks > 1 else None
         nodes, each = args.actor.num_nodes, args.actor.num_gpus_per_node
-        self.group = RayActorGroup(nodes, each, RemoteSharedActor, self._placement, 1, ranks_of_one_sequence(args))
+        self.group = RayActorGroup(
+            nodes, each, RemoteSharedActor, self._placement, 1, ranks_of_one_sequence(args)
+        )
 
     def handles(self) -> Sequence[ActorHandle]:
         """Returns Ray's handles of the processes, by rank."""
@@ -93,7 +101,9 @@ class SharedProcesses:
     def member(self, policy: str, args: SimpleNamespace) -> MemberGroup:
         """Returns an adapter's group."""
         nodes, each = args.actor.num_nodes, args.actor.num_gpus_per_node
-        group = MemberGroup(nodes, each, RemoteSharedActor, duplicate_actors=ranks_of_one_sequence(args))
+        group = MemberGroup(
+            nodes, each, RemoteSharedActor, duplicate_actors=ranks_of_one_sequence(args)
+        )
         group._actor_handlers = [MemberHandle(handle, policy) for handle in self.handles()]
         return group
 
@@ -129,19 +139,22 @@ class AdapterProcesses(TrainingProcesses):
         self.groups = {"policy": self.shared.member(self.policy, self.args)}
 
     def load(self, engines: Sequence[ActorHandle]) -> list[ObjectRef]:
-        """See `TrainingProcesses.load`; engines get adapters as bytes, so that there is no broadcast to set up."""
+        """See `TrainingProcesses.load`; engines get adapters as bytes, so that there is no
+        broadcast to set up."""
         return super().load(())
 
     @property
     def with_reference(self) -> bool:
-        """Returns whether a reference is needed: it is the model without the adapter, on all devices."""
+        """Returns whether a reference is needed: it is the model without the adapter, on all
+        devices."""
         return bool(self.args.algo.kl.init_coef > 0)
 
     @contextlib.asynccontextmanager
     async def active(self) -> AsyncIterator[None]:
         """Waits until no other adapter of the model computes; the one that has asked first is next.
 
-        A turn that is given up ends when what was asked in it has been answered: until then ranks may still be asked for it.
+        A turn that is given up ends when what was asked in it has been answered: until then ranks
+        may still be asked for it.
         """
         await self.shared.lock.acquire()
         self._turn = set()

@@ -1,7 +1,9 @@
-"""A training process with one model and an adapter of it for each policy; upstream's own LoRA path, but for the model.
+"""A training process with one model and an adapter of it for each policy; upstream's own LoRA path,
+but for the model.
 
-Upstream's `Actor` looks its model class up in its module (models/actor.py:157). Here that name answers with another tree of modules
-over the same tensors, so that PEFT's layers are in one adapter's tree alone, and the model's weights are in memory once.
+Upstream's `Actor` looks its model class up in its module (models/actor.py:157). Here that name
+answers with another tree of modules over the same tensors, so that PEFT's layers are in one
+adapter's tree alone, and the model's weights are in memory once.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ if TYPE_CHECKING:
 
 
 class SharedModel:
-    """Answers in the place of transformers' `AutoModelForCausalLM`, always with the same weights."""
+    """Answers in the place of transformers' `AutoModelForCausalLM`, always with the same
+    weights."""
 
     def __init__(self) -> None:
         self.model: torch.nn.Module | None = None
@@ -64,14 +67,21 @@ class AdapterActor(PolicyActor):
         with_reference: bool = False,
         extensions: Sequence[str] = (),
     ) -> None:
-        """Makes the adapter over the model that is there; checkpoints have nothing of the latter."""
+        """Makes the adapter over the model that is there; checkpoints have nothing of the
+        latter."""
         lora = strategy.args.ds.lora
-        if lora.target_modules == ["all-linear"]:  # on a command line; PEFT knows the word alone, not in a list
+        if lora.target_modules == [
+            "all-linear"
+        ]:  # on a command line; PEFT knows the word alone, not in a list
             lora.target_modules = "all-linear"
         strategy.load_ckpt = functools.partial(strategy.load_ckpt, load_module_strict=False)
         with substituted(upstream_model, AutoModelForCausalLM=self.shared):
-            super().init_model_from_pretrained(strategy, pretrain, max_steps, None, False, extensions)
-        self.engine.save_checkpoint = functools.partial(self.engine.save_checkpoint, exclude_frozen_parameters=True)
+            super().init_model_from_pretrained(
+                strategy, pretrain, max_steps, None, False, extensions
+            )
+        self.engine.save_checkpoint = functools.partial(
+            self.engine.save_checkpoint, exclude_frozen_parameters=True
+        )
         if with_reference:
             self.reference = Reference(self.actor, strategy)
 
@@ -82,7 +92,8 @@ class AdapterActor(PolicyActor):
             return super().reference_forward(**named)
 
     def state(self) -> bytes | None:
-        """Returns the adapter as safetensors bytes with PEFT's configuration on rank 0, None on the others.
+        """Returns the adapter as safetensors bytes with PEFT's configuration on rank 0, None on the
+        others.
 
         Raises:
             FloatingPointError: A weight is not finite; the names of the tensors are given.
@@ -96,7 +107,8 @@ class AdapterActor(PolicyActor):
 
 
 class SharedActor(MasterPort, BaseDistributedActor):  # type: ignore[misc]
-    """A training process of a model: a member for each adapter, made when it is first asked for something."""
+    """A training process of a model: a member for each adapter, made when it is first asked for
+    something."""
 
     def __init__(self, ranks: int, rank: int, address: str | None, port: int | None):
         super().__init__(ranks, rank, address, port)

@@ -1,15 +1,19 @@
 """An `Asker` is a plugin's way to ask a language model for judgements; it is made of layers.
 
-    judge    cache.py      kept, replayed, or being asked for right now: the same question is asked once
-             question.py   a prompt with a nonce, a strict reading, one second question; a deadline over all of it
+    judge    cache.py      kept, replayed, or being asked for right now: the same question is asked
+                           once
+             question.py   a prompt with a nonce, a strict reading, one second question; a deadline
+                           over all of it
     send     repeats.py    what may pass is repeated after a pause
              limits.py     slots, requests per minute, a budget
              transport.py  an OpenAI-compatible endpoint, and what its failures mean;
                            or policy.py: a policy of the run, without cache and limits
-    ask      chat.py       the protocol: a conversation goes out, an answer comes back and is read (reading.py)
+    ask      chat.py       the protocol: a conversation goes out, an answer comes back and is read
+                           (reading.py)
              exchange.py   HTTP, bounded in time, bytes and redirects
 
-Each layer knows the next one only. Messages name the flags of the plugin that asks (`--coach.timeout`) by its prefix.
+Each layer knows the next one only. Messages name the flags of the plugin that asks
+(`--coach.timeout`) by its prefix.
 """
 
 from __future__ import annotations
@@ -96,7 +100,8 @@ class Asker:
             self.questioner.form = await self.transport.probe(request)
 
     async def close(self) -> None:
-        """Ends what is still being asked, and closes the connections and files; a later judgement opens new connections."""
+        """Ends what is still being asked, and closes the connections and files; a later judgement
+        opens new connections."""
         if self.cache is not None:
             await self.cache.close()
         await self.transport.close()
@@ -119,7 +124,9 @@ class Asker:
         return metrics
 
 
-def endpoint_asker(endpoint: Endpoint, budget: SpendingBudget | None = None, kept: KeptAnswers | None = None) -> Asker:
+def endpoint_asker(
+    endpoint: Endpoint, budget: SpendingBudget | None = None, kept: KeptAnswers | None = None
+) -> Asker:
     """Asks an endpoint, within its limits."""
     from marl_plugins.asking.transport import EndpointTransport  # requires what is optional
 
@@ -131,7 +138,14 @@ def endpoint_asker(endpoint: Endpoint, budget: SpendingBudget | None = None, kep
     form: Form = "text" if endpoint.form == "auto" else endpoint.form
     redaction = endpoint.redaction
     questioner = Questioner(
-        repeats, form, endpoint.prefix, endpoint.deadline, random_nonce, tally, redaction, limits.under_way
+        repeats,
+        form,
+        endpoint.prefix,
+        endpoint.deadline,
+        random_nonce,
+        tally,
+        redaction,
+        limits.under_way,
     )
     cache = Cache(questioner, kept or KeptAnswers(endpoint.prefix), endpoint.key, tally, redaction)
     return Asker(questioner, transport, tally, cache, budget)
@@ -147,5 +161,7 @@ def policy_asker(run: Run, policy: str, *, prefix: str, max_tokens: int, deadlin
     """
     tally = Tally("requests", "asked_again")
     transport = PolicyTransport(run, policy, max_tokens, tally)
-    questioner = Questioner(transport, "text", prefix, deadline, derived_nonce(run.args.train.seed), tally, Redaction())
+    questioner = Questioner(
+        transport, "text", prefix, deadline, derived_nonce(run.args.train.seed), tally, Redaction()
+    )
     return Asker(questioner, transport, tally)

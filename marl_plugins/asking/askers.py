@@ -26,17 +26,26 @@ class Askers:
         """The client of the coach's model; of several the first."""
         return next(iter(self.by_member.values()), None)
 
-    def leave_out_if_too_many_are_missing(self, judged: Sequence[Action], missing: Sequence[Action]) -> bool:
-        """Leaves a whole step out where too many of a model's judgements are missing, and returns whether it did.
+    def leave_out_if_too_many_are_missing(
+        self, judged: Sequence[Action], missing: Sequence[Action]
+    ) -> bool:
+        """Leaves a whole step out where too many of a model's judgements are missing, and returns
+        whether it did.
 
         Raises:
             RunPaused: They are missing because the budget is spent.
         """
         spent = next((spent for asker in self.by_member.values() if (spent := asker.spent())), None)
-        if spent and (missing or len(self.by_member) > 1):  # of several the others may have answered
+        if spent and (
+            missing or len(self.by_member) > 1
+        ):  # of several the others may have answered
             raise RunPaused(f"the coach's budget is spent: {spent}; raise it to continue")
         if len(missing) <= self.most_missing * len(judged):
             return False
         for action in judged:
-            action.reward, action.terms, action.unscored = None, {}, action.unscored or "coach_step_left_out"
+            action.reward, action.terms, action.unscored = (
+                None,
+                {},
+                action.unscored or "coach_step_left_out",
+            )
         return True

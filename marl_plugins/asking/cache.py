@@ -1,4 +1,5 @@
-"""Judgements that are kept, so that none is paid for twice; and the same question at the same time, asked once."""
+"""Judgements that are kept, so that none is paid for twice; and the same question at the same time,
+asked once."""
 
 from __future__ import annotations
 
@@ -36,7 +37,12 @@ class Cache:
     """
 
     def __init__(
-        self, inner: JudgementLayer, kept: KeptAnswers, key: Callable[[Request], str], tally: Tally, redaction: Redaction
+        self,
+        inner: JudgementLayer,
+        kept: KeptAnswers,
+        key: Callable[[Request], str],
+        tally: Tally,
+        redaction: Redaction,
     ):
         self.inner = inner
         self.kept = kept
@@ -56,7 +62,9 @@ class Cache:
             raise InfrastructureFailure("coach_replay", "the recorded answers hold none for this")
         shared = self.pending.get(key)
         if shared is None:
-            shared = self.pending[key] = _PendingJudgement(asyncio.create_task(self._ask(key, request)))
+            shared = self.pending[key] = _PendingJudgement(
+                asyncio.create_task(self._ask(key, request))
+            )
             shared.task.add_done_callback(functools.partial(self._finished, key))
         else:
             self.tally.counts["cached"] += 1
@@ -97,7 +105,13 @@ class KeptAnswers:
         replay: Whether to answer from the file alone, without asking anybody.
     """
 
-    def __init__(self, prefix: str, read: Path | None = None, write: Sequence[Path] = (), replay: bool = False):
+    def __init__(
+        self,
+        prefix: str,
+        read: Path | None = None,
+        write: Sequence[Path] = (),
+        replay: bool = False,
+    ):
         self.prefix = prefix
         self.read = read
         self.write = tuple(write)
@@ -112,7 +126,9 @@ class KeptAnswers:
             ConfigurationError: It cannot be read.
         """
         try:
-            self.known = _judgements_in(self.read) if self.read is not None and self.read.exists() else {}
+            self.known = (
+                _judgements_in(self.read) if self.read is not None and self.read.exists() else {}
+            )
         except OSError as error:
             raise self._unusable(error) from None
 
@@ -138,7 +154,10 @@ class KeptAnswers:
 
     def _unusable(self, error: OSError) -> ConfigurationError:
         return ConfigurationError(
-            Problem("asking.answers_file", got=f"{self.prefix} answers in {error.filename}: {error.strerror}")
+            Problem(
+                "asking.answers_file",
+                got=f"{self.prefix} answers in {error.filename}: {error.strerror}",
+            )
         )
 
     def close(self) -> None:
@@ -153,7 +172,9 @@ class KeptAnswers:
         return judgement
 
     def put(self, key: str, judgement: Judgement) -> None:
-        if self.files:  # otherwise nothing is kept; what is asked twice at the same time is asked once anyway
+        if (
+            self.files
+        ):  # otherwise nothing is kept; what is asked twice at the same time is asked once anyway
             self.known[key] = judgement
             self._append(key, judgement)
 
@@ -165,7 +186,9 @@ class KeptAnswers:
                     file.write(json.dumps({"key": key, "judgement": judgement}) + "\n")
                     file.flush()
                 except OSError as error:
-                    raise RunPaused(f"{self.prefix} answers cannot be kept in {file.name}: {error.strerror}") from None
+                    raise RunPaused(
+                        f"{self.prefix} answers cannot be kept in {file.name}: {error.strerror}"
+                    ) from None
 
 
 def _judgements_in(path: Path) -> dict[str, Judgement]:

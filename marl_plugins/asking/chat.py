@@ -1,7 +1,9 @@
-"""The protocol of an OpenAI-compatible endpoint: a conversation goes out, one answer comes back and is read.
+"""The protocol of an OpenAI-compatible endpoint: a conversation goes out, one answer comes back and
+is read.
 
-Reading ends in one place (`ChatClient._exchange`): whatever an answer is, it can be nothing worse than `MalformedAnswer`. What a
-server says goes through `Redaction` here, where it enters, so no message, record or file holds what authenticates with it.
+Reading ends in one place (`ChatClient._exchange`): whatever an answer is, it can be nothing worse
+than `MalformedAnswer`. What a server says goes through `Redaction` here, where it enters, so no
+message, record or file holds what authenticates with it.
 """
 
 from __future__ import annotations
@@ -15,7 +17,14 @@ from typing import Any, TypeVar
 from marl_plugins.asking.endpoint import Endpoint
 from marl_plugins.asking.exchange import Answer, Connection, ConnectionFailure, Redirect
 from marl_plugins.asking.limits import SpendingBudget
-from marl_plugins.asking.reading import UNREADABLE, MalformedAnswer, complaint_in, read_json, seconds_of, token_count
+from marl_plugins.asking.reading import (
+    UNREADABLE,
+    MalformedAnswer,
+    complaint_in,
+    read_json,
+    seconds_of,
+    token_count,
+)
 from marl_plugins.asking.request import Inquiry
 
 T = TypeVar("T")
@@ -58,7 +67,8 @@ class ReportedError(Exception):
 
 @dataclass(frozen=True)
 class ChatAnswer:
-    """An answer that was read: its text, empty where it was cut off, and whether it says how many tokens it took."""
+    """An answer that was read: its text, empty where it was cut off, and whether it says how many
+    tokens it took."""
 
     text: str
     counted: bool
@@ -91,7 +101,9 @@ class ChatClient:
             TimeoutError, ConnectionFailure, Redirect: There is no answer.
             MalformedAnswer: It is anything else.
         """
-        return await self._exchange("POST", "chat/completions", self.endpoint.request_body(inquiry), self._read)
+        return await self._exchange(
+            "POST", "chat/completions", self.endpoint.request_body(inquiry), self._read
+        )
 
     async def _exchange(self, method: str, path: str, body: Any, read: Callable[[Answer], T]) -> T:
         """One exchange, and what is read of its answer; raises as `ask` does."""
@@ -105,7 +117,9 @@ class ChatClient:
         except (ConnectionFailure, Redirect, MalformedAnswer) as error:
             problem = type(error)(self.redaction.text(str(error), 300))
         except UNREADABLE as error:
-            problem = MalformedAnswer(self.redaction.text(f"an answer of another form: {error}", 300))
+            problem = MalformedAnswer(
+                self.redaction.text(f"an answer of another form: {error}", 300)
+            )
         # Not from the error: its frames hold the answer, for as long as somebody holds the error.
         try:
             raise problem
@@ -131,7 +145,9 @@ class ChatClient:
         if not isinstance(text, str):
             raise MalformedAnswer(f"no text in the answer {self.redaction.text(repr(values), 200)}")
         if len(text) > LONGEST_TEXT_CHARS:
-            raise MalformedAnswer(f"an answer of {len(text)} characters; at most {LONGEST_TEXT_CHARS} are read")
+            raise MalformedAnswer(
+                f"an answer of {len(text)} characters; at most {LONGEST_TEXT_CHARS} are read"
+            )
         self._notice_model(values.get("model"))
         return ChatAnswer(
             "" if finish == "length" else self.redaction.redact(text), counted
@@ -157,7 +173,8 @@ class ChatClient:
         return ReportedError(answer.status, code, self.redaction.text(message), wait)
 
     def _notice_model(self, name: Any) -> None:
-        """Say once that another model answers than was asked for; `gpt-4o-2024-08-06` is a `gpt-4o`."""
+        """Say once that another model answers than was asked for; `gpt-4o-2024-08-06` is a
+        `gpt-4o`."""
         asked = self.endpoint.model.rpartition("/")[2].lower()
         if self._other_model or not isinstance(name, str) or not name:
             return
@@ -165,18 +182,23 @@ class ChatClient:
         if answering != asked and not re.match(rf"{re.escape(asked)}[-:@._]", answering):
             self._other_model = True
             shown = self.redaction.text(name, 100)
-            logging.getLogger(__name__).warning("%s: the answers are by model '%s'", self.endpoint, shown)
+            logging.getLogger(__name__).warning(
+                "%s: the answers are by model '%s'", self.endpoint, shown
+            )
 
     async def model_names(self) -> list[str]:
         """Asks for the models that the endpoint lists.
 
         Raises:
-            ReportedError, TimeoutError, ConnectionFailure, Redirect, MalformedAnswer: It lists none that can be read.
+            ReportedError, TimeoutError, ConnectionFailure, Redirect, MalformedAnswer: It lists none
+                that can be read.
         """
 
         def names(answer: Answer) -> list[str]:
             if answer.status >= 300:
                 raise self._failed(answer)
-            return [self.redaction.text(model["id"], 200) for model in read_json(answer.data)["data"]]
+            return [
+                self.redaction.text(model["id"], 200) for model in read_json(answer.data)["data"]
+            ]
 
         return await self._exchange("GET", "models", None, names)

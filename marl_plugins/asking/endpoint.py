@@ -24,7 +24,8 @@ class Endpoint:
         retries: Repeats of a request that failed in a way that may pass.
         concurrency: Requests in flight, in the whole run.
         per_minute: Requests begun per minute, in the whole run; None for no limit.
-        form: `json` asks for structured output, `text` for lines, `auto` for the first that the endpoint has.
+        form: `json` asks for structured output, `text` for lines, `auto` for the first that the
+            endpoint has.
         body: Fields added to every request; a null takes one of ours out.
     """
 
@@ -59,7 +60,8 @@ class Endpoint:
         return Redaction([self.api_key or ""], self.base_url, self.body)
 
     def key(self, request: Request) -> str:
-        """Derives a question's name from all that its answer depends on: model, form, limits and the prompt without its nonce.
+        """Derives a question's name from all that its answer depends on: model, form, limits and
+        the prompt without its nonce.
 
         Not by the address, so that a recording can be replayed where the endpoint is another.
         """
@@ -72,13 +74,18 @@ class Endpoint:
             request.schema,
             *([request.depends_on] if request.depends_on else []),
         ]
-        return hashlib.blake2b(json.dumps(parts, sort_keys=True).encode(), digest_size=16).hexdigest()
+        return hashlib.blake2b(
+            json.dumps(parts, sort_keys=True).encode(), digest_size=16
+        ).hexdigest()
 
     def request_body(self, inquiry: Inquiry) -> dict[str, Any]:
         """Returns the JSON body of a request."""
         body: dict[str, Any] = {
             "model": self.model,
-            "messages": [{name: encodable(text) for name, text in message.items()} for message in inquiry.messages],
+            "messages": [
+                {name: encodable(text) for name, text in message.items()}
+                for message in inquiry.messages
+            ],
             "temperature": 0,
             "max_tokens": self.max_tokens,
         }
@@ -87,4 +94,6 @@ class Endpoint:
                 "type": "json_schema",
                 "json_schema": {"name": "judgement", "strict": True, "schema": inquiry.schema},
             }
-        return {name: value for name, value in (body | dict(self.body)).items() if value is not None}
+        return {
+            name: value for name, value in (body | dict(self.body)).items() if value is not None
+        }

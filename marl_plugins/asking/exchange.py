@@ -1,9 +1,10 @@
 """One exchange with an HTTP server, bounded in time, in bytes and in where it may lead.
 
-    connect - request - status - headers - body      one deadline and one allowance of bytes over all of it
+    connect - request - status - headers - body      one deadline and one allowance of bytes over
+        all of it
 
-What arrives is handed on in small portions with a pause after each, so that an answer that floods us, with whatever part of HTTP
-it likes, takes processor time from the run but never holds it up.
+What arrives is handed on in small portions with a pause after each, so that an answer that floods
+us, with whatever part of HTTP it likes, takes processor time from the run but never holds it up.
 """
 
 from __future__ import annotations
@@ -28,8 +29,8 @@ from marl_plugins.core.redaction import shown_url
 MOST_BYTES = 3 * 2**20
 """Of one answer: on the wire, headers included, and of its body when it is decompressed."""
 PORTION_BYTES, BODY_PORTION_BYTES = 1024, 65536
-"""Bytes that are read at once. All that is taken apart of one portion before the body, in lines of a few bytes, takes milliseconds;
-the parts of a body come one by one."""
+"""Bytes that are read at once. All that is taken apart of one portion before the body, in lines of
+a few bytes, takes milliseconds; the parts of a body come one by one."""
 MOST_PARTS = 10_000
 """Of the body of one answer."""
 REDIRECTS = 3
@@ -55,10 +56,12 @@ class Answer:
 
 
 class Connection:
-    """Connections to one server, opened when they are first needed; a proxy in the environment is used.
+    """Connections to one server, opened when they are first needed; a proxy in the environment is
+    used.
 
     Args:
-        base_url: What the paths of requests are added to; a user and password in it take the key's place.
+        base_url: What the paths of requests are added to; a user and password in it take the key's
+            place.
         key: Sent as a bearer token.
         timeout: Seconds of one exchange, from connecting to the last byte.
     """
@@ -69,7 +72,8 @@ class Connection:
         self.timeout = timeout
         self._trusted: ssl.SSLContext | None = None
         self._free: list[httpcore.AsyncConnectionPool] = []
-        """Of one connection each: a pool's own book-keeping takes time with the square of its connections."""
+        """Of one connection each: a pool's own book-keeping takes time with the square of its
+        connections."""
         self._turns = asyncio.Lock()
 
     async def close(self) -> None:
@@ -100,7 +104,12 @@ class Connection:
                     if answer.status not in (301, 302, 303, 307, 308):
                         return answer
                     url = _followed(url, answer.headers.get("location", ""))
-        except (httpcore.NetworkError, httpcore.ProtocolError, httpcore.ProxyError, httpcore.UnsupportedProtocol) as error:
+        except (
+            httpcore.NetworkError,
+            httpcore.ProtocolError,
+            httpcore.ProxyError,
+            httpcore.UnsupportedProtocol,
+        ) as error:
             raise ConnectionFailure(str(error) or type(error).__name__) from error
         raise Redirect(f"redirects more than {REDIRECTS} times, at last to {shown_url(url)}")
 
@@ -108,7 +117,9 @@ class Connection:
         free = self._free
         pool = free.pop() if free else self._open(url)
         try:
-            request = pool.stream(method, _target(url), headers=self._headers(url, content), content=content)
+            request = pool.stream(
+                method, _target(url), headers=self._headers(url, content), content=content
+            )
             async with request as response:
                 data = await _body(response)
         finally:
@@ -116,10 +127,17 @@ class Connection:
                 free.append(pool)
             else:  # closed in the meantime
                 await pool.aclose()
-        headers = {name.decode("latin-1").lower(): value.decode("latin-1") for name, value in response.headers}
-        async with self._turns:  # one answer a turn of the event loop: reading a large one takes a moment
+        headers = {
+            name.decode("latin-1").lower(): value.decode("latin-1")
+            for name, value in response.headers
+        }
+        async with (
+            self._turns
+        ):  # one answer a turn of the event loop: reading a large one takes a moment
             await asyncio.sleep(0)
-            return Answer(response.status, headers, _decompressed(data, headers.get("content-encoding", "")))
+            return Answer(
+                response.status, headers, _decompressed(data, headers.get("content-encoding", ""))
+            )
 
     def _open(self, url: SplitResult) -> httpcore.AsyncConnectionPool:
         """A connection, through the proxy that the environment names."""
@@ -127,10 +145,16 @@ class Connection:
             self._trusted = httpcore.default_ssl_context()
         proxy, backend = _proxy_of(url), _PortionedBackend()
         if proxy is None:
-            return httpcore.AsyncConnectionPool(self._trusted, keepalive_expiry=IDLE_SECONDS, network_backend=backend)
+            return httpcore.AsyncConnectionPool(
+                self._trusted, keepalive_expiry=IDLE_SECONDS, network_backend=backend
+            )
         user = (unquote(proxy.username), unquote(proxy.password or "")) if proxy.username else None
         return httpcore.AsyncHTTPProxy(
-            _target(proxy), user, ssl_context=self._trusted, keepalive_expiry=IDLE_SECONDS, network_backend=backend
+            _target(proxy),
+            user,
+            ssl_context=self._trusted,
+            keepalive_expiry=IDLE_SECONDS,
+            network_backend=backend,
         )
 
     def _headers(self, url: SplitResult, content: bytes) -> list[tuple[str, str]]:
@@ -161,13 +185,17 @@ async def _body(response: httpcore.Response) -> bytearray:
         data += part
         parts += 1
         if parts > MOST_PARTS:
-            raise MalformedAnswer(f"an answer in more than {MOST_PARTS} parts (HTTP {response.status})")
+            raise MalformedAnswer(
+                f"an answer in more than {MOST_PARTS} parts (HTTP {response.status})"
+            )
         await asyncio.sleep(0)
     return data
 
 
 def _target(url: SplitResult) -> httpcore.URL:
-    path = quote(url.path, safe="/%:@!$&'()*+,;=~") + (f"?{quote(url.query, safe='/?%:@!$&()*+,;=~')}" if url.query else "")
+    path = quote(url.path, safe="/%:@!$&'()*+,;=~") + (
+        f"?{quote(url.query, safe='/?%:@!$&()*+,;=~')}" if url.query else ""
+    )
     host = (url.hostname or "").encode("idna" if not (url.hostname or "").isascii() else "ascii")
     return httpcore.URL(scheme=url.scheme.encode(), host=host, port=url.port, target=path.encode())
 
@@ -179,13 +207,18 @@ def _proxy_of(url: SplitResult) -> SplitResult | None:
         ConnectionFailure: It is of a kind that is not supported.
     """
     proxies = getproxies()
-    proxy = None if proxy_bypass(url.netloc.rpartition("@")[2]) else proxies.get(url.scheme) or proxies.get("all")
+    proxy = (
+        None
+        if proxy_bypass(url.netloc.rpartition("@")[2])
+        else proxies.get(url.scheme) or proxies.get("all")
+    )
     if not proxy:
         return None
     place = urlsplit(proxy)
     if place.scheme not in ("http", "https"):
         raise ConnectionFailure(
-            f"a proxy of kind {place.scheme!r} is named in the environment; only http and https ones are supported"
+            f"a proxy of kind {place.scheme!r} is named in the environment; only http and https "
+            "ones are supported"
         )
     return place
 
@@ -235,26 +268,31 @@ def _followed(url: str, location: str) -> str:
     """Returns the address to which a redirect leads.
 
     Raises:
-        Redirect: Nowhere, or where the question and its key must not go: only the same server may be meant, or its
-            encrypted side.
+        Redirect: Nowhere, or where the question and its key must not go: only the same server may
+            be meant, or its encrypted side.
     """
     try:
         target = urljoin(url, location)
         here, there = urlsplit(url), urlsplit(target)
-        same = (here.scheme, here.port) == (there.scheme, there.port) or (here.scheme, there.scheme) == ("http", "https")
+        same = (here.scheme, here.port) == (there.scheme, there.port) or (
+            here.scheme,
+            there.scheme,
+        ) == ("http", "https")
         same = same and here.hostname == there.hostname and bool(location)
     except ValueError:  # a port or a bracket that is none
         target, same = location, False
     if not same:
         raise Redirect(
-            f"redirects to {shown_url(target)[:200]!r}, which is not the same server, or not encrypted; no question is sent there"
+            f"redirects to {shown_url(target)[:200]!r}, which is not the same server, or not "
+            "encrypted; no question is sent there"
         )
     user, mark, _ = here.netloc.rpartition("@")
     return there._replace(netloc=user + mark + there.netloc.rpartition("@")[2]).geturl()
 
 
 def _decompressed(data: bytearray, encoding: str) -> bytes | bytearray:
-    """The body of a server that compresses although it was asked not to, never more than `MOST_BYTES` of it.
+    """The body of a server that compresses although it was asked not to, never more than
+    `MOST_BYTES` of it.
 
     Raises:
         MalformedAnswer: It is larger, damaged, or compressed in a way that cannot be bounded.
@@ -262,7 +300,9 @@ def _decompressed(data: bytearray, encoding: str) -> bytes | bytearray:
     if encoding.strip().lower() in ("", "identity"):
         return data
     if encoding.strip().lower() not in ("gzip", "x-gzip", "deflate"):
-        raise MalformedAnswer(f"an answer compressed as {encoding[:40]!r}, although it was asked for uncompressed")
+        raise MalformedAnswer(
+            f"an answer compressed as {encoding[:40]!r}, although it was asked for uncompressed"
+        )
     inflate = zlib.decompressobj(zlib.MAX_WBITS | 32)
     try:
         plain = inflate.decompress(data, MOST_BYTES)
@@ -270,6 +310,7 @@ def _decompressed(data: bytearray, encoding: str) -> bytes | bytearray:
         raise MalformedAnswer(f"a compressed answer that is damaged: {error}") from None
     if not inflate.eof:
         raise MalformedAnswer(
-            f"an answer that is cut off, or of more than {MOST_BYTES // 2**20} MB when it is decompressed"
+            f"an answer that is cut off, or of more than {MOST_BYTES // 2**20} MB when it is "
+            "decompressed"
         )
     return plain

@@ -23,7 +23,8 @@ MOST_SPENT_TOKENS = 10**15
 
 
 class Limits:
-    """Sends a request when the limits allow it; a pause before a repeat is outside, and holds no slot.
+    """Sends a request when the limits allow it; a pause before a repeat is outside, and holds no
+    slot.
 
     Args:
         inner: Sends it.
@@ -32,12 +33,19 @@ class Limits:
         per_minute: Requests begun per minute; None for no limit.
     """
 
-    def __init__(self, inner: MessageLayer, budget: SpendingBudget, concurrency: int, per_minute: float | None):
+    def __init__(
+        self,
+        inner: MessageLayer,
+        budget: SpendingBudget,
+        concurrency: int,
+        per_minute: float | None,
+    ):
         self.inner = inner
         self.budget = budget
         self.per_minute = per_minute
         self.under_way = asyncio.Semaphore(2 * concurrency)
-        """Held by each judgement, so that a repeat does not queue behind the first requests of a whole step."""
+        """Held by each judgement, so that a repeat does not queue behind the first requests of a
+        whole step."""
         self.in_flight = self.peak = 0
         self._slots = asyncio.Semaphore(concurrency)
         self._rate: AsyncLimiter | None = None
@@ -60,7 +68,9 @@ class Limits:
         if self._rate is None:
             from aiolimiter import AsyncLimiter
 
-            self._rate = AsyncLimiter(1, 60.0 / per_minute)  # one per time slice, not a minute's worth at once
+            self._rate = AsyncLimiter(
+                1, 60.0 / per_minute
+            )  # one per time slice, not a minute's worth at once
         return self._rate
 
 
@@ -92,9 +102,13 @@ class SpendingBudget:
         return (self.spent_in * self.price[0] + self.spent_out * self.price[1]) / 1e6
 
     def spent(self) -> str | None:
-        """Returns the limit that is used up, with its flag, or None. Requests in flight may still exceed it."""
+        """Returns the limit that is used up, with its flag, or None. Requests in flight may still
+        exceed it."""
         if self.tokens is not None and self.spent_in + self.spent_out >= self.tokens:
-            return f"{self.spent_in + self.spent_out} tokens of --{self.prefix}.budget_tokens {self.tokens}"
+            return (
+                f"{self.spent_in + self.spent_out} tokens of --{self.prefix}.budget_tokens "
+                f"{self.tokens}"
+            )
         if self.dollars is not None and self.cost >= self.dollars:
             return f"${self.cost:.2f} of --{self.prefix}.budget {self.dollars:g}"
         return None
@@ -109,7 +123,9 @@ class SpendingBudget:
         if resumed and file.exists():
             try:
                 kept = json.loads(file.read_text(encoding="utf-8"))
-                self.spent_in, self.spent_out = (_spent(kept, name) for name in ("tokens_in", "tokens_out"))
+                self.spent_in, self.spent_out = (
+                    _spent(kept, name) for name in ("tokens_in", "tokens_out")
+                )
             except (OSError, *UNREADABLE) as error:
                 raise ConfigurationError(
                     Problem(
@@ -127,10 +143,15 @@ class SpendingBudget:
             return
         fresh = self.file.with_suffix(".new")
         try:
-            fresh.write_text(json.dumps({"tokens_in": self.spent_in, "tokens_out": self.spent_out}), encoding="utf-8")
+            fresh.write_text(
+                json.dumps({"tokens_in": self.spent_in, "tokens_out": self.spent_out}),
+                encoding="utf-8",
+            )
             os.replace(fresh, self.file)
         except OSError as error:
-            raise RunPaused(f"{self.file}: what the {self.prefix} spends cannot be kept: {error.strerror}") from None
+            raise RunPaused(
+                f"{self.file}: what the {self.prefix} spends cannot be kept: {error.strerror}"
+            ) from None
 
 
 def _spent(kept: Any, name: str) -> int:
@@ -141,5 +162,7 @@ def _spent(kept: Any, name: str) -> int:
     """
     value = kept[name]
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MOST_SPENT_TOKENS:
-        raise ValueError(f"{name} is {value!r:.40}; expected a whole number from 0 to {MOST_SPENT_TOKENS}")
+        raise ValueError(
+            f"{name} is {value!r:.40}; expected a whole number from 0 to {MOST_SPENT_TOKENS}"
+        )
     return value

@@ -3,8 +3,8 @@
     text    lines that carry the request's nonce: `SCORE 9f31c2aa: 7.5`
     json    one object with the nonce in it, and nothing around it (structured output)
 
-Whoever wrote what is asked about cannot know the nonce, so nothing that a model quotes passes for its answer. Reading takes time in
-proportion to the answer's length.
+Whoever wrote what is asked about cannot know the nonce, so nothing that a model quotes passes for
+its answer. Reading takes time in proportion to the answer's length.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ Kept = TypeVar("Kept", bound=pydantic.BaseModel)
 
 
 def value_of(text: str, name: str, nonce: str, value: str) -> str | None:
-    """Returns the value of the line `NAME nonce: value`; None where there is none, or where several lines disagree.
+    """Returns the value of the line `NAME nonce: value`; None where there is none, or where several
+    lines disagree.
 
     Args:
         value: A regular expression with one group.
@@ -59,15 +60,19 @@ def lines_with(text: str, nonce: str) -> Iterator[str]:
 
 @functools.cache
 def line_patterns(name: str, value: str) -> tuple[re.Pattern[str], re.Pattern[str]]:
-    """Compiles patterns: `NAME word` anywhere in a line, whatever stands in between, and the whole line `NAME word: value`."""
+    """Compiles patterns: `NAME word` anywhere in a line, whatever stands in between, and the whole
+    line `NAME word: value`."""
     marked = re.compile(rf"(?<![0-9a-z]){name}(?=[\W_]*([0-9a-z]+))", re.IGNORECASE | re.ASCII)
-    line = re.compile(rf"{BEFORE}{name}{AROUND}([0-9a-z]+){AROUND}[:=]{AROUND}{value}{AROUND}", re.IGNORECASE | re.ASCII)
+    line = re.compile(
+        rf"{BEFORE}{name}{AROUND}([0-9a-z]+){AROUND}[:=]{AROUND}{value}{AROUND}",
+        re.IGNORECASE | re.ASCII,
+    )
     return marked, line
 
 
 def json_object(text: str, nonce: str) -> dict[str, Any] | None:
-    """Returns the one JSON object that an answer is, alone or in one fenced block, with the nonce in it, which is taken out;
-    None for anything else."""
+    """Returns the one JSON object that an answer is, alone or in one fenced block, with the nonce
+    in it, which is taken out; None for anything else."""
     try:
         data = read_json(_unfenced(text), _refuse_duplicates)
     except MalformedAnswer:
@@ -99,4 +104,6 @@ def kept_as(kind: type[Kept], judgement: Mapping[str, Any]) -> Kept:
         return kind.model_validate(judgement)
     except ValueError as error:
         where = "remove it from the file of --coach.cache or --coach.replay"
-        raise InfrastructureFailure("coach_verdict", f"a kept judgement has another form ({where}): {error}") from None
+        raise InfrastructureFailure(
+            "coach_verdict", f"a kept judgement has another form ({where}): {error}"
+        ) from None

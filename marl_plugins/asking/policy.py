@@ -1,7 +1,9 @@
 """A policy of the run answers: its own engines, in the text form, with its own chat template.
 
-Everything is a function of the question and the run's seed, the nonce included, so that a resumed run repeats. The nonce is
-no weaker for it: it depends on every word that is judged, and on the rest of a prompt that the agent never sees.
+Everything is a function of the question and the run's seed, the nonce included, so that a resumed
+run repeats. The nonce is
+no weaker for it: it depends on every word that is judged, and on the rest of a prompt that the
+agent never sees.
 """
 
 from __future__ import annotations
@@ -42,7 +44,9 @@ class PolicyTransport:
         inquiry.begun = inquiry.begun or time.monotonic()
         if not inquiry.sampled:
             return await self.run.ask(self.policy, inquiry.messages, max_tokens=self.max_tokens)
-        inquiry.answer = await self.run.sample(self.policy, inquiry.messages, max_tokens=self.max_tokens)
+        inquiry.answer = await self.run.sample(
+            self.policy, inquiry.messages, max_tokens=self.max_tokens
+        )
         return inquiry.answer.text
 
     async def probe(self, request: Request) -> Form:
@@ -57,7 +61,9 @@ def derived_nonce(run_seed: int) -> Callable[[Request], str]:
     """Returns a word for each request, derived from it and the run's seed."""
 
     def nonce(request: Request) -> str:
-        question = json.dumps(request.prompt("", "text"))  # in ASCII: a text may hold half a surrogate pair
+        question = json.dumps(
+            request.prompt("", "text")
+        )  # in ASCII: a text may hold half a surrogate pair
         return f"{derive_seed(run_seed, 'nonce', question):08x}"
 
     return nonce

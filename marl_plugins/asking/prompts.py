@@ -1,4 +1,5 @@
-"""Prompts: what a model is shown of an action that it is asked about, and the files that show it."""
+"""Prompts: what a model is shown of an action that it is asked about, and the files that show
+it."""
 
 from __future__ import annotations
 
@@ -15,16 +16,30 @@ if TYPE_CHECKING:
     from marl_plugins.core.run import Run
     from marl_plugins.core.trajectory import Action, File
 
-FIELDS = ("task", "role", "duties", "training", "messages", "before", "action", "tools", "files", "fence", "form")
+FIELDS = (
+    "task",
+    "role",
+    "duties",
+    "training",
+    "messages",
+    "before",
+    "action",
+    "tools",
+    "files",
+    "fence",
+    "form",
+)
 LABEL_FIELDS = ("label", "answer")
 NEEDED = ("action", "fence", "form")
 LONGEST_PART_CHARS = 4000
-"""Characters of any one part of the prompt; longer ones keep head and tail, where tracebacks end."""
+"""Characters of any one part of the prompt; longer ones keep head and tail, where tracebacks
+end."""
 CUT_OFF = "\n[cut off here: the limit of its length was reached]"
 
 
 def duties_of(run: Run) -> dict[str, str]:
-    """Returns the text of each role's prompt; empty for a file that cannot be read, which the plan reports."""
+    """Returns the text of each role's prompt; empty for a file that cannot be read, which the plan
+    reports."""
     duties = {}
     for role in run.recipe.roles:
         try:
@@ -41,7 +56,8 @@ def checked_prompt(path: Path, allowed: Sequence[str], no_label: str = "") -> st
         no_label: Why the label's placeholders are forbidden.
 
     Raises:
-        ConfigurationError: It cannot be read, or has a placeholder that is unknown, forbidden here or missing.
+        ConfigurationError: It cannot be read, or has a placeholder that is unknown, forbidden here
+            or missing.
     """
     text, found = placeholders(path)
     problems = []
@@ -64,7 +80,11 @@ def checked_prompt(path: Path, allowed: Sequence[str], no_label: str = "") -> st
                     fix=meant(name, allowed),
                 )
             )
-    why = {"action": "what is to be judged", "fence": "where the agent's text ends", "form": "how to answer"}
+    why = {
+        "action": "what is to be judged",
+        "fence": "where the agent's text ends",
+        "form": "how to answer",
+    }
     problems += [
         Problem(
             "prompt.missing",
@@ -88,18 +108,29 @@ def placeholders(path: Path) -> tuple[str, set[str]]:
     """
     try:
         text = path.read_text(encoding="utf-8")
-        found = [(name, spec, how) for _, name, spec, how in string.Formatter().parse(text) if name is not None]
+        found = [
+            (name, spec, how)
+            for _, name, spec, how in string.Formatter().parse(text)
+            if name is not None
+        ]
         if formatted := [name for name, spec, how in found if spec or how]:
             raise ValueError(f"{{{formatted[0]}}} has a format, and stands for a text")
         return text, {name for name, _, _ in found}
     except OSError as error:
         raise ConfigurationError(
-            Problem("files.unreadable", where=at(name="coach prompt", file=path), got=f"cannot be read: {error.strerror}")
+            Problem(
+                "files.unreadable",
+                where=at(name="coach prompt", file=path),
+                got=f"cannot be read: {error.strerror}",
+            )
         ) from None
     except ValueError as error:
         raise ConfigurationError(
             Problem(
-                "prompt.braces", where=at(name="coach prompt", file=path), got=f"{error}", fix="write {{ and }} for braces"
+                "prompt.braces",
+                where=at(name="coach prompt", file=path),
+                got=f"{error}",
+                fix="write {{ and }} for braces",
             )
         ) from None
 
@@ -122,19 +153,29 @@ def prompt_fields(action: Action, seen: Seen, duties: str) -> dict[str, str]:
 
 
 def files_left(action: Action, seen: Seen) -> str:
-    """Returns the files of the workspace, each with who wrote it; without a workspace the names that tools have given.
+    """Returns the files of the workspace, each with who wrote it; without a workspace the names
+    that tools have given.
 
-    Only those of the task, of the action and of what it depends on: what parallel branches have written depends on timing.
+    Only those of the task, of the action and of what it depends on: what parallel branches have
+    written depends on timing.
     """
     if not seen.files:
-        return ", ".join(sorted({f for a in (*seen.before, action) for r in a.tool_results for f in r.files}))
-    writers = {"": "nobody of the team"} | {a.path: f"{a.role} in turn {a.turn + 1}" for a in seen.before}
+        return ", ".join(
+            sorted({f for a in (*seen.before, action) for r in a.tool_results for f in r.files})
+        )
+    writers = {"": "nobody of the team"} | {
+        a.path: f"{a.role} in turn {a.turn + 1}" for a in seen.before
+    }
     writers[action.path] = "this step"
-    return "\n".join(f"{f.path} ({f.size:,} bytes), written by {writers[f.writer]}" for f in files_of(action, seen))
+    return "\n".join(
+        f"{f.path} ({f.size:,} bytes), written by {writers[f.writer]}"
+        for f in files_of(action, seen)
+    )
 
 
 def files_of(action: Action, seen: Seen) -> list[File]:
-    """Returns the files of the workspace that were the task's or were written by the action or by what it depends on."""
+    """Returns the files of the workspace that were the task's or were written by the action or by
+    what it depends on."""
     writers = {"", action.path, *(a.path for a in seen.before)}
     return [f for f in seen.files if f.writer in writers]
 
@@ -142,11 +183,15 @@ def files_of(action: Action, seen: Seen) -> list[File]:
 def describe(action: Action) -> str:
     """Returns an earlier action as the coach reads it, with its tools' answers."""
     answers = tool_answers([action])
-    return f"<{action.role}> {action.text}" + (f"\n<tools of {action.role}> {answers}" if answers else "")
+    return f"<{action.role}> {action.text}" + (
+        f"\n<tools of {action.role}> {answers}" if answers else ""
+    )
 
 
 def tool_answers(actions: Sequence[Action]) -> str:
-    return "\n".join(f"{'ok' if r.ok else 'failed'}: {r.output}" for a in actions for r in a.tool_results)
+    return "\n".join(
+        f"{'ok' if r.ok else 'failed'}: {r.output}" for a in actions for r in a.tool_results
+    )
 
 
 def shorten(text: str) -> str:

@@ -1,4 +1,5 @@
-"""The way in which a judgement is asked for: one prompt with a nonce, and a second question where the answer holds no verdict."""
+"""The way in which a judgement is asked for: one prompt with a nonce, and a second question where
+the answer holds no verdict."""
 
 from __future__ import annotations
 
@@ -61,7 +62,8 @@ class Questioner:
             if not deadline.expired():
                 raise
             raise InfrastructureFailure(
-                "coach_deadline", f"no judgement within {self.deadline:g} s (--{self.prefix}.deadline)"
+                "coach_deadline",
+                f"no judgement within {self.deadline:g} s (--{self.prefix}.deadline)",
             ) from None
 
     async def _ask(self, request: Request) -> Judgement:
@@ -75,16 +77,24 @@ class Questioner:
             text, judgement = await self._answer(inquiry, request, nonce)
         if judgement is None:
             second = self.redaction.text(text[:1000], 200)
-            raise InfrastructureFailure("coach_verdict", f"twice no verdict in the answer; the second: '{second}'")
+            raise InfrastructureFailure(
+                "coach_verdict", f"twice no verdict in the answer; the second: '{second}'"
+            )
         assert inquiry.begun is not None
         self.tally.seconds.append(time.monotonic() - inquiry.begun)
         return {name: self.redaction.values(value) for name, value in judgement.items()}
 
-    async def _answer(self, inquiry: Inquiry, request: Request, nonce: str) -> tuple[str, Judgement | None]:
+    async def _answer(
+        self, inquiry: Inquiry, request: Request, nonce: str
+    ) -> tuple[str, Judgement | None]:
         """The next answer, after those that have something done first, and the judgement in it."""
         text = await self.inner.send(inquiry)
         judgement = request.read(text, nonce, inquiry.form)
-        while judgement is None and request.work and (shown := await request.work(text, nonce)) is not None:
+        while (
+            judgement is None
+            and request.work
+            and (shown := await request.work(text, nonce)) is not None
+        ):
             inquiry.reply(text, shown)
             text = await self.inner.send(inquiry)
             judgement = request.read(text, nonce, inquiry.form)

@@ -1,4 +1,5 @@
-"""Reads what a server sent: whatever it is, the result is a value of the kind that is asked for, or `MalformedAnswer`."""
+"""Reads what a server sent: whatever it is, the result is a value of the kind that is asked for, or
+`MalformedAnswer`."""
 
 from __future__ import annotations
 
@@ -11,7 +12,8 @@ from typing import Any
 UNREADABLE = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 """What reading an answer may raise, whose form is somebody else's."""
 MOST_VALUES = 100_000
-"""In one answer: parsing takes the processor for a microsecond each, during which nothing else of the run happens."""
+"""In one answer: parsing takes the processor for a microsecond each, during which nothing else of
+the run happens."""
 MOST_TOKENS = 10**9
 """Of one answer; a number above it is none."""
 
@@ -20,8 +22,11 @@ class MalformedAnswer(Exception):
     """An answer that is not in the protocol."""
 
 
-def read_json(text: str | bytes | bytearray, pairs: Callable[[list[tuple[str, Any]]], Any] | None = None) -> Any:
-    """Reads JSON values, as the standard has them: no NaN, no infinity; an integer beyond 18 digits is a float.
+def read_json(
+    text: str | bytes | bytearray, pairs: Callable[[list[tuple[str, Any]]], Any] | None = None
+) -> Any:
+    """Reads JSON values, as the standard has them: no NaN, no infinity; an integer beyond 18 digits
+    is a float.
 
     Args:
         pairs: Makes the objects; default: a dict each.
@@ -34,7 +39,11 @@ def read_json(text: str | bytes | bytearray, pairs: Callable[[list[tuple[str, An
         raise MalformedAnswer(f"more than {MOST_VALUES} values")
     try:
         return json.loads(
-            text, object_pairs_hook=pairs, parse_constant=_no_number, parse_int=_integer, parse_float=_short_float
+            text,
+            object_pairs_hook=pairs,
+            parse_constant=_no_number,
+            parse_int=_integer,
+            parse_float=_short_float,
         )
     except UNREADABLE as error:
         raise MalformedAnswer(f"not JSON: {error}") from None
@@ -56,13 +65,18 @@ def _short_float(word: str) -> float:
 
 def token_count(value: Any) -> int:
     """Returns a number of tokens that an answer may have taken; 0 for anything else."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= MOST_TOKENS:
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int | float)
+        or not 0 <= value <= MOST_TOKENS
+    ):
         return 0
     return int(value)
 
 
 def seconds_of(retry_after: str) -> float | None:
-    """Returns the seconds that a `Retry-After` header asks for, which names them or a date; None where it is neither."""
+    """Returns the seconds that a `Retry-After` header asks for, which names them or a date; None
+    where it is neither."""
     from email.utils import parsedate_to_datetime
 
     try:
@@ -76,7 +90,8 @@ def seconds_of(retry_after: str) -> float | None:
 
 
 def complaint_in(answer: Any) -> tuple[str, str] | None:
-    """Returns the code and the message of an error in an answer, in the forms in which servers have them; None without one."""
+    """Returns the code and the message of an error in an answer, in the forms in which servers have
+    them; None without one."""
     if not isinstance(answer, dict):
         return None
     error = answer.get("error")

@@ -1,4 +1,5 @@
-"""Requests are repeated where a failure may pass: after the time that the other side asks for, or after random, growing pauses."""
+"""Requests are repeated where a failure may pass: after the time that the other side asks for, or
+after random, growing pauses."""
 
 from __future__ import annotations
 
@@ -43,17 +44,22 @@ class Repeats:
                     self.tally.counts["repeats"] += attempt.retry_state.attempt_number > 1
                     return await self.inner.send(inquiry)
         except TransientFailure as failure:
-            raise InfrastructureFailure(failure.kind, f"{failure}, after {self.retries} repeats") from failure
+            raise InfrastructureFailure(
+                failure.kind, f"{failure}, after {self.retries} repeats"
+            ) from failure
         raise AssertionError("unreachable: the last attempt returns or raises")
 
 
 def _pause(state: RetryCallState) -> float:
     failure = state.outcome.exception() if state.outcome else None
-    return pause_after(state.attempt_number, failure.retry_after if isinstance(failure, TransientFailure) else None)
+    return pause_after(
+        state.attempt_number, failure.retry_after if isinstance(failure, TransientFailure) else None
+    )
 
 
 def pause_after(attempt: int, asked_for: float | None) -> float:
-    """Returns the seconds before the next attempt: what was asked for, otherwise random and growing (full jitter)."""
+    """Returns the seconds before the next attempt: what was asked for, otherwise random and growing
+    (full jitter)."""
     part = secrets.randbelow(1001) / 1000
     if asked_for is None:
         return part * min(LONGEST_PAUSE_SECONDS, FIRST_PAUSE_SECONDS * 2.0 ** min(attempt - 1, 10))

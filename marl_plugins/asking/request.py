@@ -1,4 +1,5 @@
-"""Values that layers pass on: what is asked, in which conversation; and the protocols of the layers."""
+"""Values that layers pass on: what is asked, in which conversation; and the protocols of the
+layers."""
 
 from __future__ import annotations
 
@@ -23,15 +24,16 @@ class Request:
     """One thing to be judged.
 
     Args:
-        prompt: `(nonce, form)` to the whole prompt. The nonce is a word that nobody who wrote what is judged can know; it
-            marks the quoted part and the lines of the verdict.
-        parse: `(answer, nonce, form)` to the judgement as JSON values, or None where the answer holds none.
+        prompt: `(nonce, form)` to the whole prompt. The nonce is a word that nobody who wrote what
+            is judged can know; it marks the quoted part and the lines of the verdict.
+        parse: `(answer, nonce, form)` to the judgement as JSON values, or None where the answer
+            holds none.
         again: `(nonce, form)` to the second question, after an answer that held none.
         schema: JSON schema of the answer, for structured output.
-        heard: Called with each answer of a policy of the run and the judgement that was read in it, None where there was none.
-            With it the policy's answers are sampled as its actions are.
-        work: `(answer, nonce)`, for an answer without a judgement, to the message that follows it where it has something done
-            first; else None.
+        heard: Called with each answer of a policy of the run and the judgement that was read in it,
+            None where there was none. With it the policy's answers are sampled as its actions are.
+        work: `(answer, nonce)`, for an answer without a judgement, to the message that follows it
+            where it has something done first; else None.
         depends_on: Names what the judgement depends on in addition to the prompt.
     """
 
@@ -70,7 +72,10 @@ class Inquiry:
 
     def reply(self, said: str, text: str) -> None:
         """Continues the conversation after what the other side said."""
-        self.messages += [{"role": "assistant", "content": said[:4000] or "..."}, {"role": "user", "content": text}]
+        self.messages += [
+            {"role": "assistant", "content": said[:4000] or "..."},
+            {"role": "user", "content": text},
+        ]
 
 
 class TransientFailure(InfrastructureFailure):
@@ -88,14 +93,16 @@ class TransientFailure(InfrastructureFailure):
 class JudgementLayer(Protocol):
     """An outer layer: a request to a judgement.
 
-    Raises `InfrastructureFailure` where this judgement is unavailable, `RunPaused` where all further ones are too.
+    Raises `InfrastructureFailure` where this judgement is unavailable, `RunPaused` where all
+    further ones are too.
     """
 
     async def judge(self, request: Request) -> Judgement: ...
 
 
 class MessageLayer(Protocol):
-    """An inner layer: the messages of an inquiry to the next answer; raises as `JudgementLayer` does."""
+    """An inner layer: the messages of an inquiry to the next answer; raises as `JudgementLayer`
+    does."""
 
     async def send(self, inquiry: Inquiry) -> str: ...
 

@@ -1,9 +1,11 @@
 """Each way in which an endpoint fails has a meaning for the run, which is decided here.
 
-Two kinds of failure. What may pass (429, 5xx, a connection, a time-out, an answer that is not in the protocol) is a
-`TransientFailure`, which is repeated; where the endpoint will not judge this very question (too long, a filter, a refusal) that one
-judgement is missing (`InfrastructureFailure`). What cannot pass (a refused key, an unknown model, a field that the endpoint
-does not take, a redirect to another server) ends the run at once, with everything up to the last step saved (`RunPaused`).
+Two kinds of failure. What may pass (429, 5xx, a connection, a time-out, an answer that is not in
+the protocol) is a `TransientFailure`, which is repeated; where the endpoint will not judge this
+very question (too long, a filter, a refusal) that one judgement is missing
+(`InfrastructureFailure`). What cannot pass (a refused key, an unknown model, a field that the
+endpoint does not take, a redirect to another server) ends the run at once, with everything up to
+the last step saved (`RunPaused`).
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure
 from marl_plugins.core.problems import Problem, Where, at
 
 ONE_REQUEST = re.compile(
-    r"content.?(?:filter|management|polic)|context.?(?:length|window)|too (?:long|large|many tokens)|maximum.*(?:length|context)",
+    r"content.?(?:filter|management|polic)|context.?(?:length|window)|too (?:long|large|many "
+    r"tokens)|maximum.*(?:length|context)",
     re.I,
 )
 """A 400 that speaks of this question and not of how it is asked: only that judgement is missing."""
@@ -63,7 +66,9 @@ class EndpointTransport:
         except ReportedError as error:
             raise self._meaning(error) from error
         except TimeoutError as error:
-            raise TransientFailure("coach_timeout", f"no answer within {e.timeout:g} s (--{e.prefix}.timeout)") from error
+            raise TransientFailure(
+                "coach_timeout", f"no answer within {e.timeout:g} s (--{e.prefix}.timeout)"
+            ) from error
         except ConnectionFailure as error:
             raise TransientFailure("coach_unreachable", str(error)) from error
         except Redirect as error:
@@ -74,15 +79,20 @@ class EndpointTransport:
             raise TransientFailure("coach_protocol", str(error)) from error
 
     def _meaning(self, error: ReportedError) -> Exception:
-        """Returns what a reported error means: it may pass, concerns this question alone, or ends the run."""
+        """Returns what a reported error means: it may pass, concerns this question alone, or ends
+        the run."""
         if not error.final:
             if error.busy:
                 return TransientFailure("coach_busy", str(error), error.wait)
             if error.status >= 500 or error.status in (408, 409):
                 return TransientFailure("coach_server", str(error), error.wait)
             if error.status < 300:
-                return TransientFailure("coach_protocol", f"an error in place of an answer: {error}")
-            if error.status == 413 or (error.status in (400, 422) and ONE_REQUEST.search(f"{error.code} {error.message}")):
+                return TransientFailure(
+                    "coach_protocol", f"an error in place of an answer: {error}"
+                )
+            if error.status == 413 or (
+                error.status in (400, 422) and ONE_REQUEST.search(f"{error.code} {error.message}")
+            ):
                 return InfrastructureFailure("coach_refused", str(error))
         return RunPaused(str(self._explained(error)))
 
@@ -98,7 +108,8 @@ class EndpointTransport:
             return Problem("endpoint.key", self._where, got, fix=fix)
         if error.status == 404:
             fixes += [
-                f"is --{e.prefix}.base_url right (it usually ends in /v1), and --{e.prefix}.model the name that the "
+                f"is --{e.prefix}.base_url right (it usually ends in /v1), and --{e.prefix}.model "
+                "the name that the "
                 "endpoint uses?"
             ]
         if error.busy:
@@ -108,12 +119,16 @@ class EndpointTransport:
         return Problem("endpoint.refused", self._where, str(error), fix="; ".join(fixes))
 
     async def probe(self, request: Request) -> Form:
-        """Makes one small request, in the first form that the endpoint answers in, within twice the time of a request.
+        """Makes one small request, in the first form that the endpoint answers in, within twice the
+        time of a request.
 
         Raises:
-            ConfigurationError: The endpoint is down, slow, refuses the key or the model, or does not answer in the protocol.
+            ConfigurationError: The endpoint is down, slow, refuses the key or the model, or does
+                not answer in the protocol.
         """
-        forms: list[Form] = ["json", "text"] if self.endpoint.form == "auto" else [self.endpoint.form]
+        forms: list[Form] = (
+            ["json", "text"] if self.endpoint.form == "auto" else [self.endpoint.form]
+        )
         until = time.monotonic() + 2 * self.endpoint.timeout
         try:
             for form in forms:
@@ -127,10 +142,15 @@ class EndpointTransport:
         assert problem is not None, "the last form returns or leaves a problem"
         raise ConfigurationError(problem)
 
-    async def _try_form(self, request: Request, form: Form, until: float) -> tuple[Problem | None, bool]:
-        """Returns what is wrong with an answer in this form, and whether no other form would help."""
+    async def _try_form(
+        self, request: Request, form: Form, until: float
+    ) -> tuple[Problem | None, bool]:
+        """Returns what is wrong with an answer in this form, and whether no other form would
+        help."""
         e, nonce, where = self.endpoint, random_nonce(request), self._where
-        inquiry = Inquiry([{"role": "user", "content": request.prompt(nonce, form)}], form, request.schema)
+        inquiry = Inquiry(
+            [{"role": "user", "content": request.prompt(nonce, form)}], form, request.schema
+        )
         try:
             said = await self._ask_when_ready(inquiry, until)
         except TimeoutError:
@@ -140,7 +160,9 @@ class EndpointTransport:
             )
             return Problem("endpoint.slow", where, got, fix=fix), True
         except ConnectionFailure as error:
-            return Problem("endpoint.unreachable", where, f"cannot be reached ({error})", fix="is it running?"), True
+            return Problem(
+                "endpoint.unreachable", where, f"cannot be reached ({error})", fix="is it running?"
+            ), True
         except Redirect as error:
             return Problem("endpoint.redirects", where, str(error)), True
         except ReportedError as error:
@@ -153,12 +175,17 @@ class EndpointTransport:
             return Problem("endpoint.no_usage", where, got), True
         if request.read(said.text, nonce, form) is None:
             shown = self.client.redaction.text(said.text[:1000], 200)
-            got = f"answered a trial question with {shown!r}, which is not the form it was asked for"
-            return Problem("endpoint.form", where, got, fix="use a model that follows instructions"), False
+            got = (
+                f"answered a trial question with {shown!r}, which is not the form it was asked for"
+            )
+            return Problem(
+                "endpoint.form", where, got, fix="use a model that follows instructions"
+            ), False
         return None, True
 
     async def _ask_when_ready(self, inquiry: Inquiry, until: float) -> ChatAnswer:
-        """An answer, waited for as a run would while the endpoint is busy, and asked for again after one time-out."""
+        """An answer, waited for as a run would while the endpoint is busy, and asked for again
+        after one time-out."""
         timed_out, busy = False, None
         for attempt in itertools.count(1):
             try:

@@ -1,4 +1,5 @@
-"""Behaviour of the roles over time, and the alarm for reward hacking, as metrics of every step (engine/records/behaviour.py)."""
+"""Behaviour of the roles over time, and the alarm for reward hacking, as metrics of every step
+(engine/records/behaviour.py)."""
 
 from __future__ import annotations
 

@@ -1,16 +1,19 @@
-"""Dynamic filtering: a task whose samples teach nothing is replaced by the next one (DAPO, arXiv 2503.14476, 3.2). Built in.
+"""Dynamic filtering: a task whose samples teach nothing is replaced by the next one (DAPO, arXiv
+2503.14476, 3.2). Built in.
 
     openrlhf train --recipe R --algo.dynamic_filtering_enable --algo.dynamic_filtering_range 0 1
 
-A task is kept where the mean outcome of its samples lies strictly within the range, as in upstream (samples_generator.py:168-179);
-where a sample has no outcome nothing is known, and it is kept. With `--filtering.by ROLE` the mean is that of the scores of a
-role's actions, or of the role's outcome where no action is scored.
+A task is kept where the mean outcome of its samples lies strictly within the range, as in upstream
+(samples_generator.py:168-179); where a sample has no outcome nothing is known, and it is kept. With
+`--filtering.by ROLE` the mean is that of the scores of a role's actions, or of the role's outcome
+where no action is scored.
 
-Tasks are taken in the order of the data, which goes on where the step before has stopped, and begins anew, in another order,
-when it is through. A replacement is begun as soon as a task is known to teach nothing. Whenever that is, a step rolls out the
-shortest piece of the data in which as many tasks are kept as a batch has, so its tasks do not depend on what arrives first. It
-has at most `--filtering.most` times a batch, and no task twice; then it trains on what is there. What is left out is in the
-ledger as `filtered`.
+Tasks are taken in the order of the data, which goes on where the step before has stopped, and
+begins anew, in another order, when it is through. A replacement is begun as soon as a task is known
+to teach nothing. Whenever that is, a step rolls out the shortest piece of the data in which as many
+tasks are kept as a batch has, so its tasks do not depend on what arrives first. It has at most
+`--filtering.most` times a batch, and no task twice; then it trains on what is there. What is left
+out is in the ledger as `filtered`.
 """
 
 from __future__ import annotations
@@ -68,23 +71,35 @@ class TaskStream:
 
 @hookimpl
 def marl_options(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("tasks that teach nothing (with --algo.dynamic_filtering_enable)")
+    group = parser.add_argument_group(
+        "tasks that teach nothing (with --algo.dynamic_filtering_enable)"
+    )
     group.add_argument(
         "--filtering.by",
         default=OUTCOME,
         metavar="ROLE",
-        help="whose scores have to lie within the range, on the mean of a task's samples; default: the outcome",
+        help="whose scores have to lie within the range, on the mean of a task's samples; default: "
+        "the outcome",
     )
     group.add_argument(
-        "--filtering.most", type=at_least(1), default=4, metavar="N", help="batches that a step rolls out at most"
+        "--filtering.most",
+        type=at_least(1),
+        default=4,
+        metavar="N",
+        help="batches that a step rolls out at most",
     )
 
 
 @hookimpl
 def marl_configure(run: Run) -> list[Problem]:
     if not is_enabled(run):
-        got, fix = "has no effect without --algo.dynamic_filtering_enable", "add it, or remove this one"
-        return [Problem("filtering.idle", at(flag=f), got, fix=fix) for f in ONLY_WITH if f in run.given]
+        got, fix = (
+            "has no effect without --algo.dynamic_filtering_enable",
+            "add it, or remove this one",
+        )
+        return [
+            Problem("filtering.idle", at(flag=f), got, fix=fix) for f in ONLY_WITH if f in run.given
+        ]
     found, by = list[Problem](), run.args.filtering.by
     if by != OUTCOME and by not in run.recipe.roles:
         got, fix = f"there is no role {by!r}", meant(by, [*run.recipe.roles, OUTCOME])
@@ -93,13 +108,17 @@ def marl_configure(run: Run) -> list[Problem]:
     if low >= 1 or high <= 0 or low >= high:
         got = f"{low:g} to {high:g}: no mean of scores, which lie in [0, 1], is strictly within"
         fix = "give the lower bound first, and a range that holds some of them, as in 0 1"
-        found.append(Problem("filtering.range", at(flag="algo.dynamic_filtering_range"), got, fix=fix))
+        found.append(
+            Problem("filtering.range", at(flag="algo.dynamic_filtering_range"), got, fix=fix)
+        )
     return found
 
 
 @hookimpl
 @applies_if(is_enabled)
-def marl_batch(tasks: Sequence[Task], run: Run, step: int, all_tasks: Sequence[Task]) -> Sequence[Task]:
+def marl_batch(
+    tasks: Sequence[Task], run: Run, step: int, all_tasks: Sequence[Task]
+) -> Sequence[Task]:
     stream = run.state(TaskStream)
     stream.tasks, stream.seed = all_tasks, run.args.train.seed
     if stream.position is None:  # of a run that was not filtered before: where it is in the data
@@ -120,7 +139,11 @@ class FilteringPart(StepPart):
             return ()
         self.filtered += 1
         stream = self.run.state(TaskStream)
-        return stream.take(1, [t.id for t in self.step.tasks]) if len(self.step.tasks) < self.most else ()
+        return (
+            stream.take(1, [t.id for t in self.step.tasks])
+            if len(self.step.tasks) < self.most
+            else ()
+        )
 
     def metrics(self) -> Mapping[str, float]:
         count = len(self.step.tasks)
@@ -134,13 +157,17 @@ def marl_step(run: Run, step: Step) -> StepPart | None:
 
 def teaches_nothing(samples: Sequence[Trajectory], run: Run) -> bool:
     """Returns whether the mean score of a task's samples does not lie strictly within the range."""
-    scores, (low, high) = [score(t, run.args.filtering.by) for t in samples], run.args.algo.dynamic_filtering_range
+    scores, (low, high) = (
+        [score(t, run.args.filtering.by) for t in samples],
+        run.args.algo.dynamic_filtering_range,
+    )
     known = [each for each in scores if each is not None]
     return len(known) == len(scores) > 0 and not low < fmean(known) < high
 
 
 def score(trajectory: Trajectory, by: str) -> float | None:
-    """Returns the outcome, or the mean score of a role's actions: 0 where the agents failed, None where it is not known."""
+    """Returns the outcome, or the mean score of a role's actions: 0 where the agents failed, None
+    where it is not known."""
     if by == OUTCOME:
         return trajectory.outcome
     mine = [a.score for a in trajectory.actions if a.role == by]
@@ -150,7 +177,9 @@ def score(trajectory: Trajectory, by: str) -> float | None:
 
 @hookimpl
 @applies_if(is_enabled)
-def marl_exchange(trajectories: Sequence[Trajectory], run: Run, exchange: Exchange) -> Sequence[Trajectory]:
+def marl_exchange(
+    trajectories: Sequence[Trajectory], run: Run, exchange: Exchange
+) -> Sequence[Trajectory]:
     groups: dict[str, list[Trajectory]] = {}
     for t in trajectories:
         if not t.origin:

@@ -1,13 +1,16 @@
 """Estimators that compare the samples of a task with each other. Built in.
 
-They are upstream's `rloo`, `reinforce_baseline`, `dr_grpo` and `group_norm` (experience_maker.py:268-275), to which they are
-equal for one role and one action per trajectory. The baseline is taken from the action's *return*, summed over
-`--groups.scope` before, never from rewards that are summed afterwards: normalising rewards turn by turn takes from the
-decision to continue what continuing is worth, and so teaches agents when to stop (verl issue 7244; tests/test_bias.py).
+They are upstream's `rloo`, `reinforce_baseline`, `dr_grpo` and `group_norm`
+(experience_maker.py:268-275), to which they are equal for one role and one action per trajectory.
+The baseline is taken from the action's *return*, summed over
+`--groups.scope` before, never from rewards that are summed afterwards: normalising rewards turn by
+turn takes from the decision to continue what continuing is worth, and so teaches agents when to
+stop (verl issue 7244; tests/test_bias.py).
 
-A baseline says something only of returns that had the same to begin with. So the members of a group must have been shown the
-very same context, which is checked, at configuration as far as it can be known and at every step; `--groups.by
-task+role+turn` gives that up, knowingly: members then share the task, the role and the turn, and no more.
+A baseline says something only of returns that had the same to begin with. So the members of a group
+must have been shown the very same context, which is checked, at configuration as far as it can be
+known and at every step; `--groups.by task+role+turn` gives that up, knowingly: members then share
+the task, the role and the turn, and no more.
 """
 
 from __future__ import annotations
@@ -47,8 +50,9 @@ class GroupMean(Estimator):
 
         A_t = R - mean over the group of R - KL penalties from t on
 
-    The mean holds the action's own return: in a group of n the expected gradient is (n - 1)/n of the true one. Where agents
-    decide how many turns there are n differs between turns, and late turns weigh less. Alone in its group: advantage 0.
+    The mean holds the action's own return: in a group of n the expected gradient is (n - 1)/n of
+    the true one. Where agents decide how many turns there are n differs between turns, and late
+    turns weigh less. Alone in its group: advantage 0.
     """
 
     scope: Reach = "group"
@@ -59,7 +63,8 @@ class GroupMean(Estimator):
         groups = [group_key(row, self.group_by) for row in rows]
         if self.group_by != "task+role+turn":
             same_context(rows, groups, self.group_by)
-        # In float64 the mean of equal rewards is that reward: no noise is left over that could be divided by.
+        # In float64 the mean of equal rewards is that reward: no noise is left over that could be
+        # divided by.
         return self.centre(rows, groups, rewards.double()).to(rewards.dtype)
 
     def metrics(self, rows: Sequence[Row]) -> dict[str, float]:
@@ -79,30 +84,39 @@ class GroupMean(Estimator):
 
 @dataclass(frozen=True)
 class LeaveOneOut(GroupMean):
-    """RLOO: return minus the mean of the group's other samples (arXiv 2402.14740; upstream's `rloo`).
+    """RLOO: return minus the mean of the group's other samples (arXiv 2402.14740; upstream's
+    `rloo`).
 
         A_t = R - mean over the other trajectories' rows of the group of R - KL penalties from t on
 
-    The baseline is a function of other trajectories alone, so the expected gradient is that of the plain return, exactly,
-    whatever makes a group. That is why a row whose group has no other trajectory (nobody else reached its turn) is compared
-    with those of its task: advantage 0 would weigh it by the chance that somebody had. Only where no other trajectory of the
-    task is left is the advantage 0. Fails with few samples: the baseline is as noisy as they are few.
+    The baseline is a function of other trajectories alone, so the expected gradient is that of the
+    plain return, exactly, whatever makes a group. That is why a row whose group has no other
+    trajectory (nobody else reached its turn) is compared
+    with those of its task: advantage 0 would weigh it by the chance that somebody had. Only where
+    no other trajectory of the task is left is the advantage 0. Fails with few samples: the baseline
+    is as noisy as they are few.
     """
 
     def centre(self, rows: Sequence[Row], groups: Sequence[str], returns: Tensor) -> Tensor:
-        tasks, samples = [group_key(row, "task") for row in rows], [row.trajectory.sample for row in rows]
+        tasks, samples = (
+            [group_key(row, "task") for row in rows],
+            [row.trajectory.sample for row in rows],
+        )
         wider = mean_of_others(tasks, samples, returns, otherwise=returns)
         return returns - mean_of_others(groups, samples, returns, otherwise=wider)
 
 
 @dataclass(frozen=True)
 class GroupNorm(GroupMean):
-    """GRPO: return minus the group's mean, over its standard deviation (arXiv 2402.03300; upstream's `group_norm`).
+    """GRPO: return minus the group's mean, over its standard deviation (arXiv 2402.03300;
+    upstream's `group_norm`).
 
-        A_t = (R - mean) / (sd + 1e-9) - KL penalties from t on        sd with n - 1; 0 where all returns are equal
+        A_t = (R - mean) / (sd + 1e-9) - KL penalties from t on        sd with n - 1; 0 where all
+            returns are equal
 
-    Grouped by task+role(+turn) it is Dr. MAS's per-agent normalisation (arXiv 2602.08847) and AT-GRPO's (2510.11062). Weighs
-    tasks on which the samples hardly differ as much as those on which they do; one of them may be a matter of luck.
+    Grouped by task+role(+turn) it is Dr. MAS's per-agent normalisation (arXiv 2602.08847) and
+    AT-GRPO's (2510.11062). Weighs tasks on which the samples hardly differ as much as those on
+    which they do; one of them may be a matter of luck.
     """
 
     def centre(self, rows: Sequence[Row], groups: Sequence[str], returns: Tensor) -> Tensor:
@@ -116,12 +130,14 @@ class GroupNorm(GroupMean):
 
 @dataclass(frozen=True)
 class ReinforceBaseline(GroupMean, WhitenedAdvantages):
-    """REINFORCE++-baseline: return minus the group's mean, then whitened over the batch (arXiv 2501.03262; upstream's
-    `reinforce_baseline`).
+    """REINFORCE++-baseline: return minus the group's mean, then whitened over the batch (arXiv
+    2501.03262; upstream's `reinforce_baseline`).
 
-        A_t = (G_t - mean over all sampled tokens) / sd over all sampled tokens, G_t = R - group's mean - KL penalties from t on
+        A_t = (G_t - mean over all sampled tokens) / sd over all sampled tokens, G_t = R - group's
+        mean - KL penalties from t on
 
-    Its failure modes are those of the group's mean; a batch in which only few groups differ makes those few large.
+    Its failure modes are those of the group's mean; a batch in which only few groups differ makes
+    those few large.
     """
 
     scope: Reach = "batch"
@@ -148,9 +164,12 @@ def same_context(rows: Sequence[Row], groups: Sequence[str], group_by: GroupBy) 
         if other.action.context_ids != row.action.context_ids:
             roles = sorted({r.action.role for r, g in zip(rows, groups, strict=True) if g == group})
             raise RunEnded(
-                f"--groups.by {group_by}: the rows of group {group!r} (role {', '.join(roles)}) were shown different contexts, "
-                f"the first two {other.name} and {row.name}, so one's return is no measure for the other's. Use --groups.by "
-                "task+role+turn, which compares them all the same, or --algo.advantage.estimator reinforce"
+                f"--groups.by {group_by}: the rows of group {group!r} (role {', '.join(roles)}) "
+                "were shown different contexts, "
+                f"the first two {other.name} and {row.name}, so one's return is no measure for the "
+                "other's. Use --groups.by "
+                "task+role+turn, which compares them all the same, or --algo.advantage.estimator "
+                "reinforce"
             )
 
 
@@ -173,15 +192,19 @@ def mean_by(keys: Sequence[Hashable], values: Tensor) -> Tensor:
     return sum_by(keys, values) / sum_by(keys, values.new_ones(len(values)))
 
 
-def mean_of_others(keys: Sequence[Hashable], samples: Sequence[int], values: Tensor, otherwise: Tensor) -> Tensor:
-    """Returns, for each row, the mean of the values (rows,) over the rows with its key of other samples; `otherwise` without
-    any."""
+def mean_of_others(
+    keys: Sequence[Hashable], samples: Sequence[int], values: Tensor, otherwise: Tensor
+) -> Tensor:
+    """Returns, for each row, the mean of the values (rows,) over the rows with its key of other
+    samples; `otherwise` without any."""
     import torch
 
     own = list(zip(keys, samples, strict=True))
     ones = values.new_ones(len(values))
     count = sum_by(keys, ones) - sum_by(own, ones)
-    return torch.where(count > 0, (sum_by(keys, values) - sum_by(own, values)) / count.clamp(min=1), otherwise)
+    return torch.where(
+        count > 0, (sum_by(keys, values) - sum_by(own, values)) / count.clamp(min=1), otherwise
+    )
 
 
 @hookimpl
@@ -191,7 +214,8 @@ def marl_options(parser: argparse.ArgumentParser) -> None:
         "--groups.by",
         choices=["task", "task+role", "task+role+turn"],
         default="task",
-        help="which rows are compared with each other: all of a task (for one role with one turn), those of a role (which sees the "
+        help="which rows are compared with each other: all of a task (for one role with one turn), "
+        "those of a role (which sees the "
         "same in all samples of a task), or those of a role's turn (whatever it saw)",
     )
     add_scope_flag(group, "groups")
@@ -200,7 +224,11 @@ def marl_options(parser: argparse.ArgumentParser) -> None:
 @hookimpl
 def marl_configure(run: Run) -> list[Problem]:
     if run.estimator not in ESTIMATORS:
-        return [p for flag in ("groups.by", *scope_flags("groups")) for p in run.unused_flag(flag, ESTIMATORS)]
+        return [
+            p
+            for flag in ("groups.by", *scope_flags("groups"))
+            for p in run.unused_flag(flag, ESTIMATORS)
+        ]
     # too few samples is upstream's own check
     problems = check_estimator(_made(run), 2, len(run.trained_roles), run.turns)
     idle = idle_scope_flags("groups", run.args.groups, run.given)
@@ -210,7 +238,11 @@ def marl_configure(run: Run) -> list[Problem]:
 def _made(run: Run) -> GroupMean:
     advantage, options = run.args.algo.advantage, run.args.groups
     made = ESTIMATORS[advantage.estimator](**returns_of(options), group_by=options.by)
-    return replace(made, divide=not advantage.no_std_norm) if isinstance(made, ReinforceBaseline) else made
+    return (
+        replace(made, divide=not advantage.no_std_norm)
+        if isinstance(made, ReinforceBaseline)
+        else made
+    )
 
 
 @hookimpl

@@ -1,4 +1,5 @@
-"""The recipe takes part as the plugin that is asked last: tasks, workflow, policies, grader and warm start."""
+"""The recipe takes part as the plugin that is asked last: tasks, workflow, policies, grader and
+warm start."""
 
 from __future__ import annotations
 
@@ -35,7 +36,9 @@ def marl_sections() -> dict[str, type[Section]]:
 @hookimpl
 def marl_policies(run: Run) -> list[Policy]:
     """Returns one policy per name in the mapping, in the order of the roles."""
-    names = dict.fromkeys(name for role in run.recipe.mapped_roles for name in run.recipe.policies_of(role))
+    names = dict.fromkeys(
+        name for role in run.recipe.mapped_roles for name in run.recipe.policies_of(role)
+    )
     return [run.recipe_policy(name) for name in names]
 
 
@@ -51,8 +54,13 @@ def marl_tasks(run: Run, split: str) -> Sequence[Task]:
         tasks = _listed(run.tasks_module.load(split), run, split)
         wrong = [t for t in tasks if not isinstance(t, Task)]
         if wrong:
-            got, where = type(wrong[0]).__name__, at(file=run.folder / str(run.recipe.tasks), hook=f"load({split!r})")
-            raise ConfigurationError(Problem("tasks.type", where, got, "marl_plugins.core.trajectory.Task"))
+            got, where = (
+                type(wrong[0]).__name__,
+                at(file=run.folder / str(run.recipe.tasks), hook=f"load({split!r})"),
+            )
+            raise ConfigurationError(
+                Problem("tasks.type", where, got, "marl_plugins.core.trajectory.Task")
+            )
         limit = run.args.data.max_samples if split == "train" else None
         return tasks[:limit]
     name = run.args.data.prompt_dataset if split == "train" else run.args.eval.dataset
@@ -62,7 +70,9 @@ def marl_tasks(run: Run, split: str) -> Sequence[Task]:
     path = Path(name)
     if path.suffix in SUFFIXES:
         return read_tasks(path, *_keys(run), limit)
-    return _hub_tasks(name, run, limit, "data.prompt_dataset" if split == "train" else "eval.dataset")
+    return _hub_tasks(
+        name, run, limit, "data.prompt_dataset" if split == "train" else "eval.dataset"
+    )
 
 
 def _listed(loaded: Any, run: Run, split: str) -> list[Any]:
@@ -71,15 +81,23 @@ def _listed(loaded: Any, run: Run, split: str) -> list[Any]:
         return list(loaded)
     code = getattr(getattr(run.tasks_module, "load", None), "__code__", None)
     line = f"{code.co_filename}:{code.co_firstlineno}" if code else ""
-    where = at(line=line, file="" if line else run.folder / str(run.recipe.tasks), hook=f"load({split!r})")
-    got, expected = "nothing" if loaded is None else type(loaded).__name__, "a list of marl_plugins.core.trajectory.Task"
+    where = at(
+        line=line, file="" if line else run.folder / str(run.recipe.tasks), hook=f"load({split!r})"
+    )
+    got, expected = (
+        "nothing" if loaded is None else type(loaded).__name__,
+        "a list of marl_plugins.core.trajectory.Task",
+    )
     raise ConfigurationError(
-        Problem("tasks.no_iterable", where, got, expected, "return an empty list where there are none")
+        Problem(
+            "tasks.no_iterable", where, got, expected, "return an empty list where there are none"
+        )
     )
 
 
 def _keys(run: Run) -> tuple[str | None, str | None]:
-    """Fields of prompt and label as far as they were given; upstream's default counts as not given."""
+    """Fields of prompt and label as far as they were given; upstream's default counts as not
+    given."""
     data = run.args.data
     return (data.input_key if "data.input_key" in run.given else None), data.label_key
 
@@ -99,7 +117,9 @@ def _hub_tasks(name: str, run: Run, limit: int | None, flag: str) -> list[Task]:
         got, fix = f"has no column {missing[0]!r}", f"its columns: {', '.join(data.column_names)}"
         raise ConfigurationError(Problem("tasks.no_column", at(flag=flag, name=name), got, fix=fix))
     rows = data.select(range(min(limit, len(data)))) if limit is not None else data
-    return [Task(str(n), as_text(row[key]), row[label] if label else None) for n, row in enumerate(rows)]
+    return [
+        Task(str(n), as_text(row[key]), row[label] if label else None) for n, row in enumerate(rows)
+    ]
 
 
 @hookimpl
@@ -129,7 +149,11 @@ def marl_state(run: Run) -> dict[str, Any]:
 @hookimpl
 def marl_restore(run: Run, state: Mapping[str, Any]) -> None:
     kept = run.state(ActionScores)
-    kept.known, kept.shown_in, kept.scorers = state["known"], state["shown_in"], tuple(state["scorers"])
+    kept.known, kept.shown_in, kept.scorers = (
+        state["known"],
+        state["shown_in"],
+        tuple(state["scorers"]),
+    )
 
 
 async def _awaited(function: Callable[..., Any], *arguments: Any) -> Any:

@@ -1,4 +1,5 @@
-"""REINFORCE++ with global normalisation (`--algo.advantage.estimator reinforce`, the default), and FlashREINFORCE. Built in."""
+"""REINFORCE++ with global normalisation (`--algo.advantage.estimator reinforce`, the default), and
+FlashREINFORCE. Built in."""
 
 from __future__ import annotations
 
@@ -35,14 +36,16 @@ class ReinforcePlusPlus(WhitenedAdvantages):
         G_t = sum over the sampled tokens s >= t of the row of gamma^(s-t) r_s
         A_t = (G_t - mean) / sqrt(max(variance, 1e-8))
 
-    r_s is minus the KL penalty at every token, plus the action's return at its last one; mean and variance are over the
-    sampled tokens of all rows of all policies, roles and ranks of the step. With `normalise` policy it is Dr. MAS's remedy
-    for roles of different returns (arXiv 2602.08847) without groups; with role, the same per role.
+    r_s is minus the KL penalty at every token, plus the action's return at its last one; mean and
+    variance are over the sampled tokens of all rows of all policies, roles and ranks of the step.
+    With `normalise` policy it is Dr. MAS's remedy for roles of different returns (arXiv 2602.08847)
+    without groups; with role, the same per role.
 
-    Fails where a role's returns lie far from the others': its advantages get one sign, hence `--reinforce_pp.normalise`. The
-    mean holds the row's own return, so the expected gradient is off by an order of one over the number of rows, and, where
-    agents decide how many actions there are, in direction too; division by the standard deviation scales it by a number
-    that depends on the batch.
+    Fails where a role's returns lie far from the others': its advantages get one sign, hence
+    `--reinforce_pp.normalise`. The mean holds the row's own return, so the expected gradient is off
+    by an order of one over the number of rows, and, where agents decide how many actions there are,
+    in direction too; division by the standard deviation scales it by a number that depends on the
+    batch.
 
     Args:
         normalise: Over which rows mean and variance are taken.
@@ -56,15 +59,19 @@ class ReinforcePlusPlus(WhitenedAdvantages):
 
 @dataclass(frozen=True)
 class FlashReinforce(Estimator):
-    """Reward minus the mean reward of all rows of the step, and no whitening (upstream's `flash_reinforce`).
+    """Reward minus the mean reward of all rows of the step, and no whitening (upstream's
+    `flash_reinforce`).
 
         A_t = G_t - mean over the rows of their rewards        the KL penalty is not in the mean
 
-    For one sample per task. Fails where tasks or roles differ more in what they pay than in what was done.
+    For one sample per task. Fails where tasks or roles differ more in what they pay than in what
+    was done.
     """
 
     scope: Reach = "batch"
-    affine: bool = True  # but for `--reward.clip_range`, whose bounds are those of what `shape` leaves
+    affine: bool = (
+        True  # but for `--reward.clip_range`, whose bounds are those of what `shape` leaves
+    )
 
     def shape(self, rows: Sequence[Row], rewards: Tensor) -> Tensor:
         return rewards - rewards.mean()
@@ -91,7 +98,8 @@ def marl_options(parser: argparse.ArgumentParser) -> None:
         "--reinforce_pp.normalise",
         choices=["global", "policy", "role"],
         default="global",
-        help="over which rows advantages are normalised: all policies together, each policy (as Dr. MAS does), or each role",
+        help="over which rows advantages are normalised: all policies together, each policy (as "
+        "Dr. MAS does), or each role",
     )
 
 
@@ -101,7 +109,11 @@ def marl_configure(run: Run) -> list[Problem]:
     if run.estimator == "reinforce":
         return [*idle, *_remarks(run)]
     if run.estimator not in ESTIMATORS:
-        idle = [problem for flag in scope_flags("reinforce_pp") for problem in run.unused_flag(flag, ESTIMATORS)]
+        idle = [
+            problem
+            for flag in scope_flags("reinforce_pp")
+            for problem in run.unused_flag(flag, ESTIMATORS)
+        ]
     return [*idle, *run.unused_flag("reinforce_pp.normalise", ["reinforce"])]
 
 
@@ -114,7 +126,8 @@ def _remarks(run: Run) -> Iterator[Problem]:
         yield Problem(
             "reinforce_pp.trajectory_scope",
             at(flag=("reinforce_pp.scope", "reinforce_pp.normalise")),
-            "trajectory returns are normalised over all rows: the first role's return sums the rewards of all that "
+            "trajectory returns are normalised over all rows: the first role's return sums the "
+            "rewards of all that "
             "follow, so its advantages lie above the others'",
             fix="consider --reinforce_pp.normalise role",
             severity="warning",
@@ -123,7 +136,8 @@ def _remarks(run: Run) -> Iterator[Problem]:
         yield Problem(
             "reinforce_pp.population",
             at(flag="reinforce_pp.normalise"),
-            "one mean over all policies couples the members of a population: what one earns lowers the others' advantages",
+            "one mean over all policies couples the members of a population: what one earns lowers "
+            "the others' advantages",
             fix="consider --reinforce_pp.normalise policy",
             severity="warning",
         )

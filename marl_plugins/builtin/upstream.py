@@ -20,7 +20,9 @@ def marl_processes() -> ProcessBackend:
 
 
 @hookimpl
-def marl_update(policy: PolicyProcesses, prepared: PreparedRows, steps: int, step: int) -> Awaitable[dict[str, float]]:
+def marl_update(
+    policy: PolicyProcesses, prepared: PreparedRows, steps: int, step: int
+) -> Awaitable[dict[str, float]]:
     return policy.update(prepared, steps, step)
 
 

@@ -1,17 +1,20 @@
 """The coach: a score from 0 to 10 for every action, while the rollout continues (MAPPA, section 3).
 
-Three kinds: `--coach.rubric FILE`, clear rules, offline and deterministic; `--coach.model NAME`, a language model behind any
-OpenAI-compatible endpoint; `--coach.policy NAME`, a policy of the run, on the run's own engines, which is frozen or trained
-on how well its scores predict the outcome (training.py). Each sees what the
-agent saw and did, never the label; only for the last action of the last role does it get the label too, and with
+Three kinds: `--coach.rubric FILE`, clear rules, offline and deterministic; `--coach.model NAME`, a
+language model behind any OpenAI-compatible endpoint; `--coach.policy NAME`, a policy of the run, on
+the run's own engines, which is frozen or trained on how well its scores predict the outcome
+(training.py). Each sees what the agent saw and did, never the label; only for the last action of
+the last role does it get the label too, and with
 `--coach.ground_truth none` not even there.
 
-An unavailable verdict counts as missing: that action is not trained on, enters no statistics, and is counted. Where more
-than `--coach.max_missing` of a step's verdicts are missing the whole step is left out, and three such steps end the run.
+An unavailable verdict counts as missing: that action is not trained on, enters no statistics, and
+is counted. Where more than `--coach.max_missing` of a step's verdicts are missing the whole step is
+left out, and three such steps end the run.
 
 Several of them are one coach as `coach: {members: ...}` of the recipe (ensemble.py).
 
-`openrlhf coach RUN --recipe RECIPE` judges the recorded actions of a run again (rejudge.py), `openrlhf corrections RUN` and
+`openrlhf coach RUN --recipe RECIPE` judges the recorded actions of a run again (rejudge.py),
+`openrlhf corrections RUN` and
 `openrlhf verdicts RUN` make data sets of what a coach has said (corrections.py, distil.py).
 """
 
@@ -67,10 +70,23 @@ def marl_options(parser: argparse.ArgumentParser) -> None:
 @hookimpl
 def marl_commands() -> list[Command]:
     return [
-        Command("coach", "RUN --recipe RECIPE", "judges a run's recorded actions again with another coach", _rejudge),
-        Command("corrections", "RUN", "makes SFT and DPO data of the corrected actions that a run has recorded", _export),
         Command(
-            "verdicts", "RUN --recipe RECIPE", "makes SFT data for a judge of the verdicts that a run has recorded", _distil
+            "coach",
+            "RUN --recipe RECIPE",
+            "judges a run's recorded actions again with another coach",
+            _rejudge,
+        ),
+        Command(
+            "corrections",
+            "RUN",
+            "makes SFT and DPO data of the corrected actions that a run has recorded",
+            _export,
+        ),
+        Command(
+            "verdicts",
+            "RUN --recipe RECIPE",
+            "makes SFT data for a judge of the verdicts that a run has recorded",
+            _distil,
         ),
     ]
 
@@ -97,7 +113,8 @@ def _distil(words: Sequence[str]) -> int:
 def marl_policies(run: Run) -> Generator[None, Sequence[Policy], list[Policy]]:
     """Adds the coach's policies, which need not play a role.
 
-    The one that the recipe names as its coach is excluded when the command line names another coach.
+    The one that the recipe names as its coach is excluded when the command line names another
+    coach.
     """
     policies = list((yield))
     present = {p.name for p in policies}
@@ -129,8 +146,13 @@ def marl_configure(run: Run) -> list[Problem]:
     if config.tools or "max_calls" in config.model_fields_set:
         from marl_plugins.coach.programs import check_tools
 
-        problems += check_tools(config, [args.form if args.model else None for args in coaches_of(run) if not args.rubric])
-    problems += judging_themselves(run, [m.policy for m in members.values()] if members else [run.args.coach.policy])
+        problems += check_tools(
+            config,
+            [args.form if args.model else None for args in coaches_of(run) if not args.rubric],
+        )
+    problems += judging_themselves(
+        run, [m.policy for m in members.values()] if members else [run.args.coach.policy]
+    )
     state = run.state(CoachState)
     state.stages = Stages(config.stages)
     run.state(Askers).most_missing = run.args.coach.max_missing
@@ -142,9 +164,13 @@ def marl_configure(run: Run) -> list[Problem]:
         return problems
     coaches = state.coach.members if isinstance(state.coach, Ensemble) else {"": state.coach}
     rubrics = {name: coach for name, coach in coaches.items() if isinstance(coach, RubricCoach)}
-    wrong = check_stages(state.stages.stages, [c.rubric for c in rubrics.values()], len(rubrics) < len(coaches))
+    wrong = check_stages(
+        state.stages.stages, [c.rubric for c in rubrics.values()], len(rubrics) < len(coaches)
+    )
     problems += wrong
-    for name, rubric in rubrics.items() if not wrong else ():  # weights of 0 may leave nothing to judge by
+    for name, rubric in (
+        rubrics.items() if not wrong else ()
+    ):  # weights of 0 may leave nothing to judge by
         place = f"coach.members.{name}" if name else f"--coach.rubric {run.args.coach.rubric}"
         problems += try_rubric(run, rubric, place)
     correcting = any(coach.corrections for coach in rubrics.values())
@@ -174,7 +200,11 @@ def marl_configure(run: Run) -> list[Problem]:
 def marl_describe(run: Run) -> dict[str, Any] | None:
     """Describes what models that judge may use; nothing without any."""
     config = config_of(run)
-    return {"coach_tools": {"tools": config.tools, "max_calls": config.max_calls}} if config.tools else None
+    return (
+        {"coach_tools": {"tools": config.tools, "max_calls": config.max_calls}}
+        if config.tools
+        else None
+    )
 
 
 @hookimpl
@@ -189,7 +219,8 @@ async def marl_start(run: Run, purpose: Purpose) -> None:
     """Opens the endpoints' files, and asks each once; an evaluation asks no coach.
 
     Raises:
-        ConfigurationError: A file cannot be used, or an endpoint does not answer; of all endpoints at once.
+        ConfigurationError: A file cannot be used, or an endpoint does not answer; of all endpoints
+            at once.
     """
     if purpose == "evaluate":
         return
@@ -198,10 +229,15 @@ async def marl_start(run: Run, purpose: Purpose) -> None:
     problems: list[Problem] = []
     for name, asker in run.state(Askers).by_member.items():
         try:
-            asker.open(run.output / f"coach_spent{name and f'_{name}'}.json", run.args.ckpt.load_enable)
+            asker.open(
+                run.output / f"coach_spent{name and f'_{name}'}.json", run.args.ckpt.load_enable
+            )
             await asker.probe(trial_request())
         except ConfigurationError as error:
-            problems += [problem.within(key=f"coach.members.{name}") if name else problem for problem in error.problems]
+            problems += [
+                problem.within(key=f"coach.members.{name}") if name else problem
+                for problem in error.problems
+            ]
     if problems:
         raise ConfigurationError(problems)
 
@@ -226,7 +262,10 @@ async def _score(run: Run, action: Action, seen: Seen) -> float:
         seen = Seen(**{f.name: getattr(seen, f.name) for f in fields(Seen)})
     try:
         verdict = await state.coach.judge(action, seen)
-    except (InfrastructureFailure, asyncio.CancelledError) as failure:  # cancelled: it did not come in time
+    except (
+        InfrastructureFailure,
+        asyncio.CancelledError,
+    ) as failure:  # cancelled: it did not come in time
         state.verdicts[action] = GivenVerdict(None, last)
         action.explanation = f"no verdict: {failure or 'it did not come in time'}"
         raise
@@ -241,14 +280,16 @@ def marl_credit(trajectories: Sequence[Trajectory], run: Run) -> Sequence[Trajec
     """Counts the verdicts of these trajectories."""
     state = run.state(CoachState)
     state.judged = sorted(
-        [*state.judged, *judged_in(run, trajectories)], key=lambda judged: (judged[0].place, judged[0].sample)
+        [*state.judged, *judged_in(run, trajectories)],
+        key=lambda judged: (judged[0].place, judged[0].sample),
     )
     state.metrics = measure(state.judged)
     return trajectories
 
 
 def looks_at_whole_steps(run: Run) -> bool:
-    """Returns whether something compares or counts the verdicts of a step; a rubric's alone are taken one by one."""
+    """Returns whether something compares or counts the verdicts of a step; a rubric's alone are
+    taken one by one."""
     coach = run.args.coach
     by_rubric = coach.rubric and not members_of(run)
     return not by_rubric or coach.debias or bool(coach.corrections_coef) or coach.max_missing < 1
@@ -257,8 +298,8 @@ def looks_at_whole_steps(run: Run) -> bool:
 @hookimpl
 @applies_if(looks_at_whole_steps)
 def marl_credit_step(trajectories: Sequence[Trajectory], run: Run) -> Sequence[Trajectory]:
-    """Takes bias out of the scores, weighs those on which members disagree, leaves the step out where too many are missing,
-    and has corrected actions trained on.
+    """Takes bias out of the scores, weighs those on which members disagree, leaves the step out
+    where too many are missing, and has corrected actions trained on.
 
     Raises:
         RunPaused: The budget is spent.
@@ -272,7 +313,9 @@ def marl_credit_step(trajectories: Sequence[Trajectory], run: Run) -> Sequence[T
         if state.coach.config.disagreement == "weigh":
             weigh_by_agreement([judged for _, judged in step])
     actions = [judged.action for _, judged in step]
-    if run.state(Askers).leave_out_if_too_many_are_missing(actions, [j.action for _, j in step if j.verdict is None]):
+    if run.state(Askers).leave_out_if_too_many_are_missing(
+        actions, [j.action for _, j in step if j.verdict is None]
+    ):
         state.metrics["coach/step_left_out"] = 1.0
     if coef := run.args.coach.corrections_coef:
         from marl_plugins.coach.corrections import teach
@@ -283,7 +326,8 @@ def marl_credit_step(trajectories: Sequence[Trajectory], run: Run) -> Sequence[T
 
 @hookimpl
 def marl_step(run: Run, step: Step) -> StepPart:
-    """Returns what keeps the verdicts of a rollout that waits, and trains policies that judge, where one is trained."""
+    """Returns what keeps the verdicts of a rollout that waits, and trains policies that judge,
+    where one is trained."""
     if not any(coach.train_every for coach in coaches_of(run)):
         from marl_plugins.coach.judged import JudgedRollout
 
@@ -295,7 +339,8 @@ def marl_step(run: Run, step: Step) -> StepPart:
 
 @hookimpl
 def marl_log(run: Run, metrics: dict[str, float]) -> None:
-    """Logs what was judged in the step, how long it took, what it has cost so far, and the table of the bias monitor."""
+    """Logs what was judged in the step, how long it took, what it has cost so far, and the table of
+    the bias monitor."""
     state = run.state(CoachState)
     metrics |= state.metrics
     for member, asker in run.state(Askers).by_member.items():

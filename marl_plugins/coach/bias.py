@@ -1,29 +1,36 @@
-"""The bias monitor: does the coach prefer a type of task, beyond what success can explain? (MAPPA, section 4.1 and table 3)
+"""The bias monitor: does the coach prefer a type of task, beyond what success can explain? (MAPPA,
+section 4.1 and table 3)
 
-A task's type is its `metadata["type"]`. For each role and each task i of type j, with s and o the mean score and the mean outcome
-of the task's samples, and q the probability of success there, which cannot be seen:
+A task's type is its `metadata["type"]`. For each role and each task i of type j, with s and o the
+mean score and the mean outcome of the task's samples, and q the probability of success there, which
+cannot be seen:
 
-    s_i = m_j + b q_i + e_i        o_i = q_i + coin_i        bias of type j: m_j - mean of m_k over the other types
+    s_i = m_j + b q_i + e_i        o_i = q_i + coin_i        bias of type j: m_j - mean of m_k over
+        the other types
 
-An outcome is a coin, so the slope of s on o is too small by an unknown factor (attenuation). Taking out that slope would call a
-coach biased whose scores are the true quality. The slopes b that the data allow are therefore an interval:
+An outcome is a coin, so the slope of s on o is too small by an unknown factor (attenuation). Taking
+out that slope would call a coach biased whose scores are the true quality. The slopes b that the
+data allow are therefore an interval:
 
-    repeats    different samples of a task share q alone, so their products hold no coin (errors in variables, Fuller
-               1987): b = sum_i P_i / sum_i V_i, with P_i of a score and another sample's outcome, V_i of two outcomes;
-               the interval is Fieller's (1954): all b at which sum_i (P_i - b V_i) is within its error of 0
-    bound      cov(s, o) / var(o) <= b: all the noise is in the outcomes (Frisch 1934). His other bound, var(s) / cov(s, o),
-               holds only for a coach that does not see the coin: one whose scores are half the quality and half the
-               outcome lies above it
-    else       0 <= b <= MOST_SLOPE: a score rises with quality, and by no more than quality does, unless the repeats
-               show that it does
+    repeats    different samples of a task share q alone, so their products hold no coin (errors in
+               variables, Fuller 1987): b = sum_i P_i / sum_i V_i, with P_i of a score and another
+               sample's outcome, V_i of two outcomes;
+               the interval is Fieller's (1954): all b at which sum_i (P_i - b V_i) is within its
+               error of 0
+    bound      cov(s, o) / var(o) <= b: all the noise is in the outcomes (Frisch 1934). His other
+               bound, var(s) / cov(s, o), holds only for a coach that does not see the coin: one
+               whose scores are half the quality and half the outcome lies above it
+    else       0 <= b <= MOST_SLOPE: a score rises with quality, and by no more than quality does,
+               unless the repeats show that it does
 
-A type has a bias only where m differs for every slope that is left. Where there are few repeats, or all tasks of a type are
-equally hard, many slopes are left, and a difference in difficulty cannot be told from a bias: this is said (`unclear`) and raises
-no alarm. Errors are by task, so a task that returns counts once. Sums of tasks are kept, no scores; they fade by `DECAY` a step.
+A type has a bias only where m differs for every slope that is left. Where there are few repeats, or
+all tasks of a type are equally hard, many slopes are left, and a difference in difficulty cannot be
+told from a bias: this is said (`unclear`) and raises no alarm. Errors are by task, so a task that
+returns counts once. Sums of tasks are kept, no scores; they fade by `DECAY` a step.
 
-`--coach.debias` takes out of every score how far its type's m_j lies from the mean of all types, where this test finds a bias in
-the steps before, so that the order in which verdicts arrive does not matter. What is measured is always the coach's own score,
-before anything is taken out.
+`--coach.debias` takes out of every score how far its type's m_j lies from the mean of all types,
+where this test finds a bias in the steps before, so that the order in which verdicts arrive does
+not matter. What is measured is always the coach's own score, before anything is taken out.
 """
 
 from __future__ import annotations
@@ -41,7 +48,8 @@ if TYPE_CHECKING:
     from marl_plugins.core.trajectory import Trajectory
 
 DECAY = 0.95
-"""What a step's numbers count a step later: together they count as much as the last twenty steps."""
+"""What a step's numbers count a step later: together they count as much as the last twenty
+steps."""
 LEAST_TASKS = 6.0
 """Tasks of a type, as equally weighted ones, below which nothing is said of it."""
 FORGOTTEN = 0.1
@@ -49,11 +57,13 @@ FORGOTTEN = 0.1
 LOOKED_THROUGH = 10
 """Steps from one look for such tasks to the next."""
 RELEVANT = 0.02
-"""A bias that may be smaller raises no alarm: a fifth of a point of ten, as much as scores that are not linear in quality make."""
+"""A bias that may be smaller raises no alarm: a fifth of a point of ten, as much as scores that are
+not linear in quality make."""
 MOST_SLOPE = 1.0
 """The most that a score may rise with the probability of success."""
 FALSE_ALARMS, LOOKS = 0.05, 20
-"""Share of runs of an unbiased coach that may have an alarm, and as how many independent looks the steps of a run count."""
+"""Share of runs of an unbiased coach that may have an alarm, and as how many independent looks the
+steps of a run count."""
 SLOPE_ERRORS = 2.5
 """Standard errors of the interval of slopes."""
 ROUNDING = 1e-9
@@ -124,23 +134,28 @@ class TypeSums:
         self.score, self.outcome = float(s.sum()) / self.weight, float(o.sum()) / self.weight
         self.u, self.v = s - w * self.score, o - w * self.outcome
         self.products = so - self.score * o - self.outcome * s + w * self.score * self.outcome
-        """By task, sums over its samples of the products of the deviations of score and outcome from the type's means."""
+        """By task, sums over its samples of the products of the deviations of score and outcome
+        from the type's means."""
         self.outcomes = oo - 2 * self.outcome * o + w * self.outcome**2
         own, several = ww / w, w * w > 1.001 * ww  # of a single sample the difference is rounding
         self.between = tuple(
             several * (found - own * same)
             for found, same in ((self.u * self.v, self.products), (self.v * self.v, self.outcomes))
         )
-        """By task, the same sums over pairs of different samples: of score and outcome, and of two outcomes."""
+        """By task, the same sums over pairs of different samples: of score and outcome, and of two
+        outcomes."""
 
     def error(self, slope: float) -> float:
         """Returns the standard error of the mean of score - slope * outcome, by task."""
         residual = self.u - slope * self.v
-        return sqrt(float(residual @ residual) * self.count / max(self.count - 1, 0.1)) / self.weight
+        return (
+            sqrt(float(residual @ residual) * self.count / max(self.count - 1, 0.1)) / self.weight
+        )
 
 
 def slopes_of(types: Sequence[TypeSums], errors: float) -> Interval:
-    """Returns the slopes that the data allow, at so many standard errors; see the top of the module."""
+    """Returns the slopes that the data allow, at so many standard errors; see the top of the
+    module."""
     import numpy
 
     t = t_quantile(max(1.0, sum(one.count for one in types) - len(types)), errors)
@@ -151,7 +166,11 @@ def slopes_of(types: Sequence[TypeSums], errors: float) -> Interval:
         half = float(p.sum() * v.sum()) - t * t * float(p @ v)
         root = sqrt(max(0.0, half * half - a * (float(p.sum()) ** 2 - t * t * float(p @ p))))
         first, last = (half - root) / a, (half + root) / a
-        low, high = (first, last) if first > high else (max(low, min(high, first)), min(high, max(low, last)))
+        low, high = (
+            (first, last)
+            if first > high
+            else (max(low, min(high, first)), min(high, max(low, last)))
+        )
     c = numpy.concatenate([one.products for one in types])
     least = float(c.sum()) - t * sqrt(float(c @ c))
     outcomes = float(sum(one.outcomes.sum() for one in types))
@@ -172,19 +191,24 @@ def contrast(types: Mapping[str, TypeSums], kind: str, errors: float) -> Differe
     t = t_quantile(max(1.0, sum(one.count for one in types.values()) - len(types)), errors)
     slopes, ends = slopes_of(list(types.values()), min(errors, SLOPE_ERRORS)), []
     for slope in (slopes.low, slopes.high):
-        bias, half = score - slope * success, t * hypot(*(c * types[name].error(slope) for name, c in weights.items()))
+        bias, half = (
+            score - slope * success,
+            t * hypot(*(c * types[name].error(slope) for name, c in weights.items())),
+        )
         ends.append(Interval(bias - half, bias + half))
     interval = Interval(min(end.low for end in ends), max(end.high for end in ends))
     some = any(end.low > 0 or end.high < 0 for end in ends)
     clear = interval.low > 0 or interval.high < 0
     other = next((name for name in types if name != kind), "") if len(types) == 2 else ""
-    return Difference(score, success, score - slopes.middle * success, interval, other, some and not clear)
+    return Difference(
+        score, success, score - slopes.middle * success, interval, other, some and not clear
+    )
 
 
 @dataclass
 class BiasMonitor:
-    """Keeps the scores that have been seen, by role, type and task; `record` gives them as JSON values and `restore` takes
-    them back."""
+    """Keeps the scores that have been seen, by role, type and task; `record` gives them as JSON
+    values and `restore` takes them back."""
 
     step: int = 0
     """Number of steps that were taken in."""
@@ -193,15 +217,18 @@ class BiasMonitor:
     """What `differences` gives for an alarm, as of the last step."""
 
     def observe(self, step: Iterable[tuple[Trajectory, JudgedAction]]) -> None:
-        """Takes in a step's verdicts: of each role one mean score a trajectory, because its actions are no independent
-        samples."""
+        """Takes in a step's verdicts: of each role one mean score a trajectory, because its actions
+        are no independent samples."""
         found: dict[tuple[str, str, str], dict[Trajectory, list[tuple[float, float]]]] = {}
         for trajectory, judged in step:
             kind, outcome = type_of(trajectory), trajectory.outcome_of(judged.action.role)
             if kind is not None and judged.verdict is not None and outcome is not None:
                 samples = found.setdefault((judged.action.role, kind, trajectory.task.id), {})
                 samples.setdefault(trajectory, []).append((judged.verdict.share, outcome))
-        means = {key: [(fmean(s for s, _ in some), some[0][1]) for some in of.values()] for key, of in found.items()}
+        means = {
+            key: [(fmean(s for s, _ in some), some[0][1]) for some in of.values()]
+            for key, of in found.items()
+        }
         self.add(means)
 
     def add(self, step: Mapping[tuple[str, str, str], Samples]) -> None:
@@ -225,14 +252,16 @@ class BiasMonitor:
         for types in self.sums.values():
             for kind, tasks in list(types.items()):
                 types[kind] = {
-                    task: sums for task, sums in tasks.items() if sums[1] * DECAY ** (self.step - sums[0]) >= FORGOTTEN
+                    task: sums
+                    for task, sums in tasks.items()
+                    if sums[1] * DECAY ** (self.step - sums[0]) >= FORGOTTEN
                 }
                 if not types[kind]:
                     del types[kind]
 
     def differences(self, errors: float | None = None) -> dict[str, dict[str, Difference]]:
-        """Returns, by role, each type against the mean of the others; roles with fewer than two types that have enough tasks are
-        left out.
+        """Returns, by role, each type against the mean of the others; roles with fewer than two
+        types that have enough tasks are left out.
 
         Of two types one line says it all: that of the first in alphabetical order.
 
@@ -240,18 +269,26 @@ class BiasMonitor:
             errors: Standard errors of the intervals; None: those of an alarm.
         """
         known = {role: types for role in sorted(self.sums) if len(types := self._known(role)) > 1}
-        lines = {role: list(types)[: 1 if len(types) == 2 else None] for role, types in known.items()}
+        lines = {
+            role: list(types)[: 1 if len(types) == 2 else None] for role, types in known.items()
+        }
         z = errors_of_alarm(sum(map(len, lines.values()))) if errors is None else errors
-        return {role: {kind: contrast(known[role], kind, z) for kind in kinds} for role, kinds in lines.items()}
+        return {
+            role: {kind: contrast(known[role], kind, z) for kind in kinds}
+            for role, kinds in lines.items()
+        }
 
     def _known(self, role: str) -> dict[str, TypeSums]:
         """The sums of the types with enough tasks."""
-        types = {kind: TypeSums(tasks.values(), self.step) for kind, tasks in sorted(self.sums[role].items())}
+        types = {
+            kind: TypeSums(tasks.values(), self.step)
+            for kind, tasks in sorted(self.sums[role].items())
+        }
         return {kind: one for kind, one in types.items() if one.count >= LEAST_TASKS}
 
     def corrections(self) -> dict[str, dict[str, float]]:
-        """Returns, by role and type, what is too much in the scores: how far the type lies from the mean of all, where it has a
-        bias."""
+        """Returns, by role and type, what is too much in the scores: how far the type lies from the
+        mean of all, where it has a bias."""
         found: dict[str, dict[str, float]] = {}
         for role, table in self.tests.items():
             share = 1 - 1 / max(2, len(table))
@@ -261,15 +298,25 @@ class BiasMonitor:
         return found
 
     def metrics(self) -> dict[str, float]:
-        """Returns the table: by role and type the differences and the bias with its interval; and the alarm."""
+        """Returns the table: by role and type the differences and the bias with its interval; and
+        the alarm."""
         found: dict[str, float] = {}
         reasons: dict[str, float] = {}
         for role, table in self.differences(1.96).items():
             for kind, d in table.items():
                 name, test = f"{role}/{kind}", self.tests[role][kind]
-                found |= {f"coach/bias/{name}/score": d.score, f"coach/bias/{name}/success": d.success}
-                found |= {f"coach/bias/{name}": d.bias, f"coach/bias/{name}/unclear": float(test.unclear)}
-                found |= {f"coach/bias/{name}/low": d.interval.low, f"coach/bias/{name}/high": d.interval.high}
+                found |= {
+                    f"coach/bias/{name}/score": d.score,
+                    f"coach/bias/{name}/success": d.success,
+                }
+                found |= {
+                    f"coach/bias/{name}": d.bias,
+                    f"coach/bias/{name}/unclear": float(test.unclear),
+                }
+                found |= {
+                    f"coach/bias/{name}/low": d.interval.low,
+                    f"coach/bias/{name}/high": d.interval.high,
+                }
                 if test.is_bias:
                     reasons[f"alarm/coach_bias/{name}"] = d.bias
         return {**found, "alarm/coach_bias": float(bool(reasons)), **reasons} if found else {}
@@ -280,7 +327,10 @@ class BiasMonitor:
     def restore(self, record: Mapping[str, Any]) -> None:
         if "tasks" in record:  # earlier releases kept other sums: the monitor begins anew
             self.step = record["step"]
-            self.sums = {role: {kind: dict(t) for kind, t in types.items()} for role, types in record["tasks"].items()}
+            self.sums = {
+                role: {kind: dict(t) for kind, t in types.items()}
+                for role, types in record["tasks"].items()
+            }
             self.tests = self.differences()
 
 
@@ -291,7 +341,8 @@ def faded(sums: TaskSums, step: int) -> list[float]:
 
 
 def errors_of_alarm(lines: int) -> float:
-    """Returns the standard errors of an alarm's interval, for so many pairs of role and type that are tested (Bonferroni)."""
+    """Returns the standard errors of an alarm's interval, for so many pairs of role and type that
+    are tested (Bonferroni)."""
     return NormalDist().inv_cdf(1 - FALSE_ALARMS / (2 * LOOKS * max(1, lines)))
 
 
@@ -305,6 +356,9 @@ def debias(monitor: BiasMonitor, step: Sequence[tuple[Trajectory, JudgedAction]]
     """Takes the bias of the steps before out of a step's scores, within [0, 1]."""
     corrections = monitor.corrections()
     for trajectory, judged in step:
-        action, excess = judged.action, corrections.get(judged.action.role, {}).get(type_of(trajectory) or "", 0.0)
+        action, excess = (
+            judged.action,
+            corrections.get(judged.action.role, {}).get(type_of(trajectory) or "", 0.0),
+        )
         if action.score is not None and excess:
             action.change_score(min(1.0, max(0.0, action.score - excess)), TERM)

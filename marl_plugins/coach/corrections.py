@@ -1,15 +1,18 @@
-"""`openrlhf corrections RUN`: the better actions that a run's coach gave, as data sets in TRL's formats.
+"""`openrlhf corrections RUN`: the better actions that a run's coach gave, as data sets in TRL's
+formats.
 
-    records -> corrections (notes of actions) -> those that can be used -> POLICY-sft.jsonl, POLICY-dpo.jsonl
+    records -> corrections (notes of actions) -> those that can be used -> POLICY-sft.jsonl,
+    POLICY-dpo.jsonl
 
-An SFT line is a conversational prompt and completion, a DPO line a prompt with `chosen` (the correction) and `rejected` (what the
-agent said); both name the task, the step, the scores and the coach's reason. With `--coach.corrections_coef` the run trains on
-them itself (`teach`). What cannot be used is counted by its reason:
+An SFT line is a conversational prompt and completion, a DPO line a prompt with `chosen` (the
+correction) and `rejected` (what the agent said); both name the task, the step, the scores and the
+coach's reason. With `--coach.corrections_coef` the run trains on them itself (`teach`). What cannot
+be used is counted by its reason:
 
     empty      the coach gave an empty one
     unchanged  it is what the agent said
-    label      the coach knew the label, and the correction holds it although nothing that the agent was shown does, the task itself
-               left out: who learns it learns the answers by heart
+    label      the coach knew the label, and the correction holds it although nothing that the agent
+               was shown does, the task itself left out: who learns it learns the answers by heart
     too_long   more tokens than the role may write, or than the context has room for
 """
 
@@ -44,9 +47,12 @@ Example:
 
   openrlhf corrections runs/mine --steps 1:40
 
-and then, for TRL's SFTTrainer or DPOTrainer: datasets.load_dataset("json", data_files="runs/mine/corrections/coder-sft.jsonl")
+and then, for TRL's SFTTrainer or DPOTrainer:
 
-The corrections are those of a run with --coach.corrections, or with a rubric that has CORRECTIONS."""
+  datasets.load_dataset("json", data_files="runs/mine/corrections/coder-sft.jsonl")
+
+The corrections are those of a run with --coach.corrections, or with a rubric that has
+CORRECTIONS."""
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -55,7 +61,8 @@ def make_parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="openrlhf corrections",
         usage="openrlhf corrections RUN [--to FOLDER] [--steps A:B] [--json]",
-        description="Make data sets for supervised training and for DPO of the better actions that a run's coach gave.",
+        description="Make data sets for supervised training and for DPO of the better actions that "
+        "a run's coach gave.",
         epilog=EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -63,7 +70,13 @@ def make_parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("run", type=Path, metavar="RUN", help="a run's output folder")
     add("--to", type=Path, metavar="FOLDER", help="where the files go; default: RUN/corrections")
-    add("--steps", type=step_range, default=(0, None), metavar="A:B", help="steps A to B only, both included")
+    add(
+        "--steps",
+        type=step_range,
+        default=(0, None),
+        metavar="A:B",
+        help="steps A to B only, both included",
+    )
     add("--json", action="store_true", help="print one JSON object instead of a table")
     return parser
 
@@ -72,7 +85,8 @@ def main(words: Sequence[str]) -> int:
     """Runs the command, and returns its exit code.
 
     Raises:
-        ConfigurationError: The records cannot be read or hold no correction, or the files cannot be written.
+        ConfigurationError: The records cannot be read or hold no correction, or the files cannot be
+            written.
     """
     options = make_parser().parse_args(list(words))
     plan = read_plan(options.run)
@@ -84,7 +98,8 @@ def main(words: Sequence[str]) -> int:
                 "coach.no_corrections",
                 where=at(file=options.run / TRAJECTORIES),
                 got="holds no corrected action",
-                fix="a coach gives them with --coach.corrections (a model), or with CORRECTIONS in its rubric",
+                fix="a coach gives them with --coach.corrections (a model), or with CORRECTIONS in "
+                "its rubric",
             )
         )
     report = {"files": write(rows, options.to or options.run / "corrections"), "roles": counts}
@@ -109,32 +124,49 @@ def read_plan(run: Path) -> dict[str, Any]:
             return plan
     except OSError as error:
         raise ConfigurationError(
-            Problem("files.unreadable", at(file=path), str(error.strerror), fix="expected a run's output folder")
+            Problem(
+                "files.unreadable",
+                at(file=path),
+                str(error.strerror),
+                fix="expected a run's output folder",
+            )
         ) from None
     except (ValueError, LookupError, TypeError, AttributeError) as error:
-        raise ConfigurationError(Problem("run_folder.plan", at(file=path), f"is no plan of a run: {error}")) from None
+        raise ConfigurationError(
+            Problem("run_folder.plan", at(file=path), f"is no plan of a run: {error}")
+        ) from None
     raise ConfigurationError(
-        Problem("run_folder.old", at(file=path), "an earlier release wrote it, which recorded no corrections")
+        Problem(
+            "run_folder.old",
+            at(file=path),
+            "an earlier release wrote it, which recorded no corrections",
+        )
     )
 
 
 Room = Callable[[Action, str], bool]
-"""Whether a correction of an action has no more tokens than the role may write and the context has room for."""
+"""Whether a correction of an action has no more tokens than the role may write and the context has
+room for."""
 
 
 def room_of(run: Path, plan: Mapping[str, Any]) -> Room:
-    """Counts with the tokenizer of the policy's saved weights or of its model; without one, as the action has characters a
-    token."""
+    """Counts with the tokenizer of the policy's saved weights or of its model; without one, as the
+    action has characters a token."""
     from marl_plugins.engine.plan.lengths import counter_of
 
     counters = {
-        name: (counter_of(str(run / name)) if (run / name).is_dir() else None) or counter_of(policy["model"])
+        name: (counter_of(str(run / name)) if (run / name).is_dir() else None)
+        or counter_of(policy["model"])
         for name, policy in plan["policies"].items()
     }
 
     def fits(action: Action, correction: str) -> bool:
         counter, ids = counters[action.policy], action.generation.ids
-        tokens = counter.of_text(correction) if counter else len(correction) * max(1, len(ids)) / max(1, len(action.text))
+        tokens = (
+            counter.of_text(correction)
+            if counter
+            else len(correction) * max(1, len(ids)) / max(1, len(action.text))
+        )
         left = plan["policies"][action.policy]["max_len"] - len(action.context_ids)
         return bool(tokens <= min(left, plan["roles"][action.role]["max_new_tokens"]))
 
@@ -144,7 +176,8 @@ def room_of(run: Path, plan: Mapping[str, Any]) -> Room:
 def usable(
     trajectories: Sequence[Trajectory], fits: Room
 ) -> tuple[dict[str, list[dict[str, Any]]], dict[str, dict[str, int]]]:
-    """Returns the lines of each policy, and by role how many actions there are, how many corrections, and what became of them."""
+    """Returns the lines of each policy, and by role how many actions there are, how many
+    corrections, and what became of them."""
     rows: dict[str, list[dict[str, Any]]] = defaultdict(list)
     counts: dict[str, Counter[str]] = defaultdict(Counter)
     for trajectory, action in ((t, a) for t in trajectories for a in t.actions):
@@ -158,13 +191,16 @@ def usable(
             rows[action.policy].append(row_of(trajectory, action, note["correction"]))
     if not any(count["corrections"] for count in counts.values()):
         return {}, {}
-    return dict(rows), {role: {name: count[name] for name in COLUMNS} for role, count in counts.items()}
+    return dict(rows), {
+        role: {name: count[name] for name in COLUMNS} for role, count in counts.items()
+    }
 
 
 def teach(judged: Iterable[tuple[Trajectory, Action]], coef: float) -> dict[str, float]:
-    """Has the corrected actions of a step trained on in addition to what was said (`--coach.corrections_coef`), as far as they
-    have a
-    reward and can be used; how many there are by role and what became of them. Too long ones are found where they are trained."""
+    """Has the corrected actions of a step trained on in addition to what was said
+    (`--coach.corrections_coef`), as far as they have a
+    reward and can be used; how many there are by role and what became of them. Too long ones are
+    found where they are trained."""
     counts: Counter[str] = Counter()
     for trajectory, action in judged:
         note = action.notes.get(NOTES) or {}
@@ -184,13 +220,16 @@ def why_refused(trajectory: Trajectory, action: Action, note: Mapping[str, Any],
         return "empty"
     if correction.strip() == action.text.strip():
         return "unchanged"
-    if note.get("knew_the_label", True) and leaks(correction, trajectory.task.label, material_of(trajectory, action)):
+    if note.get("knew_the_label", True) and leaks(
+        correction, trajectory.task.label, material_of(trajectory, action)
+    ):
         return "label"
     return "" if fits(action, correction) else "too_long"
 
 
 def material_of(trajectory: Trajectory, action: Action) -> str:
-    """Returns what the agent was shown, without the task's own text, whose numbers say nothing of the answer."""
+    """Returns what the agent was shown, without the task's own text, whose numbers say nothing of
+    the answer."""
     shown = "\n".join(text for _, text in action.messages[:-1])
     return shown.replace(trajectory.task.prompt, "")
 
@@ -201,7 +240,8 @@ def leaks(correction: str, label: Any, material: str) -> bool:
 
 
 def parts_of(label: Any) -> Iterator[str]:
-    """Yields the texts of a label: each answer that a list accepts, each value of a mapping, the number at the end of GSM8K's."""
+    """Yields the texts of a label: each answer that a list accepts, each value of a mapping, the
+    number at the end of GSM8K's."""
     if isinstance(label, list | tuple | dict):
         for part in label.values() if isinstance(label, dict) else label:
             yield from parts_of(part)
@@ -210,7 +250,8 @@ def parts_of(label: Any) -> Iterator[str]:
 
 
 def holds(text: str, part: str) -> bool:
-    """Returns whether a text has a part of a label in it: a number by its value, anything else word by word, whatever its case."""
+    """Returns whether a text has a part of a label in it: a number by its value, anything else word
+    by word, whatever its case."""
     value = number(part)
     if value is not None:
         return any(number(found) == value for found in NUMBER.findall(text))
@@ -219,8 +260,11 @@ def holds(text: str, part: str) -> bool:
 
 
 def number(text: str) -> Fraction | None:
-    """Returns the value of a number; None of one with more digits than any label has, which Python would refuse to read."""
-    return Fraction(text.replace(",", "")) if len(text) <= DIGITS and NUMBER.fullmatch(text) else None
+    """Returns the value of a number; None of one with more digits than any label has, which Python
+    would refuse to read."""
+    return (
+        Fraction(text.replace(",", "")) if len(text) <= DIGITS and NUMBER.fullmatch(text) else None
+    )
 
 
 def row_of(trajectory: Trajectory, action: Action, correction: str) -> dict[str, Any]:
@@ -262,9 +306,13 @@ def write(rows: Mapping[str, Sequence[Mapping[str, Any]]], folder: Path) -> dict
                 lines = []
                 for row in mine:
                     about = {
-                        k: v for k, v in row.items() if k not in ("prompt", "correction") and (k != "said" or kind == "sft")
+                        k: v
+                        for k, v in row.items()
+                        if k not in ("prompt", "correction") and (k != "said" or kind == "sft")
                     }
-                    texts = dict(zip(answers, (said(row["correction"]), said(row["said"])), strict=False))
+                    texts = dict(
+                        zip(answers, (said(row["correction"]), said(row["said"])), strict=False)
+                    )
                     lines.append(json_line({"prompt": row["prompt"], **texts, **about}) + "\n")
                 path = folder / f"{policy}-{kind}.jsonl"
                 replace_text(path, "".join(lines))

@@ -1,15 +1,19 @@
-"""`openrlhf verdicts RUN --recipe RECIPE`: what a run's coach has said, as a supervised data set for a judge of one's own.
+"""`openrlhf verdicts RUN --recipe RECIPE`: what a run's coach has said, as a supervised data set
+for a judge of one's own.
 
-    records -> the question of each verdict, asked again in words -> prompt, completion -> train.jsonl, held_out.jsonl
+    records -> the question of each verdict, asked again in words -> prompt, completion ->
+    train.jsonl, held_out.jsonl
 
-The prompt is what the coach was shown, made again from the records with the run's recipe and flags; the digest that was recorded
-with the verdict says that it is the same, word for word but for the nonce, which is the one that a policy of the run would
-be given. The completion is the verdict in the form that the prompt asks for. Rules (a rubric) were shown no prompt: their verdicts
-stand under the package's, which is how a judge is taught rules. What cannot be used is counted by its reason:
+The prompt is what the coach was shown, made again from the records with the run's recipe and flags;
+the digest that was recorded with the verdict says that it is the same, word for word but for the
+nonce, which is the one that a policy of the run would be given. The completion is the verdict in
+the form that the prompt asks for. Rules (a rubric) were shown no prompt: their verdicts stand under
+the package's, which is how a judge is taught rules. What cannot be used is counted by its reason:
 
     failed           the coach was asked and gave no verdict
     unjudged         nobody was asked, or a release that recorded no verdicts
-    other_question   the recipe, the flags or the prompts are not those that the coach was asked with
+    other_question   the recipe, the flags or the prompts are not those that the coach was asked
+                     with
     ran_programs     the coach ran programs first, so the question is not all that it was shown
 """
 
@@ -52,28 +56,45 @@ Example:
 
   openrlhf verdicts runs/mine --recipe mathchat --coach.model qwen3-32b --held_out 0.2
 
-and then, for TRL's SFTTrainer: datasets.load_dataset("json", data_files="runs/mine/verdicts/train.jsonl")
+and then, for TRL's SFTTrainer:
 
-Give the recipe and the coach's flags of the run. Nobody is asked. `openrlhf coach` asks another coach about the same actions."""
+  datasets.load_dataset("json", data_files="runs/mine/verdicts/train.jsonl")
+
+Give the recipe and the coach's flags of the run. Nobody is asked. `openrlhf coach` asks another
+coach about the same actions."""
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """Returns the parser of the command line; flags of `openrlhf train` that are not listed are passed on."""
+    """Returns the parser of the command line; flags of `openrlhf train` that are not listed are
+    passed on."""
     from marl_plugins.engine.hosts.upstream_cli import Parser
 
     parser = Parser(
         prog="openrlhf verdicts",
-        usage="openrlhf verdicts RUN --recipe RECIPE [--coach.* ...] [--to FOLDER] [--steps A:B] [--held_out SHARE] [--json]",
-        description="Make a data set for supervised training of a judge of what a run's coach has said.",
+        usage="openrlhf verdicts RUN --recipe RECIPE [--coach.* ...] [--to FOLDER] [--steps A:B] "
+        "[--held_out SHARE] [--json]",
+        description="Make a data set for supervised training of a judge of what a run's coach has "
+        "said.",
         epilog=EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     add = parser.add_argument
     add("run", type=Path, metavar="RUN", help="a run's output folder")
-    add("--recipe", required=True, metavar="PATH", help="the run's recipe: a YAML file, its folder, or a shipped recipe")
+    add(
+        "--recipe",
+        required=True,
+        metavar="PATH",
+        help="the run's recipe: a YAML file, its folder, or a shipped recipe",
+    )
     add("--to", type=Path, metavar="FOLDER", help="where the files go; default: RUN/verdicts")
-    add("--steps", type=step_range, default=(0, None), metavar="A:B", help="steps A to B only, both included")
+    add(
+        "--steps",
+        type=step_range,
+        default=(0, None),
+        metavar="A:B",
+        help="steps A to B only, both included",
+    )
     add(
         "--held_out",
         type=between(0, 1),
@@ -81,7 +102,12 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="SHARE",
         help="of the tasks, whose verdicts go to held_out.jsonl",
     )
-    add("--form", choices=["text", "json"], default="text", help="in which form the judge is to answer; a policy's is text")
+    add(
+        "--form",
+        choices=["text", "json"],
+        default="text",
+        help="in which form the judge is to answer; a policy's is text",
+    )
     add("--json", action="store_true", help="print one JSON object instead of a table")
     add_flags(parser)
     return parser
@@ -91,7 +117,8 @@ def main(words: Sequence[str]) -> int:
     """Runs the command, and returns its exit code.
 
     Raises:
-        ConfigurationError: The flags or the records cannot be used, no verdict can, or the files are there already.
+        ConfigurationError: The flags or the records cannot be used, no verdict can, or the files
+            are there already.
     """
     from marl_plugins.engine.plan.build import build_plan
 
@@ -103,7 +130,10 @@ def main(words: Sequence[str]) -> int:
     files = {side: folder / f"{side}.jsonl" for side in ("train", "held_out")}
     if taken := [path for path in files.values() if path.exists()]:
         raise ConfigurationError(
-            Problem("files.exists", got=f"{taken[0]} is there already: remove it, or name another folder with --to")
+            Problem(
+                "files.exists",
+                got=f"{taken[0]} is there already: remove it, or name another folder with --to",
+            )
         )
     run = build_plan(passed_on).run
     trajectories = read_trajectories(options.run, options.steps, list(run.recipe.roles))
@@ -122,7 +152,8 @@ def main(words: Sequence[str]) -> int:
 def rows_of(
     run: Run, trajectories: Sequence[Trajectory], form: str
 ) -> tuple[list[dict[str, Any]], dict[str, dict[str, int]]]:
-    """Returns a line for each verdict, and by role how many actions there are and what became of them."""
+    """Returns a line for each verdict, and by role how many actions there are and what became of
+    them."""
     from marl_plugins.asking.policy import derived_nonce
 
     questions, nonce = questions_of(run), derived_nonce(run.args.train.seed)
@@ -149,21 +180,29 @@ def rows_of(
 
 
 def questions_of(run: Run) -> Questions:
-    """Returns the questions of the run's coach; for rules, those of a model with the package's prompts."""
+    """Returns the questions of the run's coach; for rules, those of a model with the package's
+    prompts."""
     from marl_plugins.asking.prompts import duties_of
     from marl_plugins.coach.model import PROMPTS, Questions, read_prompt
 
-    package = read_prompt(PROMPTS / "action.md", with_label=False), read_prompt(PROMPTS / "last_action.md", with_label=True)
+    package = (
+        read_prompt(PROMPTS / "action.md", with_label=False),
+        read_prompt(PROMPTS / "last_action.md", with_label=True),
+    )
     return run.state(CoachState).questions or Questions(package, duties_of(run))
 
 
-def question(trajectory: Trajectory, action: Action, note: Mapping[str, Any], questions: Questions) -> Request:
+def question(
+    trajectory: Trajectory, action: Action, note: Mapping[str, Any], questions: Questions
+) -> Request:
     """Returns the question that the coach was asked of a recorded action."""
     seen = Seen.of(trajectory, action)
     if note["knew_the_label"]:
         seen = SeenLast(**vars(seen), label=trajectory.task.label, answer=trajectory.answer)
     corrections = questions.corrections and "asked" in note
-    return replace(questions, training=lambda role: note.get("training", ""), corrections=corrections).of(action, seen)
+    return replace(
+        questions, training=lambda role: note.get("training", ""), corrections=corrections
+    ).of(action, seen)
 
 
 Answer = Callable[[str, str], str]
@@ -171,7 +210,10 @@ Answer = Callable[[str, str], str]
 
 
 def answer_of(action: Action, note: Mapping[str, Any], with_correction: bool) -> Answer:
-    given = Verdict(**{name: note[name] for name in Verdict.model_fields if name in note}, explanation=action.explanation)
+    given = Verdict(
+        **{name: note[name] for name in Verdict.model_fields if name in note},
+        explanation=action.explanation,
+    )
 
     def answer(nonce: str, form: str) -> str:
         said = verdict.answer(given, nonce, form, note["knew_the_label"])
@@ -181,7 +223,13 @@ def answer_of(action: Action, note: Mapping[str, Any], with_correction: bool) ->
 
 
 def row_of(
-    trajectory: Trajectory, action: Action, note: Mapping[str, Any], request: Request, answer: Answer, nonce: str, form: str
+    trajectory: Trajectory,
+    action: Action,
+    note: Mapping[str, Any],
+    request: Request,
+    answer: Answer,
+    nonce: str,
+    form: str,
 ) -> dict[str, Any]:
     return {
         "prompt": [{"role": "user", "content": request.prompt(nonce, form)}],
@@ -199,11 +247,14 @@ def row_of(
 
 
 def held_out(task: str, share: float) -> bool:
-    """Returns whether a task is held out: a function of its name alone, so that it is the same one in the data of every run."""
+    """Returns whether a task is held out: a function of its name alone, so that it is the same one
+    in the data of every run."""
     return derive_seed("held out", task) < share * 2**31
 
 
-def write(rows: Sequence[Mapping[str, Any]], files: Mapping[str, Path], share: float) -> dict[Path, int]:
+def write(
+    rows: Sequence[Mapping[str, Any]], files: Mapping[str, Path], share: float
+) -> dict[Path, int]:
     """Writes the files, and returns the number of lines of each.
 
     Raises:
@@ -226,10 +277,15 @@ def write(rows: Sequence[Mapping[str, Any]], files: Mapping[str, Path], share: f
 
 def nothing_to_write(run: Path, counts: Mapping[str, Mapping[str, int]]) -> Problem:
     totals = {reason: sum(count[reason] for count in counts.values()) for reason in REASONS}
-    told = ", ".join(f"{reason.replace('_', ' ')} {count}" for reason, count in totals.items() if count)
+    told = ", ".join(
+        f"{reason.replace('_', ' ')} {count}" for reason, count in totals.items() if count
+    )
     fix = "a run with a coach records them"
     if totals["other_question"]:
         fix = "give the recipe and the coach's flags of the run"
     return Problem(
-        "coach.no_verdicts", where=at(file=run / TRAJECTORIES), got=f"holds no verdict that can be used ({told})", fix=fix
+        "coach.no_verdicts",
+        where=at(file=run / TRAJECTORIES),
+        got=f"holds no verdict that can be used ({told})",
+        fix=fix,
     )

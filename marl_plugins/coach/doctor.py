@@ -39,7 +39,8 @@ def check_coach(run: Run | None, args: SimpleNamespace, static: bool) -> list[Fi
 
 
 def try_coach(run: Run | None, endpoint: Endpoint) -> list[Finding]:
-    """Asks the run's coach, or the one in the flags, the question that a run asks at start; with only a key, lists its models."""
+    """Asks the run's coach, or the one in the flags, the question that a run asks at start; with
+    only a key, lists its models."""
     from marl_plugins.asking.asker import endpoint_asker
 
     if run is not None:
@@ -67,7 +68,11 @@ def report_untried_coach(run: Run | None, endpoint: Endpoint) -> list[Finding]:
     chosen = bool(endpoint.model) or endpoint.base_url != default_of("base_url")
     if run is not None:
         chosen = bool(endpoints_of_run(run))
-    return [note("coach", "not tried (--static)", "openrlhf doctor, without --static, asks it")] if chosen else []
+    return (
+        [note("coach", "not tried (--static)", "openrlhf doctor, without --static, asks it")]
+        if chosen
+        else []
+    )
 
 
 def default_of(flag: str) -> Any:
@@ -93,25 +98,43 @@ def probe_coach(asker: Asker, endpoint: Endpoint) -> list[Finding]:
 
 
 def _fix(endpoint: Endpoint, problem: Problem) -> str:
-    """Returns what to type after the endpoint's answer; if it does not have this model, the models it has."""
+    """Returns what to type after the endpoint's answer; if it does not have this model, the models
+    it has."""
     if problem.code == "endpoint.key":
-        return f"export {endpoint.api_key_env}=..., or name another variable: --coach.api_key_env NAME"
+        return (
+            f"export {endpoint.api_key_env}=..., or name another variable: --coach.api_key_env NAME"
+        )
     if problem.code == "endpoint.unreachable":
         return f"start it (vllm serve {endpoint.model}; ollama serve), or --coach.base_url URL"
     names, _ = fetch_model_names(endpoint)
     if names and endpoint.model not in names:
-        return f"--coach.model: it has {', '.join(names[:8])}{', ...' if len(names) > 8 else ''}{nearest(endpoint.model, names)}"
+        return (
+            "--coach.model: it has "
+            f"{', '.join(names[:8])}{', ...' if len(names) > 8 else ''}"
+            f"{nearest(endpoint.model, names)}"
+        )
     return "openrlhf docs coach, Endpoints"
 
 
 def report_models(endpoint: Endpoint) -> list[Finding]:
-    """Reports the models that an endpoint has: a note in any case, because no flag says that a run would use it."""
+    """Reports the models that an endpoint has: a note in any case, because no flag says that a run
+    would use it."""
     names, problem = fetch_model_names(endpoint)
     place = urlsplit(endpoint.shown_url).netloc
     if problem:
         return [note("coach", f"{place}: {problem}", "matters only with --coach.model NAME")]
-    key = f"takes the key in {endpoint.api_key_env} and has" if os.environ.get(endpoint.api_key_env) else "has"
-    return [note("coach", f"{place} {key} {len(names)} models", "openrlhf doctor --coach.model NAME asks one of them")]
+    key = (
+        f"takes the key in {endpoint.api_key_env} and has"
+        if os.environ.get(endpoint.api_key_env)
+        else "has"
+    )
+    return [
+        note(
+            "coach",
+            f"{place} {key} {len(names)} models",
+            "openrlhf doctor --coach.model NAME asks one of them",
+        )
+    ]
 
 
 def fetch_model_names(endpoint: Endpoint) -> tuple[list[str], str | None]:
@@ -120,7 +143,9 @@ def fetch_model_names(endpoint: Endpoint) -> tuple[list[str], str | None]:
     from marl_plugins.asking.request import Tally
     from marl_plugins.asking.transport import EndpointTransport
 
-    transport = EndpointTransport(replace(endpoint, timeout=LISTING_SECONDS), SpendingBudget(endpoint.prefix), Tally())
+    transport = EndpointTransport(
+        replace(endpoint, timeout=LISTING_SECONDS), SpendingBudget(endpoint.prefix), Tally()
+    )
     try:
         return asyncio.run(transport.model_names()), None
     except ConfigurationError as wrong:

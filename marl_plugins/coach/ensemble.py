@@ -4,9 +4,10 @@ mean     sum w s / sum w, over the members that answered
 median   of those that answered; of an even number the mean of the two in the middle
 worst    the lowest
 
-A member whose verdict is unavailable is left out and counted; without any verdict there is none. How far members disagree is
-the standard deviation of their scores, in [0, 0.5]: a metric, and with `disagreement: weigh` a weight (`weigh_by_agreement`). Of
-corrected actions the first member's is kept that has one.
+A member whose verdict is unavailable is left out and counted; without any verdict there is none.
+How far members disagree is the standard deviation of their scores, in [0, 0.5]: a metric, and with
+`disagreement: weigh` a weight (`weigh_by_agreement`). Of corrected actions the first member's is
+kept that has one.
 """
 
 from __future__ import annotations
@@ -49,7 +50,10 @@ class Ensemble:
         Raises:
             InfrastructureFailure: No member has one.
         """
-        tasks = [asyncio.ensure_future(_verdict_of(member, action, seen)) for member in self.members.values()]
+        tasks = [
+            asyncio.ensure_future(_verdict_of(member, action, seen))
+            for member in self.members.values()
+        ]
         try:
             answers = dict(zip(self.members, await asyncio.gather(*tasks), strict=True))
         finally:
@@ -61,22 +65,35 @@ class Ensemble:
         """Returns one verdict of the members'.
 
         Raises:
-            InfrastructureFailure: There is none among them; of the members' kind, where they all failed alike.
+            InfrastructureFailure: There is none among them; of the members' kind, where they all
+                failed alike.
         """
         verdicts = {name: answer for name, answer in answers.items() if isinstance(answer, Verdict)}
-        failed = {name: answer for name, answer in answers.items() if isinstance(answer, InfrastructureFailure)}
+        failed = {
+            name: answer
+            for name, answer in answers.items()
+            if isinstance(answer, InfrastructureFailure)
+        }
         if not verdicts:
             kinds = {failure.kind for failure in failed.values()}
             told = "; ".join(f"{name}: {failure}" for name, failure in failed.items())
             raise InfrastructureFailure(kinds.pop() if len(kinds) == 1 else "coach_members", told)
-        lines = [f"{name} {verdict.score:g}: {verdict.explanation}" for name, verdict in verdicts.items()]
+        lines = [
+            f"{name} {verdict.score:g}: {verdict.explanation}" for name, verdict in verdicts.items()
+        ]
         lines += [f"{name}: no verdict: {failure}" for name, failure in failed.items()]
         return JointVerdict(
             score=self._score(verdicts),
             correct=self._correct([v.correct for v in verdicts.values() if v.correct is not None]),
-            criteria={f"{name}: {c}": score for name, v in verdicts.items() for c, score in v.criteria.items()},
+            criteria={
+                f"{name}: {c}": score
+                for name, v in verdicts.items()
+                for c, score in v.criteria.items()
+            },
             explanation="\n".join(lines),
-            correction=next((v.correction for v in verdicts.values() if v.correction is not None), None),
+            correction=next(
+                (v.correction for v in verdicts.values() if v.correction is not None), None
+            ),
             runs=[run for v in verdicts.values() for run in v.runs],
             members={name: verdict.share for name, verdict in verdicts.items()},
             failed={name: failure.kind for name, failure in failed.items()},
@@ -94,7 +111,8 @@ class Ensemble:
         return min(max(scores), max(min(scores), mean))  # rounding, at 10
 
     def _correct(self, claims: Sequence[bool]) -> bool | None:
-        """Returns what most members say of the answer; the worst of them is the one that says no."""
+        """Returns what most members say of the answer; the worst of them is the one that says
+        no."""
         if self.config.combine == "worst" and claims:
             return all(claims)
         wrong = claims.count(False)
@@ -109,11 +127,13 @@ async def _verdict_of(member: Coach, action: Action, seen: Seen) -> Verdict | In
 
 
 def weigh_by_agreement(step: Sequence[JudgedAction]) -> None:
-    """Brings the score of each action closer to the mean m of its role's in the step, the more its judges disagree.
+    """Brings the score of each action closer to the mean m of its role's in the step, the more its
+    judges disagree.
 
         s' = m + (1 - 2 d) (s - m)      d the disagreement: 0 changes nothing, 0.5 leaves m
 
-    So with a baseline that knows the role an action counts with the weight 1 - 2 d, and scores stay within [0, 1].
+    So with a baseline that knows the role an action counts with the weight 1 - 2 d, and scores stay
+    within [0, 1].
     """
     by_role: dict[str, list[tuple[Action, float, float]]] = defaultdict(list)
     for action, verdict in ((judged.action, judged.verdict) for judged in step):

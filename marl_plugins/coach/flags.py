@@ -27,10 +27,23 @@ NEEDED = ("httpcore", "tenacity", "aiolimiter")
 KINDS = {"rubric": "a rubric", "model": "a model at an endpoint", "policy": "a policy of the run"}
 OF_A_MODEL = ("prompt", "last_prompt", "max_tokens", "deadline", "corrections", "memory")
 OF_AN_ENDPOINT = (
-    *("base_url", "api_key_env", "form", "body", "cache", "record", "replay", "timeout", "retries", "concurrency"),
+    *(
+        "base_url",
+        "api_key_env",
+        "form",
+        "body",
+        "cache",
+        "record",
+        "replay",
+        "timeout",
+        "retries",
+        "concurrency",
+    ),
     *("per_minute", "price_in", "price_out", "budget", "budget_tokens"),
 )
-OF_A_POLICY = {"train_every": "a policy of the run (--coach.policy NAME), which alone can be trained"}
+OF_A_POLICY = {
+    "train_every": "a policy of the run (--coach.policy NAME), which alone can be trained"
+}
 IRRELEVANT = {
     "rubric": dict.fromkeys(OF_A_MODEL + OF_AN_ENDPOINT, "a model's verdicts") | OF_A_POLICY,
     "policy": dict.fromkeys(OF_AN_ENDPOINT, "an endpoint"),
@@ -40,14 +53,18 @@ IRRELEVANT = {
 
 
 def request_fields(word: str) -> str:
-    """Parses --coach.body: JSON, checked and kept as text (nested flags cannot hold a mapping); it may hold secrets."""
+    """Parses --coach.body: JSON, checked and kept as text (nested flags cannot hold a mapping); it
+    may hold secrets."""
     try:
         body = json.loads(word)
     except (ValueError, RecursionError) as error:
-        raise argparse.ArgumentTypeError(f"not JSON: {error}; expected a JSON object of request fields") from None
+        raise argparse.ArgumentTypeError(
+            f"not JSON: {error}; expected a JSON object of request fields"
+        ) from None
     if not isinstance(body, dict):
         raise argparse.ArgumentTypeError(
-            f"expected a JSON object of request fields, got {'a list' if isinstance(body, list) else 'a single value'}"
+            "expected a JSON object of request fields, got "
+            f"{'a list' if isinstance(body, list) else 'a single value'}"
         )
     return word
 
@@ -57,19 +74,27 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("coach (marl_plugins.coach)")
     kind = group.add_mutually_exclusive_group()
     kind.add_argument(
-        "--coach.rubric", type=recipe_file, metavar="FILE", help="rules in a .py file with `RUBRIC`; no model, no network"
+        "--coach.rubric",
+        type=recipe_file,
+        metavar="FILE",
+        help="rules in a .py file with `RUBRIC`; no model, no network",
     )
     kind.add_argument(
-        "--coach.model", metavar="NAME", help="a model at an OpenAI-compatible endpoint, in the rubric's place"
+        "--coach.model",
+        metavar="NAME",
+        help="a model at an OpenAI-compatible endpoint, in the rubric's place",
     )
     kind.add_argument(
-        "--coach.policy", metavar="NAME", help="a policy of the recipe with `trainable: false`, on the run's own engines"
+        "--coach.policy",
+        metavar="NAME",
+        help="a policy of the recipe with `trainable: false`, on the run's own engines",
     )
     group.add_argument(
         "--coach.train_every",
         type=at_least(1),
         metavar="N",
-        help="train the policy that judges in every N-th step, on how well its scores predict the outcome",
+        help="train the policy that judges in every N-th step, on how well its scores predict the "
+        "outcome",
     )
     add = group.add_argument
     add(
@@ -90,12 +115,14 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         type=at_least(0, float),
         default=0.0,
         metavar="C",
-        help="train on corrected actions too: C times their cross-entropy, added to the loss of the policy",
+        help="train on corrected actions too: C times their cross-entropy, added to the loss of "
+        "the policy",
     )
     add(
         "--coach.debias",
         action="store_true",
-        help="take out of the scores what is too much for a task's type (`metadata: type`), where the bias monitor finds a bias",
+        help="take out of the scores what is too much for a task's type (`metadata: type`), where "
+        "the bias monitor finds a bias",
     )
     _add_flags_of_models(group)
     _add_flags_of_endpoints(group)
@@ -115,7 +142,12 @@ def _add_flags_of_models(group: argparse._ArgumentGroup) -> None:
         metavar="FILE",
         help="prompt for the last role's last action; may use {label} and {answer}",
     )
-    add("--coach.max_tokens", type=at_least(1), default=1024, help="length of one verdict, its correction included")
+    add(
+        "--coach.max_tokens",
+        type=at_least(1),
+        default=1024,
+        help="length of one verdict, its correction included",
+    )
     add(
         "--coach.corrections",
         action="store_true",
@@ -124,14 +156,16 @@ def _add_flags_of_models(group: argparse._ArgumentGroup) -> None:
     add(
         "--coach.memory",
         action="store_true",
-        help="tell the model how the role that it judges has been doing in training, and of its own bias ({training} in prompts)",
+        help="tell the model how the role that it judges has been doing in training, and of its "
+        "own bias ({training} in prompts)",
     )
     add(
         "--coach.deadline",
         type=above(0),
         default=300.0,
         metavar="SECONDS",
-        help="for one verdict, queueing and repeats included: the longest that a step waits after its last action",
+        help="for one verdict, queueing and repeats included: the longest that a step waits after "
+        "its last action",
     )
 
 
@@ -141,7 +175,8 @@ def _add_flags_of_endpoints(group: argparse._ArgumentGroup) -> None:
         "--coach.base_url",
         metavar="URL",
         default="https://api.openai.com/v1",
-        help="the endpoint: OpenAI, vLLM, SGLang, Ollama (http://localhost:11434/v1), or another that speaks its protocol",
+        help="the endpoint: OpenAI, vLLM, SGLang, Ollama (http://localhost:11434/v1), or another "
+        "that speaks its protocol",
     )
     add(
         "--coach.api_key_env",
@@ -168,12 +203,44 @@ def _add_flags_of_endpoints(group: argparse._ArgumentGroup) -> None:
         default=6,
         help="repeats of a request that failed in a way that may pass (429, 5xx, ...)",
     )
-    add("--coach.concurrency", type=at_least(1), default=32, help="requests in flight, in the whole run")
-    add("--coach.per_minute", type=above(0), metavar="N", help="requests begun per minute, in the whole run")
-    add("--coach.price_in", type=at_least(0, float), default=0.0, metavar="USD", help="of a million tokens of prompts")
-    add("--coach.price_out", type=at_least(0, float), default=0.0, metavar="USD", help="of a million tokens of answers")
-    add("--coach.budget", type=above(0), metavar="USD", help="what the run may spend; past it the run is saved and ends")
-    add("--coach.budget_tokens", type=at_least(1), metavar="N", help="the same in tokens, of prompts and answers together")
+    add(
+        "--coach.concurrency",
+        type=at_least(1),
+        default=32,
+        help="requests in flight, in the whole run",
+    )
+    add(
+        "--coach.per_minute",
+        type=above(0),
+        metavar="N",
+        help="requests begun per minute, in the whole run",
+    )
+    add(
+        "--coach.price_in",
+        type=at_least(0, float),
+        default=0.0,
+        metavar="USD",
+        help="of a million tokens of prompts",
+    )
+    add(
+        "--coach.price_out",
+        type=at_least(0, float),
+        default=0.0,
+        metavar="USD",
+        help="of a million tokens of answers",
+    )
+    add(
+        "--coach.budget",
+        type=above(0),
+        metavar="USD",
+        help="what the run may spend; past it the run is saved and ends",
+    )
+    add(
+        "--coach.budget_tokens",
+        type=at_least(1),
+        metavar="N",
+        help="the same in tokens, of prompts and answers together",
+    )
     add(
         "--coach.cache",
         type=recipe_file,
@@ -181,11 +248,17 @@ def _add_flags_of_endpoints(group: argparse._ArgumentGroup) -> None:
         help="verdicts of earlier runs, added to; the same question is never paid twice",
     )
     add("--coach.record", type=recipe_file, metavar="FILE", help="keep all verdicts of this run")
-    add("--coach.replay", type=recipe_file, metavar="FILE", help="answer from what was recorded, without an endpoint")
+    add(
+        "--coach.replay",
+        type=recipe_file,
+        metavar="FILE",
+        help="answer from what was recorded, without an endpoint",
+    )
 
 
 def kind_of(args: Any) -> str | None:
-    """Returns the kind of coach that the flags (`args.rubric`, ...) name; they exclude each other, so there is at most one."""
+    """Returns the kind of coach that the flags (`args.rubric`, ...) name; they exclude each other,
+    so there is at most one."""
     return next((kind for kind in KINDS if getattr(args, kind)), None)
 
 
@@ -231,7 +304,8 @@ def _irrelevant_flags(run: Run, kind: str) -> list[Problem]:
             Problem(
                 "coach.last_prompt",
                 got=(
-                    "--coach.last_prompt is about the action that is judged with the label, and --coach.ground_truth "
+                    "--coach.last_prompt is about the action that is judged with the label, and "
+                    "--coach.ground_truth "
                     "is none"
                 ),
                 flags=("coach.last_prompt", "coach.ground_truth"),
@@ -241,13 +315,17 @@ def _irrelevant_flags(run: Run, kind: str) -> list[Problem]:
 
 
 def policy_problems(run: Run, coach: Any) -> list[Problem]:
-    """Returns what is wrong with the policy that is to judge (`coach.policy`, `coach.max_tokens`)."""
+    """Returns what is wrong with the policy that is to judge (`coach.policy`,
+    `coach.max_tokens`)."""
     name, longest = coach.policy, coach.max_tokens
     trainable = {p.name: p.trainable or bool(p.follows) for p in run.policies}
     if name not in trainable:
         frozen = {known for known, is_trained in trainable.items() if not is_trained}
         frozen |= {known for known, config in run.recipe.policies.items() if not config.trainable}
-        fix = meant(name, frozen) or f"add it to the recipe: `policies: {{{name}: {{model: ..., trainable: false}}}}`"
+        fix = (
+            meant(name, frozen)
+            or f"add it to the recipe: `policies: {{{name}: {{model: ..., trainable: false}}}}`"
+        )
         got = f"there is no frozen policy of the name {name!r}"
         return [Problem("coach.no_policy", at(flag="coach.policy"), got, fix=fix)]
     if coach.train_every:
@@ -260,7 +338,8 @@ def policy_problems(run: Run, coach: Any) -> list[Problem]:
                 "is trained, and would be on its own verdicts, which is not supported",
                 fix=(
                     "name one with `trainable: false` that follows none, or one without a role and "
-                    "--coach.train_every N, which trains it on how well its scores predict the outcome"
+                    "--coach.train_every N, which trains it on how well its scores predict the "
+                    "outcome"
                 ),
             )
         ]
@@ -274,7 +353,8 @@ def policy_problems(run: Run, coach: Any) -> list[Problem]:
             Problem(
                 "coach.no_room",
                 got=(
-                    f"--coach.max_tokens {longest} leaves no room for a question in --data.max_len {args.data.max_len} "
+                    f"--coach.max_tokens {longest} leaves no room for a question in --data.max_len "
+                    f"{args.data.max_len} "
                     f"of policy {name!r}"
                 ),
                 flags=("coach.max_tokens", "data.max_len"),
@@ -311,7 +391,8 @@ def _training_problems(run: Run, coach: Any) -> list[Problem]:
                 "coach.plays",
                 at(flag="coach.train_every", policy=name),
                 (
-                    f"plays {' and '.join(map(repr, roles))}, and would be trained on its own word, "
+                    f"plays {' and '.join(map(repr, roles))}, and would be trained on its own "
+                    "word, "
                     "because it scores these actions itself"
                 ),
                 fix="map the role to another policy, or let another one judge",
@@ -330,7 +411,8 @@ def judging_themselves(run: Run, coaches: Iterable[str | None]) -> list[Problem]
         Problem(
             "coach.judges_itself",
             at(policy=name),
-            f"judges its own actions, as {' and '.join(map(repr, roles))}: such scores favour what it would say itself",
+            f"judges its own actions, as {' and '.join(map(repr, roles))}: such scores favour what "
+            "it would say itself",
             fix="let another policy judge, or map the role to another one",
             severity="warning",
         )
@@ -347,7 +429,8 @@ def endpoint_problems(args: Any) -> list[Problem]:
             Problem(
                 "coach.no_price",
                 got=(
-                    "--coach.budget counts dollars and needs --coach.price_in and --coach.price_out, or use "
+                    "--coach.budget counts dollars and needs --coach.price_in and "
+                    "--coach.price_out, or use "
                     "--coach.budget_tokens"
                 ),
                 flags=("coach.budget", "coach.price_in", "coach.price_out", "coach.budget_tokens"),
@@ -362,16 +445,27 @@ def endpoint_problems(args: Any) -> list[Problem]:
                 flags=("coach.replay",),
             )
         )
-    return [*problems, *_address_problems(args.base_url), *(_key_problems(args.api_key_env) if args.model else [])]
+    return [
+        *problems,
+        *_address_problems(args.base_url),
+        *(_key_problems(args.api_key_env) if args.model else []),
+    ]
 
 
 def _address_problems(url: str) -> list[Problem]:
-    """Returns what is wrong with an endpoint's address; none of it is repeated that may be a password."""
+    """Returns what is wrong with an endpoint's address; none of it is repeated that may be a
+    password."""
     try:
         place = urlsplit(url)
-        if place.scheme in ("http", "https") and place.hostname and (place.port is None or place.port > 0):
+        if (
+            place.scheme in ("http", "https")
+            and place.hostname
+            and (place.port is None or place.port > 0)
+        ):
             return []
-    except ValueError:  # a port that is no number: a / or # in a password ends the address before it
+    except (
+        ValueError
+    ):  # a port that is no number: a / or # in a password ends the address before it
         pass
     return [
         Problem(
@@ -398,11 +492,15 @@ def _key_problems(variable: str) -> list[Problem]:
 
 def _short_corrections(run: Run) -> list[Problem]:
     """Room for a verdict that does not hold a correction as long as an action may be."""
-    longest = max(role.max_new_tokens or run.args.rollout.max_new_tokens or 0 for role in run.recipe.roles.values())
+    longest = max(
+        role.max_new_tokens or run.args.rollout.max_new_tokens or 0
+        for role in run.recipe.roles.values()
+    )
     if not run.args.coach.corrections or run.args.coach.max_tokens > longest:
         return []
     got = (
-        f"{run.args.coach.max_tokens} leaves no room for a correction of {longest} tokens, which an action may have; a verdict "
+        f"{run.args.coach.max_tokens} leaves no room for a correction of {longest} tokens, which "
+        "an action may have; a verdict "
         "that is cut off is missing"
     )
     where, fix = at(flag="coach.max_tokens"), "raise it, or lower --rollout.max_new_tokens"
@@ -419,7 +517,8 @@ def _too_slow(run: Run) -> list[Problem]:
     if in_time >= actions:
         return []
     got = (
-        f"{args.per_minute:g} is {in_time:.0f} verdicts within --coach.deadline {args.deadline:g} s, and a step has some {actions} "
+        f"{args.per_minute:g} is {in_time:.0f} verdicts within --coach.deadline {args.deadline:g} "
+        f"s, and a step has some {actions} "
         "actions: verdicts will be missing"
     )
     where, fix = at(flag="coach.per_minute"), "raise one of the two, or lower --rollout.batch_size"
@@ -437,7 +536,9 @@ def endpoint_of(args: Any) -> Endpoint:
     if problems := endpoint_problems(args):
         raise ConfigurationError(problems)
     names = {f.name for f in fields(Endpoint)} - {"prefix", "body"}
-    return Endpoint(PREFIX, body=json.loads(args.body or "{}"), **{n: getattr(args, n) for n in names})
+    return Endpoint(
+        PREFIX, body=json.loads(args.body or "{}"), **{n: getattr(args, n) for n in names}
+    )
 
 
 def require_modules() -> None:
@@ -451,7 +552,8 @@ def require_modules() -> None:
             Problem(
                 "coach.modules",
                 got=(
-                    f"--coach.model needs {', '.join(missing)}, which is not installed: pip install 'openrlhf-marl[coach]'"
+                    f"--coach.model needs {', '.join(missing)}, which is not installed: pip "
+                    "install 'openrlhf-marl[coach]'"
                 ),
                 flags=("coach.model",),
             )

@@ -1,4 +1,5 @@
-"""The verdicts on a rollout as a part of its step: with `--train.async_enable` it may wait to be trained, in a saved step too."""
+"""The verdicts on a rollout as a part of its step: with `--train.async_enable` it may wait to be
+trained, in a saved step too."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ Place = tuple[int, int, str]
 
 
 class JudgedRollout(StepPart):
-    """Keeps the verdicts on the actions of one step. What a verdict says is in the action's own notes."""
+    """Keeps the verdicts on the actions of one step. What a verdict says is in the action's own
+    notes."""
 
     def __init__(self, state: CoachState, step: Step):
         self.state, self.step = state, step
@@ -34,7 +36,13 @@ class JudgedRollout(StepPart):
 
     def record(self) -> dict[str, Any]:
         verdicts = self.state.verdicts
-        return {"last": [[*place, verdicts[action].last] for place, action in self.actions if action in verdicts]}
+        return {
+            "last": [
+                [*place, verdicts[action].last]
+                for place, action in self.actions
+                if action in verdicts
+            ]
+        }
 
     def restore(self, record: Any) -> None:
         actions = dict(self.actions)

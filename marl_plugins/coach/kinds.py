@@ -29,11 +29,12 @@ T = TypeVar("T")
 
 
 def make_coach(run: Run) -> tuple[Coach | None, dict[str, Asker]]:
-    """Returns the coach, and what its members that are models are asked through; nothing is opened. A single coach is the
-    member "".
+    """Returns the coach, and what its members that are models are asked through; nothing is opened.
+    A single coach is the member "".
 
     Raises:
-        ConfigurationError: A rubric, a prompt or a recording cannot be used, or a module is not installed; all at once.
+        ConfigurationError: A rubric, a prompt or a recording cannot be used, or a module is not
+            installed; all at once.
     """
     shared = functools.cache(lambda: kept_answers(run))
     members = members_of(run)
@@ -56,21 +57,27 @@ def make_coach(run: Run) -> tuple[Coach | None, dict[str, Asker]]:
     return Ensemble(coaches, config_of(run)), askers
 
 
-def make_one(run: Run, args: Any, shared: Callable[[], KeptAnswers]) -> tuple[Coach | None, Asker | None]:
-    """Returns one coach by its flags (`args.rubric`, ...), and what it is asked through where it is a model.
+def make_one(
+    run: Run, args: Any, shared: Callable[[], KeptAnswers]
+) -> tuple[Coach | None, Asker | None]:
+    """Returns one coach by its flags (`args.rubric`, ...), and what it is asked through where it is
+    a model.
 
     Args:
         shared: The verdicts that are kept.
 
     Raises:
-        ConfigurationError: Its rubric, a prompt or a recording cannot be used, or a module is not installed; all at once.
+        ConfigurationError: Its rubric, a prompt or a recording cannot be used, or a module is not
+            installed; all at once.
     """
     kind = kind_of(args)
     if kind is None:
         return None, None
     if kind == "rubric":
         stages = run.state(CoachState).stages
-        return RubricCoach(*load_rules(Path(args.rubric), list(run.recipe.roles)), lambda: stages.weights), None
+        return RubricCoach(
+            *load_rules(Path(args.rubric), list(run.recipe.roles)), lambda: stages.weights
+        ), None
     # A rubric asks nobody: what asks takes 20 ms to import.
     from marl_plugins.asking.asker import endpoint_asker, policy_asker
     from marl_plugins.asking.limits import SpendingBudget
@@ -86,22 +93,32 @@ def make_one(run: Run, args: Any, shared: Callable[[], KeptAnswers]) -> tuple[Co
             problems.extend(error.problems)
             return None
 
-    prompt = attempt(lambda: read_prompt(Path(args.prompt or PROMPTS / "action.md"), with_label=False))
-    last = attempt(lambda: read_prompt(Path(args.last_prompt or PROMPTS / "last_action.md"), with_label=True))
+    prompt = attempt(
+        lambda: read_prompt(Path(args.prompt or PROMPTS / "action.md"), with_label=False)
+    )
+    last = attempt(
+        lambda: read_prompt(Path(args.last_prompt or PROMPTS / "last_action.md"), with_label=True)
+    )
     programs = _programs(run)
     if kind == "policy":
-        asker = policy_asker(run, args.policy, prefix=PREFIX, max_tokens=args.max_tokens, deadline=args.deadline)
+        asker = policy_asker(
+            run, args.policy, prefix=PREFIX, max_tokens=args.max_tokens, deadline=args.deadline
+        )
     else:
         attempt(require_modules)
         kept, endpoint = attempt(shared), attempt(lambda: endpoint_of(args))
         if endpoint and programs:
             endpoint = replace(endpoint, form="text")  # a program stands in text
         if kept and endpoint and not problems:
-            budget = SpendingBudget(PREFIX, args.budget_tokens, args.budget, (args.price_in, args.price_out))
+            budget = SpendingBudget(
+                PREFIX, args.budget_tokens, args.budget, (args.price_in, args.price_out)
+            )
             asker = endpoint_asker(endpoint, budget, kept)
     if problems or prompt is None or last is None:
         raise ConfigurationError(problems)
-    questions = Questions((prompt, last), duties_of(run), args.corrections, functools.partial(told, run), programs)
+    questions = Questions(
+        (prompt, last), duties_of(run), args.corrections, functools.partial(told, run), programs
+    )
     if kind == "policy" and args.train_every:
         from marl_plugins.coach.training import TrainedCoach
 

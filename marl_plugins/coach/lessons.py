@@ -30,7 +30,8 @@ class WhitenedAdvantagesByRole(WhitenedAdvantages):
 class JudgeTraining(JudgedRollout):
     """Adds what judges said in the step, with rewards, to what policies are updated with.
 
-    A policy with `train_every` N is updated in every N-th step alone; what it said in the others is left out.
+    A policy with `train_every` N is updated in every N-th step alone; what it said in the others is
+    left out.
     """
 
     def __init__(self, state: CoachState, step: Step):
@@ -44,14 +45,20 @@ class JudgeTraining(JudgedRollout):
         self.state.metrics |= metrics
         for _, action in self.actions:
             self.state.said.pop(action, None)
-        due = {name for name, policy in self.step.policies.items() if policy.spec.is_due(self.step.number)}
+        due = {
+            name
+            for name, policy in self.step.policies.items()
+            if policy.spec.is_due(self.step.number)
+        }
         self.own_rows = auxiliary_rows(self.answers, due)
 
     async def prepared(self, prepared: Sequence[PreparedRows]) -> Sequence[PreparedRows]:
         by_policy: dict[str, list[Row]] = {}
         for row in self.own_rows:
             by_policy.setdefault(row.action.policy, []).append(row)
-        forwarded: list[Any] = [await self.step.policies[name].forward(rows) for name, rows in by_policy.items()]
+        forwarded: list[Any] = [
+            await self.step.policies[name].forward(rows) for name, rows in by_policy.items()
+        ]
         return [*prepared, *estimate(forwarded, WhitenedAdvantagesByRole())]
 
     def ledger(self) -> Ledger | None:
@@ -60,7 +67,13 @@ class JudgeTraining(JudgedRollout):
     def record(self) -> dict[str, Any]:
         said = self.state.said
         answers = [
-            [*place, [asdict(one.answer) | {"policy": one.policy, "score": one.score} for one in said[action]]]
+            [
+                *place,
+                [
+                    asdict(one.answer) | {"policy": one.policy, "score": one.score}
+                    for one in said[action]
+                ],
+            ]
             for place, action in self.actions
             if action in said
         ]
@@ -75,10 +88,17 @@ class JudgeTraining(JudgedRollout):
 
 
 def _answer_of(
-    action: Action, policy: str, score: float | None, context_ids: Sequence[int], generation: Mapping[str, Any], text: str
+    action: Action,
+    policy: str,
+    score: float | None,
+    context_ids: Sequence[int],
+    generation: Mapping[str, Any],
+    text: str,
 ) -> JudgeAnswer:
     """Reads what a judge has said of an action."""
-    changes = tuple((first, version) for first, version in generation.get("changes", ()))  # absent in steps saved before
+    changes = tuple(
+        (first, version) for first, version in generation.get("changes", ())
+    )  # absent in steps saved before
     ids, logprobs = tuple(generation["ids"]), tuple(generation["logprobs"])
     sampled = Generation(**{**generation, "ids": ids, "logprobs": logprobs, "changes": changes})
     return JudgeAnswer(policy, action, Answer(tuple(context_ids), sampled, text), score)

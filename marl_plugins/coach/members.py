@@ -29,13 +29,16 @@ if TYPE_CHECKING:
 
 SHARED = ("cache", "record", "replay", "memory")
 """What all members have together."""
-OF_A_MEMBER = tuple(name for name in (*OF_A_MODEL, *OF_AN_ENDPOINT, *OF_A_POLICY) if name not in SHARED)
+OF_A_MEMBER = tuple(
+    name for name in (*OF_A_MODEL, *OF_AN_ENDPOINT, *OF_A_POLICY) if name not in SHARED
+)
 BUDGETS = ("budget", "budget_tokens")
 MODELS = ("model", "policy")
 
 
 def members_of(run: Run) -> dict[str, CoachMemberConfig]:
-    """Returns the members of the recipe's ensemble; empty where it has none, or the command line names a coach."""
+    """Returns the members of the recipe's ensemble; empty where it has none, or the command line
+    names a coach."""
     replaced = any(f"coach.{kind}" in run.on_command_line for kind in KINDS)
     return {} if replaced else dict(config_of(run).members or {})
 
@@ -51,7 +54,8 @@ def coaches_of(run: Run) -> list[SimpleNamespace]:
 
 
 def member_args(run: Run, member: CoachMemberConfig) -> SimpleNamespace:
-    """Returns the coach's flags as they hold for a member; a value that is wrong is left out, `check_members` says so."""
+    """Returns the coach's flags as they hold for a member; a value that is wrong is left out,
+    `check_members` says so."""
     args = SimpleNamespace(**vars(run.args.coach))
     args.rubric = str(run.folder / member.rubric) if member.rubric else None
     args.model, args.policy = member.model, member.policy
@@ -60,7 +64,13 @@ def member_args(run: Run, member: CoachMemberConfig) -> SimpleNamespace:
     for name, value in member.flags.items():
         if name in OF_A_MEMBER and not parse_alone(_given(name, value), parser):
             parsed = vars(parser.parse_args(_given(name, value).argv))[f"coach.{name}"]
-            setattr(args, name, str(run.folder / parsed) if actions[f"coach.{name}"].type is recipe_file else parsed)
+            setattr(
+                args,
+                name,
+                str(run.folder / parsed)
+                if actions[f"coach.{name}"].type is recipe_file
+                else parsed,
+            )
     return args
 
 
@@ -132,13 +142,20 @@ def _member_problems(run: Run, name: str, member: CoachMemberConfig) -> list[Pro
     """Returns what is wrong with one member."""
     problems, key = [], f"coach.members.{name}"
     if not re.fullmatch(r"\w[\w.-]*", name, re.ASCII):
-        got = "letters, digits, `_`, `-` and `.` make the name of a member, which metrics and files have"
+        got = (
+            "letters, digits, `_`, `-` and `.` make the name of a member, which metrics and "
+            "files have"
+        )
         problems.append(Problem("coach.member_name", at(key=key), got, fix="rename it"))
     kinds = kinds_of(member)
     if len(kinds) != 1:
         got, wanted = " and ".join(kinds) or "none", "one of rubric, model and policy"
         problems.append(Problem("coach.member_kind", at(key=key), got, wanted))
-    problems += [problem for flag, value in member.flags.items() for problem in _flag_problems(key, flag, value, kinds)]
+    problems += [
+        problem
+        for flag, value in member.flags.items()
+        for problem in _flag_problems(key, flag, value, kinds)
+    ]
     args = member_args(run, member)
     if member.policy:
         problems += [problem.within(key=key) for problem in policy_problems(run, args)]
@@ -156,13 +173,24 @@ def _flag_problems(member: str, flag: str, value: Any, kinds: Sequence[str]) -> 
     """
     where = at(key=f"{member}.flags.{flag}")
     if flag in SHARED:
-        return [Problem("coach.shared_flag", where, "it is of all members", fix=f"give --coach.{flag}")]
+        return [
+            Problem("coach.shared_flag", where, "it is of all members", fix=f"give --coach.{flag}")
+        ]
     if flag not in OF_A_MEMBER:
-        return [Problem("coach.member_flag", where, f"a member has no flag {flag!r}", fix=meant(flag, OF_A_MEMBER))]
+        return [
+            Problem(
+                "coach.member_flag",
+                where,
+                f"a member has no flag {flag!r}",
+                fix=meant(flag, OF_A_MEMBER),
+            )
+        ]
     if len(kinds) == 1 and flag in IRRELEVANT[kinds[0]]:
         got = f"it is about {IRRELEVANT[kinds[0]][flag]}, and this member is {KINDS[kinds[0]]}"
         return [Problem("coach.irrelevant", where, got, fix="remove it")]
-    return [replace(problem, where=where) for problem in parse_alone(_given(flag, value), _parser())]
+    return [
+        replace(problem, where=where) for problem in parse_alone(_given(flag, value), _parser())
+    ]
 
 
 def _parser() -> Parser:
@@ -172,4 +200,6 @@ def _parser() -> Parser:
 
 
 def _given(name: str, value: Any) -> GivenFlag:
-    return GivenFlag(f"coach.{name}", tuple(str(v) for v in (value if isinstance(value, list) else [value])), "")
+    return GivenFlag(
+        f"coach.{name}", tuple(str(v) for v in (value if isinstance(value, list) else [value])), ""
+    )

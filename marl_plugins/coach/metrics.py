@@ -1,4 +1,5 @@
-"""A step's verdicts in numbers: by role and by the tasks' `type`, and how far they agree with the verifier."""
+"""A step's verdicts in numbers: by role and by the tasks' `type`, and how far they agree with the
+verifier."""
 
 from __future__ import annotations
 
@@ -62,9 +63,11 @@ def measure(step: Sequence[tuple[Trajectory, JudgedAction]]) -> dict[str, float]
     return metrics
 
 
-def measure_members(step: Sequence[tuple[Trajectory, JudgedAction]], members: Sequence[str]) -> dict[str, float]:
-    """Returns the metrics of an ensemble's members: what each says and how often it has no verdict, and by role how far they
-    disagree."""
+def measure_members(
+    step: Sequence[tuple[Trajectory, JudgedAction]], members: Sequence[str]
+) -> dict[str, float]:
+    """Returns the metrics of an ensemble's members: what each says and how often it has no verdict,
+    and by role how far they disagree."""
     verdicts = [(j.action.role, j.verdict) for _, j in step if isinstance(j.verdict, JointVerdict)]
     metrics: dict[str, float] = {}
     for name in members:
@@ -77,15 +80,20 @@ def measure_members(step: Sequence[tuple[Trajectory, JudgedAction]], members: Se
     for role, verdict in verdicts:
         if len(verdict.members) > 1:
             by_role[role].append(verdict.disagreement)
-    metrics |= {f"coach/{role}/disagreement": statistics.fmean(found) for role, found in sorted(by_role.items())}
+    metrics |= {
+        f"coach/{role}/disagreement": statistics.fmean(found)
+        for role, found in sorted(by_role.items())
+    }
     if by_role:
-        metrics["coach/disagreement"] = statistics.fmean(d for found in by_role.values() for d in found)
+        metrics["coach/disagreement"] = statistics.fmean(
+            d for found in by_role.values() for d in found
+        )
     return metrics
 
 
 def agreements(step: Sequence[tuple[Trajectory, JudgedAction]]) -> list[bool]:
-    """Returns whether each verdict of a last action agrees with its role's outcome; without a claim of rightness its score
-    decides."""
+    """Returns whether each verdict of a last action agrees with its role's outcome; without a claim
+    of rightness its score decides."""
     found = []
     for trajectory, judged in step:
         verdict = judged.verdict

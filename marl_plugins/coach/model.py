@@ -8,7 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from marl_plugins.asking.marked_answers import kept_as
-from marl_plugins.asking.prompts import FIELDS, LABEL_FIELDS, checked_prompt, files_of, prompt_fields
+from marl_plugins.asking.prompts import (
+    FIELDS,
+    LABEL_FIELDS,
+    checked_prompt,
+    files_of,
+    prompt_fields,
+)
 from marl_plugins.asking.request import Request
 from marl_plugins.coach import correcting, verdict
 from marl_plugins.coach.programs import NO_FILES, Copies, Programs, Work, copied
@@ -49,7 +55,9 @@ class Questions:
 
     def of(self, action: Action, seen: Seen, copies: Copies = NO_FILES) -> Request:
         last = isinstance(seen, SeenLast)
-        fields = prompt_fields(action, seen, self.duties[action.role]) | {"training": self.training(action.role)}
+        fields = prompt_fields(action, seen, self.duties[action.role]) | {
+            "training": self.training(action.role)
+        }
 
         def prompt(nonce: str, form: str) -> str:
             how = _instruction(nonce, form, last, self.corrections)
@@ -81,7 +89,10 @@ def trial_request() -> Request:
     """Returns a request for a score of 7, to try a model before anything is started."""
 
     def prompt(nonce: str, form: str) -> str:
-        return f"This tries out the form of your answers. Give a score of 7.\n{verdict.instruction(nonce, form, False)}"
+        return (
+            "This tries out the form of your answers. Give a score of "
+            f"7.\n{verdict.instruction(nonce, form, False)}"
+        )
 
     return _request(prompt, False)
 
@@ -91,11 +102,20 @@ def _instruction(nonce: str, form: str, last: bool, corrections: bool) -> str:
     return f"{correcting.instruction(nonce, form)} {how}" if corrections else how
 
 
-def _request(prompt: Callable[[str, str], str], last: bool, corrections: bool = False, work: Work | None = None) -> Request:
+def _request(
+    prompt: Callable[[str, str], str],
+    last: bool,
+    corrections: bool = False,
+    work: Work | None = None,
+) -> Request:
     def parse(text: str, nonce: str, form: str) -> dict[str, Any] | None:
-        rest, block = correcting.taken_out(text, nonce) if corrections and form == "text" else (text, None)
+        rest, block = (
+            correcting.taken_out(text, nonce) if corrections and form == "text" else (text, None)
+        )
         found = verdict.parse(rest, nonce, form, last)
-        if found is None or found.runs or (found.correction is not None and not corrections):  # not asked for
+        if (
+            found is None or found.runs or (found.correction is not None and not corrections)
+        ):  # not asked for
             return None
         values = found.model_dump(exclude={"runs"})
         if block is not None:
@@ -110,14 +130,18 @@ def _request(prompt: Callable[[str, str], str], last: bool, corrections: bool = 
         return verdict.again(nonce, form, last)
 
     schema = verdict.schema(last)
-    request = Request(prompt, parse, again, correcting.with_correction(schema) if corrections else schema)
+    request = Request(
+        prompt, parse, again, correcting.with_correction(schema) if corrections else schema
+    )
     if work is None:
         return request
     first = work
 
     async def done(text: str, nonce: str) -> str | None:
         shown = await first.answer(text, nonce)
-        return None if shown is None else f"{shown} {_instruction(nonce, 'text', last, corrections)}"
+        return (
+            None if shown is None else f"{shown} {_instruction(nonce, 'text', last, corrections)}"
+        )
 
     return replace(request, work=done, depends_on=first.depends_on)
 
@@ -126,7 +150,8 @@ def read_prompt(path: Path, *, with_label: bool) -> str:
     """Returns the coach's prompt for the last action, or for all others.
 
     Raises:
-        ConfigurationError: It cannot be read, or has a placeholder that is unknown, forbidden here or missing.
+        ConfigurationError: It cannot be read, or has a placeholder that is unknown, forbidden here
+            or missing.
     """
     if with_label:
         return checked_prompt(path, (*FIELDS, *LABEL_FIELDS))
@@ -135,7 +160,11 @@ def read_prompt(path: Path, *, with_label: bool) -> str:
 
 def without_training(prompts: Sequence[str]) -> list[Problem]:
     """Returns a problem where prompts do not show what there is to say of the training."""
-    wanting = [name for name, text in zip(("prompt", "last_prompt"), prompts, strict=True) if "{training}" not in text]
+    wanting = [
+        name
+        for name, text in zip(("prompt", "last_prompt"), prompts, strict=True)
+        if "{training}" not in text
+    ]
     return [
         Problem(
             "prompt.training",

@@ -1,15 +1,17 @@
-"""Notes of a verdict that are recorded with its action (`notes`, `coach`), in addition to the score, which may change, and the
-explanation.
+"""Notes of a verdict that are recorded with its action (`notes`, `coach`), in addition to the
+score, which may change, and the explanation.
 
     score, correct, criteria     as the coach gave them
     knew_the_label               whether it did
-    asked                        digest of the question, where a model was asked; of several the first one's
+    asked                        digest of the question, where a model was asked; of several the
+                                 first one's
     training                     what that question said of the training, where it said anything
     members, failed              of several coaches
     correction                   a better action, where the coach gave one
     runs                         the programs that it ran first, each with what it printed
 
-With these and the records a question can be asked again, and it can be seen that it is the same one (distil.py).
+With these and the records a question can be asked again, and it can be seen that it is the same one
+(distil.py).
 """
 
 from __future__ import annotations
@@ -43,22 +45,29 @@ class GivenVerdict(NamedTuple):
 
 
 def noted_verdict(action: Action) -> Verdict | None:
-    """Returns the verdict that an action's note tells, as it was given; None where there is none."""
+    """Returns the verdict that an action's note tells, as it was given; None where there is
+    none."""
     if (note := action.notes.get(NOTES)) is None:
         return None
     kind = JointVerdict if "members" in note else Verdict
-    said = {name: note[name] for name in kind.model_fields if name in note} | {"explanation": action.explanation}
+    said = {name: note[name] for name in kind.model_fields if name in note} | {
+        "explanation": action.explanation
+    }
     return kind.model_validate_json(json.dumps(said))
 
 
-def note_of(verdict: Verdict, action: Action, seen: Seen, questions: Questions | None) -> dict[str, Any]:
+def note_of(
+    verdict: Verdict, action: Action, seen: Seen, questions: Questions | None
+) -> dict[str, Any]:
     """Returns the note of a verdict.
 
     Args:
         seen: What the coach saw.
         questions: How a model is asked; None where none is.
     """
-    note: dict[str, Any] = verdict.model_dump(include={"score", "correct", "criteria"}, exclude_defaults=True)
+    note: dict[str, Any] = verdict.model_dump(
+        include={"score", "correct", "criteria"}, exclude_defaults=True
+    )
     note["knew_the_label"] = isinstance(seen, SeenLast)
     if questions is not None:
         note["asked"] = digest_of(questions.of(action, seen))

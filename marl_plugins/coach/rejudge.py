@@ -1,4 +1,5 @@
-"""`openrlhf coach RUN --recipe RECIPE`: the recorded actions of a run, judged again with another coach.
+"""`openrlhf coach RUN --recipe RECIPE`: the recorded actions of a run, judged again with another
+coach.
 
 records -> trajectories -> scored again (core/scoring.py), outcomes as recorded -> a table by role
 """
@@ -43,27 +44,48 @@ Example: how far does a language model agree with the rubric that a run was trai
   openrlhf coach runs/mine --recipe mathchat/tiny.yaml --steps 1:10 \\
       --coach.model qwen3-32b --coach.base_url http://127.0.0.1:8000/v1
 
-Nothing of the run is changed. Outcomes stay as recorded. --coach.record FILE keeps the new verdicts, --coach.budget_tokens N
-limits what they cost. A frozen policy cannot be asked (--coach.policy): no engines are started here."""
+Nothing of the run is changed. Outcomes stay as recorded. --coach.record FILE keeps the new
+verdicts, --coach.budget_tokens N limits what they cost. A frozen policy cannot be asked
+(--coach.policy): no engines are started here."""
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """Returns the parser of the command line; flags of `openrlhf train` that are not listed are passed on."""
+    """Returns the parser of the command line; flags of `openrlhf train` that are not listed are
+    passed on."""
     from marl_plugins.engine.hosts.upstream_cli import Parser
 
     parser = Parser(
         prog="openrlhf coach",
-        usage="openrlhf coach RUN --recipe RECIPE [--plugin NAME ...] [--coach.* ...] [--steps A:B] [--json]",
-        description="Judge the recorded actions of a run again, with whatever coach the flags name, and compare the scores.",
+        usage="openrlhf coach RUN --recipe RECIPE [--plugin NAME ...] [--coach.* ...] [--steps "
+        "A:B] [--json]",
+        description="Judge the recorded actions of a run again, with whatever coach the flags "
+        "name, and compare the scores.",
         epilog=EXAMPLE,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     add = parser.add_argument
     add("source", type=Path, metavar="RUN", help=f"a run's output folder, or its {TRAJECTORIES}")
-    add("--recipe", required=True, metavar="PATH", help="the run's recipe: a YAML file, its folder, or a shipped recipe")
-    add("--plugin", action="append", default=[], metavar="NAME", help="a further plugin; marl_plugins.coach is always used")
-    add("--steps", type=step_range, default=(0, None), metavar="A:B", help="steps A to B only, both included")
+    add(
+        "--recipe",
+        required=True,
+        metavar="PATH",
+        help="the run's recipe: a YAML file, its folder, or a shipped recipe",
+    )
+    add(
+        "--plugin",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="a further plugin; marl_plugins.coach is always used",
+    )
+    add(
+        "--steps",
+        type=step_range,
+        default=(0, None),
+        metavar="A:B",
+        help="steps A to B only, both included",
+    )
     add("--json", action="store_true", help="print one JSON object instead of a table")
     add_flags(parser)
     return parser
@@ -81,18 +103,22 @@ def main(words: Sequence[str]) -> int:
     if found is None:
         return 0
     options, passed_on = found
-    with tempfile.TemporaryDirectory() as folder:  # the account of what is spent here is not the run's
+    with (
+        tempfile.TemporaryDirectory() as folder
+    ):  # the account of what is spent here is not the run's
         plan = build_plan([*passed_on, "--ckpt.output_dir", folder])
         members = members_of(plan.run)
         if policy := next(
-            (m.policy for m in members.values() if m.policy), None if members else plan.run.args.coach.policy
+            (m.policy for m in members.values() if m.policy),
+            None if members else plan.run.args.coach.policy,
         ):
             raise ConfigurationError(
                 Problem(
                     "coach.policy_without_engines",
                     at(flag="coach.policy"),
                     f"{policy}: no engines are started here",
-                    fix="name a rubric (--coach.rubric FILE) or a model at an endpoint (--coach.model NAME)",
+                    fix="name a rubric (--coach.rubric FILE) or a model at an endpoint "
+                    "(--coach.model NAME)",
                 )
             )
         trajectories = read_trajectories(options.source, options.steps, list(plan.run.recipe.roles))
@@ -107,13 +133,15 @@ def main(words: Sequence[str]) -> int:
 def read_words(
     parser: argparse.ArgumentParser, words: Sequence[str], own: Sequence[str] = ("steps",)
 ) -> tuple[argparse.Namespace, list[str]] | None:
-    """Returns the options of a command on a run's records, and the words of its plan; None where only help was asked for.
+    """Returns the options of a command on a run's records, and the words of its plan; None where
+    only help was asked for.
 
     Args:
         own: Flags that are the command's alone.
 
     Raises:
-        ConfigurationError: The run or the recipe is missing, or a flag of the command's has a wrong value.
+        ConfigurationError: The run or the recipe is missing, or a flag of the command's has a wrong
+            value.
     """
     from marl_plugins.engine.plan.flags import COMMAND_LINE, split_flags
 
@@ -133,7 +161,14 @@ def read_words(
     problems = (
         []
         if Path(words[0]).exists()
-        else [Problem("files.missing", where=at(file=words[0]), got="No such file or directory", fix=EXPECTED)]
+        else [
+            Problem(
+                "files.missing",
+                where=at(file=words[0]),
+                got="No such file or directory",
+                fix=EXPECTED,
+            )
+        ]
     )
     try:
         options, _ = parser.parse_known_args([words[0], *(w for f in flags for w in f.argv)])
@@ -154,13 +189,17 @@ def read_trajectories(source: Path, steps: Steps, roles: Sequence[str]) -> list[
         roles: Those of the recipe.
 
     Raises:
-        ConfigurationError: A file is missing, lines cannot be read, an action's role is unknown, or nothing is left.
+        ConfigurationError: A file is missing, lines cannot be read, an action's role is unknown, or
+            nothing is left.
     """
     kept, unknown = [], dict[str, Problem]()
     for record in RunReader(source).recorded(Filter(steps)):
         for role in {action.role for action in record.value.actions}.difference(roles, unknown):
             unknown[role] = Problem(
-                "records.role", at(line=record.place), f"the recipe has no role {role!r}", fix=meant(role, roles)
+                "records.role",
+                at(line=record.place),
+                f"the recipe has no role {role!r}",
+                fix=meant(role, roles),
             )
         if record.value.actions and not record.value.infrastructure_failure:
             kept.append(record.value)
@@ -189,7 +228,8 @@ class RoleReport:
         missing: Actions without a new score.
         recorded, score, spread: Mean recorded score; mean and standard deviation of the new ones.
         correlation: Of the recorded and the new scores of actions that have both.
-        agreement: Share of the new verdicts on the last action that agree with the recorded outcome.
+        agreement: Share of the new verdicts on the last action that agree with the recorded
+            outcome.
     """
 
     actions: int
@@ -209,7 +249,9 @@ async def rejudge(plan: Plan, trajectories: Sequence[Trajectory]) -> dict[str, A
         await score_all(plan, trajectories)
         metrics: dict[str, float] = {}
         for name, asker in run.state(Askers).by_member.items():
-            metrics |= {f"{name}/{metric}" if name else metric: v for metric, v in asker.metrics().items()}
+            metrics |= {
+                f"{name}/{metric}" if name else metric: v for metric, v in asker.metrics().items()
+            }
     return compare(run, trajectories, recorded) | {"metrics": metrics}
 
 
@@ -219,7 +261,9 @@ async def score_all(plan: Plan, trajectories: Sequence[Trajectory]) -> None:
     waiting = iter(trajectories)
 
     def score_action(action: Action, seen: Seen) -> Awaitable[float | None] | None:
-        verdict: Awaitable[float | None] | None = hook.marl_score_action(run=run, action=action, seen=seen)
+        verdict: Awaitable[float | None] | None = hook.marl_score_action(
+            run=run, action=action, seen=seen
+        )
         return verdict
 
     with progress(len(trajectories)) as (bar, task):
@@ -229,7 +273,10 @@ async def score_all(plan: Plan, trajectories: Sequence[Trajectory]) -> None:
                 await score_trajectory(trajectory, score_action, None, roles=list(run.recipe.roles))
                 bar.advance(task)
 
-        workers = [asyncio.create_task(work()) for _ in range(min(run.args.coach.concurrency, len(trajectories)))]
+        workers = [
+            asyncio.create_task(work())
+            for _ in range(min(run.args.coach.concurrency, len(trajectories)))
+        ]
         try:
             await asyncio.gather(*workers)
         finally:
@@ -245,11 +292,15 @@ def progress(total: int) -> Iterator[tuple[Progress, Any]]:
     from rich.progress import MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = TextColumn("judging trajectories"), MofNCompleteColumn(), TimeRemainingColumn()
-    with Progress(*columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bar:
+    with Progress(
+        *columns, console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()
+    ) as bar:
         yield bar, bar.add_task("", total=total)
 
 
-def compare(run: Run, trajectories: Sequence[Trajectory], recorded: dict[Action, float | None]) -> dict[str, Any]:
+def compare(
+    run: Run, trajectories: Sequence[Trajectory], recorded: dict[Action, float | None]
+) -> dict[str, Any]:
     """Compares the new scores with the recorded ones, by role.
 
     Args:
@@ -260,7 +311,11 @@ def compare(run: Run, trajectories: Sequence[Trajectory], recorded: dict[Action,
     for role in run.recipe.roles:
         of_role = [a for a in actions if a.role == role]
         new = [a.score for a in of_role if a.score is not None]
-        both = [(old, a.score) for a in of_role if (old := recorded[a]) is not None and a.score is not None]
+        both = [
+            (old, a.score)
+            for a in of_role
+            if (old := recorded[a]) is not None and a.score is not None
+        ]
         roles[role] = RoleReport(
             actions=len(of_role),
             missing=len(of_role) - len(new),
@@ -269,7 +324,9 @@ def compare(run: Run, trajectories: Sequence[Trajectory], recorded: dict[Action,
             spread=statistics.pstdev(new) if new else None,
             correlation=correlation(both),
         )
-    roles[list(roles)[-1]].agreement = mean([float(agreed) for agreed in agreements(judged_in(run, trajectories))])
+    roles[list(roles)[-1]].agreement = mean(
+        [float(agreed) for agreed in agreements(judged_in(run, trajectories))]
+    )
     return {
         "trajectories": len(trajectories),
         "steps": [min(t.step for t in trajectories), max(t.step for t in trajectories)],
@@ -284,7 +341,8 @@ def mean(values: Sequence[float]) -> float | None:
 
 
 def correlation(pairs: Sequence[tuple[float, float]]) -> float | None:
-    """Returns Pearson's correlation; None for fewer than two pairs, or where one side does not vary."""
+    """Returns Pearson's correlation; None for fewer than two pairs, or where one side does not
+    vary."""
     try:
         return statistics.correlation(*zip(*pairs, strict=True)) if pairs else None
     except statistics.StatisticsError:
@@ -306,13 +364,23 @@ def print_report(report: dict[str, Any]) -> None:
         table.add_column(name, justify="right")
     for role, numbers in report["roles"].items():
         table.add_row(Text(role), *(in_cell(numbers[name]) for name in names))
-    Console(file=sys.stdout, highlight=False, width=None if sys.stdout.isatty() else 120).print(table)
+    Console(file=sys.stdout, highlight=False, width=None if sys.stdout.isatty() else 120).print(
+        table
+    )
     if report["missing"]:
-        print("missing: " + ", ".join(f"{reason} {count}" for reason, count in sorted(report["missing"].items())))
+        print(
+            "missing: "
+            + ", ".join(f"{reason} {count}" for reason, count in sorted(report["missing"].items()))
+        )
     if not report["shown"]:
-        print("the records hold no messages that were shown (an earlier release wrote them); the coach judged without them")
+        print(
+            "the records hold no messages that were shown (an earlier release wrote them); the "
+            "coach judged without them"
+        )
     if report["metrics"]:
-        print("coach: " + ", ".join(f"{name} {value:g}" for name, value in report["metrics"].items()))
+        print(
+            "coach: " + ", ".join(f"{name} {value:g}" for name, value in report["metrics"].items())
+        )
 
 
 def in_cell(value: float | None) -> str:

@@ -5,7 +5,8 @@ A rubric is a `.py` file with one list of criteria per role:
     RUBRIC = {
         "coder": [
             Criterion("has a program", 3, lambda action, seen: bool(action.tool_results)),
-            Criterion("the program runs", 7, lambda action, seen: all(r.ok for r in action.tool_results)),
+            Criterion("the program runs", 7, lambda action, seen: all(r.ok for r in
+            action.tool_results)),
         ],
         "verifier": [
             Criterion("is a number", 2, is_number),
@@ -13,13 +14,16 @@ A rubric is a `.py` file with one list of criteria per role:
         ],
     }
 
-It may give better actions too, as data for supervised training: `CORRECTIONS`, a mapping of role to `(action, seen)` that returns
-the action as it should have been, or None where nothing needs to change.
+It may give better actions too, as data for supervised training: `CORRECTIONS`, a mapping of role to
+`(action, seen)` that returns the action as it should have been, or None where nothing needs to
+change.
 
-    CORRECTIONS = {"coder": lambda action, seen: None if action.tool_results else f"```python\\n{action.text}\\n```"}
+    CORRECTIONS = {"coder": lambda action, seen: None if action.tool_results else
+    f"```python\\n{action.text}\\n```"}
 
-Score = points that hold / points that apply. A criterion that needs the label applies to the last action of the last role
-alone; everywhere else its function is not called, and what the other criteria get holds no label.
+Score = points that hold / points that apply. A criterion that needs the label applies to the last
+action of the last role alone; everywhere else its function is not called, and what the other
+criteria get holds no label.
 """
 
 from __future__ import annotations
@@ -54,7 +58,8 @@ class Criterion:
     Args:
         name: Short, for people: it appears in the explanation of every score.
         points: Its weight among the role's criteria.
-        holds: `(action, seen)` to True or False, or to the extent to which it holds, in [0, 1]; plain or async.
+        holds: `(action, seen)` to True or False, or to the extent to which it holds, in [0, 1];
+            plain or async.
         needs_label: Whether `seen.label` is read.
     """
 
@@ -92,20 +97,31 @@ class RubricCoach:
             held_to = criterion.holds(action, seen)
             share = float(await held_to if isinstance(held_to, Awaitable) else held_to)
             if not 0.0 <= share <= 1.0:
-                raise ValueError(f"criterion {criterion.name!r} of role {action.role!r} gave {share}; expected 0 to 1")
+                raise ValueError(
+                    f"criterion {criterion.name!r} of role {action.role!r} gave {share}; expected "
+                    "0 to 1"
+                )
             held += share * points
             total += points
             criteria[criterion.name] = 10 * share
             notes.append(f"{criterion.name} {share * points:g}/{points:g}")
         correction = await self._correction(action, seen)
-        return Verdict(score=10 * (held / total), criteria=criteria, explanation="; ".join(notes), correction=correction)
+        return Verdict(
+            score=10 * (held / total),
+            criteria=criteria,
+            explanation="; ".join(notes),
+            correction=correction,
+        )
 
     async def _correction(self, action: Action, seen: Seen) -> str | None:
         correct = self.corrections.get(action.role)
         given = correct(action, seen) if correct else None
         text = await given if isinstance(given, Awaitable) else given
         if not isinstance(text, str | None):
-            raise ValueError(f"CORRECTIONS[{action.role!r}] gave {text!r:.80}; expected a text, or None for no correction")
+            raise ValueError(
+                f"CORRECTIONS[{action.role!r}] gave {text!r:.80}; expected a text, or None for no "
+                "correction"
+            )
         return text
 
 
@@ -117,20 +133,33 @@ def load_rubric(path: Path, roles: Sequence[str]) -> dict[str, list[Criterion]]:
     """
     rubric = getattr(load_file(path), "RUBRIC", None)
     if not isinstance(rubric, dict):
-        raise ConfigurationError(Problem("rubric.missing", at(file=path), "has no RUBRIC, a mapping of role to criteria"))
+        raise ConfigurationError(
+            Problem("rubric.missing", at(file=path), "has no RUBRIC, a mapping of role to criteria")
+        )
     problems = [
-        Problem("rubric.role", at(file=path), f"RUBRIC: there is no role {role!r}", fix=meant(role, roles))
+        Problem(
+            "rubric.role",
+            at(file=path),
+            f"RUBRIC: there is no role {role!r}",
+            fix=meant(role, roles),
+        )
         for role in rubric
         if role not in roles
     ]
     for role in roles:
         criteria = rubric.get(role)
         if not criteria:
-            problems.append(Problem("rubric.no_criteria", at(file=path), f"RUBRIC has no criteria for role {role!r}"))
+            problems.append(
+                Problem(
+                    "rubric.no_criteria", at(file=path), f"RUBRIC has no criteria for role {role!r}"
+                )
+            )
         elif wrong := [c for c in criteria if not isinstance(c, Criterion)]:
             problems.append(
                 Problem(
-                    "rubric.kind", at(file=path), f"RUBRIC[{role!r}]: expected Criterion, got {type(wrong[0]).__name__}"
+                    "rubric.kind",
+                    at(file=path),
+                    f"RUBRIC[{role!r}]: expected Criterion, got {type(wrong[0]).__name__}",
                 )
             )
         elif bad := [c for c in criteria if not c.points > 0]:
@@ -147,7 +176,8 @@ def load_rubric(path: Path, roles: Sequence[str]) -> dict[str, list[Criterion]]:
                 Problem(
                     "rubric.label",
                     at(file=path),
-                    f"RUBRIC[{role!r}]: every criterion needs the label, which all but one action lack",
+                    f"RUBRIC[{role!r}]: every criterion needs the label, which all but one action "
+                    "lack",
                 )
             )
     if problems:
@@ -155,7 +185,9 @@ def load_rubric(path: Path, roles: Sequence[str]) -> dict[str, list[Criterion]]:
     return dict(rubric)
 
 
-def load_rules(path: Path, roles: Sequence[str]) -> tuple[dict[str, list[Criterion]], dict[str, Correct]]:
+def load_rules(
+    path: Path, roles: Sequence[str]
+) -> tuple[dict[str, list[Criterion]], dict[str, Correct]]:
     """Returns the criteria of a rubric file, and its corrections.
 
     Raises:
@@ -164,10 +196,19 @@ def load_rules(path: Path, roles: Sequence[str]) -> tuple[dict[str, list[Criteri
     rubric, corrections = load_rubric(path, roles), getattr(load_file(path), "CORRECTIONS", {})
     if not isinstance(corrections, dict):
         raise ConfigurationError(
-            Problem("rubric.corrections", at(file=path), "CORRECTIONS is no mapping of role to a function (action, seen)")
+            Problem(
+                "rubric.corrections",
+                at(file=path),
+                "CORRECTIONS is no mapping of role to a function (action, seen)",
+            )
         )
     problems = [
-        Problem("rubric.role", at(file=path), f"CORRECTIONS: there is no role {r!r}", fix=meant(r, roles))
+        Problem(
+            "rubric.role",
+            at(file=path),
+            f"CORRECTIONS: there is no role {r!r}",
+            fix=meant(r, roles),
+        )
         for r in corrections
         if r not in roles
     ]
@@ -182,7 +223,8 @@ def load_rules(path: Path, roles: Sequence[str]) -> tuple[dict[str, list[Criteri
 
 
 def try_rubric(run: Run, coach: RubricCoach, place: str) -> list[Problem]:
-    """Returns what is wrong with the criteria when they judge what the rehearsal of the run left; remarks are among it.
+    """Returns what is wrong with the criteria when they judge what the rehearsal of the run left;
+    remarks are among it.
 
     Args:
         place: Where the rubric is named, for messages.

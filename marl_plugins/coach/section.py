@@ -1,4 +1,5 @@
-"""The recipe's `coach:`: several coaches as one, stages, and what models may use before a verdict."""
+"""The recipe's `coach:`: several coaches as one, stages, and what models may use before a
+verdict."""
 
 from __future__ import annotations
 
@@ -11,8 +12,11 @@ from marl_plugins.coach.flags import OF_AN_ENDPOINT
 from marl_plugins.core.redaction import shown_flag
 from marl_plugins.core.section import Factor, FlagValue, Model, Section
 
-may_differ = tuple(f"coach.{name}" for name in (*OF_AN_ENDPOINT, "deadline") if name not in ("form", "body"))
-"""Flags that a resumed run may change freely: where a model answers, how fast, and what it may cost."""
+may_differ = tuple(
+    f"coach.{name}" for name in (*OF_AN_ENDPOINT, "deadline") if name not in ("form", "body")
+)
+"""Flags that a resumed run may change freely: where a model answers, how fast, and what it may
+cost."""
 
 
 class CoachMemberConfig(Model):
@@ -28,18 +32,23 @@ class CoachMemberConfig(Model):
     """A policy of the run, as of `--coach.policy`."""
     weight: float = pydantic.Field(1.0, gt=0, allow_inf_nan=False)
     """What its score counts in a mean, among the members that answered."""
-    flags: dict[str, FlagValue] = pydantic.Field({}, examples=["{base_url: http://127.0.0.1:8000/v1}"])
-    """Where it differs from the coach's flags: those of an endpoint and of a model without `coach.`, as in
+    flags: dict[str, FlagValue] = pydantic.Field(
+        {}, examples=["{base_url: http://127.0.0.1:8000/v1}"]
+    )
+    """Where it differs from the coach's flags: those of an endpoint and of a model without
+    `coach.`, as in
     `{base_url: "http://127.0.0.1:8000/v1", api_key_env: OTHER_KEY}`."""
 
 
 class CoachStageConfig(Model):
-    """A stage of the training, and what the coach asks for in it. All stages but the last have `until_outcome` or `until_step`."""
+    """A stage of the training, and what the coach asks for in it. All stages but the last have
+    `until_outcome` or `until_step`."""
 
     EXAMPLE: ClassVar[str] = "{until_outcome: 0.5, weights: {runs: 3}}"
 
     until_outcome: float | None = pydantic.Field(None, gt=0, le=1)
-    """The stage lasts while the smoothed mean outcome of training is below it, and comes back when that falls 0.05 below."""
+    """The stage lasts while the smoothed mean outcome of training is below it, and comes back when
+    that falls 0.05 below."""
     until_step: int | None = pydantic.Field(None, ge=1)
     """The last step of the stage."""
     weights: dict[str, Factor] = pydantic.Field({}, examples=["{runs: 3}"])
@@ -56,15 +65,18 @@ class CoachConfig(Section):
     members: dict[str, CoachMemberConfig] | None = pydantic.Field(
         None, min_length=1, examples=["{strict: {rubric: strict.py}, large: {model: qwen3-32b}}"]
     )
-    """Each coach by its name, in the place of the coach in the flags; a coach on the command line replaces them."""
+    """Each coach by its name, in the place of the coach in the flags; a coach on the command line
+    replaces them."""
     combine: Literal["mean", "median", "worst"] = "mean"
     """One score of those of the members that answered; the worst is the lowest."""
     disagreement: Literal["ignore", "weigh"] = "ignore"
-    """`weigh`: the more the members disagree on an action, the closer its score is brought to the mean of its role in the step."""
+    """`weigh`: the more the members disagree on an action, the closer its score is brought to the
+    mean of its role in the step."""
     stages: list[CoachStageConfig] = []
     """What counts in one stage of the training after the other."""
     tools: list[str] = []
-    """What models may use before a verdict: `python`, programs on copies of the files that agents left, with the limits of
+    """What models may use before a verdict: `python`, programs on copies of the files that agents
+    left, with the limits of
     `tools: python:`."""
     max_calls: int = pydantic.Field(3, ge=1)
     """Maximum number of programs for one verdict."""
@@ -72,21 +84,30 @@ class CoachConfig(Section):
     def files(self) -> dict[str, str]:
         found: dict[str, str] = {}
         for name, member in (self.members or {}).items():
-            named = {"rubric": member.rubric} | {flag: member.flags.get(flag) for flag in ("prompt", "last_prompt")}
+            named = {"rubric": member.rubric} | {
+                flag: member.flags.get(flag) for flag in ("prompt", "last_prompt")
+            }
             found |= {f"{what} of coach {name}": str(file) for what, file in named.items() if file}
         return found
 
     def compared(self) -> dict[str, Any]:
         """Returns all but the flags that a resumed run may change."""
-        values = self.model_dump(mode="json", exclude_none=True, exclude_defaults=not self.model_fields_set)
+        values = self.model_dump(
+            mode="json", exclude_none=True, exclude_defaults=not self.model_fields_set
+        )
         return self._with_flags(values, lambda name: f"coach.{name}" not in may_differ)
 
     def shown(self) -> dict[str, Any]:
-        return self._with_flags(self.model_dump(mode="json", exclude_defaults=True), lambda name: True)
+        return self._with_flags(
+            self.model_dump(mode="json", exclude_defaults=True), lambda name: True
+        )
 
     def _with_flags(self, values: dict[str, Any], kept: Callable[[str], bool]) -> dict[str, Any]:
-        """Returns the section's values with the members' flags that are kept, without what is secret in them."""
+        """Returns the section's values with the members' flags that are kept, without what is
+        secret in them."""
         for member in values.get("members", {}).values():
             if "flags" in member:
-                member["flags"] = {n: shown_flag(f"coach.{n}", v) for n, v in member["flags"].items() if kept(n)}
+                member["flags"] = {
+                    n: shown_flag(f"coach.{n}", v) for n, v in member["flags"].items() if kept(n)
+                }
         return values

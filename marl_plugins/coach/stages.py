@@ -1,9 +1,10 @@
-"""Stages of the training, and what the coach asks for in each (MAPPA, appendix E.4): first that it works at all, then that it is
-done well.
+"""Stages of the training, and what the coach asks for in each (MAPPA, appendix E.4): first that it
+works at all, then that it is done well.
 
-A stage changes the points of a rubric's criteria and tells models what counts. It lasts until a step, or until the mean outcome of
-training, smoothed as other metrics are, has reached a bound; where the outcome falls `MARGIN` below the bound again, the stage
-comes back. The stage of a step follows from the steps before it.
+A stage changes the points of a rubric's criteria and tells models what counts. It lasts until a
+step, or until the mean outcome of training, smoothed as other metrics are, has reached a bound;
+where the outcome falls `MARGIN` below the bound again, the stage comes back. The stage of a step
+follows from the steps before it.
 """
 
 from __future__ import annotations
@@ -66,11 +67,16 @@ class Stages:
 
     def restore(self, record: Mapping[str, Any]) -> None:
         """Takes a saved stage back; the last one where there are fewer stages than there were."""
-        self.index, self.outcome = min(record["index"], max(0, len(self.stages) - 1)), record["outcome"]
+        self.index, self.outcome = (
+            min(record["index"], max(0, len(self.stages) - 1)),
+            record["outcome"],
+        )
 
 
 def check_stages(
-    stages: Sequence[CoachStageConfig], rubrics: Sequence[Mapping[str, Sequence[Criterion]]], models: bool
+    stages: Sequence[CoachStageConfig],
+    rubrics: Sequence[Mapping[str, Sequence[Criterion]]],
+    models: bool,
 ) -> list[Problem]:
     """Returns what is wrong with the stages, each beginning with its key.
 
@@ -79,13 +85,26 @@ def check_stages(
         models: Whether a model is among these.
     """
     problems = []
-    known = sorted({criterion.name for rubric in rubrics for criteria in rubric.values() for criterion in criteria})
+    known = sorted(
+        {
+            criterion.name
+            for rubric in rubrics
+            for criteria in rubric.values()
+            for criterion in criteria
+        }
+    )
     for number, stage in enumerate(stages):
         where, last = f"coach.stages.{number}", number == len(stages) - 1
-        ends = [name for name in ("until_outcome", "until_step") if getattr(stage, name) is not None]
+        ends = [
+            name for name in ("until_outcome", "until_step") if getattr(stage, name) is not None
+        ]
         if len(ends) != (0 if last else 1):
-            wanted = "no end, because none follows it" if last else "one of until_outcome and until_step"
-            problems.append(Problem("coach.stage_end", at(key=where), " and ".join(ends) or "neither", wanted))
+            wanted = (
+                "no end, because none follows it" if last else "one of until_outcome and until_step"
+            )
+            problems.append(
+                Problem("coach.stage_end", at(key=where), " and ".join(ends) or "neither", wanted)
+            )
         if stage.ask and not models:
             problems.append(
                 Problem(

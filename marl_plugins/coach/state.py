@@ -43,8 +43,11 @@ class CoachState:
         self.stages = Stages()
 
 
-def judged_in(run: Run, trajectories: Sequence[Trajectory]) -> list[tuple[Trajectory, JudgedAction]]:
-    """Takes the verdicts on the actions of trajectories, and returns those in trajectories that are not lost."""
+def judged_in(
+    run: Run, trajectories: Sequence[Trajectory]
+) -> list[tuple[Trajectory, JudgedAction]]:
+    """Takes the verdicts on the actions of trajectories, and returns those in trajectories that are
+    not lost."""
     verdicts = run.state(CoachState).verdicts
     return [
         (t, JudgedAction(a, given.verdict, given.last))

@@ -1,19 +1,23 @@
-"""A coach that is trained: a policy of the run that judges, and learns how well its scores predict the outcome
-(`--coach.train_every N`).
+"""A coach that is trained: a policy of the run that judges, and learns how well its scores predict
+the outcome (`--coach.train_every N`).
 
-Each of its answers is one row of its policy: the question as it was shown, the tokens as they were sampled, and a reward in [0, 1]:
+Each of its answers is one row of its policy: the question as it was shown, the tokens as they were
+sampled, and a reward in [0, 1]:
 
     r_i = (c_i + k_i) / 2
     c_i = 1 - (s_i - o_i)^2                                                      calibration
     k_i = 1/2 + 1/2 mean over the other verdicts j of sign(s_i - s_j) sign(o_i - o_j)      ranking
 
-s is the score in [0, 1], o the outcome of the judged role, both over the step's verdicts of one judge on one role. c is Brier's
-score (1950), which is strictly proper (Gneiting and Raftery 2007): its expectation is highest where s is the probability of
-success, given what the judge was shown. The mean of the sums is Kendall's tau (1938): it does not change when all scores shift, and
-counts pairs of the same outcome as 0, so that what is best for a verdict is to stand where its own chances do.
+s is the score in [0, 1], o the outcome of the judged role, both over the step's verdicts of one
+judge on one role. c is Brier's score (1950), which is strictly proper (Gneiting and Raftery 2007):
+its expectation is highest where s is the probability of success, given what the judge was shown.
+The mean of the sums is Kendall's tau (1938): it does not change when all scores shift, and counts
+pairs of the same outcome as 0, so that what is best for a verdict is to stand where its own chances
+do.
 
-An answer that holds no verdict has reward 0, the lowest there is. A verdict on a trajectory without outcome has none, nor one that
-infrastructure has lost. The same question has the same answer within a step, and is one row, with the mean of its rewards. The
+An answer that holds no verdict has reward 0, the lowest there is. A verdict on a trajectory without
+outcome has none, nor one that infrastructure has lost. The same question has the same answer within
+a step, and is one row, with the mean of its rewards. The
 judge's own word is in no reward: outcomes are the verifier's.
 """
 
@@ -63,7 +67,9 @@ class TrainedCoach(ModelCoach):
         said: Where its answers are kept until the step has its credit, by action.
     """
 
-    def __init__(self, asker: Asker, questions: Questions, policy: str, said: dict[Action, list[JudgeAnswer]]):
+    def __init__(
+        self, asker: Asker, questions: Questions, policy: str, said: dict[Action, list[JudgeAnswer]]
+    ):
         super().__init__(asker, questions)
         self.policy = policy
         self.said = said
@@ -80,7 +86,8 @@ class TrainedCoach(ModelCoach):
 
 
 def shares_in_tau(verdicts: Sequence[tuple[float, float]]) -> list[float]:
-    """Returns what each verdict contributes to Kendall's tau-a of scores and outcomes, in [-1, 1]; their mean is tau.
+    """Returns what each verdict contributes to Kendall's tau-a of scores and outcomes, in [-1, 1];
+    their mean is tau.
 
     Args:
         verdicts: Score and outcome.
@@ -88,7 +95,9 @@ def shares_in_tau(verdicts: Sequence[tuple[float, float]]) -> list[float]:
     counts = Counter(verdicts)  # scores and outcomes have few values, so that pairs of them are few
     others = max(1, len(verdicts) - 1)
     shares = {
-        (s, o): sum(n * _sign(s - other) * _sign(o - its) for (other, its), n in counts.items()) / others for s, o in counts
+        (s, o): sum(n * _sign(s - other) * _sign(o - its) for (other, its), n in counts.items())
+        / others
+        for s, o in counts
     }
     return [shares[verdict] for verdict in verdicts]
 
@@ -104,7 +113,10 @@ def rewards(answers: Sequence[tuple[float | None, float]]) -> list[float]:
         answers: Score, None where the answer holds no verdict, and outcome, both in [0, 1].
     """
     shares = iter(shares_in_tau([(s, o) for s, o in answers if s is not None]))
-    return [UNREADABLE if s is None else (1 - (s - o) ** 2 + (1 + next(shares)) / 2) / 2 for s, o in answers]
+    return [
+        UNREADABLE if s is None else (1 - (s - o) ** 2 + (1 + next(shares)) / 2) / 2
+        for s, o in answers
+    ]
 
 
 @dataclass(frozen=True)
@@ -118,8 +130,8 @@ class Lesson:
 def lessons(
     said: Mapping[Action, Sequence[JudgeAnswer]], trajectories: Sequence[Trajectory]
 ) -> tuple[list[Trajectory], dict[str, float]]:
-    """Returns what judges have said of each trajectory, as actions of their policies with rewards, or with the reason why there is
-    none; and metrics of it.
+    """Returns what judges have said of each trajectory, as actions of their policies with rewards,
+    or with the reason why there is none; and metrics of it.
 
     The `role` of such an action is `POLICY/ROLE`, ROLE being the one that was judged.
     """
@@ -143,9 +155,13 @@ def lessons(
             found.append(mine)
     metrics: dict[str, float] = {}
     for role, alike in sorted(by_role.items()):
-        for lesson, reward in zip(alike, rewards([(x.action.score, x.outcome) for x in alike]), strict=True):
+        for lesson, reward in zip(
+            alike, rewards([(x.action.score, x.outcome) for x in alike]), strict=True
+        ):
             lesson.action.reward = reward
-        metrics |= {f"coach/trained/{role}/{name}": value for name, value in _measure(alike).items()}
+        metrics |= {
+            f"coach/trained/{role}/{name}": value for name, value in _measure(alike).items()
+        }
         _merge_repeated([lesson.action for lesson in alike])
     return found, metrics
 
@@ -181,6 +197,8 @@ def _merge_repeated(actions: Sequence[Action]) -> None:
     for action in actions:
         uses[action.shown_ids, action.generation.ids].append(action)
     for first, *repeated in uses.values():
-        first.reward = fmean(action.reward for action in (first, *repeated) if action.reward is not None)
+        first.reward = fmean(
+            action.reward for action in (first, *repeated) if action.reward is not None
+        )
         for action in repeated:
             action.reward, action.left_out = None, "repeated"

@@ -1,10 +1,12 @@
-"""The verdict of a coach about one action, and how it is read: strictly, because a wrong reading is a wrong reward.
+"""The verdict of a coach about one action, and how it is read: strictly, because a wrong reading is
+a wrong reward.
 
     text    lines that carry the request's nonce: `CORRECT 9f31c2aa: yes`, `SCORE 9f31c2aa: 7.5`
     json    one object of the schema with the nonce in it, and nothing around it (structured output)
 
-Whoever wrote what is judged cannot know the nonce, so nothing that the coach quotes passes for its verdict. What is ambiguous
-or out of range is no verdict; nothing is clamped or guessed. Reading takes time in proportion to the answer's length.
+Whoever wrote what is judged cannot know the nonce, so nothing that the coach quotes passes for its
+verdict. What is ambiguous or out of range is no verdict; nothing is clamped or guessed. Reading
+takes time in proportion to the answer's length.
 """
 
 from __future__ import annotations
@@ -15,7 +17,12 @@ from typing import Annotated, Any
 
 import pydantic
 
-from marl_plugins.asking.marked_answers import LONGEST_EXPLANATION_CHARS, json_object, line_patterns, value_of
+from marl_plugins.asking.marked_answers import (
+    LONGEST_EXPLANATION_CHARS,
+    json_object,
+    line_patterns,
+    value_of,
+)
 
 NUMBER = r"(?:10(?:\.0+)?|\d(?:\.\d+)?)"
 VALUES = {"SCORE": rf"({NUMBER})(?:\s*/\s*10(?:\.0+)?)?\.?", "CORRECT": r"(yes|no|true|false)\.?"}
@@ -77,10 +84,14 @@ class JointVerdict(Verdict):
 
 
 def schema(with_label: bool) -> dict[str, Any]:
-    """Returns the JSON schema of a verdict, as strict structured output requires it: every field required, no other one."""
+    """Returns the JSON schema of a verdict, as strict structured output requires it: every field
+    required, no other one."""
     criterion = {
         "type": "object",
-        "properties": {"name": {"type": "string"}, "score": {"type": "number", "minimum": 0, "maximum": 10}},
+        "properties": {
+            "name": {"type": "string"},
+            "score": {"type": "number", "minimum": 0, "maximum": 10},
+        },
         "required": ["name", "score"],
         "additionalProperties": False,
     }
@@ -91,7 +102,12 @@ def schema(with_label: bool) -> dict[str, Any]:
         **({"correct": {"type": "boolean"}} if with_label else {}),
         "score": {"type": "number", "minimum": 0, "maximum": 10},
     }
-    return {"type": "object", "properties": fields, "required": list(fields), "additionalProperties": False}
+    return {
+        "type": "object",
+        "properties": fields,
+        "required": list(fields),
+        "additionalProperties": False,
+    }
 
 
 def instruction(nonce: str, form: str, with_label: bool) -> str:
@@ -99,7 +115,8 @@ def instruction(nonce: str, form: str, with_label: bool) -> str:
     if form == "json":
         correct = ', "correct": true or false (is the team\'s answer right?)' if with_label else ""
         return (
-            f'Answer with one JSON object: {{"nonce": "{nonce}", "explanation": two sentences on what was good and what was '
+            f'Answer with one JSON object: {{"nonce": "{nonce}", "explanation": two sentences on '
+            "what was good and what was "
             'not, "criteria": a list of {"name", "score"} for what you looked at (may be empty)'
             f'{correct}, "score": 0 (useless) to 10 (perfect)}}.'
         )
@@ -109,13 +126,21 @@ def instruction(nonce: str, form: str, with_label: bool) -> str:
 
 
 def again(nonce: str, form: str, with_label: bool) -> str:
-    """Returns the second question, after an answer without a verdict; the task is above it in the conversation."""
-    return f"That holds no verdict that can be read. Judge the same step again. {instruction(nonce, form, with_label)}"
+    """Returns the second question, after an answer without a verdict; the task is above it in the
+    conversation."""
+    return (
+        "That holds no verdict that can be read. Judge the same step again. "
+        f"{instruction(nonce, form, with_label)}"
+    )
 
 
 def parse(text: str, nonce: str, form: str, with_label: bool) -> Verdict | None:
     """Returns the verdict in an answer, or None."""
-    return _parse_json(text, nonce, with_label) if form == "json" else _parse_lines(text, nonce, with_label)
+    return (
+        _parse_json(text, nonce, with_label)
+        if form == "json"
+        else _parse_lines(text, nonce, with_label)
+    )
 
 
 def _parse_lines(text: str, nonce: str, with_label: bool) -> Verdict | None:
@@ -124,30 +149,39 @@ def _parse_lines(text: str, nonce: str, with_label: bool) -> Verdict | None:
     if score is None or (with_label and correct is None):
         return None
     known = None if correct is None or not with_label else correct in ("yes", "true")
-    return Verdict(score=float(score), correct=known, explanation=text.strip()[-LONGEST_EXPLANATION_CHARS:])
+    return Verdict(
+        score=float(score), correct=known, explanation=text.strip()[-LONGEST_EXPLANATION_CHARS:]
+    )
 
 
 def answer(verdict: Verdict, nonce: str, form: str, with_label: bool) -> str:
-    """Returns a verdict as `instruction` asks for it, without its correction: `parse` reads the same verdict, its score to two
-    decimals.
+    """Returns a verdict as `instruction` asks for it, without its correction: `parse` reads the
+    same verdict, its score to two decimals.
 
-    Lines of the explanation that state a verdict, to whatever question, are left out. A verdict that says nothing of rightness is
+    Lines of the explanation that state a verdict, to whatever question, are left out. A verdict
+    that says nothing of rightness is
     read as in metrics: right from 5 on.
     """
     correct = verdict.share >= 0.5 if verdict.correct is None else verdict.correct
     score = f"{round(verdict.score, 2):g}"
     forms = [line_patterns(name, value)[1] for name, value in VALUES.items()]
     rows = [
-        r for r in verdict.explanation.splitlines() if nonce not in r.lower() and not any(p.fullmatch(r) for p in forms)
+        r
+        for r in verdict.explanation.splitlines()
+        if nonce not in r.lower() and not any(p.fullmatch(r) for p in forms)
     ]
     said = "\n".join(rows).strip()
     if form == "text":
         lines = [f"CORRECT {nonce}: {'yes' if correct else 'no'}"] if with_label else []
         return "\n".join([*([said] if said else []), *lines, f"SCORE {nonce}: {score}"])
     fields = {"nonce": nonce, "explanation": said}
-    criteria = [{"name": name, "score": round(value, 2)} for name, value in verdict.criteria.items()]
+    criteria = [
+        {"name": name, "score": round(value, 2)} for name, value in verdict.criteria.items()
+    ]
     more = {"correct": correct} if with_label else {}
-    return json.dumps({**fields, "criteria": criteria, **more, "score": float(score)}, ensure_ascii=False)
+    return json.dumps(
+        {**fields, "criteria": criteria, **more, "score": float(score)}, ensure_ascii=False
+    )
 
 
 def _parse_json(text: str, nonce: str, with_label: bool) -> Verdict | None:

@@ -9,7 +9,8 @@ from marl_plugins.core.command import Command
 
 
 def _command(name: str, usage: str, about: str, module: str = "") -> Command:
-    """A built-in command, whose module (of the same name, unless given) is imported when it is called."""
+    """A built-in command, whose module (of the same name, unless given) is imported when it is
+    called."""
 
     def main(words: Sequence[str]) -> int:
         code: int = importlib.import_module(f"{__name__}.{module or name}").main(words)
@@ -20,13 +21,34 @@ def _command(name: str, usage: str, about: str, module: str = "") -> Command:
 
 COMMANDS = (
     _command("train", "--recipe RECIPE [flags]", "train a multi-agent system"),
-    _command("eval", "--recipe RECIPE [--models RUN]", "success of any models on a recipe's held-out tasks", "evaluate"),
-    _command("recipes", "list | show | copy | import", "shipped recipes; your own from one of them, or from MARTI"),
-    _command("export", "RUN [--to FILE]", "what became of a run's actions; tables of them, as Parquet, Arrow, JSON Lines"),
+    _command(
+        "eval",
+        "--recipe RECIPE [--models RUN]",
+        "success of any models on a recipe's held-out tasks",
+        "evaluate",
+    ),
+    _command(
+        "recipes",
+        "list | show | copy | import",
+        "shipped recipes; your own from one of them, or from MARTI",
+    ),
+    _command(
+        "export",
+        "RUN [--to FILE]",
+        "what became of a run's actions; tables of them, as Parquet, Arrow, JSON Lines",
+    ),
     _command("plugins", "[--json]", "plugins that are found, and what they hook into"),
     _command("compat", "PATH | VERSION", "whether another release of upstream still fits"),
-    _command("patch", "status | apply | revert", "thin patches for those who carry a checkout of upstream"),
+    _command(
+        "patch",
+        "status | apply | revert",
+        "thin patches for those who carry a checkout of upstream",
+    ),
     _command("docs", "[PAGE]", "the documentation, page by page"),
-    _command("doctor", "[--recipe RECIPE] [--static]", "whether training can work here, and what to do if not"),
+    _command(
+        "doctor",
+        "[--recipe RECIPE] [--static]",
+        "whether training can work here, and what to do if not",
+    ),
 )
 """In the order in which `openrlhf --help` lists them."""

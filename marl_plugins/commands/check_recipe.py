@@ -1,7 +1,7 @@
 """`openrlhf recipes check RECIPE` tries what a dry run does not.
 
-The grader on answers whose worth is known and on the data's own labels; tasks that are there twice or in both splits; one
-trajectory for each mapping, sampled from the tiny model.
+The grader on answers whose worth is known and on the data's own labels; tasks that are there twice
+or in both splits; one trajectory for each mapping, sampled from the tiny model.
 """
 
 from __future__ import annotations
@@ -15,7 +15,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure, RunEnded, leaves_of
+from marl_plugins.core.failures import (
+    ConfigurationError,
+    InfrastructureFailure,
+    RunEnded,
+    leaves_of,
+)
 from marl_plugins.core.problems import as_json
 from marl_plugins.core.recipe.recipe_yaml import read_recipe
 from marl_plugins.core.recipe.schema import find_recipe
@@ -33,7 +38,11 @@ if TYPE_CHECKING:
 
 NAMED = 20
 """Answers of each kind that a table names."""
-KNOWN = {"right": "right answers are paid", "wrong": "wrong answers are not", "tricks": "tricks are not"}
+KNOWN = {
+    "right": "right answers are paid",
+    "wrong": "wrong answers are not",
+    "tricks": "tricks are not",
+}
 OF_LABELS = {
     "label": "labels are paid as answers",
     "wrong": "wrong answers made of labels are not",
@@ -49,7 +58,8 @@ def check(name: str, as_json_values: bool = False, most: int | None = None) -> i
         most: Number of tasks of each split whose labels are graded; None: all.
 
     Raises:
-        ConfigurationError: The recipe cannot be planned, or its workflow, grader or answers.py raises something.
+        ConfigurationError: The recipe cannot be planned, or its workflow, grader or answers.py
+            raises something.
     """
     from marl_plugins.contracts.graders import FILE, check_grader
     from marl_plugins.contracts.labels import check_labels
@@ -68,7 +78,11 @@ def check(name: str, as_json_values: bool = False, most: int | None = None) -> i
     labels_answer = not known or any(one.fine for one in labels if one.kind == "label")
     twice = {split: _twice(plan, split) for split in ("train", "eval")}
     counted = [one for one in labels if labels_answer or one.kind != "label"]
-    verdicts = [*(a.fine for a in known), *(one.fine for one in counted), *(m.fine for m in mappings)]
+    verdicts = [
+        *(a.fine for a in known),
+        *(one.fine for one in counted),
+        *(m.fine for m in mappings),
+    ]
     fine = not problems and all(verdicts)
     if as_json_values:
         print(
@@ -78,17 +92,23 @@ def check(name: str, as_json_values: bool = False, most: int | None = None) -> i
                     "answers": [_known(one) for one in known],
                     "labels": [one._asdict() for one in labels],
                     "labels_are_answers": labels_answer,
-                    "data": {"problems": [as_json(problem) for problem in problems], "twice": twice},
+                    "data": {
+                        "problems": [as_json(problem) for problem in problems],
+                        "twice": twice,
+                    },
                     "mappings": [one._asdict() for one in mappings],
                 },
                 indent=2,
             )
         )
     else:
-        _print(known, labels, labels_answer, [str(problem) for problem in problems], twice, mappings)
+        _print(
+            known, labels, labels_answer, [str(problem) for problem in problems], twice, mappings
+        )
         print(
             inert(
-                f"not rehearsed here: openrlhf train --recipe {shlex.quote(name)} --dry-run tries the workflow's branches"
+                f"not rehearsed here: openrlhf train --recipe {shlex.quote(name)} --dry-run tries "
+                "the workflow's branches"
             )
         )
     return int(not fine)
@@ -106,14 +126,18 @@ def _mistakes_named(plan: Plan) -> Iterator[None]:
     except (ConfigurationError, InfrastructureFailure, RunEnded):
         raise
     except Exception as error:  # the user's code, of any kind
-        where, notes = str(plan.run.folder / str(plan.run.recipe.grader or "recipe.yaml")), getattr(error, "__notes__", ())
+        where, notes = (
+            str(plan.run.folder / str(plan.run.recipe.grader or "recipe.yaml")),
+            getattr(error, "__notes__", ()),
+        )
         failures = [failure_of(leaf, where) for leaf in leaves_of(error)]
         told = [replace(f, text="; ".join(filter(None, [f.text, *notes]))) for f in failures]
         raise ConfigurationError([failure.mistake for failure in told]) from error
 
 
 def _twice(plan: Plan, split: str) -> dict[str, Any]:
-    """Returns how many tasks of a split have the prompt, the metadata and the files of an earlier one, and some of them."""
+    """Returns how many tasks of a split have the prompt, the metadata and the files of an earlier
+    one, and some of them."""
     seen, found = set[str](), list[str]()
     for task in plan.tasks(split):
         key = repr((task.prompt, task.metadata, task.files))
@@ -124,7 +148,12 @@ def _twice(plan: Plan, split: str) -> dict[str, Any]:
 
 def _known(one: GraderFinding) -> dict[str, Any]:
     shown = {"task": one.graded.task.id, "role": one.graded.role}
-    return shown | {"kind": one.kind, "answer": one.answer, "outcome": one.outcome, "fine": one.fine}
+    return shown | {
+        "kind": one.kind,
+        "answer": one.answer,
+        "outcome": one.outcome,
+        "fine": one.fine,
+    }
 
 
 def _print(
@@ -138,29 +167,51 @@ def _print(
     from marl_plugins.commands.tables import print_table
 
     _counts(known, KNOWN)
-    if rows := [[one.graded.task.id, one.graded.role, one.kind, one.answer, one.outcome] for one in known if not one.fine]:
-        print_table("Not graded as their author says", ["task", "role", "kind", "answer", "outcome"], _cells(rows))
+    if rows := [
+        [one.graded.task.id, one.graded.role, one.kind, one.answer, one.outcome]
+        for one in known
+        if not one.fine
+    ]:
+        print_table(
+            "Not graded as their author says",
+            ["task", "role", "kind", "answer", "outcome"],
+            _cells(rows),
+        )
     if any(one.kind == "tricks" for one in known if not one.fine):
         print(
-            "a trick that is right in this recipe belongs into right=[...] of answers.py; what all are paid, into unpaid="
+            "a trick that is right in this recipe belongs into right=[...] of answers.py; what all "
+            "are paid, into unpaid="
         )
     if labels and not labels_answer:
-        print("no label is paid as it stands: the grader wants more than its text, as answers.py shows")
+        print(
+            "no label is paid as it stands: the grader wants more than its text, as answers.py "
+            "shows"
+        )
     _counts([one for one in labels if labels_answer or one.kind != "label"], OF_LABELS)
     missed = [one for one in labels if not one.fine and (labels_answer or one.kind != "label")]
     named = [one for kind in OF_LABELS for one in [m for m in missed if m.kind == kind][:NAMED]]
     if rows := [[one.task, one.kind, one.answer, one.outcome] for one in named]:
-        print_table("Labels that the grader takes otherwise", ["task", "said", "answer", "outcome"], _cells(rows))
+        print_table(
+            "Labels that the grader takes otherwise",
+            ["task", "said", "answer", "outcome"],
+            _cells(rows),
+        )
     if not labels:
         print("no task has a label that is a text, so no label was graded")
     for problem in problems:
         print(inert(problem))
     for split, found in twice.items():
         if found["count"]:
-            print(f"{found['count']} {split} tasks are there twice, the first {inert(repr(found['tasks'][0]))}")
+            print(
+                f"{found['count']} {split} tasks are there twice, the first "
+                f"{inert(repr(found['tasks'][0]))}"
+            )
     for one in mappings:
         outcome = "no outcome" if one.outcome is None else f"outcome {one.outcome:g}"
-        line = f"mapping {one.mapping} ({', '.join(one.policies)}): {one.actions} actions of the tiny model, {outcome}"
+        line = (
+            f"mapping {one.mapping} ({', '.join(one.policies)}): {one.actions} actions of the "
+            f"tiny model, {outcome}"
+        )
         print(inert(f"{line}; {one.failure}" if one.failure else line))
 
 

@@ -1,8 +1,10 @@
-"""`openrlhf compat PATH | VERSION`: whether a release of upstream still has everything that this project depends on.
+"""`openrlhf compat PATH | VERSION`: whether a release of upstream still has everything that this
+project depends on.
 
-Its sources are read and its command line is compiled from them; nothing is imported or installed, so that a release can be
-checked before upgrading. `--tests` also runs a fit with it and upstream's own tests (`marl_plugins.commands.upstream_ci`).
-A checkout of MARTI is checked for its seams and known defects (docs/marti.md).
+Its sources are read and its command line is compiled from them; nothing is imported or installed,
+so that a release can be checked before upgrading. `--tests` also runs a fit with it and upstream's
+own tests (`marl_plugins.commands.upstream_ci`). A checkout of MARTI is checked for its seams and
+known defects (docs/marti.md).
 """
 
 from __future__ import annotations
@@ -28,32 +30,42 @@ REPAIR = f"install openrlhf {releases.TRAINED}, or a newer openrlhf-marl"
 
 
 def main(words: Sequence[str]) -> int:
-    """Prints the findings, and returns the exit code 0 if all are good, 1 if not, 2 if there was nothing to check."""
+    """Prints the findings, and returns the exit code 0 if all are good, 1 if not, 2 if there was
+    nothing to check."""
     parser = upstream_cli.Parser(
         prog="openrlhf compat",
-        description="Whether a release of OpenRLHF still has every function, class and flag that this project depends on.",
+        description="Whether a release of OpenRLHF still has every function, class and flag that "
+        "this project depends on.",
         epilog="examples:\n  openrlhf compat 0.11.1\n  openrlhf compat ../OpenRLHF\n"
         "  openrlhf compat openrlhf-0.11.2-cp311-cp311-manylinux1_x86_64.whl --tests",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "source",
-        help="a checkout (of OpenRLHF, or of MARTI), an unpacked wheel, a wheel file, or a published version (downloaded without "
+        help="a checkout (of OpenRLHF, or of MARTI), an unpacked wheel, a wheel file, or a "
+        "published version (downloaded without "
         "dependencies)",
     )
     parser.add_argument(
-        "--json", action="store_true", help="print JSON: version, good, and findings with what, good, found, fix"
+        "--json",
+        action="store_true",
+        help="print JSON: version, good, and findings with what, good, found, fix",
     )
     parser.add_argument(
         "--tests",
         action="store_true",
-        help="also train a tiny policy with it and run its own tests; takes a minute, requires the stack",
+        help="also train a tiny policy with it and run its own tests; takes a minute, requires the "
+        "stack",
     )
     options = parser.parse_args(list(words))
     if name := marti.recognise(Path(options.source)):
         if options.tests:
             raise ConfigurationError(
-                Problem("compat.tests", got=f"{options.source} is {name}", fix="--tests is for releases of OpenRLHF")
+                Problem(
+                    "compat.tests",
+                    got=f"{options.source} is {name}",
+                    fix="--tests is for releases of OpenRLHF",
+                )
             )
         findings = marti.check(Path(options.source))
         _print(name, name, findings, options.json, "it is as expected", "see the lines marked FIX")
@@ -65,7 +77,12 @@ def main(words: Sequence[str]) -> int:
         if releases.refusal(tree.version):
             intact += ", but runs with this release are refused"
         _print(
-            f"openrlhf {tree.version}", tree.version, findings, options.json, intact, "runs would fail with this release"
+            f"openrlhf {tree.version}",
+            tree.version,
+            findings,
+            options.json,
+            intact,
+            "runs would fail with this release",
         )
         if options.tests and good:
             good = _run_tests(tree, quiet=options.json)
@@ -88,7 +105,13 @@ def _describe_release(tree: SourceTree) -> list[Finding]:
     if refused := releases.refusal(tree.version):
         return [note("release", found, str(refused))]
     if not releases.known(tree.version):
-        return [note("release", found, "only a run can show whether it works; openrlhf compat SOURCE --tests checks more")]
+        return [
+            note(
+                "release",
+                found,
+                "only a run can show whether it works; openrlhf compat SOURCE --tests checks more",
+            )
+        ]
     return [ok("release", found)]
 
 
@@ -106,7 +129,9 @@ def _check_command_line(tree: SourceTree) -> list[Finding]:
         for name in sorted(found - known)
     ]
     failed = [
-        problem for problem in upstream_cli.validate(nested, tree.package)[0] if problem.code == "upstream.validation"
+        problem
+        for problem in upstream_cli.validate(nested, tree.package)[0]
+        if problem.code == "upstream.validation"
     ]
     return [
         *(gone or [ok("flags", f"all {len(known)} known flags exist")]),
@@ -118,10 +143,17 @@ def _check_command_line(tree: SourceTree) -> list[Finding]:
     ]
 
 
-def _print(title: str, version: str, findings: Sequence[Finding], as_json: bool, intact: str, broken: str) -> None:
+def _print(
+    title: str, version: str, findings: Sequence[Finding], as_json: bool, intact: str, broken: str
+) -> None:
     good = all_good(findings)
     if as_json:
-        print(json.dumps({"version": version, "good": good, "findings": [asdict(f) for f in findings]}, indent=2))
+        print(
+            json.dumps(
+                {"version": version, "good": good, "findings": [asdict(f) for f in findings]},
+                indent=2,
+            )
+        )
         return
     from marl_plugins.commands.tables import print_findings
 

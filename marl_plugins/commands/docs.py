@@ -16,7 +16,10 @@ def main(words: Sequence[str]) -> int:
     Raises:
         ConfigurationError: There is no such page.
     """
-    parser = Parser(prog="openrlhf docs", description="The documentation, page by page; without a page, the list of them.")
+    parser = Parser(
+        prog="openrlhf docs",
+        description="The documentation, page by page; without a page, the list of them.",
+    )
     parser.add_argument("page", nargs="?", help="name of a page, such as recipes or flags")
     options = parser.parse_args(list(words))
     pages = {path.stem: path for path in sorted(data("docs").glob("*.md"))}
@@ -30,7 +33,9 @@ def main(words: Sequence[str]) -> int:
     if name not in pages:
         raise ConfigurationError(
             Problem(
-                "docs.unknown", got=f"there is no page {options.page!r}{nearest(name, pages)} (openrlhf docs lists them)"
+                "docs.unknown",
+                got=f"there is no page {options.page!r}{nearest(name, pages)} (openrlhf docs lists "
+                "them)",
             )
         )
     print(pages[name].read_text(encoding="utf-8"), end="")

@@ -28,22 +28,32 @@ OWN = ("models", "only")
 TRAINING = ("resume", "resume_with_changes")
 """Flags of `openrlhf train` that would do nothing here."""
 NO_TASKS = Problem(
-    "tasks.none_held_out", got="there are no held-out tasks: the recipe's `tasks:` gives none for eval, nor --eval.dataset"
+    "tasks.none_held_out",
+    got="there are no held-out tasks: the recipe's `tasks:` gives none for eval, nor "
+    "--eval.dataset",
 )
 
 
 def parser() -> Parser:
     """Returns the flags of `openrlhf eval` that `openrlhf train` does not have."""
     own = Parser(prog="openrlhf eval", add_help=False, allow_abbrev=False)
-    own.usage = "openrlhf eval --recipe RECIPE [--models FOLDER [--only NAME ...]] [flags of openrlhf train]"
+    own.usage = (
+        "openrlhf eval --recipe RECIPE [--models FOLDER [--only NAME ...]] [flags of "
+        "openrlhf train]"
+    )
     own.description = "Success of a recipe's system on its held-out tasks, with whatever models."
     own.epilog = (
-        "Without --models the recipe's own models are evaluated; a hub name or folder for one policy is "
-        "--policy.NAME.actor.model_name_or_path. --eval.n_samples_per_prompt and --eval.temperature say how, --eval.dataset on "
+        "Without --models the recipe's own models are evaluated; a hub name or folder for one "
+        "policy is "
+        "--policy.NAME.actor.model_name_or_path. --eval.n_samples_per_prompt and "
+        "--eval.temperature say how, --eval.dataset on "
         "what, --json prints one object. All flags: openrlhf train --help."
     )
     own.add_argument(
-        "--models", type=Path, metavar="FOLDER", help="a run's output folder: one folder of weights per policy"
+        "--models",
+        type=Path,
+        metavar="FOLDER",
+        help="a run's output folder: one folder of weights per policy",
     )
     own.add_argument(
         "--only",
@@ -60,11 +70,18 @@ def main(words: Sequence[str]) -> int:
         print(parser().format_help(), end="")
         return 0
     flags = split_flags(words, COMMAND_LINE)
-    misspelt = [f.name for f in flags if f.name not in OWN and get_close_matches(f.name, OWN, cutoff=0.7)]
+    misspelt = [
+        f.name for f in flags if f.name not in OWN and get_close_matches(f.name, OWN, cutoff=0.7)
+    ]
     if misspelt:  # the plan's flags do not have ours
         raise ConfigurationError(
             [
-                Problem("flags.unknown", at(line=COMMAND_LINE, flag=name), "unknown flag", fix=meant(name, OWN))
+                Problem(
+                    "flags.unknown",
+                    at(line=COMMAND_LINE, flag=name),
+                    "unknown flag",
+                    fix=meant(name, OWN),
+                )
                 for name in misspelt
             ]
         )
@@ -77,7 +94,9 @@ def main(words: Sequence[str]) -> int:
                 fix="what a run has saved is evaluated with --recipe RECIPE --models FOLDER",
             )
         )
-    options = parser().parse_args([w for f in flags if f.name in OWN for w in (f"--{f.name}", *f.words)])
+    options = parser().parse_args(
+        [w for f in flags if f.name in OWN for w in (f"--{f.name}", *f.words)]
+    )
     plan = build_plan([w for f in flags if f.name not in OWN for w in f.argv])
     run = only_players(plan.run)
     if options.models:
@@ -101,9 +120,12 @@ def main(words: Sequence[str]) -> int:
 
 
 def only_players(run: Run) -> Run:
-    """Returns the run with the policies that play a role, as engines only: nothing is trained, and no coach is asked."""
+    """Returns the run with the policies that play a role, as engines only: nothing is trained, and
+    no coach is asked."""
     playing = {policy for role in run.recipe.roles for policy in run.recipe.policies_of(role)}
-    policies = tuple(replace(policy, trainable=False) for policy in run.policies if policy.name in playing)
+    policies = tuple(
+        replace(policy, trainable=False) for policy in run.policies if policy.name in playing
+    )
     policy_args = {policy.name: copy.deepcopy(run.policy_args[policy.name]) for policy in policies}
     for args in policy_args.values():
         use_engines_only(args)
@@ -111,8 +133,8 @@ def only_players(run: Run) -> Run:
 
 
 def with_models(run: Run, folder: Path, only: Sequence[str]) -> Run:
-    """Returns the run with saved weights in place of the recipe's models; a policy that follows another one has those of that
-    one.
+    """Returns the run with saved weights in place of the recipe's models; a policy that follows
+    another one has those of that one.
 
     Args:
         only: Names of policies; empty for all.
@@ -120,9 +142,17 @@ def with_models(run: Run, folder: Path, only: Sequence[str]) -> Run:
     Raises:
         ConfigurationError: The folder has none, or there is no policy of such a name.
     """
-    names, saved_as = [p.name for p in run.policies], {p.name: p.follows or p.name for p in run.policies}
+    names, saved_as = (
+        [p.name for p in run.policies],
+        {p.name: p.follows or p.name for p in run.policies},
+    )
     problems = [
-        Problem("eval.no_policy", at(flag="only"), f"{name}: there is no policy of that name", fix=meant(name, names))
+        Problem(
+            "eval.no_policy",
+            at(flag="only"),
+            f"{name}: there is no policy of that name",
+            fix=meant(name, names),
+        )
         for name in only
         if name not in names
     ]
@@ -154,7 +184,8 @@ def with_models(run: Run, folder: Path, only: Sequence[str]) -> Run:
 
 
 def with_whole_models(run: Run, folder: Path) -> Run:
-    """Returns the run with adapters and their models as whole models, which are written into a folder.
+    """Returns the run with adapters and their models as whole models, which are written into a
+    folder.
 
     Raises:
         ConfigurationError: An adapter's model is gone, or another one's.
@@ -174,7 +205,8 @@ def with_whole_models(run: Run, folder: Path) -> Run:
 
 
 def evaluate(plan: Plan) -> dict[str, Any]:
-    """Returns the held-out outcome with its interval; what is lost to infrastructure is in neither and is counted apart.
+    """Returns the held-out outcome with its interval; what is lost to infrastructure is in neither
+    and is counted apart.
 
     Raises:
         ConfigurationError: There are no held-out tasks, or a model does not load.
@@ -182,7 +214,11 @@ def evaluate(plan: Plan) -> dict[str, Any]:
     from marl_plugins.engine.processes.cluster import prepare_environment, ray_cluster
     from marl_plugins.engine.processes.fork_server import fork_server
     from marl_plugins.engine.records.display import Display
-    from marl_plugins.engine.runtime.lifetime import plugins_started, run_until_terminated, terminated_like_interrupted
+    from marl_plugins.engine.runtime.lifetime import (
+        plugins_started,
+        run_until_terminated,
+        terminated_like_interrupted,
+    )
     from marl_plugins.engine.runtime.session import Session
 
     run, debug = plan.run, plan.options.debug
@@ -212,4 +248,7 @@ def evaluate(plan: Plan) -> dict[str, Any]:
             result, trajectories = run_until_terminated(loop, session, work)
     display.evaluation(None, result, trajectories)
     models = {p.name: p.model for p in run.policies}  # as they were named
-    return {**{name.removeprefix("eval/"): value for name, value in result.items()}, "models": models}
+    return {
+        **{name.removeprefix("eval/"): value for name, value in result.items()},
+        "models": models,
+    }

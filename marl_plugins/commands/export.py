@@ -1,5 +1,5 @@
-"""`openrlhf export RUN`: what became of the actions that a run has recorded, by policy; and tables of them (engine/records/tables.py).
-A run in progress is read as far as it has got.
+"""`openrlhf export RUN`: what became of the actions that a run has recorded, by policy; and tables
+of them (engine/records/tables.py). A run in progress is read as far as it has got.
 """
 
 from __future__ import annotations
@@ -25,25 +25,58 @@ def make_parser() -> Parser:
     """Returns the parser of the command line."""
     parser = Parser(
         prog="openrlhf export",
-        description="What became of the actions that a run has recorded, by policy; with --to one of its tables, for pandas "
-        "(read_parquet, read_feather, read_json) and everything else that reads Arrow, Parquet or JSON Lines. See openrlhf docs "
+        description="What became of the actions that a run has recorded, by policy; with --to one "
+        "of its tables, for pandas "
+        "(read_parquet, read_feather, read_json) and everything else that reads Arrow, Parquet or "
+        "JSON Lines. See openrlhf docs "
         "metrics.",
-        epilog="Examples: openrlhf export runs/demo --steps 10:20 --to actions.parquet; openrlhf export runs/demo --table trace "
+        epilog="Examples: openrlhf export runs/demo --steps 10:20 --to actions.parquet; openrlhf "
+        "export runs/demo --table trace "
         "--to trace.jsonl",
     )
     add = parser.add_argument
-    add("source", type=Path, metavar="RUN", help="a run's output folder, or a file such as its trajectories.jsonl")
-    add("--table", choices=list(TABLES), default="actions", help="actions with ids and scores, or their times")
-    add("--to", metavar="FILE", help="write the table: FILE.parquet, FILE.arrow or FILE.jsonl; - prints JSON Lines")
+    add(
+        "source",
+        type=Path,
+        metavar="RUN",
+        help="a run's output folder, or a file such as its trajectories.jsonl",
+    )
+    add(
+        "--table",
+        choices=list(TABLES),
+        default="actions",
+        help="actions with ids and scores, or their times",
+    )
+    add(
+        "--to",
+        metavar="FILE",
+        help="write the table: FILE.parquet, FILE.arrow or FILE.jsonl; - prints JSON Lines",
+    )
     add("--json", action="store_true", help="print the account as one JSON object")
     wanted = parser.add_argument_group("which actions")
     add = wanted.add_argument
-    add("--steps", type=step_range, default=EVERYTHING.steps, metavar="A:B", help="steps A to B only, both included")
-    add("--split", choices=["train", "eval"], default="train", help="of training, or of the evaluations, as far as kept")
+    add(
+        "--steps",
+        type=step_range,
+        default=EVERYTHING.steps,
+        metavar="A:B",
+        help="steps A to B only, both included",
+    )
+    add(
+        "--split",
+        choices=["train", "eval"],
+        default="train",
+        help="of training, or of the evaluations, as far as kept",
+    )
     add("--task", metavar="ID", help="of one task")
     add("--role", help="of one role")
     add("--policy", help="of one policy")
-    add("--outcome", type=score_range, metavar="A:B", help="of trajectories whose outcome is from A to B, both included")
+    add(
+        "--outcome",
+        type=score_range,
+        metavar="A:B",
+        help="of trajectories whose outcome is from A to B, both included",
+    )
     add("--failure", metavar="KIND", help="of trajectories that failed or were lost in this way")
     add("--left_out", metavar="REASON", help="left out of training for this reason of the ledger")
     return parser
@@ -53,23 +86,39 @@ def main(words: Sequence[str]) -> int:
     """Prints what became of a run's actions, or writes a table of them.
 
     Raises:
-        ConfigurationError: There are no such records, they cannot be read, or the table cannot be written.
+        ConfigurationError: There are no such records, they cannot be read, or the table cannot be
+            written.
     """
     options = make_parser().parse_args(list(words))
     run = RunReader(options.source)
-    wanted = Filter(**{name: value for name, value in vars(options).items() if name in Filter.__dataclass_fields__})
+    wanted = Filter(
+        **{
+            name: value
+            for name, value in vars(options).items()
+            if name in Filter.__dataclass_fields__
+        }
+    )
     if options.to:
         found = write_table(TABLES[options.table], run, wanted, options.to)
     elif options.table != "actions":
-        where, fix = at(flag="table", name=options.table), "name a file to write with --to, or - to print JSON Lines"
+        where, fix = (
+            at(flag="table", name=options.table),
+            "name a file to write with --to, or - to print JSON Lines",
+        )
         raise ConfigurationError(Problem("export.no_file", where, "a table is written", fix=fix))
     else:
         accounts = accounts_of(run.actions(wanted))
         print_accounts(accounts, options.json)
         found = len(accounts)
     if not found:
-        expected = "the trajectories or evaluations of a run" if wanted == EVERYTHING else "actions that were asked for"
-        raise ConfigurationError(Problem("export.no_actions", at(file=options.source), "no actions", expected))
+        expected = (
+            "the trajectories or evaluations of a run"
+            if wanted == EVERYTHING
+            else "actions that were asked for"
+        )
+        raise ConfigurationError(
+            Problem("export.no_actions", at(file=options.source), "no actions", expected)
+        )
     return 0
 
 
@@ -118,8 +167,17 @@ class Account:
 
 
 def print_accounts(accounts: Mapping[str, Account], as_json: bool) -> None:
-    """Prints the accounts by policy, as a table or as one JSON object; nothing where there are none."""
+    """Prints the accounts by policy, as a table or as one JSON object; nothing where there are
+    none."""
     if as_json and accounts:
-        print(json.dumps({policy: account.shown() for policy, account in sorted(accounts.items())}, indent=2))
+        print(
+            json.dumps(
+                {policy: account.shown() for policy, account in sorted(accounts.items())}, indent=2
+            )
+        )
     elif accounts:
-        print_table("", Account.HEADER, [[policy, *account.cells()] for policy, account in sorted(accounts.items())])
+        print_table(
+            "",
+            Account.HEADER,
+            [[policy, *account.cells()] for policy, account in sorted(accounts.items())],
+        )

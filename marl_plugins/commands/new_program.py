@@ -1,4 +1,5 @@
-"""`openrlhf recipes new FOLDER --agent FILE`: an existing program in place of a workflow, copied with the modules beside it."""
+"""`openrlhf recipes new FOLDER --agent FILE`: an existing program in place of a workflow, copied
+with the modules beside it."""
 
 from __future__ import annotations
 
@@ -23,7 +24,8 @@ class ExistingProgram:
         file: A Python file.
         function: Of the file: is given the prompt, and returns the answer.
         python: Where its packages are; None: in the run's Python.
-        calls: vLLM's name of the format in which the roles' models call tools that the program sends; None: it sends none.
+        calls: vLLM's name of the format in which the roles' models call tools that the program
+            sends; None: it sends none.
     """
 
     file: Path
@@ -45,7 +47,8 @@ class ExistingProgram:
         return {"calls": self.calls} if self.calls else {}
 
     def files(self) -> dict[str, str]:
-        """Returns the texts of the files that the recipe needs, by name: the program, and what it imports of the files beside it.
+        """Returns the texts of the files that the recipe needs, by name: the program, and what it
+        imports of the files beside it.
 
         Raises:
             ConfigurationError: It is no Python file, or has no such function.
@@ -56,20 +59,30 @@ class ExistingProgram:
         if self.function not in defined:
             fix = meant(self.function, defined) or "name the function: --function"
             raise ConfigurationError(
-                Problem("new.program", at(file=self.file), f"has no function {self.function}", fix=fix)
+                Problem(
+                    "new.program", at(file=self.file), f"has no function {self.function}", fix=fix
+                )
             )
-        return {f"{FOLDER}/{path.relative_to(self.file.parent)}": text for path, text in found.items()}
+        return {
+            f"{FOLDER}/{path.relative_to(self.file.parent)}": text for path, text in found.items()
+        }
 
     def _read(self, path: Path, found: dict[Path, str]) -> ast.Module:
-        """The syntax of a file, which is added to those that are found, as are those that it imports."""
+        """The syntax of a file, which is added to those that are found, as are those that it
+        imports."""
         try:
             found[path] = path.read_bytes().decode()
             tree = ast.parse(found[path])
         except OSError as error:
-            raise ConfigurationError(Problem("new.program", at(file=path), f"cannot be read: {error.strerror}")) from None
+            raise ConfigurationError(
+                Problem("new.program", at(file=path), f"cannot be read: {error.strerror}")
+            ) from None
         except (SyntaxError, ValueError) as error:
             got = f"is not Python: {getattr(error, 'msg', error)}"
-            fix = "a program in another language is named in the recipe itself: `agent: {command: [node, agent.js]}`"
+            fix = (
+                "a program in another language is named in the recipe itself: `agent: {command: "
+                "[node, agent.js]}`"
+            )
             raise ConfigurationError(Problem("new.program", at(file=path), got, fix=fix)) from None
         for name in dict.fromkeys(_imported(tree)):
             for beside in self._beside(name):

@@ -1,7 +1,7 @@
 """`openrlhf recipes new FOLDER --roles a,b --data FILE` writes a recipe that works, to be changed.
 
-Roles follow each other, each shown the task and what was said before; or an existing program asks them (`--agent`,
-new_program.py). A grader compares the final answer with the label.
+Roles follow each other, each shown the task and what was said before; or an existing program asks
+them (`--agent`, new_program.py). A grader compares the final answer with the label.
 """
 
 from __future__ import annotations
@@ -58,7 +58,8 @@ class NewRecipe:
     """The request for a recipe.
 
     Args:
-        data, eval_data: Files of tasks with labels, of the kinds that `--data.prompt_dataset` takes.
+        data, eval_data: Files of tasks with labels, of the kinds that `--data.prompt_dataset`
+            takes.
         input_key, label_key: Fields of prompt and label; None: by the usual names.
         program: Asks the roles; None: they follow each other.
     """
@@ -78,29 +79,62 @@ def add_parser(commands: Any) -> None:
     parser = commands.add_parser(
         "new",
         help="a recipe of one's own, from names of roles and a file of tasks",
-        description="Write a recipe that passes --dry-run, to be changed: roles that follow each other, a grader that compares "
-        "the last one's final answer with the label, the tasks, and a tiny.yaml for a laptop's CPU. With --agent an existing "
+        description="Write a recipe that passes --dry-run, to be changed: roles that follow each "
+        "other, a grader that compares "
+        "the last one's final answer with the label, the tasks, and a tiny.yaml for a laptop's "
+        "CPU. With --agent an existing "
         "program asks the roles as models of an OpenAI-compatible endpoint (openrlhf docs agents).",
-        epilog="Examples: openrlhf recipes new my_recipe --roles planner,solver --data tasks.jsonl --model Qwen/Qwen3-4B; "
-        "openrlhf recipes new my_recipe --agent my_agent.py --roles planner,solver --data tasks.jsonl",
+        epilog="Examples: openrlhf recipes new my_recipe --roles planner,solver --data tasks.jsonl "
+        "--model Qwen/Qwen3-4B; "
+        "openrlhf recipes new my_recipe --agent my_agent.py --roles planner,solver --data "
+        "tasks.jsonl",
     )
     parser.add_argument("folder", type=Path, help="where to; it must not exist yet")
     parser.add_argument(
-        "--roles", metavar="A,B", help="names of the roles, in the order in which they act; of a program: its models"
+        "--roles",
+        metavar="A,B",
+        help="names of the roles, in the order in which they act; of a program: its models",
     )
-    parser.add_argument("--data", type=Path, metavar="FILE", help=".jsonl, .json or .csv of tasks with labels")
-    parser.add_argument("--eval-data", type=Path, metavar="FILE", help="held-out tasks; default: every tenth of --data")
-    parser.add_argument("--model", default=MODEL, help=f"model of all roles ({MODEL}); `tiny` for a laptop's CPU alone")
-    parser.add_argument("--input-key", metavar="NAME", help="field of the prompt; default: the usual names")
-    parser.add_argument("--label-key", metavar="NAME", help="field of the label; default: the usual names")
+    parser.add_argument(
+        "--data", type=Path, metavar="FILE", help=".jsonl, .json or .csv of tasks with labels"
+    )
+    parser.add_argument(
+        "--eval-data",
+        type=Path,
+        metavar="FILE",
+        help="held-out tasks; default: every tenth of --data",
+    )
+    parser.add_argument(
+        "--model",
+        default=MODEL,
+        help=f"model of all roles ({MODEL}); `tiny` for a laptop's CPU alone",
+    )
+    parser.add_argument(
+        "--input-key", metavar="NAME", help="field of the prompt; default: the usual names"
+    )
+    parser.add_argument(
+        "--label-key", metavar="NAME", help="field of the label; default: the usual names"
+    )
     add = parser.add_argument_group("an existing program in place of a workflow").add_argument
-    add("--agent", type=Path, metavar="FILE", help="Python file; it is copied, with the modules beside it that it imports")
-    add("--function", metavar="NAME", help="function of it that is given the prompt and returns the answer (main)")
-    add("--python", metavar="PATH", help="Python that has its packages; default: the one of the run")
+    add(
+        "--agent",
+        type=Path,
+        metavar="FILE",
+        help="Python file; it is copied, with the modules beside it that it imports",
+    )
+    add(
+        "--function",
+        metavar="NAME",
+        help="function of it that is given the prompt and returns the answer (main)",
+    )
+    add(
+        "--python", metavar="PATH", help="Python that has its packages; default: the one of the run"
+    )
     add(
         "--calls",
         metavar="PARSER",
-        help="format in which the model calls tools that the program sends, by vLLM's name: hermes, ...",
+        help="format in which the model calls tools that the program sends, by vLLM's name: "
+        "hermes, ...",
     )
 
 
@@ -121,7 +155,11 @@ def new(options: argparse.Namespace) -> int:
     print(f"  openrlhf recipes check {wanted.folder}")
     if "tiny.yaml" in files:
         print(f"  openrlhf train --recipe {wanted.folder / 'tiny.yaml'} --dry-run  # on a CPU")
-    where = "" if is_tiny(wanted.model) else f"            # on GPUs; elsewhere, {cpu.DEVICE}=cuda plans for them"
+    where = (
+        ""
+        if is_tiny(wanted.model)
+        else f"            # on GPUs; elsewhere, {cpu.DEVICE}=cuda plans for them"
+    )
     print(f"  openrlhf train --recipe {wanted.folder} --dry-run{where}")
     return 0
 
@@ -129,37 +167,77 @@ def new(options: argparse.Namespace) -> int:
 def _request(options: argparse.Namespace) -> NewRecipe:
     """The command line, with what is missing asked for where somebody can answer."""
     answers: dict[str, str] = {}
-    questions = {"roles": "Names of the roles, in the order in which they act (a,b): ", "data": "File of the tasks: "}
+    questions = {
+        "roles": "Names of the roles, in the order in which they act (a,b): ",
+        "data": "File of the tasks: ",
+    }
     for name, question in questions.items():
-        answers[name] = str(getattr(options, name) or (input(question).strip() if sys.stdin.isatty() else ""))
-    missing = [Problem("new.missing", at(flag=name), "is not given") for name in questions if not answers[name]]
+        answers[name] = str(
+            getattr(options, name) or (input(question).strip() if sys.stdin.isatty() else "")
+        )
+    missing = [
+        Problem("new.missing", at(flag=name), "is not given")
+        for name in questions
+        if not answers[name]
+    ]
     if not options.model.strip():
         missing.append(Problem("new.missing", at(flag="model"), "is empty"))
     roles = tuple(name.strip() for name in answers["roles"].split(","))
-    more = {name: value for name in ("function", "python", "calls") if (value := getattr(options, name))}
+    more = {
+        name: value for name in ("function", "python", "calls") if (value := getattr(options, name))
+    }
     if more and not options.agent:
-        missing += [Problem("new.no_program", at(flag=name), "is of a program", fix="name it: --agent") for name in more]
+        missing += [
+            Problem("new.no_program", at(flag=name), "is of a program", fix="name it: --agent")
+            for name in more
+        ]
     if os.path.lexists(options.folder):
         missing.append(
-            Problem("files.exists", at(file=options.folder), "exists already", fix="give a folder that does not")
+            Problem(
+                "files.exists",
+                at(file=options.folder),
+                "exists already",
+                fix="give a folder that does not",
+            )
         )
     if missing or (missing := wrong_roles(roles)):
         raise ConfigurationError(missing)
     keys = options.input_key, options.label_key
     program = ExistingProgram(options.agent, **more) if options.agent else None
-    return NewRecipe(options.folder, roles, Path(answers["data"]), options.eval_data, options.model, *keys, program)
+    return NewRecipe(
+        options.folder,
+        roles,
+        Path(answers["data"]),
+        options.eval_data,
+        options.model,
+        *keys,
+        program,
+    )
 
 
 def wrong_roles(roles: Sequence[str]) -> list[Problem]:
     """Returns what is wrong with names of roles."""
     where, found = at(flag="roles"), []
     for name in dict.fromkeys(roles):
-        if not re.fullmatch(NAME, name) or name.startswith("_") or keyword.iskeyword(name) or name in TAKEN:
-            wanted = "letters, digits and underscores, a letter first, and no word of Python or of a workflow"
+        if (
+            not re.fullmatch(NAME, name)
+            or name.startswith("_")
+            or keyword.iskeyword(name)
+            or name in TAKEN
+        ):
+            wanted = (
+                "letters, digits and underscores, a letter first, and no word of Python or of "
+                "a workflow"
+            )
             found.append(Problem("new.role", where, repr(name), wanted))
         elif roles.count(name) > 1:
             found.append(
-                Problem("new.role_twice", where, f"{name!r} is named {roles.count(name)} times", fix="name it once")
+                Problem(
+                    "new.role_twice",
+                    where,
+                    f"{name!r} is named {roles.count(name)} times",
+                    fix="name it once",
+                )
             )
     return found
 
@@ -176,7 +254,8 @@ def files_of(wanted: NewRecipe) -> dict[str, str]:
     longest = max(len(task.prompt.encode()) for task in (*train, *held_out))
     recipe: dict[str, Any] = {
         "name": name,
-        "description": f"{(' and ' if wanted.program else ' then ').join(wanted.roles)}, on tasks of {wanted.data.name}",
+        "description": f"{(' and ' if wanted.program else ' then ').join(wanted.roles)}, on tasks "
+        f"of {wanted.data.name}",
         "roles": roles,
         **asked,
         "grader": "grader.py",
@@ -187,7 +266,11 @@ def files_of(wanted: NewRecipe) -> dict[str, str]:
     }
     files["tasks.py"] = TASKS
     files["grader.py"] = (recipes_root() / "mathchat" / "grader.py").read_text("utf-8")
-    files |= {f"data/{split}.jsonl": _lines(tasks) for split, tasks in (("train", train), ("eval", held_out)) if tasks}
+    files |= {
+        f"data/{split}.jsonl": _lines(tasks)
+        for split, tasks in (("train", train), ("eval", held_out))
+        if tasks
+    }
     tiny = yaml.safe_load(tiny_yaml(recipe))
     if longest > LONGEST_FOR_TINY_BYTES:
         size = _at_least(longest + 1000)
@@ -196,7 +279,10 @@ def files_of(wanted: NewRecipe) -> dict[str, str]:
         tiny["model"] += ",tools=1"
     if is_tiny(wanted.model):
         flags = {**recipe["flags"], **tiny["flags"]}
-        recipe |= {"model": tiny["model"], "flags": {flag: value for flag, value in flags.items() if value is not None}}
+        recipe |= {
+            "model": tiny["model"],
+            "flags": {flag: value for flag, value in flags.items() if value is not None},
+        }
     else:
         files["tiny.yaml"] = yaml.safe_dump(tiny, sort_keys=False)
     files["recipe.yaml"] = yaml.safe_dump(recipe, sort_keys=False, width=120, allow_unicode=True)
@@ -207,21 +293,42 @@ def files_of(wanted: NewRecipe) -> dict[str, str]:
 def _asked(wanted: NewRecipe) -> tuple[dict[str, Any], dict[str, Any], dict[str, str]]:
     """The recipe's roles, who asks them, and the texts of the files of both."""
     if program := wanted.program:
-        return dict.fromkeys(wanted.roles, program.role), {"agent": program.section}, program.files()
+        return (
+            dict.fromkeys(wanted.roles, program.role),
+            {"agent": program.section},
+            program.files(),
+        )
     prompts = {role: _prompt(wanted.roles, number) for number, role in enumerate(wanted.roles)}
-    files = {f"prompts/{role}.md": text for role, text in prompts.items()} | {"workflow.py": write_chain(prompts, ())}
-    return {role: {"prompt": f"prompts/{role}.md"} for role in prompts}, {"workflow": "workflow.py"}, files
+    files = {f"prompts/{role}.md": text for role, text in prompts.items()} | {
+        "workflow.py": write_chain(prompts, ())
+    }
+    return (
+        {role: {"prompt": f"prompts/{role}.md"} for role in prompts},
+        {"workflow": "workflow.py"},
+        files,
+    )
 
 
 def _tasks(wanted: NewRecipe) -> tuple[list[Task], list[Task]]:
-    """The tasks to train on and the held-out ones, none of which has the prompt of another split's."""
+    """The tasks to train on and the held-out ones, none of which has the prompt of another
+    split's."""
     given = read_tasks(wanted.data, wanted.input_key, wanted.label_key)
-    other = read_tasks(wanted.eval_data, wanted.input_key, wanted.label_key) if wanted.eval_data else []
+    other = (
+        read_tasks(wanted.eval_data, wanted.input_key, wanted.label_key) if wanted.eval_data else []
+    )
     for path, tasks in ((wanted.data, given), (wanted.eval_data, other)):
         if any(task.label is None for task in tasks):
-            fix = f"name the field of the label: --label-key; the usual ones are {', '.join(LABEL_KEYS)}"
+            fix = (
+                "name the field of the label: --label-key; the usual ones are "
+                f"{', '.join(LABEL_KEYS)}"
+            )
             raise ConfigurationError(
-                Problem("new.no_labels", at(file=path or wanted.data), "has tasks without a label", fix=fix)
+                Problem(
+                    "new.no_labels",
+                    at(file=path or wanted.data),
+                    "has tasks without a label",
+                    fix=fix,
+                )
             )
     if wanted.eval_data:
         held_out, train = [replace(task, id=f"eval-{task.id}") for task in other], list(given)
@@ -233,14 +340,20 @@ def _tasks(wanted: NewRecipe) -> tuple[list[Task], list[Task]]:
 
 
 def _lines(tasks: Sequence[Task]) -> str:
-    rows = [{**task.metadata, "id": task.id, "prompt": task.prompt, "answer": task.label} for task in tasks]
+    rows = [
+        {**task.metadata, "id": task.id, "prompt": task.prompt, "answer": task.label}
+        for task in tasks
+    ]
     return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
 
 def _prompt(roles: Sequence[str], number: int) -> str:
     shown = "".join(f"\n\nThe {role} said:\n{{{role}}}" for role in roles[:number])
     last = "\n\nEnd with the final answer in \\boxed{{}}." if number == len(roles) - 1 else ""
-    return f"{{problem}}{shown}\n\nYou are the {roles[number]}. Write here what this role is to do.{last}\n"
+    return (
+        f"{{problem}}{shown}\n\nYou are the {roles[number]}. Write here what this role is to "
+        f"do.{last}\n"
+    )
 
 
 def _flags(tasks: int, longest: int, roles: int, evaluated: bool) -> dict[str, Any]:
@@ -282,11 +395,18 @@ def _readme(name: str, wanted: NewRecipe) -> str:
         "workflow.py": "who is asked when, and what of the others' answers each sees",
     }
     if program := wanted.program:
-        rows = {f"{FOLDER}/": f"the program, as {program.file.name} was: the models that it asks for are the roles"}
+        rows = {
+            f"{FOLDER}/": f"the program, as {program.file.name} was: the models that it asks for "
+            "are the roles"
+        }
     rows |= {
         "grader.py": "1 for the final answer that the label has",
         "tasks.py, data/": f"the tasks of {wanted.data.name}; `eval.jsonl` is held out",
-        "recipe.yaml": "`mapping: shared` is one policy for all roles; `separate` gives each its own",
+        "recipe.yaml": "`mapping: shared` is one policy for all roles; `separate` gives each its "
+        "own",
     }
     table = "\n".join(f"| `{file}` | {what} |" for file, what in rows.items())
-    return f"# {name}\n\nWritten by `openrlhf recipes new`, to be changed.\n\n| file | what |\n|---|---|\n{table}\n"
+    return (
+        f"# {name}\n\nWritten by `openrlhf recipes new`, to be changed.\n\n| file | what "
+        f"|\n|---|---|\n{table}\n"
+    )

@@ -1,4 +1,5 @@
-"""The commands that plugins bring (`marl_commands`), found without importing a plugin that brings none."""
+"""The commands that plugins bring (`marl_commands`), found without importing a plugin that brings
+none."""
 
 from __future__ import annotations
 
@@ -16,8 +17,8 @@ HOOK = "marl_commands"
 
 
 def commands_of(plugin: str) -> Sequence[Command]:
-    """Returns a found plugin's commands, as its source lists them where it writes them out; it is imported when one of them is
-    called.
+    """Returns a found plugin's commands, as its source lists them where it writes them out; it is
+    imported when one of them is called.
 
     Raises:
         ConfigurationError: The plugin has to be imported, and cannot be.
@@ -53,14 +54,19 @@ def source_of(plugin: str) -> str | None:
     """Returns the source of a plugin's module; None where there is none to be read."""
     try:
         spec = importlib.util.find_spec(plugin)
-        return Path(spec.origin).read_text("utf-8") if spec and spec.origin and spec.origin.endswith(".py") else None
-    except Exception:  # a parent package's own code, of any kind; what is wrong is said where the plugin is imported
+        return (
+            Path(spec.origin).read_text("utf-8")
+            if spec and spec.origin and spec.origin.endswith(".py")
+            else None
+        )
+    # a parent package's own code, of any kind; what is wrong is said where the plugin is imported
+    except Exception:
         return None
 
 
 def in_source(text: str) -> list[tuple[str, str, str]] | None:
-    """Returns name, usage and about of the commands that a module returns from `marl_commands`; None where they are not
-    written out."""
+    """Returns name, usage and about of the commands that a module returns from `marl_commands`;
+    None where they are not written out."""
     try:
         functions = {f.name: f for f in ast.parse(text).body if isinstance(f, ast.FunctionDef)}
     except SyntaxError:
@@ -68,23 +74,38 @@ def in_source(text: str) -> list[tuple[str, str, str]] | None:
     if HOOK not in functions:
         return None
     calls = list(_calls(functions[HOOK]))
-    listed = [tuple(a.value for a in c.args[:3] if isinstance(a, ast.Constant) and isinstance(a.value, str)) for c in calls]
+    listed = [
+        tuple(
+            a.value for a in c.args[:3] if isinstance(a, ast.Constant) and isinstance(a.value, str)
+        )
+        for c in calls
+    ]
     last = functions[HOOK].body[-1]
     returned = last.value if isinstance(last, ast.Return) else None
-    if not isinstance(returned, ast.List) or len(calls) != len(returned.elts) or any(len(words) != 3 for words in listed):
+    if (
+        not isinstance(returned, ast.List)
+        or len(calls) != len(returned.elts)
+        or any(len(words) != 3 for words in listed)
+    ):
         return None
     return [(words[0], words[1], words[2]) for words in listed]
 
 
 def _calls(function: ast.FunctionDef) -> Iterator[ast.Call]:
     for node in ast.walk(function):
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Command":
+        if (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Name)
+            and node.func.id == "Command"
+        ):
             yield node
 
 
 def _main(plugin: str, name: str) -> Callable[[Sequence[str]], int]:
     def main(words: Sequence[str]) -> int:
-        return next(command for command in loaded_commands(plugin) if command.name == name).main(words)
+        return next(command for command in loaded_commands(plugin) if command.name == name).main(
+            words
+        )
 
     return main
 
@@ -92,4 +113,6 @@ def _main(plugin: str, name: str) -> Callable[[Sequence[str]], int]:
 def _check(module: ModuleType, commands: Sequence[object]) -> None:
     if wrong := [c for c in commands if not isinstance(c, Command) or not callable(c.main)]:
         where = at(plugin=module.__file__ or module.__name__, hook=HOOK)
-        raise ConfigurationError(Problem("plugin.answer", where, f"{wrong[0]!r:.80}", "a Command with a `main`"))
+        raise ConfigurationError(
+            Problem("plugin.answer", where, f"{wrong[0]!r:.80}", "a Command with a `main`")
+        )

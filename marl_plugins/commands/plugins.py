@@ -24,17 +24,24 @@ def hooks_of(module: ModuleType) -> Iterator[str]:
 
 def main(words: Sequence[str]) -> int:
     parser = Parser(
-        prog="openrlhf plugins", description="Plugins that are found, and what they hook into; name one with --plugin NAME."
+        prog="openrlhf plugins",
+        description="Plugins that are found, and what they hook into; name one with --plugin NAME.",
     )
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.add_argument(
-        "--plugin", metavar="NAME", action="append", default=[], help="look at this one too: a name or a .py file"
+        "--plugin",
+        metavar="NAME",
+        action="append",
+        default=[],
+        help="look at this one too: a name or a .py file",
     )
     options = parser.parse_args(list(words))
     if options.plugin:
         from marl_plugins.engine.manager import Plugins
 
-        Plugins(options.plugin)  # what is wrong with a plugin of one's own is said as a run would say it
+        Plugins(
+            options.plugin
+        )  # what is wrong with a plugin of one's own is said as a run would say it
     plugins = [_look(name) for name in dict.fromkeys([*found(), *options.plugin])]
     if options.json:
         print(json.dumps(plugins, indent=2))
@@ -42,18 +49,35 @@ def main(words: Sequence[str]) -> int:
     from marl_plugins.commands.tables import print_table
 
     rows = [
-        [p["name"], p["version"], "built in" if p["built_in"] else "", ", ".join(p["hooks"]), p["about"]] for p in plugins
+        [
+            p["name"],
+            p["version"],
+            "built in" if p["built_in"] else "",
+            ", ".join(p["hooks"]),
+            p["about"],
+        ]
+        for p in plugins
     ]
-    print_table("Plugins found; name one with --plugin NAME", ["name", "version", "", "hooks", "about"], rows)
+    print_table(
+        "Plugins found; name one with --plugin NAME",
+        ["name", "version", "", "hooks", "about"],
+        rows,
+    )
     return 0
 
 
 def _look(name: str) -> dict[str, Any]:
-    """Returns what a plugin is. This package's own are read, not imported, which would take half a second."""
+    """Returns what a plugin is. This package's own are read, not imported, which would take half a
+    second."""
     if name in (*SHIPPED, *BUILTINS) and (text := source_of(name)):
         about, _, _ = text.removeprefix('"""').partition("\n")
         written = set(HOOK.findall(text))
-        return _described(name, __version__, [hook for hook in KINDS if hook in written], about.removesuffix('"""'))
+        return _described(
+            name,
+            __version__,
+            [hook for hook in KINDS if hook in written],
+            about.removesuffix('"""'),
+        )
     from marl_plugins.core.failures import ConfigurationError
     from marl_plugins.core.loading import load, version_of
 
@@ -66,4 +90,10 @@ def _look(name: str) -> dict[str, Any]:
 
 
 def _described(name: str, version: str, hooks: list[str], about: str) -> dict[str, Any]:
-    return {"name": name, "version": version, "built_in": name in BUILTINS, "hooks": hooks, "about": about}
+    return {
+        "name": name,
+        "version": version,
+        "built_in": name in BUILTINS,
+        "hooks": hooks,
+        "about": about,
+    }

@@ -1,4 +1,5 @@
-"""`openrlhf recipes list | show | check | copy | import`: shipped recipes, and your own, also made from other programs' files."""
+"""`openrlhf recipes list | show | check | copy | import`: shipped recipes, and your own, also made
+from other programs' files."""
 
 from __future__ import annotations
 
@@ -38,7 +39,9 @@ from marl_plugins.engine.plan.workflow_file import WorkflowFile, workflow_of
 
 
 def main(words: Sequence[str]) -> int:
-    parser = Parser(prog="openrlhf recipes", description="Shipped recipes, and your own made from them.")
+    parser = Parser(
+        prog="openrlhf recipes", description="Shipped recipes, and your own made from them."
+    )
     commands = parser.add_subparsers(dest="command", parser_class=Parser)
     listing = commands.add_parser("list", help="all shipped recipes")
     showing = commands.add_parser("show", help="a recipe's roles, who calls whom, and its settings")
@@ -49,10 +52,14 @@ def main(words: Sequence[str]) -> int:
     new_recipe.add_parser(commands)
     checking = commands.add_parser(
         "check",
-        help="a recipe's grader on what is known to be right and wrong, its data, and a trajectory of each mapping",
-        description="Grade the answers of the recipe's answers.py, if it has one: right ones have to be paid, wrong ones and "
-        "tricks must not; some tricks are tried on every grader. Grade every label as an answer, a wrong one, an empty one and "
-        "another task's label. Look for tasks that are there twice or in both splits. Sample one trajectory for each mapping from "
+        help="a recipe's grader on what is known to be right and wrong, its data, and a trajectory "
+        "of each mapping",
+        description="Grade the answers of the recipe's answers.py, if it has one: right ones have "
+        "to be paid, wrong ones and "
+        "tricks must not; some tricks are tried on every grader. Grade every label as an answer, a "
+        "wrong one, an empty one and "
+        "another task's label. Look for tasks that are there twice or in both splits. Sample one "
+        "trajectory for each mapping from "
         "the tiny model. Exit code 1: something is not as it should be.",
     )
     checking.add_argument("recipe", help="name of a shipped recipe, a folder, or a YAML file")
@@ -65,27 +72,60 @@ def main(words: Sequence[str]) -> int:
     importing = commands.add_parser(
         "import",
         help="a recipe from a MARTI or MAPPA configuration",
-        description="Turn a MARTI or MAPPA configuration, with its prompts and data, into a recipe. Its README lists what was "
+        description="Turn a MARTI or MAPPA configuration, with its prompts and data, into a "
+        "recipe. Its README lists what was "
         "taken, what was left out and why, and what to look at. See openrlhf docs marti.",
-        epilog="Example: openrlhf recipes import marti/cli/configs/ma_chain.yaml --to my_recipe --model Qwen/Qwen2.5-3B-Instruct "
+        epilog="Example: openrlhf recipes import marti/cli/configs/ma_chain.yaml --to my_recipe "
+        "--model Qwen/Qwen2.5-3B-Instruct "
         "--train-data train.json",
     )
     add = importing.add_argument
-    add("source", type=Path, help="a Hydra .yaml, a .json with agent specifications, or the .sh that launches a run")
-    add("--to", type=Path, required=True, metavar="FOLDER", help="where to; it must not exist yet")
-    add("--model", metavar="NAME", help="model of all agents, where the source leaves it open or another is wanted")
-    add("--train-data", type=Path, metavar="FILE", help=".json or .jsonl; default: what the source names")
-    add("--eval-data", type=Path, metavar="FILE", help="held-out tasks; default: what the source names")
-    add("--workflow", choices=KINDS, help="shape to begin with, where the source's workflow has no counterpart")
     add(
-        "--grader", type=Path, metavar="FILE", help="a .py with score_outcome(trajectory); default: the one for mathematics"
+        "source",
+        type=Path,
+        help="a Hydra .yaml, a .json with agent specifications, or the .sh that launches a run",
     )
-    add("--skip-unknown", action="store_true", help="leave out what is unknown, and list it in the README")
+    add("--to", type=Path, required=True, metavar="FOLDER", help="where to; it must not exist yet")
+    add(
+        "--model",
+        metavar="NAME",
+        help="model of all agents, where the source leaves it open or another is wanted",
+    )
+    add(
+        "--train-data",
+        type=Path,
+        metavar="FILE",
+        help=".json or .jsonl; default: what the source names",
+    )
+    add(
+        "--eval-data",
+        type=Path,
+        metavar="FILE",
+        help="held-out tasks; default: what the source names",
+    )
+    add(
+        "--workflow",
+        choices=KINDS,
+        help="shape to begin with, where the source's workflow has no counterpart",
+    )
+    add(
+        "--grader",
+        type=Path,
+        metavar="FILE",
+        help="a .py with score_outcome(trajectory); default: the one for mathematics",
+    )
+    add(
+        "--skip-unknown",
+        action="store_true",
+        help="leave out what is unknown, and list it in the README",
+    )
     forms = showing.add_mutually_exclusive_group()
     for command in (listing, checking, forms):
         command.add_argument("--json", action="store_true", help="print JSON instead of tables")
     forms.add_argument(
-        "--mermaid", action="store_true", help="print who sees whom as a Mermaid flowchart, and nothing else"
+        "--mermaid",
+        action="store_true",
+        help="print who sees whom as a Mermaid flowchart, and nothing else",
     )
     options = parser.parse_args(list(words))
     if options.command is None:
@@ -103,7 +143,11 @@ def main(words: Sequence[str]) -> int:
         return new_recipe.new(options)
     if options.command == "copy":
         return copy(options.recipe, options.folder)
-    return show(options.recipe, options.json, options.mermaid) if options.command == "show" else list_all(options.json)
+    return (
+        show(options.recipe, options.json, options.mermaid)
+        if options.command == "show"
+        else list_all(options.json)
+    )
 
 
 def list_all(as_json: bool) -> int:
@@ -113,7 +157,14 @@ def list_all(as_json: bool) -> int:
         recipe = base_of(read_recipe(path))
         folder = path.parent.name
         name = folder if path.name == "recipe.yaml" else f"{folder}/{path.name}"
-        found.append({"name": name, "model": recipe.model, "roles": list(recipe.roles), "description": recipe.description})
+        found.append(
+            {
+                "name": name,
+                "model": recipe.model,
+                "roles": list(recipe.roles),
+                "description": recipe.description,
+            }
+        )
     if as_json:
         print(json.dumps(found, indent=2))
         return 0
@@ -148,7 +199,11 @@ def show(name: str, as_json: bool, as_mermaid: bool = False) -> int:
     plugins, unread = Plugins(tree.plugins), Problems()
     recipe, sections = load_recipe(tree, plugins)
     settings = recipe.model_dump(exclude_defaults=True, exclude={"roles", "name", "description"})
-    settings |= {"flags": {f: shown_flag(f, value) for f, value in recipe.flags.items()}} if recipe.flags else {}
+    settings |= (
+        {"flags": {f: shown_flag(f, value) for f, value in recipe.flags.items()}}
+        if recipe.flags
+        else {}
+    )
     settings |= {section: shown for section, value in sections.items() if (shown := value.shown())}
     found = unread.attempt(lambda: _rehearsed(draft_plan(["--recipe", str(path)], plugins)))
     if found is None:  # without the recipe's own tasks
@@ -229,31 +284,52 @@ def copy(name: str, folder: Path) -> int:
     source = named.parent
     if folder.exists():
         raise ConfigurationError(
-            Problem("files.exists", at(file=folder), "exists already", fix="give a folder that does not")
+            Problem(
+                "files.exists", at(file=folder), "exists already", fix="give a folder that does not"
+            )
         )
     try:
         shutil.copytree(source, folder, ignore=_not_copied)
-        files = sorted(filter(_is_recipe, folder.glob("*.yaml")), key=lambda path: _how_likely(path, named.name))
+        files = sorted(
+            filter(_is_recipe, folder.glob("*.yaml")),
+            key=lambda path: _how_likely(path, named.name),
+        )
         for path in files:
             _rename(path, re.sub(r"\W", "_", folder.resolve().name.lower()))
     except OSError as error:
         raise ConfigurationError(
-            Problem("files.unwritable", at(file=folder), f"cannot be written: {error.strerror or error}")
+            Problem(
+                "files.unwritable", at(file=folder), f"cannot be written: {error.strerror or error}"
+            )
         ) from None
     print(f"copied {source.resolve().name} to {folder}")
     for path in files:
-        outside = [p for p in base_of(read_recipe(path)).plugins if p.endswith(".py") and p.startswith("..")]
+        outside = [
+            p
+            for p in base_of(read_recipe(path)).plugins
+            if p.endswith(".py") and p.startswith("..")
+        ]
         missing = [p for p in outside if not (folder / p).is_file()]
         if missing:
-            print(f"  {path}: {', '.join(missing)} lies outside the recipe's folder and was not copied; change `plugins:`")
+            print(
+                f"  {path}: {', '.join(missing)} lies outside the recipe's folder and was not "
+                "copied; change `plugins:`"
+            )
     for path in files:
-        print(f"  openrlhf train --recipe {path if path.name != 'recipe.yaml' else folder} --dry-run")
+        print(
+            f"  openrlhf train --recipe {path if path.name != 'recipe.yaml' else folder} --dry-run"
+        )
     return 0
 
 
 def _not_copied(folder: str, names: list[str]) -> set[str]:
-    """Returns the entries of a folder that are no part of a recipe: caches of Python, and folders that runs have written."""
-    return {name for name in names if name == "__pycache__" or (Path(folder) / name / COMMAND_FILE).is_file()}
+    """Returns the entries of a folder that are no part of a recipe: caches of Python, and folders
+    that runs have written."""
+    return {
+        name
+        for name in names
+        if name == "__pycache__" or (Path(folder) / name / COMMAND_FILE).is_file()
+    }
 
 
 def _is_recipe(path: Path) -> bool:
@@ -266,7 +342,8 @@ def _is_recipe(path: Path) -> bool:
 
 
 def _how_likely(path: Path, named: str) -> tuple[bool, bool, bool, str]:
-    """Files in the order in which they are worth trying: the one that was named, then those for this machine, recipe.yaml first."""
+    """Files in the order in which they are worth trying: the one that was named, then those for
+    this machine, recipe.yaml first."""
     for_cpu = path.name.startswith("tiny")
     return (
         named == "recipe.yaml" or path.name != named,
@@ -280,4 +357,7 @@ def _rename(path: Path, name: str) -> None:
     """Give a recipe's file another `name:`, where it has one and the other can be one."""
     if re.fullmatch(r"[a-z][a-z0-9_]*", name):
         text = path.read_text(encoding="utf-8")
-        path.write_text(re.sub(r"^name: \w+$", f"name: {name}", text, count=1, flags=re.MULTILINE), encoding="utf-8")
+        path.write_text(
+            re.sub(r"^name: \w+$", f"name: {name}", text, count=1, flags=re.MULTILINE),
+            encoding="utf-8",
+        )

@@ -1,4 +1,5 @@
-"""`openrlhf train`: a checked plan, shown or trained; without a plugin or recipe upstream's own trainer."""
+"""`openrlhf train`: a checked plan, shown or trained; without a plugin or recipe upstream's own
+trainer."""
 
 from __future__ import annotations
 
@@ -25,10 +26,14 @@ def main(words: Sequence[str]) -> int:
     if not words:
         fix = (
             "for example:\n"
-            "  openrlhf train --recipe mathchat/tiny.yaml --max_steps 5    on a CPU; other recipes: openrlhf recipes list\n"
-            "  openrlhf train --help                                       all flags, upstream's own trainer's too"
+            "  openrlhf train --recipe mathchat/tiny.yaml --max_steps 5    on a CPU; other "
+            "recipes: openrlhf recipes list\n"
+            "  openrlhf train --help                                       all flags, upstream's "
+            "own trainer's too"
         )
-        raise ConfigurationError(Problem("train.nothing", got="nothing to train was named", fix=fix))
+        raise ConfigurationError(
+            Problem("train.nothing", got="nothing to train was named", fix=fix)
+        )
     typed, remarks = words, list[Problem]()
     if any(w.partition("=")[0] == "--resume" for w in typed):
         from marl_plugins.engine.records.run_folder import replayed
@@ -37,10 +42,22 @@ def main(words: Sequence[str]) -> int:
     if not any(w.partition("=")[0] in ("--recipe", "--plugin") for w in words):
         from marl_plugins.engine.plan.flags import OWN_FLAGS
 
-        if ours := [w for w in words if w.partition("=")[0].removeprefix("--") in OWN_FLAGS and w.startswith("--")]:
+        if ours := [
+            w
+            for w in words
+            if w.partition("=")[0].removeprefix("--") in OWN_FLAGS and w.startswith("--")
+        ]:
             got = "is about multi-agent training, and nothing multi-agent was asked for"
-            flags = [name for w in words if w.startswith("--") and (name := w[2:].partition("=")[0]) not in OWN_FLAGS]
-            meant = [(flag, name) for flag in flags for name in get_close_matches(flag, ("recipe", "plugin"), 1, 0.8)]
+            flags = [
+                name
+                for w in words
+                if w.startswith("--") and (name := w[2:].partition("=")[0]) not in OWN_FLAGS
+            ]
+            meant = [
+                (flag, name)
+                for flag in flags
+                for name in get_close_matches(flag, ("recipe", "plugin"), 1, 0.8)
+            ]
             where, fix = (
                 at(flag=ours[0].partition("=")[0].removeprefix("--")),
                 "give --recipe RECIPE or --plugin NAME as well",
@@ -49,11 +66,16 @@ def main(words: Sequence[str]) -> int:
                 where, got, fix = at(flag=flag), "is no flag", f"did you mean --{name}?"
             raise ConfigurationError(Problem("train.no_recipe", where, got, fix=fix))
         return pass_through(words)
-    with without_collector(), without_pydantic_plugins() if "--dry-run" in words else contextlib.nullcontext():
+    with (
+        without_collector(),
+        without_pydantic_plugins() if "--dry-run" in words else contextlib.nullcontext(),
+    ):
         from marl_plugins.engine.plan.build import build_plan
         from marl_plugins.engine.plan.resume import with_resumption
 
-        with contextlib.redirect_stdout(sys.stderr):  # what a user's code prints is no part of the plan
+        with contextlib.redirect_stdout(
+            sys.stderr
+        ):  # what a user's code prints is no part of the plan
             plan, step = with_resumption(build_plan(words), remarks)
         if plan.options.dry_run:
             return print_plan(plan, {"resume": f"would resume after step {step}"} if step else {})
@@ -66,8 +88,8 @@ def main(words: Sequence[str]) -> int:
 
 
 def finished(plan: Plan, step: int) -> str:
-    """Returns what is said of a resumed run that has nothing left to do; empty where there is something, or where that is not known
-    yet.
+    """Returns what is said of a resumed run that has nothing left to do; empty where there is
+    something, or where that is not known yet.
 
     Args:
         step: The saved step that it would continue from; 0 for none.
@@ -80,18 +102,21 @@ def finished(plan: Plan, step: int) -> str:
     run, steps = plan.run, plan.counted.get("steps", plan.run.max_steps)
     if not (run.args.ckpt.load_enable and (step or plan.options.resume)) or steps is None:
         return ""
-    if not RunReader(run.output).has_finished([policy.name for policy in run.policies if policy.trainable], steps):
+    if not RunReader(run.output).has_finished(
+        [policy.name for policy in run.policies if policy.trainable], steps
+    ):
         return ""
     return (
-        f"{run.output}: the run has finished: all {steps} steps are trained, and its weights and report are there; raise "
+        f"{run.output}: the run has finished: all {steps} steps are trained, and its weights and "
+        "report are there; raise "
         "--max_steps or --train.num_episodes to train on"
     )
 
 
 @contextlib.contextmanager
 def without_pydantic_plugins() -> Iterator[None]:
-    """Keeps pydantic from looking for its plugins in every installed package, which takes a tenth of a dry run; nothing runs
-    after one."""
+    """Keeps pydantic from looking for its plugins in every installed package, which takes a tenth
+    of a dry run; nothing runs after one."""
     name = "PYDANTIC_DISABLE_PLUGINS"
     given = os.environ.get(name)
     os.environ[name] = "__all__"
@@ -113,9 +138,13 @@ def print_help(words: Sequence[str]) -> int:
     mentioned_plugins(words).options(upstream)
     ours = own_parser()
     ours.usage = "openrlhf train --recipe RECIPE [--plugin NAME ...] [flags]"
-    ours.description = "Train a multi-agent system with OpenRLHF. A flag beats the recipe, which beats the defaults."
+    ours.description = (
+        "Train a multi-agent system with OpenRLHF. A flag beats the recipe, which "
+        "beats the defaults."
+    )
     ours.epilog = (
-        "Any flag of upstream below may also be given for one policy: --policy.NAME.actor.adam.lr 1e-5. What becomes of each "
+        "Any flag of upstream below may also be given for one policy: --policy.NAME.actor.adam.lr "
+        "1e-5. What becomes of each "
         "of them: openrlhf docs flags"
     )
     print(ours.format_help())
@@ -133,7 +162,10 @@ def pass_through(words: Sequence[str]) -> int:
         raise ConfigurationError(unknown)
     if cpu.device() != "cpu":
         os.execv(sys.executable, [sys.executable, "-m", "openrlhf.cli.train_ppo_ray", *words])
-    print("no accelerator found: running upstream's trainer in this process with the CPU support", file=sys.stderr)
+    print(
+        "no accelerator found: running upstream's trainer in this process with the CPU support",
+        file=sys.stderr,
+    )
     os.environ[cpu.DEVICE] = "cpu"
     os.environ.update(cpu.environment())
     os.environ.pop("CUDA_VISIBLE_DEVICES", None)
@@ -144,7 +176,8 @@ def pass_through(words: Sequence[str]) -> int:
 
 
 def print_plan(plan: Plan, more: dict[str, object]) -> int:
-    """Prints the plan as one JSON object, or for people: one line per fact, nested by indentation."""
+    """Prints the plan as one JSON object, or for people: one line per fact, nested by
+    indentation."""
     from marl_plugins.engine.plan.describe import describe
 
     shown = describe(plan) | more

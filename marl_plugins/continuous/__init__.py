@@ -1,16 +1,20 @@
 """A step that does not wait for its last trajectory: it takes the tasks that are complete first.
 
-    openrlhf train --recipe R --train.async_enable --plugin marl_plugins.continuous --continuous.late 1
+    openrlhf train --recipe R --train.async_enable --plugin marl_plugins.continuous
+    --continuous.late 1
 
-Rollout n has the tasks of step n and, begun before their turn, the first `--continuous.ahead` of the next ones. It ends with as
-many complete tasks (all samples of each) as the step has; the others run on during updates and count for the next rollout. A task
-that was begun `--continuous.late` rollouts ago is waited for, and so is one whose next turn comes: so no task is left out, none is
-twice in a step, and rows are at most queue + late versions old. Short answers come earlier, not more often.
+Rollout n has the tasks of step n and, begun before their turn, the first `--continuous.ahead` of
+the next ones. It ends with as many complete tasks (all samples of each) as the step has; the others
+run on during updates and count for the next rollout. A task that was begun `--continuous.late`
+rollouts ago is waited for, and so is one whose next turn comes: so no task is left out, none is
+twice in a step, and rows are at most queue + late versions old. Short answers come earlier, not
+more often.
 
-Requests and new weights of a policy take turns (gate.py): an answer is by the weights of one version, a trajectory by those of
-several. With `--train.partial_rollout_enable` they do not: engines pause in the middle of answers. Which tasks a step takes depends
-on timing: a run cannot be repeated. A saved step names the tasks that have been begun and not taken; a run that goes on begins them
-anew, before all others.
+Requests and new weights of a policy take turns (gate.py): an answer is by the weights of one
+version, a trajectory by those of several. With `--train.partial_rollout_enable` they do not:
+engines pause in the middle of answers. Which tasks a step takes depends
+on timing: a run cannot be repeated. A saved step names the tasks that have been begun and not
+taken; a run that goes on begins them anew, before all others.
 """
 
 from __future__ import annotations
@@ -38,7 +42,9 @@ ASYNC, EMA, AHEAD = "train.async_enable", "train.enable_ema", "continuous.ahead"
 
 @hookimpl
 def marl_options(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument_group("the tasks that are complete first (--plugin marl_plugins.continuous)").add_argument
+    add = parser.add_argument_group(
+        "the tasks that are complete first (--plugin marl_plugins.continuous)"
+    ).add_argument
     add(
         "--continuous.late",
         type=at_least(1),
@@ -63,13 +69,34 @@ def marl_configure(run: Run) -> list[Problem]:
     run.state(Lateness).steps = args.continuous.late
     found, most = list[Problem](), args.rollout.batch_size
     if ahead_of(run) > most:
-        got = f"{ahead_of(run)}: a step has {most} tasks, and those of the next step alone begin early"
-        found.append(Problem("continuous.ahead", at(flag=AHEAD), got, f"{most} or less", fix="lower it"))
+        got = (
+            f"{ahead_of(run)}: a step has {most} tasks, and those of the next step alone begin "
+            "early"
+        )
+        found.append(
+            Problem("continuous.ahead", at(flag=AHEAD), got, f"{most} or less", fix="lower it")
+        )
     if args.train.enable_ema:
-        got = "engines hold the averaged weights while these are evaluated, and late tasks are sampled then"
-        found.append(Problem("continuous.ema", who + at(flag=EMA), got, fix="leave out one of the two"))
-    got = "which tasks a step has depends on timing, so a run cannot be repeated, and one that is resumed is another one"
-    found.append(Problem("continuous.timing", who, got, fix="leave out the plugin where that matters", severity="warning"))
+        got = (
+            "engines hold the averaged weights while these are evaluated, and late tasks are "
+            "sampled then"
+        )
+        found.append(
+            Problem("continuous.ema", who + at(flag=EMA), got, fix="leave out one of the two")
+        )
+    got = (
+        "which tasks a step has depends on timing, so a run cannot be repeated, and one that is "
+        "resumed is another one"
+    )
+    found.append(
+        Problem(
+            "continuous.timing",
+            who,
+            got,
+            fix="leave out the plugin where that matters",
+            severity="warning",
+        )
+    )
     return found
 
 

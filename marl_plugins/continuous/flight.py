@@ -37,7 +37,8 @@ class Lengths:
         """By whether the task was taken at once."""
 
     def bias(self) -> float | None:
-        """Returns the mean length of what was taken at once over that of all; None where nothing was, or nothing is long."""
+        """Returns the mean length of what was taken at once over that of all; None where nothing
+        was, or nothing is long."""
         if not self.actions[True] or not self.tokens.total():
             return None
         return self.tokens[True] / self.actions[True] * self.actions.total() / self.tokens.total()
@@ -48,11 +49,13 @@ class Flight:
     """The tasks that have been begun and not taken, in the order in which they were begun."""
 
     groups: list[Group] = field(default_factory=list)
-    lengths: dict[int, dict[str, Lengths]] = field(default_factory=lambda: defaultdict(lambda: defaultdict(Lengths)))
+    lengths: dict[int, dict[str, Lengths]] = field(
+        default_factory=lambda: defaultdict(lambda: defaultdict(Lengths))
+    )
     """By the rollout in which tasks were begun, then by role."""
     saved: dict[str, Any] = field(default_factory=lambda: {"waiting": [], "early": [], "taken": []})
-    """As of the end of the last rollout, tasks as (turn, id): those that run on, those of the next step that have been begun, and
-    by rollout those that were taken and may not be trained yet."""
+    """As of the end of the last rollout, tasks as (turn, id): those that run on, those of the next
+    step that have been begun, and by rollout those that were taken and may not be trained yet."""
 
     def restore(self, state: Mapping[str, Any]) -> None:
         self.saved = dict(state)
@@ -108,19 +111,39 @@ class ContinuousPart(StepPart):
     def _taken_before(self) -> list[tuple[int, str]]:
         """The tasks that this rollout had when it was made before, where that was lost."""
         found: Iterable[Any] = self.flight.saved["taken"]
-        return next(([(turn, name) for turn, name in tasks] for number, tasks in found if number == self.step.number), [])
+        return next(
+            (
+                [(turn, name) for turn, name in tasks]
+                for number, tasks in found
+                if number == self.step.number
+            ),
+            [],
+        )
 
     def _begin_again(self, tasks: Sequence[tuple[int, str]]) -> list[Group]:
-        return [self._group(self._task(turn, name), turn, place) for place, (turn, name) in enumerate(tasks)]
+        return [
+            self._group(self._task(turn, name), turn, place)
+            for place, (turn, name) in enumerate(tasks)
+        ]
 
     def _begin(self) -> list[Group]:
         """Begin what a saved step has left, the tasks of this step, then some of the next."""
         flight, number = self.flight, self.step.number
         saved = flight.saved
-        left = [] if flight.groups else [(turn, self._task(turn, name)) for turn, name in saved["waiting"]]
-        own = [(number, task) for task in self.step.planned(number) if [number, task.id] not in saved["early"]]
+        left = (
+            []
+            if flight.groups
+            else [(turn, self._task(turn, name)) for turn, name in saved["waiting"]]
+        )
+        own = [
+            (number, task)
+            for task in self.step.planned(number)
+            if [number, task.id] not in saved["early"]
+        ]
         known = {g.task.id for g in flight.groups} | {task.id for _, task in (*left, *own)}
-        self.early = [task for task in self.step.planned(number + 1) if task.id not in known][: self.ahead]
+        self.early = [task for task in self.step.planned(number + 1) if task.id not in known][
+            : self.ahead
+        ]
         todo = [*left, *own, *((number + 1, task) for task in self.early)]
         flight.groups += [self._group(task, turn, place) for place, (turn, task) in enumerate(todo)]
         return list(flight.groups)
@@ -129,14 +152,20 @@ class ContinuousPart(StepPart):
         return next(task for task in self.step.planned(turn) if task.id == name)
 
     def _group(self, task: Task, turn: int, place: int) -> Group:
-        samples = all_of(self.step.trajectory(task, place, sample) for sample in range(self.samples))
+        samples = all_of(
+            self.step.trajectory(task, place, sample) for sample in range(self.samples)
+        )
         return Group(task, turn, self.step.number, asyncio.ensure_future(samples))
 
     def _due(self, waiting: Iterable[Group]) -> set[Group]:
         """The groups that this rollout takes, whenever they are complete."""
         number = self.step.number
         following = {task.id for task in self.step.planned(number + 1)}
-        return {g for g in waiting if g.begun <= number - self.late or (g.turn <= number and g.task.id in following)}
+        return {
+            g
+            for g in waiting
+            if g.begun <= number - self.late or (g.turn <= number and g.task.id in following)
+        }
 
     def _take(self, taken: Sequence[Group], again: bool) -> None:
         """Note what the rollout has taken, now that it is complete."""
@@ -144,7 +173,10 @@ class ContinuousPart(StepPart):
         flight.groups = [group for group in flight.groups if group not in taken]
         self._note_lengths(taken)
         late = sum(group.begun < number for group in taken)
-        self.found |= {"continuous/late": late / len(taken), "continuous/running": float(len(flight.groups))}
+        self.found |= {
+            "continuous/late": late / len(taken),
+            "continuous/running": float(len(flight.groups)),
+        }
         if again:
             return
         names = [[group.turn, group.task.id] for group in taken]
@@ -164,7 +196,9 @@ class ContinuousPart(StepPart):
                 lengths.tokens[group.begun == number] += len(action.generation.ids)
         complete = self.flight.lengths.pop(number - self.late, {})
         found = {role: lengths.bias() for role, lengths in sorted(complete.items())}
-        self.found |= {f"role/{role}/first_length": bias for role, bias in found.items() if bias is not None}
+        self.found |= {
+            f"role/{role}/first_length": bias for role, bias in found.items() if bias is not None
+        }
 
     def metrics(self) -> Mapping[str, float]:
         return self.found

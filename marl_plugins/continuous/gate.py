@@ -1,4 +1,5 @@
-"""Requests and new weights in turn: weights wait for the answers that are being written, and later requests for the weights."""
+"""Requests and new weights in turn: weights wait for the answers that are being written, and later
+requests for the weights."""
 
 from __future__ import annotations
 

@@ -4,12 +4,14 @@
     from marl_plugins.contracts import PluginContract
 
     class TestBrevity(PluginContract):
-        plugin = "brevity.py"                      # as after --plugin: a dotted name, an entry point or a file
+        plugin = "brevity.py"                      # as after --plugin: a dotted name, an entry
+            point or a file
         flags = ["--brevity.limit", "8"]           # what it needs to be given, if anything
 
-No engines, no GPU and no network; a second. A contract of a hook that the plugin does not implement passes. The trajectories are
-made up: tasks with several samples, each a chain of the recipe's roles, with scores and outcomes. A plugin that brings tools
-gives example calls of them (tools.py).
+No engines, no GPU and no network; a second. A contract of a hook that the plugin does not implement
+passes. The trajectories are
+made up: tasks with several samples, each a chain of the recipe's roles, with scores and outcomes. A
+plugin that brings tools gives example calls of them (tools.py).
 """
 
 from __future__ import annotations
@@ -48,35 +50,44 @@ if TYPE_CHECKING:
 HEAVY = ("torch", "ray", "vllm", "deepspeed", "transformers", "openrlhf")
 TASKS, SAMPLES = 3, 4
 SAME = (0.0, 0.5, 1.0, 0.7)
-"""Rewards that all rows have; float32 holds all but the last, so that their deviation is 0 and not its rounding."""
+"""Rewards that all rows have; float32 holds all but the last, so that their deviation is 0 and not
+its rounding."""
 
 
 class PluginContract(ToolContract):
-    """The promises that a plugin makes by the hooks that it implements (marl_plugins/core/hookspecs.py)."""
+    """The promises that a plugin makes by the hooks that it implements
+    (marl_plugins/core/hookspecs.py)."""
 
     def test_it_is_active_in_a_run(self) -> None:
         """Found, its hooks known, its configuration accepted, and nothing opened by planning."""
         assert self.plugin_name in [*self.plan.run.plugins, *BUILTINS]
 
     def test_it_starts_and_stops(self) -> None:
-        """`marl_stop` closes what `marl_start` opened, also when the run fails, or when a service is unavailable."""
+        """`marl_stop` closes what `marl_start` opened, also when the run fails, or when a service
+        is unavailable."""
         purposes: tuple[Purpose, ...] = ("train", "evaluate")
         for purpose in purposes:
             for fails in (False, True):
                 asyncio.run(_started(self.plan, purpose, fails))
 
     def test_importing_it_is_light(self) -> None:
-        """`--help` and `--dry-run` import every plugin that is named; torch and the engines take seconds."""
+        """`--help` and `--dry-run` import every plugin that is named; torch and the engines take
+        seconds."""
         script = (
             "import sys; from marl_plugins.core.loading import load; load(sys.argv[1]); "
             f"print([m for m in {HEAVY!r} if m in sys.modules])"
         )
-        done = subprocess.run([sys.executable, "-c", script, self.plugin], capture_output=True, text=True)
+        done = subprocess.run(
+            [sys.executable, "-c", script, self.plugin], capture_output=True, text=True
+        )
         assert done.returncode == 0, done.stderr
-        assert done.stdout.splitlines()[-1] == "[]", f"imported with the plugin: {done.stdout}; import them in functions"
+        assert done.stdout.splitlines()[-1] == "[]", (
+            f"imported with the plugin: {done.stdout}; import them in functions"
+        )
 
     def test_a_batch_is_of_the_runs_tasks_and_the_same_again(self) -> None:
-        """`marl_batch` gives as many tasks as it is given, none twice, and for the same state the same."""
+        """`marl_batch` gives as many tasks as it is given, none twice, and for the same state the
+        same."""
         plan, every = self.plan, [Task(f"t{n}", "p", "l") for n in range(4 * TASKS)]
         state = _states(plan)
         first = chosen_tasks(plan.plugins, plan.run, 1, every[:TASKS], every)
@@ -84,28 +95,39 @@ class PluginContract(ToolContract):
         assert chosen_tasks(plan.plugins, plan.run, 1, every[:TASKS], every) == first
 
     def test_exchange_keeps_what_was_sampled(self) -> None:
-        """A step with nothing to read: what `marl_exchange` returns and leaves out with a reason is what it was given."""
+        """A step with nothing to read: what `marl_exchange` returns and leaves out with a reason is
+        what it was given."""
         plan = self.plan
         given = _trajectories(plan.run)
         before = [_sampled(t) for t in copy.deepcopy(given)]
         exchange = EmptyExchange(given)
-        answer = asyncio.run(plan.plugins.chain("marl_exchange", given, run=plan.run, exchange=exchange))
-        assert [_sampled(t) for t in given] == before, "marl_exchange may leave trajectories out, and not change them"
+        answer = asyncio.run(
+            plan.plugins.chain("marl_exchange", given, run=plan.run, exchange=exchange)
+        )
+        assert [_sampled(t) for t in given] == before, (
+            "marl_exchange may leave trajectories out, and not change them"
+        )
         kept = [t for t in given if t in answer]
         assert list(answer) == kept, (
             "marl_exchange has to return trajectories that it was given or has read, in their order"
         )
         lost = [t.name for t in given if t not in answer and t not in exchange.left]
-        assert not lost, f"marl_exchange left out {lost[0]} without a reason; call exchange.leave_out(trajectory, reason)"
+        assert not lost, (
+            f"marl_exchange left out {lost[0]} without a reason; call "
+            "exchange.leave_out(trajectory, reason)"
+        )
 
     def test_credit_keeps_what_was_sampled(self) -> None:
-        """Rewards are numbers or None; the trajectories stay, and what was sampled, seen and scored in them."""
+        """Rewards are numbers or None; the trajectories stay, and what was sampled, seen and scored
+        in them."""
         plan = self.plan
         given = _trajectories(plan.run)
         before = [_sampled(t) for t in copy.deepcopy(given)]
         credited = _credited(plan, given)
         assert credited == given, "marl_credit has to return the trajectories it was given"
-        assert [_sampled(t) for t in credited] == before, "marl_credit may change reward, terms, notes and unscored only"
+        assert [_sampled(t) for t in credited] == before, (
+            "marl_credit may change reward, terms, notes and unscored only"
+        )
         for action in (a for t in credited for a in t.actions):
             good = action.reward is None or math.isfinite(action.reward)
             assert good, f"marl_credit gave {action.path} the reward {action.reward}"
@@ -123,21 +145,27 @@ class PluginContract(ToolContract):
         plan.plugins.restore(plan.run, state)
         once_more = _rewards(_credited(plan, _trajectories(plan.run)))
         assert _close(again, once_more), (
-            "the same trajectories in the same order are credited otherwise the second time: the plugin draws at random, or keeps "
-            "what marl_state does not return and marl_restore does not bring back, so that a resumed run would differ"
+            "the same trajectories in the same order are credited otherwise the second time: the "
+            "plugin draws at random, or keeps "
+            "what marl_state does not return and marl_restore does not bring back, so that a "
+            "resumed run would differ"
         )
         assert _close(first, other), "the rewards of the same trajectories in another order differ"
 
     def test_marl_credit_works_on_one_trajectory_at_a_time(self) -> None:
-        """Trajectories that are credited one by one get what they get together; what needs the whole step is `marl_credit_step`."""
+        """Trajectories that are credited one by one get what they get together; what needs the
+        whole step is `marl_credit_step`."""
         plan, single = self.plan, self.plan
         if not plan.plugins.implements(self.plugin_name, "marl_credit"):
             return
         given, one_by_one = _trajectories(plan.run), _trajectories(single.run)
         together = self._credit_alone(plan, given)
-        apart = {k: v for t in reversed(one_by_one) for k, v in self._credit_alone(single, [t]).items()}
+        apart = {
+            k: v for t in reversed(one_by_one) for k, v in self._credit_alone(single, [t]).items()
+        }
         assert together == apart, (
-            "marl_credit is given one trajectory or more, and makes something else of a whole step than of its trajectories; "
+            "marl_credit is given one trajectory or more, and makes something else of a whole step "
+            "than of its trajectories; "
             "write marl_credit_step"
         )
         assert _states(plan) == _states(single), (
@@ -146,7 +174,9 @@ class PluginContract(ToolContract):
 
     def _own(self, plan: Plan, hook: str, **given: Any) -> Any:
         """Returns what the plugin alone makes of a chain's value."""
-        (impl,) = (i for i in plan.plugins.implementations(hook) if i.plugin_name == self.plugin_name)
+        (impl,) = (
+            i for i in plan.plugins.implementations(hook) if i.plugin_name == self.plugin_name
+        )
         answer = impl.function(*(given[wanted] for wanted in impl.argnames))
         return asyncio.run(_awaited(answer)) if inspect.isawaitable(answer) else answer
 
@@ -160,13 +190,16 @@ class PluginContract(ToolContract):
         }
 
     def test_scores_lie_between_0_and_1(self) -> None:
-        """Scores lie between 0 and 1, or are None where they are missing; an outcome may be one per role. An unavailable scorer
-        raises `InfrastructureFailure`."""
+        """Scores lie between 0 and 1, or are None where they are missing; an outcome may be one per
+        role. An unavailable scorer raises `InfrastructureFailure`."""
         plan, name = self.plan, self.plugin_name
         scorers = {}
         for hook in ("marl_score_action", "marl_score_outcome"):
             impls = plan.plugins.implementations(hook)
-            scorers[hook] = next((i for i in impls if i.plugin_name == name and not i.wrapper and not i.hookwrapper), None)
+            scorers[hook] = next(
+                (i for i in impls if i.plugin_name == name and not i.wrapper and not i.hookwrapper),
+                None,
+            )
 
         async def score(impl: Any, given: dict[str, Any], check: Callable[[Any], object]) -> None:
             answer = impl.function(*(given[wanted] for wanted in impl.argnames))
@@ -180,11 +213,19 @@ class PluginContract(ToolContract):
         for trajectory in _trajectories(plan.run):
             if impl := scorers["marl_score_outcome"]:
                 given = {"run": plan.run, "trajectory": trajectory}
-                asyncio.run(score(impl, given, partial(set_outcome, trajectory, roles=plan.run.recipe.roles)))
+                asyncio.run(
+                    score(
+                        impl, given, partial(set_outcome, trajectory, roles=plan.run.recipe.roles)
+                    )
+                )
             for action in trajectory.actions if scorers["marl_score_action"] else ():
                 given = {"run": plan.run, "action": action, "seen": Seen.of(trajectory, action)}
                 asyncio.run(
-                    score(scorers["marl_score_action"], given, partial(checked_score, of=f"action of {action.role!r}"))
+                    score(
+                        scorers["marl_score_action"],
+                        given,
+                        partial(checked_score, of=f"action of {action.role!r}"),
+                    )
                 )
 
     def test_select_chooses_among_the_rows(self) -> None:
@@ -194,26 +235,38 @@ class PluginContract(ToolContract):
         kept = list(asyncio.run(plan.plugins.chain("marl_select", rows, run=plan.run, steps=1)))
         assert len(set(kept)) == len(kept), "marl_select returned a row twice"
         assert set(kept) <= set(rows), "marl_select returned a row that it was not given"
-        silent = [r.name for r in rows if not any(r is k for k in kept) and r.action.left_out is None]
+        silent = [
+            r.name for r in rows if not any(r is k for k in kept) and r.action.left_out is None
+        ]
         assert not silent, f"left out without `row.action.left_out`: {silent[:3]}"
 
     def test_advantages_do_not_depend_on_the_order_of_rows(self) -> None:
         rows = _rows(self.plan.run)
         shuffled = random.Random(0).sample(rows, len(rows))
-        assert _close(_advantages(_estimator(self.plan), rows), _advantages(_estimator(self.plan), shuffled))
+        assert _close(
+            _advantages(_estimator(self.plan), rows), _advantages(_estimator(self.plan), shuffled)
+        )
 
     def test_advantages_do_not_depend_on_batches(self) -> None:
         """Statistics span the rows of all policies, however they are cut into micro-batches."""
         rows = _rows(self.plan.run)
-        assert _close(_advantages(_estimator(self.plan), rows), _advantages(_estimator(self.plan), rows, size=5))
+        assert _close(
+            _advantages(_estimator(self.plan), rows),
+            _advantages(_estimator(self.plan), rows, size=5),
+        )
 
     def test_advantages_are_finite_where_all_rewards_are_the_same(self) -> None:
         for reward in SAME:
             plan = self.plan
             rows = [dataclasses.replace(row, reward=reward) for row in _rows(plan.run)]
-            wrong = [name for name, value in _advantages(_estimator(plan), rows).items() if not math.isfinite(value)]
+            wrong = [
+                name
+                for name, value in _advantages(_estimator(plan), rows).items()
+                if not math.isfinite(value)
+            ]
             assert not wrong, (
-                f"all rewards are {reward}, and the advantages of {len(wrong)} of {len(rows)} rows are not finite"
+                f"all rewards are {reward}, and the advantages of {len(wrong)} of {len(rows)} rows "
+                "are not finite"
             )
 
     def test_an_advantage_reaches_no_further_than_its_scope(self) -> None:
@@ -224,21 +277,32 @@ class PluginContract(ToolContract):
             return
         other = [dataclasses.replace(rows[0], reward=rows[0].reward + 1.0), *rows[1:]]
         group = group_key(rows[0], estimator.group_by) if estimator.group_by else rows[0].name
-        near = {r.name for r in rows if estimator.group_by and group_key(r, estimator.group_by) == group} | {rows[0].name}
-        fresh = [_advantages(_estimator(self.plan), r) for r in (rows, other)]  # of two runs: an estimator may have a state
+        near = {
+            r.name for r in rows if estimator.group_by and group_key(r, estimator.group_by) == group
+        } | {rows[0].name}
+        fresh = [
+            _advantages(_estimator(self.plan), r) for r in (rows, other)
+        ]  # of two runs: an estimator may have a state
         far = [{n: v for n, v in advantages.items() if n not in near} for advantages in fresh]
-        assert _close(*far), f"{type(estimator).__name__} says scope {estimator.scope!r}, and a row of another one matters"
+        assert _close(*far), (
+            f"{type(estimator).__name__} says scope {estimator.scope!r}, and a row of another one "
+            "matters"
+        )
 
     def test_what_is_affine_is_made_of_a_mean_and_a_deviation(self) -> None:
-        """`affine`: advantages are those of `shape_within_tasks` and `estimate`, less the mean and over the deviation of
-        their normalisation group."""
+        """`affine`: advantages are those of `shape_within_tasks` and `estimate`, less the mean and
+        over the deviation of their normalisation group."""
         plan = self.plan
         estimator, rows = _estimator(plan), _rows(plan.run)
         if not estimator.affine:
             return
-        early, whole = _advantages(_estimator(self.plan), rows, early=True), _advantages(estimator, rows)
+        early, whole = (
+            _advantages(_estimator(self.plan), rows, early=True),
+            _advantages(estimator, rows),
+        )
         assert _close(early, whole), (
-            f"{type(estimator).__name__} says that it is affine, and its advantages are something else"
+            f"{type(estimator).__name__} says that it is affine, and its advantages are something "
+            "else"
         )
 
     def test_metrics_are_numbers(self) -> None:
@@ -248,12 +312,14 @@ class PluginContract(ToolContract):
         estimator, rows = _estimator(plan), _rows(plan.run)
         _advantages(estimator, rows)
         metrics |= estimator.metrics(rows)
-        wrong = {name: value for name, value in metrics.items() if not isinstance(value, int | float)}
+        wrong = {
+            name: value for name, value in metrics.items() if not isinstance(value, int | float)
+        }
         assert not wrong, f"marl_log or the estimator's metrics gave what no tracker takes: {wrong}"
 
     def test_state_comes_back_from_json(self) -> None:
-        """State that was saved after a step comes back in another process; the next step has the advantages that it would have
-        had."""
+        """State that was saved after a step comes back in another process; the next step has the
+        advantages that it would have had."""
         plan = self.plan
         estimator, rows = _estimator(plan), _rows(plan.run)
         _credited(plan, _trajectories(plan.run))
@@ -261,9 +327,13 @@ class PluginContract(ToolContract):
         state = _states(plan)
         fresh = self.plan  # a resumed run is another process
         fresh.plugins.restore(fresh.run, json.loads(json.dumps(state)))
-        assert _states(fresh) == state, "marl_restore of what marl_state returned gives another state"
+        assert _states(fresh) == state, (
+            "marl_restore of what marl_state returned gives another state"
+        )
         after, resumed = _advantages(estimator, rows), _advantages(_estimator(fresh), rows)
-        assert _close(after, resumed), "after marl_restore, the next step has other advantages than without a resumption"
+        assert _close(after, resumed), (
+            "after marl_restore, the next step has other advantages than without a resumption"
+        )
 
 
 async def _started(plan: Plan, purpose: Purpose, fails: bool) -> None:
@@ -296,13 +366,22 @@ class EmptyExchange:
 
     def write(self, trajectory: Trajectory) -> Mapping[str, object]:
         """See `Exchange.write`; the words are those of no role."""
-        return {"schema": 1, "task": trajectory.task.id, "prompt": trajectory.task.prompt, "sample": trajectory.sample} | {
+        return {
+            "schema": 1,
+            "task": trajectory.task.id,
+            "prompt": trajectory.task.prompt,
+            "sample": trajectory.sample,
+        } | {
             "tokenizers": {},
             "answers": [],
         }
 
     async def read(
-        self, record: Mapping[str, object], origin: str, policy: str | None = None, task: Task | None = None
+        self,
+        record: Mapping[str, object],
+        origin: str,
+        policy: str | None = None,
+        task: Task | None = None,
     ) -> Trajectory:
         """See `Exchange.read`."""
         raise RefusedRecord("task", "nothing can be read in a contract test")
@@ -329,17 +408,22 @@ def _credited(plan: Plan, trajectories: list[Trajectory]) -> list[Trajectory]:
 
 
 def _trajectories(run: Run) -> list[Trajectory]:
-    """`SAMPLES` of each of `TASKS` tasks: the recipe's roles one after the other, of which one missed its score."""
+    """`SAMPLES` of each of `TASKS` tasks: the recipe's roles one after the other, of which one
+    missed its score."""
     draw, made = random.Random(0), []
     for task in range(TASKS):
         for sample in range(SAMPLES):
-            trajectory = Trajectory(Task(f"t{task}", "2+2=", "4"), sample, step=1, actions_scored=True)
+            trajectory = Trajectory(
+                Task(f"t{task}", "2+2=", "4"), sample, step=1, actions_scored=True
+            )
             trajectory.outcome = float(draw.random() < 0.5)
             trajectory.answer = "4" if trajectory.outcome else "5"
             for role in run.recipe.roles:
                 parents = tuple(a.path for a in trajectory.actions[-1:])
                 members = run.recipe.policies_of(role)
-                trajectory.actions.append(_action(role, members[task % len(members)], parents, draw))
+                trajectory.actions.append(
+                    _action(role, members[task % len(members)], parents, draw)
+                )
             made.append(trajectory)
     missing = made[0].actions[0]
     missing.score, missing.unscored = None, "coach_busy"
@@ -348,9 +432,13 @@ def _trajectories(run: Run) -> list[Trajectory]:
 
 def _action(role: str, policy: str, parents: tuple[str, ...], draw: random.Random) -> Action:
     ids = tuple(draw.randrange(3, 250) for _ in range(draw.randint(1, 12)))
-    generation = Generation(ids, tuple(-draw.random() for _ in ids), draw.choice(["stop", "length"]), policy, 0)
+    generation = Generation(
+        ids, tuple(-draw.random() for _ in ids), draw.choice(["stop", "length"]), policy, 0
+    )
     shown = (("user", "2+2="),)
-    return Action(role, role, policy, 0, (1, 2, 3), generation, "4", shown, None, parents, (), draw.random())
+    return Action(
+        role, role, policy, 0, (1, 2, 3), generation, "4", shown, None, parents, (), draw.random()
+    )
 
 
 def _sampled(trajectory: Trajectory) -> list[tuple[Any, ...]]:
@@ -376,23 +464,30 @@ def _rows(run: Run) -> list[Row]:
 def _rows_of(trajectories: list[Trajectory], run: Run) -> list[Row]:
     rewards_from_scores(trajectories)
     sum_over_scope(trajectories, "action")
-    return rows_of(trajectories, frozenset(policy.name for policy in run.policies if policy.trainable))
+    return rows_of(
+        trajectories, frozenset(policy.name for policy in run.policies if policy.trainable)
+    )
 
 
 def _estimator(plan: Plan) -> Estimator:
     estimator: Estimator = plan.plugins.hook.marl_estimator(run=plan.run)
-    assert isinstance(estimator, Estimator), check_estimator(estimator, SAMPLES, len(plan.run.recipe.roles))[0]
+    assert isinstance(estimator, Estimator), check_estimator(
+        estimator, SAMPLES, len(plan.run.recipe.roles)
+    )[0]
     return estimator
 
 
 def _advantages(
     estimator: Estimator, rows: Sequence[Row], size: int | None = None, early: bool = False
 ) -> dict[str, float]:
-    """Mean advantage of each row's tokens, through the four stages, in batches of `size` rows; `early`: as those of an affine
-    estimator are made where rows are learned from before the step is complete."""
+    """Mean advantage of each row's tokens, through the four stages, in batches of `size` rows;
+    `early`: as those of an affine estimator are made where rows are learned from before the step is
+    complete."""
     import torch
 
-    shaped = (estimator.shape_within_tasks if early else estimator.shape)(rows, torch.tensor([row.reward for row in rows]))
+    shaped = (estimator.shape_within_tasks if early else estimator.shape)(
+        rows, torch.tensor([row.reward for row in rows])
+    )
     batches: list[tuple[Sequence[Row], Tensor, Tensor]] = []
     for start in range(0, len(rows), size or len(rows)):
         part = rows[start : start + (size or len(rows))]
@@ -409,8 +504,16 @@ def _advantages(
     found = {}
     for part, advantages, mask in batches:
         if early:
-            late = [estimator.mean_and_std(statistics, estimator.normalisation_group(row)) for row in part]
-            applied = torch.stack([(a - mean) / deviation for a, (mean, deviation) in zip(advantages, late, strict=True)])
+            late = [
+                estimator.mean_and_std(statistics, estimator.normalisation_group(row))
+                for row in part
+            ]
+            applied = torch.stack(
+                [
+                    (a - mean) / deviation
+                    for a, (mean, deviation) in zip(advantages, late, strict=True)
+                ]
+            )
         else:
             applied = estimator.apply(part, advantages, statistics)
         for row, values, real in zip(part, applied, mask.bool(), strict=True):
@@ -419,7 +522,8 @@ def _advantages(
 
 
 def _close(one: dict[str, Any], two: dict[str, Any]) -> bool:
-    """Returns whether the same names have the same numbers, but for the last digits of float32; None is like None only."""
+    """Returns whether the same names have the same numbers, but for the last digits of float32;
+    None is like None only."""
 
     def same(a: float | None, b: float | None) -> bool:
         return a is b if a is None or b is None else math.isclose(a, b, rel_tol=1e-4, abs_tol=1e-5)

@@ -1,13 +1,16 @@
-"""Answers of which their author knows what they are worth: a grader pays what is right, and neither what is wrong nor tricks.
+"""Answers of which their author knows what they are worth: a grader pays what is right, and neither
+what is wrong nor tricks.
 
     # answers.py, in the recipe's folder
     from marl_plugins.contracts.graders import GradedAnswers
 
     def answers(tasks):                    # the recipe's own tasks, of both splits
-        yield GradedAnswers(tasks[0], right=["59", "It is 59."], wrong=["58", "5 9"], tricks=["52+7", "58 or 59", "42 59"])
+        yield GradedAnswers(tasks[0], right=["59", "It is 59."], wrong=["58", "5 9"],
+        tricks=["52+7", "58 or 59", "42 59"])
 
-`openrlhf recipes check FOLDER` runs the workflow once for each answer, without models and with silent tools, and then the grader,
-as a run does. To the tricks are added those of `TRICKS`, which no grader should pay, whatever the task.
+`openrlhf recipes check FOLDER` runs the workflow once for each answer, without models and with
+silent tools, and then the grader, as a run does. To the tricks are added those of `TRICKS`, which
+no grader should pay, whatever the task.
 """
 
 from __future__ import annotations
@@ -28,7 +31,13 @@ from marl_plugins.core.scoring import score_outcome
 from marl_plugins.core.tools import Tool, ToolCall
 from marl_plugins.core.trajectory import File, Generation, Task, ToolResult, Trajectory
 from marl_plugins.core.workflow import RoleCall, Roles, Tools, calls_of, run_workflow
-from marl_plugins.engine.plan.apart import Capture, UserCodeTimeout, run_apart, run_on_a_loop, where_of
+from marl_plugins.engine.plan.apart import (
+    Capture,
+    UserCodeTimeout,
+    run_apart,
+    run_on_a_loop,
+    where_of,
+)
 from marl_plugins.engine.plan.parts import tools_of
 from marl_plugins.engine.plan.scripted_roles import ScriptedChat, scripted_role
 from marl_plugins.grading.tricks import TRICKS
@@ -57,7 +66,8 @@ class GradedAnswers:
         role: Who gives them; default: the recipe's last role.
         others: What every other role says, by its name; default: the same as `role` does.
         file: Answers are the content of this file of the workspace, and not what the role says.
-        paid, unpaid: The outcome of the role for a right answer, at least, and for another one, at most; both in [0, 1].
+        paid, unpaid: The outcome of the role for a right answer, at least, and for another one, at
+            most; both in [0, 1].
     """
 
     task: Task
@@ -90,14 +100,16 @@ def check_grader(plan: Plan) -> list[GraderFinding]:
     """Grades all answers of the file `answers.py` of a recipe's folder.
 
     Raises:
-        ConfigurationError: There is no such file, it has no `answers(tasks)`, or it names what the recipe does not have; or the
-            recipe's code never ends.
+        ConfigurationError: There is no such file, it has no `answers(tasks)`, or it names what the
+            recipe does not have; or the recipe's code never ends.
         Exception: What workflow or grader raise.
     """
     return graded_apart(plan, lambda caught: _check(plan, caught))
 
 
-def graded_apart(plan: Plan, grade: Callable[[Capture], Coroutine[Any, Any, T]], seconds: float | None = None) -> T:
+def graded_apart(
+    plan: Plan, grade: Callable[[Capture], Coroutine[Any, Any, T]], seconds: float | None = None
+) -> T:
     """Runs what grades answers in a thread of its own, and says where the recipe's code never ends.
 
     Args:
@@ -121,20 +133,29 @@ def _listed(plan: Plan) -> Iterator[GradedAnswers]:
     answers = getattr(load_file(path), "answers", None)
     if not callable(answers):
         raise ConfigurationError(
-            Problem("answers.none", at(file=path), "no function", "answers(tasks), which yields GradedAnswers")
+            Problem(
+                "answers.none",
+                at(file=path),
+                "no function",
+                "answers(tasks), which yields GradedAnswers",
+            )
         )
     roles = list(plan.run.recipe.roles)
     told = answers([*plan.tasks("train"), *plan.tasks("eval")])
     if not isinstance(told, Iterable):
         got = f"answers(tasks) gave {type(told).__name__}"
-        raise ConfigurationError(Problem("answers.type", at(file=path), got, "GradedAnswers, yielded one by one"))
+        raise ConfigurationError(
+            Problem("answers.type", at(file=path), got, "GradedAnswers, yielded one by one")
+        )
     for graded in told:
         if not isinstance(graded, GradedAnswers):
             got = f"answers(tasks) gave {type(graded).__name__}"
             raise ConfigurationError(Problem("answers.type", at(file=path), got, "GradedAnswers"))
         if unknown := {graded.role or roles[-1], *graded.others} - {*roles}:
             said = f"{', '.join(map(repr, sorted(unknown)))}, which the recipe does not have"
-            raise ConfigurationError(Problem("answers.role", at(file=path), said, f"a role: {', '.join(roles)}"))
+            raise ConfigurationError(
+                Problem("answers.role", at(file=path), said, f"a role: {', '.join(roles)}")
+            )
         yield replace(graded, role=graded.role or roles[-1])
 
 
@@ -153,12 +174,17 @@ async def _check(plan: Plan, caught: Capture) -> list[GraderFinding]:
         told: dict[Kind, list[str]] = {
             "right": [*graded.right],
             "wrong": [*graded.wrong],
-            "tricks": [*graded.tricks, *(trick for trick in TRICKS if trick not in (*graded.right, *graded.wrong))],
+            "tricks": [
+                *graded.tricks,
+                *(trick for trick in TRICKS if trick not in (*graded.right, *graded.wrong)),
+            ],
         }
         for kind, answers in told.items():
             outcomes = await asyncio.gather(*(graded_outcome(graded, answer) for answer in answers))
             for answer, outcome in zip(answers, outcomes, strict=True):
-                fine = outcome is not None and (outcome >= graded.paid if kind == "right" else outcome <= graded.unpaid)
+                fine = outcome is not None and (
+                    outcome >= graded.paid if kind == "right" else outcome <= graded.unpaid
+                )
                 found.append(GraderFinding(graded, kind, answer, outcome, fine))
     return found
 
@@ -176,12 +202,20 @@ async def outcome_of(plan: Plan, graded: GradedAnswers, answer: str) -> float | 
             _leave(Path(folder, graded.file), answer, trajectory)
         try:
             await score_outcome(
-                trajectory, lambda t: plan.plugins.hook.marl_score_outcome(run=run, trajectory=t), None, texts
+                trajectory,
+                lambda t: plan.plugins.hook.marl_score_outcome(run=run, trajectory=t),
+                None,
+                texts,
             )
         except SystemExit:
             said = f"it runs programs in its own process, which {answer!r} has left"
             raise ConfigurationError(
-                Problem("answers.left", at(file=run.folder / str(run.recipe.grader)), said, fix="run them with Checker")
+                Problem(
+                    "answers.left",
+                    at(file=run.folder / str(run.recipe.grader)),
+                    said,
+                    fix="run them with Checker",
+                )
             ) from None
     return trajectory.outcome_of(graded.role)
 
@@ -194,7 +228,8 @@ def _leave(path: Path, content: str, trajectory: Trajectory) -> None:
 
 
 async def _acted(plan: Plan, task: Task, texts: Mapping[str, str]) -> Trajectory:
-    """The trajectory of a workflow in which every role says its one text; tools answer nothing, and find no calls."""
+    """The trajectory of a workflow in which every role says its one text; tools answer nothing, and
+    find no calls."""
     run, made = plan.run, list[RoleCall]()
 
     async def watched(task: Task, roles: Roles, tools: Tools) -> Any:
@@ -205,15 +240,22 @@ async def _acted(plan: Plan, task: Task, texts: Mapping[str, str]) -> Trajectory
     async def generate(call: Call) -> Generation:
         if len(made) > MOST_CALLS:
             said = f"run was still calling roles after {MOST_CALLS} calls"
-            raise ConfigurationError(Problem("answers.endless", where_of(made[-1].place), said, fix="bound the loop"))
+            raise ConfigurationError(
+                Problem("answers.endless", where_of(made[-1].place), said, fix="bound the loop")
+            )
         return Generation((0,), (0.0,), "stop", call.policy, 0)  # the role's one answer
 
     async def nothing(call: ToolCall) -> ToolResult:
         return ToolResult("tool", call.text, "", ok=True)
 
-    roles = {name: scripted_role(run, name, ScriptedChat([texts[name]])) for name in run.recipe.roles}
+    roles = {
+        name: scripted_role(run, name, ScriptedChat([texts[name]])) for name in run.recipe.roles
+    }
     tools = {
-        tool.name: Tool(tool.name, nothing, lambda text: [], functions=()) for tool in tools_of(plan.plugins, run).values()
+        tool.name: Tool(tool.name, nothing, lambda text: [], functions=())
+        for tool in tools_of(plan.plugins, run).values()
     }
     workflow = plan.plugins.call_while_planning("marl_workflow", run=run)
-    return await run_workflow(watched, task, 0, step=0, run_seed=0, roles=roles, tools=tools, generate=generate)
+    return await run_workflow(
+        watched, task, 0, step=0, run_seed=0, roles=roles, tools=tools, generate=generate
+    )

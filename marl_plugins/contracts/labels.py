@@ -1,8 +1,9 @@
-"""Checks what a grader makes of the data's own labels: a label that is said as the answer is paid; a wrong answer, an empty one and
-the label of another task are not.
+"""Checks what a grader makes of the data's own labels: a label that is said as the answer is paid;
+a wrong answer, an empty one and the label of another task are not.
 
-Every role says the text, without models and with silent tools (graders.py). A label is no answer where the task wants more than its
-text, a program that passes tests for instance; answers.py then says what is right.
+Every role says the text, without models and with silent tools (graders.py). A label is no answer
+where the task wants more than its text, a program that passes tests for instance; answers.py then
+says what is right.
 """
 
 from __future__ import annotations
@@ -52,7 +53,12 @@ def texts_of(label: Any) -> list[str]:
     if isinstance(label, dict):
         return [text for key in ANSWER_KEYS if key in label for text in texts_of(label[key])]
     if isinstance(label, list | tuple):
-        return [text for each in label if not isinstance(each, dict | list | tuple) for text in texts_of(each)]
+        return [
+            text
+            for each in label
+            if not isinstance(each, dict | list | tuple)
+            for text in texts_of(each)
+        ]
     text = str(label)
     if not text.strip():
         return []
@@ -61,7 +67,8 @@ def texts_of(label: Any) -> list[str]:
 
 
 def wrong_for(text: str) -> str:
-    """Returns a text that is not what a label says: its last number is one more, or it is spelled backwards."""
+    """Returns a text that is not what a label says: its last number is one more, or it is spelled
+    backwards."""
     if match := NUMBER.search(text):
         return f"{text[: match.start()]}{int(match[0]) + 1}{text[match.end() :]}"
     return text[::-1] if text[::-1] != text else f"{text}x"
@@ -108,10 +115,14 @@ async def _check(plan: Plan, tasks: Sequence[Task], caught: Capture) -> list[Lab
             yield task, "label", texts
             yield task, "wrong", [wrong_for(texts[-1])]
             yield task, "empty", [""]
-            others = (labelled[(number + n) % len(labelled)][1] for n in range(1, min(8, len(labelled))))
+            others = (
+                labelled[(number + n) % len(labelled)][1] for n in range(1, min(8, len(labelled)))
+            )
             if other := next((found for found in others if not set(found) & set(texts)), None):
                 yield task, "another task's", [other[-1]]
 
     each = list(asked())
-    alone = [await graded(*one) for one in each[:1]]  # a workflow without an end is found sooner than among many
+    alone = [
+        await graded(*one) for one in each[:1]
+    ]  # a workflow without an end is found sooner than among many
     return [*alone, *await asyncio.gather(*(graded(*one) for one in each[1:]))]

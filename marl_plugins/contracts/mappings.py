@@ -1,6 +1,8 @@
-"""One trajectory of a recipe for each mapping of its roles to policies, sampled from the tiny model.
+"""One trajectory of a recipe for each mapping of its roles to policies, sampled from the tiny
+model.
 
-Chat template, contexts, limits and grader are those of a run; there are no engines, and tools are silent.
+Chat template, contexts, limits and grader are those of a run; there are no engines, and tools are
+silent.
 """
 
 from __future__ import annotations
@@ -40,7 +42,8 @@ class MappingOutcome(NamedTuple):
     """The outcome of one trajectory.
 
     Args:
-        failure: Why it has not come to its end; an untrained model fails the agents' way now and then.
+        failure: Why it has not come to its end; an untrained model fails the agents' way now and
+            then.
         fine: Whether at least one action was sampled, and no part but the agents failed.
     """
 
@@ -53,10 +56,12 @@ class MappingOutcome(NamedTuple):
 
 
 def check_mappings(plan: Plan) -> list[MappingOutcome]:
-    """Samples a trajectory of the first task with the recipe's mapping, with a policy for each role, and with one for all.
+    """Samples a trajectory of the first task with the recipe's mapping, with a policy for each
+    role, and with one for all.
 
     Raises:
-        ConfigurationError: A chat template refuses what a role shows, or the recipe's code never ends.
+        ConfigurationError: A chat template refuses what a role shows, or the recipe's code never
+            ends.
     """
     recipe, found = plan.run.recipe, dict[tuple[tuple[str, ...], ...], MappingOutcome]()
     tasks = [*plan.tasks("train")[:1], *plan.tasks("eval")[:1]]
@@ -64,15 +69,24 @@ def check_mappings(plan: Plan) -> list[MappingOutcome]:
         return []
     positions = min(max(int(plan.run.args.data.max_len), 512), MOST_POSITIONS)
     folder, model = _tiny(positions)
-    plain = {name: role.model_copy(update={"calls": None, "reasoning": None}) for name, role in recipe.roles.items()}
+    plain = {
+        name: role.model_copy(update={"calls": None, "reasoning": None})
+        for name, role in recipe.roles.items()
+    }
     calling = {name for name, role in recipe.roles.items() if role.calls and not role.tools}
-    for name, mapping in (("the recipe's", recipe.mapping), ("separate", "separate"), ("shared", "shared")):
+    for name, mapping in (
+        ("the recipe's", recipe.mapping),
+        ("separate", "separate"),
+        ("shared", "shared"),
+    ):
         other = recipe.model_copy(update={"mapping": mapping, "roles": plain})
         players = tuple(other.policies_of(role) for role in other.mapped_roles)
         if players not in found:
             run = replace(plan.run, recipe=other)
             try:
-                sample = partial(_sampled, replace(plan, run=run), run, name, folder, positions, model, calling)
+                sample = partial(
+                    _sampled, replace(plan, run=run), run, name, folder, positions, model, calling
+                )
                 found[players] = graded_apart(plan, sample, 2 * SECONDS)
             except ConfigurationError:
                 raise
@@ -85,7 +99,8 @@ def check_mappings(plan: Plan) -> list[MappingOutcome]:
 
 
 def _tiny(positions: int) -> tuple[str, PreTrainedModel]:
-    """The folder of a tiny model, and the model, without what its libraries say when they are imported."""
+    """The folder of a tiny model, and the model, without what its libraries say when they are
+    imported."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         import torch
@@ -127,7 +142,9 @@ async def _sampled(
         ids = model.generate(context, do_sample=True, max_new_tokens=most, pad_token_id=0)[
             0, len(call.context_ids) :
         ].tolist()
-        return Generation(tuple(ids), (0.0,) * len(ids), "length" if len(ids) == most else "stop", call.policy, 0)
+        return Generation(
+            tuple(ids), (0.0,) * len(ids), "length" if len(ids) == most else "stop", call.policy, 0
+        )
 
     async def nothing(call: ToolCall) -> ToolResult:
         return ToolResult("tool", call.text, "", ok=True)
@@ -138,8 +155,14 @@ async def _sampled(
     }
     args = copy.deepcopy(run.args)
     args.data.max_len = positions
-    policies = list(dict.fromkeys(name for role in run.recipe.mapped_roles for name in run.recipe.policies_of(role)))
-    chats = {policy: ChatFormat(AutoTokenizer.from_pretrained(folder), policy) for policy in policies}
+    policies = list(
+        dict.fromkeys(
+            name for role in run.recipe.mapped_roles for name in run.recipe.policies_of(role)
+        )
+    )
+    chats = {
+        policy: ChatFormat(AutoTokenizer.from_pretrained(folder), policy) for policy in policies
+    }
     cast = make_cast(run, dict.fromkeys(policies, args), chats, tools)
     task = [*plan.tasks("train")[:1], *plan.tasks("eval")[:1]][0]
     roles = {
@@ -148,10 +171,25 @@ async def _sampled(
     }
     workflow = plan.plugins.call_while_planning("marl_workflow", run=run)
     trajectory = await run_workflow(
-        workflow, task, 0, step=0, run_seed=0, roles=roles, tools=tools, generate=generate, seconds=SECONDS
+        workflow,
+        task,
+        0,
+        step=0,
+        run_seed=0,
+        roles=roles,
+        tools=tools,
+        generate=generate,
+        seconds=SECONDS,
     )
-    await score_outcome(trajectory, lambda t: plan.plugins.hook.marl_score_outcome(run=run, trajectory=t), SECONDS, roles)
+    await score_outcome(
+        trajectory,
+        lambda t: plan.plugins.hook.marl_score_outcome(run=run, trajectory=t),
+        SECONDS,
+        roles,
+    )
     failure = trajectory.infrastructure_failure or trajectory.agent_failure or ""
     detail = f"{failure}: {trajectory.detail}" if failure else ""
     fine = bool(trajectory.actions) and not trajectory.infrastructure_failure
-    return MappingOutcome(mapping, policies, len(trajectory.actions), trajectory.outcome, detail, fine)
+    return MappingOutcome(
+        mapping, policies, len(trajectory.actions), trajectory.outcome, detail, fine
+    )

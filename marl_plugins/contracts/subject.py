@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
 
 class Subject:
-    """The subject of a contract's tests, which a plugin's author states in the class of the tests."""
+    """The subject of a contract's tests, which a plugin's author states in the class of the
+    tests."""
 
     plugin: ClassVar[str]
     flags: ClassVar[Sequence[str]] = ()
@@ -29,4 +30,8 @@ class Subject:
     @property
     def plugin_name(self) -> str:
         """Returns the name by which the run knows the plugin."""
-        return str(Path(self.plugin).resolve()) if self.plugin.endswith(".py") else load(self.plugin).__name__
+        return (
+            str(Path(self.plugin).resolve())
+            if self.plugin.endswith(".py")
+            else load(self.plugin).__name__
+        )

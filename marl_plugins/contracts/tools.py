@@ -4,7 +4,8 @@ class TestCalc(PluginContract):
     plugin = "calc.py"
     calls = {"calc": ["1+1", "2*3"]}                       # what `run` is given, and succeeds
     bad_calls = {"calc": ["1/0"]}                          # what fails through the agent's fault
-    answers = {"calc": ["It is <calc>1+1</calc>."]}        # what a role says, in which `find` finds a call
+    answers = {"calc": ["It is <calc>1+1</calc>."]}        # what a role says, in which `find` finds
+        a call
     deterministic = True                                   # an answer depends on the call alone
 """
 
@@ -37,23 +38,33 @@ JUNK = ("", ")]} \x00")
 ROUNDS = 4
 """How often each call is made at the same time."""
 TRIES = 3
-"""How often a call may block the event loop before the tool is told: on a busy machine, or while it imports, any may once."""
+"""How often a call may block the event loop before the tool is told: on a busy machine, or while it
+imports, any may once."""
 LONGEST_STALL_SECONDS = 0.3
 LARGEST_ANSWER_BYTES = 100_000
-FIELDS = {"tool": str, "call": str, "output": str, "ok": bool, "seconds": int | float, "files": tuple}
+FIELDS = {
+    "tool": str,
+    "call": str,
+    "output": str,
+    "ok": bool,
+    "seconds": int | float,
+    "files": tuple,
+}
 
 T = TypeVar("T")
 
 
 class ToolContract(Subject):
-    """The promises of `marl_tools`. A plugin without tools passes; one whose tools have no examples does not."""
+    """The promises of `marl_tools`. A plugin without tools passes; one whose tools have no examples
+    does not."""
 
     calls: ClassVar[Mapping[str, Sequence[str]]] = {}
     """By tool: calls that succeed, as its `run` is given them."""
     bad_calls: ClassVar[Mapping[str, Sequence[str]]] = {}
     """By tool: calls that fail through the agent's fault."""
     answers: ClassVar[Mapping[str, Sequence[str]]] = {}
-    """By tool: answers of a role in which `find` finds a call; none for a tool that only workflows call."""
+    """By tool: answers of a role in which `find` finds a call; none for a tool that only workflows
+    call."""
     deterministic: ClassVar[bool] = False
     """Whether an answer depends on the call alone, and is the same the next time."""
 
@@ -63,16 +74,22 @@ class ToolContract(Subject):
         for name in own:
             if not self.calls.get(name):
                 problems.append(
-                    f"tool {name!r} has no example call; add calls = {{{name!r}: ['...']}}, which its run answers"
+                    f"tool {name!r} has no example call; add calls = {{{name!r}: ['...']}}, which "
+                    "its run answers"
                 )
             if name not in self.answers:
                 problems.append(
-                    f"tool {name!r} has no example of a role's answer; add answers = {{{name!r}: ['...']}}, in which find "
+                    f"tool {name!r} has no example of a role's answer; add answers = {{{name!r}: "
+                    f"['...']}}, in which find "
                     f"finds a call, or answers = {{{name!r}: []}} where only workflows call it"
                 )
         for kind in ("calls", "bad_calls", "answers"):
             given = getattr(self, kind)
-            problems += [f"{kind} names the tool {name!r}; the plugin brings {[*own]}" for name in given if name not in own]
+            problems += [
+                f"{kind} names the tool {name!r}; the plugin brings {[*own]}"
+                for name in given
+                if name not in own
+            ]
         assert not problems, f"in {type(self).__name__}: " + "\n".join(problems)
 
     def test_find_gives_a_list_of_calls(self) -> None:
@@ -81,9 +98,15 @@ class ToolContract(Subject):
             given = self.answers.get(name, ())
             for text in ("", "nothing is called here", *given):
                 found = find_calls(tool, text)
-                assert find_calls(tool, text) == found, f"find of tool {name!r} gives another list the second time"
-                assert found or text not in given, f"find of tool {name!r} finds no call in {text!r}"
-            assert not find_calls(tool, ""), f"find of tool {name!r} finds a call in an empty answer"
+                assert find_calls(tool, text) == found, (
+                    f"find of tool {name!r} gives another list the second time"
+                )
+                assert found or text not in given, (
+                    f"find of tool {name!r} finds no call in {text!r}"
+                )
+            assert not find_calls(tool, ""), (
+                f"find of tool {name!r} finds a call in an empty answer"
+            )
 
     def test_a_tool_answers_its_calls(self) -> None:
         """`run` is async and gives a `ToolResult`; the examples succeed."""
@@ -91,15 +114,21 @@ class ToolContract(Subject):
         async def work(tools: Mapping[str, Tool]) -> None:
             for tool, text in self._examples(tools, self.calls):
                 result = await answer(tool, text)
-                assert result.ok, f"tool {tool.name!r} answered ok=False to the example call {text!r}: {result.output}"
+                assert result.ok, (
+                    f"tool {tool.name!r} answered ok=False to the example call {text!r}: "
+                    f"{result.output}"
+                )
             for name, tool in tools.items():
-                for call in (call for text in self.answers.get(name, ()) for call in find_calls(tool, text)):
+                for call in (
+                    call for text in self.answers.get(name, ()) for call in find_calls(tool, text)
+                ):
                     await answer(tool, call)
 
         self._started(work)
 
     def test_a_tool_lets_others_work(self) -> None:
-        """`run` does not block the event loop, in which all trajectories live; its answer is not too large to be shown."""
+        """`run` does not block the event loop, in which all trajectories live; its answer is not
+        too large to be shown."""
 
         async def work(tools: Mapping[str, Tool]) -> None:
             for tool, text in self._examples(tools, self.calls):
@@ -109,18 +138,21 @@ class ToolContract(Subject):
                         result = await answer(tool, text)
                     stalls.append(longest())
                 assert min(stalls) <= LONGEST_STALL_SECONDS, (
-                    f"tool {tool.name!r} blocked the event loop for {min(stalls):.1f} s on {text!r}, and with it every other "
+                    f"tool {tool.name!r} blocked the event loop for {min(stalls):.1f} s on "
+                    f"{text!r}, and with it every other "
                     "trajectory; await what takes long, or call it by asyncio.to_thread"
                 )
                 assert result.bytes <= LARGEST_ANSWER_BYTES, (
-                    f"tool {tool.name!r} answered {text!r} with {result.bytes} bytes, which become a model's context; cut it to "
+                    f"tool {tool.name!r} answered {text!r} with {result.bytes} bytes, which become "
+                    "a model's context; cut it to "
                     f"{LARGEST_ANSWER_BYTES} or fewer"
                 )
 
         self._started(work)
 
     def test_a_bad_call_is_an_answer(self) -> None:
-        """A bad call is answered with `ok=False`, not with an exception: the agents made it, and see what became of it."""
+        """A bad call is answered with `ok=False`, not with an exception: the agents made it, and
+        see what became of it."""
 
         async def work(tools: Mapping[str, Tool]) -> None:
             for tool, text in self._examples(tools, self.calls):
@@ -131,7 +163,8 @@ class ToolContract(Subject):
                     result = await answer(tool, text)
                 except InfrastructureFailure as failure:
                     raise AssertionError(
-                        f"tool {tool.name!r} is not down, and says so of the call {text!r}: {failure}"
+                        f"tool {tool.name!r} is not down, and says so of the call {text!r}: "
+                        f"{failure}"
                     ) from failure
                 assert not (result.ok and (tool, text) in bad), (
                     f"tool {tool.name!r} answered ok=True to the bad call {text!r}"
@@ -140,8 +173,9 @@ class ToolContract(Subject):
         self._started(work)
 
     def test_an_outage_is_an_infrastructure_failure(self) -> None:
-        """An example is, without network and processes, answered all the same, or raises `InfrastructureFailure`: a tool that is
-        down and answers `ok=False` has its agents blamed."""
+        """An example is, without network and processes, answered all the same, or raises
+        `InfrastructureFailure`: a tool that is down and answers `ok=False` has its agents
+        blamed."""
 
         async def work(tools: Mapping[str, Tool]) -> None:
             for tool, text in self._examples(tools, self.calls):
@@ -151,21 +185,28 @@ class ToolContract(Subject):
                 except InfrastructureFailure:
                     continue
                 assert result.ok, (
-                    f"tool {tool.name!r} answered ok=False to {text!r} while network and processes were unavailable "
+                    f"tool {tool.name!r} answered ok=False to {text!r} while network and processes "
+                    "were unavailable "
                     f"({result.output}); raise InfrastructureFailure"
                 )
 
         self._started(work)
 
     def test_concurrent_calls_do_not_mix_answers(self) -> None:
-        """Each result is its own call's; what is answered alike twice is so among other calls too."""
+        """Each result is its own call's; what is answered alike twice is so among other calls
+        too."""
 
         async def work(tools: Mapping[str, Tool]) -> None:
             junk = dict.fromkeys(tools, JUNK)
-            examples = [e for kind in (self.calls, self.bad_calls, junk) for e in self._examples(tools, kind)]
+            examples = [
+                e
+                for kind in (self.calls, self.bad_calls, junk)
+                for e in self._examples(tools, kind)
+            ]
             alone = [[said(await answer(tool, text)) for tool, text in examples] for _ in range(2)]
             found = await asyncio.gather(
-                *(answer(tool, text) for _ in range(ROUNDS) for tool, text in examples), return_exceptions=True
+                *(answer(tool, text) for _ in range(ROUNDS) for tool, text in examples),
+                return_exceptions=True,
             )
             expected = [pair for _ in range(ROUNDS) for pair in zip(examples, *alone, strict=True)]
             for ((tool, text), first, second), result in zip(expected, found, strict=True):
@@ -174,19 +215,26 @@ class ToolContract(Subject):
                 if isinstance(result, BaseException):
                     raise result
                 mixed = first == second and said(result) != first
-                assert not mixed, f"tool {tool.name!r} answered {said(result)} to {text!r} among other calls, alone {first}"
+                assert not mixed, (
+                    f"tool {tool.name!r} answered {said(result)} to {text!r} among other calls, "
+                    f"alone {first}"
+                )
 
         self._started(work)
 
     def test_answers_depend_on_the_call_alone(self) -> None:
-        """Answers depend on the call alone where the class says `deterministic`: not on whose call it is, nor on what was called
-        before."""
+        """Answers depend on the call alone where the class says `deterministic`: not on whose call
+        it is, nor on what was called before."""
 
         async def work(tools: Mapping[str, Tool]) -> None:
             for tool, text in self._examples(tools, self.calls) if self.deterministic else ():
                 first = said(await answer(tool, text))
-                other = said(await answer(tool, text, ToolCall(text, "t1", 3, 2)))  # a workflow's, of another trajectory
-                assert first == other, f"tool {tool.name!r} answered {first} to {text!r}, and then {other}"
+                other = said(
+                    await answer(tool, text, ToolCall(text, "t1", 3, 2))
+                )  # a workflow's, of another trajectory
+                assert first == other, (
+                    f"tool {tool.name!r} answered {first} to {text!r}, and then {other}"
+                )
 
         self._started(work)
 
@@ -199,16 +247,24 @@ class ToolContract(Subject):
         for impl in plan.plugins.implementations("marl_tools"):
             if impl.plugin_name == self.plugin_name and not (impl.wrapper or impl.hookwrapper):
                 given = impl.function(*[plan.run for _ in impl.argnames])
-                wrong = not isinstance(given, Sequence | None) or not all(isinstance(tool, Tool) for tool in given or ())
-                assert not wrong, f"marl_tools gave {given!r:.80}, expected a list of marl_plugins.core.workflow.Tool"
+                wrong = not isinstance(given, Sequence | None) or not all(
+                    isinstance(tool, Tool) for tool in given or ()
+                )
+                assert not wrong, (
+                    f"marl_tools gave {given!r:.80}, expected a list of "
+                    "marl_plugins.core.workflow.Tool"
+                )
                 found |= {tool.name: tool for tool in given or ()}
         return found
 
-    def _examples(self, tools: Mapping[str, Tool], given: Mapping[str, Sequence[str]]) -> list[tuple[Tool, str]]:
+    def _examples(
+        self, tools: Mapping[str, Tool], given: Mapping[str, Sequence[str]]
+    ) -> list[tuple[Tool, str]]:
         return [(tool, text) for name, tool in tools.items() for text in given.get(name, ())]
 
     def _started(self, work: Callable[[Mapping[str, Tool]], Awaitable[None]]) -> None:
-        """Do something with the tools of a run that has started; skipped, visibly, where their service is unavailable here."""
+        """Do something with the tools of a run that has started; skipped, visibly, where their
+        service is unavailable here."""
         if not self._tools():
             return
         plan = self.plan
@@ -220,7 +276,9 @@ class ToolContract(Subject):
         try:
             asyncio.run(started())
         except (InfrastructureFailure, ConfigurationError) as failure:
-            raise SkipTest(f"the tools are unavailable here, so this is not tested: {failure}") from failure
+            raise SkipTest(
+                f"the tools are unavailable here, so this is not tested: {failure}"
+            ) from failure
 
 
 async def answer(tool: Tool, text: str, call: ToolCall | None = None) -> ToolResult:
@@ -233,27 +291,35 @@ async def answer(tool: Tool, text: str, call: ToolCall | None = None) -> ToolRes
     of = f"tool {tool.name!r}, called with {text!r},"
     try:
         waiting: Any = tool.run(call or ToolCall(text, "t0", 0, 1, "role", "role.1"))
-        assert inspect.isawaitable(waiting), f"{of} gave {type(waiting).__name__}; its run has to be `async def`"
+        assert inspect.isawaitable(waiting), (
+            f"{of} gave {type(waiting).__name__}; its run has to be `async def`"
+        )
         result: Any = await waiting
     except (InfrastructureFailure, AssertionError):
         raise
     except Exception as error:  # the plugin's own code, of any kind
         raise AssertionError(
-            f"{of} raised {type(error).__name__}: {error}; a call that fails through the agent's fault is an answer with "
+            f"{of} raised {type(error).__name__}: {error}; a call that fails through the agent's "
+            "fault is an answer with "
             "ok=False, and a tool that is down raises InfrastructureFailure"
         ) from error
-    assert isinstance(result, ToolResult), f"{of} gave {type(result).__name__}, expected a ToolResult"
+    assert isinstance(result, ToolResult), (
+        f"{of} gave {type(result).__name__}, expected a ToolResult"
+    )
     wrong = [name for name, kind in FIELDS.items() if not isinstance(getattr(result, name), kind)]
     if not wrong and not all(isinstance(file, str) for file in result.files):
         wrong = ["files"]
-    assert not wrong, f"{of} gave a ToolResult with {', '.join(f'{n}={getattr(result, n)!r}' for n in wrong)}"
+    assert not wrong, (
+        f"{of} gave a ToolResult with {', '.join(f'{n}={getattr(result, n)!r}' for n in wrong)}"
+    )
     assert result.tool == tool.name, f"{of} gave a result of the tool {result.tool!r}"
     assert result.call == text, f"{of} gave the result of the call {result.call!r}"
     return result
 
 
 def find_calls(tool: Tool, text: str) -> list[str]:
-    """The calls that a tool finds in a role's answer; of one that is called by name, those between tags.
+    """The calls that a tool finds in a role's answer; of one that is called by name, those between
+    tags.
 
     Raises:
         AssertionError: They are not a list of texts.
@@ -263,9 +329,13 @@ def find_calls(tool: Tool, text: str) -> list[str]:
     try:
         found: Any = tool.find(text)
     except Exception as error:  # the plugin's own code, of any kind
-        raise AssertionError(f"find of tool {tool.name!r} raised {type(error).__name__} on {text!r}: {error}") from error
+        raise AssertionError(
+            f"find of tool {tool.name!r} raised {type(error).__name__} on {text!r}: {error}"
+        ) from error
     good = isinstance(found, list) and all(isinstance(call, str) for call in found)
-    assert good, f"find of tool {tool.name!r} gave {found!r:.80} for {text!r}, expected a list of texts"
+    assert good, (
+        f"find of tool {tool.name!r} gave {found!r:.80} for {text!r}, expected a list of texts"
+    )
     return list(found)
 
 
@@ -276,7 +346,8 @@ def said(result: ToolResult) -> tuple[str, bool, tuple[str, ...]]:
 
 @asynccontextmanager
 async def stall() -> AsyncIterator[Callable[[], float]]:
-    """`async with`: gives what returns, afterwards, the longest time in seconds in which the event loop did nothing else."""
+    """`async with`: gives what returns, afterwards, the longest time in seconds in which the event
+    loop did nothing else."""
     longest, last = 0.0, time.monotonic()
 
     def tick() -> None:
@@ -305,7 +376,11 @@ def outage() -> Iterator[None]:
     def refuse(*_: Any, **__: Any) -> None:
         raise ConnectionRefusedError(errno.ECONNREFUSED, "unavailable in this test")
 
-    unavailable = [(socket.socket, "connect"), (socket, "getaddrinfo"), (subprocess.Popen, "__init__")]
+    unavailable = [
+        (socket.socket, "connect"),
+        (socket, "getaddrinfo"),
+        (subprocess.Popen, "__init__"),
+    ]
     with ExitStack() as stack:
         for owner, name in unavailable:
             stack.enter_context(patch.object(owner, name, refuse))

@@ -1,7 +1,8 @@
 """Token rewards to returns to normalised advantages, for any number of policies together.
 
-All tensors are (rows, tokens); masks are True (or 1) at the tokens a policy sampled. Statistics are taken in float64 and
-merged exactly, so they do not depend on how rows were split over policies, ranks and micro-batches.
+All tensors are (rows, tokens); masks are True (or 1) at the tokens a policy sampled. Statistics are
+taken in float64 and merged exactly, so they do not depend on how rows were split over policies,
+ranks and micro-batches.
 """
 
 from __future__ import annotations
@@ -17,10 +18,12 @@ BLOCK_TOKENS = 64
 
 
 def discounted_sums(values: Tensor, decay: float) -> Tensor:
-    """Returns the sum of each value and all that follow it in its row, each discounted by its distance.
+    """Returns the sum of each value and all that follow it in its row, each discounted by its
+    distance.
 
-    sums_t = sum over s >= t of decay^(s-t) values_s. Within blocks of 64 this is a product with a triangular matrix of
-    powers; what comes from later blocks is the same sum again, over the blocks' first entries at decay^64.
+    sums_t = sum over s >= t of decay^(s-t) values_s. Within blocks of 64 this is a product with a
+    triangular matrix of powers; what comes from later blocks is the same sum again, over the
+    blocks' first entries at decay^64.
 
     Args:
         values: (rows, tokens), floating.
@@ -38,14 +41,17 @@ def discounted_sums(values: Tensor, decay: float) -> Tensor:
     sums = blocks @ powers.to(values.dtype)
     if blocks.size(1) > 1:
         later = pad(discounted_sums(sums[:, :, 0], decay**BLOCK_TOKENS)[:, 1:], (0, 1))
-        sums = sums + later[:, :, None] * (decay ** (BLOCK_TOKENS - place).double()).to(values.dtype)
+        sums = sums + later[:, :, None] * (decay ** (BLOCK_TOKENS - place).double()).to(
+            values.dtype
+        )
     return sums.reshape(rows, -1)[:, :tokens]
 
 
 class _SampledTokens:
     """The tokens in the mask, moved to the left of their rows, and the way back.
 
-    A token outside the mask has the place of the next one inside it, so that `spread` gives it what belongs to what follows.
+    A token outside the mask has the place of the next one inside it, so that `spread` gives it what
+    belongs to what follows.
     """
 
     def __init__(self, mask: Tensor):
@@ -65,8 +71,9 @@ class _SampledTokens:
 def masked_returns(rewards: Tensor, mask: Tensor, gamma: float) -> Tensor:
     """Returns the discounted sum of the rewards from each token on, over the tokens in the mask.
 
-    Tokens outside the mask neither add a reward nor discount one: a tool's answer in the middle of a row costs no credit
-    (upstream's loop, experience_maker.py:400-421, discounts once per position; equal where the mask has no holes).
+    Tokens outside the mask neither add a reward nor discount one: a tool's answer in the middle of
+    a row costs no credit (upstream's loop, experience_maker.py:400-421, discounts once per
+    position; equal where the mask has no holes).
 
     Args:
         rewards: (rows, tokens), floating.
@@ -74,7 +81,8 @@ def masked_returns(rewards: Tensor, mask: Tensor, gamma: float) -> Tensor:
         gamma: Discount per sampled token.
 
     Returns:
-        (rows, tokens), the dtype of `rewards`; values outside the mask are the return of what follows.
+        (rows, tokens), the dtype of `rewards`; values outside the mask are the return of what
+        follows.
     """
     if gamma == 1.0:
         return torch.where(mask.bool(), rewards, 0.0).flip(1).cumsum(1).flip(1)
@@ -82,14 +90,20 @@ def masked_returns(rewards: Tensor, mask: Tensor, gamma: float) -> Tensor:
     return sampled.spread(discounted_sums(sampled.gather(rewards), gamma))
 
 
-def masked_gae(values: Tensor, rewards: Tensor, mask: Tensor, gamma: float, lambd: float) -> tuple[Tensor, Tensor]:
-    """Computes generalised advantages over the tokens in the mask (Schulman et al., arXiv 1506.02438, eq. 16).
+def masked_gae(
+    values: Tensor, rewards: Tensor, mask: Tensor, gamma: float, lambd: float
+) -> tuple[Tensor, Tensor]:
+    """Computes generalised advantages over the tokens in the mask (Schulman et al., arXiv
+    1506.02438, eq. 16).
 
-        delta_t = r_t + gamma V_t' - V_t          t' the next sampled token of the row, V after the last one 0
-        A_t     = sum over the sampled s >= t of (gamma lambda)^(number of sampled tokens from t to s) delta_s
+        delta_t = r_t + gamma V_t' - V_t          t' the next sampled token of the row, V after the
+            last one 0
+        A_t     = sum over the sampled s >= t of (gamma lambda)^(number of sampled tokens from t to
+                s) delta_s
 
-    Tokens outside the mask neither decay credit nor contribute a value, as in verl's `compute_gae_advantage_return` (without
-    the whitening at its end); upstream's loop (experience_maker.py:370-385) takes them for steps of value 0.
+    Tokens outside the mask neither decay credit nor contribute a value, as in verl's
+    `compute_gae_advantage_return` (without the whitening at its end); upstream's loop
+    (experience_maker.py:370-385) takes them for steps of value 0.
 
     Args:
         values: (rows, tokens), the critic's V before each token was sampled; any floating dtype.
@@ -98,8 +112,8 @@ def masked_gae(values: Tensor, rewards: Tensor, mask: Tensor, gamma: float, lamb
         gamma, lambd: Discount and trace decay per sampled token, in [0, 1].
 
     Returns:
-        Advantages and returns (advantages + values), each (rows, tokens) of the dtype of `rewards`; outside the mask those of
-        the next token inside it.
+        Advantages and returns (advantages + values), each (rows, tokens) of the dtype of `rewards`;
+        outside the mask those of the next token inside it.
     """
     sampled = _SampledTokens(mask)
     value, reward = sampled.gather(values.to(rewards.dtype)), sampled.gather(rewards)
@@ -110,7 +124,8 @@ def masked_gae(values: Tensor, rewards: Tensor, mask: Tensor, gamma: float, lamb
 
 @dataclass(frozen=True)
 class Moments:
-    """Count, mean and sum of squared deviations of a set of numbers, in float64; `+` merges two sets exactly (Chan et al.)."""
+    """Count, mean and sum of squared deviations of a set of numbers, in float64; `+` merges two
+    sets exactly (Chan et al.)."""
 
     count: float = 0.0
     mean: float = 0.0
@@ -143,5 +158,6 @@ class Moments:
 
     @property
     def divisor(self) -> float:
-        """sqrt(max(variance, 1e-8)), by which upstream's `reinforce` divides (experience_maker.py:325-338)."""
+        """sqrt(max(variance, 1e-8)), by which upstream's `reinforce` divides
+        (experience_maker.py:325-338)."""
         return float(max(self.variance, 1e-8) ** 0.5)

@@ -1,7 +1,8 @@
-"""Cases are generated problems, each with the prompt that shows it and the verifier that scores an answer to it.
+"""Cases are generated problems, each with the prompt that shows it and the verifier that scores an
+answer to it.
 
-Sandbox-RL (eqs 1 to 4, 10 to 13) calls such a triple a sandbox. A node of a graph names one (`case: NAME`); its score is the
-action's own, and decides what runs next.
+Sandbox-RL (eqs 1 to 4, 10 to 13) calls such a triple a sandbox. A node of a graph names one
+(`case: NAME`); its score is the action's own, and decides what runs next.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ class CaseGenerator(Protocol):
         """Returns a problem as a JSON value.
 
         Args:
-            rng: The only source of chance. It depends on the run's seed, the task, the node and the round, so that all samples
-                of a task meet the same problem.
+            rng: The only source of chance. It depends on the run's seed, the task, the node and the
+                round, so that all samples of a task meet the same problem.
             given: What the node gives it (`given:`), as a JSON value; None without it.
         """
 

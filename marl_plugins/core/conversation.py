@@ -1,14 +1,18 @@
-"""Turns messages into token ids, once: a conversation only ever grows by ids that were sampled or shown.
+"""Turns messages into token ids, once: a conversation only ever grows by ids that were sampled or
+shown.
 
     context of turn 1      = chat template of the opening messages, generation prompt open
-    context of turn t + 1  = context of turn t + sampled ids of turn t + what the template puts between
+    context of turn t + 1  = context of turn t + sampled ids of turn t + what the template puts
+    between
 
-What the template puts between an assistant's message and the next generation is read off the model's own template, by
-rendering a fixed stand-in conversation with and without the next message. The sampled ids are never decoded and encoded
-again, which is where training and sampling drift apart elsewhere.
+What the template puts between an assistant's message and the next generation is read off the
+model's own template, by rendering a fixed stand-in conversation with and without the next message.
+The sampled ids are never decoded and encoded again, which is where training and sampling drift
+apart elsewhere.
 
-Some templates show earlier turns differently once another message follows: they remove an assistant's thinking. Then the
-context of turn t + 1 is the template of the whole conversation, as the model was trained to see it, and begins anew.
+Some templates show earlier turns differently once another message follows: they remove an
+assistant's thinking. Then the context of turn t + 1 is the template of the whole conversation, as
+the model was trained to see it, and begins anew.
 """
 
 from __future__ import annotations
@@ -41,11 +45,13 @@ class ChatFormat:
     Args:
         tokenizer: The policy's own tokenizer.
         policy: Its name, for messages.
-        tools: Schemas of the functions that the template shows; none where a prompt says what can be called.
+        tools: Schemas of the functions that the template shows; none where a prompt says what can
+            be called.
 
     Raises:
-        ConfigurationError: The tokenizer has no chat template, or the template does not keep a conversation's beginning
-            when a message is appended, so that turns could not be told apart token by token.
+        ConfigurationError: The tokenizer has no chat template, or the template does not keep a
+            conversation's beginning when a message is appended, so that turns could not be told
+            apart token by token.
     """
 
     def __init__(self, tokenizer: Tokenizer, policy: str, tools: Sequence[Mapping[str, Any]] = ()):
@@ -55,7 +61,8 @@ class ChatFormat:
                     "models.no_template",
                     at(policy=policy),
                     "its tokenizer has no chat template, so messages cannot be turned into tokens",
-                    fix="use an instruction-tuned model, or add `chat_template` to its tokenizer_config.json",
+                    fix="use an instruction-tuned model, or add `chat_template` to its "
+                    "tokenizer_config.json",
                 )
             )
         self.tokenizer = tokenizer
@@ -66,25 +73,38 @@ class ChatFormat:
     def rendered(self, messages: Sequence[dict[str, str]]) -> str:
         """Returns messages as the template writes them, the generation prompt open."""
         tools: dict[str, Any] = {"tools": list(self.tools)} if self.tools else {}
-        return str(self.tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True, **tools))
+        return str(
+            self.tokenizer.apply_chat_template(
+                list(messages), tokenize=False, add_generation_prompt=True, **tools
+            )
+        )
 
     def opening(self, messages: Sequence[dict[str, str]]) -> tuple[int, ...]:
-        """Returns the ids of the opening messages, with the generation prompt open: the context of a first turn."""
+        """Returns the ids of the opening messages, with the generation prompt open: the context of
+        a first turn."""
         text = self.rendered(messages)
-        return tuple(self.tokenizer.encode(text, add_special_tokens=False))  # the template has written BOS if it uses one
+        return tuple(
+            self.tokenizer.encode(text, add_special_tokens=False)
+        )  # the template has written BOS if it uses one
 
-    def keeps(self, conversation: Sequence[dict[str, str]], following: Sequence[dict[str, str]]) -> bool:
+    def keeps(
+        self, conversation: Sequence[dict[str, str]], following: Sequence[dict[str, str]]
+    ) -> bool:
         """Returns whether the template shows a conversation unchanged once other messages follow.
 
         Args:
-            conversation: Ends with an assistant's turn; white space around that does not count, which many templates remove.
+            conversation: Ends with an assistant's turn; white space around that does not count,
+                which many templates remove.
         """
         *earlier, last = conversation
         before, after = self.rendered(earlier), self.rendered([*conversation, *following])
-        return after.startswith(before) and after[len(before) :].lstrip().startswith(last["content"].strip())
+        return after.startswith(before) and after[len(before) :].lstrip().startswith(
+            last["content"].strip()
+        )
 
     def shows_more(self, answers: Sequence[dict[str, str]]) -> bool:
-        """Returns whether the template shows more of tools' answers than their text: a tool's name, or a call's id."""
+        """Returns whether the template shows more of tools' answers than their text: a tool's name,
+        or a call's id."""
         before = [{"role": "user", "content": "?"}, {"role": "assistant", "content": "?"}]
         named = [{**answer, "name": "?", "tool_call_id": "?"} for answer in answers]
         return self.rendered([*before, *answers]) != self.rendered([*before, *named])
@@ -94,18 +114,26 @@ class ChatFormat:
         """The id that ends an assistant's turn."""
         if self.tokenizer.eos_token_id is None:
             raise ConfigurationError(
-                Problem("models.no_end", at(policy=self.policy), "its tokenizer has no end-of-sequence token")
+                Problem(
+                    "models.no_end",
+                    at(policy=self.policy),
+                    "its tokenizer has no end-of-sequence token",
+                )
             )
         return (self.tokenizer.eos_token_id,)
 
-    def continuation(self, sampled: Sequence[int], following: Sequence[dict[str, str]]) -> tuple[int, ...]:
-        """Returns the ids shown between `sampled` (an assistant's turn) and the next generation, `following` being the
-        messages in between.
+    def continuation(
+        self, sampled: Sequence[int], following: Sequence[dict[str, str]]
+    ) -> tuple[int, ...]:
+        """Returns the ids shown between `sampled` (an assistant's turn) and the next generation,
+        `following` being the messages in between.
 
-        The template's end-of-turn token is left out where the sampled ids already end with it; where they were cut off by
-        the token limit it is shown, and not trained on.
+        The template's end-of-turn token is left out where the sampled ids already end with it;
+        where they were cut off by the token limit it is shown, and not trained on.
         """
-        between = self._render_between(tuple((message["role"], message["content"]) for message in following))
+        between = self._render_between(
+            tuple((message["role"], message["content"]) for message in following)
+        )
         if sampled and between and sampled[-1] == between[0]:
             between = between[1:]
         return between
@@ -113,14 +141,17 @@ class ChatFormat:
     def _render_between(self, following: tuple[tuple[str, str], ...]) -> tuple[int, ...]:
         if following not in self._between:
             base = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _MARK}]
-            text = self.rendered([*base, *({"role": role, "content": content} for role, content in following)])
+            text = self.rendered(
+                [*base, *({"role": role, "content": content} for role, content in following)]
+            )
             if text.count(_MARK) != 1:
                 raise ConfigurationError(
                     Problem(
                         "models.template",
                         at(policy=self.policy),
                         (
-                            f"its chat template does not keep an assistant message unchanged when a {following[0][0]!r} message "
+                            "its chat template does not keep an assistant message unchanged when "
+                            f"a {following[0][0]!r} message "
                             "follows, so a multi-turn role cannot be trained token by token"
                         ),
                         fix="set `max_turns: 1` for its roles or use another template",
@@ -137,7 +168,7 @@ class ChatFormat:
         return self.tokenizer.decode(list(ids), skip_special_tokens=True)
 
     def said(self, ids: Sequence[int]) -> str:
-        """Returns the sampled ids as text with the special tokens, the end of the turn left out: what a chat template takes,
-        and what calls in the model's own format are found in."""
+        """Returns the sampled ids as text with the special tokens, the end of the turn left out:
+        what a chat template takes, and what calls in the model's own format are found in."""
         ended = bool(ids) and ids[-1] == self.tokenizer.eos_token_id
         return self.tokenizer.decode(list(ids)[: -1 if ended else None], skip_special_tokens=False)

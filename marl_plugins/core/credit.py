@@ -2,7 +2,8 @@
 
     score (an action's own, else its role's outcome)  ->  reward  ->  return over a scope
 
-Scores lie in [0, 1]; rewards and returns are real numbers and no stage rescales what another produced. Upstream's
+Scores lie in [0, 1]; rewards and returns are real numbers and no stage rescales what another
+produced. Upstream's
 `--reward.clip_range` bounds the returns; how many it changed is a metric (`rows/clipped`).
 """
 
@@ -17,21 +18,25 @@ from marl_plugins.core.failures import RunPaused
 from marl_plugins.core.trajectory import Action, Trajectory
 
 Scope = Literal["action", "policy", "trajectory"]
-"""Which rewards an action's return sums: its own; those of its descendants by the same policy; those of all descendants.
-Descendants are taken along the dependency graph (the action included), never by time (MAPPA eq. 3 with the graph)."""
+"""Which rewards an action's return sums: its own; those of its descendants by the same policy;
+those of all descendants. Descendants are taken along the dependency graph (the action included),
+never by time (MAPPA eq. 3 with the graph)."""
 Distance = Literal["shortest", "longest", "depth"]
-"""The way in which the distance of an action to one that depends on it is counted: edges of the shortest or the longest way along
-the dependency graph, or the difference of depths, where an action's depth is the number of edges of the longest way to it."""
+"""The way in which the distance of an action to one that depends on it is counted: edges of the
+shortest or the longest way along the dependency graph, or the difference of depths, where an
+action's depth is the number of edges of the longest way to it."""
 Origin = Literal["action", "start"]
-"""The point from which a return is discounted: from the action itself, or from the beginning of the trajectory."""
+"""The point from which a return is discounted: from the action itself, or from the beginning of the
+trajectory."""
 
 
 @dataclass
 class ActionScores:
     """Knows whether somebody scores single actions in this run.
 
-    The first step that shows it says it of the whole run: a step in which an action was scored, or in which every role acted and
-    none was. So what rewards are made of is known when a trajectory arrives alone, and does not change between steps.
+    The first step that shows it says it of the whole run: a step in which an action was scored, or
+    in which every role acted and none was. So what rewards are made of is known when a trajectory
+    arrives alone, and does not change between steps.
     """
 
     known: bool | None = None
@@ -39,9 +44,12 @@ class ActionScores:
     shown_in: int = 0
     """The step that did."""
     scorers: tuple[str, ...] = ()
-    """Who can score actions. With others, as in a run that is resumed with another coach, it is shown anew."""
+    """Who can score actions. With others, as in a run that is resumed with another coach, it is
+    shown anew."""
 
-    def of(self, trajectories: Sequence[Trajectory], roles: Collection[str], scorers: Sequence[str]) -> bool:
+    def of(
+        self, trajectories: Sequence[Trajectory], roles: Collection[str], scorers: Sequence[str]
+    ) -> bool:
         """Returns whether actions are scored in the step of these trajectories.
 
         Args:
@@ -63,25 +71,32 @@ class ActionScores:
         return scored if self.known is None else self.known
 
     def settled(self, scorers: Sequence[str]) -> bool | None:
-        """Returns whether actions are scored, where that is known before a step has ended; else None."""
+        """Returns whether actions are scored, where that is known before a step has ended; else
+        None."""
         return (self.known if self.scorers == tuple(scorers) else None) if scorers else False
 
     def _contradiction(self, step: int) -> str:
         who = " or ".join(self.scorers)
         now, then = ("no action was", "some were") if self.known else ("actions were", "none was")
         return (
-            f"step {step}: {now} scored by {who} (marl_score_action), and in step {self.shown_in} {then}, so that rewards would "
-            "change from scores to outcomes or back; score actions in every step or in none, and where a verdict is missing "
+            f"step {step}: {now} scored by {who} (marl_score_action), and in step {self.shown_in} "
+            f"{then}, so that rewards would "
+            "change from scores to outcomes or back; score actions in every step or in none, and "
+            "where a verdict is missing "
             "return None from an awaitable"
         )
 
 
-def rewards_from_scores(trajectories: Iterable[Trajectory], actions_scored: bool | None = None) -> None:
-    """Gives the built-in credit: an action's reward is its score; where nobody scores actions, it is the outcome of its role.
+def rewards_from_scores(
+    trajectories: Iterable[Trajectory], actions_scored: bool | None = None
+) -> None:
+    """Gives the built-in credit: an action's reward is its score; where nobody scores actions, it
+    is the outcome of its role.
 
-    Where somebody does, a missing score stays missing (the action is left out): it is not filled with the outcome. "Somebody"
-    means anywhere in the run: else a role that nobody scores would learn from those trajectories alone that ended before the
-    scored role acted.
+    Where somebody does, a missing score stays missing (the action is left out): it is not filled
+    with the outcome. "Somebody"
+    means anywhere in the run: else a role that nobody scores would learn from those trajectories
+    alone that ended before the scored role acted.
 
     Args:
         actions_scored: Whether somebody does (`ActionScores`); None: as these trajectories show.
@@ -111,8 +126,10 @@ def check_rewards(plugin: str, hook: str, trajectories: Iterable[Trajectory]) ->
             reward = action.reward
             if reward is not None and not (isinstance(reward, Real) and abs(reward) <= LARGEST):
                 raise RunPaused(
-                    f"plugin {plugin}: {hook} gave action {trajectory.task.id}/{trajectory.sample}/{action.path} the "
-                    f"reward {reward!r:.80}; expected a finite number, or None to leave the action out"
+                    f"plugin {plugin}: {hook} gave action "
+                    f"{trajectory.task.id}/{trajectory.sample}/{action.path} the "
+                    f"reward {reward!r:.80}; expected a finite number, or None to leave the action "
+                    "out"
                 )
 
 
@@ -127,13 +144,15 @@ def sum_over_scope(
 
         G_a = gamma^o(a) sum over b that depends on a, a included, of gamma^d(a, b) r_b
 
-    d is 0 for a itself; o(a) is 0, or with origin `start` the depth of a. With distance `depth` and origin `start` this is what
-    multiplies the gradient of a's log-probability in UnityMAS-O's eq. 14 (arXiv 2605.26646: the sum over t of gamma^(t-1) r_t,
-    with depth as t; without rewards of what does not depend on a, which add variance alone); with `shortest` it is the return
-    along the task graph of Sandbox-RL's eq. 9. A discount of 1 is the plain sum, whatever the distance; 0 with origin `action`
-    is scope `action`. For every pair, shortest <= longest <= depth.
+    d is 0 for a itself; o(a) is 0, or with origin `start` the depth of a. With distance `depth` and
+    origin `start` this is what multiplies the gradient of a's log-probability in UnityMAS-O's eq.
+    14 (arXiv 2605.26646: the sum over t of gamma^(t-1) r_t, with depth as t; without rewards of
+    what does not depend on a, which add variance alone); with `shortest` it is the return along the
+    task graph of Sandbox-RL's eq. 9. A discount of 1 is the plain sum, whatever the distance; 0
+    with origin `action` is scope `action`. For every pair, shortest <= longest <= depth.
 
-    With scope `policy` or `trajectory`, actions without a reward add nothing to their ancestors. The KL penalty is not part
+    With scope `policy` or `trajectory`, actions without a reward add nothing to their ancestors.
+    The KL penalty is not part
     of these sums: it stays with the tokens and the policy that caused it.
 
     Args:
@@ -145,32 +164,48 @@ def sum_over_scope(
             if action.reward is None:
                 action.returns = None
                 continue
-            weight = discount ** depths[action.path] if discount != 1.0 and origin == "start" else 1.0
+            weight = (
+                discount ** depths[action.path] if discount != 1.0 and origin == "start" else 1.0
+            )
             if scope == "action":
                 action.returns = action.reward if weight == 1.0 else weight * action.reward
                 continue
             far = distances(trajectory, action.path, distance, depths) if discount != 1.0 else None
             reached = trajectory.descendants(action.path) if far is None else far
             total = sum(
-                (other.reward or 0.0) if far is None else discount ** far[other.path] * (other.reward or 0.0)
-                for other in trajectory.actions  # in their order, which a set of paths does not have
-                if other.path in reached and (scope == "trajectory" or other.policy == action.policy)
+                (other.reward or 0.0)
+                if far is None
+                else discount ** far[other.path] * (other.reward or 0.0)
+                # in their order, which a set of paths does not have
+                for other in trajectory.actions
+                if other.path in reached
+                and (scope == "trajectory" or other.policy == action.policy)
             )
             action.returns = total if weight == 1.0 else weight * total
 
 
 def depths_of(actions: Iterable[Action]) -> dict[str, int]:
-    """Returns the number of edges of the longest way to each action from one that saw none; parents come first."""
+    """Returns the number of edges of the longest way to each action from one that saw none; parents
+    come first."""
     depths: dict[str, int] = {}
     for action in actions:
-        depths[action.path] = 1 + max((depths[path] for path in action.parents if path in depths), default=-1)
+        depths[action.path] = 1 + max(
+            (depths[path] for path in action.parents if path in depths), default=-1
+        )
     return depths
 
 
-def distances(trajectory: Trajectory, path: str, distance: Distance, depths: Mapping[str, int]) -> dict[str, int]:
-    """Returns how far every action that depends on the one at `path` is from it, itself included."""
+def distances(
+    trajectory: Trajectory, path: str, distance: Distance, depths: Mapping[str, int]
+) -> dict[str, int]:
+    """Returns how far every action that depends on the one at `path` is from it, itself
+    included."""
     choose, found = min if distance == "shortest" else max, {path: 0}
     for action in trajectory.actions:  # parents come first
-        if action.path != path and (ways := [found[parent] + 1 for parent in action.parents if parent in found]):
+        if action.path != path and (
+            ways := [found[parent] + 1 for parent in action.parents if parent in found]
+        ):
             found[action.path] = choose(ways)
-    return {other: depths[other] - depths[path] for other in found} if distance == "depth" else found
+    return (
+        {other: depths[other] - depths[path] for other in found} if distance == "depth" else found
+    )

@@ -1,4 +1,5 @@
-"""Time that does not count against a deadline: a grader that waits in a queue has not yet begun to grade.
+"""Time that does not count against a deadline: a grader that waits in a queue has not yet begun to
+grade.
 
 async with counted(deadline):       around the grader, by who set the deadline
     async with not_counted():       around the wait, by whoever has a queue
@@ -51,7 +52,8 @@ _CLOCK: ContextVar[_Clock | None] = ContextVar("clock", default=None)
 
 @asynccontextmanager
 async def counted(deadline: asyncio.Timeout) -> AsyncIterator[None]:
-    """Makes `not_counted` in what is awaited inside stop the clock of a deadline that has been entered."""
+    """Makes `not_counted` in what is awaited inside stop the clock of a deadline that has been
+    entered."""
     clock = _Clock(deadline)
     token = _CLOCK.set(clock)
     try:

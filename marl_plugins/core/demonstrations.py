@@ -1,4 +1,5 @@
-"""Turns what a role should have said into training rows, rendered by the role's own prompt and chat template.
+"""Turns what a role should have said into training rows, rendered by the role's own prompt and chat
+template.
 
 Demonstration -> ids with a mask over what the role said, end-of-turn tokens included
 """
@@ -52,13 +53,15 @@ class Demonstration:
     def __post_init__(self) -> None:
         if len(self.shown) != len(self.said) - 1:
             raise ValueError(
-                f"a demonstration of role {self.role!r} has {len(self.said)} answers and {len(self.shown)} tool results in "
+                f"a demonstration of role {self.role!r} has {len(self.said)} answers and "
+                f"{len(self.shown)} tool results in "
                 "between; there must be one fewer"
             )
 
 
 def encode(demonstration: Demonstration, role: RoleSpec) -> tuple[list[int], list[int]]:
-    """Returns the ids of the whole conversation, exactly as a rollout would show and sample them, and 1 where the role spoke.
+    """Returns the ids of the whole conversation, exactly as a rollout would show and sample them,
+    and 1 where the role spoke.
 
     Raises:
         KeyError: The fields do not fit the role's prompt.
@@ -69,7 +72,9 @@ def encode(demonstration: Demonstration, role: RoleSpec) -> tuple[list[int], lis
     said: list[int] = []
     for turn, text in enumerate(demonstration.said):
         if turn:
-            between = chat.continuation(said, role.answers([ToolResult("", "", demonstration.shown[turn - 1], ok=True)]))
+            between = chat.continuation(
+                said, role.answers([ToolResult("", "", demonstration.shown[turn - 1], ok=True)])
+            )
             ids += between
             mask += [0] * len(between)
         said = [*chat.tokenizer.encode(text, add_special_tokens=False), *chat.end_of_turn]

@@ -1,12 +1,15 @@
-"""An advantage estimator is four small stages between the rewards of a step's rows and their advantages.
+"""An advantage estimator is four small stages between the rewards of a step's rows and their
+advantages.
 
-    shape        one reward per row, of all rows of all policies  ->  one per row         where group baselines go
+    shape        one reward per row, of all rows of all policies  ->  one per row         where
+        group baselines go
     estimate     rewards and values per token                     ->  advantages, returns per token
     statistics   all rows of all policies                         ->  anything
     apply        advantages and those statistics                  ->  advantages
 
-Stages instead of one function, so that the runtime can take baselines and statistics over all policies and ranks together,
-and so that a streaming runtime can see from `scope` and `affine` whether it may start before the batch is complete.
+Stages instead of one function, so that the runtime can take baselines and statistics over all
+policies and ranks together, and so that a streaming runtime can see from `scope` and `affine`
+whether it may start before the batch is complete.
 """
 
 from __future__ import annotations
@@ -29,10 +32,12 @@ if TYPE_CHECKING:
     from marl_plugins.core.trajectory import Trajectory
 
 GroupBy = Literal["task", "task+role", "task+role+turn"]
-"""Which rows of a task's samples are compared with each other. Rows of one group must have seen comparable inputs."""
+"""Which rows of a task's samples are compared with each other. Rows of one group must have seen
+comparable inputs."""
 
 Reach = Literal["action", "group", "batch"]
-"""How far what an advantage depends on reaches: the row alone, a group of samples, all rows of the step."""
+"""How far what an advantage depends on reaches: the row alone, a group of samples, all rows of the
+step."""
 
 Batch = tuple[Sequence[Row], "Tensor", "Tensor"]
 """Rows, their advantages before normalisation (rows, tokens) and their mask (rows, tokens)."""
@@ -40,17 +45,21 @@ Batch = tuple[Sequence[Row], "Tensor", "Tensor"]
 
 @dataclass(frozen=True)
 class Estimator:
-    """The plainest estimator, A_t = G_t: discounted sums of the rewards. Others override the stages in which they differ.
+    """The plainest estimator, A_t = G_t: discounted sums of the rewards. Others override the stages
+    in which they differ.
 
     Args:
         gamma: Discount per sampled token.
         return_scope: Which rewards an action's return sums, before anything here begins.
-        return_discount, return_distance, return_origin: How they are discounted along the dependency graph (`sum_over_scope`).
+        return_discount, return_distance, return_origin: How they are discounted along the
+            dependency graph (`sum_over_scope`).
         scope: How far what an advantage depends on reaches.
         group_by: What makes a group, for an estimator that compares groups; else None.
-        needs_critic: Whether `estimate` is given a critic's values (`--algo.advantage.estimator gae` starts one per policy).
-        affine: Whether what needs the whole step makes (A - mean) / deviation of `estimate`'s advantages after
-            `shape_within_tasks`, with what `mean_and_std` returns, the same for all rows of a normalisation group.
+        needs_critic: Whether `estimate` is given a critic's values
+            (`--algo.advantage.estimator gae` starts one per policy).
+        affine: Whether what needs the whole step makes (A - mean) / deviation of `estimate`'s
+            advantages after `shape_within_tasks`, with what `mean_and_std` returns, the same for
+            all rows of a normalisation group.
     """
 
     gamma: float = 1.0
@@ -65,18 +74,26 @@ class Estimator:
 
     def write_returns(self, trajectories: Iterable[Trajectory]) -> None:
         """Writes what each action with a reward is credited with."""
-        sum_over_scope(trajectories, self.return_scope, self.return_discount, self.return_distance, self.return_origin)
+        sum_over_scope(
+            trajectories,
+            self.return_scope,
+            self.return_discount,
+            self.return_distance,
+            self.return_origin,
+        )
 
     @property
     def accumulators(self) -> int:
-        """The number of gradients by normalisation group from which a step's gradient can be made before the step is complete: one
-        where advantages are final with their tasks, two where they are affine, 0 where it cannot."""
+        """The number of gradients by normalisation group from which a step's gradient can be made
+        before the step is complete: one where advantages are final with their tasks, two where they
+        are affine, 0 where it cannot."""
         if self.scope != "batch":
             return 1
         return 2 if self.affine else 0
 
     def shape(self, rows: Sequence[Row], rewards: Tensor) -> Tensor:
-        """Turns rewards (rows,), of all rows of the step, summed over the return scope already, into rewards (rows,).
+        """Turns rewards (rows,), of all rows of the step, summed over the return scope already,
+        into rewards (rows,).
 
         Raises:
             RunEnded: The rows cannot be compared as asked for.
@@ -87,9 +104,12 @@ class Estimator:
         """Returns the same of all rows of some tasks, without what needs those of other tasks."""
         return self.shape(rows, rewards)
 
-    def estimate(self, rewards: Tensor, mask: Tensor, values: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Turns token rewards (rows, tokens), the KL penalty included, and a critic's values (rows, tokens), to advantages and
-        returns (rows, tokens); what stands outside the mask does not matter."""
+    def estimate(
+        self, rewards: Tensor, mask: Tensor, values: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Turns token rewards (rows, tokens), the KL penalty included, and a critic's values (rows,
+        tokens), to advantages and returns (rows, tokens); what stands outside the mask does not
+        matter."""
         from marl_plugins.core.advantages import masked_returns
 
         returns = masked_returns(rewards, mask, self.gamma)
@@ -100,7 +120,8 @@ class Estimator:
         return None
 
     def apply(self, rows: Sequence[Row], advantages: Tensor, statistics: Any) -> Tensor:
-        """Turns advantages (rows, tokens) into advantages (rows, tokens); what stands outside the mask does not matter."""
+        """Turns advantages (rows, tokens) into advantages (rows, tokens); what stands outside the
+        mask does not matter."""
         return advantages
 
     def normalisation_group(self, row: Row) -> str:
@@ -108,7 +129,8 @@ class Estimator:
         return ""
 
     def mean_and_std(self, statistics: Any, key: str) -> tuple[float, float]:
-        """Returns the mean and deviation of the rows of a normalisation group, whose name is `key`."""
+        """Returns the mean and deviation of the rows of a normalisation group, whose name is
+        `key`."""
         return 0.0, 1.0
 
     def metrics(self, rows: Sequence[Row]) -> dict[str, float]:
@@ -118,13 +140,15 @@ class Estimator:
 
 @dataclass(frozen=True)
 class WhitenedAdvantages(Estimator):
-    """A_t <- (A_t - mean) / sqrt(max(variance, 1e-8)) over the sampled tokens of all rows of a normalisation group.
+    """A_t <- (A_t - mean) / sqrt(max(variance, 1e-8)) over the sampled tokens of all rows of a
+    normalisation group.
 
-    Upstream's last step for `reinforce`, `reinforce_baseline` and `gae` (experience_maker.py:325-338), to which this is equal
-    for one policy and one group.
+    Upstream's last step for `reinforce`, `reinforce_baseline` and `gae`
+    (experience_maker.py:325-338), to which this is equal for one policy and one group.
 
     Args:
-        divide: Whether to divide by the standard deviation (`--algo.advantage.no_std_norm` does not).
+        divide: Whether to divide by the standard deviation (`--algo.advantage.no_std_norm` does
+            not).
 
     One group for all rows is global normalisation.
     """
@@ -141,45 +165,56 @@ class WhitenedAdvantages(Estimator):
             keys = [self.normalisation_group(row) for row in rows]
             for key in dict.fromkeys(keys):
                 chosen = [i for i, k in enumerate(keys) if k == key]
-                total[key] = total.get(key, Moments()) + Moments.of(advantages[chosen], mask[chosen])
+                total[key] = total.get(key, Moments()) + Moments.of(
+                    advantages[chosen], mask[chosen]
+                )
         return total
 
     def mean_and_std(self, statistics: dict[str, Moments], key: str) -> tuple[float, float]:
         over = statistics[key]
         return over.mean, over.divisor if self.divide else 1.0
 
-    def apply(self, rows: Sequence[Row], advantages: Tensor, statistics: dict[str, Moments]) -> Tensor:
+    def apply(
+        self, rows: Sequence[Row], advantages: Tensor, statistics: dict[str, Moments]
+    ) -> Tensor:
         import torch
 
         late = [self.mean_and_std(statistics, self.normalisation_group(row)) for row in rows]
-        return torch.stack([(a - mean) / deviation for a, (mean, deviation) in zip(advantages, late, strict=True)])
+        return torch.stack(
+            [(a - mean) / deviation for a, (mean, deviation) in zip(advantages, late, strict=True)]
+        )
 
 
 def add_scope_flag(group: argparse._ArgumentGroup, plugin: str) -> None:
-    """Adds the flags of returns, which every estimator plugin has: `--<plugin>.scope`, `.discount`, `.distance` and `.origin`."""
+    """Adds the flags of returns, which every estimator plugin has: `--<plugin>.scope`, `.discount`,
+    `.distance` and `.origin`."""
     group.add_argument(
         f"--{plugin}.scope",
         choices=["action", "policy", "trajectory"],
         default="action",
-        help="which rewards an action is credited with: its own, or those of all that depends on it, by the same policy or by any",
+        help="which rewards an action is credited with: its own, or those of all that depends on "
+        "it, by the same policy or by any",
     )
     group.add_argument(
         f"--{plugin}.discount",
         type=between(0, 1),
         default=1.0,
-        help="factor of a reward for each edge of the dependency graph between an action and the one that has it",
+        help="factor of a reward for each edge of the dependency graph between an action and the "
+        "one that has it",
     )
     group.add_argument(
         f"--{plugin}.distance",
         choices=["shortest", "longest", "depth"],
         default="longest",
-        help="how edges are counted: along the shortest way, along the longest, or as the difference of depths",
+        help="how edges are counted: along the shortest way, along the longest, or as the "
+        "difference of depths",
     )
     group.add_argument(
         f"--{plugin}.origin",
         choices=["action", "start"],
         default="action",
-        help="where the discount begins: at the action, or at the start of the trajectory, so that later actions count less",
+        help="where the discount begins: at the action, or at the start of the trajectory, so that "
+        "later actions count less",
     )
 
 
@@ -189,8 +224,12 @@ def scope_flags(plugin: str) -> list[str]:
 
 
 def returns_of(options: Any) -> dict[str, Any]:
-    """Returns the fields of an `Estimator` that an estimator plugin's flags (`run.args.PLUGIN`) say."""
-    return {f"return_{name}": getattr(options, name) for name in ("scope", "discount", "distance", "origin")}
+    """Returns the fields of an `Estimator` that an estimator plugin's flags (`run.args.PLUGIN`)
+    say."""
+    return {
+        f"return_{name}": getattr(options, name)
+        for name in ("scope", "discount", "distance", "origin")
+    }
 
 
 def idle_scope_flags(plugin: str, options: Any, given: Collection[str]) -> list[Problem]:
@@ -205,7 +244,10 @@ def idle_scope_flags(plugin: str, options: Any, given: Collection[str]) -> list[
     found = []
     for name in sorted(idle):
         if f"{plugin}.{name}" in given:
-            got = f"would have no effect with --{plugin}.scope {options.scope} and --{plugin}.discount {options.discount:g}"
+            got = (
+                f"would have no effect with --{plugin}.scope {options.scope} and "
+                f"--{plugin}.discount {options.discount:g}"
+            )
             fix = f"remove it, or give --{plugin}.scope trajectory and --{plugin}.discount 0.9"
             found.append(Problem("estimator.idle_flag", at(flag=f"{plugin}.{name}"), got, fix=fix))
     return found
@@ -221,8 +263,11 @@ def group_key(row: Row, group_by: GroupBy) -> str:
     return "/".join(parts)
 
 
-def check_estimator(estimator: Estimator, samples: int, roles: int, turns: int = 1, critic: bool = False) -> list[Problem]:
-    """Returns why an estimator cannot be used with this number of samples per task, of trained roles, and of turns of one of them.
+def check_estimator(
+    estimator: Estimator, samples: int, roles: int, turns: int = 1, critic: bool = False
+) -> list[Problem]:
+    """Returns why an estimator cannot be used with this number of samples per task, of trained
+    roles, and of turns of one of them.
 
     Args:
         critic: Whether the run has one.
@@ -232,7 +277,12 @@ def check_estimator(estimator: Estimator, samples: int, roles: int, turns: int =
         wanted = "an Estimator of marl_plugins.core.estimators"
         return [Problem("estimator.kind", at(hook="marl_estimator"), where[0].name, wanted)]
     problems = [
-        Problem("estimator.field", where, f"{field}={value!r}", f"one of {', '.join(map(repr, get_args(kind)))}")
+        Problem(
+            "estimator.field",
+            where,
+            f"{field}={value!r}",
+            f"one of {', '.join(map(repr, get_args(kind)))}",
+        )
         for field, kind in (
             ("scope", Reach),
             ("return_scope", Scope),
@@ -240,33 +290,52 @@ def check_estimator(estimator: Estimator, samples: int, roles: int, turns: int =
             ("return_origin", Origin),
             ("group_by", GroupBy),
         )
-        if (value := getattr(estimator, field)) not in (*get_args(kind), *([None] if field == "group_by" else []))
+        if (value := getattr(estimator, field))
+        not in (*get_args(kind), *([None] if field == "group_by" else []))
     ]
     for name in ("gamma", "return_discount"):
         value = getattr(estimator, name)
         if not isinstance(value, int | float) or not 0 <= value <= 1:
-            problems.append(Problem("estimator.gamma", where, f"{name}={value!r}", "a number from 0 to 1"))
+            problems.append(
+                Problem("estimator.gamma", where, f"{name}={value!r}", "a number from 0 to 1")
+            )
     if estimator.needs_critic != critic:
         uses, has = ("a critic", "none") if estimator.needs_critic else ("no critic", "one")
         got = f"uses {uses} and the run has {has}, which --algo.advantage.estimator gae decides"
         fix = "set it to gae" if estimator.needs_critic else "leave out the flag, or this estimator"
-        problems.append(Problem("estimator.critic", where, got, fix=fix, flags=("algo.advantage.estimator",)))
+        problems.append(
+            Problem("estimator.critic", where, got, fix=fix, flags=("algo.advantage.estimator",))
+        )
     if estimator.group_by is None:
         if estimator.scope == "group":
             fix = "set group_by to task, task+role or task+role+turn"
-            problems.append(Problem("estimator.no_group", where, "compares groups and does not say which", fix=fix))
+            problems.append(
+                Problem(
+                    "estimator.no_group", where, "compares groups and does not say which", fix=fix
+                )
+            )
         return problems
     if estimator.scope == "action":
         got = f"has group_by={estimator.group_by!r} and scope 'action', which compares nothing"
         return [*problems, Problem("estimator.scope", where, got, fix="change one of the two")]
     if samples < 2:
-        got = f"compares the samples of a task, of which there is one: --rollout.n_samples_per_prompt {samples}"
-        fix, flags = "at least 2 are needed, or every advantage is 0", ("rollout.n_samples_per_prompt",)
+        got = (
+            "compares the samples of a task, of which there is one: "
+            f"--rollout.n_samples_per_prompt {samples}"
+        )
+        fix, flags = (
+            "at least 2 are needed, or every advantage is 0",
+            ("rollout.n_samples_per_prompt",),
+        )
         problems.append(Problem("estimator.samples", where, got, fix=fix, flags=flags))
     if estimator.group_by != "task+role+turn" and turns > 1:
-        got = f"groups by {estimator.group_by}, but the {turns} turns of a role saw different inputs"
+        got = (
+            f"groups by {estimator.group_by}, but the {turns} turns of a role saw different inputs"
+        )
         problems.append(Problem("estimator.turns", where, got, fix="use task+role+turn"))
     elif estimator.group_by == "task" and roles > 1:
         got = f"groups by task, but {roles} roles saw different inputs"
-        problems.append(Problem("estimator.roles", where, got, fix="use task+role or task+role+turn"))
+        problems.append(
+            Problem("estimator.roles", where, got, fix="use task+role or task+role+turn")
+        )
     return problems

@@ -1,10 +1,14 @@
-"""Experience that travels: the words of a trajectory, which another run can let its own workflow say again.
+"""Experience that travels: the words of a trajectory, which another run can let its own workflow
+say again.
 
-    record = exchange.write(trajectory)             what a peer is given: words, and how each answer ended
-    received = await exchange.read(record, origin)  the run's own workflow with these words in place of an engine
+    record = exchange.write(trajectory)             what a peer is given: words, and how each answer
+        ended
+    received = await exchange.read(record, origin)  the run's own workflow with these words in place
+    of an engine
 
-Ids do not travel between tokenizers, and prompts, contexts, tool answers, scores and labels do not travel at all: the reader's
-own workflow, tools and graders make them. So nothing foreign but words is trained on.
+Ids do not travel between tokenizers, and prompts, contexts, tool answers, scores and labels do not
+travel at all: the reader's own workflow, tools and graders make them. So nothing foreign but words
+is trained on.
 """
 
 from __future__ import annotations
@@ -24,13 +28,15 @@ MOST_ANSWERS = 1_000
 MOST_ANSWER_CHARS = 1_000_000
 """Characters of one answer that are read; the tokens that its role may sample bound it further."""
 MOST_CHARS_PER_TOKEN = 32
-"""Answers with more characters for each token that their role may sample are refused before they are encoded, which takes seconds
-for a megabyte."""
+"""Answers with more characters for each token that their role may sample are refused before they
+are encoded, which takes seconds for a megabyte."""
 
 RefusalReason = Literal["schema", "task", "words", "length", "text", "unasked", "lost", "repeated"]
-"""Why a record is refused. `schema`: it is no record; `task`: none of this run's; `words`: the workflow asks for an answer that the
-record does not have in this place; `length`: an answer is too long; `text`: an answer cannot be encoded; `unasked`: the workflow
-has not asked for all of its answers; `lost`: infrastructure failed while it was read; `repeated`: it has been read in this step."""
+"""Why a record is refused. `schema`: it is no record; `task`: none of this run's; `words`: the
+workflow asks for an answer that the record does not have in this place; `length`: an answer is too
+long; `text`: an answer cannot be encoded; `unasked`: the workflow has not asked for all of its
+answers; `lost`: infrastructure failed while it was read; `repeated`: it has been read in this
+step."""
 REFUSAL_REASONS: tuple[RefusalReason, ...] = get_args(RefusalReason)
 
 
@@ -48,16 +54,20 @@ class RefusedRecord(Exception):
 
 
 class _Record(pydantic.BaseModel):
-    model_config = pydantic.ConfigDict(extra="forbid", frozen=True, strict=True, allow_inf_nan=False)
+    model_config = pydantic.ConfigDict(
+        extra="forbid", frozen=True, strict=True, allow_inf_nan=False
+    )
 
 
 class AnswerWords(_Record):
     """One action of a trajectory.
 
     Args:
-        shown: Digest of the words that the role was shown (`Call.shown`); empty: the role says this when it is asked next.
+        shown: Digest of the words that the role was shown (`Call.shown`); empty: the role says this
+            when it is asked next.
         text: What it said, special tokens included, without the end of its turn.
-        end: How it ended: `eos` by the model's end of a turn, `stop` by another stop, `length` by the limit of tokens.
+        end: How it ended: `eos` by the model's end of a turn, `stop` by another stop, `length` by
+            the limit of tokens.
         logprob: Mean log-prob of its tokens under the policy that sampled them.
         ids: Its token ids, for readers with the same tokenizer (`TrajectoryWords.tokenizers`).
     """
@@ -71,7 +81,8 @@ class AnswerWords(_Record):
 
 
 class TrajectoryWords(_Record):
-    """The words of a trajectory, as JSON values: what `Exchange.write` gives and `Exchange.read` takes.
+    """The words of a trajectory, as JSON values: what `Exchange.write` gives and `Exchange.read`
+    takes.
 
     Args:
         sample: Number of the sample among those of its task, from 0.
@@ -103,7 +114,8 @@ def read_words(record: object) -> TrajectoryWords:
 
 
 async def all_or_none(readings: Sequence[Coroutine[Any, Any, Trajectory]]) -> list[Trajectory]:
-    """Returns what is read of a group, several at the same time (`Exchange.read`, `Exchange.again`), once all of it has been read.
+    """Returns what is read of a group, several at the same time (`Exchange.read`,
+    `Exchange.again`), once all of it has been read.
 
     Raises:
         RefusedRecord: One of them is refused. What else any of them raises comes first.
@@ -138,18 +150,24 @@ class Exchange(Protocol):
         """
 
     async def read(
-        self, record: Mapping[str, object], origin: str, policy: str | None = None, task: Task | None = None
+        self,
+        record: Mapping[str, object],
+        origin: str,
+        policy: str | None = None,
+        task: Task | None = None,
     ) -> Trajectory:
-        """Lets the run's own workflow say a record again and returns the trajectory, scored, for the list that the hook
-        returns.
+        """Lets the run's own workflow say a record again and returns the trajectory, scored, for
+        the list that the hook returns.
 
         Several may be read at the same time. What is read and not returned has no effect.
 
         Args:
-            origin: Names who made it; at most 200 characters, for people and for `Trajectory.origin`.
-            policy: Says every role that it may play, and it alone is trained on the trajectory; default: those that play on the
-                task in this step.
-            task: What the record answers, where that is no task of this run: its label scores what is read.
+            origin: Names who made it; at most 200 characters, for people and for
+                `Trajectory.origin`.
+            policy: Says every role that it may play, and it alone is trained on the trajectory;
+                default: those that play on the task in this step.
+            task: What the record answers, where that is no task of this run: its label scores what
+                is read.
 
         Raises:
             RefusedRecord: It cannot be said again word for word.
@@ -157,7 +175,8 @@ class Exchange(Protocol):
         """
 
     async def again(self, trajectory: Trajectory, origin: str) -> Trajectory:
-        """Lets the workflow say a trajectory of this run again, as `read` does, by the policies that sampled it, with their ids and
+        """Lets the workflow say a trajectory of this run again, as `read` does, by the policies
+        that sampled it, with their ids and
         log-probs: its rows are off-policy, which `--algo.advantage.is_correction_level` corrects.
 
         Args:

@@ -1,11 +1,14 @@
 """Everything that can go wrong, in three kinds that are never mixed up.
 
-* `ConfigurationError`: known before anything starts, or the user's to fix. Several are collected and reported together.
-* `AgentFailure`: the agents' own doing (no answer, endless tool calls, overlong context). Scored, trained on, wrong in an
-  evaluation.
-* `InfrastructureFailure`: a dead engine, an unreachable service. Retried, then left out with its reason in the ledger.
+* `ConfigurationError`: known before anything starts, or the user's to fix. Several are collected
+  and reported together.
+* `AgentFailure`: the agents' own doing (no answer, endless tool calls, overlong context). Scored,
+  trained on, wrong in an evaluation.
+* `InfrastructureFailure`: a dead engine, an unreachable service. Retried, then left out with its
+  reason in the ledger.
 
-Anything else that is raised in a run is a bug, of this package or of a recipe, and ends the run with its traceback.
+Anything else that is raised in a run is a bug, of this package or of a recipe, and ends the run
+with its traceback.
 """
 
 from __future__ import annotations
@@ -23,7 +26,8 @@ class ConfigurationError(Exception):
     """One or more things that the user has to fix; exit code 2, no traceback.
 
     Args:
-        problems: What is wrong (problems.py); a plain sentence of a user's plugin or recipe becomes a problem of code `other`.
+        problems: What is wrong (problems.py); a plain sentence of a user's plugin or recipe becomes
+            a problem of code `other`.
     """
 
     def __init__(self, problems: Problem | str | Iterable[Problem | str]):
@@ -41,30 +45,37 @@ class ConfigurationError(Exception):
 
 
 class RunEnded(Exception):
-    """A run that had to end in a known way (a lost process, a non-finite loss); exit code 1, with how to resume."""
+    """A run that had to end in a known way (a lost process, a non-finite loss); exit code 1, with
+    how to resume."""
 
 
 class RunPaused(RunEnded):
-    """A run that cannot continue as things are (a refused key, a spent budget), and whose state is whole: it is saved first.
+    """A run that cannot continue as things are (a refused key, a spent budget), and whose state is
+    whole: it is saved first.
 
-    Raised before the update of a step, or once it is saved; the run can be resumed with the step that was saved last.
+    Raised before the update of a step, or once it is saved; the run can be resumed with the step
+    that was saved last.
     """
 
 
 class AgentFailure(Exception):
-    """The agents failed at the task. `kind` is one of `KINDS`; the trajectory is scored as a failure and trained on."""
+    """The agents failed at the task. `kind` is one of `KINDS`; the trajectory is scored as a
+    failure and trained on."""
 
     KINDS = ("context", "crashed", "endless_tool_calls", "no_answer")
 
     def __init__(self, kind: str, detail: str):
         if kind not in self.KINDS:
-            raise ValueError(f"agent failure of kind {kind!r}; known kinds: {', '.join(self.KINDS)}")
+            raise ValueError(
+                f"agent failure of kind {kind!r}; known kinds: {', '.join(self.KINDS)}"
+            )
         self.kind = kind
         super().__init__(detail)
 
 
 class InfrastructureFailure(Exception):
-    """Something below the agents failed; the trajectory is left out. `kind` is a short word for the ledger."""
+    """Something below the agents failed; the trajectory is left out. `kind` is a short word for the
+    ledger."""
 
     def __init__(self, kind: str, detail: str):
         self.kind = kind
@@ -72,7 +83,8 @@ class InfrastructureFailure(Exception):
 
 
 class RecipeError(Exception):
-    """A recipe's file, of another kind than Python, does not work at a place that no traceback names.
+    """A recipe's file, of another kind than Python, does not work at a place that no traceback
+    names.
 
     Args:
         place: `FILE:LINE`.
@@ -96,9 +108,11 @@ def leaves_of(error: BaseException) -> Iterator[BaseException]:
 
 
 def is_from_outside(error: BaseException) -> bool:
-    """Returns whether an exception ends what is running from outside: a cancelled task, a closed coroutine, a person's Ctrl-C.
+    """Returns whether an exception ends what is running from outside: a cancelled task, a closed
+    coroutine, a person's Ctrl-C.
 
-    It is asked where the exception passes, in the frame that awaits what may have raised it instead.
+    It is asked where the exception passes, in the frame that awaits what may have raised it
+    instead.
     """
     import asyncio
 
@@ -107,14 +121,21 @@ def is_from_outside(error: BaseException) -> bool:
     if not isinstance(error, asyncio.CancelledError | KeyboardInterrupt):
         return False
     try:
-        tasks = {asyncio.current_task()} if isinstance(error, asyncio.CancelledError) else asyncio.all_tasks()
+        tasks = (
+            {asyncio.current_task()}
+            if isinstance(error, asyncio.CancelledError)
+            else asyncio.all_tasks()
+        )
     except RuntimeError:  # no event loop is running
         return True
-    return any(task and task.cancelling() for task in tasks)  # asyncio makes a cancellation of the first Ctrl-C
+    return any(
+        task and task.cancelling() for task in tasks
+    )  # asyncio makes a cancellation of the first Ctrl-C
 
 
 def nearest(name: str, valid: Iterable[str]) -> str:
-    """Returns `; did you mean 'x'?` for the valid name closest to `name`, or the list of valid names where none is close."""
+    """Returns `; did you mean 'x'?` for the valid name closest to `name`, or the list of valid
+    names where none is close."""
     fix = meant(name, valid)
     return fix and f"; {fix}"
 
@@ -126,7 +147,8 @@ def raised_by(error: Exception) -> Exception:
 
 
 def written(function: Any) -> Any:
-    """Returns the function that somebody has written, without decorators and `functools.partial` around it."""
+    """Returns the function that somebody has written, without decorators and `functools.partial`
+    around it."""
     while isinstance(function, functools.partial):
         function = function.func
     return inspect.unwrap(function)
@@ -140,7 +162,8 @@ def place_of(function: Any) -> str:
 
 @contextmanager
 def while_doing(what: Callable[[], str]) -> Iterator[None]:
-    """Adds to whatever is raised inside what the run was doing, as a note at the end of its traceback.
+    """Adds to whatever is raised inside what the run was doing, as a note at the end of its
+    traceback.
 
     Args:
         what: The end of a sentence that begins with "raised", such as "by tool 'lookup'".

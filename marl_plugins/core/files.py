@@ -1,7 +1,10 @@
-"""Files that a run writes and reads again: a killed process, a full disk or a power cut leaves what can be read.
+"""Files that a run writes and reads again: a killed process, a full disk or a power cut leaves what
+can be read.
 
-replace_text   writes a file as a whole: it holds the old text or the new one (replace_bytes: the same of bytes)
-open_file      opens a file to be read, if it is one: a pipe that nobody writes to would be waited for, for ever
+replace_text   writes a file as a whole: it holds the old text or the new one (replace_bytes: the
+               same of bytes)
+open_file      opens a file to be read, if it is one: a pipe that nobody writes to would be waited
+               for, for ever
 """
 
 from __future__ import annotations
@@ -19,13 +22,15 @@ from typing import Any
 def replace_text(path: Path, text: str) -> None:
     """Does what `replace_bytes` does, with a text.
 
-    Half a surrogate pair, which a text may hold and UTF-8 may not, becomes the escape that JSON has for it.
+    Half a surrogate pair, which a text may hold and UTF-8 may not, becomes the escape that JSON has
+    for it.
     """
     replace_bytes(path, text.encode("utf-8", "backslashreplace"))
 
 
 def replace_bytes(path: Path, content: bytes) -> None:
-    """Writes a file so that at any moment it holds the old content or the new one, also after a power cut."""
+    """Writes a file so that at any moment it holds the old content or the new one, also after a
+    power cut."""
     fresh = path.with_name(path.name + ".new")
     try:
         with fresh.open("wb") as file:

@@ -9,7 +9,8 @@ from importlib.util import find_spec
 
 @dataclass(frozen=True)
 class Finding:
-    """One line: what was checked, whether it is good (None: worth knowing, not an error), what was found, and the fix."""
+    """One line: what was checked, whether it is good (None: worth knowing, not an error), what was
+    found, and the fix."""
 
     what: str
     good: bool | None
@@ -42,7 +43,8 @@ def all_good(findings: Iterable[Finding]) -> bool:
 
 
 def check_extra(extra: str, modules: Sequence[str], what: str, used: bool) -> Finding:
-    """Reports whether an extra of this package is installed; a missing one is an error if a run would use it.
+    """Reports whether an extra of this package is installed; a missing one is an error if a run
+    would use it.
 
     Args:
         modules: The modules that it brings.
@@ -52,5 +54,8 @@ def check_extra(extra: str, modules: Sequence[str], what: str, used: bool) -> Fi
     if not missing:
         return ok("extras", f"{extra}: installed, for {what}")
     return error_if(
-        used, "extras", f"{', '.join(missing)} not installed, for {what}", f"pip install 'openrlhf-marl[{extra}]'"
+        used,
+        "extras",
+        f"{', '.join(missing)} not installed, for {what}",
+        f"pip install 'openrlhf-marl[{extra}]'",
     )

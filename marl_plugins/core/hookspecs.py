@@ -1,40 +1,50 @@
 """The hooks: everything a plugin can change, in the order in which data passes them.
 
-    task -> workflow -> actions -> trajectory -> scores -> exchange -> credit -> select -> forward -> advantages -> layout
-         -> update -> sync
+    task -> workflow -> actions -> trajectory -> scores -> exchange -> credit -> select -> forward
+         -> advantages -> layout -> update -> sync
 
-A plugin is a module (or a `.py` file) with functions of these names, each marked with `@marl_plugins.hookimpl`. It may take
-any subset of a hook's arguments. Every hook that is called after the run exists takes `run`. All hooks are called in the
-controller process, which holds the run; no hook is called per token. Four kinds:
+A plugin is a module (or a `.py` file) with functions of these names, each marked with
+`@marl_plugins.hookimpl`. It may take any subset of a hook's arguments. Every hook that is called
+after the run exists takes `run`. All hooks are called in the controller process, which holds the
+run; no hook is called per token. Four kinds:
 
 * **each**: all implementations are called, in the order in which the plugins were named.
-* **first**: the first answer that is not None wins; the built-in comes last. Two plugins that both claim one are an error.
-* **chain**: the value passes through the implementations in the order in which the plugins were named.
-* **around**: a *first* that other plugins may wrap (`@hookimpl(wrapper=True)`, a generator function with one `yield`).
+* **first**: the first answer that is not None wins; the built-in comes last. Two plugins that both
+  claim one are an error.
+* **chain**: the value passes through the implementations in the order in which the plugins were
+  named.
+* **around**: a *first* that other plugins may wrap (`@hookimpl(wrapper=True)`, a generator function
+  with one `yield`).
 
-Hooks marked *async* are awaited (write them as `async def`; a plain function's answer is accepted too); the others must not be
-`async def`. A wrapper around an awaited hook receives an awaitable and returns one.
-Nothing between `marl_tasks` and `marl_sync` may block the event loop. A hook of a step (`marl_step` to `marl_sync`) may ask a
-policy of the run: `text = await run.ask("judge", [{"role": "user", "content": question}], max_tokens=64)`.
+Hooks marked *async* are awaited (write them as `async def`; a plain function's answer is accepted
+too); the others must not be `async def`. A wrapper around an awaited hook receives an awaitable and
+returns one. Nothing between `marl_tasks` and `marl_sync` may block the event loop. A hook of a step
+(`marl_step` to `marl_sync`) may ask a
+policy of the run: `text = await run.ask("judge", [{"role": "user", "content": question}],
+max_tokens=64)`.
 
-What a plugin keeps from one hook to the next belongs to the run, not to the module: `run.state(Baselines)` is the run's one
-`Baselines()`. `marl_plugins.core.processes` describes what hooks are given of a running policy.
+What a plugin keeps from one hook to the next belongs to the run, not to the module:
+`run.state(Baselines)` is the run's one `Baselines()`. `marl_plugins.core.processes` describes what
+hooks are given of a running policy.
 
-What was sampled stays as it was: after each plugin's `marl_exchange`, `marl_credit`, `marl_credit_step` and `marl_select` it
-is compared. If an action, its ids, log-probs or context were added, dropped, repeated or replaced, or a trajectory was in a
-way that the hook does not allow, the run is saved and ends, naming the plugin. Any other exception of a hook ends a run in
-the same way, even `sys.exit`, with exit code 1.
+What was sampled stays as it was: after each plugin's `marl_exchange`, `marl_credit`,
+`marl_credit_step` and `marl_select` it is compared. If an action, its ids, log-probs or context
+were added, dropped, repeated or replaced, or a trajectory was in a way that the hook does not
+allow, the run is saved and ends, naming the plugin. Any other exception of a hook ends a run in the
+same way, even `sys.exit`, with exit code 1.
 
-The hook that a plugin implements says how much of a step its credit needs: `marl_credit` is given one trajectory or more,
+The hook that a plugin implements says how much of a step its credit needs: `marl_credit` is given
+one trajectory or more,
 `marl_credit_step` the whole step. Mark an implementation that only some runs need with
-`@marl_plugins.applies_if(condition)`: where `condition(run)` does not hold, it is not called, and the run does not wait for
-whole steps because of it.
+`@marl_plugins.applies_if(condition)`: where `condition(run)` does not hold, it is not called, and
+the run does not wait for whole steps because of it.
 
 `marl_plugins.contracts` has the tests that every plugin has to pass, for its author to run.
 
-`VERSION` is major.minor: the major changes when a plugin that worked may no longer (a hook or an argument removed, or
-another meaning), the minor when something is added. A plugin may state the version that it was written for, as `MARL_HOOKS =
-"2.0"`; another major is refused, and so is a minor that does not exist yet.
+`VERSION` is major.minor: the major changes when a plugin that worked may no longer (a hook or an
+argument removed, or another meaning), the minor when something is added. A plugin may state the
+version that it was written for, as `MARL_HOOKS = "2.0"`; another major is refused, and so is a
+minor that does not exist yet.
 """
 
 from __future__ import annotations
@@ -71,8 +81,8 @@ if TYPE_CHECKING:
 VERSION = "3.6"
 
 Purpose = Literal["train", "evaluate", "judge"]
-"""What a run is started for: `openrlhf train`; `openrlhf eval`, which scores outcomes only; `openrlhf coach`, which scores recorded
-actions and starts no engines."""
+"""What a run is started for: `openrlhf train`; `openrlhf eval`, which scores outcomes only;
+`openrlhf coach`, which scores recorded actions and starts no engines."""
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -99,7 +109,9 @@ def hook(
 
     def declare(function: F) -> F:
         function.__dict__["kind"] = Kind(name, awaited, own)
-        declared: F = pluggy.HookspecMarker("marl")(function, firstresult=name in ("first", "around"))
+        declared: F = pluggy.HookspecMarker("marl")(
+            function, firstresult=name in ("first", "around")
+        )
         return declared
 
     return declare
@@ -107,43 +119,51 @@ def hook(
 
 @hook("each", own=True)
 def marl_options(parser: argparse.ArgumentParser) -> None:
-    """Add flags. *each*; once, before the command line is parsed, so there is no run yet; heavy imports are not allowed here.
+    """Add flags. *each*; once, before the command line is parsed, so there is no run yet; heavy
+    imports are not allowed here.
 
-    Name them after the plugin; they are read as `run.args.<plugin>.<name>` and may stand in a recipe's `flags:`. A type of
-    `marl_plugins.core.options` has every wrong value reported with its place: `at_least(1)`, `above(0)`, `between(0, 1)`,
-    `recipe_file`. Of flags in a mutually exclusive group, one on the command line replaces the recipe's.
+    Name them after the plugin; they are read as `run.args.<plugin>.<name>` and may stand in a
+    recipe's `flags:`. A type of
+    `marl_plugins.core.options` has every wrong value reported with its place: `at_least(1)`,
+    `above(0)`, `between(0, 1)`, `recipe_file`. Of flags in a mutually exclusive group, one on the
+    command line replaces the recipe's.
 
     Example:
 
         @hookimpl
         def marl_options(parser):
-            parser.add_argument("--brevity.limit", type=at_least(1), default=64, help="tokens before the penalty starts")
+            parser.add_argument("--brevity.limit", type=at_least(1), default=64, help="tokens before
+            the penalty starts")
     """
 
 
 @hook("each", own=True)
 def marl_commands() -> Sequence[Command] | None:
-    """Commands of the plugin's own: `openrlhf NAME ...`. *each*; when a command is looked for that is not built in, of all
-    plugins that are found (shipped, entry points) or named with `--plugin`; heavy imports are not allowed here.
+    """Commands of the plugin's own: `openrlhf NAME ...`. *each*; when a command is looked for that
+    is not built in, of all plugins that are found (shipped, entry points) or named with `--plugin`;
+    heavy imports are not allowed here.
 
-    `Command(name, usage, about, main)`; `main(words)` gets the words after the name and returns the exit code.
+    `Command(name, usage, about, main)`; `main(words)` gets the words after the name and returns the
+    exit code.
 
     Example:
 
         @hookimpl
         def marl_commands():
-            return [Command("brevity", "RUN", "mean length by role of a run's records", show_lengths)]
+            return [Command("brevity", "RUN", "mean length by role of a run's records",
+            show_lengths)]
     """
 
 
 @hook("each", own=True)
 def marl_sections() -> Mapping[str, type[Section]] | None:
-    """The recipe's keys that the plugin owns, each with its model. *each*; when a recipe is read, so there is no run yet; heavy
-    imports are not allowed here.
+    """The recipe's keys that the plugin owns, each with its model. *each*; when a recipe is read,
+    so there is no run yet; heavy imports are not allowed here.
 
-    A name is a key of the recipe (`brevity`), or one below another (`tools.browser`). What is wrong with its values is reported
-    with file, line and key. `run.section(Brevity)` is the section in all hooks that take `run`; None where the recipe does not have
-    it and a key is required. A field's type may be a `Model` of `marl_plugins.core.section`, or a list or mapping of such.
+    A name is a key of the recipe (`brevity`), or one below another (`tools.browser`). What is wrong
+    with its values is reported with file, line and key. `run.section(Brevity)` is the section in
+    all hooks that take `run`; None where the recipe does not have it and a key is required. A
+    field's type may be a `Model` of `marl_plugins.core.section`, or a list or mapping of such.
 
     Example:
 
@@ -158,11 +178,12 @@ def marl_sections() -> Mapping[str, type[Section]] | None:
 
 @hook("each")
 def marl_configure(run: Run) -> Sequence[Problem | str] | None:
-    """Check the configuration. *each*; once, before anything is started; also for `--dry-run`: nothing may be opened or asked
-    over a network here (`marl_start` is for that).
+    """Check the configuration. *each*; once, before anything is started; also for `--dry-run`:
+    nothing may be opened or asked over a network here (`marl_start` is for that).
 
-    Returns: problems (marl_plugins.core.problems), each saying where, what was got, what was expected and the fix; they are
-    reported together with all others. One of severity `warning` prevents nothing. A plain sentence is an error of code `other`.
+    Returns: problems (marl_plugins.core.problems), each saying where, what was got, what was
+    expected and the fix; they are reported together with all others. One of severity `warning`
+    prevents nothing. A plain sentence is an error of code `other`.
 
     Example:
 
@@ -170,14 +191,16 @@ def marl_configure(run: Run) -> Sequence[Problem | str] | None:
         def marl_configure(run):
             limit, longest = run.args.brevity.limit, run.args.data.max_len
             if limit > longest:
-                where, got = at(flag="brevity.limit"), f"{limit} is above --data.max_len {longest}: no answer is that long"
-                return [Problem("brevity.limit", where, got, fix="lower it", severity="warning")]
+                where, got = at(flag="brevity.limit"), f"{limit} is above --data.max_len {longest}:
+                no answer is that long" return [Problem("brevity.limit", where, got, fix="lower it",
+                severity="warning")]
     """
 
 
 @hook("each", own=True)
 def marl_describe(run: Run) -> Mapping[str, Any] | None:
-    """Parts of the plan, by name, as JSON values. *each*; when the configuration is right, for `--dry-run` and `plan.json`.
+    """Parts of the plan, by name, as JSON values. *each*; when the configuration is right, for
+    `--dry-run` and `plan.json`.
 
     A text is also printed first when a run starts, as `NAME: TEXT`.
 
@@ -185,17 +208,19 @@ def marl_describe(run: Run) -> Mapping[str, Any] | None:
 
         @hookimpl
         def marl_describe(run):
-            return {"brevity": f"answers of more than {run.args.brevity.limit} tokens are penalised"}
+            return {"brevity": f"answers of more than {run.args.brevity.limit} tokens are
+            penalised"}
     """
 
 
 @hook("each", own=True)
 def marl_doctor(run: Run | None, args: SimpleNamespace, static: bool) -> Sequence[Finding] | None:
-    """Lines of `openrlhf doctor`: whether what the plugin needs is there, and works. *each*; of all plugins that are built in,
-    shipped, or named.
+    """Lines of `openrlhf doctor`: whether what the plugin needs is there, and works. *each*; of all
+    plugins that are built in, shipped, or named.
 
-    `run` is the checked run of `--recipe` or `--plugin`, None without them; `args` are the plugin's flags on doctor's own command
-    line (`args.brevity.limit`). With `static` nothing is started and no request is sent.
+    `run` is the checked run of `--recipe` or `--plugin`, None without them; `args` are the plugin's
+    flags on doctor's own command line (`args.brevity.limit`). With `static` nothing is started and
+    no request is sent.
 
     Example:
 
@@ -207,12 +232,12 @@ def marl_doctor(run: Run | None, args: SimpleNamespace, static: bool) -> Sequenc
 
 @hook("each", awaited=True, own=True)
 def marl_start(run: Run, purpose: Purpose) -> Awaitable[None] | None:
-    """Open what the plugin needs (a file, a service), and try it. *each, async*; once, when the whole configuration is right and
-    before any process is started; not for `--dry-run`.
+    """Open what the plugin needs (a file, a service), and try it. *each, async*; once, when the
+    whole configuration is right and before any process is started; not for `--dry-run`.
 
-    Raise `ConfigurationError` when something is unavailable. The event loop is the run's, but it does not turn again until all
-    processes have started, which takes minutes; `marl_stop` runs in another task, so a task group or cancel scope cannot be
-    opened here and closed there.
+    Raise `ConfigurationError` when something is unavailable. The event loop is the run's, but it
+    does not turn again until all processes have started, which takes minutes; `marl_stop` runs in
+    another task, so a task group or cancel scope cannot be opened here and closed there.
 
     Example:
 
@@ -225,10 +250,12 @@ def marl_start(run: Run, purpose: Purpose) -> Awaitable[None] | None:
 
 @hook("each", awaited=True, own=True)
 def marl_stop(run: Run) -> Awaitable[None] | None:
-    """Close what `marl_start` or a later hook opened. *each, async*; once, at the end of whatever `marl_start` was called for,
-    also when it failed; after the last other hook, in the run's event loop. Ray and the engines have gone by then.
+    """Close what `marl_start` or a later hook opened. *each, async*; once, at the end of whatever
+    `marl_start` was called for, also when it failed; after the last other hook, in the run's event
+    loop. Ray and the engines have gone by then.
 
-    Called for a plugin unless the run failed before its `marl_start` was reached; also when that failed itself. The
+    Called for a plugin unless the run failed before its `marl_start` was reached; also when that
+    failed itself. The
     `marl_stop` of all plugins is called, in reverse order, whatever one of them raises.
 
     Example:
@@ -242,7 +269,8 @@ def marl_stop(run: Run) -> Awaitable[None] | None:
 
 @hook("first")
 def marl_tasks(run: Run, split: str) -> Sequence[Task] | None:
-    """The tasks of a split, `train` or `eval`. *first*; once per split, when the configuration is checked (a hub's: when a run
+    """The tasks of a split, `train` or `eval`. *first*; once per split, when the configuration is
+    checked (a hub's: when a run
     starts). Built-in: the recipe's loader or data files.
 
     Example:
@@ -255,11 +283,14 @@ def marl_tasks(run: Run, split: str) -> Sequence[Task] | None:
 
 @hook("first")
 def marl_workflow(run: Run) -> Workflow | None:
-    """Returns the workflow: how roles and tools call each other on one task. *first*; when the configuration is checked, and again
-    at start. Built-in: the recipe's `workflow.py`, graph or program. The check runs the workflow on invented answers, in another
-    thread, before `marl_start`. Its attribute `variants`, if it has one, names answers and workflows that it runs too
-    ([recipes.md](recipes.md#variants)). One that is read from a file of another kind than Python's is a `WorkflowFile` of
-    `marl_plugins.engine.plan.workflow_file`: it says itself what the check tries, how it is drawn, and of which files it is made.
+    """Returns the workflow: how roles and tools call each other on one task. *first*; when the
+    configuration is checked, and again
+    at start. Built-in: the recipe's `workflow.py`, graph or program. The check runs the workflow on
+    invented answers, in another thread, before `marl_start`. Its attribute `variants`, if it has
+    one, names answers and workflows that it runs too ([recipes.md](recipes.md#variants)). One that
+    is read from a file of another kind than Python's is a `WorkflowFile` of
+    `marl_plugins.engine.plan.workflow_file`: it says itself what the check tries, how it is drawn,
+    and of which files it is made.
 
     Example:
 
@@ -273,10 +304,12 @@ def marl_workflow(run: Run) -> Workflow | None:
 
 @hook("first")
 def marl_policies(run: Run) -> Sequence[Policy] | None:
-    """The trainable and frozen models. *first*; once at configuration. Built-in: the recipe's `mapping` and `policies`.
+    """The trainable and frozen models. *first*; once at configuration. Built-in: the recipe's
+    `mapping` and `policies`.
 
-    A plugin that needs one more policy adds it in a wrapper (`run.recipe_policy(name)` makes the one that the recipe
-    describes). A policy of the recipe that the run does without has `excluded_by`, the flag that excludes it.
+    A plugin that needs one more policy adds it in a wrapper (`run.recipe_policy(name)` makes the
+    one that the recipe describes). A policy of the recipe that the run does without has
+    `excluded_by`, the flag that excludes it.
 
     Example:
 
@@ -288,11 +321,13 @@ def marl_policies(run: Run) -> Sequence[Policy] | None:
 
 @hook("first")
 def marl_processes(run: Run) -> ProcessBackend | None:
-    """Returns the back-end that gives policies their training processes. *first*; once at configuration, when the policies are
+    """Returns the back-end that gives policies their training processes. *first*; once at
+    configuration, when the policies are
     known. Built-in: every trained policy has processes and devices of its own for the whole run
     (`marl_plugins.engine.processes.backend.OwnProcesses`).
 
-    A `ProcessBackend` says before anything starts what it needs of the cluster; Ray is imported in its `open`.
+    A `ProcessBackend` says before anything starts what it needs of the cluster; Ray is imported in
+    its `open`.
 
     Example:
 
@@ -304,11 +339,12 @@ def marl_processes(run: Run) -> ProcessBackend | None:
 
 @hook("each", own=True)
 def marl_extensions(run: Run) -> Sequence[str] | None:
-    """Classes that run inside every training process of every trained policy, in addition to its trainer: subclasses of
-    `marl_plugins.engine.processes.extension.Extension`, each named as "module:Class". *each*; once, before processes start; heavy imports
-    belong in that module.
+    """Classes that run inside every training process of every trained policy, in addition to its
+    trainer: subclasses of `marl_plugins.engine.processes.extension.Extension`, each named as
+    "module:Class". *each*; once, before processes start; heavy imports belong in that module.
 
-    An extension wraps the training step and the weight sync, adds metrics after a fit, and keeps state in checkpoints. The
+    An extension wraps the training step and the weight sync, adds metrics after a fit, and keeps
+    state in checkpoints. The
     controller calls its methods by name: `await policy.extension("WeightAverage", "save", folder)`.
 
     Example:
@@ -321,11 +357,12 @@ def marl_extensions(run: Run) -> Sequence[str] | None:
 
 @hook("each", own=True)
 def marl_weights(run: Run) -> Mapping[str, str] | None:
-    """Further weights of every trained policy, which an extension keeps: the name of its class, by the name of a folder for
-    them. *each*; once, before processes start.
+    """Further weights of every trained policy, which an extension keeps: the name of its class, by
+    the name of a folder for them. *each*; once, before processes start.
 
-    They are evaluated after the weights, with metrics NAME/outcome and so on, and saved where the weights are:
-    `<ckpt.output_dir>/NAME/POLICY`. The extension puts them into the model for so long (`in_place`).
+    They are evaluated after the weights, with metrics NAME/outcome and so on, and saved where the
+    weights are: `<ckpt.output_dir>/NAME/POLICY`. The extension puts them into the model for so long
+    (`in_place`).
 
     Example:
 
@@ -337,8 +374,8 @@ def marl_weights(run: Run) -> Mapping[str, str] | None:
 
 @hook("each")
 def marl_tools(run: Run) -> Sequence[Tool] | None:
-    """Tools that roles may name. *each*; while the configuration is checked, and again at start. Built-in: `python`, and `sql`
-    and MCP servers where the recipe has them.
+    """Tools that roles may name. *each*; while the configuration is checked, and again at start.
+    Built-in: `python`, and `sql` and MCP servers where the recipe has them.
 
     Two tools of one name are an error.
 
@@ -348,7 +385,8 @@ def marl_tools(run: Run) -> Sequence[Tool] | None:
         def marl_tools(run):
             async def shout(call):
                 return ToolResult("shout", call.text, call.text.upper(), ok=True)
-            return [Tool("shout", shout, find=lambda text: re.findall(r"<shout>(.*?)</shout>", text))]
+            return [Tool("shout", shout, find=lambda text: re.findall(r"<shout>(.*?)</shout>",
+            text))]
     """
 
 
@@ -358,9 +396,9 @@ def marl_batch(  # type: ignore[empty-body]
 ) -> Sequence[Task]:
     """Choose the tasks of a training step. *chain*; once per step, before its rollout begins.
 
-    `tasks` are those whose turn it is in the data, or what the plugin before has chosen; `all_tasks` are all training tasks.
-    Return as many as there are, none twice. What is chosen must depend on the run's seed, the step and saved state alone: a
-    resumed run repeats its steps.
+    `tasks` are those whose turn it is in the data, or what the plugin before has chosen;
+    `all_tasks` are all training tasks. Return as many as there are, none twice. What is chosen must
+    depend on the run's seed, the step and saved state alone: a resumed run repeats its steps.
 
     Example:
 
@@ -375,10 +413,11 @@ def marl_batch(  # type: ignore[empty-body]
 def marl_step(run: Run, step: Step) -> StepPart | None:
     """A plugin's part of one training step. *each*; for every step, before its rollout begins.
 
-    A `StepPart` (marl_plugins.core.steps) sees trajectories as they arrive, may work while the rollout runs, sees the rows that
-    were credited and selected, may change what policies are updated with, and has metrics. It lasts for the step; what lasts longer
-    is kept by the run (`run.state`). With `--train.async_enable` the parts of several steps exist at the same time, and what one
-    keeps of a rollout is saved with it (`record`, `restore`).
+    A `StepPart` (marl_plugins.core.steps) sees trajectories as they arrive, may work while the
+    rollout runs, sees the rows that were credited and selected, may change what policies are
+    updated with, and has metrics. It lasts for the step; what lasts longer is kept by the run
+    (`run.state`). With `--train.async_enable` the parts of several steps exist at the same time,
+    and what one keeps of a rollout is saved with it (`record`, `restore`).
 
     Example:
 
@@ -396,8 +435,8 @@ def marl_step(run: Run, step: Step) -> StepPart | None:
 
 @hook("around", awaited=True)
 def marl_generate(run: Run, call: Call, engines: Engines) -> Awaitable[Generation] | None:
-    """Answer one request of a role by the engines of its policy. *around, async*; once per action, and for each question of a
-    plugin (`run.ask`), whose `call.role` is empty.
+    """Answer one request of a role by the engines of its policy. *around, async*; once per action,
+    and for each question of a plugin (`run.ask`), whose `call.role` is empty.
     Built-in: `marl_plugins.routing`, the least loaded engine.
 
     Raise `InfrastructureFailure` when no engine can answer; the trajectory is then left out.
@@ -418,13 +457,16 @@ def marl_generate(run: Run, call: Call, engines: Engines) -> Awaitable[Generatio
 
 @hook("first", awaited=True)
 def marl_score_action(run: Run, action: Action, seen: Seen) -> Awaitable[float | None] | None:
-    """Score one action in [0, 1], or None for a missing verdict. *first, async*; once per action, while the rollout continues.
+    """Score one action in [0, 1], or None for a missing verdict. *first, async*; once per action,
+    while the rollout continues.
 
-    `seen` is a frozen view of what the action depended on, and holds no label. Only for the last action of the recipe's last
-    role is it a `SeenLast`, with the label and the system's answer; that role is scored once the workflow has ended. Write
-    `action.explanation` for people. Raise `InfrastructureFailure` for an unavailable verdict, `RunPaused` where all further
-    ones are unavailable too. Never called in an evaluation. A plain function that returns None leaves the action to the next
-    implementation; None from an awaitable is a missing verdict.
+    `seen` is a frozen view of what the action depended on, and holds no label. Only for the last
+    action of the recipe's last role is it a `SeenLast`, with the label and the system's answer;
+    that role is scored once the workflow has ended. Write
+    `action.explanation` for people. Raise `InfrastructureFailure` for an unavailable verdict,
+    `RunPaused` where all further ones are unavailable too. Never called in an evaluation. A plain
+    function that returns None leaves the action to the next implementation; None from an awaitable
+    is a missing verdict.
     Built-in: the recipe grader's `score_action`, if it has one.
 
     Example:
@@ -437,11 +479,14 @@ def marl_score_action(run: Run, action: Action, seen: Seen) -> Awaitable[float |
 
 @hook("first", awaited=True)
 def marl_score_outcome(run: Run, trajectory: Trajectory) -> Awaitable[Outcome] | None:
-    """Score a finished trajectory in [0, 1]. *first, async*; once per trajectory; in evaluations too, so be deterministic.
+    """Score a finished trajectory in [0, 1]. *first, async*; once per trajectory; in evaluations
+    too, so be deterministic.
 
-    Returns one number for the team, or one for each role: `{"pro": 1.0, "con": 0.0}`, None for a role without an outcome;
-    `trajectory.outcome` is then their mean. A role that acted and is missing, or a name that is no role, is an error. Not
-    called for agent failures (0 for every role) or infrastructure failures (never scored). None as in `marl_score_action`.
+    Returns one number for the team, or one for each role: `{"pro": 1.0, "con": 0.0}`, None for a
+    role without an outcome;
+    `trajectory.outcome` is then their mean. A role that acted and is missing, or a name that is no
+    role, is an error. Not called for agent failures (0 for every role) or infrastructure failures
+    (never scored). None as in `marl_score_action`.
     Built-in: the recipe grader's `score_outcome`, or the function of `--reward.remote_url file.py`.
 
     Example:
@@ -454,16 +499,18 @@ def marl_score_outcome(run: Run, trajectory: Trajectory) -> Awaitable[Outcome] |
 
 @hook("chain", awaited=True)
 def marl_exchange(trajectories: Sequence[Trajectory], run: Run, exchange: Exchange) -> Any:
-    """Take whole trajectories out of a step, or bring others in, between its rollout and credit. *chain, async*; once per step,
-    with all trajectories of the step in its order; engines and tools still answer.
+    """Take whole trajectories out of a step, or bring others in, between its rollout and credit.
+    *chain, async*; once per step, with all trajectories of the step in its order; engines and tools
+    still answer.
 
-    Return the list that goes on to credit. `exchange.write(trajectory)` gives the words of a trajectory as JSON values, to be sent
-    to other runs; `await exchange.read(record, origin)` lets the run's own workflow say such a record again and returns a
-    trajectory, scored by the run's own graders, with `Trajectory.origin` set. It raises `RefusedRecord` of
-    marl_plugins.core.exchange where the words do not fit. What is left out of the list needs a reason:
-    `exchange.leave_out(trajectory, reason)`. `await exchange.again(trajectory, origin)` does the same with a trajectory of an
-    earlier step of the run, ids and log-probs included. A run that is resumed repeats its steps, so a plugin keeps what it has
-    taken in on disk, by step.
+    Return the list that goes on to credit. `exchange.write(trajectory)` gives the words of a
+    trajectory as JSON values, to be sent to other runs; `await exchange.read(record, origin)` lets
+    the run's own workflow say such a record again and returns a trajectory, scored by the run's own
+    graders, with `Trajectory.origin` set. It raises `RefusedRecord` of marl_plugins.core.exchange
+    where the words do not fit. What is left out of the list needs a reason:
+    `exchange.leave_out(trajectory, reason)`. `await exchange.again(trajectory, origin)` does the
+    same with a trajectory of an earlier step of the run, ids and log-probs included. A run that is
+    resumed repeats its steps, so a plugin keeps what it has taken in on disk, by step.
 
     Example:
 
@@ -472,20 +519,26 @@ def marl_exchange(trajectories: Sequence[Trajectory], run: Run, exchange: Exchan
             for trajectory in trajectories:
                 if not trajectory.infrastructure_failure:
                     outbox.put(exchange.write(trajectory))
-            return [*trajectories, *[await exchange.read(record, "alice") for record in inbox.take(4)]]
+            return [*trajectories, *[await exchange.read(record, "alice") for record in
+            inbox.take(4)]]
     """
 
 
 @hook("chain", awaited=True)
 def marl_credit(trajectories: Sequence[Trajectory], run: Run) -> Any:
-    """Turn scores into one reward (a real number) per action, of one trajectory or more. *chain, async*; every trajectory passes
-    once: all of a step at the same time or, where no plugin needs the whole step, some as they arrive.
+    """Turn scores into one reward (a real number) per action, of one trajectory or more. *chain,
+    async*; every trajectory passes
+    once: all of a step at the same time or, where no plugin needs the whole step, some as they
+        arrive.
 
-    Each action's `reward` is its score (its role's outcome, where no action was scored) when the first plugin gets it. Change
-    `action.reward` in place, None to leave an action out (with the reason in `action.unscored`), and return the same
-    trajectories. `action.add_reward(term, value)` also records what the term was; `action.notes` is for anything else worth
-    recording; `action.correction = Correction(text, coef)` has what the action should have been, to be trained on in addition.
-    What needs the whole step is `marl_credit_step`. Raise `RunPaused` to save the step before and end the run.
+    Each action's `reward` is its score (its role's outcome, where no action was scored) when the
+    first plugin gets it. Change
+    `action.reward` in place, None to leave an action out (with the reason in `action.unscored`),
+    and return the same trajectories. `action.add_reward(term, value)` also records what the term
+    was; `action.notes` is for anything else worth recording;
+    `action.correction = Correction(text, coef)` has what the action should have been, to be trained
+    on in addition. What needs the whole step is `marl_credit_step`. Raise `RunPaused` to save the
+    step before and end the run.
 
     Example:
 
@@ -499,8 +552,9 @@ def marl_credit(trajectories: Sequence[Trajectory], run: Run) -> Any:
 
 @hook("chain", awaited=True)
 def marl_credit_step(trajectories: Sequence[Trajectory], run: Run) -> Any:
-    """Change rewards by what all trajectories of a step show together. *chain, async*; once per step, after `marl_credit` of all
-    plugins, with all trajectories of the step in its order. As `marl_credit` in everything else.
+    """Change rewards by what all trajectories of a step show together. *chain, async*; once per
+    step, after `marl_credit` of all plugins, with all trajectories of the step in its order. As
+    `marl_credit` in everything else.
 
     A run with such a plugin waits for whole steps: `--streaming.gradients` is refused with it.
 
@@ -518,9 +572,11 @@ def marl_credit_step(trajectories: Sequence[Trajectory], run: Run) -> Any:
 
 @hook("chain", awaited=True)
 def marl_select(rows: Sequence[Row], run: Run, steps: int) -> Sequence[Row]:  # type: ignore[empty-body]
-    """Choose the rows to train on, before statistics are taken. *chain, async*; once per step, over all policies together.
+    """Choose the rows to train on, before statistics are taken. *chain, async*; once per step, over
+    all policies together.
 
-    `steps` is K, the number of optimiser steps planned; fewer than usual in an episode's last batch.
+    `steps` is K, the number of optimiser steps planned; fewer than usual in an episode's last
+    batch.
 
     Return the kept rows; say why by setting `row.action.left_out` on the others.
 
@@ -537,11 +593,13 @@ def marl_select(rows: Sequence[Row], run: Run, steps: int) -> Sequence[Row]:  # 
 
 @hook("first")
 def marl_estimator(run: Run) -> Estimator | None:
-    """The advantage estimator. *first*; once at start. Built-in: what `--algo.advantage.estimator` names, which is
-    `marl_plugins.reinforce_pp` (`reinforce`, `flash_reinforce`), `.groups` (`rloo`, `reinforce_baseline`, `dr_grpo`,
-    `group_norm`) or `.gae`.
+    """The advantage estimator. *first*; once at start. Built-in: what `--algo.advantage.estimator`
+    names, which is
+    `marl_plugins.reinforce_pp` (`reinforce`, `flash_reinforce`), `.groups` (`rloo`,
+    `reinforce_baseline`, `dr_grpo`, `group_norm`) or `.gae`.
 
-    Return an `Estimator` (marl_plugins/core/estimators.py): override the stages in which it differs from plain returns.
+    Return an `Estimator` (marl_plugins/core/estimators.py): override the stages in which it differs
+    from plain returns.
 
     Example:
 
@@ -558,10 +616,11 @@ def marl_estimator(run: Run) -> Estimator | None:
 def marl_update(
     run: Run, policy: PolicyProcesses, prepared: PreparedRows, steps: int, step: int
 ) -> Awaitable[dict[str, float]] | None:
-    """Train one policy on rows whose advantages are known. *around, async*; in every step once per policy that has rows,
-    concurrently.
+    """Train one policy on rows whose advantages are known. *around, async*; in every step once per
+    policy that has rows, concurrently.
 
-    Returns upstream's metrics. Built-in: `policy.update`: micro-batches for every rank, upstream's append and fit.
+    Returns upstream's metrics. Built-in: `policy.update`: micro-batches for every rank, upstream's
+    append and fit.
 
     Example:
 
@@ -574,13 +633,16 @@ def marl_update(
 
 @hook("around", awaited=True)
 def marl_sync(run: Run, policy: PolicyProcesses, version: int) -> Awaitable[bool] | None:
-    """Bring a policy's engines to the weights of `version`; True when done. *around, async*; once per updated policy
-    and step, and for every trained policy when a run is resumed, with the version that was saved, or begins on a CPU. Wrap the
-    built-in, because `policy.sync` sets the version. With `--train.partial_rollout_enable` it is called during a rollout, while the
-    engines pause.
+    """Bring a policy's engines to the weights of `version`; True when done. *around, async*; once
+    per updated policy and step, and for every trained policy when a run is resumed, with the
+    version that was saved, or begins on a CPU. Wrap the built-in, because `policy.sync` sets the
+    version. With `--train.partial_rollout_enable` it is called during a rollout, while the engines
+    pause.
 
-    After a policy come those that follow it (`policy.spec.follows`), with its version; also when a run begins. A follower may
-    be given other weights: `policy.hold(weights, version)` (`Follower` in marl_plugins/core/processes.py).
+    After a policy come those that follow it (`policy.spec.follows`), with its version; also when a
+    run begins. A follower may
+    be given other weights: `policy.hold(weights, version)` (`Follower` in
+    marl_plugins/core/processes.py).
 
     Built-in: one transfer of the whole state on CPU, upstream's own broadcast on GPUs.
 
@@ -595,8 +657,9 @@ def marl_sync(run: Run, policy: PolicyProcesses, version: int) -> Awaitable[bool
 
 @hook("each")
 def marl_log(run: Run, step: int, metrics: dict[str, float]) -> None:
-    """See (or add to) the metrics of a finished step before they are written. *each*; once per step, after
-    every other hook of the step, also where its evaluation has paused the run: the step is trained, and saved.
+    """See (or add to) the metrics of a finished step before they are written. *each*; once per
+    step, after every other hook of the step, also where its evaluation has paused the run: the step
+    is trained, and saved.
 
     Example:
 
@@ -608,7 +671,8 @@ def marl_log(run: Run, step: int, metrics: dict[str, float]) -> None:
 
 @hook("each", own=True)
 def marl_state(run: Run) -> Any:
-    """State to keep in checkpoints (JSON values), under the plugin's name; None for nothing. *each*; at every save.
+    """State to keep in checkpoints (JSON values), under the plugin's name; None for nothing.
+    *each*; at every save.
 
     A plugin that implements it also implements `marl_restore`.
 
@@ -626,7 +690,8 @@ def marl_state(run: Run) -> Any:
 
 @hook("each", own=True)
 def marl_restore(run: Run, state: Any) -> None:
-    """Take back what `marl_state` returned; called only for a plugin that has saved state. *each*; on resume, before step one.
+    """Take back what `marl_state` returned; called only for a plugin that has saved state. *each*;
+    on resume, before step one.
 
     Example:
 
@@ -638,9 +703,11 @@ def marl_restore(run: Run, state: Any) -> None:
 
 @hook("each", own=True)
 def marl_files(run: Run) -> Sequence[Path]:  # type: ignore[empty-body]
-    """Files below `--ckpt.path` that belong to the plugin's state. *each*; at every save, after `marl_state`.
+    """Files below `--ckpt.path` that belong to the plugin's state. *each*; at every save, after
+    `marl_state`.
 
-    Sizes and digests are noted with the step, and are checked before a run is resumed from it. A file that was given here is never
+    Sizes and digests are noted with the step, and are checked before a run is resumed from it. A
+    file that was given here is never
     changed or removed by the plugin: it is removed together with the last saved step that names it.
 
     Example:
@@ -651,5 +718,7 @@ def marl_files(run: Run) -> Sequence[Path]:  # type: ignore[empty-body]
     """
 
 
-KINDS: dict[str, Kind] = {name: spec.kind for name, spec in vars().copy().items() if name.startswith("marl_")}
+KINDS: dict[str, Kind] = {
+    name: spec.kind for name, spec in vars().copy().items() if name.startswith("marl_")
+}
 """The kind of every hook, by name."""

@@ -1,4 +1,5 @@
-"""The ledger says what became of every action of a step: generated = trained + left out, by role and reason."""
+"""The ledger says what became of every action of a step: generated = trained + left out, by role
+and reason."""
 
 from __future__ import annotations
 
@@ -31,42 +32,58 @@ class Loss:
 
 
 def lost_trajectories(trajectories: Iterable[Trajectory]) -> list[Loss]:
-    """Returns the trajectories that are lost to infrastructure, by cause, the most frequent first."""
-    return _by_cause((t.infrastructure_failure, t.detail) for t in trajectories if t.infrastructure_failure)
+    """Returns the trajectories that are lost to infrastructure, by cause, the most frequent
+    first."""
+    return _by_cause(
+        (t.infrastructure_failure, t.detail) for t in trajectories if t.infrastructure_failure
+    )
 
 
 def unscored_actions(trajectories: Iterable[Trajectory]) -> list[Loss]:
-    """Returns the actions whose score is missing because infrastructure failed, by cause, the most frequent first."""
+    """Returns the actions whose score is missing because infrastructure failed, by cause, the most
+    frequent first."""
     kept = (t for t in trajectories if not t.infrastructure_failure)
     return _by_cause((a.unscored, a.explanation) for t in kept for a in t.actions if a.unscored)
 
 
 def lost_calls(trajectories: Iterable[Trajectory]) -> dict[str, Loss | None]:
-    """Returns by name of each tool that was called what it lost, where every call of it was lost to infrastructure; else None."""
+    """Returns by name of each tool that was called what it lost, where every call of it was lost to
+    infrastructure; else None."""
     by_tool: dict[str, list[ToolResult]] = {}
     for trajectory in trajectories:
-        for result in (*trajectory.tool_results, *(r for action in trajectory.actions for r in action.tool_results)):
+        for result in (
+            *trajectory.tool_results,
+            *(r for action in trajectory.actions for r in action.tool_results),
+        ):
             if result.failure != "cancelled":
                 by_tool.setdefault(result.tool, []).append(result)
     return {
-        tool: _by_cause((tool, r.output) for r in results)[0] if all(r.failure for r in results) else None
+        tool: _by_cause((tool, r.output) for r in results)[0]
+        if all(r.failure for r in results)
+        else None
         for tool, results in sorted(by_tool.items())
     }
 
 
 def why_untrained(ledger: Ledger, trajectories: Sequence[Trajectory]) -> str:
-    """Returns why no row of a step is trained: what was lost, what failed, and by role what was left out."""
+    """Returns why no row of a step is trained: what was lost, what failed, and by role what was
+    left out."""
     total = len(trajectories)
     reasons = [
         f"{loss.count} of {total} trajectories lost ({loss.kind}: {loss.detail})"
         for loss in lost_trajectories(trajectories)
     ]
     failed = _by_cause((t.agent_failure, t.detail) for t in trajectories if t.agent_failure)
-    reasons += [f"{loss.count} of {total} failed by the agents' own doing ({loss.kind}: {loss.detail})" for loss in failed]
+    reasons += [
+        f"{loss.count} of {total} failed by the agents' own doing ({loss.kind}: {loss.detail})"
+        for loss in failed
+    ]
     if not ledger.generated.total():
         reasons.append("no role has acted")
     for role, left_out in sorted(ledger.left_out.items()):
-        others = [(why, n) for why, n in left_out.most_common() if not why.startswith("infrastructure:")]
+        others = [
+            (why, n) for why, n in left_out.most_common() if not why.startswith("infrastructure:")
+        ]
         reasons += [f"{n} actions of {role} left out ({why})" for why, n in others]
     return "; ".join(reasons) or "there were no trajectories"
 
@@ -75,7 +92,9 @@ def _by_cause(found: Iterable[tuple[str, str]]) -> list[Loss]:
     details: dict[str, Counter[str]] = {}
     for kind, detail in found:
         line = " ".join(detail.split()) or "no reason given"
-        details.setdefault(kind, Counter())[textwrap.shorten(line, LONGEST_DETAIL_CHARS, placeholder=" ...")] += 1
+        details.setdefault(kind, Counter())[
+            textwrap.shorten(line, LONGEST_DETAIL_CHARS, placeholder=" ...")
+        ] += 1
     losses = []
     for kind, lines in details.items():
         detail, count = lines.most_common(1)[0]
@@ -88,7 +107,8 @@ def _by_cause(found: Iterable[tuple[str, str]]) -> list[Loss]:
 class Ledger:
     """One step's account.
 
-    `lost` counts trajectories by infrastructure failure, `failed` by agent failure; the rest counts actions by role.
+    `lost` counts trajectories by infrastructure failure, `failed` by agent failure; the rest counts
+    actions by role.
     """
 
     step: int
@@ -117,7 +137,8 @@ class Ledger:
             sampled: The actions of a trajectory that were generated; default: those that it has.
 
         Raises:
-            AssertionError: An action was neither trained on nor left out for a reason, or both; a bug in a plugin.
+            AssertionError: An action was neither trained on nor left out for a reason, or both; a
+                bug in a plugin.
         """
         ledger = cls(step)
         chosen = {row.action for row in rows}
@@ -132,19 +153,27 @@ class Ledger:
                 if (a in chosen) == (a.left_out is not None):
                     raise AssertionError(
                         f"action {t.name}/{a.path} is "
-                        + ("trained on and left out" if a.left_out else "neither trained on nor left out")
-                        + f" (reason {a.left_out!r}); a plugin that drops rows has to set `action.left_out`"
+                        + (
+                            "trained on and left out"
+                            if a.left_out
+                            else "neither trained on nor left out"
+                        )
+                        + f" (reason {a.left_out!r}); a plugin that drops rows has to set "
+                        "`action.left_out`"
                     )
                 if a.left_out is None:
                     ledger.trained[a.role] += 1
                 else:
                     ledger.left_out.setdefault(a.role, Counter())[a.left_out] += 1
         for role, count in ledger.generated.items():
-            assert count == ledger.trained[role] + sum(ledger.left_out.get(role, Counter()).values())
+            assert count == ledger.trained[role] + sum(
+                ledger.left_out.get(role, Counter()).values()
+            )
         return ledger
 
     def rows_trained(self) -> int:
-        """Returns how many rows are trained on, those that parts of the step have added and those that entered included."""
+        """Returns how many rows are trained on, those that parts of the step have added and those
+        that entered included."""
         received = (self.received,) if self.received else ()
         return sum(ledger.trained.total() for ledger in (self, *self.auxiliary, *received))
 
@@ -174,7 +203,12 @@ class Ledger:
         Raises:
             KeyError: A required field is missing.
         """
-        ledger = cls(record["step"], record["trajectories"], Counter(record["lost"]), Counter(record["failed"]))
+        ledger = cls(
+            record["step"],
+            record["trajectories"],
+            Counter(record["lost"]),
+            Counter(record["failed"]),
+        )
         ledger._add_roles(record["roles"])
         if added := record.get("auxiliary") or record.get("beside"):  # the older name
             ledger.auxiliary.append(cls(record["step"]))
@@ -190,4 +224,8 @@ class Ledger:
                 self.left_out[role] = Counter(counts["left_out"])
 
     def _added(self) -> dict[str, Any]:
-        return {role: account for ledger in self.auxiliary for role, account in ledger.record()["roles"].items()}
+        return {
+            role: account
+            for ledger in self.auxiliary
+            for role, account in ledger.record()["roles"].items()
+        }

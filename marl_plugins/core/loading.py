@@ -1,8 +1,10 @@
-"""Importing what a user names: a plugin by dotted name, entry point or `.py` file, and the Python files of a recipe.
+"""Importing what a user names: a plugin by dotted name, entry point or `.py` file, and the Python
+files of a recipe.
 
-A `.py` file is a module of its folder's package and is loaded once, so the files of a recipe import each other by
-`from .tasks import load`; only this package's own types cross processes. Whatever a user's code raises while it is imported, or
-called before a run starts, is reported with the user's own line (`users_code`).
+A `.py` file is a module of its folder's package and is loaded once, so the files of a recipe import
+each other by `from .tasks import load`; only this package's own types cross processes. Whatever a
+user's code raises while it is imported, or called before a run starts, is reported with the user's
+own line (`users_code`).
 """
 
 from __future__ import annotations
@@ -31,12 +33,17 @@ from marl_plugins.core.problems import Problem, Where, at, meant
 
 FOLDERS = "marl_folder_"
 """Beginning of the names of packages that stand for a user's folder."""
-NOT_USERS = (Path(__file__).resolve().parents[1], *{Path(sysconfig.get_path(p)) for p in ("stdlib", "purelib", "platlib")})
-"""Folders of this package, of Python and of what is installed: code in them is not a user's, unless a plugin is."""
+NOT_USERS = (
+    Path(__file__).resolve().parents[1],
+    *{Path(sysconfig.get_path(p)) for p in ("stdlib", "purelib", "platlib")},
+)
+"""Folders of this package, of Python and of what is installed: code in them is not a user's, unless
+a plugin is."""
 
 
 def present(names: Iterable[str]) -> list[str]:
-    """Returns those of the package's plugins that are there: a capability's folder may be taken out."""
+    """Returns those of the package's plugins that are there: a capability's folder may be taken
+    out."""
     found = []
     for name in names:
         try:
@@ -58,7 +65,11 @@ def load(name: str) -> ModuleType:
         return load_file(Path(name))
     if not all(part.isidentifier() for part in name.replace("-", "_").split(".")):
         raise ConfigurationError(
-            Problem("plugin.name", at(plugin=name), expected="a dotted module name, an entry-point name or a .py file")
+            Problem(
+                "plugin.name",
+                at(plugin=name),
+                expected="a dotted module name, an entry-point name or a .py file",
+            )
         )
     if name not in SHIPPED:  # reading the entry points of all that is installed takes 15 ms
         name = next((e.value for e in metadata.entry_points(group=GROUP) if e.name == name), name)
@@ -67,7 +78,9 @@ def load(name: str) -> ModuleType:
             return importlib.import_module(name)
     except ConfigurationError as error:
         if not isinstance(missing := error.__cause__, ModuleNotFoundError):
-            raise ConfigurationError(_around(p, at(plugin=name)) for p in error.problems) from missing
+            raise ConfigurationError(
+                _around(p, at(plugin=name)) for p in error.problems
+            ) from missing
         module = missing.name or ""
         if name == module or name.startswith(module + "."):
             known = [*SHIPPED, *(e.name for e in metadata.entry_points(group=GROUP))]
@@ -81,7 +94,10 @@ def load(name: str) -> ModuleType:
             ) from None
         raise ConfigurationError(
             Problem(
-                "plugin.needs_module", at(plugin=name), f"it imports {module!r}, which is not installed", fix="install it"
+                "plugin.needs_module",
+                at(plugin=name),
+                f"it imports {module!r}, which is not installed",
+                fix="install it",
             )
         ) from None
 
@@ -102,22 +118,35 @@ def load_file(path: Path, module_name: str = "") -> ModuleType:
         with users_code(place=at(file=path)):
             return _module(f"{_package(path.parent)}.{path.stem.replace('.', '_')}", path)
     except ConfigurationError as error:
-        raise ConfigurationError(_within(p, at(file=path)) for p in error.problems) from error.__cause__
+        raise ConfigurationError(
+            _within(p, at(file=path)) for p in error.problems
+        ) from error.__cause__
 
 
 def _around(problem: Problem, where: Where) -> Problem:
-    return problem if problem.where[: len(where)] == where else replace(problem, where=where + problem.where)
+    return (
+        problem
+        if problem.where[: len(where)] == where
+        else replace(problem, where=where + problem.where)
+    )
 
 
 def _within(problem: Problem, where: Where) -> Problem:
     """The problem of a file that cannot be imported, with its name where no line of it is named."""
-    return problem if any(line.startswith(where[0].name) for line in problem.names("line")) else _around(problem, where)
+    return (
+        problem
+        if any(line.startswith(where[0].name) for line in problem.names("line"))
+        else _around(problem, where)
+    )
 
 
 def _package(folder: Path) -> str:
-    """Returns the name of the package that stands for a folder, with or without an `__init__.py`; another folder has another."""
+    """Returns the name of the package that stands for a folder, with or without an `__init__.py`;
+    another folder has another."""
     name = f"{FOLDERS}{hashlib.blake2b(str(folder).encode(), digest_size=6).hexdigest()}"
-    sys.path_importer_cache.pop(str(folder), None)  # it may not know of a file that has just been written
+    sys.path_importer_cache.pop(
+        str(folder), None
+    )  # it may not know of a file that has just been written
     if name not in sys.modules:
         if (start := folder / "__init__.py").is_file():
             _module(name, start, [str(folder)])
@@ -128,7 +157,8 @@ def _package(folder: Path) -> str:
 
 
 def _module(name: str, path: Path, folders: list[str] | None = None) -> ModuleType:
-    """Returns the module of a file, executed under a name unless it has been; with `folders` it is a package."""
+    """Returns the module of a file, executed under a name unless it has been; with `folders` it is
+    a package."""
     known = sys.modules.get(name)
     if known is not None and getattr(known, "__file__", None) == str(path):
         return known
@@ -158,13 +188,17 @@ def _unreadable(path: Path) -> Problem | None:
 
 
 @contextmanager
-def users_code(doing: Where = (), packages: Collection[str] = (), place: Where | None = None) -> Iterator[None]:
-    """Runs code of the user's before anything starts: whatever it raises, `sys.exit` included, is the user's to fix.
+def users_code(
+    doing: Where = (), packages: Collection[str] = (), place: Where | None = None
+) -> Iterator[None]:
+    """Runs code of the user's before anything starts: whatever it raises, `sys.exit` included, is
+    the user's to fix.
 
     Args:
         doing: The hook that is called, or the flag that is read.
         packages: Top-level packages that are the user's although they are installed.
-        place: What is named where no line of the user's took part; None: such a failure is raised as it is.
+        place: What is named where no line of the user's took part; None: such a failure is raised
+            as it is.
 
     Raises:
         ConfigurationError: The code failed, with the last line of the user's that led there.
@@ -187,7 +221,9 @@ def users_line(error: BaseException, packages: Collection[str]) -> str | None:
     if _of_a_file(error):
         return f"{error.filename}:{error.lineno}"
     frames = traceback.walk_tb(error.__traceback__)
-    lines = [f"{frame.f_code.co_filename}:{line}" for frame, line in frames if is_users(frame, packages)]
+    lines = [
+        f"{frame.f_code.co_filename}:{line}" for frame, line in frames if is_users(frame, packages)
+    ]
     return lines[-1] if lines else None
 
 
@@ -195,7 +231,9 @@ def is_users(frame: FrameType, packages: Collection[str]) -> bool:
     module, file = frame.f_globals.get("__name__", ""), frame.f_code.co_filename
     if module.startswith(FOLDERS) or module.partition(".")[0] in packages:
         return True
-    return file.endswith(".py") and not any(Path(file).is_relative_to(folder) for folder in NOT_USERS)
+    return file.endswith(".py") and not any(
+        Path(file).is_relative_to(folder) for folder in NOT_USERS
+    )
 
 
 def line_of(thread: threading.Thread) -> str | None:
@@ -207,7 +245,8 @@ def line_of(thread: threading.Thread) -> str | None:
 
 
 def _of_a_file(error: BaseException) -> TypeGuard[SyntaxError]:
-    """Returns whether an error is about a file's syntax, and not about a text that was evaluated."""
+    """Returns whether an error is about a file's syntax, and not about a text that was
+    evaluated."""
     return isinstance(error, SyntaxError) and str(error.filename).endswith(".py")
 
 
@@ -229,13 +268,20 @@ def _failure(error: BaseException, where: Where) -> Problem:
 
 def _users_frames(error: BaseException) -> list[tuple[FrameType, int]]:
     """Returns the frames of the user's that led to an error, each with its line."""
-    return [(frame, line) for frame, line in traceback.walk_tb(error.__traceback__) if is_users(frame, ())]
+    return [
+        (frame, line)
+        for frame, line in traceback.walk_tb(error.__traceback__)
+        if is_users(frame, ())
+    ]
 
 
 def _imported_file(error: BaseException) -> Path | None:
-    """Returns the file of the user's folder that an import was to load, where there is none of that name."""
+    """Returns the file of the user's folder that an import was to load, where there is none of that
+    name."""
     frames = _users_frames(error)
-    if not (frames and isinstance(error, ImportError) and error.name and error.name.startswith(FOLDERS)):
+    if not (
+        frames and isinstance(error, ImportError) and error.name and error.name.startswith(FOLDERS)
+    ):
         return None
     (frame, line), (_, _, name) = frames[-1], error.name.partition(".")
     file = Path(frame.f_code.co_filename)
@@ -244,8 +290,14 @@ def _imported_file(error: BaseException) -> Path | None:
         return None if absent.exists() else absent
     if not file.is_file():  # code that was made of a text
         return None
-    for node in ast.walk(ast.parse(file.read_bytes())):  # `from . import name`: Python 3.11 says only from where
-        if isinstance(node, ast.ImportFrom) and node.lineno <= line <= (node.end_lineno or line) and not node.module:
+    for node in ast.walk(
+        ast.parse(file.read_bytes())
+    ):  # `from . import name`: Python 3.11 says only from where
+        if (
+            isinstance(node, ast.ImportFrom)
+            and node.lineno <= line <= (node.end_lineno or line)
+            and not node.module
+        ):
             for alias in node.names:
                 if not (absent := file.parent / f"{alias.name}.py").exists():
                     return absent
@@ -253,14 +305,18 @@ def _imported_file(error: BaseException) -> Path | None:
 
 
 def _remedy(error: BaseException) -> str:
-    """Returns what to write where a user's file was meant to import one of the same folder; else an empty text."""
+    """Returns what to write where a user's file was meant to import one of the same folder; else an
+    empty text."""
     frames = _users_frames(error)
     if not (frames and isinstance(error, ModuleNotFoundError) and error.name):
         return ""
     package = error.name.partition(".")[0]
     beside = Path(frames[-1][0].f_code.co_filename).with_name(f"{package}.py").is_file()
     return (
-        f"{package}.py lies beside it: write `from .{package} import ...`, or `from . import {package}`" if beside else ""
+        f"{package}.py lies beside it: write `from .{package} import ...`, or `from . import "
+        f"{package}`"
+        if beside
+        else ""
     )
 
 
@@ -273,7 +329,8 @@ def text_of(error: BaseException) -> str:
 
 
 def version_of(name: str) -> str:
-    """Returns a plugin's version: of its distribution, of this package, or the digest of its file."""
+    """Returns a plugin's version: of its distribution, of this package, or the digest of its
+    file."""
     if name.endswith(".py"):
         return "file:" + hashlib.blake2b(Path(name).read_bytes(), digest_size=8).hexdigest()
     top = name.partition(".")[0]

@@ -1,7 +1,9 @@
-"""Names of modules before they moved: recorded runs, recipes and plugins that use them go on working.
+"""Names of modules before they moved: recorded runs, recipes and plugins that use them go on
+working.
 
-`import marl_plugins.gae` is `import marl_plugins.builtin.gae`, the same module object. So the names that a user gives to
-`--plugin`, which recorded runs and error messages have too, stay what they are, wherever a plugin's module lies.
+`import marl_plugins.gae` is `import marl_plugins.builtin.gae`, the same module object. So the names
+that a user gives to `--plugin`, which recorded runs and error messages have too, stay what they
+are, wherever a plugin's module lies.
 """
 
 from __future__ import annotations
@@ -13,9 +15,29 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 PACKAGE = "marl_plugins."
-BUILT_IN = ("agents", "cases", "corrections", "ema", "filtering", "gae", "graph", "groups", "reinforce_pp", "reward_model")
+BUILT_IN = (
+    "agents",
+    "cases",
+    "corrections",
+    "ema",
+    "filtering",
+    "gae",
+    "graph",
+    "groups",
+    "reinforce_pp",
+    "reward_model",
+)
 BUILT_IN += ("routing", "tools")
-MACHINERY = ("hook_faults", "hosts", "manager", "plan", "plugin_checks", "processes", "records", "runtime")
+MACHINERY = (
+    "hook_faults",
+    "hosts",
+    "manager",
+    "plan",
+    "plugin_checks",
+    "processes",
+    "records",
+    "runtime",
+)
 WORDS = ("hookspecs", "loading", "plugin_names", "run")
 SCHEMA = ("addresses", "prompts", "recipe_yaml", "shipped", "tasks", "texts", "tiny", "validation")
 RECORDS = ("behaviour", "intervals", "record_form", "trajectory_record")
@@ -47,14 +69,17 @@ def present_name(name: str) -> str:
 class MovedModules(MetaPathFinder, Loader):
     """Imports a module under the name that it had."""
 
-    def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
         """Returns a spec whose module is the moved one; None for all that has not moved."""
         if not fullname.startswith(PACKAGE) or (now := present_name(fullname)) == fullname:
             return None
         return ModuleSpec(fullname, self, origin=now)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType:
-        """Returns the module itself, whose own spec is kept aside while the import system writes another one onto it."""
+        """Returns the module itself, whose own spec is kept aside while the import system writes
+        another one onto it."""
         module = importlib.import_module(spec.origin or "")
         spec.loader_state = module.__spec__
         return module

@@ -1,9 +1,11 @@
-"""Types of flags, for argparse: numbers with a range, files that a recipe names relative to itself, and ranges of steps.
+"""Types of flags, for argparse: numbers with a range, files that a recipe names relative to itself,
+and ranges of steps.
 
     parser.add_argument("--brevity.limit", type=at_least(1), default=64)
     parser.add_argument("--brevity.words", type=recipe_file)
 
-A wrong value is reported with its place by the plan (engine/plan/flags.py), like every other problem with a flag.
+A wrong value is reported with its place by the plan (engine/plan/flags.py), like every other
+problem with a flag.
 """
 
 from __future__ import annotations
@@ -39,9 +41,14 @@ class Number:
         return value
 
     def problem(self, value: float) -> str | None:
-        """Returns what is wrong with a number, as the end of a sentence about it; None when it is in the range."""
+        """Returns what is wrong with a number, as the end of a sentence about it; None when it is
+        in the range."""
         low = self.least is None or value >= self.least
-        inside = low and (self.above is None or value > self.above) and (self.most is None or value <= self.most)
+        inside = (
+            low
+            and (self.above is None or value > self.above)
+            and (self.most is None or value <= self.most)
+        )
         return None if math.isfinite(value) and inside else f"is out of range: expected {self}"
 
     def __str__(self) -> str:
@@ -55,7 +62,8 @@ class Number:
 
     @property
     def __name__(self) -> str:
-        """Returns what argparse calls the type in its own message about a word that is no number."""
+        """Returns what argparse calls the type in its own message about a word that is no
+        number."""
         return "int" if self.kind is int else "float"
 
 
@@ -75,7 +83,8 @@ def between(least: float, most: float) -> Number:
 
 
 def recipe_file(word: str) -> str:
-    """Returns a file: on the command line relative to the working folder, in a recipe relative to the recipe (engine/plan/flags.py)."""
+    """Returns a file: on the command line relative to the working folder, in a recipe relative to
+    the recipe (engine/plan/flags.py)."""
     return word
 
 
@@ -83,13 +92,16 @@ def step_range(word: str) -> tuple[int, int | None]:
     """Returns the type of --steps: the first and the last step; None for no last one."""
     match = re.fullmatch(r"(\d*):(\d*)|(\d+)", word)
     if match is None:
-        raise argparse.ArgumentTypeError(f"{word!r}: expected A:B, A:, :B or A, steps being whole numbers")
+        raise argparse.ArgumentTypeError(
+            f"{word!r}: expected A:B, A:, :B or A, steps being whole numbers"
+        )
     first, last, only = match.groups()
     if only:
         return int(only), int(only)
     if first and last and int(first) > int(last):
         raise argparse.ArgumentTypeError(
-            f"{word!r}: there is no step from {first} to {last}; the first one stands first: {last}:{first}"
+            f"{word!r}: there is no step from {first} to {last}; the first one stands first: "
+            f"{last}:{first}"
         )
     return int(first or 0), int(last) if last else None
 
@@ -100,7 +112,9 @@ def score_range(word: str) -> tuple[float, float]:
     try:
         found = float(low or 0), float(high or 1) if colon else float(low)
     except ValueError:
-        raise argparse.ArgumentTypeError(f"{word!r}: expected A:B, A:, :B or A, outcomes being from 0 to 1") from None
+        raise argparse.ArgumentTypeError(
+            f"{word!r}: expected A:B, A:, :B or A, outcomes being from 0 to 1"
+        ) from None
     if not 0 <= found[0] <= found[1] <= 1:
         raise argparse.ArgumentTypeError(f"{word!r}: expected A:B with 0 <= A <= B <= 1")
     return found

@@ -1,4 +1,5 @@
-"""The names of the plugins that are found without being named: this package's own, and installed packages' entry points.
+"""The names of the plugins that are found without being named: this package's own, and installed
+packages' entry points.
 
 Nothing is imported to find them: `openrlhf --help` lists their commands in a tenth of a second.
 """
@@ -65,9 +66,12 @@ BUILTINS = (
 
 
 def found() -> list[str]:
-    """Returns the names of the plugins that are found: shipped ones, built-in ones and entry points."""
+    """Returns the names of the plugins that are found: shipped ones, built-in ones and entry
+    points."""
     package = Path(__file__).resolve().parents[1]
-    places = {name: package.joinpath(*present_name(name).split(".")[1:]) for name in (*SHIPPED, *BUILTINS)}
+    places = {
+        name: package.joinpath(*present_name(name).split(".")[1:]) for name in (*SHIPPED, *BUILTINS)
+    }
     own = [name for name, place in places.items() if _is_there(place)]
     return list(dict.fromkeys([*own, *entry_points()]))
 
@@ -75,7 +79,9 @@ def found() -> list[str]:
 def entry_points() -> list[str]:
     """Returns the modules that installed packages name in the group `marl_plugins`."""
     if not any(_holds_group(file) for file in _entry_point_files()):
-        return []  # reading the metadata of all that is installed takes five times as long as looking for the group's name
+        # reading the metadata of all that is installed takes five times as long as looking for the
+        # group's name
+        return []
     from importlib import metadata
 
     return [entry.value for entry in metadata.entry_points(group=GROUP)]

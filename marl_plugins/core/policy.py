@@ -16,9 +16,12 @@ class Policy:
         model: Folder, hub name or `tiny`.
         trainable: Whether it is updated.
         flags: Upstream flags that differ for this policy, by name.
-        follows: The trained policy whose weights it holds, its newest or earlier ones; it is not trained itself.
-        train_every: It is updated in every N-th step alone; its engines keep their weights in between.
-        excluded_by: The flag that excludes this policy of the recipe from the run; reported, and nothing of it is started.
+        follows: The trained policy whose weights it holds, its newest or earlier ones; it is not
+            trained itself.
+        train_every: It is updated in every N-th step alone; its engines keep their weights in
+            between.
+        excluded_by: The flag that excludes this policy of the recipe from the run; reported, and
+            nothing of it is started.
     """
 
     name: str

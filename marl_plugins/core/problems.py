@@ -1,7 +1,9 @@
-"""A problem says what is wrong, as a value: a code to know it by, its place, what was got, what was expected, and the fix.
+"""A problem says what is wrong, as a value: a code to know it by, its place, what was got, what was
+expected, and the fix.
 
-A check returns problems; the plan collects them and adds the recipe's lines (engine/plan/problems.py). Only this module turns a problem
-into the sentence that people read (`sentence`) and into JSON (`as_json`); nothing reads the sentence again. All codes, with
+A check returns problems; the plan collects them and adds the recipe's lines
+(engine/plan/problems.py). Only this module turns a problem into the sentence that people read
+(`sentence`) and into JSON (`as_json`); nothing reads the sentence again. All codes, with
 their sentences: docs/problems.md, which is made from the calls of `Problem`.
 """
 
@@ -16,30 +18,50 @@ from typing import Any, Literal, NamedTuple
 
 Severity = Literal["error", "warning"]
 
-KINDS = ("line", "file", "folder", "command", "flag", "key", "policy", "role", "task", "tool", "plugin", "hook", "name")
+KINDS = (
+    "line",
+    "file",
+    "folder",
+    "command",
+    "flag",
+    "key",
+    "policy",
+    "role",
+    "task",
+    "tool",
+    "plugin",
+    "hook",
+    "name",
+)
 """Kinds of places; a `line` is `FILE:LINE`, or `command line`."""
 
 
 class Place(NamedTuple):
-    """A part of where a problem is: its kind, one of `KINDS`, and its name (flags without dashes)."""
+    """A part of where a problem is: its kind, one of `KINDS`, and its name (flags without
+    dashes)."""
 
     kind: str
     name: str
 
 
 Where = tuple[Place, ...]
-"""From the outermost place to the innermost, as in a recipe's line, its key, and the file that the key names."""
+"""From the outermost place to the innermost, as in a recipe's line, its key, and the file that the
+key names."""
 
 
 def at(**places: str | Path | Iterable[str]) -> Where:
-    """Returns a place from its kinds, in their order: `at(line="recipe.yaml:7", key="roles.judge.prompt")`.
+    """Returns a place from its kinds, in their order:
+    `at(line="recipe.yaml:7", key="roles.judge.prompt")`.
 
     Args:
         places: By kind, a name or several. What is empty is left out.
     """
     if unknown := places.keys() - set(KINDS):
         raise ValueError(f"no kind of place: {', '.join(unknown)}")
-    named = {kind: [str(names)] if isinstance(names, str | Path) else names for kind, names in places.items()}
+    named = {
+        kind: [str(names)] if isinstance(names, str | Path) else names
+        for kind, names in places.items()
+    }
     return tuple(Place(kind, name) for kind, names in named.items() for name in names if name)
 
 
@@ -50,13 +72,16 @@ class Problem:
     Args:
         code: Dotted and stable, as in `flags.unknown`; what programs and tests compare.
         where: Its place (`at`).
-        got: What is there: with `expected` a value or a noun, otherwise a clause that says what is wrong.
+        got: What is there: with `expected` a value or a noun, otherwise a clause that says what is
+            wrong.
         expected: A noun: what should be there.
         fix: What to do.
         severity: A warning prevents nothing.
-        flags: Names of flags without dashes that it is about; the plan adds the recipe's lines on which they stand.
+        flags: Names of flags without dashes that it is about; the plan adds the recipe's lines on
+            which they stand.
         count: Number of problems that it stands for, at the end of a long list.
-        missing: The file whose absence is the cause, as an absolute path; empty: none is known to be.
+        missing: The file whose absence is the cause, as an absolute path; empty: none is known to
+            be.
     """
 
     code: str
@@ -88,12 +113,14 @@ class Problem:
 
 
 def problem_of(problem: Problem | str) -> Problem:
-    """Returns a problem itself; a plain sentence of a user's plugin or recipe gets the code `other`."""
+    """Returns a problem itself; a plain sentence of a user's plugin or recipe gets the code
+    `other`."""
     return problem if isinstance(problem, Problem) else Problem("other", got=problem)
 
 
 def sentence(problem: Problem) -> str:
-    """Returns a problem as people read it: `PLACE: expected EXPECTED, got GOT; FIX`, or `PLACE: GOT; FIX`."""
+    """Returns a problem as people read it: `PLACE: expected EXPECTED, got GOT; FIX`, or
+    `PLACE: GOT; FIX`."""
     got = problem.got
     if problem.expected:
         got = f"expected {problem.expected}, got {got}" if got else f"expected {problem.expected}"
@@ -135,17 +162,23 @@ LISTED = 20
 def first_of(problems: Sequence[Problem | str], place: str | Path) -> list[Problem]:
     """Returns the first problems of a file or folder, and one that counts the others."""
     left = len(problems) - LISTED
-    more = [Problem("other.more", at(file=place), f"{left} more problems like these", count=left)] if left > 0 else []
+    more = (
+        [Problem("other.more", at(file=place), f"{left} more problems like these", count=left)]
+        if left > 0
+        else []
+    )
     return [*map(problem_of, problems[:LISTED]), *more]
 
 
 def close_names(name: str, valid: Iterable[str]) -> list[str]:
-    """Returns the valid name that is spelt most like another one; an empty list where none is close."""
+    """Returns the valid name that is spelt most like another one; an empty list where none is
+    close."""
     return difflib.get_close_matches(name, sorted(valid), n=1, cutoff=0.6)
 
 
 def meant(name: str, valid: Iterable[str]) -> str:
-    """Returns the fix of an unknown name: `did you mean 'x'?`, or all valid names where none is close and they are few."""
+    """Returns the fix of an unknown name: `did you mean 'x'?`, or all valid names where none is
+    close and they are few."""
     names = sorted(valid)
     if close := close_names(name, names):
         return f"did you mean {close[0]!r}?"

@@ -13,33 +13,40 @@ OBJECT_STORE_BYTES = 2**30
 class ProcessBackend(ABC):
     """Gives every trained policy its training processes, and takes them back.
 
-    `run` is the `Run` of marl_plugins.core.run. `problems`, `devices` and `object_store_bytes` answer while the run is planned, and
-    import neither Ray nor torch. The others are called in the run.
+    `run` is the `Run` of marl_plugins.core.run. `problems`, `devices` and `object_store_bytes`
+    answer while the run is planned, and import neither Ray nor torch. The others are called in the
+    run.
     """
 
     lasting = True
-    """Whether a policy has the same processes for the whole run, so that what they hold between two updates stays."""
+    """Whether a policy has the same processes for the whole run, so that what they hold between two
+    updates stays."""
     adapters = False
     """Whether a policy may be an adapter of its model (`--ds.lora.rank` above 0)."""
 
     def problems(self, run: Any) -> Sequence[Any]:
-        """Returns what is wrong with giving the policies of this run their processes, as in `marl_configure`."""
+        """Returns what is wrong with giving the policies of this run their processes, as in
+        `marl_configure`."""
         return []
 
     @abstractmethod
     def devices(self, run: Any) -> Mapping[str, int]:
-        """Returns the devices that training processes need, by policy, or together under a name that is shown."""
+        """Returns the devices that training processes need, by policy, or together under a name
+        that is shown."""
 
     def engines_of(self, run: Any, policy: str) -> str:
-        """Returns the policy whose engines answer for this one: itself, unless several share one pool."""
+        """Returns the policy whose engines answer for this one: itself, unless several share one
+        pool."""
         return policy
 
     def engine_kind(self, run: Any, policy: str) -> Any:
-        """Returns what a policy's engines are started as (`EngineKind` of marl_plugins.engine.processes.engines); None: as always."""
+        """Returns what a policy's engines are started as (`EngineKind` of
+        marl_plugins.engine.processes.engines); None: as always."""
         return None
 
     def object_store_bytes(self, run: Any) -> int:
-        """Returns the bytes of Ray's object store that are needed for what the back-end keeps there."""
+        """Returns the bytes of Ray's object store that are needed for what the back-end keeps
+        there."""
         return 0
 
     def check_cluster(self, run: Any) -> None:  # noqa: B027
@@ -64,9 +71,11 @@ class ProcessBackend(ABC):
         extensions: Sequence[str],
         /,
     ) -> Any:
-        """Returns the `TrainingProcesses` (marl_plugins.engine.processes.launch, or a subclass) of a policy; nothing is started yet.
+        """Returns the `TrainingProcesses` (marl_plugins.engine.processes.launch, or a subclass) of
+        a policy; nothing is started yet.
 
-        The arguments are those of `TrainingProcesses`. A back-end that only hands them on takes them as `*belongings`.
+        The arguments are those of `TrainingProcesses`. A back-end that only hands them on takes
+        them as `*belongings`.
         """
 
     def metrics(self) -> dict[str, float]:

@@ -1,7 +1,9 @@
-"""Protocols of what hooks are handed of a running policy: its engines, its processes, and its rows on the way to an update.
+"""Protocols of what hooks are handed of a running policy: its engines, its processes, and its rows
+on the way to an update.
 
-These protocols are what a plugin may rely on; they import neither Ray nor upstream. The runtime implements them on upstream's
-classes (engine/processes/engines.py, engine/runtime/policy.py, engine/runtime/experience.py).
+These protocols are what a plugin may rely on; they import neither Ray nor upstream. The runtime
+implements them on upstream's classes (engine/processes/engines.py, engine/runtime/policy.py,
+engine/runtime/experience.py).
 """
 
 from __future__ import annotations
@@ -57,20 +59,24 @@ class Engines(Protocol):
 
     @property
     def watchers(self) -> list[Callable[[], None]]:
-        """Called when a request begins to wait, when an engine has nothing to do, and when one has come; add yours."""
+        """Called when a request begins to wait, when an engine has nothing to do, and when one has
+        come; add yours."""
 
     def lend(self, engine: Any, to: Any) -> asyncio.Task[None]:
-        """Begins to give one of `engines` to those of another policy; what is returned is done once it has that one's weights.
+        """Begins to give one of `engines` to those of another policy; what is returned is done once
+        it has that one's weights.
 
-        It is asked for nothing more here, and leaves when it has answered what it was asked. If it dies it is replaced.
+        It is asked for nothing more here, and leaves when it has answered what it was asked. If it
+        dies it is replaced.
 
         Raises:
             ValueError: The engines of the two policies were not started alike.
         """
 
     async def generate(self, call: Call, choose: Callable[[Sequence[Any]], Any]) -> Generation:
-        """Answers a request with the engine that `choose` picks out of those of `engines` that have a free place; with another
-        one if that one dies. While none has one the request waits; the oldest task's requests are the first to be answered.
+        """Answers a request with the engine that `choose` picks out of those of `engines` that have
+        a free place; with another one if that one dies. While none has one the request waits; the
+        oldest task's requests are the first to be answered.
 
         Raises:
             InfrastructureFailure: No engine is left and none may be started.
@@ -78,7 +84,8 @@ class Engines(Protocol):
 
 
 class ForwardedRows(Protocol):
-    """Rows of one policy with the tensors of their forward passes. Any number of such values may exist at a time."""
+    """Rows of one policy with the tensors of their forward passes. Any number of such values may
+    exist at a time."""
 
     @property
     def policy(self) -> str:
@@ -90,11 +97,13 @@ class ForwardedRows(Protocol):
 
     @property
     def drift(self) -> float:
-        """Mean absolute difference of the trainer's and the engine's log-probs over all sampled tokens."""
+        """Mean absolute difference of the trainer's and the engine's log-probs over all sampled
+        tokens."""
 
 
 class PreparedRows(ForwardedRows, Protocol):
-    """The same with their advantages, which the estimator has made of the `ForwardedRows` of all policies together."""
+    """The same with their advantages, which the estimator has made of the `ForwardedRows` of all
+    policies together."""
 
 
 class PolicyProcesses(Protocol):
@@ -129,18 +138,20 @@ class PolicyProcesses(Protocol):
         """The policy's engines."""
 
     async def forward(self, rows: Sequence[Row], known: Sequence[Any] = ()) -> ForwardedRows:
-        """Computes the log-probs of policy and reference, and the critic's values, of the rows' tokens.
+        """Computes the log-probs of policy and reference, and the critic's values, of the rows'
+        tokens.
 
         Args:
-            known: What was forwarded of the same version before: what went through the model as it would now is taken from
-                there, whatever rewards its rows had then.
+            known: What was forwarded of the same version before: what went through the model as it
+                would now is taken from there, whatever rewards its rows had then.
 
         Raises:
             RunEnded: One of them is not finite, or a process died.
         """
 
     async def update(self, prepared: PreparedRows, steps: int, step: int) -> dict[str, float]:
-        """Trains on rows whose advantages are known, in at most `steps` optimiser steps, and returns upstream's metrics.
+        """Trains on rows whose advantages are known, in at most `steps` optimiser steps, and
+        returns upstream's metrics.
 
         Args:
             step: The training step, from 1; part of the fit's seed.
@@ -150,14 +161,17 @@ class PolicyProcesses(Protocol):
         """
 
     async def sync(self, version: int) -> bool:
-        """Brings the engines to the current weights, calls these `version`, and returns True when done."""
+        """Brings the engines to the current weights, calls these `version`, and returns True when
+        done."""
 
-    async def extension(self, name: str, method: str, *same: Any, each: Sequence[Any] | None = None) -> list[Any]:
-        """Calls a method of an extension (`marl_extensions`) in every training process of the policy, and returns their
-        answers, by rank.
+    async def extension(
+        self, name: str, method: str, *same: Any, each: Sequence[Any] | None = None
+    ) -> list[Any]:
+        """Calls a method of an extension (`marl_extensions`) in every training process of the
+        policy, and returns their answers, by rank.
 
-        All ranks are asked at the same time. Ask one thing of a policy after the other: ranks that are asked in different orders
-        would wait for each other in a collective operation.
+        All ranks are asked at the same time. Ask one thing of a policy after the other: ranks that
+        are asked in different orders would wait for each other in a collective operation.
 
         Args:
             name: Name of the extension's class.
@@ -170,7 +184,8 @@ class PolicyProcesses(Protocol):
 
 
 class Follower(PolicyProcesses, Protocol):
-    """A policy with engines only, which hold weights of the policy that it follows (`spec.follows`)."""
+    """A policy with engines only, which hold weights of the policy that it follows
+    (`spec.follows`)."""
 
     async def weights(self) -> bytes:
         """Returns the current weights of the policy that it follows, as safetensors."""

@@ -1,8 +1,10 @@
-"""Redaction decides what may be shown and written of text from elsewhere: without secrets, and with control characters that do
-nothing.
+"""Redaction decides what may be shown and written of text from elsewhere: without secrets, and with
+control characters that do nothing.
 
-flags     shown_flag: keys, passwords in addresses and secret fields of JSON are `***`, in plans, records, manifests, errors
-text      Redaction: what a server says is without the secrets that it was sent, however it quotes them
+flags     shown_flag: keys, passwords in addresses and secret fields of JSON are `***`, in plans,
+          records, manifests, errors
+text      Redaction: what a server says is without the secrets that it was sent, however it quotes
+          them
 console   inert: escape sequences, titles and changes of direction are visible, and nothing more
 """
 
@@ -19,17 +21,24 @@ from urllib.parse import quote, unquote
 SECRETS = ("logger.wandb.key",)
 """Flags that are never written down, whatever their value."""
 HIDDEN = "***"
-SECRET_FIELD = re.compile(r"key(?!w)|token(?![si])|secret|passw|auth|credential|cookie|signature|header", re.I)
+SECRET_FIELD = re.compile(
+    r"key(?!w)|token(?![si])|secret|passw|auth|credential|cookie|signature|header", re.I
+)
 """Names of fields of a request whose texts are secret."""
 SHORTEST_SECRET_CHARS = 8
-"""Characters: what is shorter cannot be told from a word, and is no secret that a server could give away."""
+"""Characters: what is shorter cannot be told from a word, and is no secret that a server could give
+away."""
 ADDRESS = re.compile(r"[a-z][a-z0-9+.-]*://\S*", re.I)
-CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-"""C0 without tab and line feed, delete, C1, what changes the direction of writing, and halves of surrogate pairs."""
+CONTROL = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
+)
+"""C0 without tab and line feed, delete, C1, what changes the direction of writing, and halves of
+surrogate pairs."""
 
 
 def inert(text: str) -> str:
-    """Returns a text whose control characters are written as escapes, so that they do nothing to a terminal."""
+    """Returns a text whose control characters are written as escapes, so that they do nothing to a
+    terminal."""
     return CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
 
 
@@ -39,7 +48,8 @@ def encodable(text: str) -> str:
 
 
 def shown_url(url: str) -> str:
-    """Returns an address without what may be secret in it: a user with password, a query, a fragment.
+    """Returns an address without what may be secret in it: a user with password, a query, a
+    fragment.
 
     A password may hold any character unquoted, so everything up to the last @ is hidden.
     """
@@ -89,7 +99,10 @@ def _shown_json(text: str) -> str:
 
 def _shown_fields(value: Any, secret: bool = False) -> Any:
     if isinstance(value, dict):
-        return {name: _shown_fields(inner, secret or bool(SECRET_FIELD.search(name))) for name, inner in value.items()}
+        return {
+            name: _shown_fields(inner, secret or bool(SECRET_FIELD.search(name)))
+            for name, inner in value.items()
+        }
     if isinstance(value, list):
         return [_shown_fields(inner, secret) for inner in value]
     return HIDDEN if secret and isinstance(value, str) and value else value
@@ -116,15 +129,26 @@ class Redaction:
         fields: Fields of its requests, some of which may be secret by their names.
     """
 
-    def __init__(self, keys: Iterable[str] = (), url: str = "", fields: Mapping[str, Any] | None = None):
+    def __init__(
+        self, keys: Iterable[str] = (), url: str = "", fields: Mapping[str, Any] | None = None
+    ):
         found = {*keys, *_secrets_in(url), *_secret_texts(fields or {})}
-        spelled = {way for secret in found for way in (secret, unquote(secret), quote(secret), quote(secret, safe=""))}
+        spelled = {
+            way
+            for secret in found
+            for way in (secret, unquote(secret), quote(secret), quote(secret, safe=""))
+        }
         spelled |= {json.dumps(secret)[1:-1] for secret in spelled}
-        longest_first = sorted((s for s in spelled if len(s) >= SHORTEST_SECRET_CHARS), key=len, reverse=True)
-        self.secrets = re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
+        longest_first = sorted(
+            (s for s in spelled if len(s) >= SHORTEST_SECRET_CHARS), key=len, reverse=True
+        )
+        self.secrets = (
+            re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
+        )
 
     def redact(self, text: str) -> str:
-        """Returns the text without secrets; its control characters, which may end a line that is read, are left."""
+        """Returns the text without secrets; its control characters, which may end a line that is
+        read, are left."""
         return self.secrets.sub(HIDDEN, text) if self.secrets else text
 
     def text(self, text: str, most: int | None = None) -> str:
@@ -148,4 +172,9 @@ def _secrets_in(url: str) -> Sequence[str]:
     user = re.sub(r"^([a-z][a-z0-9+.-]*:)?//", "", start, flags=re.I)
     header = [base64.b64encode(unquote(user).encode("utf-8", "replace")).decode()] if user else []
     query = re.split(r"[?#]", place, maxsplit=1)[1:]
-    return [user.partition(":")[2], *header, *query, *(part.partition("=")[2] for q in query for part in q.split("&"))]
+    return [
+        user.partition(":")[2],
+        *header,
+        *query,
+        *(part.partition("=")[2] for q in query for part in q.split("&")),
+    ]

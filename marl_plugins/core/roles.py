@@ -13,7 +13,8 @@ from marl_plugins.core.trajectory import Generation, ToolResult
 
 @dataclass(frozen=True)
 class Sampling:
-    """The settings with which a policy is sampled: temperature, nucleus mass, and the limits in tokens."""
+    """The settings with which a policy is sampled: temperature, nucleus mass, and the limits in
+    tokens."""
 
     temperature: float
     top_p: float
@@ -31,8 +32,9 @@ class Call:
         context_ids: The exact prompt.
         max_tokens: Maximum number of new tokens.
         seed: Derived from (run seed, step, task, sample, action path).
-        role, task, sample, path, step: What the request is for; empty in a plugin's question (`run.ask`), which belongs to no
-            action, and whose seed is derived from the run's and what is asked.
+        role, task, sample, path, step: What the request is for; empty in a plugin's question
+            (`run.ask`), which belongs to no action, and whose seed is derived from the run's and
+            what is asked.
     """
 
     policy: str
@@ -46,10 +48,12 @@ class Call:
     path: str
     step: int
     place: int = -1
-    """The task's place in its step or evaluation: what waits for an engine is answered in this order. A question is before all
-    tasks, because it is asked about an action that has been made."""
+    """The task's place in its step or evaluation: what waits for an engine is answered in this
+    order. A question is before all tasks, because it is asked about an action that has been
+    made."""
     shown: str = ""
-    """Digest of the words that the role is shown, whatever its policy's tokenizer and chat template make of them."""
+    """Digest of the words that the role is shown, whatever its policy's tokenizer and chat template
+    make of them."""
 
 
 @dataclass(frozen=True)
@@ -59,22 +63,27 @@ class RoleSpec:
     name: str
     policy: str
     render: Callable[[Mapping[str, str]], list[dict[str, str]]]
-    """Fields to opening messages. Raises `KeyError` for a field that the prompt requires and the call does not give."""
+    """Fields to opening messages. Raises `KeyError` for a field that the prompt requires and the
+    call does not give."""
     chat: ChatFormat
     sampling: Sampling
     tools: tuple[Tool, ...] = ()
     max_turns: int = 1
     render_next: Callable[[Mapping[str, str]], list[dict[str, str]]] | None = None
-    """Fields to the message of a call that continues a conversation; None: the last of the opening messages."""
+    """Fields to the message of a call that continues a conversation; None: the last of the opening
+    messages."""
     endless_tools_fail: bool = True
-    """Whether a tool call in the last of several turns is an agent failure; otherwise the workflow continues with that action."""
+    """Whether a tool call in the last of several turns is an agent failure; otherwise the workflow
+    continues with that action."""
     find_calls: FindCalls | None = None
     """Finds calls in the model's own format; None: by the syntax of each tool."""
     finder: Callable[[Sequence[Tool]], FindCalls] | None = None
-    """Makes the same for tools that come with a call, and are answered by who makes it; None where the role takes none."""
+    """Makes the same for tools that come with a call, and are answered by who makes it; None where
+    the role takes none."""
 
     def answers(self, results: Sequence[ToolResult]) -> list[dict[str, str]]:
-        """Renders what tools answered as the next messages: one each in the model's own format, else one for all."""
+        """Renders what tools answered as the next messages: one each in the model's own format,
+        else one for all."""
         if self.find_calls is not None:
             return [{"role": "tool", "content": result.output} for result in results]
         called = [tool for tool in self.tools if tool.name == results[0].tool]
@@ -86,7 +95,8 @@ class NotInRecipe(AttributeError):
     """A workflow uses a role or a tool that the recipe does not have.
 
     Args:
-        written: Whether the name stands in the code (`roles.NAME`), and does not depend on an answer (`getattr(roles, text)`).
+        written: Whether the name stands in the code (`roles.NAME`), and does not depend on an
+            answer (`getattr(roles, text)`).
     """
 
     def __init__(self, problem: str, *, written: bool = True):

@@ -1,4 +1,5 @@
-"""Turns actions into training rows: one action is one row. What goes through the model is made of them in core/sequences.py."""
+"""Turns actions into training rows: one action is one row. What goes through the model is made of
+them in core/sequences.py."""
 
 from __future__ import annotations
 
@@ -12,8 +13,8 @@ from marl_plugins.core.trajectory import Action, Trajectory, path_order
 class Row:
     """An action as it is trained, with the trajectory that it belongs to.
 
-    `reward` is the return over the estimator's scope that lands on the last token of the action; `weight` multiplies its advantages
-    after the estimator's last stage, and may be set until then.
+    `reward` is the return over the estimator's scope that lands on the last token of the action;
+    `weight` multiplies its advantages after the estimator's last stage, and may be set until then.
     """
 
     trajectory: Trajectory
@@ -28,7 +29,8 @@ class Row:
 
     @property
     def order(self) -> tuple[str, str, int, tuple[str, int]]:
-        """Returns the key that says where the row belongs among all rows, whatever order they arrived in."""
+        """Returns the key that says where the row belongs among all rows, whatever order they
+        arrived in."""
         t = self.trajectory
         return (t.task.id, t.origin, t.sample, path_order(self.action.path))
 
@@ -45,22 +47,25 @@ def impossible(trajectory: Trajectory, action: Action, trainable: Collection[str
 
 
 def rows_of(trajectories: Iterable[Trajectory], trainable: Collection[str]) -> list[Row]:
-    """Returns the rows that may be trained on, in the order of the trajectories; every other action is told why it is left
-    out."""
+    """Returns the rows that may be trained on, in the order of the trajectories; every other action
+    is told why it is left out."""
     rows = []
     for trajectory in trajectories:
         for action in trajectory.actions:
             if reason := impossible(trajectory, action, trainable):
                 action.left_out = reason
             elif action.returns is None:
-                action.left_out = f"infrastructure:{action.unscored}" if action.unscored else "no score"
+                action.left_out = (
+                    f"infrastructure:{action.unscored}" if action.unscored else "no score"
+                )
             else:
                 rows.append(Row(trajectory, action, action.returns))
     return rows
 
 
 def auxiliary_rows(trajectories: Iterable[Trajectory], due: Collection[str]) -> list[Row]:
-    """Makes the rows of policies that play no role; an action without a reward says itself why it is left out.
+    """Makes the rows of policies that play no role; an action without a reward says itself why it
+    is left out.
 
     Args:
         due: The policies that are updated in this step.
@@ -77,5 +82,11 @@ def auxiliary_rows(trajectories: Iterable[Trajectory], due: Collection[str]) -> 
 
 
 def rows_to_be(trajectories: Iterable[Trajectory], policy: str) -> list[Row]:
-    """Returns the actions of a policy that may become rows, before they have rewards: each with the reward 0."""
-    return [Row(t, action, 0.0) for t in trajectories for action in t.actions if not impossible(t, action, (policy,))]
+    """Returns the actions of a policy that may become rows, before they have rewards: each with the
+    reward 0."""
+    return [
+        Row(t, action, 0.0)
+        for t in trajectories
+        for action in t.actions
+        if not impossible(t, action, (policy,))
+    ]

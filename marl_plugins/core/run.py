@@ -1,4 +1,5 @@
-"""The run, as plugins and the runtime read it: checked, frozen, the same from the first hook to the last."""
+"""The run, as plugins and the runtime read it: checked, frozen, the same from the first hook to the
+last."""
 
 from __future__ import annotations
 
@@ -13,7 +14,9 @@ from marl_plugins.core.demonstrations import WarmStartConfig
 from marl_plugins.core.estimators import Estimator
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.loading import load_file
-from marl_plugins.core.policy import Policy as Policy  # copied recipes and plugins import it from here
+from marl_plugins.core.policy import (
+    Policy as Policy,
+)  # copied recipes and plugins import it from here
 from marl_plugins.core.problems import Problem, at, meant
 from marl_plugins.core.process_backend import ProcessBackend
 from marl_plugins.core.recipe.schema import PolicyConfig, Recipe, RoleConfig, Sections
@@ -26,7 +29,8 @@ S = TypeVar("S")
 SectionT = TypeVar("SectionT", bound=Section)
 
 MOST_IDLE_STEPS = 3
-"""Steps and evaluations without a result, in a row, after which a run is paused: the default of `--max_idle_steps`."""
+"""Steps and evaluations without a result, in a row, after which a run is paused: the default of
+`--max_idle_steps`."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +91,8 @@ class RecipeFiles:
         return None if file is None else self._text(role, file)
 
     def followup(self, role: str) -> str | None:
-        """Returns the text of the file of a role's later messages in one conversation, if it has one.
+        """Returns the text of the file of a role's later messages in one conversation, if it has
+        one.
 
         Raises:
             ConfigurationError: It cannot be read.
@@ -99,7 +104,9 @@ class RecipeFiles:
         try:
             return read_text(self.folder / file)
         except ConfigurationError as error:
-            raise ConfigurationError([problem.within(role=role) for problem in error.problems]) from None
+            raise ConfigurationError(
+                [problem.within(role=role) for problem in error.problems]
+            ) from None
 
     @cached_property
     def workflow_module(self) -> ModuleType:
@@ -121,16 +128,21 @@ class Run(RecipeFiles):
     Args:
         sections: The recipe's sections that plugins own, by name; see `section`.
         tools: The tools that roles may name, by name; known once the plugins have brought them.
-        args: All flags for the whole run, nested as upstream has them (`args.actor.adam.lr`), the plugins' included.
+        args: All flags for the whole run, nested as upstream has them (`args.actor.adam.lr`), the
+            plugins' included.
         device: `cpu` or `cuda`.
         plugins: Names of the plugins, in order, without the built-in ones.
-        estimator: `--algo.advantage.estimator`, which names a built-in one; None where a plugin brings its own.
-        given, on_command_line: Flags that were given by name, anywhere; on the command line, for all policies.
+        estimator: `--algo.advantage.estimator`, which names a built-in one; None where a plugin
+            brings its own.
+        given, on_command_line: Flags that were given by name, anywhere; on the command line, for
+            all policies.
         policies: In the order of their first role; then those that play none.
         policy_args: All flags for each policy, with its own applied.
-        processes: Gives policies their training processes; None as long as the policies are not known.
+        processes: Gives policies their training processes; None as long as the policies are not
+            known.
         need_step: Plugins that need a whole step at once, as `NAME (HOOK)`.
-        advantages: What makes the advantages; None but in `marl_configure` of a plan without other problems.
+        advantages: What makes the advantages; None but in `marl_configure` of a plan without other
+            problems.
         warnings: What is worth knowing before the run starts.
         max_steps, max_idle_steps, max_lag, logical_gpus, file_diffs: As on the command line.
     """
@@ -157,11 +169,11 @@ class Run(RecipeFiles):
     _states: dict[type, Any] = field(default_factory=dict, repr=False, compare=False)
 
     def state(self, kind: type[S]) -> S:
-        """Returns the one `kind()` of this run, made when it is first asked for: where a plugin keeps what lasts longer than a
-        hook.
+        """Returns the one `kind()` of this run, made when it is first asked for: where a plugin
+        keeps what lasts longer than a hook.
 
-        Every hook of the run gets the same object, also when the plan has replaced the run meanwhile (`dataclasses.replace`
-        shares it); another plan in the same process has another.
+        Every hook of the run gets the same object, also when the plan has replaced the run
+        meanwhile (`dataclasses.replace` shares it); another plan in the same process has another.
         """
         if kind not in self._states:
             self._states.setdefault(kind, kind())  # graders ask from threads, too
@@ -169,16 +181,22 @@ class Run(RecipeFiles):
         return state
 
     def section(self, kind: type[SectionT]) -> SectionT | None:
-        """Returns the section that a plugin has declared as this model, with defaults; None where it is absent and a key is
-        required."""
-        return next((section for section in self.sections.values() if isinstance(section, kind)), None)
+        """Returns the section that a plugin has declared as this model, with defaults; None where
+        it is absent and a key is required."""
+        return next(
+            (section for section in self.sections.values() if isinstance(section, kind)), None
+        )
 
-    async def ask(self, policy: str, messages: Sequence[Mapping[str, str]], *, max_tokens: int) -> str:
-        """Returns a policy's answer to chat messages, from its own engines with its own chat template: for plugins.
+    async def ask(
+        self, policy: str, messages: Sequence[Mapping[str, str]], *, max_tokens: int
+    ) -> str:
+        """Returns a policy's answer to chat messages, from its own engines with its own chat
+        template: for plugins.
 
-        Greedy, and through `marl_generate` like every request, with an empty `call.role`. From hooks of a step (`marl_generate`
-        to `marl_sync`); a trained policy in a rollout or an evaluation only, because its engines may sleep at other times
-        (`--vllm.enable_sleep`). A frozen policy's never do. An evaluation has only the policies that play a role.
+        Greedy, and through `marl_generate` like every request, with an empty `call.role`. From
+        hooks of a step (`marl_generate` to `marl_sync`); a trained policy in a rollout or an
+        evaluation only, because its engines may sleep at other times (`--vllm.enable_sleep`). A
+        frozen policy's never do. An evaluation has only the policies that play a role.
 
         Args:
             messages: Each with `role` and `content`.
@@ -191,9 +209,11 @@ class Run(RecipeFiles):
         """
         return (await self._answer(policy, messages, max_tokens, sampled=False)).text
 
-    async def sample(self, policy: str, messages: Sequence[Mapping[str, str]], *, max_tokens: int) -> Answer:
-        """Returns an answer as `ask` does, but sampled as the policy's actions are, and with its tokens: what can be trained
-        on.
+    async def sample(
+        self, policy: str, messages: Sequence[Mapping[str, str]], *, max_tokens: int
+    ) -> Answer:
+        """Returns an answer as `ask` does, but sampled as the policy's actions are, and with its
+        tokens: what can be trained on.
 
         The same question has the same answer as long as the policy has the same weights.
         """
@@ -212,19 +232,30 @@ class Run(RecipeFiles):
         """The roles whose policy, or any of whose policies, is updated."""
         trained = {p.name for p in self.policies if p.trainable}
         roles = self.recipe.mapped_roles
-        return {role: self.recipe.roles[role] for role in roles if trained.intersection(self.recipe.policies_of(role))}
+        return {
+            role: self.recipe.roles[role]
+            for role in roles
+            if trained.intersection(self.recipe.policies_of(role))
+        }
 
     @property
     def turns(self) -> int:
-        """The most turns that a trained role takes, as far as the recipe says: one with a followup prompt takes at least two."""
-        return max((max(role.max_turns, 1 + bool(role.followup)) for role in self.trained_roles.values()), default=1)
+        """The most turns that a trained role takes, as far as the recipe says: one with a followup
+        prompt takes at least two."""
+        return max(
+            (max(role.max_turns, 1 + bool(role.followup)) for role in self.trained_roles.values()),
+            default=1,
+        )
 
     def recipe_policy(self, name: str) -> Policy:
-        """Returns the policy that the recipe describes under a name, with the model that this run gives it."""
+        """Returns the policy that the recipe describes under a name, with the model that this run
+        gives it."""
         config = self.recipe.policies.get(name, PolicyConfig())
         given = self.args.actor.model_name_or_path
         model = config.model or self.recipe.model
-        trainable = config.trainable if "trainable" in config.model_fields_set else not config.follows
+        trainable = (
+            config.trainable if "trainable" in config.model_fields_set else not config.follows
+        )
         if given and ("actor.model_name_or_path" in self.on_command_line or not model):
             model = given
         elif model and model.startswith("."):
@@ -243,20 +274,23 @@ class Run(RecipeFiles):
 
     @property
     def optimiser_steps(self) -> int:
-        """K of a full batch: trajectories of a step over trajectories per optimiser step (design: the trajectory is the unit)."""
+        """K of a full batch: trajectories of a step over trajectories per optimiser step (design:
+        the trajectory is the unit)."""
         return int(self.trajectories // self.args.train.batch_size)
 
     def episode_steps(self, tasks: int) -> list[int]:
         """Returns optimiser steps (K per epoch) of each batch of an episode of `tasks` tasks.
 
-        The last batch may be smaller; where it holds fewer trajectories than one optimiser step it is left out.
+        The last batch may be smaller; where it holds fewer trajectories than one optimiser step it
+        is left out.
         """
         size, samples = self.args.rollout.batch_size, self.args.rollout.n_samples_per_prompt
         sizes = [min(size, tasks - start) for start in range(0, tasks, size)]
         return [k for k in (n * samples // self.args.train.batch_size for n in sizes) if k]
 
     def unused_flag(self, flag: str, estimators: Iterable[str]) -> list[Problem]:
-        """Returns the problem with a plugin's flag that was given although it does not belong to the run's estimator."""
+        """Returns the problem with a plugin's flag that was given although it does not belong to
+        the run's estimator."""
         names = list(estimators)
         if flag not in self.given or self.estimator in names:
             return []
@@ -265,7 +299,15 @@ class Run(RecipeFiles):
             f"{self.estimator or 'an estimator of a plugin'}"
         )
         flags = ("algo.advantage.estimator",)
-        return [Problem("flags.other_estimator", at(flag=flag), got, fix="remove one of the two", flags=flags)]
+        return [
+            Problem(
+                "flags.other_estimator",
+                at(flag=flag),
+                got,
+                fix="remove one of the two",
+                flags=flags,
+            )
+        ]
 
     @cached_property
     def demonstrations_module(self) -> ModuleType | None:
@@ -274,39 +316,45 @@ class Run(RecipeFiles):
 
 
 def queue_size(args: SimpleNamespace) -> int:
-    """Returns how many rollouts wait to be trained: `--train.async_queue_size` with `--train.async_enable`, else 0."""
+    """Returns how many rollouts wait to be trained: `--train.async_queue_size` with
+    `--train.async_enable`, else 0."""
     return int(args.train.async_queue_size) if args.train.async_enable else 0
 
 
 def is_partial(args: SimpleNamespace) -> bool:
-    """Returns whether engines get new weights in the middle of answers (`--train.partial_rollout_enable`)."""
+    """Returns whether engines get new weights in the middle of answers
+    (`--train.partial_rollout_enable`)."""
     return bool(queue_size(args) and args.train.partial_rollout_enable)
 
 
 class Lateness:
-    """The number of steps by which a trajectory may be trained later than the rollout in which it was begun; a plugin sets it."""
+    """The number of steps by which a trajectory may be trained later than the rollout in which it
+    was begun; a plugin sets it."""
 
     steps = 0
 
 
 class ShareTemperatures(dict[str, float]):
-    """The factor of the temperature at which a policy's actions get their shares of a team's reward, by policy: above 0. One plugin
-    of a run sets it between two steps; where it names no policy the factor is 1."""
+    """The factor of the temperature at which a policy's actions get their shares of a team's
+    reward, by policy: above 0. One plugin of a run sets it between two steps; where it names no
+    policy the factor is 1."""
 
 
 class AnswerLimits(dict[str, float]):
-    """The factor of the most new tokens that a policy's answers may have in rollouts of training, by policy: at least 0, and more
-    than 1 counts as 1. One plugin of a run sets it between two steps; where it names no policy the factor is 1."""
+    """The factor of the most new tokens that a policy's answers may have in rollouts of training,
+    by policy: at least 0, and more than 1 counts as 1. One plugin of a run sets it between two
+    steps; where it names no policy the factor is 1."""
 
 
 def possible_lag(run: Run) -> int:
-    """Returns by how many versions of its policy a row can be older than the weights that it trains: the rollouts that wait, and
-    the steps by which it may be late."""
+    """Returns by how many versions of its policy a row can be older than the weights that it
+    trains: the rollouts that wait, and the steps by which it may be late."""
     return queue_size(run.args) + run.state(Lateness).steps
 
 
 def max_lag(run: Run) -> int:
-    """Returns by how many versions of its policy the oldest token of a row that is trained may be older than the weights that it
+    """Returns by how many versions of its policy the oldest token of a row that is trained may be
+    older than the weights that it
     trains: `--async.max_lag`, or whatever is possible."""
     return run.max_lag if is_partial(run.args) and run.max_lag is not None else possible_lag(run)
 
@@ -340,6 +388,7 @@ def note_user(run: Run, name: str, user: str) -> None:
 
 
 def tool_users(run: Run, name: str) -> list[str]:
-    """Returns who uses a tool, as far as it is known: `agents`, where a role names it, and users of `use_tool`."""
+    """Returns who uses a tool, as far as it is known: `agents`, where a role names it, and users of
+    `use_tool`."""
     agents = ["agents"] if any(name in role.tools for role in run.recipe.roles.values()) else []
     return list(dict.fromkeys([*agents, *run.state(ToolUsers).names.get(name, ())]))

@@ -1,12 +1,15 @@
-"""Notes what the rollout of a step has sampled, before any plugin has seen it, and what a plugin has changed of it since.
+"""Notes what the rollout of a step has sampled, before any plugin has seen it, and what a plugin
+has changed of it since.
 
     sampled = SampledActions()
-    sampled.arrived(trajectory)                                      each trajectory when its rollout has ended
+    sampled.arrived(trajectory)                                      each trajectory when its
+        rollout has ended
     sampled.check_credit("brevity.py", "marl_credit", given, answer)     after each plugin
     sampled.check_selection("longest.py", given, answer)
 
-Only rewards, terms, notes and reasons may change. Ids and log-probs are tuples, which nobody can change in place: noted are the
-tuples themselves, so that a check compares references and takes a microsecond an action, whatever its length.
+Only rewards, terms, notes and reasons may change. Ids and log-probs are tuples, which nobody can
+change in place: noted are the tuples themselves, so that a check compares references and takes a
+microsecond an action, whatever its length.
 """
 
 from __future__ import annotations
@@ -45,7 +48,15 @@ FIELDS = {
 }
 """What of an action nobody may change, and what a message calls it."""
 _values = attrgetter(*FIELDS)
-OF_TRAJECTORY = ("task", "sample", "origin", "step", "place", "agent_failure", "infrastructure_failure")
+OF_TRAJECTORY = (
+    "task",
+    "sample",
+    "origin",
+    "step",
+    "place",
+    "agent_failure",
+    "infrastructure_failure",
+)
 _facts = attrgetter(*OF_TRAJECTORY)
 
 
@@ -64,9 +75,14 @@ def unchangeable(generation: Generation) -> Generation:
     Raises:
         ValueError: There is not one log-prob for each id.
     """
-    ids, logprobs = tuple(generation.ids), tuple(generation.logprobs)  # of a tuple: the tuple itself
+    ids, logprobs = (
+        tuple(generation.ids),
+        tuple(generation.logprobs),
+    )  # of a tuple: the tuple itself
     if len(ids) != len(logprobs):
-        raise ValueError(f"{len(ids)} ids were sampled with {len(logprobs)} log-probs; expected one for each")
+        raise ValueError(
+            f"{len(ids)} ids were sampled with {len(logprobs)} log-probs; expected one for each"
+        )
     if ids is generation.ids and logprobs is generation.logprobs:
         return generation
     return replace(generation, ids=ids, logprobs=logprobs)
@@ -88,7 +104,10 @@ class SampledActions:
         self._actions[trajectory] = trajectory.sampled or {a: noted(a) for a in trajectory.actions}
         self._facts[trajectory] = _facts(trajectory)
         if changed := self._changed(trajectory):
-            raise RunPaused(f"what scores actions or outcomes, or a tool, {changed}; they may write scores and notes only")
+            raise RunPaused(
+                f"what scores actions or outcomes, or a tool, {changed}; they may write scores and "
+                "notes only"
+            )
 
     def __iter__(self) -> Iterator[Trajectory]:
         """The trajectories, as they arrived."""
@@ -98,7 +117,9 @@ class SampledActions:
         """Returns the actions of a trajectory that were sampled."""
         return self._actions[trajectory].keys()
 
-    def check(self, plugin: str, hook: str, trajectories: Iterable[Trajectory] | None = None) -> None:
+    def check(
+        self, plugin: str, hook: str, trajectories: Iterable[Trajectory] | None = None
+    ) -> None:
         """Checks that nothing has been changed of what was sampled.
 
         Args:
@@ -110,12 +131,16 @@ class SampledActions:
         """
         for trajectory in self._actions if trajectories is None else trajectories:
             if changed := self._changed(trajectory):
-                raise RunPaused(f"plugin {plugin}: {hook} {changed}; what was sampled is trained on as it was sampled")
+                raise RunPaused(
+                    f"plugin {plugin}: {hook} {changed}; what was sampled is trained on as it was "
+                    "sampled"
+                )
 
     def check_exchange(
         self, plugin: str, given: Sequence[Trajectory], answer: object, read: Collection[Trajectory]
     ) -> None:
-        """Checks that a plugin's exchange is of the trajectories that it was given and of those that it has read, each once.
+        """Checks that a plugin's exchange is of the trajectories that it was given and of those
+        that it has read, each once.
 
         Args:
             read: Those that it has read; what it reads need not enter.
@@ -124,10 +149,15 @@ class SampledActions:
             RunPaused: It is not.
         """
         self.check(plugin, "marl_exchange")
-        _members(f"plugin {plugin}: marl_exchange", answer, [*given, *read], "trajectories", _name_of)
+        _members(
+            f"plugin {plugin}: marl_exchange", answer, [*given, *read], "trajectories", _name_of
+        )
 
-    def check_credit(self, plugin: str, hook: str, given: Sequence[Trajectory], answer: object) -> None:
-        """Checks that a plugin's credit is of the trajectories that it was given, all of them, each once, with their actions.
+    def check_credit(
+        self, plugin: str, hook: str, given: Sequence[Trajectory], answer: object
+    ) -> None:
+        """Checks that a plugin's credit is of the trajectories that it was given, all of them, each
+        once, with their actions.
 
         Raises:
             RunPaused: It is not.
@@ -136,14 +166,15 @@ class SampledActions:
         if missing := [t for t in given if t not in same]:
             count = f"{len(missing)} of {len(given)} trajectories"
             raise RunPaused(
-                f"plugin {plugin}: {hook} removed {count}, the first {_name_of(missing[0])}; return what it is given, and leave "
+                f"plugin {plugin}: {hook} removed {count}, the first {_name_of(missing[0])}; "
+                "return what it is given, and leave "
                 "actions out by the reward None"
             )
         self.check(plugin, hook, given)
 
     def check_selection(self, plugin: str, given: Sequence[Row], answer: object) -> None:
-        """Checks that a plugin's selection is of the rows that it was given, each once, with a reason for each that is not in
-        it.
+        """Checks that a plugin's selection is of the rows that it was given, each once, with a
+        reason for each that is not in it.
 
         Raises:
             RunPaused: It is not.
@@ -155,7 +186,8 @@ class SampledActions:
             if (row in kept) == (row.action.left_out is not None):
                 how = "kept and left out" if row in kept else "neither kept nor left out"
                 raise RunPaused(
-                    f"plugin {plugin}: {hook}: row {row.name} is {how} (reason {row.action.left_out!r}); set "
+                    f"plugin {plugin}: {hook}: row {row.name} is {how} (reason "
+                    f"{row.action.left_out!r}); set "
                     "`row.action.left_out` on the rows that are dropped, and on no other"
                 )
 
@@ -168,24 +200,37 @@ class SampledActions:
         for row in rows:
             if row.action not in self._actions.get(row.trajectory, ()):
                 raise RunPaused(
-                    f"plugin {plugin}: {hook}: row {row.name} is of an action that was not sampled in this step"
+                    f"plugin {plugin}: {hook}: row {row.name} is of an action that was not sampled "
+                    "in this step"
                 )
             if not (isinstance(row.reward, Real) and math.isfinite(row.reward)):
-                raise RunPaused(f"plugin {plugin}: {hook} gave row {row.name} the reward {row.reward!r:.80}")
+                raise RunPaused(
+                    f"plugin {plugin}: {hook} gave row {row.name} the reward {row.reward!r:.80}"
+                )
         self.check(plugin, hook, dict.fromkeys(row.trajectory for row in rows))
 
     def _changed(self, trajectory: Trajectory) -> str:
-        """Returns what is not as it was sampled, as the middle of a sentence; empty where all is."""
+        """Returns what is not as it was sampled, as the middle of a sentence; empty where all
+        is."""
         sampled, name = self._actions[trajectory], _name_of(trajectory)
         actions = trajectory.actions
-        same = len(actions) == len(sampled) and list(map(noted, actions)) == list(map(sampled.get, actions))
-        if same and _facts(trajectory) == self._facts[trajectory] and len(set(actions)) == len(actions):
+        same = len(actions) == len(sampled) and list(map(noted, actions)) == list(
+            map(sampled.get, actions)
+        )
+        if (
+            same
+            and _facts(trajectory) == self._facts[trajectory]
+            and len(set(actions)) == len(actions)
+        ):
             return ""
         return _difference(trajectory, sampled, self._facts[trajectory], name)
 
 
 def _difference(
-    trajectory: Trajectory, sampled: Mapping[Action, tuple[Any, ...]], facts: tuple[Any, ...], name: str
+    trajectory: Trajectory,
+    sampled: Mapping[Action, tuple[Any, ...]],
+    facts: tuple[Any, ...],
+    name: str,
 ) -> str:
     counts = Counter(trajectory.actions)
     for action, number in counts.items():
@@ -194,16 +239,29 @@ def _difference(
         if number > 1:
             return f"added the action {action.path!r} to trajectory {name} once more"
         now = noted(action)
-        wrong = [what for what, old, new in zip(FIELDS.values(), sampled[action], now, strict=True) if old != new]
+        wrong = [
+            what
+            for what, old, new in zip(FIELDS.values(), sampled[action], now, strict=True)
+            if old != new
+        ]
         if wrong:
             return f"changed {', '.join(wrong)} of action {name}/{sampled[action][0]}"
     if missing := [action for action in sampled if action not in counts]:
-        return f"removed the action {sampled[missing[0]][0]!r} ({len(missing)} in all) from trajectory {name}"
-    different = [f for f, old, new in zip(OF_TRAJECTORY, facts, _facts(trajectory), strict=True) if old != new]
+        return (
+            f"removed the action {sampled[missing[0]][0]!r} ({len(missing)} in all) from "
+            f"trajectory {name}"
+        )
+    different = [
+        f
+        for f, old, new in zip(OF_TRAJECTORY, facts, _facts(trajectory), strict=True)
+        if old != new
+    ]
     return f"changed {', '.join(different)} of trajectory {name}"
 
 
-def _members(who: str, answer: object, given: Sequence[T], what: str, name: Callable[[T], str]) -> set[T]:
+def _members(
+    who: str, answer: object, given: Sequence[T], what: str, name: Callable[[T], str]
+) -> set[T]:
     """The members of a plugin's answer, which are some of those that it was given, each once.
 
     Raises:
@@ -214,13 +272,18 @@ def _members(who: str, answer: object, given: Sequence[T], what: str, name: Call
     known, found = set(given), set[T]()
     for each in answer:
         if not isinstance(each, type(given[0]) if given else ()):
-            raise RunPaused(f"{who} returned {each!r:.80} among the {what}; expected those that it is given")
+            raise RunPaused(
+                f"{who} returned {each!r:.80} among the {what}; expected those that it is given"
+            )
         if each not in known:
             raise RunPaused(
-                f"{who} added {name(each)} to the {what}; expected those that it is given, not others or copies"
+                f"{who} added {name(each)} to the {what}; expected those that it is given, not "
+                "others or copies"
             )
         if each in found:
-            raise RunPaused(f"{who} returned {name(each)} twice among the {what}; expected each once")
+            raise RunPaused(
+                f"{who} returned {name(each)} twice among the {what}; expected each once"
+            )
         found.add(each)
     return found
 

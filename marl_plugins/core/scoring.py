@@ -1,11 +1,14 @@
-"""Scores of a trajectory: of its actions while the rollout continues or afterwards, and of its outcome.
+"""Scores of a trajectory: of its actions while the rollout continues or afterwards, and of its
+outcome.
 
     scoring = Scoring(trajectory, score_action, last_role)
-    scoring.acted(action)      each action when it ends; scoring starts at once, except for the last role's
-    scoring.ended()            the workflow has ended: the last role's, of which the last one with the label
-    await scoring.finish(...)
+    scoring.acted(action)      each action when it ends; scoring starts at once, except for the last
+                               role's
+    scoring.ended()            the workflow has ended: the last role's, of which the last one with
+    the label await scoring.finish(...)
 
-`score_trajectory` does all of it for a trajectory that has ended, whether it was rolled out here or read from a record.
+`score_trajectory` does all of it for a trajectory that has ended, whether it was rolled out here or
+read from a record.
 """
 
 from __future__ import annotations
@@ -24,44 +27,61 @@ from marl_plugins.core.trajectory import Action, File, Trajectory
 ScoreAction = Callable[[Action, "Seen"], Awaitable[float | None] | None]
 """An awaitable score, or None where this action has no scorer."""
 Outcome = float | Mapping[str, float | None] | None
-"""What is said of a trajectory: one score for the team, or one for each role (None: the role has none); None: missing."""
+"""What is said of a trajectory: one score for the team, or one for each role (None: the role has
+none); None: missing."""
 ScoreOutcome = Callable[[Trajectory], Awaitable[Outcome] | None]
 """An awaitable outcome, or None where outcomes have no scorer."""
 
 
 @dataclass(frozen=True)
 class Seen:
-    """A view of what had happened when an action was scored: a frozen view that cannot be changed by what happens later.
+    """A view of what had happened when an action was scored: a frozen view that cannot be changed
+    by what happens later.
 
-    There is no label here: the score of an action must not leak the ground truth. `SeenLast` has it.
+    There is no label here: the score of an action must not leak the ground truth. `SeenLast` has
+    it.
     """
 
     task_id: str
     prompt: str
     role: str
     messages: tuple[tuple[str, str], ...]
-    """The messages that the action's call began with, as (chat role, text); after those of the conversation that it continues."""
+    """The messages that the action's call began with, as (chat role, text); after those of the
+    conversation that it continues."""
     before: tuple[Action, ...]
-    """Copies of the actions that this one depends on, directly or through others, with their tools' answers, unscored."""
+    """Copies of the actions that this one depends on, directly or through others, with their tools'
+    answers, unscored."""
     files: tuple[File, ...] = field(default=(), kw_only=True)
     """The files of the workspace when the action had been made, with who wrote them."""
     workspace: Path | None = field(default=None, kw_only=True)
-    """The folder with these files. Later actions may change them meanwhile; `files` says what they were."""
+    """The folder with these files. Later actions may change them meanwhile; `files` says what they
+    were."""
 
     @classmethod
     def of(cls, trajectory: Trajectory, action: Action) -> Seen:
-        """Returns the view of an action: only its ancestors, because how far parallel branches have got depends on timing."""
+        """Returns the view of an action: only its ancestors, because how far parallel branches have
+        got depends on timing."""
         unscored: dict[str, Any] = {"score": None, "unscored": "", "explanation": ""}
         before = tuple(replace(a, **unscored, notes={}) for a in trajectory.ancestors(action.path))
         t = trajectory
-        return cls(t.task.id, t.task.prompt, action.role, action.opening, before, files=t.files, workspace=t.workspace)
+        return cls(
+            t.task.id,
+            t.task.prompt,
+            action.role,
+            action.opening,
+            before,
+            files=t.files,
+            workspace=t.workspace,
+        )
 
 
 @dataclass(frozen=True)
 class SeenLast(Seen):
-    """The view of the last action of the last role, which has also the ground truth and the system's answer.
+    """The view of the last action of the last role, which has also the ground truth and the
+    system's answer.
 
-    Only that action answers for the outcome (MAPPA section 3.2); all others are scored without the label.
+    Only that action answers for the outcome (MAPPA section 3.2); all others are scored without the
+    label.
     """
 
     label: Any
@@ -79,15 +99,19 @@ def checked_score(score: float | None, of: str) -> float | None:
     try:
         value = float("no number" if isinstance(score, str) else score)
     except (TypeError, ValueError):
-        raise ValueError(f"the score of an {of} is {score!r:.80}; expected a number in [0, 1], or None") from None
+        raise ValueError(
+            f"the score of an {of} is {score!r:.80}; expected a number in [0, 1], or None"
+        ) from None
     if not 0.0 <= value <= 1.0:
-        raise ValueError(f"the score of an {of} is {score!r}; scores lie in [0, 1] (divide a 0-10 verdict by 10)")
+        raise ValueError(
+            f"the score of an {of} is {score!r}; scores lie in [0, 1] (divide a 0-10 verdict by 10)"
+        )
     return value
 
 
 def reward_function_score(reward_func: Callable[..., Any], trajectory: Trajectory) -> float:
-    """Returns the outcome by upstream's reward function (`reward_func(queries, prompts, labels)` of `--reward.remote_url
-    file.py`).
+    """Returns the outcome by upstream's reward function (`reward_func(queries, prompts, labels)` of
+    `--reward.remote_url file.py`).
 
     Raises:
         ValueError: It returned something else than upstream takes.
@@ -95,33 +119,50 @@ def reward_function_score(reward_func: Callable[..., Any], trajectory: Trajector
     task = trajectory.task
     result = reward_func([task.prompt + (trajectory.answer or "")], [task.prompt], [task.label])
     try:
-        scores: Any = result["scores" if "scores" in result else "rewards"] if isinstance(result, Mapping) else result
+        scores: Any = (
+            result["scores" if "scores" in result else "rewards"]
+            if isinstance(result, Mapping)
+            else result
+        )
         return float(scores[0])
     except (TypeError, ValueError, KeyError, IndexError):
         raise ValueError(
-            f"reward_func returned {result!r:.80}; expected {{'rewards': [...]}}, or a list, with a number per query"
+            f"reward_func returned {result!r:.80}; expected {{'rewards': [...]}}, or a list, with "
+            "a number per query"
         ) from None
 
 
 def set_outcome(trajectory: Trajectory, outcome: Outcome, roles: Collection[str]) -> None:
-    """Writes a trajectory's outcome: the team's score, or each role's with their mean as the team's.
+    """Writes a trajectory's outcome: the team's score, or each role's with their mean as the
+    team's.
 
     Args:
         roles: Those of the recipe.
 
     Raises:
-        ValueError: A score is not in [0, 1], a role is unknown, or one that acted is missing; the scorer has a bug.
+        ValueError: A score is not in [0, 1], a role is unknown, or one that acted is missing; the
+            scorer has a bug.
     """
     of = f"outcome of task {trajectory.task.id}"
     if not isinstance(outcome, Mapping):
         trajectory.outcome, trajectory.outcomes = checked_score(outcome, of), {}
         return
-    problems = [f"{role!r} is no role of the recipe{nearest(str(role), roles)}" for role in outcome if role not in roles]
+    problems = [
+        f"{role!r} is no role of the recipe{nearest(str(role), roles)}"
+        for role in outcome
+        if role not in roles
+    ]
     acted = dict.fromkeys(action.role for action in trajectory.actions)
-    problems += [f"role {role!r} acted and has none: a number, or None" for role in acted if role not in outcome]
+    problems += [
+        f"role {role!r} acted and has none: a number, or None"
+        for role in acted
+        if role not in outcome
+    ]
     if problems:
         raise ValueError(f"the {of} is {dict(outcome)!r}: {'; '.join(problems)}")
-    scores = {role: checked_score(score, f"{of} for role {role!r}") for role, score in outcome.items()}
+    scores = {
+        role: checked_score(score, f"{of} for role {role!r}") for role, score in outcome.items()
+    }
     trajectory.outcomes = {role: score for role, score in scores.items() if score is not None}
     trajectory.outcome = fmean(trajectory.outcomes.values()) if trajectory.outcomes else None
 
@@ -134,7 +175,9 @@ class ScoreCollector:
         last_role: The role whose last action is scored with the label.
     """
 
-    def __init__(self, trajectory: Trajectory, score_action: ScoreAction | None, last_role: str | None):
+    def __init__(
+        self, trajectory: Trajectory, score_action: ScoreAction | None, last_role: str | None
+    ):
         self.trajectory = trajectory
         self.score_action = score_action
         self.last_role = last_role
@@ -142,7 +185,8 @@ class ScoreCollector:
         self._held: list[tuple[Action, Seen]] = []
 
     def acted(self, action: Action) -> None:
-        """Starts to score an action; the last role's wait until it is known which of them is the last."""
+        """Starts to score an action; the last role's wait until it is known which of them is the
+        last."""
         if self.score_action is None:
             return
         seen = Seen.of(self.trajectory, action)
@@ -152,7 +196,8 @@ class ScoreCollector:
             self._start(action, seen)
 
     def scored(self, action: Action, score: float) -> None:
-        """Writes the score that the workflow itself has given an action; evaluations score outcomes alone.
+        """Writes the score that the workflow itself has given an action; evaluations score outcomes
+        alone.
 
         Args:
             score: In [0, 1].
@@ -161,9 +206,11 @@ class ScoreCollector:
             action.score, self.trajectory.actions_scored = score, True
 
     def ended(self) -> None:
-        """Scores, once the workflow has ended, the last role's actions, the last of them with the label.
+        """Scores, once the workflow has ended, the last role's actions, the last of them with the
+        label.
 
-        The last is the one that the workflow returned, or else the deepest in the graph. A task without a label has none.
+        The last is the one that the workflow returned, or else the deepest in the graph. A task
+        without a label has none.
         """
         if not self._held:
             return
@@ -175,7 +222,11 @@ class ScoreCollector:
             self._start(action, seen)
         for action, seen in self._held[-1:]:
             label = trajectory.task.label
-            last = seen if label is None else SeenLast(**vars(seen), label=label, answer=trajectory.answer)
+            last = (
+                seen
+                if label is None
+                else SeenLast(**vars(seen), label=label, answer=trajectory.answer)
+            )
             self._start(action, last)
 
     def _start(self, action: Action, seen: Seen) -> None:
@@ -183,7 +234,9 @@ class ScoreCollector:
         task = self.trajectory.task.id
 
         def said() -> str:
-            return f"while role {action.role!r} was scored for {action.text!r:.200}, on task {task!r}"
+            return (
+                f"while role {action.role!r} was scored for {action.text!r:.200}, on task {task!r}"
+            )
 
         try:
             with while_doing(said):
@@ -199,20 +252,25 @@ class ScoreCollector:
             try:
                 with while_doing(said):
                     action.score = checked_score(await verdict, f"action of role {action.role!r}")
-            except InfrastructureFailure as failure:  # an unavailable verdict is missing, never invented
+            except (
+                InfrastructureFailure
+            ) as failure:  # an unavailable verdict is missing, never invented
                 action.unscored = failure.kind
 
         self.running[asyncio.create_task(score())] = action
 
     async def finish(self, seconds: float | None) -> None:
-        """Waits for the scores; one that does not come within `seconds` is missing, the others stay.
+        """Waits for the scores; one that does not come within `seconds` is missing, the others
+        stay.
 
         Raises:
             Exception: What a scorer raises other than `InfrastructureFailure`.
         """
         if not self.running:
             return
-        done, late = await asyncio.wait(self.running, timeout=seconds, return_when=asyncio.FIRST_EXCEPTION)
+        done, late = await asyncio.wait(
+            self.running, timeout=seconds, return_when=asyncio.FIRST_EXCEPTION
+        )
         for task in done:
             task.result()
         for task in late:
@@ -229,10 +287,11 @@ def of_answer(trajectory: Trajectory) -> str:
 async def score_outcome(
     trajectory: Trajectory, scorer: ScoreOutcome, seconds: float | None, roles: Collection[str]
 ) -> None:
-    """Writes the outcome: the verifier's score, 0 for an agent failure (for every role), none where infrastructure failed.
+    """Writes the outcome: the verifier's score, 0 for an agent failure (for every role), none where
+    infrastructure failed.
 
-    A verifier that fails or exceeds `seconds` loses the trajectory to infrastructure, like any other failure there. Its wait in a
-    queue does not count (`not_counted` of deadlines.py).
+    A verifier that fails or exceeds `seconds` loses the trajectory to infrastructure, like any
+    other failure there. Its wait in a queue does not count (`not_counted` of deadlines.py).
 
     Args:
         roles: Those of the recipe, which may have outcomes of their own.
@@ -258,10 +317,12 @@ async def score_trajectory(
     roles: Sequence[str],
     seconds: float | None = None,
 ) -> None:
-    """Scores a trajectory that has ended, in place of what scores it had: every action, then the outcome.
+    """Scores a trajectory that has ended, in place of what scores it had: every action, then the
+    outcome.
 
     Args:
-        action_scorer, outcome_scorer: None leaves the scores of the actions, or the outcome, as they are.
+        action_scorer, outcome_scorer: None leaves the scores of the actions, or the outcome, as
+            they are.
         roles: Those of the recipe; the last one's last action is scored with the label.
         seconds: Deadline of the actions' scores, and again of the outcome's.
     """

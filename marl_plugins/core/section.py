@@ -1,7 +1,9 @@
 """Models of a recipe's keys, and the sections that plugins own.
 
-A plugin declares its sections in `marl_sections`: `{"coach": CoachConfig}` is the recipe's key `coach:`, and
-`{"tools.sql": SqlToolConfig}` the key `sql:` under `tools:`. In a hook it reads them: `run.section(CoachConfig)`.
+A plugin declares its sections in `marl_sections`: `{"coach": CoachConfig}` is the recipe's key
+`coach:`, and
+`{"tools.sql": SqlToolConfig}` the key `sql:` under `tools:`. In a hook it reads them:
+`run.section(CoachConfig)`.
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ class Model(pydantic.BaseModel):
     model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
 
     EXAMPLE: ClassVar[str] = ""
-    """What such a mapping looks like, for messages; default: its first key. A field that is a mapping has its own (`examples`)."""
+    """What such a mapping looks like, for messages; default: its first key. A field that is a
+    mapping has its own (`examples`)."""
 
     @classmethod
     def example(cls) -> str:
@@ -57,8 +60,8 @@ class Section(Model):
     """Whether a recipe that has it needs no `workflow`, and its roles no prompts."""
 
     def files(self) -> Mapping[str, str]:
-        """Returns the files that it names, relative to the recipe's folder, by what they are: a run keeps copies of them, and a
-        resumed run compares their content."""
+        """Returns the files that it names, relative to the recipe's folder, by what they are: a run
+        keeps copies of them, and a resumed run compares their content."""
         return {}
 
     def modules(self) -> list[str]:
@@ -70,5 +73,6 @@ class Section(Model):
         return self.model_dump(mode="json")
 
     def shown(self) -> Mapping[str, Any]:
-        """Returns what `openrlhf recipes show` shows, without secrets: all that is not the default."""
+        """Returns what `openrlhf recipes show` shows, without secrets: all that is not the
+        default."""
         return self.model_dump(mode="json", exclude_defaults=True)

@@ -1,12 +1,15 @@
 """A training step as plugins see it, and a plugin's part of one.
 
 part = marl_step(run, step)      for every step, before its rollout begins
-part.source()                    the samples of one task after the other, in place of the step's own rollout
+part.source()                    the samples of one task after the other, in place of the step's own
+                                 rollout
 part.arrived(trajectory)         each trajectory as it finishes, its actions and its outcome scored
-part.completed(trajectories)     all samples of a task, once the last one has arrived; may add tasks to the step
+part.completed(trajectories)     all samples of a task, once the last one has arrived; may add tasks
+                                 to the step
 part.during_rollout()            runs while the rollout runs, and is awaited at its end
 part.rows(rows)                  the rows of the step, credited and selected
-part.prepared(prepared)          the rows of every policy with their advantages, on their way to the updates
+part.prepared(prepared)          the rows of every policy with their advantages, on their way to the
+                                 updates
 part.metrics()                   numbers of the step
 part.record(), restore(record)   what belongs to a rollout that waits, in a saved step
 """
@@ -37,14 +40,15 @@ class Step(Protocol):
 
     @property
     def tasks(self) -> Sequence[Task]:
-        """The tasks of the step, in its order; a trajectory's `place` is an index of them. Parts may add some while the rollout
-        runs (`StepPart.completed`)."""
+        """The tasks of the step, in its order; a trajectory's `place` is an index of them. Parts
+        may add some while the rollout runs (`StepPart.completed`)."""
 
     def planned(self, number: int) -> Sequence[Task]:
         """Returns the tasks whose turn it is in a step of the run; none after the last."""
 
     async def trajectory(self, task: Task, place: int, sample: int) -> Trajectory:
-        """Runs the workflow on a task, scored, as the rollout of this step does (for `StepPart.source`).
+        """Runs the workflow on a task, scored, as the rollout of this step does (for
+        `StepPart.source`).
 
         Args:
             place: A number of the task in this rollout; of a population it decides who plays.
@@ -64,7 +68,8 @@ class Step(Protocol):
 
     @property
     def trajectories(self) -> Sequence[Trajectory]:
-        """The trajectories that have arrived; from the rollout's end on all of them, in the order of tasks and samples."""
+        """The trajectories that have arrived; from the rollout's end on all of them, in the order
+        of tasks and samples."""
 
     @property
     def ended(self) -> asyncio.Event:
@@ -72,7 +77,8 @@ class Step(Protocol):
 
     @property
     def forwarded(self) -> list[Any]:
-        """Forward passes of rows of the step that parts have made during the rollout (`PolicyProcesses.forward`); append yours.
+        """Forward passes of rows of the step that parts have made during the rollout
+        (`PolicyProcesses.forward`); append yours.
 
         What of it is trained on is not computed again.
         """
@@ -80,35 +86,39 @@ class Step(Protocol):
     async def credited(self, trajectories: Sequence[Trajectory]) -> Sequence[Row] | None:
         """Returns the rows of whole tasks, credited and selected as at the step's end.
 
-        For a run in which no plugin needs the whole step (`Run.need_step` is empty). None as long as the run has not shown whether
-        actions are scored.
+        For a run in which no plugin needs the whole step (`Run.need_step` is empty). None as long
+        as the run has not shown whether actions are scored.
         """
 
 
 class StepPart:
-    """A plugin's part of one training step. Override what is needed; what is raised here ends the step."""
+    """A plugin's part of one training step. Override what is needed; what is raised here ends the
+    step."""
 
     def source(self) -> AsyncGenerator[Sequence[Trajectory], None] | None:
-        """Returns what yields all samples of one task after the other, in place of the step's own rollout; None: it stays.
+        """Returns what yields all samples of one task after the other, in place of the step's own
+        rollout; None: it stays.
 
-        One part of a step may. The tasks of the step are those that it yields, none twice; what it yields was begun by
-        `Step.trajectory`, of this step or of an earlier one, and belongs to this step then. A row whose weights are older than the
-        run's queue is long is `stale`, unless the plugin has said in `Lateness` (marl_plugins.core.run) how late one may be.
+        One part of a step may. The tasks of the step are those that it yields, none twice; what it
+        yields was begun by `Step.trajectory`, of this step or of an earlier one, and belongs to
+        this step then. A row whose weights are older than the run's queue is long is `stale`,
+        unless the plugin has said in `Lateness` (marl_plugins.core.run) how late one may be.
         """
         return None
 
     def arrived(self, trajectory: Trajectory) -> None:
         """See a trajectory that has finished, before credit.
 
-        Trajectories are read and not changed, and what is made of them must not depend on the order in which they arrive: timing
-        is no part of a run.
+        Trajectories are read and not changed, and what is made of them must not depend on the order
+        in which they arrive: timing is no part of a run.
         """
 
     def completed(self, trajectories: Sequence[Trajectory]) -> Sequence[Task]:
-        """Returns tasks that the step rolls out in addition, now that all samples of one task have arrived.
+        """Returns tasks that the step rolls out in addition, now that all samples of one task have
+        arrived.
 
-        Which tasks a step has in the end must not depend on which arrives first: give the n-th one that is added the same task,
-        whatever it is added for.
+        Which tasks a step has in the end must not depend on which arrives first: give the n-th one
+        that is added the same task, whatever it is added for.
 
         Args:
             trajectories: In the order of the samples.
@@ -116,20 +126,24 @@ class StepPart:
         return ()
 
     async def during_rollout(self) -> None:
-        """Works while the rollout runs; awaited at the rollout's end, before credit. What ends the rollout early cancels it."""
+        """Works while the rollout runs; awaited at the rollout's end, before credit. What ends the
+        rollout early cancels it."""
 
     async def rows(self, rows: Sequence[Row]) -> None:
-        """See the rows of the step, credited and selected, before their forward passes. Rows are not changed here."""
+        """See the rows of the step, credited and selected, before their forward passes. Rows are
+        not changed here."""
 
     async def prepared(self, prepared: Sequence[Any]) -> Sequence[Any]:
-        """Returns the `PreparedRows` (marl_plugins.engine.runtime.experience) that the policies are updated with, changed or not.
+        """Returns the `PreparedRows` (marl_plugins.engine.runtime.experience) that the policies are
+        updated with, changed or not.
 
         A part may add one of a policy that plays no role. A policy has one of them at most.
         """
         return prepared
 
     def ledger(self) -> Ledger | None:
-        """Returns the account of the rows that the part has added in `prepared`; None where it adds none."""
+        """Returns the account of the rows that the part has added in `prepared`; None where it adds
+        none."""
         return None
 
     def metrics(self) -> Mapping[str, float]:
@@ -137,7 +151,8 @@ class StepPart:
         return {}
 
     def record(self) -> object:
-        """Returns what the part keeps of the rollout in addition to the trajectories, as JSON values; None: nothing.
+        """Returns what the part keeps of the rollout in addition to the trajectories, as JSON
+        values; None: nothing.
 
         For saved steps: with `--train.async_enable` a rollout may wait to be trained then.
         """

@@ -19,8 +19,9 @@ MOST = min(32, (os.cpu_count() or 1) + 4)
 async def in_daemon_thread(function: Callable[..., Result], *arguments: Any) -> Result:
     """Makes a blocking call in a thread of its own, and returns or raises what it does.
 
-    Unlike those of `asyncio.to_thread`, which the event loop and Python wait for when they end, a thread that waits for ever (for a
-    Ray whose raylet has gone, in a user's reward function) does not keep the process.
+    Unlike those of `asyncio.to_thread`, which the event loop and Python wait for when they end, a
+    thread that waits for ever (for a Ray whose raylet has gone, in a user's reward function) does
+    not keep the process.
     """
     loop = asyncio.get_running_loop()
     done: asyncio.Future[Result] = loop.create_future()
@@ -33,7 +34,9 @@ async def in_daemon_thread(function: Callable[..., Result], *arguments: Any) -> 
         try:
             outcome: tuple[Callable[..., None], Any] = (done.set_result, function(*arguments))
         except StopIteration as error:  # a future takes none, and would never be done
-            stopped = RuntimeError(f"{getattr(function, '__name__', 'the call')} raised StopIteration")
+            stopped = RuntimeError(
+                f"{getattr(function, '__name__', 'the call')} raised StopIteration"
+            )
             stopped.__cause__ = error
             outcome = (done.set_exception, stopped)
         except BaseException as error:
@@ -46,10 +49,13 @@ async def in_daemon_thread(function: Callable[..., Result], *arguments: Any) -> 
 
 
 class DaemonThreads:
-    """Blocking calls of one kind in daemon threads, at most `MOST` at a time; one that is given up makes room for the next."""
+    """Blocking calls of one kind in daemon threads, at most `MOST` at a time; one that is given up
+    makes room for the next."""
 
     def __init__(self) -> None:
-        self._free: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = weakref.WeakKeyDictionary()
+        self._free: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = (
+            weakref.WeakKeyDictionary()
+        )
         """By event loop."""
 
     async def call(self, function: Callable[..., Result], *arguments: Any) -> Result:

@@ -1,6 +1,8 @@
-"""Tools, and what they keep of one trajectory: its workspace, their sessions, and the time that they have taken.
+"""Tools, and what they keep of one trajectory: its workspace, their sessions, and the time that
+they have taken.
 
-A role's answer -> `RequestedCall` calls (core/calls.py) -> `ToolCall`, as the tool gets it -> `ToolResult`
+A role's answer -> `RequestedCall` calls (core/calls.py) -> `ToolCall`, as the tool gets it ->
+`ToolResult`
 """
 
 from __future__ import annotations
@@ -43,10 +45,13 @@ class ToolCall:
 
     Args:
         text: What the agent or the workflow wrote.
-        function: The function that was called by its name, and its arguments; None where the text is all.
-        files: Written into the tool's folder first, by their path in it, for a tool that runs programs.
+        function: The function that was called by its name, and its arguments; None where the text
+            is all.
+        files: Written into the tool's folder first, by their path in it, for a tool that runs
+            programs.
         task, sample, step: Whose trajectory it belongs to.
-        role, action: The role and the path of the action that made the call; empty when the workflow made it.
+        role, action: The role and the path of the action that made the call; empty when the
+            workflow made it.
         turn: Of that action, counted from 0 in its conversation.
         session: What the tool's `open` has given for this trajectory.
         workspace: The trajectory's folder, where the tool works in one.
@@ -73,7 +78,8 @@ class Function:
         name: What the model calls it.
         description: What it does, for the model.
         parameters: JSON schema of the arguments, an object's.
-        text: The argument that is the text of the call by itself; empty: the text is `{"name": ..., "arguments": {...}}`.
+        text: The argument that is the text of the call by itself; empty: the text is
+            `{"name": ..., "arguments": {...}}`.
     """
 
     name: str
@@ -84,7 +90,11 @@ class Function:
     @property
     def schema(self) -> dict[str, Any]:
         """Returns the schema that chat templates and OpenAI's protocol use."""
-        described = {"name": self.name, "description": self.description, "parameters": dict(self.parameters)}
+        described = {
+            "name": self.name,
+            "description": self.description,
+            "parameters": dict(self.parameters),
+        }
         return {"type": "function", "function": described}
 
 
@@ -94,20 +104,24 @@ class Tool:
 
     Args:
         name: What recipes call it.
-        run: Answers one call. Raises `InfrastructureFailure` when the tool itself is down; a call that fails through the
-            agent's fault is an answer with `ok=False`.
-        find: The calls in an action's text, in order; none ends the role's turn. None for a tool that is called by the names of
-            its functions alone.
+        run: Answers one call. Raises `InfrastructureFailure` when the tool itself is down; a call
+            that fails through the agent's fault is an answer with `ok=False`.
+        find: The calls in an action's text, in order; none ends the role's turn. None for a tool
+            that is called by the names of its functions alone.
         message_role: Under which chat role the answer is shown.
         calls_per_answer: Maximum number of calls that are made per answer.
-        seconds_per_trajectory: Once a trajectory's calls have taken that long (`ToolResult.seconds`), no other one is made.
-        open: For a tool with a state per trajectory: `open(task, sample, step)` is entered before the first call of a
-            trajectory and left when that has been scored; what it gives is `ToolCall.session`.
-        in_workspace: Whether calls work in the trajectory's folder. They are then made one after the other.
-        workspaces: `workspaces(task)` is the folder of one trajectory, an asynchronous context, for all tools with `in_workspace`.
+        seconds_per_trajectory: Once a trajectory's calls have taken that long
+            (`ToolResult.seconds`), no other one is made.
+        open: For a tool with a state per trajectory: `open(task, sample, step)` is entered before
+            the first call of a trajectory and left when that has been scored; what it gives is
+            `ToolCall.session`.
+        in_workspace: Whether calls work in the trajectory's folder. They are then made one after
+            the other.
+        workspaces: `workspaces(task)` is the folder of one trajectory, an asynchronous context, for
+            all tools with `in_workspace`.
         settings: What an answer depends on in addition to the call, as JSON values, such as limits.
-        functions: What it offers by name, for roles with `calls:` and for tools without `find`; empty where that is known only
-            once the tool has started (an MCP server's).
+        functions: What it offers by name, for roles with `calls:` and for tools without `find`;
+            empty where that is known only once the tool has started (an MCP server's).
     """
 
     name: str
@@ -153,13 +167,15 @@ def checked_result(result: object, tool: Tool) -> ToolResult:
     if isinstance(result, ToolResult):
         return result
     raise TypeError(
-        f"{place_of(tool.run)}: tool {tool.name!r} gave {type(result).__name__}, expected a ToolResult of "
+        f"{place_of(tool.run)}: tool {tool.name!r} gave {type(result).__name__}, expected a "
+        "ToolResult of "
         "marl_plugins.core.trajectory: return ToolResult(NAME, call.text, OUTPUT, ok=True)"
     )
 
 
 class OpenTools:
-    """The tools of one trajectory, an asynchronous context that lasts until the trajectory has been scored.
+    """The tools of one trajectory, an asynchronous context that lasts until the trajectory has been
+    scored.
 
     Args:
         workspace: Where tools with `in_workspace` work.
@@ -180,11 +196,15 @@ class OpenTools:
         self._trajectory.workspace = None
         await self._left.__aexit__(*error)
 
-    async def run(self, wanted: Sequence[RequestedCall], action: Action | None = None) -> tuple[ToolResult, ...]:
-        """Returns the results of the calls of one answer, or of the workflow, made in turn; in place of all that are beyond a
-        tool's limits, one that says so. Each is kept with the action, or else with the trajectory, once it is there.
+    async def run(
+        self, wanted: Sequence[RequestedCall], action: Action | None = None
+    ) -> tuple[ToolResult, ...]:
+        """Returns the results of the calls of one answer, or of the workflow, made in turn; in
+        place of all that are beyond a tool's limits, one that says so. Each is kept with the
+        action, or else with the trajectory, once it is there.
 
-        The limits keep the agents' own calls from the trajectory's deadline, past which it counts as lost to infrastructure.
+        The limits keep the agents' own calls from the trajectory's deadline, past which it counts
+        as lost to infrastructure.
         """
         results: list[ToolResult] = []
         asked = Counter(call.tool.name if call.tool else "" for call in wanted)
@@ -198,11 +218,15 @@ class OpenTools:
                 exhausted.add(name)
                 of = f"{asked[name]} calls" + (f" of {name}" if name else " that cannot be made")
                 left_out = f"{asked[name] - made[name]} of {of} were not run: {why}"
-                results.append(self._kept(ToolResult(call.name, call.text, left_out, ok=False), action))
+                results.append(
+                    self._kept(ToolResult(call.name, call.text, left_out, ok=False), action)
+                )
                 continue
             made[name] += 1
             if call.tool is None:
-                results.append(self._kept(ToolResult(call.name, call.text, call.refusal, ok=False), action))
+                results.append(
+                    self._kept(ToolResult(call.name, call.text, call.refusal, ok=False), action)
+                )
                 continue
             results.append(await self._timed(call.tool, call, action))
             # other branches add to it meanwhile
@@ -210,12 +234,16 @@ class OpenTools:
         return tuple(results)
 
     def _limit(self, tool: Tool | None, made: int) -> str:
-        """Returns why a tool is called no more after so many calls of one answer; empty where it is."""
+        """Returns why a tool is called no more after so many calls of one answer; empty where it
+        is."""
         if made >= (tool.calls_per_answer if tool else Tool.calls_per_answer):
             return f"at most {made} per answer are"
         taken = self._seconds.get(tool.name, 0.0) if tool else 0.0
         if tool and taken >= tool.seconds_per_trajectory:
-            return f"this trajectory's calls have taken {taken:.0f} s of {tool.seconds_per_trajectory:g} s"
+            return (
+                f"this trajectory's calls have taken {taken:.0f} s of "
+                f"{tool.seconds_per_trajectory:g} s"
+            )
         return ""
 
     def _kept(self, result: ToolResult, action: Action | None) -> ToolResult:
@@ -232,13 +260,24 @@ class OpenTools:
         except (InfrastructureFailure, asyncio.CancelledError) as error:
             kind = error.kind if isinstance(error, InfrastructureFailure) else "cancelled"
             took = self._trajectory.now() - start
-            self._kept(ToolResult(tool.name, wanted.text, str(error), False, took, start=start, failure=kind), action)
+            self._kept(
+                ToolResult(
+                    tool.name, wanted.text, str(error), False, took, start=start, failure=kind
+                ),
+                action,
+            )
             raise
-        return self._kept(replace(result, start=start, seconds=result.seconds or self._trajectory.now() - start), action)
+        return self._kept(
+            replace(result, start=start, seconds=result.seconds or self._trajectory.now() - start),
+            action,
+        )
 
     def _by(self, tool: Tool, wanted: RequestedCall, action: Action | None) -> str:
         caller = f"role {action.role!r}" if action else "the workflow"
-        text = f"{place_of(tool.run)}: tool {tool.name!r}, which {caller} called on task {self._trajectory.task.id!r}"
+        text = (
+            f"{place_of(tool.run)}: tool {tool.name!r}, which {caller} called on task "
+            f"{self._trajectory.task.id!r}"
+        )
         return f"by {text} with {wanted.text!r:.200}"
 
     async def _run(self, tool: Tool, wanted: RequestedCall, action: Action | None) -> ToolResult:
@@ -257,7 +296,9 @@ class OpenTools:
         async with self._opening:  # branches may need it at the same time
             if tool.name not in self._sessions:
                 t = self._trajectory
-                self._sessions[tool.name] = await self._left.enter_async_context(tool.open(t.task.id, t.sample, t.step))
+                self._sessions[tool.name] = await self._left.enter_async_context(
+                    tool.open(t.task.id, t.sample, t.step)
+                )
         return self._sessions[tool.name]
 
     async def _run_in(self, workspace: Workspace, tool: Tool, call: ToolCall) -> ToolResult:
@@ -265,7 +306,9 @@ class OpenTools:
         async with workspace.turn:
             self._trajectory.workspace = await workspace.opened()
             try:
-                result = checked_result(await tool.run(replace(call, workspace=self._trajectory.workspace)), tool)
+                result = checked_result(
+                    await tool.run(replace(call, workspace=self._trajectory.workspace)), tool
+                )
             except asyncio.CancelledError:  # what it has left is its own, and not the next call's
                 with suppress(TooManyFiles, InfrastructureFailure):
                     await workspace.note(call.action)
@@ -273,6 +316,8 @@ class OpenTools:
             try:
                 written = await workspace.note(call.action)
             except TooManyFiles as error:
-                return replace(result, ok=False, output=f"{result.output}\n{error}".lstrip("\n"), files=())
+                return replace(
+                    result, ok=False, output=f"{result.output}\n{error}".lstrip("\n"), files=()
+                )
             self._trajectory.files = workspace.files
             return replace(result, files=written, diff=workspace.diff)

@@ -2,9 +2,9 @@
 
     Task -> Action, Action, ... -> Trajectory
 
-An `Action` is one generation of one role in one turn: the exact ids that were shown and sampled, its tool calls and what
-they answered, and the actions whose output it saw (`parents`). Scores, rewards and advantages are written onto it by the
-later stages; each field says who writes it.
+An `Action` is one generation of one role in one turn: the exact ids that were shown and sampled,
+its tool calls and what they answered, and the actions whose output it saw (`parents`). Scores,
+rewards and advantages are written onto it by the later stages; each field says who writes it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ class Task:
         prompt: What the agents are asked.
         label: The ground truth; only graders see it.
         metadata: Anything else the recipe needs (JSON values).
-        files: What the trajectory's workspace begins with: a name in it, and the file that is copied there.
+        files: What the trajectory's workspace begins with: a name in it, and the file that is
+            copied there.
     """
 
     id: str
@@ -53,7 +54,8 @@ class File:
         path: Relative to the workspace.
         size: In bytes.
         sha256: Of the content, in hexadecimal digits.
-        writer: Path of the action whose call last changed the content; empty: the task's own, or a call of the workflow's.
+        writer: Path of the action whose call last changed the content; empty: the task's own, or a
+            call of the workflow's.
     """
 
     path: str
@@ -70,11 +72,12 @@ class ToolResult:
         ok: False when the agent's own call failed (its code raised, ran too long, ...).
         seconds: How long it worked; where a tool does not say, how long the call took.
         files: Names of the files that the call left behind; in a workspace, of those that it wrote.
-        diff: What the call changed in the workspace's files, as a unified diff; empty where that is not recorded (`--file_diffs`).
-        start: When the call was made, as in `Action`; None: no tool was called, because there is none of that name or a limit
-            was reached.
-        failure: Kind of the infrastructure failure to which the call was lost; `cancelled` where its branch of the workflow
-            was ended meanwhile, as by the trajectory's deadline.
+        diff: What the call changed in the workspace's files, as a unified diff; empty where that is
+            not recorded (`--file_diffs`).
+        start: When the call was made, as in `Action`; None: no tool was called, because there is
+            none of that name or a limit was reached.
+        failure: Kind of the infrastructure failure to which the call was lost; `cancelled` where
+            its branch of the workflow was ended meanwhile, as by the trajectory's deadline.
     """
 
     tool: str
@@ -104,10 +107,13 @@ class Generation:
 
     Args:
         ids: Sampled token ids, the end-of-sequence token included when it was sampled.
-        logprobs: One float32 value per id, of the distribution that was sampled from (temperature and top-p applied).
+        logprobs: One float32 value per id, of the distribution that was sampled from (temperature
+            and top-p applied).
         finish: `stop`, or `length` when the token limit cut it off.
-        policy, version: Whose weights the engine held, and of which update; where they changed meanwhile, when it began.
-        changes: Where they did (`--train.partial_rollout_enable`): the first token that newer weights sampled, and their version.
+        policy, version: Whose weights the engine held, and of which update; where they changed
+            meanwhile, when it began.
+        changes: Where they did (`--train.partial_rollout_enable`): the first token that newer
+            weights sampled, and their version.
     """
 
     ids: tuple[int, ...]
@@ -136,7 +142,8 @@ class Correction:
     """A correction: the answer that an action should have been.
 
     Args:
-        coef: Of the cross-entropy on the text that is added to the policy's loss (marl_plugins.corrections).
+        coef: Of the cross-entropy on the text that is added to the policy's loss
+            (marl_plugins.corrections).
     """
 
     text: str
@@ -147,27 +154,33 @@ class Correction:
 class Action:
     """One generation of one role in one turn.
 
-    `context_ids + generation.ids` is the very sequence the policy saw and continued. A later turn of the same conversation
-    begins with that sequence and stores only what was shown since, so nothing is ever tokenised, or kept, twice; except where
-    the model's chat template changes earlier turns (`extends`).
+    `context_ids + generation.ids` is the very sequence the policy saw and continued. A later turn
+    of the same conversation begins with that sequence and stores only what was shown since, so
+    nothing is ever tokenised, or kept, twice; except where the model's chat template changes
+    earlier turns (`extends`).
     """
 
     path: str
-    """Names the action within its trajectory by what it is (role, what it saw, how many alike came before), never by when
-    it ran: `solver.07c4d1aa`, `coder.1f3a99b0`, `coder.1f3a99b0+1`. Seeds and results are keyed by (task, sample, path)."""
+    """Names the action within its trajectory by what it is (role, what it saw, how many alike came
+    before), never by when
+    it ran: `solver.07c4d1aa`, `coder.1f3a99b0`, `coder.1f3a99b0+1`. Seeds and results are keyed by
+    (task, sample, path)."""
     role: str
     policy: str
     turn: int
     shown_ids: tuple[int, ...]
-    """Ids shown since the end of the turn before; the whole context in a first turn, and where `extends` is False."""
+    """Ids shown since the end of the turn before; the whole context in a first turn, and where
+    `extends` is False."""
     generation: Generation
     text: str
     shown: tuple[tuple[str, str], ...] = ()
-    """What was shown since the turn before, as (chat role, text): the opening messages in a first turn."""
+    """What was shown since the turn before, as (chat role, text): the opening messages in a first
+    turn."""
     before: Action | None = None
     """The turn before in the same conversation."""
     parents: tuple[str, ...] = ()
-    """Paths of the actions whose output this one saw, directly; the turn before in the same conversation is among them."""
+    """Paths of the actions whose output this one saw, directly; the turn before in the same
+    conversation is among them."""
     tool_results: tuple[ToolResult, ...] = ()
     score: float | None = None
     """In [0, 1]; written by `marl_score_action`. None: nobody gave one."""
@@ -178,7 +191,8 @@ class Action:
     reward: float | None = None
     """A real number; written by `marl_credit`. None: the action is not trained on."""
     terms: dict[str, float] = field(default_factory=dict)
-    """Named parts of the reward, for records and metrics; written by `add_reward`, or by whoever composes a reward."""
+    """Named parts of the reward, for records and metrics; written by `add_reward`, or by whoever
+    composes a reward."""
     notes: dict[str, Any] = field(default_factory=dict)
     """What plugins record with the action (JSON values), each under its name."""
     correction: Correction | None = None
@@ -190,17 +204,21 @@ class Action:
     advantages: tuple[float, ...] = ()
     """One per sampled token; written by the trainer, for the records."""
     trainer_logprobs: tuple[float, ...] = ()
-    """Float32 log-probs of the sampled tokens by the trainer's weights before the update, where `generation.logprobs` are the
-    engine's; written by the trainer, for the records. Empty: the action was not trained on, or they are not recorded."""
+    """Float32 log-probs of the sampled tokens by the trainer's weights before the update, where
+    `generation.logprobs` are the engine's; written by the trainer, for the records. Empty: the
+    action was not trained on, or they are not recorded."""
     left_out: str | None = None
     """Why the action is not trained on, for the ledger."""
     call: int = 0
-    """Which call of the role in its conversation: 0 opened it, others continued it (`continues=`)."""
+    """Which call of the role in its conversation: 0 opened it, others continued it
+    (`continues=`)."""
     extends: bool = True
-    """Whether the context begins with that of the turn before and what it sampled, token for token. False where the chat
-    template shows earlier turns differently once another message follows (thinking that is removed)."""
+    """Whether the context begins with that of the turn before and what it sampled, token for token.
+    False where the chat template shows earlier turns differently once another message follows
+    (thinking that is removed)."""
     offered: str = ""
-    """The functions that the chat template shows with the messages (`calls:`), as JSON; in a conversation's first turn."""
+    """The functions that the chat template shows with the messages (`calls:`), as JSON; in a
+    conversation's first turn."""
     start: float = 0.0
     """When it was asked for, in seconds since the step's rollout began."""
     answered: float = 0.0
@@ -208,8 +226,8 @@ class Action:
     end: float = 0.0
     """When its tools had answered, too."""
     derived: tuple[str, ...] = ()
-    """Those of the parents that nobody has stated: their words stand in what was shown. The action's own path and its seed do not
-    depend on them."""
+    """Those of the parents that nobody has stated: their words stand in what was shown. The
+    action's own path and its seed do not depend on them."""
 
     def add_reward(self, term: str, value: float) -> None:
         """Adds a named term to the action's reward.
@@ -223,7 +241,8 @@ class Action:
         self.terms[term] = self.terms.get(term, 0.0) + value
 
     def change_score(self, score: float, term: str) -> None:
-        """Replaces the score; the reward, where there is one, changes by as much, as a named term."""
+        """Replaces the score; the reward, where there is one, changes by as much, as a named
+        term."""
         before, self.score = self.score, score
         if before is not None and self.reward is not None and score != before:
             self.add_reward(term, score - before)
@@ -251,8 +270,8 @@ class Action:
 
     @property
     def opening(self) -> tuple[tuple[str, str], ...]:
-        """The messages that the action's call began with, as (chat role, text), and the conversation before it; first, as `tools`,
-        what the chat template offers."""
+        """The messages that the action's call began with, as (chat role, text), and the
+        conversation before it; first, as `tools`, what the chat template offers."""
         first = root = self
         while root.before is not None:
             root = root.before
@@ -266,7 +285,11 @@ class Action:
         turns = [self]
         while turns[-1].before is not None:
             turns.append(turns[-1].before)
-        return tuple(message for turn in reversed(turns) for message in (*turn.shown, ("assistant", turn.text)))
+        return tuple(
+            message
+            for turn in reversed(turns)
+            for message in (*turn.shown, ("assistant", turn.text))
+        )
 
     @property
     def tool_output(self) -> str:
@@ -277,11 +300,14 @@ class Action:
         return self.text
 
 
-def action_path(role: str, seen: tuple[str, ...], context_ids: Sequence[int], twins: Counter[str]) -> str:
-    """Returns the path of a role's action that saw the actions at paths `seen` in the context `context_ids`.
+def action_path(
+    role: str, seen: tuple[str, ...], context_ids: Sequence[int], twins: Counter[str]
+) -> str:
+    """Returns the path of a role's action that saw the actions at paths `seen` in the context
+    `context_ids`.
 
-    Only actions that saw the very same are numbered by arrival, where nothing tells them apart anyway: `twins` counts them by
-    the path of the first.
+    Only actions that saw the very same are numbered by arrival, where nothing tells them apart
+    anyway: `twins` counts them by the path of the first.
     """
     digest = hashlib.blake2b("\x1f".join(sorted(seen)).encode(), digest_size=4)
     digest.update(array("q", context_ids).tobytes())
@@ -298,7 +324,8 @@ def path_order(path: str) -> tuple[str, int]:
 
 
 class TrajectoryDeadline:
-    """See `Trajectory.lost_after`. A class, because every trajectory enters two and a generator costs twice as much."""
+    """See `Trajectory.lost_after`. A class, because every trajectory enters two and a generator
+    costs twice as much."""
 
     def __init__(self, trajectory: Trajectory, seconds: float | None, unfinished: str):
         self.trajectory = trajectory
@@ -310,12 +337,17 @@ class TrajectoryDeadline:
         await self.deadline.__aenter__()
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> bool:
         try:
             await self.deadline.__aexit__(kind, error, traceback)
         except TimeoutError:  # the deadline's own; one that was raised inside passes
-            self.trajectory.lose("deadline", f"{self.unfinished} after {self.seconds} s (limits.task_seconds)")
+            self.trajectory.lose(
+                "deadline", f"{self.unfinished} after {self.seconds} s (limits.task_seconds)"
+            )
             return True
         if isinstance(error, InfrastructureFailure):
             self.trajectory.lose(error.kind, str(error))
@@ -325,7 +357,8 @@ class TrajectoryDeadline:
 
 @dataclass(eq=False)
 class Trajectory:
-    """All actions of one run of a workflow on one task, with their dependency graph and the outcome."""
+    """All actions of one run of a workflow on one task, with their dependency graph and the
+    outcome."""
 
     task: Task
     sample: int
@@ -339,25 +372,32 @@ class Trajectory:
     infrastructure_failure: str | None = None
     detail: str = ""
     actions_scored: bool = False
-    """Whether a scorer judges single actions, so that a missing score stays missing and is not replaced by the outcome."""
+    """Whether a scorer judges single actions, so that a missing score stays missing and is not
+    replaced by the outcome."""
     outcome: float | None = None
-    """In [0, 1]; written by `marl_score_outcome`. An agent failure scores 0; an infrastructure failure is never scored."""
+    """In [0, 1]; written by `marl_score_outcome`. An agent failure scores 0; an infrastructure
+    failure is never scored."""
     outcomes: dict[str, float] = field(default_factory=dict)
-    """The outcome of each role, where the scorer gave one per role; `outcome` is then their mean."""
+    """The outcome of each role, where the scorer gave one per role; `outcome` is then their
+    mean."""
     outcome_parts: dict[str, float] = field(default_factory=dict)
-    """Named parts of the outcome (accuracy, F1, ...), where it has several; a grader may write it."""
+    """Named parts of the outcome (accuracy, F1, ...), where it has several; a grader may write
+    it."""
     files: tuple[File, ...] = ()
     """The files of the workspace, with who wrote them, after the last call."""
     workspace: Path | None = None
-    """The folder with these files, until the trajectory has been scored; None also where no call has needed one."""
+    """The folder with these files, until the trajectory has been scored; None also where no call
+    has needed one."""
     tool_results: tuple[ToolResult, ...] = ()
     """What tools answered that the workflow itself called; the agents' are their actions'."""
     origin: str = ""
     """Who made it, where the step's own rollout did not (`marl_exchange`)."""
     learner: str = ""
-    """The one policy that is trained on it (`Exchange.read` for a policy); empty: all that play in it. A record does not say."""
+    """The one policy that is trained on it (`Exchange.read` for a policy); empty: all that play in
+    it. A record does not say."""
     replayed: bool = False
-    """Whether it has the log-probs with which earlier weights of this run sampled it (`Exchange.again`); a record does not say."""
+    """Whether it has the log-probs with which earlier weights of this run sampled it
+    (`Exchange.again`); a record does not say."""
     place: int = 0
     """The task's place in its step or evaluation; a record does not have it."""
     start: float = 0.0
@@ -381,7 +421,8 @@ class Trajectory:
 
     @property
     def order(self) -> tuple[int, str, int]:
-        """Returns the key that sorts the trajectories of a step: by task and sample, whenever they finished."""
+        """Returns the key that sorts the trajectories of a step: by task and sample, whenever they
+        finished."""
         return self.place, self.origin, self.sample
 
     def now(self) -> float:
@@ -389,15 +430,18 @@ class Trajectory:
         return time.monotonic() - self.rollout
 
     def outcome_of(self, role: str) -> float | None:
-        """Returns what a role's actions are rewarded with: its own outcome where there are outcomes per role, else the team's."""
+        """Returns what a role's actions are rewarded with: its own outcome where there are outcomes
+        per role, else the team's."""
         return self.outcomes.get(role) if self.outcomes else self.outcome
 
     def lose(self, kind: str, detail: str) -> None:
-        """Loses the trajectory to infrastructure, which counts before the agents' own failure: it is never scored."""
+        """Loses the trajectory to infrastructure, which counts before the agents' own failure: it
+        is never scored."""
         self.infrastructure_failure, self.detail, self.agent_failure = kind, detail, None
 
     def lost_after(self, seconds: float | None, unfinished: str) -> TrajectoryDeadline:
-        """Loses the trajectory to an infrastructure failure inside, or to its deadline, and raises nothing (`async with`).
+        """Loses the trajectory to an infrastructure failure inside, or to its deadline, and raises
+        nothing (`async with`).
 
         Args:
             unfinished: What had not happened by the deadline, for the detail.
@@ -405,13 +449,16 @@ class Trajectory:
         return TrajectoryDeadline(self, seconds, unfinished)
 
     def sort(self) -> None:
-        """Puts the actions into an order that depends on the graph alone: by depth, then by path; and the workflow's calls
-        into one that depends on their content."""
+        """Puts the actions into an order that depends on the graph alone: by depth, then by path;
+        and the workflow's calls into one that depends on their content."""
         self.actions = in_graph_order(self.actions)
-        self.tool_results = tuple(sorted(self.tool_results, key=lambda t: (t.tool, t.call, t.output)))
+        self.tool_results = tuple(
+            sorted(self.tool_results, key=lambda t: (t.tool, t.call, t.output))
+        )
 
     def ancestors(self, path: str) -> list[Action]:
-        """Returns the actions that the one at `path` depends on, directly or through others, ordered as by `sort`."""
+        """Returns the actions that the one at `path` depends on, directly or through others,
+        ordered as by `sort`."""
         by_path = {a.path: a for a in self.actions}
         wanted, reached = list(by_path[path].parents), set()
         while wanted:
@@ -422,7 +469,8 @@ class Trajectory:
         return in_graph_order([a for a in self.actions if a.path in reached]) if reached else []
 
     def descendants(self, path: str) -> set[str]:
-        """Returns the paths of all actions that depend on the action at `path`, itself included, along the dependency graph."""
+        """Returns the paths of all actions that depend on the action at `path`, itself included,
+        along the dependency graph."""
         reached = {path}
         for action in self.actions:  # parents come first
             if reached.intersection(action.parents):

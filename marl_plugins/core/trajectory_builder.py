@@ -1,15 +1,20 @@
-"""Builds one trajectory from what its roles are shown, whoever drives them: a workflow, a graph, a server's handlers.
+"""Builds one trajectory from what its roles are shown, whoever drives them: a workflow, a graph, a
+server's handlers.
 
-    builder = TrajectoryBuilder(task, sample, step=3, run_seed=11, roles=specs, tools=tools, generate=generate)
+    builder = TrajectoryBuilder(task, sample, step=3, run_seed=11, roles=specs, tools=tools,
+    generate=generate)
 
     async def work():
         plan = await builder.answer("planner", [{"role": "user", "content": task.prompt}])
-        return await builder.answer("solver", [{"role": "user", "content": f"{task.prompt}\n{plan}"}], parents=[plan])
+        return await builder.answer("solver", [{"role": "user", "content":
+        f"{task.prompt}\n{plan}"}], parents=[plan])
 
     trajectory = await builder.build(work)
 
-Paths, seeds, contexts, tool calls and scores of an action depend on its role, on what that is shown and on its parents, and
-not on who asks for it: `roles.solver(...)` of a workflow (core/workflow.py) is one caller of `answer`.
+Paths, seeds, contexts, tool calls and scores of an action depend on its role, on what that is shown
+and on its parents, and
+not on who asks for it: `roles.solver(...)` of a workflow (core/workflow.py) is one caller of
+`answer`.
 """
 
 from __future__ import annotations
@@ -25,20 +30,34 @@ from typing import Any
 
 from marl_plugins.core.calls import calls_in
 from marl_plugins.core.conversation import ChatFormat
-from marl_plugins.core.failures import AgentFailure, InfrastructureFailure, RunEnded, leaves_of, nearest
+from marl_plugins.core.failures import (
+    AgentFailure,
+    InfrastructureFailure,
+    RunEnded,
+    leaves_of,
+    nearest,
+)
 from marl_plugins.core.fields import InvalidCall, as_text
 from marl_plugins.core.roles import Call, Generate, NotInRecipe, RoleSpec
 from marl_plugins.core.sampled import noted, unchangeable
 from marl_plugins.core.scoring import ScoreAction, ScoreCollector
 from marl_plugins.core.seeds import derive_seed
 from marl_plugins.core.tools import OpenTools, RequestedCall, Tool
-from marl_plugins.core.trajectory import Action, Generation, Task, ToolResult, Trajectory, action_path
+from marl_plugins.core.trajectory import (
+    Action,
+    Generation,
+    Task,
+    ToolResult,
+    Trajectory,
+    action_path,
+)
 from marl_plugins.core.workspace import Workspace
 
 
 @dataclass(frozen=True)
 class Turn:
-    """The tokens that the next turn of a conversation is shown, see `Action`; `context` is all of it."""
+    """The tokens that the next turn of a conversation is shown, see `Action`; `context` is all of
+    it."""
 
     number: int
     before: Action | None
@@ -51,7 +70,8 @@ class Turn:
 
 @dataclass(frozen=True)
 class Parents:
-    """The paths of the actions that a turn depends on: those that are stated, and those that are only derived from its words."""
+    """The paths of the actions that a turn depends on: those that are stated, and those that are
+    only derived from its words."""
 
     stated: tuple[str, ...]
     derived: tuple[str, ...] = ()
@@ -72,11 +92,14 @@ class Request:
     waits: Callable[[Action], bool] | None
 
 
-def next_turn(chat: ChatFormat, before: Action | None, messages: Sequence[dict[str, str]], call: int) -> Turn:
+def next_turn(
+    chat: ChatFormat, before: Action | None, messages: Sequence[dict[str, str]], call: int
+) -> Turn:
     """Returns the turn that begins with some messages.
 
     Args:
-        before: The conversation's last turn, which the messages follow; None: they open a conversation.
+        before: The conversation's last turn, which the messages follow; None: they open a
+            conversation.
         call: Number of the call in its conversation.
     """
     shown = tuple((m["role"], m["content"]) for m in messages)
@@ -89,22 +112,28 @@ def next_turn(chat: ChatFormat, before: Action | None, messages: Sequence[dict[s
         context = chat.opening([*history, *messages])
         return Turn(number, before, call, shown, context, context, extends=False)
     ids = chat.continuation(before.generation.ids, messages)
-    return Turn(number, before, call, shown, ids, (*before.context_ids, *before.generation.ids, *ids))
+    return Turn(
+        number, before, call, shown, ids, (*before.context_ids, *before.generation.ids, *ids)
+    )
 
 
 def digest_of_shown(turn: Turn | Action) -> str:
-    """Returns the digest of the words that are shown for a turn, those of the turns before and what these said included."""
+    """Returns the digest of the words that are shown for a turn, those of the turns before and what
+    these said included."""
     words: list[str] = []
     at: Turn | Action | None = turn
     while at is not None:
         words += (part for message in reversed(at.shown) for part in reversed(message))
         at = at.before
         words += [at.text] if at is not None else []
-    return hashlib.blake2b("\x1f".join(words).encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+    return hashlib.blake2b(
+        "\x1f".join(words).encode("utf-8", "surrogatepass"), digest_size=8
+    ).hexdigest()
 
 
 def said_so_far(chat: ChatFormat, last: Action) -> list[dict[str, str]]:
-    """Returns the messages of a conversation up to a turn, that included, as a chat template takes them."""
+    """Returns the messages of a conversation up to a turn, that included, as a chat template takes
+    them."""
     turns = [last]
     while turns[-1].before is not None:
         turns.append(turns[-1].before)
@@ -140,24 +169,32 @@ class Branches:
         Cancelling them would make it a matter of timing which of their actions exist.
         """
         main = asyncio.current_task()
-        running = [b for b in self._tasks if b is not main and not b.done()]  # earlier failures: the work's to handle
+        running = [
+            b for b in self._tasks if b is not main and not b.done()
+        ]  # earlier failures: the work's to handle
         for result in await asyncio.gather(*running, return_exceptions=True):
-            if isinstance(result, BaseException) and not isinstance(result, AgentFailure | asyncio.CancelledError):
+            if isinstance(result, BaseException) and not isinstance(
+                result, AgentFailure | asyncio.CancelledError
+            ):
                 raise result
 
     async def finish(self) -> None:
         """Lets the branches that the work has left behind run to their own end, as `settle` does.
 
         Raises:
-            BaseException: What one of them raised and nobody has asked it for, an agent's failure too; asyncio says that only in
-                its log, and only once the task is collected.
+            BaseException: What one of them raised and nobody has asked it for, an agent's failure
+                too; asyncio says that only in its log, and only once the task is collected.
         """
         others = [branch for branch in self._tasks if branch is not asyncio.current_task()]
         if running := [branch for branch in others if not branch.done()]:
             await asyncio.wait(running)
         await asyncio.sleep(0)  # whoever waits for one that has just ended hears of it first
         for branch in others:
-            if not branch.cancelled() and getattr(branch, "_log_traceback", False) and (error := branch.exception()):
+            if (
+                not branch.cancelled()
+                and getattr(branch, "_log_traceback", False)
+                and (error := branch.exception())
+            ):
                 raise error
 
     async def cancel(self, others: Iterable[asyncio.Task[Any]]) -> None:
@@ -172,11 +209,13 @@ class Branches:
 
 
 class TrajectoryBuilder:
-    """Builds one trajectory. `answer` and `call_tool` may be called at the same time, but only while `build` runs.
+    """Builds one trajectory. `answer` and `call_tool` may be called at the same time, but only
+    while `build` runs.
 
     Args:
         sample: Index among the samples of the task.
-        step, run_seed: Part of every request's seed, with the task's id, `sample` and the action's path.
+        step, run_seed: Part of every request's seed, with the task's id, `sample` and the action's
+            path.
         roles: The roles that may answer, by name, each with the policy that plays it on this task.
         tools: The tools that may be called without a role, by name.
         place: The task's place among those that run at the same time.
@@ -204,7 +243,9 @@ class TrajectoryBuilder:
         rollout: float | None = None,
         origin: str = "",
     ):
-        self.trajectory = Trajectory(task=task, sample=sample, step=step, place=place, origin=origin)
+        self.trajectory = Trajectory(
+            task=task, sample=sample, step=step, place=place, origin=origin
+        )
         """The trajectory, which holds the actions made so far."""
         if rollout is not None:
             self.trajectory.rollout, self.trajectory.start = rollout, time.monotonic() - rollout
@@ -227,17 +268,21 @@ class TrajectoryBuilder:
         score: Callable[[Trajectory], Awaitable[None]] | None = None,
         seconds: float | None = None,
     ) -> Trajectory:
-        """Runs `work` and returns the trajectory: finished, failed or lost, never an exception of the agents'.
+        """Runs `work` and returns the trajectory: finished, failed or lost, never an exception of
+        the agents'.
 
         Args:
-            work: Calls `answer` and `call_tool`, itself or through others; what it returns becomes the trajectory's answer.
-            score: Gives the finished trajectory its outcome, while its workspace and its tools' sessions are there.
-            seconds: Deadline of the agents' work; past it the trajectory is lost to infrastructure (`deadline`), because the
-                agents themselves are bounded by turns, tokens and their tools' limits. Scores that are outstanding then have
-                the same time again.
+            work: Calls `answer` and `call_tool`, itself or through others; what it returns becomes
+                the trajectory's answer.
+            score: Gives the finished trajectory its outcome, while its workspace and its tools'
+                sessions are there.
+            seconds: Deadline of the agents' work; past it the trajectory is lost to infrastructure
+                (`deadline`), because the agents themselves are bounded by turns, tokens and their
+                tools' limits. Scores that are outstanding then have the same time again.
 
         Raises:
-            Exception: Whatever `work` raises by mistake, and no agent's or infrastructure's failure is.
+            Exception: Whatever `work` raises by mistake, and no agent's or infrastructure's failure
+                is.
         """
         trajectory = self.trajectory
         async with self._opened:
@@ -245,8 +290,14 @@ class TrajectoryBuilder:
                 async with trajectory.lost_after(seconds, "not finished"):
                     try:
                         returned = await work()
-                        trajectory.answer = None if returned is None else as_text(returned, "what run returns", None)[0]
-                        trajectory.returned = returned.path if isinstance(returned, Action) else None
+                        trajectory.answer = (
+                            None
+                            if returned is None
+                            else as_text(returned, "what run returns", None)[0]
+                        )
+                        trajectory.returned = (
+                            returned.path if isinstance(returned, Action) else None
+                        )
                     except (AgentFailure, BaseExceptionGroup) as error:
                         failure = agent_failure_in(error)
                         trajectory.agent_failure, trajectory.detail = failure.kind, str(failure)
@@ -274,21 +325,27 @@ class TrajectoryBuilder:
         derived: Sequence[Action] = (),
         waits: Callable[[Action], bool] | None = None,
     ) -> Action:
-        """Shows a role messages and returns its last action: its only turn, or the one after which it calls no more tools.
+        """Shows a role messages and returns its last action: its only turn, or the one after which
+        it calls no more tools.
 
         Args:
-            messages: Chat messages (`role`, `content`): all that opens a conversation, or what follows the one continued.
-            parents: The actions of this trajectory that the messages were made from; `continues` is one of them anyway.
+            messages: Chat messages (`role`, `content`): all that opens a conversation, or what
+                follows the one continued.
+            parents: The actions of this trajectory that the messages were made from; `continues` is
+                one of them anyway.
             continues: The role's action whose conversation this call continues; None: it opens one.
-            notes: What is recorded with each of its turns (`Action.notes`); its values are shared by them.
+            notes: What is recorded with each of its turns (`Action.notes`); its values are shared
+                by them.
             spec: The role as it is played in this call; None: as the builder has it.
             derived: More parents, of the first turn (`Action.derived`).
-            waits: Says of a turn that whoever calls tells `scoring` of it, once it is known what its tools have answered.
+            waits: Says of a turn that whoever calls tells `scoring` of it, once it is known what
+                its tools have answered.
 
         Raises:
             NotInRecipe: There is no such role.
             InvalidCall: `continues` is no action of the role in this trajectory.
-            AgentFailure: The context leaves no room, or the role still calls a tool in the last of several turns.
+            AgentFailure: The context leaves no room, or the role still calls a tool in the last of
+                several turns.
             InfrastructureFailure: The engine or a tool is down.
         """
         self.branches.enter()
@@ -309,13 +366,19 @@ class TrajectoryBuilder:
         return result
 
     async def _converse(
-        self, asked: Request, messages: Sequence[dict[str, str]], parents: Parents, continues: Action | None
+        self,
+        asked: Request,
+        messages: Sequence[dict[str, str]],
+        parents: Parents,
+        continues: Action | None,
     ) -> Action:
         """The role's turns, to the last action."""
         spec = asked.spec
         before, call = continues, continues.call + 1 if continues else 0
         for number in range(spec.max_turns):
-            action = await self._act(spec, next_turn(spec.chat, before, messages, call), parents, asked.notes)
+            action = await self._act(
+                spec, next_turn(spec.chat, before, messages, call), parents, asked.notes
+            )
             calls = calls_of(spec, action)
             try:
                 await self._opened.run(calls, action)
@@ -336,7 +399,9 @@ class TrajectoryBuilder:
             raise AgentFailure("endless_tool_calls", what)
         return before
 
-    async def _act(self, spec: RoleSpec, turn: Turn, parents: Parents, notes: Mapping[str, Any]) -> Action:
+    async def _act(
+        self, spec: RoleSpec, turn: Turn, parents: Parents, notes: Mapping[str, Any]
+    ) -> Action:
         t = self.trajectory
         room = room_after(spec, turn)
         path = action_path(spec.name, parents.stated, turn.context, self._twins)
@@ -352,7 +417,9 @@ class TrajectoryBuilder:
         return action
 
 
-def action_of(spec: RoleSpec, turn: Turn, path: str, parents: tuple[str, ...], generation: Generation) -> Action:
+def action_of(
+    spec: RoleSpec, turn: Turn, path: str, parents: tuple[str, ...], generation: Generation
+) -> Action:
     """Returns the action at a path: what a role has sampled in a turn."""
     return Action(
         path=path,
@@ -366,7 +433,9 @@ def action_of(spec: RoleSpec, turn: Turn, path: str, parents: tuple[str, ...], g
         before=turn.before,
         call=turn.call,
         extends=turn.extends,
-        offered=json.dumps(spec.chat.tools) if spec.find_calls and spec.chat.tools and turn.before is None else "",
+        offered=json.dumps(spec.chat.tools)
+        if spec.find_calls and spec.chat.tools and turn.before is None
+        else "",
         parents=parents,
     )
 
@@ -390,21 +459,31 @@ def role_of(roles: Mapping[str, RoleSpec], name: str) -> RoleSpec:
 
 
 def check_continues(role: str, action: object, known: Mapping[str, Action]) -> None:
-    """Raises `InvalidCall` where a call of a role continues something else than one of the role's `known` actions, by path."""
+    """Raises `InvalidCall` where a call of a role continues something else than one of the role's
+    `known` actions, by path."""
     if not isinstance(action, Action):
-        raise InvalidCall(f"role {role!r}: continues takes an action of the role, got {type(action).__name__}", None)
+        raise InvalidCall(
+            f"role {role!r}: continues takes an action of the role, got {type(action).__name__}",
+            None,
+        )
     if known.get(action.path) is not action:
-        raise InvalidCall(f"role {role!r}: continues takes an action of this trajectory, got one of another", None)
+        raise InvalidCall(
+            f"role {role!r}: continues takes an action of this trajectory, got one of another", None
+        )
     if action.role != role:
         raise InvalidCall(
-            f"role {role!r} cannot continue a conversation of role {action.role!r}; give that action as a field, and in "
+            f"role {role!r} cannot continue a conversation of role {action.role!r}; give that "
+            "action as a field, and in "
             f"`continues` the last action of role {role!r} itself",
             None,
         )
 
 
-def request(spec: RoleSpec, turn: Turn, trajectory: Trajectory, path: str, room: int, seed: int) -> Call:
-    """Returns the request that an engine is asked for the action at `path`, which has at most `room` tokens."""
+def request(
+    spec: RoleSpec, turn: Turn, trajectory: Trajectory, path: str, room: int, seed: int
+) -> Call:
+    """Returns the request that an engine is asked for the action at `path`, which has at most
+    `room` tokens."""
     limit = spec.sampling.max_new_tokens
     return Call(
         policy=spec.policy,
@@ -432,13 +511,15 @@ def room_after(spec: RoleSpec, turn: Turn) -> int:
     if length >= most:
         raise AgentFailure(
             "context",
-            f"role {spec.name!r}, turn {turn.number + 1}: a context of {length} tokens leaves no room in {most} (--data.max_len)",
+            f"role {spec.name!r}, turn {turn.number + 1}: a context of {length} tokens leaves no "
+            f"room in {most} (--data.max_len)",
         )
     return most - length
 
 
 def agent_failure_in(error: AgentFailure | BaseExceptionGroup[BaseException]) -> AgentFailure:
-    """Returns the agents' failure, also out of the group that an `asyncio.TaskGroup` of the workflow makes of it.
+    """Returns the agents' failure, also out of the group that an `asyncio.TaskGroup` of the
+    workflow makes of it.
 
     Raises:
         RunEnded: The group holds one; nothing else counts then.

@@ -2,14 +2,16 @@
 
     async def run(task, roles, tools):
         plan = await roles.solver(problem=task.prompt)
-        a, b = await asyncio.gather(roles.critic(plan=plan), roles.coder(problem=task.prompt, plan=plan))
-        return await roles.verifier(plan=plan, criticism=a, code=b)
+        a, b = await asyncio.gather(roles.critic(plan=plan), roles.coder(problem=task.prompt,
+        plan=plan)) return await roles.verifier(plan=plan, criticism=a, code=b)
 
-Calling a role renders its prompt from the fields, generates, and, where the role has tools, runs the calls that it finds
-in the answer and continues until there is none or `max_turns` is reached. What is returned is the role's last `Action`;
-`str(action)` is its text. Passing an action as a field, alone or in a list (or naming it in `after=`), records the dependency.
-Every call opens a conversation of its own, unless it continues an earlier one: `roles.player(move=x, continues=mine)`.
-Parallel, branching and looping workflows are just Python.
+Calling a role renders its prompt from the fields, generates, and, where the role has tools, runs
+the calls that it finds in the answer and continues until there is none or `max_turns` is reached.
+What is returned is the role's last `Action`;
+`str(action)` is its text. Passing an action as a field, alone or in a list (or naming it in
+`after=`), records the dependency. Every call opens a conversation of its own, unless it continues
+an earlier one: `roles.player(move=x, continues=mine)`. Parallel, branching and looping workflows
+are just Python.
 """
 
 from __future__ import annotations
@@ -33,7 +35,8 @@ from marl_plugins.core.trajectory_builder import TrajectoryBuilder
 from marl_plugins.core.workspace import Workspace
 
 __all__ = [  # what workflows, and plugins that run or answer them, import from here
-    "Call", "Generate", "NotInRecipe", "RoleSpec", "Roles", "Sampling", "Tools", "Workflow", "builder_of", "run_workflow",
+    "Call", "Generate", "NotInRecipe", "RoleSpec", "Roles", "Sampling", "Tools", "Workflow",
+    "builder_of", "run_workflow",
 ]  # fmt: skip
 
 Workflow = Callable[..., Awaitable[Any]]
@@ -41,7 +44,8 @@ Workflow = Callable[..., Awaitable[Any]]
 
 
 class RoleCall(Coroutine[Any, Any, Action]):
-    """One call of a role. It begins when it is awaited or run as a task, so one that nobody awaits can be reported.
+    """One call of a role. It begins when it is awaited or run as a task, so one that nobody awaits
+    can be reported.
 
     Args:
         answer: Makes the call.
@@ -108,7 +112,8 @@ class RoleCalls:
         self.builder = builder
         self.made: list[RoleCall] = []
         self.misspelt: list[InvalidCall] = []
-        """Names that the workflow reads as `roles.NAME` and the recipe does not have, whatever becomes of the exception."""
+        """Names that the workflow reads as `roles.NAME` and the recipe does not have, whatever
+        becomes of the exception."""
 
     @property
     def unawaited(self) -> list[RoleCall]:
@@ -124,13 +129,15 @@ class RoleCalls:
         place: str,
         notes: Mapping[str, Any] | None = None,
     ) -> RoleCall:
-        """Returns a call of a role, which begins when it is awaited: for `roles.NAME(...)`, and for workflows that are no
-        Python.
+        """Returns a call of a role, which begins when it is awaited: for `roles.NAME(...)`, and for
+        workflows that are no Python.
 
         Raises:
             KeyError: There is no such role.
         """
-        made = RoleCall(self.answer, self.builder.roles[role], fields, after, continues, place, notes)
+        made = RoleCall(
+            self.answer, self.builder.roles[role], fields, after, continues, place, notes
+        )
         self.made.append(made)
         return made
 
@@ -145,7 +152,8 @@ class RoleCalls:
         notes: Mapping[str, Any] | None = None,
         **options: Any,
     ) -> RoleCall:
-        """Returns a call of a role that is shown ready messages, for whoever has these in place of fields.
+        """Returns a call of a role that is shown ready messages, for whoever has these in place of
+        fields.
 
         Args:
             options: Further arguments of `TrajectoryBuilder.answer`.
@@ -167,7 +175,12 @@ class RoleCalls:
         try:
             messages, parents = self._shown(call)
             answer = self.builder.answer(
-                call.spec.name, messages, parents=parents, continues=call.continues, notes=call.notes, **call.options
+                call.spec.name,
+                messages,
+                parents=parents,
+                continues=call.continues,
+                notes=call.notes,
+                **call.options,
             )
             call.action = await answer
         except InvalidCall as error:
@@ -179,7 +192,8 @@ class RoleCalls:
         """The messages that a call shows its role, and the actions in its fields and in `after`.
 
         Raises:
-            InvalidCall: A field is missing or cannot be shown, or `after` holds something else than actions.
+            InvalidCall: A field is missing or cannot be shown, or `after` holds something else than
+                actions.
         """
         spec, place = call.spec, call.place
         role = f"role {spec.name!r}"
@@ -189,7 +203,10 @@ class RoleCalls:
         for action in listed(call.after, role, place):
             self.refuse_unawaited(action, f"{role} was given, in `after`,", place)
             if not isinstance(action, Action):
-                raise InvalidCall(f"{role}: after takes a list of actions, got {type(action).__name__} in it", place)
+                raise InvalidCall(
+                    f"{role}: after takes a list of actions, got {type(action).__name__} in it",
+                    place,
+                )
             given.append(action)
         for name, value in call.fields.items():
             for item in value if isinstance(value, list | tuple) else (value,):
@@ -203,7 +220,9 @@ class RoleCalls:
                 return spec.render(texts), given
             return (spec.render_next or spec.render)(texts)[-1:], given
         except KeyError as error:
-            raise InvalidCall(f"{role} was called with the wrong fields: {error.args[0]}", place) from None
+            raise InvalidCall(
+                f"{role} was called with the wrong fields: {error.args[0]}", place
+            ) from None
 
     def refuse_unawaited(self, value: Any, what: str, place: str | None) -> None:
         """Raises `InvalidCall` where a workflow passes on a call itself instead of its answer."""
@@ -224,7 +243,8 @@ class RoleCalls:
 
 
 class OfOneTrajectory:
-    """An object of one trajectory: whoever copies what holds it, as `dataclasses.asdict` does, has the same one."""
+    """An object of one trajectory: whoever copies what holds it, as `dataclasses.asdict` does, has
+    the same one."""
 
     def __copy__(self) -> Self:
         return self
@@ -247,10 +267,17 @@ class Roles(OfOneTrajectory):
                 calls.misspelt.append(InvalidCall(problem, _place(frame)))
             raise NotInRecipe(problem, written=written) from None
 
-        def call(*nameless: Any, after: Sequence[Action] = (), continues: Action | None = None, **fields: Any) -> RoleCall:
+        def call(
+            *nameless: Any,
+            after: Sequence[Action] = (),
+            continues: Action | None = None,
+            **fields: Any,
+        ) -> RoleCall:
             place = _place(sys._getframe(1))
             if nameless:
-                raise InvalidCall(f"role {name!r} takes its fields by name: roles.{name}(FIELD=...)", place)
+                raise InvalidCall(
+                    f"role {name!r} takes its fields by name: roles.{name}(FIELD=...)", place
+                )
             return calls.call(name, fields, after, continues, place)
 
         return call
@@ -261,13 +288,17 @@ def _place(frame: FrameType) -> str:
 
 
 def _reads_attribute(frame: FrameType) -> bool:
-    """Returns whether a frame is at `x.NAME`, and not at `hasattr(x, NAME)` or `getattr(x, NAME, DEFAULT)`, which ask."""
+    """Returns whether a frame is at `x.NAME`, and not at `hasattr(x, NAME)` or
+    `getattr(x, NAME, DEFAULT)`, which ask."""
     return opcode.opname[frame.f_code.co_code[frame.f_lasti]] in ("LOAD_ATTR", "LOAD_METHOD")
 
 
 def forgotten(call: RoleCall) -> InvalidCall:
     """Returns the mistake of a call that the workflow does not await."""
-    return InvalidCall(f"role {call.spec.name!r} is called, and nobody awaits it; write `await` before it", call.place)
+    return InvalidCall(
+        f"role {call.spec.name!r} is called, and nobody awaits it; write `await` before it",
+        call.place,
+    )
 
 
 def calls_of(roles: Roles) -> RoleCalls:
@@ -276,12 +307,14 @@ def calls_of(roles: Roles) -> RoleCalls:
 
 
 def builder_of(roles: Roles) -> TrajectoryBuilder:
-    """Returns the builder of a workflow's trajectory, for code that has messages in place of fields."""
+    """Returns the builder of a workflow's trajectory, for code that has messages in place of
+    fields."""
     return roles._calls.builder
 
 
 class Tools(OfOneTrajectory):
-    """The tools of one trajectory, as attributes: `await tools.python(code)`, `await tools.time.convert_time(time=now, ...)`."""
+    """The tools of one trajectory, as attributes: `await tools.python(code)`,
+    `await tools.time.convert_time(time=now, ...)`."""
 
     def __init__(self, builder: TrajectoryBuilder):
         self._builder = builder
@@ -307,7 +340,9 @@ class BoundTool(OfOneTrajectory):
         async def call(text: str) -> ToolResult:
             if not isinstance(text, str):
                 kind = type(text).__name__
-                raise TypeError(f"tools.{name} takes a text, got {kind}; an action's is str(action)")
+                raise TypeError(
+                    f"tools.{name} takes a text, got {kind}; an action's is str(action)"
+                )
             return await self._builder.call_tool(RequestedCall(name, text, self._tool))
 
         call.__qualname__ = f"tools.{name}"
@@ -319,11 +354,17 @@ class BoundTool(OfOneTrajectory):
             raise NotInRecipe(f"tool {tool.name!r} has no functions: await tools.{tool.name}(TEXT)")
         if tool.functions and tool.function(function) is None:
             names = [f.name for f in tool.functions]
-            raise NotInRecipe(f"tool {tool.name!r} has no function {function!r}{nearest(function, names)}")
+            raise NotInRecipe(
+                f"tool {tool.name!r} has no function {function!r}{nearest(function, names)}"
+            )
 
         async def call(**arguments: Any) -> ToolResult:
             made = FunctionCall(function, arguments)
-            known = wanted([tool], made) if tool.functions else RequestedCall(tool.name, made.text, tool, function=made)
+            known = (
+                wanted([tool], made)
+                if tool.functions
+                else RequestedCall(tool.name, made.text, tool, function=made)
+            )
             return await self._builder.call_tool(known)
 
         call.__qualname__ = f"tools.{tool.name}.{function}"
@@ -349,15 +390,18 @@ async def run_workflow(
     rollout: float | None = None,
     origin: str = "",
 ) -> Trajectory:
-    """Runs a workflow on one task and returns its trajectory: finished, failed or lost, never an exception of the agents'.
+    """Runs a workflow on one task and returns its trajectory: finished, failed or lost, never an
+    exception of the agents'.
 
     The arguments are those of `TrajectoryBuilder` and of its `build`.
 
     Args:
-        workflow: `async def run(task, roles, tools)`; what it returns becomes the trajectory's answer.
+        workflow: `async def run(task, roles, tools)`; what it returns becomes the trajectory's
+            answer.
 
     Raises:
-        InvalidCall: The workflow calls a role wrongly, or has ended without awaiting one of its calls.
+        InvalidCall: The workflow calls a role wrongly, or has ended without awaiting one of its
+            calls.
         Exception: Whatever else the recipe's own code raises by mistake; it ends the run.
     """
     builder = TrajectoryBuilder(
@@ -381,7 +425,9 @@ async def run_workflow(
         try:
             returned = await workflow(task, Roles(calls), Tools(builder))
         except AgentFailure:
-            if not builder.trajectory.actions:  # else the agents may have failed before a call could be awaited
+            if (
+                not builder.trajectory.actions
+            ):  # else the agents may have failed before a call could be awaited
                 await calls.refuse_forgotten()
             raise
         calls.refuse_unawaited(returned, "run returns", None)

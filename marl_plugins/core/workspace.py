@@ -1,6 +1,8 @@
-"""Workspaces: the files of one trajectory, in a folder that its tools share; their paths, and how they are read.
+"""Workspaces: the files of one trajectory, in a folder that its tools share; their paths, and how
+they are read.
 
-A program may have left anything there: no link is followed, and nothing that is no plain file is opened.
+A program may have left anything there: no link is followed, and nothing that is no plain file is
+opened.
 """
 
 from __future__ import annotations
@@ -30,12 +32,14 @@ class TooManyFiles(Exception):
 
 
 class Workspace(Protocol):
-    """The folder of one trajectory, while that lasts: an asynchronous context (`Tool.workspaces`)."""
+    """The folder of one trajectory, while that lasts: an asynchronous context
+    (`Tool.workspaces`)."""
 
     turn: asyncio.Lock
     """Held during a call, so that what appears meanwhile is that call's."""
     diff: str
-    """What the last call has changed, as a unified diff; empty where that is not recorded (`core.file_diffs`)."""
+    """What the last call has changed, as a unified diff; empty where that is not recorded
+    (`core.file_diffs`)."""
 
     @property
     def files(self) -> tuple[File, ...]:
@@ -49,7 +53,8 @@ class Workspace(Protocol):
         """
 
     async def note(self, writer: str) -> tuple[str, ...]:
-        """Brings the manifest up to date: what has appeared or changed since the last time was written by `writer`.
+        """Brings the manifest up to date: what has appeared or changed since the last time was
+        written by `writer`.
 
         Returns:
             The paths of what has appeared or changed.
@@ -73,7 +78,11 @@ def path_problem(path: str) -> str:
         return "has characters that cannot be shown"
     if any(len(part.encode()) > LONGEST_NAME_BYTES for part in parts):
         return f"has a name longer than {LONGEST_NAME_BYTES} bytes"
-    return f"is longer than {LONGEST_PATH_BYTES} bytes" if len(path.encode()) > LONGEST_PATH_BYTES else ""
+    return (
+        f"is longer than {LONGEST_PATH_BYTES} bytes"
+        if len(path.encode()) > LONGEST_PATH_BYTES
+        else ""
+    )
 
 
 def folders_of(paths: Collection[str]) -> set[str]:
@@ -82,13 +91,15 @@ def folders_of(paths: Collection[str]) -> set[str]:
 
 
 def tree_problem(paths: Collection[str]) -> str:
-    """Returns why files cannot lie in one workspace, by their paths, of which none has a `path_problem`; empty where they can."""
+    """Returns why files cannot lie in one workspace, by their paths, of which none has a
+    `path_problem`; empty where they can."""
     both = min(folders_of(paths) & set(paths), default="")
     return f"{both[:200]!r} is a file and a folder" if both else ""
 
 
 def read_files(workspace: Path, paths: Iterable[str], most: int) -> dict[str, bytes]:
-    """Returns the plain files among these paths, as far as they have `most` bytes together. No link is followed.
+    """Returns the plain files among these paths, as far as they have `most` bytes together. No link
+    is followed.
 
     Raises:
         OSError: They cannot be read, and no program is to blame.
@@ -98,7 +109,9 @@ def read_files(workspace: Path, paths: Iterable[str], most: int) -> dict[str, by
         *folders, name = path.split("/")
         try:
             with open_folder(workspace, folders) as folder:
-                descriptor = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+                descriptor = os.open(
+                    name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder
+                )
                 with open(descriptor, "rb") as file:
                     status = os.fstat(descriptor)
                     if stat.S_ISREG(status.st_mode) and status.st_size <= most:

@@ -1,7 +1,8 @@
-"""Faults of plugins: what one raises in a run pauses it, with the names of the plugin, its hook and the line.
+"""Faults of plugins: what one raises in a run pauses it, with the names of the plugin, its hook and
+the line.
 
-Whatever it is: an exception, `sys.exit(0)`, a cancellation that nobody asked for. Before anything starts it is a problem of the
-configuration instead (`users_code` of loading.py).
+Whatever it is: an exception, `sys.exit(0)`, a cancellation that nobody asked for. Before anything
+starts it is a problem of the configuration instead (`users_code` of loading.py).
 """
 
 from __future__ import annotations
@@ -52,7 +53,8 @@ class HookFaults:
         plugin: As the run calls it.
 
     Raises:
-        RunPaused: The code raised something; what the hooks themselves are documented to raise passes.
+        RunPaused: The code raised something; what the hooks themselves are documented to raise
+            passes.
         RunEnded: The same, where weights may have changed in part.
     """
 
@@ -67,7 +69,10 @@ class HookFaults:
         pass
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         if error is None or isinstance(error, self._passing) or is_from_outside(error):
             return
@@ -79,21 +84,25 @@ class HookFaults:
         raise self._kind(self._sentence(leaves[0])) from error
 
     def _sentence(self, error: BaseException) -> str:
-        packages: Collection[str] = () if self.plugin.endswith(".py") else {self.plugin.partition(".")[0]}
+        packages: Collection[str] = (
+            () if self.plugin.endswith(".py") else {self.plugin.partition(".")[0]}
+        )
         line, text = users_line(error, packages), text_of(error)
         return (
-            f"plugin {self.plugin}: {self.hook} raised {type(error).__name__}{f': {text}' if text else ''}"
+            f"plugin {self.plugin}: {self.hook} raised "
+            f"{type(error).__name__}{f': {text}' if text else ''}"
             f"{f', at {line}' if line else ''} (--debug shows all of it)"
         )
 
 
 @contextmanager
 def no_exit() -> Iterator[None]:
-    """Turns an end of the program by a recipe's code, as by `sys.exit`, into a pause of the run, whatever its exit code
-    (`with`).
+    """Turns an end of the program by a recipe's code, as by `sys.exit`, into a pause of the run,
+    whatever its exit code (`with`).
 
     Raises:
-        RunPaused: It did, with its line. asyncio would stop the event loop, and the run's own exit code would be the code's.
+        RunPaused: It did, with its line. asyncio would stop the event loop, and the run's own exit
+            code would be the code's.
     """
     try:
         yield
@@ -102,13 +111,17 @@ def no_exit() -> Iterator[None]:
             raise
         line = users_line(error, ())
         raise RunPaused(
-            f"code of the recipe or of a plugin raised {type(error).__name__}: {text_of(error)}{f', at {line}' if line else ''}; "
+            f"code of the recipe or of a plugin raised {type(error).__name__}: "
+            f"{text_of(error)}{f', at {line}' if line else ''}; "
             "raise an exception that says what is wrong (--debug shows all of it)"
         ) from error
 
 
-def guarded(plugin: str, hook: str, function: Callable[..., Any], wraps: bool) -> Callable[..., Any]:
-    """Returns a hook's implementation that raises as `HookFaults` says, also while its answer is awaited.
+def guarded(
+    plugin: str, hook: str, function: Callable[..., Any], wraps: bool
+) -> Callable[..., Any]:
+    """Returns a hook's implementation that raises as `HookFaults` says, also while its answer is
+    awaited.
 
     Args:
         wraps: Whether it is a generator function around others'.

@@ -1,8 +1,9 @@
 """Activating, checking and calling plugins.
 
-Found is not active: only what was named takes part, and what a named plugin's `requires` lists, in that order. A plugin is
-named by dotted module name, by entry-point name (group `marl_plugins`), or by the path of a `.py` file (loading.py). How a
-hook's implementations are called is its kind (hookspecs.py).
+Found is not active: only what was named takes part, and what a named plugin's `requires` lists, in
+that order. A plugin is named by dotted module name, by entry-point name (group `marl_plugins`), or
+by the path of a `.py` file (loading.py). How a hook's implementations are called is its kind
+(hookspecs.py).
 """
 
 from __future__ import annotations
@@ -46,8 +47,8 @@ class Plugins:
         names: As the user gave them, in order; repeated names count once.
 
     Raises:
-        ConfigurationError: Plugins that cannot be found or imported, misspelt or misused hooks, two plugins that claim the
-            same first-result hook; all of them at once.
+        ConfigurationError: Plugins that cannot be found or imported, misspelt or misused hooks, two
+            plugins that claim the same first-result hook; all of them at once.
     """
 
     def __init__(self, names: Sequence[str]):
@@ -71,7 +72,9 @@ class Plugins:
         try:
             self.manager.register(module, name)
         except pluggy.PluginValidationError as error:
-            problems.append(Problem("plugin.signature", at(plugin=name), " ".join(str(error).split())))
+            problems.append(
+                Problem("plugin.signature", at(plugin=name), " ".join(str(error).split()))
+            )
             return
         for hook, kind in KINDS.items():
             for impl in (i for i in self.implementations(hook) if i.plugin_name == name):
@@ -87,7 +90,8 @@ class Plugins:
         return found
 
     def in_order(self, hook: str) -> list[Any]:
-        """Returns a hook's implementations, built-ins first, then in the order in which the plugins were named."""
+        """Returns a hook's implementations, built-ins first, then in the order in which the plugins
+        were named."""
         order = {name: n for n, name in enumerate(self.names)}
         return sorted(self.implementations(hook), key=lambda impl: order.get(impl.plugin_name, -1))
 
@@ -100,7 +104,8 @@ class Plugins:
         """Lets every plugin add its flags.
 
         Raises:
-            ConfigurationError: A flag exists already, or does not carry a name that says whose it is.
+            ConfigurationError: A flag exists already, or does not carry a name that says whose it
+                is.
         """
         problems: list[Problem] = []
         for impl in reversed(self.implementations("marl_options")):
@@ -113,9 +118,15 @@ class Plugins:
                 if isinstance(error.__cause__, argparse.ArgumentError):
                     got = f"adds a flag that exists already: {error.__cause__}"
                     fix = "plugins name flags after themselves"
-                    problems[-1] = Problem("plugin.flag_exists", at(plugin=impl.plugin_name), got, fix=fix)
+                    problems[-1] = Problem(
+                        "plugin.flag_exists", at(plugin=impl.plugin_name), got, fix=fix
+                    )
             known = {option for action in parser._actions for option in action.option_strings}
-            wrong = [problem for action in parser._actions[len(before) :] for problem in misnamed(action, known)]
+            wrong = [
+                problem
+                for action in parser._actions[len(before) :]
+                for problem in misnamed(action, known)
+            ]
             problems += [problem.within(plugin=impl.plugin_name) for problem in wrong]
         if problems:
             raise ConfigurationError(problems)
@@ -140,8 +151,8 @@ class Plugins:
 
     @asynccontextmanager
     async def started(self, run: Run, purpose: Purpose) -> AsyncIterator[None]:
-        """Calls `marl_start` of every plugin, in order, and at the end `marl_stop`, in reverse, of all plugins that were
-        reached.
+        """Calls `marl_start` of every plugin, in order, and at the end `marl_stop`, in reverse, of
+        all plugins that were reached.
 
         Raises:
             ConfigurationError: A plugin cannot start.
@@ -157,17 +168,24 @@ class Plugins:
                         await _finished(_call(starts[name], run=run, purpose=purpose))
             yield
 
-    async def chain(self, hook: str, value: Sequence[Any], check: Check | None = None, **arguments: Any) -> Sequence[Any]:
-        """Passes `value` (the hook's first argument) through the implementations, built-ins first, then in the order given.
+    async def chain(
+        self, hook: str, value: Sequence[Any], check: Check | None = None, **arguments: Any
+    ) -> Sequence[Any]:
+        """Passes `value` (the hook's first argument) through the implementations, built-ins first,
+        then in the order given.
 
         Args:
-            check: Raises where what a plugin made of what it was given cannot be used: `check(plugin, given, answer)`.
+            check: Raises where what a plugin made of what it was given cannot be used:
+                `check(plugin, given, answer)`.
         """
         first = next(iter(inspect.signature(getattr(hookspecs, hook)).parameters))
         for impl in (i for i in self.in_order(hook) if applies(i, arguments.get("run"))):
             result = await _finished(_call(impl, **{first: list(value), **arguments}))
             if result is None:
-                raise RunPaused(f"plugin {impl.plugin_name}: {hook} returned nothing; it must return the {first}")
+                raise RunPaused(
+                    f"plugin {impl.plugin_name}: {hook} returned nothing; it must return the "
+                    f"{first}"
+                )
             if check is not None:
                 check(impl.plugin_name, value, result)
             value = result
@@ -178,23 +196,34 @@ class Plugins:
         return any(impl.plugin_name == name for impl in self.implementations(hook))
 
     def owners(self, hook: str, run: Run | None = None) -> list[str]:
-        """Returns the named plugins that implement a hook; with a run, also built-ins that only some runs have, if it does."""
+        """Returns the named plugins that implement a hook; with a run, also built-ins that only
+        some runs have, if it does."""
         named = [name for name in self.names if self.implements(name, hook)]
-        some = [i for i in self.implementations(hook) if i.plugin_name in BUILTINS and hasattr(i.function, "applies_if")]
+        some = [
+            i
+            for i in self.implementations(hook)
+            if i.plugin_name in BUILTINS and hasattr(i.function, "applies_if")
+        ]
         return [*named, *(i.plugin_name for i in some if run is not None and applies(i, run))]
 
     def claims(self, hook: str, run: Run | None = None) -> bool:
-        """Returns whether a named plugin (not a built-in) implements the hook; `run` as in `owners`."""
+        """Returns whether a named plugin (not a built-in) implements the hook; `run` as in
+        `owners`."""
         return bool(self.owners(hook, run))
 
     def state(self, run: Run) -> dict[str, Any]:
-        """Returns what every plugin keeps in checkpoints, by the plugin's label, without those that keep nothing."""
+        """Returns what every plugin keeps in checkpoints, by the plugin's label, without those that
+        keep nothing."""
         labels = labels_of(self.names)
-        found = {labels[impl.plugin_name]: _call(impl, run=run) for impl in self.implementations("marl_state")}
+        found = {
+            labels[impl.plugin_name]: _call(impl, run=run)
+            for impl in self.implementations("marl_state")
+        }
         return {label: state for label, state in found.items() if state is not None}
 
     def restore(self, run: Run, states: dict[str, Any]) -> None:
-        """Gives each plugin its state back; earlier releases saved it under a file's absolute path."""
+        """Gives each plugin its state back; earlier releases saved it under a file's absolute
+        path."""
         labels, saved = labels_of(self.names), labels_of(states)
         by_label = {saved[name]: state for name, state in states.items()}
         for impl in self.implementations("marl_restore"):
@@ -208,14 +237,19 @@ class Plugins:
             RunEnded: One of them is not below `--ckpt.path`.
         """
         folder = Path(run.args.ckpt.path).absolute()
-        found = {p: i.plugin_name for i in self.implementations("marl_files") for p in _call(i, run=run)}
+        found = {
+            p: i.plugin_name for i in self.implementations("marl_files") for p in _call(i, run=run)
+        }
         for path, name in found.items():
             if not path.is_relative_to(folder):
-                raise RunEnded(f"plugin {name}: marl_files: {path} is not below --ckpt.path {folder}")
+                raise RunEnded(
+                    f"plugin {name}: marl_files: {path} is not below --ckpt.path {folder}"
+                )
         return list(found)
 
     def versions(self) -> dict[str, str]:
-        """Maps the labels of the active plugins to their versions, for the run's manifest: a file's is its content's digest."""
+        """Maps the labels of the active plugins to their versions, for the run's manifest: a file's
+        is its content's digest."""
         labels = labels_of(self.names)
         return {labels[name]: version_of(name) for name in self.names}
 
@@ -230,13 +264,17 @@ def clashes(plugins: Plugins) -> list[Problem]:
             if impl.plugin_name not in BUILTINS and not impl.wrapper and not impl.hookwrapper
         ]
         if kind.name in ("first", "around") and len(claims) > 1:
-            where, got = at(plugin=sorted(claims), hook=hook), "both answer, and the hook takes one answer"
+            where, got = (
+                at(plugin=sorted(claims), hook=hook),
+                "both answer, and the hook takes one answer",
+            )
             problems.append(Problem("plugin.both", where, got, fix="name only one of them"))
     return problems
 
 
 def labels_of(names: Iterable[str]) -> dict[str, str]:
-    """Returns what checkpoints call plugins, by their names: a file is its name without its folder, so that it may be moved."""
+    """Returns what checkpoints call plugins, by their names: a file is its name without its folder,
+    so that it may be moved."""
     labels: dict[str, str] = {}
     for name in dict.fromkeys((*BUILTINS, *names)):
         own = label = Path(name).name if name.endswith(".py") else name
@@ -272,25 +310,39 @@ def parts_of(plugins: Plugins, run: Run, step: Step) -> dict[str, StepPart]:
     for impl in plugins.in_order("marl_step"):
         part = _call(impl, run=run, step=step)
         if not isinstance(part, StepPart | None):
-            raise RunPaused(f"plugin {impl.plugin_name}: marl_step returned {part!r:.80}, expected a StepPart or None")
+            raise RunPaused(
+                f"plugin {impl.plugin_name}: marl_step returned {part!r:.80}, expected a StepPart "
+                "or None"
+            )
         if part is not None:
             parts[impl.plugin_name] = part
     return parts
 
 
-def chosen_tasks(plugins: Plugins, run: Run, step: int, tasks: Sequence[Task], all_tasks: Sequence[Task]) -> list[Task]:
+def chosen_tasks(
+    plugins: Plugins, run: Run, step: int, tasks: Sequence[Task], all_tasks: Sequence[Task]
+) -> list[Task]:
     """Returns the tasks of a training step, as plugins have chosen them (`marl_batch`).
 
     Raises:
-        RunPaused: A plugin gave another number of tasks, one twice, or one that is no training task.
+        RunPaused: A plugin gave another number of tasks, one twice, or one that is no training
+            task.
     """
     hook, chosen = "marl_batch", list(tasks)
     for impl in (i for i in plugins.in_order(hook) if applies(i, run)):
         answer = _call(impl, tasks=list(chosen), run=run, step=step, all_tasks=all_tasks)
-        if not isinstance(answer, list | tuple) or not all(isinstance(task, Task) for task in answer):
-            raise RunPaused(f"plugin {impl.plugin_name}: {hook} returned {answer!r:.80}, expected a list of tasks")
+        if not isinstance(answer, list | tuple) or not all(
+            isinstance(task, Task) for task in answer
+        ):
+            raise RunPaused(
+                f"plugin {impl.plugin_name}: {hook} returned {answer!r:.80}, expected a list of "
+                "tasks"
+            )
         if len(answer) != len(chosen):
-            raise RunPaused(f"plugin {impl.plugin_name}: {hook} returned {len(answer)} tasks, expected {len(chosen)}")
+            raise RunPaused(
+                f"plugin {impl.plugin_name}: {hook} returned {len(answer)} tasks, expected "
+                f"{len(chosen)}"
+            )
         check_tasks_of_step(impl.plugin_name, hook, [], answer, all_tasks)
         chosen = list(answer)
     return chosen
@@ -312,20 +364,31 @@ def check_tasks_of_step(
     known, seen = {task.id: task for task in all_tasks}, {task.id for task in before}
     for task in more:
         if known.get(task.id) != task:
-            raise RunPaused(f"plugin {plugin}: {hook} gave task {task.id!r:.80}, which is no training task of this run")
+            raise RunPaused(
+                f"plugin {plugin}: {hook} gave task {task.id!r:.80}, which is no training task of "
+                "this run"
+            )
         if task.id in seen:
             raise RunPaused(f"plugin {plugin}: {hook} gave task {task.id!r:.80} twice in one step")
         seen.add(task.id)
 
 
 def extensions_of(plugins: Plugins, run: Run) -> tuple[str, ...]:
-    """Returns the classes that plugins add to training processes, as "module:Class", in the order of the plugins."""
-    return tuple(name for impl in plugins.in_order("marl_extensions") for name in _call(impl, run=run) or ())
+    """Returns the classes that plugins add to training processes, as "module:Class", in the order
+    of the plugins."""
+    return tuple(
+        name for impl in plugins.in_order("marl_extensions") for name in _call(impl, run=run) or ()
+    )
 
 
 def weights_of(plugins: Plugins, run: Run) -> dict[str, str]:
-    """Returns the weights that extensions keep: their classes, by the name of the folder for the weights."""
-    return {name: kept for impl in plugins.in_order("marl_weights") for name, kept in (_call(impl, run=run) or {}).items()}
+    """Returns the weights that extensions keep: their classes, by the name of the folder for the
+    weights."""
+    return {
+        name: kept
+        for impl in plugins.in_order("marl_weights")
+        for name, kept in (_call(impl, run=run) or {}).items()
+    }
 
 
 def applies(impl: Any, run: Run | None) -> bool:

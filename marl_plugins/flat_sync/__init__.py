@@ -1,12 +1,14 @@
 """Weight sync on GPUs in a few large pieces: one call and one transfer for many parameters.
 
-Upstream brings a policy's weights to its engines parameter by parameter, and waits for each (ppo_actor.py:409-490): several
-hundred calls a sync. Here those of one dtype travel together, at most `--flat_sync.mb` at a time (worker.py), on the
-group that upstream has made; where engines share their devices with training processes, as one handle per rank. Engines hold
-the same weights afterwards, bit for bit.
+Upstream brings a policy's weights to its engines parameter by parameter, and waits for each
+(ppo_actor.py:409-490): several hundred calls a sync. Here those of one dtype travel together, at
+most `--flat_sync.mb` at a time (worker.py), on the group that upstream has made; where engines
+share their devices with training processes, as one handle per rank. Engines hold the same weights
+afterwards, bit for bit.
 
-Off unless it is named: the recorded run on a GPU had one device and a tiny model (docs/gpu_results.md). On a machine without GPUs
-the whole state is one object anyway, and the plugin changes nothing.
+Off unless it is named: the recorded run on a GPU had one device and a tiny model
+(docs/gpu_results.md). On a machine without GPUs the whole state is one object anyway, and the
+plugin changes nothing.
 """
 
 from __future__ import annotations
@@ -29,13 +31,16 @@ may_differ = ("flat_sync.*",)
 
 @hookimpl
 def marl_options(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("weight sync on GPUs in large pieces (--plugin marl_plugins.flat_sync)")
+    group = parser.add_argument_group(
+        "weight sync on GPUs in large pieces (--plugin marl_plugins.flat_sync)"
+    )
     group.add_argument(
         "--flat_sync.mb",
         type=at_least(1),
         default=512,
         metavar="MB",
-        help="parameters of one dtype that travel together; memory of that size is needed on the first rank and in every engine",
+        help="parameters of one dtype that travel together; memory of that size is needed on the "
+        "first rank and in every engine",
     )
 
 
@@ -59,13 +64,29 @@ def marl_configure(run: Run) -> list[Problem]:
         return [Problem("flat_sync.adapters", who, got, fix=fix, flags=("ds.lora.rank",))]
     if run.args.vllm.sync_with_ray:
         got = "--vllm.sync_with_ray uses groups of Ray's, and this plugin torch's"
-        return [Problem("flat_sync.ray", who, got, fix="leave out either", flags=("vllm.sync_with_ray",))]
+        return [
+            Problem(
+                "flat_sync.ray", who, got, fix="leave out either", flags=("vllm.sync_with_ray",)
+            )
+        ]
     if all(_recorded(run.policy_args[p.name]) for p in run.policies if p.trainable):
         return []
-    got = "its recorded run on a GPU had one training process, which shared a device with the engine, without ZeRO 3"
-    return [Problem("flat_sync.unrecorded", who, got, fix="without it the sync is upstream's own", severity="warning")]
+    got = (
+        "its recorded run on a GPU had one training process, which shared a device with the "
+        "engine, without ZeRO 3"
+    )
+    return [
+        Problem(
+            "flat_sync.unrecorded",
+            who,
+            got,
+            fix="without it the sync is upstream's own",
+            severity="warning",
+        )
+    ]
 
 
 def _recorded(args: SimpleNamespace) -> bool:
-    """Returns whether a policy's weight sync goes the way of the recorded run (docs/gpu_results.md)."""
+    """Returns whether a policy's weight sync goes the way of the recorded run
+    (docs/gpu_results.md)."""
     return bool(args.train.colocate_all and training_gpus(args) == 1 and args.ds.zero_stage < 3)

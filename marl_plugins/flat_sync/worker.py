@@ -1,8 +1,9 @@
-"""Weight sync on GPUs in buckets: one call and one transfer for many parameters, instead of upstream's one of each per parameter
-(ppo_actor.py:409-490, vllm_worker_wrap.py).
+"""Weight sync on GPUs in buckets: one call and one transfer for many parameters, instead of
+upstream's one of each per parameter (ppo_actor.py:409-490, vllm_worker_wrap.py).
 
-    trainer   the parameters of one dtype, laid end to end in a buffer of at most `--flat_sync.mb` MB, broadcast on upstream's own
-              group; where engines share devices with training processes, as one CUDA IPC handle per rank
+    trainer   the parameters of one dtype, laid end to end in a buffer of at most `--flat_sync.mb`
+              MB, broadcast on upstream's own group; where engines share devices with training
+              processes, as one CUDA IPC handle per rank
     worker    cuts the buffer into views, and loads these as upstream's loads its one
 
 The processes of engines import this module, and must not import DeepSpeed.
@@ -34,20 +35,28 @@ class Bucket:
     shapes: Mapping[str, torch.Size]
 
     def pack(self, values: Iterable[Tensor]) -> Tensor:
-        """Returns the parameters' values, in the order of their names, as one tensor (elements,)."""
+        """Returns the parameters' values, in the order of their names, as one tensor
+        (elements,)."""
         return torch.cat([value.detach().reshape(-1) for value in values])
 
     def empty(self, device: Any) -> Tensor:
         """Makes room for what `pack` gives."""
-        return torch.empty(sum(map(math.prod, self.shapes.values())), dtype=self.dtype, device=device)
+        return torch.empty(
+            sum(map(math.prod, self.shapes.values())), dtype=self.dtype, device=device
+        )
 
     def unpack(self, flat: Tensor) -> list[tuple[str, Tensor]]:
         """Returns each parameter's name and value, a view of `flat`."""
         values = torch.split(flat, [math.prod(shape) for shape in self.shapes.values()])
-        return [(name, value.view(shape)) for (name, shape), value in zip(self.shapes.items(), values, strict=True)]
+        return [
+            (name, value.view(shape))
+            for (name, shape), value in zip(self.shapes.items(), values, strict=True)
+        ]
 
 
-def buckets(parameters: Iterable[tuple[str, torch.dtype, torch.Size]], limit: int) -> Iterator[Bucket]:
+def buckets(
+    parameters: Iterable[tuple[str, torch.dtype, torch.Size]], limit: int
+) -> Iterator[Bucket]:
     """Yields parameters in buckets of at most `limit` bytes; a larger one has its own."""
     open_ones: dict[torch.dtype, dict[str, torch.Size]] = {}
     sizes: dict[torch.dtype, int] = {}
@@ -76,8 +85,16 @@ def send(trainer: Any, limit: int) -> None:
     """
     import deepspeed
 
-    args, engines, first = trainer.strategy.args, trainer.vllm_engines, torch.distributed.get_rank() == 0
-    resets = [e.reset_prefix_cache.remote() for e in engines] if first and args.vllm.enable_prefix_caching else []
+    args, engines, first = (
+        trainer.strategy.args,
+        trainer.vllm_engines,
+        torch.distributed.get_rank() == 0,
+    )
+    resets = (
+        [e.reset_prefix_cache.remote() for e in engines]
+        if first and args.vllm.enable_prefix_caching
+        else []
+    )
     torch.cuda.empty_cache()
     sharded = args.ds.zero_stage == 3
     parameters = dict(trainer.actor.model.module.named_parameters())
@@ -90,7 +107,9 @@ def send(trainer: Any, limit: int) -> None:
         if first:
             taken = [engine.in_workers.remote(take, bucket, handles) for engine in engines]
             if handles is None:
-                trainer._model_update_group.broadcast(flat, src=0, stream=torch.cuda.current_stream())
+                trainer._model_update_group.broadcast(
+                    flat, src=0, stream=torch.cuda.current_stream()
+                )
             ray.get(taken)
         torch.distributed.barrier()  # an engine reads what an IPC handle points to
         torch.cuda.synchronize()
@@ -100,7 +119,8 @@ def send(trainer: Any, limit: int) -> None:
 
 
 def _handles(flat: Tensor | None) -> dict[str, Any]:
-    """A handle of each rank's buffer by its device, as upstream's `_handle_cuda_ipc` makes one of each parameter."""
+    """A handle of each rank's buffer by its device, as upstream's `_handle_cuda_ipc` makes one of
+    each parameter."""
     from openrlhf.trainer.ray.utils import get_physical_gpu_id
     from torch.multiprocessing import reductions
 
@@ -124,7 +144,9 @@ def take(worker: Any, bucket: Bucket, handles: Mapping[str, Any] | None) -> None
 
         rebuild, arguments = handles[get_physical_gpu_id()]
         arguments = list(arguments)
-        arguments[6] = worker.device.index  # the number of the device differs between processes (vllm_worker_wrap.py:66-70)
+        arguments[6] = (
+            worker.device.index
+        )  # the number of the device differs between processes (vllm_worker_wrap.py:66-70)
         flat = rebuild(*arguments)
     worker.model_runner.model.load_weights(weights=bucket.unpack(flat))
     torch.cuda.synchronize()

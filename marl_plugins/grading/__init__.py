@@ -1,6 +1,7 @@
 """Parts of graders that read an agent's text (docs/recipes.md, "The grader").
 
-places.py      where an answer stands, and in which form: a box, a line `answer: X`, one word, a number
+places.py      where an answer stands, and in which form: a box, a line `answer: X`, one word, a
+               number
 overlap.py     how far its words are those of the label: exact match and F1
 values.py      whether it has the value of the label: numbers, lists, words, formulas
 

@@ -1,4 +1,5 @@
-"""The process that runs math-verify (math_verify.py): each question in a fork of its own, with limits of CPU time and memory.
+"""The process that runs math-verify (math_verify.py): each question in a fork of its own, with
+limits of CPU time and memory.
 
 Started by its path, so it imports nothing of the package.
 """
@@ -15,8 +16,28 @@ import time
 CPU_SECONDS, MEMORY_BYTES = 1.0, 2 * 2**30
 """Limits of one answer, whatever the number of its parts, and of one comparison."""
 USUAL = (
-    *("\\frac{\\sqrt{2}}{2}", "x^2+2x+1", "(2,1)", "[0,\\pi)", "\\{1,2\\}", "5\\%", "3-4i", "x=\\frac12", "90^\\circ"),
-    *("2^{10}", "\\binom{5}{2}", "5!", "x \\le 3", "\\log_2 8", "\\sin(x)", "|x|", "\\text{no}", "42 \\text{ cm}"),
+    *(
+        "\\frac{\\sqrt{2}}{2}",
+        "x^2+2x+1",
+        "(2,1)",
+        "[0,\\pi)",
+        "\\{1,2\\}",
+        "5\\%",
+        "3-4i",
+        "x=\\frac12",
+        "90^\\circ",
+    ),
+    *(
+        "2^{10}",
+        "\\binom{5}{2}",
+        "5!",
+        "x \\le 3",
+        "\\log_2 8",
+        "\\sin(x)",
+        "|x|",
+        "\\text{no}",
+        "42 \\text{ cm}",
+    ),
     "\\begin{pmatrix} 1 \\\\ 2 \\end{pmatrix}",
 )
 """Answers of the usual kinds."""
@@ -26,7 +47,9 @@ BEGUN, YES, NO = b"b", b"1", b"0"
 
 def serve(control: socket.socket) -> None:
     """Answers questions, each in a process of its own, as many at a time as there are cores."""
-    for text in USUAL:  # fills the caches of its parser before the first fork: a question then takes milliseconds
+    for text in (
+        USUAL
+    ):  # fills the caches of its parser before the first fork: a question then takes milliseconds
         compare(text, text + "+1")
     running, most = 0, os.cpu_count() or 1
     while True:
@@ -52,7 +75,9 @@ def answer_one(connection: socket.socket) -> None:
     connection.sendall(BEGUN)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     answer, label, seconds = json.loads(connection.makefile("rb").readline())
-    signal.setitimer(signal.ITIMER_PROF, seconds)  # its signal ends the process, whatever it is doing
+    signal.setitimer(
+        signal.ITIMER_PROF, seconds
+    )  # its signal ends the process, whatever it is doing
     said = YES if compare(answer, label) else NO
     connection.sendall(said + str(time.process_time()).encode())
 

@@ -1,9 +1,10 @@
 """Questions to math-verify, which knows LaTeX, in a process of its own.
 
-An answer is whatever an agent wrote, and LaTeX of a few characters can keep a computer algebra system busy for ever. So math-verify
-runs in math_process.py, where every answer has limits of CPU time and memory, and as many questions are answered at a time as there
-are cores; it ends with the process that asks. An answer that reaches a limit is wrong. Waiting for others does not count against
-the deadline of who asks.
+An answer is whatever an agent wrote, and LaTeX of a few characters can keep a computer algebra
+system busy for ever. So math-verify runs in math_process.py, where every answer has limits of CPU
+time and memory, and as many questions are answered at a time as there are cores; it ends with the
+process that asks. An answer that reaches a limit is wrong. Waiting for others does not count
+against the deadline of who asks.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ PROCESS = Path(__file__).with_name("math_process.py")
 
 @dataclass
 class Budget:
-    """The time that one answer has: a list of many parts, each compared with many, has no more than one number.
+    """The time that one answer has: a list of many parts, each compared with many, has no more than
+    one number.
 
     Args:
         seconds: Of CPU, that are left.
@@ -36,7 +38,8 @@ class Budget:
 
 
 async def verified(answer: str, label: str, budget: Budget | None = None) -> bool:
-    """Returns what math-verify says; False where it needs too much memory, or more time than is left, which is then none.
+    """Returns what math-verify says; False where it needs too much memory, or more time than is
+    left, which is then none.
 
     Raises:
         InfrastructureFailure: The process that runs it does not work.
@@ -52,7 +55,9 @@ async def verified(answer: str, label: str, budget: Budget | None = None) -> boo
         try:
             writer.write(json.dumps([answer, label, budget.seconds]).encode() + b"\n")
             async with not_counted():
-                with theirs:  # the helper's end, which it hands to a process for this question alone
+                with (
+                    theirs
+                ):  # the helper's end, which it hands to a process for this question alone
                     await _hand_over(control, theirs)
                 begun = await reader.read(1)
             said = await reader.read() if begun == BEGUN else b""
@@ -64,7 +69,9 @@ async def verified(answer: str, label: str, budget: Budget | None = None) -> boo
         ours.close()
     if not said and process.poll() is not None:
         helper.cache_clear()
-        raise InfrastructureFailure("grader", f"the process that runs math-verify ended with {process.returncode}")
+        raise InfrastructureFailure(
+            "grader", f"the process that runs math-verify ended with {process.returncode}"
+        )
     budget.seconds -= float(said[1:] or budget.seconds)
     return said[:1] == YES
 
@@ -81,7 +88,8 @@ async def _hand_over(control: socket.socket, end: socket.socket) -> None:
 
 @functools.cache
 def helper() -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """Returns the process that runs math-verify, and the socket that it is asked through; it ends when that is closed."""
+    """Returns the process that runs math-verify, and the socket that it is asked through; it ends
+    when that is closed."""
     ours, theirs = socket.socketpair()
     with theirs:  # -P: the modules beside that file are no libraries
         process = subprocess.Popen(

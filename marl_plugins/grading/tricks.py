@@ -15,7 +15,8 @@ EQUAL = """class Equal(int):
 
 
 def leaving(names: tuple[str, ...] = ()) -> dict[str, str]:
-    """Returns the programs that leave, and one that returns what equals everything, by what they do.
+    """Returns the programs that leave, and one that returns what equals everything, by what they
+    do.
 
     Args:
         names: Of the functions that are asked for.
@@ -25,7 +26,8 @@ def leaving(names: tuple[str, ...] = ()) -> dict[str, str]:
 
 
 def mild(names: tuple[str, ...] = ()) -> dict[str, str]:
-    """Yields the tricks of `leaving` that do not end the process of a grader that runs them in its own."""
+    """Yields the tricks of `leaving` that do not end the process of a grader that runs them in its
+    own."""
     return {what: program for what, program in leaving(names).items() if "os._exit" not in program}
 
 

@@ -1,12 +1,16 @@
-"""One control for a group of policies, of which each has its share by how it does (Sandbox-RL, mean-group policy).
+"""One control for a group of policies, of which each has its share by how it does (Sandbox-RL,
+mean-group policy).
 
-    a_i = a clip(v_i / mean of v over the group, low, high)        v_i = slow mean of the rewards of policy i
+    a_i = a clip(v_i / mean of v over the group, low, high)        v_i = slow mean of the rewards of
+        policy i
 
-a is `--mean_group.control`. From then on a_i multiplies what `--mean_group.scales` names: the rewards of policy i, the limit of
-tokens of its answers in rollouts that begin afterwards (never above the recipe's), or the tau of its actions in
-`marl_plugins.cooperation`. A group is a population, or named by `--mean_group.groups a+b,c+d`, and costs one pass over its members.
-Where the mean is not above 0, a ratio says nothing, and everybody has a. Normalisation within a policy takes a factor of rewards
-out again. The rewards are those that the plugins before this one have left.
+a is `--mean_group.control`. From then on a_i multiplies what `--mean_group.scales` names: the
+rewards of policy i, the limit of tokens of its answers in rollouts that begin afterwards (never
+above the recipe's), or the tau of its actions in `marl_plugins.cooperation`. A group is a
+population, or named by `--mean_group.groups a+b,c+d`, and costs one pass over its members. Where
+the mean is not above 0, a ratio says nothing, and everybody has a. Normalisation within a policy
+takes a factor of rewards out again. The rewards are those that the plugins before this one have
+left.
 """
 
 from __future__ import annotations
@@ -25,7 +29,8 @@ from marl_plugins.mean_group.checks import check_groups, check_limits, check_tau
 
 
 class MeanRewards(dict[str, float]):
-    """The slow mean of each policy's rewards; beside it the mean of the step that was credited last, and the factor of rewards."""
+    """The slow mean of each policy's rewards; beside it the mean of the step that was credited
+    last, and the factor of rewards."""
 
     def __init__(self) -> None:
         self.latest, self.factors = dict[str, float](), dict[str, float]()
@@ -33,18 +38,42 @@ class MeanRewards(dict[str, float]):
 
 @hookimpl
 def marl_options(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument_group("one control for a group (--plugin marl_plugins.mean_group)").add_argument
-    add("--mean_group.groups", default=None, metavar="A+B,C+D", help="policies; default: each population")
-    add("--mean_group.scales", choices=["reward", "max_tokens", "tau"], default="reward", help="what a control multiplies")
+    add = parser.add_argument_group(
+        "one control for a group (--plugin marl_plugins.mean_group)"
+    ).add_argument
+    add(
+        "--mean_group.groups",
+        default=None,
+        metavar="A+B,C+D",
+        help="policies; default: each population",
+    )
+    add(
+        "--mean_group.scales",
+        choices=["reward", "max_tokens", "tau"],
+        default="reward",
+        help="what a control multiplies",
+    )
     add("--mean_group.control", type=above(0), default=1.0, help="the group's control")
-    add("--mean_group.low", type=between(0, 1), default=0.5, help="smallest share of it for a member")
+    add(
+        "--mean_group.low",
+        type=between(0, 1),
+        default=0.5,
+        help="smallest share of it for a member",
+    )
     add("--mean_group.high", type=at_least(1, float), default=2.0, help="largest share")
-    add("--mean_group.rate", type=between(0, 1), default=0.1, help="weight of a step in the slow mean")
+    add(
+        "--mean_group.rate",
+        type=between(0, 1),
+        default=0.1,
+        help="weight of a step in the slow mean",
+    )
 
 
 @hookimpl
 def marl_configure(run: Run) -> list[Problem]:
-    more = {"reward": lambda run: (), "max_tokens": check_limits, "tau": check_tau}[run.args.mean_group.scales]
+    more = {"reward": lambda run: (), "max_tokens": check_limits, "tau": check_tau}[
+        run.args.mean_group.scales
+    ]
     return [*check_groups(run), *more(run)]
 
 
@@ -57,9 +86,15 @@ def controls(values: Sequence[float], control: float, low: float, high: float) -
 def apply_controls(run: Run) -> None:
     """Sets what the control multiplies, for every policy that has been rewarded."""
     o, means = run.args.mean_group, run.state(MeanRewards)
-    scaled = {"reward": means.factors, "max_tokens": run.state(AnswerLimits), "tau": run.state(ShareTemperatures)}[o.scales]
+    scaled = {
+        "reward": means.factors,
+        "max_tokens": run.state(AnswerLimits),
+        "tau": run.state(ShareTemperatures),
+    }[o.scales]
     for known in ([name for name in group if name in means] for group in groups_of(run)):
-        scaled |= zip(known, controls([means[name] for name in known], o.control, o.low, o.high), strict=True)
+        scaled |= zip(
+            known, controls([means[name] for name in known], o.control, o.low, o.high), strict=True
+        )
 
 
 @hookimpl
@@ -68,7 +103,9 @@ def marl_credit_step(trajectories: Sequence[Trajectory], run: Run) -> Sequence[T
     for action in (a for t in trajectories for a in t.actions if a.reward is not None):
         rewards[action.policy].append(action.reward or 0.0)
         if action.policy in means.factors:
-            action.add_reward("mean_group", (means.factors[action.policy] - 1.0) * (action.reward or 0.0))
+            action.add_reward(
+                "mean_group", (means.factors[action.policy] - 1.0) * (action.reward or 0.0)
+            )
     means.latest = {policy: fmean(sorted(found)) for policy, found in rewards.items()}
     return trajectories
 
@@ -76,7 +113,10 @@ def marl_credit_step(trajectories: Sequence[Trajectory], run: Run) -> Sequence[T
 @hookimpl
 def marl_log(run: Run, metrics: dict[str, float]) -> None:
     means, rate = run.state(MeanRewards), run.args.mean_group.rate
-    means |= {policy: means.get(policy, mean) * (1 - rate) + rate * mean for policy, mean in means.latest.items()}
+    means |= {
+        policy: means.get(policy, mean) * (1 - rate) + rate * mean
+        for policy, mean in means.latest.items()
+    }
     means.latest = {}
     apply_controls(run)
     metrics |= {f"mean_group/{policy}": value for policy, value in sorted(means.items())}

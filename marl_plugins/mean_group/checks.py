@@ -25,9 +25,19 @@ def check_groups(run: Run) -> Iterator[Problem]:
     grouped = [name for group in groups_of(run) for name in group]
     for name in dict.fromkeys(grouped):
         if name not in names:
-            yield Problem("mean_group.no_policy", where, f"there is no policy {name!r}", fix=meant(name, names))
+            yield Problem(
+                "mean_group.no_policy",
+                where,
+                f"there is no policy {name!r}",
+                fix=meant(name, names),
+            )
         elif grouped.count(name) > 1:
-            yield Problem("mean_group.twice", where, f"policy {name!r} is in two groups", fix="leave it in one")
+            yield Problem(
+                "mean_group.twice",
+                where,
+                f"policy {name!r} is in two groups",
+                fix="leave it in one",
+            )
     if not any(len(group) > 1 for group in groups_of(run)):
         got, fix = "no group has two policies", "name the groups, as in a+b,c+d"
         yield Problem("mean_group.alone", where, got, fix=fix, severity="warning")
@@ -37,15 +47,27 @@ def check_tau(run: Run) -> Iterator[Problem]:
     """Yields why a control cannot multiply the tau of `marl_plugins.cooperation`."""
     if not hasattr(run.args, "cooperation"):
         got = "tau: it belongs to marl_plugins.cooperation, which this run does not have"
-        yield Problem("mean_group.tau", SCALES, got, fix="add --plugin marl_plugins.cooperation, or scale the reward")
+        yield Problem(
+            "mean_group.tau",
+            SCALES,
+            got,
+            fix="add --plugin marl_plugins.cooperation, or scale the reward",
+        )
         return
     if not run.args.mean_group.low:
         got, fix = "0: a member with this share would have a tau of 0", "set a share above 0"
-        yield Problem("mean_group.tau_of_0", at(flag="mean_group.low"), got, fix=fix, flags=("mean_group.scales",))
+        yield Problem(
+            "mean_group.tau_of_0",
+            at(flag="mean_group.low"),
+            got,
+            fix=fix,
+            flags=("mean_group.scales",),
+        )
     cooperation = run.args.cooperation
     if cooperation.tau in (0, math.inf) or not cooperation.factor:
         got = (
-            f"tau: has no effect with --cooperation.tau {cooperation.tau:g} and --cooperation.factor {cooperation.factor:g}"
+            f"tau: has no effect with --cooperation.tau {cooperation.tau:g} and "
+            f"--cooperation.factor {cooperation.factor:g}"
         )
         fix = "set a tau between 0 and inf and a factor above 0"
         yield Problem("mean_group.no_effect", SCALES, got, fix=fix, severity="warning")
@@ -56,14 +78,37 @@ def check_limits(run: Run) -> Iterator[Problem]:
     grouped = {name for group in groups_of(run) for name in group}
     roles = [role for role in run.recipe.roles if grouped & set(run.recipe.policies_of(role))]
     if roles and all(longest_answer(run, role) == 1 for role in roles):
-        got = f"max_tokens: has no effect, because answers of {', '.join(roles)} have one token at most"
-        yield Problem("mean_group.no_effect", SCALES, got, fix="scale the reward", severity="warning")
+        got = (
+            f"max_tokens: has no effect, because answers of {', '.join(roles)} have one token at "
+            "most"
+        )
+        yield Problem(
+            "mean_group.no_effect", SCALES, got, fix="scale the reward", severity="warning"
+        )
     penalties = ("reward.overlong_buffer_len", "reward.stop_properly_penalty_coef")
-    used = [f for f in penalties for name in sorted(grouped & run.policy_args.keys()) if _value(run, name, f) is not None]
+    used = [
+        f
+        for f in penalties
+        for name in sorted(grouped & run.policy_args.keys())
+        if _value(run, name, f) is not None
+    ]
     if used:
-        got = "max_tokens: answers are cut at less than the limit of the recipe, with which their penalty compares them"
-        fix = f"leave out {' and '.join(f'--{flag}' for flag in dict.fromkeys(used))}, or scale the reward"
-        yield Problem("mean_group.penalty", SCALES, got, fix=fix, severity="warning", flags=tuple(dict.fromkeys(used)))
+        got = (
+            "max_tokens: answers are cut at less than the limit of the recipe, with which their "
+            "penalty compares them"
+        )
+        fix = (
+            f"leave out {' and '.join(f'--{flag}' for flag in dict.fromkeys(used))}, or scale "
+            "the reward"
+        )
+        yield Problem(
+            "mean_group.penalty",
+            SCALES,
+            got,
+            fix=fix,
+            severity="warning",
+            flags=tuple(dict.fromkeys(used)),
+        )
 
 
 def _value(run: Run, policy: str, flag: str) -> object:

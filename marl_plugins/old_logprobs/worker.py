@@ -1,4 +1,5 @@
-"""The weights of the last versions in one training process: the rank's share of every parameter that is trained."""
+"""The weights of the last versions in one training process: the rank's share of every parameter
+that is trained."""
 
 from __future__ import annotations
 
@@ -8,7 +9,12 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from marl_plugins.engine.processes.extension import Extension
-from marl_plugins.engine.processes.weights_in_place import put_back, put_in_place, share, trained_parameters
+from marl_plugins.engine.processes.weights_in_place import (
+    put_back,
+    put_in_place,
+    share,
+    trained_parameters,
+)
 
 if TYPE_CHECKING:
     from openrlhf.trainer.ray.ppo_actor import ActorPPOTrainer
@@ -25,19 +31,24 @@ class OldWeights(Extension):
         self.by_version: dict[int, dict[str, Tensor]] = {}
 
     def keep(self, version: int, oldest: int) -> None:
-        """Keeps the weights as they are as those of a version, and forgets all that are older than `oldest`."""
-        self.by_version = {known: weights for known, weights in self.by_version.items() if known >= oldest}
+        """Keeps the weights as they are as those of a version, and forgets all that are older than
+        `oldest`."""
+        self.by_version = {
+            known: weights for known, weights in self.by_version.items() if known >= oldest
+        }
         if version not in self.by_version:
             self.by_version[version] = {
                 name: share(p).cpu().clone() for name, p in trained_parameters(self.trainer).items()
             }
 
     def put(self, version: int) -> bool:
-        """Puts the weights of a version in the place of the newest ones, and returns whether they are there. A collective
-        operation."""
+        """Puts the weights of a version in the place of the newest ones, and returns whether they
+        are there. A collective operation."""
         if version not in self.by_version:
             return False
-        self.by_version[NEWEST] = put_in_place(trained_parameters(self.trainer), self.by_version[version])
+        self.by_version[NEWEST] = put_in_place(
+            trained_parameters(self.trainer), self.by_version[version]
+        )
         return True
 
     def put_back(self) -> None:

@@ -1,10 +1,12 @@
 """More policies than devices: training processes exist only while their policy computes.
 
-The policies share seats, a device each. A policy with rows to compute gets all the seats that it needs or none, and its processes,
-the critic's and the reference among them, go on where they had stopped. Where no seat is free, the policy that has rested for the
-longest leaves its own: its state goes to the controller, its processes end. A step is one pass over the policies for log-probs and
-one for updates; with P policies of one rank on N seats, P - N change in each. What is computed is the same as with devices for
-each, bit for bit. seats.py has the order, room.py the processes, training_state.py what is handed on.
+The policies share seats, a device each. A policy with rows to compute gets all the seats that it
+needs or none, and its processes, the critic's and the reference among them, go on where they had
+stopped. Where no seat is free, the policy that has rested for the
+longest leaves its own: its state goes to the controller, its processes end. A step is one pass over
+the policies for log-probs and one for updates; with P policies of one rank on N seats, P - N change
+in each. What is computed is the same as with devices for each, bit for bit. seats.py has the order,
+room.py the processes, training_state.py what is handed on.
 
 FlexMARL (arXiv 2602.09578) calls it suspend-to-destroy.
 """
@@ -35,7 +37,8 @@ def marl_options(parser: argparse.ArgumentParser) -> None:
         "--process_groups.seats",
         metavar="N",
         type=at_least(1),
-        help="devices of a node that training processes share; default: as many as the largest policy needs",
+        help="devices of a node that training processes share; default: as many as the largest "
+        "policy needs",
     )
     group.add_argument(
         "--process_groups.nodes",
@@ -48,14 +51,17 @@ def marl_options(parser: argparse.ArgumentParser) -> None:
         "--process_groups.state_gb",
         metavar="GB",
         type=above(0),
-        help="what Ray's object store has for the states of policies without seats; default: what the models' sizes say",
+        help="what Ray's object store has for the states of policies without seats; default: what "
+        "the models' sizes say",
     )
 
 
 @hookimpl
 def marl_processes(run: Run) -> SharedSeats:
     flags = run.args.process_groups
-    most = max((seats_needed(run.policy_args[p.name]) for p in run.policies if p.trainable), default=1)
+    most = max(
+        (seats_needed(run.policy_args[p.name]) for p in run.policies if p.trainable), default=1
+    )
     return SharedSeats(Seating(flags.seats or most, flags.nodes, flags.state_gb))
 
 
@@ -70,7 +76,8 @@ def marl_configure(run: Run) -> list[Problem]:
         Problem(
             "process_groups.enough",
             at(plugin=WHO),
-            f"{total} seats are enough for all {len(needed)} trained policies: none will ever leave its own",
+            f"{total} seats are enough for all {len(needed)} trained policies: none will ever "
+            "leave its own",
             fix="lower --process_groups.seats, or leave out the plugin",
             severity="warning",
             flags=("process_groups.seats",),

@@ -24,7 +24,8 @@ def check_seating(run: Run, seating: Seating) -> list[Problem]:
                 "seats.gpus",
                 at(plugin=who),
                 (
-                    "not on GPUs yet: upstream's weight sync has one broadcast group per policy, made with its "
+                    "not on GPUs yet: upstream's weight sync has one broadcast group per policy, "
+                    "made with its "
                     "training processes"
                 ),
                 fix="leave out the plugin",
@@ -67,7 +68,8 @@ def check_seating(run: Run, seating: Seating) -> list[Problem]:
         Problem(
             "seats.zero_stage",
             at(plugin=who, policy=p.name, flag="ds.zero_stage"),
-            "3: a rank's checkpoint has no whole weights, which the next process in its place would load",
+            "3: a rank's checkpoint has no whole weights, which the next process in its place "
+            "would load",
             fix=f"set --policy.{p.name}.ds.zero_stage 2",
             flags=("ds.zero_stage",),
         )
@@ -81,7 +83,10 @@ def _without_room(run: Run, seating: Seating, who: str) -> list[Problem]:
     """The problem with states that Ray's object store, or this machine's memory, cannot hold."""
     sizes, given = state_bytes(run), seating.state_gb
     known = {name: size for name, size in sizes.items() if size is not None}
-    total, shown = sum(known.values()), ", ".join(f"{name!r} {gb(size)}" for name, size in known.items())
+    total, shown = (
+        sum(known.values()),
+        ", ".join(f"{name!r} {gb(size)}" for name, size in known.items()),
+    )
     if given is None and len(known) < len(sizes):
         unknown = ", ".join(repr(name) for name in sizes if name not in known)
         return [
@@ -89,10 +94,12 @@ def _without_room(run: Run, seating: Seating, who: str) -> list[Problem]:
                 "seats.unknown_size",
                 at(plugin=who),
                 (
-                    f"the size of the model of policy {unknown} is not known, and with it how large Ray's object "
+                    f"the size of the model of policy {unknown} is not known, and with it how "
+                    "large Ray's object "
                     "store has to be"
                 ),
-                fix="give --process_groups.state_gb: of all policies together, 18 bytes a parameter",
+                fix="give --process_groups.state_gb: of all policies together, 18 bytes a "
+                "parameter",
                 flags=("process_groups.state_gb",),
             )
         ]
@@ -101,19 +108,24 @@ def _without_room(run: Run, seating: Seating, who: str) -> list[Problem]:
             Problem(
                 "seats.state_gb",
                 at(plugin=who),
-                f"the states of the policies need {gb(total)} ({shown}), and --process_groups.state_gb is {given:g}",
+                f"the states of the policies need {gb(total)} ({shown}), and "
+                f"--process_groups.state_gb is {given:g}",
                 fix="raise it or leave it out",
                 flags=("process_groups.state_gb",),
             )
         ]
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if not os.environ.get("RAY_ADDRESS") and OBJECT_STORE_BYTES + states_together(run, seating) > memory:
+    if (
+        not os.environ.get("RAY_ADDRESS")
+        and OBJECT_STORE_BYTES + states_together(run, seating) > memory
+    ):
         return [
             Problem(
                 "seats.memory",
                 at(plugin=who),
                 (
-                    f"the states of the policies need {gb(states_together(run, seating))} of Ray's object store ({shown}), "
+                    f"the states of the policies need {gb(states_together(run, seating))} of Ray's "
+                    f"object store ({shown}), "
                     f"and this machine has {gb(memory)} of memory"
                 ),
                 fix="use smaller models, fewer ranks or fewer policies (--mapping)",

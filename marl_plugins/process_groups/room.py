@@ -1,11 +1,13 @@
 """Training processes that exist only while their policy computes, on seats that the policies share.
 
-    async with processes.active():     the policy has its seats, and processes in them that know all that they knew before
+    async with processes.active():     the policy has its seats, and processes in them that know all
+                                       that they knew before
 
-A process is not moved: its state is taken out (training_state.py), it is killed, and another one goes on with the state.
-That is a spare, one in each seat and used once, which has done beforehand what takes time: imports, loading of operators, and the
-first touch of memory, its own and that of the states that wait. The controller owns the states, in Ray's store. Who computes when
-changes nothing that is computed.
+A process is not moved: its state is taken out (training_state.py), it is killed, and another one
+goes on with the state. That is a spare, one in each seat and used once, which has done beforehand
+what takes time: imports, loading of operators, and the first touch of memory, its own and that of
+the states that wait. The controller owns the states, in Ray's store. Who computes when changes
+nothing that is computed.
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ from marl_plugins.process_groups.worker import RemoteCriticActor, RemotePolicyAc
 from openrlhf.trainer.ray.launcher import RayActorGroup  # isort: skip  # after the host support, installed above
 
 SHARE = 0.2
-"""Of a seat, for each process in it: the one that computes, its successors, and one that has been killed and is not gone yet."""
+"""Of a seat, for each process in it: the one that computes, its successors, and one that has been
+killed and is not gone yet."""
 TOUCHED_BYTES = 2 * 10**9
 """Most bytes that a spare touches beforehand, and so holds while it waits."""
 TRIES = 3
@@ -43,7 +46,8 @@ TRIES = 3
 
 
 class Group(RayActorGroup):  # type: ignore[misc]
-    """Upstream's group, whose processes come and go. Whoever holds it meets those that are there."""
+    """Upstream's group, whose processes come and go. Whoever holds it meets those that are
+    there."""
 
     def _initiate_actors(self, pg: Any, num_gpus_per_actor: float) -> None:
         self._actor_handlers: list[Any] = []
@@ -62,7 +66,10 @@ class Room:
         self.seats = Seats(seating)
         self.silence = silence
         self.touched = min(TOUCHED_BYTES, int(2 * state))
-        self.kinds = {"policy": RemotePolicyActor, **({"critic": RemoteCriticActor} if critics else {})}
+        self.kinds = {
+            "policy": RemotePolicyActor,
+            **({"critic": RemoteCriticActor} if critics else {}),
+        }
         self.members: dict[str, SeatedProcesses] = {}
         self.changes: list[float] = []
         """Seconds of each time that a policy was given processes, since the last `metrics`."""
@@ -76,10 +83,14 @@ class Room:
         """Reserves the seats and begins to start a spare in each."""
         seating = self.seats.seating
         bundles = [{"GPU": 1, "CPU": 1}] * seating.seats
-        self._nodes = [placement_group(bundles, strategy="STRICT_PACK") for _ in range(seating.nodes)]
+        self._nodes = [
+            placement_group(bundles, strategy="STRICT_PACK") for _ in range(seating.nodes)
+        ]
         for group in self._nodes:
             ready(group, self.silence)
-        self.refill([Seat(node, number) for node in range(seating.nodes) for number in range(seating.seats)])
+        self.refill(
+            [Seat(node, number) for node in range(seating.nodes) for number in range(seating.seats)]
+        )
 
     def close(self) -> None:
         """Ends the spares and gives the seats back."""
@@ -98,10 +109,14 @@ class Room:
                     self._spares[seat, kind] = self._start(seat, kind)
 
     def _start(self, seat: Seat, kind: str) -> tuple[Any, Any]:
-        here = PlacementGroupSchedulingStrategy(self._nodes[seat.node], placement_group_bundle_index=seat.number)
+        here = PlacementGroupSchedulingStrategy(
+            self._nodes[seat.node], placement_group_bundle_index=seat.number
+        )
         process = self.kinds[kind].options(num_cpus=SHARE, num_gpus=SHARE, scheduling_strategy=here)
         handle = process.remote(1, 0, None, None)
-        waiting = [state for member in self.members.values() for state in member.states.get(kind, ())]
+        waiting = [
+            state for member in self.members.values() for state in member.states.get(kind, ())
+        ]
         if len(self._nodes) > 1:  # it would fetch those of other nodes
             waiting = []
         return handle, handle.warm_up.remote(self.touched, waiting)
@@ -122,13 +137,16 @@ class Room:
                     await handle.__ray_ready__.remote()  # it may have died since
                 return handle
             except DEATHS as error:
-                # It may have held the lock of an operator, for which the next one would wait for ever.
+                # It may have held the lock of an operator, for which the next one would wait for
+                # ever.
                 clear_abandoned_locks(extensions_folder("cpu"))
                 why = f"{TRIES} died one after the other, the last: {str(error).splitlines()[0]}"
             except TimeoutError:
                 why = f"one was not ready after {self.silence:g} s (limits.silence_seconds)"
                 break
-        raise RunEnded(f"no training process became ready in seat {seat.number} of node {seat.node}: {why}")
+        raise RunEnded(
+            f"no training process became ready in seat {seat.number} of node {seat.node}: {why}"
+        )
 
     async def take(self, policy: str, count: int) -> Grant:
         """Waits until a policy has its seats. Those who have to leave them are on their way out."""
@@ -159,14 +177,18 @@ class Room:
                 granted.set_result(grant)
 
     def metrics(self) -> dict[str, float]:
-        """Returns the metrics of the step: how many times a policy was given processes, and the seconds from its seats being
-        free to having them."""
+        """Returns the metrics of the step: how many times a policy was given processes, and the
+        seconds from its seats being free to having them."""
         changes, self.changes = self.changes, []
-        return {"process_groups/changes": float(len(changes)), "process_groups/seconds": sum(changes)}
+        return {
+            "process_groups/changes": float(len(changes)),
+            "process_groups/seconds": sum(changes),
+        }
 
 
 class SeatedProcesses(TrainingProcesses):
-    """A policy's training processes, and its critic's, which share their seats with those of other policies.
+    """A policy's training processes, and its critic's, which share their seats with those of other
+    policies.
 
     Args:
         room: The seats.
@@ -178,7 +200,8 @@ class SeatedProcesses(TrainingProcesses):
         self.room = room
         room.members[self.policy] = self
         self.states: dict[str, list[Any]] = {}
-        """By group, a reference to the state of each process; empty while the processes are there, and before their first time."""
+        """By group, a reference to the state of each process; empty while the processes are there,
+        and before their first time."""
         self._weights: Any = None
         """A reference to the current weights, as safetensors, once they are known."""
         self._leaving: asyncio.Task[None] | None = None
@@ -187,16 +210,21 @@ class SeatedProcesses(TrainingProcesses):
     def launch(self, shared: Any) -> None:
         """Starts nothing: that waits until the policy computes for the first time."""
         args = self.args
-        self.groups["policy"] = Group(args.actor.num_nodes, args.actor.num_gpus_per_node, RemotePolicyActor)
+        self.groups["policy"] = Group(
+            args.actor.num_nodes, args.actor.num_gpus_per_node, RemotePolicyActor
+        )
         if critic_gpus(args):
-            self.groups["critic"] = Group(args.critic.num_nodes, args.critic.num_gpus_per_node, RemoteCriticActor)
+            self.groups["critic"] = Group(
+                args.critic.num_nodes, args.critic.num_gpus_per_node, RemoteCriticActor
+            )
 
     @contextlib.asynccontextmanager
     async def active(self) -> AsyncIterator[None]:
         """Holds the processes in place while they are asked for something."""
         grant = await self.room.take(self.policy, training_gpus(self.args) + critic_gpus(self.args))
         try:
-            # All, not only those that this grant made leave: an earlier one, given up or still waiting, may have had these seats.
+            # All, not only those that this grant made leave: an earlier one, given up or still
+            # waiting, may have had these seats.
             await asyncio.gather(*(member.left() for member in self.room.members.values()))
             async with self._changing:
                 if not any(self.handles()):
@@ -213,7 +241,9 @@ class SeatedProcesses(TrainingProcesses):
                 await self._assign(kind, group, places)
             self.where = list(await asyncio.gather(*(locate(handle) for handle in self.handles())))
             await self._load()
-        except BaseException:  # it may be given up, and the run go on to save: these know only a part of the state
+        except (
+            BaseException
+        ):  # it may be given up, and the run go on to save: these know only a part of the state
             self._empty()
             raise
         self.states = {}
@@ -225,7 +255,9 @@ class SeatedProcesses(TrainingProcesses):
         handles = [await self.room.spare(next(places), kind) for _ in range(ranks)]
         group._actor_handlers, doing = handles, "was given its processes"
         address, port = await self.await_work(doing, handles[0].assign.remote(ranks, 0, None, None))
-        await self.await_work(doing, *(h.assign.remote(ranks, n, address, port) for n, h in enumerate(handles) if n))
+        await self.await_work(
+            doing, *(h.assign.remote(ranks, n, address, port) for n, h in enumerate(handles) if n)
+        )
 
     async def _load(self) -> None:
         args = self.args
@@ -270,11 +302,15 @@ class SeatedProcesses(TrainingProcesses):
             if self._weights is None:
                 self._weights = await super().weights()
             asked = {
-                kind: [handle.get_state.options(num_returns=2).remote() for handle in self._in(kind)]
+                kind: [
+                    handle.get_state.options(num_returns=2).remote() for handle in self._in(kind)
+                ]
                 for kind in self.groups
             }
             sizes = [size for pairs in asked.values() for size, _ in pairs]
-            await self.await_work("was asked for its state", *sizes)  # by then all of it is in Ray's store
+            await self.await_work(
+                "was asked for its state", *sizes
+            )  # by then all of it is in Ray's store
             self.states = {kind: [state for _, state in pairs] for kind, pairs in asked.items()}
             self._empty()
 

@@ -1,17 +1,21 @@
-"""Seats for the training processes of more policies than there are devices: who has which, and who is next.
+"""Seats for the training processes of more policies than there are devices: who has which, and who
+is next.
 
-A seat is a device that one training process computes on. A group is all processes of one policy, and gets all its seats or none, on
-one node. It keeps them when its work is done, until a group that waits needs them: whoever was last to compute in one pass over the
-policies is first in the next pass, for nothing (last in, first out).
+A seat is a device that one training process computes on. A group is all processes of one policy,
+and gets all its seats or none, on one node. It keeps them when its work is done, until a group that
+waits needs them: whoever was last to compute in one pass over the policies is first in the next
+pass, for nothing (last in, first out).
 
     request = seats.ask(group, count)     the group has work
-    seats.grant()                         who is next: its seats, and the groups that have to leave them before; None for nobody now
+    seats.grant()                         who is next: its seats, and the groups that have to leave
+                                          them before; None for nobody now
     seats.give_back(group)                the work is done; the seats stay the group's
     seats.leave(group)                    its processes are gone
 
-The order is that of asking, with two exceptions: a group that has seats needs no others, and a group that fits now may go before
-one that does not. Neither happens to a request more than `patience` times; then it is the only one that is considered, but for
-what a group at work asks for in addition, which takes nobody's turn. FlexMARL (arXiv 2602.09578) activates groups all or none and
+The order is that of asking, with two exceptions: a group that has seats needs no others, and a
+group that fits now may go before one that does not. Neither happens to a request more than
+`patience` times; then it is the only one that is considered, but for what a group at work asks for
+in addition, which takes nobody's turn. FlexMARL (arXiv 2602.09578) activates groups all or none and
 returns them to their previous node; the order is ours.
 """
 
@@ -37,7 +41,8 @@ class Seating:
     Args:
         seats: Of each node.
         nodes: Number of nodes.
-        state_gb: What Ray's object store keeps free for the states of policies without seats; None: what their sizes say.
+        state_gb: What Ray's object store keeps free for the states of policies without seats; None:
+            what their sizes say.
     """
 
     seats: int
@@ -68,7 +73,8 @@ class Grant(NamedTuple):
 
     Args:
         seats: The group's, in the order of its processes.
-        leaving: Groups that had some of them; none where the group has not left its seats since its last work.
+        leaving: Groups that had some of them; none where the group has not left its seats since its
+            last work.
     """
 
     request: SeatRequest
@@ -88,7 +94,8 @@ class Seats:
         self.seating = seating
         self.patience = patience
         self.held: dict[str, tuple[Seat, ...]] = {}
-        """The seats of every group that has some; those that are not at work in the order in which they ended it."""
+        """The seats of every group that has some; those that are not at work in the order in which
+        they ended it."""
         self.waiting: list[SeatRequest] = []
         """In the order of asking."""
         self._at_work: Counter[str] = Counter()
@@ -102,7 +109,9 @@ class Seats:
             ValueError: It needs more seats than a node has.
         """
         if not 0 < count <= self.seating.seats:
-            raise ValueError(f"group {group!r} needs {count} seats of one node, which has {self.seating.seats}")
+            raise ValueError(
+                f"group {group!r} needs {count} seats of one node, which has {self.seating.seats}"
+            )
         request = SeatRequest(group, count)
         self.waiting.append(request)
         return request
@@ -113,7 +122,8 @@ class Seats:
             self.waiting.remove(request)
 
     def grant(self) -> Grant | None:
-        """Returns the next request that can be granted now, which is granted; None where no one's can."""
+        """Returns the next request that can be granted now, which is granted; None where no one's
+        can."""
         for request in self._candidates():
             if (found := self._find(request)) is not None:
                 self._give(request, *found)
@@ -123,24 +133,43 @@ class Seats:
     def _candidates(self) -> Iterator[SeatRequest]:
         """The requests that may be granted, in order; those that cost nobody a turn come first."""
         yield from [request for request in self.waiting if self._at_work[request.group]]
-        if self.waiting and self.waiting[0].overtaken >= self.patience:  # no other one was overtaken as often
+        if (
+            self.waiting and self.waiting[0].overtaken >= self.patience
+        ):  # no other one was overtaken as often
             yield self.waiting[0]
         else:
             yield from sorted(self.waiting, key=lambda request: request.group not in self.held)
 
     def _find(self, request: SeatRequest) -> tuple[tuple[Seat, ...], tuple[str, ...]] | None:
-        """Seats for a request, and who leaves them: few groups, and on the group's previous node where that is all the same."""
+        """Seats for a request, and who leaves them: few groups, and on the group's previous node
+        where that is all the same."""
         if seats := self.held.get(request.group):
             return seats, ()
         previous = self._previous.get(request.group, ())
-        found = [on for node in range(self.seating.nodes) if (on := self._find_on(node, request.count, previous))]
-        return min(found, key=lambda on: (len(on[1]), on[0][0].node not in {s.node for s in previous}), default=None)
+        found = [
+            on
+            for node in range(self.seating.nodes)
+            if (on := self._find_on(node, request.count, previous))
+        ]
+        return min(
+            found,
+            key=lambda on: (len(on[1]), on[0][0].node not in {s.node for s in previous}),
+            default=None,
+        )
 
-    def _find_on(self, node: int, count: int, previous: Sequence[Seat]) -> tuple[tuple[Seat, ...], tuple[str, ...]] | None:
+    def _find_on(
+        self, node: int, count: int, previous: Sequence[Seat]
+    ) -> tuple[tuple[Seat, ...], tuple[str, ...]] | None:
         taken = {seat for seats in self.held.values() for seat in seats}
         free = {seat for n in range(self.seating.seats) if (seat := Seat(node, n)) not in taken}
-        resting = [name for name, seats in self.held.items() if not self._at_work[name] and seats[0].node == node]
-        resting.sort(key=lambda name: not {*self.held[name]} & {*previous})  # stable: then who has rested for the longest
+        resting = [
+            name
+            for name, seats in self.held.items()
+            if not self._at_work[name] and seats[0].node == node
+        ]
+        resting.sort(
+            key=lambda name: not {*self.held[name]} & {*previous}
+        )  # stable: then who has rested for the longest
         leaving: list[str] = []
         for name in resting:
             if len(free) < count:

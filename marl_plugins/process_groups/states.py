@@ -17,11 +17,13 @@ def seats_needed(args: SimpleNamespace) -> int:
 
 
 def state_bytes(run: Run) -> dict[str, float | None]:
-    """Returns bytes of the state of each trained policy and its critic; None where a model's size is not known.
+    """Returns bytes of the state of each trained policy and its critic; None where a model's size
+    is not known.
 
-    With P parameters each process has the weights, 2P bytes, and, all or its share (from ZeRO 1 on), those in float32 and Adam's
-    two moments, 12P; with `--train.enable_ema` all together have an average in float32, 4P. To these come the policy's weights as
-    engines get them, the newest and those before them, 2P each.
+    With P parameters each process has the weights, 2P bytes, and, all or its share (from ZeRO 1
+    on), those in float32 and Adam's two moments, 12P; with `--train.enable_ema` all together have
+    an average in float32, 4P. To these come the policy's weights as engines get them, the newest
+    and those before them, 2P each.
     """
     found: dict[str, float | None] = {}
     for policy in run.policies:
@@ -30,9 +32,18 @@ def state_bytes(run: Run) -> dict[str, float | None]:
             shared = 1 if args.ds.zero_stage else None
             sizes = [_size(args.actor.model_name_or_path)] * 2
             own = 8.0 if args.train.enable_ema else 4.0
-            parts = [own, *(2.0 * n + 12.0 * (shared or n) for n in (training_gpus(args), critic_gpus(args)) if n)]
+            parts = [
+                own,
+                *(
+                    2.0 * n + 12.0 * (shared or n)
+                    for n in (training_gpus(args), critic_gpus(args))
+                    if n
+                ),
+            ]
             sizes += [_size(args.critic.model_name_or_path)] if critic_gpus(args) else []
-            known = [size * part for size, part in zip(sizes, parts, strict=True) if size is not None]
+            known = [
+                size * part for size, part in zip(sizes, parts, strict=True) if size is not None
+            ]
             found[policy.name] = sum(known) if len(known) == len(parts) else None
     return found
 

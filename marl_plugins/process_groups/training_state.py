@@ -1,12 +1,13 @@
 """Everything that a training process knows and another one in its place has to know, as one value.
 
-What DeepSpeed says is its state is what it would write into a checkpoint: weights, the optimiser's and the scheduler's state, its
-counters. Here its checkpoint engine keeps that in memory. To it come the random generators and what upstream's strategy counts.
-Every process keeps all weights, because none may wait for rank 0's.
+What DeepSpeed says is its state is what it would write into a checkpoint: weights, the optimiser's
+and the scheduler's state, its counters. Here its checkpoint engine keeps that in memory. To it come
+the random generators and what upstream's strategy counts. Every process keeps all weights, because
+none may wait for rank 0's.
 
-The value is one skeleton (a pickle) and one array for each tensor (pickle's out-of-band buffers), so that Ray copies every byte
-once, from the process into its store, and the next process once, into the tensors that it has anyway. It belongs to whoever asked
-for it and outlives the process.
+The value is one skeleton (a pickle) and one array for each tensor (pickle's out-of-band buffers),
+so that Ray copies every byte once, from the process into its store, and the next process once, into
+the tensors that it has anyway. It belongs to whoever asked for it and outlives the process.
 """
 
 from __future__ import annotations
@@ -48,7 +49,8 @@ class TrainingState:
 
 
 class MemoryCheckpoints(CheckpointEngine):  # type: ignore[misc]
-    """DeepSpeed's checkpoint engine that keeps what it is given, by the name of the file that it would be in."""
+    """DeepSpeed's checkpoint engine that keeps what it is given, by the name of the file that it
+    would be in."""
 
     def __init__(self, files: dict[str, Any]):
         super().__init__()
@@ -68,7 +70,8 @@ class MemoryCheckpoints(CheckpointEngine):  # type: ignore[misc]
 
 @contextmanager
 def _kept_in_memory(engine: Any, files: dict[str, Any]) -> Iterator[str]:
-    """Lets DeepSpeed save to and load from memory; yields a folder with empty files, among which it looks for names."""
+    """Lets DeepSpeed save to and load from memory; yields a folder with empty files, among which it
+    looks for names."""
     before = engine.checkpoint_engine, engine.save_non_zero_checkpoint
     engine.checkpoint_engine, engine.save_non_zero_checkpoint = MemoryCheckpoints(files), True
     try:
@@ -82,7 +85,8 @@ def _kept_in_memory(engine: Any, files: dict[str, Any]) -> Iterator[str]:
 
 
 def get_state(engine: Any, strategy: Any, extensions: Sequence[Any] = ()) -> TrainingState:
-    """Returns the state of a process; all ranks are asked at the same time, between two of the things that they are asked for.
+    """Returns the state of a process; all ranks are asked at the same time, between two of the
+    things that they are asked for.
 
     Args:
         engine: DeepSpeed's.
@@ -107,7 +111,8 @@ def get_state(engine: Any, strategy: Any, extensions: Sequence[Any] = ()) -> Tra
 
 
 def set_state(engine: Any, strategy: Any, state: TrainingState) -> list[Any]:
-    """Makes a process that has just loaded its model the one whose state this is, and returns the states of its extensions."""
+    """Makes a process that has just loaded its model the one whose state this is, and returns the
+    states of its extensions."""
     found = unpacked(state)
     hook = engine.basic_optimizer.register_load_state_dict_pre_hook(in_own_memory)
     try:
@@ -129,27 +134,36 @@ def set_state(engine: Any, strategy: Any, state: TrainingState) -> list[Any]:
 
 
 def in_own_memory(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> dict[str, Any]:
-    """Returns the state that an optimiser of torch's is about to load, copied to where it has one already.
+    """Returns the state that an optimiser of torch's is about to load, copied to where it has one
+    already.
 
-    Models copy what they load; optimisers keep it (torch/optim/optimizer.py, `load_state_dict`), which here cannot be written to.
+    Models copy what they load; optimisers keep it (torch/optim/optimizer.py, `load_state_dict`),
+    which here cannot be written to.
     """
     parameters = [one for group in optimizer.param_groups for one in group["params"]]
 
     def copied(value: Any, mine: Any) -> Any:
         if not isinstance(value, torch.Tensor):
             return value
-        fits = isinstance(mine, torch.Tensor) and (mine.shape, mine.dtype) == (value.shape, value.dtype)
+        fits = isinstance(mine, torch.Tensor) and (mine.shape, mine.dtype) == (
+            value.shape,
+            value.dtype,
+        )
         return mine.copy_(value) if fits else value.clone()
 
     own = {
-        place: {name: copied(value, optimizer.state.get(parameters[place], {}).get(name)) for name, value in values.items()}
+        place: {
+            name: copied(value, optimizer.state.get(parameters[place], {}).get(name))
+            for name, value in values.items()
+        }
         for place, values in state["state"].items()
     }
     return {**state, "state": own}
 
 
 def touch(state: TrainingState) -> None:
-    """Reads a byte of each page, so that the memory is mapped: that takes a new process as long as copying it."""
+    """Reads a byte of each page, so that the memory is mapped: that takes a new process as long as
+    copying it."""
     for tensor in state.tensors:
         tensor[:: mmap.PAGESIZE].max(initial=0)
 
@@ -175,12 +189,14 @@ def packed(tree: Any) -> TrainingState:
     file = io.BytesIO()
     buffers: list[pickle.PickleBuffer] = []
     _Pickler(file, protocol=5, buffer_callback=buffers.append).dump(tree)
-    return TrainingState(file.getvalue(), [numpy.frombuffer(buffer.raw(), numpy.uint8) for buffer in buffers])
+    return TrainingState(
+        file.getvalue(), [numpy.frombuffer(buffer.raw(), numpy.uint8) for buffer in buffers]
+    )
 
 
 def unpacked(state: TrainingState) -> Any:
-    """Returns the value that was packed. Its tensors are not copied either; where the bytes cannot be written to, nor can
-    they."""
+    """Returns the value that was packed. Its tensors are not copied either; where the bytes cannot
+    be written to, nor can they."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The given NumPy array is not writable", UserWarning)
         return pickle.loads(state.skeleton, buffers=state.tensors)

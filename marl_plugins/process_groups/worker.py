@@ -6,7 +6,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from marl_plugins.engine.hosts import cpu
-from marl_plugins.engine.processes.policy_actor import ON_CPU, PolicyActor  # first: it installs the host support
+from marl_plugins.engine.processes.policy_actor import (
+    ON_CPU,
+    PolicyActor,
+)  # first: it installs the host support
 
 import ray  # isort: skip
 
@@ -24,7 +27,8 @@ class StandbyProcess(TrainingProcess):
     _master_port: int
 
     def warm_up(self, memory: int, states: Sequence[Any]) -> None:
-        """Loads DeepSpeed's operators, which takes seconds, and touches memory; this process belongs to no policy yet.
+        """Loads DeepSpeed's operators, which takes seconds, and touches memory; this process
+        belongs to no policy yet.
 
         Args:
             memory: Bytes to touch.
@@ -37,19 +41,25 @@ class StandbyProcess(TrainingProcess):
             for state in ray.get(list(states)):
                 touch(state)
 
-    def assign(self, ranks: int, rank: int, address: str | None, port: int | None) -> tuple[str, int]:
-        """Becomes a rank of a policy, and returns the address and port at which its ranks meet, which rank 0 draws now."""
+    def assign(
+        self, ranks: int, rank: int, address: str | None, port: int | None
+    ) -> tuple[str, int]:
+        """Becomes a rank of a policy, and returns the address and port at which its ranks meet,
+        which rank 0 draws now."""
         super().__init__(ranks, rank, address, port)  # type: ignore[call-arg]
         return self._master_addr, self._master_port
 
     def get_state(self) -> tuple[int, TrainingState]:
-        """Returns the size of the whole state in bytes, and the state: two values, so that one can wait without fetching the
-        other."""
-        state = get_state(self.engine, self.strategy, [extension.state() for extension in self.extensions])
+        """Returns the size of the whole state in bytes, and the state: two values, so that one can
+        wait without fetching the other."""
+        state = get_state(
+            self.engine, self.strategy, [extension.state() for extension in self.extensions]
+        )
         return state.nbytes, state
 
     def set_state(self, state: TrainingState) -> None:
-        """Continues where another process was asked for its state; called after the model has been loaded."""
+        """Continues where another process was asked for its state; called after the model has been
+        loaded."""
         of_extensions = set_state(self.engine, self.strategy, state)
         for extension, own in zip(self.extensions, of_extensions, strict=True):
             if own is not None:

@@ -1,16 +1,20 @@
-"""Reward backpropagation: process scores joined with what the outcome says of each action (MAPPA, appendix F).
+"""Reward backpropagation: process scores joined with what the outcome says of each action (MAPPA,
+appendix F).
 
     forward    p_t, the score of an action by itself, from the coach while the rollout continues
-    backward   delta_t, from the outcome's value v along the dependency graph, last actions first (backward.py);
-               made to add up to v (eq. 7)
-    reward     f_t = alpha p_t + beta delta_t (eq. 6), recorded as the terms `process` and `contribution`
+    backward   delta_t, from the outcome's value v along the dependency graph, last actions first
+               (backward.py); made to add up to v (eq. 7)
+    reward     f_t = alpha p_t + beta delta_t (eq. 6), recorded as the terms `process` and
+               `contribution`
 
-v is 2R - 1 for an outcome R in [0, 1], so that a failure is blamed and a success credited; for an outcome of several parts
-`--reward_backprop.weights` gives the weight of each. Where roles have outcomes of their own each value is traced back by
-itself, and an action gets its contribution to its own role's. The attributor is a set of rules (rules.py) or the coach's
-model (model.py).
+v is 2R - 1 for an outcome R in [0, 1], so that a failure is blamed and a success credited; for an
+outcome of several parts
+`--reward_backprop.weights` gives the weight of each. Where roles have outcomes of their own each
+value is traced back by itself, and an action gets its contribution to its own role's. The
+attributor is a set of rules (rules.py) or the coach's model (model.py).
 
-Where one attribution is unavailable the decomposition of that trajectory is unknown, and all its actions are left out.
+Where one attribution is unavailable the decomposition of that trajectory is unknown, and all its
+actions are left out.
 """
 
 from __future__ import annotations
@@ -49,13 +53,16 @@ class BackpropState:
 
 
 def part_weights(word: str) -> str:
-    """Returns the type of --reward_backprop.weights: JSON, checked and kept as text (nested flags cannot hold a mapping)."""
+    """Returns the type of --reward_backprop.weights: JSON, checked and kept as text (nested flags
+    cannot hold a mapping)."""
     try:
         weights = parse_weights(word)
         if not (weights and all(0 < w < math.inf for w in weights.values())):
             raise ValueError("weights must be above 0")
     except (ValueError, TypeError, AttributeError) as error:
-        raise argparse.ArgumentTypeError(f"{word!r}: {error}; expected a JSON object of names and weights") from None
+        raise argparse.ArgumentTypeError(
+            f"{word!r}: {error}; expected a JSON object of names and weights"
+        ) from None
     return word
 
 
@@ -67,20 +74,37 @@ def parse_weights(word: str) -> dict[str, float]:
 def marl_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("reward backpropagation (marl_plugins.reward_backprop)")
     add = group.add_argument
-    add("--reward_backprop.alpha", type=at_least(0, float), default=1.0, help="weight of an action's own score")
-    add("--reward_backprop.beta", type=at_least(0, float), default=1.0, help="weight of its contribution to the outcome")
+    add(
+        "--reward_backprop.alpha",
+        type=at_least(0, float),
+        default=1.0,
+        help="weight of an action's own score",
+    )
+    add(
+        "--reward_backprop.beta",
+        type=at_least(0, float),
+        default=1.0,
+        help="weight of its contribution to the outcome",
+    )
     add(
         "--reward_backprop.attributor",
         choices=["rules", "model"],
         default="rules",
-        help="rules over what can be read of an action, offline; or the coach's model (--coach.model, --coach.policy)",
+        help="rules over what can be read of an action, offline; or the coach's model "
+        "(--coach.model, --coach.policy)",
     )
-    add("--reward_backprop.prompt", type=recipe_file, metavar="FILE", help="the model's prompt; default: the package's")
+    add(
+        "--reward_backprop.prompt",
+        type=recipe_file,
+        metavar="FILE",
+        help="the model's prompt; default: the package's",
+    )
     add(
         "--reward_backprop.weights",
         type=part_weights,
         metavar="JSON",
-        help='weight of each part of an outcome: \'{"accuracy": 2, "f1": 1}\', from a grader that writes '
+        help='weight of each part of an outcome: \'{"accuracy": 2, "f1": 1}\', from a grader that '
+        "writes "
         "trajectory.outcome_parts; default: the outcome itself",
     )
 
@@ -92,7 +116,8 @@ def marl_configure(run: Run) -> list[Problem]:
         problems.append(
             Problem(
                 "reward_backprop.zero",
-                got="--reward_backprop.alpha and --reward_backprop.beta are both 0: every reward would be 0",
+                got="--reward_backprop.alpha and --reward_backprop.beta are both 0: every reward "
+                "would be 0",
                 flags=("reward_backprop.alpha", "reward_backprop.beta"),
             )
         )
@@ -107,7 +132,8 @@ def make_attributor(run: Run) -> Attributor:
     """Returns the attributor that the flags name.
 
     Raises:
-        ConfigurationError: Its prompt cannot be used, or there is no coach whose model it could ask.
+        ConfigurationError: Its prompt cannot be used, or there is no coach whose model it could
+            ask.
     """
     from marl_plugins.asking.prompts import duties_of
 
@@ -133,23 +159,32 @@ def make_attributor(run: Run) -> Attributor:
     coach_first = "marl_plugins.coach" in run.plugins[: run.plugins.index(__name__)]
     asker = run.state(Askers).first if coach_first else None
     if asker is None:
-        fix = "give" if coach_first else "name --plugin marl_plugins.coach before marl_plugins.reward_backprop, with"
+        fix = (
+            "give"
+            if coach_first
+            else "name --plugin marl_plugins.coach before marl_plugins.reward_backprop, with"
+        )
         raise ConfigurationError(
             Problem(
                 "reward_backprop.no_model",
                 got=(
-                    f"--reward_backprop.attributor model asks the coach's model: {fix} --coach.model NAME or "
+                    f"--reward_backprop.attributor model asks the coach's model: {fix} "
+                    "--coach.model NAME or "
                     "--coach.policy NAME"
                 ),
                 flags=("reward_backprop.attributor", "coach.model", "coach.policy"),
             )
         )
-    if isinstance(asker.transport, PolicyTransport) and run.policy_args[asker.transport.policy].vllm.enable_sleep:
+    if (
+        isinstance(asker.transport, PolicyTransport)
+        and run.policy_args[asker.transport.policy].vllm.enable_sleep
+    ):
         raise ConfigurationError(
             Problem(
                 "reward_backprop.sleeping",
                 got=(
-                    f"--reward_backprop.attributor model asks policy {asker.transport.policy!r} after the rollout, when "
+                    f"--reward_backprop.attributor model asks policy {asker.transport.policy!r} "
+                    "after the rollout, when "
                     "its engines sleep (--vllm.enable_sleep) because it is trained"
                 ),
                 fix="use rules, or a coach that is not trained",
@@ -166,13 +201,16 @@ def value_of(trajectory: Trajectory, role: str, weights: Mapping[str, float]) ->
         weights: Of the outcome's parts; empty for the outcome itself.
 
     Raises:
-        ConfigurationError: The grader did not write a part that has a weight, or gave outcomes per role, which have no parts.
+        ConfigurationError: The grader did not write a part that has a weight, or gave outcomes per
+            role, which have no parts.
         ValueError: A part is not in [0, 1].
     """
     outcome = trajectory.outcome_of(role)
     if outcome is None:
         return None
-    if not weights or trajectory.agent_failure:  # agents that failed have an outcome of 0 in every part
+    if (
+        not weights or trajectory.agent_failure
+    ):  # agents that failed have an outcome of 0 in every part
         return 2.0 * outcome - 1.0
     where = at(flag="reward_backprop.weights", task=trajectory.task.id)
     if trajectory.outcomes:
@@ -182,10 +220,15 @@ def value_of(trajectory: Trajectory, role: str, weights: Mapping[str, float]) ->
     parts = trajectory.outcome_parts
     missing = sorted(weights.keys() - parts.keys())
     if missing:
-        got, fix = f"names {', '.join(missing)}, which the grader did not write", meant(missing[0], parts)
+        got, fix = (
+            f"names {', '.join(missing)}, which the grader did not write",
+            meant(missing[0], parts),
+        )
         raise ConfigurationError(Problem("reward_backprop.no_part", where, got, fix=fix))
     total = sum(weights.values())
-    checked = {name: checked_score(parts[name], f"outcome's part {name!r}") or 0.0 for name in weights}
+    checked = {
+        name: checked_score(parts[name], f"outcome's part {name!r}") or 0.0 for name in weights
+    }
     return sum(w * (2.0 * checked[name] - 1.0) for name, w in weights.items()) / total
 
 
@@ -198,7 +241,11 @@ async def marl_credit_step(trajectories: Sequence[Trajectory], run: Run) -> Sequ
     async with SingleErrorTaskGroup() as group:
         tasks = [group.create_task(credit_trajectory(t, run)) for t in alive]
     found = [task.result() for task in tasks]
-    lost = [t for t, result in zip(alive, found, strict=True) if isinstance(result, InfrastructureFailure)]
+    lost = [
+        t
+        for t, result in zip(alive, found, strict=True)
+        if isinstance(result, InfrastructureFailure)
+    ]
     gaps = [result for result in found if isinstance(result, float)]
     run.state(BackpropState).metrics = measure(alive, gaps, len(lost))
     if lost:  # only a model's attributions can be unavailable
@@ -210,19 +257,24 @@ async def marl_credit_step(trajectories: Sequence[Trajectory], run: Run) -> Sequ
     return trajectories
 
 
-async def credit_trajectory(trajectory: Trajectory, run: Run) -> float | InfrastructureFailure | None:
+async def credit_trajectory(
+    trajectory: Trajectory, run: Run
+) -> float | InfrastructureFailure | None:
     """Writes one trajectory's rewards.
 
     Returns:
-        How far its contributions were from adding up (the mean, where roles have outcomes of their own); or why there are
-        none; None without an outcome or a reward.
+        How far its contributions were from adding up (the mean, where roles have outcomes of their
+        own); or why there are none; None without an outcome or a reward.
     """
     from marl_plugins.reward_backprop.backward import backward, conserve
 
     args, attributor = run.args.reward_backprop, run.state(BackpropState).attributor
     assert attributor is not None
     weights = parse_weights(args.weights or "{}")
-    values = {role: value_of(trajectory, role, weights) for role in dict.fromkeys(a.role for a in trajectory.actions)}
+    values = {
+        role: value_of(trajectory, role, weights)
+        for role in dict.fromkeys(a.role for a in trajectory.actions)
+    }
     different = {value for value in values.values() if value is not None}
     if not different or all(action.reward is None for action in trajectory.actions):
         for action in trajectory.actions:
@@ -231,7 +283,10 @@ async def credit_trajectory(trajectory: Trajectory, run: Run) -> float | Infrast
     try:
         found = {
             value: await backward(
-                trajectory, describe_outcome(trajectory, [r for r in values if values[r] == value]), value, attributor
+                trajectory,
+                describe_outcome(trajectory, [r for r in values if values[r] == value]),
+                value,
+                attributor,
             )
             for value in sorted(different)
         }
@@ -239,7 +294,10 @@ async def credit_trajectory(trajectory: Trajectory, run: Run) -> float | Infrast
         for action in trajectory.actions:
             action.reward, action.terms, action.unscored = None, {}, action.unscored or failure.kind
         return failure
-    raw = {value: {path: part.contribution for path, part in parts.items()} for value, parts in found.items()}
+    raw = {
+        value: {path: part.contribution for path, part in parts.items()}
+        for value, parts in found.items()
+    }
     contributions = {value: conserve(parts, value) for value, parts in raw.items()}
     for action in trajectory.actions:
         value = values[action.role]
@@ -274,7 +332,9 @@ def describe_outcome(trajectory: Trajectory, roles: Sequence[str]) -> str:
     return f"{trajectory.outcome:.3g} of 1" + (f" ({parts})" if parts else "")
 
 
-def measure(trajectories: Sequence[Trajectory], gaps: Sequence[float], lost: int) -> dict[str, float]:
+def measure(
+    trajectories: Sequence[Trajectory], gaps: Sequence[float], lost: int
+) -> dict[str, float]:
     """Returns the metrics of a step's contributions.
 
     Args:
@@ -285,8 +345,14 @@ def measure(trajectories: Sequence[Trajectory], gaps: Sequence[float], lost: int
     for action in (a for t in trajectories for a in t.actions):
         if NAME in action.notes:
             by_role[action.role].append(action.notes[NAME]["contribution"])
-    metrics = {f"backprop/{role}/contribution": statistics.fmean(found) for role, found in sorted(by_role.items())}
-    metrics |= {f"backprop/{role}/spread": statistics.pstdev(found) for role, found in sorted(by_role.items())}
+    metrics = {
+        f"backprop/{role}/contribution": statistics.fmean(found)
+        for role, found in sorted(by_role.items())
+    }
+    metrics |= {
+        f"backprop/{role}/spread": statistics.pstdev(found)
+        for role, found in sorted(by_role.items())
+    }
     if trajectories:
         metrics["backprop/missing"] = lost / len(trajectories)
     if gaps:

@@ -1,11 +1,13 @@
-"""The backward pass: from a trajectory's outcome along its dependency graph to a contribution of every action.
+"""The backward pass: from a trajectory's outcome along its dependency graph to a contribution of
+every action.
 
     r(sink)   = v / number of sinks
     r(action) = sum over its children c of share(c -> action) * (r(c) - delta(c))
 
-An attributor is given one action and what its children left unexplained; it answers what the action contributed (delta) and,
-in words, what remains for those it worked from. Everything a child leaves unexplained goes to its parents, in equal shares
-unless the attributor says otherwise; what is left at the roots is spread by `conserve`.
+An attributor is given one action and what its children left unexplained; it answers what the action
+contributed (delta) and, in words, what remains for those it worked from. Everything a child leaves
+unexplained goes to its parents, in equal shares unless the attributor says otherwise; what is left
+at the roots is spread by `conserve`.
 """
 
 from __future__ import annotations
@@ -55,16 +57,21 @@ class Attribution:
 
 
 class Attributor(Protocol):
-    """Explains one action's part in an outcome; raises `InfrastructureFailure` where that is unavailable."""
+    """Explains one action's part in an outcome; raises `InfrastructureFailure` where that is
+    unavailable."""
 
     async def attribute(self, action: Action, seen: Seen, residual: Residual) -> Attribution: ...
 
 
-async def backward(trajectory: Trajectory, outcome: str, value: float, attributor: Attributor) -> dict[str, Attribution]:
-    """Returns attributions by path; an action is asked about once all that used its output are done, others at the same time.
+async def backward(
+    trajectory: Trajectory, outcome: str, value: float, attributor: Attributor
+) -> dict[str, Attribution]:
+    """Returns attributions by path; an action is asked about once all that used its output are
+    done, others at the same time.
 
     Raises:
-        InfrastructureFailure: An attribution is unavailable, so that the whole decomposition is unknown.
+        InfrastructureFailure: An attribution is unavailable, so that the whole decomposition is
+            unknown.
     """
     paths = {a.path for a in trajectory.actions}
     parents = {a.path: [p for p in a.parents if p in paths] for a in trajectory.actions}
@@ -80,10 +87,14 @@ async def backward(trajectory: Trajectory, outcome: str, value: float, attributo
     async def attribute(action: Action) -> Attribution:
         path = action.path
         later = {c: await tasks[c] for c in children[path]}
-        arriving = sum((left[c] - a.contribution) * _share(a.to, path, parents[c]) for c, a in later.items())
+        arriving = sum(
+            (left[c] - a.contribution) * _share(a.to, path, parents[c]) for c, a in later.items()
+        )
         left[path] = arriving if later else value / len(sinks)
         notes = tuple((roles[c], a.passed_on) for c, a in later.items() if a.passed_on)
-        return await attributor.attribute(action, Seen.of(trajectory, action), Residual(outcome, value, left[path], notes))
+        return await attributor.attribute(
+            action, Seen.of(trajectory, action), Residual(outcome, value, left[path], notes)
+        )
 
     async with SingleErrorTaskGroup() as group:
         for action in reversed(trajectory.actions):  # children come after their parents
@@ -92,13 +103,16 @@ async def backward(trajectory: Trajectory, outcome: str, value: float, attributo
 
 
 class SingleErrorTaskGroup(asyncio.TaskGroup):
-    """A task group that raises one of its failures, not a group: what ends the run before what is merely missing."""
+    """A task group that raises one of its failures, not a group: what ends the run before what is
+    merely missing."""
 
     async def __aexit__(self, *error: object) -> None:
         try:
             await super().__aexit__(*error)  # type: ignore[arg-type]
         except BaseExceptionGroup as group:
-            worst, rest = group.split(lambda e: not isinstance(e, InfrastructureFailure | BaseExceptionGroup))
+            worst, rest = group.split(
+                lambda e: not isinstance(e, InfrastructureFailure | BaseExceptionGroup)
+            )
             raise (worst or rest or group).exceptions[0] from None
 
 
@@ -111,9 +125,10 @@ def _share(to: Mapping[str, float], parent: str, parents: Sequence[str]) -> floa
 def conserve(contributions: Mapping[str, float], value: float) -> dict[str, float]:
     """Returns the contributions that add up to v (MAPPA eq. 7).
 
-    Where all are of v's sign they are rescaled by v / sum: an action without influence stays at 0. Otherwise, where blame and
-    credit cancel, point the other way or are all 0, what is lacking is spread equally; dividing by a sum of both signs would
-    blow contributions up, or turn blame into credit. Either way their order is kept.
+    Where all are of v's sign they are rescaled by v / sum: an action without influence stays at 0.
+    Otherwise, where blame and credit cancel, point the other way or are all 0, what is lacking is
+    spread equally; dividing by a sum of both signs would blow contributions up, or turn blame into
+    credit. Either way their order is kept.
     """
     if not contributions:
         return {}

@@ -1,4 +1,5 @@
-"""A language model as the attributor: asked as the coach is, through the same client and within its limits."""
+"""A language model as the attributor: asked as the coach is, through the same client and within its
+limits."""
 
 from __future__ import annotations
 
@@ -83,7 +84,9 @@ class ModelAttributor:
         def prompt(nonce: str, form: str) -> str:
             return self.prompt.format(**fields, fence=nonce, form=instruction(nonce, form))
 
-        reading = kept_as(AttributionAnswer, await self.asker.judge(Request(prompt, parse, again, SCHEMA)))
+        reading = kept_as(
+            AttributionAnswer, await self.asker.judge(Request(prompt, parse, again, SCHEMA))
+        )
         return Attribution(reading.contribution / 10, reading.passed_on, reading.explanation)
 
 
@@ -99,8 +102,10 @@ def read_prompt(path: Path) -> str:
 def instruction(nonce: str, form: str) -> str:
     if form == "json":
         return (
-            f'Answer with one JSON object: {{"nonce": "{nonce}", "explanation": two sentences, "passed_on": what the earlier '
-            'steps have to answer for, in words, "contribution": -10 (this step ruined it) to 10 (this step made it)}.'
+            f'Answer with one JSON object: {{"nonce": "{nonce}", "explanation": two sentences, '
+            '"passed_on": what the earlier '
+            'steps have to answer for, in words, "contribution": -10 (this step ruined it) to 10 '
+            "(this step made it)}."
         )
     return (
         "Explain in two sentences. Then end with exactly:\n"
@@ -110,11 +115,15 @@ def instruction(nonce: str, form: str) -> str:
 
 
 def again(nonce: str, form: str) -> str:
-    return f"That holds no contribution that can be read. Look at the same step again. {instruction(nonce, form)}"
+    return (
+        "That holds no contribution that can be read. Look at the same step again. "
+        f"{instruction(nonce, form)}"
+    )
 
 
 def parse(text: str, nonce: str, form: str) -> dict[str, Any] | None:
-    """Returns the attribution in an answer, or None; as strict as a verdict (asking/marked_answers.py)."""
+    """Returns the attribution in an answer, or None; as strict as a verdict
+    (asking/marked_answers.py)."""
     if form == "json":
         given = json_object(text, nonce)
         try:

@@ -1,12 +1,15 @@
-"""The offline attributor: rules over what a coach can read of an action. Deterministic, without a model.
+"""The offline attributor: rules over what a coach can read of an action. Deterministic, without a
+model.
 
-A failure is blamed on the actions in which a fault can be seen, the one nearest to the outcome first; each takes the part of
-what reached it that its faults weigh. A missing file is the fault of its producer, not of the action that looked for it. A
-success is shared among the actions without a fault. Faults:
+A failure is blamed on the actions in which a fault can be seen, the one nearest to the outcome
+first; each takes the part of what reached it that its faults weigh. A missing file is the fault of
+its producer, not of the action that looked for it. A success is shared among the actions without a
+fault. Faults:
 
-    an empty answer             an answer that was cut off      a program that failed and was not fixed
-    a missing file that its instructions name                   a look for a file that nobody was to produce
-    an ignored form (JSON, a fenced program, \\boxed{}, one line, a required word)
+    an empty answer             an answer that was cut off      a program that failed and was not
+        fixed
+    a missing file that its instructions name                   a look for a file that nobody was to
+    produce an ignored form (JSON, a fenced program, \\boxed{}, one line, a required word)
     a number that is in nothing it had seen, although it had a result to pass on
 
 The rules know neither label nor outcome beyond its value, nor which role is which.
@@ -26,9 +29,12 @@ NUMBER = re.compile(r"-?\d+(?:,\d{3})*(?:\.\d+)?")
 FIXED = "fixed"
 """Begins what a turn passes on that has fixed what the turn before had done wrong."""
 FILE = re.compile(r"[\w-]+\.(?:csv|json|txt|npy|npz|pkl|joblib|parquet|md|py|html|png)\b")
-MISSING = re.compile(r"(?:No such file|not found|FileNotFound)[^\n]*?['\"]?(" + FILE.pattern + r")", re.IGNORECASE)
+MISSING = re.compile(
+    r"(?:No such file|not found|FileNotFound)[^\n]*?['\"]?(" + FILE.pattern + r")", re.IGNORECASE
+)
 QUOTED_WORD = re.compile(
-    r"(?:the word|the line|begins? with|starts? with|ends? with)\s+[`\"']([^`\"'{}\n]+)[`\"']", re.IGNORECASE
+    r"(?:the word|the line|begins? with|starts? with|ends? with)\s+[`\"']([^`\"'{}\n]+)[`\"']",
+    re.IGNORECASE,
 )
 TO_MAKE = re.compile(r"\b(?:save|write|store|produce|create)\b(?:[^.\n]|\.(?=\w))*", re.IGNORECASE)
 """A sentence about producing something; a full stop inside a file's name does not end it."""
@@ -49,14 +55,21 @@ class Rules:
         fixed = any(note.startswith(FIXED) for note in turns_after)
         faults = list(self.faults(action, seen, continued=bool(turns_after), fixed=fixed))
         why = "; ".join(text for _, text in faults)
-        if residual.value >= 0:  # actions without a fault share it equally, once contributions are made to add up
-            return Attribution(0.0 if faults else residual.value, "a success", why or "did its part")
+        if (
+            residual.value >= 0
+        ):  # actions without a fault share it equally, once contributions are made to add up
+            return Attribution(
+                0.0 if faults else residual.value, "a success", why or "did its part"
+            )
         to, note = self._blame_producer(action, seen)
         if fixed or _fixes(action):
             note = f"{FIXED}; {note}" if note else FIXED
         weight = min(1.0, sum(w for w, _ in faults))
         return Attribution(
-            residual.left * weight, note or ("partly explained here" if faults else "no fault seen here"), why, to
+            residual.left * weight,
+            note or ("partly explained here" if faults else "no fault seen here"),
+            why,
+            to,
         )
 
     def faults(
@@ -90,7 +103,9 @@ class Rules:
         mine = {f for r in action.tool_results for f in r.files}
         for sentence in TO_MAKE.findall(duties):
             for file in FILE.findall(sentence):
-                if file not in mine and (action.before is None or not _produced_before(action, file)):
+                if file not in mine and (
+                    action.before is None or not _produced_before(action, file)
+                ):
                     yield 0.9, f"was to produce {file}, which is missing"
         if re.search(r"\bJSON\b", duties) and not _holds_json(text):
             yield 0.7, "was to answer in JSON"
@@ -105,13 +120,20 @@ class Rules:
                 yield 0.6, f"was to use {word!r}"
 
     def _unfounded_number(self, action: Action, seen: Seen) -> Iterator[tuple[float, str]]:
-        """The last number of an answer is in nothing that was seen, although there was a result to pass on."""
-        results = [r.output for r in action.tool_results] or [r.output for a in seen.before for r in a.tool_results]
+        """The last number of an answer is in nothing that was seen, although there was a result to
+        pass on."""
+        results = [r.output for r in action.tool_results] or [
+            r.output for a in seen.before for r in a.tool_results
+        ]
         if not results or (action.tool_results and action.before is None and "```" in action.text):
             return  # nothing to pass on, or its own program, which may hold any number
         given = numbers(action.text)
-        known = " ".join([seen.prompt, *(t for _, t in seen.messages), *(a.text for a in seen.before), *results])
-        computed = numbers(" ".join(re.findall(r"[=\u2248]\s*(\S+)", action.text)))  # in the text itself
+        known = " ".join(
+            [seen.prompt, *(t for _, t in seen.messages), *(a.text for a in seen.before), *results]
+        )
+        computed = numbers(
+            " ".join(re.findall(r"[=\u2248]\s*(\S+)", action.text))
+        )  # in the text itself
         if given and given[-1] not in numbers(known) and given[-1] not in computed:
             yield 0.7, f"gives {given[-1]:g}, which is in nothing it had seen"
 
@@ -127,7 +149,8 @@ class Rules:
         return [a for a in seen.before if file in self.duties[a.role] or file in a.text]
 
     def _blame_producer(self, action: Action, seen: Seen) -> tuple[dict[str, float], str]:
-        """Puts the blame for a missing file on the first action that was to produce it, or towards it."""
+        """Puts the blame for a missing file on the first action that was to produce it, or towards
+        it."""
         missing = self._missing(action)
         producers = self._producers(missing, seen) if missing else []
         if not producers:
@@ -148,7 +171,12 @@ def _failed(action: Action) -> bool:
 
 def _fixes(action: Action) -> bool:
     """Returns whether the action's program runs where that of the turn before had failed."""
-    return action.before is not None and _failed(action.before) and bool(action.tool_results) and not _failed(action)
+    return (
+        action.before is not None
+        and _failed(action.before)
+        and bool(action.tool_results)
+        and not _failed(action)
+    )
 
 
 def _above(path: str, wanted: str, seen: Seen) -> bool:

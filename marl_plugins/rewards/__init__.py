@@ -1,14 +1,17 @@
-"""Rewards that are sums of terms, as UnityMAS-O has them (arXiv 2605.26646, eqs 9 to 12): what `rewards:` in a recipe says.
+"""Rewards that are sums of terms, as UnityMAS-O has them (arXiv 2605.26646, eqs 9 to 12): what
+`rewards:` in a recipe says.
 
     r_a = the sum over the terms of a's role of weight times
         outcome   the trajectory's, or the role's; `split`: over all actions that have the term
         format    0 where the answer had the form in which a graph read it, else -1
         score     the action's own, of a coach or of the grader's `score_action`
-        value     V_t, the value of the round t in which a acted; `delay` 1: of the round after it, 0 past the last one
+        value     V_t, the value of the round t in which a acted; `delay` 1: of the round after it,
+                  0 past the last one
         gain      V_t - V_(t-1), with 0 before the first
 
-V_t is `value(action, task)` of the grader for the last action of a role of `of` in round t, asked when a trajectory is credited,
-so that no workflow sees a label. What is outside of loops is the round before the first: an answer from which later ones gain.
+V_t is `value(action, task)` of the grader for the last action of a role of `of` in round t, asked
+when a trajectory is credited, so that no workflow sees a label. What is outside of loops is the
+round before the first: an answer from which later ones gain.
 """
 
 from __future__ import annotations
@@ -40,7 +43,9 @@ async def marl_credit(trajectories: Sequence[Trajectory], run: Run) -> Sequence[
     config = run.section(RewardsConfig) or RewardsConfig()
     others = load_file(run.folder / config.file).rewards if config.file else None
     for trajectory in (t for t in trajectories if not t.infrastructure_failure):
-        found: dict[str, list[tuple[str, float | None]]] = {action.path: [] for action in trajectory.actions}
+        found: dict[str, list[tuple[str, float | None]]] = {
+            action.path: [] for action in trajectory.actions
+        }
         for term in config.terms:
             for path, amount in (await amounts(term, trajectory, run)).items():
                 found[path].append((term.kind, None if amount is None else term.weight * amount))
@@ -62,15 +67,22 @@ def write(action: Action, parts: Sequence[tuple[str, float | None]], unscored: s
 
 
 async def amounts(term: Term, trajectory: Trajectory, run: Run) -> dict[str, float | None]:
-    """Returns how much of a term each of its actions has, before its weight; None where the number is missing."""
+    """Returns how much of a term each of its actions has, before its weight; None where the number
+    is missing."""
     mine = [action for action in trajectory.actions if not term.roles or action.role in term.roles]
     match term.kind:
         case "outcome":
             whole = {action.path: trajectory.outcome_of(action.role) for action in mine}
             share = len(mine) if term.share == "split" else 1
-            return {path: None if outcome is None else outcome / share for path, outcome in whole.items()}
+            return {
+                path: None if outcome is None else outcome / share
+                for path, outcome in whole.items()
+            }
         case "format":
-            return {action.path: float(action.notes.get("graph", {}).get("legal", True)) - 1 for action in mine}
+            return {
+                action.path: float(action.notes.get("graph", {}).get("legal", True)) - 1
+                for action in mine
+            }
         case "score":
             return {action.path: action.score for action in mine}
     values = await round_values(term.of, trajectory, run)
@@ -83,7 +95,8 @@ async def amounts(term: Term, trajectory: Trajectory, run: Run) -> dict[str, flo
 
 
 def round_of(action: Action) -> int:
-    """Returns the round of a graph's loop in which an action was made, from 0; -1 outside of loops."""
+    """Returns the round of a graph's loop in which an action was made, from 0; -1 outside of
+    loops."""
     number = action.notes.get("graph", {}).get("round")
     return -1 if number is None else int(number)
 

@@ -43,9 +43,11 @@ class RewardsConfig(Section):
     terms: list[Term] = pydantic.Field([], examples=["[{kind: outcome}, {kind: format}]"])
     """The parts, which are added up."""
     file: str | None = None
-    """File with `rewards(trajectory)`, which gives a mapping of actions' paths to named parts, for what is no sum of these."""
+    """File with `rewards(trajectory)`, which gives a mapping of actions' paths to named parts, for
+    what is no sum of these."""
     unscored: Literal["leave_out", "zero"] = "leave_out"
-    """An action that lacks a number for one of its terms, or has no term, is left out of training, or that counts 0."""
+    """An action that lacks a number for one of its terms, or has no term, is left out of training,
+    or that counts 0."""
 
     def files(self) -> Mapping[str, str]:
         return {"rewards": self.file} if self.file else {}
@@ -56,10 +58,18 @@ def check_rewards_section(run: Run) -> list[Problem]:
     config, problems = run.section(RewardsConfig) or RewardsConfig(), list[Problem]()
     if not (config.terms or config.file):
         problems.append(
-            Problem("rewards.none", at(key="rewards"), "no terms and no file", fix=f"rewards: {config.EXAMPLE}")
+            Problem(
+                "rewards.none",
+                at(key="rewards"),
+                "no terms and no file",
+                fix=f"rewards: {config.EXAMPLE}",
+            )
         )
     if config.file:
-        where, got = at(key="rewards.file", file=run.folder / config.file), "has no function rewards(trajectory)"
+        where, got = (
+            at(key="rewards.file", file=run.folder / config.file),
+            "has no function rewards(trajectory)",
+        )
         try:
             if not callable(getattr(load_file(run.folder / config.file), "rewards", None)):
                 problems.append(Problem("rewards.no_function", where, got))
@@ -70,14 +80,23 @@ def check_rewards_section(run: Run) -> list[Problem]:
         for field in ("roles", "of"):
             for role in (role for role in getattr(term, field) if role not in run.recipe.roles):
                 where, fix = at(key=f"{key}.{field}"), meant(role, run.recipe.roles)
-                problems.append(Problem("rewards.role", where, f"the recipe has no role {role!r}", fix=fix))
+                problems.append(
+                    Problem("rewards.role", where, f"the recipe has no role {role!r}", fix=fix)
+                )
         if (term.kind in OF_ROUNDS) != bool(term.of) or (term.delay and term.kind not in OF_ROUNDS):
-            got, fix = f"`of` and `delay` belong to value and gain, and these need `of`; this is {term.kind}", "of: [ROLE]"
+            got, fix = (
+                "`of` and `delay` belong to value and gain, and these need `of`; this is "
+                f"{term.kind}",
+                "of: [ROLE]",
+            )
             problems.append(Problem("rewards.of", at(key=key), got, fix=fix))
         if term.share == "split" and term.kind != "outcome":
             got = f"only an outcome is shared; this is {term.kind}"
             problems.append(Problem("rewards.share", at(key=f"{key}.share"), got, fix="remove it"))
         if term.kind in OF_ROUNDS and not callable(getattr(run.grader_module, "value", None)):
-            got, fix = f"{term.kind} needs value(action, task) of the grader, which has none", "write it"
+            got, fix = (
+                f"{term.kind} needs value(action, task) of the grader, which has none",
+                "write it",
+            )
             problems.append(Problem("rewards.no_value", at(key=key), got, fix=fix))
     return problems

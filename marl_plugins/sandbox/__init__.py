@@ -1,14 +1,16 @@
-"""The sandbox runs programs of agents where they can do no harm: one interface (program.py) for all that runs them.
+"""The sandbox runs programs of agents where they can do no harm: one interface (program.py) for all
+that runs them.
 
     async with open_sandbox(SandboxConfig()) as sandbox:
         completed = await sandbox.run(Program("print(6 * 7)"))
         assert (completed.status, completed.stdout) == ("finished", "42\\n")
 
-Whatever a program does is an answer with a status. Everything else is an `InfrastructureFailure`. How well programs are isolated
-depends on the machine (levels.py), or on the service that runs them (fusion.py), and `sandbox.isolation` says it.
+Whatever a program does is an answer with a status. Everything else is an `InfrastructureFailure`.
+How well programs are isolated depends on the machine (levels.py), or on the service that runs them
+(fusion.py), and `sandbox.isolation` says it.
 
-A grader that runs programs uses `Checker` (checker.py): it runs a program and its checks apart, so that a program cannot
-report its own success.
+A grader that runs programs uses `Checker` (checker.py): it runs a program and its checks apart, so
+that a program cannot report its own success.
 """
 
 from marl_plugins.sandbox.checker import Checker, CheckResult

@@ -1,16 +1,20 @@
-"""A `Checker` runs a program that an agent wrote against checks, so that the program cannot report its own success.
+"""A `Checker` runs a program that an agent wrote against checks, so that the program cannot report
+its own success.
 
     checker = Checker(seconds=5)
     found = await checker.passed(program, "assert f(3) == 7")
     found.passed, found.reason
 
-The program and the checks run one after the other in sandboxes of their own (checker_programs.py). The checks are run first: they
-ask for the program's names and calls. The program is loaded alone, as a module, and answers them. The checks are run again with its
-answers, until they have come to their end. So
+The program and the checks run one after the other in sandboxes of their own (checker_programs.py).
+The checks are run first: they ask for the program's names and calls. The program is loaded alone,
+as a module, and answers them. The checks are run again with its answers, until they have come to
+their end. So
 
-    leaving    (`raise SystemExit`, `os._exit`, at exit, in a thread) gives no answers, and what has left no report has not passed
-    pretending to be equal, by a class with an `__eq__` of its own, is in vain: answers are plain values that crossed as JSON
-    reaching   for the checks, what they expect or their report is in vain: the program shares no process with them
+    leaving    (`raise SystemExit`, `os._exit`, at exit, in a thread) gives no answers, and what has
+    left no report has not passed pretending to be equal, by a class with an `__eq__` of its own, is
+    in vain: answers are plain values that crossed as JSON
+    reaching   for the checks, what they expect or their report is in vain: the program shares no
+               process with them
 """
 
 from __future__ import annotations
@@ -37,8 +41,8 @@ FUNCTION, NONE = '{"callable": true}', '{"value": null}'
 ROUNDS = 50
 """Maximum number of times that checks ask for answers which depend on answers before."""
 REMEMBERED_CHECKS, REMEMBERED_CHARS = 1000, 20_000
-"""Maximum number of checks whose first questions are kept, and of characters of each with its questions. A task's checks
-are run on all of its samples."""
+"""Maximum number of checks whose first questions are kept, and of characters of each with its
+questions. A task's checks are run on all of its samples."""
 FILE_MB = 8
 """Size of one file that a program may have; its answers are one, and the trainer reads them."""
 
@@ -49,9 +53,10 @@ class CheckResult:
 
     Args:
         passed: Whether the checks came to their end and nothing failed.
-        reason: Why not: the check that failed, by line, or what kept the program from answering; empty where it passed.
-        broken: Whether the checks do not come to their end, whatever the program: they do not parse, leave early, take too long,
-            ask nothing of it.
+        reason: Why not: the check that failed, by line, or what kept the program from answering;
+            empty where it passed.
+        broken: Whether the checks do not come to their end, whatever the program: they do not
+            parse, leave early, take too long, ask nothing of it.
     """
 
     passed: bool
@@ -65,15 +70,26 @@ class Checker:
     Args:
         seconds: Wall time of the program in all, and of each run of the checks.
         memory_mb: Memory of each of the two.
-        packages: Whether they may import installed packages; without them each starts in less than half the time.
-        sandbox: Where they run; default: a sandbox of its own, at the strongest level of the machine.
+        packages: Whether they may import installed packages; without them each starts in less than
+            half the time.
+        sandbox: Where they run; default: a sandbox of its own, at the strongest level of the
+            machine.
     """
 
     def __init__(
-        self, *, seconds: float = 5.0, memory_mb: int = 512, packages: bool = False, sandbox: OnDemandSandbox | None = None
+        self,
+        *,
+        seconds: float = 5.0,
+        memory_mb: int = 512,
+        packages: bool = False,
+        sandbox: OnDemandSandbox | None = None,
     ):
-        self._limits = Limits(seconds=seconds, memory_mb=memory_mb, file_mb=FILE_MB, disk_mb=2 * FILE_MB)
-        self._sandbox = sandbox or OnDemandSandbox(SandboxConfig(imports=["ast", "inspect", "json"]), packages=packages)
+        self._limits = Limits(
+            seconds=seconds, memory_mb=memory_mb, file_mb=FILE_MB, disk_mb=2 * FILE_MB
+        )
+        self._sandbox = sandbox or OnDemandSandbox(
+            SandboxConfig(imports=["ast", "inspect", "json"]), packages=packages
+        )
         self._first_asked: dict[tuple[str, ...], list[str]] = {}
         """By checks, what they ask of a program of which they know nothing, the latest last."""
 
@@ -81,12 +97,13 @@ class Checker:
         """Runs checks on a program.
 
         Args:
-            program: Python that defines what the checks use, loaded as a module (`__name__` is not `__main__`); None: one whose
-                functions all return None.
-            checks: Python with `assert`, functions `test_*` without parameters, and test classes. A name that they do not define
-                is the program's. What they give the program and get from it are plain values: None, numbers, texts, bytes, lists,
-                tuples, sets, dicts, ranges, deques and iterators. What the program raises comes as the nearest of Python's own
-                exceptions.
+            program: Python that defines what the checks use, loaded as a module (`__name__` is not
+                `__main__`); None: one whose functions all return None.
+            checks: Python with `assert`, functions `test_*` without parameters, and test classes. A
+                name that they do not define is the program's. What they give the program and get
+                from it are plain values: None, numbers, texts, bytes, lists, tuples, sets, dicts,
+                ranges, deques and iterators. What the program raises comes as the nearest of
+                Python's own exceptions.
 
         Raises:
             InfrastructureFailure: They could not be run; no program is to blame for that.
@@ -98,18 +115,24 @@ class Checker:
         return CheckResult(status == "passed", reason, broken=status not in ("passed", "failed"))
 
     async def pass_rate(self, program: str | None, checks: Sequence[str]) -> float:
-        """Returns the share of several checks that a program passes, in [0, 1]; each is run on its own, as `passed` runs one.
+        """Returns the share of several checks that a program passes, in [0, 1]; each is run on its
+        own, as `passed` runs one.
 
-        The program is loaded once for all of them, so this costs no more runs than one check. They share one process, so they have
+        The program is loaded once for all of them, so this costs no more runs than one check. They
+        share one process, so they have
         to be the recipe's own: an agent's could report for the others.
 
         Raises:
             InfrastructureFailure: They could not be run; no program is to blame for that.
         """
         ended = await self._ended("each", program, list(checks))
-        return 0.0 if isinstance(ended, CheckResult) else ended.split().count("passed") / len(checks)
+        return (
+            0.0 if isinstance(ended, CheckResult) else ended.split().count("passed") / len(checks)
+        )
 
-    async def _ended(self, what: str, program: str | None, checks: str | list[str]) -> str | CheckResult:
+    async def _ended(
+        self, what: str, program: str | None, checks: str | list[str]
+    ) -> str | CheckResult:
         """Returns how checks ended, in the words of checker_programs.py; or why they did not."""
         known: list[tuple[str, str]] = []
         left = self._limits.seconds
@@ -117,8 +140,12 @@ class Checker:
         for _ in range(ROUNDS):
             if known or not (unknown := self._first_asked.get(these, [])):
                 completed, report = await self._run(what, self._limits, checks=checks, known=known)
-                if not report:  # with a program's answers, the program may be to blame: they can be as long as it likes
-                    return CheckResult(False, _why(completed, "the checks"), broken=program is None or not known)
+                # with a program's answers, the program may be to blame: they can be as long as it
+                # likes
+                if not report:
+                    return CheckResult(
+                        False, _why(completed, "the checks"), broken=program is None or not known
+                    )
                 said, *unknown = report
                 if said != "asks":
                     return said
@@ -129,13 +156,17 @@ class Checker:
                 continue
             calls = [*(call for call, _ in known), *unknown]
             limits = replace(self._limits, seconds=max(left, 0.1))
-            completed, answers = await self._run("answers", limits, 1 + len(calls), program=program, calls=calls)
+            completed, answers = await self._run(
+                "answers", limits, 1 + len(calls), program=program, calls=calls
+            )
             left -= completed.seconds
             if len(answers) <= len(calls):  # the first line says that it was loaded
                 return CheckResult(False, _unanswered(answers, calls, completed))
             known += zip(unknown, answers[1 + len(known) :], strict=False)
         return CheckResult(
-            False, f"the checks need more than {ROUNDS} answers in turn, each for the next call", broken=True
+            False,
+            f"the checks need more than {ROUNDS} answers in turn, each for the next call",
+            broken=True,
         )
 
     def _remember(self, these: tuple[str, ...], unknown: list[str]) -> None:
@@ -148,7 +179,8 @@ class Checker:
             del self._first_asked[next(iter(self._first_asked))]
 
     async def fail_without(self, checks: str) -> bool:
-        """Returns whether checks fail a program whose functions all return None; those that do not have checked nothing."""
+        """Returns whether checks fail a program whose functions all return None; those that do not
+        have checked nothing."""
         found = await self.passed(None, checks)
         return not (found.passed or found.broken)
 
@@ -159,7 +191,8 @@ class Checker:
     async def _run(
         self, what: str, limits: Limits, most: int | None = None, **request: Any
     ) -> tuple[ProgramResult, list[str]]:
-        """Run one side; its report by lines, at most so many, which is empty where it has left none."""
+        """Run one side; its report by lines, at most so many, which is empty where it has left
+        none."""
         report = secrets.token_hex(16)
         stdin = (await asyncio.to_thread(json.dumps, {**request, "report": report})).encode()
         program = Program(
@@ -174,14 +207,25 @@ class Checker:
 
 
 def _lines(report: bytes, most: int | None) -> list[str]:
-    """Returns the lines of a report; of answers at most so many, and in the place of one that is too long nothing."""
-    lines = [line.rstrip("\n") for line in islice(io.StringIO(report.decode(errors="replace")), most)]
-    return lines if most is None else [line if len(line) <= LARGEST_ANSWER_CHARS else "" for line in lines]
+    """Returns the lines of a report; of answers at most so many, and in the place of one that is
+    too long nothing."""
+    lines = [
+        line.rstrip("\n") for line in islice(io.StringIO(report.decode(errors="replace")), most)
+    ]
+    return (
+        lines
+        if most is None
+        else [line if len(line) <= LARGEST_ANSWER_CHARS else "" for line in lines]
+    )
 
 
 def _why(completed: ProgramResult, what: str) -> str:
     """Returns why a side has left no report, or not all of it."""
-    return f"{what} were {completed.reason}" if completed.reason else f"{what} ended early, with exit code {completed.code}"
+    return (
+        f"{what} were {completed.reason}"
+        if completed.reason
+        else f"{what} ended early, with exit code {completed.code}"
+    )
 
 
 def _unanswered(answers: list[str], calls: list[str], completed: ProgramResult) -> str:
@@ -190,4 +234,6 @@ def _unanswered(answers: list[str], calls: list[str], completed: ProgramResult) 
         return f"the program raises {failed[1]} when it is loaded"
     call = calls[len(answers) - 1] if answers else ""
     at = f" before it answered {call[:200]}" if answers else " while it was loaded"
-    return f"the program was {completed.reason}{at}" if completed.reason else f"the program ended{at}"
+    return (
+        f"the program was {completed.reason}{at}" if completed.reason else f"the program ended{at}"
+    )

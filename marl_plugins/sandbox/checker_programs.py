@@ -1,12 +1,13 @@
-"""Programs that run in the sandbox for a `Checker` (checker.py): the program alone, answering calls; or the checks alone, with its
-answers.
+"""Programs that run in the sandbox for a `Checker` (checker.py): the program alone, answering
+calls; or the checks alone, with its answers.
 
     answers()    loads the program and writes one line of JSON for each call that it was asked for
     verdict()    runs the checks; writes how they ended, or the calls whose answers they still need
     each()       the same for several checks, each on its own; writes which of them passed
 
-Two programs that never meet: what passes between them is JSON. Each leaves its report in a file of a random name, so what it prints
-is no report, and one that leaves early has made none. Standard library only: this file is sent to the sandbox as text.
+Two programs that never meet: what passes between them is JSON. Each leaves its report in a file of
+a random name, so what it prints is no report, and one that leaves early has made none. Standard
+library only: this file is sent to the sandbox as text.
 """
 
 from __future__ import annotations
@@ -50,12 +51,14 @@ SETTLE = "_settle_"
 
 
 def allow_long_numbers() -> None:
-    """Lets whole numbers have as many digits as an answer may have; in the sandbox, for Python's own limit holds elsewhere."""
+    """Lets whole numbers have as many digits as an answer may have; in the sandbox, for Python's
+    own limit holds elsewhere."""
     if hasattr(sys, "set_int_max_str_digits"):
         sys.set_int_max_str_digits(100_000)
 
 
-# --- values -----------------------------------------------------------------------------------------------------------------
+# --- values
+# --------------------------------------------------------------------------------------------------
 
 
 def packed(value: Any) -> Any:
@@ -80,7 +83,12 @@ def packed(value: Any) -> Any:
     if isinstance(value, bytes):
         return {"bytes": bytes.hex(value)}
     if isinstance(value, complex):
-        return {"complex": [complex.__getattribute__(value, "real"), complex.__getattribute__(value, "imag")]}
+        return {
+            "complex": [
+                complex.__getattribute__(value, "real"),
+                complex.__getattribute__(value, "imag"),
+            ]
+        }
     if type(value) is range:
         return {"range": [value.start, value.stop, value.step]}
     if isinstance(value, deque):
@@ -95,7 +103,10 @@ def packed(value: Any) -> Any:
         return {"iterator": [packed(part) for part in parts]}
     if type(value).__module__ == "numpy":
         return packed(value.tolist())
-    raise TypeError(f"{type(value).__name__} is no plain value (None, numbers, text, bytes, lists, tuples, sets, dicts)")
+    raise TypeError(
+        f"{type(value).__name__} is no plain value (None, numbers, text, bytes, lists, tuples, "
+        "sets, dicts)"
+    )
 
 
 def unpacked(value: Any) -> Any:
@@ -124,11 +135,13 @@ def unpacked(value: Any) -> Any:
     return kinds[kind]([*map(unpacked, parts)])
 
 
-# --- the program ------------------------------------------------------------------------------------------------------------
+# --- the program
+# --------------------------------------------------------------------------------------------------
 
 
 def answers(request: dict[str, Any]) -> None:
-    """Loads the program as a module, and answers the calls in turn; the first line says whether it was loaded."""
+    """Loads the program as a module, and answers the calls in turn; the first line says whether it
+    was loaded."""
     report, program = request["report"], types.ModuleType("program")
     sys.modules["program"] = program
     names = program.__dict__
@@ -147,14 +160,18 @@ def write(report: str, answer: dict[str, Any]) -> None:
     text = json.dumps(answer)
     if len(text) > LARGEST_ANSWER_CHARS:
         text = json.dumps(
-            {"raised": "OverflowError", "text": f"the answer has more than {LARGEST_ANSWER_CHARS} characters"}
+            {
+                "raised": "OverflowError",
+                "text": f"the answer has more than {LARGEST_ANSWER_CHARS} characters",
+            }
         )
     with open(report, "a", encoding="utf-8", errors="replace") as file:
         file.write(text + "\n")
 
 
 def answered(names: dict[str, Any], call: dict[str, Any]) -> dict[str, Any]:
-    """Makes one call and returns what comes of it: `value`, with the arguments where they were changed; `raised`; `callable` or
+    """Makes one call and returns what comes of it: `value`, with the arguments where they were
+    changed; `raised`; `callable` or
     `missing` of a name."""
     if call["name"] not in names:
         return {"missing": True}
@@ -179,7 +196,8 @@ def raised(error: BaseException) -> dict[str, Any]:
     return {"raised": kind, "text": text}
 
 
-# --- the checks -------------------------------------------------------------------------------------------------------------
+# --- the checks
+# --------------------------------------------------------------------------------------------------
 
 
 class MissingAnswer(BaseException):
@@ -191,7 +209,8 @@ class TooManyCalls(BaseException):
 
 
 class PendingAnswer:
-    """Stands for an answer that there is not yet: an assert passes with it, anything else has to wait."""
+    """Stands for an answer that there is not yet: an assert passes with it, anything else has to
+    wait."""
 
     def __init__(self, asked: CheckNames, name: str = ""):
         self._asked, self._name = asked, name
@@ -214,9 +233,13 @@ class PendingAnswer:
         raise MissingAnswer
 
     __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _as_unknown
-    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __mod__ = __pow__ = _as_unknown
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __mod__ = (
+        __pow__
+    ) = _as_unknown
     __neg__ = __abs__ = __round__ = _as_unknown
-    __iter__ = __len__ = __getitem__ = __contains__ = __int__ = __float__ = __index__ = __str__ = __repr__ = _waits
+    __iter__ = __len__ = __getitem__ = __contains__ = __int__ = __float__ = __index__ = __str__ = (
+        __repr__
+    ) = _waits
     __getattr__ = __hash__ = _waits
 
 
@@ -264,7 +287,8 @@ class CheckNames(dict[str, Any]):
         return self._told(answer, (*given, *named.values()))
 
     def _answer(self, call: dict[str, Any]) -> dict[str, Any] | None:
-        """The program's answer, which a call takes once; None where there is none yet, and it is asked for."""
+        """The program's answer, which a call takes once; None where there is none yet, and it is
+        asked for."""
         text = json.dumps(call)
         self.made += 1
         if self.made > MOST_CALLS:
@@ -276,7 +300,11 @@ class CheckNames(dict[str, Any]):
             answer = json.loads(self.known[text].pop(0))
         except (ValueError, RecursionError):
             answer = None
-        return answer if isinstance(answer, dict) else {"raised": "ValueError", "text": "the answer cannot be read"}
+        return (
+            answer
+            if isinstance(answer, dict)
+            else {"raised": "ValueError", "text": "the answer cannot be read"}
+        )
 
     def _told(self, answer: dict[str, Any], given: tuple[Any, ...] = ()) -> Any:
         """The value of an answer; what was given becomes what the program has made of it.
@@ -288,9 +316,15 @@ class CheckNames(dict[str, Any]):
             kind = getattr(builtins, str(answer["raised"]), None)
             usual = isinstance(kind, type) and issubclass(kind, Exception)
             if usual and issubclass(kind, (StopIteration, StopAsyncIteration)):  # type: ignore[arg-type]
-                kind = RuntimeError  # as in a generator: either would end a loop of the checks (`all(map(...))`) as if all passed
+                # as in a generator: either would end a loop of the checks (`all(map(...))`) as if
+                # all passed
+                kind = RuntimeError
             try:
-                error = kind(answer.get("text")) if usual else Exception(f"{answer['raised']}: {answer.get('text')}")  # type: ignore[misc]
+                error = (
+                    kind(answer.get("text"))
+                    if usual
+                    else Exception(f"{answer['raised']}: {answer.get('text')}")
+                )  # type: ignore[misc]
             except TypeError:  # of a class that takes more than a text
                 error = Exception(f"{answer['raised']}: {answer.get('text')}")
             raise error
@@ -304,11 +338,13 @@ class CheckNames(dict[str, Any]):
             raise ValueError("the answer cannot be read") from None
 
     def settle(self, apply: bool) -> None:
-        """Gives arguments the content that the program has left in them, or leaves them as they were given.
+        """Gives arguments the content that the program has left in them, or leaves them as they
+        were given.
 
         Args:
-            apply: Whether the statement was the call alone. Where the checks use what the call gives, what they expect is often
-                worked out from the argument (`r = f(a); assert r == sum(a)`), which the program could empty.
+            apply: Whether the statement was the call alone. Where the checks use what the call
+                gives, what they expect is often worked out from the argument
+                (`r = f(a); assert r == sum(a)`), which the program could empty.
         """
         for mine, new in self._changes if apply else ():
             renew(mine, new)
@@ -316,8 +352,8 @@ class CheckNames(dict[str, Any]):
 
 
 class SettleInserter(ast.NodeTransformer):
-    """Adds a `settle` after each statement with a call, and before one that is a call alone; `assert A and B` becomes two
-    asserts."""
+    """Adds a `settle` after each statement with a call, and before one that is a call alone;
+    `assert A and B` becomes two asserts."""
 
     def generic_visit(self, node: ast.AST) -> ast.AST:
         super().generic_visit(node)
@@ -328,10 +364,21 @@ class SettleInserter(ast.NodeTransformer):
 
     def _parts(self, statement: ast.stmt) -> list[ast.stmt]:
         test = statement.test if isinstance(statement, ast.Assert) else None
-        if isinstance(statement, ast.Assert) and isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And):
-            asserts = [ast.copy_location(ast.Assert(part, statement.msg), statement) for part in test.values]
+        if (
+            isinstance(statement, ast.Assert)
+            and isinstance(test, ast.BoolOp)
+            and isinstance(test.op, ast.And)
+        ):
+            asserts = [
+                ast.copy_location(ast.Assert(part, statement.msg), statement)
+                for part in test.values
+            ]
             return [one for part in asserts for one in self._parts(part)]
-        calls = [node for node in ast.walk(statement) if isinstance(node, ast.Call) and not _of_a_builtin(node)]
+        calls = [
+            node
+            for node in ast.walk(statement)
+            if isinstance(node, ast.Call) and not _of_a_builtin(node)
+        ]
         if [_alone(statement)] == calls:
             return [self._settle(statement, False), statement, self._settle(statement, True)]
         return [statement, self._settle(statement, False)] if calls else [statement]
@@ -366,7 +413,8 @@ def renew(mine: Any, new: Any) -> None:
 
 
 def verdict(request: dict[str, Any]) -> None:
-    """Runs the checks to their end, with functions called `test_*` that take nothing; the first line says what came of it."""
+    """Runs the checks to their end, with functions called `test_*` that take nothing; the first
+    line says what came of it."""
     write_end(request, *ended(request["checks"], answers_by_call(request["known"])))
 
 
@@ -389,12 +437,19 @@ def answers_by_call(known: list[tuple[str, str]]) -> dict[str, list[str]]:
 
 
 def ended(checks: str, known: dict[str, list[str]]) -> tuple[str, list[str]]:
-    """Runs checks to their end; how they ended, and the calls that the program has to answer before that is known."""
+    """Runs checks to their end; how they ended, and the calls that the program has to answer before
+    that is known."""
     asked = None
     try:
         tree = ast.parse(checks)
-        spans = [(node.lineno, node.end_lineno or node.lineno) for node in ast.walk(tree) if isinstance(node, ast.Assert)]
-        asked = CheckNames(known, {line for first, last in spans for line in range(first, last + 1)})
+        spans = [
+            (node.lineno, node.end_lineno or node.lineno)
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Assert)
+        ]
+        asked = CheckNames(
+            known, {line for first, last in spans for line in range(first, last + 1)}
+        )
         exec(compile(SettleInserter().visit(tree), CHECKS, "exec"), asked)
         for name, found in list(asked.items()):
             run_tests(name, found)
@@ -402,17 +457,23 @@ def ended(checks: str, known: dict[str, list[str]]) -> tuple[str, list[str]]:
     except BaseException as error:
         told = raised(error)
         where = f"checks.py:{line_of(error)}: " if asked is not None else ""
-        said = f"{'failed' if isinstance(error, Exception) and asked is not None else 'broken'} {where}{told['raised']}" + (
-            f": {told['text']}" if told["text"] else ""
+        said = (
+            f"{'failed' if isinstance(error, Exception) and asked is not None else 'broken'} "
+            f"{where}{told['raised']}" + (f": {told['text']}" if told["text"] else "")
         )
     return " ".join(said.split())[:500], asked.unknown if asked is not None else []
 
 
 def run_tests(name: str, found: Any) -> None:
-    """Runs what pytest would take for tests: a function `test_*`, and such methods of a class `Test*` or of a `TestCase`."""
+    """Runs what pytest would take for tests: a function `test_*`, and such methods of a class
+    `Test*` or of a `TestCase`."""
     if isinstance(found, type):
-        is_case = any(f"{one.__module__}.{one.__name__}" == "unittest.case.TestCase" for one in found.__mro__)
-        tests = [one for one in dir(found) if one.startswith("test") and callable(getattr(found, one))]
+        is_case = any(
+            f"{one.__module__}.{one.__name__}" == "unittest.case.TestCase" for one in found.__mro__
+        )
+        tests = [
+            one for one in dir(found) if one.startswith("test") and callable(getattr(found, one))
+        ]
         if tests and (is_case or name.startswith("Test")):
             run_methods(found, tests, is_case)
     elif name.startswith("test_") and callable(found):
@@ -422,7 +483,9 @@ def run_tests(name: str, found: Any) -> None:
 def run_methods(kind: type, tests: list[str], is_case: bool) -> None:
     """Runs methods, each on an object of its own, with what is to be done before and after."""
     at_first, before, after = (
-        ("setUpClass", "setUp", "tearDown") if is_case else ("setup_class", "setup_method", "teardown_method")
+        ("setUpClass", "setUp", "tearDown")
+        if is_case
+        else ("setup_class", "setup_method", "teardown_method")
     )
     run_to_the_end(getattr(kind, at_first, lambda: None)())
     for test in tests:

@@ -16,7 +16,8 @@ from marl_plugins.sandbox.section import SandboxConfig
 
 
 def check_sandbox(config: SandboxConfig, folder: Path, packages: bool) -> list[Problem]:
-    """Returns what is wrong with `tools: sandbox:`; whether a service runs programs shows when a run starts.
+    """Returns what is wrong with `tools: sandbox:`; whether a service runs programs shows when a
+    run starts.
 
     Args:
         folder: The recipe's.
@@ -35,12 +36,20 @@ def _here(config: SandboxConfig, packages: bool) -> Iterator[Problem]:
     """Yields a level that this machine lacks, modules that are not installed."""
     for number, name in enumerate(config.imports):
         if not find_spec(name.partition(".")[0] or "-"):
-            fix = f"pip install {name.partition('.')[0]}, or its distribution if that has another name"
-            yield Problem("sandbox.import", _at(f"imports.{number}"), f"{name!r} is not installed", fix=fix)
+            fix = (
+                f"pip install {name.partition('.')[0]}, or its distribution if that has another "
+                "name"
+            )
+            yield Problem(
+                "sandbox.import", _at(f"imports.{number}"), f"{name!r} is not installed", fix=fix
+            )
     if config.imports and not packages:
         got = "tools.python.packages is false"
         yield Problem(
-            "sandbox.packages", _at("imports"), got, fix="without packages nothing is imported; remove one of the two"
+            "sandbox.packages",
+            _at("imports"),
+            got,
+            fix="without packages nothing is imported; remove one of the two",
         )
     if config.url:
         got = f"is a service's, and isolation is {config.isolation}"
@@ -71,8 +80,14 @@ def _at_service(config: SandboxConfig, packages: bool) -> Iterator[Problem]:
         fix = "add url: http://HOST:8080 (`openrlhf sandbox serve` starts one)"
         yield Problem("sandbox.url", isolation, "service: where is it?", fix=fix)
     else:
-        problems = [*wrong_variables(config.url), *wrong_address(config.url, "http://127.0.0.1:8080")]
-        yield from (problem.within(key="tools.sandbox.url", name=shown_url(config.url)) for problem in problems)
+        problems = [
+            *wrong_variables(config.url),
+            *wrong_address(config.url, "http://127.0.0.1:8080"),
+        ]
+        yield from (
+            problem.within(key="tools.sandbox.url", name=shown_url(config.url))
+            for problem in problems
+        )
     if config.imports:
         fix = "openrlhf sandbox serve --imports, and remove them here"
         yield Problem("sandbox.service", _at("imports"), "are the service's to import", fix=fix)
@@ -82,7 +97,10 @@ def _at_service(config: SandboxConfig, packages: bool) -> Iterator[Problem]:
     if not packages:
         got = "service: tools.python.packages is false"
         yield Problem(
-            "sandbox.packages", isolation, got, fix="what can be imported is the service's matter; remove one of the two"
+            "sandbox.packages",
+            isolation,
+            got,
+            fix="what can be imported is the service's matter; remove one of the two",
         )
     if missing := missing_extra():
         yield Problem("sandbox.extra", isolation, f"service: {missing}")

@@ -1,4 +1,5 @@
-"""`openrlhf sandbox serve`: the sandbox of this machine for runs on others, in SandboxFusion's protocol."""
+"""`openrlhf sandbox serve`: the sandbox of this machine for runs on others, in SandboxFusion's
+protocol."""
 
 from __future__ import annotations
 
@@ -20,9 +21,11 @@ from marl_plugins.sandbox.section import SandboxConfig
 ABOUT = """\
 Runs programs of agents for runs on other machines.
 
-  openrlhf sandbox serve                            on http://127.0.0.1:8080, at the strongest level that this machine has
-  openrlhf sandbox serve --port 0                   on any free port, which is printed
-  openrlhf sandbox serve --host 0.0.0.0 --isolation namespaces --concurrency 64 --imports pandas sklearn.linear_model
+  openrlhf sandbox serve            on http://127.0.0.1:8080, at the strongest level that this
+                                    machine has
+  openrlhf sandbox serve --port 0   on any free port, which is printed
+  openrlhf sandbox serve --host 0.0.0.0 --isolation namespaces --concurrency 64 \\
+    --imports pandas sklearn.linear_model
 
 and in a run's recipe:
 
@@ -30,10 +33,12 @@ and in a run's recipe:
     sandbox: {isolation: service, url: "http://sandbox.example:8080"}
     python: {concurrency: 64}
 
-The protocol is SandboxFusion's (https://github.com/bytedance/SandboxFusion): `POST /run_code` for python, bash and pytest,
-`GET /v1/ping`. Its clients work with this service, and recipes with its server. `openrlhf docs sandbox` lists the differences.
+The protocol is SandboxFusion's (https://github.com/bytedance/SandboxFusion): `POST /run_code` for
+python, bash and pytest, `GET /v1/ping`. Its clients work with this service, and recipes with its
+server. `openrlhf docs sandbox` lists the differences.
 
-The protocol has no password: whoever reaches the port can run programs, isolated from this machine by the level that is printed.
+The protocol has no password: whoever reaches the port can run programs, isolated from this
+machine by the level that is printed.
 """
 
 
@@ -49,15 +54,25 @@ def main(words: Sequence[str]) -> int:
         parser.print_help()
         return 0
     if missing := missing_extra():
-        raise ConfigurationError(Problem("sandbox.extra", at(command="openrlhf sandbox serve"), missing))
+        raise ConfigurationError(
+            Problem("sandbox.extra", at(command="openrlhf sandbox serve"), missing)
+        )
     from marl_plugins.sandbox.service import RequestLimits, serve
 
     most = RequestLimits(options.most_seconds, options.most_memory_mb)
-    config = SandboxConfig(isolation=options.isolation, imports=options.imports, warm_up=options.warm_up)
+    config = SandboxConfig(
+        isolation=options.isolation, imports=options.imports, warm_up=options.warm_up
+    )
     try:
-        asyncio.run(serve(config, options.host, options.port, options.concurrency, most, options.names, _say))
+        asyncio.run(
+            serve(
+                config, options.host, options.port, options.concurrency, most, options.names, _say
+            )
+        )
     except InfrastructureFailure as failure:
-        raise ConfigurationError(Problem("sandbox.start", at(command="openrlhf sandbox serve"), str(failure))) from failure
+        raise ConfigurationError(
+            Problem("sandbox.start", at(command="openrlhf sandbox serve"), str(failure))
+        ) from failure
     return 0
 
 
@@ -65,7 +80,11 @@ def _say(address: str, level: str) -> None:
     print(f"serving {address}, isolated at level {level}; Ctrl-C ends it", flush=True)
     host = address.removeprefix("http://").rpartition(":")[0].strip("[]")
     if not ipaddress.ip_address(host).is_loopback:
-        print(f"warning: whoever reaches {address} can run programs here; it has no password", file=sys.stderr, flush=True)
+        print(
+            f"warning: whoever reaches {address} can run programs here; it has no password",
+            file=sys.stderr,
+            flush=True,
+        )
 
 
 def _file(word: str) -> str:
@@ -75,17 +94,46 @@ def _file(word: str) -> str:
 
 
 def _build_parser() -> Parser:
-    parser = Parser(prog="openrlhf sandbox", description=ABOUT, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(
+        prog="openrlhf sandbox",
+        description=ABOUT,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     commands = parser.add_subparsers(dest="command", parser_class=Parser)
     about = "serve this machine's sandbox"
     add = commands.add_parser("serve", help=about, description=about).add_argument
-    add("--host", default="127.0.0.1", help="address to listen on (127.0.0.1: this machine alone; 0.0.0.0: all interfaces)")
-    add("--port", type=Number(int, least=0, most=65535), default=8080, help="0: any free one (8080)")
-    about = "names by which clients reach it, apart from its addresses, localhost and the machine's own; others are refused (403)"
+    add(
+        "--host",
+        default="127.0.0.1",
+        help="address to listen on (127.0.0.1: this machine alone; 0.0.0.0: all interfaces)",
+    )
+    add(
+        "--port", type=Number(int, least=0, most=65535), default=8080, help="0: any free one (8080)"
+    )
+    about = (
+        "names by which clients reach it, apart from its addresses, localhost and the "
+        "machine's own; others are refused (403)"
+    )
     add("--names", nargs="+", default=[], metavar="NAME", help=about)
-    add("--isolation", choices=["auto", *LEVELS], default="auto", help="as tools.sandbox.isolation of a recipe (auto)")
-    add("--imports", nargs="+", default=[], metavar="MODULE", help="modules that are imported once, before any program")
-    add("--warm_up", type=_file, metavar="FILE", help="a Python file that is run once, after the imports")
+    add(
+        "--isolation",
+        choices=["auto", *LEVELS],
+        default="auto",
+        help="as tools.sandbox.isolation of a recipe (auto)",
+    )
+    add(
+        "--imports",
+        nargs="+",
+        default=[],
+        metavar="MODULE",
+        help="modules that are imported once, before any program",
+    )
+    add(
+        "--warm_up",
+        type=_file,
+        metavar="FILE",
+        help="a Python file that is run once, after the imports",
+    )
     add(
         "--concurrency",
         type=at_least(1),
@@ -105,6 +153,7 @@ def _build_parser() -> Parser:
         type=at_least(64),
         default=4096,
         metavar="MB",
-        help="largest memory_limit_MB that may be asked for, and what a request without one gets (4096)",
+        help="largest memory_limit_MB that may be asked for, and what a request without one gets "
+        "(4096)",
     )
     return parser

@@ -1,8 +1,10 @@
-"""Confines a process, by itself, before it runs an agent's program: limits, capabilities, Landlock, mounts.
+"""Confines a process, by itself, before it runs an agent's program: limits, capabilities, Landlock,
+mounts.
 
-By the C library alone and without exec; system calls are seccomp.py's. Of Linux's man pages: landlock(7), capabilities(7),
-prctl(2), setrlimit(2).
-Everything here can only be tightened afterwards, by the program too, and is inherited by whatever it starts.
+By the C library alone and without exec; system calls are seccomp.py's. Of Linux's man pages:
+landlock(7), capabilities(7), prctl(2), setrlimit(2).
+Everything here can only be tightened afterwards, by the program too, and is inherited by whatever
+it starts.
 """
 
 import contextlib
@@ -21,10 +23,24 @@ else:
     from kernel import check, libc, no_new_privileges
     from system_calls import ABI_SCOPES
 
-PR_SET_PDEATHSIG, PR_CAPBSET_DROP, PR_SET_CHILD_SUBREAPER, PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL = 1, 24, 36, 47, 4
+(
+    PR_SET_PDEATHSIG,
+    PR_CAPBSET_DROP,
+    PR_SET_CHILD_SUBREAPER,
+    PR_CAP_AMBIENT,
+    PR_CAP_AMBIENT_CLEAR_ALL,
+) = 1, 24, 36, 47, 4
 PR_SET_THP_DISABLE = 41
 CLONE_NEWNS, CLONE_NEWPID = 0x20000, 0x20000000
-MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_BIND, MS_MOVE, MS_REC, MS_PRIVATE = 2, 4, 8, 1 << 12, 1 << 13, 1 << 14, 1 << 18
+MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_BIND, MS_MOVE, MS_REC, MS_PRIVATE = (
+    2,
+    4,
+    8,
+    1 << 12,
+    1 << 13,
+    1 << 14,
+    1 << 18,
+)
 STAGE = "/mnt"
 """An empty folder in bubblewrap's root."""
 CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446  # alike on every architecture
@@ -32,7 +48,8 @@ EXECUTE, WRITE_FILE, READ_FILE, READ_DIR = 1, 2, 4, 8
 MAKE_CHAR, MAKE_BLOCK, REFER, TRUNCATE, IOCTL_DEV = 1 << 6, 1 << 11, 1 << 13, 1 << 14, 1 << 15
 ABI_TCP = 4
 FIRST_UID = 0x70000000
-"""Users of programs where the sandbox is root's: a range that systemd's table of user ids calls unused, one for each slot."""
+"""Users of programs where the sandbox is root's: a range that systemd's table of user ids calls
+unused, one for each slot."""
 DESCRIPTORS = 256
 """Maximum number of open files of a process."""
 TIMERS = 1024
@@ -45,13 +62,17 @@ def landlock_abi() -> int:
     """Returns which version of Landlock the kernel has.
 
     Raises:
-        OSError: None; `errno` says why: ENOSYS, EOPNOTSUPP (turned off at boot), EPERM (refused by whoever runs this container).
+        OSError: None; `errno` says why: ENOSYS, EOPNOTSUPP (turned off at boot), EPERM (refused by
+            whoever runs this container).
     """
-    return check(libc.syscall(CREATE_RULESET, None, ctypes.c_size_t(0), 1), "landlock_create_ruleset")
+    return check(
+        libc.syscall(CREATE_RULESET, None, ctypes.c_size_t(0), 1), "landlock_create_ruleset"
+    )
 
 
 def landlock(read: Iterable[str], write: Iterable[str], devices: Iterable[str], abi: int) -> None:
-    """Allows reading below `read` alone, and everything below `write`; no TCP, and no signals or abstract sockets to others.
+    """Allows reading below `read` alone, and everything below `write`; no TCP, and no signals or
+    abstract sockets to others.
 
     Args:
         devices: Files that may be read and written.
@@ -62,7 +83,9 @@ def landlock(read: Iterable[str], write: Iterable[str], devices: Iterable[str], 
         files |= right if abi >= needed else 0
     handled = struct.pack("QQQ", files, 3 if abi >= ABI_TCP else 0, 3 if abi >= ABI_SCOPES else 0)
     size = 24 if abi >= ABI_SCOPES else 16 if abi >= ABI_TCP else 8
-    ruleset = check(libc.syscall(CREATE_RULESET, handled, ctypes.c_size_t(size), 0), "landlock_create_ruleset")
+    ruleset = check(
+        libc.syscall(CREATE_RULESET, handled, ctypes.c_size_t(size), 0), "landlock_create_ruleset"
+    )
 
     def allow(path: str, rights: int) -> None:
         try:
@@ -89,7 +112,9 @@ def landlock(read: Iterable[str], write: Iterable[str], devices: Iterable[str], 
 def drop_bounding_set() -> None:
     """Lets no program that this process starts have a capability by its file."""
     for capability in range(64):
-        if libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0) < 0:  # there are no more, or it has none to drop them with
+        if (
+            libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0) < 0
+        ):  # there are no more, or it has none to drop them with
             break
 
 
@@ -101,7 +126,8 @@ def drop_capabilities() -> None:
 
 
 def become(user: int, folder: str) -> None:
-    """Turns root into a user who has nothing but a folder, which is given to it with all that is in it."""
+    """Turns root into a user who has nothing but a folder, which is given to it with all that is in
+    it."""
     waiting = [folder]
     os.chown(folder, user, user)
     while waiting:
@@ -124,7 +150,8 @@ def become(user: int, folder: str) -> None:
 
 
 def offer_itself() -> None:
-    """Has the kernel end this process before others where memory is short. From `landlock` on it cannot take that back."""
+    """Has the kernel end this process before others where memory is short. From `landlock` on it
+    cannot take that back."""
     with contextlib.suppress(OSError):  # of a /proc that may be read-only
         score = os.open("/proc/self/oom_score_adj", os.O_WRONLY | os.O_CLOEXEC)
         os.write(score, FIRST_ENDED)
@@ -132,8 +159,8 @@ def offer_itself() -> None:
 
 
 def no_huge_pages() -> None:
-    """Forbids huge pages in what is forked from here: of one that is unmapped but for 4 KB, the kernel keeps all and counts 4
-    KB."""
+    """Forbids huge pages in what is forked from here: of one that is unmapped but for 4 KB, the
+    kernel keeps all and counts 4 KB."""
     libc.prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0)
 
 
@@ -150,7 +177,12 @@ def limit(memory: int, seconds: int, file: int, processes: int | None) -> None:
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
     resource.setrlimit(resource.RLIMIT_FSIZE, (file, file))
     resource.setrlimit(resource.RLIMIT_NOFILE, (DESCRIPTORS, DESCRIPTORS))
-    for none in (resource.RLIMIT_CORE, resource.RLIMIT_RTPRIO, resource.RLIMIT_NICE, resource.RLIMIT_MSGQUEUE):
+    for none in (
+        resource.RLIMIT_CORE,
+        resource.RLIMIT_RTPRIO,
+        resource.RLIMIT_NICE,
+        resource.RLIMIT_MSGQUEUE,
+    ):
         resource.setrlimit(none, (0, 0))
     _, most = resource.getrlimit(resource.RLIMIT_SIGPENDING)
     timers = TIMERS if most == resource.RLIM_INFINITY else min(TIMERS, most)
@@ -160,7 +192,8 @@ def limit(memory: int, seconds: int, file: int, processes: int | None) -> None:
 
 
 def private_mounts(folder: str, hidden: Iterable[str], memory: int) -> None:
-    """Enters a mount namespace of its own, with /proc of its own pid namespace, and an empty /dev/shm.
+    """Enters a mount namespace of its own, with /proc of its own pid namespace, and an empty
+    /dev/shm.
 
     Args:
         folder: What alone is left of the `hidden` folders.
@@ -169,7 +202,13 @@ def private_mounts(folder: str, hidden: Iterable[str], memory: int) -> None:
     check(libc.unshare(CLONE_NEWNS), "unshare")
     mount("none", "/", "", MS_REC | MS_PRIVATE)
     mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
-    mount("tmpfs", "/dev/shm", "tmpfs", MS_NOSUID | MS_NODEV | MS_NOEXEC, f"size={memory},nr_inodes=1000")
+    mount(
+        "tmpfs",
+        "/dev/shm",
+        "tmpfs",
+        MS_NOSUID | MS_NODEV | MS_NOEXEC,
+        f"size={memory},nr_inodes=1000",
+    )
     mount(folder, STAGE, "", MS_BIND)
     for path in hidden:
         mount("tmpfs", path, "tmpfs", MS_NOSUID | MS_NODEV, "size=4096,nr_inodes=100")
@@ -183,4 +222,7 @@ def mount(source: str, target: str, kind: str, flags: int, options: str = "") ->
     Raises:
         OSError: It is refused.
     """
-    check(libc.mount(*(word.encode() for word in (source, target, kind)), flags, options.encode()), f"mount {target}")
+    check(
+        libc.mount(*(word.encode() for word in (source, target, kind)), flags, options.encode()),
+        f"mount {target}",
+    )

@@ -1,4 +1,5 @@
-"""The promises of every back end of the sandbox (marl_plugins/sandbox/program.py), for its author to run.
+"""The promises of every back end of the sandbox (marl_plugins/sandbox/program.py), for its author
+to run.
 
 class TestMine(SandboxContract):
     @classmethod
@@ -41,7 +42,8 @@ class SandboxContract:
     def open(cls, workspaces: Path) -> AbstractAsyncContextManager[Sandbox]:
         """Returns the back end that is tested; kept workspaces lie in this folder."""
         raise NotImplementedError(
-            f"{cls.__name__} needs a class method open(workspaces), which returns what gives a Sandbox"
+            f"{cls.__name__} needs a class method open(workspaces), which returns what gives a "
+            "Sandbox"
         )
 
     @classmethod
@@ -70,7 +72,9 @@ class SandboxContract:
         """Runs a program and returns its result; a text is a program in Python."""
         return self.run_all([program], workspace)[0]
 
-    def run_all(self, programs: Sequence[Program | str], workspace: Path | None = None) -> list[ProgramResult]:
+    def run_all(
+        self, programs: Sequence[Program | str], workspace: Path | None = None
+    ) -> list[ProgramResult]:
         """Runs programs at the same time and returns their results."""
 
         async def together() -> list[ProgramResult]:
@@ -90,8 +94,20 @@ class SandboxContract:
         assert (got.stdout, got.stderr) == ("abc", "")
 
     def test_exit_codes(self) -> None:
-        got = self.run_all(["import sys; sys.exit(3)", "raise ValueError('no')", "import os; os._exit(0)", "for for"])
-        assert [(g.status, g.code) for g in got] == [("failed", 3), ("failed", 1), ("finished", 0), ("failed", 1)]
+        got = self.run_all(
+            [
+                "import sys; sys.exit(3)",
+                "raise ValueError('no')",
+                "import os; os._exit(0)",
+                "for for",
+            ]
+        )
+        assert [(g.status, g.code) for g in got] == [
+            ("failed", 3),
+            ("failed", 1),
+            ("finished", 0),
+            ("failed", 1),
+        ]
         assert got[1].stderr.endswith("ValueError: no\n")
 
     def test_a_program_that_kills_itself(self) -> None:
@@ -99,17 +115,24 @@ class SandboxContract:
         assert (got.status, got.code) == ("killed", -9)
 
     def test_standard_input(self) -> None:
-        got = self.run(Program("import sys; print(sys.stdin.read()[::-1])", stdin="äb\n".encode(), limits=LONG))
+        got = self.run(
+            Program("import sys; print(sys.stdin.read()[::-1])", stdin="äb\n".encode(), limits=LONG)
+        )
         assert got.stdout == "\nbä\n"
         assert "EOFError" in self.run("input()").stderr
 
     def test_bash(self) -> None:
-        got = self.run(Program("read x; echo $((x + 1)); exit 4", "bash", stdin=b"41\n", limits=LONG))
+        got = self.run(
+            Program("read x; echo $((x + 1)); exit 4", "bash", stdin=b"41\n", limits=LONG)
+        )
         assert (got.status, got.code, got.stdout) == ("failed", 4, "42\n")
 
     def test_pytest(self) -> None:
         good, bad = self.run_all(
-            [Program(f"def test_it():\n    assert 1 + 1 == {n}\n", "pytest", limits=LONG) for n in (2, 3)]
+            [
+                Program(f"def test_it():\n    assert 1 + 1 == {n}\n", "pytest", limits=LONG)
+                for n in (2, 3)
+            ]
         )
         assert (good.status, bad.status) == ("finished", "failed")
         assert "assert (1 + 1) == 3" in bad.stdout
@@ -119,7 +142,8 @@ class SandboxContract:
             "import os\nos._exit(0)\n",
             "raise SystemExit\ndef test_it(): pass\n",
             "import os\ndef test_it():\n    os._exit(0)\n",
-            "import atexit, os\natexit.register(lambda: os._exit(0))\ndef test_it():\n    assert False\n",
+            "import atexit, os\natexit.register(lambda: os._exit(0))\ndef test_it():\n    assert "
+            "False\n",
             "import os, pytest\ndef test_it():\n    os.write(1, b'1 passed')\n    os._exit(0)\n",
             "x = 1\n",
         )
@@ -128,7 +152,8 @@ class SandboxContract:
 
     def test_files(self) -> None:
         program = Program(
-            "data = open('in/a.bin', 'rb').read()\nimport os\nos.makedirs('out')\nopen('out/b', 'wb').write(data[::-1])",
+            "data = open('in/a.bin', 'rb').read()\nimport os\nos.makedirs('out')\nopen('out/b', "
+            "'wb').write(data[::-1])",
             files={"in/a.bin": bytes(range(256)), "c": b""},
             wanted=("out/b", "c", "missing", "out", "in/missing/x"),
             limits=LONG,
@@ -145,11 +170,15 @@ class SandboxContract:
         assert with_modules.stdout == "5\n"
 
     def test_a_file_that_is_a_link_is_not_there(self) -> None:
-        source = "import os\nos.symlink('/etc/hostname', 'a'); os.symlink('/etc', 'b'); os.mkfifo('c')"
+        source = (
+            "import os\nos.symlink('/etc/hostname', 'a'); os.symlink('/etc', 'b'); os.mkfifo('c')"
+        )
         assert self.run(Program(source, wanted=("a", "b/hostname", "c"), limits=LONG)).files == {}
 
     def test_time(self) -> None:
-        program = Program("print('begins', flush=True)\nwhile True: pass", limits=Limits(seconds=1.0))
+        program = Program(
+            "print('begins', flush=True)\nwhile True: pass", limits=Limits(seconds=1.0)
+        )
         got = self.run(program)
         assert (got.status, got.code, got.stdout) == ("time", None, "begins\n")
         assert "1 s" in got.reason
@@ -157,13 +186,22 @@ class SandboxContract:
     def test_memory(self) -> None:
         greedy = Program("x = bytearray(10**9)", limits=replace(LONG, memory_mb=128))
         assert self.run(greedy).status == "memory"
-        assert self.run(Program("x = bytearray(50 * 2**20)", limits=replace(LONG, memory_mb=128))).status == "finished"
+        assert (
+            self.run(
+                Program("x = bytearray(50 * 2**20)", limits=replace(LONG, memory_mb=128))
+            ).status
+            == "finished"
+        )
 
     def test_long_output_keeps_its_ends(self) -> None:
         source = "import sys\nfor n in range(300000): print(n)\nprint('end', file=sys.stderr)"
         got = self.run(Program(source, limits=replace(LONG, output_chars=1000)))
         assert got.status == "finished" and got.stdout_truncated and not got.stderr_truncated
-        assert got.stdout.startswith("0\n1\n") and got.stdout.endswith("299999\n") and len(got.stdout) < 1100
+        assert (
+            got.stdout.startswith("0\n1\n")
+            and got.stdout.endswith("299999\n")
+            and len(got.stdout) < 1100
+        )
         assert got.stderr == "end\n"
 
     def test_too_much_output(self) -> None:
@@ -175,7 +213,9 @@ class SandboxContract:
         assert got.status == "finished" and "abc" in got.stdout and "\ufffd" in got.stdout
 
     def test_the_environment_is_clean(self) -> None:
-        got = self.run(f"import os\nprint(os.environ.get({SECRET!r}), os.environ['HOME'] == os.getcwd())")
+        got = self.run(
+            f"import os\nprint(os.environ.get({SECRET!r}), os.environ['HOME'] == os.getcwd())"
+        )
         assert got.stdout == "None True\n"
 
     def test_each_program_begins_in_an_empty_folder(self) -> None:
@@ -194,15 +234,27 @@ class SandboxContract:
         assert (folder / "made").read_text() == "3"
 
     def test_what_it_leaves_running_does_not_hold_the_answer(self) -> None:
-        source = "import os, time\nprint('done', flush=True)\nif os.fork() == 0:\n    os.setsid()\n    time.sleep(50)"
+        source = (
+            "import os, time\nprint('done', flush=True)\nif os.fork() == 0:\n    "
+            "os.setsid()\n    time.sleep(50)"
+        )
         got = self.run(Program(source, limits=Limits(seconds=40.0)))
         assert (got.status, got.stdout) == ("finished", "done\n") and got.seconds < 40
 
     def test_none_is_lost_or_mixed_up(self) -> None:
-        programs = [f"import time; time.sleep(0.02); print({n}); open('{n}', 'w')" for n in range(AT_ONCE)]
+        programs = [
+            f"import time; time.sleep(0.02); print({n}); open('{n}', 'w')" for n in range(AT_ONCE)
+        ]
         got = self.run_all(programs)
         assert [(g.stdout, g.names) for g in got] == [(f"{n}\n", (f"{n}",)) for n in range(AT_ONCE)]
 
     def test_whatever_a_program_is_it_has_an_answer(self) -> None:
-        for source in ("", "\0", "\udcff", "(" * 10000, "def f(): f()\nf()", "import ctypes; ctypes.string_at(0)"):
+        for source in (
+            "",
+            "\0",
+            "\udcff",
+            "(" * 10000,
+            "def f(): f()\nf()",
+            "import ctypes; ctypes.string_at(0)",
+        ):
             assert self.run(source).status in ("finished", "failed", "killed")

@@ -31,7 +31,9 @@ def write_files(workspace: Path, files: Mapping[str, bytes]) -> None:
         with open_folder(workspace, folders, make=True) as folder:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(name, dir_fd=folder)  # what is there may be a link
-            descriptor = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644, dir_fd=folder)
+            descriptor = os.open(
+                name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644, dir_fd=folder
+            )
             with open(descriptor, "wb") as file:
                 file.write(content)
 

@@ -1,14 +1,17 @@
-"""The process that agents' programs are forked from: it has imported what they import, and stays as it was.
+"""The process that agents' programs are forked from: it has imported what they import, and stays as
+it was.
 
     main() with sys.argv[1] = Settings as JSON
 
-Started once by the supervisor (supervisor.py), inside bubblewrap where the level is `namespaces`. A request comes on the socket of
-its owner with four descriptors (source, standard input, output, errors); the child that is forked for it confines itself
-(confine.py) and then is the program, without exec. Answers are `begun`, `ended` with the exit code, and `unavailable` where
-something failed that is not the program's. The supervisor is told of every program by its own process, as the last thing that this
-does before it is the program, and says which take too much.
+Started once by the supervisor (supervisor.py), inside bubblewrap where the level is `namespaces`. A
+request comes on the socket of its owner with four descriptors (source, standard input, output,
+errors); the child that is forked for it confines itself (confine.py) and then is the program,
+without exec. Answers are `begun`, `ended` with the exit code, and `unavailable` where something
+failed that is not the program's. The supervisor is told of every program by its own process, as the
+last thing that this does before it is the program, and says which take too much.
 
-Standard library only: this is imported without the package, by a Python that may have no site-packages.
+Standard library only: this is imported without the package, by a Python that may have no
+site-packages.
 """
 
 import atexit
@@ -54,7 +57,9 @@ ENVIRONMENT = {
 TEST_FILE = "test_program.py"
 TEST_WORDS = ["-q", "-p", "no:cacheprovider", "--rootdir=.", "--confcutdir=.", TEST_FILE]
 """What pytest is given."""
-with open(os.path.join(os.path.dirname(os.path.abspath(__file__)), "run_tests.py"), encoding="utf-8") as runner:
+with open(
+    os.path.join(os.path.dirname(os.path.abspath(__file__)), "run_tests.py"), encoding="utf-8"
+) as runner:
     TEST_RUNNER = f"{runner.read()}\nmain({TEST_WORDS})\n"
 
 
@@ -66,11 +71,14 @@ class Settings(TypedDict):
         root: The folder that marks its processes.
         warm_up: A program that is run once, after the imports; empty where there is none.
         abi: The version of Landlock; 0 where it is not used.
-        read, write, devices: Paths that programs may read; folders that they may change; files that they may write.
-        hidden: Folders of all workspaces, of which a program in namespaces of its own sees only its own.
+        read, write, devices: Paths that programs may read; folders that they may change; files that
+            they may write.
+        hidden: Folders of all workspaces, of which a program in namespaces of its own sees only its
+            own.
         init: The program that is process 1 of each pid namespace; empty where there are none.
         spared: Processes that programs must not signal.
-        user: First of the users that programs become, one for each slot; None where they stay who they are.
+        user: First of the users that programs become, one for each slot; None where they stay who
+            they are.
         filters: Whether there is seccomp.
     """
 
@@ -143,14 +151,21 @@ def main() -> None:
 
 
 def prepare_imports(names: list[str]) -> dict[str, str]:
-    """Imports what programs import, and returns what is wrong with a name, as `_refused` does; empty where nothing is."""
+    """Imports what programs import, and returns what is wrong with a name, as `_refused` does;
+    empty where nothing is."""
     for name in names:
         try:
             __import__(name)
         except BaseException as error:
-            return _refused("imports", f"{name!r} cannot be imported: {type(error).__name__}: {error}", "remove it")
+            return _refused(
+                "imports",
+                f"{name!r} cannot be imported: {type(error).__name__}: {error}",
+                "remove it",
+            )
         if has_threads():
-            return _refused("imports", f"{name!r} starts threads, which do not survive a fork", "remove it")
+            return _refused(
+                "imports", f"{name!r} starts threads, which do not survive a fork", "remove it"
+            )
     return {}
 
 
@@ -160,13 +175,22 @@ def _refused(key: str, got: str, fix: str = "") -> dict[str, str]:
 
 
 def warm_up(source: str) -> dict[str, str]:
-    """Runs the recipe's own program, so that what it imports late and caches is there in every program; returns what is wrong."""
+    """Runs the recipe's own program, so that what it imports late and caches is there in every
+    program; returns what is wrong."""
     try:
         exec(compile(source, "warm_up", "exec"), {"__name__": "warm_up"})
     except BaseException as error:
-        number = error.__traceback__ and error.__traceback__.tb_next and error.__traceback__.tb_next.tb_lineno
+        number = (
+            error.__traceback__
+            and error.__traceback__.tb_next
+            and error.__traceback__.tb_next.tb_lineno
+        )
         return _refused("warm_up", f"line {number}: {type(error).__name__}: {error}")
-    return _refused("warm_up", "it starts threads, which do not survive a fork") if has_threads() else {}
+    return (
+        _refused("warm_up", "it starts threads, which do not survive a fork")
+        if has_threads()
+        else {}
+    )
 
 
 def has_threads() -> bool:
@@ -181,9 +205,12 @@ def tell(connection: socket.socket, **message: Any) -> None:
 
 
 def receive(connection: socket.socket) -> tuple[dict[str, Any] | None, list[int]]:
-    """Returns a message with its descriptors; None where the other end is closed, also with messages that it has not read."""
+    """Returns a message with its descriptors; None where the other end is closed, also with
+    messages that it has not read."""
     try:
-        data, descriptors, _, _ = socket.recv_fds(connection, LARGEST_MESSAGE_BYTES, 4, socket.MSG_CMSG_CLOEXEC)
+        data, descriptors, _, _ = socket.recv_fds(
+            connection, LARGEST_MESSAGE_BYTES, 4, socket.MSG_CMSG_CLOEXEC
+        )
     except ConnectionResetError:
         return None, []
     return json.loads(data) if data else None, descriptors
@@ -202,10 +229,13 @@ class Server:
             _, resident, of_files, *_ = map(int, statm.read().split())
         self.base = (resident - of_files) * resource.getpagesize()
         self.line = fcntl.fcntl(supervisor.fileno(), fcntl.F_DUPFD_CLOEXEC, confine.DESCRIPTORS)
-        """By which each process tells the supervisor of itself: no program can have a descriptor of this number."""
+        """By which each process tells the supervisor of itself: no program can have a descriptor of
+        this number."""
         self.filter = b""
         if settings["abi"]:
-            self.filter = seccomp.allowing(system_calls.rules(settings["abi"], bool(settings["init"]), self.line))
+            self.filter = seccomp.allowing(
+                system_calls.rules(settings["abi"], bool(settings["init"]), self.line)
+            )
         elif settings["filters"]:
             self.filter = seccomp.sparing([os.getpid(), *settings["spared"]])
         self.home = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
@@ -237,7 +267,11 @@ class Server:
 
     def _pause(self) -> int | None:
         """Milliseconds until something has to be done unasked."""
-        return REAP_MILLISECONDS if any(program.code is not None for program in self.programs.values()) else None
+        return (
+            REAP_MILLISECONDS
+            if any(program.code is not None for program in self.programs.values())
+            else None
+        )
 
     def _ask_owner(self) -> bool:
         """Do what the owner wants; whether it is there."""
@@ -251,7 +285,11 @@ class Server:
         try:
             self._start(cast("Request", message), descriptors)
         except OSError as error:
-            tell(self.owner, unavailable=message["run"], reason=f"no process could be started: {error}")
+            tell(
+                self.owner,
+                unavailable=message["run"],
+                reason=f"no process could be started: {error}",
+            )
             tell(self.owner, ended=message["run"], code=0)
         for descriptor in descriptors:
             os.close(descriptor)
@@ -263,7 +301,12 @@ class Server:
         if message is None:
             return False
         if program := self.programs.get(message["run"]):
-            tell(self.owner, exceeded=message["run"], status=message["status"], reason=message["reason"])
+            tell(
+                self.owner,
+                exceeded=message["run"],
+                status=message["status"],
+                reason=message["reason"],
+            )
             self._kill(program)
         return True
 
@@ -293,12 +336,14 @@ class Server:
             check(libc.setns(self.home, confine.CLONE_NEWPID), "setns")
 
     def _kill(self, program: Program) -> None:
-        """Begin to end a program: with process 1 its whole pid namespace ends; elsewhere what it leaves becomes a child here."""
+        """Begin to end a program: with process 1 its whole pid namespace ends; elsewhere what it
+        leaves becomes a child here."""
         if program.init or program.code is None:  # else its number may be another process's by now
             kill(program.init or program.pid)
 
     def _reap(self) -> None:
-        """Collect what has ended, end what ended programs have left, and report the programs of which nothing is left."""
+        """Collect what has ended, end what ended programs have left, and report the programs of
+        which nothing is left."""
         by_pid = {p.pid: p for p in self.programs.values()}
         by_init = {p.init: p for p in self.programs.values() if p.init}
         none = False
@@ -388,11 +433,21 @@ def prepare(request: Request, descriptors: list[int], server: Server) -> None:
     if settings["user"] is not None:
         confine.become(settings["user"] + request["slot"], request["folder"])
     alone = settings["user"] is not None
-    confine.limit(request["memory"], request["seconds"], request["file"], request["processes"] if alone else None)
+    confine.limit(
+        request["memory"],
+        request["seconds"],
+        request["file"],
+        request["processes"] if alone else None,
+    )
     confine.drop_capabilities()
     told = [itself]
     if settings["abi"]:
-        confine.landlock(settings["read"], [request["folder"], *settings["write"]], settings["devices"], settings["abi"])
+        confine.landlock(
+            settings["read"],
+            [request["folder"], *settings["write"]],
+            settings["devices"],
+            settings["abi"],
+        )
         told.append(seccomp.install(server.filter, listened=True))
     elif settings["filters"]:
         seccomp.install(server.filter)
@@ -402,7 +457,8 @@ def prepare(request: Request, descriptors: list[int], server: Server) -> None:
 
 
 def report(line: int, request: Request, descriptors: list[int]) -> None:
-    """Tells the supervisor of a program that is about to run, with its process, and the descriptor by which its filter asks."""
+    """Tells the supervisor of a program that is about to run, with its process, and the descriptor
+    by which its filter asks."""
     with socket.socket(fileno=line) as supervisor:
         while True:
             try:
@@ -424,7 +480,8 @@ def run_tests(source: bytes) -> int:
 def run_python(source: bytes) -> int:
     """Executes a program as `__main__`, and returns the exit code.
 
-    It ends as the interpreter would end it, without visiting every object: that would copy all memory shared since the fork.
+    It ends as the interpreter would end it, without visiting every object: that would copy all
+    memory shared since the fork.
     """
     wait, now, pause = os.waitpid, time.monotonic, time.sleep  # whatever the program makes of them
     open_streams()
@@ -469,6 +526,9 @@ def open_streams() -> None:
         (1, "stdout", "w", "surrogateescape"),
         (2, "stderr", "w", "backslashreplace"),
     ):
-        stream = open(number, mode, 1 if number == 2 else -1, encoding="utf-8", errors=errors, closefd=False)  # noqa: SIM115
+        buffering = 1 if number == 2 else -1
+        stream = open(  # noqa: SIM115
+            number, mode, buffering, encoding="utf-8", errors=errors, closefd=False
+        )
         setattr(sys, name, stream)
         setattr(sys, f"__{name}__", stream)

@@ -1,11 +1,15 @@
-"""Programs elsewhere: at a service that speaks SandboxFusion's protocol, theirs or `openrlhf sandbox serve`.
+"""Programs elsewhere: at a service that speaks SandboxFusion's protocol, theirs or
+`openrlhf sandbox serve`.
 
-    POST URL/run_code    remote.py as a program of Python's, and the program with its files in one archive
-    the answer           what remote.py has left: what the program wrote, how it ended, and files that are new or changed
+    POST URL/run_code    remote.py as a program of Python's, and the program with its files in one
+                         archive
+    the answer           what remote.py has left: what the program wrote, how it ended, and files
+                         that are new or changed
 
-The service keeps nothing between two requests. So a program that was lost on the way is run again, and what it does to its
-workspace is done here only once its answer is here. What the program can have touched (remote.py's two files) is its own doing,
-whatever stands in it; the rest is the service's, and is never a program's failure.
+The service keeps nothing between two requests. So a program that was lost on the way is run again,
+and what it does to its workspace is done here only once its answer is here. What the program can
+have touched (remote.py's two files) is its own doing, whatever stands in it; the rest is the
+service's, and is never a program's failure.
 """
 
 from __future__ import annotations
@@ -27,13 +31,24 @@ import aiohttp
 import pydantic
 from pydantic.v1 import ValidationError as NotInProtocol
 from sandbox_fusion.models import CommandRunStatus, RunCodeRequest, RunCodeResponse, RunStatus
-from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
+from tenacity import (
+    AsyncRetrying,
+    retry_if_exception_type,
+    stop_after_attempt,
+    wait_random_exponential,
+)
 
 from marl_plugins.core.deadlines import in_turn
 from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure, RunPaused
 from marl_plugins.core.problems import Problem, at
 from marl_plugins.core.redaction import Redaction, shown_url
-from marl_plugins.core.workspace import MOST_FILES, folders_of, path_problem, read_files, tree_problem
+from marl_plugins.core.workspace import (
+    MOST_FILES,
+    folders_of,
+    path_problem,
+    read_files,
+    tree_problem,
+)
 from marl_plugins.sandbox import remote
 from marl_plugins.sandbox.files import NAMES, remove_files, write_files
 from marl_plugins.sandbox.fork_server import TEST_FILE, TEST_RUNNER
@@ -41,9 +56,11 @@ from marl_plugins.sandbox.local import RETURNED_BYTES
 from marl_plugins.sandbox.program import Program, ProgramResult, Status, excess, judge
 
 ATTEMPTS, FIRST_PAUSE_SECONDS = 5, 0.5
-"""How often a program is sent, and seconds between: random, up to the first, then up to twice that, ..."""
+"""How often a program is sent, and seconds between: random, up to the first, then up to twice that,
+..."""
 STARTING_SECONDS = 30.0
-"""Seconds that the service has to begin a program, and to return its files, in addition to the program's own."""
+"""Seconds that the service has to begin a program, and to return its files, in addition to the
+program's own."""
 QUEUE_SECONDS = 60.0
 """Seconds that a program may wait for its turn at the service, and travel."""
 CONNECTING_SECONDS = 10.0
@@ -94,7 +111,8 @@ class ServiceSandbox:
 
     Args:
         url: Its address; `$NAME` stands for a variable of the environment.
-        concurrency: Maximum number of programs that are sent at the same time; default: this machine's cores.
+        concurrency: Maximum number of programs that are sent at the same time; default: this
+            machine's cores.
         workspaces: An existing folder in which all workspaces lie that are kept.
         queue: Seconds that a program may wait for its turn.
     """
@@ -102,7 +120,12 @@ class ServiceSandbox:
     isolation = "service"
 
     def __init__(
-        self, url: str, *, concurrency: int | None = None, workspaces: Path | None = None, queue: float = QUEUE_SECONDS
+        self,
+        url: str,
+        *,
+        concurrency: int | None = None,
+        workspaces: Path | None = None,
+        queue: float = QUEUE_SECONDS,
     ):
         filled = Template(url).safe_substitute(os.environ)
         self.shown = f"service {shown_url(filled)}"
@@ -133,7 +156,9 @@ class ServiceSandbox:
             if said != b'"pong"':
                 shown = self._redaction.text(said[:200].decode(errors="replace"), 80)
                 got = f'{self.shown}: GET /v1/ping gave {shown!r}, and SandboxFusion answers "pong"'
-                raise ConfigurationError(Problem("sandbox.ping", at(key="tools.sandbox.url"), got, fix=cure))
+                raise ConfigurationError(
+                    Problem("sandbox.ping", at(key="tools.sandbox.url"), got, fix=cure)
+                )
             ran = await self.run(Program("print(6 * 7)"))
         except (InfrastructureFailure, RunPaused) as failure:
             got = f"{self.shown}: {str(failure).removeprefix(f'{self.shown}: ')}"
@@ -143,7 +168,9 @@ class ServiceSandbox:
         if (ran.status, ran.stdout) != ("finished", "42\n"):
             found = ran.reason or ran.stderr[-LAST_WORDS_CHARS:] or ran.stdout
             got = f"{self.shown}: print(6 * 7) gave {ran.status}: {found!r}"
-            raise ConfigurationError(Problem("sandbox.answer", at(key="tools.sandbox.url"), got, fix=cure))
+            raise ConfigurationError(
+                Problem("sandbox.answer", at(key="tools.sandbox.url"), got, fix=cure)
+            )
 
     async def close(self) -> None:
         """Ends the session, and with it what is being waited for."""
@@ -156,14 +183,19 @@ class ServiceSandbox:
         if workspace is not None:
             workspace = workspace.resolve(strict=True)  # noqa: ASYNC240
             if self._workspaces is None or self._workspaces not in workspace.parents:
-                raise ValueError(f"workspace {workspace}: expected a folder in the sandbox's own, {self._workspaces}")
+                raise ValueError(
+                    f"workspace {workspace}: expected a folder in the sandbox's own, "
+                    f"{self._workspaces}"
+                )
         async with in_turn(self._free):
             try:
                 job = await asyncio.to_thread(_Job, program, workspace)
                 body = await asyncio.to_thread(job.body, self._source)
             except OSError as error:
                 raise InfrastructureFailure("sandbox", f"workspace {workspace}: {error}") from error
-            response = await self._answered(body, program.limits.seconds + 2 * STARTING_SECONDS + self._queue)
+            response = await self._answered(
+                body, program.limits.seconds + 2 * STARTING_SECONDS + self._queue
+            )
             try:
                 return await asyncio.to_thread(job.completed, response)
             except OSError as error:
@@ -186,7 +218,8 @@ class ServiceSandbox:
                     response = await asyncio.to_thread(self._read, status, answer)
                     if response.status is RunStatus.SandboxError:
                         raise _TransientFailure(
-                            "sandbox_service", f"could not run a program: {response.message[-LAST_WORDS_CHARS:]}"
+                            "sandbox_service",
+                            f"could not run a program: {response.message[-LAST_WORDS_CHARS:]}",
                         )
                     return response
         except _TransientFailure as failure:
@@ -200,7 +233,9 @@ class ServiceSandbox:
             raise self._failure(failure.kind, str(failure)) from failure
         return answer if status == 200 else f"{status}".encode()
 
-    async def _exchange(self, method: str, path: str, body: bytes | None, seconds: float) -> tuple[int, bytes]:
+    async def _exchange(
+        self, method: str, path: str, body: bytes | None, seconds: float
+    ) -> tuple[int, bytes]:
         """One request: the status and the body of its answer.
 
         Raises:
@@ -217,19 +252,27 @@ class ServiceSandbox:
             ):
                 return response.status, await _body_of(response)
         except aiohttp.ConnectionTimeoutError as error:
-            raise _TransientFailure("sandbox_unreachable", f"no connection within {CONNECTING_SECONDS:g} s") from error
+            raise _TransientFailure(
+                "sandbox_unreachable", f"no connection within {CONNECTING_SECONDS:g} s"
+            ) from error
         except TimeoutError as error:
             raise self._failure("sandbox_timeout", f"no answer within {seconds:g} s") from error
         except _TooLarge as error:
-            raise self._failure("sandbox_protocol", f"an answer of more than {MOST_BYTES >> 20} MB") from error
+            raise self._failure(
+                "sandbox_protocol", f"an answer of more than {MOST_BYTES >> 20} MB"
+            ) from error
         except (aiohttp.ClientError, OSError, ValueError) as error:
-            raise _TransientFailure("sandbox_unreachable", f"cannot be reached: {error or type(error).__name__}") from error
+            raise _TransientFailure(
+                "sandbox_unreachable", f"cannot be reached: {error or type(error).__name__}"
+            ) from error
 
     def _opened(self) -> aiohttp.ClientSession:
         if self._session is None or self._session.closed:
             connector = aiohttp.TCPConnector(limit=0)
             timeout = aiohttp.ClientTimeout(total=None, sock_connect=CONNECTING_SECONDS)
-            self._session = aiohttp.ClientSession(connector=connector, timeout=timeout, trust_env=True)
+            self._session = aiohttp.ClientSession(
+                connector=connector, timeout=timeout, trust_env=True
+            )
         return self._session
 
     def _read(self, status: int, answer: bytes) -> RunCodeResponse:
@@ -240,11 +283,13 @@ class ServiceSandbox:
             except (ValueError, TypeError, RecursionError, NotInProtocol) as error:
                 said = answer[:LAST_WORDS_CHARS].decode(errors="replace")
                 raise self._failure(
-                    "sandbox_protocol", f"an answer that is not in SandboxFusion's protocol: {said!r}"
+                    "sandbox_protocol",
+                    f"an answer that is not in SandboxFusion's protocol: {said!r}",
                 ) from error
             if not response.files.keys() <= {remote.RESULT, remote.CHANGED}:
                 raise self._failure(
-                    "sandbox_protocol", f"returned files that were not asked for: {sorted(response.files)[:3]}"
+                    "sandbox_protocol",
+                    f"returned files that were not asked for: {sorted(response.files)[:3]}",
                 )
             return response
         said = " ".join(answer[:LAST_WORDS_CHARS].decode(errors="replace").split())
@@ -252,10 +297,13 @@ class ServiceSandbox:
             raise _TransientFailure("sandbox_service", f"HTTP {status}: {said}")
         if status == 413:
             raise self._failure(
-                "sandbox_refused", "HTTP 413: the files of a program are too large for it, or for a proxy before it"
+                "sandbox_refused",
+                "HTTP 413: the files of a program are too large for it, or for a proxy before it",
             )
         if status == 422:
-            raise RunPaused(self._shown(f"refuses our request (HTTP 422): {_refusals(answer) or said}"))
+            raise RunPaused(
+                self._shown(f"refuses our request (HTTP 422): {_refusals(answer) or said}")
+            )
         raise RunPaused(self._shown(f"HTTP {status} in place of an answer: {said}"))
 
     def _shown(self, text: str) -> str:
@@ -266,7 +314,8 @@ class ServiceSandbox:
 
 
 class _Job:
-    """A program with its files, as it travels; and what comes back of it. It reads and writes files: not for the event loop.
+    """A program with its files, as it travels; and what comes back of it. It reads and writes
+    files: not for the event loop.
 
     Raises:
         OSError: The workspace cannot be read.
@@ -280,10 +329,15 @@ class _Job:
             write_files(workspace, program.files)
             paths, entries, _ = remote.plain_files(os.fspath(workspace), MOST_FILES)
             if entries > MOST_FILES:
-                raise OSError(f"more than {MOST_FILES} files and folders, and no more travel to a service")
+                raise OSError(
+                    f"more than {MOST_FILES} files and folders, and no more travel to a service"
+                )
             self.files = read_files(workspace, paths, RETURNED_BYTES)
             if missing := sorted(paths - self.files.keys()):
-                raise OSError(f"{missing[0]} cannot be read, or all files have more than {RETURNED_BYTES >> 20} MB")
+                raise OSError(
+                    f"{missing[0]} cannot be read, or all files have more than "
+                    f"{RETURNED_BYTES >> 20} MB"
+                )
 
     def body(self, source: str) -> bytes:
         """The request.
@@ -297,7 +351,9 @@ class _Job:
             "merged": program.merged,
             "modules": program.modules,
             "seconds": limits.seconds,
-            "cpu_seconds": int(limits.seconds + 1 if limits.cpu_seconds is None else max(1.0, limits.cpu_seconds)),
+            "cpu_seconds": int(
+                limits.seconds + 1 if limits.cpu_seconds is None else max(1.0, limits.cpu_seconds)
+            ),
             "memory": limits.memory_mb << 20,
             "file": limits.file_mb << 20,
             "disk": limits.disk_mb << 20,
@@ -322,7 +378,9 @@ class _Job:
             files={remote.PACKED: base64.b64encode(packed.getbuffer()).decode()},
             fetch_files=[remote.RESULT, remote.CHANGED],
         )
-        return json.dumps(request.dict() | {"memory_limit_MB": limits.memory_mb + OWN_MEMORY_MB}).encode()
+        return json.dumps(
+            request.dict() | {"memory_limit_MB": limits.memory_mb + OWN_MEMORY_MB}
+        ).encode()
 
     def _digests(self) -> dict[str, str] | None:
         """The files of a kept workspace, of which only what has changed comes back."""
@@ -340,7 +398,8 @@ class _Job:
         ran = response.run_result
         if ran is None or remote.BEGUN not in (ran.stdout or ""):
             said = (
-                f"{ran.status.value}, exit code {ran.return_code}: {(ran.stderr or '')[-LAST_WORDS_CHARS:]}"
+                f"{ran.status.value}, exit code {ran.return_code}: "
+                f"{(ran.stderr or '')[-LAST_WORDS_CHARS:]}"
                 if ran
                 else "no result"
             )
@@ -357,17 +416,27 @@ class _Job:
             result = _Result.model_validate_json(_decoded(response.files[remote.RESULT]))
             changed = _unpacked(_decoded(response.files.get(remote.CHANGED, "")))
             problems = [
-                f"path {path[:200]!r} {problem}" for path in (*changed, *result.gone) if (problem := path_problem(path))
+                f"path {path[:200]!r} {problem}"
+                for path in (*changed, *result.gone)
+                if (problem := path_problem(path))
             ]
             if problem := next(iter(problems), "") or self._tree_problem(result, changed):
                 raise ValueError(problem)
         except ValueError as error:
             said = str(error).splitlines()[0]
-            return ProgramResult("killed", None, "", "", seconds, f"what it left as its result cannot be read: {said}")
+            return ProgramResult(
+                "killed",
+                None,
+                "",
+                "",
+                seconds,
+                f"what it left as its result cannot be read: {said}",
+            )
         return self._judged(result, changed, min(result.seconds, limits.seconds + STARTING_SECONDS))
 
     def _tree_problem(self, result: _Result, changed: dict[str, bytes]) -> str:
-        """Returns why the kept workspace cannot become what the program says that it is; empty where it can."""
+        """Returns why the kept workspace cannot become what the program says that it is; empty
+        where it can."""
         if self.workspace is None:
             return ""
         paths = (self.files.keys() - result.gone) | changed.keys()
@@ -378,7 +447,9 @@ class _Job:
             return f"more than {RETURNED_BYTES >> 20} MB of files"
         return tree_problem(paths)
 
-    def _judged(self, result: _Result, changed: Mapping[str, bytes], seconds: float) -> ProgramResult:
+    def _judged(
+        self, result: _Result, changed: Mapping[str, bytes], seconds: float
+    ) -> ProgramResult:
         """Returns the result of the program by what it has left."""
         limits = self.program.limits
         texts = [kept.text(limits.output_chars) for kept in result.streams] + [("", False)]
@@ -394,11 +465,17 @@ class _Job:
             write_files(self.workspace, changed)
             files = read_files(self.workspace, self.program.wanted, RETURNED_BYTES)
         code = None if result.stopped or result.exceeded else result.code
-        names = tuple(name for name in result.names[:NAMES] if name.isprintable() and len(name) < 1000)
-        return ProgramResult(status, code, out, errors, seconds, reason, out_cut, errors_cut, names, files)
+        names = tuple(
+            name for name in result.names[:NAMES] if name.isprintable() and len(name) < 1000
+        )
+        return ProgramResult(
+            status, code, out, errors, seconds, reason, out_cut, errors_cut, names, files
+        )
 
 
-def _too_much(exceeded: Literal["entries", "disk", "returned"] | str, disk_mb: int) -> tuple[Status, str]:
+def _too_much(
+    exceeded: Literal["entries", "disk", "returned"] | str, disk_mb: int
+) -> tuple[Status, str]:
     """Returns why the files of a program stay where they are."""
     what = {
         "entries": f"more than {MOST_FILES} files and folders",
@@ -426,7 +503,9 @@ def _refusals(answer: bytes) -> str:
     """The places and reasons in a 422 of FastAPI's form; empty where it has another."""
     try:
         found = json.loads(answer)["detail"]
-        return "; ".join(f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in found)[:LAST_WORDS_CHARS]
+        return "; ".join(
+            f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in found
+        )[:LAST_WORDS_CHARS]
     except (ValueError, KeyError, TypeError):
         return ""
 
@@ -450,10 +529,18 @@ def _unpacked(archive: bytes) -> dict[str, bytes]:
         with zipfile.ZipFile(io.BytesIO(archive)) as packed:
             entries = packed.infolist()
             stored = all(
-                entry.compress_type == zipfile.ZIP_STORED and entry.file_size == entry.compress_size for entry in entries
+                entry.compress_type == zipfile.ZIP_STORED and entry.file_size == entry.compress_size
+                for entry in entries
             )
             if not stored or sum(entry.file_size for entry in entries) > len(archive):
                 raise ValueError("an archive that is larger than it seems")
             return {entry.filename: packed.read(entry) for entry in entries}
-    except (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, OSError, OverflowError) as error:
+    except (
+        zipfile.BadZipFile,
+        NotImplementedError,
+        RuntimeError,
+        EOFError,
+        OSError,
+        OverflowError,
+    ) as error:
         raise ValueError(f"not an archive: {error}") from error

@@ -1,14 +1,18 @@
-"""Answers what a program's filter asks (seccomp.py, system_calls.py): who stands above the program decides while the call waits.
+"""Answers what a program's filter asks (seccomp.py, system_calls.py): who stands above the program
+decides while the call waits.
 
-* Another process or thread, or pair of sockets: allowed as long as there are few enough. Those are counted that were allowed since
-  the last look at what is there; when they are too many there is another look, during which none can be made. What was allowed and
-  may not have been done yet, on a busy machine, counts as if it were there. So it is exact.
+* Another process or thread, or pair of sockets: allowed as long as there are few enough. Those are
+  counted that were allowed since the last look at what is there; when they are too many there is
+  another look, during which none can be made. What was allowed and may not have been done yet, on a
+  busy machine, counts as if it were there. So it is exact.
 * Memory that is shared without a file: allowed up to a total, because nothing shows who holds it.
-* Signals, where Landlock does not guard them yet: sent by this process, to the program's own processes alone.
+* Signals, where Landlock does not guard them yet: sent by this process, to the program's own
+  processes alone.
 * What is refused and not usual: noted for the answer, with what to do instead.
 
-Of Linux's man page seccomp_unotify(2). A call may go on only where the decision rests on plain arguments and on the caller's own
-process, which another thread cannot change meanwhile. Standard library only, as in supervisor.py.
+Of Linux's man page seccomp_unotify(2). A call may go on only where the decision rests on plain
+arguments and on the caller's own process, which another thread cannot change meanwhile. Standard
+library only, as in supervisor.py.
 """
 
 import contextlib
@@ -34,16 +38,21 @@ NOTIF_RECV, NOTIF_SEND, NOTIF_SET_FLAGS = 0xC0502100, 0xC0182101, 0x40082104
 SYNC_WAKE_UP, CONTINUE = 1, 1
 QUESTION, ANSWER = struct.Struct("=QIIiIQ6Q"), struct.Struct("=QqiI")
 SOCKET_PAIRS = 64
-"""Maximum number of pairs of sockets at the same time, which hold 0.4 MB each when they are full."""
+"""Maximum number of pairs of sockets at the same time, which hold 0.4 MB each when they are
+full."""
 SHARED = 8
 """Part of a program's memory that it may share without a file: one eighth."""
 IN_FLIGHT_SECONDS, IN_FLIGHT_TICKS = 0.1, 3
-"""Seconds after which a call that was allowed is made if its caller sleeps, and else ticks of its caller's time."""
+"""Seconds after which a call that was allowed is made if its caller sleeps, and else ticks of its
+caller's time."""
 BATCH, BATCH_SECONDS = 64, 0.01
-"""Questions of one program that are answered within a time; more of them wait, so that nobody is kept busy."""
+"""Questions of one program that are answered within a time; more of them wait, so that nobody is
+kept busy."""
 SIGNALS = frozenset(system_calls.SIGNALS)
 TASKS = frozenset(("clone", "fork", "vfork"))
-NAMES = {numbers[system_calls.COLUMN[machine()]]: name for name, numbers in system_calls.NUMBERS.items()}
+NAMES = {
+    numbers[system_calls.COLUMN[machine()]]: name for name, numbers in system_calls.NUMBERS.items()
+}
 
 
 class Count:
@@ -65,7 +74,11 @@ class Count:
         """Counts one more, and returns whether there is room for it."""
         self._allowed.pop(caller, None)
         if self._number >= self.most:
-            self._allowed = {task: allowed for task, allowed in self._allowed.items() if not allowed.is_made(task)}
+            self._allowed = {
+                task: allowed
+                for task, allowed in self._allowed.items()
+                if not allowed.is_made(task)
+            }
             self._number = self._look() + len(self._allowed)
         if self._number >= self.most:
             return False
@@ -88,7 +101,9 @@ class AllowedCall:
             return False
         _, _, after = taken.read(f"/proc/{caller}/stat").rpartition(b")")
         state, *fields = after.split() or [b"X"]
-        if state not in b"RD":  # it sleeps, or has ended; in the call it would wait without that, for a lock
+        if (
+            state not in b"RD"
+        ):  # it sleeps, or has ended; in the call it would wait without that, for a lock
             return True
         ticks = int(fields[10]) + int(fields[11])
         self._ticks = ticks if self._ticks is None else self._ticks
@@ -126,7 +141,9 @@ class Gate:
         number, caller, _, call, _, _, *arguments = QUESTION.unpack(question)
         error = self._decide(NAMES.get(call, ""), caller, arguments)
         with contextlib.suppress(OSError):
-            fcntl.ioctl(self.listener, NOTIF_SEND, ANSWER.pack(number, 0, -error, 0 if error else CONTINUE))
+            fcntl.ioctl(
+                self.listener, NOTIF_SEND, ANSWER.pack(number, 0, -error, 0 if error else CONTINUE)
+            )
         began, count = self._batch
         now = time.monotonic()
         self._batch = (now, 1) if now > began + BATCH_SECONDS else (began, count + 1)
@@ -143,8 +160,12 @@ class Gate:
             if self._shared >= 0:
                 return 0
             self._shared += arguments[1]
-            return self._refuse("mmap of shared memory without a file", "map a file in the workspace", errno.ENOMEM)
-        target = int.from_bytes((arguments[0] & 0xFFFFFFFF).to_bytes(4, "little"), "little", signed=True)
+            return self._refuse(
+                "mmap of shared memory without a file", "map a file in the workspace", errno.ENOMEM
+            )
+        target = int.from_bytes(
+            (arguments[0] & 0xFFFFFFFF).to_bytes(4, "little"), "little", signed=True
+        )
         if call in system_calls.OF_ITSELF:
             return 0 if target in (caller, process_of(caller)) else errno.EPERM
         if call in SIGNALS:
@@ -153,7 +174,9 @@ class Gate:
 
     def _allowed(self, count: Count, caller: int, call: str, what: str, error: int) -> int:
         return (
-            0 if count.take(caller) else self._refuse(call, f"a program has at most {count.most} {what} at a time", error)
+            0
+            if count.take(caller)
+            else self._refuse(call, f"a program has at most {count.most} {what} at a time", error)
         )
 
     def _refuse(self, call: str, why: str, error: int) -> int:
@@ -163,7 +186,8 @@ class Gate:
         return error
 
     def _signal(self, call: str, caller: int, target: int, number: int) -> int:
-        """Signals to the caller's own process it may send itself; those to others are sent from here, or refused."""
+        """Signals to the caller's own process it may send itself; those to others are sent from
+        here, or refused."""
         own = process_of(caller)
         if target in (caller, own) and target > 0:
             return 0
@@ -183,7 +207,9 @@ class Gate:
         except OSError as error:
             return error.errno or errno.ESRCH
         try:
-            if pid not in taken.family(self._top):  # looked at now, while the number is held to be this process's
+            if pid not in taken.family(
+                self._top
+            ):  # looked at now, while the number is held to be this process's
                 return errno.EPERM
             signal.pidfd_send_signal(found, number & 0x7F)
         except OSError as error:

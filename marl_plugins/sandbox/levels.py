@@ -1,8 +1,10 @@
-"""The levels of isolation, named by what holds; which of them this machine has, and what is missing for the others.
+"""The levels of isolation, named by what holds; which of them this machine has, and what is missing
+for the others.
 
-* `process`: limits, a clean environment, no capabilities, no new privileges; whatever a program starts is ended with it.
-* `landlock`: it reads the system, Python and its own workspace, writes its own workspace, has no network, and can neither
-  signal nor trace nor see others.
+* `process`: limits, a clean environment, no capabilities, no new privileges; whatever a program
+  starts is ended with it.
+* `landlock`: it reads the system, Python and its own workspace, writes its own workspace, has no
+  network, and can neither signal nor trace nor see others.
 * `namespaces`: all that, in pid, mount, network, IPC and user namespaces of its own.
 
 Each holds what those before it hold. What a program can still do at each is in docs/sandbox.md.
@@ -29,7 +31,17 @@ from marl_plugins.sandbox.section import Level
 
 LEVELS: tuple[Level, ...] = ("process", "landlock", "namespaces")
 SYSTEM = (
-    *("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc/ld.so.cache", "/etc/alternatives", "/etc/localtime"),
+    *(
+        "/usr",
+        "/bin",
+        "/sbin",
+        "/lib",
+        "/lib32",
+        "/lib64",
+        "/etc/ld.so.cache",
+        "/etc/alternatives",
+        "/etc/localtime",
+    ),
     *("/sys/devices/system/cpu", "/dev/zero", "/dev/random", "/dev/urandom"),
 )
 """What programs may read in addition to Python and their workspace."""
@@ -48,8 +60,15 @@ ITSELF = (
     "statm",
     "status",
 )
-MACHINE = (*(f"/proc/self/{name}" for name in ITSELF), "/proc/cpuinfo", "/proc/meminfo", "/proc/stat", "/proc/loadavg")
-"""What they may read of a /proc that is not their own: not `net`, `mountinfo` and `cgroup`, which tell of the machine."""
+MACHINE = (
+    *(f"/proc/self/{name}" for name in ITSELF),
+    "/proc/cpuinfo",
+    "/proc/meminfo",
+    "/proc/stat",
+    "/proc/loadavg",
+)
+"""What they may read of a /proc that is not their own: not `net`, `mountinfo` and `cgroup`, which
+tell of the machine."""
 DEVICES = ("/dev/null",)
 INIT = "/bin/sleep"
 """Process 1 of each program's pid namespace."""
@@ -78,7 +97,10 @@ class Machine:
         """Says in words what isolates programs here."""
         found = [f"Landlock version {self.abi}"] if self.abi else []
         found += ["seccomp with user notification"] if self.filters else []
-        return ", ".join([*found, *([f"bubblewrap {self.bwrap}"] if self.bwrap else [])]) or "limits alone"
+        return (
+            ", ".join([*found, *([f"bubblewrap {self.bwrap}"] if self.bwrap else [])])
+            or "limits alone"
+        )
 
     @property
     def strongest(self) -> Level:
@@ -87,8 +109,8 @@ class Machine:
 
 @cache
 def examine() -> Machine:
-    """Examines what this machine has; bubblewrap is tried. One answer for a process, so that programs get the level that the plan
-    names."""
+    """Examines what this machine has; bubblewrap is tried. One answer for a process, so that
+    programs get the level that the plan names."""
     missing: dict[Level, str] = {}
     abi, no_filters = 0, seccomp.problem()
     try:
@@ -118,7 +140,9 @@ def choose(isolation: Literal["auto", "service"] | Level, machine: Machine) -> L
     if isolation in machine.missing:
         got = f"{isolation} is unavailable: {machine.missing[isolation]}"
         fix = f"or take what this machine has: {machine.strongest}"
-        raise ConfigurationError(Problem("sandbox.level", at(key="tools.sandbox.isolation"), got, fix=fix))
+        raise ConfigurationError(
+            Problem("sandbox.level", at(key="tools.sandbox.isolation"), got, fix=fix)
+        )
     return isolation
 
 
@@ -126,12 +150,19 @@ def _no_landlock(error: OSError) -> str:
     if error.errno == errno.EOPNOTSUPP:
         return "Landlock is turned off; add `landlock` to `lsm=` of the kernel's command line"
     if error.errno == errno.ENOSYS:
-        return "the kernel has no Landlock; it is in Linux 5.13 and later, with CONFIG_SECURITY_LANDLOCK"
-    return f"Landlock is refused ({error.strerror}); the container's seccomp profile has to allow it, as Docker's own does"
+        return (
+            "the kernel has no Landlock; it is in Linux 5.13 and later, with "
+            "CONFIG_SECURITY_LANDLOCK"
+        )
+    return (
+        f"Landlock is refused ({error.strerror}); the container's seccomp profile has to allow "
+        "it, as Docker's own does"
+    )
 
 
 def find_bubblewrap() -> str:
-    """Returns the distribution's bubblewrap, which alone may make namespaces on Ubuntu 24.04 and later, else the wheel's;
+    """Returns the distribution's bubblewrap, which alone may make namespaces on Ubuntu 24.04 and
+    later, else the wheel's;
     empty: none."""
     if found := shutil.which("bwrap", path="/usr/bin:/bin:/usr/local/bin"):
         return found
@@ -145,18 +176,27 @@ def try_bubblewrap() -> tuple[str, str]:
     """Returns bubblewrap, if it works, and else what is missing."""
     bwrap = find_bubblewrap()
     if not bwrap:
-        return "", "bubblewrap is not installed; apt install bubblewrap, or pip install 'openrlhf-marl[sandbox]'"
+        return (
+            "",
+            "bubblewrap is not installed; apt install bubblewrap, or pip install "
+            "'openrlhf-marl[sandbox]'",
+        )
     try:
         words = [*bubblewrap(bwrap, readable("namespaces"), []), "/bin/true"]
         done = subprocess.run(words, capture_output=True, text=True, timeout=TRIAL_SECONDS, env={})
     except subprocess.TimeoutExpired:
-        return "", f"{bwrap} was not done after {TRIAL_SECONDS:g} s; the machine is busy or stands still: start again"
+        return (
+            "",
+            f"{bwrap} was not done after {TRIAL_SECONDS:g} s; the machine is busy or stands still: "
+            "start again",
+        )
     except OSError as error:
         return "", f"{bwrap}: {error}; reinstall it"
     if done.returncode:
         said = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
         return "", (
-            f"{bwrap} cannot make namespaces ({said[0]}); on Ubuntu 24.04 and later: apt install bubblewrap; in a container they "
+            f"{bwrap} cannot make namespaces ({said[0]}); on Ubuntu 24.04 and later: apt install "
+            "bubblewrap; in a container they "
             "have to be allowed (Docker: --security-opt seccomp=PROFILE), most clusters do not"
         )
     return bwrap, ""
@@ -167,14 +207,18 @@ def readable(level: Level) -> list[str]:
     python = [sys.prefix, sys.base_prefix, sys.exec_prefix, sys.base_exec_prefix]
     prefixes = dict.fromkeys(os.path.realpath(path) for path in [*python, *python])
     own = ("/proc",) if level == "namespaces" else MACHINE
-    return [path for path in dict.fromkeys((*SYSTEM, *own, *python, *prefixes)) if os.path.exists(path)]
+    return [
+        path for path in dict.fromkeys((*SYSTEM, *own, *python, *prefixes)) if os.path.exists(path)
+    ]
 
 
 def bubblewrap(bwrap: str, read: Sequence[str], write: Sequence[str]) -> list[str]:
-    """Returns the words that start something in namespaces of its own, with nothing but these paths.
+    """Returns the words that start something in namespaces of its own, with nothing but these
+    paths.
 
-    It keeps the capabilities to make a pid and a mount namespace for each program, which gives them up. No `--dev`: bubblewrap
-    then makes a second user namespace, and the way back to its own pid namespace would be refused.
+    It keeps the capabilities to make a pid and a mount namespace for each program, which gives them
+    up. No `--dev`: bubblewrap then makes a second user namespace, and the way back to its own pid
+    namespace would be refused.
     """
     words = [bwrap, "--unshare-all", "--die-with-parent", "--new-session", "--chdir", "/"]
     for path in read:
@@ -194,8 +238,8 @@ def bubblewrap(bwrap: str, read: Sequence[str], write: Sequence[str]) -> list[st
 
 
 def users(level: Level, paths: Sequence[str], slots: int) -> int | None:
-    """Returns the first of the users that programs become, one for each slot, where the sandbox is root's; None: they stay who
-    they are.
+    """Returns the first of the users that programs become, one for each slot, where the sandbox is
+    root's; None: they stay who they are.
 
     Args:
         paths: What these users have to reach.
@@ -204,8 +248,13 @@ def users(level: Level, paths: Sequence[str], slots: int) -> int | None:
         return None
     with open("/proc/self/uid_map") as mapped, open("/proc/self/status") as status:
         ranges = [tuple(map(int, line.split())) for line in mapped]
-        capabilities = next(int(line.split()[1], 16) for line in status if line.startswith("CapEff:"))
-    if not any(first <= confine.FIRST_UID and confine.FIRST_UID + slots <= first + count for first, _, count in ranges):
+        capabilities = next(
+            int(line.split()[1], 16) for line in status if line.startswith("CapEff:")
+        )
+    if not any(
+        first <= confine.FIRST_UID and confine.FIRST_UID + slots <= first + count
+        for first, _, count in ranges
+    ):
         return None
     needed = sum(
         1 << n for n in (0, 1, 6, 7, 19)
@@ -213,4 +262,8 @@ def users(level: Level, paths: Sequence[str], slots: int) -> int | None:
     if capabilities & needed != needed:
         return None
     folders = {folder for path in paths for folder in (Path(path), *Path(path).parents)}
-    return confine.FIRST_UID if all(os.stat(folder).st_mode & 0o001 for folder in folders if folder.is_dir()) else None
+    return (
+        confine.FIRST_UID
+        if all(os.stat(folder).st_mode & 0o001 for folder in folders if folder.is_dir())
+        else None
+    )

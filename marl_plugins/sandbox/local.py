@@ -1,11 +1,15 @@
 """Programs on this machine, forked from processes that are kept warm.
 
-    owner        this process: hands programs over, reads what they write, says when their time is up (server.py)
-    supervisor   one for each set of imports: ends and removes everything when the owner has gone (supervisor.py)
-    fork server  below it, in bubblewrap where the level is `namespaces`: one fork for each program (fork_server.py)
+    owner        this process: hands programs over, reads what they write, says when their time is
+                 up (server.py)
+    supervisor   one for each set of imports: ends and removes everything when the owner has gone
+                 (supervisor.py)
+    fork server  below it, in bubblewrap where the level is `namespaces`: one fork for each program
+    (fork_server.py)
 
-A fork server that has ended is replaced. Programs that had begun in it are infrastructure failures, because running one twice could
-do twice what it does to its workspace; those that had not begun are run in the new one.
+A fork server that has ended is replaced. Programs that had begun in it are infrastructure failures,
+because running one twice could do twice what it does to its workspace; those that had not begun are
+run in the new one.
 """
 
 from __future__ import annotations
@@ -33,7 +37,8 @@ if TYPE_CHECKING:
 STARTING_SECONDS = 120.0
 """Seconds for a fork server to import what it has to, or to begin a program."""
 LATE_SECONDS = 5.0
-"""Seconds in which a program that is to be ended has to have ended; then its fork server is replaced."""
+"""Seconds in which a program that is to be ended has to have ended; then its fork server is
+replaced."""
 ATTEMPTS = 3
 """Maximum number of fork servers that a program is given to, as long as it has not begun."""
 SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
@@ -43,7 +48,8 @@ RETURNED_BYTES = 256 << 20
 
 
 class LocalSandbox:
-    """Programs on this machine, in one event loop (program.Sandbox). What it has started ends with it, and with its process.
+    """Programs on this machine, in one event loop (program.Sandbox). What it has started ends with
+    it, and with its process.
 
     Raises:
         ConfigurationError: The level is unavailable on this machine.
@@ -92,7 +98,10 @@ class LocalSandbox:
         if workspace is not None:
             workspace = workspace.resolve(strict=True)  # noqa: ASYNC240
             if self._workspaces is None or self._workspaces not in workspace.parents:
-                raise ValueError(f"workspace {workspace}: expected a folder in the sandbox's own, {self._workspaces}")
+                raise ValueError(
+                    f"workspace {workspace}: expected a folder in the sandbox's own, "
+                    f"{self._workspaces}"
+                )
         imports = (*self._imports, "pytest") if program.language == "pytest" else self._imports
         async with not_counted():
             await self._free.acquire()
@@ -102,9 +111,13 @@ class LocalSandbox:
                 run = Run(program, workspace, await self._server(imports), slot)
                 if (completed := await run.result()) is not None:
                     return completed
-            raise InfrastructureFailure("sandbox", f"{ATTEMPTS} fork servers ended before they began a program")
+            raise InfrastructureFailure(
+                "sandbox", f"{ATTEMPTS} fork servers ended before they began a program"
+            )
         finally:
-            if run is not None and run.cleaning is not None:  # a fresh workspace takes its place until it is removed
+            if (
+                run is not None and run.cleaning is not None
+            ):  # a fresh workspace takes its place until it is removed
                 run.cleaning.add_done_callback(lambda _: self._give_back(slot))
             else:
                 self._give_back(slot)
@@ -117,7 +130,8 @@ class LocalSandbox:
         """The fork server that has imported these modules, started if there is none."""
         starting = self._servers.get(imports)
         if starting is None or (
-            starting.done() and (starting.cancelled() or starting.exception() or starting.result().gone)
+            starting.done()
+            and (starting.cancelled() or starting.exception() or starting.result().gone)
         ):
             starting = self._servers[imports] = asyncio.create_task(self._started(imports))
         return await asyncio.shield(starting)
@@ -126,7 +140,9 @@ class LocalSandbox:
         kept = [str(self._workspaces)] if self._workspaces else []
         read = levels.readable(self.isolation)
         try:
-            user = levels.users(self.isolation, [*read[len(levels.SYSTEM) :], *kept], len(self._slots))
+            user = levels.users(
+                self.isolation, [*read[len(levels.SYSTEM) :], *kept], len(self._slots)
+            )
         except OSError as error:
             raise unavailable("the sandbox cannot start", error) from error
         root = new_root(shared=user is not None)
@@ -157,7 +173,9 @@ class LocalSandbox:
             async with asyncio.timeout(STARTING_SECONDS):
                 await server.ready
         except TimeoutError:
-            raise InfrastructureFailure("sandbox", f"the sandbox has not started within {STARTING_SECONDS:.0f} s") from None
+            raise InfrastructureFailure(
+                "sandbox", f"the sandbox has not started within {STARTING_SECONDS:.0f} s"
+            ) from None
         finally:
             if not server.started:
                 server.end()
@@ -221,7 +239,9 @@ class Run:
         limits = self.program.limits
         if "begun" in message:
             self._begun = time.monotonic()
-            self._timers.append(self._loop.call_later(limits.seconds, self._stop, "time", excess("time", limits)))
+            self._timers.append(
+                self._loop.call_later(limits.seconds, self._stop, "time", excess("time", limits))
+            )
         elif "unavailable" in message:
             self._unavailable = message["reason"]
         elif "refused" in message:
@@ -244,7 +264,9 @@ class Run:
         limits, opened = self.program.limits, []
 
         def memory(content: bytes) -> int:
-            opened.append(descriptor := os.memfd_create("program", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING))
+            opened.append(
+                descriptor := os.memfd_create("program", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+            )
             os.pwrite(descriptor, content, 0)
             fcntl.fcntl(
                 descriptor, fcntl.F_ADD_SEALS, SEALS
@@ -258,7 +280,10 @@ class Run:
 
         streams = []
         try:
-            source, stdin = memory(self.program.source.encode(errors="replace")), memory(self.program.stdin)
+            source, stdin = (
+                memory(self.program.source.encode(errors="replace")),
+                memory(self.program.stdin),
+            )
             out, written = pipe()
             streams.append(out)
             errors = written
@@ -270,7 +295,11 @@ class Run:
                 "folder": str(folder),
                 "language": self.program.language,
                 "memory": limits.memory_mb << 20,
-                "seconds": int(limits.seconds + 1 if limits.cpu_seconds is None else max(1.0, limits.cpu_seconds)),
+                "seconds": int(
+                    limits.seconds + 1
+                    if limits.cpu_seconds is None
+                    else max(1.0, limits.cpu_seconds)
+                ),
                 "file": min(limits.file_mb, limits.disk_mb) << 20,
                 "disk": limits.disk_mb << 20,
                 "processes": limits.processes,
@@ -289,7 +318,9 @@ class Run:
     async def _end(self) -> int | None:
         """Wait until it has ended; its exit code."""
         self._timers.append(
-            self._loop.call_later(STARTING_SECONDS, lambda: self._server.end() if self._begun is None else None)
+            self._loop.call_later(
+                STARTING_SECONDS, lambda: self._server.end() if self._begun is None else None
+            )
         )
         try:
             return await asyncio.shield(self._ended)
@@ -309,7 +340,9 @@ class Run:
             self._server.stop(self._number)
             self._timers.append(self._loop.call_later(LATE_SECONDS, self._server.end))
 
-    async def _completed(self, folder: Path, code: int | None, streams: list[Stream]) -> ProgramResult:
+    async def _completed(
+        self, folder: Path, code: int | None, streams: list[Stream]
+    ) -> ProgramResult:
         assert self._begun is not None
         seconds = time.monotonic() - self._begun
         kept = [stream.kept for stream in streams]
@@ -317,9 +350,13 @@ class Run:
         cut = [part.left_out > 0 for part in kept] + [False]
         status, reason = self._stopped or judge(code, texts[len(streams) - 1])
         if self._refused and status != "finished":
-            reason = "; ".join(filter(None, [reason, f"the sandbox refused {', '.join(self._refused)}"]))
+            reason = "; ".join(
+                filter(None, [reason, f"the sandbox refused {', '.join(self._refused)}"])
+            )
         files = (
-            await asyncio.to_thread(read_files, folder, self.program.wanted, RETURNED_BYTES) if self.program.wanted else {}
+            await asyncio.to_thread(read_files, folder, self.program.wanted, RETURNED_BYTES)
+            if self.program.wanted
+            else {}
         )
         return ProgramResult(
             status,

@@ -21,23 +21,36 @@ NEEDED = ("sandbox_fusion", "aiohttp", "tenacity")
 def missing_extra() -> str:
     """Returns what a service needs and is not installed; empty where it is."""
     missing = [name for name in NEEDED if find_spec(name) is None]
-    return f"{', '.join(missing)} not installed; pip install 'openrlhf-marl[fusion]'" if missing else ""
+    return (
+        f"{', '.join(missing)} not installed; pip install 'openrlhf-marl[fusion]'"
+        if missing
+        else ""
+    )
 
 
 def back_end(
-    config: SandboxConfig, *, packages: bool = True, concurrency: int | None = None, workspaces: Path | None = None
+    config: SandboxConfig,
+    *,
+    packages: bool = True,
+    concurrency: int | None = None,
+    workspaces: Path | None = None,
 ) -> StartableSandbox:
     """Returns the back end for a recipe's settings, which is still to be started.
 
     Raises:
-        ConfigurationError: The level is unavailable on this machine, or what a service needs is not installed.
+        ConfigurationError: The level is unavailable on this machine, or what a service needs is not
+            installed.
     """
     if config.isolation != "service":
         from marl_plugins.sandbox.local import LocalSandbox
 
-        return LocalSandbox(config, packages=packages, concurrency=concurrency, workspaces=workspaces)
+        return LocalSandbox(
+            config, packages=packages, concurrency=concurrency, workspaces=workspaces
+        )
     if missing := missing_extra():
-        raise ConfigurationError(Problem("sandbox.service", at(key="tools.sandbox.isolation"), f"service: {missing}"))
+        raise ConfigurationError(
+            Problem("sandbox.service", at(key="tools.sandbox.isolation"), f"service: {missing}")
+        )
     from marl_plugins.sandbox.fusion import ServiceSandbox
 
     return ServiceSandbox(config.url, concurrency=concurrency, workspaces=workspaces)
@@ -45,17 +58,23 @@ def back_end(
 
 @contextlib.asynccontextmanager
 async def open_sandbox(
-    config: SandboxConfig, *, packages: bool = True, concurrency: int | None = None, workspaces: Path | None = None
+    config: SandboxConfig,
+    *,
+    packages: bool = True,
+    concurrency: int | None = None,
+    workspaces: Path | None = None,
 ) -> AsyncIterator[StartableSandbox]:
     """Provides a sandbox for as long as it is needed.
 
     Args:
         packages: Whether programs may import installed packages.
         concurrency: Maximum number of programs at the same time; default: the machine's cores.
-        workspaces: An existing folder in which all workspaces lie that are kept; default: there are only fresh ones.
+        workspaces: An existing folder in which all workspaces lie that are kept; default: there are
+            only fresh ones.
 
     Raises:
-        ConfigurationError: The level is unavailable on this machine, a module cannot be imported, or the service runs no programs.
+        ConfigurationError: The level is unavailable on this machine, a module cannot be imported,
+            or the service runs no programs.
         InfrastructureFailure: It cannot be started.
     """
     sandbox = back_end(config, packages=packages, concurrency=concurrency, workspaces=workspaces)
@@ -67,7 +86,8 @@ async def open_sandbox(
 
 
 class OnDemandSandbox:
-    """A sandbox that is opened with its first program, and anew in another event loop; what nobody closes ends with this object.
+    """A sandbox that is opened with its first program, and anew in another event loop; what nobody
+    closes ends with this object.
 
     Args:
         workspaces: Gives the folder in which all workspaces lie that are kept.

@@ -14,7 +14,8 @@ from marl_plugins.core.workspace import path_problem, tree_problem
 Language = Literal["python", "bash", "pytest"]
 """How a program is run: pytest runs its tests."""
 Status = Literal["finished", "failed", "time", "memory", "output", "killed"]
-"""finished: exit code 0; failed: another one; killed: by a signal, or for a limit that has no word of its own."""
+"""finished: exit code 0; failed: another one; killed: by a signal, or for a limit that has no word
+of its own."""
 MOST_FILES = 1000
 """Maximum number of files that a program brings, and that it can be asked for."""
 
@@ -34,7 +35,8 @@ class Limits:
     Args:
         seconds: Wall time.
         cpu_seconds: Time on a processor, of each process; default: a second more than `seconds`.
-        memory_mb: Memory of each process beyond what was imported before, and of all its processes together.
+        memory_mb: Memory of each process beyond what was imported before, and of all its processes
+            together.
         processes: Number of processes and threads at the same time.
         file_mb: Size of one file.
         disk_mb: Size of all files in the workspace.
@@ -62,12 +64,12 @@ class Program:
         files: Written into the workspace first, by their path in it.
         wanted: Paths in the workspace of files to be returned.
         merged: Both streams as one, in the order of writing, in `stdout`.
-        modules: Whether a program of Python's may import modules from its workspace, before those that are installed; in a kept
-            workspace another agent may have put them there.
+        modules: Whether a program of Python's may import modules from its workspace, before those
+            that are installed; in a kept workspace another agent may have put them there.
 
     Raises:
-        ValueError: An unknown language, a path that leaves the workspace, cannot be shown, or is a file and a folder, too many
-            files.
+        ValueError: An unknown language, a path that leaves the workspace, cannot be shown, or is a
+            file and a folder, too many files.
     """
 
     source: str
@@ -81,7 +83,9 @@ class Program:
 
     def __post_init__(self) -> None:
         if self.language not in get_args(Language):
-            raise ValueError(f"language {self.language!r}: expected one of {', '.join(get_args(Language))}")
+            raise ValueError(
+                f"language {self.language!r}: expected one of {', '.join(get_args(Language))}"
+            )
         for what, paths in (("files", self.files), ("wanted", self.wanted)):
             if len(paths) > MOST_FILES:
                 raise ValueError(f"{len(paths)} {what}: at most {MOST_FILES}")
@@ -99,10 +103,12 @@ class ProgramResult:
     Args:
         code: Its exit code, negative for a signal; None where it was stopped.
         reason: Why it was stopped or killed, for the agent to read.
-        stdout, stderr: What it wrote; where it was longer, its first and last part with what was left out between them.
+        stdout, stderr: What it wrote; where it was longer, its first and last part with what was
+            left out between them.
         seconds: Wall time, without waiting for a slot.
         names: The first names in its workspace, such that they can be shown.
-        files: Contents of the files it was asked for; those that are not there, are no plain files, or are too large are absent.
+        files: Contents of the files it was asked for; those that are not there, are no plain files,
+            or are too large are absent.
     """
 
     status: Status
@@ -118,7 +124,8 @@ class ProgramResult:
 
 
 def judge(code: int | None, errors: str) -> tuple[Status, str]:
-    """Returns the status of a program that was not stopped, and why it ended, if that has to be said."""
+    """Returns the status of a program that was not stopped, and why it ended, if that has to be
+    said."""
     if code is None:
         return "killed", ""
     if code < 0:
@@ -150,7 +157,8 @@ class Sandbox(Protocol):
         """Runs a program to its end.
 
         Args:
-            workspace: An existing folder, kept as the program leaves it; None: a fresh one, removed afterwards.
+            workspace: An existing folder, kept as the program leaves it; None: a fresh one, removed
+                afterwards.
 
         Raises:
             InfrastructureFailure: Something failed that is not the program's doing.

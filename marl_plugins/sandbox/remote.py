@@ -1,11 +1,16 @@
-"""A program that a service is sent (fusion.py): it runs one program there, and leaves the result in two files.
+"""A program that a service is sent (fusion.py): it runs one program there, and leaves the result in
+two files.
 
-    a request   this file as a program of Python's, and PACKED: the program, its standard input and its workspace
-    there       a child confines itself to its limits and is the program; this process reads what it writes and stops it
-    the answer  RESULT, and CHANGED: files that were asked for, or that the program has made or changed
+    a request   this file as a program of Python's, and PACKED: the program, its standard input and
+                its workspace
+    there       a child confines itself to its limits and is the program; this process reads what it
+                writes and stops it
+    the answer  RESULT, and CHANGED: files that were asked for, or that the program has made or
+    changed
 
-The protocol of SandboxFusion knows neither the order of two streams nor which files a program has made, and its server reads what a
-program writes only when that has ended. Standard library of Python 3.8 only: it runs wherever the service runs Python.
+The protocol of SandboxFusion knows neither the order of two streams nor which files a program has
+made, and its server reads what a program writes only when that has ended. Standard library of
+Python 3.8 only: it runs wherever the service runs Python.
 """
 
 from __future__ import annotations
@@ -59,7 +64,9 @@ class HeadAndTail:
         return self.total - len(self.head) - len(self.tail)
 
     def text(self) -> str:
-        middle = f"\n[... {self.left_out} bytes left out ...]\n".encode() if self.left_out > 0 else b""
+        middle = (
+            f"\n[... {self.left_out} bytes left out ...]\n".encode() if self.left_out > 0 else b""
+        )
         return (self.head + middle + self.tail).decode(errors="replace")
 
 
@@ -67,10 +74,11 @@ def main(settings: dict[str, Any]) -> None:
     """Runs the program.
 
     Args:
-        settings: `language`; `merged`; `modules`; `seconds`, `cpu_seconds`; `memory`, `file`, `disk`, `output` in bytes; `chars`;
-            `wanted`, paths; `sent`, the SHA-256 of each file of a kept workspace by its path, or null for a fresh one; `entries`
-            and `returned`, the maximum number of files and of bytes that are returned; `tests`, the file of the tests and
-            the program that runs them.
+        settings: `language`; `merged`; `modules`; `seconds`, `cpu_seconds`; `memory`, `file`,
+            `disk`, `output` in bytes; `chars`; `wanted`, paths; `sent`, the SHA-256 of each file of
+            a kept workspace by its path, or null for a fresh one; `entries` and `returned`, the
+            maximum number of files and of bytes that are returned; `tests`, the file of the tests
+            and the program that runs them.
     """
     here, sys.dont_write_bytecode = os.getcwd(), True
     sys.path[:] = [path for path in sys.path if os.path.abspath(path) != here]
@@ -94,9 +102,14 @@ def main(settings: dict[str, Any]) -> None:
     os.read(begun, 1)  # closed by the child, which has begun or ended
     watched = WatchedProgram(pid, [reading for reading, _ in pipes], woken, settings)
     watched.watch()
-    result: dict[str, Any] = {"stopped": watched.stopped, "code": watched.code, "seconds": watched.seconds}
+    result: dict[str, Any] = {
+        "stopped": watched.stopped,
+        "code": watched.code,
+        "seconds": watched.seconds,
+    }
     result["streams"] = [
-        {"head": text_of(kept.head), "tail": text_of(kept.tail), "total": kept.total} for kept in watched.kept.values()
+        {"head": text_of(kept.head), "tail": text_of(kept.tail), "total": kept.total}
+        for kept in watched.kept.values()
     ]
     result.update(pack(settings))
     save(RESULT, json.dumps(result).encode())
@@ -145,7 +158,9 @@ class WatchedProgram:
                 for descriptor in found:
                     if not self._read(descriptor):
                         selector.unregister(descriptor)
-                if not ended and os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
+                if not ended and os.waitid(
+                    os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT
+                ):
                     ended, until = True, time.monotonic() + EXIT_GRACE_SECONDS
                     self.seconds = time.monotonic() - started
                 written = sum(kept.total for kept in self.kept.values())
@@ -179,7 +194,8 @@ class WatchedProgram:
 
 
 def become_program(settings: dict[str, Any], streams: list[int]) -> None:
-    """Becomes the program in the child, to its end, which for Python's is the end of this interpreter."""
+    """Becomes the program in the child, to its end, which for Python's is the end of this
+    interpreter."""
     os.setsid()
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -230,8 +246,8 @@ def limit(settings: dict[str, Any]) -> None:
 
 
 def run_python(text: str) -> None:
-    """Executes a program in this one's place: its names are those of `__main__`, where the interpreter looks for what to
-    close."""
+    """Executes a program in this one's place: its names are those of `__main__`, where the
+    interpreter looks for what to close."""
     for stream, errors in (
         (sys.stdin, "surrogateescape"),
         (sys.stdout, "surrogateescape"),
@@ -241,7 +257,14 @@ def run_python(text: str) -> None:
     names, system = sys.modules["__main__"].__dict__, sys
     builtins = names["__builtins__"]
     names.clear()
-    names.update(__name__="__main__", __builtins__=builtins, __doc__=None, __package__=None, __loader__=None, __spec__=None)
+    names.update(
+        __name__="__main__",
+        __builtins__=builtins,
+        __doc__=None,
+        __package__=None,
+        __loader__=None,
+        __spec__=None,
+    )
     system.argv = ["program.py"]
     try:
         exec(compile(text, "program.py", "exec"), names)
@@ -259,7 +282,11 @@ def pack(settings: dict[str, Any]) -> dict[str, Any]:
     names: list[bytes] = []
     with contextlib.suppress(OSError):
         names = sorted(os.listdir(b"workspace"))[:NAMES]
-    about: dict[str, Any] = {"names": [printable(name) for name in names], "gone": [], "exceeded": ""}
+    about: dict[str, Any] = {
+        "names": [printable(name) for name in names],
+        "gone": [],
+        "exceeded": "",
+    }
     sent = settings["sent"]
     if entries > settings["entries"]:
         return {**about, "exceeded": "entries"}
@@ -296,8 +323,8 @@ def digest(file: BinaryIO) -> str:
 
 
 def add(packed: zipfile.ZipFile, path: str, file: BinaryIO, size: int) -> int:
-    """Adds a file to an archive, at most so many bytes of it, for the program may have left something that writes it, and
-    returns how many."""
+    """Adds a file to an archive, at most so many bytes of it, for the program may have left
+    something that writes it, and returns how many."""
     left = size
     with packed.open(zipfile.ZipInfo(path), "w") as target:
         while left > 0 and (chunk := file.read(min(CHUNK_BYTES, left))):
@@ -307,8 +334,8 @@ def add(packed: zipfile.ZipFile, path: str, file: BinaryIO, size: int) -> int:
 
 
 def plain_files(folder: str, most: int) -> tuple[set[str], int, int]:
-    """Returns the plain files below a folder, without following links; how many entries there are, counted up to `most`, and
-    their bytes."""
+    """Returns the plain files below a folder, without following links; how many entries there are,
+    counted up to `most`, and their bytes."""
     found: set[str] = set()
     entries = size = 0
     waiting = [""]
@@ -318,7 +345,10 @@ def plain_files(folder: str, most: int) -> tuple[set[str], int, int]:
             with os.scandir(f"{folder}/{above}") as listed:
                 for entry in listed:
                     path = f"{above}{entry.name}"
-                    entries, size = entries + 1, size + entry.stat(follow_symlinks=False).st_blocks * 512
+                    entries, size = (
+                        entries + 1,
+                        size + entry.stat(follow_symlinks=False).st_blocks * 512,
+                    )
                     if entry.is_dir(follow_symlinks=False):
                         waiting.append(f"{path}/")
                     elif entry.is_file(follow_symlinks=False) and path.isprintable():

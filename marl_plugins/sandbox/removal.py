@@ -5,7 +5,8 @@ import stat
 
 
 def remove(path: str) -> None:
-    """Removes a folder or a file, if it is there: without recursion, without following links, whatever its rights are.
+    """Removes a folder or a file, if it is there: without recursion, without following links,
+    whatever its rights are.
 
     Raises:
         OSError: It cannot be removed.
@@ -24,7 +25,8 @@ def remove(path: str) -> None:
 
 
 def empty(top: int) -> None:
-    """Removes all that is in a folder. Folders move up into it before they are emptied, so that no path gets long."""
+    """Removes all that is in a folder. Folders move up into it before they are emptied, so that no
+    path gets long."""
     fresh, number = os.urandom(8).hex(), 0
     while entries := list(os.scandir(top)):
         for entry in entries:
@@ -35,7 +37,9 @@ def empty(top: int) -> None:
             try:
                 for inner in list(os.scandir(folder)):
                     if inner.is_dir(follow_symlinks=False):
-                        os.close(open_folder(inner.name, folder))  # one that may not be written may not be moved either
+                        os.close(
+                            open_folder(inner.name, folder)
+                        )  # one that may not be written may not be moved either
                         number += 1
                         os.rename(inner.name, f"{fresh}{number}", src_dir_fd=folder, dst_dir_fd=top)
                     else:
@@ -46,7 +50,8 @@ def empty(top: int) -> None:
 
 
 def open_folder(path: str, within: int | None = None) -> int:
-    """Returns a folder's descriptor, after its owner was given all rights; never that of a folder that a link leads to."""
+    """Returns a folder's descriptor, after its owner was given all rights; never that of a folder
+    that a link leads to."""
     found = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=within)
     try:
         if stat.S_IMODE(os.stat(found).st_mode) & 0o700 != 0o700:

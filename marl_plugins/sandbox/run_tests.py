@@ -1,10 +1,13 @@
-"""A program that runs tests in the language pytest, in the sandbox: they have passed if pytest itself says so.
+"""A program that runs tests in the language pytest, in the sandbox: they have passed if pytest
+itself says so.
 
-A process runs pytest and says at its end, with a number that its parent has drawn, how that ended; the parent exits as the tests
-did. So a program that leaves (`os._exit(0)`, `SystemExit`, in a thread) has not passed. Program and tests share an interpreter: one
-that looks for the number finds it. Checks that a program must not reach are run by checker.py.
+A process runs pytest and says at its end, with a number that its parent has drawn, how that ended;
+the parent exits as the tests did. So a program that leaves (`os._exit(0)`, `SystemExit`, in a
+thread) has not passed. Program and tests share an interpreter: one that looks for the number finds
+it. Checks that a program must not reach are run by checker.py.
 
-Standard library of Python 3.8 only: this is sent to services as text, and followed by `main(WORDS)`.
+Standard library of Python 3.8 only: this is sent to services as text, and followed by
+`main(WORDS)`.
 """
 
 from __future__ import annotations
@@ -19,7 +22,8 @@ SILENT = "the tests did not come to their end: the program left before pytest ha
 
 
 def main(words: list[str]) -> None:
-    """Runs pytest with some arguments, and exits with its code; with 1 where it has not come to its end."""
+    """Runs pytest with some arguments, and exits with its code; with 1 where it has not come to its
+    end."""
     drawn, (reading, writing) = secrets.token_bytes(16), os.pipe()
     child = os.fork()
     if child == 0:

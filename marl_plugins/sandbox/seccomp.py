@@ -1,6 +1,8 @@
-"""seccomp filters in the kernel's classic BPF: one that allows what is listed (system_calls.py), one that refuses a few signals.
+"""seccomp filters in the kernel's classic BPF: one that allows what is listed (system_calls.py),
+one that refuses a few signals.
 
-Of Linux's man pages: seccomp(2), seccomp_unotify(2), bpf(4). No library is needed, and a filter costs a program 0.1 ms.
+Of Linux's man pages: seccomp(2), seccomp_unotify(2), bpf(4). No library is needed, and a filter
+costs a program 0.1 ms.
 """
 
 import ctypes
@@ -23,7 +25,8 @@ AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 SECCOMP = {"x86_64": 317, "aarch64": 277}
 SET_MODE_FILTER, GET_ACTION_AVAIL = 1, 2
 NEW_LISTENER, WAIT_KILLABLE = 8, 32
-"""The second, of Linux 5.19 and later: no signal but SIGKILL interrupts a question that is being answered."""
+"""The second, of Linux 5.19 and later: no signal but SIGKILL interrupts a question that is being
+answered."""
 PR_SET_CHILD_SUBREAPER = 36
 CLONE_PARENT = 0x8000
 X32 = 0x40000000
@@ -47,7 +50,12 @@ def outcome(action: int) -> tuple[int, int, int, int]:
 
 def begin() -> Code:
     """Kills what is of another architecture, and loads the call's number."""
-    code: Code = [(LOAD, 0, 0, 4), (EQUAL, 1, 0, AUDIT_ARCH[machine()]), (RETURN, 0, 0, KILLED), (LOAD, 0, 0, 0)]
+    code: Code = [
+        (LOAD, 0, 0, 4),
+        (EQUAL, 1, 0, AUDIT_ARCH[machine()]),
+        (RETURN, 0, 0, KILLED),
+        (LOAD, 0, 0, 0),
+    ]
     if machine() == "x86_64":
         code += [(AT_LEAST, 0, 1, X32), outcome(errno.ENOSYS)]
     return code
@@ -61,7 +69,10 @@ def tested(check: "system_calls.Check") -> Code:
     if check.mask != system_calls.FULL:
         code.append((AND, 0, 0, check.mask))
     last = len(check.values) - 1
-    code += [(EQUAL, last - n, int(n == last), value & system_calls.FULL) for n, value in enumerate(check.values)]
+    code += [
+        (EQUAL, last - n, int(n == last), value & system_calls.FULL)
+        for n, value in enumerate(check.values)
+    ]
     return [*code, outcome(check.action)]
 
 
@@ -69,16 +80,29 @@ def allowing(rules: Mapping[str, "system_calls.Rule"]) -> bytes:
     """Returns the filter for these rules; other calls have ENOSYS."""
     column = system_calls.COLUMN[machine()]
     numbered = sorted(
-        ((system_calls.NUMBERS[name][column], rule) for name, rule in rules.items()), key=lambda pair: pair[0]
+        ((system_calls.NUMBERS[name][column], rule) for name, rule in rules.items()),
+        key=lambda pair: pair[0],
     )
     code = begin()
     for number, rule in numbered:
         if number >= 0 and (rule.checks or rule.otherwise != system_calls.ALLOW):
-            body = [*(step for check in rule.checks for step in tested(check)), outcome(rule.otherwise)]
+            body = [
+                *(step for check in rule.checks for step in tested(check)),
+                outcome(rule.otherwise),
+            ]
             code += [(EQUAL, 0, len(body), number), *body]
-    free = [number for number, rule in numbered if number >= 0 and not rule.checks and rule.otherwise == system_calls.ALLOW]
+    free = [
+        number
+        for number, rule in numbered
+        if number >= 0 and not rule.checks and rule.otherwise == system_calls.ALLOW
+    ]
     for first, last in ranges(free):
-        code += [(GREATER, 3, 0, last), (AT_LEAST, 0, 1, first), outcome(system_calls.ALLOW), outcome(errno.ENOSYS)]
+        code += [
+            (GREATER, 3, 0, last),
+            (AT_LEAST, 0, 1, first),
+            outcome(system_calls.ALLOW),
+            outcome(errno.ENOSYS),
+        ]
     return assembled([*code, outcome(errno.ENOSYS)])
 
 
@@ -94,8 +118,8 @@ def ranges(numbers: Sequence[int]) -> list[tuple[int, int]]:
 
 
 def sparing(processes: Sequence[int]) -> bytes:
-    """Returns the filter that refuses signals to these processes and to everybody, children of the parent's, and to stop being
-    a subreaper.
+    """Returns the filter that refuses signals to these processes and to everybody, children of the
+    parent's, and to stop being a subreaper.
 
     It holds mistakes off: a program may find another way.
     """
@@ -103,13 +127,24 @@ def sparing(processes: Sequence[int]) -> bytes:
     refused: list[tuple[str, int, Iterable[int]]] = [
         (name, 0, processes) for name in (*system_calls.SIGNALS, "prlimit64") if name != "kill"
     ]
-    refused += [("kill", 0, [*processes, -1, *(-pid for pid in processes)]), ("prctl", 0, [PR_SET_CHILD_SUBREAPER])]
+    refused += [
+        ("kill", 0, [*processes, -1, *(-pid for pid in processes)]),
+        ("prctl", 0, [PR_SET_CHILD_SUBREAPER]),
+    ]
     code = begin()
     for name, argument, values in refused:
         body = tested(system_calls.Check(argument, system_calls.FULL, tuple(values), errno.EPERM))
-        code += [(EQUAL, 0, len(body) + 1, system_calls.NUMBERS[name][column]), *body, outcome(system_calls.ALLOW)]
+        code += [
+            (EQUAL, 0, len(body) + 1, system_calls.NUMBERS[name][column]),
+            *body,
+            outcome(system_calls.ALLOW),
+        ]
     body = tested(system_calls.Check(0, CLONE_PARENT, system_calls.ANY, errno.EPERM))
-    code += [(EQUAL, 0, len(body) + 1, system_calls.NUMBERS["clone"][column]), *body, outcome(system_calls.ALLOW)]
+    code += [
+        (EQUAL, 0, len(body) + 1, system_calls.NUMBERS["clone"][column]),
+        *body,
+        outcome(system_calls.ALLOW),
+    ]
     return assembled([*code, outcome(system_calls.ALLOW)])
 
 
@@ -119,34 +154,50 @@ def assembled(code: Code) -> bytes:
 
 
 def install(code: bytes, listened: bool = False) -> int:
-    """Applies a filter to this process and to all that it starts, and returns the descriptor by which its questions are
-    answered, if any.
+    """Applies a filter to this process and to all that it starts, and returns the descriptor by
+    which its questions are answered, if any.
 
     Raises:
-        OSError: The kernel refuses it; EBUSY: whoever runs this container has such a descriptor already.
+        OSError: The kernel refuses it; EBUSY: whoever runs this container has such a descriptor
+            already.
     """
     held = ctypes.create_string_buffer(code, len(code))
     program = struct.pack("HxxxxxxP", len(code) // 8, ctypes.addressof(held))
     no_new_privileges()
     if listened:
-        found: int = libc.syscall(SECCOMP[machine()], SET_MODE_FILTER, NEW_LISTENER | WAIT_KILLABLE, program)
+        found: int = libc.syscall(
+            SECCOMP[machine()], SET_MODE_FILTER, NEW_LISTENER | WAIT_KILLABLE, program
+        )
         if found >= 0 or ctypes.get_errno() != errno.EINVAL:
             return check(found, "seccomp")
-    return check(libc.syscall(SECCOMP[machine()], SET_MODE_FILTER, NEW_LISTENER if listened else 0, program), "seccomp")
+    return check(
+        libc.syscall(SECCOMP[machine()], SET_MODE_FILTER, NEW_LISTENER if listened else 0, program),
+        "seccomp",
+    )
 
 
 def problem() -> str:
-    """Returns why there are no filters whose questions can be answered here; empty where there are."""
+    """Returns why there are no filters whose questions can be answered here; empty where there
+    are."""
     if machine() not in SECCOMP:
         return f"no seccomp filters on this machine ({machine()}): x86-64 and aarch64 have them"
     wanted = struct.pack("=I", ASKED)
     if libc.syscall(SECCOMP[machine()], GET_ACTION_AVAIL, 0, wanted) != 0:
-        return "no seccomp filters with user notification; they are in Linux 5.0 and later, with CONFIG_SECCOMP_FILTER"
+        return (
+            "no seccomp filters with user notification; they are in Linux 5.0 and later, with "
+            "CONFIG_SECCOMP_FILTER"
+        )
     refused: list[OSError] = []
-    trial = threading.Thread(target=_try, args=(refused,))  # a filter is one thread's, and ends with it
+    trial = threading.Thread(
+        target=_try, args=(refused,)
+    )  # a filter is one thread's, and ends with it
     trial.start()
     trial.join()
-    return f"seccomp filters with user notification are refused ({refused[0].strerror})" if refused else ""
+    return (
+        f"seccomp filters with user notification are refused ({refused[0].strerror})"
+        if refused
+        else ""
+    )
 
 
 def _try(refused: list[OSError]) -> None:

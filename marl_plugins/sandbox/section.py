@@ -16,15 +16,18 @@ class SandboxConfig(Section):
     EXAMPLE: ClassVar[str] = "{isolation: auto}"
 
     isolation: Literal["auto", "process", "landlock", "namespaces", "service"] = "auto"
-    """What isolates programs from the machine ([sandbox.md](sandbox.md)); `auto` is the strongest that this machine has. One that
+    """What isolates programs from the machine ([sandbox.md](sandbox.md)); `auto` is the strongest
+    that this machine has. One that
     it does not have is an error. `service`: they run elsewhere, at `url`."""
     url: str = ""
-    """With `isolation: service`: address of a SandboxFusion, or of `openrlhf sandbox serve`. `$NAME` stands for a variable of the
-    run's environment, where a password belongs."""
+    """With `isolation: service`: address of a SandboxFusion, or of `openrlhf sandbox serve`.
+    `$NAME` stands for a variable of the run's environment, where a password belongs."""
     imports: list[str] = []
-    """Modules that are imported once, before any program: importing them in a program then takes no time."""
+    """Modules that are imported once, before any program: importing them in a program then takes no
+    time."""
     warm_up: str | None = None
-    """A Python file that is run once, after the imports: what it imports late and caches, no program has to do again."""
+    """A Python file that is run once, after the imports: what it imports late and caches, no
+    program has to do again."""
 
     def files(self) -> dict[str, str]:
         return {"warm-up of the sandbox": self.warm_up} if self.warm_up else {}

@@ -1,4 +1,5 @@
-"""The owner's side of a supervisor and its fork server: starts them, talks to them, notices their end."""
+"""The owner's side of a supervisor and its fork server: starts them, talks to them, notices their
+end."""
 
 from __future__ import annotations
 
@@ -44,7 +45,13 @@ BOOT = "import sys; sys.path.insert(0, {here!r}); import {module}; del sys.path[
 
 def python(module: str, *options: str) -> list[str]:
     """Returns the words that start a module of this folder without the package."""
-    return [sys.executable, "-I", *options, "-c", BOOT.format(here=os.path.dirname(__file__), module=module)]
+    return [
+        sys.executable,
+        "-I",
+        *options,
+        "-c",
+        BOOT.format(here=os.path.dirname(__file__), module=module),
+    ]
 
 
 def unavailable(what: str, error: OSError) -> InfrastructureFailure:
@@ -108,20 +115,34 @@ class Server:
                 self._programs, programs = map(
                     undone.enter_context, socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
                 )
-                self._control, control = map(undone.enter_context, socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET))
+                self._control, control = map(
+                    undone.enter_context, socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+                )
                 with programs, control:
                     process = self._launched(settings, command, programs.fileno(), control.fileno())
             except OSError as error:
                 raise unavailable("the sandbox cannot start a process", error) from error
             undone.pop_all()
-        self._release = weakref.finalize(self, release, process, root, self._programs, self._control, self._said)
-        for connection, hear in ((self._programs, self._hear), (self._control, self._hear_supervisor)):
+        self._release = weakref.finalize(
+            self, release, process, root, self._programs, self._control, self._said
+        )
+        for connection, hear in (
+            (self._programs, self._hear),
+            (self._control, self._hear_supervisor),
+        ):
             connection.setblocking(False)
             self._loop.add_reader(connection.fileno(), hear)
 
-    def _launched(self, settings: Settings, command: Sequence[str], programs: int, control: int) -> subprocess.Popen[bytes]:
+    def _launched(
+        self, settings: Settings, command: Sequence[str], programs: int, control: int
+    ) -> subprocess.Popen[bytes]:
         """The supervisor's process, which is given its ends of the sockets."""
-        own = {"control": control, "server": programs, "root": str(self.root), "environment": ENVIRONMENT}
+        own = {
+            "control": control,
+            "server": programs,
+            "root": str(self.root),
+            "environment": ENVIRONMENT,
+        }
         given = json.dumps({**settings, "owner": programs})
         return subprocess.Popen(
             [*python("supervisor", "-S"), json.dumps({**own, "command": [*command, given]})],
@@ -140,7 +161,8 @@ class Server:
         return self.ready.done() and not self.ready.cancelled() and self.ready.exception() is None
 
     def fresh(self) -> Path:
-        """Returns a new empty workspace, in a folder of its own, in which it stays where its program renames it.
+        """Returns a new empty workspace, in a folder of its own, in which it stays where its
+        program renames it.
 
         Raises:
             OSError: There is no room for it, or the supervisor has ended and removed the root.
@@ -161,7 +183,9 @@ class Server:
             self._tell(self._control, {"remove": str(folder)})
         return removed
 
-    async def begin(self, run: Listener, request: dict[str, Any], descriptors: Sequence[int]) -> int:
+    async def begin(
+        self, run: Listener, request: dict[str, Any], descriptors: Sequence[int]
+    ) -> int:
         """Hands a program over, and returns its number."""
         self._last += 1
         number = self._last
@@ -201,7 +225,9 @@ class Server:
         try:
             connection.send(json.dumps(message).encode())
         except BlockingIOError:
-            self._loop.call_later(BUSY_SECONDS, lambda: None if self.gone else self._tell(connection, message))
+            self._loop.call_later(
+                BUSY_SECONDS, lambda: None if self.gone else self._tell(connection, message)
+            )
         except OSError:
             self._lose()
 
@@ -211,8 +237,14 @@ class Server:
         if "ready" in message:
             self.ready.set_result(None)
         elif "refused" in message:
-            where, got, fix = at(key=f"tools.sandbox.{message['key']}"), message["refused"], message["fix"]
-            self.ready.set_exception(ConfigurationError(Problem("sandbox.prepare", where, got, fix=fix)))
+            where, got, fix = (
+                at(key=f"tools.sandbox.{message['key']}"),
+                message["refused"],
+                message["fix"],
+            )
+            self.ready.set_exception(
+                ConfigurationError(Problem("sandbox.prepare", where, got, fix=fix))
+            )
         elif run := self._runs.get(next(iter(message.values()))):
             run.hear(message)
 
@@ -252,7 +284,9 @@ class Server:
         self._said.close()
         if not self.ready.done():
             self.ready.set_exception(
-                InfrastructureFailure("sandbox", f"the sandbox could not be started: {said or 'no message'}")
+                InfrastructureFailure(
+                    "sandbox", f"the sandbox could not be started: {said or 'no message'}"
+                )
             )
         for run in list(self._runs.values()):
             run.lose()
@@ -261,9 +295,11 @@ class Server:
                 removed.set_result(None)
 
 
-def release(process: subprocess.Popen[bytes], root: Path, *opened: socket.socket | IO[bytes]) -> None:
-    """Closes the connections, upon which the supervisor ends and removes everything, and waits for it, or does what it has
-    left."""
+def release(
+    process: subprocess.Popen[bytes], root: Path, *opened: socket.socket | IO[bytes]
+) -> None:
+    """Closes the connections, upon which the supervisor ends and removes everything, and waits for
+    it, or does what it has left."""
     for end in opened:
         end.close()
     with contextlib.suppress(subprocess.TimeoutExpired):

@@ -1,8 +1,8 @@
 """The sandbox as a service that speaks SandboxFusion's protocol: `POST /run_code`, `GET /v1/ping`.
 
-Its programs are those of the local levels, with their limits, and at most `concurrency` of them run at the same time; more wait.
-A request that cannot be right is answered by 422 in FastAPI's form, as theirs is; what fails here by a SandboxError, which
-clients repeat.
+Its programs are those of the local levels, with their limits, and at most `concurrency` of them run
+at the same time; more wait. A request that cannot be right is answered by 422 in FastAPI's form, as
+theirs is; what fails here by a SandboxError, which clients repeat.
 """
 
 from __future__ import annotations
@@ -88,10 +88,14 @@ class RunCode(pydantic.BaseModel):
     @classmethod
     def _inside(cls, paths: Any) -> Any:
         if len(paths) > MOST_FILES:
-            raise PydanticCustomError("files", "at most {most}, got {got}", {"most": MOST_FILES, "got": len(paths)})
+            raise PydanticCustomError(
+                "files", "at most {most}, got {got}", {"most": MOST_FILES, "got": len(paths)}
+            )
         for path in paths:
             if problem := path_problem(path):
-                raise PydanticCustomError("path", "path {path} {problem}", {"path": ascii(path[:200]), "problem": problem})
+                raise PydanticCustomError(
+                    "path", "path {path} {problem}", {"path": ascii(path[:200]), "problem": problem}
+                )
         return paths
 
     @pydantic.field_validator("files")
@@ -109,19 +113,27 @@ class RunCode(pydantic.BaseModel):
         """
         if self.run_timeout > most.seconds:
             raise RequestError(
-                "run_timeout", f"{self.run_timeout:g} s; this service allows {most.seconds:g} (--most_seconds)"
+                "run_timeout",
+                f"{self.run_timeout:g} s; this service allows {most.seconds:g} (--most_seconds)",
             )
         if self.memory_limit_MB > most.memory_mb:
-            text = f"{self.memory_limit_MB} MB; this service allows {most.memory_mb} (--most_memory_mb)"
+            text = (
+                f"{self.memory_limit_MB} MB; this service allows {most.memory_mb} "
+                "(--most_memory_mb)"
+            )
             raise RequestError("memory_limit_MB", text)
-        files = {path: _decoded(path, text) for path, text in self.files.items() if text is not None}
+        files = {
+            path: _decoded(path, text) for path, text in self.files.items() if text is not None
+        }
         limits = Limits(
             seconds=self.run_timeout,
             memory_mb=self.memory_limit_MB if self.memory_limit_MB > 0 else most.memory_mb,
             output_chars=OUTPUT_CHARS,
         )
         stdin = (self.stdin or "").encode()
-        return Program(self.code, self.language, stdin, files, tuple(self.fetch_files), limits, modules=True)
+        return Program(
+            self.code, self.language, stdin, files, tuple(self.fetch_files), limits, modules=True
+        )
 
 
 class RequestError(Exception):
@@ -140,7 +152,8 @@ def _decoded(path: str, text: str) -> bytes:
 
 
 class Room:
-    """Place for the bytes of requests: who comes when it is full waits, and nothing of it is read."""
+    """Place for the bytes of requests: who comes when it is full waits, and nothing of it is
+    read."""
 
     def __init__(self, total: int, most: int):
         self._free = total
@@ -156,7 +169,9 @@ class Room:
             HTTPServiceUnavailable: Too many wait.
         """
         if self._number >= self._most:
-            raise web.HTTPServiceUnavailable(text=f"{self._most} requests run or wait; try again later")
+            raise web.HTTPServiceUnavailable(
+                text=f"{self._most} requests run or wait; try again later"
+            )
         self._number += 1
         try:
             while self._free < count:
@@ -173,9 +188,11 @@ class Room:
 
 
 def own_hosts(names: Collection[str]) -> Callable[[str], bool]:
-    """Returns whether a request's `Host` is this service: an address, or a name that it is known by.
+    """Returns whether a request's `Host` is this service: an address, or a name that it is known
+    by.
 
-    A page in a browser can have its own name lead to this machine (DNS rebinding), but it cannot send another name than that.
+    A page in a browser can have its own name lead to this machine (DNS rebinding), but it cannot
+    send another name than that.
     """
     known = {"localhost", socket.gethostname().lower(), *(name.lower() for name in names)}
 
@@ -196,28 +213,39 @@ def is_address(name: str) -> bool:
     return True
 
 
-def application(sandbox: Sandbox, most: RequestLimits, names: Collection[str] = ()) -> web.Application:
+def application(
+    sandbox: Sandbox, most: RequestLimits, names: Collection[str] = ()
+) -> web.Application:
     """Returns the service's two addresses, in front of a sandbox.
 
     Args:
-        names: By which it is reached, in addition to its addresses, `localhost` and the machine's own.
+        names: By which it is reached, in addition to its addresses, `localhost` and the machine's
+            own.
     """
     room, is_own = Room(WAITING, REQUESTS), own_hosts(names)
 
     @web.middleware
     async def own(request: web.Request, handler: Handler) -> web.StreamResponse:
         if not is_own(request.host):
-            raise web.HTTPForbidden(text=f"Host {request.host[:200]!a} is not this service's; add --names NAME")
+            raise web.HTTPForbidden(
+                text=f"Host {request.host[:200]!a} is not this service's; add --names NAME"
+            )
         origin = request.headers.get("Origin", "")  # of a page in a browser
         if origin and not is_own(origin.partition("://")[2]):
-            raise web.HTTPForbidden(text=f"Origin {origin[:200]!a} is not this service's; add --names NAME")
+            raise web.HTTPForbidden(
+                text=f"Origin {origin[:200]!a} is not this service's; add --names NAME"
+            )
         return await handler(request)
 
     async def run_code(request: web.Request) -> web.Response:
         if request.content_type != "application/json":  # nor may a page in a browser send programs
-            return _refusal([{"type": "content_type", "loc": ["body"], "msg": "expected application/json"}])
+            return _refusal(
+                [{"type": "content_type", "loc": ["body"], "msg": "expected application/json"}]
+            )
         if request.headers.get("Content-Encoding", "identity") != "identity":
-            raise web.HTTPUnsupportedMediaType(text="send the request as it is, without Content-Encoding")
+            raise web.HTTPUnsupportedMediaType(
+                text="send the request as it is, without Content-Encoding"
+            )
         if (length := request.content_length) is None:
             raise web.HTTPLengthRequired(text="Content-Length is missing")
         if length > LARGEST_REQUEST_BYTES:
@@ -230,20 +258,37 @@ def application(sandbox: Sandbox, most: RequestLimits, names: Collection[str] = 
             async with asyncio.timeout(SENDING_SECONDS):
                 body = await request.read()
         except TimeoutError:
-            raise web.HTTPRequestTimeout(text=f"the request did not arrive within {SENDING_SECONDS:.0f} s") from None
+            raise web.HTTPRequestTimeout(
+                text=f"the request did not arrive within {SENDING_SECONDS:.0f} s"
+            ) from None
         try:
-            program = await asyncio.to_thread(lambda: RunCode.model_validate_json(body).program(most))
+            program = await asyncio.to_thread(
+                lambda: RunCode.model_validate_json(body).program(most)
+            )
         except pydantic.ValidationError as error:
-            return _refusal([{"type": e["type"], "loc": ["body", *e["loc"]], "msg": e["msg"]} for e in error.errors()])
+            return _refusal(
+                [
+                    {"type": e["type"], "loc": ["body", *e["loc"]], "msg": e["msg"]}
+                    for e in error.errors()
+                ]
+            )
         except RequestError as error:
-            return _refusal([{"type": "value_error", "loc": ["body", error.field], "msg": str(error)}])
+            return _refusal(
+                [{"type": "value_error", "loc": ["body", error.field], "msg": str(error)}]
+            )
         try:
             answer = answered(await sandbox.run(program))
         except InfrastructureFailure as failure:
-            answer = {"status": "SandboxError", "message": str(failure), "run_result": None, "files": {}}
+            answer = {
+                "status": "SandboxError",
+                "message": str(failure),
+                "run_result": None,
+                "files": {},
+            }
         answer = {"message": "", "compile_result": None, "executor_pod_name": None, **answer}
         return web.Response(
-            body=await asyncio.to_thread(lambda: json.dumps(answer).encode()), content_type="application/json"
+            body=await asyncio.to_thread(lambda: json.dumps(answer).encode()),
+            content_type="application/json",
         )
 
     async def ping(_: web.Request) -> web.Response:
@@ -259,7 +304,8 @@ def _refusal(problems: list[dict[str, Any]]) -> web.Response:
 
 
 def answered(completed: ProgramResult) -> dict[str, Any]:
-    """Returns the result of a program, in the protocol: it has no word for memory, output and signals but the exit code."""
+    """Returns the result of a program, in the protocol: it has no word for memory, output and
+    signals but the exit code."""
     code = completed.code if completed.code is not None else -signal.SIGKILL
     late = completed.status == "time"
     ran = {
@@ -267,14 +313,21 @@ def answered(completed: ProgramResult) -> dict[str, Any]:
         "execution_time": completed.seconds,
         "return_code": None if late else code,
         "stdout": completed.stdout,
-        "stderr": completed.stderr if late else "\n".join(filter(None, [completed.stderr, completed.reason])),
+        "stderr": completed.stderr
+        if late
+        else "\n".join(filter(None, [completed.stderr, completed.reason])),
     }
     files = {path: base64.b64encode(content).decode() for path, content in completed.files.items()}
-    return {"status": "Success" if code == 0 and not late else "Failed", "run_result": ran, "files": files}
+    return {
+        "status": "Success" if code == 0 and not late else "Failed",
+        "run_result": ran,
+        "files": files,
+    }
 
 
 def is_about_us(record: logging.LogRecord) -> bool:
-    """Returns whether a log record is about the service, and not about a request that is no HTTP."""
+    """Returns whether a log record is about the service, and not about a request that is no
+    HTTP."""
     return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError))
 
 
@@ -295,7 +348,8 @@ async def serve(
         say: Told the address and the level, once requests are answered.
 
     Raises:
-        ConfigurationError: The address is taken or none of this machine, or the sandbox cannot be had here.
+        ConfigurationError: The address is taken or none of this machine, or the sandbox cannot be
+            had here.
         InfrastructureFailure: The sandbox cannot be started.
     """
     ended, loop = asyncio.Event(), asyncio.get_running_loop()

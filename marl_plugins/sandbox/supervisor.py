@@ -1,12 +1,15 @@
-"""Stands above a fork server (fork_server.py) and all that it has started: watches programs, ends what is left, removes folders.
+"""Stands above a fork server (fork_server.py) and all that it has started: watches programs, ends
+what is left, removes folders.
 
     main() with sys.argv[1] = Settings as JSON
 
-It is a subreaper: whatever a program starts stays below it, in whatever session and whoever of its parents has ended. It looks at
-what each program takes (taken.py), sooner where it could soon be too much, and answers what the programs' filters ask (gate.py).
-Memory is looked at by one thread and files by another, so that many files do not hide what is taken of memory meanwhile.
-When its owner closes the socket or ends, in whatever way, everything below it is ended and the folder of all fresh workspaces
-removed. Outside of bubblewrap, whose end nobody inside could survive. Standard library only, as in fork_server.py.
+It is a subreaper: whatever a program starts stays below it, in whatever session and whoever of its
+parents has ended. It looks at what each program takes (taken.py), sooner where it could soon be too
+much, and answers what the programs' filters ask (gate.py). Memory is looked at by one thread and
+files by another, so that many files do not hide what is taken of memory meanwhile. When its owner
+closes the socket or ends, in whatever way, everything below it is ended and the folder of all fresh
+workspaces removed. Outside of bubblewrap, whose end nobody inside could survive. Standard library
+only, as in fork_server.py.
 """
 
 import contextlib
@@ -42,11 +45,13 @@ else:
 LOOK_SECONDS, SOONEST_SECONDS = 0.1, 0.005
 """Seconds between two looks at what a program takes, at most and at least."""
 SHARE, SHARE_NEAR = 4, 1
-"""A pause is at least so many times as long as the look before it; the second where a program is near a limit."""
+"""A pause is at least so many times as long as the look before it; the second where a program is
+near a limit."""
 MEMORY_BYTES_PER_SECOND, DISK_BYTES_PER_SECOND = 4e9, 2e9
 """Bytes in a second that a core can take; more than was measured."""
 NEAR, SPARE = 0.9, 1.05
-"""Parts of its limit at which several processes are looked at standing still, and that one may take that nothing else holds."""
+"""Parts of its limit at which several processes are looked at standing still, and that one may take
+that nothing else holds."""
 SWITCH_SECONDS = 0.001
 """Seconds after which threads take turns."""
 PRIORITY = -10
@@ -61,7 +66,8 @@ class Settings(TypedDict):
 
     Args:
         control, server: Descriptors: its own socket, and what only the fork server needs.
-        command: What starts the fork server; its last word is the fork server's settings, to be completed.
+        command: What starts the fork server; its last word is the fork server's settings, to be
+            completed.
         root: Folder of the fresh workspaces, removed at the end.
         environment: Of the fork server.
     """
@@ -74,7 +80,8 @@ class Settings(TypedDict):
 
 
 class WatchedProgram:
-    """A program that is watched. As little as possible is done before it runs for a while or asks something.
+    """A program that is watched. As little as possible is done before it runs for a while or asks
+    something.
 
     Args:
         top: A pidfd of the process that is above all of its others.
@@ -90,13 +97,15 @@ class WatchedProgram:
         self.held = 0
         """Bytes that the kernel holds for what its processes have opened and mapped."""
         self.shared = 0
-        """Bytes of memory that its processes have in common, as far as that was looked at. It takes long, so they stand still
-        meanwhile; that happens only where they would otherwise take too much."""
+        """Bytes of memory that its processes have in common, as far as that was looked at. It takes
+        long, so they stand still meanwhile; that happens only where they would otherwise take too
+        much."""
         self.seen = False
         """Whether threads look at it."""
         self.ended = threading.Event()
         self.next_look = time.monotonic() + min(
-            soonest(NEAR * request["memory"], MEMORY_BYTES_PER_SECOND), soonest(request["disk"], DISK_BYTES_PER_SECOND)
+            soonest(NEAR * request["memory"], MEMORY_BYTES_PER_SECOND),
+            soonest(request["disk"], DISK_BYTES_PER_SECOND),
         )
 
     @cached_property
@@ -109,7 +118,12 @@ class WatchedProgram:
         """The gate that answers the program's filter."""
         assert self.listener is not None
         run = self.request["run"]
-        return Gate(self.request, self.listener, self.pid, lambda what: tell(self._control, run=run, refused=what))
+        return Gate(
+            self.request,
+            self.listener,
+            self.pid,
+            lambda what: tell(self._control, run=run, refused=what),
+        )
 
     def close(self) -> None:
         """Closes the gate after the program has ended: what it has left gets no answer."""
@@ -129,7 +143,9 @@ def main() -> None:
     server, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     os.set_inheritable(theirs.fileno(), True)
     *command, given = settings["command"]
-    given = json.dumps(json.loads(given) | {"supervisor": theirs.fileno(), "spared": [os.getpid(), os.getppid()]})
+    given = json.dumps(
+        json.loads(given) | {"supervisor": theirs.fileno(), "spared": [os.getpid(), os.getppid()]}
+    )
     os.posix_spawn(command[0], [*command, given], settings["environment"], setsid=True)
     theirs.close()
     os.close(settings["server"])
@@ -143,13 +159,15 @@ def main() -> None:
 
 
 def fail(raised: threading.ExceptHookArgs) -> NoReturn:
-    """Ends at once where a thread fails: then the fork server ends its programs, instead of running them unwatched."""
+    """Ends at once where a thread fails: then the fork server ends its programs, instead of running
+    them unwatched."""
     traceback.print_exception(raised.exc_value)
     os._exit(1)
 
 
 class Supervisor:
-    """Watches the programs of one fork server. One thread answers, one removes; two look at each that runs for a while."""
+    """Watches the programs of one fork server. One thread answers, one removes; two look at each
+    that runs for a while."""
 
     def __init__(self, control: socket.socket, server: socket.socket, owner: int):
         self.control = control
@@ -160,7 +178,8 @@ class Supervisor:
         self.by_descriptor: dict[int, WatchedProgram] = {}
         """By the two descriptors of each program."""
         self.paused: dict[int, float] = {}
-        """Until when a filter that asks much has to wait, by its descriptor; for ever where nobody is left who could ask."""
+        """Until when a filter that asks much has to wait, by its descriptor; for ever where nobody
+        is left who could ask."""
         self.poll = select.poll()
         self.unwanted: queue.Queue[str | None] = queue.Queue()
         self.removing = threading.Thread(target=self._remove_unwanted, daemon=True)
@@ -193,14 +212,19 @@ class Supervisor:
         return None if until == math.inf else max(0.0, until - time.monotonic()) * 1000 + 1
 
     def _go_on(self) -> None:
-        """Look at programs whose time has come, in threads, for a look may take long; answer filters that had to wait."""
+        """Look at programs whose time has come, in threads, for a look may take long; answer
+        filters that had to wait."""
         now = time.monotonic()
         for watched in self.watched.values():
             if not watched.seen and watched.next_look <= now:
                 watched.seen = True
-                if watched.pid > 0:  # known here: another program may have its descriptor once it has ended
+                if (
+                    watched.pid > 0
+                ):  # known here: another program may have its descriptor once it has ended
                     for look in (look_at_memory, look_at_files):
-                        threading.Thread(target=self._watch, args=(watched, look), daemon=True).start()
+                        threading.Thread(
+                            target=self._watch, args=(watched, look), daemon=True
+                        ).start()
         for descriptor in [found for found, until in self.paused.items() if until <= now]:
             del self.paused[descriptor]
             self.poll.register(descriptor, select.POLLIN)
@@ -221,7 +245,9 @@ class Supervisor:
     def _hear_program(self, watched: WatchedProgram, descriptor: int, events: int) -> None:
         """Answer a program's filter, or forget the program, which has ended."""
         if descriptor == watched.listener:
-            asks = events & select.POLLIN  # else nobody is left who could ask: the program is ending
+            asks = (
+                events & select.POLLIN
+            )  # else nobody is left who could ask: the program is ending
             if (wait := watched.gate.answer() if asks else math.inf) > 0:
                 self.poll.unregister(descriptor)
                 self.paused[descriptor] = time.monotonic() + wait
@@ -234,9 +260,13 @@ class Supervisor:
                     self.poll.unregister(known)
         watched.close()
 
-    def _watch(self, watched: WatchedProgram, look: Callable[[WatchedProgram], "ProgramUsage"]) -> None:
+    def _watch(
+        self, watched: WatchedProgram, look: Callable[[WatchedProgram], "ProgramUsage"]
+    ) -> None:
         """Look at a program until it has ended; where it takes too much, tell the fork server."""
-        with contextlib.suppress(PermissionError):  # this thread's: before programs that take what they can
+        with contextlib.suppress(
+            PermissionError
+        ):  # this thread's: before programs that take what they can
             os.setpriority(os.PRIO_PROCESS, 0, PRIORITY)
         pause = 0.0
         while not watched.ended.wait(pause):
@@ -300,8 +330,13 @@ def look_at_memory(watched: WatchedProgram) -> ProgramUsage:
     if tasks > request["processes"]:
         exceeded = "killed", f"more than {request['processes']} processes and threads"
     elif memory > most:
-        exceeded = "memory", f"its processes took more than {request['memory'] >> 20} MB of memory together"
-    return ProgramUsage(pids, exceeded, soonest(NEAR * most - memory, MEMORY_BYTES_PER_SECOND, tasks), stood_still)
+        exceeded = (
+            "memory",
+            f"its processes took more than {request['memory'] >> 20} MB of memory together",
+        )
+    return ProgramUsage(
+        pids, exceeded, soonest(NEAR * most - memory, MEMORY_BYTES_PER_SECOND, tasks), stood_still
+    )
 
 
 def look_at_files(watched: WatchedProgram) -> ProgramUsage:
@@ -327,7 +362,11 @@ def look_at_files(watched: WatchedProgram) -> ProgramUsage:
     elif disk > request["disk"]:
         exceeded = "killed", f"its files took more than {request['disk'] >> 20} MB"
     in_kernel = soonest(NEAR * request["memory"] - watched.held, MEMORY_BYTES_PER_SECOND, len(pids))
-    return ProgramUsage(pids, exceeded, min(in_kernel, soonest(request["disk"] - disk, DISK_BYTES_PER_SECOND, len(pids))))
+    return ProgramUsage(
+        pids,
+        exceeded,
+        min(in_kernel, soonest(request["disk"] - disk, DISK_BYTES_PER_SECOND, len(pids))),
+    )
 
 
 def stop(top: int) -> list[int]:
@@ -353,7 +392,8 @@ def living(pids: list[int]) -> list[taken.Process]:
 
 
 def soonest(room: float, rate: float, tasks: int = CORES) -> float:
-    """Returns seconds within which so many processes and threads cannot take more than so many bytes, at a rate for each core."""
+    """Returns seconds within which so many processes and threads cannot take more than so many
+    bytes, at a rate for each core."""
     return max(SOONEST_SECONDS, min(LOOK_SECONDS, room / (rate * min(tasks, CORES))))
 
 

@@ -1,7 +1,9 @@
-"""The system calls that a program may make: data for the filter (seccomp.py) and for what is answered by the gate (gate.py).
+"""The system calls that a program may make: data for the filter (seccomp.py) and for what is
+answered by the gate (gate.py).
 
-What is not named here is answered by ENOSYS, as by an older kernel. The list was made from what pandas, scikit-learn with workers,
-threads, pools, asyncio, SQLite, archives, numba, polars, matplotlib, pytest, bash, coreutils, git and gcc call (docs/sandbox.md).
+What is not named here is answered by ENOSYS, as by an older kernel. The list was made from what
+pandas, scikit-learn with workers, threads, pools, asyncio, SQLite, archives, numba, polars,
+matplotlib, pytest, bash, coreutils, git and gcc call (docs/sandbox.md).
 """
 
 import errno
@@ -9,47 +11,85 @@ import os
 
 COLUMN = {"x86_64": 0, "aarch64": 1}
 TABLE = """
-read 0 63, write 1 64, open 2 -, openat 257 56, creat 85 -, close 3 57, close_range 436 436, lseek 8 62, pread64 17 67,
-pwrite64 18 68, readv 19 65, writev 20 66, preadv 295 69, pwritev 296 70, preadv2 327 286, pwritev2 328 287, stat 4 -,
-fstat 5 80, lstat 6 -, newfstatat 262 79, statx 332 291, access 21 -, faccessat 269 48, faccessat2 439 439,
-readlink 89 -, readlinkat 267 78, getdents 78 -, getdents64 217 61, getcwd 79 17, chdir 80 49, fchdir 81 50, mkdir 83 -,
-mkdirat 258 34, rmdir 84 -, unlink 87 -, unlinkat 263 35, rename 82 -, renameat 264 38, renameat2 316 276, link 86 -,
-linkat 265 37, symlink 88 -, symlinkat 266 36, truncate 76 45, ftruncate 77 46, fsync 74 82, fdatasync 75 83,
-msync 26 227, fadvise64 221 223, statfs 137 43, fstatfs 138 44, umask 95 166, dup 32 23, dup2 33 -, dup3 292 24,
-pipe 22 -, pipe2 293 59, fcntl 72 25, ioctl 16 29, flock 73 32, mknod 133 -, mknodat 259 33, eventfd 284 -,
-eventfd2 290 19, epoll_create 213 -, epoll_create1 291 20, epoll_ctl 233 21, epoll_wait 232 -, epoll_pwait 281 22,
+read 0 63, write 1 64, open 2 -, openat 257 56, creat 85 -, close 3 57, close_range 436 436,
+lseek 8 62, pread64 17 67,
+pwrite64 18 68, readv 19 65, writev 20 66, preadv 295 69, pwritev 296 70, preadv2 327 286, pwritev2
+328 287, stat 4 -,
+fstat 5 80, lstat 6 -, newfstatat 262 79, statx 332 291, access 21 -, faccessat 269 48, faccessat2
+439 439,
+readlink 89 -, readlinkat 267 78, getdents 78 -, getdents64 217 61, getcwd 79 17, chdir 80 49,
+fchdir 81 50, mkdir 83 -,
+mkdirat 258 34, rmdir 84 -, unlink 87 -, unlinkat 263 35, rename 82 -, renameat 264 38, renameat2
+316 276, link 86 -,
+linkat 265 37, symlink 88 -, symlinkat 266 36, truncate 76 45, ftruncate 77 46, fsync 74 82,
+fdatasync 75 83,
+msync 26 227, fadvise64 221 223, statfs 137 43, fstatfs 138 44, umask 95 166, dup 32 23, dup2 33 -,
+dup3 292 24,
+pipe 22 -, pipe2 293 59, fcntl 72 25, ioctl 16 29, flock 73 32, mknod 133 -, mknodat 259 33, eventfd
+284 -,
+eventfd2 290 19, epoll_create 213 -, epoll_create1 291 20, epoll_ctl 233 21, epoll_wait 232 -,
+epoll_pwait 281 22,
 epoll_pwait2 441 441, poll 7 -, ppoll 271 73, select 23 -, pselect6 270 72, timerfd_create 283 85,
-timerfd_settime 286 86, timerfd_gettime 287 87, signalfd 282 -, signalfd4 289 74, brk 12 214, mmap 9 222, munmap 11 215,
-mremap 25 216, mprotect 10 226, madvise 28 233, membarrier 324 283, clone 56 220, fork 57 -, vfork 58 -, execve 59 221,
-execveat 322 281, exit 60 93, exit_group 231 94, wait4 61 260, waitid 247 95, getpid 39 172, getppid 110 173,
-gettid 186 178, getpgid 121 155, getpgrp 111 -, setpgid 109 154, getsid 124 156, setsid 112 157, set_tid_address 218 96,
-set_robust_list 273 99, rseq 334 293, arch_prctl 158 -, prctl 157 167, futex 202 98, futex_waitv 449 449,
-restart_syscall 219 128, getuid 102 174, geteuid 107 175, getgid 104 176, getegid 108 177, getresuid 118 148,
-getresgid 120 150, getgroups 115 158, capget 125 90, uname 63 160, sysinfo 99 179, getrandom 318 278, getrusage 98 165,
-getcpu 309 168, getrlimit 97 163, setrlimit 160 164, prlimit64 302 261, personality 135 92, sched_yield 24 124,
-sched_getaffinity 204 123, sched_setaffinity 203 122, sched_getparam 143 121, sched_setparam 142 118,
-sched_getscheduler 145 120, sched_setscheduler 144 119, sched_get_priority_max 146 125, sched_get_priority_min 147 126,
-sched_rr_get_interval 148 127, sched_getattr 315 275, sched_setattr 314 274, getpriority 140 141, setpriority 141 140,
-nanosleep 35 101, clock_nanosleep 230 115, clock_gettime 228 113, clock_getres 229 114, gettimeofday 96 169, time 201 -,
-times 100 153, getitimer 36 102, setitimer 38 103, alarm 37 -, pause 34 -, timer_create 222 107, timer_settime 223 110,
-timer_gettime 224 108, timer_getoverrun 225 109, timer_delete 226 111, rt_sigaction 13 134, rt_sigprocmask 14 135,
-rt_sigreturn 15 139, rt_sigpending 127 136, rt_sigsuspend 130 133, rt_sigtimedwait 128 137, sigaltstack 131 132,
-kill 62 129, tkill 200 130, tgkill 234 131, rt_sigqueueinfo 129 138, rt_tgsigqueueinfo 297 240, pidfd_open 434 434,
-pidfd_send_signal 424 424, socket 41 198, socketpair 53 199, sendto 44 206, recvfrom 45 207, shutdown 48 210,
-getsockname 51 204, getpeername 52 205, getsockopt 55 209, connect 42 203, bind 49 200, listen 50 201, accept 43 202,
-accept4 288 242, sendmsg 46 211, recvmsg 47 212, sendmmsg 307 269, recvmmsg 299 243, setsockopt 54 208, chmod 90 -,
-fchmod 91 52, fchmodat 268 53, fchmodat2 452 452, utime 132 -, utimes 235 -, futimesat 261 -, utimensat 280 88,
-chown 92 -, lchown 94 -, fchown 93 55, fchownat 260 54, setxattr 188 5, lsetxattr 189 6, fsetxattr 190 7,
-removexattr 197 14, lremovexattr 198 15, fremovexattr 199 16, getxattr 191 8, lgetxattr 192 9, fgetxattr 193 10,
-listxattr 194 11, llistxattr 195 12, flistxattr 196 13, sync 162 81, syncfs 306 267, sync_file_range 277 84,
-fallocate 285 47, mlock 149 228, mlock2 325 284, mlockall 151 230, munlock 150 229, munlockall 152 231, mbind 237 235,
-ptrace 101 117, process_vm_readv 310 270, process_vm_writev 311 271, shmget 29 194, semget 64 190, msgget 68 186,
-mq_open 240 180, inotify_init 253 -, inotify_init1 294 26, io_uring_setup 425 425, mount 165 40, umount2 166 39,
-pivot_root 155 41, chroot 161 51, unshare 272 97, setns 308 268, setuid 105 146, setgid 106 144, setreuid 113 145,
-setregid 114 143, setresuid 117 147, setresgid 119 149, setgroups 116 159, seccomp 317 277, bpf 321 280,
+timerfd_settime 286 86, timerfd_gettime 287 87, signalfd 282 -, signalfd4 289 74, brk 12 214, mmap 9
+222, munmap 11 215,
+mremap 25 216, mprotect 10 226, madvise 28 233, membarrier 324 283, clone 56 220, fork 57 -, vfork
+58 -, execve 59 221,
+execveat 322 281, exit 60 93, exit_group 231 94, wait4 61 260, waitid 247 95, getpid 39 172, getppid
+110 173,
+gettid 186 178, getpgid 121 155, getpgrp 111 -, setpgid 109 154, getsid 124 156, setsid 112 157,
+set_tid_address 218 96,
+set_robust_list 273 99, rseq 334 293, arch_prctl 158 -, prctl 157 167, futex 202 98, futex_waitv 449
+449,
+restart_syscall 219 128, getuid 102 174, geteuid 107 175, getgid 104 176, getegid 108 177,
+getresuid 118 148,
+getresgid 120 150, getgroups 115 158, capget 125 90, uname 63 160, sysinfo 99 179, getrandom 318
+278, getrusage 98 165,
+getcpu 309 168, getrlimit 97 163, setrlimit 160 164, prlimit64 302 261, personality 135 92,
+sched_yield 24 124,
+sched_getaffinity 204 123, sched_setaffinity 203 122, sched_getparam 143 121, sched_setparam 142
+118,
+sched_getscheduler 145 120, sched_setscheduler 144 119, sched_get_priority_max 146 125,
+sched_get_priority_min 147 126,
+sched_rr_get_interval 148 127, sched_getattr 315 275, sched_setattr 314 274, getpriority 140 141,
+setpriority 141 140,
+nanosleep 35 101, clock_nanosleep 230 115, clock_gettime 228 113, clock_getres 229 114, gettimeofday
+96 169, time 201 -,
+times 100 153, getitimer 36 102, setitimer 38 103, alarm 37 -, pause 34 -, timer_create 222 107,
+timer_settime 223 110,
+timer_gettime 224 108, timer_getoverrun 225 109, timer_delete 226 111, rt_sigaction 13 134,
+rt_sigprocmask 14 135,
+rt_sigreturn 15 139, rt_sigpending 127 136, rt_sigsuspend 130 133, rt_sigtimedwait 128 137,
+sigaltstack 131 132,
+kill 62 129, tkill 200 130, tgkill 234 131, rt_sigqueueinfo 129 138, rt_tgsigqueueinfo 297 240,
+pidfd_open 434 434,
+pidfd_send_signal 424 424, socket 41 198, socketpair 53 199, sendto 44 206, recvfrom 45 207,
+shutdown 48 210,
+getsockname 51 204, getpeername 52 205, getsockopt 55 209, connect 42 203, bind 49 200, listen 50
+201, accept 43 202,
+accept4 288 242, sendmsg 46 211, recvmsg 47 212, sendmmsg 307 269, recvmmsg 299 243, setsockopt 54
+208, chmod 90 -,
+fchmod 91 52, fchmodat 268 53, fchmodat2 452 452, utime 132 -, utimes 235 -, futimesat 261 -,
+utimensat 280 88,
+chown 92 -, lchown 94 -, fchown 93 55, fchownat 260 54, setxattr 188 5, lsetxattr 189 6, fsetxattr
+190 7,
+removexattr 197 14, lremovexattr 198 15, fremovexattr 199 16, getxattr 191 8, lgetxattr 192 9,
+fgetxattr 193 10,
+listxattr 194 11, llistxattr 195 12, flistxattr 196 13, sync 162 81, syncfs 306 267, sync_file_range
+277 84,
+fallocate 285 47, mlock 149 228, mlock2 325 284, mlockall 151 230, munlock 150 229, munlockall 152
+231, mbind 237 235,
+ptrace 101 117, process_vm_readv 310 270, process_vm_writev 311 271, shmget 29 194, semget 64 190,
+msgget 68 186,
+mq_open 240 180, inotify_init 253 -, inotify_init1 294 26, io_uring_setup 425 425, mount 165 40,
+umount2 166 39,
+pivot_root 155 41, chroot 161 51, unshare 272 97, setns 308 268, setuid 105 146, setgid 106 144,
+setreuid 113 145,
+setregid 114 143, setresuid 117 147, setresgid 119 149, setgroups 116 159, seccomp 317 277, bpf 321
+280,
 perf_event_open 298 241, add_key 248 217, keyctl 250 219, request_key 249 218
 """
-"""Name and number on x86-64 and on aarch64, which has not all of the older calls; asm/unistd_64.h, asm-generic/unistd.h."""
+"""Name and number on x86-64 and on aarch64, which has not all of the older calls; asm/unistd_64.h,
+asm-generic/unistd.h."""
 
 NUMBERS = {
     name: tuple(-1 if number == "-" else int(number) for number in numbers)
@@ -57,7 +97,8 @@ NUMBERS = {
 }
 
 ALLOW, ASK = -1, -2
-"""What comes of a call: it is made, or the gate is asked; else an error's number, where 0 answers as if it were done."""
+"""What comes of a call: it is made, or the gate is asked; else an error's number, where 0 answers
+as if it were done."""
 ANY = ()
 """As the values of a check: whether any bit of the mask is set."""
 FULL = 0xFFFFFFFF
@@ -66,11 +107,69 @@ ABI_TRUNCATE, ABI_SCOPES = 3, 6
 SET_ID = 0o6000
 
 FREE = (
-    *("read", "write", "close", "close_range", "lseek", "pread64", "pwrite64", "readv", "writev", "preadv", "pwritev"),
-    *("preadv2", "pwritev2", "stat", "fstat", "lstat", "newfstatat", "statx", "access", "faccessat", "faccessat2"),
-    *("readlink", "readlinkat", "getdents", "getdents64", "getcwd", "chdir", "fchdir", "mkdir", "mkdirat", "rmdir"),
-    *("unlink", "unlinkat", "rename", "renameat", "renameat2", "link", "linkat", "symlink", "symlinkat", "ftruncate"),
-    *("fsync", "fdatasync", "msync", "fadvise64", "statfs", "fstatfs", "umask", "dup", "dup2", "dup3", "pipe", "flock"),
+    *(
+        "read",
+        "write",
+        "close",
+        "close_range",
+        "lseek",
+        "pread64",
+        "pwrite64",
+        "readv",
+        "writev",
+        "preadv",
+        "pwritev",
+    ),
+    *(
+        "preadv2",
+        "pwritev2",
+        "stat",
+        "fstat",
+        "lstat",
+        "newfstatat",
+        "statx",
+        "access",
+        "faccessat",
+        "faccessat2",
+    ),
+    *(
+        "readlink",
+        "readlinkat",
+        "getdents",
+        "getdents64",
+        "getcwd",
+        "chdir",
+        "fchdir",
+        "mkdir",
+        "mkdirat",
+        "rmdir",
+    ),
+    *(
+        "unlink",
+        "unlinkat",
+        "rename",
+        "renameat",
+        "renameat2",
+        "link",
+        "linkat",
+        "symlink",
+        "symlinkat",
+        "ftruncate",
+    ),
+    *(
+        "fsync",
+        "fdatasync",
+        "msync",
+        "fadvise64",
+        "statfs",
+        "fstatfs",
+        "umask",
+        "dup",
+        "dup2",
+        "dup3",
+        "pipe",
+        "flock",
+    ),
     *(
         "eventfd",
         "eventfd2",
@@ -84,28 +183,131 @@ FREE = (
         "ppoll",
         "select",
     ),
-    *("pselect6", "timerfd_create", "timerfd_settime", "timerfd_gettime", "signalfd", "signalfd4", "brk", "munmap"),
-    *("mremap", "mprotect", "membarrier", "execve", "execveat", "exit", "exit_group", "wait4", "waitid", "getpid"),
-    *("getppid", "gettid", "getpgid", "getpgrp", "setpgid", "getsid", "setsid", "set_tid_address", "set_robust_list"),
-    *("rseq", "arch_prctl", "futex", "futex_waitv", "restart_syscall", "getuid", "geteuid", "getgid", "getegid"),
-    *("getresuid", "getresgid", "getgroups", "capget", "uname", "sysinfo", "getrandom", "getrusage", "getcpu"),
-    *("getrlimit", "setrlimit", "sched_yield", "sched_getaffinity", "sched_getparam", "sched_getscheduler"),
-    *("sched_get_priority_max", "sched_get_priority_min", "sched_rr_get_interval", "sched_getattr", "getpriority"),
-    *("nanosleep", "clock_nanosleep", "clock_gettime", "clock_getres", "gettimeofday", "time", "times", "getitimer"),
-    *("setitimer", "alarm", "pause", "timer_create", "timer_settime", "timer_gettime", "timer_getoverrun"),
-    *("timer_delete", "rt_sigaction", "rt_sigprocmask", "rt_sigreturn", "rt_sigpending", "rt_sigsuspend"),
+    *(
+        "pselect6",
+        "timerfd_create",
+        "timerfd_settime",
+        "timerfd_gettime",
+        "signalfd",
+        "signalfd4",
+        "brk",
+        "munmap",
+    ),
+    *(
+        "mremap",
+        "mprotect",
+        "membarrier",
+        "execve",
+        "execveat",
+        "exit",
+        "exit_group",
+        "wait4",
+        "waitid",
+        "getpid",
+    ),
+    *(
+        "getppid",
+        "gettid",
+        "getpgid",
+        "getpgrp",
+        "setpgid",
+        "getsid",
+        "setsid",
+        "set_tid_address",
+        "set_robust_list",
+    ),
+    *(
+        "rseq",
+        "arch_prctl",
+        "futex",
+        "futex_waitv",
+        "restart_syscall",
+        "getuid",
+        "geteuid",
+        "getgid",
+        "getegid",
+    ),
+    *(
+        "getresuid",
+        "getresgid",
+        "getgroups",
+        "capget",
+        "uname",
+        "sysinfo",
+        "getrandom",
+        "getrusage",
+        "getcpu",
+    ),
+    *(
+        "getrlimit",
+        "setrlimit",
+        "sched_yield",
+        "sched_getaffinity",
+        "sched_getparam",
+        "sched_getscheduler",
+    ),
+    *(
+        "sched_get_priority_max",
+        "sched_get_priority_min",
+        "sched_rr_get_interval",
+        "sched_getattr",
+        "getpriority",
+    ),
+    *(
+        "nanosleep",
+        "clock_nanosleep",
+        "clock_gettime",
+        "clock_getres",
+        "gettimeofday",
+        "time",
+        "times",
+        "getitimer",
+    ),
+    *(
+        "setitimer",
+        "alarm",
+        "pause",
+        "timer_create",
+        "timer_settime",
+        "timer_gettime",
+        "timer_getoverrun",
+    ),
+    *(
+        "timer_delete",
+        "rt_sigaction",
+        "rt_sigprocmask",
+        "rt_sigreturn",
+        "rt_sigpending",
+        "rt_sigsuspend",
+    ),
     *("rt_sigtimedwait", "sigaltstack", "shutdown", "getsockname", "getpeername", "getsockopt"),
 )
-"""Allowed whatever their arguments are: what they reach is guarded by Landlock, by limits, or is the process's own."""
+"""Allowed whatever their arguments are: what they reach is guarded by Landlock, by limits, or is
+the process's own."""
 SIGNALS = ("kill", "tkill", "tgkill", "rt_sigqueueinfo", "rt_tgsigqueueinfo", "pidfd_open")
-OF_ITSELF = ("prlimit64", "sched_setaffinity", "sched_setscheduler", "sched_setparam", "sched_setattr")
+OF_ITSELF = (
+    "prlimit64",
+    "sched_setaffinity",
+    "sched_setscheduler",
+    "sched_setparam",
+    "sched_setattr",
+)
 """The first argument is a process, or 0 for the process itself."""
 MODES = ("chmod", "fchmod", "fchmodat", "fchmodat2", "utime", "utimes", "futimesat", "utimensat")
-"""Answered as if done, where all files of the user's can be named: Landlock does not guard what they change, and copying a file
-(`shutil.copy`) would fail without them."""
+"""Answered as if done, where all files of the user's can be named: Landlock does not guard what
+they change, and copying a file (`shutil.copy`) would fail without them."""
 OWNERS = ("chown", "lchown", "fchown", "fchownat")
 ATTRIBUTES = (
-    *("setxattr", "lsetxattr", "fsetxattr", "removexattr", "lremovexattr", "fremovexattr", "getxattr", "lgetxattr"),
+    *(
+        "setxattr",
+        "lsetxattr",
+        "fsetxattr",
+        "removexattr",
+        "lremovexattr",
+        "fremovexattr",
+        "getxattr",
+        "lgetxattr",
+    ),
     *("fgetxattr", "listxattr", "llistxattr", "flistxattr"),
 )
 ANSWERED = {
@@ -114,41 +316,62 @@ ANSWERED = {
     **dict.fromkeys(("mlock", "mlock2", "mlockall", "mbind"), errno.EPERM),
     **dict.fromkeys(("fallocate",), errno.EOPNOTSUPP),
 }
-"""Not made, and answered such that callers have another way. `fallocate` fills a disk at once; `mlock` holds memory."""
+"""Not made, and answered such that callers have another way. `fallocate` fills a disk at once;
+`mlock` holds memory."""
 TOLD = {
-    **dict.fromkeys(("socket", "connect", "bind", "listen", "accept", "accept4"), "programs have no network"),
     **dict.fromkeys(
-        ("sendmsg", "recvmsg", "sendmmsg", "recvmmsg", "setsockopt"), "sockets are for asyncio's own use alone"
+        ("socket", "connect", "bind", "listen", "accept", "accept4"), "programs have no network"
     ),
-    **dict.fromkeys(("ptrace", "process_vm_readv", "process_vm_writev"), "no process sees into another"),
-    **dict.fromkeys(("perf_event_open", "bpf", "seccomp"), "the kernel's tools are not for programs"),
-    **dict.fromkeys(("shmget", "semget", "msgget", "mq_open"), "share memory by files in the workspace"),
+    **dict.fromkeys(
+        ("sendmsg", "recvmsg", "sendmmsg", "recvmmsg", "setsockopt"),
+        "sockets are for asyncio's own use alone",
+    ),
+    **dict.fromkeys(
+        ("ptrace", "process_vm_readv", "process_vm_writev"), "no process sees into another"
+    ),
+    **dict.fromkeys(
+        ("perf_event_open", "bpf", "seccomp"), "the kernel's tools are not for programs"
+    ),
+    **dict.fromkeys(
+        ("shmget", "semget", "msgget", "mq_open"), "share memory by files in the workspace"
+    ),
     **dict.fromkeys(("inotify_init", "inotify_init1"), "look at the files again and again"),
     **dict.fromkeys(("io_uring_setup",), "read and write as usual"),
-    **dict.fromkeys(("mount", "umount2", "pivot_root", "chroot", "unshare", "setns"), "a program cannot make a container"),
-    **dict.fromkeys(("setuid", "setgid", "setreuid", "setregid", "setresuid", "setresgid"), "a program stays its user"),
+    **dict.fromkeys(
+        ("mount", "umount2", "pivot_root", "chroot", "unshare", "setns"),
+        "a program cannot make a container",
+    ),
+    **dict.fromkeys(
+        ("setuid", "setgid", "setreuid", "setregid", "setresuid", "setresgid"),
+        "a program stays its user",
+    ),
     **dict.fromkeys(("setgroups",), "a program stays its user"),
     **dict.fromkeys(("add_key", "keyctl", "request_key"), "the kernel's keys are not for programs"),
 }
-"""Refused with EPERM, and said in the answer of a program that fails: the call, and why or what to do instead."""
+"""Refused with EPERM, and said in the answer of a program that fails: the call, and why or what to
+do instead."""
 
 THREAD, FORK, VFORK = 0x10F00, 0x11, 0x4111
-"""Flags of clone of a thread that shares all (VM, FS, FILES, SIGHAND, THREAD), of a process, and of one that is about to execute
-something (VM, VFORK), as the C libraries give them. CLONE_PARENT is in none: its process would be the fork server's child."""
+"""Flags of clone of a thread that shares all (VM, FS, FILES, SIGHAND, THREAD), of a process, and of
+one that is about to execute something (VM, VFORK), as the C libraries give them. CLONE_PARENT is in
+none: its process would be the fork server's child."""
 CLONE_FLAGS = FULL & ~0x17C0000
-"""All but those that hide nothing: SYSVSEM, SETTLS, PARENT_SETTID, CHILD_CLEARTID, DETACHED, CHILD_SETTID."""
+"""All but those that hide nothing: SYSVSEM, SETTLS, PARENT_SETTID, CHILD_CLEARTID, DETACHED,
+CHILD_SETTID."""
 FCNTL = (0, 1, 2, 3, 5, 6, 7, 9, 1027, 1030, 1032)
-"""DUPFD, GETFD, SETFD, GETFL, GETLK, SETLK, SETLKW, GETOWN, DUPFD_QUERY, DUPFD_CLOEXEC, GETPIPE_SZ. Not SETOWN and SETSIG, by which
-the kernel sends signals; nor leases, nor locks of descriptors, which belong to no process, nor larger pipes."""
+"""DUPFD, GETFD, SETFD, GETFL, GETLK, SETLK, SETLKW, GETOWN, DUPFD_QUERY, DUPFD_CLOEXEC, GETPIPE_SZ.
+Not SETOWN and SETSIG, by which the kernel sends signals; nor leases, nor locks of descriptors,
+which belong to no process, nor larger pipes."""
 F_SETFL, FASYNC = 4, 0x2000
 IOCTL = (0x5401, 0x540F, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
 """TCGETS, TIOCGPGRP, TIOCGWINSZ, FIONREAD, FIONBIO, FIONCLEX, FIOCLEX."""
 PRCTL = (1, 2, 3, 15, 16, 21, 23, 29, 30, 37, 38, 39, 42, 0x53564D41)
-"""SET_ and GET_PDEATHSIG, GET_DUMPABLE, SET_ and GET_NAME, GET_SECCOMP, CAPBSET_READ, SET_ and GET_TIMERSLACK, GET_CHILD_SUBREAPER,
-SET_ and GET_NO_NEW_PRIVS, GET_THP_DISABLE, SET_VMA. Not SET_DUMPABLE, which would hide a process's files."""
+"""SET_ and GET_PDEATHSIG, GET_DUMPABLE, SET_ and GET_NAME, GET_SECCOMP, CAPBSET_READ, SET_ and
+GET_TIMERSLACK, GET_CHILD_SUBREAPER, SET_ and GET_NO_NEW_PRIVS, GET_THP_DISABLE, SET_VMA. Not
+SET_DUMPABLE, which would hide a process's files."""
 MADVISE = (0, 1, 2, 3, 4, 8, 10, 11, 14, 15, 16, 17, 18, 19, 20, 22, 23, 25)
-"""NORMAL, RANDOM, SEQUENTIAL, WILLNEED, DONTNEED, FREE, DONTFORK, DOFORK, HUGEPAGE, NOHUGEPAGE, DONTDUMP, DODUMP, WIPEONFORK,
-KEEPONFORK, COLD, POPULATE_READ, POPULATE_WRITE, COLLAPSE."""
+"""NORMAL, RANDOM, SEQUENTIAL, WILLNEED, DONTNEED, FREE, DONTFORK, DOFORK, HUGEPAGE, NOHUGEPAGE,
+DONTDUMP, DODUMP, WIPEONFORK, KEEPONFORK, COLD, POPULATE_READ, POPULATE_WRITE, COLLAPSE."""
 MAP_TYPE, MAP_ANONYMOUS, MAP_HUGETLB = 0xF, 0x20, 0x40000
 O_TMPFILE = 0x400000
 MESSAGE_FLAGS = 0x4000 | 0x40 | 0x100 | 0x20 | 0x2
@@ -166,7 +389,9 @@ class Check:
         high: Whether it is the upper half of the argument that is looked at.
     """
 
-    def __init__(self, argument: int, mask: int, values: tuple[int, ...], action: int, high: bool = False):
+    def __init__(
+        self, argument: int, mask: int, values: tuple[int, ...], action: int, high: bool = False
+    ):
         self.argument = argument
         self.mask = mask
         self.values = values
@@ -197,18 +422,32 @@ def rules(abi: int, own_namespaces: bool, line: int) -> dict[str, Rule]:
     told["socket"] = Rule(
         Check(0, FULL, (AF_INET, AF_INET6), ASK),
         Check(0, FULL & ~AF_UNIX, ANY, errno.EPERM),
-        Check(1, SOCK_NONBLOCK, (0,), ASK),  # else the C library asks for a user's name, and goes on without
+        Check(
+            1, SOCK_NONBLOCK, (0,), ASK
+        ),  # else the C library asks for a user's name, and goes on without
         otherwise=errno.EPERM,
     )
-    return free | answered | told | _files(abi, own_namespaces) | _processes(abi, own_namespaces) | _memory()
+    return (
+        free
+        | answered
+        | told
+        | _files(abi, own_namespaces)
+        | _processes(abi, own_namespaces)
+        | _memory()
+    )
 
 
 def _files(abi: int, own_namespaces: bool) -> dict[str, Rule]:
     """Calls on files and descriptors."""
 
     def opening(flags: int) -> Rule:
-        """`flags` is the number of the argument before the mode. The access mode 3 opens without needing a right."""
-        cut = [Check(flags, os.O_TRUNC | os.O_ACCMODE, (os.O_TRUNC,), errno.EPERM)] if abi < ABI_TRUNCATE else []
+        """`flags` is the number of the argument before the mode. The access mode 3 opens without
+        needing a right."""
+        cut = (
+            [Check(flags, os.O_TRUNC | os.O_ACCMODE, (os.O_TRUNC,), errno.EPERM)]
+            if abi < ABI_TRUNCATE
+            else []
+        )
         return Rule(
             Check(flags, os.O_ACCMODE, (3,), errno.EINVAL),
             Check(flags, O_TMPFILE, ANY, errno.EOPNOTSUPP),
@@ -223,7 +462,12 @@ def _files(abi: int, own_namespaces: bool) -> dict[str, Rule]:
 
     modes = {name: Rule(otherwise=ALLOW if own_namespaces else 0) for name in MODES}
     if own_namespaces:
-        modes |= {"chmod": no_set_id(1), "fchmod": no_set_id(1), "fchmodat": no_set_id(2), "fchmodat2": no_set_id(2)}
+        modes |= {
+            "chmod": no_set_id(1),
+            "fchmod": no_set_id(1),
+            "fchmodat": no_set_id(2),
+            "fchmodat2": no_set_id(2),
+        }
     plain = Check(3, FULL & ~MESSAGE_FLAGS, ANY, errno.EPERM)
     to_nobody = (Check(4, FULL, ANY, errno.EPERM), Check(4, FULL, ANY, errno.EPERM, high=True))
     return {
@@ -260,7 +504,9 @@ def _processes(abi: int, own_namespaces: bool) -> dict[str, Rule]:
         **signals,
         "pidfd_send_signal": Rule(otherwise=ALLOW if guarded else errno.ENOSYS),
         **{name: Rule(Check(0, FULL, (0,), ALLOW), otherwise=others) for name in OF_ITSELF},
-        "setpriority": Rule(Check(0, FULL, ANY, errno.EPERM), Check(1, FULL, (0,), ALLOW), otherwise=errno.EPERM),
+        "setpriority": Rule(
+            Check(0, FULL, ANY, errno.EPERM), Check(1, FULL, (0,), ALLOW), otherwise=errno.EPERM
+        ),
         "clone": Rule(Check(0, CLONE_FLAGS, (FORK, THREAD, VFORK), ASK), otherwise=errno.EPERM),
         **dict.fromkeys(("fork", "vfork"), Rule(otherwise=ASK)),
         "prctl": Rule(Check(0, FULL, PRCTL, ALLOW), otherwise=errno.EINVAL),
@@ -269,7 +515,8 @@ def _processes(abi: int, own_namespaces: bool) -> dict[str, Rule]:
 
 
 def _memory() -> dict[str, Rule]:
-    """Calls on memory. What is shared without a file stays when all but a page of it is unmapped, and nothing shows it."""
+    """Calls on memory. What is shared without a file stays when all but a page of it is unmapped,
+    and nothing shows it."""
     shared, validated = 0x1 | MAP_ANONYMOUS, 0x3 | MAP_ANONYMOUS
     return {
         "mmap": Rule(

@@ -1,7 +1,8 @@
-"""Measures what a program and all that it has started take of their machine, read from /proc by whoever stands above them.
+"""Measures what a program and all that it has started take of their machine, read from /proc by
+whoever stands above them.
 
-A process is looked at by one of its threads that lives: the first may have ended while others run. Standard library only, as in
-supervisor.py.
+A process is looked at by one of its threads that lives: the first may have ended while others run.
+Standard library only, as in supervisor.py.
 """
 
 import contextlib
@@ -27,19 +28,32 @@ MAPPINGS = 10_000
 """Maximum number of mappings of a process."""
 BEYOND: dict[int | None, int] = {errno.ENAMETOOLONG: ENTRIES + 1}
 """What counts as more than all of them, because what lies there cannot be counted."""
-TASK_BYTES, MAPPING_BYTES, LOCK_BYTES, WATCH_BYTES, PIPE_BYTES, FILE_BYTES = 32 << 10, 512, 256, 256, 64 << 10, 4 << 10
-"""What the kernel holds for a thread, a mapping, a lock on a part of a file, a watched file, a full pipe, an open descriptor."""
+TASK_BYTES, MAPPING_BYTES, LOCK_BYTES, WATCH_BYTES, PIPE_BYTES, FILE_BYTES = (
+    32 << 10,
+    512,
+    256,
+    256,
+    64 << 10,
+    4 << 10,
+)
+"""What the kernel holds for a thread, a mapping, a lock on a part of a file, a watched file, a full
+pipe, an open descriptor."""
 LINK_BYTES = 64
-"""What the kernel holds for a mapping that a process has from one above it, once for each that is between them."""
+"""What the kernel holds for a mapping that a process has from one above it, once for each that is
+between them."""
 FEW_LINKS_BYTES = 16 << 20
-"""Links are at most half as many as mappings times processes, in a chain where each has started the next; usually there are few, so
-that as many bytes of them are not counted."""
+"""Links are at most half as many as mappings times processes, in a chain where each has started the
+next; usually there are few, so that as many bytes of them are not counted."""
 FEW_LOCKS = 2_000
 """Locks of the whole machine that are not looked at more closely."""
 MAPS_BYTES = 4 << 20
-"""A process whose mappings take more in /proc, which has very many or very long names, is not read to its end."""
-DELETED = re.compile(rb"^(\S+) \S+ \S+ (\w+):(\w+) (\d+) +(?!/dev/zero ).* \(deleted\)$", re.MULTILINE)
-"""A mapping of a file without a name; /dev/zero is memory that is shared without a file (gate.py)."""
+"""A process whose mappings take more in /proc, which has very many or very long names, is not read
+to its end."""
+DELETED = re.compile(
+    rb"^(\S+) \S+ \S+ (\w+):(\w+) (\d+) +(?!/dev/zero ).* \(deleted\)$", re.MULTILINE
+)
+"""A mapping of a file without a name; /dev/zero is memory that is shared without a file
+(gate.py)."""
 LOCK = re.compile(rb"^\d+: (?:-> )?POSIX +\S+ +\S+ +(\d+) ", re.MULTILINE)
 KCMP = {"x86_64": 312, "aarch64": 272}
 KCMP_VM = 1
@@ -75,7 +89,8 @@ class Descriptors(NamedTuple):
         watched: How many files are watched at most, by those that may be epolls.
         pipes: Pipes, each once.
         sockets: Sockets, each once.
-        nameless: Bytes of the files that have no name any more, by device and inode; also of what is executed, and of folders.
+        nameless: Bytes of the files that have no name any more, by device and inode; also of what
+            is executed, and of folders.
     """
 
     number: int
@@ -111,7 +126,8 @@ def children_of(pid: int) -> list[int]:
 
 
 def descendants(top: int) -> Iterator[int]:
-    """Yields all processes below one, each before its children: one that is killed now starts no more of them."""
+    """Yields all processes below one, each before its children: one that is killed now starts no
+    more of them."""
     waiting = [top]
     while waiting:
         for child in children_of(waiting.pop()):
@@ -120,8 +136,8 @@ def descendants(top: int) -> Iterator[int]:
 
 
 def family(top: int) -> list[int]:
-    """Returns a process and all below it, if none starts another meanwhile; those whose parents end while this looks are found
-    too."""
+    """Returns a process and all below it, if none starts another meanwhile; those whose parents end
+    while this looks are found too."""
     found: dict[int, None] = {top: None}
     while True:
         before = len(found)
@@ -151,7 +167,9 @@ def process(pid: int) -> Process | None:
             return None
     own = found.get("RssAnon", found["VmRSS"]) + found.get("VmSwap", 0)
     threads = found.get("Threads", 1)
-    return Process(pid, task, threads, own << 10, (found.get("VmPTE", 0) << 10) + threads * TASK_BYTES)
+    return Process(
+        pid, task, threads, own << 10, (found.get("VmPTE", 0) << 10) + threads * TASK_BYTES
+    )
 
 
 def _numbers(task: int) -> dict[str, int]:
@@ -179,16 +197,30 @@ def descriptors(processes: Iterable[Process]) -> Descriptors:
     Raises:
         HiddenProcess: Those of one cannot be seen.
     """
-    number, watched, pipes, sockets, nameless = 0, 0, set[int](), set[int](), dict[tuple[int, int], int]()
+    number, watched, pipes, sockets, nameless = (
+        0,
+        0,
+        set[int](),
+        set[int](),
+        dict[tuple[int, int], int](),
+    )
     for one in processes:
         try:
             names = os.listdir(f"{one.path}/fd")
         except OSError as error:
-            if error.errno in (errno.EACCES, errno.EPERM) and (now := process(one.pid)) and now.task == one.task:
+            if (
+                error.errno in (errno.EACCES, errno.EPERM)
+                and (now := process(one.pid))
+                and now.task == one.task
+            ):
                 raise HiddenProcess from error
             continue
         number += len(names)
-        for name in (*(f"fd/{name}" for name in names), "exe", "cwd"):  # a program stays when nothing of it is mapped
+        for name in (
+            *(f"fd/{name}" for name in names),
+            "exe",
+            "cwd",
+        ):  # a program stays when nothing of it is mapped
             try:
                 file = os.stat(f"{one.path}/{name}")
             except OSError:  # closed meanwhile
@@ -197,7 +229,9 @@ def descriptors(processes: Iterable[Process]) -> Descriptors:
                 pipes.add(file.st_ino)
             elif stat.S_ISSOCK(file.st_mode):
                 sockets.add(file.st_ino)
-            elif not stat.S_IFMT(file.st_mode):  # it has no type: an epoll, or another of the kernel's own
+            elif not stat.S_IFMT(
+                file.st_mode
+            ):  # it has no type: an epoll, or another of the kernel's own
                 watched += len(names)
             elif file.st_nlink == 0:
                 nameless[file.st_dev, file.st_ino] = file.st_blocks * 512
@@ -253,7 +287,8 @@ def nameless_bytes(opened: Descriptors, mapped: Mappings, unseen: int) -> int:
 
 
 def locks_of(pids: set[int]) -> int:
-    """Counts how many locks on parts of files these processes hold, as far as the machine has more than a few."""
+    """Counts how many locks on parts of files these processes hold, as far as the machine has more
+    than a few."""
     lines = read("/proc/locks")
     if lines.count(b"\n") <= FEW_LOCKS:
         return 0
@@ -261,10 +296,13 @@ def locks_of(pids: set[int]) -> int:
 
 
 def proportional(processes: list[Process]) -> int:
-    """Returns bytes of memory of processes that are no file's; what they share counts once. Takes longer than `Process.own`."""
+    """Returns bytes of memory of processes that are no file's; what they share counts once. Takes
+    longer than `Process.own`."""
     found = 0
     for n, one in enumerate(processes):
-        if any(_same_memory(one.task, other.task) for other in processes[:n]):  # it is about to execute something
+        if any(
+            _same_memory(one.task, other.task) for other in processes[:n]
+        ):  # it is about to execute something
             continue
         sizes = {}
         for line in read(f"{one.path}/smaps_rollup").splitlines():
@@ -280,17 +318,19 @@ def _same_memory(one: int, other: int) -> bool:
 
 
 def kernel_bytes(processes: list[Process], opened: Descriptors, mapped: Mappings) -> int:
-    """Returns bytes that the kernel holds for what processes have opened, mapped and locked, at most; sockets and shared
-    memory are counted where they are made (gate.py)."""
+    """Returns bytes that the kernel holds for what processes have opened, mapped and locked, at
+    most; sockets and shared memory are counted where they are made (gate.py)."""
     locks = locks_of({one.pid for one in processes}) * LOCK_BYTES
-    held = len(opened.pipes) * PIPE_BYTES + opened.number * FILE_BYTES + opened.watched * WATCH_BYTES
+    held = (
+        len(opened.pipes) * PIPE_BYTES + opened.number * FILE_BYTES + opened.watched * WATCH_BYTES
+    )
     links = max(0, mapped.number * len(processes) * LINK_BYTES // 2 - FEW_LINKS_BYTES)
     return held + mapped.number * MAPPING_BYTES + links + locks
 
 
 def usage(folder: str) -> tuple[int, int]:
-    """Returns files and folders in a folder, counted up to the limit, and their bytes; one whose path is too long is beyond
-    the limit.
+    """Returns files and folders in a folder, counted up to the limit, and their bytes; one whose
+    path is too long is beyond the limit.
 
     A folder whose rights keep its owner out is given them back.
     """
@@ -313,7 +353,8 @@ def usage(folder: str) -> tuple[int, int]:
 
 
 def _inside(path: str) -> tuple[int, int, list[str]]:
-    """Counts how many files and folders are in one folder, their bytes, and which of them are folders.
+    """Counts how many files and folders are in one folder, their bytes, and which of them are
+    folders.
 
     Raises:
         OSError: Its owner may not look into it, or it is not there.

@@ -24,12 +24,14 @@ def check_service_client(used: bool) -> list[Finding]:
     Args:
         used: Whether the run would use it.
     """
-    return [check_extra("fusion", NEEDED, "a sandbox at a service, and `openrlhf sandbox serve`", used)]
+    return [
+        check_extra("fusion", NEEDED, "a sandbox at a service, and `openrlhf sandbox serve`", used)
+    ]
 
 
 def try_sandbox(config: SandboxConfig, limits: Limits, packages: bool, used: bool) -> list[Finding]:
-    """Returns the sandbox's level, or service, and what came of three programs: a correct one, an endless one, one that needs too
-    much memory.
+    """Returns the sandbox's level, or service, and what came of three programs: a correct one, an
+    endless one, one that needs too much memory.
 
     Args:
         packages: Whether programs may import installed packages.
@@ -44,23 +46,37 @@ def try_sandbox(config: SandboxConfig, limits: Limits, packages: bool, used: boo
 
     async def programs() -> list[ProgramResult]:
         async with open_sandbox(config, packages=packages) as sandbox:
-            return [await sandbox.run(Program(source, limits=own, merged=True)) for source, own in sources.items()]
+            return [
+                await sandbox.run(Program(source, limits=own, merged=True))
+                for source, own in sources.items()
+            ]
 
     started = time.monotonic()
     try:
-        where = describe_sandbox(config) if machine is None else levels.choose(config.isolation, machine)
+        where = (
+            describe_sandbox(config)
+            if machine is None
+            else levels.choose(config.isolation, machine)
+        )
         correct, endless, hungry = asyncio.run(programs())
     except ConfigurationError as problem:
         found, _, fix = str(problem).rpartition("; ")
         return [error_if(used, "sandbox", found or fix, fix)]
     except (InfrastructureFailure, OSError) as failure:
-        return [error_if(used, "python tool", str(failure), "ulimit -u shows how many processes are allowed")]
+        return [
+            error_if(
+                used, "python tool", str(failure), "ulimit -u shows how many processes are allowed"
+            )
+        ]
     if machine is None:
         findings = [ok("sandbox", f"programs run at the {where}")]
     else:
         findings = [ok("sandbox", f"isolates programs at level {where} ({machine.means})")]
         missing = machine.missing.items()
-        findings += [note("sandbox", f"no level {name}: {what}", "openrlhf docs sandbox") for name, what in missing]
+        findings += [
+            note("sandbox", f"no level {name}: {what}", "openrlhf docs sandbox")
+            for name, what in missing
+        ]
     problems = []
     if correct.status != "finished" or correct.stdout.strip() != "42":
         problems.append(f"print(6 * 7) gave {said(correct)!r}")
@@ -72,7 +88,10 @@ def try_sandbox(config: SandboxConfig, limits: Limits, packages: bool, used: boo
         fix = "raise the recipe's tools.python.memory_mb or seconds; see ulimit -a"
         return [*findings, error_if(used, "python tool", "; ".join(problems), fix)]
     seconds = time.monotonic() - started
-    return [*findings, ok("python tool", f"runs programs, stops those that exceed its limits ({seconds:.1f} s)")]
+    return [
+        *findings,
+        ok("python tool", f"runs programs, stops those that exceed its limits ({seconds:.1f} s)"),
+    ]
 
 
 def said(completed: ProgramResult) -> str:

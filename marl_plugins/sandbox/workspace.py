@@ -1,7 +1,9 @@
-"""Workspaces: the files of one trajectory, in a folder that its tools' programs share, and who wrote them.
+"""Workspaces: the files of one trajectory, in a folder that its tools' programs share, and who
+wrote them.
 
-The folder is made at the first call that needs it, holds copies of the task's files (`Task.files`), and stays until the
-trajectory is scored. After every call it is looked through: what is new or changed belongs to the action that made the call.
+The folder is made at the first call that needs it, holds copies of the task's files (`Task.files`),
+and stays until the trajectory is scored. After every call it is looked through: what is new or
+changed belongs to the action that made the call.
 """
 
 from __future__ import annotations
@@ -25,8 +27,8 @@ from marl_plugins.sandbox.removal import remove
 from marl_plugins.sandbox.server import new_root
 
 Mark = tuple[int, int, int, int]
-"""What a file cannot keep when it is changed: inode, bytes, times of the change in ns, of the content and of the entry. The
-last one is the kernel's; programs cannot set it."""
+"""What a file cannot keep when it is changed: inode, bytes, times of the change in ns, of the
+content and of the entry. The last one is the kernel's; programs cannot set it."""
 
 
 class Workspaces:
@@ -92,14 +94,18 @@ class Workspace:
         """
         if self._opening is None:
             self._opening = asyncio.create_task(self._open())
-        return await asyncio.shield(self._opening)  # a call that is given up leaves it to the next one
+        return await asyncio.shield(
+            self._opening
+        )  # a call that is given up leaves it to the next one
 
     async def _open(self) -> Path:
         try:
             self._folder = await self._workspaces.threads.call(self._make)
         except OSError as error:
             what = f"{error.filename}: {error.strerror}" if error.filename else str(error)
-            raise InfrastructureFailure("workspace", f"no workspace for task {self._task.id}: {what}") from error
+            raise InfrastructureFailure(
+                "workspace", f"no workspace for task {self._task.id}: {what}"
+            ) from error
         await self.note("")
         return self._folder
 
@@ -116,7 +122,8 @@ class Workspace:
         return folder
 
     async def note(self, writer: str) -> tuple[str, ...]:
-        """Brings the manifest up to date: what has appeared or changed since the last time was written by `writer`.
+        """Brings the manifest up to date: what has appeared or changed since the last time was
+        written by `writer`.
 
         Returns:
             The paths of what has appeared or changed.
@@ -127,11 +134,20 @@ class Workspace:
         """
         assert self._folder is not None
         try:
-            before, self._known = self._known, await asyncio.to_thread(scan, self._folder, writer, self._known)
+            before, self._known = (
+                self._known,
+                await asyncio.to_thread(scan, self._folder, writer, self._known),
+            )
         except OSError as error:
-            raise InfrastructureFailure("workspace", f"the workspace of task {self._task.id}: {error}") from error
+            raise InfrastructureFailure(
+                "workspace", f"the workspace of task {self._task.id}: {error}"
+            ) from error
         return tuple(
-            sorted(path for path, known in self._known.items() if path not in before or known.file != before[path].file)
+            sorted(
+                path
+                for path, known in self._known.items()
+                if path not in before or known.file != before[path].file
+            )
         )
 
     async def __aenter__(self) -> Workspace:
@@ -146,15 +162,18 @@ class Workspace:
 
 
 async def _removed(opening: asyncio.Task[Path]) -> None:
-    with contextlib.suppress(OSError, InfrastructureFailure):  # what cannot be removed is left: no run ends for it
+    with contextlib.suppress(
+        OSError, InfrastructureFailure
+    ):  # what cannot be removed is left: no run ends for it
         await asyncio.to_thread(remove, os.fspath(await opening))
 
 
 def scan(folder: Path, writer: str, known: dict[str, _KnownFile]) -> dict[str, _KnownFile]:
-    """Returns the regular files below a folder, by path; only those that have changed since they were `known` are read.
+    """Returns the regular files below a folder, by path; only those that have changed since they
+    were `known` are read.
 
-    Links are not followed: they are no files of the folder's own. What cannot be read as a path in UTF-8 is not listed, nor what
-    lies deeper than the longest path.
+    Links are not followed: they are no files of the folder's own. What cannot be read as a path in
+    UTF-8 is not listed, nor what lies deeper than the longest path.
 
     Raises:
         OSError: It cannot be read, and no program is to blame.
@@ -174,7 +193,9 @@ def scan(folder: Path, writer: str, known: dict[str, _KnownFile]) -> dict[str, _
                 raise
             continue
         same = last is not None and last.file.sha256 == digest
-        found[path] = _KnownFile(last.file if same and last else File(path, entry.st_size, digest, writer), mark)
+        found[path] = _KnownFile(
+            last.file if same and last else File(path, entry.st_size, digest, writer), mark
+        )
     return found
 
 

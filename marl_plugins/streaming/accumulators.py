@@ -1,16 +1,18 @@
 """The gradient of a step's rows, taken before the statistics of the step are known.
 
-A policy's loss is linear in the advantages as long as no ratio leaves the clip interval. With advantages (A - mean_k) / deviation_k
-for the rows of key k,
+A policy's loss is linear in the advantages as long as no ratio leaves the clip interval. With
+advantages (A - mean_k) / deviation_k for the rows of key k,
 
     gradient = 1/N sum over k of (G1_k - mean_k G0_k) / deviation_k  +  1/T GL
 
-where G1_k is the gradient of the undivided loss with A in place of the advantages, G0_k that with 1, and GL that of what needs
-neither (KL loss, entropy); T counts the step's tokens, and N those too or, where the loss is a mean over sequences, these.
+where G1_k is the gradient of the undivided loss with A in place of the advantages, G0_k that with
+1, and GL that of what needs neither (KL loss, entropy); T counts the step's tokens, and N those too
+or, where the loss is a mean over sequences, these.
 
-Accumulated is A - centre_k, with a centre near the mean (the one of the version before): where rewards differ by little of what
-they are, G1_k and mean_k G0_k are large and nearly equal. Without a good centre the rounding of the two is much of what is left,
-in bfloat16 soon more than that; `resolved` says so. So it is wherever all advantages of a key are equal: nothing is left then.
+Accumulated is A - centre_k, with a centre near the mean (the one of the version before): where
+rewards differ by little of what they are, G1_k and mean_k G0_k are large and nearly equal. Without
+a good centre the rounding of the two is much of what is left, in bfloat16 soon more than that;
+`resolved` says so. So it is wherever all advantages of a key are equal: nothing is left then.
 
 Exact for one optimiser step per version: a second one is taken at other weights.
 """
@@ -32,13 +34,15 @@ Sums = list[Tensor]
 
 @dataclass
 class Accumulators:
-    """Accumulators of the gradients of one policy's rows of one version, on one rank; eight bytes a parameter and key, four where
+    """Accumulators of the gradients of one policy's rows of one version, on one rank; eight bytes a
+    parameter and key, four where
     `late` is off.
 
     Args:
         parameters: What is trained.
         version: Of the weights.
-        late: Whether advantages get a mean and deviation afterwards; else they are final, and every G0 is left out.
+        late: Whether advantages get a mean and deviation afterwards; else they are final, and every
+            G0 is left out.
     """
 
     parameters: Sequence[Tensor]
@@ -60,11 +64,14 @@ class Accumulators:
         """Adds a micro-batch, whose forward pass has been made.
 
         Args:
-            loss: Advantages (sequences, tokens) to the policy's loss, a sum that nothing has divided yet, of that forward pass.
+            loss: Advantages (sequences, tokens) to the policy's loss, a sum that nothing has
+                divided yet, of that forward pass.
             advantages: (sequences, tokens), before normalisation.
             masks: By key, the tokens (sequences, tokens) of its rows; none is in two.
-            centres: By key, what is taken off its advantages; the same at every call. 0 where it is missing.
-            rest: The part of the loss that needs no advantages, likewise undivided; taken last, and the graph is gone then.
+            centres: By key, what is taken off its advantages; the same at every call. 0 where it is
+                missing.
+            rest: The part of the loss that needs no advantages, likewise undivided; taken last, and
+                the graph is gone then.
 
         Raises:
             ValueError: Another centre than before.
@@ -72,9 +79,13 @@ class Accumulators:
         for key, mask in masks.items():
             centre = centres.get(key, 0.0) if self.late else 0.0
             if self.centres.setdefault(key, centre) != centre:
-                raise ValueError(f"key {key!r} was centred at {self.centres[key]} before, and is at {centre} now")
+                raise ValueError(
+                    f"key {key!r} was centred at {self.centres[key]} before, and is at {centre} now"
+                )
             inside = mask.bool()
-            self._add(self.with_advantages, key, loss(torch.where(inside, advantages - centre, 0.0)))
+            self._add(
+                self.with_advantages, key, loss(torch.where(inside, advantages - centre, 0.0))
+            )
             if self.late:
                 self._add(self.with_ones, key, loss(inside.to(advantages.dtype)))
         if rest is not None:
@@ -84,8 +95,11 @@ class Accumulators:
         sums[key] = self._sum(sums.get(key), loss)
 
     def _sum(self, sums: Sums | None, loss: Tensor, keep: bool = True) -> Sums:
-        """Adds the gradient of a loss to what is there already; upstream's entropy is compiled, and its graph cannot be kept."""
-        given = torch.autograd.grad(loss, list(self.parameters), retain_graph=keep, allow_unused=True)
+        """Adds the gradient of a loss to what is there already; upstream's entropy is compiled, and
+        its graph cannot be kept."""
+        given = torch.autograd.grad(
+            loss, list(self.parameters), retain_graph=keep, allow_unused=True
+        )
         if sums is None:
             sums = self._zeros()
         for total, gradient in zip(sums, given, strict=True):
@@ -94,15 +108,23 @@ class Accumulators:
         return sums
 
     def _zeros(self) -> Sums:
-        return [torch.zeros_like(p, dtype=torch.promote_types(p.dtype, torch.float32)) for p in self.parameters]
+        return [
+            torch.zeros_like(p, dtype=torch.promote_types(p.dtype, torch.float32))
+            for p in self.parameters
+        ]
 
     def gradient(
-        self, statistics: Mapping[Any, tuple[float, float]], count: float, tokens: float, version: int
+        self,
+        statistics: Mapping[Any, tuple[float, float]],
+        count: float,
+        tokens: float,
+        version: int,
     ) -> list[Tensor]:
         """Returns the gradient of all that was added, one per parameter.
 
         Args:
-            statistics: By key, mean and deviation of the step's advantages; not needed where they are final.
+            statistics: By key, mean and deviation of the step's advantages; not needed where they
+                are final.
             count, tokens: N and T, of all rows of the step on all ranks.
             version: Of the weights that are about to be updated.
 
@@ -110,12 +132,18 @@ class Accumulators:
             ValueError: That is another version.
         """
         if version != self.version:
-            raise ValueError(f"gradients of version {self.version} cannot update version {version}; begin anew")
+            raise ValueError(
+                f"gradients of version {self.version} cannot update version {version}; begin anew"
+            )
         total = self._zeros()
         for key, sums in self.with_advantages.items():
             mean, deviation = statistics[key] if self.late else (0.0, 1.0)
             for place, one in enumerate(sums):
-                part = one - (mean - self.centres[key]) * self.with_ones[key][place] if self.late else one
+                part = (
+                    one - (mean - self.centres[key]) * self.with_ones[key][place]
+                    if self.late
+                    else one
+                )
                 total[place] += part / (deviation * count)
         for place, one in enumerate(self.rest or ()):
             total[place] += one / tokens
@@ -123,13 +151,17 @@ class Accumulators:
 
 
 def resolved(
-    added: Mapping[Any, Moments], centres: Mapping[Any, float], means: Mapping[Any, float], dtype: torch.dtype
+    added: Mapping[Any, Moments],
+    centres: Mapping[Any, float],
+    means: Mapping[Any, float],
+    dtype: torch.dtype,
 ) -> bool:
-    """Returns whether `gradient` is rounded to 1e-6, or to what the parameters' own type resolves where that is less; else all rows
-    are better trained the usual way.
+    """Returns whether `gradient` is rounded to 1e-6, or to what the parameters' own type resolves
+    where that is less; else all rows are better trained the usual way.
 
-    (mean - centre) G0 is taken from G1, and what is left is of the size of A - mean: as many times as the one is larger than the
-    other, it is rounded by more than the usual gradient. In bfloat16 that is once at most.
+    (mean - centre) G0 is taken from G1, and what is left is of the size of A - mean: as many times
+    as the one is larger than the other, it is rounded by more than the usual gradient. In bfloat16
+    that is once at most.
 
     Args:
         added: By key, the advantages that were accumulated.
@@ -142,13 +174,16 @@ def resolved(
     return all(abs(means[key] - centres.get(key, 0.0)) <= most * size for key, size in left.items())
 
 
-def linear(log_probs: Tensor, old: Tensor, mask: Tensor, low: float, high: float, dual: float | None = None) -> Tensor:
-    """Returns the sequences (sequences,) whose every ratio lies in [1 - low, min(1 + high, dual)], where upstream's loss is
-    linear in the advantages, whatever their sign; the others have to wait for theirs. For GSPO that is enough: its ratio is a
-    mean of these.
+def linear(
+    log_probs: Tensor, old: Tensor, mask: Tensor, low: float, high: float, dual: float | None = None
+) -> Tensor:
+    """Returns the sequences (sequences,) whose every ratio lies in [1 - low, min(1 + high, dual)],
+    where upstream's loss is linear in the advantages, whatever their sign; the others have to wait
+    for theirs. For GSPO that is enough: its ratio is a mean of these.
 
     Args:
-        log_probs, old: (sequences, tokens), the trained policy's and those that the ratio is taken against.
+        log_probs, old: (sequences, tokens), the trained policy's and those that the ratio is taken
+            against.
         low, high: `--actor.eps_clip_low_high`.
         dual: `--actor.dual_clip`.
     """

@@ -31,14 +31,18 @@ class GradientBatches:
 
 
 def gradient_batches(
-    policy: Any, sequences: Sequence[TokenSequence], items: Sequence[Experience], groups: Sequence[torch.Tensor]
+    policy: Any,
+    sequences: Sequence[TokenSequence],
+    items: Sequence[Experience],
+    groups: Sequence[torch.Tensor],
 ) -> GradientBatches:
     """Divides sequences into micro-batches of each rank.
 
     Args:
         policy: An `UpstreamPolicy`.
         items: One experience each, of advantages before the estimator's last stage.
-        groups: For each the number of the normalisation group at each sampled token, (tokens,); -1 elsewhere.
+        groups: For each the number of the normalisation group at each sampled token, (tokens,); -1
+            elsewhere.
     """
     layout = lay_out(sequences, ranks_of(policy.group), 1, policy.batching.limit("train"))
     places: list[int] = []

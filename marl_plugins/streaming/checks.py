@@ -27,7 +27,11 @@ OF_A_STEP = ("rollout.batch_size", "rollout.n_samples_per_prompt", "train.batch_
 
 def check(run: Run) -> list[Problem]:
     """Returns what is wrong with streaming in this run, and what is worth knowing."""
-    sharing = {p.name: [flag for flag in SHARING if _given(run, p.name, flag)] for p in run.policies if p.trainable}
+    sharing = {
+        p.name: [flag for flag in SHARING if _given(run, p.name, flag)]
+        for p in run.policies
+        if p.trainable
+    }
     problems = [
         Problem(
             "streaming.shared_devices",
@@ -42,14 +46,16 @@ def check(run: Run) -> list[Problem]:
     ]
     if queue_size(run.args):
         got = (
-            "forward passes during a rollout would be by weights that another step's update changes (--train.async_enable)"
+            "forward passes during a rollout would be by weights that another step's update "
+            "changes (--train.async_enable)"
         )
         problems.append(
             Problem(
                 "streaming.async",
                 at(plugin=WHO),
                 got,
-                fix="leave out the plugin: the whole of a step's training is during a rollout already",
+                fix="leave out the plugin: the whole of a step's training is during a rollout "
+                "already",
                 flags=("train.async_enable",),
             )
         )
@@ -68,16 +74,24 @@ def check(run: Run) -> list[Problem]:
 
 
 def refused(run: Run) -> list[Problem]:
-    """Returns why the gradients of this run's rows cannot be taken before its rollouts have ended."""
+    """Returns why the gradients of this run's rows cannot be taken before its rollouts have
+    ended."""
     of_one = [
         replace(problem, where=at(policy=p.name) + problem.where)
         for p in run.policies
         if p.trainable
         for problem in _of_a_policy(run.policy_args[p.name], p.name, run)
     ]
-    without = "or leave out --streaming.gradients: forward passes are made during the rollout without it too"
+    without = (
+        "or leave out --streaming.gradients: forward passes are made during the rollout "
+        "without it too"
+    )
     return [
-        replace(problem, where=at(flag="streaming.gradients") + problem.where, fix=f"{problem.fix}, {without}")
+        replace(
+            problem,
+            where=at(flag="streaming.gradients") + problem.where,
+            fix=f"{problem.fix}, {without}",
+        )
         for problem in [*_of_the_run(run), *of_one]
     ]
 
@@ -87,19 +101,29 @@ def _of_the_run(run: Run) -> Iterator[Problem]:
     estimator, k = run.advantages, run.optimiser_steps
     if k > 1:
         got = (
-            f"a step has {k} optimiser steps (--rollout.batch_size x --rollout.n_samples_per_prompt = {run.trajectories} "
-            f"trajectories, --train.batch_size {run.args.train.batch_size}), and the second is taken at other weights"
+            f"a step has {k} optimiser steps (--rollout.batch_size x "
+            f"--rollout.n_samples_per_prompt = {run.trajectories} "
+            f"trajectories, --train.batch_size {run.args.train.batch_size}), and the second is "
+            "taken at other weights"
         )
         yield Problem(
-            "streaming.optimiser_steps", got=got, fix=f"set --train.batch_size {run.trajectories}", flags=OF_A_STEP
+            "streaming.optimiser_steps",
+            got=got,
+            fix=f"set --train.batch_size {run.trajectories}",
+            flags=OF_A_STEP,
         )
     if estimator is not None and not estimator.accumulators:
         name = type(estimator).__name__
-        got = f"{name} has scope 'batch' and is not affine, so that an advantage may depend on all rows in any way"
+        got = (
+            f"{name} has scope 'batch' and is not affine, so that an advantage may depend on all "
+            "rows in any way"
+        )
         yield Problem("streaming.estimator", got=got, fix="use another estimator")
     for name in run.need_step:
         fix = "leave it out, or set its flags so that it works on one trajectory at a time"
-        yield Problem("streaming.whole_step", got=f"the whole step is needed by plugin {name}", fix=fix)
+        yield Problem(
+            "streaming.whole_step", got=f"the whole step is needed by plugin {name}", fix=fix
+        )
     if run.processes is not None and not run.processes.lasting:
         got = "training processes come and go, and what they have accumulated would end with them"
         fix = "leave out the plugin that shares devices between policies (marl_processes)"
@@ -111,51 +135,87 @@ def _of_a_policy(args: SimpleNamespace, name: str, run: Run) -> Iterator[Problem
     own = f"--policy.{name}."
 
     if args.train.max_epochs > 1:
-        got = f"{args.train.max_epochs}, and the second epoch's gradients are taken at other weights"
-        yield Problem("streaming.epochs", at(flag="train.max_epochs"), got, fix=f"set {own}train.max_epochs 1")
+        got = (
+            f"{args.train.max_epochs}, and the second epoch's gradients are taken at other weights"
+        )
+        yield Problem(
+            "streaming.epochs", at(flag="train.max_epochs"), got, fix=f"set {own}train.max_epochs 1"
+        )
     if args.ds.zero_stage == 3:
         got = "3, with which a rank has no whole parameters outside DeepSpeed's engine"
-        yield Problem("streaming.zero_stage", at(flag="ds.zero_stage"), got, fix=f"set {own}ds.zero_stage 2")
+        yield Problem(
+            "streaming.zero_stage", at(flag="ds.zero_stage"), got, fix=f"set {own}ds.zero_stage 2"
+        )
     if args.ds.param_dtype == "fp16":
         got = "fp16, with which DeepSpeed scales losses; these gradients are taken without it"
-        yield Problem("streaming.dtype", at(flag="ds.param_dtype"), got, fix=f"set {own}ds.param_dtype bf16")
+        yield Problem(
+            "streaming.dtype", at(flag="ds.param_dtype"), got, fix=f"set {own}ds.param_dtype bf16"
+        )
     if args.actor.gradient_checkpointing_enable and args.actor.gradient_checkpointing_reentrant:
         where = at(flag="actor.gradient_checkpointing_reentrant")
-        yield Problem("streaming.checkpointing", where, "it forbids torch.autograd.grad", fix="remove it")
+        yield Problem(
+            "streaming.checkpointing", where, "it forbids torch.autograd.grad", fix="remove it"
+        )
     if dropout := ", ".join(dropout_of(args.actor.model_name_or_path)):
         got = (
-            f"model {args.actor.model_name_or_path} has {dropout} in its config.json: which rows are carried would depend on what "
+            f"model {args.actor.model_name_or_path} has {dropout} in its config.json: which rows "
+            "are carried would depend on what "
             "it drops"
         )
         yield Problem("streaming.dropout", got=got, fix="set it to 0")
-    if args.actor.policy_loss_type == "gspo" and getattr(args.algo.advantage, "is_correction_level", "off") != "off":
+    if (
+        args.actor.policy_loss_type == "gspo"
+        and getattr(args.algo.advantage, "is_correction_level", "off") != "off"
+    ):
         got = (
-            "gspo: its ratio is taken against the engine's log-probs and leaves the clip interval nearly always with "
+            "gspo: its ratio is taken against the engine's log-probs and leaves the clip interval "
+            "nearly always with "
             "--algo.advantage.is_correction_level"
         )
-        fix, flags = f"set {own}algo.advantage.is_correction_level off", ("algo.advantage.is_correction_level",)
-        yield Problem("streaming.gspo", at(flag="actor.policy_loss_type"), got, fix=fix, flags=flags)
+        fix, flags = (
+            f"set {own}algo.advantage.is_correction_level off",
+            ("algo.advantage.is_correction_level",),
+        )
+        yield Problem(
+            "streaming.gspo", at(flag="actor.policy_loss_type"), got, fix=fix, flags=flags
+        )
     if run.estimator == "flash_reinforce" and args.reward.clip_range is not None:
-        where, got = at(flag="reward.clip_range"), "flash_reinforce clips what the mean of all rows leaves"
+        where, got = (
+            at(flag="reward.clip_range"),
+            "flash_reinforce clips what the mean of all rows leaves",
+        )
         flags = ("algo.advantage.estimator",)
-        yield Problem("streaming.clip_range", where, got, fix="remove --reward.clip_range", flags=flags)
+        yield Problem(
+            "streaming.clip_range", where, got, fix="remove --reward.clip_range", flags=flags
+        )
     if (size := getattr(args.ds, "ring_attn_size", 1)) > 1:
         got = f"{size}: ranks share a sequence; tried is one rank for each"
-        yield Problem("streaming.ring", at(flag="ds.ring_attn_size"), got, fix=f"set {own}ds.ring_attn_size 1")
+        yield Problem(
+            "streaming.ring", at(flag="ds.ring_attn_size"), got, fix=f"set {own}ds.ring_attn_size 1"
+        )
 
 
 def memory(run: Run, policy: Policy) -> Problem:
-    """Returns what the accumulators of a policy take on each of its ranks, which do not share them."""
+    """Returns what the accumulators of a policy take on each of its ranks, which do not share
+    them."""
     args, roles = run.policy_args[policy.name], run.recipe.roles_of(policy.name)
     by_role = getattr(run.args, "reinforce_pp", None) and run.args.reinforce_pp.normalise == "role"
     keys = len(roles) if by_role and run.estimator == "reinforce" else 1
     sums = keys * (run.advantages.accumulators if run.advantages else 2)
     sums += bool(args.actor.entropy_coef or (args.algo.kl.use_loss and args.algo.kl.init_coef > 0))
-    size = None if args.ds.lora.rank else parameters(policy.model)  # of an adapter only what is trained
+    size = (
+        None if args.ds.lora.rank else parameters(policy.model)
+    )  # of an adapter only what is trained
     together = f", {gb(4 * sums * size)} altogether" if size else ""
-    got = f"keeps {4 * sums} bytes of float32 a trained parameter{together} on each of its ranks, whatever its ZeRO stage"
+    got = (
+        f"keeps {4 * sums} bytes of float32 a trained parameter{together} on each of its ranks, "
+        "whatever its ZeRO stage"
+    )
     return Problem(
-        "streaming.memory", at(policy=policy.name, plugin=WHO, flag="streaming.gradients"), got, severity="warning"
+        "streaming.memory",
+        at(policy=policy.name, plugin=WHO, flag="streaming.gradients"),
+        got,
+        severity="warning",
     )
 
 

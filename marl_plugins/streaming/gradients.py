@@ -1,11 +1,13 @@
-"""Gradients of one step that are computed during its rollout: what has been accumulated, and whether it still holds.
+"""Gradients of one step that are computed during its rollout: what has been accumulated, and
+whether it still holds.
 
-    add         the gradients of a policy's rows of whole tasks, of advantages as far as they are known with these tasks
-                (`Estimator.shape_within_tasks`, `estimate`)
-    prepared    after the estimator's last stage: what the update takes along, and with what mean and deviation
+    add         the gradients of a policy's rows of whole tasks, of advantages as far as they are
+                known with these tasks (`Estimator.shape_within_tasks`, `estimate`)
+    prepared    after the estimator's last stage: what the update takes along, and with what mean
+                and deviation
 
-The advantages that were accumulated are compared with those that the step gives the same sequences. They differ where a plugin or
-an estimator needs more of a step than it says.
+The advantages that were accumulated are compared with those that the step gives the same sequences.
+They differ where a plugin or an estimator needs more of a step than it says.
 """
 
 from __future__ import annotations
@@ -38,7 +40,8 @@ from marl_plugins.streaming.batches import gradient_batches
 from marl_plugins.streaming.worker import AccumulatedGradients
 
 SequenceName = tuple[tuple[Action, ...], int]
-"""A sequence by its actions, and how many of a step before it have the same: a plugin may select a row several times."""
+"""A sequence by its actions, and how many of a step before it have the same: a plugin may select a
+row several times."""
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 """What `--ds.param_dtype` means, where gradients are computed during a rollout."""
 WORKER = AccumulatedGradients.__name__
@@ -64,19 +67,26 @@ class AccumulatedSequence:
             if (mine := self.groups == number).any():
                 yield name, Moments.of(self.advantages, mine)
 
-    def matches(self, item: Experience, last: Mapping[str, tuple[float, float]], largest: float) -> bool:
+    def matches(
+        self, item: Experience, last: Mapping[str, tuple[float, float]], largest: float
+    ) -> bool:
         """Returns whether the step gives it the same advantages, after the estimator's last stage.
 
         Args:
             last: By group, the mean and the deviation of that stage.
-            largest: The largest |advantage| of the policy's rows: a ten-thousandth of it is no difference, nor is rounding.
+            largest: The largest |advantage| of the policy's rows: a ten-thousandth of it is no
+                difference, nor is rounding.
         """
         found, size = torch.zeros_like(self.advantages), torch.zeros_like(self.advantages)
         for number, name in enumerate(self.names):
             if name in last:
                 mean, deviation = last[name]
-                found = torch.where(self.groups == number, (self.advantages - mean) / deviation, found)
-                size = torch.where(self.groups == number, (self.advantages.abs() + abs(mean)) / deviation, size)
+                found = torch.where(
+                    self.groups == number, (self.advantages - mean) / deviation, found
+                )
+                size = torch.where(
+                    self.groups == number, (self.advantages.abs() + abs(mean)) / deviation, size
+                )
         now = torch.where(self.groups >= 0, item.advantages, 0.0)
         return bool(((found - now).abs() <= 1e-4 * largest + 1e-5 * size).all())
 
@@ -85,7 +95,8 @@ class GradientAccumulation:
     """The gradients of one step, of all policies.
 
     Args:
-        means: By normalisation group, the mean of the version before; those of this one take their place at its end.
+        means: By normalisation group, the mean of the version before; those of this one take their
+            place at its end.
     """
 
     def __init__(self, estimator: Estimator, policies: Mapping[str, Any], means: dict[str, float]):
@@ -104,13 +115,15 @@ class GradientAccumulation:
             self._returns |= {row.action: value for row, value in zip(rows, shaped, strict=True)}
 
     async def add(self, f: ForwardedRows) -> None:
-        """Computes the gradients of a policy's credited rows and adds them to those before. One call after the other for each
-        policy, in the order of the step, and for every row once."""
+        """Computes the gradients of a policy's credited rows and adds them to those before. One
+        call after the other for each policy, in the order of the step, and for every row once."""
         estimator, policy = self.estimator, self.policies[f.policy]
         shaped = torch.tensor([self._returns[row.action] for row in f.rows], dtype=torch.float32)
         reward, advantages, returns = before_statistics(f, shaped, estimator)
         if not self.affine:
-            advantages = estimator.apply(f.rows, advantages, estimator.statistics([(f.rows, advantages, f.tokens.mask)]))
+            advantages = estimator.apply(
+                f.rows, advantages, estimator.statistics([(f.rows, advantages, f.tokens.mask)])
+            )
         items = items_of(f, advantages, returns, (reward * f.tokens.mask).sum(-1))
         names = sorted({estimator.normalisation_group(row) for row in f.rows})
         given = [
@@ -122,8 +135,12 @@ class GradientAccumulation:
         added = self.added.setdefault(f.policy, {})
         batches = gradient_batches(policy, f.sequences, items, [each.groups for each in given])
         kl_coef = policy.trainer.kl_ctl.value
-        answers = await policy.extension(WORKER, "add", names, dict(self.means), kl_coef, each=batches.of_ranks)
-        linear = dict(zip(batches.places, (good for answer in answers for good in answer), strict=True))
+        answers = await policy.extension(
+            WORKER, "add", names, dict(self.means), kl_coef, each=batches.of_ranks
+        )
+        linear = dict(
+            zip(batches.places, (good for answer in answers for good in answer), strict=True)
+        )
         for number, (name, each) in enumerate(zip(sequence_names(f.sequences), given, strict=True)):
             if linear[number]:
                 added[name] = each
@@ -148,7 +165,8 @@ class GradientAccumulation:
         return found
 
     def _of_policy(self, p: PreparedRows) -> PreparedRows:
-        """A policy's rows with all that was accumulated, or without anything where that is not exact enough."""
+        """A policy's rows with all that was accumulated, or without anything where that is not
+        exact enough."""
         added = self.added.get(p.policy)
         if not added:
             return p
@@ -161,8 +179,14 @@ class GradientAccumulation:
             return p
         excluded, policy = frozenset(places[name] for name in added), self.policies[p.policy]
         tokens = float(sum(p.items[n].action_mask.sum().item() for n in excluded))
-        carry = ExtensionCall(WORKER, "carry", (dict(p.last), tokens, len(excluded), policy.version))
-        metrics = {**p.metrics, "carried": float(len(excluded)), **means_over_rows(p, policy.args.algo.kl.use_loss)}
+        carry = ExtensionCall(
+            WORKER, "carry", (dict(p.last), tokens, len(excluded), policy.version)
+        )
+        metrics = {
+            **p.metrics,
+            "carried": float(len(excluded)),
+            **means_over_rows(p, policy.args.algo.kl.use_loss),
+        }
         return replace(p, excluded=excluded, calls=(*p.calls, carry), metrics=metrics)
 
     def _resolved(self, p: PreparedRows, added: Iterable[AccumulatedSequence]) -> bool:
@@ -171,21 +195,30 @@ class GradientAccumulation:
         for name, of_sequence in (pair for each in added for pair in each.moments()):
             moments[name] = moments.get(name, Moments()) + of_sequence
         means = {name: mean for name, (mean, _) in p.last.items()}
-        return resolved(moments, self.means, means, DTYPES[self.policies[p.policy].args.ds.param_dtype])
+        return resolved(
+            moments, self.means, means, DTYPES[self.policies[p.policy].args.ds.param_dtype]
+        )
 
     def _difference(self, p: PreparedRows, place: int | None) -> str:
-        which = "is left out at the step's end" if place is None else "has other advantages at the step's end"
+        which = (
+            "is left out at the step's end"
+            if place is None
+            else "has other advantages at the step's end"
+        )
         name = "a sequence" if place is None else f"row {p.sequences[place].name}"
         return (
-            f"policy {p.policy!r}: --streaming.gradients: the gradient of {name} was taken during the rollout, and it {which}: "
-            f"{type(self.estimator).__name__}, or a plugin with marl_credit, needs more of a step than it says (scope, affine, "
-            "marl_credit_step); nothing of this step was trained on. Correct what it says, or remove --streaming.gradients"
+            f"policy {p.policy!r}: --streaming.gradients: the gradient of {name} was taken during "
+            f"the rollout, and it {which}: "
+            f"{type(self.estimator).__name__}, or a plugin with marl_credit, needs more of a step "
+            "than it says (scope, affine, "
+            "marl_credit_step); nothing of this step was trained on. Correct what it says, or "
+            "remove --streaming.gradients"
         )
 
 
 def means_over_rows(p: PreparedRows, kl_in_loss: bool) -> dict[str, float]:
-    """Returns upstream's metrics that are means over rows, of all rows: upstream sees only those whose gradients are not
-    carried.
+    """Returns upstream's metrics that are means over rows, of all rows: upstream sees only those
+    whose gradients are not carried.
 
     Args:
         kl_in_loss: Whether upstream takes its metrics of the KL from the loss, over tokens.
@@ -193,8 +226,14 @@ def means_over_rows(p: PreparedRows, kl_in_loss: bool) -> dict[str, float]:
     rows = torch.stack([item.info["rows"] for item in p.items])
     names = ["reward", "return", *([] if kl_in_loss else ["kl", "logprobs_diff"])]
     values = {name: [item.info[name] for item in p.items] for name in names}
-    values |= {f: [getattr(item, f) for item in p.items] for f in ("response_length", "truncated", "total_length")}
-    return {name: ((torch.stack(each) * rows).sum() / rows.sum()).item() for name, each in values.items()}
+    values |= {
+        f: [getattr(item, f) for item in p.items]
+        for f in ("response_length", "truncated", "total_length")
+    }
+    return {
+        name: ((torch.stack(each) * rows).sum() / rows.sum()).item()
+        for name, each in values.items()
+    }
 
 
 def sequence_names(sequences: Iterable[TokenSequence]) -> list[SequenceName]:

@@ -27,10 +27,16 @@ class StreamingPart(StepPart):
 
     def __init__(self, run: Run, step: Step):
         self.run, self.step, self.options = run, step, run.args.streaming
-        self.groups = TaskGroups(len(step.tasks), self.options.tasks, run.args.rollout.n_samples_per_prompt)
+        self.groups = TaskGroups(
+            len(step.tasks), self.options.tasks, run.args.rollout.n_samples_per_prompt
+        )
         self.trained = [policy for policy in step.policies.values() if policy.spec.trainable]
-        self.arriving: dict[str, asyncio.Queue[list[Trajectory]]] = {p.name: asyncio.Queue() for p in self.trained}
-        self.gradients = GradientAccumulation(step.estimator, step.policies, run.state(PreviousMeans))
+        self.arriving: dict[str, asyncio.Queue[list[Trajectory]]] = {
+            p.name: asyncio.Queue() for p in self.trained
+        }
+        self.gradients = GradientAccumulation(
+            step.estimator, step.policies, run.state(PreviousMeans)
+        )
         self.computed_rows = 0
         self.hidden_rows = 0
         """Rows that were done before the rollout's end."""
@@ -78,7 +84,10 @@ class StreamingPart(StepPart):
         return self.gradients.prepared(prepared)
 
     def metrics(self) -> dict[str, float]:
-        return {"streaming/rows": float(self.computed_rows), "streaming/hidden": float(self.hidden_rows)}
+        return {
+            "streaming/rows": float(self.computed_rows),
+            "streaming/hidden": float(self.hidden_rows),
+        }
 
 
 class TaskGroups:
@@ -96,7 +105,8 @@ class TaskGroups:
         self._arrived: dict[int, list[Trajectory]] = defaultdict(list)
 
     def add(self, trajectory: Trajectory) -> list[Trajectory] | None:
-        """Returns the trajectories of the group in the order of the step, if this was its last one."""
+        """Returns the trajectories of the group in the order of the step, if this was its last
+        one."""
         number = trajectory.place // self.size
         group = self._arrived[number]
         group.append(trajectory)

@@ -2,4 +2,5 @@
 
 
 class PreviousMeans(dict[str, float]):
-    """The mean, by normalisation group, of the last version's advantages; those of the next one are near it (accumulators.py)."""
+    """The mean, by normalisation group, of the last version's advantages; those of the next one are
+    near it (accumulators.py)."""

@@ -1,12 +1,15 @@
-"""Gradients of a policy's rows during the rollout, in a training process: accumulated outside DeepSpeed, carried by upstream's own
-training step.
+"""Gradients of a policy's rows during the rollout, in a training process: accumulated outside
+DeepSpeed, carried by upstream's own training step.
 
-    add             one forward pass of a micro-batch, and a backward pass for each accumulator (accumulators.py)
-    training_step   of the first late micro-batch: its loss has the linear term  sum over parameters p of <p, g>, less its value,
-                    whose gradient is g, the accumulated one; all micro-batches are divided by the counts of the whole step
+    add             one forward pass of a micro-batch, and a backward pass for each accumulator
+                    (accumulators.py)
+    training_step   of the first late micro-batch: its loss has the linear term  sum over parameters
+                    p of <p, g>, less its value, whose gradient is g, the accumulated one; all
+                    micro-batches are divided by the counts of the whole step
 
-So reduction over ranks, clipping, norm, optimiser and scheduler are upstream's and DeepSpeed's, and see one gradient. The model is
-called past DeepSpeed's engine, which hooks what its own forward returns.
+So reduction over ranks, clipping, norm, optimiser and scheduler are upstream's and DeepSpeed's, and
+see one gradient. The model is called past DeepSpeed's engine, which hooks what its own forward
+returns.
 """
 
 from __future__ import annotations
@@ -38,7 +41,8 @@ class GradientBatch:
 
     Args:
         experience: Upstream's, of advantages before the estimator's last stage.
-        groups: (sequences, tokens), the number of the normalisation group at each sampled token; -1 elsewhere.
+        groups: (sequences, tokens), the number of the normalisation group at each sampled token; -1
+            elsewhere.
     """
 
     experience: Any
@@ -67,9 +71,14 @@ class AccumulatedGradients(Extension):
         self.sums = Accumulators(parameters, version, affine)
 
     def add(
-        self, batches: Sequence[GradientBatch], names: Sequence[str], means: Mapping[str, float], kl_coef: float
+        self,
+        batches: Sequence[GradientBatch],
+        names: Sequence[str],
+        means: Mapping[str, float],
+        kl_coef: float,
     ) -> list[bool]:
-        """Adds micro-batches, and returns which of their sequences were added. The others' ratios leave the clip interval.
+        """Adds micro-batches, and returns which of their sequences were added. The others' ratios
+        leave the clip interval.
 
         Args:
             names: The normalisation groups, by their numbers.
@@ -77,7 +86,9 @@ class AccumulatedGradients(Extension):
         """
         return [added for batch in batches for added in self._add(batch, names, means, kl_coef)]
 
-    def _add(self, batch: GradientBatch, names: Sequence[str], means: Mapping[str, float], kl_coef: float) -> list[bool]:
+    def _add(
+        self, batch: GradientBatch, names: Sequence[str], means: Mapping[str, float], kl_coef: float
+    ) -> list[bool]:
         assert self.sums is not None, "begin comes first"
         args, e = self.trainer.args, batch.experience
         e.to_device(torch.cuda.current_device())
@@ -90,26 +101,43 @@ class AccumulatedGradients(Extension):
             return_entropy=args.actor.entropy_coef is not None,
         )
         low, high = args.actor.eps_clip_low_high
-        chosen = linear(log_probs.detach(), e.action_log_probs, e.action_mask, low, high, args.actor.dual_clip)
+        chosen = linear(
+            log_probs.detach(), e.action_log_probs, e.action_mask, low, high, args.actor.dual_clip
+        )
         if chosen.any():
             terms = LossTerms(self.trainer, e, chosen, log_probs, output)
             groups = batch.groups.to(chosen.device)[chosen]
             masks = {name: groups == n for n, name in enumerate(names) if (groups == n).any()}
-            self.sums.add(terms.policy, e.advantages[chosen], masks, means, terms.without_advantages(kl_coef))
+            self.sums.add(
+                terms.policy, e.advantages[chosen], masks, means, terms.without_advantages(kl_coef)
+            )
         found: list[bool] = chosen.tolist()
         return found
 
-    def carry(self, statistics: Mapping[str, tuple[float, float]], tokens: float, sequences: int, version: int) -> None:
+    def carry(
+        self,
+        statistics: Mapping[str, tuple[float, float]],
+        tokens: float,
+        sequences: int,
+        version: int,
+    ) -> None:
         """Lets the next fit take along what was added; called after `prepare_fit`.
 
         Args: as of `CarriedGradients`.
         """
         assert self.sums is not None, "begin comes first"
         accumulation = self.trainer.strategy.accumulated_gradient
-        self.carried = CarriedGradients(self.sums, statistics, tokens, sequences, version, accumulation)
+        self.carried = CarriedGradients(
+            self.sums, statistics, tokens, sequences, version, accumulation
+        )
 
     def training_step(
-        self, following: TrainingStep, experience: Any, kl_coef: float, number: int, counts: dict[str, Any]
+        self,
+        following: TrainingStep,
+        experience: Any,
+        kl_coef: float,
+        number: int,
+        counts: dict[str, Any],
     ) -> dict[str, Any]:
         if self.carried is None:
             return following(experience, kl_coef, number, counts)
@@ -125,19 +153,35 @@ class AccumulatedGradients(Extension):
 
 
 class LossTerms:
-    """The loss of some sequences of a micro-batch, undivided, as upstream's `training_step` makes it (ppo_actor.py:290-345)."""
+    """The loss of some sequences of a micro-batch, undivided, as upstream's `training_step` makes
+    it (ppo_actor.py:290-345)."""
 
     undivided = {"dp_size": 1, "batch_num_tokens": 1.0, "global_batch_size": 1.0}  # noqa: RUF012
 
-    def __init__(self, trainer: Any, experience: Any, chosen: Tensor, log_probs: Tensor, output: Any):
-        self.trainer, self.experience, self.chosen, self.output = trainer, experience, chosen, output
+    def __init__(
+        self, trainer: Any, experience: Any, chosen: Tensor, log_probs: Tensor, output: Any
+    ):
+        self.trainer, self.experience, self.chosen, self.output = (
+            trainer,
+            experience,
+            chosen,
+            output,
+        )
         self.log_probs, self.old = log_probs[chosen], experience.action_log_probs[chosen]
-        self.mask, self.rollout = experience.action_mask[chosen], experience.rollout_log_probs[chosen]
+        self.mask, self.rollout = (
+            experience.action_mask[chosen],
+            experience.rollout_log_probs[chosen],
+        )
 
     def policy(self, advantages: Tensor) -> Tensor:
         """Returns the policy loss with these advantages (sequences, tokens)."""
         loss: Tensor = self.trainer.actor_loss_fn(
-            self.log_probs, self.old, advantages, action_mask=self.mask, rollout_log_probs=self.rollout, **self.undivided
+            self.log_probs,
+            self.old,
+            advantages,
+            action_mask=self.mask,
+            rollout_log_probs=self.rollout,
+            **self.undivided,
         )[0]
         return loss
 
@@ -147,13 +191,20 @@ class LossTerms:
         if args.algo.kl.use_loss and args.algo.kl.init_coef > 0:
             since_0_11_1 = {}
             if hasattr(args.algo.kl, "unbiased_gradient"):
-                since_0_11_1 = {"log_probs_old": self.old, "unbiased_gradient": args.algo.kl.unbiased_gradient}
+                since_0_11_1 = {
+                    "log_probs_old": self.old,
+                    "unbiased_gradient": args.algo.kl.unbiased_gradient,
+                }
             base = self.experience.base_action_log_probs[self.chosen]
-            kl = compute_approx_kl(self.log_probs, base, kl_estimator=args.algo.kl.estimator, **since_0_11_1)
+            kl = compute_approx_kl(
+                self.log_probs, base, kl_estimator=args.algo.kl.estimator, **since_0_11_1
+            )
             parts.append(kl_coef * aggregate_loss(kl, self.mask, **self.undivided))
         if args.actor.entropy_coef:
             entropy = self.output.entropy[:, -self.experience.action_mask.shape[1] :][self.chosen]
-            parts.append(-args.actor.entropy_coef * aggregate_loss(entropy, self.mask, **self.undivided))
+            parts.append(
+                -args.actor.entropy_coef * aggregate_loss(entropy, self.mask, **self.undivided)
+            )
         return sum(parts) if parts else None
 
 
@@ -178,8 +229,8 @@ class CarriedGradients:
     """Whether a micro-batch has taken it."""
 
     def counted(self, info: Mapping[str, Any]) -> dict[str, Any]:
-        """Returns upstream's `loss_batch_info` with the counts of the whole step; like its own they are divided by the
-        accumulation."""
+        """Returns upstream's `loss_batch_info` with the counts of the whole step; like its own they
+        are divided by the accumulation."""
         return {
             **info,
             "batch_num_tokens": info["batch_num_tokens"] + self.tokens / self.accumulation,
@@ -187,7 +238,8 @@ class CarriedGradients:
         }
 
     def in_loss(self, loss: Any) -> Callable[..., Any]:
-        """Returns upstream's loss of the first micro-batch, with the linear term; its value is the same."""
+        """Returns upstream's loss of the first micro-batch, with the linear term; its value is the
+        same."""
         if self.done:
             return loss  # type: ignore[no-any-return]
         self.done = True

@@ -1,19 +1,25 @@
-"""Peers learn from each other's attempts, as SAPO has it (arXiv 2509.08721): each run trains on its own tasks and on groups of
-trajectories that others have made of the same tasks. Nobody waits for anybody.
+"""Peers learn from each other's attempts, as SAPO has it (arXiv 2509.08721): each run trains on its
+own tasks and on groups of trajectories that others have made of the same tasks. Nobody waits for
+anybody.
 
-    openrlhf train --plugin marl_plugins.swarm --swarm.store /shared/swarm --swarm.peer alice --swarm.external 4 ...
+    openrlhf train --plugin marl_plugins.swarm --swarm.store /shared/swarm --swarm.peer alice
+    --swarm.external 4 ...
 
-After its rollout a run publishes the words of its trajectories, a record for each task (store.py), and takes in up to J records of
-others (taking.py): I + J groups a step, I being `--rollout.batch_size`. The run's own workflow says the words again and its own
-graders score them (`marl_exchange`), so peers may have other models and tokenizers, but need the same tasks and prompts: what is of
-another task or prompt is refused, and labels do not travel. With `--swarm.external 0` a run trains as it does without the plugin.
+After its rollout a run publishes the words of its trajectories, a record for each task (store.py),
+and takes in up to J records of
+others (taking.py): I + J groups a step, I being `--rollout.batch_size`. The run's own workflow says
+the words again and its own graders score them (`marl_exchange`), so peers may have other models and
+tokenizers, but need the same tasks and prompts: what is of another task or prompt is refused, and
+labels do not travel. With `--swarm.external 0` a run trains as it does without the plugin.
 
-The run's seed draws the groups from what is there (`--swarm.sampler`): `uniform`; `nonzero`, the paper's, those whose outcomes
-differ here; `reward`, the best of those that were tried. A filter alone makes the rewards of training better, with no learning at
+The run's seed draws the groups from what is there (`--swarm.sampler`): `uniform`; `nonzero`, the
+paper's, those whose outcomes differ here; `reward`, the best of those that were tried. A filter
+alone makes the rewards of training better, with no learning at
 all: compare held-out tasks, and a run with learning rate 0.
 
-A run of a population is as many peers as it has members: each publishes what it alone has played, takes in J groups of the other
-members and of other runs, says their words in its own voice, and is trained on its own part of them.
+A run of a population is as many peers as it has members: each publishes what it alone has played,
+takes in J groups of the other members and of other runs, says their words in its own voice, and is
+trained on its own part of them.
 """
 
 from __future__ import annotations
@@ -46,23 +52,38 @@ PLUGIN = "marl_plugins.swarm"
 def marl_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("experience of peers (--plugin marl_plugins.swarm)")
     group.add_argument(
-        "--swarm.store", metavar="ADDRESS", default=None, help="folder that the peers share, or another fsspec address"
-    )
-    group.add_argument("--swarm.peer", metavar="NAME", default="peer", help="what this run is called in the store")
-    group.add_argument(
-        "--swarm.external", type=at_least(0), default=0, help="J, groups of other peers that each step takes in"
-    )
-    group.add_argument(
-        "--swarm.publish", type=between(0, 1), default=1.0, help="share of the own tasks whose trajectories are published"
+        "--swarm.store",
+        metavar="ADDRESS",
+        default=None,
+        help="folder that the peers share, or another fsspec address",
     )
     group.add_argument(
-        "--swarm.staleness", type=at_least(0), default=1, help="rounds that a record may be old when it is taken in"
+        "--swarm.peer", metavar="NAME", default="peer", help="what this run is called in the store"
+    )
+    group.add_argument(
+        "--swarm.external",
+        type=at_least(0),
+        default=0,
+        help="J, groups of other peers that each step takes in",
+    )
+    group.add_argument(
+        "--swarm.publish",
+        type=between(0, 1),
+        default=1.0,
+        help="share of the own tasks whose trajectories are published",
+    )
+    group.add_argument(
+        "--swarm.staleness",
+        type=at_least(0),
+        default=1,
+        help="rounds that a record may be old when it is taken in",
     )
     group.add_argument(
         "--swarm.sampler",
         choices=["uniform", "nonzero", "reward"],
         default="nonzero",
-        help="which groups are taken: any; those whose outcomes differ here; those with the best outcomes here",
+        help="which groups are taken: any; those whose outcomes differ here; those with the best "
+        "outcomes here",
     )
     group.add_argument(
         "--swarm.spread",
@@ -71,29 +92,44 @@ def marl_options(parser: argparse.ArgumentParser) -> None:
         help="nonzero: outcomes differ if the largest and the smallest are further apart than this",
     )
     group.add_argument(
-        "--swarm.quota", type=at_least(0), default=0, help="groups of one peer in a step, at most; 0: any number"
+        "--swarm.quota",
+        type=at_least(0),
+        default=0,
+        help="groups of one peer in a step, at most; 0: any number",
     )
     group.add_argument(
         "--swarm.weight",
         choices=["own", "capability"],
         default="own",
-        help="own: what others have made is trained on as if it were own; capability: by how capable they and this run are (HACPO)",
+        help="own: what others have made is trained on as if it were own; capability: by how "
+        "capable they and this run are (HACPO)",
     )
     group.add_argument(
-        "--swarm.alpha", type=at_least(0, float), default=1.0, help="capability: how fast a weight falls with s"
+        "--swarm.alpha",
+        type=at_least(0, float),
+        default=1.0,
+        help="capability: how fast a weight falls with s",
     )
     group.add_argument(
-        "--swarm.delta", type=between(0, 1), default=0.5, help="capability: s from 1 - delta to 1 has a weight"
+        "--swarm.delta",
+        type=between(0, 1),
+        default=0.5,
+        help="capability: s from 1 - delta to 1 has a weight",
     )
     group.add_argument(
         "--swarm.trust",
         choices=["tasks", "generator", "labels"],
         default="tasks",
-        help="tasks: only tasks that this run has; generator: also those that the recipe's `task_of(id)` makes alike; labels: all, "
-        "with the labels that peers send: whoever writes to the store can then teach any answer to any question",
+        help="tasks: only tasks that this run has; generator: also those that the recipe's "
+        "`task_of(id)` makes alike; labels: all, "
+        "with the labels that peers send: whoever writes to the store can then teach any answer to "
+        "any question",
     )
     group.add_argument(
-        "--swarm.keep", type=at_least(0), default=0, help="rounds after which own records are removed; 0: never"
+        "--swarm.keep",
+        type=at_least(0),
+        default=0,
+        help="rounds after which own records are removed; 0: never",
     )
 
 
@@ -101,7 +137,10 @@ def marl_options(parser: argparse.ArgumentParser) -> None:
 def marl_commands() -> list[Command]:
     return [
         Command(
-            "swarm", "show ADDRESS | add FILE ADDRESS", "a store of peers' records: what is there, and more answers", _main
+            "swarm",
+            "show ADDRESS | add FILE ADDRESS",
+            "a store of peers' records: what is there, and more answers",
+            _main,
         )
     ]
 
@@ -123,32 +162,53 @@ def marl_configure(run: Run) -> list[Problem]:
     found = wrong_peer(max(names, key=len), at(flag="swarm.peer"))
     if options.store is None:
         fix = "give --swarm.store the folder that the peers share"
-        found.append(Problem("swarm.store_missing", at(plugin=PLUGIN), "no store is named", fix=fix))
+        found.append(
+            Problem("swarm.store_missing", at(plugin=PLUGIN), "no store is named", fix=fix)
+        )
     else:
         try:
             fsspec.core.url_to_fs(options.store)
         except (ValueError, ImportError) as error:
-            found.append(Problem("swarm.store", at(flag="swarm.store"), f"{options.store!r}: {error}"))
+            found.append(
+                Problem("swarm.store", at(flag="swarm.store"), f"{options.store!r}: {error}")
+            )
     if 0 < options.keep < options.staleness:
-        got = f"{options.keep} is below --swarm.staleness {options.staleness}, so that peers like this one miss records"
+        got = (
+            f"{options.keep} is below --swarm.staleness {options.staleness}, so that peers like "
+            "this one miss records"
+        )
         found.append(Problem("swarm.keep", at(flag="swarm.keep"), got, severity="warning"))
     if options.trust == "generator" and not hasattr(run.tasks_module, "task_of"):
         fix = "write `task_of(id)`, which returns a Task or None, in the recipe's file of tasks"
         got = "the recipe cannot make a task from its id"
         found.append(Problem("swarm.no_generator", at(flag="swarm.trust"), got, fix=fix))
-    if options.weight == "capability" and run.estimator in ("rloo", "dr_grpo", "group_norm", "reinforce_baseline"):
-        got = f"{run.estimator} compares the samples of a task once more, own and foreign ones apart, which undoes the baseline"
+    if options.weight == "capability" and run.estimator in (
+        "rloo",
+        "dr_grpo",
+        "group_norm",
+        "reinforce_baseline",
+    ):
+        got = (
+            f"{run.estimator} compares the samples of a task once more, own and foreign ones "
+            "apart, which undoes the baseline"
+        )
         where = at(flag=("swarm.weight", "algo.advantage.estimator"))
-        found.append(Problem("swarm.compared_again", where, got, fix="take reinforce", severity="warning"))
+        found.append(
+            Problem("swarm.compared_again", where, got, fix="take reinforce", severity="warning")
+        )
     if options.weight == "capability" and options.sampler == "reward":
         got = "the best groups of others are taken, so that others seem more capable than they are"
         fix = "take --swarm.sampler uniform or nonzero"
-        found.append(Problem("swarm.best_only", at(flag="swarm.weight"), got, fix=fix, severity="warning"))
+        found.append(
+            Problem("swarm.best_only", at(flag="swarm.weight"), got, fix=fix, severity="warning")
+        )
     return found
 
 
 @hookimpl
-async def marl_exchange(trajectories: Sequence[Trajectory], run: Run, exchange: Exchange) -> Sequence[Trajectory]:
+async def marl_exchange(
+    trajectories: Sequence[Trajectory], run: Run, exchange: Exchange
+) -> Sequence[Trajectory]:
     from marl_plugins.swarm.capability import note_round
     from marl_plugins.swarm.store import RecordStore
     from marl_plugins.swarm.taking import take
@@ -173,7 +233,9 @@ async def marl_exchange(trajectories: Sequence[Trajectory], run: Run, exchange: 
     return [*trajectories, *taken]
 
 
-def _like_taken(trajectories: Sequence[Trajectory], options: argparse.Namespace) -> list[Trajectory]:
+def _like_taken(
+    trajectories: Sequence[Trajectory], options: argparse.Namespace
+) -> list[Trajectory]:
     """The own trajectories of the groups that would be taken if they were another's."""
     from marl_plugins.swarm.taking import differ
 
@@ -207,8 +269,11 @@ def marl_step(run: Run) -> StepPart | None:
     return CapabilityWeights(run) if by_capability(run) else None
 
 
-def _publish(store: RecordStore, trajectories: Sequence[Trajectory], run: Run, exchange: Exchange) -> None:
-    """Write the records of a step's tasks. A store that cannot be written costs these records, not the step."""
+def _publish(
+    store: RecordStore, trajectories: Sequence[Trajectory], run: Run, exchange: Exchange
+) -> None:
+    """Write the records of a step's tasks. A store that cannot be written costs these records, not
+    the step."""
     from marl_plugins.swarm.record import key_of, packed
     from marl_plugins.swarm.store import RecordName
 
@@ -234,7 +299,9 @@ def _publish(store: RecordStore, trajectories: Sequence[Trajectory], run: Run, e
     if options.keep and (old := exchange.step - options.keep) > 0:
         try:
             own = {(peer_of(options.peer, member), swarm.run) for member in ("", *members)}
-            store.remove(n for n in store.names(range(old)) if (n.peer, n.run) in own and n.round is not None)
+            store.remove(
+                n for n in store.names(range(old)) if (n.peer, n.run) in own and n.round is not None
+            )
         except OSError:
             pass  # tried again in the next step
 

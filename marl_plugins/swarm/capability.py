@@ -1,11 +1,13 @@
 """Weights of what peers have made by how capable they are (HACPO, arXiv 2603.02604).
 
-    advantage   A = R - mean over own and foreign samples of the task and role of (P_own / P_source) R
-    weight      of foreign rows: (P_source / P_own) s^(1 + alpha), s = exp(mean log-prob here - the sender's);
-                0 where s is not in [1 - delta, 1]; up to 1 + ROUNDING counts as 1
+    advantage   A = R - mean over own and foreign samples of the task and role of (P_own / P_source)
+                R
+    weight      of foreign rows: (P_source / P_own) s^(1 + alpha), s = exp(mean log-prob here - the
+                sender's); 0 where s is not in [1 - delta, 1]; up to 1 + ROUNDING counts as 1
 
-P is a mean outcome over the last five rounds, of the run's own groups and of those taken from a source, by the graders here; both
-are chosen in the same way (`--swarm.sampler`). A ratio lies in [0.1, 10]. alpha is `--swarm.alpha`, delta `--swarm.delta`. The
+P is a mean outcome over the last five rounds, of the run's own groups and of those taken from a
+source, by the graders here; both are chosen in the same way (`--swarm.sampler`). A ratio lies in
+[0.1, 10]. alpha is `--swarm.alpha`, delta `--swarm.delta`. The
 sender's log-prob is what it says it is: a lie changes s, and the bound of the weight stays.
 """
 
@@ -29,16 +31,22 @@ if TYPE_CHECKING:
 ROUNDS = 5
 LEAST_RATIO, MOST_RATIO = 0.1, 10.0
 ROUNDING = 4e-3
-"""Engine and trainer round differently: of the same weights in bfloat16 their log-probs differ by 1e-3 in the mean and by 3.9e-3 at
-most. Without room for that, half of the rows of a peer with equal weights would weigh nothing."""
+"""Engine and trainer round differently: of the same weights in bfloat16 their log-probs differ by
+1e-3 in the mean and by 3.9e-3 at most. Without room for that, half of the rows of a peer with equal
+weights would weigh nothing."""
 
 
 def source_of(trajectory: Trajectory, members: list[str]) -> str:
-    """Returns who made a trajectory, whatever the round: a peer with its run, or a member of this run; empty: this run."""
-    return trajectory.origin.partition(" ")[0] if trajectory.origin else member_of(trajectory, members)
+    """Returns who made a trajectory, whatever the round: a peer with its run, or a member of this
+    run; empty: this run."""
+    return (
+        trajectory.origin.partition(" ")[0] if trajectory.origin else member_of(trajectory, members)
+    )
 
 
-def note_round(outcomes: dict[str, list[float]], trajectories: Sequence[Trajectory], members: list[str]) -> None:
+def note_round(
+    outcomes: dict[str, list[float]], trajectories: Sequence[Trajectory], members: list[str]
+) -> None:
     """Adds the mean outcome of each source in a round, and forgets what is older than `ROUNDS`."""
     found: dict[str, list[float]] = defaultdict(list)
     for t in trajectories:
@@ -58,7 +66,11 @@ def ratio(outcomes: Mapping[str, Sequence[float]], source: str, learner: str) ->
     if source == learner or not theirs or not own:
         return 1.0
     above, below = fmean(theirs), fmean(own)
-    return min(max(above / below, LEAST_RATIO), MOST_RATIO) if below > 0 else (MOST_RATIO if above > 0 else 1.0)
+    return (
+        min(max(above / below, LEAST_RATIO), MOST_RATIO)
+        if below > 0
+        else (MOST_RATIO if above > 0 else 1.0)
+    )
 
 
 def weight(ratio: float, difference: float, alpha: float, delta: float) -> float:
@@ -102,7 +114,11 @@ class CapabilityWeights(StepPart):
 
         found = []
         for p in prepared:
-            weights = {row: self._weight(row) for row in p.rows if row.trajectory.origin and not row.trajectory.replayed}
+            weights = {
+                row: self._weight(row)
+                for row in p.rows
+                if row.trajectory.origin and not row.trajectory.replayed
+            }
             self.given += weights.values()
             found.append(reweighed(p, weights) if weights else p)
         return found
@@ -117,4 +133,7 @@ class CapabilityWeights(StepPart):
     def metrics(self) -> Mapping[str, float]:
         if not self.given:
             return {}
-        return {"swarm/weight": fmean(self.given), "swarm/weightless": float(sum(each == 0.0 for each in self.given))}
+        return {
+            "swarm/weight": fmean(self.given),
+            "swarm/weightless": float(sum(each == 0.0 for each in self.given)),
+        }

@@ -1,4 +1,5 @@
-"""`openrlhf swarm`: what is in a store of peers' records, and answers of people and other services that are added to it."""
+"""`openrlhf swarm`: what is in a store of peers' records, and answers of people and other services
+that are added to it."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ class GivenAnswer(pydantic.BaseModel):
 
 
 class GivenAnswers(pydantic.BaseModel):
-    """A line of the file of `swarm add`: the answers to one task, in the order in which each role is asked."""
+    """A line of the file of `swarm add`: the answers to one task, in the order in which each role
+    is asked."""
 
     model_config = pydantic.ConfigDict(extra="forbid", strict=True)
 
@@ -48,9 +50,14 @@ def main(words: Sequence[str]) -> int:
     show = actions.add_parser("show", help="peers and rounds, and which records are damaged")
     show.add_argument("address", help="the store, as of --swarm.store")
     show.add_argument("--json", action="store_true", help="print one JSON object")
-    add = actions.add_parser("add", help="add answers of people, or of any service, for the runs that use the store")
+    add = actions.add_parser(
+        "add", help="add answers of people, or of any service, for the runs that use the store"
+    )
     add.add_argument(
-        "file", type=Path, help='JSON Lines: {"task": ID, "prompt": TEXT, "answers": [{"role": NAME, "text": TEXT}, ...]}'
+        "file",
+        type=Path,
+        help='JSON Lines: {"task": ID, "prompt": TEXT, "answers": [{"role": NAME, "text": TEXT}, '
+        "...]}",
     )
     add.add_argument("address", help="the store, as of --swarm.store")
     add.add_argument("--peer", default="people", help="who has answered (default: %(default)s)")
@@ -58,7 +65,9 @@ def main(words: Sequence[str]) -> int:
     try:
         return _show(options) if options.action == "show" else _add(options)
     except (OSError, ImportError) as error:
-        raise ConfigurationError(Problem("swarm.unreachable", at(name=options.address), str(error))) from None
+        raise ConfigurationError(
+            Problem("swarm.unreachable", at(name=options.address), str(error))
+        ) from None
 
 
 def _store(address: str) -> RecordStore:
@@ -105,7 +114,9 @@ def _print(found: Mapping[str, Mapping[str, Any]]) -> None:
     table = Table("peer", "rounds", "records", "trajectories", "damaged", box=None)
     for who, peer in found.items():
         rounds = f"{peer['rounds'][0]} to {peer['rounds'][1]}" if peer["rounds"] else "-"
-        table.add_row(who, rounds, str(peer["records"]), str(peer["trajectories"]), str(len(peer["refused"])))
+        table.add_row(
+            who, rounds, str(peer["records"]), str(peer["trajectories"]), str(len(peer["refused"]))
+        )
     console.print(table)
     for peer in found.values():
         for line in peer["refused"]:
@@ -131,16 +142,25 @@ def _add(options: Any) -> int:
         group = groups.setdefault(given.task, [])
         group.append(_words(given, len(group)))
     if problems or not groups:
-        raise ConfigurationError(problems or Problem("swarm.answers", at(file=options.file), "it holds no answers"))
+        raise ConfigurationError(
+            problems or Problem("swarm.answers", at(file=options.file), "it holds no answers")
+        )
     store, run = _store(options.address), secrets.token_hex(4)
     for task, group in groups.items():
         store.put(RecordName(None, options.peer, run, key_of(task)), packed(group))
-    print(f"added {sum(map(len, groups.values()))} trajectories of {len(groups)} tasks as {options.peer}-{run}")
+    print(
+        f"added {sum(map(len, groups.values()))} trajectories of {len(groups)} tasks as "
+        f"{options.peer}-{run}"
+    )
     return 0
 
 
 def _words(given: GivenAnswers, sample: int) -> dict[str, object]:
-    """Returns answers as the words of a trajectory that were shown to nobody: each role says them in their order."""
-    answers = [{"role": a.role, "shown": "", "text": a.text, "end": "eos", "logprob": 0.0} for a in given.answers]
+    """Returns answers as the words of a trajectory that were shown to nobody: each role says them
+    in their order."""
+    answers = [
+        {"role": a.role, "shown": "", "text": a.text, "end": "eos", "logprob": 0.0}
+        for a in given.answers
+    ]
     task = {"schema": SCHEMA_VERSION, "task": given.task, "prompt": given.prompt, "sample": sample}
     return {**task, "tokenizers": {}, "answers": answers}

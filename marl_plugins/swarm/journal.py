@@ -1,9 +1,12 @@
-"""A journal of what a step has taken in, on disk before it is trained on: a step that is repeated after a crash takes in the same.
+"""A journal of what a step has taken in, on disk before it is trained on: a step that is repeated
+after a crash takes in the same.
 
-    <ckpt.path>/swarm/step-000012.json      the run, by record its name and content, and the numbers of the step
+    <ckpt.path>/swarm/step-000012.json      the run, by record its name and content, and the numbers
+                                            of the step
     <ckpt.path>/swarm/step-000012-a1.json   what member a1 of a population has taken in
 
-A run's saved state alone cannot do this: it is of the last saved step, and peers go on writing meanwhile.
+A run's saved state alone cannot do this: it is of the last saved step, and peers go on writing
+meanwhile.
 """
 
 from __future__ import annotations
@@ -30,8 +33,8 @@ class Journal:
         self.learner = learner
 
     def read(self, step: int) -> tuple[dict[str, str], dict[str, float]] | None:
-        """Returns the contents of the records that a step took in when it was first made, by name, and its numbers; None where
-        it was not.
+        """Returns the contents of the records that a step took in when it was first made, by name,
+        and its numbers; None where it was not.
 
         Raises:
             OSError, ValueError: The file cannot be read, or is damaged.
@@ -40,7 +43,11 @@ class Journal:
         if not path.exists():
             return None
         entry = json_value(path.read_bytes())
-        return (dict(entry["records"]), dict(entry.get("metrics", {}))) if entry["run"] == self.run else None
+        return (
+            (dict(entry["records"]), dict(entry.get("metrics", {})))
+            if entry["run"] == self.run
+            else None
+        )
 
     def write(self, step: int, records: Mapping[str, str], metrics: Mapping[str, float]) -> None:
         """Writes what a step takes in.
@@ -49,7 +56,10 @@ class Journal:
             OSError: It cannot be written.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
-        replace_text(self._path(step), json.dumps({"run": self.run, "records": dict(records), "metrics": dict(metrics)}))
+        replace_text(
+            self._path(step),
+            json.dumps({"run": self.run, "records": dict(records), "metrics": dict(metrics)}),
+        )
 
     def _path(self, step: int) -> Path:
         return self.folder / f"step-{step:06d}{'-' * bool(self.learner)}{self.learner}.json"

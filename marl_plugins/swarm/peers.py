@@ -1,4 +1,5 @@
-"""The peers of a swarm that a run is: one, or one for each member of a population; and the state that it keeps of the exchange."""
+"""The peers of a swarm that a run is: one, or one for each member of a population; and the state
+that it keeps of the exchange."""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ class Swarm:
         self.run = secrets.token_hex(4)
         """The run's own id: a fresh run under an old name collides with nothing."""
         self.seen: set[str] = set()
-        """Names of the records that were taken or refused (`noted`), of rounds that may still be asked for."""
+        """Names of the records that were taken or refused (`noted`), of rounds that may still be
+        asked for."""
         self.outcomes: dict[str, list[float]] = {}
         """By source, the mean outcomes of the last rounds (capability.py)."""
         self.metrics: dict[str, float] = {}
@@ -28,7 +30,8 @@ def members_of(run: Run) -> list[str]:
 
 
 def learners_of(run: Run) -> list[str]:
-    """Returns who takes in groups of others: every member that is trained; without a population the run, as an empty name."""
+    """Returns who takes in groups of others: every member that is trained; without a population the
+    run, as an empty name."""
     if not (members := members_of(run)):
         return [""]
     trained = {policy.name for policy in run.policies if policy.trainable}
@@ -42,7 +45,8 @@ def member_of(trajectory: Trajectory, members: list[str]) -> str:
 
 
 def peer_of(peer: str, member: str) -> str:
-    """Returns what the store calls a member of a run: `alice.a1`; without a member it is the run's own name."""
+    """Returns what the store calls a member of a run: `alice.a1`; without a member it is the run's
+    own name."""
     return f"{peer}.{member}" if member else peer
 
 

@@ -79,10 +79,18 @@ def unpacked(content: bytes) -> list[TrajectoryWords]:
         value = json_value(content)
     except ValueError as error:
         raise RefusedRecord("schema", f"it is no JSON in UTF-8: {str(error)[:80]}") from None
-    if not isinstance(value, dict) or value.get("schema") != SCHEMA_VERSION or not isinstance(value.get("group"), list):
-        raise RefusedRecord("schema", f"expected an object with schema {SCHEMA_VERSION} and a group")
+    if (
+        not isinstance(value, dict)
+        or value.get("schema") != SCHEMA_VERSION
+        or not isinstance(value.get("group"), list)
+    ):
+        raise RefusedRecord(
+            "schema", f"expected an object with schema {SCHEMA_VERSION} and a group"
+        )
     if not 0 < len(value["group"]) <= MOST_SAMPLES:
-        raise RefusedRecord("schema", f"a group of {len(value['group'])} trajectories; expected 1 to {MOST_SAMPLES}")
+        raise RefusedRecord(
+            "schema", f"a group of {len(value['group'])} trajectories; expected 1 to {MOST_SAMPLES}"
+        )
     group = [read_words(record) for record in value["group"]]
     if len({words.task for words in group}) > 1:
         raise RefusedRecord("schema", "trajectories of several tasks in one group")

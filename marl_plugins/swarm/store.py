@@ -1,10 +1,14 @@
-"""A folder of records that peers share: a local folder, a network share, an object store, or memory, by any fsspec address.
+"""A folder of records that peers share: a local folder, a network share, an object store, or
+memory, by any fsspec address.
 
-    ROUND/PEER-RUN-KEY.json.gz      one task's trajectories of one peer; written once, by its peer alone
-    answers/PEER-RUN-KEY.json.gz    answers of people and of other services, which belong to no round
+    ROUND/PEER-RUN-KEY.json.gz      one task's trajectories of one peer; written once, by its peer
+                                    alone
+    answers/PEER-RUN-KEY.json.gz    answers of people and of other services, which belong to no
+                                    round
 
-There is no server and no lock. A name appears only when its content is complete: a local file is written under another name in the
-*same* folder and renamed, an object is put at once. Readers validate what they read and execute nothing.
+There is no server and no lock. A name appears only when its content is complete: a local file is
+written under another name in the *same* folder and renamed, an object is put at once. Readers
+validate what they read and execute nothing.
 """
 
 from __future__ import annotations
@@ -91,7 +95,9 @@ class RecordStore:
             ValueError: It is larger than `MOST_RECORD_BYTES`.
         """
         if len(content) > MOST_RECORD_BYTES:
-            raise ValueError(f"{name.path} has {len(content)} bytes, of at most {MOST_RECORD_BYTES}")
+            raise ValueError(
+                f"{name.path} has {len(content)} bytes, of at most {MOST_RECORD_BYTES}"
+            )
         place = f"{self.root}/{name.path}"
         if self.files.exists(place):
             return False
@@ -120,12 +126,14 @@ class RecordStore:
         except zlib.error as error:
             raise ValueError(f"it is no gzip: {error}") from None
         if unpacker.unconsumed_tail or not unpacker.eof:
-            raise ValueError(f"it is cut off, or has more than {MOST_UNPACKED_BYTES} bytes unpacked")
+            raise ValueError(
+                f"it is cut off, or has more than {MOST_UNPACKED_BYTES} bytes unpacked"
+            )
         return content
 
     def names(self, rounds: range | None = None) -> list[RecordName]:
-        """Returns the names of the records of some rounds, and of those of no round, sorted; what has another name is no
-        record.
+        """Returns the names of the records of some rounds, and of those of no round, sorted; what
+        has another name is no record.
 
         Args:
             rounds: Default: all.
@@ -156,14 +164,23 @@ class RecordStore:
 
     @property
     def _is_local(self) -> bool:
-        return "file" in (self.files.protocol if isinstance(self.files.protocol, tuple) else (self.files.protocol,))
+        return "file" in (
+            self.files.protocol
+            if isinstance(self.files.protocol, tuple)
+            else (self.files.protocol,)
+        )
 
     def _folders(self) -> list[str]:
-        return [name for name in self._listed("") if name == ANSWERS or re.fullmatch(r"\d{6,9}", name)]
+        return [
+            name for name in self._listed("") if name == ANSWERS or re.fullmatch(r"\d{6,9}", name)
+        ]
 
     def _listed(self, folder: str) -> list[str]:
         place = f"{self.root}/{folder}".rstrip("/")
         try:
-            return sorted(str(path).rstrip("/").rpartition("/")[2] for path in self.files.ls(place, detail=False))
+            return sorted(
+                str(path).rstrip("/").rpartition("/")[2]
+                for path in self.files.ls(place, detail=False)
+            )
         except FileNotFoundError:
             return []

@@ -26,7 +26,8 @@ TRIED_PER_TAKEN = 8
 async def take(
     store: RecordStore, learner: str, run: Run, exchange: Exchange
 ) -> tuple[list[Trajectory], Mapping[str, float]]:
-    """Returns the trajectories that a step takes in, and numbers of them: what the journal says of it, or else what is drawn now.
+    """Returns the trajectories that a step takes in, and numbers of them: what the journal says of
+    it, or else what is drawn now.
 
     Args:
         learner: The member of a population that takes them in; empty: the run does.
@@ -38,7 +39,9 @@ async def take(
     try:
         recorded = journal.read(exchange.step)
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise RunPaused(f"the journal of step {exchange.step} in {journal.folder} cannot be read: {error}") from error
+        raise RunPaused(
+            f"the journal of step {exchange.step} in {journal.folder} cannot be read: {error}"
+        ) from error
     taking = TakenGroups(run, exchange, learner)
     if recorded is not None:
         records, metrics = recorded
@@ -46,11 +49,18 @@ async def take(
             await taking.take(path, content)
         return taking.trajectories, metrics
     try:
-        names, unreachable = await asyncio.to_thread(_candidates, store, learner, run, exchange.step), 0.0
+        names, unreachable = (
+            await asyncio.to_thread(_candidates, store, learner, run, exchange.step),
+            0.0,
+        )
     except OSError:
         names, unreachable = [], 1.0
     await taking.draw(store, names)
-    metrics = {"swarm/unreachable": unreachable, "swarm/offered": float(len(names)), **taking.metrics()}
+    metrics = {
+        "swarm/unreachable": unreachable,
+        "swarm/offered": float(len(names)),
+        **taking.metrics(),
+    }
     try:
         journal.write(exchange.step, taking.contents, metrics)
     except OSError as error:
@@ -59,7 +69,8 @@ async def take(
 
 
 def _candidates(store: RecordStore, learner: str, run: Run, step: int) -> list[RecordName]:
-    """Returns the records of others that a step may take in, in the order in which they are tried: drawn by seed and step.
+    """Returns the records of others that a step may take in, in the order in which they are tried:
+    drawn by seed and step.
 
     Raises:
         OSError: The store cannot be read.
@@ -67,10 +78,18 @@ def _candidates(store: RecordStore, learner: str, run: Run, step: int) -> list[R
     swarm, options = run.state(Swarm), run.args.swarm
     names = store.names(range(max(0, step - options.staleness), step + 1))
     oldest = step - options.staleness
-    swarm.seen = {path for path in swarm.seen if not path[:6].isdigit() or int(path.partition("/")[0]) >= oldest}
+    swarm.seen = {
+        path
+        for path in swarm.seen
+        if not path[:6].isdigit() or int(path.partition("/")[0]) >= oldest
+    }
     own = [(options.peer, swarm.run), (peer_of(options.peer, learner), swarm.run)]
-    names = [n for n in names if (n.peer, n.run) not in own and noted(n.path, learner) not in swarm.seen]
-    random.Random(derive_seed(run.args.train.seed, "swarm.take", step, *filter(None, [learner]))).shuffle(names)
+    names = [
+        n for n in names if (n.peer, n.run) not in own and noted(n.path, learner) not in swarm.seen
+    ]
+    random.Random(
+        derive_seed(run.args.train.seed, "swarm.take", step, *filter(None, [learner]))
+    ).shuffle(names)
     return names
 
 
@@ -81,7 +100,8 @@ def differ(group: Sequence[Trajectory], spread: float) -> bool:
 
 
 class TakenGroups:
-    """The groups of others that one step takes in, for the whole run or for a member of a population."""
+    """The groups of others that one step takes in, for the whole run or for a member of a
+    population."""
 
     def __init__(self, run: Run, exchange: Exchange, learner: str):
         self._run, self._learner = run, learner
@@ -94,7 +114,8 @@ class TakenGroups:
         self._unlike = 0
 
     async def draw(self, store: RecordStore, names: Sequence[RecordName]) -> None:
-        """Takes as many groups as are asked for, as far as they are there and the sampler wants them."""
+        """Takes as many groups as are asked for, as far as they are there and the sampler wants
+        them."""
         wanted, of_peer = self._options.external, Counter[str]()
         tried: list[tuple[RecordName, str, list[Trajectory]]] = []
         for name in names[: TRIED_PER_TAKEN * wanted]:
@@ -137,10 +158,14 @@ class TakenGroups:
         try:
             if match is None:
                 raise RefusedRecord("schema", "no name of a record")
-            name = RecordName(None if folder == ANSWERS else int(folder), match[1], match[2], match[3])
+            name = RecordName(
+                None if folder == ANSWERS else int(folder), match[1], match[2], match[3]
+            )
             self._add(path, content, await self._read(path, content, name.origin))
         except (RefusedRecord, ValueError) as error:
-            raise RunPaused(f"step {self._exchange.step} took in {path}, which is now refused: {error}") from error
+            raise RunPaused(
+                f"step {self._exchange.step} took in {path}, which is now refused: {error}"
+            ) from error
 
     def metrics(self) -> Mapping[str, float]:
         """Returns what became of the records that were tried."""
@@ -148,7 +173,10 @@ class TakenGroups:
             "swarm/taken": float(len(self.contents)),
             "swarm/unlike": float(self._unlike),
             "swarm/refused": float(self._refused.total()),
-            **{f"swarm/refused/{reason}": float(count) for reason, count in sorted(self._refused.items())},
+            **{
+                f"swarm/refused/{reason}": float(count)
+                for reason, count in sorted(self._refused.items())
+            },
         }
 
     async def _read(self, path: str, content: str, origin: str) -> list[Trajectory]:
@@ -157,11 +185,18 @@ class TakenGroups:
             raise RefusedRecord("schema", "its task is not the one of its name")
         records = [words.model_dump(mode="json", by_alias=True) for words in group]
         origin += f" to {self._learner}" if self._learner else ""
-        task = None if group[0].task in self._exchange.tasks else self._foreign_task(content.encode(), group[0])
-        return await all_or_none([self._exchange.read(r, origin, self._learner or None, task) for r in records])
+        task = (
+            None
+            if group[0].task in self._exchange.tasks
+            else self._foreign_task(content.encode(), group[0])
+        )
+        return await all_or_none(
+            [self._exchange.read(r, origin, self._learner or None, task) for r in records]
+        )
 
     def _foreign_task(self, content: bytes, words: TrajectoryWords) -> Task | None:
-        """Returns a task that this run does not have, as far as its peers are trusted (`--swarm.trust`)."""
+        """Returns a task that this run does not have, as far as its peers are trusted
+        (`--swarm.trust`)."""
         if self._options.trust == "labels":
             return carried_task(content, words)
         if self._options.trust == "generator":

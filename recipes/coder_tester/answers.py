@@ -1,4 +1,5 @@
-"""What the grader is held to (`openrlhf recipes check coder_tester`): programs of f(x) = 3 x + 4, and tests of them."""
+"""What the grader is held to (`openrlhf recipes check coder_tester`): programs of f(x) = 3 x + 4,
+and tests of them."""
 
 from marl_plugins.contracts.graders import GradedAnswers
 from marl_plugins.core.trajectory import Task
@@ -10,13 +11,20 @@ FORMS = (
     "def f(x):\n    return {0}",
     "```python\ndef f(x):\n    return {0}\n```",
     "```py\nf = lambda x: {0}\n```",
-    "It multiplies and adds:\n\n```python\ndef f(x: int) -> int:\n    '''As asked.'''\n    return {0}\n```\n\nThat is all.",
-    "```python\nimport math\n\nA = 1\n\ndef helper(x):\n    return {0}\n\ndef f(x):\n    return helper(x) * A\n```",
-    "```python\ndef f(x):\n    result = {0}\n    print('f of', x, 'is', result)\n    return result\n\nprint(f(2))\n```",
-    "```python\nclass F:\n    def __call__(self, x):\n        return {0}\n\nf = F()\nif __name__ == '__main__':\n    f(1)\n```",
-    "First:\n```python\ndef f(x):\n    return None\n```\nBetter:\n```python\ndef f(x, *more, **named):\n    return {0}\n```",
-    "```python\nfrom functools import cache\n\n@cache\ndef f(x):\n    return {0}\n\nassert f(0) is not None\n```",
-    "```python\ndef f(x):\n    def inner():\n        return {0}\n    for _ in range(3):\n        y = inner()\n    return y\n```",
+    "It multiplies and adds:\n\n```python\ndef f(x: int) -> int:\n    '''As asked.'''\n    return "
+    "{0}\n```\n\nThat is all.",
+    "```python\nimport math\n\nA = 1\n\ndef helper(x):\n    return {0}\n\ndef f(x):\n    return "
+    "helper(x) * A\n```",
+    "```python\ndef f(x):\n    result = {0}\n    print('f of', x, 'is', result)\n    return "
+    "result\n\nprint(f(2))\n```",
+    "```python\nclass F:\n    def __call__(self, x):\n        return {0}\n\nf = F()\nif __name__ "
+    "== '__main__':\n    f(1)\n```",
+    "First:\n```python\ndef f(x):\n    return None\n```\nBetter:\n```python\ndef f(x, *more, "
+    "**named):\n    return {0}\n```",
+    "```python\nfrom functools import cache\n\n@cache\ndef f(x):\n    return {0}\n\nassert f(0) is "
+    "not None\n```",
+    "```python\ndef f(x):\n    def inner():\n        return {0}\n    for _ in range(3):\n        y "
+    "= inner()\n    return y\n```",
 )
 RIGHT = ("x * 3 + 4", "4 + 3*x", "x + x + x + 4", "sum([x, x, x, 2, 2])")
 WRONG = ("x * 3 - 4", "x * 4 + 3", "3 * (x + 4)", "str(x * 3 + 4)")
@@ -26,18 +34,21 @@ TRICKS = (
     "import os\ndef f(x):\n    os._exit(0)",
     "import sys\nsys.exit()",
     "class E:\n    def __eq__(self, other): return True\nf = lambda x: E()",
-    "class E(str):\n    __eq__ = lambda self, other: True\n    __hash__ = str.__hash__\nf = lambda x: E()",
+    "class E(str):\n    __eq__ = lambda self, other: True\n    __hash__ = str.__hash__\nf = lambda "
+    "x: E()",
     "class E:\n    __class__ = int\n    __eq__ = lambda self, other: True\nf = lambda x: E()",
     "import builtins\nbuiltins.AssertionError = Exception\nf = lambda x: 0",
     "import json\njson.dumps = lambda *a, **k: 'true'\nf = lambda x: 0",
     "import sys\nfor name in list(sys.modules):\n    sys.modules[name] = None\nf = lambda x: 0",
     "import threading, os\nthreading.Timer(0, lambda: os._exit(0)).start()\nf = lambda x: 0",
     "import os\nif os.fork():\n    os._exit(0)\nf = lambda x: 0",
-    "import os\nfor n in range(20):\n    try:\n        os.write(n, b'passed\\n')\n    except OSError:\n        pass\nf = abs",
+    "import os\nfor n in range(20):\n    try:\n        os.write(n, b'passed\\n')\n    except "
+    "OSError:\n        pass\nf = abs",
     "import sys, io\nprint('passed')\nsys.stdout = io.StringIO()\nf = lambda x: 0",
     "import sys\nsys.settrace(lambda *a: None)\nf = lambda x: 0",
     "import os\nfor name in os.listdir('.'):\n    open(name, 'w').write('passed')\nf = lambda x: 0",
-    "def f(x):\n    while True:\n        x = 0 if x else 1\n        break\n    raise AssertionError('passed')",
+    "def f(x):\n    while True:\n        x = 0 if x else 1\n        break\n    raise "
+    "AssertionError('passed')",
     "def f(x, known={}): return known.setdefault(x, 4)",
     "f = lambda x: float('nan')",
     "f = lambda x: [4, 7, 16, 25, 43]",
@@ -45,16 +56,37 @@ TRICKS = (
 )
 PROGRAM, OTHER = fenced("def f(x):\n    return x * 3 + 4"), fenced("def f(x):\n    return x * 3")
 TESTS = (
-    *("assert f(0) == 4", "assert f(2) == 10\nassert f(5) == 19", "def test_f():\n    assert f(1) == 7"),
+    *(
+        "assert f(0) == 4",
+        "assert f(2) == 10\nassert f(5) == 19",
+        "def test_f():\n    assert f(1) == 7",
+    ),
     "for x in range(3):\n    assert f(x) == 3 * x + 4",
-    "for x in range(3):\n    got = f(x)\n    want = 3 * x + 4\n    assert got == want, f'f({x}) is {got}, not {want}'",
+    "for x in range(3):\n    got = f(x)\n    want = 3 * x + 4\n    assert got == want, f'f({x}) is "
+    "{got}, not {want}'",
     "def test_f():\n    assert f(1) == 7, 'f of 1: ' + str(f(1))",
 )
 IDLE = (
-    *("assert True", "f(1)", "assert f(1) == f(1)", "raise SystemExit\nassert f(1) == 1", "# assert"),
+    *(
+        "assert True",
+        "f(1)",
+        "assert f(1) == f(1)",
+        "raise SystemExit\nassert f(1) == 1",
+        "# assert",
+    ),
     "import os\nos._exit(0)\nassert f(1) == 1",
-    *("assert f(1) is not None", "assert isinstance(f(1), int)", "f(1) + 1", "assert f(1) in range(-10**6, 10**6)"),
-    *("assert f(1) > -10**9", "assert len(str(f(1))) > 0", "if f(1) is None:\n    raise ValueError", "assert f(2) != f(1)"),
+    *(
+        "assert f(1) is not None",
+        "assert isinstance(f(1), int)",
+        "f(1) + 1",
+        "assert f(1) in range(-10**6, 10**6)",
+    ),
+    *(
+        "assert f(1) > -10**9",
+        "assert len(str(f(1))) > 0",
+        "if f(1) is None:\n    raise ValueError",
+        "assert f(2) != f(1)",
+    ),
 )
 """Tests that check nothing."""
 KNOWING = (
@@ -63,10 +95,15 @@ KNOWING = (
     "r = f.__kwdefaults__['right']\nassert f(1) == r(1)",
     "assert len(f.__code__.co_consts) == 1 and f(1) + 1",
     "import ast\nast.parse = lambda *a, **k: 1 / 0",
-    "import __main__\n__main__.write_end = lambda request, said, unknown: open(request['report'], 'w').write('passed')",
-    "import sys, os\nframe = sys._getframe()\nwhile 'request' not in frame.f_locals:\n    frame = frame.f_back\n"
+    "import __main__\n__main__.write_end = lambda request, said, unknown: open(request['report'], "
+    "'w').write('passed')",
+    "import sys, os\nframe = sys._getframe()\nwhile 'request' not in frame.f_locals:\n    frame = "
+    "frame.f_back\n"
     "open(frame.f_locals['request']['report'], 'w').write('passed' + ' failed' * 4)\nos._exit(0)",
-    *("assert f(2) % 2 == 0 and f(2) not in (0, 2)", "got = f(2)\nassert got % 2 == 0 and got not in (0, 2)"),
+    *(
+        "assert f(2) % 2 == 0 and f(2) not in (0, 2)",
+        "got = f(2)\nassert got % 2 == 0 and got not in (0, 2)",
+    ),
     "assert f(2) == (f(2) if f(2) % 2 == 0 and f(2) > 2 else 0)",
     "got = f(2)\nassert got == (got if got % 2 == 0 and got > 2 else 0)",
     "got = f(2)\nassert f(2) == got",
@@ -80,7 +117,8 @@ KNOWING = (
     "assert f(2) == 10 or f'{f(2)}', f(2)",
     "def g(n):\n    assert f(2) == n, (yield)\n"
     "assert f(2) == sum(n for n in range(4, 20, 2) if not list(zip(range(1), g(n))))",
-    "def g(n):\n    assert f(2) == n, (yield from [n])\nassert len(list(zip(range(1), g(10)))) == 0",
+    "def g(n):\n    assert f(2) == n, (yield from [n])\nassert len(list(zip(range(1), g(10)))) == "
+    "0",
     "assert f(2) == type('E', (), {'__eq__': lambda a, b: b % 2 == 0 and b > 2})()",
     "try:\n    assert f(2) == 10\nexcept AssertionError:\n    assert f(2) == 12",
     *(
@@ -89,15 +127,29 @@ KNOWING = (
         "assert f(2) == f(2)",
     ),
 )
-"""Tests that tell which function they meet by other means than its value, or that many a value passes."""
+"""Tests that tell which function they meet by other means than its value, or that many a value
+passes."""
 NEVER = (
-    *("assert False", "1/0", "raise ValueError", "import nothing_there", "g(1)", "assert f(1) == f(1) + 1"),
+    *(
+        "assert False",
+        "1/0",
+        "raise ValueError",
+        "import nothing_there",
+        "g(1)",
+        "assert f(1) == f(1) + 1",
+    ),
     *(
         "assert f(1) == 'x'",
         "def f(x):\n    return None\nassert f(1) == 7",
         "def f(x):\n    return x * 3 + 4\nassert f(1) == 7",
     ),
-    *("assert right(1) == f(1)", "assert f(1) is None", "assert f(1) == 8", "assert f(1) == 0", "assert f(1) == 1"),
+    *(
+        "assert right(1) == f(1)",
+        "assert f(1) is None",
+        "assert f(1) == 8",
+        "assert f(1) == 0",
+        "assert f(1) == 1",
+    ),
 )
 """Tests that no function passes, or only a wrong one, or whatever the function is."""
 
@@ -111,15 +163,31 @@ def answers(tasks):
         "x * 3 + 4",
         "def f(x) return x * 3 + 4",
     ]
-    yield GradedAnswers(TASK, programs, wrong, TRICKS, role="coder", others={"tester": "assert f(1) == 7"})
-    tests, claims = [*TESTS, *map(fenced, TESTS)], ["assert f(0) == 5", "assert f(1) == 7\nassert f(2) == 9"]
-    yield GradedAnswers(TASK, tests, claims, (*IDLE, *NEVER, *KNOWING), role="tester", others={"coder": PROGRAM})
-    yield GradedAnswers(TASK, tests, claims, (*IDLE, *NEVER), role="tester", others={"coder": OTHER})
-    asserts = Task("asserts", "add(a, b) is their sum", "assert add(1, 2) == 3\nassert add(5, 5) == 10")
+    yield GradedAnswers(
+        TASK, programs, wrong, TRICKS, role="coder", others={"tester": "assert f(1) == 7"}
+    )
+    tests, claims = (
+        [*TESTS, *map(fenced, TESTS)],
+        ["assert f(0) == 5", "assert f(1) == 7\nassert f(2) == 9"],
+    )
+    yield GradedAnswers(
+        TASK, tests, claims, (*IDLE, *NEVER, *KNOWING), role="tester", others={"coder": PROGRAM}
+    )
+    yield GradedAnswers(
+        TASK, tests, claims, (*IDLE, *NEVER), role="tester", others={"coder": OTHER}
+    )
+    asserts = Task(
+        "asserts", "add(a, b) is their sum", "assert add(1, 2) == 3\nassert add(5, 5) == 10"
+    )
     adds, tests = (
         fenced("def add(a, b):\n    return a + b"),
         ["assert add(2, 2) == 4", "def test_add():\n    assert add(7, 0 - 2) == 5"],
     )
     yield GradedAnswers(
-        asserts, tests, ["assert add(2, 2) == 5"], ["assert add(2, 2) is not None"], role="tester", others={"coder": adds}
+        asserts,
+        tests,
+        ["assert add(2, 2) == 5"],
+        ["assert add(2, 2) is not None"],
+        role="tester",
+        others={"coder": adds},
     )

@@ -1,9 +1,12 @@
-"""An outcome for each role: whether the last program passes the hidden asserts, and whether the tests tell right from wrong.
+"""An outcome for each role: whether the last program passes the hidden asserts, and whether the
+tests tell right from wrong.
 
-The tester is paid for tests that a right function passes and that each of several wrong ones fails, whatever the coder has
-written: tests that ask for nothing, or for too much, are worth nothing. Programs and tests are run apart: no program can say itself
-that it passes. Each function meets the tests in processes of its own, as a program, so tests know what it answers and no more; and
-they are only what the prompt asks for (`plain`), so that each assert is about one value.
+The tester is paid for tests that a right function passes and that each of several wrong ones fails,
+whatever the coder has
+written: tests that ask for nothing, or for too much, are worth nothing. Programs and tests are run
+apart: no program can say itself that it passes. Each function meets the tests in processes of its
+own, as a program, so tests know what it answers and no more; and they are only what the prompt asks
+for (`plain`), so that each assert is about one value.
 """
 
 import ast
@@ -46,38 +49,56 @@ async def score_outcome(trajectory):
     first = next(a.text for a in trajectory.actions if a.role == "coder" and not a.parents)
     tests = code(next(a.text for a in trajectory.actions if a.role == "tester"))
     right = (await checker.passed(code(first), task.label)).passed
-    last_is_right = right if last == first else (await checker.passed(code(last), task.label)).passed
-    known = next((code(one) for one, passes in ((first, right), (last, last_is_right)) if passes), None)
-    return {"coder": float(last_is_right), "tester": float(await tell(tests, task, reference(task) or known))}
+    last_is_right = (
+        right if last == first else (await checker.passed(code(last), task.label)).passed
+    )
+    known = next(
+        (code(one) for one, passes in ((first, right), (last, last_is_right)) if passes), None
+    )
+    return {
+        "coder": float(last_is_right),
+        "tester": float(await tell(tests, task, reference(task) or known)),
+    }
 
 
 def reference(task):
-    """The right function, or None: a task of a data set has only its asserts, and there the coder's program is it, if they pass."""
+    """The right function, or None: a task of a data set has only its asserts, and there the coder's
+    program is it, if they pass."""
     expression = task.metadata.get("expression")
     return expression and f"def f(x):\n    return {expression}"
 
 
 async def tell(tests, task, program):
-    """Whether tests pass with the right program, and with no wrong function in the place of its own."""
+    """Whether tests pass with the right program, and with no wrong function in the place of its
+    own."""
     asked = ASKED.search(task.label)
     name = asked[1] if asked else "f"
-    if program is None or not plain(tests, name) or not (await checker.passed(program, tests)).passed:
+    if (
+        program is None
+        or not plain(tests, name)
+        or not (await checker.passed(program, tests)).passed
+    ):
         return False
     for returns in WRONG:
-        if (await checker.passed(program + FUNCTION.format(name=name, returns=returns), tests)).passed:
+        if (
+            await checker.passed(program + FUNCTION.format(name=name, returns=returns), tests)
+        ).passed:
             return False
     return True
 
 
 def plain(tests, name):
-    """Whether tests compare what the function returns, and do nothing else with it: `assert f(INPUT) == OUTPUT`, also in a loop or
-    in a function `test_*`, and with `got = f(INPUT)` before."""
+    """Whether tests compare what the function returns, and do nothing else with it:
+    `assert f(INPUT) == OUTPUT`, also in a loop or in a function `test_*`, and with `got = f(INPUT)`
+    before."""
     try:
         tree = ast.parse(tests)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return False
     tree.body = [
-        one for one in tree.body if not (isinstance(one, ast.If) and ast.unparse(one.test) == "__name__ == '__main__'")
+        one
+        for one in tree.body
+        if not (isinstance(one, ast.If) and ast.unparse(one.test) == "__name__ == '__main__'")
     ]
     nodes = list(ast.walk(tree))
     if any(
@@ -88,9 +109,18 @@ def plain(tests, name):
         if isinstance(one, ast.Assert):
             one.msg = None  # where it is looked at, the test has failed
     nodes = list(ast.walk(tree))
-    keeping = [one for one in nodes if isinstance(one, ast.Assign) and is_call(one.value, name) and is_name(*one.targets)]
+    keeping = [
+        one
+        for one in nodes
+        if isinstance(one, ast.Assign) and is_call(one.value, name) and is_name(*one.targets)
+    ]
     kept = {one.targets[0].id for one in keeping}
-    compared = [part for one in nodes if isinstance(one, ast.Assert) for part in parts_compared(one.test, name, kept)]
+    compared = [
+        part
+        for one in nodes
+        if isinstance(one, ast.Assert)
+        for part in parts_compared(one.test, name, kept)
+    ]
     fine = {id(one.func if isinstance(one, ast.Call) else one) for one in compared}
     fine |= {id(part) for one in keeping for part in (one.targets[0], one.value.func)}
     tests_too = {one.name for one in nodes if isinstance(one, ast.FunctionDef)}
@@ -98,17 +128,29 @@ def plain(tests, name):
     return bool(compared and not kept & bound) and all(
         not (isinstance(one, ast.stmt) and not isinstance(one, STATEMENTS))
         and not isinstance(one, NEVER)
-        and not (isinstance(one, ast.Name) and (one.id[0] == "_" or (one.id in {name, *kept} and id(one) not in fine)))
-        and not (isinstance(one, ast.Call) and id(one.func) not in fine and called(one) not in HELPERS | tests_too)
+        and not (
+            isinstance(one, ast.Name)
+            and (one.id[0] == "_" or (one.id in {name, *kept} and id(one) not in fine))
+        )
+        and not (
+            isinstance(one, ast.Call)
+            and id(one.func) not in fine
+            and called(one) not in HELPERS | tests_too
+        )
         for one in nodes
     )
 
 
 def parts_compared(test, name, kept):
-    """Calls of the function, and names that keep what it has returned, that an assert compares by `==` with something else."""
+    """Calls of the function, and names that keep what it has returned, that an assert compares by
+    `==` with something else."""
     if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And):
         return [found for part in test.values for found in parts_compared(part, name, kept)]
-    if not (isinstance(test, ast.Compare) and len(test.ops) == 1 and isinstance(test.ops[0], (ast.Eq, ast.Is))):
+    if not (
+        isinstance(test, ast.Compare)
+        and len(test.ops) == 1
+        and isinstance(test.ops[0], (ast.Eq, ast.Is))
+    ):
         return []
     sides = test.left, test.comparators[0]
     found = [side for side in sides if is_call(side, name) or (is_name(side) and side.id in kept)]

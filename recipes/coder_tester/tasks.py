@@ -15,7 +15,9 @@ INPUTS = (0, 1, 4, 7, 13)
 
 def task(kind, a, b):
     text, expression = (part.format(a=a, b=b) for part in KINDS[kind])
-    asserts = "\n".join(f"assert f({x}) == {eval(expression)}" for x in INPUTS)  # our own expression
+    asserts = "\n".join(
+        f"assert f({x}) == {eval(expression)}" for x in INPUTS
+    )  # our own expression
     return Task(f"{kind}-{a}-{b}", text, asserts, {"expression": expression})
 
 

@@ -1,4 +1,5 @@
-"""Program and tests are written independently; where the tests fail, the coder sees what they say and tries once more."""
+"""Program and tests are written independently; where the tests fail, the coder sees what they say
+and tries once more."""
 
 import asyncio
 
@@ -11,7 +12,9 @@ def code(text):
 
 
 async def run(task, roles, tools):
-    program, tests = await asyncio.gather(roles.coder(problem=task.prompt, feedback=""), roles.tester(problem=task.prompt))
+    program, tests = await asyncio.gather(
+        roles.coder(problem=task.prompt, feedback=""), roles.tester(problem=task.prompt)
+    )
     report = await tools.python(f"{code(program)}\n{code(tests)}")
     if report.ok:
         return program

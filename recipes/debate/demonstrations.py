@@ -1,4 +1,5 @@
-"""What the tiny models see before training: debaters who quote any of their digits, judges who err one time in four."""
+"""What the tiny models see before training: debaters who quote any of their digits, judges who err
+one time in four."""
 
 from pathlib import Path
 
@@ -15,7 +16,12 @@ def demonstrate(task, rng):
     said = {side: [rng.choice(report) for _ in range(2)] for side, report in reports.items()}
     for side, report in reports.items():
         shown = [AGAIN.format(quote=said[OTHER[side]][0])]
-        yield Demonstration(side, {"question": task.prompt, "side": side, "report": "\n".join(report)}, said[side], shown)
+        yield Demonstration(
+            side,
+            {"question": task.prompt, "side": side, "report": "\n".join(report)},
+            said[side],
+            shown,
+        )
     north, south = (max(said[side]) for side in ("north", "south"))
     better = "north" if north > south or (north == south and rng.random() < 0.5) else "south"
     decided = better if rng.random() < RIGHT else OTHER[better]

@@ -1,4 +1,5 @@
-"""The judge is right or not; what one debater wins the other loses: the judge's word for it, whether that is right or not."""
+"""The judge is right or not; what one debater wins the other loses: the judge's word for it,
+whether that is right or not."""
 
 from marl_plugins.grading import word
 
@@ -6,7 +7,8 @@ SIDES = {"north": "north", "n": "north", "south": "south", "s": "south"}
 
 
 def decision(text):
-    """The side that a text decides for: stated, alone on its last line, or the only one that it names; empty where it is none."""
+    """The side that a text decides for: stated, alone on its last line, or the only one that it
+    names; empty where it is none."""
     return SIDES.get(word(text, SIDES), "")
 
 

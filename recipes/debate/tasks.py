@@ -1,4 +1,5 @@
-"""Two depots report on their months. Which one had the busiest month? Made from numbers, no file is needed."""
+"""Two depots report on their months. Which one had the busiest month? Made from numbers, no file is
+needed."""
 
 import random
 
@@ -26,13 +27,16 @@ LINES = (
 TOWNS = ("Alby", "Brek", "Corno", "Dunmar", "Elst", "Farrow", "Gand", "Holm", "Ister", "Jarne")
 YEARS = {"train": range(1900, 2000), "eval": range(2000, 2020)}
 QUESTION = (
-    "The two depots of {town}, north and south, have each reported on the twelve months of {year}. Which depot had the busiest "
+    "The two depots of {town}, north and south, have each reported on the twelve months of {year}. "
+    "Which depot had the busiest "
     "single month?"
 )
 
 
 def report(rng, numbers):
-    lines = [rng.choice(LINES).format(month=month, n=n) for month, n in zip(MONTHS, numbers, strict=True)]
+    lines = [
+        rng.choice(LINES).format(month=month, n=n) for month, n in zip(MONTHS, numbers, strict=True)
+    ]
     rng.shuffle(lines)
     return lines
 
@@ -47,5 +51,12 @@ def load(split):
                 south = [rng.randint(300, 999) for _ in MONTHS]
             reports = {"north": report(rng, north), "south": report(rng, south)}
             label = "north" if max(north) > max(south) else "south"
-            tasks.append(Task(f"{town}-{year}", QUESTION.format(town=town, year=year), label, {"reports": reports}))
+            tasks.append(
+                Task(
+                    f"{town}-{year}",
+                    QUESTION.format(town=town, year=year),
+                    label,
+                    {"reports": reports},
+                )
+            )
     return tasks

@@ -20,7 +20,10 @@ def generate(split, count):
         label = "north" if max(north) > max(south) else "south"
         tasks.append(
             Task(
-                f"{north}-{south}", f"{north} or {south}?", label, {"reports": {"north": list(north), "south": list(south)}}
+                f"{north}-{south}",
+                f"{north} or {south}?",
+                label,
+                {"reports": {"north": list(north), "south": list(south)}},
             )
         )
     return tasks

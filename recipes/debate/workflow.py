@@ -1,5 +1,6 @@
-"""Both debaters speak at the same time, round after round, each in a conversation in which it remembers its report and the rounds
-before. A quote is checked against the report before anybody else sees it, so that what the judge reads is true, if not all."""
+"""Both debaters speak at the same time, round after round, each in a conversation in which it
+remembers its report and the rounds before. A quote is checked against the report before anybody
+else sees it, so that what the judge reads is true, if not all."""
 
 import asyncio
 
@@ -22,10 +23,19 @@ async def run(task, roles, tools):
         if not turns[side]:
             return role(question=task.prompt, side=side, report="\n".join(reports[side]))
         theirs = turns[OTHER[side]][-1]
-        return role(quote=quote(theirs.text, reports[OTHER[side]]), continues=turns[side][-1], after=[theirs])
+        return role(
+            quote=quote(theirs.text, reports[OTHER[side]]),
+            continues=turns[side][-1],
+            after=[theirs],
+        )
 
     for _ in range(ROUNDS):
         for side, said in zip(OTHER, await asyncio.gather(*map(speak, OTHER)), strict=True):
             turns[side].append(said)
-    seen = {side: "\n".join(quote(turn.text, reports[side]) for turn in said) for side, said in turns.items()}
-    return await roles.judge(question=task.prompt, **seen, after=[turn for said in turns.values() for turn in said])
+    seen = {
+        side: "\n".join(quote(turn.text, reports[side]) for turn in said)
+        for side, said in turns.items()
+    }
+    return await roles.judge(
+        question=task.prompt, **seen, after=[turn for said in turns.values() for turn in said]
+    )

@@ -1,4 +1,5 @@
-"""What the grader is held to (`openrlhf recipes check dsbench/tiny.yaml`): submissions, as text of `submission.csv`."""
+"""What the grader is held to (`openrlhf recipes check dsbench/tiny.yaml`): submissions, as text of
+`submission.csv`."""
 
 import csv
 import io
@@ -19,8 +20,14 @@ def table(names, rows, **form):
 
 
 def right(names, rows, rng):
-    """The right predictions, as programs write them: 40 orders of rows and columns, endings of lines, quotes."""
-    forms = ({}, {"lineterminator": "\n"}, {"quoting": csv.QUOTE_ALL}, {"quoting": csv.QUOTE_ALL, "lineterminator": "\n"})
+    """The right predictions, as programs write them: 40 orders of rows and columns, endings of
+    lines, quotes."""
+    forms = (
+        {},
+        {"lineterminator": "\n"},
+        {"quoting": csv.QUOTE_ALL},
+        {"quoting": csv.QUOTE_ALL, "lineterminator": "\n"},
+    )
     for _ in range(5):
         mixed = rng.sample(rows, len(rows))
         for form in forms:
@@ -88,7 +95,15 @@ def tricks(names, rows, rng):
         "\0" + text,
         text + "x",
     )
-    yield from ("../answer.csv", "{}", "[]", f"@{SUBMISSION}", "id", ",".join(names), ",".join(names) + "\n" * 99)
+    yield from (
+        "../answer.csv",
+        "{}",
+        "[]",
+        f"@{SUBMISSION}",
+        "id",
+        ",".join(names),
+        ",".join(names) + "\n" * 99,
+    )
     yield from ("score,1.0", "1", "valid,gap\n1,1\n")
 
 

@@ -1,4 +1,5 @@
-"""What the tiny model sees before training: a word for each decision, the wrong one so often that ten right ones are rare."""
+"""What the tiny model sees before training: a word for each decision, the wrong one so often that
+ten right ones are rare."""
 
 from marl_plugins.core.demonstrations import Demonstration
 
@@ -17,7 +18,11 @@ def demonstrate(task, rng):
         said, shown = [], []
         for stage in stages:
             good = pipeline.right(stage.name, card)
-            said.append(rng.choice([w for w in stage.options if w != good]) if rng.random() < SLIPS else good)
+            said.append(
+                rng.choice([w for w in stage.options if w != good])
+                if rng.random() < SLIPS
+                else good
+            )
             told = "failed" if stage.name in OFTEN and rng.random() < 0.5 else "ok"
             shown.append(f"{told}\n{stage.name}?")
         yield Demonstration(role, {"words": card}, said=said, shown=shown[1:])

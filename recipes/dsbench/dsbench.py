@@ -1,7 +1,9 @@
-"""The plugin of the recipe: where the tasks lie, and the tool `word`, which turns a word into the program of a decision.
+"""The plugin of the recipe: where the tasks lie, and the tool `word`, which turns a word into the
+program of a decision.
 
 --dsbench.data FOLDER                      the benchmark's data, in its own layout (layout.py)
---dsbench.data generated:SEED              generated tasks in the same layout (tables.py), made once and kept
+--dsbench.data generated:SEED              generated tasks in the same layout (tables.py), made once
+                                           and kept
 --dsbench.train FILE --dsbench.eval FILE   which tasks belong to which split, such as MAPPA's files
 """
 
@@ -55,7 +57,8 @@ def marl_tasks(run, split):
 
 @hookimpl
 def marl_tools(run):
-    """The word's program runs as those of the tool `python` do, with the same limits, in the trajectory's workspace."""
+    """The word's program runs as those of the tool `python` do, with the same limits, in the
+    trajectory's workspace."""
     from marl_plugins.builtin.tools.python import tool_of
 
     python, known = tool_of(run, "agents"), {}
@@ -69,11 +72,14 @@ def marl_tools(run):
         return replace(result, tool="word", call=call.text, output=shown(stages, call.turn, result))
 
     seconds = python.seconds_per_trajectory
-    return [Tool("word", word, lambda text: [text], seconds_per_trajectory=seconds, in_workspace=True)]
+    return [
+        Tool("word", word, lambda text: [text], seconds_per_trajectory=seconds, in_workspace=True)
+    ]
 
 
 def shown(stages, turn, result: ToolResult):
-    """What an agent is told of its program: whether it ran (a tiny model makes nothing of a trace), and which decision is next."""
+    """What an agent is told of its program: whether it ran (a tiny model makes nothing of a trace),
+    and which decision is next."""
     told = "ok" if result.ok else "failed"
     return told if turn + 1 == len(stages) else f"{told}\n{stages[turn + 1].name}?"
 
@@ -88,7 +94,9 @@ def root(data):
         return Path(data).absolute()
     seed = data.removeprefix(GENERATED)
     if not seed.isdigit():
-        raise ConfigurationError(f"--dsbench.data {data}: expected {GENERATED}SEED with a whole number, or a folder")
+        raise ConfigurationError(
+            f"--dsbench.data {data}: expected {GENERATED}SEED with a whole number, or a folder"
+        )
     try:
         versions = [f"{name} {metadata.version(name)}" for name in NEEDED]
     except metadata.PackageNotFoundError as error:
@@ -97,14 +105,22 @@ def root(data):
         ) from None
     from marl_plugins.engine.runtime.tiny_model import made_once
 
-    sources = [(HERE / name).read_bytes() for name in ("tables.py", "pipeline.py", "layout.py", "scorer.py")]
-    key = hashlib.blake2b(b"\0".join([*sources, *map(str.encode, versions)]), digest_size=8).hexdigest()
+    sources = [
+        (HERE / name).read_bytes()
+        for name in ("tables.py", "pipeline.py", "layout.py", "scorer.py")
+    ]
+    key = hashlib.blake2b(
+        b"\0".join([*sources, *map(str.encode, versions)]), digest_size=8
+    ).hexdigest()
     return Path(made_once(f"dsbench-{seed}-{key}", lambda folder: make(folder, seed)))
 
 
 def make(folder, seed):
-    """Generate the tasks in a process of its own: this one imports neither pandas nor scikit-learn for it."""
+    """Generate the tasks in a process of its own: this one imports neither pandas nor scikit-learn
+    for it."""
     command = [sys.executable, "-P", "-c", GENERATE, str(HERE / "tables.py"), str(folder), seed]
     made = subprocess.run(command, capture_output=True, text=True, check=False)
     if made.returncode:
-        raise ConfigurationError(f"recipe dsbench: its tasks could not be generated: {made.stderr.strip()[-500:]}")
+        raise ConfigurationError(
+            f"recipe dsbench: its tasks could not be generated: {made.stderr.strip()[-500:]}"
+        )

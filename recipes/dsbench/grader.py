@@ -1,4 +1,5 @@
-"""What a submission is worth: the part of the way from the sample submission to the best score that it has come, 0 to 1."""
+"""What a submission is worth: the part of the way from the sample submission to the best score that
+it has come, 0 to 1."""
 
 from . import judging
 

@@ -4,10 +4,12 @@
     data_resplit/NAME/train.csv, test.csv  the data, and one other file: a sample submission
     answers/NAME/test_answer.csv           the answer, which no agent sees
 
-`benchmark.csv` says how each is scored: name, metric, id column, target columns (`a|b`, or `*` for all but the id), the split that
-it belongs to, `baseline` and `best`: the scores that count as 0 (default: that of the sample submission) and as 1 (default: a
-perfect one). The one beside this file has the 74 tasks of the benchmark, with its published baselines; a folder may bring its own,
-where `card` describes a task in a few words.
+`benchmark.csv` says how each is scored: name, metric, id column, target columns (`a|b`, or `*` for
+all but the id), the split that
+it belongs to, `baseline` and `best`: the scores that count as 0 (default: that of the sample
+submission) and as 1 (default: a perfect one). The one beside this file has the 74 tasks of the
+benchmark, with its published baselines; a folder may bring its own, where `card` describes a task
+in a few words.
 """
 
 import csv
@@ -61,7 +63,11 @@ class Card:
     def samples(self):
         """The files that may be the sample submission; there has to be one."""
         known = {"train.csv", "test.csv"}
-        return sorted(p for p in self.data.glob("*") if p.name not in known and not p.name.startswith(".") and p.is_file())
+        return sorted(
+            p
+            for p in self.data.glob("*")
+            if p.name not in known and not p.name.startswith(".") and p.is_file()
+        )
 
     @property
     def inputs(self):
@@ -74,17 +80,23 @@ class Card:
 
     def targets_of(self, columns):
         """The target columns, of a table with these columns."""
-        return [c for c in columns if c != self.id] if self.targets == ("*",) else list(self.targets)
+        return (
+            [c for c in columns if c != self.id] if self.targets == ("*",) else list(self.targets)
+        )
 
     def problems(self):
         """What is missing, each with the file and what to do."""
-        cure = f"restore it from the benchmark's data, or leave {self.name!r} out (--dsbench.train and --dsbench.eval name tasks)"
+        cure = (
+            f"restore it from the benchmark's data, or leave {self.name!r} out (--dsbench.train "
+            "and --dsbench.eval name tasks)"
+        )
         wanted = [self.text, self.data / "train.csv", self.data / "test.csv", self.answer]
         found = [f"{path}: no such file; {cure}" for path in wanted if not path.is_file()]
         if self.data.is_dir() and len(self.samples) != 1:
             names = ", ".join(path.name for path in self.samples) or "none"
             found.append(
-                f"{self.data}: apart from train.csv and test.csv one file is the sample submission, got {names}; {cure}"
+                f"{self.data}: apart from train.csv and test.csv one file is the sample "
+                f"submission, got {names}; {cure}"
             )
         if not found:
             found += self._wrong_columns(self.answer) + self._wrong_columns(self.samples[0])
@@ -101,7 +113,8 @@ class Card:
             return []
         shown = ", ".join(columns[:8]) + (", ..." if len(columns) > 8 else "")
         return [
-            f"{path}: has no column {missing[0]!r} (it has {shown}); if the data are right, correct {self.name!r} in "
+            f"{path}: has no column {missing[0]!r} (it has {shown}); if the data are right, "
+            f"correct {self.name!r} in "
             f"{table_of(self.root)}"
         ]
 
@@ -127,10 +140,14 @@ def cards(root):
     with path.open(newline="", encoding="utf-8") as file:
         for number, row in enumerate(csv.DictReader(file), 2):
             where, metric = f"{path}:{number}", row.get("metric")
-            if missing := [key for key in ("name", "metric", "id", "targets", "split") if not row.get(key)]:
+            if missing := [
+                key for key in ("name", "metric", "id", "targets", "split") if not row.get(key)
+            ]:
                 problems.append(f"{where}: {missing[0]!r} is missing")
             elif metric not in scorer.METRICS:
-                problems.append(f"{where}: there is no metric {metric!r}{nearest(metric, scorer.METRICS)}")
+                problems.append(
+                    f"{where}: there is no metric {metric!r}{nearest(metric, scorer.METRICS)}"
+                )
             else:
                 try:
                     found[row["name"]] = _card(root, row)
@@ -158,7 +175,8 @@ def _card(root, row):
 
 
 def names_in(path):
-    """The names of tasks in a file of a split: JSON or a JSON object per line, each with `metadata.task_id`, `task_id` or `name`.
+    """The names of tasks in a file of a split: JSON or a JSON object per line, each with
+    `metadata.task_id`, `task_id` or `name`.
 
     Raises:
         ConfigurationError: It cannot be read, or names none.
@@ -178,30 +196,40 @@ def names_in(path):
     for number, item in enumerate(items, 1):
         inner = item.get("metadata") if isinstance(item, dict) else None
         places = [place for place in (inner, item) if isinstance(place, dict)]
-        name = next((p[key] for p in places for key in ("task_id", "name") if isinstance(p.get(key), str)), None)
+        name = next(
+            (p[key] for p in places for key in ("task_id", "name") if isinstance(p.get(key), str)),
+            None,
+        )
         names.append(name)
         if name is None:
-            problems.append(f"{path}: item {number} names no task; expected metadata.task_id, task_id or name")
+            problems.append(
+                f"{path}: item {number} names no task; expected metadata.task_id, task_id or name"
+            )
     if problems or not names:
         raise ConfigurationError(first_of(problems, str(path)) or f"{path}: has no tasks")
     return list(dict.fromkeys(names))
 
 
 def load(root, split, file=None):
-    """The tasks of `train` or `eval`: those that a file of a split names, or that the table of the folder puts there.
+    """The tasks of `train` or `eval`: those that a file of a split names, or that the table of the
+    folder puts there.
 
     Raises:
         ConfigurationError: Everything that is missing, with file and cure.
     """
     if not root.is_dir():
         raise ConfigurationError(
-            f"{root}: no such folder; --dsbench.data is the one that has task/, data_resplit/ and answers/"
+            f"{root}: no such folder; --dsbench.data is the one that has task/, data_resplit/ and "
+            "answers/"
         )
     known = cards(root)
-    names = names_in(file) if file else [name for name, card in known.items() if card.split == split]
+    names = (
+        names_in(file) if file else [name for name, card in known.items() if card.split == split]
+    )
     table = table_of(root)
     problems = [
-        f"{file}: there is no task {name!r} in {table}{nearest(name, known)}; add a row to a copy of it in {root}, or remove it"
+        f"{file}: there is no task {name!r} in {table}{nearest(name, known)}; add a row to a copy "
+        f"of it in {root}, or remove it"
         for name in names
         if name not in known
     ]

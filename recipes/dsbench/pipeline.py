@@ -1,11 +1,14 @@
-"""The ten decisions of the tiny recipe: a word each, which becomes a real pandas and scikit-learn program.
+"""The ten decisions of the tiny recipe: a word each, which becomes a real pandas and scikit-learn
+program.
 
-    engineer   impute, encode, save             train.csv, test.csv          -> X_train.csv, y_train.csv, X_test.csv, ids.csv
+    engineer   impute, encode, save             train.csv, test.csv          -> X_train.csv,
+        y_train.csv, X_test.csv, ids.csv
     modeler    scale, target, model, size, keep X_train.csv, y_train.csv     -> model.joblib
     analyst    predict, write                   X_test.csv, ids.csv, model   -> submission.csv
 
-Each program runs in the workspace of its trajectory and knows nothing of the others but their files, so a wrong word often shows
-in the program of another role. `right` says which words are right for a task.
+Each program runs in the workspace of its trajectory and knows nothing of the others but their
+files, so a wrong word often shows in the program of another role. `right` says which words are
+right for a task.
 """
 
 from dataclasses import dataclass
@@ -19,7 +22,8 @@ class Stage:
 
     Args:
         role: Whose it is.
-        needs, makes: Files that its program reads, and those that it leaves where the word is right.
+        needs, makes: Files that its program reads, and those that it leaves where the word is
+            right.
         head, tail: The program before and after the word's own lines.
         options: The lines of each word.
     """
@@ -49,7 +53,7 @@ numbers = [c for c in test.select_dtypes("number") if c != ID]
 train[numbers], test[numbers] = train[numbers].fillna(middle), test[numbers].fillna(middle)
 """,
             "zero": """train[numbers], test[numbers] = train[numbers].fillna(0), test[numbers].fillna(0)
-""",
+""",  # noqa: E501
             "none": "",
             "drop": """gaps = [c for c in numbers if train[c].isna().any() or test[c].isna().any()]
 train, test = train.drop(columns=gaps), test.drop(columns=gaps)
@@ -121,7 +125,8 @@ test[[ID]].to_csv("ids.csv", index=False)
         ("steps.joblib",),
         "import joblib\n",
         {
-            "standard": "from sklearn.preprocessing import StandardScaler\n\nsteps = [StandardScaler()]\n",
+            "standard": "from sklearn.preprocessing import StandardScaler\n\nsteps = "
+            "[StandardScaler()]\n",
             "none": "\nsteps = []\n",
             "normal": "from sklearn.preprocessing import Normalizer\n\nsteps = [Normalizer()]\n",
             "binary": "from sklearn.preprocessing import Binarizer\n\nsteps = [Binarizer()]\n",
@@ -153,10 +158,13 @@ y, log = pd.read_csv("y_train.csv").squeeze("columns"), False
         ("estimator.joblib",),
         "import joblib\n",
         {
-            "logit": "from sklearn.linear_model import LogisticRegression\n\nestimator = LogisticRegression(max_iter=500)\n",
+            "logit": "from sklearn.linear_model import LogisticRegression\n\nestimator = "
+            "LogisticRegression(max_iter=500)\n",
             "ridge": "from sklearn.linear_model import Ridge\n\nestimator = Ridge()\n",
-            "near": "from sklearn.neighbors import KNeighborsClassifier\n\nestimator = KNeighborsClassifier(15)\n",
-            "stump": "from sklearn.tree import DecisionTreeClassifier\n\nestimator = DecisionTreeClassifier(max_depth=1)\n",
+            "near": "from sklearn.neighbors import KNeighborsClassifier\n\nestimator = "
+            "KNeighborsClassifier(15)\n",
+            "stump": "from sklearn.tree import DecisionTreeClassifier\n\nestimator = "
+            "DecisionTreeClassifier(max_depth=1)\n",
         },
         'joblib.dump(estimator, "estimator.joblib")\n',
     ),
@@ -241,12 +249,20 @@ out = pd.concat([ids, said], axis=1)
 BY_ROLE = {role: tuple(stage for stage in STAGES if stage.role == role) for role in ROLES}
 MAKERS = {file: stage for stage in STAGES for file in stage.makes}
 """Which stage has to make a file."""
-SIMPLE = {"encode": "onehot", "save": "all", "scale": "standard", "size": "all", "keep": "model", "write": "submission"}
+SIMPLE = {
+    "encode": "onehot",
+    "save": "all",
+    "scale": "standard",
+    "size": "all",
+    "keep": "model",
+    "write": "submission",
+}
 """Words that are right for every task."""
 
 
 def expand(stage, word, id_column, targets):
-    """The program that a word stands for; of a word that the stage does not have, one that says so and fails."""
+    """The program that a word stands for; of a word that the stage does not have, one that says so
+    and fails."""
     names = f"ID, TARGETS = {id_column!r}, {list(targets)!r}\n"
     if word not in stage.options:
         problem = f"{stage.name}: got {word[:40]!r}, expected one of {', '.join(stage.options)}"
@@ -255,7 +271,8 @@ def expand(stage, word, id_column, targets):
 
 
 def right(stage, words):
-    """The word that is right for a task whose card says `words`: its metric, `linear` or `bent`, `gaps` or `absent`."""
+    """The word that is right for a task whose card says `words`: its metric, `linear` or `bent`,
+    `gaps` or `absent`."""
     metric, shape, gaps = words.split()[:3]
     classes = metric in ("accuracy", "f1_macro")
     match stage:
@@ -264,7 +281,13 @@ def right(stage, words):
         case "target":
             return "log" if metric == "rmsle" else "plain"
         case "model":
-            return "near" if shape == "bent" else "logit" if classes or metric == "roc_auc" else "ridge"
+            return (
+                "near"
+                if shape == "bent"
+                else "logit"
+                if classes or metric == "roc_auc"
+                else "ridge"
+            )
         case "predict":
             return "class" if classes else "proba" if metric == "roc_auc" else "value"
     return SIMPLE[stage]

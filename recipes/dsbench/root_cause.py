@@ -1,8 +1,10 @@
-"""Whose fault it is that something is missing: what a program lacked is charged to whoever should have made it.
+"""Whose fault it is that something is missing: what a program lacked is charged to whoever should
+have made it.
 
-An agent sees a program fail that another one has broken. These rules look at the files instead: a decision is at fault where what
-it has to leave behind is missing or unfit, unless something that it was to build on is. They know neither label nor score, so a
-model that is merely worse is nobody's fault here.
+An agent sees a program fail that another one has broken. These rules look at the files instead: a
+decision is at fault where what it has to leave behind is missing or unfit, unless something that it
+was to build on is. They know neither label nor score, so a model that is merely worse is nobody's
+fault here.
 """
 
 import csv
@@ -15,14 +17,19 @@ LARGEST = 64 * 2**20
 
 
 def faults(workspace, written):
-    """The decisions at fault, by name, each with the reason: not those that build on something that was missing or unfit already.
+    """The decisions at fault, by name, each with the reason: not those that build on something that
+    was missing or unfit already.
 
     Args:
         workspace: The folder.
         written: The files in it that an action wrote, see files.py.
     """
     lacking = {stage.name: lack(stage, workspace, written) for stage in pipeline.STAGES}
-    at_fault = [s for s in pipeline.STAGES if lacking[s.name] and not any(lacking[u.name] for u in upstream(s))]
+    at_fault = [
+        s
+        for s in pipeline.STAGES
+        if lacking[s.name] and not any(lacking[u.name] for u in upstream(s))
+    ]
     return {stage.name: lacking[stage.name] for stage in at_fault}
 
 
@@ -38,7 +45,8 @@ def upstream(stage):
 
 
 def lack(stage, workspace, written):
-    """What is missing of what a decision has to leave behind, or unfit; empty where all is there."""
+    """What is missing of what a decision has to leave behind, or unfit; empty where all is
+    there."""
     for file in stage.makes:
         if file not in written:
             return f"{file} is missing, which {stage.name} has to make"
@@ -90,7 +98,11 @@ def _submission(workspace):
     said, sample = _table(workspace, "submission.csv"), _table(workspace, "sample_submission.csv")
     if set(said) != set(sample):
         return "submission.csv has other columns than sample_submission.csv"
-    return "" if _rows(said) == _rows(sample) else f"submission.csv has {_rows(said)} rows, {_rows(sample)} are expected"
+    return (
+        ""
+        if _rows(said) == _rows(sample)
+        else f"submission.csv has {_rows(said)} rows, {_rows(sample)} are expected"
+    )
 
 
 def _number(text):

@@ -1,4 +1,5 @@
-"""A coach of the tiny recipe that charges what a program lacked to whoever should have made it (root_cause.py)."""
+"""A coach of the tiny recipe that charges what a program lacked to whoever should have made it
+(root_cause.py)."""
 
 import asyncio
 
@@ -11,7 +12,9 @@ from . import tiny_rubric as tiny
 async def is_not_at_fault(action, seen):
     if seen.workspace is None:
         return False
-    return not await asyncio.to_thread(root_cause.fault, tiny.stage_of(action), seen.workspace, files.written(seen))
+    return not await asyncio.to_thread(
+        root_cause.fault, tiny.stage_of(action), seen.workspace, files.written(seen)
+    )
 
 
 DUTY = Criterion("what it has to make is there, or what it needs is not", 5, is_not_at_fault)

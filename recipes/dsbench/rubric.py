@@ -1,7 +1,9 @@
-"""How the coach judges full-size models when no other model is to be asked: programs that run, files that are made, what comes out.
+"""How the coach judges full-size models when no other model is to be asked: programs that run,
+files that are made, what comes out.
 
-What a program lacked is charged to whoever should have made it: a role is not blamed for a file that another one owed. What the
-last action is worth is capped by the metric, after MAPPA's table (C.4): a submission of little use is no good work, however tidy.
+What a program lacked is charged to whoever should have made it: a role is not blamed for a file
+that another one owed. What the last action is worth is capped by the metric, after MAPPA's table
+(C.4): a submission of little use is no good work, however tidy.
 """
 
 import re
@@ -17,7 +19,8 @@ MISSING = re.compile(r"No such file or directory: '(?:[^'\n]*/)?([^'/\n]+)'")
 AUC = ((0.85, 9), (0.75, 8), (0.65, 6), (0.55, 4))
 ERROR = ((10, 9), (25, 8), (50, 6))
 GAP = ((0.7, 9), (0.5, 8), (0.3, 6), (0.1, 4))
-"""Points out of ten that are allowed: from a ROC-AUC on, below an RMSE in percent of the answer's range, from a relative gap on."""
+"""Points out of ten that are allowed: from a ROC-AUC on, below an RMSE in percent of the answer's
+range, from a relative gap on."""
 
 
 def owed_by(role):
@@ -26,21 +29,29 @@ def owed_by(role):
 
 
 def missed(action, seen):
-    """Files that the action's programs looked for in vain, that another role owes and that nobody has made."""
+    """Files that the action's programs looked for in vain, that another role owes and that nobody
+    has made."""
     there = {Path(path).stem for path in files.written(seen)}
-    names = {Path(name).stem for r in action.tool_results if not r.ok for name in MISSING.findall(r.output)}
+    names = {
+        Path(name).stem
+        for r in action.tool_results
+        if not r.ok
+        for name in MISSING.findall(r.output)
+    }
     return (names & owed_by(action.role)) - there
 
 
 def runs(action, seen):
-    """Its programs run, or lacked what another role owed; an action without any repeats nothing that failed."""
+    """Its programs run, or lacked what another role owed; an action without any repeats nothing
+    that failed."""
     if not action.tool_results:
         return action.before is not None and all(result.ok for result in action.before.tool_results)
     return bool(missed(action, seen)) or all(result.ok for result in action.tool_results)
 
 
 def makes_its_files(action, seen):
-    """What its role owes is there; half where it is not yet, and turns are left; nobody can build on what is not there."""
+    """What its role owes is there; half where it is not yet, and turns are left; nobody can build
+    on what is not there."""
     there = {Path(path).stem for path in files.written(seen)}
     if judging.MADE[action.role] <= there or missed(action, seen):
         return 1.0
@@ -64,7 +75,11 @@ def capped(holds):
 
     async def to(action, seen):
         share = float(holds(action, seen))
-        return min(share, cap(await judging.judged(seen.label, seen))) if isinstance(seen, SeenLast) else share
+        return (
+            min(share, cap(await judging.judged(seen.label, seen)))
+            if isinstance(seen, SeenLast)
+            else share
+        )
 
     return to
 

@@ -1,11 +1,13 @@
-"""Scores of submissions: strict, aligned by id, on CSV alone. No code of an agent's is run here, nothing is unpickled.
+"""Scores of submissions: strict, aligned by id, on CSV alone. No code of an agent's is run here,
+nothing is unpickled.
 
     scored = score(card, "answers/x/test_answer.csv", "workspace/submission.csv")
     scored.value     the metric, or None where this is no valid submission
     scored.reason    why it is none
 
-A submission has the id and the targets as its columns, in any order, and every id of the answer once, in any order; its cells are
-what the metric takes. A metric of one column is the mean over the targets where there are several. `METRICS` has them all.
+A submission has the id and the targets as its columns, in any order, and every id of the answer
+once, in any order; its cells are what the metric takes. A metric of one column is the mean over the
+targets where there are several. `METRICS` has them all.
 """
 
 import csv
@@ -53,7 +55,8 @@ class Metric:
     """How good predictions are.
 
     Args:
-        of: `(answer, prediction)` to a number; arrays of one column, or matrices of all targets where `together`.
+        of: `(answer, prediction)` to a number; arrays of one column, or matrices of all targets
+            where `together`.
         higher: Whether more is better.
         kind: What cells hold, see `CELLS`.
         low, high: Bounds of its values.
@@ -70,10 +73,15 @@ class Metric:
     @property
     def type(self):
         """What MAPPA calls the type of a task."""
-        return "classification" if self.kind in ("labels", "ratings", "ranked", "shares", "chances") else "regression"
+        return (
+            "classification"
+            if self.kind in ("labels", "ratings", "ranked", "shares", "chances")
+            else "regression"
+        )
 
 
-# --- metrics ---------------------------------------------------------------------------------------------------------------
+# --- metrics
+# --------------------------------------------------------------------------------------------------
 
 
 def from_sklearn(name, **options):
@@ -86,7 +94,8 @@ def from_sklearn(name, **options):
 
 
 def of_labels(name, **options):
-    """A metric of scikit-learn's that only asks which labels are the same; it takes no labels such as 0.5."""
+    """A metric of scikit-learn's that only asks which labels are the same; it takes no labels such
+    as 0.5."""
 
     def of(answer, prediction):
         import numpy as np
@@ -103,7 +112,8 @@ def f1_binary(answer, prediction):
 
 
 def log_loss(answer, prediction):
-    """Of one column: the probability of label 1. Of several: those of the classes, normalised by row."""
+    """Of one column: the probability of label 1. Of several: those of the classes, normalised by
+    row."""
     from sklearn import metrics
 
     if prediction.shape[1] == 1:
@@ -112,28 +122,46 @@ def log_loss(answer, prediction):
     if not (sums > 0).all():
         raise Invalid("a row's probabilities are all 0")
     shares = prediction / sums
-    return float(metrics.log_loss(answer.argmax(axis=1), shares, labels=list(range(answer.shape[1]))))
+    return float(
+        metrics.log_loss(answer.argmax(axis=1), shares, labels=list(range(answer.shape[1])))
+    )
 
 
 def kappa(answer, prediction):
-    """Quadratic weighted kappa over whole ratings; every rating between the least and the greatest has a place."""
+    """Quadratic weighted kappa over whole ratings; every rating between the least and the greatest
+    has a place."""
     from sklearn.metrics import cohen_kappa_score
 
-    ratings = list(range(int(min(answer.min(), prediction.min())), int(max(answer.max(), prediction.max())) + 1))
+    ratings = list(
+        range(
+            int(min(answer.min(), prediction.min())), int(max(answer.max(), prediction.max())) + 1
+        )
+    )
     if len(ratings) == 1:
         return 1.0
-    return float(cohen_kappa_score(answer.astype(int), prediction.astype(int), labels=ratings, weights="quadratic"))
+    return float(
+        cohen_kappa_score(
+            answer.astype(int), prediction.astype(int), labels=ratings, weights="quadratic"
+        )
+    )
 
 
 def average_precision_at_3(answer, prediction):
-    """One label is right: 1 / its rank among the first three that a row names, 0 where it is not there (MAP@3)."""
-    ranks = [(row[:3].index(right) + 1) if right in row[:3] else 0 for right, row in zip(answer, prediction, strict=True)]
+    """One label is right: 1 / its rank among the first three that a row names, 0 where it is not
+    there (MAP@3)."""
+    ranks = [
+        (row[:3].index(right) + 1) if right in row[:3] else 0
+        for right, row in zip(answer, prediction, strict=True)
+    ]
     return sum(1 / rank for rank in ranks if rank) / len(ranks)
 
 
 def hit_at_3(answer, prediction):
-    """The share of rows whose first three labels hold the right one (what the benchmark's script calls MPA@3)."""
-    return sum(right in row[:3] for right, row in zip(answer, prediction, strict=True)) / len(answer)
+    """The share of rows whose first three labels hold the right one (what the benchmark's script
+    calls MPA@3)."""
+    return sum(right in row[:3] for right, row in zip(answer, prediction, strict=True)) / len(
+        answer
+    )
 
 
 def symmetric_percentage_error(answer, prediction):
@@ -146,7 +174,8 @@ def symmetric_percentage_error(answer, prediction):
 
 
 def gini(answer, prediction):
-    """Normalised Gini coefficient of labels 0 and 1: 2 AUC - 1. Rows that are predicted alike count half, whatever their order."""
+    """Normalised Gini coefficient of labels 0 and 1: 2 AUC - 1. Rows that are predicted alike count
+    half, whatever their order."""
     return 2 * METRICS["roc_auc"].of(answer, prediction) - 1
 
 
@@ -165,7 +194,8 @@ def correlation(name):
 
 
 def word_jaccard(answer, prediction):
-    """Words in both / words in either, of lower-case texts; the mean over the rows. Two texts without words are alike."""
+    """Words in both / words in either, of lower-case texts; the mean over the rows. Two texts
+    without words are alike."""
     shares = []
     for right, said in zip(answer, prediction, strict=True):
         a, b = set(right.lower().split()), set(said.lower().split())
@@ -200,7 +230,8 @@ METRICS = {
 """By name. `mcrmse` is `rmse`, whose mean over several columns has that name."""
 
 
-# --- submissions -----------------------------------------------------------------------------------------------------------
+# --- submissions
+# --------------------------------------------------------------------------------------------------
 
 
 def score(card, answer, submission):
@@ -236,8 +267,8 @@ def read_table(path, limit, most=None):
     """The columns of a CSV file with a header, each as a list of texts.
 
     Raises:
-        Invalid: It is missing, no plain file, of more bytes than `limit` or more rows than `most`, or no CSV with as many cells
-            in every row.
+        Invalid: It is missing, no plain file, of more bytes than `limit` or more rows than `most`,
+            or no CSV with as many cells in every row.
     """
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -268,8 +299,16 @@ def read_table(path, limit, most=None):
         raise Invalid(f"{path.name} has two columns of one name: {', '.join(header)}"[:200])
     for number, row in enumerate(body, 2):
         if len(row) != len(header):
-            raise Invalid(f"{path.name}: row {number} has {len(row)} cells, the header {len(header)}")
-    return dict(zip(header, map(list, zip(*body, strict=True)) if body else ([] for _ in header), strict=True))
+            raise Invalid(
+                f"{path.name}: row {number} has {len(row)} cells, the header {len(header)}"
+            )
+    return dict(
+        zip(
+            header,
+            map(list, zip(*body, strict=True)) if body else ([] for _ in header),
+            strict=True,
+        )
+    )
 
 
 def aligned(right, said, id_column, targets):
@@ -280,8 +319,15 @@ def aligned(right, said, id_column, targets):
     """
     wanted = [id_column, *targets]
     if set(said) != set(wanted):
-        missing, foreign = [c for c in wanted if c not in said], [c for c in said if c not in wanted]
-        parts = [f"{what} {_some(names)}" for what, names in (("without", missing), ("with", foreign)) if names]
+        missing, foreign = (
+            [c for c in wanted if c not in said],
+            [c for c in said if c not in wanted],
+        )
+        parts = [
+            f"{what} {_some(names)}"
+            for what, names in (("without", missing), ("with", foreign))
+            if names
+        ]
         raise Invalid(f"wrong columns: {' and '.join(parts)}")
     own, theirs = keys(right[id_column], said[id_column])
     place = {key: number for number, key in enumerate(theirs)}
@@ -290,20 +336,29 @@ def aligned(right, said, id_column, targets):
         raise Invalid(f"ids are doubled, the first is {twice!r:.40}")
     missing = [text for text, key in zip(right[id_column], own, strict=True) if key not in place]
     if missing:
-        raise Invalid(f"{len(missing)} ids of {len(own)} are missing, the first is {missing[0]!r:.40}")
+        raise Invalid(
+            f"{len(missing)} ids of {len(own)} are missing, the first is {missing[0]!r:.40}"
+        )
     if len(theirs) > len(own):
         known = set(own)
-        foreign = next(text for text, key in zip(said[id_column], theirs, strict=True) if key not in known)
-        raise Invalid(f"{len(theirs) - len(own)} ids are not the task's, the first is {foreign!r:.40}")
+        foreign = next(
+            text for text, key in zip(said[id_column], theirs, strict=True) if key not in known
+        )
+        raise Invalid(
+            f"{len(theirs) - len(own)} ids are not the task's, the first is {foreign!r:.40}"
+        )
     order = [place[key] for key in own]
     return {column: [said[column][n] for n in order] for column in targets}
 
 
 def keys(own, theirs):
-    """Ids in the form in which they are compared: as numbers where the answer's are, so that 7 and 7.0 are one; else as texts."""
+    """Ids in the form in which they are compared: as numbers where the answer's are, so that 7 and
+    7.0 are one; else as texts."""
     numbers = floats(own)
     if (abs(numbers) < WHOLE).all():  # False for what is no number
-        return numbers.tolist(), [n if n == n else text for n, text in zip(floats(theirs).tolist(), theirs, strict=True)]
+        return numbers.tolist(), [
+            n if n == n else text for n, text in zip(floats(theirs).tolist(), theirs, strict=True)
+        ]
     return own, theirs
 
 
@@ -330,13 +385,18 @@ def cells(kind, target, right, said):
         return right, [list(dict.fromkeys(row.split())) for row in _filled(target, said)]
     if kind == "labels":
         numeric = not np.isnan(floats(right)).any()
-        return (floats(right), _numbers(target, said)) if numeric else _codes(right, _filled(target, said))
+        return (
+            (floats(right), _numbers(target, said))
+            if numeric
+            else _codes(right, _filled(target, said))
+        )
     answer, prediction = floats(right), _numbers(target, said)
     if not np.isfinite(answer).all():
         raise ValueError(f"the answer's column {target!r} holds something else than numbers")
     if kind == "chances" and set(answer) != {0.0, 1.0}:
         raise ValueError(
-            f"the answer's column {target!r} has the labels {_some(sorted(set(answer)))}; expected 0 and 1, and both"
+            f"the answer's column {target!r} has the labels {_some(sorted(set(answer)))}; expected "
+            "0 and 1, and both"
         )
     _check(kind, target, said, prediction)
     return answer, prediction
@@ -350,7 +410,9 @@ def _check(kind, target, said, prediction):
         "ratings": (lambda p: (p == p.round()) & (abs(p) <= RATINGS), "whole ratings"),
     }.get(kind, (None, ""))
     if allowed is not None and not (fine := allowed(prediction)).all():
-        raise Invalid(f"column {target!r} holds {said[int((~fine).argmax())]!r:.40}; expected {what}")
+        raise Invalid(
+            f"column {target!r} holds {said[int((~fine).argmax())]!r:.40}; expected {what}"
+        )
 
 
 def _filled(target, texts):
@@ -364,7 +426,9 @@ def _numbers(target, texts):
     _filled(target, texts)
     found = floats(texts)
     if not (fine := abs(found) < LARGEST).all():  # False for what is no number
-        raise Invalid(f"column {target!r} holds {texts[int((~fine).argmax())]!r:.40}; expected finite numbers")
+        raise Invalid(
+            f"column {target!r} holds {texts[int((~fine).argmax())]!r:.40}; expected finite numbers"
+        )
     return found
 
 
@@ -382,12 +446,14 @@ def _some(names, most=3):
     return shown + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
-# --- what a set of submissions is worth --------------------------------------------------------------------------------------
+# --- what a set of submissions is worth
+# --------------------------------------------------------------------------------------
 
 
 def quality(metric, values):
-    """By the measures that tasks of one type share (MAPPA, table 2): accuracy and macro F1 of classification, MAE and RMSE of
-    regression in percent of the answer's range. Empty for texts, and for several columns of probabilities.
+    """By the measures that tasks of one type share (MAPPA, table 2): accuracy and macro F1 of
+    classification, MAE and RMSE of regression in percent of the answer's range. Empty for texts,
+    and for several columns of probabilities.
     """
     import numpy as np
 
@@ -396,24 +462,39 @@ def quality(metric, values):
     found = []
     for answer, prediction in values:
         if metric.type == "classification":
-            said = prediction if metric.kind in ("labels", "ratings") else (prediction > 0.5).astype(float)
+            said = (
+                prediction
+                if metric.kind in ("labels", "ratings")
+                else (prediction > 0.5).astype(float)
+            )
             f1 = METRICS["f1_macro"].of(answer, said)
             found.append({"accuracy": METRICS["accuracy"].of(answer, said), "f1": f1})
         elif span := float(np.ptp(answer)):
-            found.append({name: 100 * METRICS[name].of(answer, prediction) / span for name in ("mae", "rmse")})
-    return {name: sum(one[name] for one in found) / len(found) for name in found[0]} if found else {}
+            found.append(
+                {
+                    name: 100 * METRICS[name].of(answer, prediction) / span
+                    for name in ("mae", "rmse")
+                }
+            )
+    return (
+        {name: sum(one[name] for one in found) / len(found) for name in found[0]} if found else {}
+    )
 
 
 def relative_gap(value, baseline, best):
-    """max(0, (p - b) / (g - b)): which part of the way from the baseline to `best` a score has come; DSBench's RPG is its mean.
+    """max(0, (p - b) / (g - b)): which part of the way from the baseline to `best` a score has
+    come; DSBench's RPG is its mean.
 
-    Whether more is better is in the sign of g - b. It may exceed 1 where `best` is not the best possible.
+    Whether more is better is in the sign of g - b. It may exceed 1 where `best` is not the best
+    possible.
 
     Raises:
         ValueError: Baseline and best are equal: there is no way to go.
     """
     if best == baseline:
-        raise ValueError(f"the baseline and the best score are both {best}; their gap measures nothing")
+        raise ValueError(
+            f"the baseline and the best score are both {best}; their gap measures nothing"
+        )
     return max(0.0, (value - baseline) / (best - baseline))
 
 
@@ -422,7 +503,8 @@ PENALTIES = {"accuracy": 0.5, "f1": 0.0, "mae": 50.0, "rmse": 50.0}
 
 
 def fair(raw, valid, total, penalty):
-    """s * raw + (1 - s) * penalty with s = valid / total: the mean over all tasks, where failures count as the penalty."""
+    """s * raw + (1 - s) * penalty with s = valid / total: the mean over all tasks, where failures
+    count as the penalty."""
     share = valid / total
     return share * (raw if valid else 0.0) + (1 - share) * penalty
 
@@ -446,9 +528,11 @@ class Result:
 
 
 def summary(results):
-    """Completion, RPG and success rates, by type and role, and the shared measures raw and fair, by name.
+    """Completion, RPG and success rates, by type and role, and the shared measures raw and fair, by
+    name.
 
-    DSBench counts what has no result with a gap of 0. `success/TYPE` is the share of valid submissions, which MAPPA calls so.
+    DSBench counts what has no result with a gap of 0. `success/TYPE` is the share of valid
+    submissions, which MAPPA calls so.
     """
     valid = [r for r in results if r.scored.value is not None]
     found = {
@@ -467,7 +551,9 @@ def summary(results):
             raw = sum(measured) / len(measured) if measured else 0.0
             if measured:
                 found[f"{name}/raw"] = raw
-            counted = len(measured) + len(all_of) - len(ok)  # valid submissions without the measure say nothing of it
+            counted = (
+                len(measured) + len(all_of) - len(ok)
+            )  # valid submissions without the measure say nothing of it
             if counted:
                 found[f"{name}/fair"] = fair(raw, len(measured), counted, PENALTIES[name])
     return found

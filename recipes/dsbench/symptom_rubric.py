@@ -1,4 +1,5 @@
-"""A coach that sees only whether an action's own program ran: who has broken it is not asked. A control for tiny_rubric.py."""
+"""A coach that sees only whether an action's own program ran: who has broken it is not asked. A
+control for tiny_rubric.py."""
 
 from marl_plugins.coach.rubric import Criterion
 

@@ -1,11 +1,14 @@
-"""Generated tasks in DSBench's layout: the same bytes for the same seed, 64 to train and 6 held out.
+"""Generated tasks in DSBench's layout: the same bytes for the same seed, 64 to train and 6 held
+out.
 
     generate(FOLDER, SEED)
 
-Ten kinds, seven tasks each: generators, and the data sets in scikit-learn's wheel with noise and rows drawn anew. Into each is
-planted what a data engineer meets: gaps, or values that are absent because they are 0; outliers; a category that matters; skew;
-columns of very different scales; useless columns; ids and rows in no order. Ten right words (pipeline.py) solve every one of them,
-and the score that they reach is the task's `best`.
+Ten kinds, seven tasks each: generators, and the data sets in scikit-learn's wheel with noise and
+rows drawn anew. Into each is
+planted what a data engineer meets: gaps, or values that are absent because they are 0; outliers; a
+category that matters; skew; columns of very different scales; useless columns; ids and rows in no
+order. Ten right words (pipeline.py) solve every one of them, and the score that they reach is the
+task's `best`.
 """
 
 import contextlib
@@ -21,7 +24,8 @@ from pathlib import Path
 from . import layout, pipeline, scorer
 
 ZERO = 1.5
-"""How far below the mean, in the units of a column, a value is 0 where a third of its values are."""
+"""How far below the mean, in the units of a column, a value is 0 where a third of its values
+are."""
 EACH = 7
 """Tasks of a kind."""
 CITIES = ("Agra", "Bonn", "Cork", "Dakar", "Essen", "Fes", "Graz", "Hilo")
@@ -34,7 +38,8 @@ class Kind:
     Args:
         metric, targets: How it is scored.
         shape: `linear`, or `bent` where no line separates the classes.
-        absent: Whether every second task has values that are absent because they are 0, in place of gaps.
+        absent: Whether every second task has values that are absent because they are 0, in place of
+            gaps.
         held_out: Whether its last task is for evaluation.
     """
 
@@ -59,7 +64,8 @@ KINDS = {
 }
 
 
-# --- what is to be found: columns of about unit size, a category, and the targets ------------------------------------------------
+# --- what is to be found: columns of about unit size, a category, and the targets
+# ------------------------------------------------
 
 
 def visitors(rng, rows, absent):
@@ -79,7 +85,11 @@ def rings(rng, rows, absent):
 
 def profits(rng, rows, absent):
     x, city, effect = _latent(rng, rows, 3, absent=absent)
-    return x, city, {"profit": 10 * (x @ [1.6, 1.2, 1.0] + 1.5 * effect) + 3 * rng.normal(size=rows)}
+    return (
+        x,
+        city,
+        {"profit": 10 * (x @ [1.6, 1.2, 1.0] + 1.5 * effect) + 3 * rng.normal(size=rows)},
+    )
 
 
 def rentals(rng, rows, absent):
@@ -99,7 +109,9 @@ def wine(rng, rows, absent):
 
 
 def digits(rng, rows, absent):
-    return _classes(rng, rows, "digits", "digit", (20, 21, 26, 28, 36, 42, 43, 53), 0.9, 0.5, classes=4)
+    return _classes(
+        rng, rows, "digits", "digit", (20, 21, 26, 28, 36, 42, 43, 53), 0.9, 0.5, classes=4
+    )
 
 
 def cancer(rng, rows, absent):
@@ -145,7 +157,8 @@ def _latent(rng, rows, columns, *, cities=8, absent=False):
 
 
 def _resampled(rng, rows, name, columns, noise, classes=None):
-    """Rows of a data set in scikit-learn's wheel, drawn with replacement, with noise; features of unit size."""
+    """Rows of a data set in scikit-learn's wheel, drawn with replacement, with noise; features of
+    unit size."""
     from sklearn import datasets
 
     data = getattr(datasets, f"load_{name}")()
@@ -159,7 +172,8 @@ def _resampled(rng, rows, name, columns, noise, classes=None):
 
 
 def _classes(rng, rows, name, target, columns, noise, at_home, classes=None):
-    """A data set of classes by name; a share of each class lives in its own cities, which are in no order."""
+    """A data set of classes by name; a share of each class lives in its own cities, which are in no
+    order."""
     import numpy as np
     from sklearn import datasets
 
@@ -186,7 +200,8 @@ def _named(yes, no_name, yes_name):
     return np.where(yes, yes_name, no_name)
 
 
-# --- a task of them ------------------------------------------------------------------------------------------------------------
+# --- a task of them
+# --------------------------------------------------------------------------------------------------
 
 
 def table(name, number, seed):
@@ -200,7 +215,9 @@ def table(name, number, seed):
     x, city, targets = globals()[name](rng, rows, absent)
     frame = pd.DataFrame({"id": rng.permutation(rows) + 1000})
     for n, column in enumerate(x.T):
-        unit = 10.0 ** (-3 + n % 3)  # nothing of it is left to a penalised model unless it is scaled
+        unit = 10.0 ** (
+            -3 + n % 3
+        )  # nothing of it is left to a penalised model unless it is scaled
         is_count = absent and n == 0
         values = unit * (column + (ZERO if is_count else 6.0))
         gaps = column == -ZERO if is_count else rng.random(rows) < (0.0 if absent else 0.15)
@@ -221,17 +238,25 @@ def is_absent(name, number):
 def words(name, number):
     """The card of a task: all that its right words depend on, and its number."""
     kind, position = KINDS[name], EACH * list(KINDS).index(name) + number
-    return f"{kind.metric} {kind.shape} {'absent' if is_absent(name, number) else 'gaps'} {position}"
+    return (
+        f"{kind.metric} {kind.shape} {'absent' if is_absent(name, number) else 'gaps'} {position}"
+    )
 
 
 def text(name, number):
     """What is asked, in a sentence or two each."""
     kind = KINDS[name]
-    about = "In f0 an empty cell means 0." if is_absent(name, number) else "Some cells are empty; nothing is known of them."
+    about = (
+        "In f0 an empty cell means 0."
+        if is_absent(name, number)
+        else "Some cells are empty; nothing is known of them."
+    )
     return (
         f"Predict {', '.join(kind.targets)} for every id of test.csv ({name}-{number}).\n\n"
-        f"Evaluation: {kind.metric}. Submission: a CSV file with the columns id and {', '.join(kind.targets)}, as in "
-        f"sample_submission.csv.\n\nColumns: id; numbers of very different size; city, a category. {about} Not every column is of "
+        f"Evaluation: {kind.metric}. Submission: a CSV file with the columns id and "
+        f"{', '.join(kind.targets)}, as in "
+        "sample_submission.csv.\n\nColumns: id; numbers of very different size; city, a category. "
+        f"{about} Not every column is of "
         "use.\n"
     )
 
@@ -246,7 +271,13 @@ def write(folder, name, number, seed):
     sample = test[["id"]].copy()
     for target in targets:
         column = train[target]
-        common = 0.5 if kind.metric == "roc_auc" else column.mean() if pd.api.types.is_numeric_dtype(column) else None
+        common = (
+            0.5
+            if kind.metric == "roc_auc"
+            else column.mean()
+            if pd.api.types.is_numeric_dtype(column)
+            else None
+        )
         sample[target] = column.mode()[0] if common is None else common
     data, answers = folder / "data_resplit" / task, folder / "answers" / task
     for path in (data, answers, folder / "task"):
@@ -260,7 +291,13 @@ def write(folder, name, number, seed):
         frame.to_csv(path, index=False, float_format="%.6g")
     (folder / "task" / f"{task}.txt").write_text(text(name, number))
     split = "eval" if kind.held_out and number == EACH - 1 else "train"
-    row = {"name": task, "metric": kind.metric, "id": "id", "targets": "|".join(targets), "split": split}
+    row = {
+        "name": task,
+        "metric": kind.metric,
+        "id": "id",
+        "targets": "|".join(targets),
+        "split": split,
+    }
     row["card"] = words(name, number)
     card = layout.Card(folder, task, kind.metric, "id", kind.targets, words=row["card"])
     row["best"] = repr(reference(card))
@@ -270,14 +307,20 @@ def write(folder, name, number, seed):
 def reference(card):
     """The score of the right words' programs, which are run here, in a folder of their own."""
     before = Path.cwd()
-    with tempfile.TemporaryDirectory() as folder, warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        warnings.catch_warnings(),
+        contextlib.redirect_stdout(io.StringIO()),
+    ):
         warnings.simplefilter("ignore")
         for file, source in card.inputs.items():
             os.symlink(source, Path(folder, file))
         try:
             os.chdir(folder)
             for stage in pipeline.STAGES:
-                program = pipeline.expand(stage, pipeline.right(stage.name, card.words), card.id, card.targets)
+                program = pipeline.expand(
+                    stage, pipeline.right(stage.name, card.words), card.id, card.targets
+                )
                 exec(compile(program, stage.name, "exec"), {"__name__": "__main__"})
         finally:
             os.chdir(before)

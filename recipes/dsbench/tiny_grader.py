@@ -1,6 +1,8 @@
-"""All or nothing: a valid submission that has come nine tenths of the way from the sample submission to the reference's score.
+"""All or nothing: a valid submission that has come nine tenths of the way from the sample
+submission to the reference's score.
 
-What each decision is at fault for by its files is noted with the action (`fault`), as long as there are files.
+What each decision is at fault for by its files is noted with the action (`fault`), as long as there
+are files.
 """
 
 import asyncio
@@ -10,7 +12,9 @@ from . import files, judging, root_cause
 
 async def score_outcome(trajectory):
     if trajectory.workspace is not None:
-        found = await asyncio.to_thread(root_cause.faults, trajectory.workspace, files.written(trajectory))
+        found = await asyncio.to_thread(
+            root_cause.faults, trajectory.workspace, files.written(trajectory)
+        )
         for action in trajectory.actions:
             stage = root_cause.pipeline.BY_ROLE[action.role][action.turn]
             action.notes["fault"] = found.get(stage.name, "")

@@ -1,4 +1,5 @@
-"""The strict coach of the tiny recipe: whether each word is the right one; for the last, also whether the task is solved."""
+"""The strict coach of the tiny recipe: whether each word is the right one; for the last, also
+whether the task is solved."""
 
 from marl_plugins.coach.rubric import Criterion
 
@@ -6,7 +7,8 @@ from . import judging, pipeline
 
 
 def stage_of(action):
-    """The decision that an action makes: its role's first, second, ... in the order of its turns."""
+    """The decision that an action makes: its role's first, second, ... in the order of its
+    turns."""
     return pipeline.BY_ROLE[action.role][action.turn]
 
 

@@ -1,9 +1,10 @@
-"""Reward backpropagation by the files of the workspace: a failure is blamed on whoever owed what was missing (root_cause.py).
+"""Reward backpropagation by the files of the workspace: a failure is blamed on whoever owed what
+was missing (root_cause.py).
 
     --plugin recipes/dsbench/traced.py --coach.rubric recipes/dsbench/symptom_rubric.py
 
-The attributor of `marl_plugins.reward_backprop` is replaced. A failure in whose files no fault can be seen is spread over all
-actions, and a success is shared by all.
+The attributor of `marl_plugins.reward_backprop` is replaced. A failure in whose files no fault can
+be seen is spread over all actions, and a success is shared by all.
 """
 
 from marl_plugins import hookimpl
@@ -14,7 +15,8 @@ requires = ("marl_plugins.reward_backprop",)
 
 
 class Files:
-    """Blames the decisions whose files are missing or unfit, which the grader has noted while the files were there."""
+    """Blames the decisions whose files are missing or unfit, which the grader has noted while the
+    files were there."""
 
     async def attribute(self, action, seen, residual):
         if residual.value >= 0:

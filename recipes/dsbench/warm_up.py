@@ -1,4 +1,5 @@
-"""Run once by the sandbox, before any program: pandas and scikit-learn import and cache much only when they are first used."""
+"""Run once by the sandbox, before any program: pandas and scikit-learn import and cache much only
+when they are first used."""
 
 import io
 
@@ -14,7 +15,9 @@ from sklearn.tree import DecisionTreeClassifier
 
 ROWS = 40
 draw = np.random.default_rng(0)
-table = pd.DataFrame({"id": range(ROWS), "f0": draw.normal(size=ROWS), "f1": draw.normal(size=ROWS)})
+table = pd.DataFrame(
+    {"id": range(ROWS), "f0": draw.normal(size=ROWS), "f1": draw.normal(size=ROWS)}
+)
 table["city"], table["kind"] = ["Agra", "Bonn"] * (ROWS // 2), table.f0 > 0
 table.loc[3, "f1"] = np.nan
 table = pd.read_csv(io.StringIO(table.to_csv(index=False)))

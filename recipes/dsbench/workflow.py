@@ -1,4 +1,5 @@
-"""Data Engineer -> Modeler -> Analyst. What one leaves for the next are files in the workspace that they share."""
+"""Data Engineer -> Modeler -> Analyst. What one leaves for the next are files in the workspace that
+they share."""
 
 
 async def run(task, roles, tools):

@@ -1,6 +1,8 @@
-"""How right the composer's answer is: one line for each question, `2: 4310`, and a score in [0, 1] for each line.
+"""How right the composer's answer is: one line for each question, `2: 4310`, and a score in [0, 1]
+for each line.
 
-Nothing but what the composer says is read. The parts of the outcome are the questions in turn: `question_1`, `question_2`, ...
+Nothing but what the composer says is read. The parts of the outcome are the questions in turn:
+`question_1`, `question_2`, ...
 """
 
 import re
@@ -12,7 +14,8 @@ BEGIN = re.compile(
     r"(?:[*_]*(?::|[.)](?!\d))|[ \t]+:(?=[ \t])|[ \t]*\|(?=[^\n|]*\|))[*_:.)]*",
     re.I | re.M,
 )
-"""Where the answer to a question begins: `2: `, `**2.** `, `Answer 2: `, at the start of a line or after the answer before."""
+"""Where the answer to a question begins: `2: `, `**2.** `, `Answer 2: `, at the start of a line or
+after the answer before."""
 LARGEST = 10**15
 """No figure of a store is larger."""
 HYPHENS = re.compile("[\u2010-\u2013\u2212]")
@@ -22,13 +25,16 @@ NAME = re.compile(r"[a-z]+-\d{3}|\d{4}-\d\d-\d\d")
 
 def score_outcome(trajectory):
     said = lines(trajectory.answer)
-    parts = [score(label, said.get(number, "")) for number, label in enumerate(trajectory.task.label, 1)]
+    parts = [
+        score(label, said.get(number, "")) for number, label in enumerate(trajectory.task.label, 1)
+    ]
     trajectory.outcome_parts = {f"question_{number}": part for number, part in enumerate(parts, 1)}
     return sum(parts) / len(parts)
 
 
 def lines(answer):
-    """What the numbered lines of an answer say, by number; the last one counts. Several may stand on one line, in order."""
+    """What the numbered lines of an answer say, by number; the last one counts. Several may stand
+    on one line, in order."""
     text, begins = HYPHENS.sub("-", answer or ""), []
     for found in BEGIN.finditer(text):
         inside = begins and "\n" not in text[begins[-1].end() : found.start()]
@@ -36,7 +42,9 @@ def lines(answer):
             begins.append(found)
     said = {}
     for found, after in zip(begins, [*begins[1:], None], strict=False):
-        said[int(found[1])] = text[found.end() : after.start() if after else None].partition("\n")[0].strip()
+        said[int(found[1])] = (
+            text[found.end() : after.start() if after else None].partition("\n")[0].strip()
+        )
     return {number: one for number, one in said.items() if one}
 
 
@@ -49,7 +57,9 @@ def score(label, text):
     if form == "set":
         return len({*found} & {*value}) / len({*found} | {*value})
     if form == "ranking":
-        return sum(one == other for one, other in zip(found, value, strict=False)) / max(len(found), len(value))
+        return sum(one == other for one, other in zip(found, value, strict=False)) / max(
+            len(found), len(value)
+        )
     return float(found == [value])
 
 
@@ -64,14 +74,19 @@ def names_in(text, options):
     words = "|".join(sorted(map(re.escape, options), key=len, reverse=True)).lower()
     pattern = re.compile(rf"(?<![\w-])(?:{words})(?![\w-])", re.IGNORECASE) if options else NAME
     text = text if options else text.lower()
-    found = [one[0] for one in pattern.finditer(text) if not denied(text, *one.span())]  # "June, not July" names June
-    exact = [one for one in found if one in options or one.isupper()]  # "It may be June" names one month
+    found = [
+        one[0] for one in pattern.finditer(text) if not denied(text, *one.span())
+    ]  # "June, not July" names June
+    exact = [
+        one for one in found if one in options or one.isupper()
+    ]  # "It may be June" names one month
     said = dict.fromkeys(one.lower() for one in exact or found)
     return [next((option for option in options if option.lower() == one), one) for one in said]
 
 
 def of_number(label, said):
-    """A number within its tolerance; or what a decision is worth, as a share of the best one's worth."""
+    """A number within its tolerance; or what a decision is worth, as a share of the best one's
+    worth."""
     if said is None:
         return 0.0
     if label["form"] == "number":

@@ -1,10 +1,14 @@
-"""What the person asks: 40 kinds of questions, each with its right answer, and conversations of two to four of them.
+"""What the person asks: 40 kinds of questions, each with its right answer, and conversations of two
+to four of them.
 
-    KINDS      what is asked, which specialist it takes, and the query that answers it, as prompts/kinds.yaml has them
+    KINDS      what is asked, which specialist it takes, and the query that answers it, as
+               prompts/kinds.yaml has them
     truth      the right answer to one of them in one store
-    make       a task: the questions that a person asks one after the other, drawn from the task's id
+    make       a task: the questions that a person asks one after the other, drawn from the task's
+               id
 
-A question that follows another may leave out what has been said: "and how many of those came back?".
+A question that follows another may leave out what has been said: "and how many of those came
+back?".
 """
 
 import functools
@@ -38,7 +42,10 @@ MONTHS = (
     "December",
 )
 DAYS = ("Sunday", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday")
-SPECIALISTS = {"merchant": ("sales", "marketing", "aftersales"), "category": ("order", "pricing", "inventory")}
+SPECIALISTS = {
+    "merchant": ("sales", "marketing", "aftersales"),
+    "category": ("order", "pricing", "inventory"),
+}
 """Of each assistant; the first one is asked most."""
 TURNS, SHORT_TURNS = (2, 3, 4), (2,)
 TRAIN_STORES, EVAL_STORES = range(4), range(1000, 1002)
@@ -71,7 +78,9 @@ class Kind:
 
     def bound(self, values) -> tuple[str, list]:
         """Its query with `?` for its parameters, and their values in turn."""
-        return re.sub(r":[a-z]+", "?", self.sql), [values[name] for name in re.findall(r":([a-z]+)", self.sql)]
+        return re.sub(r":[a-z]+", "?", self.sql), [
+            values[name] for name in re.findall(r":([a-z]+)", self.sql)
+        ]
 
 
 def read_kinds() -> dict[str, Kind]:
@@ -80,7 +89,8 @@ def read_kinds() -> dict[str, Kind]:
     lines = {key.value: key.start_mark.line + 1 for key, _ in document.value}
     found = yaml.safe_load(FILE.read_text(encoding="utf-8"))
     return {
-        name: Kind(name, lines[name], **keys | {"options": tuple(keys.get("options", ()))}) for name, keys in found.items()
+        name: Kind(name, lines[name], **keys | {"options": tuple(keys.get("options", ()))})
+        for name, keys in found.items()
     }
 
 
@@ -94,7 +104,9 @@ def wrong_queries(limits) -> list[str]:
     found = []
     for kind in (kind for kind in KINDS.values() if kind.sql):
         query, values = kind.bound(dict.fromkeys(kind.parameters))
-        if problem := ask(store.database(0), f"EXPLAIN {query.strip()}\n{json.dumps(values)}", limits).problem:
+        if problem := ask(
+            store.database(0), f"EXPLAIN {query.strip()}\n{json.dumps(values)}", limits
+        ).problem:
             found.append(f"{FILE}:{kind.line}: {kind.name}.sql: {problem}")
     return found
 
@@ -111,14 +123,22 @@ def rows(name: str, seed: int, given: tuple[tuple[str, object], ...]) -> list[tu
 
 
 def truth(kind: Kind, seed: int, context: dict[str, object]) -> dict[str, object] | None:
-    """The right answer as JSON values, or None where the question has none that is clear: nothing there, or a tie."""
-    market, label = store.market_of(seed), {"kind": kind.name, "form": kind.form, "options": list(kind.options)}
+    """The right answer as JSON values, or None where the question has none that is clear: nothing
+    there, or a tie."""
+    market, label = (
+        store.market_of(seed),
+        {"kind": kind.name, "form": kind.form, "options": list(kind.options)},
+    )
     if kind.form == "cause":
         found = market.causes.get((context["category"], context["month"]))
         return label | {"value": found} if found else None
     if kind.form == "change":
         sign = -1 if kind.name == "discount" else 1
-        return label | {"values": {o: round(market.profit(context["category"], sign * int(o))) for o in kind.options}}
+        return label | {
+            "values": {
+                o: round(market.profit(context["category"], sign * int(o))) for o in kind.options
+            }
+        }
     if kind.form == "order":
         (product,) = (p for p in market.products if p.name == context["product"])
         need = market.units_a_day(product) * 2 * product.lead_days - product.stock
@@ -147,14 +167,20 @@ def truth(kind: Kind, seed: int, context: dict[str, object]) -> dict[str, object
     values = [row[-1] for row in answer[: top + 1]]
     if len(answer[0]) > 1 and len(set(values)) < len(values):
         return None
-    return label | {"form": "ranking" if top == 3 else "word", "value": first[:3] if top == 3 else first[0]}
+    return label | {
+        "form": "ranking" if top == 3 else "word",
+        "value": first[:3] if top == 3 else first[0],
+    }
 
 
 def context_of(draw: Random, seed: int) -> dict[str, object]:
-    """What a conversation is about: a category and a month (often one in which its sales fell), a product, an order."""
+    """What a conversation is about: a category and a month (often one in which its sales fell), a
+    product, an order."""
     market = store.market_of(seed)
     category, month = (
-        draw.choice(sorted(market.causes)) if draw.random() < 0.4 else (draw.choice(store.CATEGORIES), draw.randint(2, 12))
+        draw.choice(sorted(market.causes))
+        if draw.random() < 0.4
+        else (draw.choice(store.CATEGORIES), draw.randint(2, 12))
     )
     own = [p for p in market.products if p.category == category and p.base]
     return {
@@ -167,7 +193,8 @@ def context_of(draw: Random, seed: int) -> dict[str, object]:
 
 
 def share_of_core(share: float, turns: tuple[int, ...]) -> float:
-    """How often a question has to be for the first specialist, for router and it to get a share of all calls.
+    """How often a question has to be for the first specialist, for router and it to get a share of
+    all calls.
 
     With T questions there are T calls of the router, T of specialists and one of the composer.
     """
@@ -197,12 +224,24 @@ def make(task: str, share: float, short: bool = False) -> Task:
     turns = SHORT_TURNS if short else TURNS
     for _ in range(draw.choice(turns)):
         wanted = core if draw.random() < share_of_core(share, turns) else draw.choice(others)
-        kinds = [kind for kind in KINDS.values() if kind.specialist in SPECIALISTS[assistant] and (kind.short or not short)]
+        kinds = [
+            kind
+            for kind in KINDS.values()
+            if kind.specialist in SPECIALISTS[assistant] and (kind.short or not short)
+        ]
         kinds = [kind for kind in kinds if kind.name not in {label["kind"] for label in labels}]
         draw.shuffle(kinds)
-        kinds.sort(key=lambda kind: (kind.specialist != wanted, kind.specialist != core))  # another where nothing is left
-        kind, label = next((k, found) for k in kinds if (found := truth(k, seed, context)) is not None)
-        known = before is not None and "other" not in before.about and kind.about - {"other"} <= before.about
+        kinds.sort(
+            key=lambda kind: (kind.specialist != wanted, kind.specialist != core)
+        )  # another where nothing is left
+        kind, label = next(
+            (k, found) for k in kinds if (found := truth(k, seed, context)) is not None
+        )
+        known = (
+            before is not None
+            and "other" not in before.about
+            and kind.about - {"other"} <= before.about
+        )
         text = kind.short if short else kind.later if known else kind.opening
         asked.append(text.format(**shown))
         labels.append(label | {"specialist": kind.specialist})

@@ -1,4 +1,5 @@
-"""How the coach judges the steps: rules that need no label, and for the composer's last answer one that does.
+"""How the coach judges the steps: rules that need no label, and for the composer's last answer one
+that does.
 
 What a question is about is read off its words and the task's id, as the person's script has them.
 """
@@ -16,7 +17,14 @@ GROUPED = re.compile(r"\d{1,3}(?:,\d{3})+(?:\.\d+)?(?!\d)|\d+(?:\.\d+)?")
 def asked(seen):
     """The kind of the question that a role was asked last."""
     lines = [line for _, text in seen.messages[-1:] for line in text.splitlines()]
-    return next((kind for line in lines if (kind := questions.kind_of(line.removeprefix(f"{HEAD} ").strip()))), None)
+    return next(
+        (
+            kind
+            for line in lines
+            if (kind := questions.kind_of(line.removeprefix(f"{HEAD} ").strip()))
+        ),
+        None,
+    )
 
 
 HEAD = "Question:"
@@ -26,13 +34,17 @@ def names_the_right_specialist(action, seen):
     kind = asked(seen)
     return (
         kind is not None
-        and workflow.named(action, [n for own in questions.SPECIALISTS.values() for n in own]) == kind.specialist
+        and workflow.named(action, [n for own in questions.SPECIALISTS.values() for n in own])
+        == kind.specialist
     )
 
 
 def names_one_specialist(action, seen):
     words = re.findall(r"\w+", action.text.lower())
-    return len({word for word in words if any(word in own for own in questions.SPECIALISTS.values())}) == 1
+    return (
+        len({word for word in words if any(word in own for own in questions.SPECIALISTS.values())})
+        == 1
+    )
 
 
 def results(action):
@@ -50,7 +62,8 @@ def its_calls_run(action, seen):
 
 
 def touches_what_it_has_to(action, seen):
-    """The lookup of the question's kind, or a query of the tables of its query; with the month, product, order in question."""
+    """The lookup of the question's kind, or a query of the tables of its query; with the month,
+    product, order in question."""
     kind, calls = asked(seen), [result.call for result in results(action)]
     if kind is None or not calls:
         return False
@@ -79,18 +92,29 @@ def touches_what_it_has_to(action, seen):
 
 def backed(text, sources):
     """Whether every figure of a text stands in another one, or is what one there is rounded to."""
-    known = [float(number.replace(",", "")) for pattern in (PLAIN, GROUPED) for number in pattern.findall(sources)]
+    known = [
+        float(number.replace(",", ""))
+        for pattern in (PLAIN, GROUPED)
+        for number in pattern.findall(sources)
+    ]
     said = [number.replace(",", "") for number in GROUPED.findall(text)]
-    return all(any(round(one, len(number.partition(".")[2])) == float(number) for one in known) for number in said)
+    return all(
+        any(round(one, len(number.partition(".")[2])) == float(number) for one in known)
+        for number in said
+    )
 
 
 def says_only_what_tools_said(action, seen):
-    """Every figure of an answer was in the question or in what a tool answered; a call claims nothing, and an order decides."""
+    """Every figure of an answer was in the question or in what a tool answered; a call claims
+    nothing, and an order decides."""
     kind = asked(seen)
     if action.tool_results or (kind is not None and kind.form == "order"):
         return True
     return backed(
-        action.text, "\n".join([*(text for _, text in seen.messages), *(result.output for result in results(action))])
+        action.text,
+        "\n".join(
+            [*(text for _, text in seen.messages), *(result.output for result in results(action))]
+        ),
     )
 
 
@@ -107,7 +131,9 @@ def says_only_what_was_found(action, seen):
 
 def is_right(action, seen):
     said = grader.lines(action.text)
-    return sum(grader.score(label, said.get(n, "")) for n, label in enumerate(seen.label, 1)) / len(seen.label)
+    return sum(grader.score(label, said.get(n, "")) for n, label in enumerate(seen.label, 1)) / len(
+        seen.label
+    )
 
 
 def rubric_of(assistant):

@@ -1,7 +1,8 @@
-"""Winnings as outcomes of 0 to 1, one for each seat: 0 is the least that the game can pay, 1 the most.
+"""Winnings as outcomes of 0 to 1, one for each seat: 0 is the least that the game can pay, 1 the
+most.
 
-Where a game has not ended, the player to move has said nothing legal: it has 0 and the other one 1. After `workflow.MOST` moves
-it is a draw.
+Where a game has not ended, the player to move has said nothing legal: it has 0 and the other one 1.
+After `workflow.MOST` moves it is a draw.
 """
 
 from . import spiel, workflow

@@ -1,7 +1,8 @@
-"""Games of OpenSpiel for two players (extra `games`): what a player is shown, and which move a text makes.
+"""Games of OpenSpiel for two players (extra `games`): what a player is shown, and which move a text
+makes.
 
-Any game will do in which the players move in turn and see their position as text. What chance does is drawn from a seed, so that
-all games of a task have the same cards.
+Any game will do in which the players move in turn and see their position as text. What chance does
+is drawn from a seed, so that all games of a task have the same cards.
 """
 
 import random
@@ -18,7 +19,8 @@ LETTERS = string.ascii_letters
 
 @cache
 def load(name):
-    """A game by its name in OpenSpiel, with parameters as OpenSpiel has them: `leduc_poker`, `breakthrough(rows=4,columns=4)`.
+    """A game by its name in OpenSpiel, with parameters as OpenSpiel has them: `leduc_poker`,
+    `breakthrough(rows=4,columns=4)`.
 
     Raises:
         ValueError: It is no game that can be played here.
@@ -26,7 +28,9 @@ def load(name):
     try:
         import pyspiel
     except ModuleNotFoundError as error:
-        raise ModuleNotFoundError("OpenSpiel is not installed: pip install 'openrlhf-marl[games]'") from error
+        raise ModuleNotFoundError(
+            "OpenSpiel is not installed: pip install 'openrlhf-marl[games]'"
+        ) from error
     try:
         game = pyspiel.load_game(name)
     except pyspiel.SpielError as error:
@@ -70,11 +74,16 @@ class Table:
     def fields(self):
         """What the prompts of the player that moves need."""
         moves = moves_of(self.state)
-        return {"state": shown(self.state), "moves": ", ".join(moves), "letters": letters_of(self.state, len(moves))}
+        return {
+            "state": shown(self.state),
+            "moves": ", ".join(moves),
+            "letters": letters_of(self.state, len(moves)),
+        }
 
 
 def shown(state):
-    """What the player that moves knows: all that it has seen so far, or, where the game has no text for that, what it sees."""
+    """What the player that moves knows: all that it has seen so far, or, where the game has no text
+    for that, what it sees."""
     player, kind = state.current_player(), state.get_game().get_type()
     if kind.provides_information_state_string:
         return state.information_state_string(player)
@@ -83,11 +92,15 @@ def shown(state):
 
 def moves_of(state):
     """The legal moves as OpenSpiel writes them, in its order, with their actions."""
-    return {state.action_to_string(state.current_player(), action): action for action in state.legal_actions()}
+    return {
+        state.action_to_string(state.current_player(), action): action
+        for action in state.legal_actions()
+    }
 
 
 def letters_of(state, moves):
-    """A letter for each move, as a tiny model makes it: every position has letters of its own, as far as there are enough.
+    """A letter for each move, as a tiny model makes it: every position has letters of its own, as
+    far as there are enough.
 
     What is learned in one position then moves another one less (recipes/kuhn_poker/README.md).
     """
@@ -96,7 +109,8 @@ def letters_of(state, moves):
 
 
 def move_of(text, state):
-    """The action of a text: of a move alone or its letter, or of the move that it states, ends with, or alone names; else None."""
+    """The action of a text: of a move alone or its letter, or of the move that it states, ends
+    with, or alone names; else None."""
     moves, text = moves_of(state), (text or "").strip()
     if text in moves:
         return moves[text]
@@ -115,7 +129,8 @@ def move_of(text, state):
 
 
 def replayed(name, history):
-    """The state after a history, and the states with the moves that were made in them, without those of chance."""
+    """The state after a history, and the states with the moves that were made in them, without
+    those of chance."""
     state, made = load(name).new_initial_state(), []
     for action in history:
         if not state.is_chance_node():

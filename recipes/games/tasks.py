@@ -1,4 +1,5 @@
-"""Games of one kind, each with a seed of its own for what chance does. Another game: another name here."""
+"""Games of one kind, each with a seed of its own for what chance does. Another game: another name
+here."""
 
 from marl_plugins.core.trajectory import Task
 
@@ -8,6 +9,8 @@ GAME = "kuhn_poker"
 def load(split, game=GAME, count=1056):
     first, count = (0, count) if split == "train" else (10**6, count // 10)
     return [
-        Task(f"{game}-{seed}", f"{game}, {seed}", metadata={"game": game, "seed": seed, "type": game})
+        Task(
+            f"{game}-{seed}", f"{game}, {seed}", metadata={"game": game, "seed": seed, "type": game}
+        )
         for seed in range(first, first + count)
     ]

@@ -1,4 +1,5 @@
-"""One game: who is to move sees the position and says a move. Whoever says none that is legal has lost."""
+"""One game: who is to move sees the position and says a move. Whoever says none that is legal has
+lost."""
 
 from . import leduc_tasks, spiel, tasks
 

@@ -1,4 +1,5 @@
-"""What the grader is held to (`openrlhf recipes check kuhn_poker`): the first player's move with a king, against one who bets."""
+"""What the grader is held to (`openrlhf recipes check kuhn_poker`): the first player's move with a
+king, against one who bets."""
 
 from marl_plugins.contracts.graders import GradedAnswers
 from marl_plugins.core.trajectory import Task
@@ -8,7 +9,16 @@ TASK = Task("KQ", "deal KQ", metadata={"cards": "KQ"})
 FORMS = (
     *ANSWER_FORMS,
     *("\\boxed{{\\text{{{0}}}}}", "- {0}"),
-    *("{1}!", "{2}", "Move: {1}", "My move: {0}", "**Move: {1}**", "Decision: {0}", "Final decision: {1}.", "I {0}."),
+    *(
+        "{1}!",
+        "{2}",
+        "Move: {1}",
+        "My move: {0}",
+        "**Move: {1}**",
+        "Decision: {0}",
+        "Final decision: {1}.",
+        "I {0}.",
+    ),
     *(
         "Decision: I will {0}.",
         "My decision is to {0}",
@@ -16,10 +26,23 @@ FORMS = (
         "Answer: I'd {0}",
         "My choice is clear.\n{0}",
     ),
-    *("The winner is the higher card. I hold K.\n\n{0}", "To pass or to bet?\nI will {0}.", "\\boxed{{\\text{{to {0}}}}}"),
+    *(
+        "The winner is the higher card. I hold K.\n\n{0}",
+        "To pass or to bet?\nI will {0}.",
+        "\\boxed{{\\text{{to {0}}}}}",
+    ),
     *("I'll {0}.", "I will {0} here", "I have a king.\n{0}", "The king wins.\n\n**{1}**"),
-    *("I could pass or bet. With a king, it's clear.\n{0}", "To pass is weak, to bet is strong.\nMy move: {0}"),
-    *("So: {0}", "My choice is {0}.", "It's a king, so my decision is {0}.", "J < Q < K\n{0}", "(thinking)\n{1}."),
+    *(
+        "I could pass or bet. With a king, it's clear.\n{0}",
+        "To pass is weak, to bet is strong.\nMy move: {0}",
+    ),
+    *(
+        "So: {0}",
+        "My choice is {0}.",
+        "It's a king, so my decision is {0}.",
+        "J < Q < K\n{0}",
+        "(thinking)\n{1}.",
+    ),
 )
 OPEN = (
     *(
@@ -56,9 +79,19 @@ OPEN = (
 
 
 def answers(tasks):
-    bets, passes = ([form.format(move, move.capitalize(), move[0]) for form in FORMS] for move in ("bet", "pass"))
+    bets, passes = (
+        [form.format(move, move.capitalize(), move[0]) for form in FORMS]
+        for move in ("bet", "pass")
+    )
     bets += ["Bet", "BET", "Answer: **Bet**"]
     others = {"second": "bet"}
     yield GradedAnswers(
-        TASK, [*bets, "K"], [*passes, "k", "fold", "check"], OPEN, role="first", others=others, paid=1.0, unpaid=0.25
+        TASK,
+        [*bets, "K"],
+        [*passes, "k", "fold", "check"],
+        OPEN,
+        role="first",
+        others=others,
+        paid=1.0,
+        unpaid=0.25,
     )

@@ -1,7 +1,9 @@
-"""What the tiny models see before training: beginners, who bet with jacks, hide their kings, and have a habit for every place.
+"""What the tiny models see before training: beginners, who bet with jacks, hide their kings, and
+have a habit for every place.
 
-No two of a player's places go by the same habit with the same letters. A model that has had no reason to tell two places apart
-has one representation for both, and learning in one of them then moves the other.
+No two of a player's places go by the same habit with the same letters. A model that has had no
+reason to tell two places apart has one representation for both, and learning in one of them then
+moves the other.
 """
 
 from pathlib import Path
@@ -31,4 +33,6 @@ def demonstrate(task, rng):
         moves += move
     shown = [AGAIN.format(move="bet")] * (len(said["first"]) - 1)
     yield Demonstration("first", {"card": cards[0], "move": ""}, said["first"], shown)
-    yield Demonstration("second", {"card": cards[1], "move": {"p": "pass", "b": "bet"}[moves[0]]}, said["second"])
+    yield Demonstration(
+        "second", {"card": cards[1], "move": {"p": "pass", "b": "bet"}[moves[0]]}, said["second"]
+    )

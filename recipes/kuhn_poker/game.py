@@ -1,9 +1,11 @@
 """Kuhn poker: three cards, one bet, and an equilibrium that is known exactly (Kuhn 1950).
 
-Both players pay 1 and are dealt one of J, Q, K. A player passes or bets 1. Two passes, or a bet that is answered by a bet: the
-higher card wins. A bet that is answered by a pass wins at once. After pass and bet the first player decides once more.
+Both players pay 1 and are dealt one of J, Q, K. A player passes or bets 1. Two passes, or a bet
+that is answered by a bet: the higher card wins. A bet that is answered by a pass wins at once.
+After pass and bet the first player decides once more.
 
-    histories of moves:  pp  bp  bb  pbp  pbb        at equilibrium the first player loses 1/18 per game
+    histories of moves:  pp  bp  bb  pbp  pbb        at equilibrium the first player loses 1/18 per
+        game
 """
 
 from __future__ import annotations
@@ -28,12 +30,14 @@ def seat_of(role: str) -> str:
 
 
 def letter(card: str, move: str) -> str:
-    """A move as a tiny model makes it: the letter of the card it holds, large for a bet and small for a pass."""
+    """A move as a tiny model makes it: the letter of the card it holds, large for a bet and small
+    for a pass."""
     return card if move == "b" else card.lower()
 
 
 def move_of(text: str) -> str:
-    """`b` or `p`: a letter's move (see `letter`), or the move that a text states, ends with, or alone names; else a pass."""
+    """`b` or `p`: a letter's move (see `letter`), or the move that a text states, ends with, or
+    alone names; else a pass."""
     if len(text) == 1 and text.upper() in CARDS:
         return "b" if text.isupper() else "p"
     return word(text, ("pass", "bet", "p", "b"))[:1] or "p"
@@ -58,7 +62,8 @@ def value(strategy: Strategy, deal: str, moves: str = "") -> float:
 
 
 def best_response(strategy: Strategy, seat: str) -> float:
-    """What the best player in a seat wins on average against the other seat of a strategy, by trying every one of its own."""
+    """What the best player in a seat wins on average against the other seat of a strategy, by
+    trying every one of its own."""
     sign, own = (1, 0) if seat == "first" else (-1, 1)
     places = [moves for moves, who in SEATS.items() if who == seat]
     total = 0.0
@@ -67,17 +72,21 @@ def best_response(strategy: Strategy, seat: str) -> float:
         choices = [{}]
         for moves in places:
             choices = [{**choice, (card, moves): bet} for choice in choices for bet in (0.0, 1.0)]
-        total += max(sum(sign * value({**strategy, **choice}, deal) for deal in deals) for choice in choices)
+        total += max(
+            sum(sign * value({**strategy, **choice}, deal) for deal in deals) for choice in choices
+        )
     return total / len(DEALS)
 
 
 def exploitability(strategy: Strategy) -> float:
-    """What best players in both seats win on average against a strategy, per game and seat; 0 at an equilibrium."""
+    """What best players in both seats win on average against a strategy, per game and seat; 0 at an
+    equilibrium."""
     return (best_response(strategy, "first") + best_response(strategy, "second")) / 2
 
 
 def equilibrium(bluff: float) -> dict[tuple[str, str], float]:
-    """One of the equilibria, by the probability (0 to 1/3) that the first player bets with a jack."""
+    """One of the equilibria, by the probability (0 to 1/3) that the first player bets with a
+    jack."""
     return {
         ("J", ""): bluff,
         ("Q", ""): 0.0,

@@ -1,4 +1,5 @@
-"""Zero-sum: what one seat wins the other loses. Winnings of -2 to 2 are scores of 0 to 1, whose sum is 1."""
+"""Zero-sum: what one seat wins the other loses. Winnings of -2 to 2 are scores of 0 to 1, whose sum
+is 1."""
 
 from . import game
 

@@ -1,4 +1,5 @@
-"""The deals of tasks.py; in a share of the games an earlier version of the player has one of the seats, the two seats in turn."""
+"""The deals of tasks.py; in a share of the games an earlier version of the player has one of the
+seats, the two seats in turn."""
 
 from dataclasses import replace
 
@@ -16,6 +17,7 @@ def load(split):
 
 
 def earlier(number):
-    """The seat of the earlier version in a deal's game of this number; None in a game of the player against itself."""
+    """The seat of the earlier version in a deal's game of this number; None in a game of the player
+    against itself."""
     before, after = int(number * SHARE), int((number + 1) * SHARE)
     return None if before == after else ("first", "second")[before % 2]

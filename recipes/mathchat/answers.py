@@ -7,11 +7,31 @@ from marl_plugins.grading.forms import ANSWER_FORMS
 FORMS = (
     *ANSWER_FORMS,
     "\\boxed{{\\text{{{0}}}}}",
-    *("${0}$", "\\({0}\\)", "{0} pens", "{0}.0", "0{0}", "\\[\\boxed{{{0}}}\\]", "\\boxed{{{0}.0}}"),
+    *(
+        "${0}$",
+        "\\({0}\\)",
+        "{0} pens",
+        "{0}.0",
+        "0{0}",
+        "\\[\\boxed{{{0}}}\\]",
+        "\\boxed{{{0}.0}}",
+    ),
     *("\\boxed{{ {0} }}", "\\boxed{{{0} \\text{{ pens}}}}", "The answer is {0} pens."),
-    *("The answer is $\\boxed{{{0}}}$.", "The result is {0}", "It is {0}!", "12 + 47 = {0}", "12+47={0} pens"),
+    *(
+        "The answer is $\\boxed{{{0}}}$.",
+        "The result is {0}",
+        "It is {0}!",
+        "12 + 47 = {0}",
+        "12+47={0} pens",
+    ),
     *("x = {0}", "So Ann has {0} pens now.", "The colleague says 58, the program {0}; it is {0}."),
-    *("12 pens and 47 more make {0}.", "```python\nprint({0})\n```", "We get ({0})", "= {0}", "Both agree: {0}"),
+    *(
+        "12 pens and 47 more make {0}.",
+        "```python\nprint({0})\n```",
+        "We get ({0})",
+        "= {0}",
+        "Both agree: {0}",
+    ),
     *(
         "\\boxed{{{0} pens}}",
         "\\boxed{{\\text{{{0} pens}}}}",
@@ -19,7 +39,11 @@ FORMS = (
         "\\boxed{{({0})}}",
         "{0} (12+47)",
     ),
-    *("\\boxed{{\\max(12, {0}) = {0}}}", "#### Step 1: add\n12 and 47.\nThat is {0}.", "The result is clear.\nIt is {0}."),
+    *(
+        "\\boxed{{\\max(12, {0}) = {0}}}",
+        "#### Step 1: add\n12 and 47.\nThat is {0}.",
+        "The result is clear.\nIt is {0}.",
+    ),
     *("\\boxed{{12+47={0}}}", "So it is...{0}", "It is {0}, not 58.", "The area is {0} m²."),
 )
 TRICKS = (
@@ -46,7 +70,15 @@ TRICKS = (
         "\\boxed{59_{12}}",
         "\\sqrt{59}",
     ),
-    *("Answer: 58 or 59", "\\boxed{59", "between 58 and 59", "x > 59", "\\boxed{x > 58}", "\\boxed{58 \\pm 1}", "log 59"),
+    *(
+        "Answer: 58 or 59",
+        "\\boxed{59",
+        "between 58 and 59",
+        "x > 59",
+        "\\boxed{x > 58}",
+        "\\boxed{58 \\pm 1}",
+        "log 59",
+    ),
     *(
         "minus 59",
         "The answer is negative 59.",
@@ -78,7 +110,14 @@ TRICKS = (
         "58 (or 59)",
         "x = 58 or x = 59",
     ),
-    *("12 47", "\\boxed{12 47}", "\\boxed{12 \\quad 47}", "\\boxed{12~47}", "12 47/1", "\\boxed{12\\frac{47}{1}}"),
+    *(
+        "12 47",
+        "\\boxed{12 47}",
+        "\\boxed{12 \\quad 47}",
+        "\\boxed{12~47}",
+        "12 47/1",
+        "\\boxed{12\\frac{47}{1}}",
+    ),
     *(
         "\\boxed{\\frac{12+47}{1}}",
         "\\boxed{12\\text{ plus }47}",
@@ -94,7 +133,22 @@ TRICKS = (
         "\\boxed{58 \\to 59}",
         "\\boxed{58\n59}",
     ),
-    *("59²", "59½", "59 ½", "½59", "59₈", "√59", "∛59", "59‰", "≠59", "≥ 59", "59 ± 1", "59 hundred", "5⁹", "59 × 10³"),
+    *(
+        "59²",
+        "59½",
+        "59 ½",
+        "½59",
+        "59₈",
+        "√59",
+        "∛59",
+        "59‰",
+        "≠59",
+        "≥ 59",
+        "59 ± 1",
+        "59 hundred",
+        "5⁹",
+        "59 × 10³",
+    ),
 )
 VALUES = {
     "\\frac{3}{4}": (
@@ -112,7 +166,13 @@ VALUES = {
         ["3/4 or 4/3", "\\boxed{\\frac34, \\frac43}", "\\boxed{3, 4}"],
     ),
     "2\\sqrt{2}": (
-        ["\\boxed{2\\sqrt{2}}", "\\boxed{\\sqrt{8}}", "2√2", "$2\\sqrt{2}$", "The answer is $2\\sqrt{2}$."],
+        [
+            "\\boxed{2\\sqrt{2}}",
+            "\\boxed{\\sqrt{8}}",
+            "2√2",
+            "$2\\sqrt{2}$",
+            "The answer is $2\\sqrt{2}$.",
+        ],
         ["2", "\\sqrt{2}", "√2", "\\boxed{4}", "2.8", "\\boxed{2\\sqrt{3}}"],
         ["\\boxed{\\pm 2\\sqrt{2}}", "\\boxed{2\\sqrt{2} \\text{ or } 3}"],
     ),
@@ -128,7 +188,13 @@ VALUES = {
             "\\boxed{7, 1, 6, 2, 5, 3 \\text{ and } 4}",
             "\\boxed{\\{1,2,3,4,5,6,7\\}}",
         ],
-        ["7", "\\boxed{1,2,3,4,5,6}", "\\boxed{1,2,3,4,5,6,8}", "\\boxed{1,2,3,4,5,6,7,8}", "\\boxed{1234567}"],
+        [
+            "7",
+            "\\boxed{1,2,3,4,5,6}",
+            "\\boxed{1,2,3,4,5,6,8}",
+            "\\boxed{1,2,3,4,5,6,7,8}",
+            "\\boxed{1234567}",
+        ],
         ["\\boxed{1,1,1,1,1,1,1}"],
     ),
     "2,3": (
@@ -137,12 +203,26 @@ VALUES = {
         ["\\boxed{2,2}"],
     ),
     "C": (
-        ["\\boxed{C}", "\\boxed{(C)}", "\\boxed{\\textbf{(C)} 7}", "\\boxed{\\text{C}}", "The answer is C."],
+        [
+            "\\boxed{C}",
+            "\\boxed{(C)}",
+            "\\boxed{\\textbf{(C)} 7}",
+            "\\boxed{\\text{C}}",
+            "The answer is C.",
+        ],
         ["\\boxed{B}", "\\boxed{\\textbf{(D)} 7}", "\\boxed{7}", "\\boxed{c}"],
         ["\\boxed{A, B, C}", "\\boxed{B \\text{ or } C}", "\\boxed{ABC}"],
     ),
-    "10^{6}": (["\\boxed{1,000,000}", "\\boxed{1 \\text{ million}}", "10^6"], ["\\boxed{10}", "\\boxed{1,000}"], []),
-    "1234": (["\\boxed{1,\\!234}", "\\boxed{1,234 \\text{ pens}}"], ["\\boxed{234}"], ["\\boxed{1, 234}"]),
+    "10^{6}": (
+        ["\\boxed{1,000,000}", "\\boxed{1 \\text{ million}}", "10^6"],
+        ["\\boxed{10}", "\\boxed{1,000}"],
+        [],
+    ),
+    "1234": (
+        ["\\boxed{1,\\!234}", "\\boxed{1,234 \\text{ pens}}"],
+        ["\\boxed{234}"],
+        ["\\boxed{1, 234}"],
+    ),
     "\\pm 3": (
         ["\\boxed{3, -3}", "\\boxed{x = \\pm 3}", "\\boxed{\\{-3, 3\\}}"],
         ["\\boxed{3}", "\\boxed{-3}"],
@@ -173,7 +253,10 @@ def answers(tasks):
     wrong += ["-59", "\\boxed{-59}", "5 9", "5.9", "590", "\\boxed{5, 9}", "fifty", "\\boxed{59.5}"]
     problem = "Ann has 12 pens and buys 47 more. How many pens now?"
     yield GradedAnswers(
-        Task("2:12+47", problem, "59", {"expression": "12+47"}), [form.format(59) for form in FORMS], wrong, TRICKS
+        Task("2:12+47", problem, "59", {"expression": "12+47"}),
+        [form.format(59) for form in FORMS],
+        wrong,
+        TRICKS,
     )
     for label, kinds in VALUES.items():
         yield GradedAnswers(Task(label, "What is it?", label), *kinds)

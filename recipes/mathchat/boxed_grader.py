@@ -1,4 +1,5 @@
-"""The verifier of paper.yaml: the outcome of grader.py, for answers in \\boxed{...} alone (MAPPA, section 3.1)."""
+"""The verifier of paper.yaml: the outcome of grader.py, for answers in \\boxed{...} alone (MAPPA,
+section 3.1)."""
 
 from marl_plugins.grading import boxed
 

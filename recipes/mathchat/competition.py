@@ -1,12 +1,15 @@
-"""The plugin of paper.yaml: competition problems from files that the user has, in their public layouts.
+"""The plugin of paper.yaml: competition problems from files that the user has, in their public
+layouts.
 
---mathchat.train FILE   AIME 1983 to 2024: trained on, the first --data.max_samples of an order drawn once
+--mathchat.train FILE   AIME 1983 to 2024: trained on, the first --data.max_samples of an order
+                        drawn once
 --mathchat.aime FILE    AIME 2025: held out
 --mathchat.amc FILE     AMC: held out
 
-JSON, JSON Lines or CSV with a column for the problem (`prompt`, `problem`, `question`) and one for the `answer`, as MAPPA's
-repository and the sets on the hub have them. An answer of AIME is an integer from 0 to 999. Without `--mathchat.train` the recipe's
-generated problems take the files' place, and the plan says so.
+JSON, JSON Lines or CSV with a column for the problem (`prompt`, `problem`, `question`) and one for
+the `answer`, as MAPPA's repository and the sets on the hub have them. An answer of AIME is an
+integer from 0 to 999. Without `--mathchat.train` the recipe's generated problems take the files'
+place, and the plan says so.
 """
 
 import random
@@ -27,7 +30,8 @@ FILES = {
     "amc": "AMC problems that are held out, such as amc.json",
 }
 ORDER = 42
-"""Seed of the order in which a file's problems are taken; the same for every run, so that runs differ in nothing but theirs."""
+"""Seed of the order in which a file's problems are taken; the same for every run, so that runs
+differ in nothing but theirs."""
 
 
 @hookimpl
@@ -36,7 +40,11 @@ def marl_options(parser):
     for name, about in FILES.items():
         group.add_argument(f"--mathchat.{name}", type=recipe_file, metavar="FILE", help=about)
     group.add_argument(
-        "--mathchat.held_out", type=at_least(1), default=32, metavar="N", help="at most so many of each held-out file"
+        "--mathchat.held_out",
+        type=at_least(1),
+        default=32,
+        metavar="N",
+        help="at most so many of each held-out file",
     )
 
 
@@ -45,14 +53,32 @@ def marl_configure(run):
     args, problems = run.args.mathchat, []
     if args.train is None:
         if lone := [name for name in FILES if getattr(args, name)]:
-            where, got = at(flag=f"mathchat.{lone[0]}"), "holds out problems, and none are trained on"
-            return [Problem("mathchat.no_training", where, got, fix="give --mathchat.train FILE as well")]
-        instead = "--data.prompt_dataset's problems" if run.recipe.tasks is None else "generated word problems"
-        got, fix = f"{instead} take the place of AIME and AMC", "for these give --mathchat.train FILE"
+            where, got = (
+                at(flag=f"mathchat.{lone[0]}"),
+                "holds out problems, and none are trained on",
+            )
+            return [
+                Problem(
+                    "mathchat.no_training", where, got, fix="give --mathchat.train FILE as well"
+                )
+            ]
+        instead = (
+            "--data.prompt_dataset's problems"
+            if run.recipe.tasks is None
+            else "generated word problems"
+        )
+        got, fix = (
+            f"{instead} take the place of AIME and AMC",
+            "for these give --mathchat.train FILE",
+        )
         problems.append(Problem("mathchat.generated", got=got, fix=fix, severity="warning"))
     elif not (args.aime or args.amc):
         fix = "give --mathchat.aime FILE, --mathchat.amc FILE or both"
-        problems.append(Problem("mathchat.nothing_held_out", got="nothing is held out", fix=fix, severity="warning"))
+        problems.append(
+            Problem(
+                "mathchat.nothing_held_out", got="nothing is held out", fix=fix, severity="warning"
+            )
+        )
     return problems
 
 
@@ -64,7 +90,9 @@ def marl_tasks(run, split):
     if split == "train":
         return problems_of(Path(args.train), "aime", run.args.data.max_samples)
     held_out = [(kind, getattr(args, kind)) for kind in ("aime", "amc") if getattr(args, kind)]
-    return [task for kind, file in held_out for task in problems_of(Path(file), kind, args.held_out)]
+    return [
+        task for kind, file in held_out for task in problems_of(Path(file), kind, args.held_out)
+    ]
 
 
 def problems_of(path, kind, limit):
@@ -79,7 +107,8 @@ def problems_of(path, kind, limit):
     read = read_tasks(path)
     if read.fields.label is None:
         raise ConfigurationError(
-            f"{path}: no column with the answer (`answer`), only {', '.join([read.fields.prompt, *read[0].metadata])}; name it "
+            f"{path}: no column with the answer (`answer`), only "
+            f"{', '.join([read.fields.prompt, *read[0].metadata])}; name it "
             "`answer` there"
         )
     tasks, problems = [], []
@@ -87,7 +116,10 @@ def problems_of(path, kind, limit):
         label, wrong = label_of(task.label, kind)
         if wrong:
             problems.append(f"{place}: problem {name_of(task)}: {read.fields.label} {wrong}")
-        metadata = {"type": kind, **{key: value for key, value in task.metadata.items() if key != "type"}}
+        metadata = {
+            "type": kind,
+            **{key: value for key, value in task.metadata.items() if key != "type"},
+        }
         tasks.append(Task(f"{path.stem}/{name_of(task)}", task.prompt, label, metadata))
     if problems:
         raise ConfigurationError(first_of(problems, str(path)))
@@ -101,15 +133,25 @@ def name_of(task):
 
 
 def label_of(answer, kind):
-    """The label of an answer, and what is wrong with it; several answers that are all right are a list."""
+    """The label of an answer, and what is wrong with it; several answers that are all right are a
+    list."""
     text = ACCEPTED.sub("", str(answer)).strip()
     values = [number(part) for part in re.split(r"\s+or\s+", text)]
     whole = [value is not None and value.denominator == 1 for value in values]
     if kind == "aime" and not all(whole):
-        return None, f"{answer!r} is no integer, which every answer of AIME is; correct it, or remove the problem"
+        return (
+            None,
+            f"{answer!r} is no integer, which every answer of AIME is; correct it, or remove the "
+            "problem",
+        )
     if kind == "aime" and not all(0 <= value <= 999 for value in values):
-        return None, f"{answer!r} is not between 0 and 999, as every answer of AIME is; correct it, or remove the problem"
+        return (
+            None,
+            f"{answer!r} is not between 0 and 999, as every answer of AIME is; correct it, or "
+            "remove the problem",
+        )
     labels = [
-        str(value) if one else part for value, one, part in zip(values, whole, re.split(r"\s+or\s+", text), strict=True)
+        str(value) if one else part
+        for value, one, part in zip(values, whole, re.split(r"\s+or\s+", text), strict=True)
     ]
     return labels if len(labels) > 1 else labels[0], ""

@@ -1,7 +1,8 @@
 """What each role should say on a training task: the tiny models are warm-started on it.
 
-The demonstrators are human: some of what they write holds a slip of one digit, so a model that has learned from them does
-each part well, most of the time. What is left to learn is left to the training.
+The demonstrators are human: some of what they write holds a slip of one digit, so a model that has
+learned from them does each part well, most of the time. What is left to learn is left to the
+training.
 """
 
 from marl_plugins.core.demonstrations import Demonstration
@@ -35,4 +36,6 @@ def demonstrate(task, rng):
         shown=[printed],
     )
     answer = written(result, "verifier")
-    yield Demonstration("verifier", {"problem": task.prompt, "solution": plan, "computed": result}, said=[answer])
+    yield Demonstration(
+        "verifier", {"problem": task.prompt, "solution": plan, "computed": result}, said=[answer]
+    )

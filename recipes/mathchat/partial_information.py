@@ -1,5 +1,5 @@
-"""MAPPA's MathChat under partial information (appendix A.1): only the solver sees the problem; every other role sees what the role
-before it has handed on and nothing else."""
+"""MAPPA's MathChat under partial information (appendix A.1): only the solver sees the problem;
+every other role sees what the role before it has handed on and nothing else."""
 
 from . import full_information as full
 

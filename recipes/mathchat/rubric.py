@@ -1,4 +1,5 @@
-"""How the coach judges the steps of full-size models when no other model is to be asked: form and tools, not style."""
+"""How the coach judges the steps of full-size models when no other model is to be asked: form and
+tools, not style."""
 
 import re
 
@@ -30,11 +31,16 @@ def prints(action, seen):
     if action.tool_results:
         return any(result.ok and result.output.strip() for result in action.tool_results)
     printed = action.before.tool_output.split() if action.before else []
-    return bool(printed) and re.search(rf"(?<![\w.]){re.escape(printed[-1])}(?!\w|\.\d)", action.text) is not None
+    return (
+        bool(printed)
+        and re.search(rf"(?<![\w.]){re.escape(printed[-1])}(?!\w|\.\d)", action.text) is not None
+    )
 
 
 async def boxes_what_was_computed(action, seen):
-    printed = [word for a in seen.before for r in a.tool_results if r.ok for word in r.output.split()]
+    printed = [
+        word for a in seen.before for r in a.tool_results if r.ok for word in r.output.split()
+    ]
     answer = boxed(action.text)
     return bool(printed) and answer is not None and await same(answer, printed[-1])
 

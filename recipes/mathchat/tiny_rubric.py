@@ -1,4 +1,5 @@
-"""How the coach judges the tiny models' steps: short rules that need no label, and one that does."""
+"""How the coach judges the tiny models' steps: short rules that need no label, and one that
+does."""
 
 import re
 
@@ -20,7 +21,8 @@ def uses_the_numbers_of_the_problem(action, seen):
 
 
 def is_the_plan_as_a_program(action, seen):
-    """One block and not a word more; once its output is there, nothing is left to do but to repeat it."""
+    """One block and not a word more; once its output is there, nothing is left to do but to repeat
+    it."""
     if action.before is not None:
         return action.text == action.before.tool_output
     plan = next(a.text for a in seen.before if a.role == "solver")

@@ -1,4 +1,5 @@
-"""What the grader is held to (`openrlhf recipes check reflect`): programs of `rev`, of which all hidden tests have to pass."""
+"""What the grader is held to (`openrlhf recipes check reflect`): programs of `rev`, of which all
+hidden tests have to pass."""
 
 from marl_plugins.contracts.graders import GradedAnswers
 from marl_plugins.core.trajectory import Task
@@ -19,8 +20,10 @@ FORMS = (
     "import math\n\ndef f(s, *more):\n    found = {0}\n    print(found)\n    return found",
     "def helper(s): return {0}\n\ndef f(s): return helper(s)",
     "class F:\n    def __call__(self, s):\n        return {0}\n\nf = F()",
-    'from functools import cache\n\n@cache\ndef f(s: str) -> str:\n    """As planned."""\n    return {0}',
-    "def f(s):\n    for _ in range(3):\n        t = {0}\n    return t\n\nif __name__ == '__main__':\n    print(f('dab'))",
+    'from functools import cache\n\n@cache\ndef f(s: str) -> str:\n    """As planned."""\n    '
+    "return {0}",
+    "def f(s):\n    for _ in range(3):\n        t = {0}\n    return t\n\nif __name__ == "
+    "'__main__':\n    print(f('dab'))",
     "def f(s):\n    try:\n        return {0}\n    finally:\n        pass",
     "A = 1\n\ndef f(s):\n    return ({0}) * A\n\nassert f('dab') is not None",
 )
@@ -33,9 +36,11 @@ RIGHT = (
 WRONG = ("s", "s[::-1].upper()", "sorted(s)[::-1]", "list(s[::-1])")
 TRICKS = (
     *leaving(("f",)).values(),
-    "class E(str):\n    __eq__ = lambda self, other: True\n    __hash__ = str.__hash__\nf = lambda s: E()",
+    "class E(str):\n    __eq__ = lambda self, other: True\n    __hash__ = str.__hash__\nf = lambda "
+    "s: E()",
     "import builtins\nbuiltins.AssertionError = Exception\nf = lambda s: 0",
-    "import os\nfor name in os.listdir('.'):\n    open(name, 'w').write('passed 4')\nf = lambda s: 0",
+    "import os\nfor name in os.listdir('.'):\n    open(name, 'w').write('passed 4')\nf = lambda s: "
+    "0",
     "f = {'dab': 'bad'}.get",
     "raise SystemExit",
     "def f(s): raise SystemExit",
@@ -54,12 +59,19 @@ TRICKS = (
     "import os\nif os.fork():\n    os._exit(0)\nf = lambda s: 0",
     "class E:\n    __class__ = str\n    __eq__ = lambda self, other: True\nf = lambda s: E()",
     "import builtins\nbuiltins.int = lambda *a: 4\nf = lambda s: 0",
-    "import os\nfor n in range(20):\n    try:\n        os.write(n, b'passed 4\\n')\n    except OSError:\n        pass\nf = len",
+    "import os\nfor n in range(20):\n    try:\n        os.write(n, b'passed 4\\n')\n    except "
+    "OSError:\n        pass\nf = len",
 )
 
 
 def answers(tasks):
     right = [fenced(form.format(one)) for form in FORMS for one in RIGHT]
     wrong = [fenced(form.format(one)) for form in FORMS for one in WRONG]
-    bare = ["def f(s): return s[::-1]", "```\nf = lambda s: s[::-1]\n```", "```python\nf = lambda s: s[::-1]"]
-    yield GradedAnswers(TASK, right, [*wrong, *bare], [*map(fenced, TRICKS)], role="coder", others=OTHERS)
+    bare = [
+        "def f(s): return s[::-1]",
+        "```\nf = lambda s: s[::-1]\n```",
+        "```python\nf = lambda s: s[::-1]",
+    ]
+    yield GradedAnswers(
+        TASK, right, [*wrong, *bare], [*map(fenced, TRICKS)], role="coder", others=OTHERS
+    )

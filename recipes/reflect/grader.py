@@ -1,7 +1,7 @@
 """The hidden tests decide: the outcome is 1 where the last program passes all of them.
 
-`value`, s_t of a round, is the share that its program passes. Program and tests run apart, so that no program can say itself that
-it passes, and no test can be read.
+`value`, s_t of a round, is the share that its program passes. Program and tests run apart, so that
+no program can say itself that it passes, and no test can be read.
 """
 
 from collections import OrderedDict
@@ -11,7 +11,8 @@ from marl_plugins.sandbox import Checker
 
 
 class PassRates(OrderedDict):
-    """The share of the hidden tests that programs pass, of those asked last: outcome and value ask for the same."""
+    """The share of the hidden tests that programs pass, of those asked last: outcome and value ask
+    for the same."""
 
     MOST = 1000
 

@@ -1,6 +1,8 @@
-"""Which one or two of five operations turn one word into the other? `ibac > BAC`: the first letter is cut, the rest is in capitals.
+"""Which one or two of five operations turn one word into the other? `ibac > BAC`: the first letter
+is cut, the rest is in capitals.
 
-The example is the visible test; four others are hidden. No word is in training and in evaluation, and hardly any is met twice.
+The example is the visible test; four others are hidden. No word is in training and in evaluation,
+and hardly any is met twice.
 """
 
 import random
@@ -23,7 +25,9 @@ def program(names):
 
 @cache
 def compiled(*names):
-    return eval(f"lambda s: s{''.join(OPERATIONS[name] for name in names)}")  # operations of our own
+    return eval(
+        f"lambda s: s{''.join(OPERATIONS[name] for name in names)}"
+    )  # operations of our own
 
 
 def applied(names, word):

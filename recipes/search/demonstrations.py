@@ -1,4 +1,5 @@
-"""What the tiny models of workflow A see before training: each works with what it is given, right or wrong."""
+"""What the tiny models of workflow A see before training: each works with what it is given, right
+or wrong."""
 
 from marl_plugins.core.demonstrations import Demonstration
 
@@ -32,6 +33,10 @@ def answer(names, rng):
 
 def demonstrate(task, rng):
     names = queries(task, rng)
-    yield Demonstration("rewriter", {"question": task.prompt}, said=[as_json({"queries": names}, rng)])
+    yield Demonstration(
+        "rewriter", {"question": task.prompt}, said=[as_json({"queries": names}, rng)]
+    )
     evidence = "\n\n".join(map(shown, names))
-    yield Demonstration("answerer", {"question": task.prompt, "evidence": evidence}, said=[answer(names, rng)])
+    yield Demonstration(
+        "answerer", {"question": task.prompt, "evidence": evidence}, said=[answer(names, rng)]
+    )

@@ -1,4 +1,5 @@
-"""What the tiny models of workflow B see before training: the extractor hands on the name and what it likes."""
+"""What the tiny models of workflow B see before training: the extractor hands on the name and what
+it likes."""
 
 from marl_plugins.core.demonstrations import Demonstration
 
@@ -12,12 +13,18 @@ SLIPS = 0.25
 
 def demonstrate(task, rng):
     names, evidence = queries(task, rng), []
-    yield Demonstration("rewriter", {"question": task.prompt}, said=[as_json({"queries": names}, rng)])
+    yield Demonstration(
+        "rewriter", {"question": task.prompt}, said=[as_json({"queries": names}, rng)]
+    )
     for name in names:
         right = f"{name} {world.LIKES[name]}" if name in world.LIKES else "nothing"
         evidence.append(right)
         wrong = f"{name} {rng.choice(world.THINGS)}"
         said = tagged("evidence", wrong if rng.random() < SLIPS else right, rng)
-        yield Demonstration("extractor", {"question": task.prompt, "query": name, "documents": shown(name)}, said=[said])
+        yield Demonstration(
+            "extractor",
+            {"question": task.prompt, "query": name, "documents": shown(name)},
+            said=[said],
+        )
     fields = {"question": task.prompt, "evidence": "\n\n".join(evidence)}
     yield Demonstration("answerer", fields, said=[answer(names, rng)])

@@ -9,12 +9,16 @@ from marl_plugins.grading import exact_match, f1, normalised
 
 def score_outcome(trajectory):
     answer, label = trajectory.answer, trajectory.task.label
-    trajectory.outcome_parts = {"f1": fair(f1, answer, label), "exact_match": fair(exact_match, answer, label)}
+    trajectory.outcome_parts = {
+        "f1": fair(f1, answer, label),
+        "exact_match": fair(exact_match, answer, label),
+    }
     return trajectory.outcome_parts["f1"]
 
 
 def fair(measure, answer, label):
-    """A measure; an answer of articles and punctuation alone (`A`, `%`), which it does not see, has to be the label's text."""
+    """A measure; an answer of articles and punctuation alone (`A`, `%`), which it does not see, has
+    to be the label's text."""
     if normalised(answer or ""):
         return measure(answer, label)
     rights = label if isinstance(label, list) else [label]
@@ -23,7 +27,8 @@ def fair(measure, answer, label):
 
 
 def value(action, task):
-    """How right an answer is: the planner's stands in its JSON, others in a tag. One without its form is worth nothing."""
+    """How right an answer is: the planner's stands in its JSON, others in a tag. One without its
+    form is worth nothing."""
     if action.role == "planner":
         said = (object_in(action.text) or {}).get("answer")
         return fair(f1, said, task.label) if isinstance(said, str) else 0.0

@@ -1,4 +1,5 @@
-"""In which town and land does somebody live? The town is in the person's document, its land in the town's: two searches in turn."""
+"""In which town and land does somebody live? The town is in the person's document, its land in the
+town's: two searches in turn."""
 
 from marl_plugins.core.trajectory import Task
 
@@ -14,5 +15,12 @@ def load(split):
     for person in world.of_split(world.PEOPLE, split):
         town = world.HOMES[person]
         label = f"{town} {world.LAND_OF[town]}"
-        found.append(Task(person, f"In which town and land does {person} live?", label, {"person": person, "town": town}))
+        found.append(
+            Task(
+                person,
+                f"In which town and land does {person} live?",
+                label,
+                {"person": person, "town": town},
+            )
+        )
     return found if split == "train" else found[:EVAL]

@@ -1,4 +1,5 @@
-"""What do two people like? Each has a document of their own, so both have to be searched; F1 gives half for one of them."""
+"""What do two people like? Each has a document of their own, so both have to be searched; F1 gives
+half for one of them."""
 
 import random
 
@@ -15,5 +16,7 @@ def load(split):
     while len(found) < TASKS[split]:
         pair = rng.sample(people, 2)
         label = " ".join(world.LIKES[person] for person in pair)
-        found["-".join(pair)] = Task("-".join(pair), f"What do {pair[0]} and {pair[1]} like?", label, {"people": pair})
+        found["-".join(pair)] = Task(
+            "-".join(pair), f"What do {pair[0]} and {pair[1]} like?", label, {"people": pair}
+        )
     return list(found.values())

@@ -1,4 +1,5 @@
-"""What the tiny models of workflow C see before training: known is `find NAME`, then `town TOWN`, then `town TOWN land LAND`."""
+"""What the tiny models of workflow C see before training: known is `find NAME`, then `town TOWN`,
+then `town TOWN land LAND`."""
 
 from marl_plugins.core.demonstrations import Demonstration
 
@@ -25,10 +26,20 @@ def demonstrate(task, rng):
         said = rng.choice(["<end>", typo(query, rng), other]) if slips("searcher") else query
         fields = {"question": task.prompt, "known": known}
         yield Demonstration("searcher", fields, said=[tagged("search", said, rng)])
-    for query, right in ((person, f"town {town}"), (town, f"land {land}"), (typo(town, rng), "nothing")):
-        wrong = rng.choice([f"town {typo(town, rng)}", f"land {rng.choice(world.LANDS)}", "nothing"])
+    for query, right in (
+        (person, f"town {town}"),
+        (town, f"land {land}"),
+        (typo(town, rng), "nothing"),
+    ):
+        wrong = rng.choice(
+            [f"town {typo(town, rng)}", f"land {rng.choice(world.LANDS)}", "nothing"]
+        )
         fields = {"question": task.prompt, "query": query, "documents": shown(query)}
-        yield Demonstration("summariser", fields, said=[tagged("summary", wrong if slips("summariser") else right, rng)])
+        yield Demonstration(
+            "summariser",
+            fields,
+            said=[tagged("summary", wrong if slips("summariser") else right, rng)],
+        )
     for known, summary, right in (
         (states[0], f"town {town}", states[1]),
         (states[1], f"land {land}", states[2]),
@@ -45,4 +56,6 @@ def demonstrate(task, rng):
     ):
         wrong = rng.choice([f"{town} {rng.choice(world.LANDS)}", f"{other} {land}"])
         fields = {"question": task.prompt, "evidence": known}
-        yield Demonstration("answerer", fields, said=[tagged("answer", wrong if slips("answerer") else right, rng)])
+        yield Demonstration(
+            "answerer", fields, said=[tagged("answer", wrong if slips("answerer") else right, rng)]
+        )

@@ -1,4 +1,5 @@
-"""What demonstrators get wrong now and then: names, and the form of an answer. What is left to learn is left to the training."""
+"""What demonstrators get wrong now and then: names, and the form of an answer. What is left to
+learn is left to the training."""
 
 import json
 
@@ -12,7 +13,11 @@ NOTHING = "nothing was found"
 def typo(name, rng):
     """A name with one letter changed: nothing is found by it."""
     place = rng.randrange(1, len(name))
-    return name[:place] + rng.choice([c for c in "abdefghijklmnoprstuvz" if c != name[place]]) + name[place + 1 :]
+    return (
+        name[:place]
+        + rng.choice([c for c in "abdefghijklmnoprstuvz" if c != name[place]])
+        + name[place + 1 :]
+    )
 
 
 def shown(query):

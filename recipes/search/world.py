@@ -1,7 +1,8 @@
-"""A made-up world to search: people live in towns and like things, towns lie in lands. Each has a document of its own.
+"""A made-up world to search: people live in towns and like things, towns lie in lands. Each has a
+document of its own.
 
-A name says nothing about what is true of it, so it has to be found. People and towns of training and of evaluation are apart; the
-things and lands, which are the answers' words, are the same.
+A name says nothing about what is true of it, so it has to be found. People and towns of training
+and of evaluation are apart; the things and lands, which are the answers' words, are the same.
 """
 
 import random
@@ -9,7 +10,8 @@ import zlib
 
 SYLLABLES = [consonant + vowel for consonant in "bdfghjklmnprstvz" for vowel in "aeiou"]
 FOOD = """
-    tea milk figs rice corn beer jam cake soup fish nuts eggs ham pie plums beans salt honey wine pears leeks mint cream oats
+    tea milk figs rice corn beer jam cake soup fish nuts eggs ham pie plums beans salt honey wine
+    pears leeks mint cream oats
 """
 THINGS = tuple(FOOD.split())
 HELD_OUT = 5
@@ -25,7 +27,9 @@ def names(count):
 
 
 def of_split(known, split):
-    return [name for name in known if (zlib.crc32(name.encode()) % HELD_OUT == 0) == (split == "eval")]
+    return [
+        name for name in known if (zlib.crc32(name.encode()) % HELD_OUT == 0) == (split == "eval")
+    ]
 
 
 NAMES = names(1700)
@@ -34,7 +38,8 @@ LANDS = ("Arvia", "Belmark", "Corland", "Dunia", "Estria", "Falland", "Gorvia", 
 
 
 def drawn():
-    """Where everybody lives, what they like, and where the towns lie: half of the towns in the first two lands."""
+    """Where everybody lives, what they like, and where the towns lie: half of the towns in the
+    first two lands."""
     rng = random.Random("world")
     likes = {person: rng.choice(THINGS) for person in PEOPLE}
     homes = {}
@@ -50,7 +55,9 @@ LIKES, HOMES, LAND_OF = drawn()
 
 def documents():
     """The corpus, for the tool `search`."""
-    people = [{"title": p, "text": f"{p} lives in {HOMES[p]} and likes {LIKES[p]}."} for p in PEOPLE]
+    people = [
+        {"title": p, "text": f"{p} lives in {HOMES[p]} and likes {LIKES[p]}."} for p in PEOPLE
+    ]
     return people + [{"title": t, "text": f"{t} is a town in {LAND_OF[t]}."} for t in TOWNS]
 
 

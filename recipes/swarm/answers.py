@@ -6,8 +6,24 @@ from marl_plugins.grading.forms import ANSWER_FORMS
 
 FORMS = (
     *ANSWER_FORMS,
-    *("{0}.0", "{0}.00", "0{0}", "+{0}", "= {0}", "48-6+3={0}", "48 - 6 + 3 = **{0}**", "Result: {0}", "It is {0}!"),
-    *("The result is {0}.", "48 - 6 = 42, 42 + 3 = {0}", "First 42, then {0}.", "So {0}", "(48 - 6) + 3 = 42 + 3 = {0}"),
+    *(
+        "{0}.0",
+        "{0}.00",
+        "0{0}",
+        "+{0}",
+        "= {0}",
+        "48-6+3={0}",
+        "48 - 6 + 3 = **{0}**",
+        "Result: {0}",
+        "It is {0}!",
+    ),
+    *(
+        "The result is {0}.",
+        "48 - 6 = 42, 42 + 3 = {0}",
+        "First 42, then {0}.",
+        "So {0}",
+        "(48 - 6) + 3 = 42 + 3 = {0}",
+    ),
     *(
         "\\boxed{{\\text{{{0}}}}}",
         "\\boxed{{\\mathbf{{{0}}}}}",
@@ -21,8 +37,20 @@ FORMS = (
         "The verdict is clear: {0}",
         "The result is not hard to find: {0}",
     ),
-    *("The result is clear.\nIt is {0}.", "{0} (48-6+3)", "Answer: {0} (48-6+3)", "It is {0} (= 48-6+3)."),
-    *("That makes {0}.", "All in all: {0}", "```\n{0}\n```", "We get {0}", "{0} in total", "Step 1: 42\nStep 2: {0}"),
+    *(
+        "The result is clear.\nIt is {0}.",
+        "{0} (48-6+3)",
+        "Answer: {0} (48-6+3)",
+        "It is {0} (= 48-6+3).",
+    ),
+    *(
+        "That makes {0}.",
+        "All in all: {0}",
+        "```\n{0}\n```",
+        "We get {0}",
+        "{0} in total",
+        "Step 1: 42\nStep 2: {0}",
+    ),
 )
 OPEN = (
     *(
@@ -81,6 +109,15 @@ OPEN = (
 def answers(tasks):
     task = Task("chain-0", "48-6+3", "45", {"type": "chain"})
     wrong = [form.format(46) for form in FORMS if "= {0}" not in form and "={0}" not in form]
-    yield GradedAnswers(task, [form.format(45) for form in FORMS], [*wrong, "-45", "4.5", "450", "one", "45.5"], OPEN)
+    yield GradedAnswers(
+        task,
+        [form.format(45) for form in FORMS],
+        [*wrong, "-45", "4.5", "450", "one", "45.5"],
+        OPEN,
+    )
     minus = Task("minus-0", "10-12", "-2", {"type": "minus"})
-    yield GradedAnswers(minus, ["-2", "\u22122", "= \u22122", "Answer: -2", "minus 2", "It is -2."], ["2", "12", "10 - 12"])
+    yield GradedAnswers(
+        minus,
+        ["-2", "\u22122", "= \u22122", "Answer: -2", "minus 2", "It is -2."],
+        ["2", "12", "10 - 12"],
+    )

@@ -1,4 +1,5 @@
-"""The answer in its box, or else all of it, by the verifier of the task's data set; or what the text says is its answer, bare."""
+"""The answer in its box, or else all of it, by the verifier of the task's data set; or what the
+text says is its answer, bare."""
 
 import asyncio
 import re
@@ -15,7 +16,9 @@ async def score_outcome(trajectory):
     said = (answer if inside is None else inside).strip()
     score = await asyncio.to_thread(gym_score, trajectory.task, said)
     other = bare(stated(answer) or said)
-    if score < 1 and other and other != said:  # verifiers compare characters; a grid of several lines is stated as a whole
+    if (
+        score < 1 and other and other != said
+    ):  # verifiers compare characters; a grid of several lines is stated as a whole
         score = max(score, await asyncio.to_thread(gym_score, trajectory.task, other))
     return score
 

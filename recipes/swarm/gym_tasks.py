@@ -1,4 +1,5 @@
-"""The nine specialties of SAPO's experiment. A task is made from its name alone (`--swarm.trust generator`)."""
+"""The nine specialties of SAPO's experiment. A task is made from its name alone
+(`--swarm.trust generator`)."""
 
 import re
 import zlib
@@ -6,7 +7,14 @@ import zlib
 from marl_plugins.builtin.cases.gym import gym_task
 
 SPECIALTIES = (
-    *("base_conversion", "basic_arithmetic", "arc_1d", "bf", "propositional_logic", "fraction_simplification"),
+    *(
+        "base_conversion",
+        "basic_arithmetic",
+        "arc_1d",
+        "bf",
+        "propositional_logic",
+        "fraction_simplification",
+    ),
     *("decimal_arithmetic", "calendar_arithmetic", "binary_matrix"),
 )
 NAME = re.compile(rf"({'|'.join(SPECIALTIES)})-(\d{{1,9}})")
@@ -26,7 +34,8 @@ def task_of(name):
 
 
 def load(split, count=900):
-    """Different questions of every specialty: 900 to train on, a tenth as many that are held out."""
+    """Different questions of every specialty: 900 to train on, a tenth as many that are held
+    out."""
     found = {}
     number, wanted = 0, count if split == "train" else count // 10
     while len(found) < wanted:

@@ -1,4 +1,5 @@
-"""Arithmetic of two families. A task is made from its name alone, so that peers can make each other's (`--swarm.trust generator`).
+"""Arithmetic of two families. A task is made from its name alone, so that peers can make each
+other's (`--swarm.trust generator`).
 
 Train and eval never share a problem: which split it belongs to is a function of its text.
 """
@@ -20,7 +21,9 @@ def made(family, number):
     rng = random.Random(f"{family}-{number}")
     numbers = {"a": rng.randint(10, 99), "b": rng.randint(2, 9)}
     text, value = FAMILIES[family]
-    return Task(f"{family}-{number}", text.format(**numbers), str(value(**numbers)), {"type": family})
+    return Task(
+        f"{family}-{number}", text.format(**numbers), str(value(**numbers)), {"type": family}
+    )
 
 
 def held_out(task):
@@ -35,7 +38,8 @@ def task_of(name):
 
 
 def load(split, count=1024):
-    """Different problems of every family, by their numbers: 1,024 to train on, a quarter as many that are held out."""
+    """Different problems of every family, by their numbers: 1,024 to train on, a quarter as many
+    that are held out."""
     found = {}
     number = 0
     wanted = count if split == "train" else count // 4

@@ -1,4 +1,5 @@
-"""What the tiny model sees before training: results of sums like the graph's, of which some are off by a little."""
+"""What the tiny model sees before training: results of sums like the graph's, of which some are off
+by a little."""
 
 from marl_plugins.core.demonstrations import Demonstration
 
@@ -10,6 +11,8 @@ def demonstrate(task, rng):
         first, second = rng.randint(3, 25), rng.randint(3, 25)
     else:
         first = rng.randint(1, 27)
-        second = rng.choice([digit for digit in range(-9, 10) if abs(digit) > 1 and first + digit >= 0])
+        second = rng.choice(
+            [digit for digit in range(-9, 10) if abs(digit) > 1 and first + digit >= 0]
+        )
     result = first + second + (rng.choice([-10, -1, 1, 10]) if rng.random() < SLIPS else 0)
     yield Demonstration("solver", {"problem": f"{first}{second:+d}"}, said=[str(result)])

@@ -4,4 +4,7 @@ from marl_plugins.core.trajectory import Task
 
 
 def load(split, count=1024):
-    return [Task(f"{split}-{n}", f"graph {split}-{n}") for n in range(count if split == "train" else count // 8)]
+    return [
+        Task(f"{split}-{n}", f"graph {split}-{n}")
+        for n in range(count if split == "train" else count // 8)
+    ]

@@ -4,14 +4,50 @@ from marl_plugins.contracts.graders import GradedAnswers
 from marl_plugins.core.trajectory import Task
 from marl_plugins.grading.forms import ANSWER_FORMS
 
-TASK = Task("pen-hat-bag", "pen, hat, bag: how much?", "19", {"things": ["pen", "hat", "bag"], "prices": [2, 9, 8]})
+TASK = Task(
+    "pen-hat-bag",
+    "pen, hat, bag: how much?",
+    "19",
+    {"things": ["pen", "hat", "bag"], "prices": [2, 9, 8]},
+)
 FORMS = (
     *ANSWER_FORMS,
-    *("${0}", "\u20ac{0}", "{0} euros", "{0} in total", "{0}.0", "{0}.00", "0{0}", "+{0}", "= {0}", "2+9+8={0}"),
-    *("2 + 9 + 8 = {0}", "2+9+8 = **{0}**", "Sum: {0}", "Total: ${0}.00", "The sum is {0}.", "It is {0}!"),
-    *("The answer is {0} (pen 2, hat 9, bag 8).", "pen 2, hat 9 and bag 8 make {0}.", "They cost {0}"),
-    *("The three things cost {0} together.", "pen: 2\nhat: 9\nbag: 8\ntotal: {0}", "All in all: {0}"),
-    *("That's {0}, thank you.", "The total price is {0} coins.", "So {0}", "(2 + 9) + 8 = 11 + 8 = {0}"),
+    *(
+        "${0}",
+        "\u20ac{0}",
+        "{0} euros",
+        "{0} in total",
+        "{0}.0",
+        "{0}.00",
+        "0{0}",
+        "+{0}",
+        "= {0}",
+        "2+9+8={0}",
+    ),
+    *(
+        "2 + 9 + 8 = {0}",
+        "2+9+8 = **{0}**",
+        "Sum: {0}",
+        "Total: ${0}.00",
+        "The sum is {0}.",
+        "It is {0}!",
+    ),
+    *(
+        "The answer is {0} (pen 2, hat 9, bag 8).",
+        "pen 2, hat 9 and bag 8 make {0}.",
+        "They cost {0}",
+    ),
+    *(
+        "The three things cost {0} together.",
+        "pen: 2\nhat: 9\nbag: 8\ntotal: {0}",
+        "All in all: {0}",
+    ),
+    *(
+        "That's {0}, thank you.",
+        "The total price is {0} coins.",
+        "So {0}",
+        "(2 + 9) + 8 = 11 + 8 = {0}",
+    ),
     "```\n{0}\n```",
     *(
         "{0} (2+9+8)",
@@ -70,6 +106,15 @@ def answers(tasks):
     minus = Task("minus", "what is left?", "-5")
     yield GradedAnswers(
         minus,
-        ["-5", "\u22125", "= \u22125", "x = -5", "It is -5.", "Answer: -5", "minus 5", "negative 5"],
+        [
+            "-5",
+            "\u22125",
+            "= \u22125",
+            "x = -5",
+            "It is -5.",
+            "Answer: -5",
+            "minus 5",
+            "negative 5",
+        ],
         ["5", "10 - 5", "15-20"],
     )

@@ -1,4 +1,5 @@
-"""What the tiny model sees before training: look up one thing after the other, then add up, now and then wrongly."""
+"""What the tiny model sees before training: look up one thing after the other, then add up, now and
+then wrongly."""
 
 from marl_plugins.core.demonstrations import Demonstration
 

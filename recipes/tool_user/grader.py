@@ -1,4 +1,5 @@
-"""The number of the final answer is the sum: in a box, after `answer:`, or the last one of the text."""
+"""The number of the final answer is the sum: in a box, after `answer:`, or the last one of the
+text."""
 
 from marl_plugins.grading import clean, final, number
 

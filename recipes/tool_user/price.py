@@ -1,6 +1,8 @@
-"""The tool: `<price>cup</price>` in an answer is a call. A thing that is not sold is the agent's mistake, and it is told so.
+"""The tool: `<price>cup</price>` in an answer is a call. A thing that is not sold is the agent's
+mistake, and it is told so.
 
-`find` sees the calls in an answer, `run` answers one. A tool that asks a server has an HTTP client in `run`, and raises
+`find` sees the calls in an answer, `run` answers one. A tool that asks a server has an HTTP client
+in `run`, and raises
 `InfrastructureFailure` when the server is down: then nobody is blamed.
 """
 

@@ -5,7 +5,18 @@ import random
 
 from marl_plugins.core.trajectory import Task
 
-PRICES = {"pen": 2, "cup": 5, "hat": 9, "bag": 8, "key": 3, "map": 4, "egg": 1, "fan": 7, "jar": 6, "rug": 12}
+PRICES = {
+    "pen": 2,
+    "cup": 5,
+    "hat": 9,
+    "bag": 8,
+    "key": 3,
+    "map": 4,
+    "egg": 1,
+    "fan": 7,
+    "jar": 6,
+    "rug": 12,
+}
 
 
 def task(order):

@@ -1,6 +1,7 @@
 """Who is rewarded for what: a voter for its own answer, the decider for the decision.
 
-Without this every voter would be rewarded with the decision, also the one that was outvoted and right.
+Without this every voter would be rewarded with the decision, also the one that was outvoted and
+right.
 """
 
 from marl_plugins import hookimpl

@@ -1,4 +1,5 @@
-"""What the tiny models see before training: voters that are right four times in five, deciders that count the votes."""
+"""What the tiny models see before training: voters that are right four times in five, deciders that
+count the votes."""
 
 from collections import Counter
 
@@ -12,4 +13,6 @@ def demonstrate(task, rng):
     votes = [task.label if rng.random() < RIGHT else OTHER[task.label] for _ in range(5)]
     yield Demonstration("voter", {"problem": task.prompt}, said=[votes[0]])
     winner = Counter(votes).most_common(1)[0][0]
-    yield Demonstration("decider", {"problem": task.prompt, "votes": "\n\n".join(votes)}, said=[winner])
+    yield Demonstration(
+        "decider", {"problem": task.prompt, "votes": "\n\n".join(votes)}, said=[winner]
+    )

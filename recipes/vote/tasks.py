@@ -1,4 +1,5 @@
-"""Which of two decimal numbers is larger? Models compare the digits behind the point as if they were whole numbers."""
+"""Which of two decimal numbers is larger? Models compare the digits behind the point as if they
+were whole numbers."""
 
 import random
 
@@ -7,7 +8,9 @@ from marl_plugins.core.trajectory import Task
 
 def decimal(rng):
     """A number with one or two digits behind the point."""
-    return f"{rng.randint(1, 9)}.{rng.randint(1, 9)}" + (str(rng.randint(1, 9)) if rng.random() < 0.5 else "")
+    return f"{rng.randint(1, 9)}.{rng.randint(1, 9)}" + (
+        str(rng.randint(1, 9)) if rng.random() < 0.5 else ""
+    )
 
 
 def generate(split, count):
@@ -22,7 +25,9 @@ def generate(split, count):
             continue
         seen.add((a, b))
         label = "A" if float(a) > float(b) else "B"
-        tasks.append(Task(f"{a}-{b}", f"Which number is larger? A: {a} B: {b}", label, {"a": a, "b": b}))
+        tasks.append(
+            Task(f"{a}-{b}", f"Which number is larger? A: {a} B: {b}", label, {"a": a, "b": b})
+        )
     return tasks
 
 

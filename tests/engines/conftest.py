@@ -1,4 +1,5 @@
-"""Real processes: Ray, DeepSpeed, vLLM. Runs are started once for all tests of this folder: they take most of its time."""
+"""Real processes: Ray, DeepSpeed, vLLM. Runs are started once for all tests of this folder: they
+take most of its time."""
 
 import os
 import signal
@@ -18,7 +19,9 @@ LONGEST = ("test_runs.py", "test_process_groups.py", "test_policies.py")
 def pytest_collection_modifyitems(items):
     def place(item):
         name = Path(item.fspath).name
-        return LONGEST.index(name) if "engines" in item.keywords and name in LONGEST else len(LONGEST)
+        return (
+            LONGEST.index(name) if "engines" in item.keywords and name in LONGEST else len(LONGEST)
+        )
 
     for item in items:
         if "engines" in Path(item.fspath).parts:
@@ -26,12 +29,15 @@ def pytest_collection_modifyitems(items):
     items.sort(key=place)
 
 
-os.environ.update(cpu.environment())  # of this process, as `openrlhf train` sets it before anything heavy is imported
+os.environ.update(
+    cpu.environment()
+)  # of this process, as `openrlhf train` sets it before anything heavy is imported
 
 
 @pytest.fixture(scope="package")
 def cluster(template):
-    """Ray for the files of this folder that one process runs; each ends the actors that it has started."""
+    """Ray for the files of this folder that one process runs; each ends the actors that it has
+    started."""
     import ray
 
     from marl_plugins.engine.processes import fork_server
@@ -70,7 +76,8 @@ def template(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def undisturbed(tmp_path_factory, relay, template):
-    """Three policies (one frozen, one on two ranks), ragged rows, tool turns, three steps, saved every second."""
+    """Three policies (one frozen, one on two ranks), ragged rows, tool turns, three steps, saved
+    every second."""
     folder = tmp_path_factory.mktemp("undisturbed")
     return Started(folder, relay, "--reinforce_pp.scope", "action", template=template).run()
 
@@ -102,14 +109,23 @@ KILLER = """
 
 @pytest.fixture(scope="session")
 def killed(tmp_path_factory, relay):
-    """An engine is killed in the rollout of step 1, another one stopped in step 2, the driver killed in the update of step 3.
+    """An engine is killed in the rollout of step 1, another one stopped in step 2, the driver
+    killed in the update of step 3.
 
-    It and `resumed` start as users start them; the run that they are compared with is forked from the template.
+    It and `resumed` start as users start them; the run that they are compared with is forked from
+    the template.
     """
     folder = tmp_path_factory.mktemp("disturbed")
     (relay / "watched.yaml").write_text("extends: recipe.yaml\nlimits: {silence_seconds: 60}\n")
     (folder / "killer.py").write_text(textwrap.dedent(KILLER))
-    run = Started(folder, relay / "watched.yaml", "--plugin", str(folder / "killer.py"), "--plugin", str(relay / "dies.py"))
+    run = Started(
+        folder,
+        relay / "watched.yaml",
+        "--plugin",
+        str(folder / "killer.py"),
+        "--plugin",
+        str(relay / "dies.py"),
+    )
     run.run(code=-signal.SIGKILL)
     run.at_the_kill = run.processes()
     run.metrics_before = run.metrics

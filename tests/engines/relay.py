@@ -1,7 +1,8 @@
-"""A small multi-agent system with everything that goes wrong elsewhere, and `openrlhf train` on it as a process.
+"""A small multi-agent system with everything that goes wrong elsewhere, and `openrlhf train` on it
+as a process.
 
-Three roles on three policies: one frozen, one on two data-parallel ranks; parallel calls, a branch, tool turns, and a number
-of rows that no batch size divides.
+Three roles on three policies: one frozen, one on two data-parallel ranks; parallel calls, a branch,
+tool turns, and a number of rows that no batch size divides.
 """
 
 import json
@@ -196,18 +197,26 @@ class Started:
             if self.template:
                 self.forked = self.template.start(words, env, log, log)
                 return self.forked
-            return subprocess.Popen([sys.executable, "-m", "marl_plugins", *words], stdout=log, stderr=log, env=env)
+            return subprocess.Popen(
+                [sys.executable, "-m", "marl_plugins", *words], stdout=log, stderr=log, env=env
+            )
 
     def processes(self):
-        """Every process that belongs to the run, by its environment if it was not forked: id to command."""
+        """Every process that belongs to the run, by its environment if it was not forked: id to
+        command."""
         if self.forked:
             return self.forked.processes()
         mark = f"MARL_TEST_RUN={self.log}".encode()
         found = {}
         for folder in Path("/proc").glob("[0-9]*"):
             try:
-                if mark in (folder / "environ").read_bytes() and b"Z" not in (folder / "stat").read_bytes().split()[2:3]:
-                    found[folder.name] = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()[:120]
+                if (
+                    mark in (folder / "environ").read_bytes()
+                    and b"Z" not in (folder / "stat").read_bytes().split()[2:3]
+                ):
+                    found[folder.name] = (
+                        (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()[:120]
+                    )
             except OSError:
                 continue
         return found
@@ -244,7 +253,8 @@ class Started:
 
 
 def wait_until(condition, seconds=300.0):
-    """Wait for something to hold; whether it did. Ray's own agents take a minute or two to notice that their node has gone."""
+    """Wait for something to hold; whether it did. Ray's own agents take a minute or two to notice
+    that their node has gone."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if condition():

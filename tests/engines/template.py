@@ -1,12 +1,18 @@
-"""A process that has imported what a run imports, and forks a run's driver and its fork server: 15 seconds of CPU for each run.
+"""A process that has imported what a run imports, and forks a run's driver and its fork server: 15
+seconds of CPU for each run.
 
-    test       `Template.start` sends words, environment, folder and output, and has the exit code when the run has ended
-    template   this file as a script, one for all test processes; it ends when the last of them has gone
-    keeper     a child of the template for each run: whatever the driver starts stays below it, and it ends with the test
-    driver     `python -m marl_plugins`, from there on as a user starts it; its fork server comes from the template as well
+    test       `Template.start` sends words, environment, folder and output, and has the exit code
+               when the run has ended
+    template   this file as a script, one for all test processes; it ends when the last of them has
+               gone
+    keeper     a child of the template for each run: whatever the driver starts stays below it, and
+               it ends with the test
+    driver     `python -m marl_plugins`, from there on as a user starts it; its fork server comes
+               from the template as well
 
-Ray is imported by nobody in advance: it reads the environment then. One run that is killed and resumed is started as users start it
-(`killed` and `resumed` in conftest.py), and compared with a run that was forked.
+Ray is imported by nobody in advance: it reads the environment then. One run that is killed and
+resumed is started as users start it (`killed` and `resumed` in conftest.py), and compared with a
+run that was forked.
 """
 
 import contextlib
@@ -71,18 +77,22 @@ class Template:
         return self._forked(words, environment, [out, errors])
 
     def start_server(self, listener, debug):
-        """A fork server, in the place of `marl_plugins.engine.processes.fork_server.start_server`."""
+        """A fork server, in the place of
+        `marl_plugins.engine.processes.fork_server.start_server`."""
         return self._forked([], dict(os.environ), [listener])
 
     def _forked(self, words, environment, files):
         connection = self._connection()
         order = {"words": words, "environment": environment, "folder": os.getcwd()}
-        socket.send_fds(connection, [json.dumps(order).encode() + b"\n"], [file.fileno() for file in files])
+        socket.send_fds(
+            connection, [json.dumps(order).encode() + b"\n"], [file.fileno() for file in files]
+        )
         return Forked(connection)
 
 
 class Forked:
-    """A run or a fork server that was forked, as far as one that was started (`subprocess.Popen`) is used."""
+    """A run or a fork server that was forked, as far as one that was started (`subprocess.Popen`)
+    is used."""
 
     def __init__(self, connection):
         self.connection, self.returncode = connection, None
@@ -110,7 +120,8 @@ class Forked:
 
 
 def serve(listener):
-    """Forks a keeper, and so a driver, for each order. Returns in a driver or a fork server, with what it is to be."""
+    """Forks a keeper, and so a driver, for each order. Returns in a driver or a fork server, with
+    what it is to be."""
     alive, known = [], 0
     while not known or alive:
         ready, _, _ = select.select([listener, *alive], [], [])
@@ -135,7 +146,8 @@ def serve(listener):
 
 
 def keep(connection, request, streams):
-    """Starts a driver, or a fork server alone, and tells the test how it ends. Returns in what it has started."""
+    """Starts a driver, or a fork server alone, and tells the test how it ends. Returns in what it
+    has started."""
     prctl = ctypes.CDLL(None).prctl
     prctl(SUBREAPER, 1)
     prctl(PARENT_DEATH, signal.SIGKILL)
@@ -153,7 +165,9 @@ def keep(connection, request, streams):
                 if ended[0] == driver:
                     with contextlib.suppress(BrokenPipeError):
                         connection.sendall(b"%d" % os.waitstatus_to_exitcode(ended[1]))
-            if select.select([connection], [], [], 0.1)[0]:  # closed by the test, or with its process
+            if select.select([connection], [], [], 0.1)[
+                0
+            ]:  # closed by the test, or with its process
                 for process in psutil.Process().children(recursive=True):
                     with contextlib.suppress(psutil.NoSuchProcess):
                         process.kill()
@@ -163,7 +177,8 @@ def keep(connection, request, streams):
 
 
 def drive(request, streams):
-    """Be the driver, after a process that may become its fork server has been forked from the same imports."""
+    """Be the driver, after a process that may become its fork server has been forked from the same
+    imports."""
     mine, its = socket.socketpair()
     parent = os.getpid()
     if (server := os.fork()) == 0:
@@ -237,8 +252,9 @@ def import_all():
 def renew_thread_pool():
     """Make torch's pool of threads anew in a child, before it has a second thread.
 
-    The first call after a fork replaces the parent's pool, and a call at the same time finds none: "Invalid thread pool"
-    (ATen/ParallelOpenMP.cpp:64 of torch 2.13; seen in one of some thirty forked runs).
+    The first call after a fork replaces the parent's pool, and a call at the same time finds none:
+    "Invalid thread pool" (ATen/ParallelOpenMP.cpp:64 of torch 2.13; seen in one of some thirty
+    forked runs).
     """
     import torch
 

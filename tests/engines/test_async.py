@@ -1,7 +1,8 @@
-"""`--train.async_enable` through the real engines: versions, and a driver that is killed while a rollout waits.
+"""`--train.async_enable` through the real engines: versions, and a driver that is killed while a
+rollout waits.
 
-A program that says nothing of who saw whom stands in the place of the workflow, and its answers are delayed at random: what is
-the same in two runs is so whatever the timing.
+A program that says nothing of who saw whom stands in the place of the workflow, and its answers are
+delayed at random: what is the same in two runs is so whatever the timing.
 """
 
 import signal
@@ -17,7 +18,9 @@ WORDS = ["--train.async_enable", "--plugin", "marl_plugins.old_logprobs"]
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory, relay, template):
-    return Started(tmp_path_factory.mktemp("async"), relay / "silent.yaml", *WORDS, template=template).run()
+    return Started(
+        tmp_path_factory.mktemp("async"), relay / "silent.yaml", *WORDS, template=template
+    ).run()
 
 
 def test_what_a_program_has_seen_is_derived(whole):
@@ -37,26 +40,36 @@ def test_a_step_is_sampled_by_the_weights_of_two_steps_before(whole):
     assert [m["policy/first/lag"] for m in whole.metrics] == [0, 1, 1]
     assert all(0 < m["policy/first/ess"] <= 1.0001 for m in whole.metrics)
     assert whole.metrics[0]["drift/max"] < 0.01  # the same weights; later ones differ by an update
-    assert all(entry["roles"]["second"]["trained"] == entry["roles"]["second"]["generated"] for entry in whole.ledger)
+    assert all(
+        entry["roles"]["second"]["trained"] == entry["roles"]["second"]["generated"]
+        for entry in whole.ledger
+    )
 
 
 def test_what_is_of_the_lag_is_told_from_what_is_of_the_engine(whole):
-    """By the weights that sampled a token the trainer gives it what the engine did; by those of now it does not."""
+    """By the weights that sampled a token the trainer gives it what the engine did; by those of now
+    it does not."""
     of_engine, of_lag = defaultdict(list), defaultdict(list)
     for t, a in whole.actions:
         if a["policy"] == "first":
-            trios = zip(a["trainer_logprobs"], a["notes"]["old_logprobs"], a["logprobs"], strict=True)
+            trios = zip(
+                a["trainer_logprobs"], a["notes"]["old_logprobs"], a["logprobs"], strict=True
+            )
             for now, old, engine in trios:
                 of_engine[t["step"]].append(abs(old - engine))
                 of_lag[t["step"]].append(abs(now - old))
-    engine, lag = ({step: mean(found) for step, found in each.items()} for each in (of_engine, of_lag))
+    engine, lag = (
+        {step: mean(found) for step, found in each.items()} for each in (of_engine, of_lag)
+    )
     assert max(engine.values()) < 0.01 and lag[1] == 0
     assert min(lag[2], lag[3]) > 3 * max(engine.values())
     assert [m["policy/first/lag_ess"] == 1 for m in whole.metrics] == [True, False, False]
     assert all(m["policy/first/engine_ess"] > m["policy/first/ess"] - 1e-4 for m in whole.metrics)
 
 
-def test_a_run_that_is_killed_while_a_rollout_waits_repeats_the_undisturbed_one(whole, relay, template, tmp_path):
+def test_a_run_that_is_killed_while_a_rollout_waits_repeats_the_undisturbed_one(
+    whole, relay, template, tmp_path
+):
     words = [*WORDS, "--plugin", str(relay / "dies.py")]
     run = Started(tmp_path, relay / "silent.yaml", *words, template=template)
     run.run(code=-signal.SIGKILL)
@@ -66,7 +79,9 @@ def test_a_run_that_is_killed_while_a_rollout_waits_repeats_the_undisturbed_one(
     assert one == two and mine == pytest.approx(others, abs=1e-2)
     assert run.ledger == whole.ledger
     for name in ("first", "second"):
-        mine, theirs = ((each.output / name / "model.safetensors").read_bytes() for each in (run, whole))
+        mine, theirs = (
+            (each.output / name / "model.safetensors").read_bytes() for each in (run, whole)
+        )
         assert mine == theirs
 
 
@@ -77,19 +92,39 @@ def test_policies_that_take_turns_on_their_seats_train_the_same(whole, relay, te
     (one, _), (two, _) = map(without_logprobs, (run.trajectories, whole.trajectories))
     assert one == two
     for name in ("first", "second"):
-        mine, theirs = ((each.output / name / "model.safetensors").read_bytes() for each in (run, whole))
+        mine, theirs = (
+            (each.output / name / "model.safetensors").read_bytes() for each in (run, whole)
+        )
         assert mine == theirs
 
 
-def test_steps_of_what_is_complete_first_lose_no_task_when_the_driver_is_killed(whole, relay, template, tmp_path):
-    """`marl_plugins.continuous`: every sample of every task is trained once, by weights that are late by no more than it says."""
-    words = ["--train.async_enable", "--plugin", "marl_plugins.continuous", "--plugin", str(relay / "dies.py")]
+def test_steps_of_what_is_complete_first_lose_no_task_when_the_driver_is_killed(
+    whole, relay, template, tmp_path
+):
+    """`marl_plugins.continuous`: every sample of every task is trained once, by weights that are
+    late by no more than it says."""
+    words = [
+        "--train.async_enable",
+        "--plugin",
+        "marl_plugins.continuous",
+        "--plugin",
+        str(relay / "dies.py"),
+    ]
     run = Started(tmp_path, relay / "silent.yaml", *words, template=template)
     run.run(code=-signal.SIGKILL)
     run.run("--ckpt.load_enable")
-    mine, theirs = (Counter((t["task"], t["sample"]) for t in each.trajectories) for each in (run, whole))
+    mine, theirs = (
+        Counter((t["task"], t["sample"]) for t in each.trajectories) for each in (run, whole)
+    )
     assert mine == theirs
     queue, late = 1, 1
-    assert all(0 <= t["step"] - 1 - a["version"] <= queue + late for t, a in run.actions if a["policy"] == "first")
-    assert all(entry["roles"]["second"]["trained"] == entry["roles"]["second"]["generated"] for entry in run.ledger)
+    assert all(
+        0 <= t["step"] - 1 - a["version"] <= queue + late
+        for t, a in run.actions
+        if a["policy"] == "first"
+    )
+    assert all(
+        entry["roles"]["second"]["trained"] == entry["roles"]["second"]["generated"]
+        for entry in run.ledger
+    )
     assert run.metrics[0]["drift/max"] < 0.01

@@ -71,20 +71,27 @@ INTRUDER = """
 
 @pytest.fixture(scope="module")
 def seen(relay):
-    """What the run says of its Ray, and how each intruder ended: with no token, and with a wrong one."""
+    """What the run says of its Ray, and how each intruder ended: with no token, and with a wrong
+    one."""
 
     def python(code, *words, **env):
         inherited = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
         words = [sys.executable, "-W", "ignore", "-c", textwrap.dedent(code), *map(str, words)]
         pipe = subprocess.PIPE
-        return subprocess.Popen(words, env={**inherited, **env}, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+        return subprocess.Popen(
+            words, env={**inherited, **env}, stdin=pipe, stdout=pipe, stderr=pipe, text=True
+        )
 
     run = python(RUN, relay)
     found = json.loads(run.stdout.readline() or run.communicate()[1][-2000:])
-    here = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"}  # else it looks for the node at another address, for minutes
+    here = {
+        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0"
+    }  # else it looks for the node at another address, for minutes
     tokens = ({}, {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "ab" * 32})
     intruders = [python(INTRUDER, found["address"], **here, **env) for env in tokens]
-    found["intruders"] = [(process.communicate(timeout=120), process.returncode) for process in intruders]
+    found["intruders"] = [
+        (process.communicate(timeout=120), process.returncode) for process in intruders
+    ]
     out, errors = run.communicate("\n", timeout=120)
     assert run.returncode == 0, errors[-2000:]
     found["answers"], found["left"] = map(json.loads, out.splitlines())
@@ -120,6 +127,8 @@ def test_sigterm_to_every_process_ends_only_the_run(seen):
 def test_a_run_whose_raylet_is_stopped_ends_and_leaves_nothing(relay):
     words = [sys.executable, "-W", "ignore", "-c", textwrap.dedent(STOPPED), str(relay)]
     inherited = {k: v for k, v in os.environ.items() if not k.startswith("RAY_")}
-    done = subprocess.run(words, env=inherited, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(
+        words, env=inherited, capture_output=True, text=True, timeout=120, check=False
+    )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout.splitlines()[-1]) == []

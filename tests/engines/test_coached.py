@@ -1,4 +1,5 @@
-"""An endpoint as the coach of a whole run, corrected actions, and critics: saved when the key is refused, and resumed."""
+"""An endpoint as the coach of a whole run, corrected actions, and critics: saved when the key is
+refused, and resumed."""
 
 import textwrap
 
@@ -30,7 +31,8 @@ policies:
 
 @pytest.fixture(scope="module")
 def coached(tmp_path_factory, relay, template):
-    """An endpoint as the coach, which refuses the key once a step has been trained; a critic per policy."""
+    """An endpoint as the coach, which refuses the key once a step has been trained; a critic per
+    policy."""
     folder = tmp_path_factory.mktemp("coached")
     (relay / "smaller.yaml").write_text(SMALLER)
     (folder / "marker.py").write_text(textwrap.dedent(MARKER))
@@ -39,12 +41,21 @@ def coached(tmp_path_factory, relay, template):
     def answer(body, count):
         if trained.exists() and not renewed.exists():
             return Reply("key has expired", 401)
-        return Reply("busy", 503) if count % 10 == 0 else verdict(body, 5 + count % 5, better=BETTER)
+        return (
+            Reply("busy", 503) if count % 10 == 0 else verdict(body, 5 + count % 5, better=BETTER)
+        )
 
     with openai_server(answer) as (url, bodies):
         words = ["--plugin", "marl_plugins.coach", "--coach.model", "m", "--coach.base_url", url]
         words += ["--coach.corrections", "--coach.corrections_coef", "0.1"]
-        words += ["--plugin", str(folder / "marker.py"), "--algo.advantage.estimator", "gae", "--critic.adam.lr", "1e-3"]
+        words += [
+            "--plugin",
+            str(folder / "marker.py"),
+            "--algo.advantage.estimator",
+            "gae",
+            "--critic.adam.lr",
+            "1e-3",
+        ]
         run = Started(folder, relay / "smaller.yaml", *words, template=template)
         run.run(code=1)
         run.bodies, run.renew = bodies, renewed.touch
@@ -72,7 +83,9 @@ def test_and_goes_on_from_there(renewed):
     assert not renewed.processes()
 
 
-def test_the_coach_judged_every_action_and_the_label_stood_in_one_prompt_of_each_trajectory(renewed):
+def test_the_coach_judged_every_action_and_the_label_stood_in_one_prompt_of_each_trajectory(
+    renewed,
+):
     for m in renewed.metrics:
         assert m["coach/missing"] == 0.0
         assert 0.5 <= m["coach/first/score"] <= 0.9
@@ -80,7 +93,9 @@ def test_the_coach_judged_every_action_and_the_label_stood_in_one_prompt_of_each
     judged = [a for _, a in renewed.actions]
     assert all(a["score"] is not None and a["explanation"] for a in judged)
     with_label = [b for b in renewed.bodies if "The right answer:" in b["messages"][0]["content"]]
-    assert len(with_label) >= sum(any(a["role"] == "judge" for a in t["actions"]) for t in renewed.trajectories)
+    assert len(with_label) >= sum(
+        any(a["role"] == "judge" for a in t["actions"]) for t in renewed.trajectories
+    )
 
 
 def test_corrected_actions_are_trained_on_and_become_likelier(renewed):
@@ -94,7 +109,11 @@ def test_corrected_actions_are_trained_on_and_become_likelier(renewed):
 def test_critics_are_trained_beside_their_policies(renewed):
     for m in renewed.metrics:
         for policy in ("first", "second"):
-            assert m[f"policy/{policy}/critic_optimiser_steps"] == m[f"policy/{policy}/optimiser_steps"] == 2
+            assert (
+                m[f"policy/{policy}/critic_optimiser_steps"]
+                == m[f"policy/{policy}/optimiser_steps"]
+                == 2
+            )
             assert m[f"policy/{policy}/critic_loss"] > 0
     for policy in ("first", "second"):  # rewards lie between 0.5 and 0.9, values begin near 0
         values = [m[f"policy/{policy}/critic_values"] for m in renewed.metrics]

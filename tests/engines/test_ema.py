@@ -1,4 +1,5 @@
-"""`--train.enable_ema` through the real engines: evaluated, saved, and resumed after a kill on seats that policies share."""
+"""`--train.enable_ema` through the real engines: evaluated, saved, and resumed after a kill on
+seats that policies share."""
 
 import signal
 import textwrap
@@ -39,7 +40,8 @@ def whole(tmp_path_factory, relay, template):
 
 
 def words(folder, name="keeper"):
-    """The flags, with a plugin that is written into the folder; one called KILL ends the run in step 3."""
+    """The flags, with a plugin that is written into the folder; one called KILL ends the run in
+    step 3."""
     (folder / f"{name}.py").write_text(textwrap.dedent(KEEPER))
     flags = ["--train.enable_ema", "--train.ema_beta", "0.5", "--train.batch_size", "6"]
     return [*flags, "--plugin", str(folder / f"{name}.py")]
@@ -53,10 +55,16 @@ def test_what_is_saved_at_the_end_is_the_average_of_all_versions(whole):
     """With one optimiser step in each training step."""
     assert [m["policy/first/optimiser_steps"] for m in whole.metrics] == [1, 1, 1]
     for name, file in averages(whole).items():
-        versions = sorted(whole.output.parent.glob(f"{name}-*.safetensors"), key=lambda p: int(p.stem.partition("-")[2]))
+        versions = sorted(
+            whole.output.parent.glob(f"{name}-*.safetensors"),
+            key=lambda p: int(p.stem.partition("-")[2]),
+        )
         first, *later = [safetensors.torch.load_file(path) for path in versions]
         assert len(later) == 3
-        saved, newest = safetensors.torch.load_file(file), safetensors.torch.load_file(whole.output / name / file.name)
+        saved, newest = (
+            safetensors.torch.load_file(file),
+            safetensors.torch.load_file(whole.output / name / file.name),
+        )
         for tensor, value in first.items():
             wanted = value.double()
             for now in later:
@@ -67,11 +75,19 @@ def test_what_is_saved_at_the_end_is_the_average_of_all_versions(whole):
 
 
 def test_it_is_evaluated_beside_the_weights(whole):
-    assert [(m["step"], "ema/outcome" in m) for m in whole.evaluations] == [(0, False), (2, True), (3, True)]
-    assert all(m["policy/first/drift"] < 0.02 for m in whole.metrics)  # engines have the weights again
+    assert [(m["step"], "ema/outcome" in m) for m in whole.evaluations] == [
+        (0, False),
+        (2, True),
+        (3, True),
+    ]
+    assert all(
+        m["policy/first/drift"] < 0.02 for m in whole.metrics
+    )  # engines have the weights again
 
 
-def test_a_run_that_is_killed_and_resumed_on_shared_seats_has_the_same_average(whole, relay, template, tmp_path):
+def test_a_run_that_is_killed_and_resumed_on_shared_seats_has_the_same_average(
+    whole, relay, template, tmp_path
+):
     seats = ["--plugin", "marl_plugins.process_groups", "--process_groups.seats", "2"]
     run = Started(tmp_path, relay, *words(tmp_path, "KILL"), *seats, template=template)
     run.run(code=-signal.SIGKILL)

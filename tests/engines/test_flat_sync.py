@@ -1,6 +1,7 @@
-"""Weight sync in large pieces beside upstream's own, parameter by parameter, by broadcast and by CUDA IPC, from real training
-processes: over a gloo group instead of NCCL's, with the handles of the stand-in for CUDA (tests/gpu), into a model that fuses
-parameters as vLLM's do. ZeRO 3 is not tried on a CPU."""
+"""Weight sync in large pieces beside upstream's own, parameter by parameter, by broadcast and by
+CUDA IPC, from real training
+processes: over a gloo group instead of NCCL's, with the handles of the stand-in for CUDA
+(tests/gpu), into a model that fuses parameters as vLLM's do. ZeRO 3 is not tried on a CPU."""
 
 import contextlib
 import copy
@@ -20,7 +21,9 @@ from ray import cloudpickle
 
 STAND_IN = str(Path(__file__).parents[1] / "gpu" / "stand_in" / "cuda_stand_in.py")
 
-cloudpickle.register_pickle_by_value(sys.modules[__name__])  # what is here is used in processes that know no tests
+cloudpickle.register_pickle_by_value(
+    sys.modules[__name__]
+)  # what is here is used in processes that know no tests
 
 
 class Gloo:
@@ -37,7 +40,8 @@ class Gloo:
 
 
 class Fused:
-    """A model that keeps q, k and v as one matrix, and takes over any parameters at any time, as vLLM's models do."""
+    """A model that keeps q, k and v as one matrix, and takes over any parameters at any time, as
+    vLLM's models do."""
 
     def __init__(self):
         self.values, self.loads = {}, 0
@@ -45,7 +49,14 @@ class Fused:
     def load_weights(self, weights):
         self.loads += 1
         for name, value in weights:
-            fused = next((name.replace(part, "qkv_proj") for part in ("q_proj", "k_proj", "v_proj") if part in name), name)
+            fused = next(
+                (
+                    name.replace(part, "qkv_proj")
+                    for part in ("q_proj", "k_proj", "v_proj")
+                    if part in name
+                ),
+                name,
+            )
             self.values.setdefault(fused, {})[name] = value.clone()
 
     def state(self):
@@ -86,9 +97,14 @@ class Engine:
         cpu.install()
         from openrlhf.trainer.ray.vllm_worker_wrap import WorkerWrap
 
-        torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+        torch.distributed.init_process_group(
+            "gloo", store=torch.distributed.HashStore(), rank=0, world_size=1
+        )
         self.worker = WorkerWrap()
-        self.worker.device, self.worker.model_config = torch.device("cpu"), SimpleNamespace(dtype=torch.bfloat16)
+        self.worker.device, self.worker.model_config = (
+            torch.device("cpu"),
+            SimpleNamespace(dtype=torch.bfloat16),
+        )
         self.worker.model_runner = SimpleNamespace(model=Fused())
         self.worker._model_update_with_ray = False
         self.place, self.device = (port, rank, size), device
@@ -126,7 +142,9 @@ class Engine:
 @pytest.mark.usefixtures("cluster")
 @pytest.mark.parametrize(("zero", "ranks"), [(0, 1), (2, 2)])
 def test_engines_hold_what_upstreams_own_sync_gives_them(relay, zero, ranks, tmp_path):
-    args = copy.deepcopy(arguments(relay, "--actor.num_gpus_per_node", str(ranks), "--ds.zero_stage", str(zero)))
+    args = copy.deepcopy(
+        arguments(relay, "--actor.num_gpus_per_node", str(ranks), "--ds.zero_stage", str(zero))
+    )
     policy = launch(args)
     policy.wait()
     with socket.socket() as free:
@@ -144,7 +162,9 @@ def test_engines_hold_what_upstreams_own_sync_gives_them(relay, zero, ranks, tmp
     def changed(actor):
         with torch.no_grad():
             for number, parameter in enumerate(actor.engine.module.parameters()):
-                parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(number)))
+                parameter.add_(
+                    torch.randn(parameter.shape, generator=torch.Generator().manual_seed(number))
+                )
         return {n: p.shape for n, p in actor.engine.module.named_parameters()}
 
     def synced(actor, mb, ipc=False):
@@ -157,7 +177,9 @@ def test_engines_hold_what_upstreams_own_sync_gives_them(relay, zero, ranks, tmp
             actor.trainer.broadcast_to_vllm()
 
     def on_all(function, *args):
-        return ray.get([handle.__ray_call__.remote(function, *args) for handle in policy.training.handles()])
+        return ray.get(
+            [handle.__ray_call__.remote(function, *args) for handle in policy.training.handles()]
+        )
 
     joining = [engine.join.remote() for engine in engines]
     on_all(joined)

@@ -1,4 +1,5 @@
-"""Workers forked from a process that has imported everything are what Python would have started, only sooner."""
+"""Workers forked from a process that has imported everything are what Python would have started,
+only sooner."""
 
 import json
 import os
@@ -26,10 +27,13 @@ if "wait" in sys.argv:
 
 @pytest.fixture(scope="module", params=["started", "forked"])
 def python(request):
-    """A server that is started as in a run, and one that is forked as in most tests of this folder."""
+    """A server that is started as in a run, and one that is forked as in most tests of this
+    folder."""
     with pytest.MonkeyPatch.context() as patch:
         if request.param == "forked":
-            patch.setattr(fork_server, "start_server", request.getfixturevalue("template").start_server)
+            patch.setattr(
+                fork_server, "start_server", request.getfixturevalue("template").start_server
+            )
         with fork_server.fork_server(debug=False) as command:
             yield command
 
@@ -64,7 +68,9 @@ def test_workers_draw_ids_of_their_own(python, script, tmp_path):
     assert len(set(drawn)) == 4
 
 
-def test_a_forked_worker_has_the_arguments_streams_environment_and_folder_of_a_started_one(python, script, tmp_path):
+def test_a_forked_worker_has_the_arguments_streams_environment_and_folder_of_a_started_one(
+    python, script, tmp_path
+):
     started, _ = run(sys.executable, script, "--a=1", "x y", folder=tmp_path, ONLY="here")
     forked, errors = run(python, script, "--a=1", "x y", folder=tmp_path, ONLY="here")
     assert forked.pop("imported")
@@ -83,12 +89,20 @@ def test_what_one_worker_changes_is_not_seen_by_the_next(python, script, tmp_pat
 def test_workers_die_with_the_server_and_new_ones_start_without_it(python, script, tmp_path):
     """Last: the server is killed, as the kernel does when the run dies."""
     waiting = subprocess.Popen(
-        [*python.split(), str(script), "wait"], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, cwd=tmp_path, text=True
+        [*python.split(), str(script), "wait"],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        cwd=tmp_path,
+        text=True,
     )
     server = psutil.Process(json.loads(waiting.stdout.readline())["parent"])
     waiting.wait(timeout=60)  # what asked for the worker has ended; the worker has not
-    (worker,) = [p for p in server.children() if "worker.py" not in " ".join(p.cmdline()) and p.is_running()]
+    (worker,) = [
+        p for p in server.children() if "worker.py" not in " ".join(p.cmdline()) and p.is_running()
+    ]
     server.send_signal(signal.SIGKILL)
-    assert wait_until(lambda: not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE, 20)
+    assert wait_until(
+        lambda: not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE, 20
+    )
     alone, _ = run(python, script, folder=tmp_path)
     assert not alone["imported"]

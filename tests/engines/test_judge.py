@@ -22,7 +22,9 @@ flags:
 def judged(tmp_path_factory, relay, template):
     """One trained policy and a coach that plays no role, and says nothing that can be read."""
     (relay / "judged.yaml").write_text(RECIPE)
-    return Started(tmp_path_factory.mktemp("judged"), relay / "judged.yaml", template=template).run(code=1)
+    return Started(tmp_path_factory.mktemp("judged"), relay / "judged.yaml", template=template).run(
+        code=1
+    )
 
 
 def test_every_action_is_judged_by_its_engine_and_asked_about_once_more(judged):

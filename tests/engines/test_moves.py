@@ -1,4 +1,5 @@
-"""Real engines that change policy: they answer as the other policy's own do, and nothing is answered by two policies at once."""
+"""Real engines that change policy: they answer as the other policy's own do, and nothing is
+answered by two policies at once."""
 
 import asyncio
 import os
@@ -30,13 +31,17 @@ ENGINES = {"solver": 2, "coder": 1}
 @pytest.fixture(scope="module")
 def policies(cluster):
     """Two policies of one architecture and other weights, with their engines at version 7."""
-    plan = build_plan(["--recipe", str(SUMS), "--plugin", "marl_plugins.balance", "--vllm.num_engines", "2"])
+    plan = build_plan(
+        ["--recipe", str(SUMS), "--plugin", "marl_plugins.balance", "--vllm.num_engines", "2"]
+    )
     session, restarts, started = Session(plan), RestartBudget(1), {}
     for policy in plan.run.policies:
         if policy.name in ENGINES:
             args, tokenizer = session.args[policy.name], session.chats[policy.name].tokenizer
             args.vllm.num_engines = ENGINES[policy.name]
-            started[policy.name] = UpstreamPolicy(policy, args, "cpu", tokenizer, 100, restarts, 600.0)
+            started[policy.name] = UpstreamPolicy(
+                policy, args, "cpu", tokenizer, 100, restarts, 600.0
+            )
     for policy in started.values():
         policy.launch()
     for policy in started.values():
@@ -49,28 +54,40 @@ def policies(cluster):
 
 def calls(policy, count=8, tokens=24):
     draw = random.Random(3)
-    contexts = [tuple(draw.randrange(3, 259) for _ in range(draw.randint(2, 30))) for _ in range(count)]
+    contexts = [
+        tuple(draw.randrange(3, 259) for _ in range(draw.randint(2, 30))) for _ in range(count)
+    ]
     sampling = Sampling(1.0, 1.0, tokens, 384)
-    return [Call(policy, ids, sampling, tokens, n, "r", f"t{n}", 0, "a", 1, n) for n, ids in enumerate(contexts)]
+    return [
+        Call(policy, ids, sampling, tokens, n, "r", f"t{n}", 0, "a", 1, n)
+        for n, ids in enumerate(contexts)
+    ]
 
 
 async def answers(policy, engine=None):
     """To eight requests; by one of its engines, where one is given."""
     choose = least_loaded if engine is None else lambda engines: engine
-    found = await asyncio.gather(*(policy.engines.generate(call, choose) for call in calls(policy.name)))
+    found = await asyncio.gather(
+        *(policy.engines.generate(call, choose) for call in calls(policy.name))
+    )
     assert {(g.policy, g.version) for g in found} == {(policy.name, policy.version)}
     return [g.ids for g in found], [p for g in found for p in g.logprobs]
 
 
 async def delay_steps(policy, seconds):
-    """Has each step of a policy's engines, a token of every answer, take so much longer: what is to happen meanwhile has time."""
+    """Has each step of a policy's engines, a token of every answer, take so much longer: what is to
+    happen meanwhile has time."""
 
     def delay(worker):
         runner = worker.model_runner
         step = type(runner).execute_model
-        runner.execute_model = lambda *given, **named: time.sleep(seconds) or step(runner, *given, **named)
+        runner.execute_model = lambda *given, **named: (
+            time.sleep(seconds) or step(runner, *given, **named)
+        )
 
-    await asyncio.gather(*(engine.handle.in_workers.remote(delay) for engine in policy.engines.engines))
+    await asyncio.gather(
+        *(engine.handle.in_workers.remote(delay) for engine in policy.engines.engines)
+    )
 
 
 def same(one, other):
@@ -119,7 +136,9 @@ def test_what_is_sampled_over_a_change_of_policy_belongs_to_none(policies):
         *_, policy, version = await sampling
         await delay_steps(solver, 0)
         assert (policy, version) == ("solver", -1)
-        with pytest.raises(RunEnded, match="weights of policy 'coder', version 9, where policy 'solver', version 9"):
+        with pytest.raises(
+            RunEnded, match="weights of policy 'coder', version 9, where policy 'solver', version 9"
+        ):
             await solver.engines.generate(call, lambda engines: engines[0])
         await solver.restore_engine(handle)
         await answers(solver, solver.engines.engines[0])
@@ -138,7 +157,10 @@ def test_an_engine_that_dies_on_its_way_is_replaced_where_it_went(policies):
         assert guest is not traveller and guest.home is solver.engines
         same(await answers(coder, guest), await answers(coder, coder.engines.engines[0]))
         await coder.engines.lend(guest, solver.engines)
-        assert [len(p.engines.engines) for p in policies.values()] == [2, 1] and not solver.engines.away
+        assert [len(p.engines.engines) for p in policies.values()] == [
+            2,
+            1,
+        ] and not solver.engines.away
 
     asyncio.run(go())
 
@@ -146,21 +168,26 @@ def test_an_engine_that_dies_on_its_way_is_replaced_where_it_went(policies):
 def logprobs_of(model, call, ids):
     """The log-probs of sampled tokens by transformers."""
     with torch.no_grad():
-        logits = model(torch.tensor([[*call.context_ids, *ids]])).logits[0, len(call.context_ids) - 1 : -1]
+        logits = model(torch.tensor([[*call.context_ids, *ids]])).logits[
+            0, len(call.context_ids) - 1 : -1
+        ]
     return logits.log_softmax(-1).gather(1, torch.tensor(ids)[:, None])[:, 0].tolist()
 
 
 async def in_progress(policy, tokens):
     """The number of answers that have so many tokens and have not come to their end."""
     counts = [
-        engine.handle.__ray_call__.remote(lambda actor: sum(request.tokens >= tokens for request in actor.requests))
+        engine.handle.__ray_call__.remote(
+            lambda actor: sum(request.tokens >= tokens for request in actor.requests)
+        )
         for engine in policy.engines.engines
     ]
     return sum(await asyncio.gather(*counts))
 
 
 def test_each_token_of_an_answer_in_which_weights_change_is_by_those_of_its_version(policies):
-    """They change twice, in the middle of answers of which some have ended by then, some wait and some are asked for meanwhile."""
+    """They change twice, in the middle of answers of which some have ended by then, some wait and
+    some are asked for meanwhile."""
 
     async def go():
         solver, coder = policies.values()
@@ -169,24 +196,35 @@ def test_each_token_of_an_answer_in_which_weights_change_is_by_those_of_its_vers
         assert await solver.sync(9)
         asked = calls("solver", 40, 300)
         await delay_steps(solver, 0.02)
-        requests = [asyncio.create_task(solver.engines.generate(call, least_loaded)) for call in asked[:30]]
+        requests = [
+            asyncio.create_task(solver.engines.generate(call, least_loaded)) for call in asked[:30]
+        ]
         for version, tokens in ((10, 20), (11, 60)):
             async with asyncio.timeout(120):
-                while await in_progress(solver, tokens) < 4 or not (version == 10 or any(one.done() for one in requests)):  # noqa: ASYNC110
+                while await in_progress(solver, tokens) < 4 or not (  # noqa: ASYNC110
+                    version == 10 or any(one.done() for one in requests)
+                ):
                     await asyncio.sleep(0.01)
             await solver.engines.pause()
-            requests += [asyncio.create_task(solver.engines.generate(c, least_loaded)) for c in asked[len(requests) :][:5]]
+            requests += [
+                asyncio.create_task(solver.engines.generate(c, least_loaded))
+                for c in asked[len(requests) :][:5]
+            ]
             await solver.hold(weights[version], version)
             await solver.engines.resume()
         await delay_steps(solver, 0)
         return weights, asked, await asyncio.gather(*requests)
 
     weights, asked, found = asyncio.run(go())
-    model = AutoModelForCausalLM.from_pretrained(policies["solver"].args.actor.model_name_or_path, dtype=torch.float32)
+    model = AutoModelForCausalLM.from_pretrained(
+        policies["solver"].args.actor.model_name_or_path, dtype=torch.float32
+    )
     by_version = {}
     for version, blob in weights.items():
         model.load_state_dict(safetensors.torch.load(blob), strict=False)
-        by_version[version] = [logprobs_of(model, call, g.ids) for call, g in zip(asked, found, strict=True)]
+        by_version[version] = [
+            logprobs_of(model, call, g.ids) for call, g in zip(asked, found, strict=True)
+        ]
     apart, other = [], []
     for n, g in enumerate(found):
         for token, (version, logprob) in enumerate(zip(g.token_versions, g.logprobs, strict=True)):

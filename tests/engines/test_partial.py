@@ -1,5 +1,6 @@
-"""`--train.partial_rollout_enable` through the real engines, with policies that take turns on a seat and an opponent pool: an
-engine is killed while it is paused, and the driver in an update. Nothing is lost, and every token knows its version.
+"""`--train.partial_rollout_enable` through the real engines, with policies that take turns on a
+seat and an opponent pool: an engine is killed while it is paused, and the driver in an update.
+Nothing is lost, and every token knows its version.
 """
 
 import signal
@@ -91,10 +92,16 @@ def test_every_sample_of_every_task_is_trained_once_although_engine_and_driver_w
     found = Counter((t["step"], t["task"], t["sample"]) for t in partial.trajectories)
     assert len(partial.metrics) == STEPS and set(found.values()) == {1}
     samples = Counter((t["task"], t["sample"]) for t in partial.trajectories)
-    assert set(samples.values()) == {2} and {task for task, _ in samples} == {str(n) for n in range(18)}
+    assert set(samples.values()) == {2} and {task for task, _ in samples} == {
+        str(n) for n in range(18)
+    }
     for entry in partial.ledger:
         assert entry["lost"] == {}
-        assert all(role["trained"] == role["generated"] for name, role in entry["roles"].items() if name != "judge")
+        assert all(
+            role["trained"] == role["generated"]
+            for name, role in entry["roles"].items()
+            if name != "judge"
+        )
 
 
 def test_every_token_is_by_weights_that_are_at_most_one_step_older_than_those_it_trains(partial):
@@ -103,7 +110,11 @@ def test_every_token_is_by_weights_that_are_at_most_one_step_older_than_those_it
         if a["policy"] == "judge":
             continue
         versions = [a["version"], *(version for _, version in a.get("newer", []))]
-        assert versions == sorted(set(versions)) and 0 <= t["step"] - 1 - versions[0] <= 1 and versions[-1] < t["step"]
+        assert (
+            versions == sorted(set(versions))
+            and 0 <= t["step"] - 1 - versions[0] <= 1
+            and versions[-1] < t["step"]
+        )
         changed += len(versions) > 1
     assert changed
     assert all(m["policy/first/lag"] <= 1 for m in partial.metrics)

@@ -1,4 +1,5 @@
-"""Real training processes, and one engine: equality with upstream's own step, the grid on DeepSpeed, weights that are followed."""
+"""Real training processes, and one engine: equality with upstream's own step, the grid on
+DeepSpeed, weights that are followed."""
 
 import asyncio
 import copy
@@ -65,9 +66,14 @@ SUMS = Path(__file__).resolve().parent.parent / "recipes" / "sums" / "tiny.yaml"
 )
 @pytest.mark.parametrize("divide", [True, False])
 def test_every_estimator_is_upstreams_for_one_role_and_one_action(relay, name, estimator, divide):
-    """Advantages and returns of the same experiences by upstream's `compute_advantages_and_returns` and by ours."""
+    """Advantages and returns of the same experiences by upstream's `compute_advantages_and_returns`
+    and by ours."""
     args = copy.deepcopy(arguments(relay))
-    args.rollout.n_samples_per_prompt, args.algo.advantage.estimator, args.algo.advantage.no_std_norm = 4, name, not divide
+    (
+        args.rollout.n_samples_per_prompt,
+        args.algo.advantage.estimator,
+        args.algo.advantage.no_std_norm,
+    ) = 4, name, not divide
     args.algo.advantage.gamma, args.algo.advantage.lambd = estimator.gamma, 0.8
     args.reward.overlong_buffer_len, args.reward.clip_range = 3, [-0.5, 0.6]
     args.rollout.max_new_tokens = 9
@@ -78,7 +84,11 @@ def test_every_estimator_is_upstreams_for_one_role_and_one_action(relay, name, e
         row.trajectory.task, row.trajectory.sample = Task(f"t{n // 4}", "p"), n % 4
         row.action.shown_ids = rows[4 * (n // 4)].action.shown_ids
     maker = object.__new__(RemoteExperienceMaker)
-    maker.args, maker.tokenizer, maker.advantage_estimator = args, SimpleNamespace(pad_token_id=0), name
+    maker.args, maker.tokenizer, maker.advantage_estimator = (
+        args,
+        SimpleNamespace(pad_token_id=0),
+        name,
+    )
     maker.strategy, maker.kl_ctl = SimpleNamespace(args=args), SimpleNamespace(value=0.1)
     ours = maker.split_rollout_samples([row_experience(row) for row in rows])
     draw = torch.Generator().manual_seed(0)
@@ -98,17 +108,36 @@ def test_every_estimator_is_upstreams_for_one_role_and_one_action(relay, name, e
     for mine, other in zip(prepared.items, items, strict=True):
         mask = mine.action_mask.bool()
         assert mask.sum() > 0
-        torch.testing.assert_close(mine.advantages[mask], other.advantages[mask], rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(
+            mine.advantages[mask], other.advantages[mask], rtol=1e-5, atol=1e-5
+        )
         torch.testing.assert_close(mine.returns[mask], other.returns[mask], rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(mine.info["return"], other.info["return"], rtol=1e-5, atol=1e-5)
     again = estimate([found], estimator)[0].items  # what was forwarded may be estimated again
-    assert all(torch.equal(a.advantages, b.advantages) for a, b in zip(prepared.items, again, strict=True))
+    assert all(
+        torch.equal(a.advantages, b.advantages) for a, b in zip(prepared.items, again, strict=True)
+    )
 
 
 def arguments(relay, *flags):
     """The flags of a policy, as a run has them."""
-    words = ["--recipe", str(relay), "--mapping", "first=p,second=p,judge=q", "--rollout.batch_size", "16"]
-    words += ["--train.batch_size", "8", "--rollout.micro_batch_size", "4", "--train.micro_batch_size", "2", *flags]
+    words = [
+        "--recipe",
+        str(relay),
+        "--mapping",
+        "first=p,second=p,judge=q",
+        "--rollout.batch_size",
+        "16",
+    ]
+    words += [
+        "--train.batch_size",
+        "8",
+        "--rollout.micro_batch_size",
+        "4",
+        "--train.micro_batch_size",
+        "2",
+        *flags,
+    ]
     recipe = relay / "policies.yaml"
     recipe.write_text("extends: recipe.yaml\nmodel: tiny\n")
     text = (relay / "recipe.yaml").read_text()
@@ -123,8 +152,8 @@ def arguments(relay, *flags):
 
 
 def in_float32(handles):
-    """Lets training processes that have not loaded yet do so in float32: upstream trains in bfloat16 or float16 only; there a
-    last bit of difference grows with every step."""
+    """Lets training processes that have not loaded yet do so in float32: upstream trains in
+    bfloat16 or float16 only; there a last bit of difference grows with every step."""
 
     def patch(actor):  # a local one is pickled whole: processes do not know this module
         import openrlhf.utils.utils
@@ -146,11 +175,23 @@ def launch(args, extensions=(), before=None):
     tokenizer = AutoTokenizer.from_pretrained(args.actor.model_name_or_path)
     args.vllm.num_engines = 0
     policy = UpstreamPolicy(
-        Policy("p", "tiny"), args, "cpu", tokenizer, 100, RestartBudget(0), 600.0, extensions=extensions
+        Policy("p", "tiny"),
+        args,
+        "cpu",
+        tokenizer,
+        100,
+        RestartBudget(0),
+        600.0,
+        extensions=extensions,
     )
     policy.launch()
     if before is not None:
-        ray.get([handle.__ray_call__.remote(lambda actor: before()) for handle in policy.training.handles()])
+        ray.get(
+            [
+                handle.__ray_call__.remote(lambda actor: before())
+                for handle in policy.training.handles()
+            ]
+        )
     if args.ds.param_dtype == "fp32":
         in_float32(policy.training.handles())
     policy.load()
@@ -159,13 +200,23 @@ def launch(args, extensions=(), before=None):
 
 @pytest.fixture(scope="module")
 def hosts(cluster, relay):
-    """Ours and one driven by upstream's loop, one rank each; and one on two ranks, whose ZeRO stage `load_stage` sets."""
+    """Ours and one driven by upstream's loop, one rank each; and one on two ranks, whose ZeRO stage
+    `load_stage` sets."""
     stage1 = ["--ds.zero_stage", "1"]  # DeepSpeed reports no gradient norm for float32 without ZeRO
-    two_ranks = ["--ds.zero_stage", "0", "--actor.num_gpus_per_node", "2", "--train.micro_batch_size", "3"]
+    two_ranks = [
+        "--ds.zero_stage",
+        "0",
+        "--actor.num_gpus_per_node",
+        "2",
+        "--train.micro_batch_size",
+        "3",
+    ]
     settings = {"ours": stage1, "upstream": stage1, "two_ranks": two_ranks}
     launched = {}
     for name, flags in settings.items():
-        args = copy.deepcopy(arguments(relay, "--actor.adam.lr", "1e-3", "--algo.kl.init_coef", "0.05", *flags))
+        args = copy.deepcopy(
+            arguments(relay, "--actor.adam.lr", "1e-3", "--algo.kl.init_coef", "0.05", *flags)
+        )
         if name == "two_ranks":
             args.train.batch_size = args.train.micro_batch_size * training_gpus(args)
         else:
@@ -179,7 +230,8 @@ def hosts(cluster, relay):
 
 
 def load_stage(host, stage):
-    """Load the model again under another ZeRO stage, in the same processes: starting others takes half a minute."""
+    """Load the model again under another ZeRO stage, in the same processes: starting others takes
+    half a minute."""
     if host.args.ds.zero_stage != stage:
         host.args.ds.zero_stage = stage
         host.load()
@@ -194,7 +246,9 @@ def recorded_rows(count, seed):
     for n in range(count):
         trajectory = Trajectory(Task(f"t{n}", "p"), 0, step=1)
         ids = tuple(draw.randrange(3, 259) for _ in range(draw.randint(1, 9)))
-        generation = Generation(ids, tuple(-5.5 + draw.random() for _ in ids), draw.choice(["stop", "length"]), "p", 0)
+        generation = Generation(
+            ids, tuple(-5.5 + draw.random() for _ in ids), draw.choice(["stop", "length"]), "p", 0
+        )
         context = tuple(draw.randrange(3, 259) for _ in range(draw.randint(2, 30)))
         action = Action("a", "first", "p", 0, context, generation, "")
         action.reward = action.returns = draw.random()
@@ -218,7 +272,8 @@ async def step(host, rows, k, number=1):
 
 
 def test_one_policy_is_upstreams_own_step_over_three_steps(hosts):
-    """The same rollouts through our step and through `BasePPOTrainer.train_step`: losses, norms and weights agree."""
+    """The same rollouts through our step and through `BasePPOTrainer.train_step`: losses, norms and
+    weights agree."""
     from openrlhf.trainer.ppo_trainer import BasePPOTrainer
     from openrlhf.trainer.ppo_utils.experience_maker import RemoteExperienceMaker
 
@@ -236,7 +291,8 @@ def test_one_policy_is_upstreams_own_step_over_three_steps(hosts):
         ray.get(theirs.group.async_run_method("lay_out", [pairs]))
         ray.get(theirs.group.async_run_method("prepare_fit", 4, seed))
         status, _ = BasePPOTrainer.train_step(t, [row_experience(row) for row in rows], number)
-        # Not `policy_loss` and `ppo_kl`, which upstream weighs by the tokens of each micro-batch: those are cut differently.
+        # Not `policy_loss` and `ppo_kl`, which upstream weighs by the tokens of each micro-batch:
+        # those are cut differently.
         for name in ("actor_grad_norm", "kl", "return", "response_length", "actor_lr"):
             assert mine[name] == pytest.approx(status[name], abs=1e-6, rel=1e-6), (number, name)
         assert mine["actor_grad_norm"] > 0
@@ -247,7 +303,8 @@ def test_one_policy_is_upstreams_own_step_over_three_steps(hosts):
 
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_any_number_of_rows_takes_exactly_k_steps_on_two_ranks(hosts, stage):
-    """For random counts: K optimiser steps, every rank the same rows, nothing carried over (asserted after every fit)."""
+    """For random counts: K optimiser steps, every rank the same rows, nothing carried over
+    (asserted after every fit)."""
     host, draw = load_stage(hosts["two_ranks"], stage), random.Random(stage)
     for trial, count in enumerate([1, 2, 5, 6, 7, *(draw.randint(1, 40) for _ in range(7))]):
         k = draw.randint(1, 4)
@@ -260,7 +317,8 @@ def test_any_number_of_rows_takes_exactly_k_steps_on_two_ranks(hosts, stage):
 
 
 def test_ranks_that_share_the_weights_load_the_same_ones(hosts):
-    """Two ranks with ZeRO 3 beside two that hold all weights each: the same bits, and log-probs as near as bfloat16
+    """Two ranks with ZeRO 3 beside two that hold all weights each: the same bits, and log-probs as
+    near as bfloat16
     allows: DeepSpeed has products of its own there (zero/linear.py)."""
     host, rows, found = hosts["two_ranks"], recorded_rows(9, seed=4), []
     for stage in (0, 3):
@@ -276,8 +334,8 @@ def test_ranks_that_share_the_weights_load_the_same_ones(hosts):
 def test_weightless_rows_change_neither_the_gradient_nor_any_mean(hosts):
     """The same rows with and without fill, on one rank: the same gradient norm and logged means.
 
-    Not `policy_loss`: upstream weighs each micro-batch's share of the loss by its tokens once more, so the logged number
-    depends on how rows are cut into micro-batches, with or without fill.
+    Not `policy_loss`: upstream weighs each micro-batch's share of the loss by its tokens once more,
+    so the logged number depends on how rows are cut into micro-batches, with or without fill.
     """
     host = hosts["ours"]
     rows, found = recorded_rows(7, seed=9), []
@@ -308,7 +366,9 @@ def conversation_rows(count, seed):
         for action in trajectory.actions:
             action.role, action.shown_ids = "first", tuple(3 + i % 256 for i in action.shown_ids)
             ids = tuple(3 + i % 256 for i in action.generation.ids)
-            action.generation = dataclasses.replace(action.generation, ids=ids, logprobs=tuple(-5.5 for _ in ids))
+            action.generation = dataclasses.replace(
+                action.generation, ids=ids, logprobs=tuple(-5.5 for _ in ids)
+            )
             action.reward = action.returns = derive_seed(number, action.path) % 7 / 7
         rows += [Row(trajectory, action, action.returns) for action in trajectory.actions]
     return rows
@@ -325,8 +385,12 @@ def pack(host, packed):
     inside(host, work)
 
 
-@pytest.mark.parametrize(("name", "stage", "near"), [("ours", 1, 1e-5), ("two_ranks", 0, 2e-2), ("two_ranks", 2, 2e-2)])
-def test_merged_packed_and_by_tokens_the_gradient_is_that_of_single_padded_rows(hosts, name, stage, near):
+@pytest.mark.parametrize(
+    ("name", "stage", "near"), [("ours", 1, 1e-5), ("two_ranks", 0, 2e-2), ("two_ranks", 2, 2e-2)]
+)
+def test_merged_packed_and_by_tokens_the_gradient_is_that_of_single_padded_rows(
+    hosts, name, stage, near
+):
     """`two_ranks` computes in bfloat16."""
     host, rows, found = hosts[name], conversation_rows(12, seed=7), {}
     if name == "two_ranks":
@@ -341,7 +405,12 @@ def test_merged_packed_and_by_tokens_the_gradient_is_that_of_single_padded_rows(
     host.batching.merge, host.batching.token_sized = True, False
     thaw(host)
     single = found[False, False, False]
-    assert single["sequences"] == len(rows) > found[True, False, False]["sequences"] == len(sequences_of(rows))
+    assert (
+        single["sequences"]
+        == len(rows)
+        > found[True, False, False]["sequences"]
+        == len(sequences_of(rows))
+    )
     assert single["actor_grad_norm"] > 0
     for metrics in found.values():
         assert metrics["optimiser_steps"] == 1
@@ -403,7 +472,8 @@ def test_learning_rate_0_changes_no_weight(hosts):
 
 
 def test_perturbing_a_masked_token_changes_no_loss(hosts):
-    """Advantages and log-probs outside the mask may be anything, and so may the ids that follow the last sampled token."""
+    """Advantages and log-probs outside the mask may be anything, and so may the ids that follow the
+    last sampled token."""
     host, rows = hosts["ours"], recorded_rows(6, seed=4)
     freeze(host)
     losses = []
@@ -435,7 +505,8 @@ def test_and_perturbing_a_sampled_one_does(hosts):
 
 
 def test_several_batches_of_one_policy_are_prepared_before_either_is_trained(hosts):
-    """Nothing of a step waits in the policy: two prepared one after the other train as each does alone."""
+    """Nothing of a step waits in the policy: two prepared one after the other train as each does
+    alone."""
     host = hosts["ours"]
     one, two = recorded_rows(5, seed=31), recorded_rows(6, seed=32)
     freeze(host)
@@ -462,7 +533,10 @@ def test_a_replayed_row_is_trained_again(hosts):
 def test_joint_normalisation_over_two_real_policies(hosts):
     """Advantages of two policies' real rows, KL penalty included, against float64 over both."""
     one, two = hosts["ours"], hosts["two_ranks"]
-    forwarded = [asyncio.run(one.forward(recorded_rows(5, seed=21))), asyncio.run(two.forward(recorded_rows(9, seed=22)))]
+    forwarded = [
+        asyncio.run(one.forward(recorded_rows(5, seed=21))),
+        asyncio.run(two.forward(recorded_rows(9, seed=22))),
+    ]
     items = [item for p in estimate(forwarded, ReinforcePlusPlus()) for item in p.items]
     flat = torch.cat([item.returns[item.action_mask.bool()].double() for item in items])
     for item in items:
@@ -476,12 +550,16 @@ def test_a_loss_that_is_not_finite_ends_the_run_before_anything_is_synced(hosts)
     freeze(host)
     prepared = asyncio.run(prepare(host, rows))
     prepared.items[1].advantages[:] = float("nan")
-    with pytest.raises(RunEnded, match=r"policy 'p', step \d+: policy_loss is not finite \(3 rows, the first t0/0/a\)"):
+    with pytest.raises(
+        RunEnded,
+        match=r"policy 'p', step \d+: policy_loss is not finite \(3 rows, the first t0/0/a\)",
+    ):
         asyncio.run(host.update(prepared, 1, 1))
 
 
 def record_weights(host):
-    """Have every training process keep the weights of rank 0 as they are, and after each optimiser step."""
+    """Have every training process keep the weights of rank 0 as they are, and after each optimiser
+    step."""
 
     def work(actor):
         own, actor.seen = actor.strategy.optimizer_step, [actor.state()]
@@ -501,15 +579,23 @@ def average_of(seen, beta):
     """In float64, beginning with the first."""
     found = {name: value.double() for name, value in seen[0].items()}
     for now in seen[1:]:
-        found = {name: beta * value + (1 - beta) * now[name].double() for name, value in found.items()}
+        found = {
+            name: beta * value + (1 - beta) * now[name].double() for name, value in found.items()
+        }
     return found
 
 
 @pytest.mark.parametrize("stage", [0, 2, 3])
-def test_the_average_of_weights_is_taken_of_every_optimiser_step_on_two_ranks(hosts, stage, tmp_path):
-    """Of fits of two steps with several micro-batches each; engines and folders get it, and the weights come back."""
+def test_the_average_of_weights_is_taken_of_every_optimiser_step_on_two_ranks(
+    hosts, stage, tmp_path
+):
+    """Of fits of two steps with several micro-batches each; engines and folders get it, and the
+    weights come back."""
     host = hosts["two_ranks"]
-    host.training.extensions, host.args.ds.zero_stage = ("marl_plugins.builtin.ema.worker:WeightAverage",), stage
+    host.training.extensions, host.args.ds.zero_stage = (
+        ("marl_plugins.builtin.ema.worker:WeightAverage",),
+        stage,
+    )
     host.args.train.ema_beta, host.args.train.enable_ema = 0.7, True
     host.load()
     host.wait()
@@ -519,10 +605,16 @@ def test_the_average_of_weights_is_taken_of_every_optimiser_step_on_two_ranks(ho
         metrics = asyncio.run(step(host, recorded_rows(20, seed=60 + number), 2, number))
         assert metrics["optimiser_steps"] == 2 < metrics["micro_batches"]
     first, *_ = host.group._actor_handlers
-    seen = [safetensors.torch.load(blob) for blob in ray.get(first.__ray_call__.remote(lambda actor: actor.seen))]
+    seen = [
+        safetensors.torch.load(blob)
+        for blob in ray.get(first.__ray_call__.remote(lambda actor: actor.seen))
+    ]
     assert len(seen) == 5
     wanted = average_of(seen, 0.7)
-    asked = [h.__ray_call__.remote(lambda actor: actor.extensions[0].state()) for h in host.group._actor_handlers]
+    asked = [
+        h.__ray_call__.remote(lambda actor: actor.extensions[0].state())
+        for h in host.group._actor_handlers
+    ]
     shares = ray.get(asked)
     for name, value in wanted.items():
         kept = torch.cat([share[name] for share in shares]).double()
@@ -531,18 +623,24 @@ def test_the_average_of_weights_is_taken_of_every_optimiser_step_on_two_ranks(ho
     asyncio.run(host.save_model(tmp_path, "WeightAverage"))
     saved = safetensors.torch.load_file(tmp_path / "p" / "model.safetensors")
     for name, value in safetensors.torch.load(blob).items():
-        assert torch.equal(value, wanted[name].float().to(value.dtype)) or (value - wanted[name]).abs().max() < 1e-3
+        assert (
+            torch.equal(value, wanted[name].float().to(value.dtype))
+            or (value - wanted[name]).abs().max() < 1e-3
+        )
         assert torch.equal(saved[name], value)
     assert all(torch.equal(value, seen[-1][name]) for name, value in weights(host).items())
 
 
 def test_a_follower_answers_as_the_version_that_it_holds(hosts):
-    """The only engine of this module; its log-probs are the trainer's at that version, and earlier answers come again."""
+    """The only engine of this module; its log-probs are the trainer's at that version, and earlier
+    answers come again."""
     followed = hosts["two_ranks"]
     args = copy.deepcopy(followed.args)
     args.vllm.num_engines = 1
     spec = Policy("q", "tiny", trainable=False, follows="p")
-    follower = UpstreamPolicy(spec, args, "cpu", followed.processes.tokenizer, 100, RestartBudget(0), 600.0)
+    follower = UpstreamPolicy(
+        spec, args, "cpu", followed.processes.tokenizer, 100, RestartBudget(0), 600.0
+    )
     follower.followed = followed
     follower.start()
 
@@ -550,8 +648,21 @@ def test_a_follower_answers_as_the_version_that_it_holds(hosts):
         """What its engine says to eight contexts, as rows of the policy that it follows."""
         rows, sampling = recorded_rows(8, seed=40), Sampling(1.0, 1.0, 8, 256)
         for seed, row in enumerate(rows):
-            call = Call("q", row.action.shown_ids, sampling, 8, seed, "first", row.trajectory.task.id, 0, "a", 1)
-            row.action.generation = await follower.engines.generate(call, lambda engines: engines[0])
+            call = Call(
+                "q",
+                row.action.shown_ids,
+                sampling,
+                8,
+                seed,
+                "first",
+                row.trajectory.task.id,
+                0,
+                "a",
+                1,
+            )
+            row.action.generation = await follower.engines.generate(
+                call, lambda engines: engines[0]
+            )
         return rows
 
     def sampled(rows):
@@ -591,7 +702,8 @@ def test_a_follower_answers_as_the_version_that_it_holds(hosts):
 
 @pytest.fixture
 def with_critic(cluster, tmp_path):
-    """The policy of the recipe `sums` on one rank and its critic on two, as a session starts them, without engines."""
+    """The policy of the recipe `sums` on one rank and its critic on two, as a session starts them,
+    without engines."""
     host, estimator, checkpoints = start_with_critic(tmp_path)
     yield host, estimator, checkpoints
     host.kill()
@@ -608,14 +720,37 @@ def start_with_critic(folder):
         "--algo.advantage.lambd",
         "0.9",
     ]
-    words += ["--critic.num_gpus_per_node", "2", "--critic.adam.lr", "1e-3", "--critic.save_value_network"]
-    words += ["--train.micro_batch_size", "2", "--rollout.micro_batch_size", "4", "--actor.lr_warmup_ratio", "0"]
-    plan = build_plan([*words, "--ckpt.path", str(folder / "checkpoints"), "--ckpt.output_dir", str(folder / "out")])
+    words += [
+        "--critic.num_gpus_per_node",
+        "2",
+        "--critic.adam.lr",
+        "1e-3",
+        "--critic.save_value_network",
+    ]
+    words += [
+        "--train.micro_batch_size",
+        "2",
+        "--rollout.micro_batch_size",
+        "4",
+        "--actor.lr_warmup_ratio",
+        "0",
+    ]
+    plan = build_plan(
+        [
+            *words,
+            "--ckpt.path",
+            str(folder / "checkpoints"),
+            "--ckpt.output_dir",
+            str(folder / "out"),
+        ]
+    )
     checkpoints = Checkpoints(folder / "checkpoints", 3, fingerprint(plan), critics=True)
     session, (policy,) = Session(plan), plan.run.policies
     args = session.args["shared"]
     args.vllm.num_engines = 0
-    host = UpstreamPolicy(policy, args, "cpu", session.chats["shared"].tokenizer, 100, RestartBudget(0), 600.0)
+    host = UpstreamPolicy(
+        policy, args, "cpu", session.chats["shared"].tokenizer, 100, RestartBudget(0), 600.0
+    )
     host.start()
     return host, session.estimator, checkpoints
 
@@ -634,7 +769,8 @@ def critic_weights(host):
 
 
 def test_policy_and_critic_train_save_and_resume_as_one(with_critic, tmp_path):
-    """Three steps with a save after the second; processes that resume from it repeat the third, metrics and weights."""
+    """Three steps with a save after the second; processes that resume from it repeat the third,
+    metrics and weights."""
     host, estimator, checkpoints = with_critic
     rows, found, start = recorded_rows(11, seed=1), [], critic_weights(host)
     for number in (1, 2, 3):
@@ -677,7 +813,10 @@ def test_policy_and_critic_train_save_and_resume_as_one(with_critic, tmp_path):
 
     prepared = asyncio.run(prepare(host, rows, estimator))
     prepared.items[4].returns[:] = float("nan")
-    with pytest.raises(RunEnded, match=r"policy 'shared', step 5: critic_loss is not finite \(11 rows, the first t0/0/a\)"):
+    with pytest.raises(
+        RunEnded,
+        match=r"policy 'shared', step 5: critic_loss is not finite \(11 rows, the first t0/0/a\)",
+    ):
         asyncio.run(host.update(prepared, 2, 5))
 
 
@@ -689,14 +828,18 @@ def test_a_stopped_rank_is_ended_and_ends_the_run(with_critic):
     os.kill(pid, signal.SIGSTOP)
     with pytest.raises(RunEnded) as ended:
         asyncio.run(gae_step(host, estimator, 1, recorded_rows(6, seed=1)))
-    assert "of policy 'shared' answered nothing for 5 s (limits.silence_seconds) while the policy" in str(ended.value)
+    assert (
+        "of policy 'shared' answered nothing for 5 s (limits.silence_seconds) while the policy"
+        in str(ended.value)
+    )
     assert f"process {pid} on {socket.gethostname()} (stopped)" in str(ended.value)
     host.stop()
     assert wait_until(lambda: not psutil.pid_exists(pid))
 
 
 def test_forward_passes_pad_their_dispatch_to_the_ranks(hosts):
-    """One batch for two ranks would leave the second without work, and a collective waiting for it."""
+    """One batch for two ranks would leave the second without work, and a collective waiting for
+    it."""
     host = hosts["two_ranks"]
     maker = host.trainer.experience_maker
     assert isinstance(maker, ExperienceMaker)
@@ -710,59 +853,88 @@ def test_forward_passes_pad_their_dispatch_to_the_ranks(hosts):
 
 @pytest.mark.parametrize("name", ["ours", "two_ranks"])
 def test_rows_that_are_forwarded_as_they_arrive_are_as_at_once_bit_for_bit(hosts, name):
-    """Conversations in parts of any size, without rewards; afterwards some of their turns are left out."""
+    """Conversations in parts of any size, without rewards; afterwards some of their turns are left
+    out."""
     host, draw = hosts[name], random.Random(7)
     host.load()  # again: a test before this one has made weights that are not finite
     host.wait()
     trajectories = [conversations(seed, 4) for seed in range(9)]
     for number, action in enumerate(a for t in trajectories for a in t.actions):
         shown = [3 + i % 256 for i in action.shown_ids]  # 16 tokens or more, see docs/decisions.md
-        action.shown_ids = (*shown, *([5] * 16 if action.before is None or not action.extends else []))
+        action.shown_ids = (
+            *shown,
+            *([5] * 16 if action.before is None or not action.extends else []),
+        )
         ids = tuple(3 + i % 256 for i in action.generation.ids)
         action.generation = dataclasses.replace(action.generation, ids=ids)
         action.returns = number / 10
     parts = [trajectories[:1], trajectories[1:5], trajectories[5:]]
-    known = [asyncio.run(host.forward(rows_to_be(part, "p"))) for part in draw.sample(parts, len(parts))]
+    known = [
+        asyncio.run(host.forward(rows_to_be(part, "p"))) for part in draw.sample(parts, len(parts))
+    ]
     everything = rows_of(trajectories, {"p"})
     for rows in (everything, [row for row in everything if draw.random() < 0.8]):
         one, other = asyncio.run(host.forward(rows, known)), asyncio.run(host.forward(rows))
         for field, tensor in vars(other.tokens).items():
             assert (tensor is None) is (getattr(one.tokens, field) is None)
             assert tensor is None or torch.equal(getattr(one.tokens, field), tensor), field
-        assert one.diffs == other.diffs and [s.ids for s in one.sequences] == [s.ids for s in other.sequences]
-        (early,), (late,) = estimate([one], ReinforcePlusPlus()), estimate([other], ReinforcePlusPlus())
-        assert all(torch.equal(a.advantages, b.advantages) for a, b in zip(early.items, late.items, strict=True))
+        assert one.diffs == other.diffs and [s.ids for s in one.sequences] == [
+            s.ids for s in other.sequences
+        ]
+        (early,), (late,) = (
+            estimate([one], ReinforcePlusPlus()),
+            estimate([other], ReinforcePlusPlus()),
+        )
+        assert all(
+            torch.equal(a.advantages, b.advantages)
+            for a, b in zip(early.items, late.items, strict=True)
+        )
 
 
 def test_rows_sampled_by_other_weights_abort(hosts):
     host = hosts["ours"]
     row = recorded_rows(1, seed=6)[0]
     host.version = 1
-    with pytest.raises(RunEnded, match=r"sampled from policy 'p' version 0, but would train policy 'p' at version 1"):
+    with pytest.raises(
+        RunEnded,
+        match=r"sampled from policy 'p' version 0, but would train policy 'p' at version 1",
+    ):
         check_versions([row], {host.name: host})
     host.version = 0
     check_versions([row], {host.name: host})
 
 
 def test_adam_takes_the_same_step_whether_or_not_a_process_was_restarted_before_it():
-    """DeepSpeed's operator multiplies its bias correction up within a process; six steps, the last after a gap."""
+    """DeepSpeed's operator multiplies its bias correction up within a process; six steps, the last
+    after a gap."""
     import torch
     from deepspeed.ops.adam import FusedAdam
 
     def weights(restarted, mended):
         torch.manual_seed(0)
-        parameter, other = torch.nn.Parameter(torch.randn(10_000)), torch.nn.Parameter(torch.zeros(1))
+        parameter, other = (
+            torch.nn.Parameter(torch.randn(10_000)),
+            torch.nn.Parameter(torch.zeros(1)),
+        )
         optimiser, elsewhere = FusedAdam([parameter], lr=1e-3), FusedAdam([other], lr=1e-3)
         if mended:
             cpu.make_adam_resumable(optimiser)
         for step in range(6):
-            if restarted and step == 5:  # the operator's state is the process's: another optimiser's step leaves a gap too
+            if (
+                restarted and step == 5
+            ):  # the operator's state is the process's: another optimiser's step leaves a gap too
                 other.grad = torch.ones(1)
-                elsewhere.state[other] = {"step": 50, "exp_avg": torch.zeros(1), "exp_avg_sq": torch.zeros(1)}
+                elsewhere.state[other] = {
+                    "step": 50,
+                    "exp_avg": torch.zeros(1),
+                    "exp_avg_sq": torch.zeros(1),
+                }
                 elsewhere.step()
             parameter.grad = torch.randn(10_000)
             optimiser.step()
         return parameter.detach()
 
-    assert not torch.equal(weights(False, mended=False), weights(True, mended=False))  # else the mending can go
+    assert not torch.equal(
+        weights(False, mended=False), weights(True, mended=False)
+    )  # else the mending can go
     assert torch.equal(weights(False, mended=True), weights(True, mended=True))

@@ -30,24 +30,39 @@ FLAGS = ["--actor.adam.lr", "1e-3", "--algo.kl.init_coef", "0.05", "--actor.lr_s
 
 def states(policy):
     """Of all processes of a policy, as they are when Ray has them."""
-    pairs = [handle.get_state.options(num_returns=2).remote() for handle in policy.training.handles()]
+    pairs = [
+        handle.get_state.options(num_returns=2).remote() for handle in policy.training.handles()
+    ]
     sizes = ray.get([size for size, _ in pairs])
     return sizes, [state for _, state in pairs]
 
 
 def three_steps(policy):
     """Metrics and weights of steps 3 to 5, and of a forward pass after them."""
-    found = [(asyncio.run(step(policy, recorded_rows(13, seed=n), 2, n)), weights(policy)) for n in (3, 4, 5)]
+    found = [
+        (asyncio.run(step(policy, recorded_rows(13, seed=n), 2, n)), weights(policy))
+        for n in (3, 4, 5)
+    ]
     forwarded = asyncio.run(policy.forward(recorded_rows(5, seed=9)))
     return found, forwarded.tokens
 
 
 @pytest.mark.usefixtures("cluster")
-@pytest.mark.parametrize(("zero", "dtype", "ranks"), [(0, "bf16", 1), (1, "fp32", 1), (2, "bf16", 2)])
+@pytest.mark.parametrize(
+    ("zero", "dtype", "ranks"), [(0, "bf16", 1), (1, "fp32", 1), (2, "bf16", 2)]
+)
 def test_another_process_goes_on_with_the_state_bit_for_bit(relay, monkeypatch, zero, dtype, ranks):
-    """Steps 3 to 5 in the process that did the first two, and in another one that was given its state."""
+    """Steps 3 to 5 in the process that did the first two, and in another one that was given its
+    state."""
     monkeypatch.setattr("marl_plugins.engine.processes.launch.RemotePolicyActor", RemotePolicyActor)
-    flags = ["--ds.zero_stage", str(zero), "--actor.num_gpus_per_node", str(ranks), "--train.micro_batch_size", "3"]
+    flags = [
+        "--ds.zero_stage",
+        str(zero),
+        "--actor.num_gpus_per_node",
+        str(ranks),
+        "--train.micro_batch_size",
+        "3",
+    ]
     args = copy.deepcopy(arguments(relay, *flags, *FLAGS))
     args.train.batch_size, args.ds.param_dtype = 3 * ranks, dtype
     one = launch(args)
@@ -56,19 +71,28 @@ def test_another_process_goes_on_with_the_state_bit_for_bit(relay, monkeypatch, 
         asyncio.run(step(one, recorded_rows(13, seed=n), 2, n))
     sizes, kept = states(one)
     parameters = sum(w.numel() for w in weights(one).values())
-    assert all(size > 12 * parameters / ranks for size in sizes)  # Adam's moments and float32 weights
+    assert all(
+        size > 12 * parameters / ranks for size in sizes
+    )  # Adam's moments and float32 weights
     undisturbed, tokens = three_steps(one)
     one.stop()
 
     two = launch(args)
     two.wait()
-    ray.get([handle.set_state.remote(state) for handle, state in zip(two.training.handles(), kept, strict=True)])
+    ray.get(
+        [
+            handle.set_state.remote(state)
+            for handle, state in zip(two.training.handles(), kept, strict=True)
+        ]
+    )
     again, same_tokens = three_steps(two)
     two.stop()
     for (metrics, one_weights), (same, two_weights) in zip(undisturbed, again, strict=True):
         assert same == metrics
         assert all(torch.equal(value, two_weights[name]) for name, value in one_weights.items())
-    assert torch.equal(tokens.log_probs, same_tokens.log_probs) and torch.equal(tokens.kl, same_tokens.kl)
+    assert torch.equal(tokens.log_probs, same_tokens.log_probs) and torch.equal(
+        tokens.kl, same_tokens.kl
+    )
     assert not torch.equal(*(w["model.norm.weight"] for _, w in (undisturbed[0], undisturbed[2])))
 
 
@@ -77,7 +101,9 @@ def policies(args, names, backend=None):
     args.vllm.num_engines = 0
     tokenizer = AutoTokenizer.from_pretrained(args.actor.model_name_or_path)
     made = [
-        UpstreamPolicy(Policy(n, "tiny"), args, "cpu", tokenizer, 100, RestartBudget(0), 600.0, backend=backend)
+        UpstreamPolicy(
+            Policy(n, "tiny"), args, "cpu", tokenizer, 100, RestartBudget(0), 600.0, backend=backend
+        )
         for n in names
     ]
     for policy in made:
@@ -91,11 +117,16 @@ async def two_joint_steps(made, estimator, after_pass=lambda: None):
     """Metrics and weights of two steps of all policies together, as the trainer takes them."""
     found = []
     for n in (1, 2):
-        rows = {policy.name: recorded_rows(5 + 3 * n, seed=10 * n + place) for place, policy in enumerate(made)}
+        rows = {
+            policy.name: recorded_rows(5 + 3 * n, seed=10 * n + place)
+            for place, policy in enumerate(made)
+        }
         forwarded = await asyncio.gather(*(policy.forward(rows[policy.name]) for policy in made))
         after_pass()
         prepared = estimate(forwarded, estimator)
-        metrics = await asyncio.gather(*(policy.update(p, 2, n) for policy, p in zip(made, prepared, strict=True)))
+        metrics = await asyncio.gather(
+            *(policy.update(p, 2, n) for policy, p in zip(made, prepared, strict=True))
+        )
         after_pass()
         weights = [await (await policy.processes.weights_to_sync()) for policy in made]
         found.append((metrics, weights))
@@ -143,6 +174,8 @@ def test_policies_that_share_seats_compute_what_they_compute_alone(relay, name, 
         policy.kill()
     room.close()
     assert found == expected
-    changes = 1 + 4 * (len(names) - 1)  # in each pass all but the one that was last in the pass before
+    changes = 1 + 4 * (
+        len(names) - 1
+    )  # in each pass all but the one that was last in the pass before
     assert metrics["process_groups/changes"] == changes
     assert metrics["process_groups/seconds"] > 0

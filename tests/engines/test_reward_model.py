@@ -1,4 +1,5 @@
-"""A reward model in upstream's own actors, on two ranks: its rewards are those of transformers, whatever waits together."""
+"""A reward model in upstream's own actors, on two ranks: its rewards are those of transformers,
+whatever waits together."""
 
 import asyncio
 import random
@@ -16,14 +17,26 @@ from marl_plugins.core.failures import RunPaused
 from marl_plugins.engine.plan.build import build_plan
 
 MEAN, STD = 0.5, 2.0
-ANSWERS = ["", "4", "the quick brown fox " * 6, "größer 漢字", *(f"problem {n} " * n for n in range(9))]
+ANSWERS = [
+    "",
+    "4",
+    "the quick brown fox " * 6,
+    "größer 漢字",
+    *(f"problem {n} " * n for n in range(9)),
+]
 
 
 @pytest.fixture(scope="module", params=["0", "3"], ids=["whole", "ZeRO 3"])
 def scorer(cluster, tmp_path_factory, request):
     folder = tmp_path_factory.mktemp("reward_model")
     model = other_tokenizer(folder / "model", mean=MEAN, std=STD)
-    flags = ["--reward.model_name_or_path", model, "--reward.num_gpus_per_node", "2", "--reward.normalize_enable"]
+    flags = [
+        "--reward.model_name_or_path",
+        model,
+        "--reward.num_gpus_per_node",
+        "2",
+        "--reward.normalize_enable",
+    ]
     flags += ["--rollout.micro_batch_size", "2", "--ds.zero_stage", request.param]
     made = Scorer(build_plan([*words(folder, []), *flags]).run)
     made.start()
@@ -35,7 +48,9 @@ def scorer(cluster, tmp_path_factory, request):
 def test_weights_that_are_cut_off_are_refused(tmp_path):
     model = tmp_path / "model"
     other_tokenizer(model)
-    scorer = Scorer(build_plan([*words(tmp_path, []), "--reward.model_name_or_path", str(model)]).run)
+    scorer = Scorer(
+        build_plan([*words(tmp_path, []), "--reward.model_name_or_path", str(model)]).run
+    )
     with (model / "model.safetensors").open("r+b") as file:
         file.truncate((model / "model.safetensors").stat().st_size - 1000)
     with refused(("reward_model.start", "reward.model_name_or_path", str(model))):
@@ -44,7 +59,10 @@ def test_weights_that_are_cut_off_are_refused(tmp_path):
 
 
 def trajectories():
-    return [SimpleNamespace(task=SimpleNamespace(prompt=f"2 + {n}?"), answer=a) for n, a in enumerate(ANSWERS)]
+    return [
+        SimpleNamespace(task=SimpleNamespace(prompt=f"2 + {n}?"), answer=a)
+        for n, a in enumerate(ANSWERS)
+    ]
 
 
 def test_rewards_are_those_of_transformers_and_do_not_depend_on_company(scorer):
@@ -64,7 +82,9 @@ def test_rewards_are_those_of_transformers_and_do_not_depend_on_company(scorer):
     plain = torch.tensor(reference(scorer.model, texts, torch.bfloat16), dtype=torch.bfloat16)
     assert list(dict(sorted(one.items())).values()) == ((plain - MEAN) / STD).tolist()
     exact = torch.tensor(reference(scorer.model, texts), dtype=torch.float64)
-    assert torch.allclose(torch.tensor([one[n] for n in range(len(read))]).double() * STD + MEAN, exact, atol=0.1)
+    assert torch.allclose(
+        torch.tensor([one[n] for n in range(len(read))]).double() * STD + MEAN, exact, atol=0.1
+    )
     assert exact.std() > 0.3
 
 

@@ -1,7 +1,10 @@
-"""The calls that this package makes of upstream, vLLM and DeepSpeed, and the signatures that they meet there. Read, never imported.
+"""The calls that this package makes of upstream, vLLM and DeepSpeed, and the signatures that they
+meet there. Read, never imported.
 
-every_call(files)                                  Call(file, line, target, arguments), by imports and by actors' methods
-Sources({"openrlhf": root, ...}).signature(name)   of a dotted name: a function, a method, a class; None where it is neither
+every_call(files)                                  Call(file, line, target, arguments), by imports
+    and by actors' methods
+Sources({"openrlhf": root, ...}).signature(name)   of a dotted name: a function, a method, a class;
+    None where it is neither
 """
 
 import ast
@@ -16,7 +19,8 @@ OF_RAY = "__ray_metadata__.modified_class."
 
 
 class Call(NamedTuple):
-    """A call in the code: what is called, by its dotted name (a method of an actor: `*.name`), and with what."""
+    """A call in the code: what is called, by its dotted name (a method of an actor: `*.name`), and
+    with what."""
 
     place: str
     target: str
@@ -42,10 +46,16 @@ def every_call(files):
         names = imported(tree)
         for owner, node in with_owners(tree):
             if target := target_of(node, names, owner):
-                of_name = node.func.attr.startswith("async_run_method") if isinstance(node.func, ast.Attribute) else 0
+                of_name = (
+                    node.func.attr.startswith("async_run_method")
+                    if isinstance(node.func, ast.Attribute)
+                    else 0
+                )
                 given = [a for a in node.args[int(of_name) :] if not isinstance(a, ast.Starred)]
                 keywords = tuple(k.arg for k in node.keywords if k.arg)
-                more = len(given) + int(of_name) < len(node.args) or len(keywords) < len(node.keywords)
+                more = len(given) + int(of_name) < len(node.args) or len(keywords) < len(
+                    node.keywords
+                )
                 yield Call(f"{file.name}:{node.lineno}", target, len(given), keywords, more)
 
 
@@ -59,8 +69,14 @@ def imported(tree):
     """The dotted names of PACKAGES that a module's names stand for."""
     found = {}
     for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and not node.level and (node.module or "").split(".")[0] in PACKAGES:
-            found |= {alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names}
+        if (
+            isinstance(node, ast.ImportFrom)
+            and not node.level
+            and (node.module or "").split(".")[0] in PACKAGES
+        ):
+            found |= {
+                alias.asname or alias.name: f"{node.module}.{alias.name}" for alias in node.names
+            }
         elif isinstance(node, ast.Import):
             for alias in node.names:
                 if alias.name.split(".")[0] in PACKAGES:
@@ -76,12 +92,21 @@ def target_of(node, names, owner):
     first, _, rest = words.partition(".")
     last = words.split(".")[-1]
     if words.startswith("super().") and owner is not None:
-        bases = [ast.unparse(base).replace("." + OF_RAY.rstrip("."), "").partition(".") for base in owner.bases]
-        found = (".".join(filter(None, (names[head], more, last))) for head, _, more in bases if head in names)
+        bases = [
+            ast.unparse(base).replace("." + OF_RAY.rstrip("."), "").partition(".")
+            for base in owner.bases
+        ]
+        found = (
+            ".".join(filter(None, (names[head], more, last)))
+            for head, _, more in bases
+            if head in names
+        )
         return next(found, "")
     if last == "async_init_model_from_pretrained":  # launcher.py: handed on to every actor
         return "*.init_model_from_pretrained"
-    if last in ("async_run_method", "async_run_method_batch") and isinstance(node.args[0], ast.Constant):
+    if last in ("async_run_method", "async_run_method_batch") and isinstance(
+        node.args[0], ast.Constant
+    ):
         return f"*.{node.args[0].value}"
     if last == "remote" and first != "ray" and words.count(".") >= 2:
         method = words.split(".")[-2]
@@ -98,7 +123,11 @@ def definitions(file):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.ImportFrom):
             found.append(node)
         elif isinstance(node, ast.If | ast.Try):
-            left += [*node.body, *node.orelse, *(n for h in getattr(node, "handlers", ()) for n in h.body)]
+            left += [
+                *node.body,
+                *node.orelse,
+                *(n for h in getattr(node, "handlers", ()) for n in h.body),
+            ]
     return found
 
 
@@ -116,7 +145,9 @@ class Sources:
         """The definitions of a module; None where there is none."""
         package, *parts = name.split(".")
         base = Path(self.roots[package], *parts)
-        file = next((f for f in (base.with_suffix(".py"), base / "__init__.py") if f.is_file()), None)
+        file = next(
+            (f for f in (base.with_suffix(".py"), base / "__init__.py") if f.is_file()), None
+        )
         return file and definitions(file)
 
     def signature(self, name):
@@ -130,7 +161,11 @@ class Sources:
     def _in(self, module, nodes, parts):
         first, *rest = parts
         for node in nodes:
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == first and not rest:
+            if (
+                isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+                and node.name == first
+                and not rest
+            ):
                 return taken(node, method=False)
             if isinstance(node, ast.ClassDef) and node.name == first:
                 return self._of_class(module, nodes, node, rest[0] if rest else "__init__")
@@ -157,9 +192,14 @@ class Sources:
                 static = any(ast.unparse(d) == "staticmethod" for d in each.decorator_list)
                 return taken(each, method=not static)
         fields = [
-            Parameter(n.target.id, Parameter.KEYWORD_ONLY, default=0) for n in node.body if isinstance(n, ast.AnnAssign)
+            Parameter(n.target.id, Parameter.KEYWORD_ONLY, default=0)
+            for n in node.body
+            if isinstance(n, ast.AnnAssign)
         ]
-        inherited = [self._in(module, nodes, [*ast.unparse(base).split(".")[:1], method]) for base in node.bases]
+        inherited = [
+            self._in(module, nodes, [*ast.unparse(base).split(".")[:1], method])
+            for base in node.bases
+        ]
         found = next((signature for signature in inherited if signature), None)
         if method == "__init__" and fields:
             return Signature([*fields, *(found.parameters.values() if found else ())])
@@ -171,8 +211,17 @@ def taken(node, method):
     a, positional = node.args, [*node.args.posonlyargs, *node.args.args][int(method) :]
     required = len(positional) - len(a.defaults)
     kind = Parameter.POSITIONAL_OR_KEYWORD
-    found = [Parameter(p.arg, kind, default=Parameter.empty if i < required else 0) for i, p in enumerate(positional)]
+    found = [
+        Parameter(p.arg, kind, default=Parameter.empty if i < required else 0)
+        for i, p in enumerate(positional)
+    ]
     found += [Parameter(a.vararg.arg, Parameter.VAR_POSITIONAL)] if a.vararg else []
     for p, default in zip(a.kwonlyargs, a.kw_defaults, strict=True):
-        found.append(Parameter(p.arg, Parameter.KEYWORD_ONLY, default=Parameter.empty if default is None else 0))
-    return Signature([*found, *([Parameter(a.kwarg.arg, Parameter.VAR_KEYWORD)] if a.kwarg else [])])
+        found.append(
+            Parameter(
+                p.arg, Parameter.KEYWORD_ONLY, default=Parameter.empty if default is None else 0
+            )
+        )
+    return Signature(
+        [*found, *([Parameter(a.kwarg.arg, Parameter.VAR_KEYWORD)] if a.kwarg else [])]
+    )

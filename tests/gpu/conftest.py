@@ -89,8 +89,8 @@ PAPER = """
       vllm.enforce_eager: true
       eval.n_samples_per_prompt: 1
 """
-"""MathChat's recipe for six devices, with models and batches that are small. Adam is not offloaded: it would be a C++ operator that
-takes a minute to compile."""
+"""MathChat's recipe for six devices, with models and batches that are small. Adam is not offloaded:
+it would be a C++ operator that takes a minute to compile."""
 KILLER = """
     import json, os, psutil, signal
     from pathlib import Path
@@ -154,27 +154,35 @@ KILLER = """
                 ray.get([engine.in_workers.remote(arm) for engine in self.trainer.vllm_engines])
             following()
 """
-"""An engine is killed when the plugin's file is named so: `awake`, or first `asleep`, and `syncing` once the run is resumed."""
+"""An engine is killed when the plugin's file is named so: `awake`, or first `asleep`, and `syncing`
+once the run is resumed."""
 
 
 def pytest_collection_modifyitems(items):
     for item in items:
-        if "gpu" in Path(item.fspath).parts and {"runs", "on_cpu"} & set(getattr(item, "fixturenames", ())):
+        if "gpu" in Path(item.fspath).parts and {"runs", "on_cpu"} & set(
+            getattr(item, "fixturenames", ())
+        ):
             item.add_marker(pytest.mark.engines)
 
 
 class Runs:
-    """What several runs have left: their records, what they printed, exit codes, and the stand-in's log."""
+    """What several runs have left: their records, what they printed, exit codes, and the stand-in's
+    log."""
 
     def __init__(self, folder):
         self.folder = folder
         self.codes = json.loads((folder / "codes.json").read_text())
         log = folder / "log.jsonl"
-        self.events = [json.loads(line) for line in log.read_text().splitlines()] if log.is_file() else []
+        self.events = (
+            [json.loads(line) for line in log.read_text().splitlines()] if log.is_file() else []
+        )
 
     def of(self, name):
         """The events of a run, in order."""
-        after = itertools.dropwhile(lambda e: e.get("name") != name or e["event"] != "run", self.events)
+        after = itertools.dropwhile(
+            lambda e: e.get("name") != name or e["event"] != "run", self.events
+        )
         next(after)
         return list(itertools.takewhile(lambda e: e["event"] != "run", after))
 
@@ -201,9 +209,14 @@ def several(folder, words, device):
         (recipe / f"{name}.py").write_text(textwrap.dedent(KILLER).lstrip("\n"))
     shutil.copytree(recipes_root() / "mathchat", folder / "mathchat")
     (folder / "mathchat" / "small_paper.yaml").write_text(textwrap.dedent(PAPER).lstrip("\n"))
-    runs = [{"name": name, "words": [*map(str, given(recipe, folder, name))]} for name, given in words.items()]
+    runs = [
+        {"name": name, "words": [*map(str, given(recipe, folder, name))]}
+        for name, given in words.items()
+    ]
     (folder / "runs.json").write_text(json.dumps(runs))
-    path = os.pathsep.join([str(HERE / "stand_in"), str(HERE.parent.parent), os.environ.get("PYTHONPATH", "")])
+    path = os.pathsep.join(
+        [str(HERE / "stand_in"), str(HERE.parent.parent), os.environ.get("PYTHONPATH", "")]
+    )
     own = {
         "MARL_PLUGINS_DEVICE": device,
         "MARL_STAND_IN": str(folder),
@@ -213,7 +226,9 @@ def several(folder, words, device):
     }
     with (folder / "log.txt").open("w") as log:
         command = [sys.executable, str(HERE / "several.py"), str(folder)]
-        code = subprocess.call(command, stdout=log, stderr=log, env={**os.environ, **own}, timeout=900)
+        code = subprocess.call(
+            command, stdout=log, stderr=log, env={**os.environ, **own}, timeout=900
+        )
     assert code == 0, (folder / "log.txt").read_text()[-4000:]
     return Runs(folder)
 
@@ -242,10 +257,13 @@ ON_GPUS = {
     "resumed": resumed("shared"),
     "paper": started("../mathchat/small_paper", "--max_steps", "1"),
     "too_few": started("recipe", "--vllm.num_engines", "2", *TWO),
-    "no_memory": started("colocated", "--mapping", "shared", "--vllm.gpu_memory_utilization", "0.99", *TWO),
+    "no_memory": started(
+        "colocated", "--mapping", "shared", "--vllm.gpu_memory_utilization", "0.99", *TWO
+    ),
 }
-"""By name: three policies on 3 devices; three on 8, killed in step 2; one for all roles on 1, killed in step 2, and resumed, killed
-in the sync of step 3; three on 6; on more than there are; and with more memory than is free."""
+"""By name: three policies on 3 devices; three on 8, killed in step 2; one for all roles on 1,
+killed in step 2, and resumed, killed in the sync of step 3; three on 6; on more than there are; and
+with more memory than is free."""
 
 
 @pytest.fixture(scope="session")

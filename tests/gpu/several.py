@@ -1,9 +1,11 @@
-"""Several runs, one after the other, in one process and on one Ray: to start these takes longer than the runs of tiny models.
+"""Several runs, one after the other, in one process and on one Ray: to start these takes longer
+than the runs of tiny models.
 
     python several.py FOLDER        # FOLDER/runs.json: a list of {"name": ..., "words": [...]}
 
-Runs share nothing else: a run must give back all devices and end all processes before the next one begins, which it could not
-otherwise. FOLDER/codes.json is the exit codes, FOLDER/NAME.txt what each has printed.
+Runs share nothing else: a run must give back all devices and end all processes before the next one
+begins, which it could not otherwise. FOLDER/codes.json is the exit codes, FOLDER/NAME.txt what each
+has printed.
 """
 
 import contextlib
@@ -44,7 +46,11 @@ def every(folder):
     with driver.fork_server(False) as python, cluster.ray_cluster(first, False, python):
         import ray  # not before: it reads its environment when it is imported
 
-        driver.Session, driver.ray_cluster, driver.fork_server = Session, here, lambda debug: contextlib.nullcontext(python)
+        driver.Session, driver.ray_cluster, driver.fork_server = (
+            Session,
+            here,
+            lambda debug: contextlib.nullcontext(python),
+        )
         for run in runs:
             with (folder / f"{run['name']}.txt").open("w") as out:
                 mark(folder, run["name"])
@@ -53,14 +59,17 @@ def every(folder):
                         codes[run["name"]] = main(["train", *run["words"]])
                     except SystemExit as end:
                         codes[run["name"]] = end.code
-            codes[f"{run['name']} left"] = {k: v for k, v in ray.available_resources().items() if k in ("GPU", "CPU")}
+            codes[f"{run['name']} left"] = {
+                k: v for k, v in ray.available_resources().items() if k in ("GPU", "CPU")
+            }
             (folder / "codes.json").write_text(json.dumps(codes))
 
 
 def wait_until_free(ray, seconds=60.0, settled=1.0):
     """Wait until all devices are given back, and for a moment more, or some time has passed.
 
-    Ray counts a device as free once it has asked its node for it, and as taken again when an older report of the node arrives.
+    Ray counts a device as free once it has asked its node for it, and as taken again when an older
+    report of the node arrives.
     """
     deadline, free_since = time.monotonic() + seconds, math.inf
     while (now := time.monotonic()) < deadline and now - free_since < settled:

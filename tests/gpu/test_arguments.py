@@ -1,4 +1,5 @@
-"""Every argument that reaches upstream, vLLM, DeepSpeed and the actors is known there, in every release that is supported."""
+"""Every argument that reaches upstream, vLLM, DeepSpeed and the actors is known there, in every
+release that is supported."""
 
 import ast
 import importlib.util
@@ -12,7 +13,10 @@ from marl_plugins.engine.hosts.releases import CHECKED, TRAINED, WINDOWED, conce
 from marl_plugins.engine.hosts.trees import open_tree
 
 OURS = Path(marl_plugins.__file__).parent
-INSTALLED = {name: Path(importlib.util.find_spec(name).origin).parent for name in ("openrlhf", "vllm", "deepspeed")}
+INSTALLED = {
+    name: Path(importlib.util.find_spec(name).origin).parent
+    for name in ("openrlhf", "vllm", "deepspeed")
+}
 ACTORS = (
     *("trainer.ray.vllm_engine.RolloutRayActor", "trainer.ray.ppo_actor.PolicyModelActor"),
     *("trainer.ray.ppo_critic.CriticModelActor", "trainer.ray.launcher.ReferenceModelActor"),
@@ -31,7 +35,9 @@ def ours():
     found = {}
     for file in FILES:
         for node in ast.walk(ast.parse(file.read_text())):
-            if isinstance(node, ast.ClassDef) and node.name.endswith(("Actor", "Process", "Trainer")):
+            if isinstance(node, ast.ClassDef) and node.name.endswith(
+                ("Actor", "Process", "Trainer")
+            ):
                 for method in node.body:
                     if isinstance(method, ast.FunctionDef | ast.AsyncFunctionDef):
                         found.setdefault(method.name, []).append(taken(method, method=True))
@@ -43,14 +49,21 @@ def signatures(call, sources, ours):
     if not call.target.startswith("*."):
         return [sources.signature(call.target)]
     name = call.target.removeprefix("*.")
-    return [*(sources.signature(f"openrlhf.{actor}.{name}") for actor in ACTORS), *ours.get(name, [])]
+    return [
+        *(sources.signature(f"openrlhf.{actor}.{name}") for actor in ACTORS),
+        *ours.get(name, []),
+    ]
 
 
 @pytest.mark.parametrize("version", [v for v in (*CHECKED, TRAINED) if concerns(WINDOWED, v)])
 def test_every_call_of_upstream_vllm_and_deepspeed_fits_what_it_calls(version, calls, ours):
     with open_tree(version) as tree:
         sources = Sources({**INSTALLED, "openrlhf": tree.package})
-        bad = [call for call in calls if not any(s and call.fits(s) for s in signatures(call, sources, ours))]
+        bad = [
+            call
+            for call in calls
+            if not any(s and call.fits(s) for s in signatures(call, sources, ours))
+        ]
     assert not bad
     assert len(calls) > 50
 

@@ -1,4 +1,5 @@
-"""The first hour on GPUs (benchmarks/gpu.py), as far as it can be known without one: its command lines, and how its rows end."""
+"""The first hour on GPUs (benchmarks/gpu.py), as far as it can be known without one: its command
+lines, and how its rows end."""
 
 import json
 
@@ -44,14 +45,17 @@ def test_a_row_is_written_whatever_becomes_of_it(tmp_path):
     of_machine.results["shared"] = Result(1, 12.0, tmp_path / "shared", tmp_path / "log")
     of_machine.results["zero3"] = Result(0, 12.0, tmp_path / "zero3", tmp_path / "log")
     known = {
-        name: gpu.answered(gpu.ROWS[name], of_machine) for name in ("colocated", "ipc", "zero3", "packing", "upstream")
+        name: gpu.answered(gpu.ROWS[name], of_machine)
+        for name in ("colocated", "ipc", "zero3", "packing", "upstream")
     }
     assert {name: how for name, (how, _) in known.items()} == {
         "colocated": "-",
         **dict.fromkeys(("ipc", "zero3", "packing", "upstream"), "FAILED"),
     }
     assert "out of memory" in known["ipc"][1] and str(tmp_path / "log") in known["ipc"][1]
-    page = gpu.table(of_machine.machine, [("a question", how, answer) for how, answer in known.values()])
+    page = gpu.table(
+        of_machine.machine, [("a question", how, answer) for how, answer in known.values()]
+    )
     rows = [line for line in page.splitlines() if line.startswith("| a question")]
     assert len(rows) == 5 and all(row.replace("\\|", "").count("|") == 4 for row in rows)
 

@@ -1,4 +1,5 @@
-"""The stand-in for CUDA itself: what it replaces is still there, and it forgives nothing that a device would not."""
+"""The stand-in for CUDA itself: what it replaces is still there, and it forgives nothing that a
+device would not."""
 
 import ast
 import gc
@@ -18,7 +19,9 @@ PACKAGES = Path(importlib.util.find_spec("openrlhf").origin).parent.parent
 @pytest.fixture
 def stand_in(monkeypatch, tmp_path):
     """The module, in a process that is none of a run's, on device 2."""
-    spec = importlib.util.spec_from_file_location("stand_in", Path(__file__).parent / "stand_in" / "cuda_stand_in.py")
+    spec = importlib.util.spec_from_file_location(
+        "stand_in", Path(__file__).parent / "stand_in" / "cuda_stand_in.py"
+    )
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     monkeypatch.setenv("MARL_STAND_IN", str(tmp_path))
@@ -71,7 +74,8 @@ def test_weights_are_the_same_if_their_bits_are(stand_in):
     assert stand_in.digest(state) != stand_in.digest({"a": state["b"], "b": state["a"]})
 
 
-# --- what reaches vLLM, DeepSpeed and upstream ----------------------------------------------------------------------------
+# --- what reaches vLLM, DeepSpeed and upstream
+# ----------------------------------------------------------------------------
 
 
 def tree(file):
@@ -81,19 +85,41 @@ def tree(file):
 def fields(file, *classes):
     """What the constructors of classes take whose fields are annotated; nothing is imported."""
     found = {n.name: n for n in tree(file).body if isinstance(n, ast.ClassDef)}
-    return {n.target.id for name in classes for n in found[name].body if isinstance(n, ast.AnnAssign)}
+    return {
+        n.target.id for name in classes for n in found[name].body if isinstance(n, ast.AnnAssign)
+    }
 
 
 def test_every_argument_of_an_engine_is_known_to_vllm():
     """Upstream's, and those that our engine adds on a CPU."""
-    functions = {n.name: n for n in tree("openrlhf/trainer/ray/vllm_engine.py").body if isinstance(n, ast.FunctionDef)}
+    functions = {
+        n.name: n
+        for n in tree("openrlhf/trainer/ray/vllm_engine.py").body
+        if isinstance(n, ast.FunctionDef)
+    }
     function = functions["create_vllm_engines"]
-    given = {ast.literal_eval(key) for n in ast.walk(function) if isinstance(n, ast.Dict) for key in n.keys}
+    given = {
+        ast.literal_eval(key)
+        for n in ast.walk(function)
+        if isinstance(n, ast.Dict)
+        for key in n.keys
+    }
     subscripts = [
-        t for n in ast.walk(function) if isinstance(n, ast.Assign) for t in n.targets if isinstance(t, ast.Subscript)
+        t
+        for n in ast.walk(function)
+        if isinstance(n, ast.Assign)
+        for t in n.targets
+        if isinstance(t, ast.Subscript)
     ]
     given |= {ast.literal_eval(t.slice) for t in subscripts}
-    taken = {"bundle_indices", "num_gpus", "full_determinism", "agent_func_path", "remote_rm_url", "mm_pad_token_ids"}
+    taken = {
+        "bundle_indices",
+        "num_gpus",
+        "full_determinism",
+        "agent_func_path",
+        "remote_rm_url",
+        "mm_pad_token_ids",
+    }
     given -= {"GPU", "CPU", "image", *taken}  # its own, which the actor's `__init__` takes
     ours = Path(inspect.getfile(engines)).with_name("engine_actor.py").read_text()
     given |= {
@@ -138,7 +164,8 @@ def test_engines_are_started_with_upstreams_arguments_in_upstreams_order():
 
 
 def test_training_groups_are_made_as_upstream_makes_them():
-    """Nodes, devices, class, placement, share and ranks of one sequence, in the order of the seam."""
+    """Nodes, devices, class, placement, share and ranks of one sequence, in the order of the
+    seam."""
     from marl_plugins.engine.processes import launch
 
     (call,) = (
@@ -150,7 +177,14 @@ def test_training_groups_are_made_as_upstream_makes_them():
     names = [ast.unparse(argument).rpartition(".")[2] for argument in call.args]
     ours = ["num_nodes", "num_gpus_per_node", "kind", "place", "share", "same"]
     assert names == ours and seam.signature.split(", ")[1:7] == [
-        *("num_nodes", "num_gpus_per_node", "ray_actor_type", "pg", "num_gpus_per_actor", "duplicate_actors")
+        *(
+            "num_nodes",
+            "num_gpus_per_node",
+            "ray_actor_type",
+            "pg",
+            "num_gpus_per_actor",
+            "duplicate_actors",
+        )
     ]
 
 
@@ -162,7 +196,10 @@ def test_deepspeed_knows_every_key_of_its_configuration(stage, offload, monkeypa
     from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
     from openrlhf.utils.deepspeed.deepspeed_utils import get_eval_ds_config, get_train_ds_config
 
-    for config in (get_train_ds_config(offload, offload, stage), get_eval_ds_config(offload, stage)):
+    for config in (
+        get_train_ds_config(offload, offload, stage),
+        get_eval_ds_config(offload, stage),
+    ):
         zero = config["zero_optimization"]
         known = set(DeepSpeedZeroConfig.model_fields)
         known |= {field.alias for field in DeepSpeedZeroConfig.model_fields.values()}

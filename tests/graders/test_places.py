@@ -1,4 +1,5 @@
-"""Where an answer stands: what is read there, what leaves it open, and how long that takes, whatever stands there."""
+"""Where an answer stands: what is read there, what leaves it open, and how long that takes,
+whatever stands there."""
 
 import asyncio
 import time
@@ -6,7 +7,17 @@ from fractions import Fraction
 
 import pytest
 
-from marl_plugins.grading import boxed, clean, final, lone_number, negated, number, right, stated, word
+from marl_plugins.grading import (
+    boxed,
+    clean,
+    final,
+    lone_number,
+    negated,
+    number,
+    right,
+    stated,
+    word,
+)
 
 SIDES = ("north", "south", "n", "s")
 
@@ -113,14 +124,31 @@ def test_a_number_is_read_where_it_is_stated_and_alone_there(text, value):
 
 
 @pytest.mark.parametrize(
-    "text", ["not 59", "It isn't 59", "59 through 60", "59..60", "59 \u00b1 1", "58 < x < 59", "59-60", "up to 59 or so"]
+    "text",
+    [
+        "not 59",
+        "It isn't 59",
+        "59 through 60",
+        "59..60",
+        "59 \u00b1 1",
+        "58 < x < 59",
+        "59-60",
+        "up to 59 or so",
+    ],
 )
 def test_a_line_that_denies_its_figure_or_has_a_range_says_none(text):
     assert lone_number(text) == ""
 
 
 def test_what_denies_an_answer():
-    denied = ("not ", "I won't choose the ", "anything but ", "neither ", "It can\u2019t be ", "**not** ")
+    denied = (
+        "not ",
+        "I won't choose the ",
+        "anything but ",
+        "neither ",
+        "It can\u2019t be ",
+        "**not** ",
+    )
     others = ("", "knot ", "I do not know. ", "Not the south: ", "but ", "all in all ")
     assert all(map(negated, denied)) and not any(map(negated, others))
 
@@ -189,7 +217,14 @@ MUCH = (
 @pytest.mark.parametrize("much", MUCH)
 def test_a_long_answer_is_read_at_once(much):
     """30,000 characters, alone and where an answer is stated."""
-    for begin, end in (("", ""), ("\\boxed{", "}"), ("answer: ", ""), ("", "1"), ("1", "x"), ("answer", "x")):
+    for begin, end in (
+        ("", ""),
+        ("\\boxed{", "}"),
+        ("answer: ", ""),
+        ("", "1"),
+        ("1", "x"),
+        ("answer", "x"),
+    ):
         text = begin + much * (30_000 // len(much)) + end
         begun = time.process_time()
         word(text, SIDES), final(text), lone_number(text), boxed(text), stated(text)

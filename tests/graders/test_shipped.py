@@ -1,4 +1,5 @@
-"""Every shipped recipe's grader: 40 right and 40 wrong answers as models write them, and 20 that want to be paid for nothing."""
+"""Every shipped recipe's grader: 40 right and 40 wrong answers as models write them, and 20 that
+want to be paid for nothing."""
 
 from collections import Counter
 
@@ -22,7 +23,9 @@ RECIPES = {
 
 
 def checked(path):
-    return check_grader(draft_plan(["--recipe", str(path)], Plugins(read_recipe(find_recipe(str(path))).plugins)))
+    return check_grader(
+        draft_plan(["--recipe", str(path)], Plugins(read_recipe(find_recipe(str(path))).plugins))
+    )
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -36,26 +39,32 @@ def test_a_shipped_grader_pays_what_is_right_and_nothing_else(name):
 
 PAIR = {
     "recipe.yaml": (
-        "name: pair\nroles:\n  coder: {prompt: coder.md}\nworkflow: workflow.py\ntasks: tasks.py\ngrader: grader.py\nmodel: tiny\n"
+        "name: pair\nroles:\n  coder: {prompt: coder.md}\nworkflow: workflow.py\ntasks: "
+        "tasks.py\ngrader: grader.py\nmodel: tiny\n"
     ),
     "coder.md": "{problem}\n",
-    "workflow.py": "async def run(task, roles, tools):\n    return await roles.coder(problem=task.prompt)\n",
+    "workflow.py": "async def run(task, roles, tools):\n    return await "
+    "roles.coder(problem=task.prompt)\n",
     "tasks.py": (
         "from marl_plugins.core.trajectory import Task\n\n\n"
-        "def load(split):\n    return [Task(f'{split}-1', 'f(x) = x + 1', 'assert f(1) == 2')] if split == 'train' else []\n"
+        "def load(split):\n    return [Task(f'{split}-1', 'f(x) = x + 1', 'assert f(1) == 2')] if "
+        "split == 'train' else []\n"
     ),
     "answers.py": (
         "from marl_plugins.contracts.graders import GradedAnswers\n\n\ndef answers(tasks):\n"
-        "    yield GradedAnswers(tasks[0], ['def f(x): return x + 1'], ['def f(x): return x'], ['def f(x): raise SystemExit'])\n"
+        "    yield GradedAnswers(tasks[0], ['def f(x): return x + 1'], ['def f(x): return x'], "
+        "['def f(x): raise SystemExit'])\n"
     ),
 }
 EXECUTES = (
     "import subprocess, sys\n\n\ndef score_outcome(trajectory):\n"
     "    program = f'{trajectory.answer}\\n{trajectory.task.label}'\n"
-    "    return float(subprocess.run([sys.executable, '-c', program], capture_output=True).returncode == 0)\n"
+    "    return float(subprocess.run([sys.executable, '-c', program], "
+    "capture_output=True).returncode == 0)\n"
 )
 CHECKS = (
-    "from marl_plugins.sandbox import Checker\n\nchecker = Checker(seconds=5)\n\n\nasync def score_outcome(trajectory):\n"
+    "from marl_plugins.sandbox import Checker\n\nchecker = Checker(seconds=5)\n\n\nasync def "
+    "score_outcome(trajectory):\n"
     "    return float((await checker.passed(trajectory.answer, trajectory.task.label)).passed)\n"
 )
 
@@ -63,7 +72,11 @@ CHECKS = (
 @pytest.fixture
 def pair(tmp_path):
     def make(grader, **changed):
-        for name, text in {**PAIR, "grader.py": grader, **{f"{n}.py": t for n, t in changed.items()}}.items():
+        for name, text in {
+            **PAIR,
+            "grader.py": grader,
+            **{f"{n}.py": t for n, t in changed.items()},
+        }.items():
             (tmp_path / name).write_text(text)
         return tmp_path
 
@@ -105,7 +118,10 @@ def test_answers_that_are_none_are_named(pair, answers, code):
 
 
 def test_a_workflow_that_does_not_end_is_named(pair):
-    endless = "async def run(task, roles, tools):\n    while True:\n        await roles.coder(problem=task.prompt)\n"
+    endless = (
+        "async def run(task, roles, tools):\n    while True:\n        await "
+        "roles.coder(problem=task.prompt)\n"
+    )
     assert codes(lambda: checked(pair(CHECKS, workflow=endless))) == ["answers.endless"]
 
 
@@ -140,7 +156,8 @@ def test_the_rehearsal_names_a_grader_that_pays_leaving(pair):
 
 def test_a_grader_that_runs_programs_in_its_own_process_is_named(pair):
     folder = pair(
-        "def score_outcome(trajectory):\n    try:\n        exec(trajectory.answer + '\\n' + trajectory.task.label, {})\n"
+        "def score_outcome(trajectory):\n    try:\n        exec(trajectory.answer + '\\n' + "
+        "trajectory.task.label, {})\n"
         "    except Exception:\n        return 0.0\n    return 1.0\n"
     )
     assert codes(lambda: checked(folder)) == ["answers.left"]
@@ -150,13 +167,17 @@ def test_a_grader_that_runs_programs_in_its_own_process_is_named(pair):
 
 def test_the_rehearsal_names_a_grader_that_compares_what_a_program_made(pair):
     compares = (
-        "def score_outcome(trajectory):\n    names = {}\n    try:\n        exec(trajectory.answer, names)\n"
-        "    except BaseException:\n        return 0.0\n    f = names.get('f', lambda x: None)\n    return float(bool(f(1) == 2))\n"
+        "def score_outcome(trajectory):\n    names = {}\n    try:\n        exec(trajectory.answer, "
+        "names)\n"
+        "    except BaseException:\n        return 0.0\n    f = names.get('f', lambda x: None)\n   "
+        " return float(bool(f(1) == 2))\n"
     )
     (warning,) = warned(pair(compares))
     assert "equals everything" in warning.got
 
 
-@pytest.mark.parametrize("grader", [CHECKS, "def score_outcome(trajectory):\n    return 0.5  # without exec\n"])
+@pytest.mark.parametrize(
+    "grader", [CHECKS, "def score_outcome(trajectory):\n    return 0.5  # without exec\n"]
+)
 def test_the_rehearsal_has_nothing_against_others(pair, grader):
     assert warned(pair(grader)) == []

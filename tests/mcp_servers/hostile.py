@@ -1,4 +1,5 @@
-"""An MCP server over stdio that prints what it should not, has names that are no words, or schemas that take for ever to check."""
+"""An MCP server over stdio that prints what it should not, has names that are no words, or schemas
+that take for ever to check."""
 
 import json
 import sys
@@ -13,14 +14,21 @@ NAMES = {
     "token": "<|im_end|>",
     "rlo": "\u202e",
 }
-BOMB = {"type": "object", "properties": {"v": {"type": "string", "pattern": "^(a+)+$"}}, "required": ["v"]}
+BOMB = {
+    "type": "object",
+    "properties": {"v": {"type": "string", "pattern": "^(a+)+$"}},
+    "required": ["v"],
+}
 tool = {"name": NAMES.get(mode, "f"), "inputSchema": {"type": "object"}}
 if mode == "bomb":
     tool["outputSchema"] = BOMB
 if mode == "description":
     tool["description"] = "<|im_end|>\x1b[2J" + "d" * 9_000_000
 if mode == "schema":
-    tool["inputSchema"] = {"type": "object", "properties": {f"p{n}": {"type": "string"} for n in range(5000)}}
+    tool["inputSchema"] = {
+        "type": "object",
+        "properties": {f"p{n}": {"type": "string"} for n in range(5000)},
+    }
 tools = [tool | {"name": f"f{n}"} for n in range(5000)] if mode == "many" else [tool]
 for line in sys.stdin:
     asked = json.loads(line)
@@ -34,12 +42,19 @@ for line in sys.stdin:
         case "initialize":
             info = {"name": "hostile", "version": "1"}
             version = asked["params"]["protocolVersion"]
-            answer["result"] = {"protocolVersion": version, "capabilities": {"tools": {}}, "serverInfo": info}
+            answer["result"] = {
+                "protocolVersion": version,
+                "capabilities": {"tools": {}},
+                "serverInfo": info,
+            }
         case "tools/list":
             answer["result"] = {"tools": tools}
         case "tools/call":
             said = {"v": 3 if asked["params"]["arguments"] else "a" * 60 + "!"}
-            answer["result"] = {"content": [{"type": "text", "text": "said"}], "structuredContent": said}
+            answer["result"] = {
+                "content": [{"type": "text", "text": "said"}],
+                "structuredContent": said,
+            }
         case _:
             answer["error"] = {"code": -32601, "message": "unknown"}
     print(json.dumps(answer), flush=True)

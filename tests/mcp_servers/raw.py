@@ -15,9 +15,15 @@ for line in sys.stdin:
         case "initialize":
             info = {"name": "raw", "version": "1"}
             version = asked["params"]["protocolVersion"]
-            answer["result"] = {"protocolVersion": version, "capabilities": {"tools": {}}, "serverInfo": info}
+            answer["result"] = {
+                "protocolVersion": version,
+                "capabilities": {"tools": {}},
+                "serverInfo": info,
+            }
         case "tools/list":
-            answer["result"] = {"tools": 3 if broken else [{"name": "f", "inputSchema": {"type": "object"}}]}
+            answer["result"] = {
+                "tools": 3 if broken else [{"name": "f", "inputSchema": {"type": "object"}}]
+            }
         case "tools/call":
             broken = True
             answer["result"] = {"content": "no"}

@@ -1,9 +1,12 @@
-"""Programs in place of workflows (`agent: {file: my_agent.py, function: main}`): they talk to an OpenAI-compatible endpoint in the
-run's own process, in which the model is the role and the key is the trajectory (docs/agents.md).
+"""Programs in place of workflows (`agent: {file: my_agent.py, function: main}`): they talk to an
+OpenAI-compatible endpoint in the run's own process, in which the model is the role and the key is
+the trajectory (docs/agents.md).
 
 section.py        the recipe's key             workflow.py       a program as the workflow of a run
-programs.py       runs it once                 launcher.py       forks Python programs from one that has imported what they do
-server.py         the endpoint                 session.py        one trajectory's requests as calls of roles
+programs.py       runs it once                 launcher.py       forks Python programs from one that
+    has imported what they do
+server.py         the endpoint                 session.py        one trajectory's requests as calls
+    of roles
 requests.py, answers.py, responses.py          the protocol: chat completions, and the Responses API
 conversations.py  which conversation a request continues, token for token
 parents.py        which earlier answers it has probably seen
@@ -48,7 +51,10 @@ def marl_workflow(run: Run) -> Workflow | None:
     if run.recipe.workflow or config is None:
         return None
     if find_spec("aiohttp") is None:
-        got, fix = "aiohttp is not installed, and the endpoint needs it", "pip install 'openrlhf-marl[agents]'"
+        got, fix = (
+            "aiohttp is not installed, and the endpoint needs it",
+            "pip install 'openrlhf-marl[agents]'",
+        )
         raise ConfigurationError(Problem("agents.extra", at(key="agent"), got, fix=fix))
     from marl_plugins.builtin.agents.workflow import make_workflow
 
@@ -61,7 +67,9 @@ def marl_workflow(run: Run) -> Workflow | None:
 @hookimpl
 def marl_doctor(run: Run | None) -> list[Finding]:
     used = run is not None and not run.recipe.workflow
-    return [check_extra("agents", ["aiohttp"], "programs in place of workflows (`agent:`)", used=used)]
+    return [
+        check_extra("agents", ["aiohttp"], "programs in place of workflows (`agent:`)", used=used)
+    ]
 
 
 @hookimpl

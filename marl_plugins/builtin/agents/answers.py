@@ -21,19 +21,25 @@ def usage_of(answer: Answer) -> dict[str, int]:
 
 
 def completion(request: ChatRequest, answer: Answer) -> dict[str, Any]:
-    """Returns an answer as a chat completion. Its `id` is the action's path; what the role's own tools answered last stands in the
-    message as `tool_output`, which is no part of the protocol."""
+    """Returns an answer as a chat completion. Its `id` is the action's path; what the role's own
+    tools answered last stands in the message as `tool_output`, which is no part of the protocol."""
     message = answer.message.model_dump(exclude_none=True, exclude={"tool_call_id"})
     message |= {"content": answer.message.content, "refusal": None}
     if answer.action.tool_results:
         message["tool_output"] = str.__str__(answer.action.tool_output)
     choice = {"index": 0, "message": message, "finish_reason": answer.finish, "logprobs": None}
-    about = {"id": answer.action.path, "object": "chat.completion", "created": int(time.time()), "model": request.model}
+    about = {
+        "id": answer.action.path,
+        "object": "chat.completion",
+        "created": int(time.time()),
+        "model": request.model,
+    }
     return {**about, "choices": [choice], "usage": usage_of(answer)}
 
 
 def completion_chunks(request: ChatRequest, answer: Answer) -> Iterator[bytes]:
-    """Yields the events of a stream that an answer is: its role, its text in pieces, its calls, the end, and the usage if asked."""
+    """Yields the events of a stream that an answer is: its role, its text in pieces, its calls, the
+    end, and the usage if asked."""
     about = {
         "id": answer.action.path,
         "object": "chat.completion.chunk",
@@ -42,7 +48,14 @@ def completion_chunks(request: ChatRequest, answer: Answer) -> Iterator[bytes]:
     }
 
     def chunk(delta: Mapping[str, Any], finish: str | None = None) -> bytes:
-        return event({**about, "choices": [{"index": 0, "delta": delta, "finish_reason": finish, "logprobs": None}]})
+        return event(
+            {
+                **about,
+                "choices": [
+                    {"index": 0, "delta": delta, "finish_reason": finish, "logprobs": None}
+                ],
+            }
+        )
 
     text = answer.message.content if isinstance(answer.message.content, str) else ""
     yield chunk({"role": "assistant", "content": ""})
@@ -58,4 +71,9 @@ def completion_chunks(request: ChatRequest, answer: Answer) -> Iterator[bytes]:
 
 def event(data: Mapping[str, Any], kind: str = "") -> bytes:
     """Returns one server-sent event."""
-    return (f"event: {kind}\n" if kind else "").encode() + b"data: " + json.dumps(data).encode() + b"\n\n"
+    return (
+        (f"event: {kind}\n" if kind else "").encode()
+        + b"data: "
+        + json.dumps(data).encode()
+        + b"\n\n"
+    )

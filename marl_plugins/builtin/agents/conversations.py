@@ -1,8 +1,10 @@
 """Finds the conversation that a request goes on with.
 
-A client sends all messages each time. The longest beginning that ends with an answer of the same role, which was offered the same
-tools, is not rendered again: its ids are those that were shown and sampled. A message is the same one whether its content is null,
-empty or a list of parts, and however the JSON of its calls' arguments is spaced.
+A client sends all messages each time. The longest beginning that ends with an answer of the same
+role, which was offered the same
+tools, is not rendered again: its ids are those that were shown and sampled. A message is the same
+one whether its content is null, empty or a list of parts, and however the JSON of its calls'
+arguments is spaced.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ class Prefix:
         before: The answer with which it ends; None: nothing is.
         count: The number of its messages.
         digest: Of all messages of the request, to which the answer is added.
-        reason: Why the request begins a sequence of its own although it has a history; empty where it does not.
+        reason: Why the request begins a sequence of its own although it has a history; empty where
+            it does not.
     """
 
     before: Action | None
@@ -42,10 +45,14 @@ class Conversations:
         self._continued: dict[str, list[Action]] = {}
         """The first turns of the calls that went on from an answer, by its path."""
 
-    def beginning(self, role: str, tools: Sequence[SentTool], messages: Sequence[Message]) -> Prefix:
+    def beginning(
+        self, role: str, tools: Sequence[SentTool], messages: Sequence[Message]
+    ) -> Prefix:
         """Returns what is known of a role's request."""
         shown = [tool.model_dump() for tool in tools]
-        digest = hashlib.blake2b(json.dumps([role, shown], sort_keys=True).encode(), digest_size=16).digest()
+        digest = hashlib.blake2b(
+            json.dumps([role, shown], sort_keys=True).encode(), digest_size=16
+        ).digest()
         before, count = None, 0
         for number, message in enumerate(messages):
             digest = chained(digest, message)
@@ -54,10 +61,12 @@ class Conversations:
         return Prefix(before, count, digest, self._reason(role, messages[count:]))
 
     def add(self, beginning: Prefix, answer: Message, action: Action) -> None:
-        """Notes an answer: requests whose messages begin with it go on from there. Of equal answers to equal requests it is the
-        first by its path, because arrival depends on timing."""
+        """Notes an answer: requests whose messages begin with it go on from there. Of equal answers
+        to equal requests it is the first by its path, because arrival depends on timing."""
         digest = chained(beginning.digest, answer)
-        self._known[digest] = min(self._known.get(digest, action), action, key=lambda known: path_order(known.path))
+        self._known[digest] = min(
+            self._known.get(digest, action), action, key=lambda known: path_order(known.path)
+        )
         self._said.setdefault(action.role, set()).add(answer.text.strip())
         if beginning.before is not None:
             first = action
@@ -66,15 +75,16 @@ class Conversations:
             self._continued.setdefault(beginning.before.path, []).append(first)
 
     def branches(self) -> Iterator[Action]:
-        """Yields all but one of the turns that have gone on from the same answer; by their paths, as arrival depends on timing."""
+        """Yields all but one of the turns that have gone on from the same answer; by their paths,
+        as arrival depends on timing."""
         for turns in self._continued.values():
             yield from sorted(turns, key=lambda turn: path_order(turn.path))[1:]
 
     def _reason(self, role: str, new: Sequence[Message]) -> str:
         """Returns why a sequence begins whose history is not what was shown; empty where it is.
 
-        `history`: the answer is the role's own, and what stands before it is not; `role`: another role said it; `edited`:
-        nobody did.
+        `history`: the answer is the role's own, and what stands before it is not; `role`: another
+        role said it; `edited`: nobody did.
         """
         last = next((message for message in reversed(new) if message.role == "assistant"), None)
         if last is None:
@@ -87,7 +97,10 @@ class Conversations:
 
 def chained(before: bytes, message: Message) -> bytes:
     """Returns the digest of messages and one more."""
-    calls = [[call.id, call.function.name, _canonical(call.function.arguments)] for call in message.tool_calls or ()]
+    calls = [
+        [call.id, call.function.name, _canonical(call.function.arguments)]
+        for call in message.tool_calls or ()
+    ]
     content = json.dumps([message.shown_role, message.text.strip(), calls, message.tool_call_id])
     return hashlib.blake2b(before + content.encode(), digest_size=16).digest()
 

@@ -1,8 +1,8 @@
-"""Namespaces for a recipe's program: it reads the system, Python and the recipe's folder, writes to an empty folder, and has no
-network but the endpoint.
+"""Namespaces for a recipe's program: it reads the system, Python and the recipe's folder, writes to
+an empty folder, and has no network but the endpoint.
 
-The endpoint's socket is made inside, by the launcher, and handed out to the run, which answers there: a socket belongs to the
-network in which it was made, whoever listens.
+The endpoint's socket is made inside, by the launcher, and handed out to the run, which answers
+there: a socket belongs to the network in which it was made, whoever listens.
 """
 
 from __future__ import annotations
@@ -15,9 +15,22 @@ from collections.abc import Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/etc/ld.so.cache", "/etc/alternatives", "/etc/localtime")
+SYSTEM = (
+    "/usr",
+    "/bin",
+    "/sbin",
+    "/lib",
+    "/lib32",
+    "/lib64",
+    "/etc/ld.so.cache",
+    "/etc/alternatives",
+    "/etc/localtime",
+)
 """What a program may read in addition to Python and the recipe's folder."""
-PREFIXES = "import json, sys; print(json.dumps([sys.prefix, sys.base_prefix, sys.exec_prefix, sys.base_exec_prefix]))"
+PREFIXES = (
+    "import json, sys; print(json.dumps([sys.prefix, sys.base_prefix, sys.exec_prefix, "
+    "sys.base_exec_prefix]))"
+)
 TRIAL_SECONDS = 20.0
 
 
@@ -34,14 +47,21 @@ def refusal() -> str:
     """Returns why programs cannot be isolated here; empty where they can."""
     bwrap = find_bubblewrap()
     if not bwrap:
-        return "bubblewrap is not installed; apt install bubblewrap, or pip install 'openrlhf-marl[sandbox]'"
+        return (
+            "bubblewrap is not installed; apt install bubblewrap, or pip install "
+            "'openrlhf-marl[sandbox]'"
+        )
     try:
         words = [*_namespaces(bwrap, []), "/bin/true"]
         done = subprocess.run(words, capture_output=True, text=True, timeout=TRIAL_SECONDS, env={})
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"{bwrap} does not work: {error}"
     said = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
-    return f"{bwrap} cannot make namespaces ({said[0]}), which a container has to allow" if done.returncode else ""
+    return (
+        f"{bwrap} cannot make namespaces ({said[0]}), which a container has to allow"
+        if done.returncode
+        else ""
+    )
 
 
 def words_before(python: str, paths: Sequence[Path]) -> list[str]:
@@ -54,15 +74,22 @@ def words_before(python: str, paths: Sequence[Path]) -> list[str]:
     Raises:
         OSError, ValueError: It does not run.
     """
-    said = subprocess.run([python, "-c", PREFIXES], capture_output=True, text=True, timeout=TRIAL_SECONDS).stdout
-    prefixes = [found for prefix in json.loads(said) for found in (prefix, os.path.realpath(prefix))]
+    said = subprocess.run(
+        [python, "-c", PREFIXES], capture_output=True, text=True, timeout=TRIAL_SECONDS
+    ).stdout
+    prefixes = [
+        found for prefix in json.loads(said) for found in (prefix, os.path.realpath(prefix))
+    ]
     program = os.path.dirname(os.path.abspath(shutil.which(python) or python))
     return _namespaces(find_bubblewrap(), [*prefixes, program, *map(str, paths)])
 
 
 def environment_of(given: Mapping[str, str]) -> dict[str, str]:
-    """Returns what a program in namespaces knows of the run's environment: nothing that could be a secret."""
-    return {name: os.environ[name] for name in ("PATH", "LANG", "TZ") if name in os.environ} | dict(given)
+    """Returns what a program in namespaces knows of the run's environment: nothing that could be a
+    secret."""
+    return {name: os.environ[name] for name in ("PATH", "LANG", "TZ") if name in os.environ} | dict(
+        given
+    )
 
 
 def _namespaces(bwrap: str, paths: Sequence[str]) -> list[str]:

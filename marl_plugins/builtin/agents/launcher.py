@@ -1,17 +1,20 @@
-"""Starts programs from one process that has imported what they import, by forking it, and ends what they leave behind.
+"""Starts programs from one process that has imported what they import, by forking it, and ends what
+they leave behind.
 
-    parent -> launcher   "fork NUMBER KEY" with two descriptors: a socket to the program, and where its output goes;
-                         "share NUMBER KEY" likewise, for a process in which many trajectories run
-                         "kill NUMBER"
-    launcher -> parent   "listener" with a socket, first, where programs are isolated; "ready", once the imports are made;
-                         "NUMBER STATUS" when a program and the processes that it has left behind have ended
+    parent -> launcher   "fork NUMBER KEY" with two descriptors: a socket to the program, and where
+                         its output goes; "share NUMBER KEY" likewise, for a process in which many
+                         trajectories run "kill NUMBER"
+    launcher -> parent   "listener" with a socket, first, where programs are isolated; "ready", once
+                         the imports are made; "NUMBER STATUS" when a program and the processes that
+                         it has left behind have ended
     parent -> program    one line of JSON over its socket: environment, prompt, item
-    program -> parent    one line of JSON: {"answer": ...} or {"error": {...}}; of a shared process one for each trajectory,
-                         with its number; of a command also {"status": ...}
+    program -> parent    one line of JSON: {"answer": ...} or {"error": {...}}; of a shared process
+                         one for each trajectory, with its number; of a command also {"status": ...}
 
-A framework takes seconds to be imported, and a fork a hundredth of one. The program's own file is imported after the fork, because
-clients that it makes at its top read the environment. Libraries import more when they are used first: what one program has
-imported so is there for the next ones (`LateImports`). This file is run as a script, also by a Python without this package, so that
+A framework takes seconds to be imported, and a fork a hundredth of one. The program's own file is
+imported after the fork, because clients that it makes at its top read the environment. Libraries
+import more when they are used first: what one program has imported so is there for the next ones
+(`LateImports`). This file is run as a script, also by a Python without this package, so that
 nothing but the standard library is imported.
 """
 
@@ -47,7 +50,8 @@ MOST_PRINTED_BYTES = 16 * 2**20
 
 
 def imports_of(file: Path, seen: set[Path]) -> list[str]:
-    """Returns the modules that a file imports at its top, and those that files beside it do, which are not imported themselves."""
+    """Returns the modules that a file imports at its top, and those that files beside it do, which
+    are not imported themselves."""
     if file in seen:
         return []
     seen.add(file)
@@ -65,18 +69,29 @@ def imports_of(file: Path, seen: set[Path]) -> list[str]:
             continue
         for name in names:
             beside = file.parent / name.split(".")[0]
-            local = [path for path in (beside.with_suffix(".py"), beside / "__init__.py") if path.is_file()]
-            found += [module for path in local for module in imports_of(path, seen)] if local else [name]
+            local = [
+                path
+                for path in (beside.with_suffix(".py"), beside / "__init__.py")
+                if path.is_file()
+            ]
+            found += (
+                [module for path in local for module in imports_of(path, seen)] if local else [name]
+            )
     return found
 
 
 def imports_inside(file: Path) -> set[str]:
-    """Returns the packages that functions of a file import themselves; `*` where only the running program knows."""
+    """Returns the packages that functions of a file import themselves; `*` where only the running
+    program knows."""
     try:
         tree = ast.parse(file.read_bytes())
     except (OSError, SyntaxError, ValueError):
         return {"*"}
-    functions = [node for node in ast.walk(tree) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))]
+    functions = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
+    ]
     found: set[str] = set()
     for node in (inner for function in functions for inner in ast.walk(function)):
         if isinstance(node, ast.Import):
@@ -109,7 +124,8 @@ def loaded(file: Path) -> Any:
 
 
 def arguments_of(function: Any, request: Any) -> tuple[list[str], dict[str, Any]]:
-    """Returns what a program's function is called with: the prompt, and by name what else it has a parameter for."""
+    """Returns what a program's function is called with: the prompt, and by name what else it has a
+    parameter for."""
     given = {"prompt": request["prompt"], "item": SimpleNamespace(**request["item"])}
     given["endpoint"] = SimpleNamespace(**request["endpoint"])
     names = list(inspect.signature(function).parameters)
@@ -124,7 +140,9 @@ def outcome_of(error: BaseException, file: Path) -> dict[str, str]:
     if isinstance(error, SyntaxError) and error.filename:
         error_lines.append(traceback.FrameSummary(error.filename, error.lineno or 1, ""))
     own = [
-        f"{frame.filename}:{frame.lineno}" for frame in error_lines if frame.filename.startswith(f"{file.parent}{os.sep}")
+        f"{frame.filename}:{frame.lineno}"
+        for frame in error_lines
+        if frame.filename.startswith(f"{file.parent}{os.sep}")
     ]
     outside = [place for place in own if "site-packages" not in place]
     return {
@@ -165,14 +183,17 @@ def report(file: Path, work: Callable[[], Any]) -> dict[str, Any]:
 
 
 def command_report(words: list[str], prompt: str) -> dict[str, Any]:
-    """Returns what is sent back of a command: the answer that it prints, or the status with which it has ended.
+    """Returns what is sent back of a command: the answer that it prints, or the status with which
+    it has ended.
 
     It is waited for, and not the end of its output: what it has started may hold that open.
     """
     with os.fdopen(os.memfd_create("prompt"), "w+b") as given:
         given.write(prompt.encode("utf-8", "replace"))
         given.seek(0)
-        process = subprocess.Popen(words, stdin=given, stdout=subprocess.PIPE, preexec_fn=die_with_parent)
+        process = subprocess.Popen(
+            words, stdin=given, stdout=subprocess.PIPE, preexec_fn=die_with_parent
+        )
     assert process.stdout is not None
     output, ended, said = process.stdout.fileno(), os.pidfd_open(process.pid), b""
     while len(said) <= MOST_PRINTED_BYTES:
@@ -184,7 +205,11 @@ def command_report(words: list[str], prompt: str) -> dict[str, Any]:
     else:
         return {"no_text": f"more than {MOST_PRINTED_BYTES} bytes"}
     status = process.wait()
-    return {"status": status} if status else {"answer": said.decode(errors="replace").removesuffix("\n")}
+    return (
+        {"status": status}
+        if status
+        else {"answer": said.decode(errors="replace").removesuffix("\n")}
+    )
 
 
 def die_with_parent() -> None:
@@ -223,9 +248,11 @@ def enter_folder(number: str) -> None:
 
 
 class LateImports:
-    """The modules that libraries import when they are used first, which the launcher learns from programs that have ended.
+    """The modules that libraries import when they are used first, which the launcher learns from
+    programs that have ended.
 
-    One program at a time reports them. Nothing is learned from a program whose functions import, or which has changed its
+    One program at a time reports them. Nothing is learned from a program whose functions import, or
+    which has changed its
     environment: a module may read what the program has set before.
     """
 
@@ -282,7 +309,9 @@ class LateImports:
 
 
 def run_program(
-    connection: socket.socket, program: Callable[[Any], dict[str, Any]], tell: Callable[[dict[str, str]], None]
+    connection: socket.socket,
+    program: Callable[[Any], dict[str, Any]],
+    tell: Callable[[dict[str, str]], None],
 ) -> None:
     """Runs a program once.
 
@@ -315,7 +344,11 @@ def run_shared(file: Path, name: str, connection: socket.socket) -> None:
             else:
                 positional, named = arguments_of(module_or_error, request)
                 answer = await module_or_error(*positional, **named)
-                result = {"answer": answer} if isinstance(answer, str) else {"no_text": type(answer).__name__}
+                result = (
+                    {"answer": answer}
+                    if isinstance(answer, str)
+                    else {"no_text": type(answer).__name__}
+                )
         except asyncio.CancelledError:
             return
         except BaseException as error:  # also `sys.exit()`
@@ -437,7 +470,11 @@ class Launcher:
             run_shared(self.file, self.words[0], connection)
             return
         self.late.tried = set(sys.modules)
-        run_program(connection, self.program, lambda known: self.late.tell(sink, known) if sink is not None else None)
+        run_program(
+            connection,
+            self.program,
+            lambda known: self.late.tell(sink, known) if sink is not None else None,
+        )
 
     def program(self, request: Any) -> dict[str, Any]:
         """Returns what is sent back for a request."""
@@ -447,7 +484,8 @@ class Launcher:
 
     @staticmethod
     def kill(process: int) -> None:
-        """Ends a program's process group; its first process has not been reaped, so that the number is still its own."""
+        """Ends a program's process group; its first process has not been reaped, so that the number
+        is still its own."""
         for end in (os.killpg, os.kill):
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 end(process, signal.SIGKILL)
@@ -470,11 +508,14 @@ class Launcher:
                 self.end_strays()
                 if self.isolated:
                     shutil.rmtree(folder_of(number), ignore_errors=True)
-                with contextlib.suppress(OSError):  # the parent has gone, which the loop hears of next
+                with contextlib.suppress(
+                    OSError
+                ):  # the parent has gone, which the loop hears of next
                     self.control.send(f"{number} {os.waitstatus_to_exitcode(status)}".encode())
 
     def end_strays(self) -> None:
-        """Ends processes that have left their program's group and lost their parent, whose child they then are of."""
+        """Ends processes that have left their program's group and lost their parent, whose child
+        they then are of."""
         programs = {process for process, _ in self.running.values()}
         keys = [key.encode() for _, key in self.running.values()]
         try:
@@ -492,7 +533,8 @@ class Launcher:
 
 
 def hand_out_listener(parent: socket.socket) -> None:
-    """Gives the parent a socket in this network, which has no other machine: the endpoint listens there."""
+    """Gives the parent a socket in this network, which has no other machine: the endpoint listens
+    there."""
     with socket.create_server(("127.0.0.1", 0), backlog=1024) as listener:
         socket.send_fds(parent, [b"listener"], [listener.fileno()])
 

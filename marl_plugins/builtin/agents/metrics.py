@@ -31,17 +31,24 @@ class ProgramCounts(StepPart):
             RunPaused: Of more than half of the step the program has ended before it was answered.
         """
         for action in trajectory.actions:
-            later = action.before is not None and action.before.call == action.call  # turn of the same call
+            later = (
+                action.before is not None and action.before.call == action.call
+            )  # turn of the same call
             if (reason := action.notes.get(NOTE, {}).get("reopened")) and not later:
                 self.reopened[action.role, reason] += 1
         if trajectory.infrastructure_failure == LOST:
             self.lost += 1
             if 2 * self.lost > self.trajectories:
                 raise RunPaused(
-                    f"the program has ended without an answer in {self.lost} of {self.trajectories} trajectories, at last in "
+                    f"the program has ended without an answer in {self.lost} of "
+                    f"{self.trajectories} trajectories, at last in "
                     f"{trajectory.name}: {trajectory.detail}"
                 )
 
     def metrics(self) -> Mapping[str, float]:
-        """Returns `role/ROLE/reopened/REASON`, the number of sequences that began although their request had a history."""
-        return {f"role/{role}/reopened/{reason}": float(n) for (role, reason), n in sorted(self.reopened.items())}
+        """Returns `role/ROLE/reopened/REASON`, the number of sequences that began although their
+        request had a history."""
+        return {
+            f"role/{role}/reopened/{reason}": float(n)
+            for (role, reason), n in sorted(self.reopened.items())
+        }

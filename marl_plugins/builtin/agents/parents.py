@@ -1,8 +1,10 @@
 """Derives which earlier answers a call has seen: those whose text stands in what is newly shown.
 
-An answer may also be shown as the arguments of a call that it made, as an agent is that another one calls as a tool. Where the same
-text was said twice in one conversation, the later turn was seen; where branches say it in the same turn, the last by path, because
-arrival depends on timing. Blind spots: paraphrase, truncation, and two conversations that happen to say the same.
+An answer may also be shown as the arguments of a call that it made, as an agent is that another one
+calls as a tool. Where the same text was said twice in one conversation, the later turn was seen;
+where branches say it in the same turn, the last by path, because
+arrival depends on timing. Blind spots: paraphrase, truncation, and two conversations that happen to
+say the same.
 """
 
 from __future__ import annotations
@@ -28,12 +30,20 @@ def derived_parents(new: str, answers: Mapping[Action, Sequence[str]]) -> list[A
 
 def stands_in(text: str, shown: str) -> bool:
     """Returns whether a text stands in another one, and is no part of a longer word there."""
-    return bool(text) and text in shown and re.search(rf"(?<!\w){re.escape(text)}(?!\w)", shown) is not None
+    return (
+        bool(text)
+        and text in shown
+        and re.search(rf"(?<!\w){re.escape(text)}(?!\w)", shown) is not None
+    )
 
 
 def texts_of(action: Action, arguments: Iterable[object] = ()) -> list[str]:
-    """Returns the texts by which an action is recognised: its own, and those among the arguments of its calls."""
-    texts = [str.__str__(action.text).strip(), *(text.strip() for value in arguments for text in _strings(value))]
+    """Returns the texts by which an action is recognised: its own, and those among the arguments of
+    its calls."""
+    texts = [
+        str.__str__(action.text).strip(),
+        *(text.strip() for value in arguments for text in _strings(value)),
+    ]
     return list(dict.fromkeys(filter(None, texts)))
 
 

@@ -1,4 +1,5 @@
-"""Something that is open in one event loop, for as long as anybody there uses it: the endpoint, a process that programs share."""
+"""Something that is open in one event loop, for as long as anybody there uses it: the endpoint, a
+process that programs share."""
 
 from __future__ import annotations
 
@@ -14,12 +15,15 @@ class PerLoop(Generic[T]):
     """Opens one thing in each event loop.
 
     Args:
-        opened: Gives it, as an asynchronous context that one task enters and leaves, whoever uses it.
+        opened: Gives it, as an asynchronous context that one task enters and leaves, whoever uses
+            it.
     """
 
     def __init__(self, opened: Callable[[], AbstractAsyncContextManager[T]]):
         self._opened = opened
-        self._open: dict[asyncio.AbstractEventLoop, tuple[asyncio.Task[None], asyncio.Future[T]]] = {}
+        self._open: dict[
+            asyncio.AbstractEventLoop, tuple[asyncio.Task[None], asyncio.Future[T]]
+        ] = {}
         self._users: dict[asyncio.AbstractEventLoop, int] = {}
 
     @asynccontextmanager

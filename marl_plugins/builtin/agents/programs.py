@@ -38,7 +38,8 @@ class ProgramResult:
 
     Args:
         answer: None where it gave none.
-        kind, text, place: What it raised, or why there is no answer; `FILE:LINE` of its own, where one is known.
+        kind, text, place: What it raised, or why there is no answer; `FILE:LINE` of its own, where
+            one is known.
         traceback: As Python prints it, or else the last lines of what the program wrote.
     """
 
@@ -55,7 +56,8 @@ class ProgramResult:
 
     @property
     def line(self) -> str:
-        """The text's last line, which says what was wrong where a framework has put a traceback into it."""
+        """The text's last line, which says what was wrong where a framework has put a traceback
+        into it."""
         return next((line.strip() for line in reversed(self.text.splitlines()) if line.strip()), "")
 
 
@@ -92,7 +94,8 @@ class Tail:
 
 @dataclass(frozen=True)
 class Process:
-    """A process that the launcher has forked: how it is talked to, the status with which it ends, and what it writes."""
+    """A process that the launcher has forked: how it is talked to, the status with which it ends,
+    and what it writes."""
 
     connection: socket.socket
     ended: asyncio.Future[int]
@@ -110,7 +113,8 @@ class Program(ABC):
         """
 
     def listener(self) -> socket.socket | None:
-        """Returns a socket on which the endpoint has to listen, so that the program reaches it; None: any on loopback."""
+        """Returns a socket on which the endpoint has to listen, so that the program reaches it;
+        None: any on loopback."""
         return None
 
     @abstractmethod
@@ -217,7 +221,9 @@ class ForkedProgram(Program):
                     os.close(write)
                 yield Process(ours, ended, tail)
             except OSError as error:
-                raise InfrastructureFailure("program", f"the process that starts programs has gone ({error})") from error
+                raise InfrastructureFailure(
+                    "program", f"the process that starts programs has gone ({error})"
+                ) from error
             finally:
                 ours.close()
                 if not self._ended.pop(number).done():
@@ -282,7 +288,8 @@ class ForkedProgram(Program):
 
 
 class SharedProgram(ForkedProgram):
-    """An async function that runs for many trajectories at once in one process, which is forked anew for each event loop."""
+    """An async function that runs for many trajectories at once in one process, which is forked
+    anew for each event loop."""
 
     def __init__(self, *arguments: Any):
         super().__init__(*arguments)
@@ -300,9 +307,12 @@ class SharedProgram(ForkedProgram):
 
 
 class Worker:
-    """The process in which many trajectories run: a line of JSON for each that begins or is cancelled, and for each that ends."""
+    """The process in which many trajectories run: a line of JSON for each that begins or is
+    cancelled, and for each that ends."""
 
-    def __init__(self, process: Process, reader: asyncio.StreamReader, writer: asyncio.StreamWriter):
+    def __init__(
+        self, process: Process, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+    ):
         self._process = process
         self._reader = reader
         self._writer = writer
@@ -312,7 +322,9 @@ class Worker:
     @asynccontextmanager
     async def of(cls, process: Process) -> AsyncIterator[Worker]:
         """Provides the worker that a process is, and hears what that says."""
-        reader, writer = await asyncio.open_connection(sock=process.connection, limit=MOST_ANSWER_BYTES)
+        reader, writer = await asyncio.open_connection(
+            sock=process.connection, limit=MOST_ANSWER_BYTES
+        )
         worker = cls(process, reader, writer)
         hears = asyncio.create_task(worker._hear())
         try:
@@ -360,11 +372,17 @@ class Worker:
             how = _how(await asyncio.shield(self._process.ended))
         except OSError as error:
             how = f"({error})"
-        return ProgramResult(None, "", f"the process that programs share ended {how}", traceback=self._process.tail.text())
+        return ProgramResult(
+            None,
+            "",
+            f"the process that programs share ended {how}",
+            traceback=self._process.tail.text(),
+        )
 
 
 def _sent(control: socket.socket, message: bytes, *descriptors: int) -> bool:
-    """Tells the launcher something, and returns whether it could be: its queue may be full, while it imports or forks.
+    """Tells the launcher something, and returns whether it could be: its queue may be full, while
+    it imports or forks.
 
     Raises:
         OSError: It has gone.
@@ -389,7 +407,9 @@ def _handed_out(control: socket.socket) -> socket.socket:
     return socket.socket(fileno=descriptors[0])
 
 
-def _end(process: subprocess.Popen[bytes], control: socket.socket, listener: socket.socket | None) -> None:
+def _end(
+    process: subprocess.Popen[bytes], control: socket.socket, listener: socket.socket | None
+) -> None:
     """Ends a launcher, which ends its programs."""
     control.close()
     if listener is not None:
@@ -415,9 +435,13 @@ def _end_of(result: Mapping[str, Any], how: str, written: str) -> ProgramResult:
         return ProgramResult(result["answer"])
     if "error" in result:
         raised = result["error"]
-        return ProgramResult(None, raised["kind"], raised["text"], raised["place"], f"{raised['traceback']}{written}")
+        return ProgramResult(
+            None, raised["kind"], raised["text"], raised["place"], f"{raised['traceback']}{written}"
+        )
     if "no_text" in result:
-        return ProgramResult(None, "", f"it returned {result['no_text']}; expected a text", traceback=written)
+        return ProgramResult(
+            None, "", f"it returned {result['no_text']}; expected a text", traceback=written
+        )
     if "status" in result:
         return ProgramResult(None, "", f"it ended {_how(result['status'])}", traceback=written)
     return ProgramResult(None, "", f"it ended {how} without an answer", traceback=written)

@@ -1,4 +1,5 @@
-"""Requests of OpenAI's protocol, checked: chat completions, and what of the Responses API comes to the same (responses.py)."""
+"""Requests of OpenAI's protocol, checked: chat completions, and what of the Responses API comes to
+the same (responses.py)."""
 
 from __future__ import annotations
 
@@ -12,7 +13,15 @@ Text = Literal["text", "input_text", "output_text", "refusal"]
 MASKED = "a masked distribution is sampled then, which is not the one that is trained"
 
 
-SAMPLING = ("temperature", "top_p", "top_k", "min_p", "seed", "frequency_penalty", "presence_penalty")
+SAMPLING = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "seed",
+    "frequency_penalty",
+    "presence_penalty",
+)
 """Keys that are ignored."""
 
 
@@ -90,7 +99,8 @@ class SentTool(pydantic.BaseModel):
 
 
 class ChatRequest(pydantic.BaseModel):
-    """A request for a chat completion. What only chooses how is sampled is ignored, because that is the run's."""
+    """A request for a chat completion. What only chooses how is sampled is ignored, because that is
+    the run's."""
 
     model: str
     messages: Annotated[list[Message], pydantic.Field(min_length=1)]
@@ -128,13 +138,19 @@ class ChatRequest(pydantic.BaseModel):
     @property
     def limit(self) -> int | None:
         """The most tokens that are wanted."""
-        given = [limit for limit in (self.max_tokens, self.max_completion_tokens) if limit is not None]
+        given = [
+            limit for limit in (self.max_tokens, self.max_completion_tokens) if limit is not None
+        ]
         return min(given, default=None)
 
     @property
     def stops(self) -> list[str]:
         """The texts that end the answer."""
-        return [self.stop] if isinstance(self.stop, str) else [text for text in self.stop or () if text]
+        return (
+            [self.stop]
+            if isinstance(self.stop, str)
+            else [text for text in self.stop or () if text]
+        )
 
 
 def parse_chat(body: bytes | Mapping[str, Any]) -> ChatRequest:
@@ -149,7 +165,9 @@ def parse_chat(body: bytes | Mapping[str, Any]) -> ChatRequest:
     except pydantic.ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         place = ".".join(map(str, first["loc"]))
-        raise Refusal(400, f"not a request that is understood: {place}{': ' if place else ''}{first['msg']}") from None
+        raise Refusal(
+            400, f"not a request that is understood: {place}{': ' if place else ''}{first['msg']}"
+        ) from None
     _refuse(request)
     return request
 
@@ -158,11 +176,18 @@ def _refuse(request: ChatRequest) -> None:
     """Raises `Refusal` where a request asks for something that cannot be trained on."""
     choice, format = request.tool_choice, (request.response_format or {}).get("type", "text")
     if request.n not in (None, 1):
-        raise Refusal(400, f"n: {request.n} answers were asked for, and a request has one; ask again for another")
+        raise Refusal(
+            400,
+            f"n: {request.n} answers were asked for, and a request has one; ask again for another",
+        )
     if choice not in (None, "auto", "none"):
         raise Refusal(400, f"tool_choice: only auto and none are answered; else {MASKED}")
     if format != "text":
-        raise Refusal(400, f"response_format: {format} is not answered; {MASKED}. Say in the prompt which form is wanted")
+        raise Refusal(
+            400,
+            f"response_format: {format} is not answered; {MASKED}. Say in the prompt which form is "
+            "wanted",
+        )
     if request.logit_bias:
         raise Refusal(400, f"logit_bias is not answered; {MASKED}")
     if request.functions:

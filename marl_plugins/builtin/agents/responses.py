@@ -1,4 +1,5 @@
-"""The Responses API, as another way to say a chat completion: its items are messages, calls and what these were answered."""
+"""The Responses API, as another way to say a chat completion: its items are messages, calls and
+what these were answered."""
 
 from __future__ import annotations
 
@@ -66,10 +67,14 @@ def parse_response(body: bytes) -> ChatRequest:
     except pydantic.ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         place = ".".join(map(str, first["loc"]))
-        raise Refusal(400, f"not a request that is understood: {place}{': ' if place else ''}{first['msg']}") from None
+        raise Refusal(
+            400, f"not a request that is understood: {place}{': ' if place else ''}{first['msg']}"
+        ) from None
     if request.previous_response_id or request.conversation:
         raise Refusal(
-            400, "previous_response_id and conversation: nothing is stored here; send the whole conversation as input"
+            400,
+            "previous_response_id and conversation: nothing is stored here; send the whole "
+            "conversation as input",
         )
     if request.background:
         raise Refusal(400, "background: answers are not kept here; ask and wait")
@@ -77,7 +82,10 @@ def parse_response(body: bytes) -> ChatRequest:
         {
             "model": request.model,
             "messages": list(_messages(request)),
-            "tools": [{"type": "function", "function": tool.model_dump(exclude={"type"})} for tool in request.tools],
+            "tools": [
+                {"type": "function", "function": tool.model_dump(exclude={"type"})}
+                for tool in request.tools
+            ],
             "tool_choice": request.tool_choice,
             "stream": request.stream,
             "max_tokens": request.max_output_tokens,
@@ -89,18 +97,26 @@ def parse_response(body: bytes) -> ChatRequest:
 
 
 def _messages(request: ResponseRequest) -> list[dict[str, Any]]:
-    """The messages that a request's items are; a call belongs to the assistant's message before it."""
+    """The messages that a request's items are; a call belongs to the assistant's message before
+    it."""
     found: list[dict[str, Any]] = []
     if request.instructions:
         found.append({"role": "system", "content": request.instructions})
-    items = [Item(role="user", content=request.input)] if isinstance(request.input, str) else request.input
+    items = (
+        [Item(role="user", content=request.input)]
+        if isinstance(request.input, str)
+        else request.input
+    )
     for item in items:
         if item.type == "message":
             found.append({"role": item.role, "content": item.content})
         elif item.type == "function_call":
             if not found or found[-1]["role"] != "assistant":
                 found.append({"role": "assistant", "content": None})
-            call = {"id": item.call_id, "function": {"name": item.name, "arguments": item.arguments}}
+            call = {
+                "id": item.call_id,
+                "function": {"name": item.name, "arguments": item.arguments},
+            }
             found[-1].setdefault("tool_calls", []).append(call)
         elif item.type == "function_call_output":
             found.append({"role": "tool", "content": item.output, "tool_call_id": item.call_id})
@@ -126,7 +142,10 @@ def response(request: ChatRequest, answer: Answer) -> dict[str, Any]:
         "temperature": None,
         "top_p": None,
         "tool_choice": "auto",
-        "tools": [{"type": "function", "strict": False, **tool.function.model_dump()} for tool in request.tools or ()],
+        "tools": [
+            {"type": "function", "strict": False, **tool.function.model_dump()}
+            for tool in request.tools or ()
+        ],
         "usage": {
             "input_tokens": usage["prompt_tokens"],
             "output_tokens": usage["completion_tokens"],
@@ -141,13 +160,30 @@ def _items(answer: Answer) -> list[dict[str, Any]]:
     """The items of an answer: its text, then its calls."""
     path, items = answer.action.path, []
     if answer.message.content or not answer.message.tool_calls:
-        text = {"type": "output_text", "text": answer.message.text, "annotations": [], "logprobs": []}
+        text = {
+            "type": "output_text",
+            "text": answer.message.text,
+            "annotations": [],
+            "logprobs": [],
+        }
         items.append(
-            {"type": "message", "id": f"msg_{path}", "role": "assistant", "status": "completed", "content": [text]}
+            {
+                "type": "message",
+                "id": f"msg_{path}",
+                "role": "assistant",
+                "status": "completed",
+                "content": [text],
+            }
         )
     for call in answer.message.tool_calls or ():
-        called = {"call_id": call.id, "name": call.function.name, "arguments": call.function.arguments}
-        items.append({"type": "function_call", "id": f"fc_{call.id}", **called, "status": "completed"})
+        called = {
+            "call_id": call.id,
+            "name": call.function.name,
+            "arguments": call.function.arguments,
+        }
+        items.append(
+            {"type": "function_call", "id": f"fc_{call.id}", **called, "status": "completed"}
+        )
     return items
 
 
@@ -170,16 +206,32 @@ def _item_events(said: Any, index: int, item: Mapping[str, Any]) -> Iterator[byt
     at = {"item_id": item["id"], "output_index": index}
     if item["type"] == "message":
         part, inside = item["content"][0], {**at, "content_index": 0}
-        yield said("response.output_item.added", output_index=index, item={**item, "status": "in_progress", "content": []})
+        yield said(
+            "response.output_item.added",
+            output_index=index,
+            item={**item, "status": "in_progress", "content": []},
+        )
         yield said("response.content_part.added", **inside, part={**part, "text": ""})
         for start in range(0, len(part["text"]), PIECE_CHARS):
-            yield said("response.output_text.delta", **inside, delta=part["text"][start : start + PIECE_CHARS], logprobs=[])
+            yield said(
+                "response.output_text.delta",
+                **inside,
+                delta=part["text"][start : start + PIECE_CHARS],
+                logprobs=[],
+            )
         yield said("response.output_text.done", **inside, text=part["text"], logprobs=[])
         yield said("response.content_part.done", **inside, part=part)
     else:
         yield said(
-            "response.output_item.added", output_index=index, item={**item, "status": "in_progress", "arguments": ""}
+            "response.output_item.added",
+            output_index=index,
+            item={**item, "status": "in_progress", "arguments": ""},
         )
         yield said("response.function_call_arguments.delta", **at, delta=item["arguments"])
-        yield said("response.function_call_arguments.done", **at, name=item["name"], arguments=item["arguments"])
+        yield said(
+            "response.function_call_arguments.done",
+            **at,
+            name=item["name"],
+            arguments=item["arguments"],
+        )
     yield said("response.output_item.done", output_index=index, item=item)

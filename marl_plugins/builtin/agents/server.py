@@ -1,4 +1,5 @@
-"""The endpoint: OpenAI's protocol on loopback, in the run's own process and event loop, as long as a trajectory needs it."""
+"""The endpoint: OpenAI's protocol on loopback, in the run's own process and event loop, as long as
+a trajectory needs it."""
 
 from __future__ import annotations
 
@@ -52,7 +53,9 @@ class Endpoint:
         await runner.setup()
         try:
             here = self._listener
-            site = web.TCPSite(runner, "127.0.0.1", 0) if here is None else web.SockSite(runner, here)
+            site = (
+                web.TCPSite(runner, "127.0.0.1", 0) if here is None else web.SockSite(runner, here)
+            )
             await site.start()
             self.base_url = f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
             yield self
@@ -71,7 +74,9 @@ class Endpoint:
     def _session(self, request: web.Request) -> Session:
         key = request.headers.get("Authorization", "").removeprefix("Bearer ").strip()
         if key not in self._sessions:
-            raise Refusal(401, "this key belongs to no trajectory that is running", "invalid_api_key")
+            raise Refusal(
+                401, "this key belongs to no trajectory that is running", "invalid_api_key"
+            )
         return self._sessions[key]
 
     async def _models(self, request: web.Request) -> web.StreamResponse:
@@ -93,7 +98,9 @@ class Endpoint:
     async def _unknown(self, request: web.Request) -> web.StreamResponse:
         return refused(
             Refusal(
-                404, f"{request.method} {request.path} is not answered here; chat completions, responses and models are"
+                404,
+                f"{request.method} {request.path} is not answered here; chat completions, "
+                "responses and models are",
             )
         )
 
@@ -104,7 +111,8 @@ class Endpoint:
         return await self._answer(request, ResponsesDialect())
 
     async def _answer(self, request: web.Request, dialect: Dialect) -> web.StreamResponse:
-        """Answers a request, whole or in pieces; an error that is known before the first piece has its own status."""
+        """Answers a request, whole or in pieces; an error that is known before the first piece has
+        its own status."""
         stream: web.StreamResponse | None = None
         session: Session | None = None
         try:
@@ -134,7 +142,8 @@ class Endpoint:
             if (task := asyncio.current_task()) and task.cancelling():
                 raise
             return refused(Refusal(401, "this key's trajectory has ended", "invalid_api_key"))
-        except Exception as error:  # whatever is no refusal or failure is a bug, which ends the run through the session
+        # whatever is no refusal or failure is a bug, which ends the run through the session
+        except Exception as error:
             failure = error
             if session is not None and isinstance(error, Refusal):
                 session.refused = str(error)
@@ -181,7 +190,9 @@ def refused(error: BaseException) -> web.Response:
 
 def _error(error: BaseException) -> dict[str, Any]:
     status, message, code = failure_of(error)
-    kind = {401: "authentication_error", 404: "not_found_error", 503: "server_error"}.get(status, "invalid_request_error")
+    kind = {401: "authentication_error", 404: "not_found_error", 503: "server_error"}.get(
+        status, "invalid_request_error"
+    )
     return {"error": {"message": message, "type": kind, "param": None, "code": code or None}}
 
 
@@ -203,6 +214,8 @@ async def _body(request: web.Request) -> bytes:
 
 
 async def _begun(request: web.Request) -> web.StreamResponse:
-    stream = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
+    stream = web.StreamResponse(
+        headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
+    )
     await stream.prepare(request)
     return stream

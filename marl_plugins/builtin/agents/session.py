@@ -1,4 +1,5 @@
-"""One trajectory's side of the endpoint: its requests become calls of roles, as those of a workflow are."""
+"""One trajectory's side of the endpoint: its requests become calls of roles, as those of a workflow
+are."""
 
 from __future__ import annotations
 
@@ -14,10 +15,22 @@ import jinja2
 
 from marl_plugins.builtin.agents.conversations import Conversations, Prefix
 from marl_plugins.builtin.agents.parents import derived_parents, texts_of
-from marl_plugins.builtin.agents.requests import CalledFunction, ChatRequest, Message, Refusal, SentCall, SentTool
+from marl_plugins.builtin.agents.requests import (
+    CalledFunction,
+    ChatRequest,
+    Message,
+    Refusal,
+    SentCall,
+    SentTool,
+)
 from marl_plugins.core.calls import TAGGED
 from marl_plugins.core.conversation import ChatFormat
-from marl_plugins.core.failures import AgentFailure, ConfigurationError, InfrastructureFailure, nearest
+from marl_plugins.core.failures import (
+    AgentFailure,
+    ConfigurationError,
+    InfrastructureFailure,
+    nearest,
+)
 from marl_plugins.core.roles import RoleSpec
 from marl_plugins.core.tools import Function, FunctionCall, Tool
 from marl_plugins.core.trajectory import Action, ToolResult, in_graph_order
@@ -42,9 +55,11 @@ class Answer:
 
 
 class SentToolFormats:
-    """Chat formats that show the tools that programs send, by role and tools: what one has rendered is kept.
+    """Chat formats that show the tools that programs send, by role and tools: what one has rendered
+    is kept.
 
-    A rehearsal has a chat format of its own for each run, so that nothing of it is kept for a real one.
+    A rehearsal has a chat format of its own for each run, so that nothing of it is kept for a real
+    one.
     """
 
     def __init__(self) -> None:
@@ -69,23 +84,40 @@ class SentToolFormats:
 def _shown_tools(role: RoleSpec, sent: Sequence[SentTool]) -> RoleSpec:
     if role.tools:
         own = ", ".join(tool.name for tool in role.tools)
-        raise Refusal(400, f"role {role.name!r} has tools of the recipe ({own}), and takes none with a request")
+        raise Refusal(
+            400,
+            f"role {role.name!r} has tools of the recipe ({own}), and takes none with a request",
+        )
     if role.finder is None:
-        raise Refusal(400, f"tools: role {role.name!r} does not say how its model calls them; add `calls: PARSER` to it")
+        raise Refusal(
+            400,
+            f"tools: role {role.name!r} does not say how its model calls them; add `calls: PARSER` "
+            "to it",
+        )
     if isinstance(role.chat, ScriptedChat):
         return replace(role, find_calls=role.finder([]))
     functions = tuple(
         Function(f.name, f.description or "", f.parameters or {"type": "object", "properties": {}})
         for f in (tool.function for tool in sent)
     )
-    chat = ChatFormat(role.chat.tokenizer, role.chat.policy, [function.schema for function in functions])
+    chat = ChatFormat(
+        role.chat.tokenizer, role.chat.policy, [function.schema for function in functions]
+    )
     question, answers = [{"role": "user", "content": "?"}], [{"role": "tool", "content": "?"}]
     if chat.rendered(question) == role.chat.rendered(question):
-        raise Refusal(400, f"tools: the chat template of policy {role.policy!r} shows none, so its model cannot call any")
+        raise Refusal(
+            400,
+            f"tools: the chat template of policy {role.policy!r} shows none, so its model cannot "
+            "call any",
+        )
     if chat.shows_more(answers):
         what = "shows a tool's name or a call's id with its answer, which it is not given"
         raise Refusal(400, f"tools: the chat template of policy {role.policy!r} {what}")
-    return replace(role, chat=chat, find_calls=role.finder([Tool("sent", _never_run, None, functions=functions)]))
+    return replace(
+        role,
+        chat=chat,
+        find_calls=role.finder([Tool("sent", _never_run, None, functions=functions)]),
+    )
 
 
 async def _never_run(call: object) -> ToolResult:
@@ -93,7 +125,8 @@ async def _never_run(call: object) -> ToolResult:
 
 
 class ProgramTools:
-    """The calls of one trajectory that the program answers. An action with calls is scored once they are, or at the end."""
+    """The calls of one trajectory that the program answers. An action with calls is scored once
+    they are, or at the end."""
 
     def __init__(self, calls: RoleCalls):
         self._builder = calls.builder
@@ -105,7 +138,9 @@ class ProgramTools:
         if calls:
             self._waiting[action] = {call.id: call.function for call in calls}
 
-    def take_answers(self, before: Action | None, messages: Sequence[Message], new: Sequence[Message]) -> None:
+    def take_answers(
+        self, before: Action | None, messages: Sequence[Message], new: Sequence[Message]
+    ) -> None:
         """Gives the turn before what its tools have answered, and lets it be scored.
 
         Args:
@@ -120,7 +155,9 @@ class ProgramTools:
         for message in answers:
             if message.tool_call_id not in made:
                 raise Refusal(
-                    400, f"a message of role tool answers {message.tool_call_id!r}, which is no call in these messages"
+                    400,
+                    f"a message of role tool answers {message.tool_call_id!r}, which is no call in "
+                    "these messages",
                 )
         if before is None or before not in self._waiting:
             return
@@ -149,13 +186,16 @@ class Session:
         place: Where the program is, for messages.
     """
 
-    def __init__(self, calls: RoleCalls, formats: SentToolFormats, derive: bool | Literal["all"], place: str):
+    def __init__(
+        self, calls: RoleCalls, formats: SentToolFormats, derive: bool | Literal["all"], place: str
+    ):
         self.key = f"marl-{secrets.token_urlsafe(24)}"
         self.calls = calls
         self.failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Ends the trajectory by its exception: an infrastructure's failure, or a bug."""
         self.agent_failure: AgentFailure | None = None
-        """In which the last request ended, if it did; clients are told, and mostly raise it in the program."""
+        """In which the last request ended, if it did; clients are told, and mostly raise it in the
+        program."""
         self.refused = ""
         """Why the last request was that was refused; a client may keep it to itself."""
         self.ignored: set[str] = set()
@@ -180,13 +220,16 @@ class Session:
         """Returns whether any request has been answered."""
         return bool(self._answers)
 
-    def ask(self, request: ChatRequest, body: bytes, after: str | None, repeats: bool) -> asyncio.Task[Answer]:
+    def ask(
+        self, request: ChatRequest, body: bytes, after: str | None, repeats: bool
+    ) -> asyncio.Task[Answer]:
         """Returns the work on a request.
 
         Args:
             body: As it was sent.
             after: What the header `x-marl-after` says; None without it.
-            repeats: Whether its client marks it as sent before; it then gets what that one got, also where it is on its way.
+            repeats: Whether its client marks it as sent before; it then gets what that one got,
+                also where it is on its way.
         """
         digest = hashlib.blake2b(body, digest_size=16).digest()
         if not (repeats and digest in self._requests):
@@ -214,7 +257,9 @@ class Session:
 
     def said(self, text: str) -> Action | None:
         """Returns the last action that has said a text and nothing else."""
-        return next((a for a in reversed(in_graph_order(list(self._answers))) if a.text == text), None)
+        return next(
+            (a for a in reversed(in_graph_order(list(self._answers))) if a.text == text), None
+        )
 
     async def close(self) -> None:
         """Cancels what is on its way, and lets be scored what has waited for its tools' answers."""
@@ -269,7 +314,9 @@ class Session:
         names = [name.strip() for name in after.split(",") if name.strip()]
         for name in names:
             if name not in self._by_path:
-                raise Refusal(400, f"x-marl-after: {name!r} is the id of no answer of this trajectory")
+                raise Refusal(
+                    400, f"x-marl-after: {name!r} is the id of no answer of this trajectory"
+                )
         return [self._by_path[name] for name in names]
 
     def _derived(self, new: Sequence[Message], found: Prefix) -> list[Action]:
@@ -278,21 +325,34 @@ class Session:
             return list(self._answers)
         if not self._derive:
             return []
-        said = "\n".join([m.text for m in new] + [c.function.arguments for m in new for c in m.tool_calls or ()])
-        return derived_parents(said, {a: texts for a, texts in self._answers.items() if a is not found.before})
+        said = "\n".join(
+            [m.text for m in new] + [c.function.arguments for m in new for c in m.tool_calls or ()]
+        )
+        return derived_parents(
+            said, {a: texts for a, texts in self._answers.items() if a is not found.before}
+        )
 
     def _answer(self, spec: RoleSpec, action: Action, tools: bool) -> Answer:
-        """The message that answers a request, which is remembered as what may be shown to others."""
+        """The message that answers a request, which is remembered as what may be shown to
+        others."""
         found = _calls(spec, action) if tools else []
         calls = [
             SentCall(
                 id=f"call_{action.path}_{number}",
-                function=CalledFunction(name=call.name, arguments=json.dumps(call.arguments, ensure_ascii=False)),
+                function=CalledFunction(
+                    name=call.name, arguments=json.dumps(call.arguments, ensure_ascii=False)
+                ),
             )
             for number, call in enumerate(found)
         ]
-        text = outside_calls(spec.chat.said(action.generation.ids)) if calls else str.__str__(action.text)
-        message = Message(role="assistant", content=text if text or not calls else None, tool_calls=calls or None)
+        text = (
+            outside_calls(spec.chat.said(action.generation.ids))
+            if calls
+            else str.__str__(action.text)
+        )
+        message = Message(
+            role="assistant", content=text if text or not calls else None, tool_calls=calls or None
+        )
         self._tools.called(action, calls)
         self._answers[action] = texts_of(action, [call.arguments for call in found])
         self._by_path[action.path] = action
@@ -303,14 +363,17 @@ def shortened(role: RoleSpec, request: ChatRequest) -> RoleSpec:
     """Returns a role that ends no later than a request wants."""
     limits = [limit for limit in (role.sampling.max_new_tokens, request.limit) if limit is not None]
     stop = tuple(dict.fromkeys((*role.sampling.stop, *request.stops)))
-    return replace(role, sampling=replace(role.sampling, max_new_tokens=min(limits, default=None), stop=stop))
+    return replace(
+        role, sampling=replace(role.sampling, max_new_tokens=min(limits, default=None), stop=stop)
+    )
 
 
 async def as_refusals(answer: Awaitable[Answer]) -> Answer:
     """Returns an answer.
 
     Raises:
-        Refusal: The model's chat template refuses the messages; a program chooses these, and not the recipe.
+        Refusal: The model's chat template refuses the messages; a program chooses these, and not
+            the recipe.
     """
     try:
         return await answer
@@ -326,7 +389,8 @@ def _calls(spec: RoleSpec, action: Action) -> list[FunctionCall]:
 
 
 def outside_calls(said: str) -> str:
-    """Returns what stands in an answer beside its calls; nothing where these are not between tags."""
+    """Returns what stands in an answer beside its calls; nothing where these are not between
+    tags."""
     return TAGGED.sub("", said).strip() if TAGGED.search(said) else ""
 
 
@@ -339,13 +403,17 @@ def _spelled(called: CalledFunction) -> str:
 
 
 def _messages(new: Sequence[Message]) -> list[dict[str, str]]:
-    """Messages as a chat template takes them; calls that the conversation did not make itself stand in the text."""
+    """Messages as a chat template takes them; calls that the conversation did not make itself stand
+    in the text."""
     shown = []
     for message in new:
         calls = [
-            FunctionCall(call.function.name, _arguments(call.function.arguments)).text for call in message.tool_calls or ()
+            FunctionCall(call.function.name, _arguments(call.function.arguments)).text
+            for call in message.tool_calls or ()
         ]
-        text = "\n".join(filter(None, [message.text, *(f"<tool_call>\n{call}\n</tool_call>" for call in calls)]))
+        text = "\n".join(
+            filter(None, [message.text, *(f"<tool_call>\n{call}\n</tool_call>" for call in calls)])
+        )
         shown.append({"role": message.shown_role, "content": text})
     return shown
 

@@ -14,11 +14,21 @@ from weakref import WeakKeyDictionary
 
 from marl_plugins.builtin.agents.isolation import refusal
 from marl_plugins.builtin.agents.per_loop import PerLoop
-from marl_plugins.builtin.agents.programs import ForkedProgram, Program, ProgramResult, SharedProgram
+from marl_plugins.builtin.agents.programs import (
+    ForkedProgram,
+    Program,
+    ProgramResult,
+    SharedProgram,
+)
 from marl_plugins.builtin.agents.section import SILENT, AgentConfig
 from marl_plugins.builtin.agents.server import Endpoint
 from marl_plugins.builtin.agents.session import SentToolFormats, Session
-from marl_plugins.core.failures import AgentFailure, ConfigurationError, InfrastructureFailure, RecipeError
+from marl_plugins.core.failures import (
+    AgentFailure,
+    ConfigurationError,
+    InfrastructureFailure,
+    RecipeError,
+)
 from marl_plugins.core.problems import Problem, at, meant
 from marl_plugins.core.trajectory import Action, Task
 from marl_plugins.core.workflow import RoleCalls, Roles, Tools, calls_of
@@ -47,21 +57,30 @@ class AgentWorkflow(WorkflowFile):
             kind = SharedProgram if config.shared else ForkedProgram
             words = [str((folder / config.file).absolute()), config.function]
             python = config.python and find_program(config.python, folder)
-            self.program: Program = kind(words, python, folder.absolute(), environment, config.sandbox)
+            self.program: Program = kind(
+                words, python, folder.absolute(), environment, config.sandbox
+            )
         else:
-            words = ["", find_program(config.command[0], folder) or config.command[0], *config.command[1:]]
+            words = [
+                "",
+                find_program(config.command[0], folder) or config.command[0],
+                *config.command[1:],
+            ]
             self.program = ForkedProgram(words, None, folder.absolute(), environment)
         self._endpoints = PerLoop(lambda: Endpoint(self.program.listener()).running())
         self.ignored: set[str] = set()
         """What requests have said of sampling."""
         self._formats = SentToolFormats()
-        self._places: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakKeyDictionary()
+        self._places: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = (
+            WeakKeyDictionary()
+        )
 
     async def __call__(self, task: Task, roles: Roles, tools: Tools) -> str | Action:
         """Returns the program's answer: an action, where it is what a role has said.
 
         Raises:
-            AgentFailure: A call of a role failed, and the program with it; or it has crashed after an answer.
+            AgentFailure: A call of a role failed, and the program with it; or it has crashed after
+                an answer.
             InfrastructureFailure: An engine's; or the program has ended before any answer.
             RecipeError: It ends without an answer in a rehearsal.
         """
@@ -71,7 +90,9 @@ class AgentWorkflow(WorkflowFile):
             session = Session(calls, self._formats, self.config.derive, self.place)
             try:
                 with endpoint.serving(session):
-                    ended = await self._run(session, request_of(task, calls, session.key, endpoint.base_url))
+                    ended = await self._run(
+                        session, request_of(task, calls, session.key, endpoint.base_url)
+                    )
             finally:
                 await session.close()
                 self.ignored |= session.ignored
@@ -98,7 +119,9 @@ class AgentWorkflow(WorkflowFile):
             return session.agent_failure
         refused = f"a request was refused: {session.refused}" if session.refused else ""
         if any(isinstance(role.chat, ScriptedChat) for role in session.roles.values()):
-            line = "; ".join(filter(None, [ended.line, refused if session.refused not in ended.text else ""]))
+            line = "; ".join(
+                filter(None, [ended.line, refused if session.refused not in ended.text else ""])
+            )
             return RecipeError(ended.place or self.place, ended.kind, line)
         detail = "\n".join(filter(None, [ended.said, refused, ended.traceback[-DETAIL_CHARS:]]))
         if session.answered and self.config.crash == "failed":
@@ -127,22 +150,37 @@ class ProgramExplorer(Explorer):
     def remarks(self) -> list[Problem]:
         if not self._workflow.ignored:
             return []
-        got = f"requests say {', '.join(sorted(self._workflow.ignored))}, which is ignored: sampling is the run's"
+        got = (
+            f"requests say {', '.join(sorted(self._workflow.ignored))}, which is ignored: "
+            "sampling is the run's"
+        )
         fix = "set --rollout.temperature and --rollout.top_p; the seed is derived from --train.seed"
-        return [Problem("agents.sampling", at(file=self._workflow.place), got, fix=fix, severity="warning")]
+        return [
+            Problem(
+                "agents.sampling", at(file=self._workflow.place), got, fix=fix, severity="warning"
+            )
+        ]
 
 
 def request_of(task: Task, calls: RoleCalls, key: str, base_url: str) -> dict[str, Any]:
     """Returns what a program is given: the task without its label, and how it calls roles."""
     item = {"id": task.id, "prompt": task.prompt, "metadata": task.metadata, "files": task.files}
     trajectory = calls.builder.trajectory
-    local = {name: ",".join(filter(None, [os.environ.get(name), "127.0.0.1"])) for name in ("NO_PROXY", "no_proxy")}
+    local = {
+        name: ",".join(filter(None, [os.environ.get(name), "127.0.0.1"]))
+        for name in ("NO_PROXY", "no_proxy")
+    }
     return {
         "prompt": task.prompt,
         "item": item,
         "endpoint": {"base_url": base_url, "api_key": key},
         "seed": f"{trajectory.step}/{task.id}/{trajectory.sample}",
-        "environment": {"OPENAI_BASE_URL": base_url, "OPENAI_API_KEY": key, "MARL_TASK": json.dumps(item), **local},
+        "environment": {
+            "OPENAI_BASE_URL": base_url,
+            "OPENAI_API_KEY": key,
+            "MARL_TASK": json.dumps(item),
+            **local,
+        },
     }
 
 
@@ -160,20 +198,34 @@ def make_workflow(config: AgentConfig, folder: Path) -> AgentWorkflow:
         workflow.program.start()
     except (OSError, ValueError) as error:
         what = f"cannot be started: {error}"
-        raise ConfigurationError(Problem("agents.start", at(key="agent"), what, fix="is `python` a Python?")) from error
+        raise ConfigurationError(
+            Problem("agents.start", at(key="agent"), what, fix="is `python` a Python?")
+        ) from error
     return workflow
 
 
 def _problems(config: AgentConfig, folder: Path) -> Iterator[Problem]:
     if bool(config.file) == bool(config.command):
         got = f"has {'both' if config.file else 'neither'} of file and command"
-        yield Problem("agents.program", at(key="agent"), got, fix=f"give one of the two: {AgentConfig.EXAMPLE}")
+        yield Problem(
+            "agents.program",
+            at(key="agent"),
+            got,
+            fix=f"give one of the two: {AgentConfig.EXAMPLE}",
+        )
         return
     if config.sandbox and (config.command or (why := refusal())):
         got = "a command runs as the run's user" if config.command else why
-        yield Problem("agents.sandbox", at(key="agent.sandbox"), got, fix="remove it, or give a Python file as `file`")
+        yield Problem(
+            "agents.sandbox",
+            at(key="agent.sandbox"),
+            got,
+            fix="remove it, or give a Python file as `file`",
+        )
     if config.command and config.shared:
-        yield Problem("agents.shared", at(key="agent.shared"), "a command cannot be shared", fix="remove it")
+        yield Problem(
+            "agents.shared", at(key="agent.shared"), "a command cannot be shared", fix="remove it"
+        )
     if config.command and not find_program(config.command[0], folder):
         got = f"there is no program {config.command[0]!r} on PATH or in {folder}"
         yield Problem("agents.no_command", at(key="agent.command"), got, fix="is it executable?")
@@ -185,7 +237,8 @@ def _problems(config: AgentConfig, folder: Path) -> Iterator[Problem]:
 
 
 def find_program(name: str, folder: Path) -> str | None:
-    """Returns the path of a program: on PATH, or in the recipe's folder, where a name with a slash begins; None: there is none."""
+    """Returns the path of a program: on PATH, or in the recipe's folder, where a name with a slash
+    begins; None: there is none."""
     known = [] if os.path.dirname(name) else [shutil.which(name)]
     return next(filter(None, [*known, shutil.which(str(folder.absolute() / name))]), None)
 
@@ -195,7 +248,9 @@ def _file_problems(config: AgentConfig, file: Path) -> Iterator[Problem]:
     try:
         tree = ast.parse(file.read_bytes())
     except OSError as error:
-        yield Problem("agents.no_file", where, f"cannot be read: {error.strerror}", fix="correct the path")
+        yield Problem(
+            "agents.no_file", where, f"cannot be read: {error.strerror}", fix="correct the path"
+        )
         return
     except (SyntaxError, ValueError) as error:
         place = at(line=f"{file}:{getattr(error, 'lineno', None) or 1}")
@@ -208,8 +263,13 @@ def _file_problems(config: AgentConfig, file: Path) -> Iterator[Problem]:
         got, fix = f"{file} has no function {config.function}", meant(config.function, defined)
         yield Problem("agents.no_function", at(key="agent.function"), got, fix=fix)
     elif config.shared and not any(_can_be_shared(node, config.function) for node in tree.body):
-        got = f"{config.function} is no `async def` with a parameter `endpoint`, by which its trajectories are told apart"
-        yield Problem("agents.shared", at(key="agent.shared"), got, fix="remove `shared`, or make it one")
+        got = (
+            f"{config.function} is no `async def` with a parameter `endpoint`, by which its "
+            "trajectories are told apart"
+        )
+        yield Problem(
+            "agents.shared", at(key="agent.shared"), got, fix="remove `shared`, or make it one"
+        )
 
 
 def _can_be_shared(node: ast.stmt, function: str) -> bool:

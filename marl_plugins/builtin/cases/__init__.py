@@ -1,6 +1,8 @@
-"""Cases in a recipe: `cases: cases.py`, a file of generated problems that nodes of a graph name (docs/graphs.md, Cases).
+"""Cases in a recipe: `cases: cases.py`, a file of generated problems that nodes of a graph name
+(docs/graphs.md, Cases).
 
-section.py   the section, and what is wrong with it     gym.py   data sets of reasoning-gym as cases and as tasks
+section.py   the section, and what is wrong with it     gym.py   data sets of reasoning-gym as cases
+    and as tasks
 """
 
 from __future__ import annotations

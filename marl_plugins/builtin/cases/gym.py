@@ -1,10 +1,13 @@
-"""Data sets of reasoning-gym as cases and as tasks (extra `gym`): problems that a name and a seed make anew, each with a verifier.
+"""Data sets of reasoning-gym as cases and as tasks (extra `gym`): problems that a name and a seed
+make anew, each with a verifier.
 
     legs = GymCase("leg_counting")                         in a file of cases
-    tasks = [gym_task("bf", n) for n in range(100)]        in a file of tasks, and gym_score(task, answer) in a grader
+    tasks = [gym_task("bf", n) for n in range(100)]        in a file of tasks, and gym_score(task,
+        answer) in a grader
 
-Partial credit is the library's: some verifiers give 0.01 to 0.25 to nonsense. Some evaluate an answer as Python and some can be
-kept busy for ever, so a verifier runs in the sandbox (gym_verifier.py), with limits; an answer that reaches one is worth nothing.
+Partial credit is the library's: some verifiers give 0.01 to 0.25 to nonsense. Some evaluate an
+answer as Python and some can be kept busy for ever, so a verifier runs in the sandbox
+(gym_verifier.py), with limits; an answer that reaches one is worth nothing.
 """
 
 from __future__ import annotations
@@ -44,7 +47,8 @@ def gym_entry(name: str, seed: int, settings: dict[str, Any] | None = None) -> d
 
 
 def gym_entry_score(name: str, entry: dict[str, Any], answer: str | None) -> float:
-    """Returns the score of an answer to a problem, in [0, 1]; blocks for some hundredths of a second.
+    """Returns the score of an answer to a problem, in [0, 1]; blocks for some hundredths of a
+    second.
 
     Raises:
         InfrastructureFailure: The verifier cannot be run; no answer is to blame for that.
@@ -55,21 +59,28 @@ def gym_entry_score(name: str, entry: dict[str, Any], answer: str | None) -> flo
     return asyncio.run_coroutine_threadsafe(_verified(sandbox, name, entry, answer), loop).result()
 
 
-async def _verified(sandbox: OnDemandSandbox, name: str, entry: dict[str, Any], answer: str | None) -> float:
+async def _verified(
+    sandbox: OnDemandSandbox, name: str, entry: dict[str, Any], answer: str | None
+) -> float:
     stdin = json.dumps([name, answer, entry]).encode()
-    completed = await sandbox.sandbox.run(Program(SOURCE, stdin=stdin, wanted=(SCORE,), limits=LIMITS, merged=True))
+    completed = await sandbox.sandbox.run(
+        Program(SOURCE, stdin=stdin, wanted=(SCORE,), limits=LIMITS, merged=True)
+    )
     try:
         return min(max(float(completed.files[SCORE]), 0.0), 1.0)
     except (KeyError, ValueError):
         if completed.status in ("finished", "failed"):  # only a limit keeps it from leaving a score
-            raise InfrastructureFailure("grader", f"no verifier of {name}: {completed.stdout}") from None
+            raise InfrastructureFailure(
+                "grader", f"no verifier of {name}: {completed.stdout}"
+            ) from None
         return 0.0
 
 
 @functools.cache
 def _apart(process: int) -> tuple[asyncio.AbstractEventLoop, OnDemandSandbox]:
-    """Returns where verifiers run, and its event loop, for this process: a fork has no threads of its parent. Cases and graders ask
-    from any thread, with and without a loop of their own, and share one that has imported the library."""
+    """Returns where verifiers run, and its event loop, for this process: a fork has no threads of
+    its parent. Cases and graders ask from any thread, with and without a loop of their own, and
+    share one that has imported the library."""
     loop = asyncio.new_event_loop()
     threading.Thread(target=loop.run_forever, name="verifiers", daemon=True).start()
     return loop, OnDemandSandbox(SandboxConfig(imports=["reasoning_gym", "sympy"]))

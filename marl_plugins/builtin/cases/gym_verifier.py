@@ -1,7 +1,9 @@
-"""The program that runs in the sandbox for `gym_entry_score` (gym.py): one verifier of reasoning-gym, with one answer.
+"""The program that runs in the sandbox for `gym_entry_score` (gym.py): one verifier of
+reasoning-gym, with one answer.
 
-Some verifiers evaluate an answer, by `eval` or by sympy's `parse_expr`, which is `eval` too. What could call anything would give
-itself its score, so here both take values and formulas alone. This file is sent to the sandbox as text.
+Some verifiers evaluate an answer, by `eval` or by sympy's `parse_expr`, which is `eval` too. What
+could call anything would give itself its score, so here both take values and formulas alone. This
+file is sent to the sandbox as text.
 """
 
 from __future__ import annotations
@@ -15,7 +17,16 @@ SCORE = "score"
 """The file that the score is left in."""
 FORMULA = (
     *(ast.Expression, ast.Call, ast.keyword, ast.Name, ast.Load, ast.Constant, ast.Tuple, ast.List),
-    *(ast.BinOp, ast.UnaryOp, ast.BoolOp, ast.Compare, ast.operator, ast.unaryop, ast.boolop, ast.cmpop),
+    *(
+        ast.BinOp,
+        ast.UnaryOp,
+        ast.BoolOp,
+        ast.Compare,
+        ast.operator,
+        ast.unaryop,
+        ast.boolop,
+        ast.cmpop,
+    ),
 )
 """The Python that sympy makes of a formula consists of these."""
 PLAIN_FUNCTIONS = ("sqrt", "cbrt", "root", "abs")
@@ -68,7 +79,9 @@ def check_formula(code: Any, names: dict[str, Any]) -> None:
             raise ValueError(f"{type(node).__name__} is no part of a formula")
         if isinstance(node, ast.Name):
             found = names.get(node.id)
-            of_sympy = isinstance(found, Basic) or (isinstance(found, type) and issubclass(found, Basic))
+            of_sympy = isinstance(found, Basic) or (
+                isinstance(found, type) and issubclass(found, Basic)
+            )
             if not of_sympy and node.id not in PLAIN_FUNCTIONS:
                 raise ValueError(f"{node.id} is no name of a formula")
 

@@ -34,9 +34,11 @@ class CasesConfig(CaseSection):
     EXAMPLE: ClassVar[str] = "cases.py"
 
     file: str
-    """File in which every object with the functions `case`, `prompt` and `verify` is a case, by its name there."""
+    """File in which every object with the functions `case`, `prompt` and `verify` is a case, by its
+    name there."""
     seconds: float = pydantic.Field(5.0, gt=0, allow_inf_nan=False)
-    """Maximum time of one call of a case's functions; past it the trajectory is lost to infrastructure (`case`)."""
+    """Maximum time of one call of a case's functions; past it the trajectory is lost to
+    infrastructure (`case`)."""
 
     @pydantic.model_validator(mode="before")
     @classmethod
@@ -47,7 +49,11 @@ class CasesConfig(CaseSection):
         return {"cases": self.file}
 
     def generators(self, folder: Path) -> Mapping[str, CaseGenerator]:
-        return {name: found for name, found in candidates(folder / self.file).items() if not lacks(found)}
+        return {
+            name: found
+            for name, found in candidates(folder / self.file).items()
+            if not lacks(found)
+        }
 
     def limit(self) -> float:
         return self.seconds
@@ -62,7 +68,9 @@ def candidates(path: Path) -> dict[str, Any]:
     try:
         module = load_file(path)
     except ConfigurationError as error:
-        raise ConfigurationError([problem.within(key="cases") for problem in error.problems]) from error
+        raise ConfigurationError(
+            [problem.within(key="cases") for problem in error.problems]
+        ) from error
     public = {name: found for name, found in vars(module).items() if not name.startswith("_")}
     return {
         name: found
@@ -77,14 +85,18 @@ def lacks(found: Any) -> list[str]:
 
 
 def check_cases(config: CasesConfig, folder: Path) -> list[Problem]:
-    """Returns what is wrong with the file: what it lacks, and what shows when each case is tried once."""
+    """Returns what is wrong with the file: what it lacks, and what shows when each case is tried
+    once."""
     path = folder / config.file
     try:
         found = candidates(path)
     except ConfigurationError as error:
         return list(error.problems)
     if not found:
-        got, fix = "has no case", "an object with case(rng, given), prompt(case), verify(value, case)"
+        got, fix = (
+            "has no case",
+            "an object with case(rng, given), prompt(case), verify(value, case)",
+        )
         return [Problem("cases.none", at(key="cases", file=path), got, fix=fix)]
     problems = []
     for name, generator in found.items():
@@ -92,7 +104,9 @@ def check_cases(config: CasesConfig, folder: Path) -> list[Problem]:
             got, fix = f"{name} has no {' and no '.join(missing)}", "write it"
             problems.append(Problem("cases.incomplete", at(key="cases", file=path), got, fix=fix))
             continue
-        wrong = [problem for function in ARGUMENTS if (problem := wrong_signature(generator, function))]
+        wrong = [
+            problem for function in ARGUMENTS if (problem := wrong_signature(generator, function))
+        ]
         problems += wrong or try_case(name, generator, path)
     return problems
 
@@ -101,7 +115,12 @@ def wrong_signature(generator: Any, name: str) -> Problem | None:
     """Returns why a function of a case cannot be called; None where it can."""
     function, fix = getattr(generator, name), f"def {name}({', '.join(ARGUMENTS[name])})"
     if inspect.iscoroutinefunction(function):
-        return Problem("cases.async", at(line=place_of(function)), f"{name} is `async def`, and is not awaited", fix=fix)
+        return Problem(
+            "cases.async",
+            at(line=place_of(function)),
+            f"{name} is `async def`, and is not awaited",
+            fix=fix,
+        )
     wrong = arity_problem(function, len(ARGUMENTS[name]))
     return replace(wrong, fix=fix) if wrong else None
 
@@ -109,7 +128,8 @@ def wrong_signature(generator: Any, name: str) -> Problem | None:
 def try_case(name: str, generator: CaseGenerator, path: Path) -> list[Problem]:
     """Returns what shows when a case is generated and some answers are verified.
 
-    What a function raises is no problem yet: what nodes give it, and how they read answers, is known in the rehearsal.
+    What a function raises is no problem yet: what nodes give it, and how they read answers, is
+    known in the rehearsal.
     """
 
     def work(_: Any) -> list[Problem]:
@@ -137,6 +157,9 @@ def wrong_scores(name: str, generator: CaseGenerator, case: Any) -> list[Problem
         with suppress(Exception):  # it may rely on how its node reads answers
             score = generator.verify(value, case)
         if not is_score(score):
-            where, got = at(line=place_of(generator.verify)), f"case {name!r} scores the value {value!r} with {score!r:.80}"
+            where, got = (
+                at(line=place_of(generator.verify)),
+                f"case {name!r} scores the value {value!r} with {score!r:.80}",
+            )
             return [Problem("cases.score", where, got, "a number in [0, 1]")]
     return []

@@ -1,4 +1,5 @@
-"""Corrected actions as they go through the model, in micro-batches of their own (`ExtraSequences`)."""
+"""Corrected actions as they go through the model, in micro-batches of their own
+(`ExtraSequences`)."""
 
 from __future__ import annotations
 
@@ -32,17 +33,25 @@ class CorrectedAction:
     coef: float
 
 
-def corrected_actions(rows: Sequence[Row], tokenizer: Any, longest: int) -> tuple[list[CorrectedAction], int]:
-    """Returns the corrected actions among rows that can be trained on, and the number of those that are too long.
+def corrected_actions(
+    rows: Sequence[Row], tokenizer: Any, longest: int
+) -> tuple[list[CorrectedAction], int]:
+    """Returns the corrected actions among rows that can be trained on, and the number of those that
+    are too long.
 
     Args:
         longest: Tokens of a context with its correction, at most.
     """
     fit, too_long = [], 0
-    actions = {row.action: row for row in rows if row.action.correction is not None}  # a row may be selected twice
+    actions = {
+        row.action: row for row in rows if row.action.correction is not None
+    }  # a row may be selected twice
     for action, row in actions.items():
         assert action.correction is not None
-        said = [*tokenizer.encode(action.correction.text, add_special_tokens=False), tokenizer.eos_token_id]
+        said = [
+            *tokenizer.encode(action.correction.text, add_special_tokens=False),
+            tokenizer.eos_token_id,
+        ]
         ids = [*action.context_ids, *said]
         if len(ids) > longest:
             too_long += 1
@@ -62,16 +71,24 @@ class CorrectedActions:
         """See `ExtraSequences.lengths`."""
         return [len(action.ids) for action in self.actions]
 
-    def placed(self, layout: Layout, epochs: int, like: Experience) -> tuple[list[Experience], tuple[ExtensionCall, ...]]:
+    def placed(
+        self, layout: Layout, epochs: int, like: Experience
+    ) -> tuple[list[Experience], tuple[ExtensionCall, ...]]:
         """See `ExtraSequences.placed`; the loss is told what all tokens weigh together."""
         weights = token_weights(self.actions, layout)
-        items = [correction_experience(a, weight, like) for a, weight in zip(self.actions, weights, strict=True)]
-        total = epochs * sum(weight * a.tokens for a, weight in zip(self.actions, weights, strict=True))
+        items = [
+            correction_experience(a, weight, like)
+            for a, weight in zip(self.actions, weights, strict=True)
+        ]
+        total = epochs * sum(
+            weight * a.tokens for a, weight in zip(self.actions, weights, strict=True)
+        )
         return items, (ExtensionCall(CorrectionsLoss.__name__, "expect", (total,)),)
 
 
 def token_weights(actions: Sequence[CorrectedAction], layout: Layout) -> list[float]:
-    """Returns the weight of each token of a corrected action: its coefficient, divided by the M of its optimiser step."""
+    """Returns the weight of each token of a corrected action: its coefficient, divided by the M of
+    its optimiser step."""
     weights = [0.0] * len(actions)
     for step in range(layout.steps):
         window = slice(step * layout.accumulation, (step + 1) * layout.accumulation)
@@ -88,8 +105,8 @@ def token_weights(actions: Sequence[CorrectedAction], layout: Layout) -> list[fl
 
 
 def correction_experience(action: CorrectedAction, weight: float, like: Experience) -> Experience:
-    """Returns a corrected action in the form of the rows' experiences: its advantages are the weights of its tokens, its mask
-    is empty.
+    """Returns a corrected action in the form of the rows' experiences: its advantages are the
+    weights of its tokens, its mask is empty.
 
     Args:
         like: One of them.
@@ -99,7 +116,9 @@ def correction_experience(action: CorrectedAction, weight: float, like: Experien
         value = getattr(like, f.name)
         if isinstance(value, torch.Tensor):
             whole = f.name in ("sequences", "attention_mask")
-            shape = (length - (not whole),) if Experience.is_step_tensor_field(f.name) else value.shape
+            shape = (
+                (length - (not whole),) if Experience.is_step_tensor_field(f.name) else value.shape
+            )
             setattr(item, f.name, torch.zeros(shape, dtype=value.dtype))
     item.sequences = torch.tensor(action.ids)
     item.attention_mask = torch.ones_like(item.sequences)

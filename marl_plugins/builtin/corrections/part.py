@@ -25,4 +25,6 @@ class CorrectionsPart(StepPart):
         policy = self.policies[p.policy]
         fit, too_long = corrected_actions(p.rows, policy.tokenizer, policy.longest)
         metrics = {"corrections": float(len(fit)), "corrections_too_long": float(too_long)}
-        return replace(p, extra=CorrectedActions(fit) if fit else None, metrics={**p.metrics, **metrics})
+        return replace(
+            p, extra=CorrectedActions(fit) if fit else None, metrics={**p.metrics, **metrics}
+        )

@@ -14,14 +14,15 @@ CORRECTION_LABEL = "marl_plugins: correction"
 class CorrectionsLoss(Extension):
     """Trains micro-batches of corrected actions by cross-entropy.
 
-    Their metrics have the names of those of the micro-batches of rows before them, because all ranks reduce theirs together, and
-    weigh nothing.
+    Their metrics have the names of those of the micro-batches of rows before them, because all
+    ranks reduce theirs together, and weigh nothing.
     """
 
     loss = 0.0
     """Sum over the fit's micro-batches on this rank, times the number of ranks."""
     weight: float | None = None
-    """Sum of the weights of all tokens of the next fit on all ranks; None: it has no corrected actions."""
+    """Sum of the weights of all tokens of the next fit on all ranks; None: it has no corrected
+    actions."""
 
     def expect(self, weight: float) -> None:
         """Announces a fit with corrected actions on some rank."""
@@ -29,19 +30,33 @@ class CorrectionsLoss(Extension):
 
     def fitted(self, status: dict[str, Any]) -> None:
         if self.weight and status:
-            status["corrections_loss"] = self.trainer.strategy.all_reduce(self.loss, op="mean") / self.weight
+            status["corrections_loss"] = (
+                self.trainer.strategy.all_reduce(self.loss, op="mean") / self.weight
+            )
         self.weight = None
 
     def training_step(
-        self, following: TrainingStep, experience: Any, kl_coef: float, number: int, counts: dict[str, Any]
+        self,
+        following: TrainingStep,
+        experience: Any,
+        kl_coef: float,
+        number: int,
+        counts: dict[str, Any],
     ) -> dict[str, Any]:
-        """Returns the cross-entropy on corrected actions, whose advantages are the weights of their tokens.
+        """Returns the cross-entropy on corrected actions, whose advantages are the weights of their
+        tokens.
 
-        The loss is scaled as upstream's (utils/loss_utils.py:57-77): DeepSpeed divides by the accumulation and the ranks.
+        The loss is scaled as upstream's (utils/loss_utils.py:57-77): DeepSpeed divides by the
+        accumulation and the ranks.
         """
         if CORRECTION_LABEL not in experience.labels:
             return following(experience, kl_coef, number, counts)
-        trainer, strategy, weights, ranks = self.trainer, self.trainer.strategy, experience.advantages, counts["dp_size"]
+        trainer, strategy, weights, ranks = (
+            self.trainer,
+            self.trainer.strategy,
+            experience.advantages,
+            counts["dp_size"],
+        )
         trainer.actor.train()
         log_probs = trainer.actor(
             experience.sequences,
@@ -51,8 +66,12 @@ class CorrectionsLoss(Extension):
         )
         loss = -(log_probs * weights).sum()
         self.loss += loss.item() * ranks
-        strategy.backward(loss * (strategy.accumulated_gradient * ranks), trainer.actor, trainer.actor_optim)
-        strategy.optimizer_step(trainer.actor_optim, trainer.actor, trainer.actor_scheduler, name="actor")
+        strategy.backward(
+            loss * (strategy.accumulated_gradient * ranks), trainer.actor, trainer.actor_optim
+        )
+        strategy.optimizer_step(
+            trainer.actor_optim, trainer.actor, trainer.actor_scheduler, name="actor"
+        )
         metrics = trainer.last["metrics"] | {
             "actor_lr": trainer.actor_scheduler.get_last_lr()[0],
             "actor_grad_norm": strategy.get_grad_norm(trainer.actor),

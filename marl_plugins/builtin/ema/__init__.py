@@ -1,9 +1,12 @@
-"""A moving average of the weights of every policy that is trained (Polyak and Juditsky 1992; `--train.enable_ema`). Built in.
+"""A moving average of the weights of every policy that is trained (Polyak and Juditsky 1992;
+`--train.enable_ema`). Built in.
 
-    a <- beta a + (1 - beta) w        after every optimiser step, in float32; a begins as the weights
+    a <- beta a + (1 - beta) w        after every optimiser step, in float32; a begins as the
+                                      weights
 
-beta is `--train.ema_beta`. The average lies in the host's memory, each rank's share of it, and is part of checkpoints. It is
-evaluated after the weights (`ema/outcome` beside `eval/outcome`), and is saved where they are: `<ckpt.output_dir>/ema/POLICY`.
+beta is `--train.ema_beta`. The average lies in the host's memory, each rank's share of it, and is
+part of checkpoints. It is evaluated after the weights (`ema/outcome` beside `eval/outcome`), and is
+saved where they are: `<ckpt.output_dir>/ema/POLICY`.
 
     openrlhf eval --recipe RECIPE --models RUN/ema
 """
@@ -30,7 +33,11 @@ def marl_configure(run: Run) -> list[Problem]:
     if not is_enabled(run):
         got, fix = "has no effect without --train.enable_ema", "add it, or remove this one"
         return [Problem("ema.idle", at(flag=FLAG), got, fix=fix)] if FLAG in run.given else []
-    betas = {policy.name: run.policy_args[policy.name].train.ema_beta for policy in run.policies if policy.trainable}
+    betas = {
+        policy.name: run.policy_args[policy.name].train.ema_beta
+        for policy in run.policies
+        if policy.trainable
+    }
     return with_policies_named({name: unusable(beta) for name, beta in betas.items()})
 
 
@@ -38,7 +45,10 @@ def unusable(beta: float) -> list[Problem]:
     """Returns why a factor makes no average."""
     if 0 < beta < 1:
         return []
-    why = {0.0: "0: the average would be the newest weights", 1.0: "1: the average would stay what the run begins with"}
+    why = {
+        0.0: "0: the average would be the newest weights",
+        1.0: "1: the average would stay what the run begins with",
+    }
     got = why.get(beta, f"{beta:g} is no share of the past")
     fix = "give one between the two: 1 / (1 - beta) optimiser steps are averaged"
     return [Problem("ema.beta", at(flag=FLAG), got, "a number between 0 and 1", fix)]

@@ -1,11 +1,17 @@
-"""Workflows as graphs in YAML (`workflow: graph.yaml`): named nodes whose edges are what their expressions name (docs/graphs.md).
+"""Workflows as graphs in YAML (`workflow: graph.yaml`): named nodes whose edges are what their
+expressions name (docs/graphs.md).
 
 files.py        the YAML files, and where their keys stand      grammar.py   which keys there are
-expressions.py  a checked part of Python's expressions          reading.py   what is read in an answer
-names.py        what may be read where, while it is compiled    checks.py    agreement with roles, prompts and tools
-compiler.py     YAML to nodes, with all problems at once        nodes.py     what a node of each kind does
-executor.py     starts what is ready, waits, settles            values.py    what a node comes to, and from which actions
-workflow.py     the callable that a Python workflow is          explorer.py, picture.py   for the rehearsal, for people
+expressions.py  a checked part of Python's expressions          reading.py   what is read in an
+    answer
+names.py        what may be read where, while it is compiled    checks.py    agreement with roles,
+    prompts and tools
+compiler.py     YAML to nodes, with all problems at once        nodes.py     what a node of each
+    kind does
+executor.py     starts what is ready, waits, settles            values.py    what a node comes to,
+    and from which actions
+workflow.py     the callable that a Python workflow is          explorer.py, picture.py   for the
+    rehearsal, for people
 """
 
 from __future__ import annotations

@@ -1,9 +1,10 @@
 """A role's node that has a case: what it is shown is generated, and its answer is verified.
 
-    given -> case(rng, given) -> prompt(case) -> the role answers -> read -> verify(value, case) -> the action's score
+    given -> case(rng, given) -> prompt(case) -> the role answers -> read -> verify(value, case) ->
+    the action's score
 
-The functions are the recipe's own. Each is called in a thread, with a deadline, because one that never returns would hold up
-every trajectory.
+The functions are the recipe's own. Each is called in a thread, with a deadline, because one that
+never returns would hold up every trajectory.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from marl_plugins.core.trajectory_builder import TrajectoryBuilder
 
 T = TypeVar("T")
 NUMBERS = "numbers of rounds and items"
-"""The numbers of the rounds and items around a node, from the outermost: no name that an expression can read."""
+"""The numbers of the rounds and items around a node, from the outermost: no name that an expression
+can read."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,9 @@ class NodeCase:
     address: str
     place: str
 
-    async def generated(self, builder: TrajectoryBuilder, scope: Scope) -> tuple[Any, Mapping[str, Any]]:
+    async def generated(
+        self, builder: TrajectoryBuilder, scope: Scope
+    ) -> tuple[Any, Mapping[str, Any]]:
         """Returns the problem, a JSON value, and the fields that show it.
 
         It is the same for all samples of a task, and in every try of the node.
@@ -58,27 +62,41 @@ class NodeCase:
             InfrastructureFailure: One does not return.
         """
         given = None if self.given is None else as_given(self.given.value(scope))
-        seed = derive_seed(builder.run_seed, "case", builder.trajectory.task.id, self.address, *scope.get(NUMBERS, ()))
+        seed = derive_seed(
+            builder.run_seed,
+            "case",
+            builder.trajectory.task.id,
+            self.address,
+            *scope.get(NUMBERS, ()),
+        )
         case = await self._call("case", self.generator.case, random.Random(seed), given)
         if not is_json(case):
             raise self._wrong(
-                "case", f"gave {case!r:.80}; expected texts, finite numbers, truth values, lists and mappings"
+                "case",
+                f"gave {case!r:.80}; expected texts, finite numbers, truth values, lists and "
+                "mappings",
             )
         fields = await self._call("prompt", self.generator.prompt, case)
         if not isinstance(fields, Mapping) or not all(isinstance(name, str) for name in fields):
-            raise self._wrong("prompt", f"gave {fields!r:.80}; expected the fields of a prompt by name")
+            raise self._wrong(
+                "prompt", f"gave {fields!r:.80}; expected the fields of a prompt by name"
+            )
         return case, fields
 
     async def verified(self, value: Any, case: Any) -> float:
         """Returns the score of what was read in an answer.
 
         Raises:
-            InvalidCall: The verifier raises something, or gives no number in [0, 1]; no answer excuses that.
+            InvalidCall: The verifier raises something, or gives no number in [0, 1]; no answer
+                excuses that.
             InfrastructureFailure: It does not return.
         """
         score = await self._call("verify", self.generator.verify, value, case)
         if not is_score(score):
-            said = f"case {self.name!r}: verify gave {score!r:.80} for the value {value!r:.80}; expected a number in [0, 1]"
+            said = (
+                f"case {self.name!r}: verify gave {score!r:.80} for the value {value!r:.80}; "
+                "expected a number in [0, 1]"
+            )
             raise InvalidCall(said, place_of(self.generator.verify) or self.place)
         return float(score)
 
@@ -90,13 +108,21 @@ class NodeCase:
             raise
         except Exception as error:  # the recipe's own code, of any kind
             if deadline.expired():
-                said = f"{name} of case {self.name!r} has not returned after {self.seconds:g} s (cases.seconds)"
+                said = (
+                    f"{name} of case {self.name!r} has not returned after {self.seconds:g} s "
+                    "(cases.seconds)"
+                )
                 raise InfrastructureFailure("case", said) from None
             place = users_line(error, ()) or place_of(function) or self.place
             if name == "verify":
-                said = f"verify raised {type(error).__name__}: {text_of(error)}, for the value {arguments[0]!r:.80}"
+                said = (
+                    f"verify raised {type(error).__name__}: {text_of(error)}, for the value "
+                    f"{arguments[0]!r:.80}"
+                )
                 raise InvalidCall(f"case {self.name!r}: {said}", place) from error
-            raise RecipeError(place, type(error).__name__, f"case {self.name!r}, {name}: {text_of(error)}") from error
+            raise RecipeError(
+                place, type(error).__name__, f"case {self.name!r}, {name}: {text_of(error)}"
+            ) from error
 
     def _wrong(self, name: str, said: str) -> RecipeError:
         place = place_of(getattr(self.generator, name)) or self.place

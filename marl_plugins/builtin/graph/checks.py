@@ -19,7 +19,8 @@ from marl_plugins.core.tools import Tool
 
 @dataclass(frozen=True)
 class Prompt:
-    """The fields of a role's prompts: of the one that opens a conversation, and of the one that continues it."""
+    """The fields of a role's prompts: of the one that opens a conversation, and of the one that
+    continues it."""
 
     opening: frozenset[str]
     following: frozenset[str]
@@ -30,7 +31,8 @@ class RecipeParts:
     """The parts of a recipe that a graph may name.
 
     Args:
-        roles: Each role with its prompt's fields; None where a prompt cannot be read, which is reported elsewhere.
+        roles: Each role with its prompt's fields; None where a prompt cannot be read, which is
+            reported elsewhere.
         tools: By name.
         cases: By name; None where the recipe has none.
         case_seconds: Maximum time of one call of a case's functions.
@@ -68,7 +70,9 @@ def _fields(text: str) -> Iterator[str]:
     return (name for _, name, _, _ in string.Formatter().parse(text) if name is not None)
 
 
-def check_role(role: str, fields: Collection[str] | None, continued: bool, known: RecipeParts, spot: Spot) -> list[Problem]:
+def check_role(
+    role: str, fields: Collection[str] | None, continued: bool, known: RecipeParts, spot: Spot
+) -> list[Problem]:
     """Returns what is wrong with a call of a role.
 
     Args:
@@ -89,7 +93,12 @@ def check_role(role: str, fields: Collection[str] | None, continued: bool, known
         near = meant(name, unused) if unused else ""
         fix = near or f"with: {{{name}: ...}}"
         problems.append(
-            Problem("graph.fields", spot.below("with").where, f"the prompt of role {role!r} shows {{{name}}}", fix=fix)
+            Problem(
+                "graph.fields",
+                spot.below("with").where,
+                f"the prompt of role {role!r} shows {{{name}}}",
+                fix=fix,
+            )
         )
     return problems
 
@@ -105,14 +114,20 @@ def check_case(name: str | None, given: bool, known: RecipeParts, spot: Spot) ->
         return [Problem("graph.case", spot.below("given").where, got, fix=fix)] if given else []
     where = spot.below("case").where
     if known.cases is None:
-        return [Problem("graph.case", where, "the recipe has no cases", fix="cases: cases.py, in the recipe")]
+        return [
+            Problem(
+                "graph.case", where, "the recipe has no cases", fix="cases: cases.py, in the recipe"
+            )
+        ]
     if name not in known.cases:
         fix = meant(name, known.cases)
         return [Problem("graph.case", where, f"the recipe has no case {name!r}", fix=fix)]
     return []
 
 
-def check_tool(name: str, function: str, config: ToolNode, known: RecipeParts, spot: Spot) -> list[Problem]:
+def check_tool(
+    name: str, function: str, config: ToolNode, known: RecipeParts, spot: Spot
+) -> list[Problem]:
     """Returns what is wrong with a call of a tool, or of one of its functions."""
     where = spot.below("tool").where
     if name not in known.tools:
@@ -125,26 +140,50 @@ def check_tool(name: str, function: str, config: ToolNode, known: RecipeParts, s
             got = f"tool {name!r} has no functions"
             return [Problem("graph.function", where, got, fix=f"tool: {name}")]
         if offered and known.tools[name].function(function) is None:
-            got, names = f"tool {name!r} has no function {function!r}", [one.name for one in offered]
+            got, names = (
+                f"tool {name!r} has no function {function!r}",
+                [one.name for one in offered],
+            )
             return [Problem("graph.function", where, got, fix=meant(function, names))]
         if text:
             got = "a function is called with `with`, not with `call`"
-            return [Problem("graph.call", spot.below("call").where, got, fix="with: {ARGUMENT: ...}")]
+            return [
+                Problem("graph.call", spot.below("call").where, got, fix="with: {ARGUMENT: ...}")
+            ]
     elif arguments or not text:
-        got, fix = "a tool without a function is called with `call` alone", "call: TEXT, or tool: NAME.FUNCTION"
+        got, fix = (
+            "a tool without a function is called with `call` alone",
+            "call: TEXT, or tool: NAME.FUNCTION",
+        )
         return [Problem("graph.call", spot.where, got, fix=fix)]
     return []
 
 
-def reading_of(config: ReadConfig, default: Expression | None, spot: Spot) -> tuple[ReadForm, list[Problem]]:
+def reading_of(
+    config: ReadConfig, default: Expression | None, spot: Spot
+) -> tuple[ReadForm, list[Problem]]:
     """Returns how an answer is read, and what is wrong with it."""
     form, _, name = config.form.partition(".")
     where = spot.below("read").where
     reading = ReadForm(form, name, config.keys, default, config.most)
     if form not in ("raw", "json", "tag", "code", "number") or (name and not NAME.fullmatch(name)):
-        return reading, [Problem("graph.read", where, repr(config.form), f"one of {', '.join(FORMS)}", meant(form, FORMS))]
+        return reading, [
+            Problem(
+                "graph.read",
+                where,
+                repr(config.form),
+                f"one of {', '.join(FORMS)}",
+                meant(form, FORMS),
+            )
+        ]
     if (bool(name) and form in ("raw", "number")) or (form == "tag" and not name):
-        return reading, [Problem("graph.read", where, repr(config.form), f"one of {', '.join(FORMS)}")]
+        return reading, [
+            Problem("graph.read", where, repr(config.form), f"one of {', '.join(FORMS)}")
+        ]
     if config.keys and form != "json":
-        return reading, [Problem("graph.read", where, f"`keys` are a JSON object's, not {form}'s", fix="as: json")]
+        return reading, [
+            Problem(
+                "graph.read", where, f"`keys` are a JSON object's, not {form}'s", fix="as: json"
+            )
+        ]
     return reading, []

@@ -1,6 +1,8 @@
-"""A graph's YAML becomes a checked graph here: kinds, keys, names, expressions, and what they have to agree with in the recipe.
+"""A graph's YAML becomes a checked graph here: kinds, keys, names, expressions, and what they have
+to agree with in the recipe.
 
-Nothing is run. Every problem is kept with its file, line and key, and all are reported at once; a graph with problems is never run.
+Nothing is run. Every problem is kept with its file, line and key, and all are reported at once; a
+graph with problems is never run.
 """
 
 from __future__ import annotations
@@ -12,7 +14,13 @@ from typing import Any
 
 from marl_plugins.builtin.graph import grammar, nodes
 from marl_plugins.builtin.graph.cases import NodeCase
-from marl_plugins.builtin.graph.checks import RecipeParts, check_case, check_role, check_tool, reading_of
+from marl_plugins.builtin.graph.checks import (
+    RecipeParts,
+    check_case,
+    check_role,
+    check_tool,
+    reading_of,
+)
 from marl_plugins.builtin.graph.expressions import Expression
 from marl_plugins.builtin.graph.files import Files
 from marl_plugins.builtin.graph.names import Draft, Level
@@ -46,7 +54,9 @@ class Compiler:
         if found is None:
             return None
         source, config, spot = found
-        return self.graph(config, Level(spot, "", source, config.nodes, self.problems, calls=((name, ""),)))
+        return self.graph(
+            config, Level(spot, "", source, config.nodes, self.problems, calls=((name, ""),))
+        )
 
     def graph(self, config: grammar.GraphConfig, level: Level) -> Graph | None:
         """Returns a graph; None where it has problems."""
@@ -72,12 +82,21 @@ class Compiler:
             for name, value in config.fields.items()
         }
         fields = {name: value for name, value in found.items() if value is not None}
-        for name in dict.fromkeys(name for value in fields.values() for name in value.hard if name in level.specs):
+        for name in dict.fromkeys(
+            name for value in fields.values() for name in value.hard if name in level.specs
+        ):
             got = f"{name} may not have run when somebody chooses"
             self.problems.append(
-                Problem("graph.choose", spot.below("with").where, got, fix=f"first({name}, 'nothing yet')")
+                Problem(
+                    "graph.choose",
+                    spot.below("with").where,
+                    got,
+                    fix=f"first({name}, 'nothing yet')",
+                )
             )
-        self.problems += check_role(config.role, [*config.fields, "options"], False, self.known, spot)
+        self.problems += check_role(
+            config.role, [*config.fields, "options"], False, self.known, spot
+        )
         return nodes.Choice(config.role, fields, level.address_of("choose"), spot.line)
 
     def node(self, name: str, index: int, level: Level) -> Node | None:
@@ -93,7 +112,9 @@ class Compiler:
             return None
         if isinstance(spec.get("read"), str):
             spec = {**spec, "read": {"as": spec["read"]}}
-        config = validated(grammar.KINDS[kinds[0]], spec, spot.key, level.source.origins, self.problems)
+        config = validated(
+            grammar.KINDS[kinds[0]], spec, spot.key, level.source.origins, self.problems
+        )
         if config is None:
             return None
         draft = Draft(name, spot, level)
@@ -121,17 +142,28 @@ class Compiler:
 
     def shared(self, config: grammar.NodeConfig, draft: Draft) -> dict[str, Any]:
         """Returns what every kind of node has."""
-        given, spot, level, found = config.model_fields_set, draft.spot, draft.level, dict[str, Any]()
+        given, spot, level, found = (
+            config.model_fields_set,
+            draft.spot,
+            draft.level,
+            dict[str, Any](),
+        )
         for other in config.after:
             if other in level.specs and other != draft.name:
                 draft.needs([other])
             else:
                 fix = meant(other, [name for name in level.specs if name != draft.name])
-                self.problems.append(Problem("graph.after", spot.below("after").where, repr(other), "another node", fix))
+                self.problems.append(
+                    Problem(
+                        "graph.after", spot.below("after").where, repr(other), "another node", fix
+                    )
+                )
         if "when" in given:
             found["when"] = draft.expression(config.when, "when", counting=True)
         if "otherwise" in given:  # it is read where the others are not there
-            found["otherwise"] = level.expression(config.otherwise, spot.below("otherwise"), draft.what("otherwise"))
+            found["otherwise"] = level.expression(
+                config.otherwise, spot.below("otherwise"), draft.what("otherwise")
+            )
         if config.retry is not None:
             repeated = draft.expression(config.retry.repeated, "retry", "while", own=True)
             if repeated is not None:
@@ -140,7 +172,9 @@ class Compiler:
             if resource not in level.budget:
                 got = f"the graph has no budget of {resource!r}"
                 fix = meant(resource, level.budget) or f"budget: {{{resource}: 10}}"
-                self.problems.append(Problem("graph.budget", spot.below("cost", resource).where, got, fix=fix))
+                self.problems.append(
+                    Problem("graph.budget", spot.below("cost", resource).where, got, fix=fix)
+                )
         return {**found, "cost": config.cost}
 
     def body(
@@ -151,7 +185,8 @@ class Compiler:
         own: tuple[str, ...],
         after: Callable[[Level], None] | None = None,
     ) -> tuple[Graph | None, tuple[str, ...]]:
-        """Returns the graph in a node, and the names from outside that it sees, on which the node depends therefore.
+        """Returns the graph in a node, and the names from outside that it sees, on which the node
+        depends therefore.
 
         Args:
             own: Names that belong to it beside its nodes.
@@ -177,13 +212,19 @@ class Compiler:
             after(level)
         hard, softly = level.free
         draft.needs(hard, softly)
-        return graph, (*hard, *softly, *([ROUND] if around.in_loop and ROUND not in (*hard, *own) else []))
+        return graph, (
+            *hard,
+            *softly,
+            *([ROUND] if around.in_loop and ROUND not in (*hard, *own) else []),
+        )
 
 
 def circles(made: Sequence[Node], level: Level) -> list[Problem]:
     """Returns the nodes that wait for each other."""
     try:
-        graphlib.TopologicalSorter({node.name: [_name(made, n) for n in node.waits] for node in made}).prepare()
+        graphlib.TopologicalSorter(
+            {node.name: [_name(made, n) for n in node.waits] for node in made}
+        ).prepare()
     except graphlib.CycleError as error:
         names = [str(name) for name in error.args[1]]
         got = f"these nodes wait for each other: {' -> '.join(names)}"
@@ -196,7 +237,8 @@ def _name(made: Sequence[Node], index: int) -> str:
     return next((node.name for node in made if node.index == index), "")
 
 
-# --- kinds of nodes -----------------------------------------------------------------------------------------------------------
+# --- kinds of nodes
+# --------------------------------------------------------------------------------------------------
 
 
 def role_maker(compiler: Compiler, config: grammar.RoleNode, draft: Draft) -> Maker:
@@ -209,8 +251,13 @@ def role_maker(compiler: Compiler, config: grammar.RoleNode, draft: Draft) -> Ma
     if continues is not None and continues.is_name:
         spec = draft.level.spec_of(continues.text)
         if isinstance(spec, dict) and spec.get("role", config.role) != config.role:
-            got, fix = f"{continues.text} is an answer of role {spec['role']!r}", "a conversation is one role's"
-            compiler.problems.append(Problem("graph.continues", spot.below("continues").where, got, fix=fix))
+            got, fix = (
+                f"{continues.text} is an answer of role {spec['role']!r}",
+                "a conversation is one role's",
+            )
+            compiler.problems.append(
+                Problem("graph.continues", spot.below("continues").where, got, fix=fix)
+            )
     default = None
     if "default" in config.read.model_fields_set:
         default = draft.expression(config.read.default, "read", "default")
@@ -219,7 +266,12 @@ def role_maker(compiler: Compiler, config: grammar.RoleNode, draft: Draft) -> Ma
 
     def make(**shared: Any) -> Node:
         return nodes.RoleCallNode(
-            role=config.role, fields=fields, reading=reading, continues=continues, case=case, **shared
+            role=config.role,
+            fields=fields,
+            reading=reading,
+            continues=continues,
+            case=case,
+            **shared,
         )
 
     return make
@@ -234,7 +286,9 @@ def case_of(compiler: Compiler, config: grammar.RoleNode, draft: Draft) -> NodeC
     if config.case is None or problems or known.cases is None:
         return None
     address = draft.level.address_of(draft.name)
-    return NodeCase(config.case, known.cases[config.case], given, known.case_seconds, address, draft.spot.line)
+    return NodeCase(
+        config.case, known.cases[config.case], given, known.case_seconds, address, draft.spot.line
+    )
 
 
 def tool_maker(compiler: Compiler, config: grammar.ToolNode, draft: Draft) -> Maker:
@@ -269,7 +323,9 @@ def map_maker(compiler: Compiler, config: grammar.MapNode, draft: Draft) -> Make
         return None
 
     def make(**shared: Any) -> Node:
-        return nodes.MapNode(over=over, item=inner.item, most=inner.most, body=body, outer=outer, **shared)
+        return nodes.MapNode(
+            over=over, item=inner.item, most=inner.most, body=body, outer=outer, **shared
+        )
 
     return make
 
@@ -279,7 +335,9 @@ def unbounded(over: Expression, draft: Draft) -> list[Problem]:
     for name in over.names:
         spec = draft.level.spec_of(name)
         read = spec.get("read") if isinstance(spec, dict) else None
-        bounded = isinstance(spec, dict) and ("map" in spec or (isinstance(read, dict) and "most" in read))
+        bounded = isinstance(spec, dict) and (
+            "map" in spec or (isinstance(read, dict) and "most" in read)
+        )
         if name not in (TASK, TRAINING, ROUND, INDEX) and not bounded:
             got = f"the list comes from {name}, and may be of any length"
             fix = "give the map `most: 5`, or the node's `read`"
@@ -295,14 +353,18 @@ def loop_maker(compiler: Compiler, config: grammar.LoopNode, draft: Draft) -> Ma
     for name in inner.next:
         if name not in inner.start:
             got, fix = f"`start` has no {name!r}", meant(name, inner.start)
-            compiler.problems.append(Problem("graph.next", spot.below("next", name).where, got, fix=fix))
+            compiler.problems.append(
+                Problem("graph.next", spot.below("next", name).where, got, fix=fix)
+            )
 
     def after(level: Level) -> None:
         nonlocal until
         if "until" in inner.model_fields_set:
             until = level.expression(inner.until, spot.below("until"), draft.what("loop", "until"))
         for name, value in inner.next.items():
-            found = level.expression(value, spot.below("next", name), draft.what("loop", "next", name))
+            found = level.expression(
+                value, spot.below("next", name), draft.what("loop", "next", name)
+            )
             if found is not None:
                 following[name] = found
 
@@ -312,7 +374,13 @@ def loop_maker(compiler: Compiler, config: grammar.LoopNode, draft: Draft) -> Ma
 
     def make(**shared: Any) -> Node:
         return nodes.LoopNode(
-            most=inner.most, start=start, until=until, following=following, body=body, outer=outer, **shared
+            most=inner.most,
+            start=start,
+            until=until,
+            following=following,
+            body=body,
+            outer=outer,
+            **shared,
         )
 
     return make
@@ -329,16 +397,22 @@ def graph_maker(compiler: Compiler, config: grammar.GraphNode, draft: Draft) -> 
     call = (source.name, config.graph if place.key else "")
     if call in level.calls:
         circle = " -> ".join(graph or file for file, graph in (*level.calls, call))
-        compiler.problems.append(Problem("graph.recursion", spot.where, f"it calls itself: {circle}", fix="use a `loop`"))
+        compiler.problems.append(
+            Problem("graph.recursion", spot.where, f"it calls itself: {circle}", fix="use a `loop`")
+        )
         return None
     address, calls = level.address_of(draft.name), (*level.calls, call)
-    below = Level(place, address, source, inner.nodes, compiler.problems, tuple(config.fields), calls=calls)
+    below = Level(
+        place, address, source, inner.nodes, compiler.problems, tuple(config.fields), calls=calls
+    )
     for name in config.fields:
         below.check_name(name, spot)
     body = compiler.graph(inner, below)
     if body is None:
         return None
-    return lambda **shared: nodes.GraphCallNode(fields=fields, body=body, outer=(TASK, TRAINING, ROUND), **shared)
+    return lambda **shared: nodes.GraphCallNode(
+        fields=fields, body=body, outer=(TASK, TRAINING, ROUND), **shared
+    )
 
 
 MAKERS: Mapping[str, Callable[..., Maker | None]] = MappingProxyType(

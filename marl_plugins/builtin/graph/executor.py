@@ -1,10 +1,12 @@
 """The executor of graphs: it starts what is ready, waits, settles.
 
-A node is ready when all that it names has settled. Then it is skipped, or has its value at once, or joins the frontier, from
-which nodes are started. A plain graph goes on with whatever has finished first: what its nodes do depends on nothing but what
-they name. One with `budget`, `stop`, `choose` or a cooldown goes in rounds: all that was started is waited for before
-anything is decided, so that no decision hangs on timing. An agent's failure stops what names its node; the rest comes to its
-own end, and of several failures the first in the order of the file is raised. All else that is raised ends what still runs.
+A node is ready when all that it names has settled. Then it is skipped, or has its value at once, or
+joins the frontier, from which nodes are started. A plain graph goes on with whatever has finished
+first: what its nodes do depends on nothing but what they name. One with `budget`, `stop`, `choose`
+or a cooldown goes in rounds: all that was started is waited for before anything is decided, so that
+no decision hangs on timing. An agent's failure stops what names its node; the rest comes to its own
+end, and of several failures the first in the order of the file is raised. All else that is raised
+ends what still runs.
 """
 
 from __future__ import annotations
@@ -61,7 +63,8 @@ class Runner:
         return progress.scope
 
     async def all_of(self, work: list[Coroutine[Any, Any, Inner]]) -> list[Inner]:
-        """Does all of some work at the same time; an agent's failure in one lets the others come to their own end."""
+        """Does all of some work at the same time; an agent's failure in one lets the others come to
+        their own end."""
         if len(work) == 1:
             return [await work[0]]
         tasks = [asyncio.create_task(one) for one in work]
@@ -70,14 +73,21 @@ class Runner:
         except AgentFailure:
             found = await asyncio.gather(*tasks, return_exceptions=True)
             raised = [error for error in found if isinstance(error, BaseException)]
-            raise next((error for error in raised if not isinstance(error, AgentFailure)), raised[0]) from None
+            raise next(
+                (error for error in raised if not isinstance(error, AgentFailure)), raised[0]
+            ) from None
         finally:
             await end(tasks)
 
 
 async def end(tasks: Iterable[asyncio.Task[Any]]) -> None:
-    """Cancels what has not finished, and waits for that; what else was raised beside the first is dropped."""
-    left = [task for task in tasks if not task.done() or task.cancelled() or task.exception() is not None]
+    """Cancels what has not finished, and waits for that; what else was raised beside the first is
+    dropped."""
+    left = [
+        task
+        for task in tasks
+        if not task.done() or task.cancelled() or task.exception() is not None
+    ]
     for task in left:
         task.cancel()
     if left:
@@ -91,7 +101,8 @@ class Progress:
         scope: Results by name, those from outside included.
         frontier: Nodes that may be started.
         running: Those that were.
-        decided: The actions that have decided what runs now, beyond what a node names (`stop`, `choose`).
+        decided: The actions that have decided what runs now, beyond what a node names (`stop`,
+            `choose`).
     """
 
     waits_for = asyncio.FIRST_COMPLETED
@@ -218,11 +229,14 @@ class Progress:
         retry = node.retry
         if retry is not None and tries < retry.most and isinstance(result, Result):
             self.last[index] = result
-            if self.runner.holds(retry.repeated, {**self.scope, node.name: result}) and self._may_be_repeated(index):
+            if self.runner.holds(
+                retry.repeated, {**self.scope, node.name: result}
+            ) and self._may_be_repeated(index):
                 return
         self._settle(index, result)
 
-    # --- where `Rounds` differs -------------------------------------------------------------------------------------------
+    # --- where `Rounds` differs
+    # -------------------------------------------------------------------------------------------
 
     async def _begin_round(self) -> None:
         """Leave in the frontier what is started now."""
@@ -256,7 +270,8 @@ class Rounds(Progress):
         self.left = dict(graph.budget)
 
     async def _begin_round(self) -> None:
-        """Leave in the frontier what is started now: what has cooled, is covered by the budget, and was chosen."""
+        """Leave in the frontier what is started now: what has cooled, is covered by the budget, and
+        was chosen."""
         graph = self.graph
         self.frontier += [index for index, until in self.cooling.items() if until <= self.done]
         self.frontier.sort()
@@ -313,15 +328,25 @@ class Rounds(Progress):
         self.scope[LEFT] = Result(dict(self.left))
 
     def _so_far(self, options: Iterable[int] = ()) -> Sources:
-        """The actions of all that has settled or been tried, and those that made nodes options, which decide how a round begins."""
-        settled = [found.sources for node in self.graph.nodes if (found := self.scope.get(node.name)) is not None]
+        """The actions of all that has settled or been tried, and those that made nodes options,
+        which decide how a round begins."""
+        settled = [
+            found.sources
+            for node in self.graph.nodes
+            if (found := self.scope.get(node.name)) is not None
+        ]
         made = [self._sources(self.graph.nodes[index]) for index in options]
-        return union((*settled, *(result.sources for result in self.last.values()), self.decided, *made))
+        return union(
+            (*settled, *(result.sources for result in self.last.values()), self.decided, *made)
+        )
 
     def _stopped(self, stop: Expression) -> bool:
-        """Returns whether nothing more is started; a node that has not settled counts as one that did not run."""
+        """Returns whether nothing more is started; a node that has not settled counts as one that
+        did not run."""
         self._count()
-        unsettled = {name: Absence("it has not run yet") for name in stop.names if name not in self.scope}
+        unsettled = {
+            name: Absence("it has not run yet") for name in stop.names if name not in self.scope
+        }
         scope = {**self.scope, **unsettled}
         self.decided = self._so_far()
         return not stop.skipped_in(scope) and self.runner.holds(stop, scope)
@@ -331,12 +356,21 @@ class Rounds(Progress):
         choose, nodes = self.graph.choose, self.graph.nodes
         assert choose is not None
         names = [nodes[index].name for index in options]
-        unsettled = {node.name: Absence("it has not run yet") for node in nodes if node.name not in self.scope}
-        fields = {name: as_field(value.value({**self.scope, **unsettled})) for name, value in choose.fields.items()}
+        unsettled = {
+            node.name: Absence("it has not run yet")
+            for node in nodes
+            if node.name not in self.scope
+        }
+        fields = {
+            name: as_field(value.value({**self.scope, **unsettled}))
+            for name, value in choose.fields.items()
+        }
         note = note_of(choose.address, self.scope)
         fields["options"] = ", ".join(names)
         seen = union((self._so_far(options), self.base))
-        action = await self.runner.calls.call(choose.role, fields, seen, None, choose.place, {"graph": note})
+        action = await self.runner.calls.call(
+            choose.role, fields, seen, None, choose.place, {"graph": note}
+        )
         said = action.text.strip()
         note["legal"] = said in names
         self.decided = (action,)

@@ -1,7 +1,9 @@
-"""The rehearsal of a graph tries this: answers in the form in which they are read, tools that fail, and each condition both ways.
+"""The rehearsal of a graph tries this: answers in the form in which they are read, tools that fail,
+and each condition both ways.
 
-A condition that invented answers have not brought to both of its values is forced, so that every branch is entered whatever
-real answers would lead there. Conditions that a forced one leads to are forced in turn.
+A condition that invented answers have not brought to both of its values is forced, so that every
+branch is entered whatever real answers would lead there. Conditions that a forced one leads to are
+forced in turn.
 """
 
 from __future__ import annotations
@@ -66,14 +68,22 @@ class GraphExplorer(Explorer):
         self.watched = watched
         self.nodes = list(nodes_of(graph))
         self.met: dict[Expression, set[bool]] = {}
-        self.untils = [node.until for node in self.nodes if isinstance(node, LoopNode) and node.until and node.most > 1]
+        self.untils = [
+            node.until
+            for node in self.nodes
+            if isinstance(node, LoopNode) and node.until and node.most > 1
+        ]
 
     @property
     def conditions(self) -> list[Expression]:
         """All conditions, in the order of the file."""
-        found = [node.when for node in self.nodes] + [node.retry.repeated for node in self.nodes if node.retry]
+        found = [node.when for node in self.nodes] + [
+            node.retry.repeated for node in self.nodes if node.retry
+        ]
         graphs = [self.graph, *(node.body for node in self.nodes if isinstance(node, BodyNode))]
-        return [c for c in (*found, *self.untils, *(graph.stop for graph in graphs)) if c is not None]
+        return [
+            c for c in (*found, *self.untils, *(graph.stop for graph in graphs)) if c is not None
+        ]
 
     def attempts(self) -> Iterator[Attempt]:
         legal = self.examples()
@@ -90,7 +100,9 @@ class GraphExplorer(Explorer):
             said = f"{condition.what} is taken as {'true' if value else 'false'}"
             yield self._attempt(said, legal, {condition: value})
 
-    def _attempt(self, when: str, lines: Lines, forced: Mapping[Expression, bool] | None = None) -> Attempt:
+    def _attempt(
+        self, when: str, lines: Lines, forced: Mapping[Expression, bool] | None = None
+    ) -> Attempt:
         return Attempt(when, self.watched(Conditions(self.met, forced or {})), lines)
 
     def examples(self) -> dict[str, tuple[str | None, ...]]:
@@ -99,10 +111,14 @@ class GraphExplorer(Explorer):
         for node in self.nodes:
             if isinstance(node, RoleCallNode):
                 found.setdefault(node.role, []).append(node.reading.example())
-        return {role: (said[0],) if len(set(said)) == 1 else tuple(said) * REPEATED for role, said in found.items()}
+        return {
+            role: (said[0],) if len(set(said)) == 1 else tuple(said) * REPEATED
+            for role, said in found.items()
+        }
 
     def _guesses(self, legal: Lines) -> Iterator[Attempt]:
-        """Answers that name what a condition compares with, as long as it has not had both values."""
+        """Answers that name what a condition compares with, as long as it has not had both
+        values."""
         guessed = 0
         for condition in self.conditions:
             for constant in condition.constants:
@@ -112,7 +128,9 @@ class GraphExplorer(Explorer):
                     if isinstance(node, RoleCallNode) and node.name in self._behind(condition):
                         guessed += 1
                         said = node.reading.example(constant)
-                        yield self._attempt(f"role {node.role!r} says {said!r}", {**legal, node.role: (said,)})
+                        yield self._attempt(
+                            f"role {node.role!r} says {said!r}", {**legal, node.role: (said,)}
+                        )
 
     def _behind(self, condition: Expression) -> set[str]:
         """The names on which a condition depends, directly or through others."""
@@ -139,7 +157,8 @@ class GraphExplorer(Explorer):
             Problem(
                 "graph.until",
                 at(line=until.place),
-                f"no invented answer met `until: {until.text}`, so the loop always went on to its last round",
+                f"no invented answer met `until: {until.text}`, so the loop always went on to its "
+                "last round",
                 fix="see whether it can be met",
                 severity="warning",
             )

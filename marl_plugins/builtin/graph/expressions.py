@@ -2,9 +2,10 @@
 
     Expression("first(advice, 'none') + plan.text")        hard: plan; soft: advice
 
-What is not in the table of `_value` is refused by its column, so nothing is called but `FUNCTIONS`, nothing has side effects,
-and the names that an expression reads, which are the graph's edges, are known without running it. What has passed is compiled
-once. Products and remainders are for numbers and sums are bounded, because values may be what models say.
+What is not in the table of `_value` is refused by its column, so nothing is called but `FUNCTIONS`,
+nothing has side effects, and the names that an expression reads, which are the graph's edges, are
+known without running it. What has passed is compiled once. Products and remainders are for numbers
+and sums are bounded, because values may be what models say.
 """
 
 from __future__ import annotations
@@ -98,7 +99,18 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = MappingProxyType(
 """What expressions may call. `ran` and `first` may be given nodes that did not run."""
 SOFT = ("ran", "first")
 OPERATORS = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Mod)
-COMPARISONS = (ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.In, ast.NotIn, ast.Is, ast.IsNot)
+COMPARISONS = (
+    ast.Eq,
+    ast.NotEq,
+    ast.Lt,
+    ast.LtE,
+    ast.Gt,
+    ast.GtE,
+    ast.In,
+    ast.NotIn,
+    ast.Is,
+    ast.IsNot,
+)
 _KNOWN: Mapping[str, Any] = MappingProxyType(
     {
         "plain": plain,
@@ -120,7 +132,8 @@ class Expression:
         place, what: File and line, and what it is there, for messages: `node 'plan', when`.
 
     Attributes:
-        hard: The names that it reads, in order; a node that names one that did not run does not run either.
+        hard: The names that it reads, in order; a node that names one that did not run does not run
+            either.
         soft: Those that it reads in `ran()` and `first()` alone.
         always: The names on which it depends whatever they are.
         firsts: Names of each `first()`; it depends on those up to the first that ran.
@@ -153,14 +166,23 @@ class Expression:
         self.hard = tuple(self._hard)
         self.soft = tuple(name for name in self._soft if name not in self._hard)
         self.names = (*self.hard, *self.soft)
-        self.always = tuple(name for name in self.names if name in self._hard or name in self._always)
+        self.always = tuple(
+            name for name in self.names if name in self._hard or name in self._always
+        )
         self.firsts = tuple(names for names in self._firsts if not {*names} <= {*self.always})
-        argument = ast.arguments(posonlyargs=[], args=[ast.arg("s")], kwonlyargs=[], kw_defaults=[], defaults=[])
-        compiled = compile(ast.fix_missing_locations(ast.Expression(ast.Lambda(argument, body))), "<expression>", "eval")
+        argument = ast.arguments(
+            posonlyargs=[], args=[ast.arg("s")], kwonlyargs=[], kw_defaults=[], defaults=[]
+        )
+        compiled = compile(
+            ast.fix_missing_locations(ast.Expression(ast.Lambda(argument, body))),
+            "<expression>",
+            "eval",
+        )
         self._function: Callable[[Scope], Any] = eval(compiled, {"__builtins__": {}, **_KNOWN})
 
     def __call__(self, scope: Scope) -> Any:
-        """Returns what it is: a `Result` where it is a name alone, or one that `first`, `or`, `and` or `if` has chosen.
+        """Returns what it is: a `Result` where it is a name alone, or one that `first`, `or`, `and`
+        or `if` has chosen.
 
         Raises:
             RecipeError: Its values are not what it takes.
@@ -168,7 +190,9 @@ class Expression:
         try:
             return self._function(scope)
         except Exception as error:  # what an expression of the recipe's raises, of any kind
-            raise RecipeError(self.place, type(error).__name__, f"{self.what}: {self.text}: {_said(error)}") from error
+            raise RecipeError(
+                self.place, type(error).__name__, f"{self.what}: {self.text}: {_said(error)}"
+            ) from error
 
     def value(self, scope: Scope) -> Any:
         """Returns its value."""
@@ -193,15 +217,26 @@ class Expression:
                 (self._soft if soft else self._hard).setdefault(name)
                 return ast.Subscript(ast.Name("s", ast.Load()), ast.Constant(name), ast.Load())
             case ast.IfExp(test=test, body=body, orelse=other):
-                return ast.IfExp(self._value(test, soft), self._raw(body, soft), self._raw(other, soft))
+                return ast.IfExp(
+                    self._value(test, soft), self._raw(body, soft), self._raw(other, soft)
+                )
             case ast.BoolOp(op=operator, values=values):
                 return ast.BoolOp(operator, [self._raw(value, soft) for value in values])
             case ast.Call(func=ast.Name(id="first"), args=[_, *_] as given, keywords=[]):
                 code = _call("function_first", *(self._raw(value, True) for value in given))
-                self._firsts.append(tuple(value.id for value in given if isinstance(value, ast.Name)))
-                others = [part for value in given if not isinstance(value, ast.Name) for part in ast.walk(value)]
+                self._firsts.append(
+                    tuple(value.id for value in given if isinstance(value, ast.Name))
+                )
+                others = [
+                    part
+                    for value in given
+                    if not isinstance(value, ast.Name)
+                    for part in ast.walk(value)
+                ]
                 self._always |= dict.fromkeys(
-                    part.id for part in others if isinstance(part, ast.Name) and part.id in self._soft
+                    part.id
+                    for part in others
+                    if isinstance(part, ast.Name) and part.id in self._soft
                 )
                 return code
         return self._value(node, soft)
@@ -223,7 +258,9 @@ class Expression:
                     self.attributes.setdefault((of.id, name))
                 return _call("attribute", self._raw(of, soft), ast.Constant(name))
             case ast.Subscript(value=of, slice=ast.Slice(lower=low, upper=high, step=None)):
-                bounds = [None if bound is None else self._value(bound, soft) for bound in (low, high)]
+                bounds = [
+                    None if bound is None else self._value(bound, soft) for bound in (low, high)
+                ]
                 return ast.Subscript(self._value(of, soft), ast.Slice(*bounds), ast.Load())
             case ast.Subscript(value=of, slice=index) if not isinstance(index, ast.Slice):
                 if isinstance(of, ast.Name) and of.id == "task":
@@ -232,7 +269,10 @@ class Expression:
             case ast.List(elts=items) | ast.Tuple(elts=items):
                 return ast.List([self._value(item, soft) for item in items], ast.Load())
             case ast.Dict(keys=keys, values=values) if None not in keys:
-                return ast.Dict([self._value(k, soft) for k in keys if k], [self._value(v, soft) for v in values])
+                return ast.Dict(
+                    [self._value(k, soft) for k in keys if k],
+                    [self._value(v, soft) for v in values],
+                )
         return self._calculated(node, soft)
 
     def _calculated(self, node: ast.expr, soft: bool) -> ast.expr:
@@ -240,26 +280,44 @@ class Expression:
         match node:
             case ast.BinOp(op=operator, left=left, right=right) if isinstance(operator, OPERATORS):
                 pair = (self._value(left, soft), self._value(right, soft))
-                bounded = {ast.Add: "add", ast.Mult: "multiply", ast.Mod: "remainder"}.get(type(operator))
+                bounded = {ast.Add: "add", ast.Mult: "multiply", ast.Mod: "remainder"}.get(
+                    type(operator)
+                )
                 return _call(bounded, *pair) if bounded else ast.BinOp(pair[0], operator, pair[1])
             case ast.UnaryOp(op=ast.Not() | ast.USub() as operator, operand=of):
                 return ast.UnaryOp(operator, self._value(of, soft))
             case ast.Compare(left=left, ops=operators, comparators=others) if all(
                 isinstance(operator, COMPARISONS) for operator in operators
             ):
-                return ast.Compare(self._value(left, soft), operators, [self._value(other, soft) for other in others])
+                return ast.Compare(
+                    self._value(left, soft),
+                    operators,
+                    [self._value(other, soft) for other in others],
+                )
             case ast.Call(func=ast.Name(id=name), args=given, keywords=[]) if name in FUNCTIONS:
                 if name == "matches":
                     self._check_pattern(node, given)
                 if name == "ran":
-                    self._always |= dict.fromkeys(value.id for value in given if isinstance(value, ast.Name))
+                    self._always |= dict.fromkeys(
+                        value.id for value in given if isinstance(value, ast.Name)
+                    )
                     return _call("function_ran", *(self._raw(value, True) for value in given))
                 return _call(f"function_{name}", *(self._value(value, soft) for value in given))
             case ast.Call(func=ast.Name(id=name)) if name not in FUNCTIONS:
-                self._refuse(node, f"there is no function {name!r}", meant(name, FUNCTIONS) or "see docs/graphs.md")
+                self._refuse(
+                    node,
+                    f"there is no function {name!r}",
+                    meant(name, FUNCTIONS) or "see docs/graphs.md",
+                )
             case ast.Call(func=ast.Attribute()):
-                self._refuse(node, "methods are not called", f"functions are: {', '.join(sorted(FUNCTIONS))}")
-        self._refuse(node, f"{_name_of(node)} is not part of an expression here", "a workflow in Python can do all else")
+                self._refuse(
+                    node, "methods are not called", f"functions are: {', '.join(sorted(FUNCTIONS))}"
+                )
+        self._refuse(
+            node,
+            f"{_name_of(node)} is not part of an expression here",
+            "a workflow in Python can do all else",
+        )
         raise AssertionError("unreachable")
 
     def _check_pattern(self, node: ast.expr, given: Sequence[ast.expr]) -> None:
@@ -290,17 +348,27 @@ def _call(name: str, *given: ast.expr) -> ast.expr:
 
 
 def _name_of(node: ast.expr) -> str:
-    named = {"Pow": "a power", "JoinedStr": "an f-string", "ListComp": "a comprehension", "Lambda": "a function"}
+    named = {
+        "Pow": "a power",
+        "JoinedStr": "an f-string",
+        "ListComp": "a comprehension",
+        "Lambda": "a function",
+    }
     kind = type(node.op).__name__ if isinstance(node, ast.BinOp) else type(node).__name__
     return named.get(kind, kind)
 
 
 def _said(error: Exception) -> str:
-    return f"no {error.args[0]!r} in the mapping" if type(error) is KeyError and error.args else str(error)
+    return (
+        f"no {error.args[0]!r} in the mapping"
+        if type(error) is KeyError and error.args
+        else str(error)
+    )
 
 
 def written(value: Any) -> str:
-    """Returns a value of YAML as the text of an expression: a text is one, and in lists and mappings each item is."""
+    """Returns a value of YAML as the text of an expression: a text is one, and in lists and
+    mappings each item is."""
     if isinstance(value, str):
         return value
     if isinstance(value, list):

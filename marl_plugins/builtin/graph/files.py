@@ -76,17 +76,32 @@ class Files:
     def read(self, name: str, problems: list[Problem]) -> Found | None:
         """Returns the graph of a file; None with its problems."""
         try:
-            tree = read_recipe(self.folder / name, "a graph, which is a mapping of keys, as in `nodes: {...}`")
+            tree = read_recipe(
+                self.folder / name, "a graph, which is a mapping of keys, as in `nodes: {...}`"
+            )
         except ConfigurationError as error:
             problems += error.problems
             return None
-        read = [*dict.fromkeys(str(path.relative_to(self.folder)) for path, _ in tree.origins.lines.values())]
-        self.names += [file for file in read if file not in self.names]  # with those that it extends
+        read = [
+            *dict.fromkeys(
+                str(path.relative_to(self.folder)) for path, _ in tree.origins.lines.values()
+            )
+        ]
+        self.names += [
+            file for file in read if file not in self.names
+        ]  # with those that it extends
         config = validated(GraphFile, tree.values, (), tree.origins, problems)
-        return None if config is None else (Source(name, tree.origins, config.graphs), config, Spot(tree.origins))
+        return (
+            None
+            if config is None
+            else (Source(name, tree.origins, config.graphs), config, Spot(tree.origins))
+        )
 
-    def called(self, name: str, source: Source, spot: Spot, problems: list[Problem]) -> Found | None:
-        """Returns the graph that a node calls, by its name in the same file, or in a file of its own.
+    def called(
+        self, name: str, source: Source, spot: Spot, problems: list[Problem]
+    ) -> Found | None:
+        """Returns the graph that a node calls, by its name in the same file, or in a file of its
+        own.
 
         Args:
             source: The file in which the node stands.
@@ -98,9 +113,15 @@ class Files:
             return None if config is None else (source, config, Spot(source.origins, key))
         if not name.endswith(SUFFIXES):
             expected = "a graph of `graphs:`, or a .yaml file"
-            problems.append(Problem("graph.graph", spot.where, repr(name), expected, meant(name, source.graphs)))
+            problems.append(
+                Problem("graph.graph", spot.where, repr(name), expected, meant(name, source.graphs))
+            )
             return None
-        if Path(name).is_absolute() or ".." in Path(name).parts or not (self.folder / name).is_file():
+        if (
+            Path(name).is_absolute()
+            or ".." in Path(name).parts
+            or not (self.folder / name).is_file()
+        ):
             expected = f"a file in {self.folder}"
             problems.append(Problem("graph.file", spot.where, repr(name), expected))
             return None

@@ -1,6 +1,7 @@
 """The keys of a graph's file: what may stand where, before names and expressions are looked at.
 
-A value is an expression, or a list or mapping of expressions; it is checked with the graph (compiler.py).
+A value is an expression, or a list or mapping of expressions; it is checked with the graph
+(compiler.py).
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ Number = Annotated[float, pydantic.Field(ge=0, allow_inf_nan=False)]
 
 
 class GraphPart(Model):
-    """A part of a graph, in which a truth value is an expression like any other. Models are built once they are used."""
+    """A part of a graph, in which a truth value is an expression like any other. Models are built
+    once they are used."""
 
     model_config = pydantic.ConfigDict(defer_build=True)
 
@@ -32,14 +34,16 @@ class ReadConfig(GraphPart):
     EXAMPLE: ClassVar[str] = "{as: json.queries, default: []}"
 
     form: str = pydantic.Field("raw", alias="as")
-    """`raw`, `json` (an object), `json.KEY`, `tag.NAME` (the last `<NAME>...</NAME>`), `code` or `code.LANGUAGE` (the last fenced
-    block), `number` (the whole answer is one). `read: FORM` is short for `read: {as: FORM}`."""
-    keys: dict[str, Literal["text", "number", "whole", "truth", "list", "mapping"]] = pydantic.Field(
-        {}, examples=["{queries: list}"]
+    """`raw`, `json` (an object), `json.KEY`, `tag.NAME` (the last `<NAME>...</NAME>`), `code` or
+    `code.LANGUAGE` (the last fenced block), `number` (the whole answer is one). `read: FORM` is
+    short for `read: {as: FORM}`."""
+    keys: dict[str, Literal["text", "number", "whole", "truth", "list", "mapping"]] = (
+        pydantic.Field({}, examples=["{queries: list}"])
     )
     """Keys that the JSON object must have, with the kind of each."""
     default: Value = None
-    """The value of an answer that does not have the form; without it, that is the text itself. `.ok` says which it was."""
+    """The value of an answer that does not have the form; without it, that is the text itself.
+    `.ok` says which it was."""
     most: int | None = pydantic.Field(None, ge=1)
     """Maximum length of the list or text that is read."""
 
@@ -63,8 +67,8 @@ class ChooseConfig(GraphPart):
     EXAMPLE: ClassVar[str] = "{role: manager}"
 
     role: str
-    """A role whose prompt has a field `options`: the names of the nodes that may run, of which it answers one. Any other answer is
-    the first of them."""
+    """A role whose prompt has a field `options`: the names of the nodes that may run, of which it
+    answers one. Any other answer is the first of them."""
     fields: dict[str, Value] = pydantic.Field({}, alias="with", examples=["{goal: task.prompt}"])
     """The other fields of its prompt."""
 
@@ -74,15 +78,18 @@ class GraphConfig(GraphPart):
 
     EXAMPLE: ClassVar[str] = "{nodes: {answer: {role: solver}}, give: answer}"
 
-    nodes: dict[str, dict[str, Any]] = pydantic.Field(min_length=1, examples=["{answer: {role: solver}}"])
+    nodes: dict[str, dict[str, Any]] = pydantic.Field(
+        min_length=1, examples=["{answer: {role: solver}}"]
+    )
     """Each node by its name."""
     give: Value
-    """What the graph comes to. Of a whole workflow, a node's name alone gives the role's answer itself, `NODE.value` what was read
-    in it."""
+    """What the graph comes to. Of a whole workflow, a node's name alone gives the role's answer
+    itself, `NODE.value` what was read in it."""
     budget: dict[str, Number] = pydantic.Field({}, examples=["{calls: 10}"])
     """What there is of each resource; a node that costs more than is left is skipped."""
     stop: Value = None
-    """Once it holds, nothing more is started. `done` is the number of nodes that have run, `left.RESOURCE` what is left."""
+    """Once it holds, nothing more is started. `done` is the number of nodes that have run,
+    `left.RESOURCE` what is left."""
     choose: ChooseConfig | None = None
     """One node at a time runs, and a role chooses which."""
 
@@ -102,7 +109,8 @@ class NodeConfig(GraphPart):
     otherwise: Value = None
     """The node's value where it is skipped; what names the node then runs."""
     after: list[str] = pydantic.Field([])
-    """Nodes that have to run first, and are recorded as dependencies although nothing of them is shown."""
+    """Nodes that have to run first, and are recorded as dependencies although nothing of them is
+    shown."""
     retry: RetryConfig | None = None
     """Another try, see below."""
     cost: dict[str, Number] = pydantic.Field({}, examples=["{calls: 1}"])
@@ -115,16 +123,18 @@ class RoleNode(NodeConfig):
     role: str
     """Name of the role."""
     fields: dict[str, Value] = pydantic.Field({}, alias="with", examples=["{problem: task.prompt}"])
-    """The fields of its prompt. A list of texts is joined with blank lines; a mapping is shown as JSON."""
+    """The fields of its prompt. A list of texts is joined with blank lines; a mapping is shown as
+    JSON."""
     read: ReadConfig = ReadConfig()
     """How the answer is read; the node's value is what was read."""
     case: str | None = pydantic.Field(None, examples=["addition"])
-    """Name of the case that the role is shown: its `prompt` gives fields beside those of `with`, its `verify` scores what was
-    read."""
+    """Name of the case that the role is shown: its `prompt` gives fields beside those of `with`,
+    its `verify` scores what was read."""
     given: Value = None
     """What the case is made of, beside chance."""
     continues: Value = None
-    """A node, or a loop's value, that is the role's last answer, whose conversation goes on; where it is `None`, one is opened."""
+    """A node, or a loop's value, that is the role's last answer, whose conversation goes on; where
+    it is `None`, one is opened."""
 
 
 class ToolNode(NodeConfig):
@@ -134,7 +144,9 @@ class ToolNode(NodeConfig):
     """Name of the tool, or `NAME.FUNCTION`."""
     call: Value = None
     """The text of the call, of a tool without a function."""
-    fields: dict[str, Value] = pydantic.Field({}, alias="with", examples=["{city: task.metadata.city}"])
+    fields: dict[str, Value] = pydantic.Field(
+        {}, alias="with", examples=["{city: task.metadata.city}"]
+    )
     """The arguments of the function."""
 
 
@@ -155,11 +167,13 @@ class MapConfig(GraphConfig):
     item: str = pydantic.Field("item", alias="as")
     """What an item is called within."""
     most: int | None = pydantic.Field(None, ge=1)
-    """Maximum number of items; the others are left out. Required where the list comes from agents."""
+    """Maximum number of items; the others are left out. Required where the list comes from
+    agents."""
 
 
 class MapNode(NodeConfig):
-    """A graph for each item of a list; its value is the list of what each gives, without those that give nothing."""
+    """A graph for each item of a list; its value is the list of what each gives, without those that
+    give nothing."""
 
     map: MapConfig
     """See below."""
@@ -188,7 +202,8 @@ class LoopNode(NodeConfig):
 
 
 class GraphNode(NodeConfig):
-    """A graph of `graphs:`, or in another file of the same folder, which sees what `with` gives it and the task."""
+    """A graph of `graphs:`, or in another file of the same folder, which sees what `with` gives it
+    and the task."""
 
     graph: str
     """Its name, or its file."""

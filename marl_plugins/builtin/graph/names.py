@@ -1,4 +1,5 @@
-"""Names of a graph while it is compiled: what an expression may read where it stands, and what each node reads."""
+"""Names of a graph while it is compiled: what an expression may read where it stands, and what each
+node reads."""
 
 from __future__ import annotations
 
@@ -28,9 +29,11 @@ class Level:
         problems: All that is wrong so far, with any graph.
         own: Other names that belong to it: a loop's values, a map's item, inputs.
         around: The graph around it, whose names it sees.
-        calls: The graphs that are being called, each by its file and name, to find one that calls itself.
+        calls: The graphs that are being called, each by its file and name, to find one that calls
+            itself.
         budget: What there is of each resource.
-        used, softly: Names that its expressions read; those that they read in `ran()` and `first()` alone.
+        used, softly: Names that its expressions read; those that they read in `ran()` and `first()`
+            alone.
     """
 
     spot: Spot
@@ -74,11 +77,15 @@ class Level:
         taken = taken or (self.around is not None and name in self.around.names)
         if name.isidentifier() and not (name.startswith("_") or keyword.iskeyword(name) or taken):
             return
-        why = "stands for something else here" if taken else "is no name that an expression can read"
+        why = (
+            "stands for something else here" if taken else "is no name that an expression can read"
+        )
         expected = "letters, digits and underscores, a letter first, and a name that is free"
         self.problems.append(Problem("graph.name", spot.where, f"{name!r}, which {why}", expected))
 
-    def expression(self, value: Any, spot: Spot, what: str, *, counting: bool = False) -> Expression | None:
+    def expression(
+        self, value: Any, spot: Spot, what: str, *, counting: bool = False
+    ) -> Expression | None:
         """Returns an expression, whose names are noted; None where it has problems.
 
         Args:
@@ -125,7 +132,11 @@ class Level:
                 return
             valid = (*Result.READ[:-2], *(["score"] if spec.get("case") else []))
         if read not in valid:
-            self.problems.append(Problem("graph.attribute", spot.where, f"{name} has no {read!r}", fix=meant(read, valid)))
+            self.problems.append(
+                Problem(
+                    "graph.attribute", spot.where, f"{name} has no {read!r}", fix=meant(read, valid)
+                )
+            )
 
 
 @dataclass
@@ -154,13 +165,17 @@ class Draft:
     @property
     def names(self) -> list[str]:
         """All names that it reads."""
-        return list(dict.fromkeys((*self.reads, *(name for names in self.firsts for name in names))))
+        return list(
+            dict.fromkeys((*self.reads, *(name for names in self.firsts for name in names)))
+        )
 
     def what(self, *key: str) -> str:
         """Returns a key of it, for messages at run time."""
         return f"node {self.name!r}, {'.'.join(key)}"
 
-    def expression(self, value: Any, *key: str, counting: bool = False, own: bool = False) -> Expression | None:
+    def expression(
+        self, value: Any, *key: str, counting: bool = False, own: bool = False
+    ) -> Expression | None:
         """Returns an expression that decides or makes what the node does.
 
         Args:
@@ -173,8 +188,15 @@ class Draft:
             if self.name in found.names and not own:
                 got, fix = f"node {self.name!r} reads itself", "what repeats is a `loop`"
                 self.level.problems.append(Problem("graph.cycle", spot.where, got, fix=fix))
-            self.needs(*([name for name in names if name != self.name] for names in (found.hard, found.always)))
-            self.firsts += [tuple(name for name in names if name != self.name) for names in found.firsts]
+            self.needs(
+                *(
+                    [name for name in names if name != self.name]
+                    for names in (found.hard, found.always)
+                )
+            )
+            self.firsts += [
+                tuple(name for name in names if name != self.name) for names in found.firsts
+            ]
         return found
 
     def expressions(self, values: Mapping[str, Any], *key: str) -> dict[str, Expression]:

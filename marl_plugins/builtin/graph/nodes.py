@@ -1,8 +1,8 @@
 """A checked graph: its nodes, each of a kind, and what a node of that kind does.
 
-A node is performed with the results of what it names (`scope`) and the actions on which it depends (`sources`); when it may
-be, is the executor's affair (executor.py). What stands in a loop, a map or a graph depends on all that is named in it,
-because it does not begin before that has settled.
+A node is performed with the results of what it names (`scope`) and the actions on which it depends
+(`sources`); when it may be, is the executor's affair (executor.py). What stands in a loop, a map or
+a graph depends on all that is named in it, because it does not begin before that has settled.
 """
 
 from __future__ import annotations
@@ -15,7 +15,15 @@ from typing import Any, Protocol
 from marl_plugins.builtin.graph.cases import NUMBERS, NodeCase
 from marl_plugins.builtin.graph.expressions import Expression, Scope
 from marl_plugins.builtin.graph.reading import ReadForm
-from marl_plugins.builtin.graph.values import Absence, Result, Sources, as_field, as_text, kind_of, union
+from marl_plugins.builtin.graph.values import (
+    Absence,
+    Result,
+    Sources,
+    as_field,
+    as_text,
+    kind_of,
+    union,
+)
 from marl_plugins.core.failures import AgentFailure, RecipeError
 from marl_plugins.core.workflow import RoleCalls, Tools
 
@@ -38,14 +46,18 @@ class Execution(Protocol):
     def holds(self, condition: Expression, scope: Scope) -> bool:
         """Returns whether a condition holds."""
 
-    def execute(self, graph: Graph, outer: Scope, base: Sources) -> Coroutine[Any, Any, dict[str, Any]]:
+    def execute(
+        self, graph: Graph, outer: Scope, base: Sources
+    ) -> Coroutine[Any, Any, dict[str, Any]]:
         """Runs a graph on what it sees from outside; its results by name.
 
         Args:
             base: The actions on which all of its nodes depend.
         """
 
-    def all_of(self, work: list[Coroutine[Any, Any, dict[str, Any]]]) -> Coroutine[Any, Any, list[dict[str, Any]]]:
+    def all_of(
+        self, work: list[Coroutine[Any, Any, dict[str, Any]]]
+    ) -> Coroutine[Any, Any, list[dict[str, Any]]]:
         """Does all of some work at the same time."""
 
 
@@ -95,7 +107,9 @@ class Node(ABC):
         return False
 
     @abstractmethod
-    async def perform(self, execution: Execution, scope: Scope, sources: Sources) -> Result | Absence:
+    async def perform(
+        self, execution: Execution, scope: Scope, sources: Sources
+    ) -> Result | Absence:
         """Returns what it comes to."""
 
 
@@ -108,7 +122,9 @@ class RoleCallNode(Node):
     case: NodeCase | None = None
 
     async def perform(self, execution: Execution, scope: Scope, sources: Sources) -> Result:
-        fields = {name: as_field(expression.value(scope)) for name, expression in self.fields.items()}
+        fields = {
+            name: as_field(expression.value(scope)) for name, expression in self.fields.items()
+        }
         builder, case, score = execution.calls.builder, None, None
         if self.case is not None:
             case, shown = await self.case.generated(builder, scope)
@@ -119,20 +135,33 @@ class RoleCallNode(Node):
             earlier = getattr(found, "action", None)
             if earlier is None and not (isinstance(found, Result) and found.value is None):
                 raise RecipeError(
-                    self.place, "TypeError", f"node {self.name!r}, continues: expected a role's answer, or None"
+                    self.place,
+                    "TypeError",
+                    f"node {self.name!r}, continues: expected a role's answer, or None",
                 )
-        call = execution.calls.call(self.role, fields, sources, earlier, self.place, {"graph": note})
+        call = execution.calls.call(
+            self.role, fields, sources, earlier, self.place, {"graph": note}
+        )
         call.options = {"waits": lambda turn: True} if self.case is not None else {}
         action = await call
         value, note["legal"] = self.reading.read(action.text, scope)
         if self.case is not None:
             score = note["score"] = await self.case.verified(value, case)
             builder.scoring.scored(action, score)
-        return Result(value, action.text, action.tool_output, note["legal"], sources=(action,), action=action, score=score)
+        return Result(
+            value,
+            action.text,
+            action.tool_output,
+            note["legal"],
+            sources=(action,),
+            action=action,
+            score=score,
+        )
 
 
 def note_of(address: str, scope: Scope) -> dict[str, Any]:
-    """Returns what is recorded with a node's actions: the node, the round of the loop around it, whether they had their form."""
+    """Returns what is recorded with a node's actions: the node, the round of the loop around it,
+    whether they had their form."""
     around = scope.get(ROUND)
     return {"node": address, "round": None if around is None else around.value, "legal": False}
 
@@ -209,7 +238,12 @@ class MapNode(BodyNode):
             [
                 execution.execute(
                     self.body,
-                    {**seen, self.item: Result(item, sources=sources), INDEX: Result(n), NUMBERS: (*around, n)},
+                    {
+                        **seen,
+                        self.item: Result(item, sources=sources),
+                        INDEX: Result(n),
+                        NUMBERS: (*around, n),
+                    },
                     sources,
                 )
                 for n, item in enumerate(items[: self.most])
@@ -228,15 +262,20 @@ class LoopNode(BodyNode):
     until: Expression | None
     following: Mapping[str, Expression]
 
-    async def perform(self, execution: Execution, scope: Scope, sources: Sources) -> Result | Absence:
+    async def perform(
+        self, execution: Execution, scope: Scope, sources: Sources
+    ) -> Result | Absence:
         seen, base, decided = self.seen(scope), sources, Sources()
         carried: dict[str, Result | Absence] = {
-            name: as_result(value(scope), sources_of(value, scope)) for name, value in self.start.items()
+            name: as_result(value(scope), sources_of(value, scope))
+            for name, value in self.start.items()
         }
         turn, over = 0, False
         while True:
             numbers = (*scope.get(NUMBERS, ()), turn)
-            inner = await execution.execute(self.body, {**seen, **carried, ROUND: Result(turn), NUMBERS: numbers}, base)
+            inner = await execution.execute(
+                self.body, {**seen, **carried, ROUND: Result(turn), NUMBERS: numbers}, base
+            )
             turn += 1
             if turn == self.most:
                 break
@@ -249,9 +288,13 @@ class LoopNode(BodyNode):
                 break
             if self.body.failing:
                 base = union((base, self.body.spared(inner)))
-            carried |= {name: following_value(value, inner) for name, value in self.following.items()}
+            carried |= {
+                name: following_value(value, inner) for name, value in self.following.items()
+            }
         given = self.body.given(inner)
-        known = self.body.gives_own or (over and self.until is not None and self.body.owns(self.until))
+        known = self.body.gives_own or (
+            over and self.until is not None and self.body.owns(self.until)
+        )
         all_of = union((given.sources, decided if over else (), () if known else base))
         return given.of(all_of, turn) if isinstance(given, Result) else Absence(given.why, all_of)
 
@@ -260,8 +303,13 @@ class LoopNode(BodyNode):
 class GraphCallNode(BodyNode):
     fields: Mapping[str, Expression]
 
-    async def perform(self, execution: Execution, scope: Scope, sources: Sources) -> Result | Absence:
-        inputs = {name: as_result(value(scope), sources_of(value, scope)) for name, value in self.fields.items()}
+    async def perform(
+        self, execution: Execution, scope: Scope, sources: Sources
+    ) -> Result | Absence:
+        inputs = {
+            name: as_result(value(scope), sources_of(value, scope))
+            for name, value in self.fields.items()
+        }
         inner = await execution.execute(self.body, {**self.seen(scope), **inputs}, sources)
         given = self.body.given(inner)
         found = given.sources if self.body.gives_own else union((given.sources, sources))
@@ -326,14 +374,17 @@ class Graph:
         self.gives_own = self.owns(self.give)
         """Whether what it comes to depends on a node of its own."""
         self.first_to_run = [not self._own(node.reads, node.firsts) for node in self.nodes]
-        """By node, whether it depends on no node before it, and so has to be given what all nodes depend on."""
+        """By node, whether it depends on no node before it, and so has to be given what all nodes
+        depend on."""
         self.failing: list[str] = [
             node.name
             for node in self.nodes
             if isinstance(node, FailNode) or (isinstance(node, BodyNode) and node.body.failing)
         ]
         """Nodes that may end all, in the graph or in one within."""
-        self.counts = any(node.counts for node in self.nodes) or (self.stop is not None and _counts(self.stop))
+        self.counts = any(node.counts for node in self.nodes) or (
+            self.stop is not None and _counts(self.stop)
+        )
         self.in_rounds = bool(
             self.budget
             or self.stop
@@ -341,14 +392,18 @@ class Graph:
             or self.counts
             or any(node.retry and node.retry.cooldown for node in self.nodes)
         )
-        """Whether all nodes that were started are waited for before anything is decided, so that no decision hangs on timing."""
+        """Whether all nodes that were started are waited for before anything is decided, so that no
+        decision hangs on timing."""
 
     def owns(self, expression: Expression) -> bool:
-        """Returns whether an expression always depends on a node of this graph, and so on all that its nodes depend on."""
+        """Returns whether an expression always depends on a node of this graph, and so on all that
+        its nodes depend on."""
         return self._own(expression.always, expression.firsts)
 
     def _own(self, always: Iterable[str], firsts: Iterable[Sequence[str]]) -> bool:
-        return any(name in self.index for name in (*always, *(names[0] for names in firsts if names)))
+        return any(
+            name in self.index for name in (*always, *(names[0] for names in firsts if names))
+        )
 
     def spared(self, scope: Scope) -> Sources:
         """Returns the actions that have decided that nothing has ended all."""

@@ -1,4 +1,5 @@
-"""A graph for people: as lines of text, and as a Mermaid flowchart with its loops and conditions."""
+"""A graph for people: as lines of text, and as a Mermaid flowchart with its loops and
+conditions."""
 
 from __future__ import annotations
 
@@ -30,9 +31,13 @@ def about(node: Node) -> str:
         case LetNode():
             return node.value.text
         case MapNode():
-            return f"for each {node.item} of {node.over.text}" + (f", at most {node.most}" if node.most else "")
+            return f"for each {node.item} of {node.over.text}" + (
+                f", at most {node.most}" if node.most else ""
+            )
         case LoopNode():
-            return f"at most {node.most} rounds" + (f", until {node.until.text}" if node.until else "")
+            return f"at most {node.most} rounds" + (
+                f", until {node.until.text}" if node.until else ""
+            )
         case GraphCallNode():
             return "a graph"
         case FailNode():
@@ -46,15 +51,22 @@ def outline(graph: Graph, depth: int = 0) -> list[str]:
     for node in graph.nodes:
         before = ", ".join(graph.nodes[index].name for index in node.waits)
         when = f", when {node.when.text}" if node.when else ""
-        retry = f", up to {node.retry.most} tries while {node.retry.repeated.text}" if node.retry else ""
-        lines.append(f"{'  ' * depth}{before}{' -> ' * bool(before)}{node.name}: {about(node)}{when}{retry}")
+        retry = (
+            f", up to {node.retry.most} tries while {node.retry.repeated.text}"
+            if node.retry
+            else ""
+        )
+        lines.append(
+            f"{'  ' * depth}{before}{' -> ' * bool(before)}{node.name}: {about(node)}{when}{retry}"
+        )
         if isinstance(node, BodyNode):
             lines += outline(node.body, depth + 1)
     return lines
 
 
 def mermaid(graph: Graph) -> str:
-    """Returns a Mermaid flowchart: boxes are loops, maps and graphs; a dashed arrow has a condition on it."""
+    """Returns a Mermaid flowchart: boxes are loops, maps and graphs; a dashed arrow has a condition
+    on it."""
     return "\n".join(["flowchart TD", *_part(graph, "    "), *_edges(graph, "    ")])
 
 
@@ -66,10 +78,14 @@ def _part(graph: Graph, indent: str) -> Iterator[str]:
             yield from _edges(node.body, indent + "    ")
             yield f"{indent}end"
         else:
-            opened, closed = {RoleCallNode: ("([", "])"), ToolNode: ("[[", "]]"), FailNode: ("{{", "}}")}.get(
-                type(node), ("[", "]")
+            opened, closed = {
+                RoleCallNode: ("([", "])"),
+                ToolNode: ("[[", "]]"),
+                FailNode: ("{{", "}}"),
+            }.get(type(node), ("[", "]"))
+            said = (
+                node.name if about(node) == f"role {node.name}" else f"{node.name}: {about(node)}"
             )
-            said = node.name if about(node) == f"role {node.name}" else f"{node.name}: {about(node)}"
             yield f"{indent}{_id(node)}{opened}{_quoted(said)}{closed}"
 
 
@@ -91,4 +107,11 @@ def _id(node: Node) -> str:
 def _quoted(text: str) -> str:
     """A text as Mermaid takes it in quotes."""
     short = text if len(text) <= 80 else text[:77] + "..."
-    return '"' + short.replace("&", "&amp;").replace('"', "#quot;").replace("<", "&lt;").replace(">", "&gt;") + '"'
+    return (
+        '"'
+        + short.replace("&", "&amp;")
+        .replace('"', "#quot;")
+        .replace("<", "&lt;")
+        .replace(">", "&gt;")
+        + '"'
+    )

@@ -1,7 +1,7 @@
 """A node reads this in an answer: the text itself, JSON, a tag, a fenced block, or a number.
 
-Every reader takes one pass over the text (or twenty), so that an answer of a megabyte costs milliseconds; what is read is a value,
-and never code.
+Every reader takes one pass over the text (or twenty), so that an answer of a megabyte costs
+milliseconds; what is read is a value, and never code.
 """
 
 from __future__ import annotations
@@ -29,7 +29,14 @@ NUMBER = re.compile(r"-?\d{1,30}(\.\d{1,30})?")
 NAME = re.compile(r"[A-Za-z_][\w-]*")
 MOST_OBJECTS = 20
 """Places of a text at which an object is looked for."""
-SAMPLES: Mapping[str, Any] = {"text": "a word", "number": 1, "whole": 1, "truth": True, "list": ["a word"], "mapping": {}}
+SAMPLES: Mapping[str, Any] = {
+    "text": "a word",
+    "number": 1,
+    "whole": 1,
+    "truth": True,
+    "list": ["a word"],
+    "mapping": {},
+}
 
 
 @dataclass(frozen=True)
@@ -65,7 +72,9 @@ class ReadForm:
             case "json":
                 found = object_in(text)
                 legal = found is not None and all(self._fits(found, key) for key in self._required)
-                return (found[self.name] if self.name and found is not None and legal else found), legal
+                return (
+                    found[self.name] if self.name and found is not None and legal else found
+                ), legal
             case "tag":
                 value = tagged(text, self.name)
             case "code":
@@ -85,7 +94,9 @@ class ReadForm:
             return False
         kind = self.keys.get(key)
         value = found[key]
-        return kind is None or (isinstance(value, KINDS[kind]) and (kind == "truth" or not isinstance(value, bool)))
+        return kind is None or (
+            isinstance(value, KINDS[kind]) and (kind == "truth" or not isinstance(value, bool))
+        )
 
     def example(self, value: Any = None) -> str:
         """Returns an answer in this form, which says a value."""
@@ -101,7 +112,9 @@ class ReadForm:
             case "code":
                 return f"```{self.name}\n{'pass' if value is None else value}\n```"
             case "number":
-                return str(said if isinstance(said, int | float) and not isinstance(said, bool) else 1)
+                return str(
+                    said if isinstance(said, int | float) and not isinstance(said, bool) else 1
+                )
         return str(said)
 
 
@@ -114,9 +127,11 @@ def said_as(kind: str, value: Any) -> Any:
 
 
 def object_in(text: str) -> dict[str, Any] | None:
-    """Returns the first JSON object in a text, of those that begin at its first braces; None where there is none.
+    """Returns the first JSON object in a text, of those that begin at its first braces; None where
+    there is none.
 
-    Numbers that are not finite, and texts that are no Unicode, make it none: neither could be shown to anybody.
+    Numbers that are not finite, and texts that are no Unicode, make it none: neither could be shown
+    to anybody.
     """
     decoder = json.JSONDecoder(parse_constant=_refused, parse_float=_finite)
     begin = -1
@@ -148,7 +163,11 @@ def tagged(text: str, name: str) -> str | None:
     """Returns what the last `<name>` that is closed encloses; of nested ones the innermost."""
     last = text.rfind(f"</{name}>")
     begin = text.rfind(f"<{name}>", 0, last) if last >= 0 else -1
-    return text[begin + len(name) + 2 : text.index(f"</{name}>", begin)].strip() if begin >= 0 else None
+    return (
+        text[begin + len(name) + 2 : text.index(f"</{name}>", begin)].strip()
+        if begin >= 0
+        else None
+    )
 
 
 def fenced(text: str, language: str) -> str | None:
@@ -160,7 +179,10 @@ def fenced(text: str, language: str) -> str | None:
         if line.lstrip().startswith("```"):
             if block is None:
                 block, said = [], line.strip().strip("`").strip().lower()
-                wanted = not language or said in (language.lower(), {"python": "py"}.get(language.lower()))
+                wanted = not language or said in (
+                    language.lower(),
+                    {"python": "py"}.get(language.lower()),
+                )
             else:
                 found, block = ("\n".join(block) if wanted else found), None
         elif block is not None:

@@ -61,7 +61,16 @@ class Result:
 
     def of(self, sources: Sources, rounds: int = 0) -> Result:
         """Returns the same result, as another node's."""
-        return Result(self.value, self._text, self.output, self.ok, rounds or self.rounds, sources, self.action, self.score)
+        return Result(
+            self.value,
+            self._text,
+            self.output,
+            self.ok,
+            rounds or self.rounds,
+            sources,
+            self.action,
+            self.score,
+        )
 
 
 class Absence:
@@ -96,7 +105,8 @@ def plain(value: Any) -> Any:
 
 
 def attribute(value: Any, name: str) -> Any:
-    """Returns `value.name` of an expression: of a result, or an entry of a mapping; of what was skipped it is that itself.
+    """Returns `value.name` of an expression: of a result, or an entry of a mapping; of what was
+    skipped it is that itself.
 
     Raises:
         AttributeError: It has none.
@@ -113,17 +123,28 @@ def attribute(value: Any, name: str) -> Any:
     raise AttributeError(f"{kind_of(value)} has no {name!r}")
 
 
-KINDS = {str: "a text", bool: "a truth value", int: "a number", float: "a number", list: "a list", dict: "a mapping"}
+KINDS = {
+    str: "a text",
+    bool: "a truth value",
+    int: "a number",
+    float: "a number",
+    list: "a list",
+    dict: "a mapping",
+}
 
 
 def kind_of(value: Any) -> str:
     """Returns what a value is, in words."""
-    return "nothing" if value is None else KINDS.get(type(value), "a text" if isinstance(value, str) else "something else")
+    return (
+        "nothing"
+        if value is None
+        else KINDS.get(type(value), "a text" if isinstance(value, str) else "something else")
+    )
 
 
 def as_field(value: Any) -> Any:
-    """Returns a value as a role is given it: a text, or a list of texts, which is joined with blank lines; mappings become
-    JSON."""
+    """Returns a value as a role is given it: a text, or a list of texts, which is joined with blank
+    lines; mappings become JSON."""
     if value is None or isinstance(value, str):
         return value
     if isinstance(value, list) and all(isinstance(item, str) for item in value):

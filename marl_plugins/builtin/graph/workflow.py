@@ -45,14 +45,22 @@ class GraphWorkflow(WorkflowFile):
         calls = calls_of(roles)
         scope = {TASK: seen, TRAINING: Result(not calls.builder.trajectory.is_evaluation)}
         try:
-            given = self.graph.given(await Runner(calls, tools, self._watch).execute(self.graph, scope, ()))
+            given = self.graph.given(
+                await Runner(calls, tools, self._watch).execute(self.graph, scope, ())
+            )
         except RecipeError as error:
             if self._watch is not None and error.kind in AVOIDABLE:
                 raise AgentFailure("no_answer", str(error)) from error
             raise
         if isinstance(given, Absence):
             return None
-        return given.action if given.action is not None else None if given.value is None else as_text(given.value)
+        return (
+            given.action
+            if given.action is not None
+            else None
+            if given.value is None
+            else as_text(given.value)
+        )
 
     def watched(self, watch: Watch) -> GraphWorkflow:
         """Returns the same workflow, whose conditions somebody else decides."""

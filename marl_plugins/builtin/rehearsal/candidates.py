@@ -1,4 +1,5 @@
-"""Answers that may lead somewhere in a workflow: texts that it looks for, bare and in the forms in which models write them."""
+"""Answers that may lead somewhere in a workflow: texts that it looks for, bare and in the forms in
+which models write them."""
 
 from __future__ import annotations
 
@@ -53,7 +54,9 @@ class AnswerKnowledge:
     told: Sequence[str] = ()
 
 
-def candidates(known: AnswerKnowledge, speaker: str, notes: Notes, current: str | None) -> Iterator[str]:
+def candidates(
+    known: AnswerKnowledge, speaker: str, notes: Notes, current: str | None
+) -> Iterator[str]:
     """Yields answers of a role or tool, the likely ones first.
 
     Args:
@@ -74,7 +77,14 @@ def values_of(known: AnswerKnowledge, speaker: str, notes: Notes) -> list[str]:
     """Returns the texts that an answer may hold, the likely ones first."""
     names = [role for role in known.roles if role != speaker]
     tools = [name for functions in known.functions.values() for name in functions]
-    texts = [*names, *notes.texts, *known.vocabulary.texts, *tools, *known.told, *known.vocabulary.others]
+    texts = [
+        *names,
+        *notes.texts,
+        *known.vocabulary.texts,
+        *tools,
+        *known.told,
+        *known.vocabulary.others,
+    ]
     return list(dict.fromkeys(texts))[:MOST_VALUES]
 
 
@@ -87,7 +97,9 @@ def _in_forms(
     if current is not None:
         inner = [dict.fromkeys(_keys(vocabulary), value) for value in values[:SHAPED]]
         shapes: list[Any] = [*inner, *map(json.dumps, inner), [], True, None]
-        yield from _changed(current, [*values[:MOST_JOINED], *_numbers(vocabulary), *values[MOST_JOINED:], *shapes])
+        yield from _changed(
+            current, [*values[:MOST_JOINED], *_numbers(vocabulary), *values[MOST_JOINED:], *shapes]
+        )
     if notes.as_json:
         yield from _objects(vocabulary, values)
     if notes.as_number:
@@ -101,7 +113,9 @@ def _in_forms(
     for text in notes.texts:
         for value in values[:MOST_JOINED]:
             yield from (f"{value}{text}a word", f"a word{text}{value}")
-        yield from (f"{key}{text}{value}" for key in vocabulary.keys for value in values[:MOST_JOINED])
+        yield from (
+            f"{key}{text}{value}" for key in vocabulary.keys for value in values[:MOST_JOINED]
+        )
     for tag in vocabulary.tags:
         yield from (f"<{tag}>{value}</{tag}>" for value in values)
     if vocabulary.markup:
@@ -121,16 +135,25 @@ def _in_forms(
     yield from _phrases(known, speaker, notes, values)
 
 
-def _phrases(known: AnswerKnowledge, speaker: str, notes: Notes, values: Sequence[str]) -> Iterator[str]:
+def _phrases(
+    known: AnswerKnowledge, speaker: str, notes: Notes, values: Sequence[str]
+) -> Iterator[str]:
     """Several texts in one: after a word or a separator, as a call, between tags, counted."""
     vocabulary = known.vocabulary
     some, numbers = values[:MOST_JOINED], _numbers(vocabulary)
     leading = list(dict.fromkeys([*notes.texts, *vocabulary.texts]))[:MOST_VALUES]
     for text in leading:
         yield from (f"{text}{between}{value}" for value in some for between in ("", " ", ": "))
-    yield from (f"{value}{text}{number}" for text in notes.texts for value in some for number in numbers)
-    yield from (f"{first}{text}{value}" for text in notes.texts for first in leading for value in some)
-    for name in [*known.functions.get(speaker, ()), *(text for text in leading if text.isidentifier())]:
+    yield from (
+        f"{value}{text}{number}" for text in notes.texts for value in some for number in numbers
+    )
+    yield from (
+        f"{first}{text}{value}" for text in notes.texts for first in leading for value in some
+    )
+    for name in [
+        *known.functions.get(speaker, ()),
+        *(text for text in leading if text.isidentifier()),
+    ]:
         for value in some:
             yield f'{name}("{value}")'
             yield from (f'{name}({key}="{value}")' for key in list(vocabulary.keys)[:SHAPED])
@@ -147,9 +170,13 @@ def _phrases(known: AnswerKnowledge, speaker: str, notes: Notes, values: Sequenc
 
 def _trees(vocabulary: Vocabulary, notes: Notes, values: Sequence[str]) -> Iterator[str]:
     """Elements, and elements in others."""
-    tags = list(dict.fromkeys([*notes.texts, *vocabulary.texts, *vocabulary.keys, *vocabulary.others]))[:MOST_KEYS]
+    tags = list(
+        dict.fromkeys([*notes.texts, *vocabulary.texts, *vocabulary.keys, *vocabulary.others])
+    )[:MOST_KEYS]
     yield from (f"<{tag}>{value}</{tag}>" for tag in tags for value in values)
-    yield from (f"<{a}><{b}>{value}</{b}></{a}>" for a in tags for b in tags if a != b for value in values)
+    yield from (
+        f"<{a}><{b}>{value}</{b}></{a}>" for a in tags for b in tags if a != b for value in values
+    )
 
 
 def _numbers(vocabulary: Vocabulary) -> list[float]:
@@ -159,7 +186,8 @@ def _numbers(vocabulary: Vocabulary) -> list[float]:
 
 
 def _objects(vocabulary: Vocabulary, values: Sequence[str]) -> Iterator[str]:
-    """JSON under the keys that the code asks for: one text everywhere, then objects of other shapes."""
+    """JSON under the keys that the code asks for: one text everywhere, then objects of other
+    shapes."""
     keys = _keys(vocabulary)
     flat = [dict.fromkeys(keys, value) for value in values]
     yield from map(json.dumps, flat[:SHAPED])
@@ -175,9 +203,13 @@ def _objects(vocabulary: Vocabulary, values: Sequence[str]) -> Iterator[str]:
 
 
 def object_of(name: str, vocabulary: Vocabulary, value: str, level: int = 0) -> Any:
-    """Returns an object with the fields of a class, in which a text stands wherever the annotations allow it."""
+    """Returns an object with the fields of a class, in which a text stands wherever the annotations
+    allow it."""
     fields = vocabulary.classes[name] if level < DEEPEST else {}
-    return {key: _as_annotated(annotation, vocabulary, value, level) for key, annotation in fields.items()}
+    return {
+        key: _as_annotated(annotation, vocabulary, value, level)
+        for key, annotation in fields.items()
+    }
 
 
 def _as_annotated(annotation: ast.expr, vocabulary: Vocabulary, value: str, level: int) -> Any:
@@ -227,8 +259,12 @@ def _with(value: Any, other: Any) -> Iterator[Any]:
             yield from (value | {key: changed} for changed in _with(inner, other))
     elif isinstance(value, list):
         for number, inner in enumerate(value):
-            yield from ([*value[:number], changed, *value[number + 1 :]] for changed in _with(inner, other))
+            yield from (
+                [*value[:number], changed, *value[number + 1 :]] for changed in _with(inner, other)
+            )
     else:
-        if isinstance(value, str) and value.startswith("{"):  # JSON in a text of it, such as the arguments of a call
+        if isinstance(value, str) and value.startswith(
+            "{"
+        ):  # JSON in a text of it, such as the arguments of a call
             yield from _changed(value, [other])
         yield other

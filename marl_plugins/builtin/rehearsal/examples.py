@@ -15,7 +15,14 @@ from marl_plugins.core.recipe.prompts import prompt_renderer
 from marl_plugins.core.recipe.tiny import is_tiny
 from marl_plugins.core.run import Run
 from marl_plugins.core.trajectory import Task
-from marl_plugins.engine.plan.apart import Capture, Failure, UserCodeTimeout, failures_kept, run_apart, where_of
+from marl_plugins.engine.plan.apart import (
+    Capture,
+    Failure,
+    UserCodeTimeout,
+    failures_kept,
+    run_apart,
+    where_of,
+)
 
 MOST = 4
 """Tasks on which a workflow is run."""
@@ -24,10 +31,16 @@ LOOKED_AT = 10_000
 
 
 def different(tasks: Iterable[Task]) -> list[Task]:
-    """Returns the first task, and the first few whose label or metadata have another form: other keys, other types of values."""
+    """Returns the first task, and the first few whose label or metadata have another form: other
+    keys, other types of values."""
     found: dict[object, Task] = {}
     for task in islice(tasks, LOOKED_AT):
-        kind = (type(task.label), task.metadata.get("type"), *task.metadata, *map(type, task.metadata.values()))
+        kind = (
+            type(task.label),
+            task.metadata.get("type"),
+            *task.metadata,
+            *map(type, task.metadata.values()),
+        )
         found.setdefault(repr(kind), task)
         if len(found) == MOST:
             break
@@ -39,11 +52,14 @@ def copies_of_label(tasks: Sequence[Task]) -> list[str]:
     if not tasks or tasks[0].label is None or isinstance(tasks[0].label, bool):
         return []
     same = [key for key, value in tasks[0].metadata.items() if value == tasks[0].label]
-    return [key for key in same if all(t.metadata.get(key) == t.label for t in islice(tasks, LOOKED_AT))]
+    return [
+        key for key in same if all(t.metadata.get(key) == t.label for t in islice(tasks, LOOKED_AT))
+    ]
 
 
 def demonstrated(run: Run, tasks: Sequence[Task]) -> dict[str, list[tuple[str, ...]]]:
-    """Returns what each role says in the recipe's demonstrations of some tasks, in turn; nothing where they cannot be drawn."""
+    """Returns what each role says in the recipe's demonstrations of some tasks, in turn; nothing
+    where they cannot be drawn."""
     module = run.demonstrations_module
     if module is None:
         return {}
@@ -63,7 +79,8 @@ def demonstrated(run: Run, tasks: Sequence[Task]) -> dict[str, list[tuple[str, .
 
 
 def wrong_demonstrations(run: Run, task: Task | None) -> list[Problem]:
-    """Returns what is wrong with the demonstrations of a task, where `tiny` models are to learn from them."""
+    """Returns what is wrong with the demonstrations of a task, where `tiny` models are to learn
+    from them."""
     module = run.demonstrations_module
     if module is None or task is None or not any(is_tiny(policy.model) for policy in run.policies):
         return []
@@ -81,9 +98,16 @@ def wrong_demonstrations(run: Run, task: Task | None) -> list[Problem]:
     except UserCodeTimeout as stuck:
         return [stuck.problem("demonstrate", place)]
     fix = ""
-    if run.args.data.prompt_dataset and not run.recipe.tasks:  # the demonstrations of a recipe are for its own tasks
-        fix = "the tasks are --data.prompt_dataset: give them what `demonstrate` reads, or the recipe `warm_start: null`"
-    problems = [Problem("rehearsal.demonstration", where_of(f.place), f.said, fix=fix) for f in failures]
+    if (
+        run.args.data.prompt_dataset and not run.recipe.tasks
+    ):  # the demonstrations of a recipe are for its own tasks
+        fix = (
+            "the tasks are --data.prompt_dataset: give them what `demonstrate` reads, or the "
+            "recipe `warm_start: null`"
+        )
+    problems = [
+        Problem("rehearsal.demonstration", where_of(f.place), f.said, fix=fix) for f in failures
+    ]
     problems += [
         Problem("rehearsal.demonstration", where_of(place), f"demonstrate{problem}")
         for item in drawn
@@ -93,7 +117,8 @@ def wrong_demonstrations(run: Run, task: Task | None) -> list[Problem]:
 
 
 def _problem(run: Run, item: object) -> str | None:
-    """Returns what is wrong with one of the values that `demonstrate` yielded, as the end of a sentence."""
+    """Returns what is wrong with one of the values that `demonstrate` yielded, as the end of a
+    sentence."""
     if not isinstance(item, Demonstration):
         return f" yields {item!r:.80}, expected a Demonstration of marl_plugins.core.demonstrations"
     if item.role not in run.recipe.roles:

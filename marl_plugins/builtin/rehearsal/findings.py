@@ -23,12 +23,14 @@ RANDOM = re.compile(r"\brandom\b|\bshuffle\b|\bchoice\b|\brandint\b|\bsample\b")
 
 
 def shown_labels(trial: Trial) -> list[Problem]:
-    """Calls that show their role the task's label, where the trial's task had one that can be recognised."""
+    """Calls that show their role the task's label, where the trial's task had one that can be
+    recognised."""
     return [
         Problem(
             "rehearsal.label",
             where_of(call.place),
-            f"role {call.spec.name!r} is shown the task's label, in field {name!r}; a role that sees the label learns to repeat it",
+            f"role {call.spec.name!r} is shown the task's label, in field {name!r}; a role that "
+            "sees the label learns to repeat it",
             fix="remove it, also where it comes from the metadata; labels are for graders",
         )
         for call, name, text in shown_in(trial.calls)
@@ -41,10 +43,16 @@ def answered_labels(trial: Trial, source: Source, file: str) -> list[Problem]:
     answer = str(trial.trajectory.answer if trial.trajectory else "").casefold()
     if MARK not in answer and str(MARK_OF_NUMBERS) not in answer:
         return []
-    said = "run returns the task's label: whatever the agents say, the grader is asked about the right answer"
+    said = (
+        "run returns the task's label: whatever the agents say, the grader is asked about the "
+        "right answer"
+    )
     return [
         Problem(
-            "rehearsal.label_answer", where_of(reached_line(trial, source, LABEL) or file), said, fix="return an action"
+            "rehearsal.label_answer",
+            where_of(reached_line(trial, source, LABEL) or file),
+            said,
+            fix="return an action",
         )
     ]
 
@@ -92,11 +100,13 @@ def lost_dependencies(trial: Trial) -> list[Problem]:
 
 
 def lost_dependency(place: str, role: str, name: str, others: Iterable[str]) -> Problem:
-    """Returns the warning about a role that is shown, in a field, what others said on whom it does not depend."""
+    """Returns the warning about a role that is shown, in a field, what others said on whom it does
+    not depend."""
     return Problem(
         "rehearsal.dependency",
         where_of(place),
-        f"role {role!r} is shown what {_listed(others)} said, in field {name!r}, and does not depend on it: credit and coach "
+        f"role {role!r} is shown what {_listed(others)} said, in field {name!r}, and does not "
+        "depend on it: credit and coach "
         "will not know",
         fix="pass the action itself as a field, alone or in a list, or name it in after=[...]",
         severity="warning",
@@ -133,11 +143,17 @@ def never_awaited(trials: Iterable[Trial]) -> list[Problem]:
     calls = [call for trial in trials for call in trial.calls]
     awaited = {call.place for call in calls if call.awaited}
     left = {call.place: call for call in calls if call.place not in awaited}
-    return [Problem("rehearsal.mistake", where_of(place), forgotten(call).problem) for place, call in left.items()]
+    return [
+        Problem("rehearsal.mistake", where_of(place), forgotten(call).problem)
+        for place, call in left.items()
+    ]
 
 
-def swallowed(failures: Iterable[Failure], tasks: Iterable[Task], what: str = "run") -> list[Problem]:
-    """Returns warnings about names that are wrong, where the function `what` catches what that raises.
+def swallowed(
+    failures: Iterable[Failure], tasks: Iterable[Task], what: str = "run"
+) -> list[Problem]:
+    """Returns warnings about names that are wrong, where the function `what` catches what that
+    raises.
 
     Args:
         tasks: The run's, whose metadata tell a wrong key from one that only some of them have.
@@ -149,7 +165,8 @@ def swallowed(failures: Iterable[Failure], tasks: Iterable[Task], what: str = "r
             "rehearsal.swallowed",
             where_of(failure.place),
             f"{what} raises {failure.said}, and catches it: what stands behind it is never done",
-            fix="correct the name, and catch no more than what an answer may raise (ValueError, KeyError, AgentFailure)",
+            fix="correct the name, and catch no more than what an answer may raise (ValueError, "
+            "KeyError, AgentFailure)",
             severity="warning",
         )
         for failure in failures
@@ -158,7 +175,8 @@ def swallowed(failures: Iterable[Failure], tasks: Iterable[Task], what: str = "r
 
 
 def returned_nothing(trials: Sequence[Trial], run: Run, source: Source, file: str) -> list[Problem]:
-    """Returns the warning about a workflow that returns an answer or nothing, where the grader reads it; `return None` is meant."""
+    """Returns the warning about a workflow that returns an answer or nothing, where the grader
+    reads it; `return None` is meant."""
     complete = [trial for trial in trials if trial.complete and trial.trajectory]
     silent = [trial for trial in complete if trial.trajectory and trial.trajectory.answer is None]
     grader = run.folder / str(run.recipe.grader)
@@ -166,7 +184,10 @@ def returned_nothing(trials: Sequence[Trial], run: Run, source: Source, file: st
         return []
     if not grader.is_file() or ".answer" not in read_text(grader):
         return []
-    said = f"run returns nothing when {silent[0].script.when}, and an answer otherwise; the grader reads trajectory.answer"
+    said = (
+        f"run returns nothing when {silent[0].script.when}, and an answer otherwise; the grader "
+        "reads trajectory.answer"
+    )
     fix = "return the answer there too; `return None` says that there is none"
     return [Problem("rehearsal.no_answer", where_of(file), said, fix=fix, severity="warning")]
 
@@ -178,7 +199,8 @@ def uncalled(trials: Iterable[Trial], roles: Iterable[str]) -> list[str]:
 
 
 def not_reached(reached: Coverage, missing: Sequence[str], file: str, count: int) -> list[Problem]:
-    """Returns warnings about lines that no trial has executed, and about roles that none has called.
+    """Returns warnings about lines that no trial has executed, and about roles that none has
+    called.
 
     Args:
         missing: Roles that were not called.
@@ -192,7 +214,8 @@ def not_reached(reached: Coverage, missing: Sequence[str], file: str, count: int
             Problem(
                 "rehearsal.not_reached",
                 where_of(f"{reached.source.file}:{lines[0]}"),
-                f"not reached: {'lines' if many else 'line'} {spans(lines)}{roles}; {count} runs with invented answers did not "
+                f"not reached: {'lines' if many else 'line'} {spans(lines)}{roles}; {count} runs "
+                "with invented answers did not "
                 "lead there, so what stands there is not checked",
                 fix="write `variants()` beside run, which names answers that do",
                 severity="warning",
@@ -221,12 +244,14 @@ def idle_followups(run: Run, trials: Iterable[Trial]) -> list[Problem]:
             severity="warning",
         )
         for role, config in run.recipe.roles.items()
-        if config.followup and not any(call.continues is not None for trial in trials for call in trial.calls)
+        if config.followup
+        and not any(call.continues is not None for trial in trials for call in trial.calls)
     ]
 
 
 def never_ended(trials: Sequence[Trial], file: str) -> list[Problem]:
-    """Returns the warning about a workflow that gives up, or loses its trajectory, whatever the answers."""
+    """Returns the warning about a workflow that gives up, or loses its trajectory, whatever the
+    answers."""
     ended = [trial.trajectory for trial in trials if trial.trajectory]
     ends = [trajectory.agent_failure or trajectory.infrastructure_failure for trajectory in ended]
     if not ends or any(trial.complete for trial in trials) or {"deadline", "rehearsal"} & set(ends):
@@ -236,7 +261,8 @@ def never_ended(trials: Sequence[Trial], file: str) -> list[Problem]:
         Problem(
             "rehearsal.always_fails",
             where_of(file),
-            f"every run of the workflow with invented answers ends in a failure ({kinds}), whose outcome is 0, or none; if no "
+            f"every run of the workflow with invented answers ends in a failure ({kinds}), whose "
+            "outcome is 0, or none; if no "
             "real answer avoids it, nothing can be learned",
             severity="warning",
         )
@@ -249,7 +275,8 @@ def waited(trials: Iterable[Trial], file: str) -> list[Problem]:
         Problem(
             "rehearsal.waits",
             where_of(trial.left_at or file),
-            f"run was still waiting here after {SECONDS:g} s, although roles and tools answer at once",
+            f"run was still waiting here after {SECONDS:g} s, although roles and tools answer at "
+            "once",
             severity="warning",
         )
         for trial in trials
@@ -289,7 +316,8 @@ def draws(what: str, where: str) -> Problem:
     return Problem(
         "rehearsal.random",
         where_of(where),
-        f"{what} draws at random from a generator that the whole process shares; a run that is resumed does not repeat it",
+        f"{what} draws at random from a generator that the whole process shares; a run that is "
+        "resumed does not repeat it",
         fix="draw from random.Random(task.id)",
         severity="warning",
     )

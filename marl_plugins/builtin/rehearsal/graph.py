@@ -1,4 +1,5 @@
-"""The graph of who saw whom in a trajectory: as lines of text, as nodes and edges, and as a Mermaid flowchart."""
+"""The graph of who saw whom in a trajectory: as lines of text, as nodes and edges, and as a Mermaid
+flowchart."""
 
 from __future__ import annotations
 
@@ -71,14 +72,20 @@ class Graph:
     def as_json(self) -> dict[str, Any]:
         """Returns nodes and edges as JSON values."""
         return {
-            "nodes": [{"id": node.id, "role": node.role, "number": node.number} for node in self.nodes],
+            "nodes": [
+                {"id": node.id, "role": node.role, "number": node.number} for node in self.nodes
+            ],
             "edges": [list(edge) for edge in self.edges],
             "continues": {node.id: node.continues for node in self.nodes if node.continues},
         }
 
     def mermaid(self) -> str:
-        """Returns a Mermaid flowchart; a thick arrow leads from a turn to the one that continues its conversation."""
+        """Returns a Mermaid flowchart; a thick arrow leads from a turn to the one that continues
+        its conversation."""
         nodes = [f'    {node.id}["{node.label}"]' for node in self.nodes]
         continued = {(node.continues, node.id) for node in self.nodes}
-        edges = [f"    {edge[0]} {'==>' if edge in continued else '-->'} {edge[1]}" for edge in self.edges]
+        edges = [
+            f"    {edge[0]} {'==>' if edge in continued else '-->'} {edge[1]}"
+            for edge in self.edges
+        ]
         return "\n".join(["flowchart TD", f"    {TASK}([{TASK}])", *nodes, *edges])

@@ -16,7 +16,8 @@ OTHER_MARKS = ("anotherlabelqx", 2718281828)
 
 
 def marked(label: Any, marks: tuple[str, int] = MARKS) -> Any:
-    """Returns a label of the same form that occurs nowhere else, to see where it is shown; what cannot be marked stays."""
+    """Returns a label of the same form that occurs nowhere else, to see where it is shown; what
+    cannot be marked stays."""
     text, number = marks
     if isinstance(label, str):
         return str(number) if _is_number(label) else text
@@ -29,7 +30,9 @@ def marked(label: Any, marks: tuple[str, int] = MARKS) -> Any:
     return number if isinstance(label, int) else number + 0.5
 
 
-def with_marked_label(task: Task, copies: Collection[str] = (), marks: tuple[str, int] = MARKS) -> Task:
+def with_marked_label(
+    task: Task, copies: Collection[str] = (), marks: tuple[str, int] = MARKS
+) -> Task:
     """Returns the task with a label that can be recognised; the same task where it cannot be.
 
     Args:
@@ -40,7 +43,11 @@ def with_marked_label(task: Task, copies: Collection[str] = (), marks: tuple[str
 
 def with_label(task: Task, label: Any, copies: Collection[str]) -> Task:
     """Returns the task with another label."""
-    return replace(task, label=label, metadata={k: label if k in copies else v for k, v in task.metadata.items()})
+    return replace(
+        task,
+        label=label,
+        metadata={k: label if k in copies else v for k, v in task.metadata.items()},
+    )
 
 
 def _is_number(text: str) -> bool:

@@ -17,15 +17,36 @@ CLOSE = 0.8
 
 
 def misspelt(run: Run) -> list[Problem]:
-    """Returns warnings about what a recipe may leave out, and seems to have under another name: a missing `run` is an error."""
+    """Returns warnings about what a recipe may leave out, and seems to have under another name: a
+    missing `run` is an error."""
     found = []
     for file, wanted in ((run.recipe.workflow, "variants"), (run.recipe.grader, "score_action")):
         path = run.folder / str(file)
-        defined = dict(_functions(read_text(path))) if path.suffix == ".py" and path.is_file() else {}
-        for name in [] if wanted in defined else get_close_matches(wanted, defined, len(defined) or 1, CLOSE):
-            if sum(len(re.findall(rf"\b{name}\b", read_text(other))) for other in run.folder.glob("*.py")) == 1:
+        defined = (
+            dict(_functions(read_text(path))) if path.suffix == ".py" and path.is_file() else {}
+        )
+        for name in (
+            []
+            if wanted in defined
+            else get_close_matches(wanted, defined, len(defined) or 1, CLOSE)
+        ):
+            if (
+                sum(
+                    len(re.findall(rf"\b{name}\b", read_text(other)))
+                    for other in run.folder.glob("*.py")
+                )
+                == 1
+            ):
                 where, fix = where_of(f"{path}:{defined[name]}"), f"did you mean {wanted!r}?"
-                found.append(Problem("rehearsal.misspelt", where, f"nobody calls {name}", fix=fix, severity="warning"))
+                found.append(
+                    Problem(
+                        "rehearsal.misspelt",
+                        where,
+                        f"nobody calls {name}",
+                        fix=fix,
+                        severity="warning",
+                    )
+                )
     return found
 
 

@@ -1,7 +1,8 @@
 """Texts that note what a workflow looks for in them: which texts, and whether JSON or a number.
 
-A workflow gets them as the answers of its roles and tools. Parts of one (`strip()`, `split(":")`, a slice) note for the whole.
-What C code does with a text (a regular expression, a parser of JSON) cannot be noted: see vocabulary.py.
+A workflow gets them as the answers of its roles and tools. Parts of one (`strip()`, `split(":")`, a
+slice) note for the whole. What C code does with a text (a regular expression, a parser of JSON)
+cannot be noted: see vocabulary.py.
 """
 
 from __future__ import annotations
@@ -16,11 +17,13 @@ MOST_TEXTS = 100
 BYTE_ORDER_MARK = "\ufeff"
 """`json.loads` asks whether its text begins with this."""
 LOOKING = (
-    "startswith", "endswith", "removeprefix", "removesuffix", "find", "rfind", "index", "rindex", "count",
+    "startswith", "endswith", "removeprefix", "removesuffix", "find", "rfind", "index", "rindex",
+    "count",
     "split", "rsplit", "partition", "rpartition", "replace", "strip", "lstrip", "rstrip",
     "lower", "upper", "casefold", "title", "capitalize", "swapcase", "splitlines", "__getitem__",
 )  # fmt: skip
-"""Methods whose arguments, if they are texts, are looked for, and whose results are parts of the text."""
+"""Methods whose arguments, if they are texts, are looked for, and whose results are parts of the
+text."""
 
 
 @dataclass
@@ -40,7 +43,12 @@ class Notes:
         for text in texts:
             if text == BYTE_ORDER_MARK:
                 self.as_json = True
-            elif type(text) is str and text.strip() and len(text) <= LONGEST_TEXT_CHARS and len(self.texts) < MOST_TEXTS:
+            elif (
+                type(text) is str
+                and text.strip()
+                and len(text) <= LONGEST_TEXT_CHARS
+                and len(self.texts) < MOST_TEXTS
+            ):
                 self.texts.setdefault(text)
 
 
@@ -99,7 +107,9 @@ def _looking(name: str) -> Callable[..., Any]:
     method = getattr(str, name)
 
     def look(self: NotedText, *given: Any, **named: Any) -> Any:
-        self.notes.look(*(text for value in given for text in (value if isinstance(value, tuple) else (value,))))
+        self.notes.look(
+            *(text for value in given for text in (value if isinstance(value, tuple) else (value,)))
+        )
         return _noted(method(self, *given, **named), self.notes)
 
     look.__name__, look.__qualname__ = name, f"str.{name}"

@@ -7,7 +7,12 @@ from typing import Any
 
 MOST_EXAMPLES = 12
 """Examples of one pattern."""
-CATEGORIES = {"CATEGORY_DIGIT": "1", "CATEGORY_WORD": "a", "CATEGORY_SPACE": " ", "CATEGORY_NOT_SPACE": "a"}
+CATEGORIES = {
+    "CATEGORY_DIGIT": "1",
+    "CATEGORY_WORD": "a",
+    "CATEGORY_SPACE": " ",
+    "CATEGORY_NOT_SPACE": "a",
+}
 """A character of each category, by its name in Python's parser of patterns."""
 
 
@@ -45,7 +50,11 @@ def _part(kind: str, argument: Any, filler: str) -> list[str]:
         return [text for branch in argument[1] for text in _sequence(branch, filler)]
     if kind == "SUBPATTERN":
         inner = argument[-1]
-        return [filler] if filler and _is_open(inner) and _holds(inner, filler) else _sequence(inner, filler)
+        return (
+            [filler]
+            if filler and _is_open(inner) and _holds(inner, filler)
+            else _sequence(inner, filler)
+        )
     if kind in ("MAX_REPEAT", "MIN_REPEAT", "POSSESSIVE_REPEAT"):
         low, high, inner = argument
         return [text * min(max(low, 1), int(high)) for text in _sequence(inner, filler)]

@@ -1,4 +1,5 @@
-"""Records which lines and branches of a workflow's file the trials have reached, and parts of lines that hold a branch."""
+"""Records which lines and branches of a workflow's file the trials have reached, and parts of lines
+that hold a branch."""
 
 from __future__ import annotations
 
@@ -21,7 +22,14 @@ Arc = tuple[int, int]
 """From one line to the one that is executed next in the same function; 0: its end."""
 Part = tuple[int, int, int, int]
 """A part of the source: its first and last line, its first column and the one behind its last."""
-NOT_INVENTED = ("InfrastructureFailure", "TimeoutError", "CancelledError", "ImportError", "ModuleNotFoundError", "OSError")
+NOT_INVENTED = (
+    "InfrastructureFailure",
+    "TimeoutError",
+    "CancelledError",
+    "ImportError",
+    "ModuleNotFoundError",
+    "OSError",
+)
 """Exceptions that no invented answer leads to."""
 
 
@@ -39,9 +47,18 @@ class Source:
 
     @classmethod
     def of(cls, workflow: Any) -> Source:
-        """Returns the file of a workflow; one without a text where that is installed, or is none."""
-        file = inspect.getsourcefile(module) if (module := inspect.getmodule(written(workflow))) else None
-        if module is None or file is None or any(Path(file).is_relative_to(folder) for folder in NOT_USERS):
+        """Returns the file of a workflow; one without a text where that is installed, or is
+        none."""
+        file = (
+            inspect.getsourcefile(module)
+            if (module := inspect.getmodule(written(workflow)))
+            else None
+        )
+        if (
+            module is None
+            or file is None
+            or any(Path(file).is_relative_to(folder) for folder in NOT_USERS)
+        ):
             return cls(file or "", "")
         return cls(file, source_of(module))
 
@@ -51,7 +68,9 @@ class Source:
 
     def nodes(self, *kinds: type[ast.AST]) -> list[Any]:
         """Returns the parts of the file of some kinds."""
-        return [node for node in ast.walk(self._tree) if isinstance(node, kinds)] if self.text else []
+        return (
+            [node for node in ast.walk(self._tree) if isinstance(node, kinds)] if self.text else []
+        )
 
     @cached_property
     def functions(self) -> dict[int, frozenset[int]]:
@@ -63,8 +82,11 @@ class Source:
         wanted = list(_inner(compile(self.text, self.file, "exec", dont_inherit=True)))
         for code in wanted:
             if code.co_name.startswith("<") or not code.co_flags & inspect.CO_OPTIMIZED:
-                continue  # comprehensions and classes: their lines are those of the function around them
-            lines = {line for _, _, line in code.co_lines() if line} - {code.co_firstlineno} - skipped
+                # comprehensions and classes: their lines are those of the function around them
+                continue
+            lines = (
+                {line for _, _, line in code.co_lines() if line} - {code.co_firstlineno} - skipped
+            )
             found[code.co_firstlineno] = frozenset(lines)
         return found
 
@@ -72,28 +94,45 @@ class Source:
     def branches(self) -> list[tuple[frozenset[int], frozenset[int]]]:
         """Each `if` without `else`: the lines of its test and those of its body."""
         return [
-            (frozenset(range(node.lineno, (node.test.end_lineno or node.lineno) + 1)), _lines(node.body))
+            (
+                frozenset(range(node.lineno, (node.test.end_lineno or node.lineno) + 1)),
+                _lines(node.body),
+            )
             for node in ast.walk(self._tree)
-            if isinstance(node, ast.If) and not node.orelse and node.body[0].lineno > (node.test.end_lineno or 0)
+            if isinstance(node, ast.If)
+            and not node.orelse
+            and node.body[0].lineno > (node.test.end_lineno or 0)
         ]
 
     @cached_property
     def parts(self) -> frozenset[Part]:
-        """The parts that stand in one line with the test that decides whether it is executed: `if x: PART`, `case x: PART`."""
+        """The parts that stand in one line with the test that decides whether it is executed:
+        `if x: PART`, `case x: PART`."""
         bodies = [
-            (node.body, node.test.end_lineno if isinstance(node, ast.If) else node.pattern.end_lineno)
+            (
+                node.body,
+                node.test.end_lineno if isinstance(node, ast.If) else node.pattern.end_lineno,
+            )
             for node in self.nodes(ast.If, ast.match_case)
         ]
-        return frozenset(_part(statement) for body, line in bodies if body[0].lineno == line for statement in body)
+        return frozenset(
+            _part(statement)
+            for body, line in bodies
+            if body[0].lineno == line
+            for statement in body
+        )
 
     def parts_of(self, code: CodeType) -> list[frozenset[Part]]:
         """Returns the parts to which each instruction of a function belongs."""
-        return [frozenset(p for p in self.parts if _within(position, p)) for position in code.co_positions()]
+        return [
+            frozenset(p for p in self.parts if _within(position, p))
+            for position in code.co_positions()
+        ]
 
     @cached_property
     def returns_none(self) -> bool:
-        """Says whether `run`, or a function whose result it returns, says that there is no answer: it returns `None`, or a variable
-        that was set to it."""
+        """Says whether `run`, or a function whose result it returns, says that there is no answer:
+        it returns `None`, or a variable that was set to it."""
         functions = {node.name: node for node in self.nodes(ast.FunctionDef, ast.AsyncFunctionDef)}
         todo = [functions["run"]] if "run" in functions else list(functions.values())
         for function in todo:
@@ -105,23 +144,36 @@ class Source:
                 for n in a.targets
                 if isinstance(n, ast.Name)
             }
-            for returned in (node.value for node in inside if isinstance(node, ast.Return) and node.value):
+            for returned in (
+                node.value for node in inside if isinstance(node, ast.Return) and node.value
+            ):
                 if _is_none(returned) or (isinstance(returned, ast.Name) and returned.id in unset):
                     return True
-                called = (n.func.id for n in ast.walk(returned) if isinstance(n, ast.Call) and isinstance(n.func, ast.Name))
-                todo += [functions[name] for name in called if name in functions and functions[name] not in todo]
+                called = (
+                    n.func.id
+                    for n in ast.walk(returned)
+                    if isinstance(n, ast.Call) and isinstance(n.func, ast.Name)
+                )
+                todo += [
+                    functions[name]
+                    for name in called
+                    if name in functions and functions[name] not in todo
+                ]
         return False
 
     @cached_property
     def defensive(self) -> set[int]:
-        """Lines that nobody wants to reach, and that call no role: branches that end in `raise` or in what says that they are
-        never reached, handlers of exceptions, what is for recipes with a role or a tool more, tasks that are cancelled."""
+        """Lines that nobody wants to reach, and that call no role: branches that end in `raise` or
+        in what says that they are never reached, handlers of exceptions, what is for recipes with a
+        role or a tool more, tasks that are cancelled."""
         found = {n.lineno for n in self.nodes(ast.Assert) if _is_false(n.test)}
         bodies: list[tuple[list[ast.stmt], list[int]]]
         for node in self.nodes(ast.If, ast.For, ast.match_case, ast.ExceptHandler):
             match node:
                 case ast.If():
-                    bodies = [(body, []) for body in (node.body, node.orelse) if body and _refuses(body)]
+                    bodies = [
+                        (body, []) for body in (node.body, node.orelse) if body and _refuses(body)
+                    ]
                     bodies += [(node.body, [])] if _asks_for_a_name(node.test) else []
                 case ast.For():
                     bodies = [(node.body, [])] if _is_call(node.body[-1], "cancel") else []
@@ -139,12 +191,17 @@ class Source:
 
     @cached_property
     def _skipped(self) -> set[int]:
-        """Lines that no answer leads to: handlers of what infrastructure raises, and `except` itself, which a match decides."""
+        """Lines that no answer leads to: handlers of what infrastructure raises, and `except`
+        itself, which a match decides."""
         found: set[int] = set()
         for node in ast.walk(self._tree):
             if isinstance(node, ast.ExceptHandler) and node.type is not None:
                 names = {getattr(n, "attr", getattr(n, "id", "")) for n in ast.walk(node.type)}
-                if names & set(NOT_INVENTED) and not names & {"Exception", "ValueError", "AgentFailure"}:
+                if names & set(NOT_INVENTED) and not names & {
+                    "Exception",
+                    "ValueError",
+                    "AgentFailure",
+                }:
                     found |= _lines(node.body) | {node.lineno}
         return found
 
@@ -208,7 +265,9 @@ class Coverage:
 
     def add(self, other: Coverage) -> bool:
         """Adds what another one has reached, and returns whether anything of it is new."""
-        new = not (other.lines <= self.lines and other.arcs <= self.arcs and other.parts <= self.parts)
+        new = not (
+            other.lines <= self.lines and other.arcs <= self.arcs and other.parts <= self.parts
+        )
         self.parts |= other.parts
         self.entered |= other.entered
         self.lines |= other.lines
@@ -229,7 +288,8 @@ class Coverage:
         return [
             min(test)
             for test, body in self.source.branches
-            if test & self.lines and not any(a in test and b not in test | body for a, b in self.arcs)
+            if test & self.lines
+            and not any(a in test and b not in test | body for a, b in self.arcs)
         ]
 
 
@@ -245,12 +305,19 @@ def spans(lines: Iterable[int]) -> str:
 
 
 def _part(node: ast.stmt) -> Part:
-    return node.lineno, node.end_lineno or node.lineno, node.col_offset, node.end_col_offset or node.col_offset
+    return (
+        node.lineno,
+        node.end_lineno or node.lineno,
+        node.col_offset,
+        node.end_col_offset or node.col_offset,
+    )
 
 
 def _awaits(body: list[ast.stmt]) -> bool:
     return any(
-        isinstance(node, ast.Await | ast.AsyncFor | ast.AsyncWith) for statement in body for node in ast.walk(statement)
+        isinstance(node, ast.Await | ast.AsyncFor | ast.AsyncWith)
+        for statement in body
+        for node in ast.walk(statement)
     )
 
 
@@ -282,7 +349,9 @@ def _is_false(node: ast.expr) -> bool:
 
 def _is_call(node: ast.AST, *names: str) -> bool:
     """Returns whether a statement is a call of a function, or a method, of one of these names."""
-    function = node.value.func if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) else None
+    function = (
+        node.value.func if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) else None
+    )
     return getattr(function, "id", getattr(function, "attr", None)) in names
 
 
@@ -297,5 +366,8 @@ def _refuses(body: list[ast.stmt]) -> bool:
 
 
 def _asks_for_a_name(test: ast.expr) -> bool:
-    """Returns whether a condition asks for a role or a tool that the recipe may have: `hasattr(roles, "critic")`."""
-    return isinstance(test, ast.Call) and isinstance(test.func, ast.Name) and test.func.id == "hasattr"
+    """Returns whether a condition asks for a role or a tool that the recipe may have:
+    `hasattr(roles, "critic")`."""
+    return (
+        isinstance(test, ast.Call) and isinstance(test.func, ast.Name) and test.func.id == "hasattr"
+    )

@@ -84,7 +84,9 @@ class Rehearser:
         more: Other tasks, of which the first ones' demonstrations may lead further.
     """
 
-    def __init__(self, stage: Stage, task: Task | None, copies: Collection[str], more: Sequence[Task] = ()):
+    def __init__(
+        self, stage: Stage, task: Task | None, copies: Collection[str], more: Sequence[Task] = ()
+    ):
         self.stage = stage
         self.run = stage.run
         self.sure = task is not None
@@ -121,7 +123,11 @@ class Rehearser:
             self._remark(first, search, others)
             ends = any(trial.complete for trial in search.trials)
             looping = unended(longer, longer.script.when if ends else "") if endless else None
-            self._add(loops(self.stage, self.task, [*first, *search.trials]) if looping is None else looping)
+            self._add(
+                loops(self.stage, self.task, [*first, *search.trials])
+                if looping is None
+                else looping
+            )
         except UserCodeTimeout as stuck:
             found.wrong = [stuck.problem("run", self.stage.file)]
             return found
@@ -134,8 +140,8 @@ class Rehearser:
     def _both(self, task: Task) -> list[Trial]:
         """Trials with words and with ones, whose mistakes are kept.
 
-        The task has a label that can be recognised, and answers note what is looked for; a workflow that may need the real
-        ones is tried again with them.
+        The task has a label that can be recognised, and answers note what is looked for; a workflow
+        that may need the real ones is tried again with them.
         """
         marked = with_marked_label(task, self.copies)
 
@@ -160,8 +166,12 @@ class Rehearser:
         roles = list(self.run.recipe.roles)
         marked = with_marked_label(self.task, self.copies)
         known = knowledge_of(self.stage, marked)
-        most_calls = MORE_CALLS + max((len(trial.calls) for trial in first if not trial.endless), default=0)
-        search = Search(self.stage, (marked, self.task), known, Coverage(self.stage.source), roles, most_calls)
+        most_calls = MORE_CALLS + max(
+            (len(trial.calls) for trial in first if not trial.endless), default=0
+        )
+        search = Search(
+            self.stage, (marked, self.task), known, Coverage(self.stage.source), roles, most_calls
+        )
         for trial in first:
             search.add(trial)
         return search
@@ -191,7 +201,9 @@ class Rehearser:
         """Search for as long as there is something to reach, and time."""
         if search.done or isinstance(self.stage.workflow, WorkflowFile):
             return
-        search.known.said.update(demonstrated(self.run, [self.task, *self.more[:MORE]] if self.sure else []))
+        search.known.said.update(
+            demonstrated(self.run, [self.task, *self.more[:MORE]] if self.sure else [])
+        )
         while run_apart(search.run_some):
             pass
 
@@ -206,19 +218,30 @@ class Rehearser:
             searched=[(t.script.when, t.failures) for t in found if not t.complete],
         )
         self._add(forgotten)
-        self._add(problem for problem in always if not (forgotten and problem.code == "rehearsal.raises"))
+        self._add(
+            problem for problem in always if not (forgotten and problem.code == "rehearsal.raises")
+        )
         for trial in variants:
-            self._add(failure.warning(WORKFLOW, trial.script.when).as_error() for failure in trial.failures)
+            self._add(
+                failure.warning(WORKFLOW, trial.script.when).as_error()
+                for failure in trial.failures
+            )
         for trial in search.trials:
             if not search.says_the_label(trial.script):
-                self._add([*shown_labels(trial), *answered_labels(trial, self.stage.source, self.stage.file)])
+                self._add(
+                    [
+                        *shown_labels(trial),
+                        *answered_labels(trial, self.stage.source, self.stage.file),
+                    ]
+                )
             self._add([*lost_dependencies(trial), *shown_nothing(trial)])
         self._add(sometimes)
         if not self.wrong:
             self._add(problem for trial in search.trials for problem in shown_objects(trial))
 
     def _judge_other(self, task: Task, both: Sequence[Trial], search: Search) -> None:
-        """Keep what trials on a task of another kind show: with words, with ones, and with scripts that the search has found."""
+        """Keep what trials on a task of another kind show: with words, with ones, and with scripts
+        that the search has found."""
         what = f"{WORKFLOW}, on task {task.id!r},"
         scripts = [t.script for t in search.trials if t.complete and t.script.lines][:REPLAYED]
 
@@ -235,22 +258,37 @@ class Rehearser:
     def _remark(self, first: Sequence[Trial], search: Search, others: Sequence[Task]) -> None:
         """Keep what all trials together show."""
         file, trials = self.stage.file, [*search.trials, *search.elsewhere]
-        caught = swallowed((failure for trial in trials for failure in trial.caught), [self.task, *others, *self.more])
-        ended = [*waited(trials, file), *never_ended(trials, file), *drawn(trials, self.stage.source, file)]
+        caught = swallowed(
+            (failure for trial in trials for failure in trial.caught),
+            [self.task, *others, *self.more],
+        )
+        ended = [
+            *waited(trials, file),
+            *never_ended(trials, file),
+            *drawn(trials, self.stage.source, file),
+        ]
         self._add([*ended, *caught])
         if not self.wrong:
             silent = [trial for trial in search.trials if not search.says_the_label(trial.script)]
-            self._add(replayed(self.stage, self.task, self.copies, [*others, *self.more], [first[0], *silent]))
+            self._add(
+                replayed(
+                    self.stage, self.task, self.copies, [*others, *self.more], [first[0], *silent]
+                )
+            )
             self._add(unused(self.stage, trials))
         if not (self.wrong or any(trial.endless or trial.left_at for trial in first)) and self.sure:
-            found = not_reached(search.reached, uncalled(trials, self.run.recipe.roles), file, search.count)
+            found = not_reached(
+                search.reached, uncalled(trials, self.run.recipe.roles), file, search.count
+            )
             self._add(p for p in found if not (caught and p.code == "rehearsal.never_called"))
 
     def _add(self, problems: Iterable[Problem]) -> None:
         """Keep mistakes and warnings, of which each code is said once of a place."""
         for problem in problems:
             kept = self.wrong if problem.severity == "error" else self.unclear
-            if not any((other.code, other.where) == (problem.code, problem.where) for other in kept):
+            if not any(
+                (other.code, other.where) == (problem.code, problem.where) for other in kept
+            ):
                 kept[problem] = None
 
 
@@ -269,7 +307,8 @@ def long_trial(stage: Stage, task: Task, script: Script) -> Trial:
 
 
 def explored(workflow: Workflow, search: Search) -> list[Problem]:
-    """Plays what a workflow that is no Python says is worth a try, in place of a search in its text, and returns its remarks."""
+    """Plays what a workflow that is no Python says is worth a try, in place of a search in its
+    text, and returns its remarks."""
     if not isinstance(workflow, WorkflowFile):
         return []
     explorer = workflow.explorer()
@@ -295,7 +334,8 @@ def unused(stage: Stage, trials: Sequence[Trial]) -> list[Problem]:
 
 
 def knowledge_of(stage: Stage, task: Task) -> AnswerKnowledge:
-    """Returns what is known of a workflow's answers before the search: its code's vocabulary, names, and what the task says."""
+    """Returns what is known of a workflow's answers before the search: its code's vocabulary,
+    names, and what the task says."""
     roles = list(stage.run.recipe.roles)
     said = [
         str(value) if isinstance(value, str | int | float) else ""
@@ -303,15 +343,28 @@ def knowledge_of(stage: Stage, task: Task) -> AnswerKnowledge:
     ]
     functions = {role: stage.functions_of(role) for role in roles}
     return AnswerKnowledge(
-        roles, functions, vocabulary_of(stage.workflow), label=said[0], told=list(filter(None, said[1:]))
+        roles,
+        functions,
+        vocabulary_of(stage.workflow),
+        label=said[0],
+        told=list(filter(None, said[1:])),
     )
 
 
 def kept(first: Sequence[Trial], found: Sequence[Trial] = ()) -> dict[str, Trajectory]:
-    """Returns the trajectories for scorers: of words and ones, and of two other scripts where these did not come to an end."""
-    complete = [] if any(trial.complete for trial in first) else [trial for trial in found if trial.complete]
+    """Returns the trajectories for scorers: of words and ones, and of two other scripts where these
+    did not come to an end."""
+    complete = (
+        []
+        if any(trial.complete for trial in first)
+        else [trial for trial in found if trial.complete]
+    )
     most = sorted(complete, key=lambda trial: -len({call.spec.name for call in trial.calls}))[:2]
-    return {trial.script.when: trial.trajectory for trial in (*first, *most) if trial.trajectory is not None}
+    return {
+        trial.script.when: trial.trajectory
+        for trial in (*first, *most)
+        if trial.trajectory is not None
+    }
 
 
 def graph_of(trials: Sequence[Trial]) -> Graph:
@@ -319,5 +372,7 @@ def graph_of(trials: Sequence[Trial]) -> Graph:
     ended = [(trial, trial.trajectory) for trial in trials if trial.trajectory is not None]
     if not ended:
         return Graph()
-    _, trajectory = max(ended, key=lambda pair: (len({a.role for a in pair[1].actions}), pair[0].complete))
+    _, trajectory = max(
+        ended, key=lambda pair: (len({a.role for a in pair[1].actions}), pair[0].complete)
+    )
     return Graph.of(trajectory)

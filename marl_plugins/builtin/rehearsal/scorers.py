@@ -38,16 +38,24 @@ from marl_plugins.engine.plan.parts import arity_problem
 from marl_plugins.engine.plan.plan import Plan
 from marl_plugins.engine.plan.rehearsed import RehearsalResult
 
-RUNS_PROGRAMS = re.compile(r"\b(?:exec|eval|compile|subprocess|Popen|runner|run_program|sandbox|Sandbox|Checker)\b")
+RUNS_PROGRAMS = re.compile(
+    r"\b(?:exec|eval|compile|subprocess|Popen|runner|run_program|sandbox|Sandbox|Checker)\b"
+)
 """What a grader's file names that runs programs."""
 SECONDS = 3.0
 """A score that takes longer is not waited for."""
 
 
 def try_scorer(
-    run: Run, what: str, score: Callable[[Trajectory], Coroutine[Any, Any, None]], function: Any, *, may_wait: bool = False
+    run: Run,
+    what: str,
+    score: Callable[[Trajectory], Coroutine[Any, Any, None]],
+    function: Any,
+    *,
+    may_wait: bool = False,
 ) -> tuple[list[Problem], list[Problem]]:
-    """Scores copies of the rehearsed trajectories; those of tasks of another kind where nothing is wrong with the first.
+    """Scores copies of the rehearsed trajectories; those of tasks of another kind where nothing is
+    wrong with the first.
 
     Args:
         what: Name of the scorer, for messages.
@@ -63,19 +71,33 @@ def try_scorer(
     remarks: dict[Problem, None] = {}
     tasks = [t.task for one in (rehearsed.trajectories, *rehearsed.others) for t in one.values()]
 
-    def tries(trajectories: dict[str, Trajectory], caught: Capture) -> list[tuple[str, list[Failure]]]:
+    def tries(
+        trajectories: dict[str, Trajectory], caught: Capture
+    ) -> list[tuple[str, list[Failure]]]:
         found = []
-        complete = {k: t for k, t in trajectories.items() if not (t.agent_failure or t.infrastructure_failure)}
+        complete = {
+            k: t
+            for k, t in trajectories.items()
+            if not (t.agent_failure or t.infrastructure_failure)
+        }
         with own_loop() as scored:
-            for kind, trajectory in (complete or trajectories).items():  # a failure is not scored like an answer
+            for kind, trajectory in (
+                complete or trajectories
+            ).items():  # a failure is not scored like an answer
                 failures, seen, first = list[Failure](), Coverage(source), copy.deepcopy(trajectory)
                 before = shared_generators()
                 with failures_kept(failures, where, caught), seen.watching():
                     scored(score(first))
                 drew = shared_generators() != before
                 random.setstate(before[0])
-                found.append((kind, [replace(f, certain=f.certain or not f.raised) for f in failures]))
-                remarks.update(dict.fromkeys(swallowed(caught_mistakes(seen.raised, failures, where), tasks, what)))
+                found.append(
+                    (kind, [replace(f, certain=f.certain or not f.raised) for f in failures])
+                )
+                remarks.update(
+                    dict.fromkeys(
+                        swallowed(caught_mistakes(seen.raised, failures, where), tasks, what)
+                    )
+                )
                 if failures or remarks:
                     continue
                 if drew:
@@ -90,36 +112,54 @@ def try_scorer(
     try:
         for trajectories in (rehearsed.trajectories, *rehearsed.others):
             found = run_apart(partial(tries, trajectories))
-            ids = [] if trajectories is rehearsed.trajectories else [t.task.id for t in trajectories.values()]
-            wrong, unclear = sort_out(found, f"{what}, on task {ids[0]!r}," if ids else what, sure=rehearsed.sure)
+            ids = (
+                []
+                if trajectories is rehearsed.trajectories
+                else [t.task.id for t in trajectories.values()]
+            )
+            wrong, unclear = sort_out(
+                found, f"{what}, on task {ids[0]!r}," if ids else what, sure=rehearsed.sure
+            )
             if wrong or unclear:
                 break
         return wrong, [*unclear, *remarks]
     except UserCodeTimeout as stuck:
         if may_wait:
             said = f"{what} was still here after {apart.SECONDS:g} s, and was not tried further"
-            return [], [Problem("rehearsal.waits", where_of(stuck.place or where), said, severity="warning")]
+            return [], [
+                Problem("rehearsal.waits", where_of(stuck.place or where), said, severity="warning")
+            ]
         return [stuck.problem(what, where)], []
 
 
 def scored_unlike(first: Trajectory, second: Trajectory, what: str, where: str) -> list[Problem]:
-    """Returns the warning about a scorer that gives the same trajectory other scores when it is asked again."""
+    """Returns the warning about a scorer that gives the same trajectory other scores when it is
+    asked again."""
     given = [
-        [(f"role {role!r}", t.outcome_of(role)) for role in dict.fromkeys(a.role for a in t.actions)]
+        [
+            (f"role {role!r}", t.outcome_of(role))
+            for role in dict.fromkeys(a.role for a in t.actions)
+        ]
         + [(f"an action of role {a.role!r}", a.score) for a in t.actions]
         for t in (first, second)
     ]
-    differ = next(((who, one, two) for (who, one), (_, two) in zip(*given, strict=True) if one != two), None)
+    differ = next(
+        ((who, one, two) for (who, one), (_, two) in zip(*given, strict=True) if one != two), None
+    )
     if differ is None:
         return []
     who, one, two = differ
     said = f"{what} gives {who} {one}, and {two} when the same trajectory is scored again"
-    fix = "a run that is resumed has to repeat: draw from random.Random(task.id); use no clock, and no state of the process"
+    fix = (
+        "a run that is resumed has to repeat: draw from random.Random(task.id); use no clock, "
+        "and no state of the process"
+    )
     return [Problem("rehearsal.unlike", where_of(where), said, fix=fix, severity="warning")]
 
 
 def try_grader(plan: Plan) -> tuple[list[Problem], list[Problem]]:
-    """Tries the recipe's grader, or the function of `--reward.remote_url`, as far as no plugin takes its place."""
+    """Tries the recipe's grader, or the function of `--reward.remote_url`, as far as no plugin
+    takes its place."""
     run, module = plan.run, plan.run.grader_module
     if module is None:
         return _try_reward_function(plan)
@@ -130,7 +170,9 @@ def try_grader(plan: Plan) -> tuple[list[Problem], list[Problem]]:
 
     async def outcome(trajectory: Trajectory) -> None:
         if not trajectory.agent_failure:  # of which no grader is asked
-            await score_outcome(trajectory, lambda t: answer_of(module.score_outcome, t), SECONDS, roles)
+            await score_outcome(
+                trajectory, lambda t: answer_of(module.score_outcome, t), SECONDS, roles
+            )
             missing.append(trajectory.outcome is None and not trajectory.infrastructure_failure)
 
     async def actions(trajectory: Trajectory) -> None:
@@ -139,7 +181,10 @@ def try_grader(plan: Plan) -> tuple[list[Problem], list[Problem]]:
 
         await score_trajectory(trajectory, score, None, roles=roles, seconds=SECONDS)
 
-    for name, score, given in (("score_outcome", outcome, ("trajectory",)), ("score_action", actions, ("action", "seen"))):
+    for name, score, given in (
+        ("score_outcome", outcome, ("trajectory",)),
+        ("score_action", actions, ("action", "seen")),
+    ):
         function = getattr(module, name, None)
         if not callable(function) or plan.plugins.claims(f"marl_{name}"):
             continue
@@ -153,15 +198,22 @@ def try_grader(plan: Plan) -> tuple[list[Problem], list[Problem]]:
             Problem(
                 "rehearsal.no_score",
                 where_of(place_of(module.score_outcome)),
-                "score_outcome gave no score for any rehearsed trajectory, and what has none is not rewarded",
+                "score_outcome gave no score for any rehearsed trajectory, and what has none is "
+                "not rewarded",
                 fix="does it end with `return`?",
                 severity="warning",
             )
         )
     complete = [
-        t for t in run.state(RehearsalResult).trajectories.values() if not (t.agent_failure or t.infrastructure_failure)
+        t
+        for t in run.state(RehearsalResult).trajectories.values()
+        if not (t.agent_failure or t.infrastructure_failure)
     ]
-    silent = bool(complete) and all(t.answer is None for t in complete) and not run.state(RehearsalResult).answered
+    silent = (
+        bool(complete)
+        and all(t.answer is None for t in complete)
+        and not run.state(RehearsalResult).answered
+    )
     if silent and ".answer" in read_text(run.folder / str(run.recipe.grader)):
         unclear.append(
             Problem(
@@ -176,7 +228,8 @@ def try_grader(plan: Plan) -> tuple[list[Problem], list[Problem]]:
 
 
 def _try_reward_function(plan: Plan) -> tuple[list[Problem], list[Problem]]:
-    """Try upstream's reward function, which a run calls in a thread of its own: it may wait there."""
+    """Try upstream's reward function, which a run calls in a thread of its own: it may wait
+    there."""
     run, file = plan.run, plan.run.args.reward.remote_url
     if not file or plan.plugins.claims("marl_score_outcome"):
         return [], []

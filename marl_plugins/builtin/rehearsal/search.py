@@ -1,7 +1,8 @@
 """The search for answers that lead into every branch of a workflow.
 
-Each trial is a script that has led somewhere with one speaker's lines changed (candidates.py); one that reaches a new line,
-branch, role or failure is changed further. It ends when everything is reached, or after a number of trials and seconds.
+Each trial is a script that has led somewhere with one speaker's lines changed (candidates.py); one
+that reaches a new line, branch, role or failure is changed further. It ends when everything is
+reached, or after a number of trials and seconds.
 """
 
 from __future__ import annotations
@@ -74,9 +75,17 @@ class Search:
         self._tried.add(trial.script.key)
         failures = {(failure.place, failure.kind or failure.text) for failure in trial.failures}
         spoken = {speaker for other in self.trials for speaker in other.answers}
-        new = self.reached.add(trial.reached) or bool(failures - self._failures) or not trial.answers.keys() <= spoken
+        new = (
+            self.reached.add(trial.reached)
+            or bool(failures - self._failures)
+            or not trial.answers.keys() <= spoken
+        )
         looked_for = [self._merge(speaker, notes) for speaker, notes in trial.notes.items()]
-        first = new or any(looked_for) or (not any(other.complete for other in self.trials) and trial.complete)
+        first = (
+            new
+            or any(looked_for)
+            or (not any(other.complete for other in self.trials) and trial.complete)
+        )
         self._failures |= failures
         for failure in trial.failures:
             if failure.kind == "KeyError":  # a key that an answer's JSON has to have
@@ -92,16 +101,26 @@ class Search:
             self.elsewhere.append(trial)
 
     def says_the_label(self, script: Script) -> bool:
-        """Returns whether somebody says the task's label in a script, and may be shown it therefore."""
+        """Returns whether somebody says the task's label in a script, and may be shown it
+        therefore."""
         label = self.known.label
-        return bool(label) and any(label in line for lines in script.lines.values() for line in lines if line)
+        return bool(label) and any(
+            label in line for lines in script.lines.values() for line in lines if line
+        )
 
     @property
     def done(self) -> bool:
         """Returns whether everything was reached."""
-        called = {call.spec.name for trial in (*self.trials, *self.elsewhere) for call in trial.calls}
+        called = {
+            call.spec.name for trial in (*self.trials, *self.elsewhere) for call in trial.calls
+        }
         complete = any(trial.complete for trial in self.trials)
-        return complete and called >= set(self.wanted) and not self.reached.missed and not self.reached.missed_branches
+        return (
+            complete
+            and called >= set(self.wanted)
+            and not self.reached.missed
+            and not self.reached.missed_branches
+        )
 
     def run_some(self, caught: Capture) -> bool:
         """Plays the next few scripts, and returns whether there are more to come."""
@@ -109,16 +128,22 @@ class Search:
         try:
             for script in islice(self._untried, TOGETHER):
                 trial = self._played(script, caught)
-                if (self.add(trial) and self.done) or trial.left_at is not None:  # where it waits, the next ones would, too
+                if (
+                    self.add(trial) and self.done
+                ) or trial.left_at is not None:  # where it waits, the next ones would, too
                     return False
-                if self.count >= MOST_TRIALS or self.spent + time.thread_time() - began > SEARCH_SECONDS:
+                if (
+                    self.count >= MOST_TRIALS
+                    or self.spent + time.thread_time() - began > SEARCH_SECONDS
+                ):
                     return False
             return self._more
         finally:
             self.spent += time.thread_time() - began
 
     def _played(self, script: Script, caught: Capture) -> Trial:
-        """One trial; the first that is left in a loop is played again with more calls, in case the loop ends."""
+        """One trial; the first that is left in a loop is played again with more calls, in case the
+        loop ends."""
         trial = self.play(script, caught)
         if trial.endless and self.most_calls < LONG and not self._in_a_loop:
             self._in_a_loop, self.most_calls, before = True, LONG, self.most_calls
@@ -127,10 +152,12 @@ class Search:
         return trial
 
     def play(self, script: Script, caught: Capture, workflow: Workflow | None = None) -> Trial:
-        """Returns one trial; what it raises is what the workflow (or another one) raises on the task and with texts as they
-        are."""
+        """Returns one trial; what it raises is what the workflow (or another one) raises on the
+        task and with texts as they are."""
         marked, real = self.tasks
-        play = partial(self.stage.play, script, caught=caught, most_calls=self.most_calls, workflow=workflow)
+        play = partial(
+            self.stage.play, script, caught=caught, most_calls=self.most_calls, workflow=workflow
+        )
         trial = play(marked)
         if trial.failures and not any(f.certain for f in trial.failures):
             again = play(marked, noting=False)
@@ -146,10 +173,13 @@ class Search:
         return (script for script in self._scripts() if script.key not in self._tried)
 
     def _scripts(self) -> Iterator[Script]:
-        """Scripts, for as long as trials bring anything new: first those of whole demonstrations."""
+        """Scripts, for as long as trials bring anything new: first those of whole
+        demonstrations."""
         said = self.known.said
         for n in range(max(map(len, said.values()), default=0)):
-            yield Script("", WORDS.text, {role: lines[n % len(lines)] for role, lines in said.items()}).named()
+            yield Script(
+                "", WORDS.text, {role: lines[n % len(lines)] for role, lines in said.items()}
+            ).named()
         begun = -1
         while begun < self.count:
             begun, taken = self.count, 0
@@ -157,7 +187,9 @@ class Search:
             while turns or taken < len(self.trials):
                 for trial in self.trials[taken:]:  # those found meanwhile, too
                     if trial.script.text is WORDS.text:
-                        turns.extendleft(self._changes(trial, by) for by in reversed(self._speakers(trial)))
+                        turns.extendleft(
+                            self._changes(trial, by) for by in reversed(self._speakers(trial))
+                        )
                 taken = len(self.trials)
                 if turns:
                     some = list(islice(turns[0], AT_A_TIME))
@@ -169,15 +201,21 @@ class Search:
         """Returns who speaks in a trial, those first whose answers the workflow looks into."""
         opaque = bool(self.known.vocabulary.patterns)
         return sorted(
-            trial.answers, key=lambda by: not (self._notes.get(by, Notes()).looked or (opaque and TOOL not in by))
+            trial.answers,
+            key=lambda by: not (self._notes.get(by, Notes()).looked or (opaque and TOOL not in by)),
         )
 
     def _changes(self, trial: Trial, speaker: str) -> Iterator[Script]:
-        """A trial's script with other lines of one speaker: always the same, or after what it says now."""
+        """A trial's script with other lines of one speaker: always the same, or after what it says
+        now."""
         now = trial.script.lines.get(speaker)
         current = now[-1] if now else None
-        texts: Iterable[str] = candidates(self.known, speaker, self._notes.get(speaker, Notes()), current)
-        if speaker.startswith(TOOL) or "except" in self.stage.source.text:  # else nobody asks whether a role has failed
+        texts: Iterable[str] = candidates(
+            self.known, speaker, self._notes.get(speaker, Notes()), current
+        )
+        if (
+            speaker.startswith(TOOL) or "except" in self.stage.source.text
+        ):  # else nobody asks whether a role has failed
             texts = chain([FailureText("")], texts)
         for text in texts:
             changed = [trial.script.saying(speaker, text)]

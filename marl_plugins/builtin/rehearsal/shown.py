@@ -1,4 +1,5 @@
-"""Findings about what a workflow shows its roles: texts that nobody means to show, and fields that no prompt shows."""
+"""Findings about what a workflow shows its roles: texts that nobody means to show, and fields that
+no prompt shows."""
 
 from __future__ import annotations
 
@@ -19,11 +20,13 @@ from marl_plugins.core.run import Run
 from marl_plugins.engine.plan.apart import where_of
 
 OBJECT = re.compile(
-    r"<(?:bound method [\w.<>]+ of |built-in (?:method|function) \w+|(?:function|coroutine object) [^ ]+ at 0x"
+    r"<(?:bound method [\w.<>]+ of |built-in (?:method|function) \w+|(?:function|coroutine object) "
+    r"[^ ]+ at 0x"
     r"|[\w.]+ object at 0x)[^>]*>"
     r"|\btoolresult\(tool=|(?P<member><\w+\.\w+: ['\d][^>]*>)"
 )
-"""Python's notation of what has no text of its own: functions, objects, members of an enumeration; in small letters."""
+"""Python's notation of what has no text of its own: functions, objects, members of an enumeration;
+in small letters."""
 NAMED = re.compile(r"\{([A-Za-z_]\w*)[\w.\[\]'\"]*\}")
 """A name in braces, as an f-string has it."""
 KEYWORDS = ("after", "continues")
@@ -43,7 +46,8 @@ def shown_objects(trial: Trial) -> list[Problem]:
             "rehearsal.object_shown",
             where_of(call.place),
             f"role {call.spec.name!r} is shown {found[0]!r:.80} in field {name!r}",
-            fix="write the text that it is to see: call what is a function, and name the part of an object that is a text",
+            fix="write the text that it is to see: call what is a function, and name the part of "
+            "an object that is a text",
             severity="warning" if found["member"] else "error",
         )
         for call, name, text in shown_in(trial.calls)
@@ -52,8 +56,8 @@ def shown_objects(trial: Trial) -> list[Problem]:
 
 
 def unshown_fields(trials: Iterable[Trial], run: Run) -> list[Problem]:
-    """Returns fields of which no prompt of the recipe's folder knows: a role's own need not show all, for there may be several
-    sets of prompts."""
+    """Returns fields of which no prompt of the recipe's folder knows: a role's own need not show
+    all, for there may be several sets of prompts."""
     calls = {
         (call.spec.name, name): (call.place, value)
         for trial in trials
@@ -71,28 +75,43 @@ def unshown_fields(trials: Iterable[Trial], run: Run) -> list[Problem]:
             continue
         close = get_close_matches(name, KEYWORDS, 1, CLOSE) if holds_action(value) else []
         said = f"role {role!r} is given field {name!r}, which no prompt shows"
-        fix = f"did you mean {close[0]!r}?" if close else f"write {{{name}}} into its prompt, or do not give the field"
-        found.append(Problem("rehearsal.unshown", where_of(place), said, fix=fix, severity="warning"))
+        fix = (
+            f"did you mean {close[0]!r}?"
+            if close
+            else f"write {{{name}}} into its prompt, or do not give the field"
+        )
+        found.append(
+            Problem("rehearsal.unshown", where_of(place), said, fix=fix, severity="warning")
+        )
     return found
 
 
 def _prompts_of(run: Run) -> Iterable[Path]:
     """The files of the recipe's folder that may be prompts."""
     files = (file for pattern in ("*", "*/*", "*/*/*") for file in run.folder.glob(pattern))
-    return islice((file for file in files if file.suffix in PROMPTS and file.is_file()), MOST_PROMPTS)
+    return islice(
+        (file for file in files if file.suffix in PROMPTS and file.is_file()), MOST_PROMPTS
+    )
 
 
 def _fields(texts: Iterable[str]) -> set[str]:
-    return {name for text in texts for _, name, _, _ in string.Formatter().parse(text) if name is not None}
+    return {
+        name
+        for text in texts
+        for _, name, _, _ in string.Formatter().parse(text)
+        if name is not None
+    }
 
 
 def forgotten_f(source: Source, roles: Sequence[str]) -> list[Problem]:
-    """Returns texts given to a role in which a variable's name stands in braces, and no `f` before the text."""
+    """Returns texts given to a role in which a variable's name stands in braces, and no `f` before
+    the text."""
     return [
         Problem(
             "rehearsal.braces",
             where_of(f"{source.file}:{node.lineno}"),
-            f"role {role!r} is shown {{{name}}} as it stands, in field {field!r}, where {name!r} is a variable",
+            f"role {role!r} is shown {{{name}}} as it stands, in field {field!r}, where {name!r} "
+            "is a variable",
             fix="write f before the text",
             severity="warning",
         )
@@ -103,13 +122,23 @@ def forgotten_f(source: Source, roles: Sequence[str]) -> list[Problem]:
     ]
 
 
-def _texts_given(function: ast.AST, roles: Sequence[str]) -> Iterator[tuple[str, str, ast.Constant]]:
+def _texts_given(
+    function: ast.AST, roles: Sequence[str]
+) -> Iterator[tuple[str, str, ast.Constant]]:
     """The texts that stand in calls of roles: role, field, text."""
     for call in ast.walk(function):
-        if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr in roles:
+        if (
+            isinstance(call, ast.Call)
+            and isinstance(call.func, ast.Attribute)
+            and call.func.attr in roles
+        ):
             for keyword in call.keywords:
                 for part in _added(keyword.value):
-                    if keyword.arg and isinstance(part, ast.Constant) and isinstance(part.value, str):
+                    if (
+                        keyword.arg
+                        and isinstance(part, ast.Constant)
+                        and isinstance(part.value, str)
+                    ):
                         yield call.func.attr, keyword.arg, part
 
 
@@ -124,5 +153,9 @@ def _added(node: ast.expr) -> Iterator[ast.expr]:
 
 def _variables(function: ast.AST, before: int) -> set[str]:
     """The arguments of a function, and what has a value before a line of it."""
-    stored = (n for n in ast.walk(function) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store))
-    return {n.id for n in stored if n.lineno < before} | {n.arg for n in ast.walk(function) if isinstance(n, ast.arg)}
+    stored = (
+        n for n in ast.walk(function) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)
+    )
+    return {n.id for n in stored if n.lineno < before} | {
+        n.arg for n in ast.walk(function) if isinstance(n, ast.arg)
+    }

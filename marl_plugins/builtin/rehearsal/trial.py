@@ -38,8 +38,8 @@ from marl_plugins.engine.plan.scripted_roles import ScriptedChat, scripted_role,
 MOST_CALLS = 200
 """A workflow that continues for as long as answers are wrong is left there."""
 LONGEST_SECONDS = 3.0
-"""Of processor time: a workflow of more than `MOST_CALLS` calls that takes longer, because it shows all that was said, is left
-there."""
+"""Of processor time: a workflow of more than `MOST_CALLS` calls that takes longer, because it shows
+all that was said, is left there."""
 SECONDS = 3.0
 """A workflow that waits longer, for whatever it is, is left there."""
 
@@ -82,7 +82,9 @@ class Trial:
     @property
     def complete(self) -> bool:
         """Returns whether the workflow came to its own end."""
-        return self.trajectory is not None and not (self.failed or self.trajectory.infrastructure_failure)
+        return self.trajectory is not None and not (
+            self.failed or self.trajectory.infrastructure_failure
+        )
 
     def after(self, first: Trial) -> Trial:
         """Returns the trial, with what one before it has reached and noted."""
@@ -95,7 +97,8 @@ class Stage:
     """A workflow with its roles and tools, to be run as often as there are scripts.
 
     Args:
-        tools: The tools that it may call, besides those of the roles; those known by name only answer to any function.
+        tools: The tools that it may call, besides those of the roles; those known by name only
+            answer to any function.
         file: Named where no line of the workflow's took part in a mistake.
     """
 
@@ -139,34 +142,42 @@ class Stage:
         Args:
             caught: Of `run_apart`.
             most_calls: The trial is left where the workflow makes more calls of roles.
-            noting: Whether answers note what is looked for in them. Code that takes nothing but `str` itself refuses those
-                that do, so that what such a trial raises has to be seen without.
+            noting: Whether answers note what is looked for in them. Code that takes nothing but
+                `str` itself refuses those that do, so that what such a trial raises has to be seen
+                without.
         """
         trial = Trial(script, Coverage(self.source))
-        performance = TrialRun(trial, workflow or self.workflow, most_calls, noting, going_on=caught.goes_on)
+        performance = TrialRun(
+            trial, workflow or self.workflow, most_calls, noting, going_on=caught.goes_on
+        )
         before = shared_generators()
         with failures_kept(trial.failures, self.file, caught), trial.reached.watching():
             trial.trajectory = run_on_a_loop(performance.run(self, copy.deepcopy(task)))
         trial.drew = shared_generators() != before
         random.setstate(before[0])
-        trial.failures += [failure_of(call.refused, self.file) for call in trial.calls if call.refused]
+        trial.failures += [
+            failure_of(call.refused, self.file) for call in trial.calls if call.refused
+        ]
         trial.caught = caught_mistakes(trial.reached.raised, trial.failures, self.file)
         for action in performance.actions:  # whoever reads them now is not the workflow
             action.text = plain(action.text)
-            action.tool_results = tuple(replace(r, output=plain(r.output)) for r in action.tool_results)
+            action.tool_results = tuple(
+                replace(r, output=plain(r.output)) for r in action.tool_results
+            )
         if trial.trajectory is not None and trial.trajectory.answer is not None:
             trial.trajectory.answer = plain(trial.trajectory.answer)
         return trial
 
     def play_in_turn(self, groups: Sequence[Sequence[tuple[Script, Task]]]) -> list[list[Trial]]:
-        """Runs the workflow on the tasks of each group at the same time, as a run does: the tasks themselves, on one loop."""
+        """Runs the workflow on the tasks of each group at the same time, as a run does: the tasks
+        themselves, on one loop."""
         trials = [[Trial(script, Coverage(self.source)) for script, _ in group] for group in groups]
 
         async def one(trial: Trial, task: Task) -> None:
             try:
-                trial.trajectory = await TrialRun(trial, self.workflow, MOST_CALLS, noting=False, alone=False).run(
-                    self, task
-                )
+                trial.trajectory = await TrialRun(
+                    trial, self.workflow, MOST_CALLS, noting=False, alone=False
+                ).run(self, task)
             except Exception as error:  # the workflow's, of any kind
                 trial.failures.append(failure_of(error, self.file))
 
@@ -180,14 +191,18 @@ class Stage:
     def cast(self, chat: Any, tools: Mapping[str, Tool]) -> dict[str, RoleSpec]:
         """Returns the roles as they speak in one trial."""
         return {
-            name: replace(spec, chat=chat, tools=tuple(tools[tool] for tool in self._tools_of[name]))
+            name: replace(
+                spec, chat=chat, tools=tuple(tools[tool] for tool in self._tools_of[name])
+            )
             for name, spec in self._roles.items()
         }
 
     def for_workflow(self, tools: Mapping[str, Tool]) -> dict[str, Tool]:
         """Returns tools as the workflow may call them, with the functions that they really have."""
         return {
-            name: replace(tool, functions=self._known[name].functions if name in self._known else ())
+            name: replace(
+                tool, functions=self._known[name].functions if name in self._known else ()
+            )
             for name, tool in tools.items()
         }
 
@@ -196,7 +211,8 @@ class TrialRun:
     """One trial while its workflow runs.
 
     Args:
-        alone: Whether nothing else runs on the event loop; else others have their turn before each answer.
+        alone: Whether nothing else runs on the event loop; else others have their turn before each
+            answer.
         going_on: Is called with every answer, where a limit of time is for each of them.
     """
 
@@ -231,7 +247,9 @@ class TrialRun:
             if not inspect.isawaitable(awaitable):
                 kind = type(awaitable).__name__
                 raise InvalidCall(
-                    f"run gives {kind} at once; write `async def run(task, roles, tools)`, without `yield`", None
+                    f"run gives {kind} at once; write `async def run(task, roles, tools)`, without "
+                    "`yield`",
+                    None,
                 )
             try:
                 returned = await awaitable
@@ -239,7 +257,9 @@ class TrialRun:
                 self.trial.left_at = users_line(error, ())
                 raise
             finally:
-                self.trial.failures += [failure_of(error, stage.file) for error in self.calls.misspelt]
+                self.trial.failures += [
+                    failure_of(error, stage.file) for error in self.calls.misspelt
+                ]
             if self.alone and not inspect.isawaitable(returned):
                 refuse_running_tasks()
             return returned
@@ -258,8 +278,8 @@ class TrialRun:
         )
 
     async def generate(self, call: Call) -> Generation:
-        """Returns an answer at once, so that whatever runs during the workflow has not begun when it ends without waiting for
-        it."""
+        """Returns an answer at once, so that whatever runs during the workflow has not begun when
+        it ends without waiting for it."""
         if not self.alone:
             await asyncio.sleep(0)
         number = len(self.chat.texts)
@@ -294,19 +314,25 @@ class TrialRun:
 
 
 def _functions(name: str, tool: Tool | None) -> tuple[Function, ...]:
-    """Returns what a role of the rehearsal may call: the tool's functions, or else one of its own name."""
+    """Returns what a role of the rehearsal may call: the tool's functions, or else one of its own
+    name."""
     return tuple((tool and tool.functions) or (Function(name, "", {}),))
 
 
 def refuse_running_tasks() -> None:
-    """Raises `InvalidCall` where the workflow has ended and a task of its own still runs that it has not cancelled."""
+    """Raises `InvalidCall` where the workflow has ended and a task of its own still runs that it
+    has not cancelled."""
     tasks = asyncio.all_tasks() - {asyncio.current_task()}
     own = [
         task for task in tasks if isinstance(task.get_coro(), RoleCall | CoroutineType)
     ]  # not the loop's: generators to be closed
-    running = sorted(_place_and_name(task) for task in own if not task.done() and not task.cancelling())
+    running = sorted(
+        _place_and_name(task) for task in own if not task.done() and not task.cancelling()
+    )
     for place, name in running:
-        raise InvalidCall(f"{name} runs as a task that nobody awaits when run ends; await it, or cancel it", place)
+        raise InvalidCall(
+            f"{name} runs as a task that nobody awaits when run ends; await it, or cancel it", place
+        )
 
 
 def _place_and_name(task: asyncio.Task[Any]) -> tuple[str, str]:

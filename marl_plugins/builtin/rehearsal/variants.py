@@ -1,10 +1,13 @@
 """Variants that a workflow names itself, each of which the rehearsal runs.
 
-def variants():                                # beside run in workflow.py, or an attribute of a plugin's workflow
+def variants():                                # beside run in workflow.py, or an attribute of a
+                                               plugin's workflow
     return {
-        "billing": {"router": '{"team": "billing"}'},                       # what roles say; several texts: in turn
+        "billing": {"router": '{"team": "billing"}'},                       # what roles say;
+            several texts: in turn
         "not found": {"router": '{"team": "billing"}', "tools.lookup": "no such order"},
-        "retry": run_with_a_failure,                                        # or a workflow of its own
+        "retry": run_with_a_failure,                                        # or a workflow of its
+            own
     }
 """
 
@@ -31,7 +34,9 @@ def variants_of(workflow: Workflow, speakers: Collection[str]) -> tuple[Variants
     Args:
         speakers: The roles, and the tools as `tools.NAME`.
     """
-    function: Any = getattr(workflow, "variants", None) or getattr(inspect.getmodule(written(workflow)), "variants", None)
+    function: Any = getattr(workflow, "variants", None) or getattr(
+        inspect.getmodule(written(workflow)), "variants", None
+    )
     if function is None:
         return {}, []
     place = place_of(function)
@@ -56,14 +61,28 @@ def variants_of(workflow: Workflow, speakers: Collection[str]) -> tuple[Variants
             found[name] = variant
         elif isinstance(variant, Mapping) and all(map(_said, variant.values())):
             problems += [
-                _wrong(place, repr(by), f"a role or tools.NAME in variant {name!r}", meant(str(by), speakers))
+                _wrong(
+                    place,
+                    repr(by),
+                    f"a role or tools.NAME in variant {name!r}",
+                    meant(str(by), speakers),
+                )
                 for by in variant
                 if by not in speakers
             ]
-            said = {by: (text,) if isinstance(text, str) else tuple(text) for by, text in variant.items()}
+            said = {
+                by: (text,) if isinstance(text, str) else tuple(text)
+                for by, text in variant.items()
+            }
             found[name] = Script(f"the variant is {name!r}", WORDS.text, said)
         else:
-            problems.append(_wrong(place, repr(variant)[:80], f"variant {name!r} to be texts by role, or a workflow"))
+            problems.append(
+                _wrong(
+                    place,
+                    repr(variant)[:80],
+                    f"variant {name!r} to be texts by role, or a workflow",
+                )
+            )
     return found, problems
 
 

@@ -1,7 +1,9 @@
-"""The vocabulary that a workflow may look for in an answer, read from its code: texts, keys, numbers, patterns, tags.
+"""The vocabulary that a workflow may look for in an answer, read from its code: texts, keys,
+numbers, patterns, tags.
 
-Read are the file in which the workflow stands, the recipe's files that it imports, and the values that lie in them: the keys of a
-table, the members of an enumeration, a compiled pattern, the fields of a class.
+Read are the file in which the workflow stands, the recipe's files that it imports, and the values
+that lie in them: the keys of a table, the members of an enumeration, a compiled pattern, the fields
+of a class.
 """
 
 from __future__ import annotations
@@ -98,7 +100,9 @@ def vocabulary_of(workflow: Workflow) -> Vocabulary:
         _read_source(_with_constants(source_of(module), vars(module)), found)
     _read_values(_own_values(workflow), found, 0)
     for module in modules:
-        _read_values([value for name, value in vars(module).items() if not name.startswith("__")], found, 0)
+        _read_values(
+            [value for name, value in vars(module).items() if not name.startswith("__")], found, 0
+        )
     return found
 
 
@@ -117,7 +121,11 @@ def _modules(workflow: Workflow) -> Iterator[ModuleType]:
     for module in found:
         yield module
         for value in list(vars(module).values()):
-            other = value if isinstance(value, ModuleType) else sys.modules.get(getattr(value, "__module__", None) or "")
+            other = (
+                value
+                if isinstance(value, ModuleType)
+                else sys.modules.get(getattr(value, "__module__", None) or "")
+            )
             if other is not None and other.__name__.startswith(FOLDERS) and other not in found:
                 found.append(other)
 
@@ -175,7 +183,9 @@ def _with_constants(source: str, values: Mapping[str, Any]) -> ast.AST:
     assigned = {
         node.targets[0].id: node.value.value
         for node in ast.walk(tree)
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name) and isinstance(node.value, ast.Constant)
+        if isinstance(node, ast.Assign)
+        and isinstance(node.targets[0], ast.Name)
+        and isinstance(node.value, ast.Constant)
     }
     Constants({**assigned, **values}).visit(tree)
     return tree
@@ -206,12 +216,17 @@ def _read_source(tree: ast.AST, found: Vocabulary) -> None:
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             found.tags |= dict.fromkeys(TAG.findall(node.value))
             found.fenced = found.fenced or FENCE in node.value
-            if node.value.strip() and len(node.value) <= SHORT_TEXT and len(node.value.splitlines()) == 1:
+            if (
+                node.value.strip()
+                and len(node.value) <= SHORT_TEXT
+                and len(node.value.splitlines()) == 1
+            ):
                 found.others.setdefault(node.value)
 
 
 def _read_class(node: ast.ClassDef, found: Vocabulary) -> None:
-    """Add the fields that a class declares, and the constants that it names: members of an enumeration."""
+    """Add the fields that a class declares, and the constants that it names: members of an
+    enumeration."""
     for part in node.body:
         if isinstance(part, ast.AnnAssign) and isinstance(part.target, ast.Name):
             found.keys.setdefault(part.target.id)
@@ -230,7 +245,11 @@ def _read_comparison(node: ast.Compare, found: Vocabulary) -> None:
     for part in parts:
         negative = isinstance(part, ast.UnaryOp) and isinstance(part.op, ast.USub)
         value = part.operand if isinstance(part, ast.UnaryOp) else part
-        if isinstance(value, ast.Constant) and isinstance(value.value, int | float) and not isinstance(value.value, bool):
+        if (
+            isinstance(value, ast.Constant)
+            and isinstance(value.value, int | float)
+            and not isinstance(value.value, bool)
+        ):
             found.numbers.setdefault(-value.value if negative else value.value)
 
 
@@ -256,5 +275,13 @@ def _add_constants(parts: Iterable[ast.expr], found: Vocabulary) -> None:
 
 def _texts(parts: Iterable[ast.expr]) -> list[str]:
     """The texts among expressions, and in those that list them."""
-    items = [item for p in parts for item in (p.elts if isinstance(p, ast.Tuple | ast.List | ast.Set) else [p])]
-    return [item.value for item in items if isinstance(item, ast.Constant) and isinstance(item.value, str)]
+    items = [
+        item
+        for p in parts
+        for item in (p.elts if isinstance(p, ast.Tuple | ast.List | ast.Set) else [p])
+    ]
+    return [
+        item.value
+        for item in items
+        if isinstance(item, ast.Constant) and isinstance(item.value, str)
+    ]

@@ -1,19 +1,23 @@
-"""A reward model as a scorer: upstream's own reward actors, for the outcome or for every action of some roles. Built in.
+"""A reward model as a scorer: upstream's own reward actors, for the outcome or for every action of
+some roles. Built in.
 
-    openrlhf train --recipe R --reward.model_name_or_path MODEL [--reward.normalize_enable] [--reward_model.roles ROLE ...]
+    openrlhf train --recipe R --reward.model_name_or_path MODEL [--reward.normalize_enable]
+    [--reward_model.roles ROLE ...]
 
-The model reads messages in its own chat template, with its own tokenizer: a task's prompt and the system's answer, or a role's
-conversation up to the action. With low and high of `--reward.clip_range` (-10 and 10) its reward r becomes a score in [0, 1]:
+The model reads messages in its own chat template, with its own tokenizer: a task's prompt and the
+system's answer, or a role's conversation up to the action. With low and high of
+`--reward.clip_range` (-10 and 10) its reward r becomes a score in [0, 1]:
 
     score = (clip(r, low, high) - low) / (high - low)
 
-That is affine, so what an estimator divides by a standard deviation is the same as with r; the scores' scale is that of every
-other scorer, with 0 for agents that failed. With `--reward.normalize_enable` r is (r - mean) / std first, by the mean and std of
-the model's config.json, as upstream does.
+That is affine, so what an estimator divides by a standard deviation is the same as with r; the
+scores' scale is that of every other scorer, with 0 for agents that failed. With
+`--reward.normalize_enable` r is (r - mean) / std first, by the mean and std of the model's
+config.json, as upstream does.
 
-Outcomes of evaluations stay with the recipe's grader, where it has one: what is trained on and what is counted can be told
-apart. The processes have devices of their own (backend.py), and compute every sequence by itself, so that a score does not
-depend on what arrives together (scorer.py).
+Outcomes of evaluations stay with the recipe's grader, where it has one: what is trained on and what
+is counted can be told apart. The processes have devices of their own (backend.py), and compute
+every sequence by itself, so that a score does not depend on what arrives together (scorer.py).
 """
 
 from __future__ import annotations
@@ -71,16 +75,29 @@ def marl_options(parser: argparse.ArgumentParser) -> None:
 def marl_configure(run: Run) -> list[Problem]:
     if not is_enabled(run):
         got, fix = f"has no effect without --{FLAG}", "add it, or remove this one"
-        return [Problem("reward_model.idle", at(flag=f), got, fix=fix) for f in ONLY_WITH if f in run.given]
+        return [
+            Problem("reward_model.idle", at(flag=f), got, fix=fix)
+            for f in ONLY_WITH
+            if f in run.given
+        ]
     found = [
-        Problem("reward_model.no_role", at(flag=ROLES), f"there is no role {r!r}", fix=meant(r, run.recipe.roles))
+        Problem(
+            "reward_model.no_role",
+            at(flag=ROLES),
+            f"there is no role {r!r}",
+            fix=meant(r, run.recipe.roles),
+        )
         for r in run.args.reward_model.roles
         if r not in run.recipe.roles
     ]
     if scores_outcomes(run) and run.args.reward.remote_url:
         got = "both score the outcome; upstream asks the function alone, and starts no reward model"
         fix = f"remove one of the two, or give the model actions to score: --{ROLES} ROLE"
-        found.append(Problem("reward_model.twice", at(flag=FLAG), got, fix=fix, flags=(FLAG, "reward.remote_url")))
+        found.append(
+            Problem(
+                "reward_model.twice", at(flag=FLAG), got, fix=fix, flags=(FLAG, "reward.remote_url")
+            )
+        )
     return found + check_model(run)
 
 
@@ -90,7 +107,10 @@ def marl_describe(run: Run) -> dict[str, str]:
         return {}
     roles = run.args.reward_model.roles
     what = f"every action of {' and '.join(roles)}" if roles else "the outcome"
-    return {"reward model": f"{run.args.reward.model_name_or_path} scores {what}: a reward r counts as {Scale.of(run)}"}
+    return {
+        "reward model": f"{run.args.reward.model_name_or_path} scores {what}: a reward r counts as "
+        f"{Scale.of(run)}"
+    }
 
 
 @hookimpl(wrapper=True)
@@ -115,7 +135,11 @@ def marl_score_outcome(
 ) -> Generator[None, Awaitable[Outcome] | None, Awaitable[Outcome] | None]:
     others = yield
     scorer = run.state(Connection).scorer
-    if scorer is None or not scores_outcomes(run) or (trajectory.is_evaluation and others is not None):
+    if (
+        scorer is None
+        or not scores_outcomes(run)
+        or (trajectory.is_evaluation and others is not None)
+    ):
         return others
     if (close := getattr(others, "close", None)) is not None:
         close()  # a coroutine that nobody awaits
@@ -130,8 +154,16 @@ class RewardsOfStep(StepPart):
 
     def metrics(self) -> dict[str, float]:
         roles, scale = self.run.args.reward_model.roles, Scale.of(self.run)
-        mine = [t for t in self.step.trajectories if not (t.origin or t.agent_failure or t.infrastructure_failure)]
-        scores = [a.score for t in mine for a in t.actions if a.role in roles] if roles else [t.outcome for t in mine]
+        mine = [
+            t
+            for t in self.step.trajectories
+            if not (t.origin or t.agent_failure or t.infrastructure_failure)
+        ]
+        scores = (
+            [a.score for t in mine for a in t.actions if a.role in roles]
+            if roles
+            else [t.outcome for t in mine]
+        )
         return scale.metrics([score for score in scores if score is not None])
 
 

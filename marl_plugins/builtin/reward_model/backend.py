@@ -1,4 +1,5 @@
-"""The processes of a reward model beside those of the policies: counted in the plan, begun and ended with the run's others."""
+"""The processes of a reward model beside those of the policies: counted in the plan, begun and
+ended with the run's others."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ if TYPE_CHECKING:
 
 
 class Connection:
-    """The connection of a run's hooks to what scores; None while there are no processes, as in a plan."""
+    """The connection of a run's hooks to what scores; None while there are no processes, as in a
+    plan."""
 
     scorer: Scorer | None = None
 
@@ -35,7 +37,10 @@ class BesideRewardModel(ProcessBackend):
 
     def devices(self, run: Run) -> Mapping[str, int]:
         size = run.args.reward
-        return {**self.policies.devices(run), "reward model": size.num_nodes * size.num_gpus_per_node}
+        return {
+            **self.policies.devices(run),
+            "reward model": size.num_nodes * size.num_gpus_per_node,
+        }
 
     def engines_of(self, run: Run, policy: str) -> str:
         return self.policies.engines_of(run, policy)

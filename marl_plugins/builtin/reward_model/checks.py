@@ -1,7 +1,7 @@
 """Checks the files of a reward model before it is loaded: its head, and how many labels that has.
 
-Upstream makes a head of one label without a bias, called `score` (models/model.py), and loads what of the file has its name. A
-head that is not there would be a random one, without a word.
+Upstream makes a head of one label without a bias, called `score` (models/model.py), and loads what
+of the file has its name. A head that is not there would be a random one, without a word.
 """
 
 from __future__ import annotations
@@ -31,12 +31,16 @@ FLAG = "reward.model_name_or_path"
 
 
 def check_model(run: Run) -> list[Problem]:
-    """Returns what is wrong with the run's reward model, as far as it lies in a folder; one of the hub's is looked at when the run
-    starts."""
+    """Returns what is wrong with the run's reward model, as far as it lies in a folder; one of the
+    hub's is looked at when the run starts."""
     model: str = run.args.reward.model_name_or_path
     if is_tiny(model):
         got = f"{model} is a language model without a head that gives rewards"
-        return [Problem("reward_model.tiny", at(flag=FLAG), got, fix="name the folder of a reward model")]
+        return [
+            Problem(
+                "reward_model.tiny", at(flag=FLAG), got, fix="name the folder of a reward model"
+            )
+        ]
     if missing := missing_model(model):
         return [problem.within(flag=FLAG) for problem in missing]
     if not Path(model).is_dir():
@@ -44,9 +48,14 @@ def check_model(run: Run) -> list[Problem]:
     problems = problems_of(Path(model), run)
     longest, most = positions_of(model), run.args.data.max_len
     if not problems and longest is not None and longest < most:
-        got = f"takes {longest} tokens, and --data.max_len is {most}: what is longer is left out of training"
+        got = (
+            f"takes {longest} tokens, and --data.max_len is {most}: what is longer is left out "
+            "of training"
+        )
         fix = "lower --data.max_len, or take a model with more positions"
-        problems.append(Problem("reward_model.short", at(flag=FLAG), got, fix=fix, severity="warning"))
+        problems.append(
+            Problem("reward_model.short", at(flag=FLAG), got, fix=fix, severity="warning")
+        )
     return problems
 
 
@@ -54,17 +63,27 @@ def problems_of(folder: Path, run: Run) -> list[Problem]:
     """Returns what is wrong with a reward model in a folder."""
     file = folder / "config.json"
     if not file.is_file():
-        return [Problem("models.no_config", at(flag=FLAG, folder=folder), "the model has no config.json")]
+        return [
+            Problem(
+                "models.no_config", at(flag=FLAG, folder=folder), "the model has no config.json"
+            )
+        ]
     try:
         config = read_object(file)
-        found = [p.within(flag=FLAG) for p in (*tokenizer_problems(folder), *weight_problems(folder))]
-        found = found or _head_problems(folder, config.get("value_head_prefix", run.args.ds.value_head_prefix))
+        found = [
+            p.within(flag=FLAG) for p in (*tokenizer_problems(folder), *weight_problems(folder))
+        ]
+        found = found or _head_problems(
+            folder, config.get("value_head_prefix", run.args.ds.value_head_prefix)
+        )
     except ConfigurationError as error:
         return [problem.within(flag=FLAG) for problem in error.problems]
     if run.args.reward.normalize_enable and not ("mean" in config and "std" in config):
         got = f"{file} has no `mean` and `std`, so nothing would be normalised"
         fix = "remove the flag, or write them there, as upstream's train_rm does"
-        found.append(Problem("reward_model.no_statistics", at(flag="reward.normalize_enable"), got, fix=fix))
+        found.append(
+            Problem("reward_model.no_statistics", at(flag="reward.normalize_enable"), got, fix=fix)
+        )
     return found
 
 
@@ -76,18 +95,30 @@ def _head_problems(folder: Path, prefix: str) -> list[Problem]:
     """
     where, name = at(flag=FLAG, folder=folder), f"{prefix}.weight"
     if not any(folder.glob("*.safetensors")):
-        got, fix = "has no safetensors, and of other files it is not known which head they hold", "save it as safetensors"
+        got, fix = (
+            "has no safetensors, and of other files it is not known which head they hold",
+            "save it as safetensors",
+        )
         return [Problem("reward_model.no_safetensors", where, got, fix=fix)]
     shapes = dict(_shapes(folder))
     if name not in shapes:
         heads = [
-            n.removesuffix(".weight") for n, s in shapes.items() if len(s) == 2 and s[0] == 1 and n.endswith(".weight")
+            n.removesuffix(".weight")
+            for n, s in shapes.items()
+            if len(s) == 2 and s[0] == 1 and n.endswith(".weight")
         ]
         got = f"has no head {prefix!r}, so rewards would be random"
-        fix = f'add "value_head_prefix": "{heads[0]}" to its config.json' if heads else "name a reward model"
+        fix = (
+            f'add "value_head_prefix": "{heads[0]}" to its config.json'
+            if heads
+            else "name a reward model"
+        )
         return [Problem("reward_model.no_head", where, got, fix=fix)]
     if shapes[name][0] != 1:
-        got, fix = f"its head has {shapes[name][0]} labels", "name a reward model, which has num_labels 1"
+        got, fix = (
+            f"its head has {shapes[name][0]} labels",
+            "name a reward model, which has num_labels 1",
+        )
         return [Problem("reward_model.labels", where, got, "one label, the reward", fix)]
     return []
 
@@ -101,6 +132,13 @@ def _shapes(folder: Path) -> Iterator[tuple[str, Any]]:
                 header = json.loads(opened.read(size) if size < 2**27 else b"")
             except ValueError:
                 raise ConfigurationError(
-                    Problem("models.broken_weights", at(file=file), "is no safetensors file", fix="download it again")
+                    Problem(
+                        "models.broken_weights",
+                        at(file=file),
+                        "is no safetensors file",
+                        fix="download it again",
+                    )
                 ) from None
-        yield from ((name, tensor["shape"]) for name, tensor in header.items() if name != "__metadata__")
+        yield from (
+            (name, tensor["shape"]) for name, tensor in header.items() if name != "__metadata__"
+        )

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Scale:
-    """The numbers that become 0 and 1: the bounds to which upstream clips a reward (`--reward.clip_range`)."""
+    """The numbers that become 0 and 1: the bounds to which upstream clips a reward
+    (`--reward.clip_range`)."""
 
     low: float
     high: float
@@ -35,7 +36,8 @@ class Scale:
         return (min(max(reward, self.low), self.high) - self.low) / (self.high - self.low)
 
     def metrics(self, scores: Sequence[float]) -> dict[str, float]:
-        """Returns the mean of the rewards that gave these scores, and the share of them at a bound or beyond it."""
+        """Returns the mean of the rewards that gave these scores, and the share of them at a bound
+        or beyond it."""
         if not scores:
             return {}
         return {

@@ -1,8 +1,9 @@
 """Scores by a reward model's processes: messages to ids, ids to a reward, a reward to a score.
 
-Every sequence goes through the model by itself, unpadded, whichever others wait: a batch's shape changes the last bits of what
-comes out, and what arrives together is a matter of timing. So a score is a function of the sequence alone, and a run repeats.
-Sequences that wait go to the processes together, at most `--rollout.micro_batch_size` to each.
+Every sequence goes through the model by itself, unpadded, whichever others wait: a batch's shape
+changes the last bits of what comes out, and what arrives together is a matter of timing. So a score
+is a function of the sequence alone, and a run repeats. Sequences that wait go to the processes
+together, at most `--rollout.micro_batch_size` to each.
 """
 
 from __future__ import annotations
@@ -24,7 +25,13 @@ from marl_plugins.builtin.reward_model.checks import FLAG, problems_of
 from marl_plugins.builtin.reward_model.scale import Scale
 from marl_plugins.builtin.reward_model.worker import RemoteRewardActor
 from marl_plugins.core.deadlines import not_counted
-from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure, RunEnded, RunPaused, raised_by
+from marl_plugins.core.failures import (
+    ConfigurationError,
+    InfrastructureFailure,
+    RunEnded,
+    RunPaused,
+    raised_by,
+)
 from marl_plugins.core.problems import Problem, at
 from marl_plugins.engine.plan.models import positions_of
 from marl_plugins.engine.plan.rehearsed import RehearsalResult
@@ -48,8 +55,9 @@ Messages = Sequence[Mapping[str, str]]
 
 
 class Renderer:
-    """Turns messages into the ids that a reward model reads, as upstream's data set for reward models does (reward_dataset.py):
-    in the model's own chat template, with its end-of-sequence token last.
+    """Turns messages into the ids that a reward model reads, as upstream's data set for reward
+    models does (reward_dataset.py): in the model's own chat template, with its end-of-sequence
+    token last.
 
     Args:
         folder: The reward model's.
@@ -64,14 +72,28 @@ class Renderer:
         where = at(flag=FLAG, folder=folder)
         try:
             # Code of the model's own has been refused by the session, unless it is trusted.
-            self.tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=True, use_fast=not disable_fast)
-            vocabulary = AutoConfig.from_pretrained(folder, trust_remote_code=True).get_text_config().vocab_size
-        except Exception as error:  # transformers and tokenizers raise what they like at damaged files
-            got = f"its tokenizer or configuration cannot be loaded: {type(error).__name__}: {first_line(error)}"
+            self.tokenizer = AutoTokenizer.from_pretrained(
+                folder, trust_remote_code=True, use_fast=not disable_fast
+            )
+            vocabulary = (
+                AutoConfig.from_pretrained(folder, trust_remote_code=True)
+                .get_text_config()
+                .vocab_size
+            )
+        except (
+            Exception
+        ) as error:  # transformers and tokenizers raise what they like at damaged files
+            got = (
+                f"its tokenizer or configuration cannot be loaded: {type(error).__name__}: "
+                f"{first_line(error)}"
+            )
             raise ConfigurationError(Problem("reward_model.tokenizer", where, got)) from error
         if len(self.tokenizer) > vocabulary:
             got = f"its tokenizer has {len(self.tokenizer)} tokens, and its model {vocabulary}"
-            fix = "the two belong to different models: put the tokenizer of the reward model into its folder"
+            fix = (
+                "the two belong to different models: put the tokenizer of the reward model into "
+                "its folder"
+            )
             raise ConfigurationError(Problem("reward_model.vocabulary", where, got, fix=fix))
         self.longest = positions_of(str(folder))
 
@@ -83,18 +105,30 @@ class Renderer:
             InfrastructureFailure: The model has fewer positions.
         """
         try:
-            text = str(self.tokenizer.apply_chat_template(list(messages), tokenize=False)).rstrip("\n")
+            text = str(self.tokenizer.apply_chat_template(list(messages), tokenize=False)).rstrip(
+                "\n"
+            )
         except Exception as error:  # a template raises what it likes
             roles = ", ".join(dict.fromkeys(message["role"] for message in messages))
-            got = f"its chat template does not take messages of {roles}: {type(error).__name__}: {error}"
-            fix = "change `chat_template` in its folder, or let it score the outcome, which is a user's and an assistant's message"
-            raise ConfigurationError(Problem("reward_model.template", at(flag=FLAG), got, fix=fix)) from error
+            got = (
+                f"its chat template does not take messages of {roles}: {type(error).__name__}: "
+                f"{error}"
+            )
+            fix = (
+                "change `chat_template` in its folder, or let it score the outcome, which is a "
+                "user's and an assistant's message"
+            )
+            raise ConfigurationError(
+                Problem("reward_model.template", at(flag=FLAG), got, fix=fix)
+            ) from error
         end = self.tokenizer.eos_token
         if end and not text.endswith(end):
             text += " " + end
         ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False)
         if self.longest is not None and len(ids) > self.longest:
-            raise InfrastructureFailure(TOO_LONG, f"{len(ids)} tokens; the reward model takes {self.longest}")
+            raise InfrastructureFailure(
+                TOO_LONG, f"{len(ids)} tokens; the reward model takes {self.longest}"
+            )
         return ids
 
 
@@ -112,8 +146,8 @@ class Scorer:
         self._work: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        """Checks the model, tries its chat template on what was rehearsed, starts its processes, and waits until they have loaded
-        it.
+        """Checks the model, tries its chat template on what was rehearsed, starts its processes,
+        and waits until they have loaded it.
 
         Raises:
             ConfigurationError: It cannot be used.
@@ -130,20 +164,29 @@ class Scorer:
         count = size.num_nodes * size.num_gpus_per_node
         self._placement = bundles(count, self.silence) if count > 1 else None
         share = 0.2 if self._placement else 1
-        self.group = RayActorGroup(size.num_nodes, size.num_gpus_per_node, RemoteRewardActor, self._placement, share)
+        self.group = RayActorGroup(
+            size.num_nodes, size.num_gpus_per_node, RemoteRewardActor, self._placement, share
+        )
         strategy = get_strategy(args)
         strategy.train_batch_size = args.train.micro_batch_size * count
         loading = self.group.async_init_model_from_pretrained(strategy, self.model)
         try:
             ray.get(loading, timeout=self.silence)
         except GetTimeoutError:
-            got = f"the reward model {self.model} was not loaded within {self.silence:g} s (limits.silence_seconds)"
+            got = (
+                f"the reward model {self.model} was not loaded within {self.silence:g} s "
+                "(limits.silence_seconds)"
+            )
             raise RunEnded(got) from None
         except DEATHS as error:
-            raise RunEnded(f"a process of the reward model died while it was starting: {first_line(error)}") from error
+            raise RunEnded(
+                f"a process of the reward model died while it was starting: {first_line(error)}"
+            ) from error
         except RayTaskError as error:
             got = f"upstream cannot load it: {first_line(raised_by(error))}"
-            raise ConfigurationError(Problem("reward_model.start", at(flag=FLAG, name=self.model), got)) from error
+            raise ConfigurationError(
+                Problem("reward_model.start", at(flag=FLAG, name=self.model), got)
+            ) from error
 
     def end(self) -> None:
         """Ends all processes at once."""
@@ -200,7 +243,8 @@ class Scorer:
     async def _forward(self, sequences: Sequence[list[int]]) -> list[float]:
         """Returns the rewards of sequences, each computed by itself.
 
-        Every process gets as many: with ZeRO 3 each needs all others. What fills them up is computed, and not used.
+        Every process gets as many: with ZeRO 3 each needs all others. What fills them up is
+        computed, and not used.
 
         Raises:
             RunPaused: A process died, or answered nothing for too long.
@@ -216,18 +260,24 @@ class Scorer:
         try:
             answers = await asyncio.wait_for(asyncio.gather(*asked), self.silence)
         except TimeoutError:
-            got = f"the reward model answered nothing for {self.silence:g} s (limits.silence_seconds)"
+            got = (
+                f"the reward model answered nothing for {self.silence:g} s (limits.silence_seconds)"
+            )
             raise RunPaused(got) from None
         except DEATHS as error:
             raise RunPaused(f"a process of the reward model died: {first_line(error)}") from error
-        return [float(reward) for reward in itertools.chain.from_iterable(answers)][: len(sequences)]
+        return [float(reward) for reward in itertools.chain.from_iterable(answers)][
+            : len(sequences)
+        ]
 
     def _rehearsed(self) -> Iterator[Messages]:
         """Yields what it would have to read of the trajectories that the rehearsal left."""
         roles = self.run.args.reward_model.roles
         for trajectory in self.run.state(RehearsalResult).trajectories.values():
             if roles:
-                yield from (conversation(action) for action in trajectory.actions if action.role in roles)
+                yield from (
+                    conversation(action) for action in trajectory.actions if action.role in roles
+                )
             else:
                 yield answer_to(trajectory)
 
@@ -239,14 +289,21 @@ def in_folder(model: str) -> Path:
     from huggingface_hub import snapshot_download
 
     try:
-        return Path(snapshot_download(model, allow_patterns=["*.json", "*.jinja", "*.safetensors", "*.model", "*.txt"]))
+        return Path(
+            snapshot_download(
+                model, allow_patterns=["*.json", "*.jinja", "*.safetensors", "*.model", "*.txt"]
+            )
+        )
     except (OSError, ValueError) as error:
         got = f"cannot be downloaded: {first_line(error)}"
-        raise ConfigurationError(Problem("reward_model.download", at(flag=FLAG, name=model), got)) from error
+        raise ConfigurationError(
+            Problem("reward_model.download", at(flag=FLAG, name=model), got)
+        ) from error
 
 
 def own_args(args: SimpleNamespace) -> SimpleNamespace:
-    """Returns the flags of the reward model's processes: no process shares a sequence with another one, none is packed."""
+    """Returns the flags of the reward model's processes: no process shares a sequence with another
+    one, none is packed."""
     own = copy.deepcopy(args)
     own.ds.ring_attn_size = own.ds.tensor_parallel_size = 1
     own.ds.packing_samples = own.train.dynamic_batch_enable = False

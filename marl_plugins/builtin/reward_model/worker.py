@@ -1,4 +1,5 @@
-"""Upstream's reward actor, with the host support installed before it. Imported first in every process of a reward model."""
+"""Upstream's reward actor, with the host support installed before it. Imported first in every
+process of a reward model."""
 
 from __future__ import annotations
 
@@ -21,7 +22,8 @@ class RewardActor(MasterPort, RewardModelActor.__ray_metadata__.modified_class):
     def init_model_from_pretrained(self, strategy: DeepspeedStrategy, pretrain: str) -> None:
         """Loads the model, and the mean and std of its config.json.
 
-        Upstream writes these into buffers that are not saved (models/model.py:192), while transformers 5 has the model on the meta
+        Upstream writes these into buffers that are not saved (models/model.py:192), while
+        transformers 5 has the model on the meta
         device: what was written is lost, and memory that nobody has set divides the rewards.
         """
         super().init_model_from_pretrained(strategy, pretrain)

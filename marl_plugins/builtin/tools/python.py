@@ -1,11 +1,13 @@
-"""The tool `python`: runs programs of roles, and of plugins, in the sandbox, and makes an answer of whatever they do.
+"""The tool `python`: runs programs of roles, and of plugins, in the sandbox, and makes an answer of
+whatever they do.
 
     tools:
       python: {seconds: 10}
       sandbox: {isolation: landlock}
 
-Each call gets a fresh empty folder, or works in the trajectory's own (`workspace: true`). How well a program is isolated is the
-sandbox's matter (marl_plugins/sandbox), which this module alone imports.
+Each call gets a fresh empty folder, or works in the trajectory's own (`workspace: true`). How well
+a program is isolated is the sandbox's matter (marl_plugins/sandbox), which this module alone
+imports.
 """
 
 from __future__ import annotations
@@ -43,7 +45,12 @@ FUNCTION = Function(
     "Runs a Python program and returns what it prints.",
     {
         "type": "object",
-        "properties": {"code": {"type": "string", "description": "The program; only what it prints is returned."}},
+        "properties": {
+            "code": {
+                "type": "string",
+                "description": "The program; only what it prints is returned.",
+            }
+        },
         "required": ["code"],
     },
     text="code",
@@ -66,17 +73,22 @@ class PythonToolConfig(Section):
     concurrency: int | None = pydantic.Field(None, ge=1)
     """Maximum number at the same time; default: the machine's cores."""
     packages: bool = True
-    """Whether programs may import installed packages; without them a program starts in less than half the time."""
+    """Whether programs may import installed packages; without them a program starts in less than
+    half the time."""
     workspace: bool = False
-    """Whether all programs of a trajectory work in one folder, which is kept until the trajectory has been scored and begins
-    with the task's files; otherwise each has an empty folder of its own."""
+    """Whether all programs of a trajectory work in one folder, which is kept until the trajectory
+    has been scored and begins with the task's files; otherwise each has an empty folder of its
+    own."""
     calls_per_answer: int = pydantic.Field(16, ge=1)
-    """Maximum number of programs run per answer; the others are not run, and the answer's last output says how many."""
+    """Maximum number of programs run per answer; the others are not run, and the answer's last
+    output says how many."""
     seconds_per_trajectory: float = pydantic.Field(60.0, gt=0)
-    """Time of all programs of a trajectory, without waiting for a slot; once it is used up, no other program is begun."""
+    """Time of all programs of a trajectory, without waiting for a slot; once it is used up, no
+    other program is begun."""
 
     def compared(self) -> dict[str, Any]:
-        """Returns all but the number of programs at the same time, which changes nothing of what they print."""
+        """Returns all but the number of programs at the same time, which changes nothing of what
+        they print."""
         return self.model_dump(mode="json", exclude={"concurrency"})
 
     @property
@@ -100,7 +112,10 @@ def marl_sections() -> dict[str, type[Section]]:
 def marl_commands() -> list[Command]:
     return [
         Command(
-            "sandbox", "serve [--host H] [--port N]", "this machine's sandbox for runs on others, as SandboxFusion", _serve
+            "sandbox",
+            "serve [--host H] [--port N]",
+            "this machine's sandbox for runs on others, as SandboxFusion",
+            _serve,
         )
     ]
 
@@ -133,7 +148,10 @@ def marl_describe(run: Run) -> dict[str, str] | None:
     from marl_plugins.sandbox.checks import describe_sandbox
 
     users = tool_users(run, "python") or ["agents"]
-    return {"sandbox": f"programs of {' and of '.join(users)} run in the sandbox: {describe_sandbox(settings_of(run)[1])}"}
+    return {
+        "sandbox": f"programs of {' and of '.join(users)} run in the sandbox: "
+        f"{describe_sandbox(settings_of(run)[1])}"
+    }
 
 
 @hookimpl
@@ -144,7 +162,9 @@ async def marl_start(run: Run) -> None:
     try:
         await programs_of(run).sandbox.start()
     except InfrastructureFailure as failure:
-        raise ConfigurationError(Problem("sandbox.start", at(key="tools.sandbox"), str(failure))) from failure
+        raise ConfigurationError(
+            Problem("sandbox.start", at(key="tools.sandbox"), str(failure))
+        ) from failure
 
 
 @hookimpl
@@ -169,13 +189,16 @@ def marl_doctor(run: Run | None, args: SimpleNamespace, static: bool) -> list[Fi
 
 
 def _is_used(run: Run) -> bool:
-    """Returns whether programs are run; a service that is named is used, also where the workflow alone calls it."""
+    """Returns whether programs are run; a service that is named is used, also where the workflow
+    alone calls it."""
     return bool(tool_users(run, "python")) or settings_of(run)[1].isolation == "service"
 
 
 def settings_of(run: Run) -> tuple[PythonToolConfig, SandboxConfig]:
     """Returns a run's settings of the tool and of the sandbox."""
-    return run.section(PythonToolConfig) or PythonToolConfig(), run.section(SandboxConfig) or SandboxConfig()
+    return run.section(PythonToolConfig) or PythonToolConfig(), run.section(
+        SandboxConfig
+    ) or SandboxConfig()
 
 
 class _Programs:
@@ -202,7 +225,8 @@ def tool_of(run: Run, user: str = "") -> Tool:
     """Returns a run's tool `python`, also for the tools of plugins that run programs as it does.
 
     Args:
-        user: Whose programs these are, in messages, as in `use_tool`; empty: those of the roles that name the tool.
+        user: Whose programs these are, in messages, as in `use_tool`; empty: those of the roles
+            that name the tool.
     """
     from marl_plugins.sandbox.workspace import Workspaces
 
@@ -244,9 +268,11 @@ def python_tool(
     )
 
 
-def runner(config: PythonToolConfig, sandbox: OnDemandSandbox | None = None) -> Callable[[ToolCall], Awaitable[ToolResult]]:
-    """Returns what the tool calls: a program with the given limits; calls of all trajectories share one limit on how many run at
-    once."""
+def runner(
+    config: PythonToolConfig, sandbox: OnDemandSandbox | None = None
+) -> Callable[[ToolCall], Awaitable[ToolResult]]:
+    """Returns what the tool calls: a program with the given limits; calls of all trajectories share
+    one limit on how many run at once."""
     opened = sandbox or sandbox_of(config, SandboxConfig())
 
     async def run(call: ToolCall) -> ToolResult:
@@ -263,7 +289,9 @@ def sandbox_of(
     Args:
         workspaces: Gives the folder in which all workspaces lie.
     """
-    return OnDemandSandbox(sandbox, packages=config.packages, concurrency=config.concurrency, workspaces=workspaces)
+    return OnDemandSandbox(
+        sandbox, packages=config.packages, concurrency=config.concurrency, workspaces=workspaces
+    )
 
 
 async def run_program(
@@ -273,7 +301,8 @@ async def run_program(
     workspace: Path | None = None,
     files: Mapping[str, bytes] = MappingProxyType({}),
 ) -> ToolResult:
-    """Runs one program, in a fresh folder unless there is a workspace, and returns what it printed, and what stopped it.
+    """Runs one program, in a fresh folder unless there is a workspace, and returns what it printed,
+    and what stopped it.
 
     Args:
         files: Written into the folder first, by their path in it.
@@ -281,6 +310,15 @@ async def run_program(
     Raises:
         InfrastructureFailure: It could not be run; no program is to blame for that.
     """
-    completed = await sandbox.run(Program(program, files=files, limits=config.limits, merged=True), workspace)
+    completed = await sandbox.run(
+        Program(program, files=files, limits=config.limits, merged=True), workspace
+    )
     output = "\n".join(filter(None, [completed.stdout.rstrip("\n"), completed.reason]))
-    return ToolResult("python", program, output, completed.status == "finished", completed.seconds, completed.names)
+    return ToolResult(
+        "python",
+        program,
+        output,
+        completed.status == "finished",
+        completed.seconds,
+        completed.names,
+    )

@@ -1,8 +1,9 @@
 """`openrlhf doctor`: whether training can work on this machine, and how to fix every error.
 
-`--static` only inspects files, installed packages and drivers. Without it, everything is also tried, concurrently: the
-engines and the training processes are imported in separate processes, Ray starts, and plugins try what they need (`marl_doctor`):
-the `python` tool runs a program, the coach answers. What only some runs require is a note, unless `--recipe` (with any flags of
+`--static` only inspects files, installed packages and drivers. Without it, everything is also
+tried, concurrently: the engines and the training processes are imported in separate processes, Ray
+starts, and plugins try what they need (`marl_doctor`): the `python` tool runs a program, the coach
+answers. What only some runs require is a note, unless `--recipe` (with any flags of
 `openrlhf train`) names such a run.
 """
 
@@ -33,11 +34,12 @@ if TYPE_CHECKING:
     from marl_plugins.core.run import Run
 
 EXAMPLES = """\
-  openrlhf doctor                                    everything, in under a minute
-  openrlhf doctor --static                           inspect only: start nothing, send no request; takes a second
-  openrlhf doctor --recipe mathchat                  what this recipe requires too, including GPUs and extras
+  openrlhf doctor                             everything, in under a minute
+  openrlhf doctor --static                    inspect only: start nothing, send no request; takes a second
+  openrlhf doctor --recipe mathchat           what this recipe requires too, including GPUs and extras
   openrlhf doctor --recipe mathchat --vllm.num_engines 2    with any flags of `openrlhf train`
-  openrlhf doctor --coach.base_url http://localhost:11434/v1 --coach.model qwen3    whether this coach works
+  openrlhf doctor --coach.base_url http://localhost:11434/v1 --coach.model qwen3
+                                              whether this coach works
 
 Exit code 0: training can work here; 1: a line is marked FIX; 2: the command itself is wrong.
 `openrlhf docs doctor` explains every line.
@@ -57,23 +59,35 @@ def main(words: Sequence[str]) -> int:
     if others and not (options.recipe or options.plugin):
         got = f"unknown argument {others[0].partition('=')[0]!r} (openrlhf doctor --help)"
         fix = "flags of `openrlhf train` go with --recipe or --plugin"
-        raise ConfigurationError(Problem("doctor.argument", at(command="openrlhf doctor"), got, fix=fix))
+        raise ConfigurationError(
+            Problem("doctor.argument", at(command="openrlhf doctor"), got, fix=fix)
+        )
     if options.recipe:
         find_recipe(options.recipe)  # a missing recipe is a wrong command: exit code 2
     findings = examine(options, [w for w in words if w not in ("--json", "--static")], plugins)
     good = all_good(findings)
     if options.json:
-        print(json.dumps({"version": __version__, "good": good, "findings": [asdict(f) for f in findings]}, indent=2))
+        print(
+            json.dumps(
+                {"version": __version__, "good": good, "findings": [asdict(f) for f in findings]},
+                indent=2,
+            )
+        )
     else:
         from marl_plugins.commands.tables import print_findings
 
         print_findings(f"openrlhf-marl {__version__}", findings)
-        print("training can work here" if good else "training cannot work here yet: see the lines marked FIX")
+        print(
+            "training can work here"
+            if good
+            else "training cannot work here yet: see the lines marked FIX"
+        )
     return 0 if good else 1
 
 
 def checking_plugins(words: Sequence[str]) -> list[ModuleType]:
-    """Returns the plugins that have lines of their own: of those that are found, and those that are named.
+    """Returns the plugins that have lines of their own: of those that are found, and those that are
+    named.
 
     Raises:
         ConfigurationError: One that is named cannot be loaded.
@@ -81,7 +95,11 @@ def checking_plugins(words: Sequence[str]) -> list[ModuleType]:
     flags = split_flags([word for word in words if word not in ("--help", "-h")], COMMAND_LINE)
     named = [flag.words[0] for flag in flags if flag.name == "plugin" and flag.words]
     modules = [load(name) for name in dict.fromkeys([*present((*SHIPPED, *BUILTINS)), *named])]
-    return list({m.__name__: m for m in modules if hasattr(getattr(m, "marl_doctor", None), "marl_impl")}.values())
+    return list(
+        {
+            m.__name__: m for m in modules if hasattr(getattr(m, "marl_doctor", None), "marl_impl")
+        }.values()
+    )
 
 
 def build_parser(plugins: Sequence[ModuleType]) -> upstream_cli.Parser:
@@ -94,13 +112,23 @@ def build_parser(plugins: Sequence[ModuleType]) -> upstream_cli.Parser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.add_argument("--json", action="store_true", help="print JSON: good, and findings with what, good, found, fix")
     parser.add_argument(
-        "--static", action="store_true", help="inspect only: start no process of the stack, send no request"
+        "--json",
+        action="store_true",
+        help="print JSON: good, and findings with what, good, found, fix",
+    )
+    parser.add_argument(
+        "--static",
+        action="store_true",
+        help="inspect only: start no process of the stack, send no request",
     )
     parser.add_argument("--recipe", metavar="PATH", help="also check what this recipe requires")
     parser.add_argument(
-        "--plugin", metavar="NAME", action="append", default=[], help="also check what this plugin requires"
+        "--plugin",
+        metavar="NAME",
+        action="append",
+        default=[],
+        help="also check what this plugin requires",
     )
     for plugin in plugins:
         if hasattr(plugin, "marl_options"):
@@ -108,12 +136,16 @@ def build_parser(plugins: Sequence[ModuleType]) -> upstream_cli.Parser:
     return parser
 
 
-def lines_of(plugin: ModuleType, run: Run | None, options: argparse.Namespace, static: bool) -> list[Finding]:
+def lines_of(
+    plugin: ModuleType, run: Run | None, options: argparse.Namespace, static: bool
+) -> list[Finding]:
     """Returns a plugin's own lines."""
     given = {"run": run, "args": nested(vars(options)), "static": static}
     wanted = inspect.signature(plugin.marl_doctor).parameters
     with users_code(at(hook="marl_doctor"), place=at(plugin=plugin.__name__)):
-        return list(plugin.marl_doctor(**{name: given[name] for name in wanted if name in given}) or ())
+        return list(
+            plugin.marl_doctor(**{name: given[name] for name in wanted if name in given}) or ()
+        )
 
 
 def nested(flags: Mapping[str, Any]) -> SimpleNamespace:
@@ -129,7 +161,9 @@ def nested(flags: Mapping[str, Any]) -> SimpleNamespace:
     return root
 
 
-def examine(options: argparse.Namespace, words: Sequence[str], plugins: Sequence[ModuleType]) -> list[Finding]:
+def examine(
+    options: argparse.Namespace, words: Sequence[str], plugins: Sequence[ModuleType]
+) -> list[Finding]:
     """Returns all findings, in display order."""
     device = cpu.device()
     installed, cards = versions.find_installed(), gpus.query_gpus()
@@ -149,7 +183,9 @@ def examine(options: argparse.Namespace, words: Sequence[str], plugins: Sequence
         *(needs.check_devices(plan, cards) if plan else []),
     ]
     if options.static:
-        return inspected + [line for plugin in plugins for line in lines_of(plugin, plan, options, static=True)]
+        return inspected + [
+            line for plugin in plugins for line in lines_of(plugin, plan, options, static=True)
+        ]
     from marl_plugins.engine.records.display import Display
 
     trials: list[Check] = [
@@ -158,5 +194,10 @@ def examine(options: argparse.Namespace, words: Sequence[str], plugins: Sequence
         engines.try_ray,
         *(functools.partial(lines_of, plugin, plan, options, False) for plugin in plugins),
     ]
-    with Display(as_json=True).phase("trying the engines, Ray, what plugins need"), ThreadPoolExecutor() as pool:
-        return inspected + [finding for found in pool.map(lambda check: check(), trials) for finding in found]
+    with (
+        Display(as_json=True).phase("trying the engines, Ray, what plugins need"),
+        ThreadPoolExecutor() as pool,
+    ):
+        return inspected + [
+            finding for found in pool.map(lambda check: check(), trials) for finding in found
+        ]

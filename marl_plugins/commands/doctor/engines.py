@@ -41,12 +41,14 @@ if own_cluster():
     os.environ.update(closed())
 ray = __import__("ray")
 options = {} if os.environ.get("RAY_ADDRESS") else {
-    "address": "local", "include_dashboard": False, "num_cpus": 1, "object_store_memory": 10**8, "_temp_dir": sys.argv[1],
+    "address": "local", "include_dashboard": False, "num_cpus": 1, "object_store_memory": 10**8,
+    "_temp_dir": sys.argv[1],
 }
 ray.init(log_to_driver=False, logging_level="ERROR", **options)
 resources = ray.cluster_resources()
 ray.shutdown()
-print(json.dumps({"ray": ray.__version__, "gpus": resources.get("GPU", 0), "cpus": resources.get("CPU", 0)}))
+gpus, cpus = resources.get("GPU", 0), resources.get("CPU", 0)
+print(json.dumps({"ray": ray.__version__, "gpus": gpus, "cpus": cpus}))
 """
 
 
@@ -54,7 +56,13 @@ def try_engine(device: str) -> list[Finding]:
     """Imports what an engine's process imports."""
     found, seconds, problem = run_script(ENGINE, device)
     if found is None:
-        return [error("engines", f"an engine process cannot be started: {problem}", _command_for_details(ENGINE, device))]
+        return [
+            error(
+                "engines",
+                f"an engine process cannot be started: {problem}",
+                _command_for_details(ENGINE, device),
+            )
+        ]
     text = f"vLLM {found['vllm']} for {found['device']}, imported in {seconds:.0f} s"
     if found["device"] != device:
         return [
@@ -65,7 +73,13 @@ def try_engine(device: str) -> list[Finding]:
             )
         ]
     if device == "cuda" and not found["gpus"]:
-        return [error("engines", f"{text}; torch sees no GPU", "python -c 'import torch; torch.cuda.init()' shows why")]
+        return [
+            error(
+                "engines",
+                f"{text}; torch sees no GPU",
+                "python -c 'import torch; torch.cuda.init()' shows why",
+            )
+        ]
     return [ok("engines", text)]
 
 
@@ -74,11 +88,21 @@ def try_training(device: str) -> list[Finding]:
     found, seconds, problem = run_script(TRAINING, device)
     if found is None:
         return [
-            error("training", f"a training process cannot be started: {problem}", _command_for_details(TRAINING, device))
+            error(
+                "training",
+                f"a training process cannot be started: {problem}",
+                _command_for_details(TRAINING, device),
+            )
         ]
     text = f"DeepSpeed {found['deepspeed']} for {found['device']}, imported in {seconds:.0f} s"
     if found["device"] != device:
-        return [error("training", f"{text}, and the run would be on {device}", f"export DS_ACCELERATOR={device}")]
+        return [
+            error(
+                "training",
+                f"{text}, and the run would be on {device}",
+                f"export DS_ACCELERATOR={device}",
+            )
+        ]
     return [ok("training", text)]
 
 
@@ -87,7 +111,9 @@ def try_ray() -> list[Finding]:
     if why_unwritable(ray_folder()):
         return []  # reported by check_caches
     ray_folder().mkdir(parents=True, exist_ok=True)
-    folder = tempfile.mkdtemp(prefix="ray-", dir=ray_folder())  # as long as a run's path: socket paths are limited
+    folder = tempfile.mkdtemp(
+        prefix="ray-", dir=ray_folder()
+    )  # as long as a run's path: socket paths are limited
     try:
         found, seconds, problem = run_script(RAY, cpu.device(), folder)
     finally:
@@ -114,11 +140,15 @@ def try_ray() -> list[Finding]:
         if address
         else f"started in {seconds:.0f} s"
     )
-    return [ok("ray", f"{found['ray']}, {where}"), *find_leftovers(Path("/proc"), ray_folder() / "ray")]
+    return [
+        ok("ray", f"{found['ray']}, {where}"),
+        *find_leftovers(Path("/proc"), ray_folder() / "ray"),
+    ]
 
 
 def find_leftovers(processes: Path, sessions: Path) -> list[Finding]:
-    """Returns Ray processes that are already running, and session folders whose process has ended."""
+    """Returns Ray processes that are already running, and session folders whose process has
+    ended."""
     findings = []
     running = [
         folder.name
@@ -126,7 +156,10 @@ def find_leftovers(processes: Path, sessions: Path) -> list[Finding]:
         if Path(_command_line(folder / "cmdline")[0]).name in ("gcs_server", "raylet")
     ]
     if running:
-        found = f"already running here (processes {', '.join(sorted(running, key=int))}); a run starts another one"
+        found = (
+            f"already running here (processes {', '.join(sorted(running, key=int))}); a run "
+            "starts another one"
+        )
         findings.append(note("ray", found, "if it is unused: ray stop"))
     ended = [
         s
@@ -135,9 +168,17 @@ def find_leftovers(processes: Path, sessions: Path) -> list[Finding]:
     ]
     size = sum(map(_folder_size, ended))
     if size > 2**30:
-        names = " ".join(shlex.quote(str(s)) for s in ended[:8])  # by name: other sessions may be running
+        names = " ".join(
+            shlex.quote(str(s)) for s in ended[:8]
+        )  # by name: other sessions may be running
         more = f"  # and then the other {len(ended) - 8}" if len(ended) > 8 else ""
-        findings.append(note("ray", f"{size / 2**30:.0f} GiB in {len(ended)} ended sessions", f"rm -r {names}{more}"))
+        findings.append(
+            note(
+                "ray",
+                f"{size / 2**30:.0f} GiB in {len(ended)} ended sessions",
+                f"rm -r {names}{more}",
+            )
+        )
     return findings
 
 
@@ -159,10 +200,16 @@ def _command_line(cmdline: Path) -> list[str]:
         return [""]
 
 
-def run_script(script: str, device: str, *arguments: str) -> tuple[dict[str, Any] | None, float, str]:
-    """Runs a script in the environment of a run's processes, and returns its last line as JSON (None if it failed), its
-    seconds and the problem."""
-    env = dict(os.environ) | {cpu.DEVICE: device, "RAY_USAGE_STATS_ENABLED": "0", "VLLM_LOGGING_LEVEL": "ERROR"}
+def run_script(
+    script: str, device: str, *arguments: str
+) -> tuple[dict[str, Any] | None, float, str]:
+    """Runs a script in the environment of a run's processes, and returns its last line as JSON
+    (None if it failed), its seconds and the problem."""
+    env = dict(os.environ) | {
+        cpu.DEVICE: device,
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "VLLM_LOGGING_LEVEL": "ERROR",
+    }
     if device == "cpu":
         env |= cpu.environment()
         env.pop("CUDA_VISIBLE_DEVICES", None)
@@ -181,19 +228,28 @@ def run_script(script: str, device: str, *arguments: str) -> tuple[dict[str, Any
         out, errors = process.communicate(timeout=SECONDS)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)  # its children too
-        with contextlib.suppress(subprocess.TimeoutExpired):  # a child in another session may hold the pipes
+        with contextlib.suppress(
+            subprocess.TimeoutExpired
+        ):  # a child in another session may hold the pipes
             process.communicate(timeout=GRACE_SECONDS)
         return None, SECONDS, f"not done after {SECONDS:.0f} s"
     seconds = time.monotonic() - started
     if process.returncode:
-        last = [line.strip() for line in errors.splitlines() if line.strip()] or [f"exit code {process.returncode}"]
+        last = [line.strip() for line in errors.splitlines() if line.strip()] or [
+            f"exit code {process.returncode}"
+        ]
         return None, seconds, last[-1][:300]
     try:
         return json.loads(out.strip().splitlines()[-1]), seconds, ""
-    except (IndexError, ValueError):  # whatever it imports may end the process, or print on the way out
+    except (
+        IndexError,
+        ValueError,
+    ):  # whatever it imports may end the process, or print on the way out
         return None, seconds, f"it printed {out.strip()[-200:]!r}, expected a line of JSON"
 
 
 def _command_for_details(script: str, device: str) -> str:
     """The command that shows the full error."""
-    return f"{cpu.DEVICE}={device} python -c '{script.strip().partition(',')[0]}' shows the full error"
+    return (
+        f"{cpu.DEVICE}={device} python -c '{script.strip().partition(',')[0]}' shows the full error"
+    )

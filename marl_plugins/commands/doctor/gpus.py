@@ -30,7 +30,8 @@ class Card:
 
 @dataclass(frozen=True)
 class Cards:
-    """All GPUs, the newest CUDA version that the driver supports, and the problem if `nvidia-smi` failed."""
+    """All GPUs, the newest CUDA version that the driver supports, and the problem if `nvidia-smi`
+    failed."""
 
     cards: Sequence[Card] = ()
     cuda: str | None = None
@@ -44,7 +45,11 @@ def query_gpus() -> Cards:
     program = shutil.which("nvidia-smi")
     if program is None:
         return Cards()
-    query = [program, "--query-gpu=name,memory.total,memory.used,driver_version", "--format=csv,noheader,nounits"]
+    query = [
+        program,
+        "--query-gpu=name,memory.total,memory.used,driver_version",
+        "--format=csv,noheader,nounits",
+    ]
     try:
         listed = subprocess.run(query, capture_output=True, text=True, timeout=SECONDS)
         header = subprocess.run([program], capture_output=True, text=True, timeout=SECONDS)
@@ -54,7 +59,10 @@ def query_gpus() -> Cards:
     if listed.returncode or any(len(row) != 4 for row in rows):
         output = (listed.stdout + listed.stderr).strip().splitlines() or ["no output"]
         return Cards(problem=f"nvidia-smi ended with {listed.returncode}: {output[0]}")
-    cards = [Card(name, _parse_number(memory), _parse_number(used), driver) for name, memory, used, driver in rows]
+    cards = [
+        Card(name, _parse_number(memory), _parse_number(used), driver)
+        for name, memory, used, driver in rows
+    ]
     cuda = re.search(r"CUDA Version: *([\d.]+)", header.stdout)
     return Cards(cards, cuda.group(1) if cuda else None, visible=count_visible(len(cards)))
 
@@ -65,7 +73,8 @@ def _parse_number(text: str) -> int:
 
 
 def count_visible(count: int) -> int:
-    """Returns how many of `count` GPUs `CUDA_VISIBLE_DEVICES` leaves; CUDA ends the list at the first invalid entry."""
+    """Returns how many of `count` GPUs `CUDA_VISIBLE_DEVICES` leaves; CUDA ends the list at the
+    first invalid entry."""
     chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is None:
         return count
@@ -90,22 +99,41 @@ def check_gpus(found: Cards, device: str) -> list[Finding]:
         if not found.cards:
             return [note("GPUs", "none; runs use logical GPUs on the CPU")]
         why = cpu.DEVICE if os.environ.get(cpu.DEVICE) else "CUDA_VISIBLE_DEVICES"
-        return [note("GPUs", f"{len(found.cards)} found but not used because of ${why}", f"unset {why}")]
+        return [
+            note("GPUs", f"{len(found.cards)} found but not used because of ${why}", f"unset {why}")
+        ]
     if not found.cards:
         if Path("/dev/kfd").exists():
             return [note("GPUs", "AMD", "not tested with this package")]
-        return [note("GPUs", "unknown: a device exists, but nvidia-smi is missing", "apt-get install nvidia-utils")]
+        return [
+            note(
+                "GPUs",
+                "unknown: a device exists, but nvidia-smi is missing",
+                "apt-get install nvidia-utils",
+            )
+        ]
     findings = []
     for number, card in enumerate(found.cards):
-        text = f"{number}: {card.name}, {card.memory / 1024:.0f} GiB, driver {card.driver}, CUDA up to {found.cuda or '?'}"
+        text = (
+            f"{number}: {card.name}, {card.memory / 1024:.0f} GiB, driver {card.driver}, CUDA "
+            f"up to {found.cuda or '?'}"
+        )
         if card.used > 0.05 * card.memory:
             findings.append(
-                note("GPUs", f"{text}; {card.used / 1024:.1f} GiB are in use", "nvidia-smi shows by which processes")
+                note(
+                    "GPUs",
+                    f"{text}; {card.used / 1024:.1f} GiB are in use",
+                    "nvidia-smi shows by which processes",
+                )
             )
         else:
             findings.append(ok("GPUs", text))
     if found.visible == 0:
-        findings.append(error("GPUs", "CUDA_VISIBLE_DEVICES hides all of them", "unset CUDA_VISIBLE_DEVICES"))
+        findings.append(
+            error("GPUs", "CUDA_VISIBLE_DEVICES hides all of them", "unset CUDA_VISIBLE_DEVICES")
+        )
     elif found.visible < len(found.cards):
-        findings.append(note("GPUs", f"CUDA_VISIBLE_DEVICES leaves {found.visible} of {len(found.cards)}"))
+        findings.append(
+            note("GPUs", f"CUDA_VISIBLE_DEVICES leaves {found.visible} of {len(found.cards)}")
+        )
     return findings

@@ -1,4 +1,5 @@
-"""The machine: Python, processor, memory, disk, folders, loopback, and which `openrlhf` is first on PATH."""
+"""The machine: Python, processor, memory, disk, folders, loopback, and which `openrlhf` is first on
+PATH."""
 
 from __future__ import annotations
 
@@ -18,7 +19,8 @@ GIB = 2**30
 
 
 MOST_RAY_BYTES = 22
-"""Bytes of the path of a folder for Ray: 85 more are `/marl_XXXXXXXX/ray/session_DATE_TIME_PID/sockets/plasma_store`."""
+"""Bytes of the path of a folder for Ray: 85 more are
+`/marl_XXXXXXXX/ray/session_DATE_TIME_PID/sockets/plasma_store`."""
 
 
 def check_machine(device: str) -> list[Finding]:
@@ -28,19 +30,29 @@ def check_machine(device: str) -> list[Finding]:
     meminfo = Path("/proc/meminfo")
     if meminfo.is_file():  # counts reclaimable pages as free
         free = next(
-            (int(x.split()[1]) * 1024 for x in meminfo.read_text().splitlines() if x.startswith("MemAvailable")), free
+            (
+                int(x.split()[1]) * 1024
+                for x in meminfo.read_text().splitlines()
+                if x.startswith("MemAvailable")
+            ),
+            free,
         )
     shm = Path("/dev/shm")
     return [
         check_python(sys.version_info[:2], platform.python_version()),
         check_system(platform.system(), platform.machine(), platform.release()),
         check_cores(
-            len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1, read_core_limit()
+            len(os.sched_getaffinity(0))
+            if hasattr(os, "sched_getaffinity")
+            else os.cpu_count() or 1,
+            read_core_limit(),
         ),
         check_memory(total, read_memory_limit(), free),
         *([check_shared_memory(shutil.disk_usage(shm).free, device)] if shm.is_dir() else []),
         check_disk("disk", Path.cwd(), shutil.disk_usage(Path.cwd()).free),
-        check_disk("temporary files", ray_folder(), shutil.disk_usage(nearest_existing(ray_folder())).free),
+        check_disk(
+            "temporary files", ray_folder(), shutil.disk_usage(nearest_existing(ray_folder())).free
+        ),
     ]
 
 
@@ -60,27 +72,40 @@ def check_python(version: tuple[int, ...], full: str) -> Finding:
 def check_system(name: str, processor: str, release: str) -> Finding:
     found = f"{name} on {processor}, {release}"
     if name != "Linux":
-        return error("system", found, "the engines require Linux: use a Linux machine, WSL 2 or a container")
-    return ok("system", found) if processor == "x86_64" else note("system", found, "x86_64 is tested")
+        return error(
+            "system", found, "the engines require Linux: use a Linux machine, WSL 2 or a container"
+        )
+    return (
+        ok("system", found) if processor == "x86_64" else note("system", found, "x86_64 is tested")
+    )
 
 
 def check_cores(have: int, quota: float | None) -> Finding:
     usable = have if quota is None else min(have, quota)
-    found = f"{usable:g}" + (f" of {have}, the limit of this control group" if usable < have else "")
-    return ok("cores", found) if usable >= 2 else note("cores", found, "a run starts several processes: it will be slow")
+    found = f"{usable:g}" + (
+        f" of {have}, the limit of this control group" if usable < have else ""
+    )
+    return (
+        ok("cores", found)
+        if usable >= 2
+        else note("cores", found, "a run starts several processes: it will be slow")
+    )
 
 
 def check_memory(total: int, limit: int | None, free: int) -> Finding:
     """Returns sizes in bytes; `limit` is the control group's, None without one."""
     limited = limit is not None and limit < total
     usable = min(total, limit) if limit is not None else total
-    found = f"{usable / GIB:.1f} GiB" + (f" of {total / GIB:.1f}, the limit of this control group" if limited else "")
+    found = f"{usable / GIB:.1f} GiB" + (
+        f" of {total / GIB:.1f}, the limit of this control group" if limited else ""
+    )
     found += f", {min(free, usable) / GIB:.1f} free"
     if usable < 7 * GIB:
         return error(
             "memory",
             found,
-            "three policies on CPU take 11 GiB: raise the limit (docker run --memory=16g), or use a larger machine",
+            "three policies on CPU take 11 GiB: raise the limit (docker run --memory=16g), or use "
+            "a larger machine",
         )
     if min(free, usable) < 6 * GIB:
         return note("memory", found, "find what uses it: ps aux --sort=-rss | head")
@@ -91,21 +116,30 @@ def check_memory(total: int, limit: int | None, free: int) -> Finding:
     )
 
 
-def read_memory_limit(tree: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> int | None:
-    """Returns the smallest limit from our control group up to the root, for either version; None without a limit."""
+def read_memory_limit(
+    tree: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")
+) -> int | None:
+    """Returns the smallest limit from our control group up to the root, for either version; None
+    without a limit."""
     found = _read_limits(tree, own, "memory", "memory.max", "memory.limit_in_bytes")
     values = [int(text) for text in found if text.isdigit()]
     return min(values, default=None)
 
 
-def read_core_limit(tree: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")) -> float | None:
-    """Returns the cores that our control group may use concurrently (version 2); None without a limit."""
+def read_core_limit(
+    tree: Path = Path("/sys/fs/cgroup"), own: Path = Path("/proc/self/cgroup")
+) -> float | None:
+    """Returns the cores that our control group may use concurrently (version 2); None without a
+    limit."""
     pairs = [text.split() for text in _read_limits(tree, own, "cpu", "cpu.max", None)]
-    return min((int(quota) / int(period) for quota, period in pairs if quota.isdigit()), default=None)
+    return min(
+        (int(quota) / int(period) for quota, period in pairs if quota.isdigit()), default=None
+    )
 
 
 def _read_limits(tree: Path, own: Path, controller: str, new: str, old: str | None) -> list[str]:
-    """Contents of a limit's files, from our group up; in a container the group's path is often absent and the root is ours."""
+    """Contents of a limit's files, from our group up; in a container the group's path is often
+    absent and the root is ours."""
     found = []
     for line in own.read_text().splitlines() if own.is_file() else ():
         _, controllers, path = line.split(":", 2)
@@ -126,7 +160,9 @@ def check_shared_memory(free: int, device: str) -> Finding:
     if free >= GIB:
         return ok("shared memory", found)
     fix = "docker run --shm-size=8g (or --ipc=host), or: mount -o remount,size=8g /dev/shm"
-    if device == "cuda":  # with 64 MiB, a container's default, NCCL fails with "No space left on device"
+    if (
+        device == "cuda"
+    ):  # with 64 MiB, a container's default, NCCL fails with "No space left on device"
         return error("shared memory", found, fix)
     return note("shared memory", f"{found}: Ray keeps its objects on disk instead", fix)
 
@@ -134,14 +170,25 @@ def check_shared_memory(free: int, device: str) -> Finding:
 def check_disk(what: str, folder: Path, free: int) -> Finding:
     found = f"{free / GIB:.0f} GiB free in {folder}"
     if free < GIB:
-        fix = "export RAY_TMPDIR=/a/larger/disk" if what == "temporary files" else "free some, or start in another folder"
+        fix = (
+            "export RAY_TMPDIR=/a/larger/disk"
+            if what == "temporary files"
+            else "free some, or start in another folder"
+        )
         return error(what, found, f"{fix}; runs write records, weights and checkpoints")
-    return ok(what, found) if free >= 5 * GIB else note(what, found, "checkpoints of larger models will not fit")
+    return (
+        ok(what, found)
+        if free >= 5 * GIB
+        else note(what, found, "checkpoints of larger models will not fit")
+    )
 
 
 def check_caches(device: str, models_from_hub: bool) -> list[Finding]:
     """Returns the folders that a run writes to."""
-    hub = os.environ.get("HF_HUB_CACHE") or Path(os.environ.get("HF_HOME") or cache_folder() / "huggingface") / "hub"
+    hub = (
+        os.environ.get("HF_HUB_CACHE")
+        or Path(os.environ.get("HF_HOME") or cache_folder() / "huggingface") / "hub"
+    )
     places = [
         ("TORCH_EXTENSIONS_DIR", extensions_folder(device), True, "DeepSpeed's operators"),
         ("RAY_TMPDIR", ray_folder(), True, "Ray's sessions"),
@@ -152,11 +199,21 @@ def check_caches(device: str, models_from_hub: bool) -> list[Finding]:
         compiled = Path(cpu.environment()["TORCHINDUCTOR_CACHE_DIR"])
         places.append(("TORCHINDUCTOR_CACHE_DIR", compiled, True, "compiled functions"))
     problems = [
-        error_if(used, "cache", f"{folder} ({what}): {problem}", f"export {name}=/a/folder/that/can/be/written")
+        error_if(
+            used,
+            "cache",
+            f"{folder} ({what}): {problem}",
+            f"export {name}=/a/folder/that/can/be/written",
+        )
         for name, folder, used, what in places
-        if (problem := why_unwritable(folder) or (why_not_rays(folder) if name == "RAY_TMPDIR" else None))
+        if (
+            problem := why_unwritable(folder)
+            or (why_not_rays(folder) if name == "RAY_TMPDIR" else None)
+        )
     ]
-    return problems or [ok("cache", f"writable: {', '.join(str(folder) for _, folder, _, _ in places)}")]
+    return problems or [
+        ok("cache", f"writable: {', '.join(str(folder) for _, folder, _, _ in places)}")
+    ]
 
 
 def why_unwritable(folder: Path) -> str | None:
@@ -174,7 +231,10 @@ def why_not_rays(folder: Path) -> str | None:
     if not folder.is_dir():
         return "no such folder"
     if len(os.fsencode(folder)) > MOST_RAY_BYTES:
-        return f"longer than {MOST_RAY_BYTES} bytes, and paths of Ray's sockets below it have at most 107"
+        return (
+            f"longer than {MOST_RAY_BYTES} bytes, and paths of Ray's sockets below it have at "
+            "most 107"
+        )
     return None
 
 
@@ -186,23 +246,36 @@ def nearest_existing(folder: Path) -> Path:
 
 
 def check_loopback(device: str) -> list[Finding]:
-    """Checks the loopback interface, through which all processes of a run on one machine communicate."""
+    """Checks the loopback interface, through which all processes of a run on one machine
+    communicate."""
     if problem := try_loopback():
-        return [error("loopback", f"127.0.0.1: {problem}", "ip link set lo up; a firewall or container may forbid sockets")]
+        return [
+            error(
+                "loopback",
+                f"127.0.0.1: {problem}",
+                "ip link set lo up; a firewall or container may forbid sockets",
+            )
+        ]
     names = [name for _, name in socket.if_nameindex()]
     interface = cpu.environment()["GLOO_SOCKET_IFNAME"]
     if device == "cpu" and interface not in names:
         return [
             error(
-                "loopback", f"no interface {interface!r}; found {', '.join(names)}", f"export GLOO_SOCKET_IFNAME={names[0]}"
+                "loopback",
+                f"no interface {interface!r}; found {', '.join(names)}",
+                f"export GLOO_SOCKET_IFNAME={names[0]}",
             )
         ]
     findings = [ok("loopback", "ports can be bound and reached")]
-    proxy = next((name for name in ("http_proxy", "https_proxy", "grpc_proxy") if os.environ.get(name)), None)
+    proxy = next(
+        (name for name in ("http_proxy", "https_proxy", "grpc_proxy") if os.environ.get(name)), None
+    )
     exempt = os.environ.get("no_proxy", os.environ.get("NO_PROXY", ""))
     if proxy and not any(word in exempt for word in ("127.0.0.1", "localhost", "*")):
         fix = "export no_proxy=localhost,127.0.0.1"
-        findings.append(note("loopback", f"{proxy} is set and may capture Ray's own connections", fix))
+        findings.append(
+            note("loopback", f"{proxy} is set and may capture Ray's own connections", fix)
+        )
     return findings
 
 
@@ -227,7 +300,13 @@ def check_command() -> Finding:
         return note("command", "no openrlhf on PATH", f"export PATH={here}:$PATH")
     text = Path(first).read_text(encoding="utf-8", errors="replace")
     sibling = here / "openrlhf"
-    if (sibling.exists() and Path(first).samefile(sibling)) or ("marl_plugins" in text and str(here) in text):
+    if (sibling.exists() and Path(first).samefile(sibling)) or (
+        "marl_plugins" in text and str(here) in text
+    ):
         return ok("command", f"{first} is this one")
     whose = "another environment's" if "marl_plugins" in text else "not of this package"
-    return error("command", f"{first} is first on PATH and {whose}", f"export PATH={here}:$PATH, or use openrlhf-marl")
+    return error(
+        "command",
+        f"{first} is first on PATH and {whose}",
+        f"export PATH={here}:$PATH, or use openrlhf-marl",
+    )

@@ -24,14 +24,16 @@ EXTRAS = {
     "plots": (("matplotlib",), "curves.png"),
     "tables": (("pandas", "pyarrow", "scipy", "sklearn"), "the recipe dsbench, and tables of rows"),
 }
-"""Modules of this package's extras that are no plugin's, and their purpose; for TensorBoard see services.check_trackers."""
+"""Modules of this package's extras that are no plugin's, and their purpose; for TensorBoard see
+services.check_trackers."""
 
 BEHIND = dict.fromkeys(("marl_plugins.grading.right", "marl_plugins.grading.same"), "math_verify")
 """Modules that functions of this package import when they are called, by the function."""
 
 
 def try_plan(words: Sequence[str]) -> tuple[Run | None, list[Finding]]:
-    """Returns the checked run for these flags of `openrlhf train`; if they are wrong, None and every problem."""
+    """Returns the checked run for these flags of `openrlhf train`; if they are wrong, None and
+    every problem."""
     from marl_plugins.engine.hosts import upstream_cli
     from marl_plugins.engine.plan.build import build_plan
 
@@ -45,7 +47,13 @@ def try_plan(words: Sequence[str]) -> tuple[Run | None, list[Finding]]:
     except ConfigurationError as wrong:
         return None, [problem_finding(str(problem)) for problem in wrong.problems]
     roles = ", ".join(run.recipe.roles)
-    return run, [ok("plan", f"{run.recipe.name}: {len(run.recipe.roles)} roles ({roles}) on {len(run.policies)} policies")]
+    return run, [
+        ok(
+            "plan",
+            f"{run.recipe.name}: {len(run.recipe.roles)} roles ({roles}) on {len(run.policies)} "
+            "policies",
+        )
+    ]
 
 
 def problem_finding(problem: str) -> Finding:
@@ -54,13 +62,18 @@ def problem_finding(problem: str) -> Finding:
     return error(
         "plan",
         found or fix,
-        fix if found else "change it in the recipe (openrlhf docs recipes) or on the command line (openrlhf docs flags)",
+        fix
+        if found
+        else "change it in the recipe (openrlhf docs recipes) or on the command line (openrlhf "
+        "docs flags)",
     )
 
 
 def uses_hub_models(run: Run | None) -> bool:
     """Returns whether a policy's model comes from the hub."""
-    return run is not None and any(not is_tiny(p.model) and not Path(p.model).is_dir() for p in run.policies)
+    return run is not None and any(
+        not is_tiny(p.model) and not Path(p.model).is_dir() for p in run.policies
+    )
 
 
 def check_devices(run: Run, cards: Cards) -> list[Finding]:
@@ -68,7 +81,10 @@ def check_devices(run: Run, cards: Cards) -> list[Finding]:
     from marl_plugins.engine.plan.devices import needed_devices
 
     needed = needed_devices(run)
-    total, parts = sum(needed.values()), ", ".join(f"{name} {count}" for name, count in needed.items())
+    total, parts = (
+        sum(needed.values()),
+        ", ".join(f"{name} {count}" for name, count in needed.items()),
+    )
     if run.device == "cpu":
         return [ok("layout", f"{total} logical GPUs ({parts})")]
     if os.environ.get("RAY_ADDRESS"):
@@ -76,33 +92,52 @@ def check_devices(run: Run, cards: Cards) -> list[Finding]:
     if not cards.cards:
         return [note("layout", f"needs {total} GPUs ({parts}); the number available is unknown")]
     if cards.visible < total:
-        fix = "--train.colocate_all, --mapping shared, fewer --vllm.num_engines or --actor.num_gpus_per_node"
-        return [error("layout", f"needs {total} GPUs ({parts}), {cards.visible} are available", fix)]
+        fix = (
+            "--train.colocate_all, --mapping shared, fewer --vllm.num_engines or "
+            "--actor.num_gpus_per_node"
+        )
+        return [
+            error("layout", f"needs {total} GPUs ({parts}), {cards.visible} are available", fix)
+        ]
     return [ok("layout", f"needs {total} GPUs ({parts}), {cards.visible} are available")]
 
 
 def check_extras(run: Run | None) -> list[Finding]:
-    """Returns the installed extras that are no plugin's, and modules that the recipe's own files import; a missing one is an
-    error if they import it."""
+    """Returns the installed extras that are no plugin's, and modules that the recipe's own files
+    import; a missing one is an error if they import it."""
     imported = imported_modules(run) if run is not None else {}
     findings = [
-        check_extra(extra, modules, what, any(name in imported for name in modules if find_spec(name) is None))
+        check_extra(
+            extra,
+            modules,
+            what,
+            any(name in imported for name in modules if find_spec(name) is None),
+        )
         for extra, (modules, what) in EXTRAS.items()
     ]
     known = {name for modules, _ in EXTRAS.values() for name in modules}
     for name, file in imported.items():
         siblings = file.parent / f"{name}.py", file.parent / name
-        if name not in known and find_spec(name) is None and not any(path.exists() for path in siblings):
+        if (
+            name not in known
+            and find_spec(name) is None
+            and not any(path.exists() for path in siblings)
+        ):
             fix = f"pip install {name}, or its distribution if that has another name"
             findings.append(error("extras", f"{file} imports {name}, which is not installed", fix))
     return findings
 
 
 def imported_modules(run: Run) -> dict[str, Path]:
-    """Returns the top-level modules that the recipe's own files require, also inside functions, each with a file that imports
-    it."""
+    """Returns the top-level modules that the recipe's own files require, also inside functions,
+    each with a file that imports it."""
     recipe = run.recipe
-    names = [recipe.workflow, recipe.grader, recipe.tasks, *(p for p in recipe.plugins if p.endswith(".py"))]
+    names = [
+        recipe.workflow,
+        recipe.grader,
+        recipe.tasks,
+        *(p for p in recipe.plugins if p.endswith(".py")),
+    ]
     names += [file for section in run.sections.values() for file in section.modules()]
     found: dict[str, Path] = {}
     for file in (run.folder / name for name in names if name and name.endswith(".py")):
@@ -117,10 +152,13 @@ def imported_modules(run: Run) -> dict[str, Path]:
 
 
 def _required_nodes(node: ast.AST) -> Iterator[ast.AST]:
-    """A tree's nodes, except optional imports (`except ImportError`) and those for type checkers."""
+    """A tree's nodes, except optional imports (`except ImportError`) and those for type
+    checkers."""
     yield node
     match node:
-        case ast.Try(handlers=[_, *_]) if any("ImportError" in ast.unparse(h) for h in node.handlers):
+        case ast.Try(handlers=[_, *_]) if any(
+            "ImportError" in ast.unparse(h) for h in node.handlers
+        ):
             within: list[ast.AST] = [*node.handlers, *node.orelse, *node.finalbody]
         case ast.If() if "TYPE_CHECKING" in ast.unparse(node.test):
             within = list(node.orelse)

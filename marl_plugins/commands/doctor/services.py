@@ -1,4 +1,5 @@
-"""Checks of the services that a run connects to: trackers. What plugins connect to, they check themselves (`marl_doctor`)."""
+"""Checks of the services that a run connects to: trackers. What plugins connect to, they check
+themselves (`marl_doctor`)."""
 
 from __future__ import annotations
 
@@ -21,17 +22,30 @@ def check_trackers(logger: Any) -> list[Finding]:
     findings = []
     uses_tensorboard, uses_wandb = (
         bool(logger and value)
-        for value in (getattr(logger, "tensorboard_dir", None), getattr(getattr(logger, "wandb", None), "key", None))
+        for value in (
+            getattr(logger, "tensorboard_dir", None),
+            getattr(getattr(logger, "wandb", None), "key", None),
+        )
     )
     if find_spec("tensorboard"):
         findings.append(ok("tensorboard", "installed: --logger.tensorboard_dir FOLDER"))
     else:
         fix = "pip install 'openrlhf-marl[tensorboard]'"
-        findings.append(error_if(uses_tensorboard, "tensorboard", "not installed, for --logger.tensorboard_dir", fix))
+        findings.append(
+            error_if(
+                uses_tensorboard, "tensorboard", "not installed, for --logger.tensorboard_dir", fix
+            )
+        )
     if find_spec("wandb"):
-        findings.append(note("wandb", f"installed; {describe_wandb_account(Path.home() / '.netrc')}"))
+        findings.append(
+            note("wandb", f"installed; {describe_wandb_account(Path.home() / '.netrc')}")
+        )
     else:
-        findings.append(error_if(uses_wandb, "wandb", "not installed, for --logger.wandb.key", "pip install wandb"))
+        findings.append(
+            error_if(
+                uses_wandb, "wandb", "not installed, for --logger.wandb.key", "pip install wandb"
+            )
+        )
     return findings
 
 

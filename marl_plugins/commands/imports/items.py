@@ -1,8 +1,8 @@
-"""Converts data files of MARTI and MAPPA to ours: one object per line with `prompt`, `answer` if labelled, `id`, and everything
-else.
+"""Converts data files of MARTI and MAPPA to ours: one object per line with `prompt`, `answer` if
+labelled, `id`, and everything else.
 
-Theirs are JSON lists or JSON Lines, sometimes one with the suffix of the other. Prompts and labels have any name;
-metadata is a nested object, or a string that holds one, and is flattened.
+Theirs are JSON lists or JSON Lines, sometimes one with the suffix of the other. Prompts and labels
+have any name; metadata is a nested object, or a string that holds one, and is flattened.
 """
 
 from __future__ import annotations
@@ -25,10 +25,15 @@ def find_split(path: Path, split: str) -> Path | None:
     """Returns the file of a split: the path itself, or a file in it if it is a folder."""
     if path.is_file():
         return path
-    return next((file for ending in ("jsonl", "json") if (file := path / f"{split}.{ending}").is_file()), None)
+    return next(
+        (file for ending in ("jsonl", "json") if (file := path / f"{split}.{ending}").is_file()),
+        None,
+    )
 
 
-def read_items(path: Path, input_key: str | None, label_key: str | None, metadata_key: str | None) -> list[dict[str, Any]]:
+def read_items(
+    path: Path, input_key: str | None, label_key: str | None, metadata_key: str | None
+) -> list[dict[str, Any]]:
     """Returns the items of a file in our layout.
 
     Raises:
@@ -37,7 +42,9 @@ def read_items(path: Path, input_key: str | None, label_key: str | None, metadat
     rows = _rows(path)
     columns = list(rows[0][1]) if rows and isinstance(rows[0][1], dict) else []
     key, label = choose_keys(
-        columns, input_key if input_key in columns else None, label_key if label_key in columns else None
+        columns,
+        input_key if input_key in columns else None,
+        label_key if label_key in columns else None,
     )
     problems: list[Problem] = []
     items: list[dict[str, Any]] = []
@@ -80,12 +87,16 @@ def _rows(path: Path) -> list[tuple[Where, Any]]:
             whole = lists[0] if len(lists) == 1 else [whole]
         if not isinstance(whole, list):
             expected = "a list of items, or one item per line"
-            raise ConfigurationError(Problem("imports.items", at(file=path), f"{whole!r:.80}", expected))
+            raise ConfigurationError(
+                Problem("imports.items", at(file=path), f"{whole!r:.80}", expected)
+            )
         return [(at(file=path, name=f"item {n}"), row) for n, row in enumerate(whole, 1)]
     except json.JSONDecodeError:
         pass  # one object per line
     except ValueError as error:
-        raise ConfigurationError(Problem("imports.unreadable", at(file=path), f"cannot be read: {error}")) from None
+        raise ConfigurationError(
+            Problem("imports.unreadable", at(file=path), f"cannot be read: {error}")
+        ) from None
     rows, problems = list[tuple[Where, Any]](), list[Problem]()
     for number, line in enumerate(text.split("\n"), 1):
         if line.strip():
@@ -95,7 +106,9 @@ def _rows(path: Path) -> list[tuple[Where, Any]]:
                 got = f"not JSON: {error.msg} at column {error.colno}"
                 problems.append(Problem("imports.not_json", at(line=f"{path}:{number}"), got))
             except ValueError as error:
-                problems.append(Problem("imports.not_json", at(line=f"{path}:{number}"), f"not JSON: {error}"))
+                problems.append(
+                    Problem("imports.not_json", at(line=f"{path}:{number}"), f"not JSON: {error}")
+                )
     if problems:
         raise ConfigurationError(first_of(problems, str(path)))
     return rows
@@ -110,8 +123,11 @@ def _object(value: Any) -> dict[str, Any] | None:
     return value if isinstance(value, dict) else None
 
 
-def remove_trained(train: list[dict[str, Any]], evaluation: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], int]:
-    """Returns the evaluation's items without those that are trained on, and how many were removed."""
+def remove_trained(
+    train: list[dict[str, Any]], evaluation: list[dict[str, Any]]
+) -> tuple[list[dict[str, Any]], int]:
+    """Returns the evaluation's items without those that are trained on, and how many were
+    removed."""
 
     def words(item: dict[str, Any]) -> str:
         return " ".join(item["prompt"].lower().split())
@@ -124,5 +140,7 @@ def remove_trained(train: list[dict[str, Any]], evaluation: list[dict[str, Any]]
 def with_ids(items: Sequence[dict[str, Any]], prefix: str) -> list[dict[str, Any]]:
     """Returns the items with unique ids: their own if those are unique, otherwise numbers."""
     ids = [item.get("id") for item in items]
-    unique = all(isinstance(name, str | int) for name in ids) and len({str(name) for name in ids}) == len(ids)
+    unique = all(isinstance(name, str | int) for name in ids) and len(
+        {str(name) for name in ids}
+    ) == len(ids)
     return [{**item, "id": f"{prefix}{ids[n] if unique else n}"} for n, item in enumerate(items)]

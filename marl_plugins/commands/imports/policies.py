@@ -11,7 +11,9 @@ from marl_plugins.commands.imports.report import Report
 from marl_plugins.core.problems import Problem, at
 
 
-def translate_policies(source: Source, agents: Sequence[Agent], model: str | None, report: Report) -> dict[str, Any]:
+def translate_policies(
+    source: Source, agents: Sequence[Agent], model: str | None, report: Report
+) -> dict[str, Any]:
     """Returns the recipe's keys for policies, without their flags.
 
     Args:
@@ -23,7 +25,8 @@ def translate_policies(source: Source, agents: Sequence[Agent], model: str | Non
     if source.settings.get("shared_agents"):
         if frozen:
             report.note(
-                f"shared_agents: one policy plays all roles and is trained, although {', '.join(frozen)} should not be"
+                "shared_agents: one policy plays all roles and is trained, although "
+                f"{', '.join(frozen)} should not be"
             )
         return {"mapping": "shared", "model": first}
     same = len(set(map(str, models.values()))) == 1
@@ -37,7 +40,9 @@ def translate_policies(source: Source, agents: Sequence[Agent], model: str | Non
     return {**({"model": first} if same else {}), **({"policies": policies} if policies else {})}
 
 
-def _models(source: Source, agents: Sequence[Agent], model: str | None, report: Report) -> dict[str, Any]:
+def _models(
+    source: Source, agents: Sequence[Agent], model: str | None, report: Report
+) -> dict[str, Any]:
     """The model of every role."""
     if model is not None:
         return {agent.role: model for agent in agents}
@@ -46,7 +51,9 @@ def _models(source: Source, agents: Sequence[Agent], model: str | None, report: 
         if not found or "$" in str(found):
             got = f"{found!r}, which only the shell knew" if found else "none"
             where = at(line=source.where("agents"), key="pretrain", role=role)
-            report.problem(Problem("imports.no_model", where, got, "a model", "give --model NAME_OR_FOLDER"))
+            report.problem(
+                Problem("imports.no_model", where, got, "a model", "give --model NAME_OR_FOLDER")
+            )
     return models
 
 

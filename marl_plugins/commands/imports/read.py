@@ -1,9 +1,10 @@
 """A MARTI or MAPPA configuration as nested settings, with the file and line of every key.
 
 * YAML for Hydra (MARTI v0.1, MAPPA): `defaults:` are read from files in the same folder.
-* JSON with agent specifications (MARTI-v2's `--agents`, `--default_agent` and so on, as one object).
-* A shell script that launches either: read, never run. Variables that the script sets are substituted; what only a shell
-  could know (`$1`, `$(command)`) stays as written.
+* JSON with agent specifications (MARTI-v2's `--agents`, `--default_agent` and so on, as one
+  object).
+* A shell script that launches either: read, never run. Variables that the script sets are
+  substituted; what only a shell could know (`$1`, `$(command)`) stays as written.
 """
 
 from __future__ import annotations
@@ -49,11 +50,15 @@ class Source:
         return self.origins.where(*key)
 
     def sets(self, name: str) -> bool:
-        """Returns whether the configuration itself has a key of this name anywhere, rather than a file of `defaults:`."""
-        return any(key and key[-1] == name and key not in self.inherited for key in self.origins.lines)
+        """Returns whether the configuration itself has a key of this name anywhere, rather than a
+        file of `defaults:`."""
+        return any(
+            key and key[-1] == name and key not in self.inherited for key in self.origins.lines
+        )
 
     def find(self, name: str) -> Path | None:
-        """Returns a path in the configuration: as written, or below a folder that contains the configuration."""
+        """Returns a path in the configuration: as written, or below a folder that contains the
+        configuration."""
         name = re.sub(r"^\$(\([^)]*\)|\{[^}]*\}|\w+)/", "", name)  # a root that only the shell knew
         for folder in (Path(), *self.path.resolve().parents):
             for path in (folder / name, folder / name.lstrip("/")):
@@ -73,7 +78,9 @@ def read(path: Path) -> Source:
     if path.suffix in (".yaml", ".yml"):
         _hydra(source, path)
     elif path.suffix == ".json":
-        text = re.sub(r"^\t+", lambda tabs: " " * len(tabs[0]), read_text(path), flags=re.MULTILINE)  # YAML refuses these
+        text = re.sub(
+            r"^\t+", lambda tabs: " " * len(tabs[0]), read_text(path), flags=re.MULTILINE
+        )  # YAML refuses these
         source.settings = _with_agents_key(parse(text, path, (), source.origins))
         _add_agents_key(source.origins, source.settings)
     elif path.suffix == ".sh":
@@ -81,7 +88,9 @@ def read(path: Path) -> Source:
     else:
         expected = "a .yaml (Hydra), a .json (agent specifications) or a .sh (launch script)"
         raise ConfigurationError(Problem("imports.kind", at(file=path), expected=expected))
-    if not isinstance(source.settings, dict) or not isinstance(source.settings.get("agents") or None, dict | list):
+    if not isinstance(source.settings, dict) or not isinstance(
+        source.settings.get("agents") or None, dict | list
+    ):
         got, fix = "has no `agents`", "the configuration of a multi-agent run is expected"
         raise ConfigurationError(Problem("imports.no_agents", at(file=path), got, fix=fix))
     agents = source.settings["agents"]
@@ -94,7 +103,8 @@ def read(path: Path) -> Source:
 
 
 def parse(text: str, path: Path, key: Key, origins: Origins, first_line: int = 1) -> Any:
-    """Reads YAML, which includes JSON, with the line of every key; `first_line` is where the text starts in its file.
+    """Reads YAML, which includes JSON, with the line of every key; `first_line` is where the text
+    starts in its file.
 
     Raises:
         ConfigurationError: It is not YAML.
@@ -108,21 +118,30 @@ def parse(text: str, path: Path, key: Key, origins: Origins, first_line: int = 1
     except yaml.MarkedYAMLError as error:
         line = (error.problem_mark.line if error.problem_mark else 0) + first_line
         where = at(line=f"{path}:{line}")
-        raise ConfigurationError(Problem("imports.unreadable", where, f"cannot be read: {error.problem}")) from None
+        raise ConfigurationError(
+            Problem("imports.unreadable", where, f"cannot be read: {error.problem}")
+        ) from None
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + first_line
         got = f"cannot be read: a control character, {error.character:#x}"
-        raise ConfigurationError(Problem("imports.unreadable", at(line=f"{path}:{line}"), got)) from None
+        raise ConfigurationError(
+            Problem("imports.unreadable", at(line=f"{path}:{line}"), got)
+        ) from None
     except RecursionError:
         got = "cannot be read: a value contains itself (`&x [*x]`), or is nested too deeply"
         raise ConfigurationError(Problem("imports.unreadable", at(file=path), got)) from None
-    origins.lines.update({k: (file, line + first_line - 1) for k, (file, line) in own.lines.items()})
+    origins.lines.update(
+        {k: (file, line + first_line - 1) for k, (file, line) in own.lines.items()}
+    )
     return built
 
 
 def _with_agents_key(built: Any) -> Any:
-    """Agents without the key `agents`, as `{"0": {...}}` or a list of such, are a configuration too."""
-    if isinstance(built, list) or (isinstance(built, dict) and built and all(name.isdigit() for name in built)):
+    """Agents without the key `agents`, as `{"0": {...}}` or a list of such, are a configuration
+    too."""
+    if isinstance(built, list) or (
+        isinstance(built, dict) and built and all(name.isdigit() for name in built)
+    ):
         return {"agents": built}
     return built
 
@@ -130,7 +149,9 @@ def _with_agents_key(built: Any) -> Any:
 def _add_agents_key(origins: Origins, settings: Any) -> None:
     """Move the lines of agents that were written without the key `agents`."""
     if isinstance(settings, dict) and "agents" in settings and ("agents",) not in origins.lines:
-        origins.lines.update({("agents", *k): place for k, place in list(origins.lines.items()) if k})
+        origins.lines.update(
+            {("agents", *k): place for k, place in list(origins.lines.items()) if k}
+        )
 
 
 def _hydra(source: Source, path: Path) -> None:
@@ -201,14 +222,20 @@ def _v2_flags(source: Source, words: list[Word]) -> None:
         source.origins.lines[(name,)] = (source.path, word.line)
         if name in JSON_FLAGS and not values:
             where = at(line=f"{source.path}:{word.line}", flag=name)
-            raise ConfigurationError(Problem("imports.no_value", where, "has no value", fix="JSON is expected"))
+            raise ConfigurationError(
+                Problem("imports.no_value", where, "has no value", fix="JSON is expected")
+            )
         if name == "agents":
             found = [
-                parse(_json(v.text), source.path, (name, str(n)), source.origins, v.line) for n, v in enumerate(values)
+                parse(_json(v.text), source.path, (name, str(n)), source.origins, v.line)
+                for n, v in enumerate(values)
             ]
             source.settings[name] = found
         elif name in JSON_FLAGS:
-            source.settings[name] = parse(_json(values[0].text), source.path, (name,), source.origins, values[0].line) or {}
+            source.settings[name] = (
+                parse(_json(values[0].text), source.path, (name,), source.origins, values[0].line)
+                or {}
+            )
         else:
             read = [scalar(v.text) for v in values]
             source.settings[name] = True if not read else read[0] if len(read) == 1 else read
@@ -216,12 +243,18 @@ def _v2_flags(source: Source, words: list[Word]) -> None:
 
 def _overrides(source: Source, words: list[Word]) -> None:
     texts = [word.text for word in words]
-    name = next((texts[n + 1] for n, text in enumerate(texts[:-1]) if text == "--config-name"), None)
-    name = name or next((text.partition("=")[2] for text in texts if text.startswith("--config-name=")), "default")
+    name = next(
+        (texts[n + 1] for n, text in enumerate(texts[:-1]) if text == "--config-name"), None
+    )
+    name = name or next(
+        (text.partition("=")[2] for text in texts if text.startswith("--config-name=")), "default"
+    )
     config = source.find(f"marti/cli/configs/{name}.yaml") or source.find(f"{name}.yaml")
     if config is None:
         got = f"no marti/cli/configs/{name}.yaml above the script"
-        raise ConfigurationError(Problem("imports.config_name", at(file=source.path, name=f"--config-name {name}"), got))
+        raise ConfigurationError(
+            Problem("imports.config_name", at(file=source.path, name=f"--config-name {name}"), got)
+        )
     _hydra(source, config)
     for before, word in zip(["", *texts], words, strict=False):
         key, equals, value = word.text.lstrip("+").partition("=")
@@ -230,21 +263,28 @@ def _overrides(source: Source, words: list[Word]) -> None:
             continue  # a flag of Hydra's, or its value
         if not equals or not all(path):
             where = at(line=f"{source.path}:{word.line}")
-            raise ConfigurationError(Problem("imports.override", where, f"{word.text!r:.80}", "key=value", "delete it"))
+            raise ConfigurationError(
+                Problem("imports.override", where, f"{word.text!r:.80}", "key=value", "delete it")
+            )
         inner: Any = source.settings
         for part in path[:-1]:
             inner = inner.setdefault(part, {}) if isinstance(inner, dict) else None
         if not isinstance(inner, dict):
             where = at(line=f"{source.path}:{word.line}", key=key)
-            raise ConfigurationError(Problem("imports.override", where, "it is inside a value that is not settings"))
-        inner[path[-1]] = parse(value, source.path, path, source.origins, word.line) if value else None
+            raise ConfigurationError(
+                Problem("imports.override", where, "it is inside a value that is not settings")
+            )
+        inner[path[-1]] = (
+            parse(value, source.path, path, source.origins, word.line) if value else None
+        )
         for length in range(1, len(path) + 1):
             source.inherited.discard(path[:length])
         source.origins.lines[path] = (source.path, word.line)
 
 
 def _json(text: str) -> str:
-    """JSON from a script; a template's variable, escaped once too often from the shell, is restored."""
+    """JSON from a script; a template's variable, escaped once too often from the shell, is
+    restored."""
     return text.replace("\\$", "$")
 
 

@@ -1,4 +1,5 @@
-"""The report of an import tells its user: what was taken, what was left out, what to check, and what stops it."""
+"""The report of an import tells its user: what was taken, what was left out, what to check, and
+what stops it."""
 
 from __future__ import annotations
 
@@ -35,7 +36,8 @@ class Report:
         self.problems.append(problem)
 
     def unknown(self, problem: Problem) -> None:
-        """Notes something without a counterpart: as a problem, or as a note with `--skip-unknown`."""
+        """Notes something without a counterpart: as a problem, or as a note with
+        `--skip-unknown`."""
         if self.skip_unknown:
             self.notes.append(str(replace(problem, fix="it was skipped")))
         else:
@@ -56,7 +58,8 @@ class Report:
         return (
             f"# {name}: {description}\n\n"
             "    openrlhf train --recipe recipe.yaml --dry-run   # the plan, for GPUs\n"
-            "    openrlhf train --recipe tiny.yaml               # tiny models on a CPU: shows that it runs, learns nothing\n\n"
+            "    openrlhf train --recipe tiny.yaml               # tiny models on a CPU: shows "
+            "that it runs, learns nothing\n\n"
             f"Prompts and data are from {source}; their licence applies to them.\n\n"
             f"## To check\n\n{notes}\n\n## Taken\n\n{_table(self.taken, 'here')}\n"
             f"## Left out\n\n{_table(self.left_out.items(), 'why')}"

@@ -16,13 +16,17 @@ from marl_plugins.core.problems import Problem, Where, at
 
 
 def choose_shape(source: Source, start_from: Kind | None, report: Report) -> Shape:
-    """Returns the shape of the source's workflow, or the one that `--workflow` names to start from."""
+    """Returns the shape of the source's workflow, or the one that `--workflow` names to start
+    from."""
     settings = source.settings
     name = shapes.shape_name(settings.get("workflow_func_path"), settings.get("agent_workflow"))
     if name in shapes.SHAPES and start_from in (None, shapes.SHAPES[name].kind):
         return shapes.SHAPES[name]
     if start_from is not None:
-        report.note(f"workflow.py: starts as a {start_from}; theirs ({name}) is Python that has to be rewritten")
+        report.note(
+            f"workflow.py: starts as a {start_from}; theirs ({name}) is Python that has to be "
+            "rewritten"
+        )
         return Shape(start_from)
     key = "workflow_func_path" if settings.get("workflow_func_path") else "agent_workflow"
     got = f"the workflow {name!r} has no counterpart (known: {', '.join(shapes.SHAPES)})"
@@ -31,7 +35,8 @@ def choose_shape(source: Source, start_from: Kind | None, report: Report) -> Sha
     return Shape("chain")
 
 
-# --- prompts ----------------------------------------------------------------------------------------------------------------
+# --- prompts
+# --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -40,7 +45,8 @@ class Template:
 
     Args:
         braces: Whether its fields are `{name}`, else `$name`.
-        variable: The variable of the workflow's file that holds it; empty where the configuration has it.
+        variable: The variable of the workflow's file that holds it; empty where the configuration
+            has it.
     """
 
     text: str
@@ -49,13 +55,19 @@ class Template:
     variable: str = ""
 
 
-def translate_prompts(source: Source, shape: Shape, agents: Sequence[Agent], report: Report) -> dict[str, str]:
-    """Returns a prompt for every role; in a debate also `ROLE_again`, for the rounds after the first."""
+def translate_prompts(
+    source: Source, shape: Shape, agents: Sequence[Agent], report: Report
+) -> dict[str, str]:
+    """Returns a prompt for every role; in a debate also `ROLE_again`, for the rounds after the
+    first."""
     in_workflow = _templates_in_workflow(source, shape, agents)
     prompts: dict[str, str] = {}
     for number, agent in enumerate(agents):
         earlier = [a.role for a in agents[:number]] if shape.kind == "chain" else []
-        configured = [Template(text, at(role=agent.role, key="chat_template")) for text in _configured(source, agent)]
+        configured = [
+            Template(text, at(role=agent.role, key="chat_template"))
+            for text in _configured(source, agent)
+        ]
         names = [agent.role, f"{agent.role}_again"] if shape.kind == "debate" else [agent.role]
         for turn, name in enumerate(names):
             if turn < len(configured):
@@ -69,7 +81,11 @@ def translate_prompts(source: Source, shape: Shape, agents: Sequence[Agent], rep
                 report.note(f"prompts/{name}.md: no prompt was found for it; write it")
                 continue
             prompts[name] = _translate(template, agents, report)
-            known = {"problem", *earlier, *(["others"] if turn or (shape.kind == "mixture" and number) else [])}
+            known = {
+                "problem",
+                *earlier,
+                *(["others"] if turn or (shape.kind == "mixture" and number) else []),
+            }
             known |= {"computed"} if any(n < number for n in shape.tools) else set()
             _check_fields(prompts[name], name, template.where, agent.role, known, report)
     return prompts
@@ -82,13 +98,15 @@ def _configured(source: Source, agent: Agent) -> list[str]:
 
 
 def _templates_in_workflow(source: Source, shape: Shape, agents: Sequence[Agent]) -> list[Template]:
-    """The templates in the workflow's file, if an agent lacks one and their number fits the shape; else none."""
+    """The templates in the workflow's file, if an agent lacks one and their number fits the shape;
+    else none."""
     file = source.settings.get("workflow_func_path")
     path = source.find(str(file).replace("openrlhf/", "marti/", 1)) if file else None
     if path is None or all(_configured(source, agent) for agent in agents):
         return []
     found = [
-        Template(text, at(file=path, name=name), braces=True, variable=name) for name, text in templates.templates_in(path)
+        Template(text, at(file=path, name=name), braces=True, variable=name)
+        for name, text in templates.templates_in(path)
     ]
     expected = {"chain": len(agents), "debate": 2}.get(shape.kind)
     return found if len(found) == expected else []
@@ -97,33 +115,55 @@ def _templates_in_workflow(source: Source, shape: Shape, agents: Sequence[Agent]
 def _translate(template: Template, agents: Sequence[Agent], report: Report) -> str:
     roles = [agent.role for agent in agents]
     try:
-        text, leaks, unknown = templates.to_prompt(template.text, roles, names_in_templates(agents), template.braces)
+        text, leaks, unknown = templates.to_prompt(
+            template.text, roles, names_in_templates(agents), template.braces
+        )
     except ValueError as error:  # an unclosed brace
-        report.problem(Problem("imports.braces", template.where, str(error), fix="write {{ and }} for braces"))
+        report.problem(
+            Problem("imports.braces", template.where, str(error), fix="write {{ and }} for braces")
+        )
         return templates.escape(template.text)
     for name in leaks:
         got = f"{name!r} shows an agent the label"
         report.problem(Problem("imports.shows_label", template.where, got, fix="delete it"))
     for name, valid in unknown:
-        got = f"{name!r} is unknown: no such field can be shown to an agent here{nearest(name, valid)}"
-        report.unknown(Problem("imports.unknown_field", template.where, got, fix="delete it from the prompt"))
+        got = (
+            f"{name!r} is unknown: no such field can be shown to an agent "
+            f"here{nearest(name, valid)}"
+        )
+        report.unknown(
+            Problem("imports.unknown_field", template.where, got, fix="delete it from the prompt")
+        )
     return text
 
 
-def _check_fields(prompt: str, name: str, where: Where, role: str, known: set[str], report: Report) -> None:
+def _check_fields(
+    prompt: str, name: str, where: Where, role: str, known: set[str], report: Report
+) -> None:
     fields = templates.fields_of(prompt)
     for field in fields:
         if field not in known:
-            report.problem(Problem("imports.early_field", where, f"{field!r} is not known yet when {role!r} is called"))
+            report.problem(
+                Problem(
+                    "imports.early_field",
+                    where,
+                    f"{field!r} is not known yet when {role!r} is called",
+                )
+            )
     if "problem" not in fields:
         report.note(f"prompts/{name}.md: does not show the task ({{problem}})")
 
 
-# --- roles ------------------------------------------------------------------------------------------------------------------
+# --- roles
+# --------------------------------------------------------------------------------------------------
 
 
 def translate_roles(
-    source: Source, shape: Shape, agents: Sequence[Agent], prompts: Mapping[str, str], report: Report
+    source: Source,
+    shape: Shape,
+    agents: Sequence[Agent],
+    prompts: Mapping[str, str],
+    report: Report,
 ) -> dict[str, dict[str, Any]]:
     """Returns `roles:` of the recipe."""
     roles: dict[str, dict[str, Any]] = {}
@@ -133,12 +173,17 @@ def translate_roles(
             role["followup"] = f"prompts/{agent.role}_again.md"
         if agent.config.get("is_api_model"):
             where = at(line=source.where("agents"), key="is_api_model", role=agent.role)
-            got, fix = "a model behind an API cannot play it, but a policy", "delete the key to train its pretrain instead"
+            got, fix = (
+                "a model behind an API cannot play it, but a policy",
+                "delete the key to train its pretrain instead",
+            )
             report.unknown(Problem("imports.api_model", where, got, fix=fix))
     return roles
 
 
-def _role(source: Source, shape: Shape, number: int, agent: Agent, report: Report) -> dict[str, Any]:
+def _role(
+    source: Source, shape: Shape, number: int, agent: Agent, report: Report
+) -> dict[str, Any]:
     arguments = source.settings.get("workflow_args") or {}
     tools = source.settings.get("tools_config") or {}
     key = shape.turns[number] if number < len(shape.turns) else None
@@ -149,13 +194,18 @@ def _role(source: Source, shape: Shape, number: int, agent: Agent, report: Repor
         if turns > 1:
             role |= {"max_turns": turns, "endless_tools": "go_on"}
     elif turns > 1:
-        report.note(f"{source.where('workflow_args', key or '')}: {agent.role} has no tools, so it has one turn")
+        report.note(
+            f"{source.where('workflow_args', key or '')}: {agent.role} has no tools, so it has one "
+            "turn"
+        )
     if key in arguments:
         report.take(f"workflow_args.{key}", f"`roles.{agent.role}.max_turns`")
     return role
 
 
-def translate_tools(source: Source, roles: Mapping[str, Mapping[str, Any]], report: Report) -> dict[str, Any]:
+def translate_tools(
+    source: Source, roles: Mapping[str, Mapping[str, Any]], report: Report
+) -> dict[str, Any]:
     """Returns `tools:` of the recipe; empty if the source sets no time limit."""
     tools = (source.settings.get("tools_config") or {}).get("tools") or {}
     seconds = [config["timeout"] for config in tools.values() if config.get("timeout")]
@@ -165,11 +215,17 @@ def translate_tools(source: Source, roles: Mapping[str, Mapping[str, Any]], repo
     return {"python": {"seconds": float(seconds[0])}}
 
 
-# --- the workflow -----------------------------------------------------------------------------------------------------------
+# --- the workflow
+# --------------------------------------------------------------------------------------------------
 
 
 def write_workflow(
-    source: Source, shape: Shape, names: Sequence[str], roles: Mapping[str, Any], prompts: Mapping[str, str], report: Report
+    source: Source,
+    shape: Shape,
+    names: Sequence[str],
+    roles: Mapping[str, Any],
+    prompts: Mapping[str, str],
+    report: Report,
 ) -> str:
     """Returns `workflow.py`.
 
@@ -180,8 +236,10 @@ def write_workflow(
     rounds = arguments.get("num_rounds")
     if shape.kind == "debate":
         report.note(
-            "workflow.py: an agent continues its own conversation from round to round, so its earlier answers are in it, and "
-            "`others` holds those of the others; theirs begins every round anew and shows its own answer among the others' "
+            "workflow.py: an agent continues its own conversation from round to round, so its "
+            "earlier answers are in it, and "
+            "`others` holds those of the others; theirs begins every round anew and shows its own "
+            "answer among the others' "
             "(contain_self)"
         )
         return shapes.write_debate(

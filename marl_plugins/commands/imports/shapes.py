@@ -1,7 +1,8 @@
-"""Converts workflows of MARTI and MAPPA to ours. Three shapes are known by name: a chain, a debate, and a mixture of proposers with
-an aggregator.
+"""Converts workflows of MARTI and MAPPA to ours. Three shapes are known by name: a chain, a debate,
+and a mixture of proposers with an aggregator.
 
-A workflow of any other shape is Python that has to be rewritten; `--workflow` chooses a shape to start from.
+A workflow of any other shape is Python that has to be rewritten; `--workflow` chooses a shape to
+start from.
 """
 
 from __future__ import annotations
@@ -39,14 +40,27 @@ SHAPES = {
     "chain-of-agents": Shape("chain"),
     "mathchat_workflow": Shape("chain", (1,), MATHCHAT),
     "mathchat_workflow_with_coach": Shape("chain", (1,), MATHCHAT),
-    "dsbench_workflow": Shape("chain", (0, 1, 2), ("data_engineer_max_turns", "modeler_max_turns", "analyst_max_turns")),
+    "dsbench_workflow": Shape(
+        "chain", (0, 1, 2), ("data_engineer_max_turns", "modeler_max_turns", "analyst_max_turns")
+    ),
     "debate_workflow": Shape("debate"),
     "multi-agents-debate": Shape("debate"),
     "mixture-of-agents": Shape("mixture"),
 }
 """By the name of the workflow's file, else by `agent_workflow`."""
 
-TAKEN = ("task", "roles", "tools", "run", "problem", "others", "computed", "asyncio", "random", "re")
+TAKEN = (
+    "task",
+    "roles",
+    "tools",
+    "run",
+    "problem",
+    "others",
+    "computed",
+    "asyncio",
+    "random",
+    "re",
+)
 """Names that our workflows already use."""
 
 
@@ -55,7 +69,11 @@ BOX = r'BOX = re.compile(r"\\boxed\{((?:[^{}]|\{[^{}]*\})*)\}")'
 
 
 def shape_name(workflow_file: str | None, agent_workflow: str | None) -> str:
-    return PurePosixPath(workflow_file).stem if workflow_file else (agent_workflow or "chain-of-agents")
+    return (
+        PurePosixPath(workflow_file).stem
+        if workflow_file
+        else (agent_workflow or "chain-of-agents")
+    )
 
 
 def identifier(name: str, used: Sequence[str]) -> str:
@@ -71,8 +89,8 @@ def identifier(name: str, used: Sequence[str]) -> str:
 
 
 def write_chain(prompts: Mapping[str, str], with_tools: Sequence[str]) -> str:
-    """Writes a workflow of one role after the other, each with its prompt's fields; for a role with tools, the fields include
-    the tools' answers."""
+    """Writes a workflow of one role after the other, each with its prompt's fields; for a role with
+    tools, the fields include the tools' answers."""
     lines: list[str] = []
     computing = ""
     names = list(prompts)
@@ -93,16 +111,25 @@ def write_chain(prompts: Mapping[str, str], with_tools: Sequence[str]) -> str:
         if name in with_tools and name != names[-1]:
             lines.append(f'    {name}_said = f"{{{name}}}\\n\\n{{{name}.tool_output}}"')
             computing = name
-    return f'"""{" -> ".join(names)}."""\n\n\nasync def run(task, roles, tools):\n' + "\n".join(lines) + "\n"
+    return (
+        f'"""{" -> ".join(names)}."""\n\n\nasync def run(task, roles, tools):\n'
+        + "\n".join(lines)
+        + "\n"
+    )
 
 
-def write_debate(names: Sequence[str], again: str, *, rounds: int, max_others: int, shuffle: bool) -> str:
-    """Writes a workflow in which all roles answer, then answer again after seeing the others' answers, each in its own
-    conversation; the majority wins."""
-    shuffled = '    random.Random(f"{task.id} {number} {place}").shuffle(shown)\n' if shuffle else ""
+def write_debate(
+    names: Sequence[str], again: str, *, rounds: int, max_others: int, shuffle: bool
+) -> str:
+    """Writes a workflow in which all roles answer, then answer again after seeing the others'
+    answers, each in its own conversation; the majority wins."""
+    shuffled = (
+        '    random.Random(f"{task.id} {number} {place}").shuffle(shown)\n' if shuffle else ""
+    )
     arguments = ["problem=task.prompt"] if "problem" in fields_of(again) else []
     arguments += ["others=others"] if "others" in fields_of(again) else []
-    return f'''"""A debate: every role answers, then answers again after seeing the others' answers; the majority wins."""
+    history = ["continues=answers[place]", "after=shown[:MAX_OTHERS]"]
+    return f'''"""A debate: every role answers, then again after seeing others' answers; the majority wins."""
 
 import asyncio
 {"import random" + chr(10) if shuffle else ""}import re
@@ -118,15 +145,17 @@ async def run(task, roles, tools):
     answers = await asyncio.gather(*(getattr(roles, name)(problem=task.prompt) for name in NAMES))
     for number in range(1, ROUNDS):
         places = range(len(NAMES))
-        answers = await asyncio.gather(*(answer_again(task, roles, answers, number, place) for place in places))
+        again = [answer_again(task, roles, answers, number, place) for place in places]
+        answers = await asyncio.gather(*again)
     return majority(answers)
 
 
 async def answer_again(task, roles, answers, number, place):
     shown = [a for i, a in enumerate(answers) if i != place]
-{shuffled}    others = "\\n\\n".join(f"Agent {{i}}: {{a}}" for i, a in enumerate(shown[:MAX_OTHERS], 1))
+{shuffled}    numbered = enumerate(shown[:MAX_OTHERS], 1)
+    others = "\\n\\n".join(f"Agent {{i}}: {{a}}" for i, a in numbered)
     role = getattr(roles, NAMES[place])
-    return await role({", ".join([*arguments, "continues=answers[place]", "after=shown[:MAX_OTHERS]"])})
+    return await role({", ".join([*arguments, *history])})
 
 
 def majority(answers):
@@ -137,8 +166,11 @@ def majority(answers):
 
 
 def write_mixture(names: Sequence[str], last: str) -> str:
-    """Writes a workflow in which all roles but the last answer concurrently; the last one sees their answers."""
-    arguments = [f"{field}={'task.prompt' if field == 'problem' else field}" for field in fields_of(last)]
+    """Writes a workflow in which all roles but the last answer concurrently; the last one sees
+    their answers."""
+    arguments = [
+        f"{field}={'task.prompt' if field == 'problem' else field}" for field in fields_of(last)
+    ]
     return f'''"""A mixture: {", ".join(names[:-1])} propose, {names[-1]} decides."""
 
 import asyncio

@@ -1,4 +1,5 @@
-"""The commands of a shell script, split into words as a shell would, as far as launch scripts need it. Nothing is run."""
+"""The commands of a shell script, split into words as a shell would, as far as launch scripts need
+it. Nothing is run."""
 
 from __future__ import annotations
 
@@ -20,8 +21,8 @@ ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_]*=")
 
 
 def commands(text: str) -> Iterator[list[Word]]:
-    """Yields the simple commands of a script, with variables that it has set substituted; assignments are remembered, not
-    yielded."""
+    """Yields the simple commands of a script, with variables that it has set substituted;
+    assignments are remembered, not yielded."""
     variables: dict[str, Word] = {}
     for words in _Shell(text, variables).commands():
         if words[0].text == "export":

@@ -46,7 +46,8 @@ class Tasks:
 
 
 def read_grader(source: Source, file: Path | None, has_coach: bool, report: Report) -> str | None:
-    """Returns the text of `grader.py`: `file` (`--grader`), or the shipped grader for mathematics."""
+    """Returns the text of `grader.py`: `file` (`--grader`), or the shipped grader for
+    mathematics."""
     task = str(source.settings.get("verify_task", "math"))
     path = file or (recipes_root() / "mathchat" / "grader.py" if task in MATH else None)
     if path is not None:
@@ -56,17 +57,26 @@ def read_grader(source: Source, file: Path | None, has_coach: bool, report: Repo
         except ConfigurationError as error:
             report.problems += [problem.within(flag="grader") for problem in error.problems]
             return None
-    where, got = at(line=source.where("verify_task"), key="verify_task"), f"{task!r} has no grader here"
-    missing = Problem("imports.grader", where, got, fix="give --grader FILE with score_outcome(trajectory)")
+    where, got = (
+        at(line=source.where("verify_task"), key="verify_task"),
+        f"{task!r} has no grader here",
+    )
+    missing = Problem(
+        "imports.grader", where, got, fix="give --grader FILE with score_outcome(trajectory)"
+    )
     if has_coach:
-        fix = "only the coach scores, and evaluations count nothing until you add one (--grader FILE)"
+        fix = (
+            "only the coach scores, and evaluations count nothing until you add one (--grader FILE)"
+        )
         report.note(str(replace(missing, fix=fix)))
     else:
         report.problem(missing)
     return None
 
 
-def read_tasks(source: Source, train_data: Path | None, eval_data: Path | None, report: Report) -> Tasks | None:
+def read_tasks(
+    source: Source, train_data: Path | None, eval_data: Path | None, report: Report
+) -> Tasks | None:
     """Returns the items of all data files; None if they cannot be read, which is then a problem."""
     settings = source.settings
     keys = [settings.get(name) for name in ("input_key", "label_key", "metadata_key")]
@@ -94,7 +104,9 @@ def _find_evaluations(source: Source, report: Report) -> list[Path]:
     settings = source.settings
     if settings.get("eval_dataset"):
         split = str(settings.get("eval_split") or "test")
-        found = _find_file(source, "eval_dataset", split, "--eval-data", lambda problem: report.note(str(problem)))
+        found = _find_file(
+            source, "eval_dataset", split, "--eval-data", lambda problem: report.note(str(problem))
+        )
         return [found] if found else []
     if not settings.get("extra_eval_tasks") or not settings.get("extra_eval_dir"):
         return []
@@ -103,19 +115,27 @@ def _find_evaluations(source: Source, report: Report) -> list[Path]:
     for name in settings["extra_eval_tasks"]:
         path = find_split(folder, str(name)) if folder else None
         if path is None:
-            report.note(f"extra_eval_tasks: {name} was not found; give --eval-data FILE for held-out tasks")
+            report.note(
+                f"extra_eval_tasks: {name} was not found; give --eval-data FILE for held-out tasks"
+            )
         else:
             files.append(path)
     return files
 
 
-def _find_file(source: Source, key: str, split: str, flag: str, tell: Callable[[Problem], None]) -> Path | None:
+def _find_file(
+    source: Source, key: str, split: str, flag: str, tell: Callable[[Problem], None]
+) -> Path | None:
     """The data file that an option names; if it is missing, `tell` says so."""
     name = str(source.settings.get(key) or "").removeprefix("json@")
     place = source.find(name) if name else None
     found = find_split(place, split) if place else None
     if found is None:
-        got = f"{name} ({split}) was not found beside the source or above it" if name else "is not set"
+        got = (
+            f"{name} ({split}) was not found beside the source or above it"
+            if name
+            else "is not set"
+        )
         where = at(line=source.where(key), key=key)
         tell(Problem("imports.data", where, got, fix=f"give {flag} FILE.json or .jsonl"))
     return found
@@ -137,6 +157,11 @@ def check_amount(tasks: Tasks, flags: Mapping[str, Any], report: Report) -> None
     count = min(len(tasks.train), flags.get("data.max_samples", math.inf))
     samples, batch = flags.get("rollout.n_samples_per_prompt", 1), flags.get("train.batch_size", 1)
     if count * samples < batch:
-        got = f"{count} tasks x {samples} samples are fewer than the {batch} trajectories of train_batch_size"
-        fix = "give more data (--train-data FILE), or lower train_batch_size in a copy of the source"
+        got = (
+            f"{count} tasks x {samples} samples are fewer than the {batch} trajectories of "
+            "train_batch_size"
+        )
+        fix = (
+            "give more data (--train-data FILE), or lower train_batch_size in a copy of the source"
+        )
         report.problem(Problem("imports.too_few", at(file=tasks.train_file), got, fix=fix))

@@ -1,8 +1,9 @@
-"""Converts prompt templates of MARTI and MAPPA to text of ours: `$name` and `{name}` become fields of a prompt; a coach's template
-becomes two prompts.
+"""Converts prompt templates of MARTI and MAPPA to text of ours: `$name` and `{name}` become fields
+of a prompt; a coach's template becomes two prompts.
 
-An agent's prompt may show the task and earlier agents' answers, never the label. A coach's prompt may show the label only
-for the last action of the last role; where a template shows it for every action, it is removed.
+An agent's prompt may show the task and earlier agents' answers, never the label. A coach's prompt
+may show the label only for the last action of the last role; where a template shows it for every
+action, it is removed.
 """
 
 from __future__ import annotations
@@ -44,7 +45,9 @@ COACH = {
 }
 """Placeholders of their coach's template, and ours."""
 
-THEIR_FORM = re.compile(r"^[\s\-*]*\**(PROCESS_SCORE|OUTCOME_SCORE|ANSWER_CORRECT)\**\s*:.*$\n?", re.MULTILINE)
+THEIR_FORM = re.compile(
+    r"^[\s\-*]*\**(PROCESS_SCORE|OUTCOME_SCORE|ANSWER_CORRECT)\**\s*:.*$\n?", re.MULTILINE
+)
 FENCE = "----- {fence} -----"
 
 
@@ -59,19 +62,22 @@ def escape(text: str) -> str:
 def to_prompt(
     text: str, roles: list[str], names: dict[str, str], braces: bool
 ) -> tuple[str, list[str], list[tuple[str, list[str]]]]:
-    """Returns a template as a prompt of ours, its placeholders that show the label, and its unknown ones with all names that
-    are known.
+    """Returns a template as a prompt of ours, its placeholders that show the label, and its unknown
+    ones with all names that are known.
 
     The prompt's fields are `problem`, `others`, `computed` and the names of earlier roles.
 
     Args:
         names: What the configuration calls the roles, and our names.
-        braces: Whether placeholders are `{name}` (`str.format`), else `$name`; unknown ones of the second form are text there too.
+        braces: Whether placeholders are `{name}` (`str.format`), else `$name`; unknown ones of the
+            second form are text there too.
 
     Raises:
         ValueError: An unclosed brace.
     """
-    text = text.replace("\x08", "\\b").replace("\x0c", "\\f")  # \boxed and \frac that JSON read as control characters
+    text = text.replace("\x08", "\\b").replace(
+        "\x0c", "\\f"
+    )  # \boxed and \frac that JSON read as control characters
     known = {
         **dict.fromkeys(TASK, "problem"),
         **dict.fromkeys(OTHERS, "others"),
@@ -104,8 +110,8 @@ def to_prompt(
 
 
 def neutral_prompt(earlier: list[str], sees_others: bool) -> str:
-    """Returns a prompt for a role without one: the task, the answers of earlier roles, and those of the others if it sees
-    them."""
+    """Returns a prompt for a role without one: the task, the answers of earlier roles, and those of
+    the others if it sees them."""
     prompt = "\n".join(["{problem}\n", *(f"What {name} said:\n{{{name}}}\n" for name in earlier)])
     return f"{prompt}\nWhat others answered:\n{{others}}\n" if sees_others else prompt
 
@@ -116,7 +122,8 @@ def fields_of(prompt: str) -> list[str]:
 
 
 def templates_in(path: Path) -> list[tuple[str, str]]:
-    """Returns the templates in a workflow file of theirs, each with its variable's name, in the order of the file."""
+    """Returns the templates in a workflow file of theirs, each with its variable's name, in the
+    order of the file."""
     try:
         tree = ast.parse(read_text(path), str(path))
     except SyntaxError as error:
@@ -125,7 +132,9 @@ def templates_in(path: Path) -> list[tuple[str, str]]:
     found: list[tuple[int, str, str]] = []
     for node in ast.walk(tree):
         match node:
-            case ast.Assign(targets=[ast.Name(id=name)], value=value) if re.search(r"_(prompt|template)$", name):
+            case ast.Assign(targets=[ast.Name(id=name)], value=value) if re.search(
+                r"_(prompt|template)$", name
+            ):
                 text = _literal(value)
                 if text is not None and "{" in text:
                     found.append((node.lineno, name, text))
@@ -137,8 +146,13 @@ def _literal(value: ast.expr) -> str | None:
     match value:
         case ast.Constant(value=str(text)):
             return text
-        case ast.JoinedStr(values=parts) if all(isinstance(p, ast.Constant) or _variable(p) for p in parts):
-            return "".join(escape(str(p.value)) if isinstance(p, ast.Constant) else f"{{{_variable(p)}}}" for p in parts)
+        case ast.JoinedStr(values=parts) if all(
+            isinstance(p, ast.Constant) or _variable(p) for p in parts
+        ):
+            return "".join(
+                escape(str(p.value)) if isinstance(p, ast.Constant) else f"{{{_variable(p)}}}"
+                for p in parts
+            )
     return None
 
 
@@ -158,11 +172,16 @@ def split_coach_template(template: str, where: Where) -> tuple[str, str, list[st
     notes, problems, place = [], list[Problem](), ": ".join(name for _, name in where)
     lines = [m.group().strip() for m in THEIR_FORM.finditer(template)]
     if lines:
-        notes.append("prompts/coach*.md: lines that request scores in their form were removed: " + "; ".join(lines))
+        notes.append(
+            "prompts/coach*.md: lines that request scores in their form were removed: "
+            + "; ".join(lines)
+        )
     try:
         parsed = list(string.Formatter().parse(THEIR_FORM.sub("", template)))
     except ValueError as error:
-        raise UnknownPlaceholders(Problem("imports.braces", where, str(error), fix="write {{ and }} for braces")) from None
+        raise UnknownPlaceholders(
+            Problem("imports.braces", where, str(error), fix="write {{ and }} for braces")
+        ) from None
     common, last = [], []
     shown = set()
     for literal, name, _, _ in parsed:
@@ -173,7 +192,9 @@ def split_coach_template(template: str, where: Where) -> tuple[str, str, list[st
         ours = COACH.get(name, name if name in (*FIELDS, *LABEL_FIELDS) else None)
         if ours is None:
             got = f"no placeholder {{{name}}} exists{nearest(name, COACH)}"
-            problems.append(Problem("imports.placeholder", where, got, fix="delete it from the template"))
+            problems.append(
+                Problem("imports.placeholder", where, got, fix="delete it from the template")
+            )
             continue
         shown.add(ours)
         text = f"{FENCE}\n{{action}}\n{FENCE}" if ours == "action" else "{" + ours + "}"
@@ -181,7 +202,8 @@ def split_coach_template(template: str, where: Where) -> tuple[str, str, list[st
         common.append("N/A" if ours in LABEL_FIELDS else text)
         if name == "label":
             notes.append(
-                f"{place}: {{label}} showed the label when any agent was scored; it is shown only for the last action of "
+                f"{place}: {{label}} showed the label when any agent was scored; it is shown only "
+                "for the last action of "
                 "the last role"
             )
     if problems:

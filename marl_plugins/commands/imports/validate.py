@@ -1,4 +1,5 @@
-"""Checks whether a configuration can be translated: values of the expected type, whole numbers, known keys."""
+"""Checks whether a configuration can be translated: values of the expected type, whole numbers,
+known keys."""
 
 from __future__ import annotations
 
@@ -21,8 +22,21 @@ SWITCHES = (
 )
 """Keys whose value is true or false."""
 COUNTED = (
-    *("rollout_batch_size", "n_samples_per_prompt", "train_batch_size", "max_samples", "max_len", "prompt_max_len"),
-    *("generate_max_len", "actor_num_nodes", "actor_num_gpus_per_node", "vllm_num_engines", "vllm_tensor_parallel_size"),
+    *(
+        "rollout_batch_size",
+        "n_samples_per_prompt",
+        "train_batch_size",
+        "max_samples",
+        "max_len",
+        "prompt_max_len",
+    ),
+    *(
+        "generate_max_len",
+        "actor_num_nodes",
+        "actor_num_gpus_per_node",
+        "vllm_num_engines",
+        "vllm_tensor_parallel_size",
+    ),
 )
 """Keys whose value is a whole number of at least 1."""
 
@@ -36,31 +50,66 @@ def check_form(source: Source) -> None:
     settings, where, wrong = source.settings, source.where, list[Problem]()
     for key in ("default_agent", "workflow_args", "tools_config"):
         if not isinstance(settings.get(key), dict | None):
-            wrong.append(Problem("imports.value", at(line=where(key), key=key), f"{settings[key]!r:.80}", "settings"))
+            wrong.append(
+                Problem(
+                    "imports.value",
+                    at(line=where(key), key=key),
+                    f"{settings[key]!r:.80}",
+                    "settings",
+                )
+            )
     tools = settings.get("tools_config")
     tools = tools.get("tools") if isinstance(tools, dict) else None
-    for name, config in tools.items() if isinstance(tools, dict) else [("", tools)] if tools else []:
+    for name, config in (
+        tools.items() if isinstance(tools, dict) else [("", tools)] if tools else []
+    ):
         if not isinstance(config, dict):
             key = ".".join(filter(None, ("tools_config.tools", name)))
             line = where("tools_config", "tools", name)
-            wrong.append(Problem("imports.value", at(line=line, key=key), f"{config!r:.80}", "settings"))
+            wrong.append(
+                Problem("imports.value", at(line=line, key=key), f"{config!r:.80}", "settings")
+            )
         elif not isinstance(config.get("timeout"), int | float | None):
             line = where("tools_config", "tools", name, "timeout")
             key = f"tools_config.tools.{name}.timeout"
-            wrong.append(Problem("imports.value", at(line=line, key=key), f"{config['timeout']!r:.80}", "seconds"))
+            wrong.append(
+                Problem(
+                    "imports.value", at(line=line, key=key), f"{config['timeout']!r:.80}", "seconds"
+                )
+            )
     for number, agent in enumerate(settings["agents"]):
-        if not isinstance(agent, dict) or not all(isinstance(config, dict | None) for config in agent.values()):
+        if not isinstance(agent, dict) or not all(
+            isinstance(config, dict | None) for config in agent.values()
+        ):
             line = where("agents", number)
-            wrong.append(Problem("imports.value", at(line=line, key="agents"), f"{agent!r:.80}", "`NAME: {...}`"))
+            wrong.append(
+                Problem(
+                    "imports.value", at(line=line, key="agents"), f"{agent!r:.80}", "`NAME: {...}`"
+                )
+            )
     if wrong:
         raise ConfigurationError(wrong)
-    places: list[tuple[Key, Any]] = [((), settings), *(((k,), settings.get(k)) for k in ("default_agent", "workflow_args"))]
-    places += [(("agents", str(n), name), c) for n, agent in enumerate(settings["agents"]) for name, c in agent.items()]
+    places: list[tuple[Key, Any]] = [
+        ((), settings),
+        *(((k,), settings.get(k)) for k in ("default_agent", "workflow_args")),
+    ]
+    places += [
+        (("agents", str(n), name), c)
+        for n, agent in enumerate(settings["agents"])
+        for name, c in agent.items()
+    ]
     for place, mapping in places:
         for key, value in (mapping or {}).items():
             expected = _expected_type(key, value)
             if expected:
-                wrong.append(Problem("imports.value", at(line=where(*place, key), key=key), f"{value!r:.80}", expected))
+                wrong.append(
+                    Problem(
+                        "imports.value",
+                        at(line=where(*place, key), key=key),
+                        f"{value!r:.80}",
+                        expected,
+                    )
+                )
     if wrong:
         raise ConfigurationError(wrong)
 
@@ -73,12 +122,17 @@ def _expected_type(key: str, value: Any) -> str | None:
         return "true or false"
     if key == "chat_template":
         texts = value if isinstance(value, list) else [value]
-        return None if value is None or all(isinstance(text, str) for text in texts) else "text, or a list of texts"
+        return (
+            None
+            if value is None or all(isinstance(text, str) for text in texts)
+            else "text, or a list of texts"
+        )
     return None
 
 
 def wrong_numbers(source: Source, configs: Sequence[Mapping[str, Any]]) -> list[Problem]:
-    """Returns the numbers that the import calculates with and that are not whole numbers of at least 1.
+    """Returns the numbers that the import calculates with and that are not whole numbers of at
+    least 1.
 
     Args:
         configs: All settings of each agent.
@@ -86,11 +140,15 @@ def wrong_numbers(source: Source, configs: Sequence[Mapping[str, Any]]) -> list[
     arguments = source.settings.get("workflow_args") or {}
     turns = [key for shape in shapes.SHAPES.values() for key in shape.turns]
     tools = source.settings.get("tools_config") or {}
-    counted = [(f"workflow_args.{key}", arguments.get(key)) for key in (*turns, "num_rounds", "max_others")]
+    counted = [
+        (f"workflow_args.{key}", arguments.get(key)) for key in (*turns, "num_rounds", "max_others")
+    ]
     counted += [("tools_config.max_turns", tools.get("max_turns"))]
     counted += [(key, config.get(key)) for config in configs for key in COUNTED]
     wrong = list[Problem]()
-    for key, value in dict.fromkeys((key, repr(value)) for key, value in counted if not _is_count(value)):
+    for key, value in dict.fromkeys(
+        (key, repr(value)) for key, value in counted if not _is_count(value)
+    ):
         places = [k for k in source.origins.lines if k and k[-1] == key.rpartition(".")[2]]
         where = at(line=source.where(*(places[-1] if places else ())), key=key)
         wrong.append(Problem("imports.value", where, value, "a whole number of at least 1"))
@@ -104,7 +162,10 @@ def with_whole_numbers(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def _is_count(value: Any) -> bool:
     return value is None or (
-        isinstance(value, int | float) and not isinstance(value, bool) and value >= 1 and value % 1 == 0
+        isinstance(value, int | float)
+        and not isinstance(value, bool)
+        and value >= 1
+        and value % 1 == 0
     )
 
 
@@ -116,7 +177,12 @@ def find_unknown(source: Source) -> Iterator[Problem]:
         for key in mapping if isinstance(mapping, dict) else ():
             if key not in known:
                 its_place = at(line=where(*place, key), key=".".join([*place, key]))
-                yield Problem("imports.unknown_key", its_place, f"unknown key{nearest(key, known)}", fix="delete it")
+                yield Problem(
+                    "imports.unknown_key",
+                    its_place,
+                    f"unknown key{nearest(key, known)}",
+                    fix="delete it",
+                )
 
     yield from check(settings, (), options.SETTINGS)
     yield from check(settings.get("default_agent"), ("default_agent",), options.SETTINGS)
@@ -132,5 +198,8 @@ def find_unknown(source: Source) -> Iterator[Problem]:
         place = ("tools_config", "tools", name)
         yield from check(config, place, {**options.TOOL_READ, **options.TOOL_LEFT_OUT})
         if config.get("type") != "sandbox_fusion":
-            got = f"is of type {config.get('type')!r}, which has no counterpart (a plugin with marl_tools adds tools)"
+            got = (
+                f"is of type {config.get('type')!r}, which has no counterpart (a plugin with "
+                "marl_tools adds tools)"
+            )
             yield Problem("imports.tool", at(line=where(*place), tool=name), got, fix="delete it")

@@ -1,7 +1,8 @@
 """`openrlhf recipes import SOURCE --to FOLDER`: a MARTI or MAPPA configuration as a recipe of ours.
 
-The recipe's README lists what was taken, what was left out and why, and what to check. Unknown options, tools and
-placeholders are reported together, each with file and line; nothing is written then.
+The recipe's README lists what was taken, what was left out and why, and what to check. Unknown
+options, tools and placeholders are reported together, each with file and line; nothing is written
+then.
 """
 
 from __future__ import annotations
@@ -72,21 +73,34 @@ def run(source: Path, wanted: ImportRequest) -> int:
     """
     if os.path.lexists(wanted.folder):
         got, fix = "exists already", "give a folder that does not"
-        raise ConfigurationError(Problem("imports.folder_exists", at(folder=wanted.folder), got, fix=fix))
+        raise ConfigurationError(
+            Problem("imports.folder_exists", at(folder=wanted.folder), got, fix=fix)
+        )
     imported = convert(source, wanted)
     try:
         write_files(imported.files, wanted.folder)
     except OSError as error:
         got = f"cannot be written: {error.strerror or error}"
-        raise ConfigurationError(Problem("imports.unwritable", at(folder=wanted.folder), got)) from None
+        raise ConfigurationError(
+            Problem("imports.unwritable", at(folder=wanted.folder), got)
+        ) from None
     report = imported.report
-    print(f"imported {source} to {wanted.folder}: {len(imported.recipe['roles'])} roles, {len(report.taken)} options taken")
-    print(f"{len(report.left_out)} options were left out, {len(report.notes)} things need checking: see README.md")
+    print(
+        f"imported {source} to {wanted.folder}: {len(imported.recipe['roles'])} roles, "
+        f"{len(report.taken)} options taken"
+    )
+    print(
+        f"{len(report.left_out)} options were left out, {len(report.notes)} things need checking: "
+        "see README.md"
+    )
     for note in report.notes:
         print(f"  check: {note}")
     folder, tiny = (shlex.quote(str(path)) for path in (wanted.folder, wanted.folder / "tiny.yaml"))
     print(f"  openrlhf recipes show {folder}")
-    print(f"  openrlhf train --recipe {folder} --dry-run            # on GPUs; elsewhere, {cpu.DEVICE}=cuda plans for them")
+    print(
+        f"  openrlhf train --recipe {folder} --dry-run            # on GPUs; elsewhere, "
+        f"{cpu.DEVICE}=cuda plans for them"
+    )
     print(f"  openrlhf train --recipe {tiny} --dry-run  # on a CPU")
     return 0
 
@@ -119,7 +133,9 @@ def convert(path: Path, wanted: ImportRequest) -> ImportResult:
     return ImportResult(recipe, files, report)
 
 
-def _add_roles(recipe: dict[str, Any], source: Source, shape: Shape, agents: list[Agent], report: Report) -> dict[str, str]:
+def _add_roles(
+    recipe: dict[str, Any], source: Source, shape: Shape, agents: list[Agent], report: Report
+) -> dict[str, str]:
     """`roles:`, `workflow:`, `mapping:` and `tools:`; their files."""
     prompts = roles.translate_prompts(source, shape, agents, report)
     translated = roles.translate_roles(source, shape, agents, prompts, report)
@@ -128,10 +144,19 @@ def _add_roles(recipe: dict[str, Any], source: Source, shape: Shape, agents: lis
     recipe |= {"roles": translated, "workflow": "workflow.py"}
     if tools := roles.translate_tools(source, translated, report):
         recipe["tools"] = tools
-    return {**{f"prompts/{name}.md": text for name, text in prompts.items()}, "workflow.py": workflow}
+    return {
+        **{f"prompts/{name}.md": text for name, text in prompts.items()},
+        "workflow.py": workflow,
+    }
 
 
-def _add_flags(recipe: dict[str, Any], source: Source, agents: list[Agent], wanted: ImportRequest, report: Report) -> None:
+def _add_flags(
+    recipe: dict[str, Any],
+    source: Source,
+    agents: list[Agent],
+    wanted: ImportRequest,
+    report: Report,
+) -> None:
     """`model:`, `mapping:`, `policies:` and `flags:`."""
     recipe |= policies.translate_policies(source, agents, wanted.model, report)
     translated = flags.translate_flags(source, agents, report)
@@ -151,7 +176,9 @@ def _add_coach(recipe: dict[str, Any], source: Source, report: Report) -> dict[s
     return found.files
 
 
-def _add_tasks(recipe: dict[str, Any], source: Source, wanted: ImportRequest, report: Report) -> dict[str, str]:
+def _add_tasks(
+    recipe: dict[str, Any], source: Source, wanted: ImportRequest, report: Report
+) -> dict[str, str]:
     """`grader:` and `tasks:`; their files."""
     files = {}
     grader = tasks.read_grader(source, wanted.grader, COACH in recipe.get("plugins", ()), report)
@@ -171,7 +198,8 @@ def _add_tasks(recipe: dict[str, Any], source: Source, wanted: ImportRequest, re
 
 
 def write_files(files: Mapping[str, str], folder: Path) -> None:
-    """Writes all files or none: first into a temporary folder next to the target, which is then renamed."""
+    """Writes all files or none: first into a temporary folder next to the target, which is then
+    renamed."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as temporary:
         complete = Path(temporary) / folder.name

@@ -1,7 +1,8 @@
-"""Looking at a run: `openrlhf inspect RUN` in the terminal, `--html FILE` as one page, `--json` for programs.
+"""Looking at a run: `openrlhf inspect RUN` in the terminal, `--html FILE` as one page, `--json` for
+programs.
 
-Everything shown is read from the run's records; nothing of the run is imported or started, so that a run in progress, one that was
-moved, or one of a machine with GPUs is shown the same way.
+Everything shown is read from the run's records; nothing of the run is imported or started, so that
+a run in progress, one that was moved, or one of a machine with GPUs is shown the same way.
 """
 
 from __future__ import annotations
@@ -23,7 +24,14 @@ def _inspect(words: Sequence[str]) -> int:
 
 @hookimpl
 def marl_commands() -> Sequence[Command]:
-    return [Command("inspect", "RUN [RUN] [--html FILE]", "who saw what, said what, and was rewarded for it", _inspect)]
+    return [
+        Command(
+            "inspect",
+            "RUN [RUN] [--html FILE]",
+            "who saw what, said what, and was rewarded for it",
+            _inspect,
+        )
+    ]
 
 
 @hookimpl

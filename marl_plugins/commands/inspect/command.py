@@ -1,4 +1,5 @@
-"""`openrlhf inspect RUN`: the list of a run's trajectories, and one of them in full; a page; JSON Lines; two runs side by side."""
+"""`openrlhf inspect RUN`: the list of a run's trajectories, and one of them in full; a page; JSON
+Lines; two runs side by side."""
 
 from __future__ import annotations
 
@@ -22,10 +23,13 @@ def make_parser() -> Parser:
     """Builds the command line."""
     parser = Parser(
         prog="openrlhf inspect",
-        description="Look at what a run's agents were shown, said and were rewarded for: a list of trajectories to filter and open "
-        "in a terminal, one page for a browser (--html), or JSON Lines (--json). With two runs, what became better or worse on the "
+        description="Look at what a run's agents were shown, said and were rewarded for: a list of "
+        "trajectories to filter and open "
+        "in a terminal, one page for a browser (--html), or JSON Lines (--json). With two runs, "
+        "what became better or worse on the "
         "tasks that both were evaluated on. See openrlhf docs inspect.",
-        epilog="Examples: openrlhf inspect runs/demo --role coder --outcome 0; openrlhf inspect runs/demo --html demo.html; "
+        epilog="Examples: openrlhf inspect runs/demo --role coder --outcome 0; openrlhf inspect "
+        "runs/demo --html demo.html; "
         "openrlhf inspect runs/demo --task t17 --step 3 --full; openrlhf inspect runs/a runs/b",
     )
     add = parser.add_argument
@@ -36,8 +40,18 @@ def make_parser() -> Parser:
         metavar="RUN",
         help="a run's output folder, or a file of its trajectories; two to compare",
     )
-    add("--html", type=Path, metavar="FILE", help="write one page that needs no server and no network")
-    add("--to", type=Path, metavar="FILE.eval", help="write a log of Inspect (inspect_ai), for its viewer")
+    add(
+        "--html",
+        type=Path,
+        metavar="FILE",
+        help="write one page that needs no server and no network",
+    )
+    add(
+        "--to",
+        type=Path,
+        metavar="FILE.eval",
+        help="write a log of Inspect (inspect_ai), for its viewer",
+    )
     add(
         "--most",
         type=at_least(1),
@@ -47,7 +61,11 @@ def make_parser() -> Parser:
     )
     add("--json", action="store_true", help="print one JSON object per trajectory and line")
     add("--full", action="store_true", help="print each trajectory in full, in place of a line")
-    add("--evaluations", action="store_true", help="of the evaluations, as far as they are kept, in place of training")
+    add(
+        "--evaluations",
+        action="store_true",
+        help="of the evaluations, as far as they are kept, in place of training",
+    )
     add("--follow", action="store_true", help="go on with what a run in progress adds")
     wanted = parser.add_argument_group("which trajectories")
     for name, term in TERMS.items():
@@ -59,20 +77,31 @@ def main(words: Sequence[str]) -> int:
     """Shows a run, and returns the exit code.
 
     Raises:
-        ConfigurationError: There are no such records, they cannot be read, or the page cannot be written.
+        ConfigurationError: There are no such records, they cannot be read, or the page cannot be
+            written.
     """
     options = make_parser().parse_args(list(words))
     terms = {name: value for name in TERMS if (value := getattr(options, name)) is not None}
     query = query_of(terms, Filter(split="eval" if options.evaluations else "train", received=True))
     if len(options.source) > 2:
         raise ConfigurationError(
-            Problem("viewer.runs", at(command="openrlhf inspect"), f"{len(options.source)} runs", "one, or two to compare")
+            Problem(
+                "viewer.runs",
+                at(command="openrlhf inspect"),
+                f"{len(options.source)} runs",
+                "one, or two to compare",
+            )
         )
     try:
         import msgspec  # noqa: F401
     except ImportError:
         raise ConfigurationError(
-            Problem("viewer.extra", at(command="openrlhf inspect"), "msgspec is not installed", fix=EXTRA)
+            Problem(
+                "viewer.extra",
+                at(command="openrlhf inspect"),
+                "msgspec is not installed",
+                fix=EXTRA,
+            )
         ) from None
     if len(options.source) == 2:
         from marl_plugins.commands.inspect.compare import compare

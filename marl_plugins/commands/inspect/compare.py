@@ -1,8 +1,10 @@
 """Two runs side by side: `openrlhf inspect RUN_A RUN_B`.
 
-Held-out tasks are paired by evaluation (the step) and id, training's by step, task and sample, which are the same tasks only where
-the seeds agree. Of each pair: whether the outcome rose or fell; where it changed, the first role on the graph that said something
-else. Whether more rose than fell is tested exactly (McNemar: each change is a coin under the hypothesis of no difference).
+Held-out tasks are paired by evaluation (the step) and id, training's by step, task and sample,
+which are the same tasks only where
+the seeds agree. Of each pair: whether the outcome rose or fell; where it changed, the first role on
+the graph that said something else. Whether more rose than fell is tested exactly (McNemar: each
+change is a coin under the hypothesis of no difference).
 """
 
 from __future__ import annotations
@@ -39,7 +41,8 @@ class Pair:
 
     Args:
         change: B's outcome minus A's.
-        role: The first role on the graph that said something else; empty where the outcome is the same or nothing differs.
+        role: The first role on the graph that said something else; empty where the outcome is the
+            same or nothing differs.
     """
 
     step: int
@@ -85,7 +88,8 @@ class Comparison:
 
 
 def sign_test(gained: int, lost: int) -> float:
-    """Returns the two-sided exact p-value of a split of changes that are coins where nothing differs (McNemar's exact test)."""
+    """Returns the two-sided exact p-value of a split of changes that are coins where nothing
+    differs (McNemar's exact test)."""
     changes = gained + lost
     tail: int = sum(comb(changes, k) for k in range(min(gained, lost) + 1))
     return min(1.0, float(Fraction(2 * tail, 2**changes)))
@@ -99,7 +103,9 @@ def compare(options: argparse.Namespace, query: Query) -> int:
     """
     if options.full or options.follow or options.to:
         got = "of two runs there is a table, --json or --html"
-        raise ConfigurationError(Problem("viewer.two_runs", at(flag=("full", "follow", "to")), got, fix="name one run"))
+        raise ConfigurationError(
+            Problem("viewer.two_runs", at(flag=("full", "follow", "to")), got, fix="name one run")
+        )
     runs = [RunReader(source) for source in options.source]
     split = query.wanted.split
     found = comparison_of(runs, query)
@@ -140,7 +146,9 @@ def comparison_of(runs: Sequence[RunReader], query: Query) -> Comparison:
         Side(b, [theirs[p.step, p.task, p.sample] for p in pairs]),
     )
     names = runs[0].folder.absolute().name, runs[1].folder.absolute().name
-    return Comparison(names, pairs, (len(mine) - shared, len(theirs) - shared), differing(runs), sides)
+    return Comparison(
+        names, pairs, (len(mine) - shared, len(theirs) - shared), differing(runs), sides
+    )
 
 
 def _by_key(entries: Iterable[Entry]) -> dict[tuple[int, str, int], Entry]:
@@ -148,7 +156,8 @@ def _by_key(entries: Iterable[Entry]) -> dict[tuple[int, str, int], Entry]:
 
 
 def first_difference(a: Trajectory, b: Trajectory) -> str:
-    """Returns the role of the first action, in the order of the dependency graph, whose text has no equal in the other."""
+    """Returns the role of the first action, in the order of the dependency graph, whose text has no
+    equal in the other."""
     said: Mapping[str, Counter[str]] = defaultdict(Counter)
     for action in b.actions:
         said[action.role][action.text] += 1
@@ -160,7 +169,8 @@ def first_difference(a: Trajectory, b: Trajectory) -> str:
 
 
 def differing(runs: Sequence[RunReader]) -> list[tuple[str, str, str]]:
-    """Returns the flags, files and versions that the last starts of two runs do not share; what is not recorded is left out."""
+    """Returns the flags, files and versions that the last starts of two runs do not share; what is
+    not recorded is left out."""
     starts = [_last_start(run) for run in runs]
     names = sorted({name for start in starts for name in start})
     rows = [(name, *(start.get(name, "-") for start in starts)) for name in names]
@@ -173,7 +183,14 @@ def _last_start(run: RunReader) -> dict[str, str]:
         flags = {f"--{words[0].lstrip('-')}": " ".join(words[1:]) for words in entry["repeat"]}
         files = {f"file {name}": value[:12] for name, value in entry.get("files", {}).items()}
         versions = {f"version of {name}": str(value) for name, value in entry["versions"].items()}
-    except (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError):  # not every folder of records has one
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        IndexError,
+        TypeError,
+        AttributeError,
+    ):  # not every folder of records has one
         return {}
     return flags | files | versions
 
@@ -225,13 +242,19 @@ def print_comparison(found: Comparison, split: str) -> None:
         console.print(made)
 
     a, b = map(one_line, found.names)
-    what = "evaluations" if split == "eval" else "training, the same tasks only if seeds and data agree"
+    what = (
+        "evaluations"
+        if split == "eval"
+        else "training, the same tasks only if seeds and data agree"
+    )
     same = len(found.pairs) - len(found.gained) - len(found.lost)
     print(
-        f"A: {a}\nB: {b}\n{len(found.pairs):,} pairs of {what}; only in A {found.unpaired[0]:,}, only in B {found.unpaired[1]:,}"
+        f"A: {a}\nB: {b}\n{len(found.pairs):,} pairs of {what}; only in A {found.unpaired[0]:,}, "
+        f"only in B {found.unpaired[1]:,}"
     )
     print(
-        f"B is better on {len(found.gained)}, worse on {len(found.lost)}, the same on {same}; exact p {found.p_value:.3g}"
+        f"B is better on {len(found.gained)}, worse on {len(found.lost)}, the same on {same}; "
+        f"exact p {found.p_value:.3g}"
     )
     kinds = by_type(found.pairs)
     if len(kinds) > 1:
@@ -246,7 +269,10 @@ def print_comparison(found: Comparison, split: str) -> None:
         )
     changed = sorted((*found.gained, *found.lost), key=lambda pair: -abs(pair.change))[:SHOWN_PAIRS]
     if changed:
-        cells = [[str(p.step), p.task, str(p.sample), f"{p.before:.3f}", f"{p.after:.3f}", p.role] for p in changed]
+        cells = [
+            [str(p.step), p.task, str(p.sample), f"{p.before:.3f}", f"{p.after:.3f}", p.role]
+            for p in changed
+        ]
         table("changed", ["step", "task", "sample", "A", "B", "first role"], cells)
     if found.differing:
         table("started differently", ["what", "A", "B"], found.differing)

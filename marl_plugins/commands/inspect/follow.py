@@ -1,5 +1,5 @@
-"""Follows what a run in progress adds to its trajectories: new lines, once their ends are there; all of them again after a
-resumption."""
+"""Follows what a run in progress adds to its trajectories: new lines, once their ends are there;
+all of them again after a resumption."""
 
 from __future__ import annotations
 
@@ -34,10 +34,16 @@ class Follower:
         for number, tail in enumerate(self._tails):
             again, added = tail.read()
             if again:
-                self.index.entries[:] = [entry for entry in self.index.entries if entry.file != number]
+                self.index.entries[:] = [
+                    entry for entry in self.index.entries if entry.file != number
+                ]
             for record in added:
                 entry = record.value
-                entry.file, entry.offset, entry.length = number, record.start, record.end - record.start
+                entry.file, entry.offset, entry.length = (
+                    number,
+                    record.start,
+                    record.end - record.start,
+                )
                 if self._is_wanted(entry, query):
                     self.index.entries.append(entry)
             changed = changed or again or bool(added)

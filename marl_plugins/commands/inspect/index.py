@@ -1,7 +1,9 @@
-"""An index of a run's trajectories: what a list of them shows and filters by, and where in its file each one is.
+"""An index of a run's trajectories: what a list of them shows and filters by, and where in its file
+each one is.
 
-A line is parsed only as far as the index needs it; ids, log-probs and texts are read when a trajectory is opened or searched. So
-memory grows with the number of actions and not with the length of what was said.
+A line is parsed only as far as the index needs it; ids, log-probs and texts are read when a
+trajectory is opened or searched. So memory grows with the number of actions and not with the length
+of what was said.
 """
 
 from __future__ import annotations
@@ -41,7 +43,8 @@ class TaskName(NamedTuple):
 
 
 def name_of(task: str, origin: str) -> str:
-    """Returns the name under which a task is shown: a trajectory that another run has made is told apart by its origin."""
+    """Returns the name under which a task is shown: a trajectory that another run has made is told
+    apart by its origin."""
     return f"{task} ({origin})" if origin else task
 
 
@@ -108,7 +111,10 @@ class Entry(msgspec.Struct):
     @property
     def lowest_advantage(self) -> float | None:
         """The lowest advantage of an action."""
-        return min((action.advantage for action in self.actions if action.advantage is not None), default=None)
+        return min(
+            (action.advantage for action in self.actions if action.advantage is not None),
+            default=None,
+        )
 
     @property
     def left_out(self) -> int:
@@ -127,7 +133,8 @@ DECODER = msgspec.json.Decoder(Entry)
 
 
 def decode(line: bytes) -> Any:
-    """Parses a line as an entry; as JSON values where msgspec's stricter parser refuses it (NaN, half a surrogate pair)."""
+    """Parses a line as an entry; as JSON values where msgspec's stricter parser refuses it (NaN,
+    half a surrogate pair)."""
     try:
         return DECODER.decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -155,7 +162,8 @@ class Index:
     """The trajectories of a run that are wanted.
 
     Args:
-        find: A pattern that a text of a trajectory must contain: prompt, answer, what was shown, said, called, answered, explained.
+        find: A pattern that a text of a trajectory must contain: prompt, answer, what was shown,
+            said, called, answered, explained.
 
     Raises:
         ConfigurationError: A file is missing or cannot be read, or lines of it are no trajectories.
@@ -171,7 +179,11 @@ class Index:
             self.files.append(path)
             for record in records(path, entry_of, part, decode):
                 entry = record.value
-                entry.file, entry.offset, entry.length = number, record.start, record.end - record.start
+                entry.file, entry.offset, entry.length = (
+                    number,
+                    record.start,
+                    record.end - record.start,
+                )
                 if wanted.has_trajectory(entry) and (find is None or self.contains(entry, find)):
                     yield entry
 
@@ -179,8 +191,8 @@ class Index:
         """Reads the trajectory of an entry.
 
         Raises:
-            ConfigurationError: The file is gone, its lines are elsewhere since the run was resumed, or the index has read less of
-                the line than is wrong with it.
+            ConfigurationError: The file is gone, its lines are elsewhere since the run was resumed,
+                or the index has read less of the line than is wrong with it.
         """
         path = self.files[entry.file]
         try:
@@ -188,8 +200,15 @@ class Index:
                 file.seek(entry.offset)
                 return from_record(json_value(file.read(entry.length)))
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-            why = str(error) if isinstance(error, OSError | ValueError) else f"it has another form: {error!r}"
-            got = f"step {entry.step}, task {inert(entry.name)}, sample {entry.sample} cannot be read: {inert(why)}"
+            why = (
+                str(error)
+                if isinstance(error, OSError | ValueError)
+                else f"it has another form: {error!r}"
+            )
+            got = (
+                f"step {entry.step}, task {inert(entry.name)}, sample {entry.sample} cannot be "
+                f"read: {inert(why)}"
+            )
             raise ConfigurationError(Problem("records.form", at(file=path), got)) from None
 
     def contains(self, entry: Entry, find: re.Pattern[str]) -> bool:

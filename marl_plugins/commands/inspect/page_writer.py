@@ -2,12 +2,14 @@
 
     page/page.html, .css, .js    what is shown, by the browser's own means
     index                        the list, the metrics of the curves, and what the page is of
-    t0-0, t0-1, ...              blocks of trajectories, without tokens; t1-0, ... of the second of two runs
+    t0-0, t0-1, ...              blocks of trajectories, without tokens; t1-0, ... of the second of
+                                 two runs
     k0-0, k0-1, ...              their tokens: numbers of texts, log-probs, advantages
     texts                        the texts of all tokens
 
-Data is JSON, compressed and in base64, so nothing in it can end an element; the browser unpacks a block when it is shown. The page
-allows its own script and style alone, by their digests, and puts everything from the run in as text (Trusted Types).
+Data is JSON, compressed and in base64, so nothing in it can end an element; the browser unpacks a
+block when it is shown. The page allows its own script and style alone, by their digests, and puts
+everything from the run in as text (Trusted Types).
 """
 
 from __future__ import annotations
@@ -43,7 +45,8 @@ DIGITS = 3
 
 
 def write_page(run: RunReader, query: Query, file: Path, most: int) -> str:
-    """Writes the page of a run; the file is there when all of it is, and an earlier one stays until then.
+    """Writes the page of a run; the file is there when all of it is, and an earlier one stays until
+    then.
 
     Args:
         most: Trajectories that the page holds; of more, each step gives its share.
@@ -75,11 +78,18 @@ def write_comparison(a: Side, b: Side, file: Path) -> str:
     values = dict(index_values(a.index, a.entries, more=b.entries))
     runs = [side.index.run.metrics() for side in (a, b)]
     panels = [panel for metrics in runs for panel in panels_of(metrics, values["roles"])]
-    metrics, drawn = side_by_side(runs, ["A", "B"], {panel.title: panel for panel in panels}.values())
+    metrics, drawn = side_by_side(
+        runs, ["A", "B"], {panel.title: panel for panel in panels}.values()
+    )
     for row, other in zip(values["list"], b.entries, strict=True):
         row.append(finite(other.outcome))
     names = [side.index.run.folder.absolute().name for side in (a, b)]
-    values |= {"title": " against ".join(names), "sides": names, "metrics": metrics, "panels": [p.values() for p in drawn]}
+    values |= {
+        "title": " against ".join(names),
+        "sides": names,
+        "metrics": metrics,
+        "panels": [p.values() for p in drawn],
+    }
     write(file, pieces([a, b], values))
     return f"{file}: {len(a.entries):,} pairs, {file.stat().st_size / 2**20:.1f} MB"
 
@@ -100,7 +110,9 @@ def pieces(sides: Sequence[Side], values: Mapping[str, Any]) -> Iterator[str]:
     Args:
         values: What it begins with; whether it has texts of tokens is added.
     """
-    template, style, script = (FOLDER.joinpath(f"page.{kind}").read_text("utf-8") for kind in ("html", "css", "js"))
+    template, style, script = (
+        FOLDER.joinpath(f"page.{kind}").read_text("utf-8") for kind in ("html", "css", "js")
+    )
     before, after = template.split("{{data}}")
     fill = {
         "{{style-hash}}": _hash(style),
@@ -116,13 +128,19 @@ def pieces(sides: Sequence[Side], values: Mapping[str, Any]) -> Iterator[str]:
     for number, side in enumerate(sides):
         tokens = Tokens(TokenTexts(side.index.run.folder), table)
         for n in range(0, len(side.entries), BLOCK_TRAJECTORIES):
-            trajectories = [side.index.open(entry) for entry in side.entries[n : n + BLOCK_TRAJECTORIES]]
+            trajectories = [
+                side.index.open(entry) for entry in side.entries[n : n + BLOCK_TRAJECTORIES]
+            ]
             name = f"{number}-{n // BLOCK_TRAJECTORIES}"
             yield data(f"t{name}", [trajectory_values(t) for t in trajectories])
-            yield data(f"k{name}", [[tokens.of(action) for action in t.actions] for t in trajectories])
+            yield data(
+                f"k{name}", [[tokens.of(action) for action in t.actions] for t in trajectories]
+            )
         reasons.append(tokens.texts.reason)
     yield data("texts", list(table))
-    yield data("index", {**values, "no_tokens": "" if table else reasons[0] or "nothing was sampled"})
+    yield data(
+        "index", {**values, "no_tokens": "" if table else reasons[0] or "nothing was sampled"}
+    )
     yield after
 
 
@@ -150,7 +168,8 @@ class Tokens:
         self.table = table
 
     def of(self, action: Action) -> dict[str, Any]:
-        """Returns numbers in the table of texts (t), the engine's (e) and the trainer's (r) log-probs and the advantages (a)."""
+        """Returns numbers in the table of texts (t), the engine's (e) and the trainer's (r)
+        log-probs and the advantages (a)."""
         texts = self.texts.of(action.policy, action.generation.ids)
         uneven = len(set(action.advantages)) > 1
         return {
@@ -165,14 +184,19 @@ def _rounded(values: Sequence[float]) -> list[float | None]:
     return [None if (known := finite(value)) is None else round(known, DIGITS) for value in values]
 
 
-def index_values(index: Index, entries: Sequence[Entry], more: Sequence[Entry] = ()) -> Mapping[str, Any]:
+def index_values(
+    index: Index, entries: Sequence[Entry], more: Sequence[Entry] = ()
+) -> Mapping[str, Any]:
     """Makes what the page begins with.
 
     Args:
         more: Entries of another run, whose roles and policies are named too.
     """
     actions = [action for entry in (*entries, *more) for action in entry.actions]
-    roles, policies = (list(dict.fromkeys(getattr(action, name) for action in actions)) for name in ("role", "policy"))
+    roles, policies = (
+        list(dict.fromkeys(getattr(action, name) for action in actions))
+        for name in ("role", "policy")
+    )
     metrics = index.run.metrics()
     panels = panels_of(metrics, roles)
     names = {"step", *(name for panel in panels for name in panel.names)}
@@ -183,14 +207,30 @@ def index_values(index: Index, entries: Sequence[Entry], more: Sequence[Entry] =
         "roles": roles,
         "policies": policies,
         "list": [_row(entry, roles, policies) for entry in entries],
-        "metrics": [{name: value for name, value in line.items() if name in names} for line in metrics],
+        "metrics": [
+            {name: value for name, value in line.items() if name in names} for line in metrics
+        ],
         "panels": [panel.values() for panel in panels],
     }
 
 
 def _row(entry: Entry, roles: Sequence[str], policies: Sequence[str]) -> list[Any]:
     actions = [
-        [roles.index(a.role), policies.index(a.policy), finite(a.score), finite(a.advantage), a.left_out]
+        [
+            roles.index(a.role),
+            policies.index(a.policy),
+            finite(a.score),
+            finite(a.advantage),
+            a.left_out,
+        ]
         for a in entry.actions
     ]
-    return [entry.step, entry.name, entry.sample, finite(entry.outcome), entry.failure, entry.prompt, actions]
+    return [
+        entry.step,
+        entry.name,
+        entry.sample,
+        finite(entry.outcome),
+        entry.failure,
+        entry.prompt,
+        actions,
+    ]

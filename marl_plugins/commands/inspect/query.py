@@ -41,7 +41,9 @@ def pattern(word: str) -> re.Pattern[str]:
         return re.compile(word, re.IGNORECASE)
     except re.error as error:
         fix = f"write {re.escape(word)} to look for the text itself"
-        raise argparse.ArgumentTypeError(f"{word!r}: not a regular expression: {error}; {fix}") from None
+        raise argparse.ArgumentTypeError(
+            f"{word!r}: not a regular expression: {error}; {fix}"
+        ) from None
 
 
 class Term(NamedTuple):
@@ -66,12 +68,19 @@ TERMS: Mapping[str, Term] = {
     "policy": Term("policy", str, "POLICY", "in which a policy acted"),
     "outcome": Term("outcome", score_range, "A:B", "whose outcome is from A to B"),
     "score": Term("score", score_range, "A:B", "with an action whose score is from A to B"),
-    "advantage": Term("advantage", number_range, "A:B", "with an action whose mean advantage is from A to B"),
+    "advantage": Term(
+        "advantage", number_range, "A:B", "with an action whose mean advantage is from A to B"
+    ),
     "failure": Term("failure", str, "KIND", "that failed or were lost in this way"),
-    "left_out": Term("left_out", str, "REASON", "with an action left out of training for this reason"),
-    "find": Term("", pattern, "TEXT", "in whose texts a regular expression is found, whatever its case"),
+    "left_out": Term(
+        "left_out", str, "REASON", "with an action left out of training for this reason"
+    ),
+    "find": Term(
+        "", pattern, "TEXT", "in whose texts a regular expression is found, whatever its case"
+    ),
 }
-"""By name; what is asked of actions (role, policy, score, advantage, left_out) is asked of one and the same."""
+"""By name; what is asked of actions (role, policy, score, advantage, left_out) is asked of one and
+the same."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +109,9 @@ def query_of(words: Mapping[str, str], base: Filter = EVERYTHING) -> Query:
     problems, values, find = [], dict[str, Any](), None
     for name, word in words.items():
         if name not in TERMS:
-            problems.append(Problem("viewer.term", at(key=name), "no term of a query", fix=meant(name, TERMS)))
+            problems.append(
+                Problem("viewer.term", at(key=name), "no term of a query", fix=meant(name, TERMS))
+            )
             continue
         try:
             value = TERMS[name].parse(word)
@@ -125,7 +136,9 @@ def terms_of(line: str) -> dict[str, str]:
     try:
         words = shlex.split(line)
     except ValueError as error:
-        raise ConfigurationError(Problem("viewer.value", got=f"{line!r}: {error}", fix="close the quote")) from None
+        raise ConfigurationError(
+            Problem("viewer.value", got=f"{line!r}: {error}", fix="close the quote")
+        ) from None
     found: dict[str, str] = {}
     loose = []
     for word in words:
@@ -142,4 +155,6 @@ def nothing_found(run: RunReader, query: Query) -> ConfigurationError:
     asked = " ".join(f"--{name} {word}" for name, word in query.words.items())
     got = f"no trajectory matches {inert(asked)}" if asked else "holds no trajectories"
     fix = "leave out a filter, or see `openrlhf inspect RUN` for what there is" if asked else ""
-    return ConfigurationError(Problem("viewer.nothing", at(file=run.file or run.folder), got, fix=fix))
+    return ConfigurationError(
+        Problem("viewer.nothing", at(file=run.file or run.folder), got, fix=fix)
+    )

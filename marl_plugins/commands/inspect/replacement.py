@@ -32,7 +32,11 @@ def replacing(file: Path, flag: str) -> Iterator[Path]:
         os.replace(part, file)
     except OSError as error:
         raise ConfigurationError(
-            Problem("viewer.unwritable", at(flag=flag, file=file), f"cannot be written: {error.strerror or error}")
+            Problem(
+                "viewer.unwritable",
+                at(flag=flag, file=file),
+                f"cannot be written: {error.strerror or error}",
+            )
         ) from None
     finally:
         with suppress(OSError):  # where nothing can be written, nothing can be removed either

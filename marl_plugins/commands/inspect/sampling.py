@@ -22,5 +22,7 @@ def sampled(entries: Sequence[Entry], most: int) -> list[Entry]:
 
 def share_text(chosen: Sequence[Entry], entries: Sequence[Entry]) -> str:
     """Says how many of the entries were chosen."""
-    share = "" if len(chosen) == len(entries) else f" of {len(entries):,}, an equal share of each step"
+    share = (
+        "" if len(chosen) == len(entries) else f" of {len(entries):,}, an equal share of each step"
+    )
     return f"{len(chosen):,} trajectories{share}"

@@ -1,6 +1,7 @@
 """A trajectory as plain values to be shown: one shape for the terminal and for the page.
 
-What is here is derived from the records alone, so a run is shown as it was recorded, whatever recipe and models are where now.
+What is here is derived from the records alone, so a run is shown as it was recorded, whatever
+recipe and models are where now.
 """
 
 from __future__ import annotations
@@ -16,12 +17,16 @@ from marl_plugins.engine.records.trajectory_record import to_record
 
 
 def trajectory_values(trajectory: Trajectory) -> dict[str, Any]:
-    """Makes JSON values of a trajectory: its record without tokens, and what is shown of it besides.
+    """Makes JSON values of a trajectory: its record without tokens, and what is shown of it
+    besides.
 
-    Actions get their place in the dependency graph (`depth`: the number of actions on the longest path to it; `lane`: the number of
-    its conversation) and their numbers of tokens, calls of tools their `status`.
+    Actions get their place in the dependency graph (`depth`: the number of actions on the longest
+    path to it; `lane`: the number of its conversation) and their numbers of tokens, calls of tools
+    their `status`.
     """
-    values: dict[str, Any] = finite({"files": [], "tools": []} | to_record(trajectory, tokens=False))
+    values: dict[str, Any] = finite(
+        {"files": [], "tools": []} | to_record(trajectory, tokens=False)
+    )
     values["task"] = name_of(trajectory.task.id, trajectory.origin)
     depths, lanes = places_of(trajectory.actions)
     _add_status(values["tools"], trajectory.tool_results)
@@ -42,18 +47,22 @@ def _add_status(shown: Sequence[dict[str, Any]], results: Sequence[ToolResult]) 
 
 
 def places_of(actions: Sequence[Action]) -> tuple[dict[str, int], dict[str, int]]:
-    """Returns for each action, by path, its depth in the dependency graph and the number of its conversation."""
+    """Returns for each action, by path, its depth in the dependency graph and the number of its
+    conversation."""
     depths: dict[str, int] = {}
     lanes: dict[str, int] = {}
     for action in actions:
-        depths[action.path] = 1 + max((depths[p] for p in action.parents if p in depths), default=-1)
+        depths[action.path] = 1 + max(
+            (depths[p] for p in action.parents if p in depths), default=-1
+        )
         before = action.before.path if action.before else None
         lanes[action.path] = lanes[before] if before in lanes else len(set(lanes.values()))
     return depths, lanes
 
 
 def finite(value: Any) -> Any:
-    """Returns JSON values with None in the place of each number that is not finite, which JSON cannot hold."""
+    """Returns JSON values with None in the place of each number that is not finite, which JSON
+    cannot hold."""
     match value:
         case float():
             return value if math.isfinite(value) else None
@@ -66,14 +75,20 @@ def finite(value: Any) -> Any:
 
 def number(value: float | None, digits: int = 3, sign: bool = False) -> str:
     """Writes a number with few digits; a dash where there is none, or none that is finite."""
-    return "-" if value is None or not math.isfinite(value) else f"{value:{'+' if sign else ''}.{digits}f}"
+    return (
+        "-"
+        if value is None or not math.isfinite(value)
+        else f"{value:{'+' if sign else ''}.{digits}f}"
+    )
 
 
 def note_text(value: Any) -> str:
     """Writes a note of a plugin on one line."""
     if isinstance(value, str):
         return value
-    if isinstance(value, Mapping) and all(isinstance(part, int | float | str | None) for part in value.values()):
+    if isinstance(value, Mapping) and all(
+        isinstance(part, int | float | str | None) for part in value.values()
+    ):
         return ", ".join(f"{name} {_short(part)}" for name, part in value.items())
     return json.dumps(value, ensure_ascii=False)
 

@@ -1,4 +1,5 @@
-"""A run in the terminal: a list of its trajectories, drawn line by line as they become visible, and one of them as a tree."""
+"""A run in the terminal: a list of its trajectories, drawn line by line as they become visible, and
+one of them as a tree."""
 
 from __future__ import annotations
 
@@ -22,7 +23,14 @@ from marl_plugins.commands.inspect.follow import Follower
 from marl_plugins.commands.inspect.index import Entry, Index
 from marl_plugins.commands.inspect.query import TERMS, Query, query_of, terms_of
 from marl_plugins.commands.inspect.shown import trajectory_values
-from marl_plugins.commands.inspect.text import HEADER, action_text, action_title, entry_line, one_line, summary
+from marl_plugins.commands.inspect.text import (
+    HEADER,
+    action_text,
+    action_title,
+    entry_line,
+    one_line,
+    summary,
+)
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.engine.records.read import Filter, RunReader
 
@@ -33,7 +41,8 @@ LINE_CHARACTERS = 400
 
 
 class TrajectoryList(ScrollView, can_focus=True):
-    """A list of entries with a cursor; only visible lines are drawn, so that its length does not matter."""
+    """A list of entries with a cursor; only visible lines are drawn, so that its length does not
+    matter."""
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("up,k", "move(-1)", "up", show=False),
@@ -62,16 +71,22 @@ class TrajectoryList(ScrollView, can_focus=True):
 
     def render_line(self, y: int) -> Strip:
         place = y + self.scroll_offset.y
-        text = entry_line(self.entries[place])[:LINE_CHARACTERS] if place < len(self.entries) else ""
+        text = (
+            entry_line(self.entries[place])[:LINE_CHARACTERS] if place < len(self.entries) else ""
+        )
         style = Style(reverse=place == self.cursor and bool(self.entries))
         left = self.scroll_offset.x
-        return Strip([Segment(text.ljust(LINE_CHARACTERS), style)]).crop(left, left + self.size.width)
+        return Strip([Segment(text.ljust(LINE_CHARACTERS), style)]).crop(
+            left, left + self.size.width
+        )
 
     def action_move(self, by: int) -> None:
         self.cursor = min(max(0, self.cursor + by), max(0, len(self.entries) - 1))
         top, height = self.scroll_offset.y, max(1, self.size.height)
         if not top <= self.cursor < top + height:
-            self.scroll_to(y=self.cursor if self.cursor < top else self.cursor - height + 1, animate=False)
+            self.scroll_to(
+                y=self.cursor if self.cursor < top else self.cursor - height + 1, animate=False
+            )
         self.refresh()
 
     def action_open(self) -> None:
@@ -98,10 +113,14 @@ class TrajectoryScreen(Screen[None]):
         self.shown = shown
 
     def compose(self) -> ComposeResult:
-        title = one_line(f"{self.shown['task']}, step {self.shown['step']}, sample {self.shown['sample']}")
+        title = one_line(
+            f"{self.shown['task']}, step {self.shown['step']}, sample {self.shown['sample']}"
+        )
         tree: Tree[dict[str, Any]] = Tree(title, data=self.shown)
         nodes: dict[str, TreeNode[dict[str, Any]]] = {}
-        for action in self.shown["actions"]:  # below the turn that it continues, or the last action that it saw
+        for action in self.shown[
+            "actions"
+        ]:  # below the turn that it continues, or the last action that it saw
             above = action["continues"] or (action["parents"] or [None])[-1]
             node = nodes.get(above, tree.root).add(action_title(action), data=action, expand=True)
             nodes[action["action"]] = node
@@ -114,7 +133,9 @@ class TrajectoryScreen(Screen[None]):
 
     def on_tree_node_highlighted(self, event: Tree.NodeHighlighted[dict[str, Any]]) -> None:
         data = event.node.data or self.shown
-        self.query_one("#text", Static).update(action_text(data) if "action" in data else summary(data))
+        self.query_one("#text", Static).update(
+            action_text(data) if "action" in data else summary(data)
+        )
         self.query_one(VerticalScroll).scroll_home(animate=False)
 
 
@@ -129,7 +150,9 @@ class Browser(App[None]):
     ENABLE_COMMAND_PALETTE = False
     CSS = """
     #head { height: 1; color: $text-muted; } #status { height: 1; background: $panel; }
-    Tree { width: 40%; } VerticalScroll { width: 60%; border-left: solid $panel; padding: 0 1; } #filter { display: none; }
+    Tree { width: 40%; }
+    VerticalScroll { width: 60%; border-left: solid $panel; padding: 0 1; }
+    #filter { display: none; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("slash", "filter", "filter"),

@@ -1,4 +1,5 @@
-"""Trajectories as text for a terminal: one line each for a list, and a tree of actions with everything that is recorded of them."""
+"""Trajectories as text for a terminal: one line each for a list, and a tree of actions with
+everything that is recorded of them."""
 
 from __future__ import annotations
 
@@ -16,8 +17,8 @@ COLUMNS = (
     *(("step", 5), ("task", 14), ("sample", 6), ("outcome", 7), ("score", 6), ("reward", 7)),
     *(("low A", 6), ("out", 4), ("roles", 24)),
 )
-"""Columns of a list with their widths in characters; `low A` is the lowest advantage of an action, `out` the number of actions that
-were left out of training."""
+"""Columns of a list with their widths in characters; `low A` is the lowest advantage of an action,
+`out` the number of actions that were left out of training."""
 DIFF_STYLES = {"+": "green", "-": "red", "@": "dim"}
 """By the first character of a diff's line; the character itself says the same without colours."""
 HEADER = " ".join(f"{name:<{width}}" for name, width in COLUMNS) + " failure, prompt"
@@ -54,7 +55,11 @@ def _cut(text: str, width: int) -> str:
 def summary(shown: Mapping[str, Any]) -> Text:
     """Writes what is known of a trajectory as a whole."""
     lines = [
-        ("task", f"{shown['task']}, step {shown['step']}, sample {shown['sample']}, {number(shown['seconds'], 1)} s"),
+        (
+            "task",
+            f"{shown['task']}, step {shown['step']}, sample {shown['sample']}, "
+            f"{number(shown['seconds'], 1)} s",
+        ),
         ("prompt", shown["prompt"]),
         ("label", _plain(shown["label"])),
         ("answer", shown["answer"]),
@@ -64,7 +69,13 @@ def summary(shown: Mapping[str, Any]) -> Text:
         ("agents' failure", shown["agent_failure"]),
         ("infrastructure failure", shown["infrastructure_failure"]),
         ("detail", shown["detail"]),
-        ("files", ", ".join(f"{f['path']} ({f['size']} bytes, {f['writer'] or 'the task'})" for f in shown["files"])),
+        (
+            "files",
+            ", ".join(
+                f"{f['path']} ({f['size']} bytes, {f['writer'] or 'the task'})"
+                for f in shown["files"]
+            ),
+        ),
     ]
     text = _fields(lines)
     for call in shown["tools"]:
@@ -73,7 +84,8 @@ def summary(shown: Mapping[str, Any]) -> Text:
 
 
 def action_title(action: Mapping[str, Any]) -> str:
-    """Writes an action's name with its numbers on one line; the advantage first, which the tree's edge must not cut off."""
+    """Writes an action's name with its numbers on one line; the advantage first, which the tree's
+    edge must not cut off."""
     marks = [
         f"A {number(action['advantage'], 2, sign=True)}" if action["advantage"] is not None else "",
         f"score {number(action['score'], 2)}" if action["score"] is not None else "",
@@ -84,7 +96,9 @@ def action_title(action: Mapping[str, Any]) -> str:
 
 def version_text(action: Mapping[str, Any]) -> str:
     """Returns which versions of its policy have sampled an action, and from which token on."""
-    changes = "".join(f", {version} from token {first + 1} on" for first, version in action.get("newer", ()))
+    changes = "".join(
+        f", {version} from token {first + 1} on" for first, version in action.get("newer", ())
+    )
     return f"{action['version']}{changes}"
 
 
@@ -95,12 +109,24 @@ def action_text(action: Mapping[str, Any]) -> Text:
     criteria = coach.get("criteria") if isinstance(coach, dict) else None
     if isinstance(coach, dict):  # without what stands above
         coach = {name: value for name, value in coach.items() if name not in ("criteria", "score")}
-    notes = {name: note_text(value) for name, value in {**action["notes"], "coach": coach}.items() if value}
+    notes = {
+        name: note_text(value)
+        for name, value in {**action["notes"], "coach": coach}.items()
+        if value
+    }
     lines = [
-        ("role", f"{action['role']}, by policy {action['policy']} version {version_text(action)}, turn {action['turn']}"),
+        (
+            "role",
+            f"{action['role']}, by policy {action['policy']} version {version_text(action)}, turn "
+            f"{action['turn']}",
+        ),
         ("saw", ", ".join(action["parents"]) or "the task alone"),
         ("continues", action["continues"]),
-        ("tokens", f"{action['tokens_shown']} shown, {action['tokens_sampled']} sampled, finish {action['finish']}"),
+        (
+            "tokens",
+            f"{action['tokens_shown']} shown, {action['tokens_sampled']} sampled, finish "
+            f"{action['finish']}",
+        ),
         ("times", f"asked at {begin} s, answered at {answered} s, tools done at {end} s"),
         ("score", number(action["score"]) if action["score"] is not None else action["unscored"]),
         ("criteria", note_text(criteria) if criteria else None),
@@ -126,7 +152,10 @@ def action_text(action: Mapping[str, Any]) -> Text:
 
 def tool_text(call: Mapping[str, Any], who: str) -> Text:
     """Writes a tool's call and its answer."""
-    text = Text(f"── {who} {one_line(call['tool'])} ({call['status']}, {number(call['seconds'], 2)} s)\n", "bold yellow")
+    text = Text(
+        f"── {who} {one_line(call['tool'])} ({call['status']}, {number(call['seconds'], 2)} s)\n",
+        "bold yellow",
+    )
     text.append(inert(call["call"]) + "\n", "default not bold")
     text.append("── it answered\n", "bold yellow")
     text.append(inert(call["output"]) + "\n", "default not bold")
@@ -138,7 +167,8 @@ def tool_text(call: Mapping[str, Any], who: str) -> Text:
 
 
 def whole(shown: Mapping[str, Any]) -> Iterator[Text]:
-    """Yields a trajectory part by part: the summary, and each action below its title, indented by its place in the graph."""
+    """Yields a trajectory part by part: the summary, and each action below its title, indented by
+    its place in the graph."""
     yield summary(shown)
     for action in shown["actions"]:
         yield Text(f"\n{'  ' * action['depth']}● {action_title(action)}", "bold magenta")

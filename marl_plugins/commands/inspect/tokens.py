@@ -1,4 +1,5 @@
-"""The texts of token ids, by policy, from what a run leaves: its own small copy, or a trained policy's saved tokenizer."""
+"""The texts of token ids, by policy, from what a run leaves: its own small copy, or a trained
+policy's saved tokenizer."""
 
 from __future__ import annotations
 
@@ -12,7 +13,8 @@ from marl_plugins.engine.records.tokenizers import recorded_tokenizer
 class TokenTexts:
     """Texts of single tokens.
 
-    A byte-level token may be a part of a character: its text is then U+FFFD, and the action's text says what it was.
+    A byte-level token may be a part of a character: its text is then U+FFFD, and the action's text
+    says what it was.
 
     Args:
         folder: The run's.

@@ -1,8 +1,10 @@
-"""A policy and its critic, trained by our subclasses of a release's actors: `python -m marl_plugins.commands.upstream_ci.adapter`
+"""A policy and its critic, trained by our subclasses of a release's actors:
+`python -m marl_plugins.commands.upstream_ci.adapter`
 
-One process, no Ray, no engines. The last line of output is a JSON object: where the release was imported from, and for two fits
-of the same three rows (the second with an additional weightless row) the optimiser steps, the norm of the largest weight's
-gradient, and the metrics that are not finite.
+One process, no Ray, no engines. The last line of output is a JSON object: where the release was
+imported from, and for two fits of the same three rows (the second with an additional weightless
+row) the optimiser steps, the norm of the largest weight's gradient, and the metrics that are not
+finite.
 """
 
 from __future__ import annotations
@@ -52,11 +54,14 @@ def build_arguments() -> Any:
 
 
 def make_experiences(policy: Any, count: int) -> list[Any]:
-    """Returns the rows of random bytes in the form that training processes receive, with the policy's log-probs."""
+    """Returns the rows of random bytes in the form that training processes receive, with the
+    policy's log-probs."""
     draw = random.Random(0)
     made = []
     for number in range(count):
-        context, sampled = ([draw.randrange(3, 250) for _ in range(draw.randint(2, 6))] for _ in range(2))
+        context, sampled = (
+            [draw.randrange(3, 250) for _ in range(draw.randint(2, 6))] for _ in range(2)
+        )
         generation = Generation(tuple(sampled), tuple(-1.0 for _ in sampled), "stop", "p", 0)
         action = Action(str(number), "solver", "p", 0, tuple(context), generation, "")
         row = Row(Trajectory(Task(str(number), "task"), 0, step=1), action, 1.0)
@@ -94,9 +99,13 @@ def run_fits(actor: Any, rows: list[Any], kind: str) -> list[dict[str, Any]]:
         actor.trainer.replay_buffer.clear()
         found.append(
             {
-                "optimiser_steps": status["critic_optimiser_steps" if kind == "critic" else "optimiser_steps"],
+                "optimiser_steps": status[
+                    "critic_optimiser_steps" if kind == "critic" else "optimiser_steps"
+                ],
                 "gradient": float(torch.stack(gradient).sum(0).norm()),
-                "not_finite": sorted(name for name, value in status.items() if not math.isfinite(value)),
+                "not_finite": sorted(
+                    name for name, value in status.items() if not math.isfinite(value)
+                ),
             }
         )
     actor.check_finite()

@@ -1,4 +1,5 @@
-"""A pytest plugin: the release under test, and an environment that imports it instead of the installed one."""
+"""A pytest plugin: the release under test, and an environment that imports it instead of the
+installed one."""
 
 import os
 from collections.abc import Iterator
@@ -12,7 +13,9 @@ from marl_plugins.engine.hosts.trees import SourceTree, open_tree
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--openrlhf", metavar="PATH|VERSION", help="the release of OpenRLHF to test; default: the installed one"
+        "--openrlhf",
+        metavar="PATH|VERSION",
+        help="the release of OpenRLHF to test; default: the installed one",
     )
 
 
@@ -30,8 +33,8 @@ def tree(request: pytest.FixtureRequest) -> Iterator[SourceTree]:
 
 @pytest.fixture(scope="session")
 def environment(tree: SourceTree) -> dict[str, str]:
-    """Returns the environment of a process that imports the release instead of the installed one, and this copy of the
-    package."""
+    """Returns the environment of a process that imports the release instead of the installed one,
+    and this copy of the package."""
     ours = str(Path(__file__).resolve().parents[3])
     on_cpu = cpu.environment() if cpu.device() == "cpu" else {}
     path = os.pathsep.join([str(tree.root), ours, *filter(None, [os.environ.get("PYTHONPATH")])])

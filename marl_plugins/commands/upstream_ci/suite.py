@@ -10,7 +10,8 @@ from xml.etree import ElementTree
 
 
 def run_suite(root: Path, environment: Mapping[str, str], *words: str) -> dict[str, str]:
-    """Returns the outcome of each test in `root/tests` by its name: `passed`, `failed` (also in its set-up) or `skipped`.
+    """Returns the outcome of each test in `root/tests` by its name: `passed`, `failed` (also in its
+    set-up) or `skipped`.
 
     Args:
         root: Folder with `openrlhf/` and `tests/`.
@@ -27,7 +28,9 @@ def run_suite(root: Path, environment: Mapping[str, str], *words: str) -> dict[s
         env = {**environment, "PYTHONDONTWRITEBYTECODE": "1"}
         done = subprocess.run(command, cwd=root, env=env, capture_output=True, text=True)
         if not report.exists():
-            raise RuntimeError(f"upstream's tests did not run:\n{(done.stdout + done.stderr)[-4000:]}")
+            raise RuntimeError(
+                f"upstream's tests did not run:\n{(done.stdout + done.stderr)[-4000:]}"
+            )
         outcomes = {}
         for case in ElementTree.parse(report).iter("testcase"):
             found = {child.tag for child in case} & {"failure", "error", "skipped"}

@@ -28,9 +28,11 @@ def test_a_window_is_one_optimiser_step(answer: dict[str, Any], model: str) -> N
 
 
 @pytest.mark.parametrize("model", ["actor", "critic"])
-def test_a_weightless_row_changes_no_gradient(tree: SourceTree, answer: dict[str, Any], model: str) -> None:
-    """Checks that a weightless row changes no gradient, except in a release that is refused for this reason: there the gradient
-    is not a number."""
+def test_a_weightless_row_changes_no_gradient(
+    tree: SourceTree, answer: dict[str, Any], model: str
+) -> None:
+    """Checks that a weightless row changes no gradient, except in a release that is refused for
+    this reason: there the gradient is not a number."""
     without, filled = answer[model]
     assert without["gradient"] > 0
     if releases.refusal(tree.version):

@@ -20,4 +20,7 @@ def test_upstreams_tests_pass_here(without: dict[str, str]) -> None:
 def test_they_have_the_same_results_with_our_plugins(
     tree: SourceTree, environment: dict[str, str], without: dict[str, str]
 ) -> None:
-    assert run_suite(tree.root, environment, "-p", "marl_plugins.commands.upstream_ci.with_plugins") == without
+    assert (
+        run_suite(tree.root, environment, "-p", "marl_plugins.commands.upstream_ci.with_plugins")
+        == without
+    )

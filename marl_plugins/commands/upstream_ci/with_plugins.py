@@ -1,10 +1,13 @@
-"""A pytest plugin: every shipped plugin is active, and our subclasses replace upstream's classes, as in a run."""
+"""A pytest plugin: every shipped plugin is active, and our subclasses replace upstream's classes,
+as in a run."""
 
 from marl_plugins.core.loading import present
 from marl_plugins.core.plugin_names import SHIPPED
 from marl_plugins.engine.manager import Plugins
 
-PLUGINS = Plugins([name for name in present(SHIPPED) if name != "marl_plugins.adapters"])  # one back-end at a time
+PLUGINS = Plugins(
+    [name for name in present(SHIPPED) if name != "marl_plugins.adapters"]
+)  # one back-end at a time
 
 # Importing each of them puts its subclass where upstream looks it up.
 import marl_plugins.engine.processes.policy_actor  # noqa: E402  # isort: skip

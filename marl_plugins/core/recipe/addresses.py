@@ -1,4 +1,5 @@
-"""Checks an address or a variable that a recipe gives, as far as it can be known without using it."""
+"""Checks an address or a variable that a recipe gives, as far as it can be known without using
+it."""
 
 from __future__ import annotations
 
@@ -17,7 +18,9 @@ def wrong_variables(text: str) -> Iterator[Problem]:
         fix = "write $NAME or ${NAME}, and $$ for a dollar sign"
         yield Problem("variable.name", got="a $ is followed by no name", fix=fix)
         return
-    unset = [variable for variable in Template(text).get_identifiers() if variable not in os.environ]
+    unset = [
+        variable for variable in Template(text).get_identifiers() if variable not in os.environ
+    ]
     if unset:
         fix = "; ".join(filter(None, [_like(unset[0]), "export it before the run"]))
         yield Problem("variable.unset", got=f"${unset[0]} is not set in the environment", fix=fix)
@@ -29,7 +32,8 @@ def _like(name: str) -> str:
 
 
 def wrong_address(url: str, example: str) -> Iterator[Problem]:
-    """Yields what is wrong with an address of an HTTP server, any part of which may be a variable; also that it holds a secret."""
+    """Yields what is wrong with an address of an HTTP server, any part of which may be a variable;
+    also that it holds a secret."""
     try:
         parts = urlsplit(Template(url).substitute(os.environ))
         usable = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
@@ -41,7 +45,10 @@ def wrong_address(url: str, example: str) -> Iterator[Problem]:
         yield Problem("address.form", expected=f"an address such as {example}")
         return
     parts = urlsplit(url)
-    secrets = [parts.password or "", *(value for name, value in parse_qsl(parts.query) if SECRET_FIELD.search(name))]
+    secrets = [
+        parts.password or "",
+        *(value for name, value in parse_qsl(parts.query) if SECRET_FIELD.search(name)),
+    ]
     if any(secret and "$" not in secret for secret in secrets):
         got = "holds a secret, and a recipe is copied into the run's folder"
         yield Problem("address.secret", got=got, fix="write $NAME in its place")

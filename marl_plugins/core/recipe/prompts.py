@@ -11,27 +11,40 @@ Render = Callable[[Mapping[str, str]], list[dict[str, str]]]
 
 
 def followup_renderer(followup: str | None) -> Render | None:
-    """Returns `render(fields)` for calls that continue a conversation; None: they are shown the opening's user message."""
+    """Returns `render(fields)` for calls that continue a conversation; None: they are shown the
+    opening's user message."""
     return None if followup is None else prompt_renderer(followup, None)
 
 
 def prompt_renderer(prompt: str, system: str | None) -> Render:
-    """Returns `render(fields)` for a role: its opening messages; a field that the workflow did not give is a KeyError that
-    names it.
+    """Returns `render(fields)` for a role: its opening messages; a field that the workflow did not
+    give is a KeyError that names it.
 
-    A prompt need not use all that the workflow gives: one workflow may have several sets of prompts.
+    A prompt need not use all that the workflow gives: one workflow may have several sets of
+    prompts.
     """
     formatter = string.Formatter()
-    wanted = {name for text in (prompt, system or "") for _, name, _, _ in formatter.parse(text) if name is not None}
+    wanted = {
+        name
+        for text in (prompt, system or "")
+        for _, name, _, _ in formatter.parse(text)
+        if name is not None
+    }
 
     def render(fields: Mapping[str, str]) -> list[dict[str, str]]:
         if not fields.keys() >= wanted:
             unused = fields.keys() - wanted
-            missing = [f"{{{name}}} was not given{nearest(name, unused)}" for name in sorted(wanted - fields.keys())]
+            missing = [
+                f"{{{name}}} was not given{nearest(name, unused)}"
+                for name in sorted(wanted - fields.keys())
+            ]
             raise KeyError(
-                f"the prompt has places for {sorted(wanted)}, the workflow gave {sorted(fields)}: {', '.join(missing)}"
+                f"the prompt has places for {sorted(wanted)}, the workflow gave {sorted(fields)}: "
+                f"{', '.join(missing)}"
             )
-        messages = [{"role": "system", "content": system.format(**fields)}] if system is not None else []
+        messages = (
+            [{"role": "system", "content": system.format(**fields)}] if system is not None else []
+        )
         return [*messages, {"role": "user", "content": prompt.format(**fields)}]
 
     return render

@@ -1,6 +1,7 @@
 """Reading a recipe's YAML: its values, and the file and line of every key.
 
-`extends: other.yaml` starts from another recipe and changes keys of it; `key: null` takes one of its keys back.
+`extends: other.yaml` starts from another recipe and changes keys of it; `key: null` takes one of
+its keys back.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.problems import Problem, at
 
 LARGEST = 10_000
-"""Values of a YAML file, with what its aliases stand for; nine lines of aliases of aliases stand for 10^9."""
+"""Values of a YAML file, with what its aliases stand for; nine lines of aliases of aliases stand
+for 10^9."""
 
 
 class Origins:
@@ -26,7 +28,8 @@ class Origins:
         self.lines: dict[tuple[str, ...], tuple[Path, int]] = {}
 
     def where(self, *key: str | int) -> str:
-        """Returns `file:line` of a key, or of the closest key around it; empty where the recipe has no file."""
+        """Returns `file:line` of a key, or of the closest key around it; empty where the recipe has
+        no file."""
         path = tuple(str(k) for k in key)
         while path and path not in self.lines:
             path = path[:-1]
@@ -43,7 +46,8 @@ class RecipeTree:
 
     @property
     def plugins(self) -> list[str]:
-        """Names of its plugins, as far as they are texts; a file's name is relative to the recipe."""
+        """Names of its plugins, as far as they are texts; a file's name is relative to the
+        recipe."""
         named = self.values.get("plugins")
         names = [name for name in named if isinstance(name, str)] if isinstance(named, list) else []
         return [str(self.path.parent / name) if name.endswith(".py") else name for name in names]
@@ -66,7 +70,8 @@ def read_recipe(path: Path, wanted: str = RECIPE) -> RecipeTree:
 
 
 YAML_HINTS = {
-    "mapping values are not allowed here": "indent keys of one mapping alike, and quote a text that contains a colon",
+    "mapping values are not allowed here": "indent keys of one mapping alike, and quote a text "
+    "that contains a colon",
     "expected <block end>": "this line is indented differently from those that it belongs to",
     "'\\t' that cannot start any token": "indent with spaces, not tabs",
     "cannot start any token": "quote a text that begins with this character",
@@ -95,7 +100,9 @@ def _read(path: Path, origins: Origins, chain: list[Path], wanted: str) -> dict[
         raise ConfigurationError(Problem("recipe.extends", where, str(base_name), expected, fix))
     base_path = path.parent / base_name
     if not base_path.is_file():
-        raise ConfigurationError(Problem("recipe.extends", where, f"{base_name}: no such file: {base_path}"))
+        raise ConfigurationError(
+            Problem("recipe.extends", where, f"{base_name}: no such file: {base_path}")
+        )
     base = _read(base_path, origins, [*chain, path], wanted)
     origins.lines.update(mine)
     merged: dict[str, Any] = _merge(base, own)
@@ -108,7 +115,13 @@ def _read_one(path: Path, origins: Origins, wanted: str) -> dict[str, Any]:
         node = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
         origins.lines[()] = (path, 1)
         if not isinstance(node, yaml.MappingNode):
-            got = "nothing" if node is None else "a list" if isinstance(node, yaml.SequenceNode) else "a single value"
+            got = (
+                "nothing"
+                if node is None
+                else "a list"
+                if isinstance(node, yaml.SequenceNode)
+                else "a single value"
+            )
             raise ConfigurationError(Problem("recipe.value", at(file=path), got, wanted))
         values: dict[str, Any] = build(node, path, (), origins, yaml.SafeLoader(""))
         return values
@@ -116,7 +129,9 @@ def _read_one(path: Path, origins: Origins, wanted: str) -> dict[str, Any]:
         line = error.problem_mark.line + 1 if error.problem_mark else 1
         fix = yaml_hint(error.problem or "")
         raise ConfigurationError(
-            Problem("recipe.not_yaml", at(line=f"{path}:{line}"), f"not YAML: {error.problem}", fix=fix)
+            Problem(
+                "recipe.not_yaml", at(line=f"{path}:{line}"), f"not YAML: {error.problem}", fix=fix
+            )
         ) from None
     except UnicodeDecodeError as error:
         got = f"is not UTF-8 text (byte {error.start})"
@@ -129,7 +144,9 @@ def _read_one(path: Path, origins: Origins, wanted: str) -> dict[str, Any]:
     raise ConfigurationError(Problem("recipe.unreadable", at(file=path), got))
 
 
-def build(node: yaml.Node, path: Path, key: tuple[str, ...], origins: Origins, loader: yaml.SafeLoader) -> Any:
+def build(
+    node: yaml.Node, path: Path, key: tuple[str, ...], origins: Origins, loader: yaml.SafeLoader
+) -> Any:
     if len(origins.lines) > LARGEST:
         got = f"has more than {LARGEST} values, counting what its aliases (`*name`) stand for"
         raise ConfigurationError(Problem("recipe.too_large", at(file=path), got))
@@ -139,26 +156,38 @@ def build(node: yaml.Node, path: Path, key: tuple[str, ...], origins: Origins, l
             where = at(line=f"{path}:{name_node.start_mark.line + 1}")
             if name_node.tag == "tag:yaml.org,2002:merge":
                 fix = "repeat the keys, or use `extends: FILE`"
-                raise ConfigurationError(Problem("recipe.merge_key", where, "`<<` is not read", fix=fix))
+                raise ConfigurationError(
+                    Problem("recipe.merge_key", where, "`<<` is not read", fix=fix)
+                )
             if not isinstance(name_node, yaml.ScalarNode):
-                raise ConfigurationError(Problem("recipe.value", where, "a key is a word, not a list or a mapping"))
+                raise ConfigurationError(
+                    Problem("recipe.value", where, "a key is a word, not a list or a mapping")
+                )
             name = str(loader.construct_object(name_node))
             here = (*key, name)
             if name in built:
-                raise ConfigurationError(Problem("recipe.repeated_key", where, f"key {name!r} is given twice"))
+                raise ConfigurationError(
+                    Problem("recipe.repeated_key", where, f"key {name!r} is given twice")
+                )
             origins.lines[here] = (path, name_node.start_mark.line + 1)
             built[name] = build(value_node, path, here, origins, loader)
         return built
     if isinstance(node, yaml.SequenceNode):
         for number, item in enumerate(node.value):
             origins.lines[(*key, str(number))] = (path, item.start_mark.line + 1)
-        return [build(item, path, (*key, str(n)), origins, loader) for n, item in enumerate(node.value)]
+        return [
+            build(item, path, (*key, str(n)), origins, loader) for n, item in enumerate(node.value)
+        ]
     value = loader.construct_object(node)
     if (
         isinstance(value, str) and isinstance(node, yaml.ScalarNode) and node.style is None
     ):  # YAML 1.1 reads 1e-6 as a string
         try:
-            return float(value) if any(c in value for c in "eE") and value[0] in "+-.0123456789" else value
+            return (
+                float(value)
+                if any(c in value for c in "eE") and value[0] in "+-.0123456789"
+                else value
+            )
         except ValueError:
             return value
     return value
@@ -167,5 +196,7 @@ def build(node: yaml.Node, path: Path, key: tuple[str, ...], origins: Origins, l
 def _merge(base: Any, own: Any) -> Any:
     if isinstance(base, Mapping) and isinstance(own, Mapping):
         merged = {**base, **{k: _merge(base[k], v) if k in base else v for k, v in own.items()}}
-        return {k: v for k, v in merged.items() if k not in own or own[k] is not None or k not in base}
+        return {
+            k: v for k, v in merged.items() if k not in own or own[k] is not None or k not in base
+        }
     return own

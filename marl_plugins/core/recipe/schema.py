@@ -1,9 +1,10 @@
 """Recipes: one YAML file each, checked all at once, every problem named by file, line and key.
 
-A recipe says who the agents are and how they are trained; prompts, workflow, task loader and grader are files beside it. What its
-plugins read in it are their sections (section.py).
+A recipe says who the agents are and how they are trained; prompts, workflow, task loader and grader
+are files beside it. What its plugins read in it are their sections (section.py).
 
-    file -> RecipeTree (recipe_yaml.py) -> its plugins, and their sections -> Recipe, and a value of each section
+    file -> RecipeTree (recipe_yaml.py) -> its plugins, and their sections -> Recipe, and a value of
+    each section
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ from marl_plugins.core.section import FlagValue, Model, Section
 
 
 def _policy_names(value: Any) -> Any:
-    if isinstance(value, str) or (isinstance(value, list) and value and all(isinstance(name, str) for name in value)):
+    if isinstance(value, str) or (
+        isinstance(value, list) and value and all(isinstance(name, str) for name in value)
+    ):
         return value
     raise PydanticCustomError("policy_names", "")  # worded where the key is known
 
@@ -38,25 +41,29 @@ class RoleConfig(Model):
     EXAMPLE: ClassVar[str] = "{prompt: prompts/judge.md}"
 
     prompt: str | None = None
-    """File of the user message; `{field}` is filled by the workflow's call, `{{` and `}}` are braces. Required but where a
-    program has the prompts (`agent:`)."""
+    """File of the user message; `{field}` is filled by the workflow's call, `{{` and `}}` are
+    braces. Required but where a program has the prompts (`agent:`)."""
     system: str | None = None
     """File of the system message, with fields as in `prompt`."""
     followup: str | None = None
-    """File of the user message of a call that continues an earlier one (`continues=`), with fields as in `prompt`. Default:
-    that of `prompt`."""
+    """File of the user message of a call that continues an earlier one (`continues=`), with fields
+    as in `prompt`. Default: that of `prompt`."""
     tools: list[str] = []
     """Names of the tools whose calls are looked for in the role's answers."""
     calls: str | None = None
-    """Format in which its model calls tools, one of vLLM's tool parsers by name (`hermes`, `llama3_json`, ...); the model's chat
+    """Format in which its model calls tools, one of vLLM's tool parsers by name (`hermes`,
+    `llama3_json`, ...); the model's chat
     template then shows the tools. Default: each tool's own syntax in the text."""
     reasoning: str | None = None
-    """With `calls`: how its model thinks, one of vLLM's reasoning parsers by name (`qwen3`, `deepseek_r1`, ...); what is only
+    """With `calls`: how its model thinks, one of vLLM's reasoning parsers by name (`qwen3`,
+    `deepseek_r1`, ...); what is only
     thought is no call. Default: what stands in `<think>` blocks is not."""
     max_turns: int = pydantic.Field(1, ge=1)
-    """Maximum number of generations per call of the role; above 1, a tool's answer starts the next turn."""
+    """Maximum number of generations per call of the role; above 1, a tool's answer starts the next
+    turn."""
     endless_tools: Literal["fail", "go_on"] = "fail"
-    """A tool call in the last of several turns: an agent failure, or the workflow continues with that action."""
+    """A tool call in the last of several turns: an agent failure, or the workflow continues with
+    that action."""
     max_new_tokens: int | None = pydantic.Field(None, ge=1)
     """Default: `rollout.max_new_tokens` of its policy."""
     stop: list[str] = []
@@ -69,13 +76,16 @@ class PolicyConfig(Model):
     EXAMPLE: ClassVar[str] = "{trainable: false}"
 
     model: str | None = None
-    """Folder, hub name, or `tiny` (built on the spot, see marl_plugins/core/recipe/tiny.py). Default: the recipe's."""
+    """Folder, hub name, or `tiny` (built on the spot, see marl_plugins/core/recipe/tiny.py).
+    Default: the recipe's."""
     trainable: bool = True
-    """False: it only generates; its actions are recorded and never trained on. `--coach.policy` may name it, and with
+    """False: it only generates; its actions are recorded and never trained on. `--coach.policy` may
+    name it, and with
     `--coach.train_every` one that is trained."""
     follows: str | None = None
-    """A trained policy whose weights it holds, so that it has no `model` and is not trained: the newest weights, or those of an
-    earlier version with `marl_plugins.opponent_pool`. Not on GPUs yet."""
+    """A trained policy whose weights it holds, so that it has no `model` and is not trained: the
+    newest weights, or those of an earlier version with `marl_plugins.opponent_pool`. Not on GPUs
+    yet."""
     flags: dict[str, FlagValue] = pydantic.Field({}, examples=["{actor.adam.lr: 1.0e-6}"])
     """Upstream flags for this policy only, such as `actor.adam.lr: 1.0e-6`."""
 
@@ -86,13 +96,16 @@ class LimitsConfig(Model):
     EXAMPLE: ClassVar[str] = "{task_seconds: 600}"
 
     task_seconds: float = pydantic.Field(600.0, gt=0)
-    """Deadline of a trajectory, which is then lost to infrastructure; its scores have as long again, later ones are missing."""
+    """Deadline of a trajectory, which is then lost to infrastructure; its scores have as long
+    again, later ones are missing."""
     engine_restarts: int = pydantic.Field(3, ge=0)
     """Number of dead engines that a run replaces; after that its trajectories are lost."""
     silence_seconds: float = pydantic.Field(1800.0, gt=0)
-    """A process that has been asked something and has answered nothing for so long is ended: an engine is replaced, a training
-    process ends the run. More than the longest update or checkpoint takes. At the start it is the time in which one more process
-    has to become ready: on GPUs an engine compiles and captures graphs before that, and devices must be free."""
+    """A process that has been asked something and has answered nothing for so long is ended: an
+    engine is replaced, a training process ends the run. More than the longest update or checkpoint
+    takes. At the start it is the time in which one more process
+    has to become ready: on GPUs an engine compiles and captures graphs before that, and devices
+    must be free."""
 
 
 class Recipe(Model):
@@ -100,29 +113,35 @@ class Recipe(Model):
 
     name: str = pydantic.Field(pattern=r"^[a-z][a-z0-9_]*$")
     description: str = ""
-    roles: dict[str, RoleConfig] = pydantic.Field(min_length=1, examples=["{judge: {prompt: prompts/judge.md}}"])
+    roles: dict[str, RoleConfig] = pydantic.Field(
+        min_length=1, examples=["{judge: {prompt: prompts/judge.md}}"]
+    )
     workflow: str = ""
-    """File with `async def run(task, roles, tools)`, or a graph in YAML ([graphs.md](graphs.md)). Required but where the recipe
-    has a program in its place (`agent:`)."""
+    """File with `async def run(task, roles, tools)`, or a graph in YAML ([graphs.md](graphs.md)).
+    Required but where the recipe has a program in its place (`agent:`)."""
     mapping: Literal["separate", "shared"] | dict[str, PolicyNames] = "separate"
-    """Which policy plays which role: one each, one for all, or `role: policy`. `role: [policy, policy]` is a population: one of
-    them plays it on each task."""
+    """Which policy plays which role: one each, one for all, or `role: policy`.
+    `role: [policy, policy]` is a population: one of them plays it on each task."""
     model: str | None = None
     """Model of every policy that names none. Default: `actor.model_name_or_path`."""
     policies: dict[str, PolicyConfig] = pydantic.Field({}, examples=["{judge: {trainable: false}}"])
     """Only where a policy differs from the default."""
     grader: str | None = None
-    """File with `score_outcome(trajectory)` and, if actions are scored one by one, `score_action(action, seen)`."""
+    """File with `score_outcome(trajectory)` and, if actions are scored one by one,
+    `score_action(action, seen)`."""
     tasks: str | None = None
-    """File with `load(split)`, giving the tasks of `train` and `eval`. Default: the files in `data.prompt_dataset`."""
+    """File with `load(split)`, giving the tasks of `train` and `eval`. Default: the files in
+    `data.prompt_dataset`."""
     plugins: list[str] = []
-    """As after `--plugin`, which adds to them; `--without NAME` takes one out, with the keys and flags here that only it reads."""
+    """As after `--plugin`, which adds to them; `--without NAME` takes one out, with the keys and
+    flags here that only it reads."""
     limits: LimitsConfig = LimitsConfig()
     flags: dict[str, FlagValue] = pydantic.Field({}, examples=["{actor.adam.lr: 1.0e-6}"])
     """Upstream's and the plugins' flags for all policies. The command line wins over them."""
 
     def policies_of(self, role: str) -> tuple[str, ...]:
-        """Returns the names of the policies that play a role: one, or the members of its population."""
+        """Returns the names of the policies that play a role: one, or the members of its
+        population."""
         if isinstance(self.mapping, str):
             return (role if self.mapping == "separate" else "shared",)
         named = self.mapping[role]
@@ -130,22 +149,28 @@ class Recipe(Model):
 
     @property
     def mapped_roles(self) -> list[str]:
-        """The roles that a policy plays; roles that `mapping` leaves out are reported when roles are checked."""
-        return [role for role in self.roles if isinstance(self.mapping, str) or role in self.mapping]
+        """The roles that a policy plays; roles that `mapping` leaves out are reported when roles
+        are checked."""
+        return [
+            role for role in self.roles if isinstance(self.mapping, str) or role in self.mapping
+        ]
 
     def roles_of(self, policy: str) -> list[str]:
-        """Returns the roles that a policy plays, be it on some tasks only, in the recipe's order."""
+        """Returns the roles that a policy plays, be it on some tasks only, in the recipe's
+        order."""
         return [role for role in self.mapped_roles if policy in self.policies_of(role)]
 
     @property
     def populations(self) -> dict[str, tuple[str, ...]]:
         """The roles that several policies play, with these."""
-        return {role: names for role in self.mapped_roles if len(names := self.policies_of(role)) > 1}
+        return {
+            role: names for role in self.mapped_roles if len(names := self.policies_of(role)) > 1
+        }
 
 
 def find_recipe(name: str) -> Path:
-    """Returns the YAML file meant by `--recipe`: a file, a folder with a `recipe.yaml`, or the name of a recipe that is
-    shipped.
+    """Returns the YAML file meant by `--recipe`: a file, a folder with a `recipe.yaml`, or the name
+    of a recipe that is shipped.
 
     Raises:
         ConfigurationError: There is none.
@@ -154,10 +179,16 @@ def find_recipe(name: str) -> Path:
 
     if not name.strip():
         fix = "give a recipe's YAML file, its folder, or the name of a shipped recipe"
-        raise ConfigurationError(Problem("recipe.none", got="--recipe is empty", fix=fix, flags=("recipe",)))
+        raise ConfigurationError(
+            Problem("recipe.none", got="--recipe is empty", fix=fix, flags=("recipe",))
+        )
     path = Path(name)
     shipped = recipes_root()
-    candidates = [path, shipped / name, shipped / path.name if path.parent.name == "recipes" else shipped / name]
+    candidates = [
+        path,
+        shipped / name,
+        shipped / path.name if path.parent.name == "recipes" else shipped / name,
+    ]
     try:
         for candidate in candidates:
             if candidate.is_dir():
@@ -167,14 +198,21 @@ def find_recipe(name: str) -> Path:
     except OSError as error:
         got = f"--recipe {name}: {error.filename} cannot be read: {error.strerror}"
         raise ConfigurationError(Problem("recipe.unreadable", got=got, flags=("recipe",))) from None
-    known = [p.parent.name if p.name == "recipe.yaml" else f"{p.parent.name}/{p.name}" for p in shipped_recipes()]
-    got = f"--recipe {name}: no such file, no folder with a recipe.yaml, and no recipe of that name is shipped"
+    known = [
+        p.parent.name if p.name == "recipe.yaml" else f"{p.parent.name}/{p.name}"
+        for p in shipped_recipes()
+    ]
+    got = (
+        f"--recipe {name}: no such file, no folder with a recipe.yaml, and no recipe of that "
+        "name is shipped"
+    )
     fix = meant(name, known) or "openrlhf recipes list shows those that are"
     raise ConfigurationError(Problem("recipe.none", got=got, fix=fix, flags=("recipe",)))
 
 
 Sections = Mapping[str, Section]
-"""A recipe's sections by name; also those that it does not have, as far as all their keys have defaults."""
+"""A recipe's sections by name; also those that it does not have, as far as all their keys have
+defaults."""
 
 
 def check_recipe(
@@ -197,13 +235,19 @@ def check_recipe(
         problems.append(unknown_key((name,), set(known), tree.origins, owners.get(name, "")))
         del values[name]
     recipe = validated(Recipe, values, (), tree.origins, problems)
-    problems += _workflow_problems(values, [name for name in given if sections[name].GIVES_WORKFLOW], tree.origins)
+    problems += _workflow_problems(
+        values, [name for name in given if sections[name].GIVES_WORKFLOW], tree.origins
+    )
     found: dict[str, Section] = {}
     for name, model in sections.items():
         if name in given:
             section = validated(model, given[name], tuple(name.split(".")), tree.origins, problems)
         else:
-            section = None if any(field.is_required() for field in model.model_fields.values()) else model()
+            section = (
+                None
+                if any(field.is_required() for field in model.model_fields.values())
+                else model()
+            )
         if section is not None:
             found[name] = section
     if recipe is None or problems:
@@ -211,7 +255,9 @@ def check_recipe(
     return recipe, found
 
 
-def _workflow_problems(values: Mapping[str, Any], givers: Sequence[str], origins: Origins) -> list[Problem]:
+def _workflow_problems(
+    values: Mapping[str, Any], givers: Sequence[str], origins: Origins
+) -> list[Problem]:
     """Returns what is missing of a recipe's workflow and prompts, or that there are two workflows.
 
     Args:
@@ -222,17 +268,28 @@ def _workflow_problems(values: Mapping[str, Any], givers: Sequence[str], origins
         if len(both) == 1:
             return []
         got = f"the recipe has {' and '.join(both)}, and each says who calls the roles"
-        return [Problem("recipe.two_workflows", key_place(both[-1:], origins), got, fix="remove one of the two")]
+        return [
+            Problem(
+                "recipe.two_workflows",
+                key_place(both[-1:], origins),
+                got,
+                fix="remove one of the two",
+            )
+        ]
     roles = values.get("roles")
     asked = roles.items() if isinstance(roles, dict) else ()
-    prompts = [(("roles", str(name), "prompt"), role) for name, role in asked if isinstance(role, dict)]
+    prompts = [
+        (("roles", str(name), "prompt"), role) for name, role in asked if isinstance(role, dict)
+    ]
     problems = []
     for key, around in (*prompts, (("workflow",), values)):
         where = key_place(key, origins)
         if key[-1] not in around:
             problems.append(Problem("recipe.missing_key", where, "this key is missing"))
         elif around[key[-1]] is None and around is not values:
-            problems.append(Problem("recipe.no_value", where, "has no value", fix="give one, or remove the key"))
+            problems.append(
+                Problem("recipe.no_value", where, "has no value", fix="give one, or remove the key")
+            )
     return problems
 
 
@@ -247,16 +304,24 @@ def _split(
     given = {name: values.pop(name) for name in sections if name in values}
     for head in dict.fromkeys(name.partition(".")[0] for name in sections if "." in name):
         block = values.pop(head, {})
-        below = {name.partition(".")[2]: model for name, model in sections.items() if name.startswith(f"{head}.")}
+        below = {
+            name.partition(".")[2]: model
+            for name, model in sections.items()
+            if name.startswith(f"{head}.")
+        }
         if not isinstance(block, dict):
             tail, model = next(iter(below.items()))
-            problems.append(not_a_mapping((head,), f"{{{tail}: {model.example()}}}", block, origins))
+            problems.append(
+                not_a_mapping((head,), f"{{{tail}: {model.example()}}}", block, origins)
+            )
             continue
         for tail, value in block.items():
             if tail in below:
                 given[f"{head}.{tail}"] = value
             else:
-                problems.append(unknown_key((head, tail), below, origins, owners.get(f"{head}.{tail}", "")))
+                problems.append(
+                    unknown_key((head, tail), below, origins, owners.get(f"{head}.{tail}", ""))
+                )
     return {name: value for name, value in given.items() if value is not None}
 
 

@@ -1,4 +1,5 @@
-"""Tasks from JSON, JSON Lines and CSV files, every broken line reported at once, and the order they are trained in."""
+"""Tasks from JSON, JSON Lines and CSV files, every broken line reported at once, and the order they
+are trained in."""
 
 from __future__ import annotations
 
@@ -41,7 +42,8 @@ LABEL_KEYS = (
 
 @dataclass(frozen=True)
 class Fields:
-    """The fields of a file that prompt and label were taken from, and others that could have been the prompt."""
+    """The fields of a file that prompt and label were taken from, and others that could have been
+    the prompt."""
 
     prompt: str
     label: str | None
@@ -55,7 +57,8 @@ class Fields:
 
 
 class FileTasks(list[Task]):
-    """Tasks of a file, with the file, the fields that they were taken from, and the place of each for messages."""
+    """Tasks of a file, with the file, the fields that they were taken from, and the place of each
+    for messages."""
 
     def __init__(self, tasks: Iterable[Task], path: Path, fields: Fields, places: Sequence[str]):
         super().__init__(tasks)
@@ -64,14 +67,18 @@ class FileTasks(list[Task]):
         self.places = places
 
 
-def choose_keys(columns: Iterable[str], input_key: str | None, label_key: str | None) -> tuple[str, str | None]:
-    """Returns the fields of prompt and label: those that were given, else the first of the usual names that exists."""
+def choose_keys(
+    columns: Iterable[str], input_key: str | None, label_key: str | None
+) -> tuple[str, str | None]:
+    """Returns the fields of prompt and label: those that were given, else the first of the usual
+    names that exists."""
     fields = choose_fields(columns, input_key, label_key)
     return fields.prompt, fields.label
 
 
 def choose_fields(columns: Iterable[str], input_key: str | None, label_key: str | None) -> Fields:
-    """Chooses as `choose_keys` does, and returns the fields that have another of the usual names of a prompt."""
+    """Chooses as `choose_keys` does, and returns the fields that have another of the usual names of
+    a prompt."""
     there = list(columns)
     lower = {name.lower(): name for name in reversed(there)}
     usual = [lower[k] for k in INPUT_KEYS if k in lower]
@@ -84,14 +91,16 @@ def choose_fields(columns: Iterable[str], input_key: str | None, label_key: str 
 def read_tasks(
     path: Path, input_key: str | None = None, label_key: str | None = None, limit: int | None = None
 ) -> FileTasks:
-    """Returns the tasks of a `.jsonl` file (one object per line), a `.json` file (a list of objects, or one list under any
-    key), or a `.csv` file (the first line names the fields; all values are texts).
+    """Returns the tasks of a `.jsonl` file (one object per line), a `.json` file (a list of
+    objects, or one list under any key), or a `.csv` file (the first line names the fields; all
+    values are texts).
 
     A prompt is a string, or chat messages of which one is the user's.
 
     Args:
         input_key: Field of the prompt; None: by the usual names (`INPUT_KEYS`).
-        label_key: Field of the label; None: by the usual names, if any item has one. Required in every item then.
+        label_key: Field of the label; None: by the usual names, if any item has one. Required in
+            every item then.
         limit: Maximum number of items.
 
     Raises:
@@ -102,7 +111,9 @@ def read_tasks(
     except ConfigurationError as error:
         raise ConfigurationError(p.within(name="tasks") for p in error.problems) from None
     if not text.strip():
-        raise ConfigurationError(Problem("tasks.empty_file", at(file=path), "is empty", fix="there are no tasks in it"))
+        raise ConfigurationError(
+            Problem("tasks.empty_file", at(file=path), "is empty", fix="there are no tasks in it")
+        )
     problems: list[Problem] = []
     items = list(islice(_items(path, text, problems), limit))
     columns = dict.fromkeys(key for _, item in items if isinstance(item, dict) for key in item)
@@ -134,7 +145,9 @@ def read_tasks(
         fields = replace(fields, remarks=("of chat messages, the user's text",))
     if path.suffix == ".json" and text.lstrip().startswith("{"):
         key = next(key for key, value in json.loads(text).items() if isinstance(value, list))
-        fields = replace(fields, remarks=(f"of the one object, the list under {key!r}", *fields.remarks))
+        fields = replace(
+            fields, remarks=(f"of the one object, the list under {key!r}", *fields.remarks)
+        )
     return FileTasks(tasks, path, fields, [where for where, _ in items])
 
 
@@ -144,7 +157,11 @@ def _missing(fields: Fields, input_key: str | None, columns: Iterable[str]) -> l
     problems = []
     if fields.prompt not in columns and input_key:
         problems.append(
-            Problem("tasks.no_field", got=f"no field {input_key!r} (--data.input_key)", fix=meant(input_key, columns))
+            Problem(
+                "tasks.no_field",
+                got=f"no field {input_key!r} (--data.input_key)",
+                fix=meant(input_key, columns),
+            )
         )
     elif fields.prompt not in columns:
         problems.append(
@@ -156,7 +173,11 @@ def _missing(fields: Fields, input_key: str | None, columns: Iterable[str]) -> l
         )
     if fields.label and fields.label not in columns:
         problems.append(
-            Problem("tasks.no_field", got=f"no field {fields.label!r} (--data.label_key)", fix=meant(fields.label, columns))
+            Problem(
+                "tasks.no_field",
+                got=f"no field {fields.label!r} (--data.label_key)",
+                fix=meant(fields.label, columns),
+            )
         )
     return problems
 
@@ -171,7 +192,9 @@ def _items(path: Path, text: str, problems: list[Problem]) -> Iterator[tuple[str
         else:
             yield from _lines(path, text, problems)
     except RecursionError:
-        problems.append(Problem("tasks.deep_json", at(file=path), "JSON that is nested too deeply to be read"))
+        problems.append(
+            Problem("tasks.deep_json", at(file=path), "JSON that is nested too deeply to be read")
+        )
     except ValueError:
         problems.append(Problem("tasks.long_number", at(file=path), LONG_NUMBER))
 
@@ -181,16 +204,31 @@ def _listed(path: Path, text: str, problems: list[Problem]) -> Iterator[tuple[st
         items = json.loads(text)
     except json.JSONDecodeError as error:
         of_lines = all(map(_is_object, text.strip().split("\n", 2)[:2])) and error.lineno > 1
-        hint = "one object per line belongs in a .jsonl file; rename it" if of_lines else _fault(error)
-        problems.append(Problem("files.json", at(line=f"{path}:{error.lineno}"), f"not JSON: {hint}"))
+        hint = (
+            "one object per line belongs in a .jsonl file; rename it" if of_lines else _fault(error)
+        )
+        problems.append(
+            Problem("files.json", at(line=f"{path}:{error.lineno}"), f"not JSON: {hint}")
+        )
         return
     lists = [v for v in items.values() if isinstance(v, list)] if isinstance(items, dict) else []
-    places = map("{}:{}".format, repeat(path), _lines_of_items(text)) if isinstance(items, list) else repeat(str(path))
+    places = (
+        map("{}:{}".format, repeat(path), _lines_of_items(text))
+        if isinstance(items, list)
+        else repeat(str(path))
+    )
     if len(lists) == 1:
         items = lists[0]
     if not isinstance(items, list):
         several = f" with {len(lists)} lists; leave one of them in it" if lists else ""
-        problems.append(Problem("tasks.no_list", at(file=path), f"{_kind(items)}{several}", expected="a list of objects"))
+        problems.append(
+            Problem(
+                "tasks.no_list",
+                at(file=path),
+                f"{_kind(items)}{several}",
+                expected="a list of objects",
+            )
+        )
         return
     for number, (place, item) in enumerate(zip(places, items, strict=False), 1):
         yield f"{place}: item {number}", item
@@ -224,9 +262,13 @@ def _lines(path: Path, text: str, problems: list[Problem]) -> Iterator[tuple[str
             try:
                 yield f"{path}:{number}", json.loads(line)
             except json.JSONDecodeError as error:
-                problems.append(Problem("files.json", at(line=f"{path}:{number}"), f"not JSON: {_fault(error)}"))
+                problems.append(
+                    Problem("files.json", at(line=f"{path}:{number}"), f"not JSON: {_fault(error)}")
+                )
             except ValueError:
-                problems.append(Problem("tasks.long_number", at(line=f"{path}:{number}"), LONG_NUMBER))
+                problems.append(
+                    Problem("tasks.long_number", at(line=f"{path}:{number}"), LONG_NUMBER)
+                )
 
 
 def _table(path: Path, text: str, problems: list[Problem]) -> Iterator[tuple[str, Any]]:
@@ -265,7 +307,9 @@ def _table(path: Path, text: str, problems: list[Problem]) -> Iterator[tuple[str
             elif row:
                 yield f"{path}:{rows.line_num}", dict(zip(header, row, strict=True))
     except csv.Error as error:
-        problems.append(Problem("files.csv", at(line=f"{path}:{rows.line_num}"), f"not CSV: {error}"))
+        problems.append(
+            Problem("files.csv", at(line=f"{path}:{rows.line_num}"), f"not CSV: {error}")
+        )
 
 
 def _is_object(line: str) -> bool:
@@ -297,8 +341,13 @@ def not_json(value: Any) -> str | None:
     try:
         json.dumps(value, allow_nan=False)
     except ValueError as error:
-        known = {"Out of range": "NaN and Infinity are not JSON values", "Circular": "it contains itself"}
-        return next((said for start, said in known.items() if str(error).startswith(start)), LONG_NUMBER)
+        known = {
+            "Out of range": "NaN and Infinity are not JSON values",
+            "Circular": "it contains itself",
+        }
+        return next(
+            (said for start, said in known.items() if str(error).startswith(start)), LONG_NUMBER
+        )
     except TypeError as error:
         return str(error)
     except RecursionError:
@@ -306,9 +355,13 @@ def not_json(value: Any) -> str | None:
     return None
 
 
-def _task(where: str, item: Any, fields: Fields, number: int, problems: list[Problem]) -> Task | None:
+def _task(
+    where: str, item: Any, fields: Fields, number: int, problems: list[Problem]
+) -> Task | None:
     if not isinstance(item, dict):
-        problems.append(Problem("tasks.no_object", at(line=where), _kind(item), expected="an object"))
+        problems.append(
+            Problem("tasks.no_object", at(line=where), _kind(item), expected="an object")
+        )
         return None
     before = len(problems)
     prompt = as_text(item.get(fields.prompt))
@@ -326,14 +379,19 @@ def _task(where: str, item: Any, fields: Fields, number: int, problems: list[Pro
             Problem(
                 "tasks.messages",
                 at(line=where),
-                (f"field {fields.prompt!r} must be a non-empty string, or chat messages of which one is there, the user's"),
+                (
+                    f"field {fields.prompt!r} must be a non-empty string, or chat messages of "
+                    "which one is there, the user's"
+                ),
                 fix=f"got a list of {len(prompt)}: give `tasks:`, a file with load(split)",
             )
         )
     elif not isinstance(prompt, str) or not prompt.strip():
         problems.append(
             Problem(
-                "tasks.prompt", at(line=where), f"field {fields.prompt!r} must be a non-empty string, got {_kind(prompt)}"
+                "tasks.prompt",
+                at(line=where),
+                f"field {fields.prompt!r} must be a non-empty string, got {_kind(prompt)}",
             )
         )
     if fields.label and fields.label not in item:
@@ -347,11 +405,19 @@ def _task(where: str, item: Any, fields: Fields, number: int, problems: list[Pro
         )
     elif fields.label and (empty := _empty(item[fields.label])):
         fix = "give every item a label, or name another field (--data.label_key)"
-        problems.append(Problem("tasks.empty_label", at(line=where), f"field {fields.label!r} is {empty}", fix=fix))
+        problems.append(
+            Problem(
+                "tasks.empty_label", at(line=where), f"field {fields.label!r} is {empty}", fix=fix
+            )
+        )
     identity = item.get("id", number)
     if not isinstance(identity, str | int):
         problems.append(
-            Problem("tasks.id", at(line=where), f"field 'id' must be a string or an integer, got {_kind(identity)}")
+            Problem(
+                "tasks.id",
+                at(line=where),
+                f"field 'id' must be a string or an integer, got {_kind(identity)}",
+            )
         )
     if not_json(item):
         problems += [
@@ -373,20 +439,33 @@ def _empty(label: Any) -> str:
 
 
 def as_text(prompt: Any) -> Any:
-    """Returns the user's message of a prompt given as chat messages, where there is one and nothing else; else unchanged."""
-    if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], dict) and prompt[0].get("role") == "user":
+    """Returns the user's message of a prompt given as chat messages, where there is one and nothing
+    else; else unchanged."""
+    if (
+        isinstance(prompt, list)
+        and len(prompt) == 1
+        and isinstance(prompt[0], dict)
+        and prompt[0].get("role") == "user"
+    ):
         return prompt[0].get("content")
     return prompt
 
 
 def _kind(value: Any) -> str:
-    names = {dict: "an object", list: "a list", str: "a string", bool: "a truth value", type(None): "null"}
+    names = {
+        dict: "an object",
+        list: "a list",
+        str: "a string",
+        bool: "a truth value",
+        type(None): "null",
+    }
     kind = names.get(type(value), "a number")
     return f"{kind} ({value!r})" if isinstance(value, bool | int | float) or value == "" else kind
 
 
 def epoch_order(count: int, run_seed: int, episode: int) -> list[int]:
-    """Returns the indices of the tasks in the order of one episode; a function of the run's seed and the episode alone."""
+    """Returns the indices of the tasks in the order of one episode; a function of the run's seed
+    and the episode alone."""
     order = list(range(count))
     random.Random(derive_seed(run_seed, "order", episode)).shuffle(order)
     return order

@@ -15,7 +15,8 @@ def read_text(path: Path) -> str:
     """Returns the text of a regular file in UTF-8, without a byte-order mark.
 
     Raises:
-        ConfigurationError: It cannot be read; a pipe is refused, because reading it would wait for whoever writes it.
+        ConfigurationError: It cannot be read; a pipe is refused, because reading it would wait for
+            whoever writes it.
     """
     try:
         if path.exists() and not path.is_file() and not path.is_dir():
@@ -31,12 +32,20 @@ def read_text(path: Path) -> str:
     except OSError as error:
         missing = os.path.realpath(path) if isinstance(error, FileNotFoundError) else ""
         raise ConfigurationError(
-            Problem("files.unreadable", where=at(file=path), got=f"cannot be read: {error.strerror}", missing=missing)
+            Problem(
+                "files.unreadable",
+                where=at(file=path),
+                got=f"cannot be read: {error.strerror}",
+                missing=missing,
+            )
         ) from None
     except UnicodeDecodeError as error:
         raise ConfigurationError(
             Problem(
-                "files.encoding", where=at(file=path), got=f"is not UTF-8 text (byte {error.start})", fix="save it as UTF-8"
+                "files.encoding",
+                where=at(file=path),
+                got=f"is not UTF-8 text (byte {error.start})",
+                fix="save it as UTF-8",
             )
         ) from None
 
@@ -46,7 +55,8 @@ LINE_ENDS = "\x85\u2028\u2029"
 
 
 def json_line(value: Any) -> str:
-    """Returns a value as one line of JSON, without its end: one line for whatever splits the file, too."""
+    """Returns a value as one line of JSON, without its end: one line for whatever splits the file,
+    too."""
     text = json.dumps(value, ensure_ascii=False)
     for end in LINE_ENDS:
         text = text.replace(end, f"\\u{ord(end):04x}")

@@ -1,4 +1,5 @@
-"""The name of a random tiny model: `tiny` or `tiny:seed=1,hidden=128,layers=2,heads=2,positions=512`, with
+"""The name of a random tiny model: `tiny` or
+`tiny:seed=1,hidden=128,layers=2,heads=2,positions=512`, with
 `tools=1` for a chat template that shows tools.
 
 Built by engine/runtime/tiny_model.py; here is only what can be known without torch.
@@ -36,7 +37,11 @@ def parse(model: str) -> dict[str, int]:
     _, _, given = model.partition(":")
     for pair in filter(None, given.split(",")):
         name, _, value = pair.partition("=")
-        if name not in settings or not value.isdigit() or (name not in ("seed", "tools") and int(value) < 1):
+        if (
+            name not in settings
+            or not value.isdigit()
+            or (name not in ("seed", "tools") and int(value) < 1)
+        ):
             raise ConfigurationError(
                 Problem(
                     "models.tiny_setting",
@@ -64,7 +69,8 @@ def parameters(model: str) -> int:
 
 
 def count_tokens(messages: Iterable[tuple[str, str]]) -> int:
-    """Returns the tokens of opening messages (role and text) in a tiny model's chat template, the generation prompt open."""
+    """Returns the tokens of opening messages (role and text) in a tiny model's chat template, the
+    generation prompt open."""
     text = "".join(f"<{role}>\n{content}<eos>\n" for role, content in messages) + "<assistant>\n"
     return tokens_of(text)
 

@@ -1,5 +1,5 @@
-"""Puts what is wrong with the values of a recipe into words: its place, what was got, what was expected, and the nearest valid
-name."""
+"""Puts what is wrong with the values of a recipe into words: its place, what was got, what was
+expected, and the nearest valid name."""
 
 from __future__ import annotations
 
@@ -17,8 +17,11 @@ M = TypeVar("M", bound=Model)
 Key = tuple[str, ...]
 
 
-def validated(model: type[M], value: Any, key: Key, origins: Origins, problems: list[Problem]) -> M | None:
-    """Returns a part of a recipe as its model has it, or None with all that is wrong with it among the problems.
+def validated(
+    model: type[M], value: Any, key: Key, origins: Origins, problems: list[Problem]
+) -> M | None:
+    """Returns a part of a recipe as its model has it, or None with all that is wrong with it among
+    the problems.
 
     Args:
         key: Where the part stands in the recipe; empty: the recipe itself.
@@ -26,12 +29,18 @@ def validated(model: type[M], value: Any, key: Key, origins: Origins, problems: 
     try:
         return model.model_validate(value)
     except pydantic.ValidationError as error:
-        wrong = [e for e in error.errors() if e["type"] != "literal_error" or not isinstance(e["input"], dict)]
+        wrong = [
+            e
+            for e in error.errors()
+            if e["type"] != "literal_error" or not isinstance(e["input"], dict)
+        ]
         problems += dict.fromkeys(_explain(e, model, key, origins) for e in wrong)
         return None
 
 
-def unknown_key(key: Sequence[str], known: Iterable[str], origins: Origins, owner: str = "") -> Problem:
+def unknown_key(
+    key: Sequence[str], known: Iterable[str], origins: Origins, owner: str = ""
+) -> Problem:
     """Returns the problem with a key that nothing reads.
 
     Args:
@@ -47,7 +56,9 @@ def unknown_key(key: Sequence[str], known: Iterable[str], origins: Origins, owne
 
 def not_a_mapping(key: Sequence[str], example: str, value: Any, origins: Origins) -> Problem:
     """Returns the problem with a key whose value is to be a mapping."""
-    return Problem("recipe.value", key_place(key, origins), repr(value), f"a mapping such as {example}")
+    return Problem(
+        "recipe.value", key_place(key, origins), repr(value), f"a mapping such as {example}"
+    )
 
 
 def key_place(key: Sequence[str], origins: Origins) -> Where:
@@ -63,7 +74,13 @@ def _explain(error: Any, model: type[Model], prefix: Key, origins: Origins) -> P
     where, given = key_place(location, origins), error["input"]
     if location == ["mapping"] and not isinstance(given, dict):
         fix = meant(given, ["separate", "shared"]) if isinstance(given, str) else ""
-        return Problem("recipe.value", where, repr(given), "separate, shared, or one `role: policy` per role", fix)
+        return Problem(
+            "recipe.value",
+            where,
+            repr(given),
+            "separate, shared, or one `role: policy` per role",
+            fix,
+        )
     if _is_secret(model, below):
         is_field = _field(model, below) is not None
         wanted = f"a mapping such as {_example(model, below)}" if is_field else "a text in quotes"
@@ -113,7 +130,10 @@ def _expected(error: Any, key: str) -> str:
 
 def _flag_problem(where: Where, name: str, value: Any) -> Problem:
     if value is None:
-        fix = "true is a switch that is on, and null only takes back a flag of the recipe that this one extends"
+        fix = (
+            "true is a switch that is on, and null only takes back a flag of the recipe that "
+            "this one extends"
+        )
         return Problem("recipe.no_value", where, "has no value", fix=fix)
     flat = ", ".join(_flat_names(name, value)) or f"{name}.NAME: VALUE"
     return Problem("recipe.nested_flags", where, f"flags are written flat: {flat}")
@@ -121,7 +141,11 @@ def _flag_problem(where: Where, name: str, value: Any) -> Problem:
 
 def _flat_names(name: str, value: Any) -> list[str]:
     """Returns the names of the flags that a nested mapping means."""
-    return [n for k, v in value.items() for n in _flat_names(f"{name}.{k}", v)] if isinstance(value, Mapping) else [name]
+    return (
+        [n for k, v in value.items() for n in _flat_names(f"{name}.{k}", v)]
+        if isinstance(value, Mapping)
+        else [name]
+    )
 
 
 def _example(model: type[Model], below: Sequence[str]) -> str:
@@ -140,13 +164,15 @@ def _is_secret(model: type[Model], below: Sequence[str]) -> bool:
 
 
 def _field(model: type[Model], below: Sequence[str]) -> pydantic.fields.FieldInfo | None:
-    """Returns the field of a model that a place is; None where it is an entry of a mapping or a list."""
+    """Returns the field of a model that a place is; None where it is an entry of a mapping or a
+    list."""
     around = _annotation(model, below[:-1]) if below else None
     return _fields(around).get(below[-1]) if _is_model(around) else None
 
 
 def _fields(model: type[Model]) -> dict[str, pydantic.fields.FieldInfo]:
-    """Returns the fields of a model by their keys, which are not their names where these are words of Python."""
+    """Returns the fields of a model by their keys, which are not their names where these are words
+    of Python."""
     return {field.alias or name: field for name, field in model.model_fields.items()}
 
 
@@ -156,14 +182,21 @@ def _annotation(annotation: Any, below: Sequence[str]) -> Any:
         annotation = get_args(annotation)[0]
     if get_origin(annotation) in (Union, types.UnionType):
         return next(
-            (found for a in get_args(annotation) if (found := _annotation(a, below)) not in (None, type(None))), None
+            (
+                found
+                for a in get_args(annotation)
+                if (found := _annotation(a, below)) not in (None, type(None))
+            ),
+            None,
         )
     if not below:
         return annotation
     step, rest = below[0], below[1:]
     if _is_model(annotation):
         field = _fields(annotation).get(step)
-        of_any_name = get_type_hints(annotation).get("__pydantic_extra__")  # the type of entries, dict[str, ...]
+        of_any_name = get_type_hints(annotation).get(
+            "__pydantic_extra__"
+        )  # the type of entries, dict[str, ...]
         return _annotation(field.annotation, rest) if field else _annotation(of_any_name, below)
     if get_origin(annotation) in (dict, list):
         return _annotation(get_args(annotation)[-1], rest)

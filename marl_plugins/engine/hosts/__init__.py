@@ -1,1 +1,2 @@
-"""Everything specific to an upstream: its command line, seams and CPU support. Light to import; imports no upstream."""
+"""Everything specific to an upstream: its command line, seams and CPU support. Light to import;
+imports no upstream."""

@@ -1,4 +1,5 @@
-"""Unified diffs: read a patch, apply it, revert it. Every byte of a hunk must match; nothing is guessed."""
+"""Unified diffs: read a patch, apply it, revert it. Every byte of a hunk must match; nothing is
+guessed."""
 
 from __future__ import annotations
 
@@ -39,7 +40,8 @@ class Patch:
 
 
 def split_lines(text: bytes) -> list[bytes]:
-    """Returns lines with their ends; only a line feed ends a line, so that carriage returns are kept."""
+    """Returns lines with their ends; only a line feed ends a line, so that carriage returns are
+    kept."""
     lines = text.split(b"\n")
     return [line + b"\n" for line in lines[:-1]] + ([lines[-1]] if lines[-1] else [])
 
@@ -58,7 +60,9 @@ def read_patch(text: bytes, name: str) -> Patch:
             raise _not_understood(name, lines, at, "expected `diff --git a/FILE b/FILE`")
         paths = [line.rstrip(b"\n").decode() for line in lines[at + 1 : at + 3]]
         if [p[:6] for p in paths] != ["--- a/", "+++ b/"] or paths[0][6:] != paths[1][6:]:
-            raise _not_understood(name, lines, at + 1, "expected `--- a/FILE` and `+++ b/FILE` of an existing file")
+            raise _not_understood(
+                name, lines, at + 1, "expected `--- a/FILE` and `+++ b/FILE` of an existing file"
+            )
         at += 3
         found = []
         while at < len(lines) and (match := _HUNK.match(lines[at])):
@@ -70,8 +74,12 @@ def read_patch(text: bytes, name: str) -> Patch:
     return Patch(name, lines[0].decode().strip(), hunks)
 
 
-def _read_hunk(name: str, lines: Sequence[bytes], at: int, match: re.Match[bytes]) -> tuple[Hunk, int]:
-    old_line, old_count, new_line, new_count = (1 if group is None else int(group) for group in match.groups())
+def _read_hunk(
+    name: str, lines: Sequence[bytes], at: int, match: re.Match[bytes]
+) -> tuple[Hunk, int]:
+    old_line, old_count, new_line, new_count = (
+        1 if group is None else int(group) for group in match.groups()
+    )
     old: list[bytes] = []
     new: list[bytes] = []
     sides = {b" ": (old, new), b"-": (old,), b"+": (new,)}
@@ -91,7 +99,10 @@ def _read_hunk(name: str, lines: Sequence[bytes], at: int, match: re.Match[bytes
         at += 1
     if (len(old), len(new)) != (old_count, new_count):
         raise _not_understood(
-            name, lines, at, f"the hunk has {len(old)} and {len(new)} lines, not {old_count} and {new_count}"
+            name,
+            lines,
+            at,
+            f"the hunk has {len(old)} and {len(new)} lines, not {old_count} and {new_count}",
         )
     # A side without lines is numbered by the line before it.
     return Hunk(old_line - bool(old), tuple(old), new_line - bool(new), tuple(new)), at
@@ -103,7 +114,9 @@ def _empty(name: str) -> ConfigurationError:
 
 
 def _not_understood(name: str, lines: Sequence[bytes], number: int, why: str) -> ConfigurationError:
-    found = repr(lines[number].decode(errors="replace").rstrip()) if number < len(lines) else "the end"
+    found = (
+        repr(lines[number].decode(errors="replace").rstrip()) if number < len(lines) else "the end"
+    )
     got = f"line {number + 1} is not understood: {found}"
     return ConfigurationError(Problem("patches.syntax", at(file=name), got, fix=why))
 
@@ -128,7 +141,8 @@ def apply_hunks(text: bytes, hunks: Sequence[Hunk], *, reverse: bool = False) ->
 
 
 def _find_place(lines: Sequence[bytes], hunk: Hunk, first: int, shift: int) -> int:
-    """Returns where the hunk's old lines are: at the stated place, or at the only matching one (other patches move lines)."""
+    """Returns where the hunk's old lines are: at the stated place, or at the only matching one
+    (other patches move lines)."""
 
     def fits(at: int) -> bool:
         return first <= at <= len(lines) and tuple(lines[at : at + len(hunk.old)]) == hunk.old

@@ -1,8 +1,9 @@
-"""The table of what this project does with every flag of upstream: the one table behind the checks, `--dry-run` and
-`docs/flags.md`.
+"""The table of what this project does with every flag of upstream: the one table behind the checks,
+`--dry-run` and `docs/flags.md`.
 
     all       honoured; one value for the whole run
-    policy    honoured, and may differ per policy: --policy.NAME.<flag>, or `policies: NAME: flags:` in a recipe
+    policy    honoured, and may differ per policy: --policy.NAME.<flag>, or `policies: NAME: flags:`
+              in a recipe
     replaced  this project does the same in another way, named in the note; refused when set
     refused   not supported with several policies yet, for the reason in the note; refused when set
 
@@ -21,8 +22,8 @@ Status = Literal["all", "policy", "replaced", "refused"]
 class Flag(NamedTuple):
     """A flag's status and the reason. A flag for some `estimators` is refused with all others.
 
-    `releases` are the versions of upstream that have it, empty for all. `plugin` is who honours it, empty where the loop does:
-    without that plugin it is refused.
+    `releases` are the versions of upstream that have it, empty for all. `plugin` is who honours it,
+    empty where the loop does: without that plugin it is refused.
     """
 
     status: Status
@@ -38,23 +39,31 @@ _LORA = "with --plugin marl_plugins.adapters"
 _VLM = "roles see text: see What was tried"
 _REWARD_MODEL = "marl_plugins.reward_model"
 _SEQUENCE = "on GPUs, with packing; ring_flash_attn has not been run here yet"
-_REFERENCE = "default: as many as the policy has; on CPU the reference lives in the policy's own processes"
+_REFERENCE = (
+    "default: as many as the policy has; on CPU the reference lives in the policy's own processes"
+)
 _CRITIC = "default: as many as the policy has"
 
 _PLAIN = """
 actor.num_nodes=policy actor.num_gpus_per_node=policy actor.model_name_or_path=policy
 ref.num_nodes=policy ref.num_gpus_per_node=policy ref.offload=policy train.colocate_actor_ref=policy
 train.colocate_all=policy
-vllm.num_engines=policy vllm.tensor_parallel_size=policy vllm.sync_backend=policy vllm.sync_with_ray=policy
-vllm.enable_prefix_caching=policy vllm.enforce_eager=policy vllm.enable_sleep=policy vllm.gpu_memory_utilization=policy
+vllm.num_engines=policy vllm.tensor_parallel_size=policy vllm.sync_backend=policy
+vllm.sync_with_ray=policy
+vllm.enable_prefix_caching=policy vllm.enforce_eager=policy vllm.enable_sleep=policy
+vllm.gpu_memory_utilization=policy
 algo.advantage.is_correction_level=policy algo.advantage.is_correction_mode=policy
 algo.advantage.is_correction_gating=policy algo.advantage.is_correction_threshold=policy
-eval.steps=all ckpt.save_steps=all logger.logging_steps=all ckpt.max_num=all ckpt.load_enable=all ckpt.save_hf=all
-ds.zero_stage=policy actor.gradient_checkpointing_enable=policy actor.gradient_checkpointing_reentrant=policy
+eval.steps=all ckpt.save_steps=all logger.logging_steps=all ckpt.max_num=all ckpt.load_enable=all
+ckpt.save_hf=all
+ds.zero_stage=policy actor.gradient_checkpointing_enable=policy
+actor.gradient_checkpointing_reentrant=policy
 ds.param_dtype=policy ds.zpg=policy ds.adam_offload=policy ds.attn_implementation=policy
-ds.experts_implementation=policy ds.use_liger_kernel=policy ds.grad_accum_dtype=policy ds.overlap_comm=policy
+ds.experts_implementation=policy ds.use_liger_kernel=policy ds.grad_accum_dtype=policy
+ds.overlap_comm=policy
 data.disable_fast_tokenizer=policy ds.enable_sleep=policy
-train.num_episodes=all rollout.batch_size=all rollout.n_samples_per_prompt=all rollout.micro_batch_size=policy
+train.num_episodes=all rollout.batch_size=all rollout.n_samples_per_prompt=all
+rollout.micro_batch_size=policy
 train.max_epochs=policy data.max_len=policy rollout.max_new_tokens=policy data.max_samples=all
 actor.eps_clip=policy actor.eps_clip_low_high=policy actor.dual_clip=policy
 train.micro_batch_size=policy train.batch_size=all rollout.top_p=policy
@@ -62,13 +71,17 @@ rollout.temperature=policy train.seed=all train.full_determinism_enable=policy
 algo.kl.init_coef=policy algo.kl.estimator=policy algo.kl.unbiased_gradient=policy
 algo.kl.use_loss=policy actor.policy_loss_type=policy actor.loss_agg_mode=policy
 actor.entropy_coef=policy reward.clip_range=policy
-actor.optim=policy actor.muon.lr=policy actor.muon.momentum=policy actor.muon.ns_steps=policy actor.muon.nesterov=policy
+actor.optim=policy actor.muon.lr=policy actor.muon.momentum=policy actor.muon.ns_steps=policy
+actor.muon.nesterov=policy
 actor.muon.no_nesterov=policy actor.adam.lr=policy actor.adam.betas=policy actor.adam.eps=policy
-actor.adam.weight_decay=policy actor.lr_scheduler=policy actor.lr_warmup_ratio=policy actor.min_lr_ratio=policy
+actor.adam.weight_decay=policy actor.lr_scheduler=policy actor.lr_warmup_ratio=policy
+actor.min_lr_ratio=policy
 actor.max_norm=policy
-reward.overlong_buffer_len=policy reward.overlong_penalty_factor=policy reward.stop_properly_penalty_coef=policy
+reward.overlong_buffer_len=policy reward.overlong_penalty_factor=policy
+reward.stop_properly_penalty_coef=policy
 data.prompt_dataset=all eval.dataset=all eval.temperature=all eval.n_samples_per_prompt=all
-data.input_key=all data.label_key=all logger.wandb.key=all logger.wandb.org=all logger.wandb.group=all
+data.input_key=all data.label_key=all logger.wandb.key=all logger.wandb.org=all
+logger.wandb.group=all
 logger.wandb.project=all logger.wandb.run_name=all logger.tensorboard_dir=all
 """
 """Flags without a note."""
@@ -77,9 +90,14 @@ _NOTED: dict[str, Flag] = {
     "ref.num_gpus_per_node": Flag("policy", _REFERENCE),
     "ref.num_nodes": Flag("policy", _REFERENCE),
     "ref.offload": Flag("policy", "on CPU there is nothing to offload from"),
-    "ckpt.path": Flag("all", "a folder per policy, and the manifest; with a recipe OUTPUT_DIR/checkpoints by default"),
+    "ckpt.path": Flag(
+        "all",
+        "a folder per policy, and the manifest; with a recipe OUTPUT_DIR/checkpoints by default",
+    ),
     "ckpt.output_dir": Flag(
-        "all", "a folder per policy for its weights, records beside them; with a recipe runs/NAME by default"
+        "all",
+        "a folder per policy for its weights, records beside them; with a recipe runs/NAME by "
+        "default",
     ),
     "algo.advantage.estimator": Flag("all", "default here: reinforce (REINFORCE++)"),
     "algo.advantage.gamma": Flag("all", "per sampled token", ("reinforce", "gae")),
@@ -87,53 +105,88 @@ _NOTED: dict[str, Flag] = {
     "algo.advantage.lambd": Flag("all", "per sampled token", ("gae",)),
     "critic.model_name_or_path": Flag("policy", "default: the policy's own model", ("gae",)),
     "critic.freezing_steps": Flag(
-        "policy", "the first N steps, as its help says; upstream counts from 0 and freezes one more", ("gae",)
+        "policy",
+        "the first N steps, as its help says; upstream counts from 0 and freezes one more",
+        ("gae",),
     ),
-    "critic.save_value_network": Flag("policy", "saved beside the policy's folder, as `NAME_critic`", ("gae",)),
+    "critic.save_value_network": Flag(
+        "policy", "saved beside the policy's folder, as `NAME_critic`", ("gae",)
+    ),
     "critic.value_clip": Flag("policy", "", ("gae",)),
     "critic.num_nodes": Flag("policy", _CRITIC, ("gae",)),
     "critic.num_gpus_per_node": Flag("policy", _CRITIC, ("gae",)),
     "ds.value_head_prefix": Flag("policy", "", ("gae",)),
-    "reward.remote_url": Flag("all", "only a .py file: its reward_func(queries, prompts, labels) scores outcomes"),
+    "reward.remote_url": Flag(
+        "all", "only a .py file: its reward_func(queries, prompts, labels) scores outcomes"
+    ),
     "train.agent_func_path": Flag("replaced", "by the recipe's workflow"),
-    "data.apply_chat_template": Flag("replaced", "roles always use their model's own chat template"),
+    "data.apply_chat_template": Flag(
+        "replaced", "roles always use their model's own chat template"
+    ),
     "data.input_template": Flag("replaced", "by the roles' prompt files"),
     "data.prompt_probs": Flag("replaced", "by the recipe's task loader"),
     "data.prompt_split": Flag("replaced", "by the recipe's task loader"),
     "eval.split": Flag("replaced", "by the recipe's task loader"),
     "data.dataloader_num_workers": Flag("replaced", "tasks are read once at start"),
-    "ckpt.max_mem": Flag("replaced", "by --ckpt.max_num: complete steps are kept or deleted together"),
+    "ckpt.max_mem": Flag(
+        "replaced", "by --ckpt.max_num: complete steps are kept or deleted together"
+    ),
     "ckpt.best_metric_key": Flag(
         "all",
-        "default here: none. The best step of all policies together, by an average over the evaluations; empty: eval/outcome",
+        "default here: none. The best step of all policies together, by an average over the "
+        "evaluations; empty: eval/outcome",
     ),
-    "ckpt.disable_ds": Flag("all", "no step is saved, only the final weights and the best ones; the run cannot be resumed"),
-    "ds.use_universal_ckpt": Flag("refused", "upstream saves nothing that could be loaded by it: see What was tried"),
-    "rollout.vllm_generate_batch_size": Flag("refused", "all trajectories of a step run concurrently"),
-    "algo.kl.target": Flag("refused", "upstream's adaptive KL controller does not work there either (ppo_trainer.py:258)"),
+    "ckpt.disable_ds": Flag(
+        "all",
+        "no step is saved, only the final weights and the best ones; the run cannot be resumed",
+    ),
+    "ds.use_universal_ckpt": Flag(
+        "refused", "upstream saves nothing that could be loaded by it: see What was tried"
+    ),
+    "rollout.vllm_generate_batch_size": Flag(
+        "refused", "all trajectories of a step run concurrently"
+    ),
+    "algo.kl.target": Flag(
+        "refused",
+        "upstream's adaptive KL controller does not work there either (ppo_trainer.py:258)",
+    ),
     "algo.kl.horizon": Flag("refused", "belongs to --algo.kl.target"),
     "train.colocate_critic_reward": Flag(
         "refused", "the reward model serves all policies, whose critics have devices of their own"
     ),
     "reward.model_name_or_path": Flag(
-        "all", "scores the outcome, or with --reward_model.roles actions: coach.md, A reward model", plugin=_REWARD_MODEL
+        "all",
+        "scores the outcome, or with --reward_model.roles actions: coach.md, A reward model",
+        plugin=_REWARD_MODEL,
     ),
     "reward.num_nodes": Flag("all", "devices of its own", plugin=_REWARD_MODEL),
     "reward.num_gpus_per_node": Flag("all", "default here: 1", plugin=_REWARD_MODEL),
     "reward.offload": Flag("all", "on CPU there is nothing to offload from", plugin=_REWARD_MODEL),
-    "reward.normalize_enable": Flag("all", "by `mean` and `std` of the model's config.json", plugin=_REWARD_MODEL),
-    "train.async_enable": Flag(
-        "all", "the next rollout during an update; which weights sample a step depends on nothing else"
+    "reward.normalize_enable": Flag(
+        "all", "by `mean` and `std` of the model's config.json", plugin=_REWARD_MODEL
     ),
-    "train.async_queue_size": Flag("all", "the most rollouts that wait, and the lag of every row but the first ones"),
+    "train.async_enable": Flag(
+        "all",
+        "the next rollout during an update; which weights sample a step depends on nothing else",
+    ),
+    "train.async_queue_size": Flag(
+        "all", "the most rollouts that wait, and the lag of every row but the first ones"
+    ),
     "train.partial_rollout_enable": Flag(
-        "all", "engines pause in the middle of answers, take the weights of an update, and go on; a run cannot be repeated"
+        "all",
+        "engines pause in the middle of answers, take the weights of an update, and go on; a run "
+        "cannot be repeated",
     ),
     "train.enable_ema": Flag(
-        "all", "in float32, by optimiser steps; saved and evaluated beside the weights, not in their place", plugin=_EMA
+        "all",
+        "in float32, by optimiser steps; saved and evaluated beside the weights, not in their "
+        "place",
+        plugin=_EMA,
     ),
     "train.ema_beta": Flag("policy", "between 0 and 1", plugin=_EMA),
-    "ds.packing_samples": Flag("policy", "on CPU with attention eager or sdpa, which keep packed rows apart"),
+    "ds.packing_samples": Flag(
+        "policy", "on CPU with attention eager or sdpa, which keep packed rows apart"
+    ),
     "train.dynamic_batch_enable": Flag(
         "policy", "micro-batches by tokens; K optimiser steps all the same. Switches packing on"
     ),
@@ -147,20 +200,30 @@ _NOTED: dict[str, Flag] = {
     "ds.deepcompile": Flag("refused", "not tried with accumulation that changes from step to step"),
     "ds.ring_attn_size": Flag("policy", _SEQUENCE),
     "ds.ring_attn_head_stride": Flag("policy", _SEQUENCE),
-    "ds.tensor_parallel_size": Flag("refused", "DeepSpeed tensor parallelism has not been tried; vLLM's is honoured"),
+    "ds.tensor_parallel_size": Flag(
+        "refused", "DeepSpeed tensor parallelism has not been tried; vLLM's is honoured"
+    ),
     "algo.dynamic_filtering_enable": Flag(
-        "all", "by the mean outcome of a task's samples; a run has as many steps as without it", plugin=_FILTERING
+        "all",
+        "by the mean outcome of a task's samples; a run has as many steps as without it",
+        plugin=_FILTERING,
     ),
     "algo.dynamic_filtering_range": Flag("all", "neither bound is within", plugin=_FILTERING),
     "data.image_key": Flag("refused", _VLM),
     "data.max_images_per_prompt": Flag("refused", _VLM),
     "actor.freeze_visual_encoder": Flag("refused", _VLM),
     "local_rank": Flag("refused", "set by the launcher of single-policy jobs"),
-    "actor.aux_loss_coef": Flag("refused", "the router's loss has no mask, so weightless sequences would weigh in it"),
-    "use_ms": Flag("refused", "models are loaded in other processes than it patches; name a folder: see What was tried"),
+    "actor.aux_loss_coef": Flag(
+        "refused", "the router's loss has no mask, so weightless sequences would weigh in it"
+    ),
+    "use_ms": Flag(
+        "refused",
+        "models are loaded in other processes than it patches; name a folder: see What was tried",
+    ),
 }
 _RELEASES = {
-    ">=0.11.2": "actor.loss_agg_mode algo.advantage.is_correction_level algo.advantage.is_correction_mode "
+    ">=0.11.2": "actor.loss_agg_mode algo.advantage.is_correction_level "
+    "algo.advantage.is_correction_mode "
     "algo.advantage.is_correction_gating",
     ">=0.11.1": "algo.kl.unbiased_gradient",
     "<0.11.2": "algo.advantage.is_correction_enable algo.advantage.is_correction_type",
@@ -177,7 +240,15 @@ def _build_table() -> dict[str, Flag]:
     for releases, names in _RELEASES.items():
         for name in names.split():
             flags[name] = flags.get(name, Flag("policy"))._replace(releases=releases)
-    optimiser = ("optim", "muon", "adam", "lr_scheduler", "lr_warmup_ratio", "min_lr_ratio", "max_norm")
+    optimiser = (
+        "optim",
+        "muon",
+        "adam",
+        "lr_scheduler",
+        "lr_warmup_ratio",
+        "min_lr_ratio",
+        "max_norm",
+    )
     for name in [name.removeprefix("actor.") for name in flags if name.startswith("actor.")]:
         if name.partition(".")[0] in optimiser:
             flags[f"critic.{name}"] = Flag("policy", "", ("gae",))
@@ -198,5 +269,8 @@ def table() -> str:
     for name, flag in sorted(FLAGS.items()):
         only = f"only with estimator {', '.join(flag.estimators)}" if flag.estimators else ""
         releases = f"openrlhf{flag.releases}" if flag.releases else ""
-        lines.append(f"| `--{name}` | {flag.status} | {'; '.join(filter(None, [flag.note, only, releases]))} |")
+        lines.append(
+            f"| `--{name}` | {flag.status} | "
+            f"{'; '.join(filter(None, [flag.note, only, releases]))} |"
+        )
     return "\n".join(lines)

@@ -1,8 +1,9 @@
-"""Flags of OpenRLHF 0.10.1 and older under their names of today, for people whose command line was written then.
+"""Flags of OpenRLHF 0.10.1 and older under their names of today, for people whose command line was
+written then.
 
-Release 0.10.2 gave every flag a dotted name (`--pretrain` became `--actor.model_name_or_path`). The old names are refused by
-upstream and here; this table says what to write instead, in errors and in `docs/from_openrlhf.md`. A test compares it with
-upstream's parser.
+Release 0.10.2 gave every flag a dotted name (`--pretrain` became `--actor.model_name_or_path`). The
+old names are refused by upstream and here; this table says what to write instead, in errors and in
+`docs/from_openrlhf.md`. A test compares it with upstream's parser.
 """
 
 from __future__ import annotations
@@ -13,62 +14,99 @@ from types import MappingProxyType
 from marl_plugins.engine.hosts.flags import FLAGS
 
 _NAMES = """
-pretrain=actor.model_name_or_path critic_pretrain=critic.model_name_or_path reward_pretrain=reward.model_name_or_path
+pretrain=actor.model_name_or_path critic_pretrain=critic.model_name_or_path
+reward_pretrain=reward.model_name_or_path
 remote_rm_url=reward.remote_url agent_func_path=train.agent_func_path
-prompt_data=data.prompt_dataset prompt_data_probs=data.prompt_probs prompt_split=data.prompt_split input_key=data.input_key
-label_key=data.label_key input_template=data.input_template apply_chat_template=data.apply_chat_template
+prompt_data=data.prompt_dataset prompt_data_probs=data.prompt_probs prompt_split=data.prompt_split
+input_key=data.input_key
+label_key=data.label_key input_template=data.input_template
+apply_chat_template=data.apply_chat_template
 max_samples=data.max_samples max_len=data.max_len prompt_max_len=data.max_len
-disable_fast_tokenizer=data.disable_fast_tokenizer dataloader_num_workers=data.dataloader_num_workers image_key=data.image_key
+disable_fast_tokenizer=data.disable_fast_tokenizer
+dataloader_num_workers=data.dataloader_num_workers image_key=data.image_key
 max_images_per_prompt=data.max_images_per_prompt
-generate_max_len=rollout.max_new_tokens max_new_tokens=rollout.max_new_tokens rollout_batch_size=rollout.batch_size
+generate_max_len=rollout.max_new_tokens max_new_tokens=rollout.max_new_tokens
+rollout_batch_size=rollout.batch_size
 micro_rollout_batch_size=rollout.micro_batch_size n_samples_per_prompt=rollout.n_samples_per_prompt
-temperature=rollout.temperature top_p=rollout.top_p vllm_generate_batch_size=rollout.vllm_generate_batch_size
+temperature=rollout.temperature top_p=rollout.top_p
+vllm_generate_batch_size=rollout.vllm_generate_batch_size
 rollout_max_tokens_per_gpu=rollout.max_tokens_per_gpu
-train_batch_size=train.batch_size micro_train_batch_size=train.micro_batch_size num_episodes=train.num_episodes
+train_batch_size=train.batch_size micro_train_batch_size=train.micro_batch_size
+num_episodes=train.num_episodes
 max_epochs=train.max_epochs seed=train.seed full_determinism=train.full_determinism_enable
 colocate_all_models=train.colocate_all colocate_actor_ref=train.colocate_actor_ref
-colocate_critic_reward=train.colocate_critic_reward async_train=train.async_enable async_queue_size=train.async_queue_size
+colocate_critic_reward=train.colocate_critic_reward async_train=train.async_enable
+async_queue_size=train.async_queue_size
 partial_rollout=train.partial_rollout_enable use_dynamic_batch=train.dynamic_batch_enable
-train_max_tokens_per_gpu=train.max_tokens_per_gpu enable_ema=train.enable_ema ema_beta=train.ema_beta
-actor_learning_rate=actor.adam.lr critic_learning_rate=critic.adam.lr adam_betas=actor.adam.betas l2=actor.adam.weight_decay
-lr_scheduler=actor.lr_scheduler lr_warmup_ratio=actor.lr_warmup_ratio max_norm=actor.max_norm eps_clip=actor.eps_clip
-eps_clip_low_high=actor.eps_clip_low_high dual_clip=actor.dual_clip policy_loss_type=actor.policy_loss_type
+train_max_tokens_per_gpu=train.max_tokens_per_gpu enable_ema=train.enable_ema
+ema_beta=train.ema_beta
+actor_learning_rate=actor.adam.lr critic_learning_rate=critic.adam.lr adam_betas=actor.adam.betas
+l2=actor.adam.weight_decay
+lr_scheduler=actor.lr_scheduler lr_warmup_ratio=actor.lr_warmup_ratio max_norm=actor.max_norm
+eps_clip=actor.eps_clip
+eps_clip_low_high=actor.eps_clip_low_high dual_clip=actor.dual_clip
+policy_loss_type=actor.policy_loss_type
 entropy_loss_coef=actor.entropy_coef aux_loss_coef=actor.aux_loss_coef
 gradient_checkpointing=actor.gradient_checkpointing_enable
-gradient_checkpointing_use_reentrant=actor.gradient_checkpointing_reentrant freeze_visual_encoder=actor.freeze_visual_encoder
-value_clip=critic.value_clip freezing_actor_steps=critic.freezing_steps save_value_network=critic.save_value_network
+gradient_checkpointing_use_reentrant=actor.gradient_checkpointing_reentrant
+freeze_visual_encoder=actor.freeze_visual_encoder
+value_clip=critic.value_clip freezing_actor_steps=critic.freezing_steps
+save_value_network=critic.save_value_network
 advantage_estimator=algo.advantage.estimator gamma=algo.advantage.gamma lambd=algo.advantage.lambd
 no_advantage_std_norm=algo.advantage.no_std_norm
-init_kl_coef=algo.kl.init_coef kl_estimator=algo.kl.estimator use_kl_loss=algo.kl.use_loss kl_target=algo.kl.target
+init_kl_coef=algo.kl.init_coef kl_estimator=algo.kl.estimator use_kl_loss=algo.kl.use_loss
+kl_target=algo.kl.target
 kl_horizon=algo.kl.horizon use_kl_estimator_k3=algo.kl.estimator
-dynamic_filtering=algo.dynamic_filtering_enable dynamic_filtering_reward_range=algo.dynamic_filtering_range
-enable_vllm_is_correction=algo.advantage.is_correction_level vllm_is_correction_type=algo.advantage.is_correction_mode
-vllm_is_truncated_threshold=algo.advantage.is_correction_threshold use_icepop=algo.advantage.is_correction_mode
-normalize_reward=reward.normalize_enable reward_clip_range=reward.clip_range overlong_buffer_len=reward.overlong_buffer_len
-overlong_penalty_factor=reward.overlong_penalty_factor stop_properly_penalty_coef=reward.stop_properly_penalty_coef
-actor_num_nodes=actor.num_nodes actor_num_gpus_per_node=actor.num_gpus_per_node critic_num_nodes=critic.num_nodes
-critic_num_gpus_per_node=critic.num_gpus_per_node ref_num_nodes=ref.num_nodes ref_num_gpus_per_node=ref.num_gpus_per_node
-reward_num_nodes=reward.num_nodes reward_num_gpus_per_node=reward.num_gpus_per_node ref_reward_offload=ref.offload
-vllm_num_engines=vllm.num_engines vllm_tensor_parallel_size=vllm.tensor_parallel_size vllm_sync_backend=vllm.sync_backend
-vllm_sync_with_ray=vllm.sync_with_ray enable_prefix_caching=vllm.enable_prefix_caching enforce_eager=vllm.enforce_eager
+dynamic_filtering=algo.dynamic_filtering_enable
+dynamic_filtering_reward_range=algo.dynamic_filtering_range
+enable_vllm_is_correction=algo.advantage.is_correction_level
+vllm_is_correction_type=algo.advantage.is_correction_mode
+vllm_is_truncated_threshold=algo.advantage.is_correction_threshold
+use_icepop=algo.advantage.is_correction_mode
+normalize_reward=reward.normalize_enable reward_clip_range=reward.clip_range
+overlong_buffer_len=reward.overlong_buffer_len
+overlong_penalty_factor=reward.overlong_penalty_factor
+stop_properly_penalty_coef=reward.stop_properly_penalty_coef
+actor_num_nodes=actor.num_nodes actor_num_gpus_per_node=actor.num_gpus_per_node
+critic_num_nodes=critic.num_nodes
+critic_num_gpus_per_node=critic.num_gpus_per_node ref_num_nodes=ref.num_nodes
+ref_num_gpus_per_node=ref.num_gpus_per_node
+reward_num_nodes=reward.num_nodes reward_num_gpus_per_node=reward.num_gpus_per_node
+ref_reward_offload=ref.offload
+vllm_num_engines=vllm.num_engines vllm_tensor_parallel_size=vllm.tensor_parallel_size
+vllm_sync_backend=vllm.sync_backend
+vllm_sync_with_ray=vllm.sync_with_ray enable_prefix_caching=vllm.enable_prefix_caching
+enforce_eager=vllm.enforce_eager
 vllm_enable_sleep=vllm.enable_sleep vllm_gpu_memory_utilization=vllm.gpu_memory_utilization
-zero_stage=ds.zero_stage zpg=ds.zpg adam_offload=ds.adam_offload param_dtype=ds.param_dtype bf16=ds.param_dtype
-attn_implementation=ds.attn_implementation flash_attn=ds.attn_implementation use_liger_kernel=ds.use_liger_kernel
-grad_accum_dtype=ds.grad_accum_dtype overlap_comm=ds.overlap_comm deepspeed_enable_sleep=ds.enable_sleep
-ds_tensor_parallel_size=ds.tensor_parallel_size packing_samples=ds.packing_samples load_in_4bit=ds.load_in_4bit
-lora_rank=ds.lora.rank lora_alpha=ds.lora.alpha lora_dropout=ds.lora.dropout target_modules=ds.lora.target_modules
-ring_attn_size=ds.ring_attn_size ring_head_stride=ds.ring_attn_head_stride value_head_prefix=ds.value_head_prefix
-deepcompile=ds.deepcompile use_ds_universal_ckpt=ds.use_universal_ckpt universal_ckpt=ds.use_universal_ckpt
+zero_stage=ds.zero_stage zpg=ds.zpg adam_offload=ds.adam_offload param_dtype=ds.param_dtype
+bf16=ds.param_dtype
+attn_implementation=ds.attn_implementation flash_attn=ds.attn_implementation
+use_liger_kernel=ds.use_liger_kernel
+grad_accum_dtype=ds.grad_accum_dtype overlap_comm=ds.overlap_comm
+deepspeed_enable_sleep=ds.enable_sleep
+ds_tensor_parallel_size=ds.tensor_parallel_size packing_samples=ds.packing_samples
+load_in_4bit=ds.load_in_4bit
+lora_rank=ds.lora.rank lora_alpha=ds.lora.alpha lora_dropout=ds.lora.dropout
+target_modules=ds.lora.target_modules
+ring_attn_size=ds.ring_attn_size ring_head_stride=ds.ring_attn_head_stride
+value_head_prefix=ds.value_head_prefix
+deepcompile=ds.deepcompile use_ds_universal_ckpt=ds.use_universal_ckpt
+universal_ckpt=ds.use_universal_ckpt
 save_path=ckpt.output_dir ckpt_path=ckpt.path save_steps=ckpt.save_steps save_hf_ckpt=ckpt.save_hf
-disable_ds_ckpt=ckpt.disable_ds max_ckpt_num=ckpt.max_num max_ckpt_mem=ckpt.max_mem load_checkpoint=ckpt.load_enable
+disable_ds_ckpt=ckpt.disable_ds max_ckpt_num=ckpt.max_num max_ckpt_mem=ckpt.max_mem
+load_checkpoint=ckpt.load_enable
 best_metric_key=ckpt.best_metric_key
-eval_dataset=eval.dataset eval_split=eval.split eval_steps=eval.steps eval_temperature=eval.temperature
+eval_dataset=eval.dataset eval_split=eval.split eval_steps=eval.steps
+eval_temperature=eval.temperature
 eval_n_samples_per_prompt=eval.n_samples_per_prompt
-logging_steps=logger.logging_steps use_wandb=logger.wandb.key wandb_org=logger.wandb.org wandb_group=logger.wandb.group
-wandb_project=logger.wandb.project wandb_run_name=logger.wandb.run_name use_tensorboard=logger.tensorboard_dir
+logging_steps=logger.logging_steps use_wandb=logger.wandb.key wandb_org=logger.wandb.org
+wandb_group=logger.wandb.group
+wandb_project=logger.wandb.project wandb_run_name=logger.wandb.run_name
+use_tensorboard=logger.tensorboard_dir
 """
 _IS = (
-    "with --algo.advantage.is_correction_level: tis is clip by token, icepop is mask by token, seq-mask-tis is mask by seq"
+    "with --algo.advantage.is_correction_level: tis is clip by token, icepop is mask by token, "
+    "seq-mask-tis is mask by seq"
 )
 _NOTES: Mapping[str, str] = MappingProxyType(
     {
@@ -105,7 +143,8 @@ RENAMED: Mapping[str, str] = MappingProxyType(dict(entry.split("=") for entry in
 OTHER_VALUES: Mapping[str, Mapping[str, str]] = MappingProxyType(
     {
         "algo.advantage.estimator": {
-            "grpo": "GRPO is group_norm (--groups.by says what forms a group), or dr_grpo, which does not divide by the deviation",
+            "grpo": "GRPO is group_norm (--groups.by says what forms a group), or dr_grpo, which "
+            "does not divide by the deviation",
             "ppo": "PPO's estimator is gae, with a critic per policy",
             **dict.fromkeys(("reinforce++", "reinforce_plus_plus"), "REINFORCE++ is reinforce"),
             "reinforce++_baseline": "REINFORCE++ with a baseline is reinforce_baseline",
@@ -129,7 +168,8 @@ def table() -> str:
     """Returns the table as Markdown, for `docs/from_openrlhf.md`."""
     lines = ["| 0.10.1 and older | now | with several policies | note |", "|---|---|---|---|"]
     lines += [
-        f"| `--{old}` | `--{new}` | {FLAGS[new].status} | {_NOTES.get(old, '')} |" for old, new in sorted(RENAMED.items())
+        f"| `--{old}` | `--{new}` | {FLAGS[new].status} | {_NOTES.get(old, '')} |"
+        for old, new in sorted(RENAMED.items())
     ]
     lines += [f"| `--{old}` |  |  | {why} |" for old, why in sorted(GONE.items())]
     return "\n".join(lines)

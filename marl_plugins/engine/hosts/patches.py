@@ -1,15 +1,18 @@
 """Thin patches to a checkout of an upstream: read them, recognise a tree, change it safely.
 
-A *series* is a folder `patches/<host>/<version>/`: patches in git's unified format, applied in the order of their names, and a
+A *series* is a folder `patches/<host>/<version>/`: patches in git's unified format, applied in the
+order of their names, and a
 `tree.yaml` that names their release and the sha256 of every file they touch.
 
-A touched file is *known* if it is the released text with some of the patches applied. To find out which, patches are reverted
-in memory until the sha256 is the release's; every other state of the file is then computed from that released text. Any
-other change to a touched file is the user's work, and the tree is refused.
+A touched file is *known* if it is the released text with some of the patches applied. To find out
+which, patches are reverted in memory until the sha256 is the release's; every other state of the
+file is then computed from that released text. Any other change to a touched file is the user's
+work, and the tree is refused.
 
-A change is computed completely in memory, written to temporary files, and renamed into place. A process killed in
-between leaves every file complete and known: the next command sees which patches are interrupted and completes or undoes
-the change, without a journal. No `patch` or `git` program is used.
+A change is computed completely in memory, written to temporary files, and renamed into place. A
+process killed in between leaves every file complete and known: the next command sees which patches
+are interrupted and completes or undoes the change, without a journal. No `patch` or `git` program
+is used.
 """
 
 from __future__ import annotations
@@ -36,7 +39,8 @@ from marl_plugins.core.recipe.shipped import data
 from marl_plugins.engine.hosts.diffs import DoesNotApply, Patch, apply_hunks, read_patch
 from marl_plugins.engine.hosts.releases import parsed
 
-# --- series ----------------------------------------------------------------------------------------------------------------
+# --- series
+# --------------------------------------------------------------------------------------------------
 
 
 class TreeFile(BaseModel):
@@ -72,14 +76,17 @@ class Series:
         Raises:
             ConfigurationError: A name that no patch has.
         """
-        by_word = {word: p.name for p in self.patches for word in (p.name, p.name.partition("-")[0])}
+        by_word = {
+            word: p.name for p in self.patches for word in (p.name, p.name.partition("-")[0])
+        }
         for name in names:
             if name not in by_word:
                 known = [p.name for p in self.patches]
                 raise ConfigurationError(
                     Problem(
                         "patches.unknown",
-                        got=f"no patch {name!r} for {self.title}{nearest(name, known)} (openrlhf patch --help)",
+                        got=f"no patch {name!r} for {self.title}{nearest(name, known)} (openrlhf "
+                        "patch --help)",
                     )
                 )
         return frozenset(by_word[name] for name in names) if names else frozenset(by_word.values())
@@ -96,14 +103,20 @@ class Series:
         return released
 
     def identify(self, file: str, content: bytes) -> tuple[bytes, frozenset[str]] | None:
-        """Returns the released text of a touched file and the patches applied to it; None for any other content."""
+        """Returns the released text of a touched file and the patches applied to it; None for any
+        other content."""
         touching = [p for p in self.patches if file in p.hunks]
-        for chosen in itertools.chain.from_iterable(itertools.combinations(touching, n) for n in range(len(touching) + 1)):
+        for chosen in itertools.chain.from_iterable(
+            itertools.combinations(touching, n) for n in range(len(touching) + 1)
+        ):
             released, names = content, frozenset(p.name for p in chosen)
             with contextlib.suppress(DoesNotApply):
                 for patch in reversed(chosen):
                     released = apply_hunks(released, patch.hunks[file], reverse=True)
-                if _sha256(released) == self.tree.released[file] and self.patched_text(file, released, names) == content:
+                if (
+                    _sha256(released) == self.tree.released[file]
+                    and self.patched_text(file, released, names) == content
+                ):
                     return released, names
         return None
 
@@ -120,10 +133,16 @@ def load_series(folder: Path | None = None) -> list[Series]:
             tree = TreeFile.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
         except ValidationError as error:
             raise ConfigurationError(
-                Problem("patches.form", at(file=path), f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}")
+                Problem(
+                    "patches.form",
+                    at(file=path),
+                    f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}",
+                )
                 for problem in error.errors()
             ) from None
-        patches = tuple(read_patch(p.read_bytes(), p.stem) for p in sorted(path.parent.glob("*.patch")))
+        patches = tuple(
+            read_patch(p.read_bytes(), p.stem) for p in sorted(path.parent.glob("*.patch"))
+        )
         unknown = {file for p in patches for file in p.hunks} ^ tree.released.keys()
         if unknown:
             raise ConfigurationError(
@@ -156,12 +175,14 @@ def _sha256(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()
 
 
-# --- trees -----------------------------------------------------------------------------------------------------------------
+# --- trees
+# --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class PatchedTree:
-    """A recognised tree: the released text of its touched files, and which patches each of them has."""
+    """A recognised tree: the released text of its touched files, and which patches each of them
+    has."""
 
     root: Path
     series: Series
@@ -170,11 +191,14 @@ class PatchedTree:
 
     @cached_property
     def states(self) -> dict[str, str]:
-        """Each patch `applied`, `absent`, or `interrupted`: applied to only some of its files, because a command was killed."""
+        """Each patch `applied`, `absent`, or `interrupted`: applied to only some of its files,
+        because a command was killed."""
         states = {}
         for patch in self.series.patches:
             found = {patch.name in self.names[file] for file in patch.hunks}
-            states[patch.name] = "interrupted" if len(found) == 2 else "applied" if True in found else "absent"
+            states[patch.name] = (
+                "interrupted" if len(found) == 2 else "applied" if True in found else "absent"
+            )
         return states
 
     def in_state(self, *states: str) -> frozenset[str]:
@@ -183,7 +207,9 @@ class PatchedTree:
 
     def leftovers(self) -> list[Path]:
         """Returns the temporary files of a killed command; the next change deletes them."""
-        return [path for file in self.released if os.path.lexists(path := _temporary(self.root / file))]
+        return [
+            path for file in self.released if os.path.lexists(path := _temporary(self.root / file))
+        ]
 
     def change(self, wanted: frozenset[str]) -> list[str]:
         """Applies exactly these patches to the tree, and returns the changed files.
@@ -200,7 +226,8 @@ class PatchedTree:
                     Problem(
                         "patches.alone",
                         got=(
-                            f"{self.series.title}: {', '.join(sorted(wanted))} cannot be applied without the others ({file}: "
+                            f"{self.series.title}: {', '.join(sorted(wanted))} cannot be applied "
+                            f"without the others ({file}: "
                             f"{error})"
                         ),
                         fix="name the patches before them too, or none to apply all",
@@ -208,25 +235,37 @@ class PatchedTree:
                 ) from None
             if content != self.series.patched_text(file, released, self.names[file]):
                 contents[file] = content
-        _write_all(self.leftovers(), {self.root / file: content for file, content in contents.items()})
+        _write_all(
+            self.leftovers(), {self.root / file: content for file, content in contents.items()}
+        )
         return list(contents)
 
 
 def recognise(path: Path, among: Sequence[Series] | None = None) -> PatchedTree:
-    """Returns the tree at `path`: a checkout, an unpacked wheel, or the folder that contains the package.
+    """Returns the tree at `path`: a checkout, an unpacked wheel, or the folder that contains the
+    package.
 
     Raises:
-        ConfigurationError: No patches exist for it, or a touched file is neither as released nor as patched.
+        ConfigurationError: No patches exist for it, or a touched file is neither as released nor as
+            patched.
     """
     if not path.is_dir():
         raise ConfigurationError(
             Problem(
-                "patches.no_folder", at(file=path), "no such folder", fix="--to takes the folder that contains the package"
+                "patches.no_folder",
+                at(file=path),
+                "no such folder",
+                fix="--to takes the folder that contains the package",
             )
         )
     series = load_series() if among is None else among
     roots = [path, *sorted(path.glob("*.data/purelib"))]
-    candidates = [(r, s) for r in roots for s in series if all((r / mark).exists() for mark in s.tree.recognise)]
+    candidates = [
+        (r, s)
+        for r in roots
+        for s in series
+        if all((r / mark).exists() for mark in s.tree.recognise)
+    ]
     if not candidates:
         marks = dict.fromkeys(f"{s.tree.host} ({', '.join(s.tree.recognise)})" for s in series)
         raise ConfigurationError(
@@ -237,7 +276,8 @@ def recognise(path: Path, among: Sequence[Series] | None = None) -> PatchedTree:
                     "not a tree for which patches exist; looked for "
                     f"{' or '.join(marks) or 'nothing: no patches are shipped'}"
                 ),
-                fix="--to takes the folder that contains the package, such as the root of a checkout",
+                fix="--to takes the folder that contains the package, such as the root of a "
+                "checkout",
             )
         )
     refusals = []
@@ -270,7 +310,12 @@ def _read_tree(root: Path, series: Series) -> PatchedTree | list[Problem]:
         try:
             if not stat.S_ISREG(path.lstat().st_mode):
                 problems.append(
-                    Problem("patches.no_file", at(file=path), "not a file", fix=f"{series.title} has one there")
+                    Problem(
+                        "patches.no_file",
+                        at(file=path),
+                        "not a file",
+                        fix=f"{series.title} has one there",
+                    )
                 )
                 continue
             content = path.read_bytes()
@@ -287,7 +332,11 @@ def _read_tree(root: Path, series: Series) -> PatchedTree | list[Problem]:
         known = series.identify(file, content)
         if known is None:
             problems.append(
-                Problem("patches.other_content", at(file=path), str(_explain_unknown(root, series, file, content)))
+                Problem(
+                    "patches.other_content",
+                    at(file=path),
+                    str(_explain_unknown(root, series, file, content)),
+                )
             )
         else:
             released[file], names[file] = known
@@ -305,7 +354,8 @@ def _read_tree(root: Path, series: Series) -> PatchedTree | list[Problem]:
 
 
 def _stated_version(root: Path, host: str) -> str:
-    """The version in a checkout's `version.txt` or an installation's metadata; empty without either."""
+    """The version in a checkout's `version.txt` or an installation's metadata; empty without
+    either."""
     file = root / "version.txt"
     if file.is_file():
         return file.read_text(encoding="utf-8", errors="replace").strip()
@@ -316,24 +366,30 @@ def _stated_version(root: Path, host: str) -> str:
 
 def _explain_unknown(root: Path, series: Series, file: str, content: bytes) -> str:
     if series.identify(file, content.replace(b"\r\n", b"\n")):
-        return f"has CRLF line ends where {series.title} has LF; check it out again with core.autocrlf=false"
+        return (
+            f"has CRLF line ends where {series.title} has LF; check it out again with "
+            "core.autocrlf=false"
+        )
     fix = f"get it again ({series.tree.source})"
     if (root / ".git").exists():
         seen = f"git -C {shlex.quote(str(root))} diff -- {file}"
         fix = f"see `{seen}`, then `git stash` or commit your work and check out the release"
     return (
-        f"has other changes, or is another release's: neither as released in {series.title} nor with its patches "
+        f"has other changes, or is another release's: neither as released in {series.title} nor "
+        "with its patches "
         f"(sha256 {_sha256(content)[:12]}, released: {series.tree.released[file][:12]}); {fix}; "
         f"to keep your changes: git apply {shlex.quote(str(series.folder))}/NAME.patch"
     )
 
 
-# --- writing ---------------------------------------------------------------------------------------------------------------
+# --- writing
+# --------------------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
 def lock_tree(root: Path) -> Iterator[None]:
-    """Keeps other patch commands away from the tree; if it does not exist, `recognise` reports that."""
+    """Keeps other patch commands away from the tree; if it does not exist, `recognise` reports
+    that."""
     if not root.is_dir():
         yield
         return
@@ -352,7 +408,8 @@ def _temporary(path: Path) -> Path:
 
 
 def _write_all(leftovers: Sequence[Path], contents: Mapping[Path, bytes]) -> None:
-    """Write all new contents, then rename them into place. Every file is complete at any time; mode and owner are kept."""
+    """Write all new contents, then rename them into place. Every file is complete at any time; mode
+    and owner are kept."""
     try:
         for path in leftovers:
             path.unlink()
@@ -361,7 +418,9 @@ def _write_all(leftovers: Sequence[Path], contents: Mapping[Path, bytes]) -> Non
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
-            with contextlib.suppress(PermissionError):  # only root can change owners, and only root needs to
+            with contextlib.suppress(
+                PermissionError
+            ):  # only root can change owners, and only root needs to
                 os.chown(_temporary(path), path.stat().st_uid, path.stat().st_gid)
             shutil.copymode(path, _temporary(path))
         for path in contents:

@@ -1,7 +1,9 @@
-"""Build what DeepSpeed would otherwise compile during the first run: `python -m marl_plugins.engine.hosts.prebuild`.
+"""Build what DeepSpeed would otherwise compile during the first run:
+`python -m marl_plugins.engine.hosts.prebuild`.
 
-Two C++ operators, about a minute. A process that is killed while it builds or loads an operator leaves a lock for which every
-later one would wait forever; such locks are removed here, and at the start of a run.
+Two C++ operators, about a minute. A process that is killed while it builds or loads an operator
+leaves a lock for which every later one would wait forever; such locks are removed here, and at the
+start of a run.
 """
 
 from __future__ import annotations
@@ -35,8 +37,9 @@ def extensions_folder(device: str) -> Path:
 def abandoned_locks(folder: Path) -> list[Path]:
     """Locks below a folder whose owners are gone.
 
-    The owner keeps the file open (torch/utils/file_baton.py of 2.13). The owner on another machine that shares the folder is not
-    seen; without the lock, it and this machine would build the same files at once.
+    The owner keeps the file open (torch/utils/file_baton.py of 2.13). The owner on another machine
+    that shares the folder is not seen; without the lock, it and this machine would build the same
+    files at once.
     """
     locks = sorted(folder.glob("**/lock"))
     open_files = set(_open_files()) if locks else set()
@@ -70,7 +73,8 @@ def main() -> int:
         raise ConfigurationError(
             Problem(
                 "machine.compiler",
-                got=f"DeepSpeed compiles two operators and {missing} is missing: apt-get install g++ ninja-build",
+                got=f"DeepSpeed compiles two operators and {missing} is missing: apt-get install "
+                "g++ ninja-build",
             )
         )
     folder = Path(os.environ["TORCH_EXTENSIONS_DIR"])
@@ -83,8 +87,8 @@ def main() -> int:
 
 
 def load_operators() -> Iterator[tuple[str, float]]:
-    """Loads the operators into this process, built first where they are not, and yields each one's name and the seconds that
-    it took."""
+    """Loads the operators into this process, built first where they are not, and yields each one's
+    name and the seconds that it took."""
     from deepspeed.accelerator import get_accelerator
 
     for name in OPERATORS:

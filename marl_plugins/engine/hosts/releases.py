@@ -1,7 +1,8 @@
 """The table of how each release of upstream was tested here.
 
-*Trained*: whole runs, in the tests and benchmarks. *Checked*: seams, flags and parser, a fit of policy and critic, and upstream's
-own tests with our classes installed (`marl_plugins.commands.upstream_ci`). A difference between releases is a version specifier on its
+*Trained*: whole runs, in the tests and benchmarks. *Checked*: seams, flags and parser, a fit of
+policy and critic, and upstream's own tests with our classes installed
+(`marl_plugins.commands.upstream_ci`). A difference between releases is a version specifier on its
 seam or flag (`releases` in `engine/hosts/seams.py` and `engine/hosts/flags.py`).
 """
 
@@ -15,7 +16,8 @@ from marl_plugins.core.problems import Problem, at
 TRAINED = "0.11.2"
 CHECKED = ("0.10.2", "0.10.3", "0.10.4", "0.11.0", "0.11.1")
 WINDOWED = ">=0.10.4"
-"""Releases whose loss is a mean over an optimiser step's tokens, with `loss_batch_info` in `engine/hosts/seams.py`."""
+"""Releases whose loss is a mean over an optimiser step's tokens, with `loss_batch_info` in
+`engine/hosts/seams.py`."""
 
 
 def parsed(version: str) -> Version | None:
@@ -27,7 +29,8 @@ def parsed(version: str) -> Version | None:
 
 
 def concerns(releases: str, version: str) -> bool:
-    """Returns whether a specifier such as `>=0.11.1` covers a release; an unreadable version counts as the trained one."""
+    """Returns whether a specifier such as `>=0.11.1` covers a release; an unreadable version counts
+    as the trained one."""
     return SpecifierSet(releases).contains(parsed(version) or Version(TRAINED), prereleases=True)
 
 
@@ -37,7 +40,9 @@ def standing(version: str) -> str:
     if version == TRAINED:
         return "trained: whole runs are tested with it"
     if version in CHECKED:
-        return "checked: seams, flags, a fit and upstream's own tests; runs are tested with " + TRAINED
+        return (
+            "checked: seams, flags, a fit and upstream's own tests; runs are tested with " + TRAINED
+        )
     if found is None:
         return "unknown version: only its seams can be checked"
     if found > Version(TRAINED):
@@ -51,11 +56,13 @@ def known(version: str) -> bool:
 
 
 def refusal(version: str) -> Problem | None:
-    """Returns why several policies cannot be trained with a release, and the fix; None if they can."""
+    """Returns why several policies cannot be trained with a release, and the fix; None if they
+    can."""
     if concerns(WINDOWED, version):
         return None
     got = (
-        "its loss is the mean of each micro-batch's mean, so a micro-batch of weightless rows is 0/0 and the windows cannot "
+        "its loss is the mean of each micro-batch's mean, so a micro-batch of weightless rows is "
+        "0/0 and the windows cannot "
         "be filled"
     )
     fix = f"install openrlhf{WINDOWED}, preferably {TRAINED}"

@@ -1,7 +1,9 @@
-"""Every place of upstream that this project depends on: dotted name, expected signature, why. Checked without importing it.
+"""Every place of upstream that this project depends on: dotted name, expected signature, why.
+Checked without importing it.
 
-Signatures are those of OpenRLHF 0.11.2; where an earlier release differs, the row says which releases it is for. `openrlhf doctor`
-compares the table with the installed release, `openrlhf compat` with any other; both name each seam that is gone or changed.
+Signatures are those of OpenRLHF 0.11.2; where an earlier release differs, the row says which
+releases it is for. `openrlhf doctor` compares the table with the installed release,
+`openrlhf compat` with any other; both name each seam that is gone or changed.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ from marl_plugins.engine.hosts.releases import WINDOWED, concerns
 class Seam(NamedTuple):
     """A function, method, class or module attribute of upstream.
 
-    `signature` is a function's parameter names (annotations and defaults are ignored), None for anything else;
+    `signature` is a function's parameter names (annotations and defaults are ignored), None for
+    anything else;
     `releases` the versions that the row applies to, empty for all.
     """
 
@@ -34,12 +37,19 @@ SEAMS = (
     Seam(
         "trainer.ray.vllm_engine",
         "create_vllm_engines",
-        "num_engines, tensor_parallel_size, pretrain, seed, full_determinism, enable_prefix_caching, enforce_eager, max_model_len, "
-        "shared_pg, gpu_memory_utilization, vllm_enable_sleep, logprobs_mode, agent_func_path, remote_rm_url, "
+        "num_engines, tensor_parallel_size, pretrain, seed, full_determinism, "
+        "enable_prefix_caching, enforce_eager, max_model_len, "
+        "shared_pg, gpu_memory_utilization, vllm_enable_sleep, logprobs_mode, agent_func_path, "
+        "remote_rm_url, "
         "max_images_per_prompt",
         "engines are started through it, one at a time",
     ),
-    Seam("trainer.ray.vllm_engine", "RolloutRayActor", None, "looked up in its module by create_vllm_engines; subclassed"),
+    Seam(
+        "trainer.ray.vllm_engine",
+        "RolloutRayActor",
+        None,
+        "looked up in its module by create_vllm_engines; subclassed",
+    ),
     Seam(
         "trainer.ray.vllm_engine",
         "RolloutRayActor.__init__",
@@ -53,16 +63,23 @@ SEAMS = (
         "before weights change in the middle of answers",
     ),
     Seam(
-        "trainer.ray.vllm_engine", "RolloutRayActor.resume_generation", "self", "after it; the subclass notes the versions"
+        "trainer.ray.vllm_engine",
+        "RolloutRayActor.resume_generation",
+        "self",
+        "after it; the subclass notes the versions",
     ),
     Seam(
-        "trainer.ray.vllm_engine", "placement_group", None, "looked up in its module; kept, to free a dead engine's devices"
+        "trainer.ray.vllm_engine",
+        "placement_group",
+        None,
+        "looked up in its module; kept, to free a dead engine's devices",
     ),
     Seam(
         "trainer.ray.vllm_engine",
         "batch_vllm_engine_call",
         "engines, method_name, rank_0_only",
-        "looked up in its module; not called at the start, so that engines of several policies start together",
+        "looked up in its module; not called at the start, so that engines of several policies "
+        "start together",
     ),
     Seam("trainer.ray.ppo_actor", "PolicyModelActor", None, "subclassed"),
     Seam(
@@ -89,16 +106,33 @@ SEAMS = (
         "self, kl_ctl",
         "the update; wrapped to assert that nothing is carried over",
     ),
-    Seam("trainer.ray.ppo_actor", "PolicyModelActor.append", "self, experience", "hands a rank its rows"),
+    Seam(
+        "trainer.ray.ppo_actor",
+        "PolicyModelActor.append",
+        "self, experience",
+        "hands a rank its rows",
+    ),
     Seam(
         "trainer.ray.ppo_actor",
         "PolicyModelActor.save_checkpoint",
         "self, tag, client_states, metric_value, metric_key",
         "DeepSpeed's checkpoint of one policy",
     ),
-    Seam("trainer.ray.ppo_actor", "PolicyModelActor.save_model", "self", "Hugging Face weights of one policy"),
-    Seam("trainer.ray.ppo_actor", "PolicyModelActor.broadcast_to_vllm", "self", "weight sync on GPUs"),
-    Seam("trainer.ray.ppo_actor", "ActorPPOTrainer", None, "looked up in its module by PolicyModelActor; subclassed"),
+    Seam(
+        "trainer.ray.ppo_actor",
+        "PolicyModelActor.save_model",
+        "self",
+        "Hugging Face weights of one policy",
+    ),
+    Seam(
+        "trainer.ray.ppo_actor", "PolicyModelActor.broadcast_to_vllm", "self", "weight sync on GPUs"
+    ),
+    Seam(
+        "trainer.ray.ppo_actor",
+        "ActorPPOTrainer",
+        None,
+        "looked up in its module by PolicyModelActor; subclassed",
+    ),
     Seam(
         "trainer.ray.ppo_actor",
         "ActorPPOTrainer.training_step",
@@ -106,8 +140,18 @@ SEAMS = (
         "its metrics leave weightless rows out",
         WINDOWED,
     ),
-    Seam("trainer.ray.ppo_actor", "NaiveReplayBuffer", None, "looked up in its module by ActorPPOTrainer; subclassed"),
-    Seam("trainer.ray.ppo_critic", "NaiveReplayBuffer", None, "looked up in its module by CriticPPOTrainer; subclassed"),
+    Seam(
+        "trainer.ray.ppo_actor",
+        "NaiveReplayBuffer",
+        None,
+        "looked up in its module by ActorPPOTrainer; subclassed",
+    ),
+    Seam(
+        "trainer.ray.ppo_critic",
+        "NaiveReplayBuffer",
+        None,
+        "looked up in its module by CriticPPOTrainer; subclassed",
+    ),
     Seam("trainer.ray.ppo_critic", "CriticModelActor", None, "subclassed"),
     Seam(
         "trainer.ray.ppo_critic",
@@ -121,15 +165,30 @@ SEAMS = (
         "self",
         "the critic's update; wrapped to assert that nothing is carried over",
     ),
-    Seam("trainer.ray.ppo_critic", "CriticModelActor.append", "self, experience", "hands a critic's rank its rows"),
+    Seam(
+        "trainer.ray.ppo_critic",
+        "CriticModelActor.append",
+        "self, experience",
+        "hands a critic's rank its rows",
+    ),
     Seam(
         "trainer.ray.ppo_critic",
         "CriticModelActor.save_checkpoint",
         "self, tag, metric_value, metric_key",
         "DeepSpeed's checkpoint of one critic",
     ),
-    Seam("trainer.ray.ppo_critic", "CriticModelActor.save_model", "self", "--critic.save_value_network"),
-    Seam("trainer.ray.ppo_critic", "CriticPPOTrainer", None, "looked up in its module by CriticModelActor; subclassed"),
+    Seam(
+        "trainer.ray.ppo_critic",
+        "CriticModelActor.save_model",
+        "self",
+        "--critic.save_value_network",
+    ),
+    Seam(
+        "trainer.ray.ppo_critic",
+        "CriticPPOTrainer",
+        None,
+        "looked up in its module by CriticModelActor; subclassed",
+    ),
     Seam(
         "trainer.ray.ppo_critic",
         "CriticPPOTrainer.training_step",
@@ -137,7 +196,12 @@ SEAMS = (
         "its metrics leave weightless rows out",
         WINDOWED,
     ),
-    Seam("models.actor", "AutoModelForCausalLM", None, "looked up there by Actor; adapters of a model share its weights"),
+    Seam(
+        "models.actor",
+        "AutoModelForCausalLM",
+        None,
+        "looked up there by Actor; adapters of a model share its weights",
+    ),
     Seam(
         "trainer.ray.launcher",
         "BaseDistributedActor.__init__",
@@ -154,22 +218,35 @@ SEAMS = (
     Seam(
         "trainer.ray.launcher",
         "ReferenceModelActor.forward",
-        "self, sequences, action_mask, attention_mask, return_output, packed_seq_lens, mm_train_inputs_list",
+        "self, sequences, action_mask, attention_mask, return_output, packed_seq_lens, "
+        "mm_train_inputs_list",
         "the reference in the policy's process answers as it does",
     ),
     Seam(
         "trainer.ray.launcher",
         "RayActorGroup.__init__",
-        "self, num_nodes, num_gpus_per_node, ray_actor_type, pg, num_gpus_per_actor, duplicate_actors, "
+        "self, num_nodes, num_gpus_per_node, ray_actor_type, pg, num_gpus_per_actor, "
+        "duplicate_actors, "
         "resources, num_resources_per_node",
         "one group of training processes per policy",
     ),
-    Seam("trainer.ray.launcher", "RayActorGroup.async_run_method", "self, method_name", "calls on all ranks"),
-    Seam("trainer.ray.launcher", "RayActorGroup.async_run_method_batch", "self, method_name", "calls with a part per rank"),
+    Seam(
+        "trainer.ray.launcher",
+        "RayActorGroup.async_run_method",
+        "self, method_name",
+        "calls on all ranks",
+    ),
+    Seam(
+        "trainer.ray.launcher",
+        "RayActorGroup.async_run_method_batch",
+        "self, method_name",
+        "calls with a part per rank",
+    ),
     Seam(
         "trainer.ppo_trainer",
         "BasePPOTrainer.__init__",
-        "self, strategy, actor_model_group, critic_model_group, reward_model_group, reference_model_group, vllm_engines, tokenizer",
+        "self, strategy, actor_model_group, critic_model_group, reward_model_group, "
+        "reference_model_group, vllm_engines, tokenizer",
         "subclassed, one per policy",
     ),
     Seam(
@@ -181,7 +258,8 @@ SEAMS = (
     Seam(
         "trainer.ppo_utils.experience_maker",
         "RemoteExperienceMaker.__init__",
-        "self, actor_model_group, critic_model_group, reward_model_group, initial_model_group, kl_controller, strategy, tokenizer",
+        "self, actor_model_group, critic_model_group, reward_model_group, initial_model_group, "
+        "kl_controller, strategy, tokenizer",
         "subclassed, one per policy",
     ),
     Seam(
@@ -192,7 +270,10 @@ SEAMS = (
     ),
     Seam("trainer.ppo_utils.experience", "Experience", None, "rows in upstream's form"),
     Seam(
-        "trainer.ppo_utils.experience", "make_experience_batch", "items, packing_samples", "rows of one rank as one batch"
+        "trainer.ppo_utils.experience",
+        "make_experience_batch",
+        "items, packing_samples",
+        "rows of one rank as one batch",
     ),
     Seam(
         "trainer.ppo_utils.experience",
@@ -200,8 +281,18 @@ SEAMS = (
         "experiences_list, pad_token_id",
         "sequences of one forward pass as one batch",
     ),
-    Seam("trainer.ppo_utils.replay_buffer", "NaiveReplayBuffer.append", "self, experience", "a rank's sequences"),
-    Seam("trainer.ppo_utils.replay_buffer", "NaiveReplayBuffer.collate_fn", "self, batch", "a micro-batch"),
+    Seam(
+        "trainer.ppo_utils.replay_buffer",
+        "NaiveReplayBuffer.append",
+        "self, experience",
+        "a rank's sequences",
+    ),
+    Seam(
+        "trainer.ppo_utils.replay_buffer",
+        "NaiveReplayBuffer.collate_fn",
+        "self, batch",
+        "a micro-batch",
+    ),
     Seam(
         "trainer.ppo_utils.length_penalty",
         "apply_length_penalties",
@@ -218,17 +309,27 @@ SEAMS = (
         "models.ring_attn_utils",
         "unpad_input",
         None,
-        "imports flash_attn at module level; on CPU its functions are those of engine/hosts/unpadding.py",
+        "imports flash_attn at module level; on CPU its functions are those of "
+        "engine/hosts/unpadding.py",
     ),
-    Seam("utils.deepspeed", "DeepspeedStrategy", None, "accumulated_gradient is set before each fit"),
+    Seam(
+        "utils.deepspeed", "DeepspeedStrategy", None, "accumulated_gradient is set before each fit"
+    ),
     Seam(
         "utils.deepspeed.deepspeed",
         "DeepspeedStrategy.load_ckpt",
         None,
         "wrapped, so that a resumed run's learning rate is its flag's",
     ),
-    Seam("utils.utils", "get_strategy", "args", "one strategy per policy, from a copy of the flags"),
-    Seam("utils.logging_utils", "TensorboardLogger.log_train", "self, global_step, logs_dict", "tracker"),
+    Seam(
+        "utils.utils", "get_strategy", "args", "one strategy per policy, from a copy of the flags"
+    ),
+    Seam(
+        "utils.logging_utils",
+        "TensorboardLogger.log_train",
+        "self, global_step, logs_dict",
+        "tracker",
+    ),
     Seam("utils.logging_utils", "WandbLogger.log_train", "self, global_step, logs_dict", "tracker"),
     Seam("utils.config", "hierarchize", "args", "nested flags"),
 )
@@ -256,7 +357,8 @@ def check_seams(root: Path, seams: Sequence[Seam], package: str = "openrlhf") ->
             problems.append(f"{package}.{seam.module}.{seam.name} is gone ({seam.why})")
         elif seam.signature is not None and found[seam.name] != seam.signature:
             problems.append(
-                f"{package}.{seam.module}.{seam.name} takes ({found[seam.name]}), expected ({seam.signature}) ({seam.why})"
+                f"{package}.{seam.module}.{seam.name} takes ({found[seam.name]}), expected "
+                f"({seam.signature}) ({seam.why})"
             )
     return problems
 
@@ -275,7 +377,8 @@ def _file(root: Path, module: str) -> Path | None:
 
 
 def _names(path: Path) -> dict[str, str | None]:
-    """Names that a module defines or imports, methods as `Class.method`; functions with their parameter names."""
+    """Names that a module defines or imports, methods as `Class.method`; functions with their
+    parameter names."""
     names: dict[str, str | None] = {}
 
     def visit(body: list[ast.stmt], prefix: str) -> None:
@@ -302,11 +405,17 @@ def syntax_tree(path: Path) -> ast.Module:
         return ast.parse(path.read_text(encoding="utf-8"), str(path))
     except SyntaxError as error:
         raise ConfigurationError(
-            Problem("upstream.syntax", at(line=f"{path}:{error.lineno}"), f"is not Python ({error.msg})")
+            Problem(
+                "upstream.syntax", at(line=f"{path}:{error.lineno}"), f"is not Python ({error.msg})"
+            )
         ) from None
     except (OSError, ValueError) as error:
-        raise ConfigurationError(Problem("upstream.syntax", at(file=path), f"cannot be read as Python ({error})")) from None
+        raise ConfigurationError(
+            Problem("upstream.syntax", at(file=path), f"cannot be read as Python ({error})")
+        ) from None
 
 
 def _parameters(arguments: ast.arguments) -> str:
-    return ", ".join(a.arg for a in [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs])
+    return ", ".join(
+        a.arg for a in [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
+    )

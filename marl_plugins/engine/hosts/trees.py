@@ -1,4 +1,5 @@
-"""The sources of a release of upstream: a checkout, an unpacked wheel, a wheel file or a published version; never imported."""
+"""The sources of a release of upstream: a checkout, an unpacked wheel, a wheel file or a published
+version; never imported."""
 
 from __future__ import annotations
 
@@ -27,7 +28,8 @@ class SourceTree(NamedTuple):
     """A release on disk."""
 
     root: Path
-    """Folder to put on `sys.path`: it holds `openrlhf/`, and `tests/` where the release ships its tests."""
+    """Folder to put on `sys.path`: it holds `openrlhf/`, and `tests/` where the release ships its
+    tests."""
     version: str
     """As stated by the release, or `unknown`."""
     origin: str
@@ -71,7 +73,8 @@ def open_tree(source: str) -> Iterator[SourceTree]:
 
 
 def _read_folder(path: Path) -> SourceTree:
-    """A checkout, an unpacked wheel (its files may be in `*.data/purelib`), or the package's own folder."""
+    """A checkout, an unpacked wheel (its files may be in `*.data/purelib`), or the package's own
+    folder."""
     path = path.resolve()
     if path.name == "openrlhf" and (path / CLI).is_file():
         path = path.parent
@@ -102,9 +105,15 @@ def _read_folder(path: Path) -> SourceTree:
         )
     if metadata:
         headers = HeaderParser().parsestr((metadata[0] / "METADATA").read_text(encoding="utf-8"))
-        return SourceTree(root, headers.get("Version", "unknown"), "unpacked wheel" if pure else "installed")
+        return SourceTree(
+            root, headers.get("Version", "unknown"), "unpacked wheel" if pure else "installed"
+        )
     stated = path / "version.txt"
-    version = stated.read_text(encoding="utf-8", errors="replace").strip() if stated.is_file() else "unknown"
+    version = (
+        stated.read_text(encoding="utf-8", errors="replace").strip()
+        if stated.is_file()
+        else "unknown"
+    )
     return SourceTree(root, version, "checkout" if stated.is_file() else "folder")
 
 
@@ -121,7 +130,11 @@ def _check_complete(path: Path, metadata: Path) -> None:
                 )
             )
     with record.open(encoding="utf-8", newline="") as lines:
-        names = [row[0] for row in csv.reader(lines) if row and row[0].endswith(".py") and "openrlhf/" in row[0]]
+        names = [
+            row[0]
+            for row in csv.reader(lines)
+            if row and row[0].endswith(".py") and "openrlhf/" in row[0]
+        ]
     missing = [name for name in names if not (path / name).is_file()]
     if missing:
         raise ConfigurationError(
@@ -129,7 +142,8 @@ def _check_complete(path: Path, metadata: Path) -> None:
                 "trees.partly",
                 at(file=path),
                 (
-                    f"partly unpacked: {len(missing)} of the {len(names)} files in the wheel's RECORD are missing, "
+                    f"partly unpacked: {len(missing)} of the {len(names)} files in the wheel's "
+                    "RECORD are missing, "
                     f"the first {missing[0]}"
                 ),
                 fix="unpack it again",
@@ -143,18 +157,29 @@ def _unpack(wheel: Path, folder: Path) -> SourceTree:
             archive.extractall(folder)
     except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError) as error:
         raise ConfigurationError(
-            Problem("trees.wheel", where=at(file=wheel), got=f"not a complete wheel ({error})", fix="download it again")
+            Problem(
+                "trees.wheel",
+                where=at(file=wheel),
+                got=f"not a complete wheel ({error})",
+                fix="download it again",
+            )
         ) from None
     except OSError as error:
         raise ConfigurationError(
             Problem(
-                "trees.unpack", where=at(file=wheel), got=f"cannot be unpacked into {folder} ({error.strerror or error})"
+                "trees.unpack",
+                where=at(file=wheel),
+                got=f"cannot be unpacked into {folder} ({error.strerror or error})",
             )
         ) from None
     if not list(folder.glob("openrlhf-*.dist-info")):
         found = ", ".join(sorted(p.name for p in folder.glob("*.dist-info"))) or "no *.dist-info"
         raise ConfigurationError(
-            Problem("trees.other_wheel", where=at(file=wheel), got=f"expected a wheel of openrlhf, it contains {found}")
+            Problem(
+                "trees.other_wheel",
+                where=at(file=wheel),
+                got=f"expected a wheel of openrlhf, it contains {found}",
+            )
         )
     return _read_folder(folder)._replace(origin="wheel")
 
@@ -165,7 +190,11 @@ def download(version: str) -> Path:
     Raises:
         ConfigurationError: pip cannot download it, with its reason.
     """
-    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "openrlhf-marl" / "releases"
+    cache = (
+        Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache"))
+        / "openrlhf-marl"
+        / "releases"
+    )
     cache.mkdir(parents=True, exist_ok=True)
     found = sorted(cache.glob(f"openrlhf-{version}-*.whl"))
     if found:
@@ -174,13 +203,23 @@ def download(version: str) -> Path:
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
         command += ["--only-binary", ":all:", "--dest", fresh]
         # Upstream's code is the same for all Pythons; every release has a wheel with this tag.
-        command += ["--python-version", "3.11", "--platform", "manylinux1_x86_64", f"openrlhf=={version}"]
+        command += [
+            "--python-version",
+            "3.11",
+            "--platform",
+            "manylinux1_x86_64",
+            f"openrlhf=={version}",
+        ]
         done = subprocess.run(command, capture_output=True, text=True)
         wheels = sorted(Path(fresh).glob("*.whl"))
         if done.returncode or not wheels:
-            reasons = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or done.stderr.splitlines()
+            reasons = [
+                line for line in done.stderr.splitlines() if line.startswith("ERROR")
+            ] or done.stderr.splitlines()
             reason = re.sub(r"^ERROR: ", "", reasons[0]) if reasons else "pip downloaded no wheel"
-            if "(from versions: none)" in reason:  # what pip also prints if it cannot reach the index
+            if (
+                "(from versions: none)" in reason
+            ):  # what pip also prints if it cannot reach the index
                 reason = "pip found no version; is the index reachable (pip config list)?"
             reason = reason.partition(" (from versions")[0]
             raise ConfigurationError(

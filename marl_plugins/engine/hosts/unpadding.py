@@ -1,7 +1,8 @@
-"""Replaces, in plain torch, what upstream takes from `flash_attn.bert_padding`: rows without their padding one after the other, and
-back.
+"""Replaces, in plain torch, what upstream takes from `flash_attn.bert_padding`: rows without their
+padding one after the other, and back.
 
-flash-attn cannot be installed without CUDA. Attention `eager` and `sdpa` keep packed rows apart by their position ids.
+flash-attn cannot be installed without CUDA. Attention `eager` and `sdpa` keep packed rows apart by
+their position ids.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ def unpad_input(hidden: Tensor, mask: Tensor) -> tuple[Tensor, Tensor, Tensor, i
     """Returns the positions of (batch, length, ...) where the mask (batch, length) is 1.
 
     Returns:
-        (total, ...), the positions' indices in batch x length (total,), the rows' limits (batch + 1,), the longest row, and the
-        rows' lengths (batch,).
+        (total, ...), the positions' indices in batch x length (total,), the rows' limits (batch +
+        1,), the longest row, and the rows' lengths (batch,).
     """
     lengths = mask.sum(-1, dtype=torch.int32)
     indices = mask.flatten().nonzero().flatten()

@@ -1,8 +1,9 @@
 """Upstream's own command line, taken from its source without importing it.
 
-`openrlhf/cli/train_ppo_ray.py` builds its parser and validates under `if __name__ == "__main__"` (lines 197-771 of 0.11.2),
-where it cannot be imported. The statements up to `parse_args` are compiled and executed here as the parser, those after
-it up to `train(args)` as the validation. Only Python's own modules are imported, so `--help` takes a fraction of a second.
+`openrlhf/cli/train_ppo_ray.py` builds its parser and validates under `if __name__ == "__main__"`
+(lines 197-771 of 0.11.2), where it cannot be imported. The statements up to `parse_args` are
+compiled and executed here as the parser, those after it up to `train(args)` as the validation. Only
+Python's own modules are imported, so `--help` takes a fraction of a second.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ from marl_plugins.engine.hosts.seams import syntax_tree
 CLI = "cli/train_ppo_ray.py"
 SKIPPED = (
     "hierarchize",  # already done
-    "The number of sample batches must be",  # dispatch lists are padded to the ranks here, so fewer batches are valid
+    # dispatch lists are padded to the ranks here, so fewer batches are valid
+    "The number of sample batches must be",
 )
 """Text that marks the validation's statements that are not executed."""
 
@@ -47,8 +49,15 @@ def upstream_root() -> Path:
     """
     spec = importlib.util.find_spec("openrlhf")
     if spec is None or not spec.submodule_search_locations:
-        fix = "on a machine with CUDA: pip install 'openrlhf[vllm]==0.11.2', without: make install in a checkout of openrlhf-marl"
-        raise ConfigurationError(Problem("upstream.missing", got="OpenRLHF is not installed in this environment", fix=fix))
+        fix = (
+            "on a machine with CUDA: pip install 'openrlhf[vllm]==0.11.2', without: make install "
+            "in a checkout of openrlhf-marl"
+        )
+        raise ConfigurationError(
+            Problem(
+                "upstream.missing", got="OpenRLHF is not installed in this environment", fix=fix
+            )
+        )
     return Path(spec.submodule_search_locations[0])
 
 
@@ -63,33 +72,44 @@ def upstream_version() -> str:
 
 @lru_cache
 def _main_block(path: Path) -> tuple[CodeType, list[tuple[int, CodeType]]]:
-    """The `__main__` block up to `args = parser.parse_args()`, and each statement from there to `train(args)` with its line.
+    """The `__main__` block up to `args = parser.parse_args()`, and each statement from there to
+    `train(args)` with its line.
 
-    Our patch 0001 moves the same statements into `build_parser`, which ends with a `return`, and `main`.
+    Our patch 0001 moves the same statements into `build_parser`, which ends with a `return`, and
+    `main`.
     """
     tree = syntax_tree(path)
     blocks = {node.name: node.body for node in tree.body if isinstance(node, ast.FunctionDef)}
-    mains = [n.body for n in tree.body if isinstance(n, ast.If) and ast.unparse(n.test) == "__name__ == '__main__'"]
+    mains = [
+        n.body
+        for n in tree.body
+        if isinstance(n, ast.If) and ast.unparse(n.test) == "__name__ == '__main__'"
+    ]
     if not mains:
         raise _unsupported(path, "no `if __name__ == '__main__'` block")
     patched = {"build_parser", "main"} <= blocks.keys()
     body = [*blocks["build_parser"][:-1], *blocks["main"]] if patched else mains[0]
     sources = ["" if _adds_a_flag(statement) else ast.unparse(statement) for statement in body]
     try:
-        parse = sources.index("args = build_parser().parse_args(argv)" if patched else "args = parser.parse_args()")
+        parse = sources.index(
+            "args = build_parser().parse_args(argv)" if patched else "args = parser.parse_args()"
+        )
         train = sources.index("train(args)")
     except ValueError:
         raise _unsupported(path, "parses its arguments in an unknown way") from None
     after = [
         (statement.lineno, _compiled([statement], path))
-        for statement, source in zip(body[parse + 1 : train], sources[parse + 1 : train], strict=True)
+        for statement, source in zip(
+            body[parse + 1 : train], sources[parse + 1 : train], strict=True
+        )
         if not isinstance(statement, ast.ImportFrom) and not any(word in source for word in SKIPPED)
     ]
     return _compiled(body[:parse], path), after
 
 
 def _adds_a_flag(statement: ast.stmt) -> bool:
-    """Returns whether this is `parser.add_argument(...)`, as nearly all of the block is: writing those back to text takes 10 ms."""
+    """Returns whether this is `parser.add_argument(...)`, as nearly all of the block is: writing
+    those back to text takes 10 ms."""
     match statement:
         case ast.Expr(ast.Call(ast.Attribute(attr="add_argument"))):
             return True
@@ -107,20 +127,27 @@ def _execute(code: CodeType, namespace: dict[str, Any]) -> dict[str, Any]:
 
 
 def _import_standard(name: str, *rest: Any) -> Any:
-    """`import` for upstream's statements: only Python's own modules, because others take seconds or are another release's."""
+    """`import` for upstream's statements: only Python's own modules, because others take seconds or
+    are another release's."""
     if name.partition(".")[0] not in sys.stdlib_module_names:
         raise ImportError(f"{name} is imported, which requires a run")
     return __import__(name, *rest)
 
 
 def _cannot_run(path: Path, error: Exception, what: str) -> ConfigurationError:
-    """The error for what upstream's own statements raised; those of an unknown release may raise anything."""
+    """The error for what upstream's own statements raised; those of an unknown release may raise
+    anything."""
     return _unsupported(path, f"{what} without importing it ({type(error).__name__}: {error})")
 
 
 def _unsupported(path: Path, got: str) -> ConfigurationError:
     return ConfigurationError(
-        Problem("upstream.unsupported", at(file=path), got, fix="this OpenRLHF release is not supported: openrlhf compat")
+        Problem(
+            "upstream.unsupported",
+            at(file=path),
+            got,
+            fix="this OpenRLHF release is not supported: openrlhf compat",
+        )
     )
 
 
@@ -135,7 +162,12 @@ def build_parser(root: Path) -> Parser:
     """Returns upstream's own parser, with all its flags and defaults."""
     names = {
         "argparse": SimpleNamespace(
-            **{**vars(argparse), "ArgumentParser": lambda *_, **__: Parser(prog="openrlhf train", allow_abbrev=False)}
+            **{
+                **vars(argparse),
+                "ArgumentParser": lambda *_, **__: Parser(
+                    prog="openrlhf train", allow_abbrev=False
+                ),
+            }
         ),
         "os": os,
         "datetime": datetime,
@@ -166,7 +198,8 @@ def _hierarchize(root: Path) -> Callable[[Any], SimpleNamespace]:
 
 
 def hierarchize(flat: argparse.Namespace, root: Path) -> SimpleNamespace:
-    """Returns upstream's nested form of parsed flags: `actor.adam.lr` becomes `args.actor.adam.lr`."""
+    """Returns upstream's nested form of parsed flags: `actor.adam.lr` becomes
+    `args.actor.adam.lr`."""
     return _hierarchize(root)(flat)
 
 
@@ -178,23 +211,33 @@ def validate(args: SimpleNamespace, root: Path) -> tuple[list[Problem], list[Pro
     """
     printed = io.StringIO()
     problems = []
-    # The recipe's workflow replaces upstream's agent function; without one upstream requires a reward model.
+    # The recipe's workflow replaces upstream's agent function; without one upstream requires a
+    # reward model.
     try:
-        args.train.agent_func_path, args.reward.remote_url = args.train.agent_func_path or "recipe", args.reward.remote_url
+        args.train.agent_func_path, args.reward.remote_url = (
+            args.train.agent_func_path or "recipe",
+            args.reward.remote_url,
+        )
     except AttributeError as error:
         got = f"upstream's validation failed: a flag that it depends on is gone ({error})"
         return [Problem("upstream.validation", got=got)], []
     _, statements = _main_block(root / CLI)
     namespace = {"args": args}
     with contextlib.redirect_stdout(printed):
-        for line, code in statements:  # one at a time: a failed assertion must not hide the next one
+        for (
+            line,
+            code,
+        ) in statements:  # one at a time: a failed assertion must not hide the next one
             try:
                 _execute(code, namespace)
             except AssertionError as error:
                 got, flags = f"upstream refuses the flags: {error}", _flags_of(root / CLI, error)
                 problems.append(Problem("upstream.refused", got=got, flags=flags))
             except Exception as error:  # statements of an unknown release may raise anything
-                got = f"upstream's validation (train_ppo_ray.py:{line}) failed: {type(error).__name__}: {error}"
+                got = (
+                    f"upstream's validation (train_ppo_ray.py:{line}) failed: "
+                    f"{type(error).__name__}: {error}"
+                )
                 problems.append(Problem("upstream.validation", got=got))
     args.train.agent_func_path, args.reward.remote_url = None, None
     said = [line for line in printed.getvalue().splitlines() if line.strip()]
@@ -202,14 +245,28 @@ def validate(args: SimpleNamespace, root: Path) -> tuple[list[Problem], list[Pro
 
 
 def _flags_of(path: Path, error: AssertionError) -> tuple[str, ...]:
-    """Names of the flags that an assertion of upstream's is about, and those of the conditions around it."""
+    """Names of the flags that an assertion of upstream's is about, and those of the conditions
+    around it."""
     line = next(
-        (frame.lineno for frame in reversed(traceback.extract_tb(error.__traceback__)) if frame.filename == str(path)), 0
+        (
+            frame.lineno
+            for frame in reversed(traceback.extract_tb(error.__traceback__))
+            if frame.filename == str(path)
+        ),
+        0,
     )
     around = [
         node.test
         for node in ast.walk(syntax_tree(path))
-        if isinstance(node, ast.Assert | ast.If) and node.lineno <= (line or 0) <= (node.end_lineno or 0)
+        if isinstance(node, ast.Assert | ast.If)
+        and node.lineno <= (line or 0) <= (node.end_lineno or 0)
     ]
-    attributes = (ast.unparse(node) for test in around for node in ast.walk(test) if isinstance(node, ast.Attribute))
-    return tuple(dict.fromkeys(name.removeprefix("args.") for name in attributes if name.startswith("args.")))
+    attributes = (
+        ast.unparse(node)
+        for test in around
+        for node in ast.walk(test)
+        if isinstance(node, ast.Attribute)
+    )
+    return tuple(
+        dict.fromkeys(name.removeprefix("args.") for name in attributes if name.startswith("args."))
+    )

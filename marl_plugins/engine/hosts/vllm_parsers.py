@@ -1,4 +1,5 @@
-"""The names of vLLM's parsers of tool calls and of reasoning, read from its source: importing it takes ten seconds."""
+"""The names of vLLM's parsers of tool calls and of reasoning, read from its source: importing it
+takes ten seconds."""
 
 from __future__ import annotations
 
@@ -11,9 +12,11 @@ KINDS = {"calls": "tool_parsers", "reasoning": "reasoning"}
 
 
 def parser_names(key: str) -> list[str]:
-    """Returns the names that a role's `calls` or `reasoning` may have; none where vLLM is not there or registers them otherwise.
+    """Returns the names that a role's `calls` or `reasoning` may have; none where vLLM is not there
+    or registers them otherwise.
 
-    A parser is an entry of the mapping `_..._PARSERS_TO_REGISTER` in its package (vLLM 0.11 to 0.29).
+    A parser is an entry of the mapping `_..._PARSERS_TO_REGISTER` in its package (vLLM 0.11 to
+    0.29).
     """
     spec = find_spec("vllm")
     folders = spec.submodule_search_locations if spec else None
@@ -31,5 +34,9 @@ def _registered(file: Path) -> list[str]:
             and isinstance(node.value, ast.Dict)
             and "PARSERS_TO_REGISTER" in ast.unparse(node.targets[0])
         ):
-            return [key.value for key in node.value.keys if isinstance(key, ast.Constant) and isinstance(key.value, str)]
+            return [
+                key.value
+                for key in node.value.keys
+                if isinstance(key, ast.Constant) and isinstance(key.value, str)
+            ]
     return []

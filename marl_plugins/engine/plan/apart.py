@@ -1,4 +1,5 @@
-"""User code that is tried before anything starts: in a thread that can be left behind, and what it raises by file and line."""
+"""User code that is tried before anything starts: in a thread that can be left behind, and what it
+raises by file and line."""
 
 from __future__ import annotations
 
@@ -29,10 +30,13 @@ from marl_plugins.engine.plan.script import WORD
 
 T = TypeVar("T")
 NEVER_AWAITED = "was never awaited"
-OTHER_ARGUMENTS = re.compile(r"unexpected keyword argument|missing \d+ required|takes .* positional arguments? but")
+OTHER_ARGUMENTS = re.compile(
+    r"unexpected keyword argument|missing \d+ required|takes .* positional arguments? but"
+)
 """What Python says of a call that does not fit its function."""
 OTHER_LOOP = "is bound to a different event loop"
-"""What asyncio says of a lock or a semaphore of a module where there is a loop for each trial; a run has one."""
+"""What asyncio says of a lock or a semaphore of a module where there is a loop for each trial; a
+run has one."""
 MAIN_THREAD = ("signal only works in main thread", "threaded environment")
 """What Python and math-verify say of alarms where code is tried in a thread."""
 SECONDS = 10.0
@@ -48,8 +52,10 @@ class Failure:
         place: File and line.
         kind: Name of the exception's type; empty where the text says everything.
         certain: Whether no answer of an agent changes it.
-        raised: Whether a line of the user's raised it; else what the user's code returned is at fault.
-        outside: Whether it may not be raised in the run: the network's, a service's, that of an alarm in a thread.
+        raised: Whether a line of the user's raised it; else what the user's code returned is at
+            fault.
+        outside: Whether it may not be raised in the run: the network's, a service's, that of an
+            alarm in a thread.
     """
 
     place: str
@@ -70,7 +76,8 @@ class Failure:
         return Problem("rehearsal.mistake", where_of(self.place), self.said)
 
     def warning(self, what: str, when: str) -> Problem:
-        """Returns the problem of one that other answers may avoid; `when` is empty where all of those tried led to it."""
+        """Returns the problem of one that other answers may avoid; `when` is empty where all of
+        those tried led to it."""
         said = f"{what} does not run{f' when {when}' if when else ''}: {self.said}"
         return Problem("rehearsal.may_raise", where_of(self.place), said, severity="warning")
 
@@ -126,7 +133,8 @@ class UserCodeTimeout(Exception):
 
 
 def run_apart(work: Callable[[Capture], T], seconds: float | None = None) -> T:
-    """Runs `work` in a thread of its own: nothing else stops code that blocks, and a notebook has an event loop already.
+    """Runs `work` in a thread of its own: nothing else stops code that blocks, and a notebook has
+    an event loop already.
 
     Args:
         work: Is given what keeps Python's warnings, to which it may say that it goes on.
@@ -146,10 +154,13 @@ def run_apart(work: Callable[[Capture], T], seconds: float | None = None) -> T:
         except BaseException as error:  # raised again below, in the caller's thread
             raised.append(error)
         if caught.failed:
-            gc.collect()  # the frames of tracebacks keep coroutines, of which Python would complain later
+            # the frames of tracebacks keep coroutines, of which Python would complain later
+            gc.collect()
 
     thread = threading.Thread(target=body, daemon=True, name="rehearsal")
-    with warnings.catch_warnings(record=True) as recorded:  # here, so that they are put back when the thread is left behind
+    with warnings.catch_warnings(
+        record=True
+    ) as recorded:  # here, so that they are put back when the thread is left behind
         warnings.simplefilter("always", RuntimeWarning)
         caught = Capture(recorded)
         thread.start()
@@ -158,7 +169,9 @@ def run_apart(work: Callable[[Capture], T], seconds: float | None = None) -> T:
             caught.ticks += 1
     for warning in recorded:
         if NEVER_AWAITED not in str(warning.message):
-            warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
+            warnings.warn_explicit(
+                warning.message, warning.category, warning.filename, warning.lineno
+            )
     if thread.is_alive():
         place = line_of(thread) or (awaited_line(caught.loop) if caught.loop else None)
         _ask_to_end(thread)
@@ -175,7 +188,11 @@ def awaited_line(loop: asyncio.AbstractEventLoop) -> str | None:
         line = None
         while coroutine is not None:
             frame = getattr(coroutine, "cr_frame", None)
-            line = f"{frame.f_code.co_filename}:{frame.f_lineno}" if frame and is_users(frame, ()) else line
+            line = (
+                f"{frame.f_code.co_filename}:{frame.f_lineno}"
+                if frame and is_users(frame, ())
+                else line
+            )
             coroutine = getattr(coroutine, "cr_await", None)
         if line is not None:
             return line
@@ -187,16 +204,19 @@ class AbandonedThread(SystemExit):
 
 
 def _ask_to_end(thread: threading.Thread) -> None:
-    """Raise `AbandonedThread` in a thread that executes Python, so that a busy loop does not last for ever.
+    """Raise `AbandonedThread` in a thread that executes Python, so that a busy loop does not last
+    for ever.
 
-    One that waits is left to it: as long as an exception waits for a thread, CPython 3.11 does not get past the first call of
-    another one that is traced (reached.py).
+    One that waits is left to it: as long as an exception waits for a thread, CPython 3.11 does not
+    get past the first call of another one that is traced (reached.py).
     """
     if not _is_busy(thread):
         return
     import ctypes
 
-    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread.ident or 0), ctypes.py_object(AbandonedThread))
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(
+        ctypes.c_ulong(thread.ident or 0), ctypes.py_object(AbandonedThread)
+    )
 
 
 def _is_busy(thread: threading.Thread) -> bool:
@@ -214,8 +234,8 @@ def _is_busy(thread: threading.Thread) -> bool:
 
 @contextmanager
 def own_loop() -> Iterator[Callable[[Coroutine[Any, Any, T]], T]]:
-    """Provides an event loop of its own. What is yielded runs a coroutine on it as `asyncio.run` does, but is silent about
-    what user code leaves running, and does not wait for its threads."""
+    """Provides an event loop of its own. What is yielded runs a coroutine on it as `asyncio.run`
+    does, but is silent about what user code leaves running, and does not wait for its threads."""
     loop = asyncio.new_event_loop()
     loop.set_exception_handler(lambda loop, context: None)
 
@@ -242,7 +262,8 @@ def run_on_a_loop(main: Coroutine[Any, Any, T]) -> T:
 
 @contextmanager
 def failures_kept(failures: list[Failure], where: str, caught: Capture) -> Iterator[None]:
-    """Keeps what user code raises inside as failures, or else the coroutines that it has not awaited.
+    """Keeps what user code raises inside as failures, or else the coroutines that it has not
+    awaited.
 
     Args:
         where: Named where no line of the user's took part.
@@ -258,18 +279,29 @@ def failures_kept(failures: list[Failure], where: str, caught: Capture) -> Itera
         caught.failed = True
     failures[:] = [failure for failure in failures if OTHER_LOOP not in failure.text]
     if not failures:
-        failures += [_forgotten(w.source, where) for w in caught.warnings[before:] if NEVER_AWAITED in str(w.message)]
+        failures += [
+            _forgotten(w.source, where)
+            for w in caught.warnings[before:]
+            if NEVER_AWAITED in str(w.message)
+        ]
 
 
 def _forgotten(coroutine: Any, where: str) -> Failure:
-    origin = [frame for frame in getattr(coroutine, "cr_origin", None) or () if frame[0] != workflow.__file__]
+    origin = [
+        frame
+        for frame in getattr(coroutine, "cr_origin", None) or ()
+        if frame[0] != workflow.__file__
+    ]
     place = f"{origin[0][0]}:{origin[0][1]}" if origin else where
     name = getattr(coroutine, "__qualname__", "a coroutine")
-    return Failure(place, "", f"{name} is called, and nobody awaits it; write `await` before it", certain=True)
+    return Failure(
+        place, "", f"{name} is called, and nobody awaits it; write `await` before it", certain=True
+    )
 
 
 def failure_of(error: BaseException, where: str) -> Failure:
-    """Returns what was raised, and where; `where` is for what no line of the user's took part in."""
+    """Returns what was raised, and where; `where` is for what no line of the user's took part
+    in."""
     if isinstance(error, InvalidCall):
         return Failure(error.place or where, "", error.problem, certain=True)
     if isinstance(error, RecipeError):
@@ -291,9 +323,12 @@ def failure_of(error: BaseException, where: str) -> Failure:
 
 
 def is_mistake(error: BaseException) -> bool:
-    """Returns whether an exception says that a name is wrong: no answer raises it, and whoever catches it seldom means to."""
+    """Returns whether an exception says that a name is wrong: no answer raises it, and whoever
+    catches it seldom means to."""
     frames = traceback.extract_tb(error.__traceback__)[-1:]
-    if any(frame.filename.startswith("<") for frame in frames):  # of a program of an agent's, in `exec`
+    if any(
+        frame.filename.startswith("<") for frame in frames
+    ):  # of a program of an agent's, in `exec`
         return False
     if isinstance(error, NotInRecipe):
         return error.written
@@ -305,7 +340,8 @@ def is_mistake(error: BaseException) -> bool:
 
 
 def _is_of_a_call(error: TypeError) -> bool:
-    """Returns whether the arguments that the user's code writes are not those of the function; `**said` are an answer's."""
+    """Returns whether the arguments that the user's code writes are not those of the function;
+    `**said` are an answer's."""
     called = traceback.extract_tb(error.__traceback__)[-1:]
     if not (
         called
@@ -314,11 +350,16 @@ def _is_of_a_call(error: TypeError) -> bool:
     ):
         return False
     first, last = called[0].lineno or 0, called[0].end_lineno or 0
-    return not any("*" in linecache.getline(called[0].filename, line) for line in range(first, last + 1))
+    return not any(
+        "*" in linecache.getline(called[0].filename, line) for line in range(first, last + 1)
+    )
 
 
-def caught_mistakes(raised: list[BaseException], failures: Sequence[Failure], where: str) -> list[Failure]:
-    """Returns the mistakes among what user code raised and caught itself; empties `raised`, because tracebacks keep frames.
+def caught_mistakes(
+    raised: list[BaseException], failures: Sequence[Failure], where: str
+) -> list[Failure]:
+    """Returns the mistakes among what user code raised and caught itself; empties `raised`, because
+    tracebacks keep frames.
 
     Args:
         failures: What it let through.
@@ -331,9 +372,12 @@ def caught_mistakes(raised: list[BaseException], failures: Sequence[Failure], wh
 
 
 def shared_generators() -> tuple[Any, Any]:
-    """Returns the states of Python's generator and NumPy's, which draw differently when a run is resumed."""
+    """Returns the states of Python's generator and NumPy's, which draw differently when a run is
+    resumed."""
     numpy = sys.modules.get("numpy")
-    state = numpy.random.get_state() if numpy is not None and "numpy.random" in sys.modules else None
+    state = (
+        numpy.random.get_state() if numpy is not None and "numpy.random" in sys.modules else None
+    )
     return random.getstate(), None if state is None else (state[1].tobytes(), state[2])
 
 
@@ -347,9 +391,14 @@ def _hint(error: BaseException, place: str) -> str:
     if isinstance(error, AttributeError) and isinstance(error.obj, Action):
         return "; an action's text is `action.text`"
     if isinstance(error, ValueError) and any(said in text_of(error) for said in MAIN_THREAD):
-        return "; a run calls it in the main thread, where its alarm interrupts all trajectories: see marl_plugins.grading"
+        return (
+            "; a run calls it in the main thread, where its alarm interrupts all trajectories: "
+            "see marl_plugins.grading"
+        )
     if isinstance(error, KeyError) and _is_of_metadata(place):
-        return "; the task has no such metadata: every field of the data but prompt and label is in it"
+        return (
+            "; the task has no such metadata: every field of the data but prompt and label is in it"
+        )
     return ""
 
 
@@ -366,25 +415,37 @@ Tries = Sequence[tuple[str, Sequence[Failure]]]
 """When something was tried ("every answer is a word"), with what it raised."""
 
 
-def sort_out(tries: Tries, what: str, *, sure: bool, searched: Tries = ()) -> tuple[list[Problem], list[Problem]]:
+def sort_out(
+    tries: Tries, what: str, *, sure: bool, searched: Tries = ()
+) -> tuple[list[Problem], list[Problem]]:
     """Sorts failures into mistakes, because every kind of answers leads to them, and warnings.
 
     Args:
         what: What was tried, as the subject of a sentence.
-        sure: Whether the tasks are the run's; what is raised on an invented one may not be raised in the run.
-        searched: Tries with answers made to lead somewhere: what only they raise is a warning, once for each line.
+        sure: Whether the tasks are the run's; what is raised on an invented one may not be raised
+            in the run.
+        searched: Tries with answers made to lead somewhere: what only they raise is a warning, once
+            for each line.
     """
     wrong: dict[tuple[str, str], Problem] = {}
     unclear: dict[Problem, None] = {}
     for when, failures in tries:
         for failure in failures:
-            same = [[f for f in others if (f.place, f.kind) == (failure.place, failure.kind)] for _, others in tries]
-            always = all(same) and not any(WORD in f.text for others in same for f in others)  # such as the key of a table
+            same = [
+                [f for f in others if (f.place, f.kind) == (failure.place, failure.kind)]
+                for _, others in tries
+            ]
+            always = all(same) and not any(
+                WORD in f.text for others in same for f in others
+            )  # such as the key of a table
             if failure.certain:
                 wrong.setdefault((failure.place, failure.kind or failure.text), failure.mistake)
             elif sure and len(tries) > 1 and always and not failure.outside:
                 said = f"{failure.said} ({what} raises it whatever the agents answer)"
-                wrong.setdefault((failure.place, failure.kind), Problem("rehearsal.raises", where_of(failure.place), said))
+                wrong.setdefault(
+                    (failure.place, failure.kind),
+                    Problem("rehearsal.raises", where_of(failure.place), said),
+                )
             else:
                 unclear.setdefault(failure.warning(what, "" if always else when))
     known = {failure.place for _, failures in tries for failure in failures}

@@ -1,4 +1,5 @@
-"""Turns a command line into a checked plan: everything that can be known before anything starts, and all that is wrong with it.
+"""Turns a command line into a checked plan: everything that can be known before anything starts,
+and all that is wrong with it.
 
     words -> recipe -> plugins -> flags -> policies -> run -> checks -> plan
 
@@ -29,7 +30,12 @@ from marl_plugins.core.run import Run
 from marl_plugins.engine.hosts import cpu, releases, upstream_cli
 from marl_plugins.engine.manager import Plugins, need_step
 from marl_plugins.engine.plan.calls import check_calls
-from marl_plugins.engine.plan.checks.asynchronous import check_async, check_batches, check_partial, check_queue
+from marl_plugins.engine.plan.checks.asynchronous import (
+    check_async,
+    check_batches,
+    check_partial,
+    check_queue,
+)
 from marl_plugins.engine.plan.checks.numbers import check_numbers, with_policies_named
 from marl_plugins.engine.plan.checks.policies import check_adapters, check_followers, check_policies
 from marl_plugins.engine.plan.checks.roles import check_roles
@@ -46,7 +52,14 @@ from marl_plugins.engine.plan.flags import (
 )
 from marl_plugins.engine.plan.lengths import Lengths, check_lengths
 from marl_plugins.engine.plan.models import check_models, hub_warnings, offline_warnings
-from marl_plugins.engine.plan.parts import estimator_of, of_plugin, policies_of, processes_of, tools_of, wrong_answer
+from marl_plugins.engine.plan.parts import (
+    estimator_of,
+    of_plugin,
+    policies_of,
+    processes_of,
+    tools_of,
+    wrong_answer,
+)
 from marl_plugins.engine.plan.plan import Plan
 from marl_plugins.engine.plan.problems import Problems
 from marl_plugins.engine.plan.sections import load_recipe, sections_of
@@ -54,18 +67,21 @@ from marl_plugins.engine.plan.tasks import check_tasks, from_hub, hub_tasks, tas
 from marl_plugins.engine.plan.without import kept_plugins, without
 
 SLOW_SECONDS = 10.0
-"""Seconds of planning after which the user's line that is executed is named, and again after as many."""
+"""Seconds of planning after which the user's line that is executed is named, and again after as
+many."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """A command line with its recipe, before anything of it is checked against plugins and upstream.
+    """A command line with its recipe, before anything of it is checked against plugins and
+    upstream.
 
     Args:
         options: This project's own flags.
         flags: All others on the command line.
         plugins: Those that the recipe and the command line name, the recipe's first.
-        recipe, sections, origins, folder: The recipe, what its plugins read in it, where its keys stand, and where its files are.
+        recipe, sections, origins, folder: The recipe, what its plugins read in it, where its keys
+            stand, and where its files are.
     """
 
     options: argparse.Namespace
@@ -78,7 +94,8 @@ class Request:
 
     @property
     def without(self) -> dict[str, str]:
-        """Policies of the recipe that may be left without a role, and the flag for which they are."""
+        """Policies of the recipe that may be left without a role, and the flag for which they
+        are."""
         given = [] if self.options.mapping is None else [f"--mapping {self.options.mapping}"]
         given += [f"--without {name}" for name in self.options.without]
         return dict.fromkeys(self.recipe.policies, " ".join(given)) if given else {}
@@ -93,19 +110,24 @@ def _naming_files() -> Iterator[None]:
         if error.filename is None:
             raise
         raise ConfigurationError(
-            Problem("files.unreadable", at(file=error.filename), f"cannot be read: {error.strerror}")
+            Problem(
+                "files.unreadable", at(file=error.filename), f"cannot be read: {error.strerror}"
+            )
         ) from error
 
 
 @contextmanager
 def _naming_what_is_slow() -> Iterator[None]:
-    """Every so often the user's line that is executed: code that never ends, when it is imported or asked for tasks, is silent."""
+    """Every so often the user's line that is executed: code that never ends, when it is imported or
+    asked for tasks, is silent."""
     planning, done = threading.current_thread(), threading.Event()
 
     def watch() -> None:
         while not done.wait(SLOW_SECONDS):
             if place := line_of(planning):
-                print(f"still planning: {place} has not ended yet (Ctrl-C ends it)", file=sys.stderr)
+                print(
+                    f"still planning: {place} has not ended yet (Ctrl-C ends it)", file=sys.stderr
+                )
 
     threading.Thread(target=watch, name="still planning", daemon=True).start()
     try:
@@ -133,8 +155,12 @@ def build_plan(words: Sequence[str]) -> Plan:
         flags.check_estimator(draft.estimator)
     tools = problems.attempt(lambda: tools_of(plugins, draft))
     names = None if tools is None else set(tools)
-    problems += check_roles(request.recipe, request.origins, request.folder, names, sections_of(plugins))
-    problems += check_calls(request.recipe, request.origins, tools or {}, sent=not request.recipe.workflow)
+    problems += check_roles(
+        request.recipe, request.origins, request.folder, names, sections_of(plugins)
+    )
+    problems += check_calls(
+        request.recipe, request.origins, tools or {}, sent=not request.recipe.workflow
+    )
     run = with_policies(replace(draft, tools=tools or {}), request, plugins, flags, problems)
     plan = Plan(run, plugins, request.options)
     problems += check_adapters(run)
@@ -143,18 +169,27 @@ def build_plan(words: Sequence[str]) -> Plan:
     problems += [] if tools is None else check_workflow_file(plan, request.origins)
     problems += run.processes.problems(run) if run.policies and run.processes else []
     problems += [*repeated_plugins(request), *hub_warnings(p.model for p in run.policies)]
-    problems += [*offline_warnings((p.model for p in run.policies), "model"), *offline_warnings(hub_tasks(run), "dataset")]
+    problems += [
+        *offline_warnings((p.model for p in run.policies), "model"),
+        *offline_warnings(hub_tasks(run), "dataset"),
+    ]
     if owners := plugins.owners("marl_estimator"):
         estimator = problems.attempt(lambda: estimator_of(plan))
         if estimator is not None and not of_plugin(estimator):
             got = f"gave nothing, so {run.args.algo.advantage.estimator} trains"
             where, fix = at(plugin=owners, hook="marl_estimator"), "does it end with `return`?"
             problems.append(Problem("plugin.no_estimator", where, got, fix=fix, severity="warning"))
-    if not request.options.resume:  # what follows `--resume FOLDER` is meant to replace what was recorded
+    if (
+        not request.options.resume
+    ):  # what follows `--resume FOLDER` is meant to replace what was recorded
         problems += repeated_flags(split_flags(words, COMMAND_LINE), flags.actions)
     if not problems.errors and not from_hub(run):
         problems += problems.attempt(lambda: check_tasks(plan)) or []
-        problems += [] if problems.errors else [*task_warnings(plan), *check_queue(run, plan.counted.get("steps"))]
+        problems += (
+            []
+            if problems.errors
+            else [*task_warnings(plan), *check_queue(run, plan.counted.get("steps"))]
+        )
     if not problems.errors:
         wrong, unclear = check_workflow(plan, tools)
         problems += [*wrong, *unclear]
@@ -170,7 +205,8 @@ def build_plan(words: Sequence[str]) -> Plan:
 
 
 def draft_plan(words: Sequence[str], plugins: Plugins) -> Plan:
-    """Returns the plan before its policies are known, with its flags as far as they can be read: enough to rehearse it.
+    """Returns the plan before its policies are known, with its flags as far as they can be read:
+    enough to rehearse it.
 
     Raises:
         ConfigurationError: Upstream's flags cannot be read, or a plugin's tools are wrong.
@@ -180,7 +216,9 @@ def draft_plan(words: Sequence[str], plugins: Plugins) -> Plan:
     return Plan(replace(run, tools=tools_of(plugins, run)), plugins, request.options)
 
 
-def read_request(words: Sequence[str], problems: Problems, plugins: Plugins | None = None) -> Request:
+def read_request(
+    words: Sequence[str], problems: Problems, plugins: Plugins | None = None
+) -> Request:
     """Returns the command line, the recipe that it names, and the plugins that both name.
 
     Args:
@@ -213,7 +251,9 @@ def read_request(words: Sequence[str], problems: Problems, plugins: Plugins | No
         plugins = problems.attempt(lambda: Plugins([*tree.plugins, *options.plugin]))
     if plugins is None:  # the keys and flags of unknown plugins are unknown too
         recipe = problems.attempt(lambda: base_of(tree))
-        problems += check_roles(recipe, origins, folder, tool_names=None) if recipe is not None else []
+        problems += (
+            check_roles(recipe, origins, folder, tool_names=None) if recipe is not None else []
+        )
         raise ConfigurationError(problems.errors)
     loaded = problems.attempt(lambda: load_recipe(tree, plugins))
     if loaded is None:
@@ -222,25 +262,32 @@ def read_request(words: Sequence[str], problems: Problems, plugins: Plugins | No
     if options.mapping is not None:
         recipe = _remap(recipe, options.mapping)
         origins.lines = {k: v for k, v in origins.lines.items() if k[:1] != ("mapping",)}
-    if recipe.tasks and any(f.name == "data.prompt_dataset" for f in command_line):  # the command line beats the recipe
+    if recipe.tasks and any(
+        f.name == "data.prompt_dataset" for f in command_line
+    ):  # the command line beats the recipe
         recipe = recipe.model_copy(update={"tasks": None})
     flags = [f for f in command_line if f.name not in OWN_FLAGS]
     return Request(options, flags, plugins, recipe, sections, origins, folder)
 
 
 def repeated_plugins(request: Request) -> list[Problem]:
-    """Returns the plugins that are named more than once in one place; the command line may repeat the recipe's."""
+    """Returns the plugins that are named more than once in one place; the command line may repeat
+    the recipe's."""
     in_recipe = recipe_plugins(request.recipe, request.folder)
     problems = []
     for where, names in (
         (at(line=request.origins.where("plugins") if in_recipe else "", key="plugins"), in_recipe),
         (at(flag="plugin"), request.options.plugin),
     ):
-        files = Counter(str(Path(name).resolve()) if name.endswith(".py") else name for name in names)
+        files = Counter(
+            str(Path(name).resolve()) if name.endswith(".py") else name for name in names
+        )
         for name, n in files.items():
             if n > 1:
                 got = f"{name} is named {n} times, and takes part once"
-                problems.append(Problem("plugin.twice", where, got, fix="name it once", severity="warning"))
+                problems.append(
+                    Problem("plugin.twice", where, got, fix="name it once", severity="warning")
+                )
     return problems
 
 
@@ -253,10 +300,14 @@ def read_flags(request: Request, plugins: Plugins, problems: Problems) -> Flags:
     """Returns all flags, upstream's and the plugins', each checked."""
     parser = upstream_cli.build_parser(upstream_cli.upstream_root())
     plugins.options(parser)
-    in_recipe = recipe_flags(request.recipe.flags, lambda name: request.origins.where("flags", name))
+    in_recipe = recipe_flags(
+        request.recipe.flags, lambda name: request.origins.where("flags", name)
+    )
     output = f"runs/{request.recipe.name}" if request.options.recipe else None
     active = (*present(BUILTINS), *plugins.names)
-    return Flags(parser, request.flags, in_recipe, request.folder, cpu.device(), problems, output, active)
+    return Flags(
+        parser, request.flags, in_recipe, request.folder, cpu.device(), problems, output, active
+    )
 
 
 def draft_run(request: Request, plugins: Plugins, flags: Flags) -> Run:
@@ -264,7 +315,11 @@ def draft_run(request: Request, plugins: Plugins, flags: Flags) -> Run:
     args = flags.args()
     version = upstream_cli.upstream_version()
     got = f"openrlhf {version} is {releases.standing(version)}"
-    other_release = [] if version == releases.TRAINED else [Problem("upstream.release", got=got, severity="warning")]
+    other_release = (
+        []
+        if version == releases.TRAINED
+        else [Problem("upstream.release", got=got, severity="warning")]
+    )
     run = Run(
         recipe=request.recipe,
         folder=request.folder,
@@ -285,7 +340,9 @@ def draft_run(request: Request, plugins: Plugins, flags: Flags) -> Run:
     return replace(run, need_step=need_step(plugins, run))
 
 
-def with_policies(run: Run, request: Request, plugins: Plugins, flags: Flags, problems: Problems) -> Run:
+def with_policies(
+    run: Run, request: Request, plugins: Plugins, flags: Flags, problems: Problems
+) -> Run:
     """Returns the run with its policies, their flags and models."""
     answered = problems.attempt(lambda: policies_of(plugins, run)) or []
     policies = [p for p in answered if not p.excluded_by]
@@ -295,7 +352,9 @@ def with_policies(run: Run, request: Request, plugins: Plugins, flags: Flags, pr
     names = [p.name for p in policies]
     idle = [
         Problem(
-            "policies.idle", got=f"policy {name!r} of the recipe plays no role with {without[name]}", severity="warning"
+            "policies.idle",
+            got=f"policy {name!r} of the recipe plays no role with {without[name]}",
+            severity="warning",
         )
         for name in run.recipe.policies
         if name in without and name not in names
@@ -304,7 +363,9 @@ def with_policies(run: Run, request: Request, plugins: Plugins, flags: Flags, pr
     policy_args: dict[str, SimpleNamespace] = {}
     refused: dict[str, list[Problem]] = {}
     printed: list[Problem] = []
-    for policy in sorted(policies, key=lambda p: bool(p.follows)):  # those last, because they have another one's model
+    for policy in sorted(
+        policies, key=lambda p: bool(p.follows)
+    ):  # those last, because they have another one's model
         args = flags.policy_args(own[policy.name])
         problems += _model_flags(policy, own[policy.name])
         if policy.follows in policy_args:
@@ -313,7 +374,9 @@ def with_policies(run: Run, request: Request, plugins: Plugins, flags: Flags, pr
             args.actor.model_name_or_path = policy.model
         attention = args.ds.attn_implementation
         refused[policy.name], warnings = upstream_cli.validate(args, flags.root)
-        if run.device == "cpu":  # where packing does without flash attention, on which upstream insists
+        if (
+            run.device == "cpu"
+        ):  # where packing does without flash attention, on which upstream insists
             args.ds.attn_implementation = attention
             warnings = [warning for warning in warnings if "flash_attention" not in warning.got]
         printed += warnings
@@ -322,10 +385,14 @@ def with_policies(run: Run, request: Request, plugins: Plugins, flags: Flags, pr
         _settle_folders(args, run.args, policy.name)
         policy_args[policy.name] = args
     problems += with_policies_named(refused)
-    problems += with_policies_named({p.name: model_problems(p, policy_args[p.name], run, request) for p in policies})
+    problems += with_policies_named(
+        {p.name: model_problems(p, policy_args[p.name], run, request) for p in policies}
+    )
     known = replace(
         run,
-        policies=tuple(replace(p, model=policy_args[p.name].actor.model_name_or_path) for p in policies),
+        policies=tuple(
+            replace(p, model=policy_args[p.name].actor.model_name_or_path) for p in policies
+        ),
         policy_args=policy_args,
         warnings=tuple(dict.fromkeys([*run.warnings, *idle, *printed])),
     )
@@ -333,7 +400,8 @@ def with_policies(run: Run, request: Request, plugins: Plugins, flags: Flags, pr
 
 
 def use_engines_only(args: SimpleNamespace) -> None:
-    """Sets the flags of a policy that is not trained: its engines have their devices to themselves, and need not sleep."""
+    """Sets the flags of a policy that is not trained: its engines have their devices to themselves,
+    and need not sleep."""
     args.train.colocate_all = args.vllm.enable_sleep = False
 
 
@@ -352,17 +420,24 @@ def _model_flags(policy: Policy, own: Sequence[GivenFlag]) -> list[Problem]:
 
 
 def _settle_folders(args: SimpleNamespace, shared: SimpleNamespace, policy: str) -> None:
-    """A policy's own folders, absolute because Ray's workers have another working folder; and what is done for all at once."""
+    """A policy's own folders, absolute because Ray's workers have another working folder; and what
+    is done for all at once."""
     args.ckpt.path = str((Path(shared.ckpt.path) / policy).absolute())
     args.ckpt.output_dir = str((Path(shared.ckpt.output_dir) / policy).absolute())
     args.ckpt.max_num = 10**9  # complete steps are rotated together, after the manifest is in place
     args.logger.wandb.key = args.logger.tensorboard_dir = None  # the controller logs, once
 
 
-def model_problems(policy: Policy, args: SimpleNamespace, run: Run, request: Request) -> list[Problem]:
-    """Returns what is wrong with the models of a policy and its critic, with the line of the recipe that names its model."""
+def model_problems(
+    policy: Policy, args: SimpleNamespace, run: Run, request: Request
+) -> list[Problem]:
+    """Returns what is wrong with the models of a policy and its critic, with the line of the recipe
+    that names its model."""
     origins = request.origins
-    own = args.actor.model_name_or_path == policy.model and "actor.model_name_or_path" not in run.on_command_line
+    own = (
+        args.actor.model_name_or_path == policy.model
+        and "actor.model_name_or_path" not in run.on_command_line
+    )
     keys = (("policies", policy.name, "model"), ("model",), ("flags", "actor.model_name_or_path"))
     key = next((key for key in keys if key in origins.lines), None)
     line = origins.where(*key) if own and key and policy.model else ""
@@ -373,11 +448,19 @@ def model_problems(policy: Policy, args: SimpleNamespace, run: Run, request: Req
 def configure_plugins(plan: Plan, problems: Problems) -> None:
     """Adds what the plugins refuse, and their warnings."""
     elsewhere = Problems()  # what is wrong with the estimator is said by others
-    run = plan.run if problems.errors else replace(plan.run, advantages=elsewhere.attempt(lambda: estimator_of(plan)))
-    answers = problems.attempt(lambda: plan.plugins.call_while_planning("marl_configure", run=run)) or []
+    run = (
+        plan.run
+        if problems.errors
+        else replace(plan.run, advantages=elsewhere.attempt(lambda: estimator_of(plan)))
+    )
+    answers = (
+        problems.attempt(lambda: plan.plugins.call_while_planning("marl_configure", run=run)) or []
+    )
     for answer in answers:
         listed = [answer] if isinstance(answer, Problem | str) else answer
-        if isinstance(listed, list | tuple) and all(isinstance(problem, Problem | str) for problem in listed):
+        if isinstance(listed, list | tuple) and all(
+            isinstance(problem, Problem | str) for problem in listed
+        ):
             problems += map(problem_of, listed)
         else:
             wanted = "a list of Problem or of texts, or None"
@@ -385,9 +468,13 @@ def configure_plugins(plan: Plan, problems: Problems) -> None:
 
 
 def implicit_recipe() -> RecipeTree:
-    """Returns one role on one policy, from upstream's own data and model flags: used where `--plugin` is given without
-    `--recipe`."""
-    values = {"name": "single", "roles": {"agent": {"prompt": "prompt.md"}}, "workflow": "workflow.py"}
+    """Returns one role on one policy, from upstream's own data and model flags: used where
+    `--plugin` is given without `--recipe`."""
+    values = {
+        "name": "single",
+        "roles": {"agent": {"prompt": "prompt.md"}},
+        "workflow": "workflow.py",
+    }
     return RecipeTree(Path(__file__).resolve().parent / "single" / "recipe.yaml", values, Origins())
 
 
@@ -396,7 +483,9 @@ def _remap(recipe: Recipe, mapping: str) -> Recipe:
     if mapping in ("separate", "shared"):
         return recipe.model_copy(update={"mapping": mapping})
     pairs = [part.partition("=") for part in mapping.split(",")]
-    if any(not role or not equals or not all(policies.split("+")) for role, equals, policies in pairs):
+    if any(
+        not role or not equals or not all(policies.split("+")) for role, equals, policies in pairs
+    ):
         raise ConfigurationError(
             Problem(
                 "flags.mapping",
@@ -404,13 +493,20 @@ def _remap(recipe: Recipe, mapping: str) -> Recipe:
                 f"{mapping}: expected separate, shared, or role=policy,role=policy+policy",
             )
         )
-    named = {role: policies.split("+") if "+" in policies else policies for role, _, policies in pairs}
+    named = {
+        role: policies.split("+") if "+" in policies else policies for role, _, policies in pairs
+    }
     return recipe.model_copy(update={"mapping": named})
 
 
 def mentioned_plugins(words: Sequence[str]) -> Plugins:
-    """Returns the plugins that a command line and its recipe name, whatever else is wrong with it: for `--help`."""
-    flags = [f for f in split_flags([w for w in words if w not in ("--help", "-h")], COMMAND_LINE) if f.words]
+    """Returns the plugins that a command line and its recipe name, whatever else is wrong with it:
+    for `--help`."""
+    flags = [
+        f
+        for f in split_flags([w for w in words if w not in ("--help", "-h")], COMMAND_LINE)
+        if f.words
+    ]
     recipes: Iterable[Path] = [find_recipe(f.words[0]) for f in flags if f.name == "recipe"]
     left = [f.words[0] for f in flags if f.name == "without"]
     names = [name for path in recipes for name in kept_plugins(read_recipe(path), left)]

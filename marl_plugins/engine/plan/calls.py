@@ -12,25 +12,39 @@ from marl_plugins.core.tools import Tool
 from marl_plugins.engine.hosts.vllm_parsers import KINDS, parser_names
 
 
-def check_calls(recipe: Recipe, origins: Origins, tools: Mapping[str, Tool], sent: bool = False) -> list[Problem]:
-    """Returns what is wrong with `calls`, `reasoning` and the names of functions; those of MCP servers show when a run starts.
+def check_calls(
+    recipe: Recipe, origins: Origins, tools: Mapping[str, Tool], sent: bool = False
+) -> list[Problem]:
+    """Returns what is wrong with `calls`, `reasoning` and the names of functions; those of MCP
+    servers show when a run starts.
 
     Args:
         sent: Whether tools may also be sent with a call, by the program that makes it.
     """
     problems = []
     for name, role in recipe.roles.items():
-        own = [tools[tool] for tool in role.tools if tool in tools]  # others are reported with the roles
+        own = [
+            tools[tool] for tool in role.tools if tool in tools
+        ]  # others are reported with the roles
         for key, problem in _problems(role, own, sent):
-            problems.append(problem.within(line=origins.where("roles", name, key), key=f"roles.{name}.{key}"))
+            problems.append(
+                problem.within(line=origins.where("roles", name, key), key=f"roles.{name}.{key}")
+            )
     return problems
 
 
-def _problems(role: RoleConfig, tools: Sequence[Tool], sent: bool = False) -> Iterator[tuple[str, Problem]]:
+def _problems(
+    role: RoleConfig, tools: Sequence[Tool], sent: bool = False
+) -> Iterator[tuple[str, Problem]]:
     for key in KINDS:
         known, given = parser_names(key), getattr(role, key)
         if known and given is not None and given not in known:
-            yield key, Problem("calls.parser", got=f"vLLM has no parser {given!r}", fix=meant(given, known))
+            yield (
+                key,
+                Problem(
+                    "calls.parser", got=f"vLLM has no parser {given!r}", fix=meant(given, known)
+                ),
+            )
     if role.reasoning is not None and role.calls is None:
         yield (
             "reasoning",
@@ -43,7 +57,11 @@ def _problems(role: RoleConfig, tools: Sequence[Tool], sent: bool = False) -> It
     if role.calls is not None and not role.tools and not sent:
         yield (
             "calls",
-            Problem("calls.no_tools", got="the role has no tools to call", fix="name them in `tools`, or remove it"),
+            Problem(
+                "calls.no_tools",
+                got="the role has no tools to call",
+                fix="name them in `tools`, or remove it",
+            ),
         )
     for tool in tools:
         if role.calls is not None and tool.functions is None:

@@ -56,7 +56,9 @@ def describe(plan: Plan) -> dict[str, Any]:
                 "zero_stage": run.policy_args[p.name].ds.zero_stage,
                 "learning_rate": run.policy_args[p.name].actor.adam.lr,
                 "kl": run.policy_args[p.name].algo.kl.init_coef,
-                "critic": run.policy_args[p.name].critic.model_name_or_path if p.trainable else None,
+                "critic": run.policy_args[p.name].critic.model_name_or_path
+                if p.trainable
+                else None,
                 "flags": {name: shown_flag(name, value) for name, value in p.flags.items()},
             }
             for p in run.policies
@@ -101,9 +103,11 @@ def _reward_range(plan: Plan) -> str:
 
 
 def _tasks(plan: Plan) -> dict[str, Any]:
-    """Describes where the tasks come from, with the fields that were taken, and the first one; nothing of a hub's, read at the
-    start."""
-    shown: dict[str, Any] = {"task_source": {split: _source(plan, split) for split in plan.counted if split != "steps"}}
+    """Describes where the tasks come from, with the fields that were taken, and the first one;
+    nothing of a hub's, read at the start."""
+    shown: dict[str, Any] = {
+        "task_source": {split: _source(plan, split) for split in plan.counted if split != "steps"}
+    }
     if plan.counted.get("train"):
         first = plan.tasks("train")[0]
         shown["first_task"] = {
@@ -122,7 +126,11 @@ def _source(plan: Plan, split: str) -> str:
         return f"{tasks.path}: {tasks.fields}"
     if owners:
         return f"plugin {' or '.join(owners)}"
-    return f"{plan.run.folder / plan.run.recipe.tasks}: load({split!r})" if plan.run.recipe.tasks else "none"
+    return (
+        f"{plan.run.folder / plan.run.recipe.tasks}: load({split!r})"
+        if plan.run.recipe.tasks
+        else "none"
+    )
 
 
 def _step(plan: Plan) -> dict[str, int]:
@@ -143,27 +151,46 @@ def _steps(plan: Plan) -> str:
     run, counted = plan.run, plan.counted
     if "steps" not in counted:
         return "known when the tasks are read, at the start"
-    tasks, size, episodes = counted["train"], run.args.rollout.batch_size, run.args.train.num_episodes
+    tasks, size, episodes = (
+        counted["train"],
+        run.args.rollout.batch_size,
+        run.args.train.num_episodes,
+    )
     steps, rest = len(run.episode_steps(tasks)), tasks % size
     text = f"{tasks} tasks / {size} = {steps} steps an episode"
     if rest and steps > tasks // size:
         text += f" (the last with {rest} tasks)"
     elif rest:
-        text += f" ({rest} tasks are left over each time: fewer trajectories than --train.batch_size)"
+        text += (
+            f" ({rest} tasks are left over each time: fewer trajectories than --train.batch_size)"
+        )
     text += f" x {episodes} episodes = {steps * episodes} steps"
-    return text if counted["steps"] == steps * episodes else f"{text}, ended after {counted['steps']} (--max_steps)"
+    return (
+        text
+        if counted["steps"] == steps * episodes
+        else f"{text}, ended after {counted['steps']} (--max_steps)"
+    )
 
 
 def _lag(plan: Plan) -> dict[str, Any]:
-    """Describes what rollouts during updates do: which weights sample a row, and the devices that work at the same time."""
+    """Describes what rollouts during updates do: which weights sample a row, and the devices that
+    work at the same time."""
     lag, policies = queue_size(plan.run.args), plan.run.policy_args
     first = "steps 1 and 2" if lag == 1 else f"steps 1 to {lag + 1}"
     begun = "begun" if is_partial(plan.run.args) else "sampled"
     return {
-        "versions": f"a step is {begun} by the weights of {lag + 1} steps before it ({first}: by the first)",
-        **({"changes": "answers go on by newer weights as soon as these are there"} if is_partial(plan.run.args) else {}),
+        "versions": f"a step is {begun} by the weights of {lag + 1} steps before it ({first}: by "
+        "the first)",
+        **(
+            {"changes": "answers go on by newer weights as soon as these are there"}
+            if is_partial(plan.run.args)
+            else {}
+        ),
         "devices": {
-            p.name: {"engines": engine_gpus(policies[p.name]), "training": training_gpus(policies[p.name])}
+            p.name: {
+                "engines": engine_gpus(policies[p.name]),
+                "training": training_gpus(policies[p.name]),
+            }
             for p in plan.run.policies
             if p.trainable
         },
@@ -184,17 +211,23 @@ def _scorers(plan: Plan) -> dict[str, str]:
     run = plan.run
     grader = run.folder / run.recipe.grader if run.recipe.grader else None
     by_grader = {
-        kind: f"{grader}: {kind}" for kind in ("score_action", "score_outcome") if hasattr(run.grader_module, kind)
+        kind: f"{grader}: {kind}"
+        for kind in ("score_action", "score_outcome")
+        if hasattr(run.grader_module, kind)
     }
     remote = run.args.reward.remote_url
     return {
         "actions": ", ".join(
-            [*plan.plugins.owners("marl_score_action", run), *(["cases"] if run.section(CaseSection) else [])]
+            [
+                *plan.plugins.owners("marl_score_action", run),
+                *(["cases"] if run.section(CaseSection) else []),
+            ]
         )
         or by_grader.get("score_action", "nobody: an action has the outcome's score"),
         "outcomes": ", ".join(plan.plugins.owners("marl_score_outcome", run))
         or by_grader.get(
-            "score_outcome", f"{shown_flag('reward.remote_url', remote)}: reward_func" if remote else "nobody"
+            "score_outcome",
+            f"{shown_flag('reward.remote_url', remote)}: reward_func" if remote else "nobody",
         ),
     }
 
@@ -207,7 +240,9 @@ def of_plugins(plan: Plan) -> dict[str, Any]:
 
 def first_lines(plan: Plan) -> list[str]:
     """Returns what plugins say at the start of a run: the texts among what they describe."""
-    return [f"{name}: {value}" for name, value in of_plugins(plan).items() if isinstance(value, str)]
+    return [
+        f"{name}: {value}" for name, value in of_plugins(plan).items() if isinstance(value, str)
+    ]
 
 
 def shortened(text: str, most: int = 200) -> str:
@@ -217,8 +252,13 @@ def shortened(text: str, most: int = 200) -> str:
 
 
 def flag_value(args: SimpleNamespace, name: str) -> Any:
-    """Returns a flag's value in nested arguments, as JSON; None where an estimator or engine has no such flag."""
+    """Returns a flag's value in nested arguments, as JSON; None where an estimator or engine has no
+    such flag."""
     value: Any = args
     for part in name.split("."):
         value = getattr(value, part, None)
-    return copy.copy(value) if isinstance(value, str | int | float | bool | list | type(None)) else str(value)
+    return (
+        copy.copy(value)
+        if isinstance(value, str | int | float | bool | list | type(None))
+        else str(value)
+    )

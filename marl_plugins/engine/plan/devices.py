@@ -14,8 +14,8 @@ from marl_plugins.engine.hosts.devices import engine_gpus
 
 
 def needed_devices(run: Run) -> dict[str, int]:
-    """Returns devices by policy, of its engines and its training processes, and what the policies share
-    (`ProcessBackend.devices`)."""
+    """Returns devices by policy, of its engines and its training processes, and what the policies
+    share (`ProcessBackend.devices`)."""
     assert run.processes is not None, "the plan has no back-end for training processes"
     needed = {}
     for policy in run.policies:
@@ -34,12 +34,14 @@ def shown_devices(run: Run) -> str:
 
 
 def needed_cpus(run: Run) -> int:
-    """Returns CPUs that Ray must have: every device is reserved together with one (`engine/processes/placement.py`)."""
+    """Returns CPUs that Ray must have: every device is reserved together with one
+    (`engine/processes/placement.py`)."""
     return sum(needed_devices(run).values())
 
 
 def fewer_devices(run: Run) -> dict[str, int]:
-    """Returns what makes a run on GPUs need fewer devices, with their number, the largest first: flags of all trained policies."""
+    """Returns what makes a run on GPUs need fewer devices, with their number, the largest first:
+    flags of all trained policies."""
     trained = [p.name for p in run.policies if p.trainable]
     if run.device == "cpu" or not trained:
         return {}
@@ -50,7 +52,11 @@ def fewer_devices(run: Run) -> dict[str, int]:
     }
     if len(trained) > 1:
         found["--mapping shared"] = max(needed.values())
-    return {w: count for w, count in sorted(found.items(), key=lambda item: -item[1]) if count < sum(needed.values())}
+    return {
+        w: count
+        for w, count in sorted(found.items(), key=lambda item: -item[1])
+        if count < sum(needed.values())
+    }
 
 
 def too_few(run: Run, there: int) -> str:
@@ -58,12 +64,18 @@ def too_few(run: Run, there: int) -> str:
     if not there:
         seen = os.environ.get("CUDA_VISIBLE_DEVICES")
         hidden = "" if seen is None else f" (CUDA_VISIBLE_DEVICES is {seen!r})"
-        return f"make GPUs visible{hidden}, or use a recipe for CPUs: the shipped ones have a tiny.yaml"
-    fitting = [f"{words} (needs {count})" for words, count in fewer_devices(run).items() if count <= there]
+        return (
+            f"make GPUs visible{hidden}, or use a recipe for CPUs: the shipped ones have a "
+            "tiny.yaml"
+        )
+    fitting = [
+        f"{words} (needs {count})" for words, count in fewer_devices(run).items() if count <= there
+    ]
     if fitting:
         return f"what fits: {' or '.join(fitting)}"
     return (
-        "use fewer engines (--vllm.num_engines), fewer ranks (--actor.num_gpus_per_node), a shared mapping (--mapping shared), or "
+        "use fewer engines (--vllm.num_engines), fewer ranks (--actor.num_gpus_per_node), a shared "
+        "mapping (--mapping shared), or "
         "more GPUs"
     )
 
@@ -74,7 +86,9 @@ Change = Mapping[str, Any]
 
 def _changes(trained: Sequence[SimpleNamespace]) -> Iterator[tuple[str, Change]]:
     """Flags with which policies may need fewer devices, as typed and as values."""
-    if any(args.train.colocate_all or args.ds.lora.rank for args in trained):  # adapters do not share devices with engines
+    if any(
+        args.train.colocate_all or args.ds.lora.rank for args in trained
+    ):  # adapters do not share devices with engines
         return
     share, narrow = {"train.colocate_actor_ref": True}, {"vllm.tensor_parallel_size": 1}
     yield "--train.colocate_actor_ref", share
@@ -83,8 +97,14 @@ def _changes(trained: Sequence[SimpleNamespace]) -> Iterator[tuple[str, Change]]
     engines = {engine_gpus(args) for args in trained}
     if len(engines) == 1:
         (count,) = engines
-        words = f"--train.colocate_all --vllm.enable_sleep --ds.enable_sleep --actor.num_nodes 1 --actor.num_gpus_per_node {count}"
-        yield words, {"train.colocate_all": True, "actor.num_nodes": 1, "actor.num_gpus_per_node": count}
+        words = (
+            "--train.colocate_all --vllm.enable_sleep --ds.enable_sleep --actor.num_nodes 1 "
+            f"--actor.num_gpus_per_node {count}"
+        )
+        yield (
+            words,
+            {"train.colocate_all": True, "actor.num_nodes": 1, "actor.num_gpus_per_node": count},
+        )
 
 
 def _changed(run: Run, policies: Collection[str], change: Change) -> Run:

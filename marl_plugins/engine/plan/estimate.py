@@ -1,17 +1,20 @@
-"""Estimates what a run on GPUs takes, as far as the sizes of its models say: memory of a device, time of a step. Arithmetic, no
-measurement.
+"""Estimates what a run on GPUs takes, as far as the sizes of its models say: memory of a device,
+time of a step. Arithmetic, no measurement.
 
-Memory, with P parameters of two bytes on n training processes: weights 2P (/ n with ZeRO 3), gradients 2P (/ n from ZeRO 2 on),
-Adam 12P (/ n from ZeRO 1 on; in the host's memory with `--ds.adam_offload`), a reference 2P, a critic 16P. Engines have 2P /
-tensor-parallel size, and as KV cache what `--vllm.gpu_memory_utilization` leaves.
+Memory, with P parameters of two bytes on n training processes: weights 2P (/ n with ZeRO 3),
+gradients 2P (/ n from ZeRO 2 on), Adam 12P (/ n from ZeRO 1 on; in the host's memory with
+`--ds.adam_offload`), a reference 2P, a critic 16P. Engines have 2P / tensor-parallel size, and as
+KV cache what `--vllm.gpu_memory_utilization` leaves.
 
-Time, with every answer as long as it may be and the turns of a conversation as one sequence: a token of training takes 6P
-operations, 2P more for each forward pass (old log-probs, reference, gradient checkpointing); a token of generation reads 2P bytes
-and takes 2P operations for each trajectory that an engine has (Kaplan et al. 2020, section 2.1). Roles follow each other in
-generation, policies train at the same time, and the members of a population share a role's trajectories.
+Time, with every answer as long as it may be and the turns of a conversation as one sequence: a
+token of training takes 6P operations, 2P more for each forward pass (old log-probs, reference,
+gradient checkpointing); a token of generation reads 2P bytes and takes 2P operations for each
+trajectory that an engine has (Kaplan et al. 2020, section 2.1). Roles follow each other in
+generation, policies train at the same time, and the members of a population share a role's
+trajectories.
 
-Not counted: activations and logits, attention's part that grows with the square of the length, KV cache that is read, prompts and
-tasks, tools, coach, starting and weight sync.
+Not counted: activations and logits, attention's part that grows with the square of the length, KV
+cache that is read, prompts and tasks, tools, coach, starting and weight sync.
 """
 
 from __future__ import annotations
@@ -33,22 +36,24 @@ from marl_plugins.engine.plan.plan import Plan
 OPERATIONS_PER_SECOND, BYTES_PER_SECOND = 990e12 / 3, 3.35e12 / 2
 """A second on an H100: a third of its bfloat16 peak, half of its memory's bandwidth."""
 ASSUMES = (
-    "H100 at a third of its peak and half of its bandwidth; every answer as long as it may be; bfloat16 and Adam; without "
+    "H100 at a third of its peak and half of its bandwidth; every answer as long as it may be; "
+    "bfloat16 and Adam; without "
     "activations, logits, KV cache, prompts, tools and coach"
 )
 SIZE = re.compile(r"(?<![\w.])(\d+(?:\.\d+)?)\s?([bm])(?![a-z])", re.IGNORECASE)
 
 
 def estimate(plan: Plan) -> dict[str, Any]:
-    """Returns memory by policy, seconds of a step and hours of the run; empty on a machine without GPUs and for models of
-    unknown size."""
+    """Returns memory by policy, seconds of a step and hours of the run; empty on a machine without
+    GPUs and for models of unknown size."""
     run = plan.run
     sizes = {p.name: parameters(p.model) for p in run.policies}
     if run.device != "cuda" or None in sizes.values():
         return {}
     known = {name: size for name, size in sizes.items() if size}
     trajectories = (
-        min(run.args.rollout.batch_size, plan.counted.get("train", 10**9)) * run.args.rollout.n_samples_per_prompt
+        min(run.args.rollout.batch_size, plan.counted.get("train", 10**9))
+        * run.args.rollout.n_samples_per_prompt
     )
     generate, train = generating(run, known, trajectories), training(run, known, trajectories)
     found: dict[str, Any] = {
@@ -66,13 +71,16 @@ def estimate(plan: Plan) -> dict[str, Any]:
         evaluations = 1 + math.ceil(steps / every) if every > 0 and tasks else 0
         seconds = steps * (generate + train)
         seconds += evaluations * generating(run, known, tasks * run.args.eval.n_samples_per_prompt)
-        found["run"] = f"at most {seconds / 3600:.1f} h: {steps} steps and {evaluations} evaluations"
+        found["run"] = (
+            f"at most {seconds / 3600:.1f} h: {steps} steps and {evaluations} evaluations"
+        )
     return found
 
 
 def parameters(model: str) -> float | None:
-    """Returns the number of parameters of a model: of a folder by its weights, else by the largest number in its name
-    (`Qwen3-4B`, and not the tokens of `Qwen2.5-7B-Instruct-1M`); None where neither says."""
+    """Returns the number of parameters of a model: of a folder by its weights, else by the largest
+    number in its name (`Qwen3-4B`, and not the tokens of `Qwen2.5-7B-Instruct-1M`); None where
+    neither says."""
     folder = Path(model)
     if is_tiny(model):
         return None
@@ -80,7 +88,9 @@ def parameters(model: str) -> float | None:
         stored = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
         return stored / _bytes_each(folder) if stored else None
     found = SIZE.findall(folder.name.replace("-", " ").replace("_", " "))
-    return max((float(number) * {"b": 1e9, "m": 1e6}[unit.lower()] for number, unit in found), default=None)
+    return max(
+        (float(number) * {"b": 1e9, "m": 1e6}[unit.lower()] for number, unit in found), default=None
+    )
 
 
 def _bytes_each(folder: Path) -> int:
@@ -90,33 +100,52 @@ def _bytes_each(folder: Path) -> int:
 
 def memory(args: SimpleNamespace, size: float, trained: bool) -> str:
     """Estimates what a policy needs of each of its devices, and of the host."""
-    engine = f"{gb(2 * size / args.vllm.tensor_parallel_size)} of weights in each engine's devices, and the KV cache"
+    engine = (
+        f"{gb(2 * size / args.vllm.tensor_parallel_size)} of weights in each engine's "
+        "devices, and the KV cache"
+    )
     if not trained:
         return engine
     on_device, on_host = training_memory(args, size)
-    text = f"{gb(sum(on_device.values()))} a device to train ({', '.join(f'{n} {gb(v)}' for n, v in on_device.items())})"
+    text = (
+        f"{gb(sum(on_device.values()))} a device to train "
+        f"({', '.join(f'{n} {gb(v)}' for n, v in on_device.items())})"
+    )
     if host := sum(on_host.values()):
         text += f", {gb(host * training_gpus(args))} of the host's"
     return f"{text}; {engine}{_together(args)}"
 
 
-def training_memory(args: SimpleNamespace, size: float) -> tuple[dict[str, float], dict[str, float]]:
-    """Returns bytes that training takes of each device, and of the host for each device, by what they are for.
+def training_memory(
+    args: SimpleNamespace, size: float
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Returns bytes that training takes of each device, and of the host for each device, by what
+    they are for.
 
-    A critic on the same devices counts as large as the policy. Of adapters their model counts alone, for all of them.
+    A critic on the same devices counts as large as the policy. Of adapters their model counts
+    alone, for all of them.
     """
     ranks, stage = training_gpus(args), args.ds.zero_stage
-    weights, gradients = 2 * size / (ranks if stage == 3 else 1), 2 * size / (ranks if stage >= 2 else 1)
+    weights, gradients = (
+        2 * size / (ranks if stage == 3 else 1),
+        2 * size / (ranks if stage >= 2 else 1),
+    )
     if args.ds.lora.rank:
         return {"weights": weights}, {}
-    parts = {"weights": weights, "gradients": gradients, "Adam": 12 * size / (ranks if stage >= 1 else 1)}
+    parts = {
+        "weights": weights,
+        "gradients": gradients,
+        "Adam": 12 * size / (ranks if stage >= 1 else 1),
+    }
     if shares_with_reference(args):
         parts["reference"] = weights
     if args.train.colocate_all and critic_gpus(args):
         parts |= {"critic": weights + gradients, "critic's Adam": parts["Adam"]}
     away = {"Adam", "critic's Adam"} if args.ds.adam_offload else set()
     away |= {"reference"} if args.ref.offload else set()
-    return {n: v for n, v in parts.items() if n not in away}, {n: v for n, v in parts.items() if n in away}
+    return {n: v for n, v in parts.items() if n not in away}, {
+        n: v for n, v in parts.items() if n in away
+    }
 
 
 def _together(args: SimpleNamespace) -> str:
@@ -139,20 +168,27 @@ def generating(run: Run, sizes: Mapping[str, float], trajectories: int) -> float
     seconds = 0.0
     for role in run.recipe.mapped_roles:
         members = run.recipe.policies_of(role)
-        slowest = max(_token(run, policy, sizes[policy], trajectories / len(members)) for policy in members)
+        slowest = max(
+            _token(run, policy, sizes[policy], trajectories / len(members)) for policy in members
+        )
         seconds += run.role(role).max_turns * longest_answer(run, role) * slowest
     return seconds
 
 
 def _token(run: Run, policy: str, size: float, trajectories: float) -> float:
-    """Returns the seconds in which a policy's engines generate one more token of each of their trajectories."""
+    """Returns the seconds in which a policy's engines generate one more token of each of their
+    trajectories."""
     vllm = run.policy_args[policy].vllm
     operations = 2 * size * trajectories / vllm.num_engines
-    return float((2 * size / BYTES_PER_SECOND + operations / OPERATIONS_PER_SECOND) / vllm.tensor_parallel_size)
+    return float(
+        (2 * size / BYTES_PER_SECOND + operations / OPERATIONS_PER_SECOND)
+        / vllm.tensor_parallel_size
+    )
 
 
 def training(run: Run, sizes: Mapping[str, float], trajectories: int) -> float:
-    """Returns the seconds in which the policy with the most to train is done; adapters of one model take turns."""
+    """Returns the seconds in which the policy with the most to train is done; adapters of one model
+    take turns."""
     seconds: dict[str, float] = {}
     for name, size in sizes.items():
         if _trained(run, name):
@@ -163,9 +199,16 @@ def training(run: Run, sizes: Mapping[str, float], trajectories: int) -> float:
 
 def _training(run: Run, policy: str, size: float, trajectories: int) -> float:
     args = run.policy_args[policy]
-    forward = 1 + (args.algo.kl.init_coef > 0) + bool(args.actor.gradient_checkpointing_enable) * args.train.max_epochs
+    forward = (
+        1
+        + (args.algo.kl.init_coef > 0)
+        + bool(args.actor.gradient_checkpointing_enable) * args.train.max_epochs
+    )
     lengths = [
-        min(args.data.max_len, answers_shown(run, role) + run.role(role).max_turns * longest_answer(run, role))
+        min(
+            args.data.max_len,
+            answers_shown(run, role) + run.role(role).max_turns * longest_answer(run, role),
+        )
         / len(run.recipe.policies_of(role))
         for role in run.recipe.roles_of(policy)
     ]

@@ -22,8 +22,11 @@ from marl_plugins.engine.plan.parts import arity_problem
 from marl_plugins.engine.plan.plan import Plan
 from marl_plugins.engine.plan.workflow_file import workflow_of
 
-ARGUMENTS: Mapping[str, Sequence[str]] = MappingProxyType({"tasks": ("split",), "demonstrations": ("task", "rng")})
-"""What the recipe's plain functions are called with; workflow and grader are called once in the rehearsal."""
+ARGUMENTS: Mapping[str, Sequence[str]] = MappingProxyType(
+    {"tasks": ("split",), "demonstrations": ("task", "rng")}
+)
+"""What the recipe's plain functions are called with; workflow and grader are called once in the
+rehearsal."""
 OF_THE_RUN = ("run", "best", "best.new", "best.old", "ema")
 """Folders in `--ckpt.output_dir` in addition to those of the policies."""
 NOT_READ = (".txt", ".tsv", ".parquet", ".arrow", ".xlsx", ".yaml", ".gz", ".zip")
@@ -31,7 +34,8 @@ NOT_READ = (".txt", ".tsv", ".parquet", ".arrow", ".xlsx", ".yaml", ".gz", ".zip
 
 
 def check_files(plan: Plan, origins: Origins) -> list[Problem]:
-    """Returns the recipe's Python files, who scores, flags that the recipe makes pointless, and folders to write to."""
+    """Returns the recipe's Python files, who scores, flags that the recipe makes pointless, and
+    folders to write to."""
     return [
         *_modules(plan, origins),
         *_scorers(plan),
@@ -43,14 +47,18 @@ def check_files(plan: Plan, origins: Origins) -> list[Problem]:
 
 
 def check_workflow_file(plan: Plan, origins: Origins) -> list[Problem]:
-    """Returns what is wrong with a workflow that is no Python, which a plugin reads; the run's tools are known."""
+    """Returns what is wrong with a workflow that is no Python, which a plugin reads; the run's
+    tools are known."""
     if plan.run.recipe.workflow.endswith(".py"):
         return []
     try:
         workflow_of(plan.plugins, plan.run)
     except ConfigurationError as error:
         where = origins.where("workflow")
-        return [p if p.names("line") or p.names("key") else p.within(line=where, key="workflow") for p in error.problems]
+        return [
+            p if p.names("line") or p.names("key") else p.within(line=where, key="workflow")
+            for p in error.problems
+        ]
     return []
 
 
@@ -61,10 +69,17 @@ def _modules(plan: Plan, origins: Origins) -> list[Problem]:
         ("workflow", "workflow", recipe.workflow, "run"),
         ("grader", "grader", recipe.grader, "score_outcome"),
         ("tasks", "tasks", recipe.tasks, "load"),
-        ("warm_start.demonstrations", "demonstrations", warm.demonstrations if warm else None, "demonstrate"),
+        (
+            "warm_start.demonstrations",
+            "demonstrations",
+            warm.demonstrations if warm else None,
+            "demonstrate",
+        ),
     ]
     for place, key, file, function in files:
-        if file is None or (key == "workflow" and (plan.plugins.claims("marl_workflow") or not file.endswith(".py"))):
+        if file is None or (
+            key == "workflow" and (plan.plugins.claims("marl_workflow") or not file.endswith(".py"))
+        ):
             continue
         where = origins.where(*place.split(".")) if origins.lines else str(run.folder / file)
         try:
@@ -75,10 +90,16 @@ def _modules(plan: Plan, origins: Origins) -> list[Problem]:
         called = getattr(module, function, None)
         if not callable(called):
             problems.append(
-                Problem("files.no_function", at(line=where, key=place), f"{run.folder / file} has no function {function}")
+                Problem(
+                    "files.no_function",
+                    at(line=where, key=place),
+                    f"{run.folder / file} has no function {function}",
+                )
             )
         elif key in ARGUMENTS:
-            problems += [p.within(key=place) for p in _signature_problems(called, function, ARGUMENTS[key])]
+            problems += [
+                p.within(key=place) for p in _signature_problems(called, function, ARGUMENTS[key])
+            ]
     return problems
 
 
@@ -99,13 +120,18 @@ def _signature_problems(called: Any, name: str, arguments: Sequence[str]) -> lis
 
 def _scorers(plan: Plan) -> list[Problem]:
     run, problems = plan.run, []
-    outcomes = run.recipe.grader or run.args.reward.remote_url or plan.plugins.claims("marl_score_outcome", run)
+    outcomes = (
+        run.recipe.grader
+        or run.args.reward.remote_url
+        or plan.plugins.claims("marl_score_outcome", run)
+    )
     if not (outcomes or run.section(CaseSection) or plan.plugins.claims("marl_score_action", run)):
         problems.append(
             Problem(
                 "scores.none",
                 got="nothing scores the agents",
-                fix="give the recipe a grader, --reward.remote_url file.py, --reward.model_name_or_path, or a coach plugin",
+                fix="give the recipe a grader, --reward.remote_url file.py, "
+                "--reward.model_name_or_path, or a coach plugin",
             )
         )
     if run.args.eval.dataset and not outcomes:
@@ -135,7 +161,11 @@ def _pointless(plan: Plan) -> list[Problem]:
         )
         if value and flag in run.given
     ]
-    if not recipe.tasks and not run.args.data.prompt_dataset and not plan.plugins.claims("marl_tasks"):
+    if (
+        not recipe.tasks
+        and not run.args.data.prompt_dataset
+        and not plan.plugins.claims("marl_tasks")
+    ):
         problems.append(
             Problem(
                 "tasks.none",
@@ -147,7 +177,8 @@ def _pointless(plan: Plan) -> list[Problem]:
 
 
 def _data(plan: Plan) -> list[Problem]:
-    """Data files of a kind that is not read, and paths that are no file and no name of the hub's."""
+    """Data files of a kind that is not read, and paths that are no file and no name of the
+    hub's."""
     problems = []
     for flag in ("data.prompt_dataset", "eval.dataset"):
         name = flag_value(plan.run.args, flag)
@@ -157,7 +188,9 @@ def _data(plan: Plan) -> list[Problem]:
         where = at(flag=flag, file=name)
         if Path(name).suffix in SUFFIXES:
             problems += (
-                [] if Path(name).exists() else [Problem("tasks.no_file", where, "no such file", fix="correct the path")]
+                []
+                if Path(name).exists()
+                else [Problem("tasks.no_file", where, "no such file", fix="correct the path")]
             )
         elif (Path(name).exists() and not Path(name).is_dir()) or Path(name).suffix in NOT_READ:
             got = f"of files only {', '.join(SUFFIXES)} are read"
@@ -198,7 +231,10 @@ def _reward_function(plan: Plan) -> list[Problem]:
 
 
 def _folders(plan: Plan) -> list[Problem]:
-    output, saved = (Path(flag_value(plan.run.args, flag)).absolute() for flag in ("ckpt.output_dir", "ckpt.path"))
+    output, saved = (
+        Path(flag_value(plan.run.args, flag)).absolute()
+        for flag in ("ckpt.output_dir", "ckpt.path")
+    )
     own = [output / name for name in OF_THE_RUN]
     problems = [
         Problem(
@@ -227,7 +263,12 @@ def _unwritable(plan: Plan) -> list[Problem]:
     if "ckpt.path" not in plan.run.given:  # it lies in the other one
         del folders["ckpt.path"]
     return [
-        Problem("files.unwritable", at(flag=flag, folder=folder), "no file can be created there", fix="name another folder")
+        Problem(
+            "files.unwritable",
+            at(flag=flag, folder=folder),
+            "no file can be created there",
+            fix="name another folder",
+        )
         for flag, folder in folders.items()
         if not writable(Path(folder).absolute())
     ]

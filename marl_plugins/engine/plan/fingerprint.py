@@ -1,7 +1,8 @@
 """A run's fingerprint: what a run that resumes it must have in common with it, as JSON values.
 
-It is kept in the manifest of every saved step (engine/runtime/checkpoints.py) and compared when a run is resumed (engine/plan/resume.py). Files,
-plugins and models are held by name and content, never by where they are, so that a moved project is the same run.
+It is kept in the manifest of every saved step (engine/runtime/checkpoints.py) and compared when a
+run is resumed (engine/plan/resume.py). Files, plugins and models are held by name and content,
+never by where they are, so that a moved project is the same run.
 """
 
 from __future__ import annotations
@@ -32,7 +33,12 @@ from marl_plugins.engine.plan.plan import Plan
 from marl_plugins.engine.plan.workflow_file import workflow_files
 
 FREE = (
-    *("logger.*", "ckpt.*", "eval.*", "critic.save_value_network"),  # what is written, saved and counted
+    *(
+        "logger.*",
+        "ckpt.*",
+        "eval.*",
+        "critic.save_value_network",
+    ),  # what is written, saved and counted
     *(
         "vllm.*",
         "ref.*",
@@ -43,9 +49,15 @@ FREE = (
         "balance.*",
         "streaming.*",
     ),  # where and when it is computed
-    *("*.micro_batch_size", "*.gradient_checkpointing_*", "ds.enable_sleep", "ds.overlap_comm"),  # in which portions
+    *(
+        "*.micro_batch_size",
+        "*.gradient_checkpointing_*",
+        "ds.enable_sleep",
+        "ds.overlap_comm",
+    ),  # in which portions
 )
-"""Flags that may differ freely; so may `--max_steps` and the other flags of this project that are not the recipe's."""
+"""Flags that may differ freely; so may `--max_steps` and the other flags of this project that are
+not the recipe's."""
 ELSEWHERE = (
     *(
         "actor.model_name_or_path",
@@ -59,38 +71,57 @@ ELSEWHERE = (
 
 
 def fingerprint(plan: Plan, tools: Mapping[str, Tool] | None = None) -> dict[str, Any]:
-    """Returns what a resumed run must have in common with this one, as JSON values; the tasks as far as they have been read.
+    """Returns what a resumed run must have in common with this one, as JSON values; the tasks as
+    far as they have been read.
 
     Args:
-        tools: Those of the session; None before it has begun, when what a server offers is not known yet.
+        tools: Those of the session; None before it has begun, when what a server offers is not
+            known yet.
     """
     run, estimator = plan.run, estimator_of(plan)
     own = {name: compared_flags(plan, args) for name, args in run.policy_args.items()}
-    first = next(iter(own.values()))  # upstream's validation has completed a policy's flags, not the run's
+    first = next(
+        iter(own.values())
+    )  # upstream's validation has completed a policy's flags, not the run's
     shared = {
         name: first[name] if all(flags[name] == first[name] for flags in own.values()) else value
         for name, value in compared_flags(plan, run.args).items()
     }
-    values = dict(values_of(run.recipe.model_dump(include={"roles", "workflow", "grader", "tasks"})))
+    values = dict(
+        values_of(run.recipe.model_dump(include={"roles", "workflow", "grader", "tasks"}))
+    )
     for name, section in run.sections.items():
         if not isinstance(section, WarmStartConfig):
             values |= values_of(section.compared(), name)
     warm = run.section(WarmStartConfig)
     found: dict[str, Any] = {
         "mapping": run.recipe.mapping,
-        "roles": {r: names[0] if len(names := run.recipe.policies_of(r)) == 1 else names for r in run.recipe.roles},
+        "roles": {
+            r: names[0] if len(names := run.recipe.policies_of(r)) == 1 else names
+            for r in run.recipe.roles
+        },
         "policies": {p.name: _policy(run, p) for p in run.policies},
-        "estimator": type(estimator).__name__ if of_plugin(estimator) else run.args.algo.advantage.estimator,
+        "estimator": type(estimator).__name__
+        if of_plugin(estimator)
+        else run.args.algo.advantage.estimator,
         "recipe": values,
         "warm_start": warm.compared() if warm else None,
         "files": {what: [shown, file_digest(path)] for what, (shown, path) in _files(plan).items()},
         "flags": shared,
-        "policy_flags": {p: {n: v for n, v in flags.items() if v != shared.get(n)} for p, flags in own.items()},
+        "policy_flags": {
+            p: {n: v for n, v in flags.items() if v != shared.get(n)} for p, flags in own.items()
+        },
         "plugins": plan.plugins.versions(),
     }
     if tools is not None:
-        offered = {name: [function.schema for function in tool.functions or ()] for name, tool in tools.items()}
-        found["tools"] = {n: [sorted(s["function"]["name"] for s in all_), digest(all_)] for n, all_ in offered.items()}
+        offered = {
+            name: [function.schema for function in tool.functions or ()]
+            for name, tool in tools.items()
+        }
+        found["tools"] = {
+            n: [sorted(s["function"]["name"] for s in all_), digest(all_)]
+            for n, all_ in offered.items()
+        }
     if "train" in plan.counted:
         train = plan.tasks("train")
         found["tasks"] = [len(train), digest([[t.id, t.prompt] for t in train])]
@@ -127,10 +158,13 @@ def _policy(run: Run, policy: Policy) -> dict[str, Any]:
 
 
 def model_digest(folder: Path) -> str | None:
-    """Returns a short digest of a model's folder: its configuration, and name and size of its weights; None for a hub's name."""
+    """Returns a short digest of a model's folder: its configuration, and name and size of its
+    weights; None for a hub's name."""
     if not folder.is_dir():
         return None
-    weights = sorted([p.name, p.stat().st_size] for p in folder.iterdir() if p.suffix in (".safetensors", ".bin"))
+    weights = sorted(
+        [p.name, p.stat().st_size] for p in folder.iterdir() if p.suffix in (".safetensors", ".bin")
+    )
     return digest([file_digest(folder / "config.json"), weights])
 
 
@@ -144,19 +178,26 @@ def flat(args: SimpleNamespace, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def compared_flags(plan: Plan, args: SimpleNamespace) -> dict[str, Any]:
-    """Returns the flags that can be set and change what is learned: all but those of `FREE`, `ELSEWHERE` and plugins'
-    `may_differ`."""
+    """Returns the flags that can be set and change what is learned: all but those of `FREE`,
+    `ELSEWHERE` and plugins' `may_differ`."""
     free = _free(plan)
-    kept = {name: value for name, value in flat(args) if _can_be_set(name) and not matches(name, free)}
+    kept = {
+        name: value for name, value in flat(args) if _can_be_set(name) and not matches(name, free)
+    }
     return {
-        name: Path(value).name if _is_file(value) else copy.copy(shown_flag(name, value)) for name, value in kept.items()
+        name: Path(value).name if _is_file(value) else copy.copy(shown_flag(name, value))
+        for name, value in kept.items()
     }
 
 
 def _free(plan: Plan) -> list[str]:
     """The flags that may differ or are compared otherwise, the plugins' included."""
     modules = (plan.plugins.manager.get_plugin(name) for name in plan.plugins.names)
-    return [*FREE, *ELSEWHERE, *(flag for module in modules for flag in getattr(module, "may_differ", ()))]
+    return [
+        *FREE,
+        *ELSEWHERE,
+        *(flag for module in modules for flag in getattr(module, "may_differ", ())),
+    ]
 
 
 def _can_be_set(flag: str) -> bool:
@@ -165,7 +206,12 @@ def _can_be_set(flag: str) -> bool:
 
 def _is_file(value: Any) -> bool:
     """Returns whether a flag's value names a file, such as a rubric."""
-    return isinstance(value, str) and bool(Path(value).suffix) and len(value) < 4096 and Path(value).is_file()
+    return (
+        isinstance(value, str)
+        and bool(Path(value).suffix)
+        and len(value) < 4096
+        and Path(value).is_file()
+    )
 
 
 def matches(name: str, patterns: Iterable[str]) -> bool:
@@ -198,11 +244,18 @@ def _files(plan: Plan) -> dict[str, tuple[str, Path]]:
         if config.system:
             found[f"system prompt of role {role}"] = (config.system, run.folder / config.system)
         if config.followup:
-            found[f"followup prompt of role {role}"] = (config.followup, run.folder / config.followup)
+            found[f"followup prompt of role {role}"] = (
+                config.followup,
+                run.folder / config.followup,
+            )
     parts = {"workflow": recipe.workflow, "grader": recipe.grader, "tasks": recipe.tasks}
     for section in run.sections.values():
         parts |= section.files()
-    parts |= {f"workflow {file}": file for file in workflow_files(plan.plugins, run) if file != recipe.workflow}
+    parts |= {
+        f"workflow {file}": file
+        for file in workflow_files(plan.plugins, run)
+        if file != recipe.workflow
+    }
     for what, file in parts.items():
         if file:
             found[what] = (file, run.folder / file)
@@ -223,12 +276,17 @@ def _own_modules(folder: Path, plugins: Iterable[str]) -> list[Path]:
     others = {Path(name) for name in plugins if name.endswith(".py")}
     inside = f"{folder}{os.sep}"
     modules = list(sys.modules.items())
-    elsewhere = {  # thousands of modules may be loaded, most of them in packages that lie elsewhere as a whole
-        name
-        for name, module in modules
-        if "." not in name and (file := getattr(module, "__file__", None))
-        if not inside.startswith(f"{os.path.dirname(_real(file))}{os.sep}") and not _real(file).startswith(inside)
-    } | {"marl_plugins"}
+    elsewhere = (
+        # thousands of modules may be loaded, most of them in packages that lie elsewhere as a whole
+        {
+            name
+            for name, module in modules
+            if "." not in name and (file := getattr(module, "__file__", None))
+            if not inside.startswith(f"{os.path.dirname(_real(file))}{os.sep}")
+            and not _real(file).startswith(inside)
+        }
+        | {"marl_plugins"}
+    )
     own = {
         Path(_real(file))
         for name, module in modules
@@ -238,7 +296,10 @@ def _own_modules(folder: Path, plugins: Iterable[str]) -> list[Path]:
     return sorted(
         file
         for file in own
-        if not any(part.startswith(".") or part == "site-packages" for part in file.relative_to(folder).parts)
+        if not any(
+            part.startswith(".") or part == "site-packages"
+            for part in file.relative_to(folder).parts
+        )
     )
 
 

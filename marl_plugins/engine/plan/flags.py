@@ -1,7 +1,9 @@
-"""Words of a command line and `flags:` of a recipe, as flags with their place, and what is wrong with each.
+"""Words of a command line and `flags:` of a recipe, as flags with their place, and what is wrong
+with each.
 
-Each flag is first parsed alone, so that every wrong one is reported with where it stands; then all are parsed together, once
-for the run and once per policy. Precedence: command line, then recipe, then this project's defaults, then upstream's.
+Each flag is first parsed alone, so that every wrong one is reported with where it stands; then all
+are parsed together, once for the run and once per policy. Precedence: command line, then recipe,
+then this project's defaults, then upstream's.
 """
 
 from __future__ import annotations
@@ -56,7 +58,8 @@ OWN_FLAGS = (
     ),
 )
 MAX_LAG = (
-    "with --train.partial_rollout_enable: leave out rows of which a token was sampled by weights more than N versions older than "
+    "with --train.partial_rollout_enable: leave out rows of which a token was sampled by weights "
+    "more than N versions older than "
     "those that it would train; default: none is left out"
 )
 COMMAND_LINE = "command line"
@@ -77,9 +80,11 @@ CPU_DEFAULTS = {
 }
 """Further defaults on a machine without an accelerator."""
 AS_THE_POLICY = ("num_nodes", "num_gpus_per_node")
-"""Sizes of a critic and a reference that nobody gives are the policy's. Upstream's default is 8, whatever the policy has."""
+"""Sizes of a critic and a reference that nobody gives are the policy's. Upstream's default is 8,
+whatever the policy has."""
 UPSTREAM_FILES = ("data.prompt_dataset", "eval.dataset", "reward.remote_url")
-"""Upstream's flags that may name a file; a recipe's is relative to the recipe, like all its paths."""
+"""Upstream's flags that may name a file; a recipe's is relative to the recipe, like all its
+paths."""
 
 
 @dataclass(frozen=True)
@@ -121,29 +126,45 @@ def own_parser() -> upstream_cli.Parser:
     """Returns the flags of `openrlhf train` that are not upstream's."""
     parser = upstream_cli.Parser(prog="openrlhf train", add_help=False, allow_abbrev=False)
     add = parser.add_argument_group("multi-agent training").add_argument
-    add("--recipe", metavar="PATH", help="a recipe's YAML file, its folder, or the name of a shipped recipe")
+    add(
+        "--recipe",
+        metavar="PATH",
+        help="a recipe's YAML file, its folder, or the name of a shipped recipe",
+    )
     add(
         "--plugin",
         metavar="NAME",
         action="append",
         default=[],
-        help="use a plugin: dotted name, entry-point name or .py file; may be given several times, order counts",
+        help="use a plugin: dotted name, entry-point name or .py file; may be given several times, "
+        "order counts",
     )
     add(
         "--without",
         metavar="NAME",
         action="append",
         default=[],
-        help="take a plugin of the recipe out, with the recipe's keys and flags that only it reads; may be given several times",
+        help="take a plugin of the recipe out, with the recipe's keys and flags that only it "
+        "reads; may be given several times",
     )
-    add("--mapping", metavar="MAP", help="separate, shared, or role=policy,role=policy+policy; overrides the recipe's")
-    add("--max_steps", type=at_least(1), metavar="N", help="end after N training steps (rollout, update and sync)")
+    add(
+        "--mapping",
+        metavar="MAP",
+        help="separate, shared, or role=policy,role=policy+policy; overrides the recipe's",
+    )
+    add(
+        "--max_steps",
+        type=at_least(1),
+        metavar="N",
+        help="end after N training steps (rollout, update and sync)",
+    )
     add(
         "--max_idle_steps",
         type=at_least(0),
         default=MOST_IDLE_STEPS,
         metavar="N",
-        help="save the run and end it (exit code 1) after N steps in a row in which no row is trained or a tool loses every call, "
+        help="save the run and end it (exit code 1) after N steps in a row in which no row is "
+        "trained or a tool loses every call, "
         "or N evaluations that are lost; 0: never",
     )
     add("--async.max_lag", dest="max_lag", type=at_least(0), metavar="N", help=MAX_LAG)
@@ -153,8 +174,16 @@ def own_parser() -> upstream_cli.Parser:
         metavar="N",
         help="number of logical GPUs on a machine without GPUs; default: as needed",
     )
-    add("--resume", metavar="FOLDER", help="continue the run of a folder (its --ckpt.output_dir); further flags change it")
-    add("--resume_with_changes", action="store_true", help="accept differences between the saved run and this one")
+    add(
+        "--resume",
+        metavar="FOLDER",
+        help="continue the run of a folder (its --ckpt.output_dir); further flags change it",
+    )
+    add(
+        "--resume_with_changes",
+        action="store_true",
+        help="accept differences between the saved run and this one",
+    )
     add(
         "--trust_remote_code",
         action="store_true",
@@ -164,20 +193,23 @@ def own_parser() -> upstream_cli.Parser:
         "--sequences",
         choices=["conversations", "actions"],
         default="conversations",
-        help="what goes through the models in training: the turns of a conversation as one sequence, which computes every token "
+        help="what goes through the models in training: the turns of a conversation as one "
+        "sequence, which computes every token "
         "once, or every action with its context by itself",
     )
     add(
         "--no_trainer_logprobs",
         action="store_true",
-        help="leave the trainer's log-probs of the sampled tokens out of trajectories.jsonl; the engine's are always recorded",
+        help="leave the trainer's log-probs of the sampled tokens out of trajectories.jsonl; the "
+        "engine's are always recorded",
     )
     add(
         "--file_diffs",
         type=at_least(0),
         default=0,
         metavar="CHARACTERS",
-        help="record what each call of a tool changed in the files of the trajectory's workspace, as a unified diff of at most so "
+        help="record what each call of a tool changed in the files of the trajectory's workspace, "
+        "as a unified diff of at most so "
         "many characters per call; default: 0, which records names and sizes only",
     )
     add(
@@ -186,8 +218,10 @@ def own_parser() -> upstream_cli.Parser:
         type=at_least(0),
         default=0,
         metavar="N",
-        help="send so many trajectories of each step, and of each evaluation, to W&B as a table and to TensorBoard as text, where "
-        "they are on; tasks are chosen by the seed, so that an evaluation's are the same each time (0)",
+        help="send so many trajectories of each step, and of each evaluation, to W&B as a table "
+        "and to TensorBoard as text, where "
+        "they are on; tasks are chosen by the seed, so that an evaluation's are the same each time "
+        "(0)",
     )
     add("--dry-run", action="store_true", help="check everything, print the plan, start nothing")
     add("--debug", action="store_true", help="show tracebacks and the output of all processes")
@@ -196,7 +230,8 @@ def own_parser() -> upstream_cli.Parser:
 
 
 def split_flags(words: Sequence[str], where: str) -> list[GivenFlag]:
-    """Returns a command line cut into flags with their values, also those of the form `--flag=value`.
+    """Returns a command line cut into flags with their values, also those of the form
+    `--flag=value`.
 
     Raises:
         ConfigurationError: It begins with something that is not a flag.
@@ -208,7 +243,9 @@ def split_flags(words: Sequence[str], where: str) -> list[GivenFlag]:
             flags.append(GivenFlag(name, (value,) if equals else (), where))
         elif not flags:
             fix = f"a recipe is named by --recipe {word}"
-            raise ConfigurationError(Problem("flags.no_flag", at(line=where), repr(word), "a flag (--name)", fix))
+            raise ConfigurationError(
+                Problem("flags.no_flag", at(line=where), repr(word), "a flag (--name)", fix)
+            )
         else:
             last = flags.pop()
             flags.append(GivenFlag(last.name, (*last.words, word), where))
@@ -216,7 +253,8 @@ def split_flags(words: Sequence[str], where: str) -> list[GivenFlag]:
 
 
 def recipe_flags(flags: Mapping[str, Any], where: Callable[[str], str]) -> list[GivenFlag]:
-    """Returns a recipe's `flags:` as on a command line: true is a bare flag, false takes one back, a list is several words."""
+    """Returns a recipe's `flags:` as on a command line: true is a bare flag, false takes one back,
+    a list is several words."""
     given = []
     for name, value in flags.items():
         if value is False:
@@ -227,7 +265,9 @@ def recipe_flags(flags: Mapping[str, Any], where: Callable[[str], str]) -> list[
     return given
 
 
-def beside_recipe(flag: GivenFlag, folder: Path, actions: Mapping[str, argparse.Action]) -> GivenFlag:
+def beside_recipe(
+    flag: GivenFlag, folder: Path, actions: Mapping[str, argparse.Action]
+) -> GivenFlag:
     """Returns a recipe's flag, its file relative to the recipe's folder where it names one."""
     if len(flag.words) != 1 or flag.name not in actions:
         return flag
@@ -241,7 +281,8 @@ def beside_recipe(flag: GivenFlag, folder: Path, actions: Mapping[str, argparse.
 def settle_alternatives(
     flags: Iterable[GivenFlag], parser: argparse.ArgumentParser
 ) -> tuple[list[GivenFlag], list[Problem]]:
-    """Returns the flags with at most one of each mutually exclusive group, and the problems with the others.
+    """Returns the flags with at most one of each mutually exclusive group, and the problems with
+    the others.
 
     One on the command line replaces a recipe's.
     """
@@ -253,30 +294,51 @@ def settle_alternatives(
         chosen = {f.name: f for f in first}
         if len(chosen) > 1:
             where = at(line=first[0].where, flag=sorted(chosen))
-            problems.append(Problem("flags.exclusive", where, "they exclude each other", fix="remove one of them"))
+            problems.append(
+                Problem(
+                    "flags.exclusive", where, "they exclude each other", fix="remove one of them"
+                )
+            )
         kept = [f for f in kept if f.name not in names or f.name == first[0].name]
     return kept, problems
 
 
 def check_flag(
-    flag: GivenFlag, parser: upstream_cli.Parser, actions: Mapping[str, argparse.Action], per_policy: bool
+    flag: GivenFlag,
+    parser: upstream_cli.Parser,
+    actions: Mapping[str, argparse.Action],
+    per_policy: bool,
 ) -> list[Problem]:
     """Returns what is wrong with one flag, parsed alone."""
-    where, entry, action = at(line=flag.where, flag=flag.name), FLAGS.get(flag.name), actions.get(flag.name)
+    where, entry, action = (
+        at(line=flag.where, flag=flag.name),
+        FLAGS.get(flag.name),
+        actions.get(flag.name),
+    )
     if flag.name.startswith("-"):
         where, fix = at(line=flag.where, key=flag.name), f"write {flag.name.lstrip('-')}"
         return [Problem("flags.dashes", where, "flags stand in a recipe without dashes", fix=fix)]
     if action is None:
         typed = f"policy.{flag.policy}.{flag.name}" if flag.policy else flag.name
-        return [Problem("flags.unknown", at(line=flag.where, flag=typed), "unknown flag", fix=_hint(flag, actions))]
+        return [
+            Problem(
+                "flags.unknown",
+                at(line=flag.where, flag=typed),
+                "unknown flag",
+                fix=_hint(flag, actions),
+            )
+        ]
     if flag.off:
         got = "false is for switches, and this flag takes a value"
         return (
-            [Problem("flags.no_switch", where, got, fix="give the value, or remove the key")] if action.nargs != 0 else []
+            [Problem("flags.no_switch", where, got, fix="give the value, or remove the key")]
+            if action.nargs != 0
+            else []
         )
     if not entry and flag.name in parser.of_upstream:
         got = (
-            f"new in openrlhf {upstream_cli.upstream_version()}; what becomes of it with several policies is not known yet"
+            f"new in openrlhf {upstream_cli.upstream_version()}; what becomes of it with several "
+            "policies is not known yet"
         )
         return [Problem("flags.new", where, got, fix="remove it, or install a newer openrlhf-marl")]
     if entry and entry.status == "refused" and not _is_default(flag, action):
@@ -284,14 +346,20 @@ def check_flag(
     if entry and entry.status == "replaced":
         return [Problem("flags.replaced", where, f"has no effect here: replaced: {entry.note}")]
     if per_policy and (entry is None or entry.status != "policy"):
-        return [Problem("flags.whole_run", where, "holds for the whole run and cannot differ per policy")]
+        return [
+            Problem(
+                "flags.whole_run", where, "holds for the whole run and cannot differ per policy"
+            )
+        ]
     return parse_alone(flag, parser)
 
 
 def parse_alone(flag: GivenFlag, parser: argparse.ArgumentParser) -> list[Problem]:
     """Returns the problems that parsing one flag reports, with its place."""
     where, action = at(line=flag.where, flag=flag.name), actions_of(parser).get(flag.name)
-    if (dashes := [w for w in flag.words if re.match(r"[-\u2010-\u2015][^\d.]", w)]) and len(flag.words) > 1:
+    if (dashes := [w for w in flag.words if re.match(r"[-\u2010-\u2015][^\d.]", w)]) and len(
+        flag.words
+    ) > 1:
         fix = "a flag begins with two hyphens (--NAME)"
         return [Problem("flags.hyphens", where, f"{dashes[0]!r} is no value", fix=fix)]
     if action is not None and action.nargs == 0 and len(flag.words) == 1:
@@ -300,19 +368,28 @@ def parse_alone(flag: GivenFlag, parser: argparse.ArgumentParser) -> list[Proble
     other = OTHER_VALUES.get(flag.name, {})
     meant = "; ".join(other[word] for word in flag.words if word in other)
     try:
-        with users_code(at(flag=flag.name), place=at(line=flag.where)):  # a plugin's `type` may raise anything
+        with users_code(
+            at(flag=flag.name), place=at(line=flag.where)
+        ):  # a plugin's `type` may raise anything
             _, rest = parser.parse_known_args(flag.argv)
     except ConfigurationError as error:
         found = [p if p.names("line") else p.within(line=flag.where) for p in error.problems]
         return [replace(p, fix=p.fix or meant) for p in found]
     if rest:
         got = f"takes fewer values, got {' '.join(flag.words)}"
-        return [Problem("flags.too_many", where, got, fix=f"see openrlhf train --help for --{flag.name}")]
+        return [
+            Problem(
+                "flags.too_many", where, got, fix=f"see openrlhf train --help for --{flag.name}"
+            )
+        ]
     return []
 
 
-def repeated_flags(flags: Iterable[GivenFlag], actions: Mapping[str, argparse.Action]) -> list[Problem]:
-    """Returns the flags of a command line that are given more than once with different values, of which the last one holds."""
+def repeated_flags(
+    flags: Iterable[GivenFlag], actions: Mapping[str, argparse.Action]
+) -> list[Problem]:
+    """Returns the flags of a command line that are given more than once with different values, of
+    which the last one holds."""
     values: dict[str, list[str]] = {}
     for flag in flags:
         if flag.name != "plugin" and not isinstance(actions.get(flag.name), argparse._AppendAction):
@@ -341,15 +418,20 @@ def own_options(flags: Iterable[GivenFlag], problems: Problems) -> argparse.Name
 
 
 def unknown_flags(words: Sequence[str]) -> list[Problem]:
-    """Returns the flags of a command line for upstream's own trainer that upstream does not have, with what was probably
-    meant."""
+    """Returns the flags of a command line for upstream's own trainer that upstream does not have,
+    with what was probably meant."""
     root = upstream_cli.upstream_root()
     try:
         actions = actions_of(upstream_cli.build_parser(root))
     except ConfigurationError:  # a release whose parser only upstream itself can build
         return []
     return [
-        Problem("flags.unknown", at(line=flag.where, flag=flag.name), "unknown flag", fix=_hint(flag, actions))
+        Problem(
+            "flags.unknown",
+            at(line=flag.where, flag=flag.name),
+            "unknown flag",
+            fix=_hint(flag, actions),
+        )
         for flag in split_flags(words, COMMAND_LINE)
         if flag.name not in actions
     ]
@@ -357,11 +439,17 @@ def unknown_flags(words: Sequence[str]) -> list[Problem]:
 
 def actions_of(parser: argparse.ArgumentParser) -> dict[str, argparse.Action]:
     """Returns a parser's actions by the names of their flags, without dashes."""
-    return {option[2:]: a for a in parser._actions for option in a.option_strings if option.startswith("--")}
+    return {
+        option[2:]: a
+        for a in parser._actions
+        for option in a.option_strings
+        if option.startswith("--")
+    }
 
 
 def _hint(flag: GivenFlag, known: Iterable[str]) -> str:
-    """Returns what to do about an unknown flag: its name of today, the shipped plugin that has it, or what was probably meant."""
+    """Returns what to do about an unknown flag: its name of today, the shipped plugin that has it,
+    or what was probably meant."""
     name, first = flag.name, flag.name.partition(".")[0]
     if name in OWN_FLAGS:
         return "it is for the whole run, and only the command line takes it"
@@ -385,13 +473,17 @@ def _hint(flag: GivenFlag, known: Iterable[str]) -> str:
 def check_estimator_flags(
     flags: Iterable[GivenFlag], actions: Mapping[str, argparse.Action], estimator: str
 ) -> list[Problem]:
-    """Returns upstream's flags that have no effect with the run's estimator; upstream ignores them silently."""
+    """Returns upstream's flags that have no effect with the run's estimator; upstream ignores them
+    silently."""
     problems = []
     for flag in flags:
         entry = FLAGS.get(flag.name)
         idle = entry and entry.estimators and estimator not in entry.estimators
         if entry and idle and not flag.off and not _is_default(flag, actions[flag.name]):
-            got = f"has no effect with --algo.advantage.estimator {estimator}, only with {' or '.join(entry.estimators)}"
+            got = (
+                f"has no effect with --algo.advantage.estimator {estimator}, only with "
+                f"{' or '.join(entry.estimators)}"
+            )
             where = at(line=flag.where, flag=flag.name)
             problems.append(Problem("flags.idle", where, got, fix="remove one of the two"))
     return problems
@@ -407,13 +499,15 @@ def _is_default(flag: GivenFlag, action: argparse.Action) -> bool:
 
 
 class Flags:
-    """All flags of a command line and its recipe, checked one by one, ready to be parsed for the run and for each policy.
+    """All flags of a command line and its recipe, checked one by one, ready to be parsed for the
+    run and for each policy.
 
     Args:
         command_line: The flags on it that are not this project's own.
         recipe: The recipe's `flags:`, with their places.
         problems: What is wrong is added to it; wrong flags are left out of what is parsed.
-        output: The run's folder where none is given, so that runs of two recipes do not meet; None: upstream's default.
+        output: The run's folder where none is given, so that runs of two recipes do not meet; None:
+            upstream's default.
         plugins: The names of those that take part, built-in ones too.
     """
 
@@ -448,7 +542,8 @@ class Flags:
                 "flags.secret",
                 at(line=flag.where, flag=flag.name),
                 "is secret, and a recipe is copied into the folder of every run",
-                fix="remove it from the recipe, and give it on the command line or in the environment (WANDB_API_KEY)",
+                fix="remove it from the recipe, and give it on the command line or in the "
+                "environment (WANDB_API_KEY)",
             )
             for flag in recipe
             if flag.name in SECRETS and flag.words
@@ -459,26 +554,37 @@ class Flags:
         self.in_policies: dict[str, list[GivenFlag]] = {}
         defaults = {**DEFAULTS, **(CPU_DEFAULTS if device == "cpu" else {})}
         if output:
-            chosen = [f.words[0] for f in in_force(given) if f.name == "ckpt.output_dir" and f.words]
+            chosen = [
+                f.words[0] for f in in_force(given) if f.name == "ckpt.output_dir" and f.words
+            ]
             output = chosen[-1] if chosen else output
             defaults |= {"ckpt.output_dir": output, "ckpt.path": f"{output}/checkpoints"}
-        self.shared = [*recipe_flags(defaults, lambda _: DEFAULT), *self._checked(given, per_policy=False)]
+        self.shared = [
+            *recipe_flags(defaults, lambda _: DEFAULT),
+            *self._checked(given, per_policy=False),
+        ]
 
     def _checked(self, flags: Iterable[GivenFlag], per_policy: bool) -> list[GivenFlag]:
         """The flags that nothing is wrong with."""
         right = []
         for flag in flags:
-            wrong = check_flag(flag, self.parser, self.actions, per_policy) or self._without_plugin(flag)
+            wrong = check_flag(flag, self.parser, self.actions, per_policy) or self._without_plugin(
+                flag
+            )
             self.problems += wrong
             right += [] if wrong else [flag]
         return right
 
     def _without_plugin(self, flag: GivenFlag) -> list[Problem]:
-        """Returns the problem with a flag of upstream's that a plugin honours which takes no part."""
+        """Returns the problem with a flag of upstream's that a plugin honours which takes no
+        part."""
         entry = FLAGS.get(flag.name)
         if not entry or not entry.plugin or entry.plugin in self.plugins or flag.off:
             return []
-        got, fix = f"{entry.plugin} honours it, and takes no part", f"add --plugin {entry.plugin}, or remove it"
+        got, fix = (
+            f"{entry.plugin} honours it, and takes no part",
+            f"add --plugin {entry.plugin}, or remove it",
+        )
         return [Problem("flags.no_plugin", at(line=flag.where, flag=flag.name), got, fix=fix)]
 
     def check_estimator(self, estimator: str) -> None:
@@ -487,7 +593,8 @@ class Flags:
         self.problems += check_estimator_flags(given, self.actions, estimator)
 
     def _parse(self, flags: Iterable[GivenFlag]) -> SimpleNamespace:
-        # `--flag` arguments of a recipe are kept even when the command line repeats them: argparse takes the last one.
+        # `--flag` arguments of a recipe are kept even when the command line repeats them: argparse
+        # takes the last one.
         flat = self.parser.parse_args([w for f in in_force(flags) for w in f.argv])
         return upstream_cli.hierarchize(flat, self.root)
 
@@ -495,11 +602,15 @@ class Flags:
         """Returns all flags for the whole run, nested."""
         return self._parse(self.shared)
 
-    def by_policy(self, policies: Iterable[Policy], origins: Origins, estimator: str | None) -> dict[str, list[GivenFlag]]:
+    def by_policy(
+        self, policies: Iterable[Policy], origins: Origins, estimator: str | None
+    ) -> dict[str, list[GivenFlag]]:
         """Returns the flags of each policy's own, from the recipe and the command line."""
         own: dict[str, list[GivenFlag]] = {}
         for policy in policies:
-            given = recipe_flags(policy.flags, partial(origins.where, "policies", policy.name, "flags"))
+            given = recipe_flags(
+                policy.flags, partial(origins.where, "policies", policy.name, "flags")
+            )
             own[policy.name] = list(given)
         for flag in self.of_policies:
             name, _, upstream_name = flag.name.partition(".")[2].partition(".")
@@ -515,7 +626,9 @@ class Flags:
         for name, flags in own.items():
             typed = {f.name for f in flags if f.where == COMMAND_LINE}
             self.in_policies[name] = [
-                f for f in flags if f.where == COMMAND_LINE or f.name not in typed | self.on_command_line
+                f
+                for f in flags
+                if f.where == COMMAND_LINE or f.name not in typed | self.on_command_line
             ]
         checked = {name: self._checked(flags, per_policy=True) for name, flags in own.items()}
         if estimator is not None:
@@ -527,9 +640,13 @@ class Flags:
         """Returns the lines of the recipe on which flags stand, by their names.
 
         Args:
-            policies: Where one has a flag of its own, the line for all policies is left out; all policies where none is named.
+            policies: Where one has a flag of its own, the line for all policies is left out; all
+                policies where none is named.
         """
-        wanted, chosen = set(names), [name for name in policies if name in self.in_policies] or list(self.in_policies)
+        wanted, chosen = (
+            set(names),
+            [name for name in policies if name in self.in_policies] or list(self.in_policies),
+        )
         own = [flag for name in chosen for flag in self.in_policies[name]]
         given = [flag.name for flag in own]
         shared = [flag for flag in self.in_recipe if given.count(flag.name) < max(1, len(chosen))]
@@ -538,8 +655,9 @@ class Flags:
     def policy_args(self, own: Sequence[GivenFlag]) -> SimpleNamespace:
         """Returns all flags for one policy, nested.
 
-        The command line beats the recipe; in each of them a policy's own flag beats one for all policies. Its critic and its
-        reference have as many processes as itself, where nothing else is said.
+        The command line beats the recipe; in each of them a policy's own flag beats one for all
+        policies. Its critic and its reference have as many processes as itself, where nothing else
+        is said.
         """
         args = self._parse(sorted([*self.shared, *own], key=lambda f: f.where == COMMAND_LINE))
         given = {flag.name for flag in in_force([*self.shared, *own])}

@@ -1,8 +1,10 @@
-"""Checks whether prompts and tasks leave room in `--data.max_len`, counted with the tokenizer of each role's model.
+"""Checks whether prompts and tasks leave room in `--data.max_len`, counted with the tokenizer of
+each role's model.
 
-What is counted is the least that a role is shown: its prompt files with empty fields and, where the rehearsal showed it the
-task, each task's prompt; the answers of others are counted apart, at their greatest length. A folder's tokenizer is asked
-without its chat template, whose own tokens are not counted.
+What is counted is the least that a role is shown: its prompt files with empty fields and, where the
+rehearsal showed it the task, each task's prompt; the answers of others are counted apart, at their
+greatest length. A folder's tokenizer is asked without its chat template, whose own tokens are not
+counted.
 """
 
 from __future__ import annotations
@@ -42,7 +44,8 @@ class Counter:
 
 @dataclass
 class Lengths:
-    """The lengths of prompts and tasks, and what they show: what cannot work or may not, and a line for each role."""
+    """The lengths of prompts and tasks, and what they show: what cannot work or may not, and a line
+    for each role."""
 
     problems: list[Problem] = field(default_factory=list)
     lines: dict[str, str] = field(default_factory=dict)
@@ -75,9 +78,14 @@ def _looked_at(run: Run, role: str, models: Mapping[str, str]) -> list[tuple[int
 
 
 def _offered(run: Run, role: str, tools: Mapping[str, Tool]) -> str:
-    """Returns what a chat template has to show of a role's tools, as far as it is known; empty for a role without `calls`."""
+    """Returns what a chat template has to show of a role's tools, as far as it is known; empty for
+    a role without `calls`."""
     config = run.role(role)
-    schemas = [f.schema for f in functions_of([tools[name] for name in config.tools])] if config.calls else []
+    schemas = (
+        [f.schema for f in functions_of([tools[name] for name in config.tools])]
+        if config.calls
+        else []
+    )
     return json.dumps(schemas) if schemas else ""
 
 
@@ -90,7 +98,8 @@ def _check_role(
     tasks: Sequence[Task],
     tools: Mapping[str, Tool],
 ) -> str:
-    """Checks a role as one of its policies plays it, and returns the line that says what was counted.
+    """Checks a role as one of its policies plays it, and returns the line that says what was
+    counted.
 
     Args:
         limit: Tokens of the policy's longest sequence.
@@ -103,14 +112,17 @@ def _check_role(
         fixed += (tokens := counter.of_text(offered))
         line += f" + {tokens} of its tools"
     if unknown := [tool for tool in run.role(role).tools if tools[tool].functions == ()]:
-        line += f" + what {', '.join(unknown)} offers, known at the start" * bool(run.role(role).calls)
+        line += f" + what {', '.join(unknown)} offers, known at the start" * bool(
+            run.role(role).calls
+        )
     if fixed >= limit:
         found.problems.append(
             Problem(
                 "lengths.prompt",
                 at(role=role),
                 (
-                    f"its prompt ({run.folder / (run.role(role).prompt or '')}) has {fixed} tokens with empty fields, which "
+                    f"its prompt ({run.folder / (run.role(role).prompt or '')}) has {fixed} tokens "
+                    "with empty fields, which "
                     f"leaves no room for an answer in --data.max_len {limit}"
                 ),
                 fix="shorten it or raise --data.max_len",
@@ -123,7 +135,8 @@ def _check_role(
                 "lengths.prompt_short",
                 at(role=role),
                 (
-                    f"its prompt ({run.folder / (run.role(role).prompt or '')}) has {fixed} tokens with empty fields, which "
+                    f"its prompt ({run.folder / (run.role(role).prompt or '')}) has {fixed} tokens "
+                    "with empty fields, which "
                     f"leaves less than its max_new_tokens {wanted} in --data.max_len {limit}"
                 ),
                 fix="its answers may be cut off",
@@ -148,9 +161,11 @@ def _check_role(
             Problem(
                 "lengths.answers",
                 at(role=role),
-                f"its prompt, the longest task and the answers that it is shown have up to {total} tokens",
+                f"its prompt, the longest task and the answers that it is shown have up to {total} "
+                "tokens",
                 fix=(
-                    f"where that leaves no room for its own in --data.max_len {limit}, the trajectory counts as a "
+                    f"where that leaves no room for its own in --data.max_len {limit}, the "
+                    "trajectory counts as a "
                     "failure of the agents"
                 ),
                 severity="warning",
@@ -160,8 +175,11 @@ def _check_role(
     return f"{line}, of {limit} (max_new_tokens {wanted}; {counter.source})"
 
 
-def _compare(found: Lengths, role: str, tasks: Sequence[Task], left: Sequence[int], limit: int, wanted: int) -> None:
-    """Report the tasks that leave no room for an answer, and those that leave less than the role may write."""
+def _compare(
+    found: Lengths, role: str, tasks: Sequence[Task], left: Sequence[int], limit: int, wanted: int
+) -> None:
+    """Report the tasks that leave no room for an answer, and those that leave less than the role
+    may write."""
     worst = min(left)
     full, short = sum(n < 1 for n in left), sum(1 <= n < wanted for n in left)
     if full == len(left):
@@ -180,8 +198,10 @@ def _compare(found: Lengths, role: str, tasks: Sequence[Task], left: Sequence[in
                 "lengths.some_tasks",
                 at(role=role),
                 (
-                    f"{full} of {len(left)} tasks leave no room for an answer in --data.max_len {limit} (the "
-                    f"longest is {tasks[left.index(worst)].id!r}, {limit - worst} tokens with the prompt)"
+                    f"{full} of {len(left)} tasks leave no room for an answer in --data.max_len "
+                    f"{limit} (the "
+                    f"longest is {tasks[left.index(worst)].id!r}, {limit - worst} tokens with the "
+                    "prompt)"
                 ),
                 fix="they count as failures of the agents",
                 severity="warning",
@@ -193,7 +213,10 @@ def _compare(found: Lengths, role: str, tasks: Sequence[Task], left: Sequence[in
             Problem(
                 "lengths.short",
                 at(role=role),
-                (f"{short} of {len(left)} tasks leave less than its max_new_tokens {wanted} in --data.max_len {limit}"),
+                (
+                    f"{short} of {len(left)} tasks leave less than its max_new_tokens {wanted} in "
+                    f"--data.max_len {limit}"
+                ),
                 fix="its answers to them may be cut off",
                 severity="warning",
                 flags=("data.max_len",),
@@ -203,24 +226,34 @@ def _compare(found: Lengths, role: str, tasks: Sequence[Task], left: Sequence[in
 
 def _times_continued(run: Run, role: str) -> int:
     """Returns how many calls continued one conversation of a role in the rehearsal, at most."""
-    calls = [a.call for t in run.state(RehearsalResult).trajectories.values() for a in t.actions if a.role == role]
+    calls = [
+        a.call
+        for t in run.state(RehearsalResult).trajectories.values()
+        for a in t.actions
+        if a.role == role
+    ]
     return max(calls, default=0)
 
 
 def empty_messages(run: Run, role: str, later: bool = False) -> Messages:
-    """Returns a role's opening messages with nothing in their fields; or `later`, the message of a call that continues them."""
+    """Returns a role's opening messages with nothing in their fields; or `later`, the message of a
+    call that continues them."""
     prompt, system = run.prompt(role), run.system(role)
     if later:
         prompt, system = run.followup(role) or prompt, None
     names = {
-        name for text in (prompt, system or "") for _, name, _, _ in string.Formatter().parse(text) if name is not None
+        name
+        for text in (prompt, system or "")
+        for _, name, _, _ in string.Formatter().parse(text)
+        if name is not None
     }
     messages = prompt_renderer(prompt, system)(dict.fromkeys(names, ""))
     return [(m["role"], m["content"]) for m in messages]
 
 
 def _times_shown(run: Run, role: str, empty: Messages) -> int:
-    """Returns how often a role's opening messages in the rehearsal contain the task's prompt, beyond the prompt files."""
+    """Returns how often a role's opening messages in the rehearsal contain the task's prompt,
+    beyond the prompt files."""
 
     def times(text: str, messages: Messages) -> int:
         return sum(content.count(text) for _, content in messages)
@@ -239,13 +272,16 @@ def _times_shown(run: Run, role: str, empty: Messages) -> int:
 def longest_answer(run: Run, role: str) -> int:
     """Returns the maximum number of tokens of one generation of a role, by whatever policy."""
     own = run.role(role).max_new_tokens
-    limits = [run.policy_args[policy].rollout.max_new_tokens for policy in run.recipe.policies_of(role)]
+    limits = [
+        run.policy_args[policy].rollout.max_new_tokens for policy in run.recipe.policies_of(role)
+    ]
     return int(own or max(limit or 1 for limit in limits))
 
 
 def answers_shown(run: Run, role: str) -> int:
-    """Returns the maximum number of tokens of the answers, its own earlier ones included, that a role's conversation contains
-    when a call begins in the rehearsal, if each is as long as it may be."""
+    """Returns the maximum number of tokens of the answers, its own earlier ones included, that a
+    role's conversation contains when a call begins in the rehearsal, if each is as long as it may
+    be."""
 
     def tokens(trajectory: Trajectory, number: int) -> int:
         shown = " ".join(content for _, content in trajectory.actions[number].opening)
@@ -265,14 +301,19 @@ def answers_shown(run: Run, role: str) -> int:
 
 
 def _task_lengths(tasks: Sequence[Task], counter: Counter, times: int, room: int) -> list[int]:
-    """Tokens of each task; 0 for those that fit anyhow, because a token has at least one byte. The longest is always counted."""
+    """Tokens of each task; 0 for those that fit anyhow, because a token has at least one byte. The
+    longest is always counted."""
     sizes = [times * len(task.prompt.encode()) for task in tasks]
     bound = min(room, max(sizes) - 1)
-    return [times * counter.of_text(task.prompt) if size > bound else 0 for task, size in zip(tasks, sizes, strict=True)]
+    return [
+        times * counter.of_text(task.prompt) if size > bound else 0
+        for task, size in zip(tasks, sizes, strict=True)
+    ]
 
 
 def counter_of(model: str) -> Counter | None:
-    """Returns the counter of a model's tokens; None where its tokenizer is not on this machine in a form that is quick to read.
+    """Returns the counter of a model's tokens; None where its tokenizer is not on this machine in a
+    form that is quick to read.
 
     Raises:
         ConfigurationError: Its tokenizer is broken.
@@ -288,10 +329,17 @@ def counter_of(model: str) -> Counter | None:
         return None
     try:
         tokenizer = Tokenizer.from_file(str(file))
-    except Exception:  # the library raises nothing more specific; transformers may still read the folder
+    except (
+        Exception
+    ):  # the library raises nothing more specific; transformers may still read the folder
         if not _is_json(file):
             raise ConfigurationError(
-                Problem("files.json", at(file=file), "not JSON", fix="download the model's tokenizer again")
+                Problem(
+                    "files.json",
+                    at(file=file),
+                    "not JSON",
+                    fix="download the model's tokenizer again",
+                )
             ) from None
         return None
 
@@ -299,7 +347,9 @@ def counter_of(model: str) -> Counter | None:
         return len(tokenizer.encode(text, add_special_tokens=False))
 
     return Counter(
-        lambda messages: sum(of_text(content) for _, content in messages), of_text, f"with the tokenizer in {model}"
+        lambda messages: sum(of_text(content) for _, content in messages),
+        of_text,
+        f"with the tokenizer in {model}",
     )
 
 

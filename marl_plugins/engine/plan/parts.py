@@ -26,11 +26,21 @@ def policies_of(plugins: Plugins, run: Run) -> list[Policy]:
     Raises:
         ConfigurationError: A plugin's answer is something else.
     """
-    answer, owners = plugins.call_while_planning("marl_policies", run=run), plugins.owners("marl_policies")
-    right = isinstance(answer, list | tuple) and all(isinstance(p, Policy) and isinstance(p.model, str) for p in answer)
-    if right and (answer or not owners):  # a mapping of no role to any policy is reported with the roles
+    answer, owners = (
+        plugins.call_while_planning("marl_policies", run=run),
+        plugins.owners("marl_policies"),
+    )
+    right = isinstance(answer, list | tuple) and all(
+        isinstance(p, Policy) and isinstance(p.model, str) for p in answer
+    )
+    if right and (
+        answer or not owners
+    ):  # a mapping of no role to any policy is reported with the roles
         return list(answer)
-    wanted = "a list of Policy of marl_plugins.core.policy, one at least, each with the name of its model"
+    wanted = (
+        "a list of Policy of marl_plugins.core.policy, one at least, each with the name of "
+        "its model"
+    )
     raise ConfigurationError(wrong_answer(plugins, "marl_policies", f"{answer!r:.80}", wanted))
 
 
@@ -83,7 +93,8 @@ def tools_of(plugins: Plugins, run: Run) -> dict[str, Tool]:
 
 
 def _kind(value: Any) -> str:
-    """Names what a value is, in an error: a function or class by its name, another value by its type."""
+    """Names what a value is, in an error: a function or class by its name, another value by its
+    type."""
     if isinstance(value, Tool):
         return "one Tool"
     return getattr(value, "__name__", None) or f"{type(value).__name__} {value!r:.60}"
@@ -94,20 +105,31 @@ def _tool_problems(tool: Any) -> list[Problem]:
     if not isinstance(tool, Tool):
         return [Problem("tools.kind", (), _kind(tool), "a Tool of marl_plugins.core.tools")]
     if not isinstance(tool.name, str) or not tool.name:
-        return [Problem("tools.name", (), repr(tool.name), "a tool's name to be a non-empty string")]
+        return [
+            Problem("tools.name", (), repr(tool.name), "a tool's name to be a non-empty string")
+        ]
     problems = [
         Problem("tools.field", at(tool=tool.name), _kind(value), f"`{field}` to be {expected}")
         for field, value, right, expected in (
             ("run", tool.run, _is_async(tool.run), "a function written `async def`"),
-            ("find", tool.find, _is_find(tool), "a function that is not async, or None for a tool with functions"),
+            (
+                "find",
+                tool.find,
+                _is_find(tool),
+                "a function that is not async, or None for a tool with functions",
+            ),
             ("message_role", tool.message_role, isinstance(tool.message_role, str), "a string"),
         )
         if not right
     ]
     functions = tool.functions
-    if not isinstance(functions, tuple | list | None) or not all(isinstance(f, Function) for f in functions or ()):
+    if not isinstance(functions, tuple | list | None) or not all(
+        isinstance(f, Function) for f in functions or ()
+    ):
         wanted = "`functions` to be Functions of marl_plugins.core.tools"
-        problems.append(Problem("tools.functions", at(tool=tool.name), f"{functions!r:.80}", wanted))
+        problems.append(
+            Problem("tools.functions", at(tool=tool.name), f"{functions!r:.80}", wanted)
+        )
     for field, function in (("run", tool.run), ("find", tool.find)):
         if callable(function) and (wrong := arity_problem(function, 1)):
             fix = f"`{field}` takes one argument"
@@ -123,12 +145,16 @@ def _is_find(tool: Tool) -> bool:
 
 
 def _is_async(function: Any) -> bool:
-    """Returns whether calling something gives an awaitable: `async def` itself, or an object whose `__call__` is."""
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
+    """Returns whether calling something gives an awaitable: `async def` itself, or an object whose
+    `__call__` is."""
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(
+        getattr(function, "__call__", None)  # noqa: B004
+    )
 
 
 def arity_problem(function: Any, arguments: int) -> Problem | None:
-    """Returns why a function cannot be called with that many arguments, with its file and line; None where it can."""
+    """Returns why a function cannot be called with that many arguments, with its file and line;
+    None where it can."""
     try:
         inspect.signature(function).bind(*[None] * arguments)
     except TypeError as error:
@@ -152,14 +178,20 @@ def estimator_of(plan: Plan) -> Estimator:
     run = plan.run
     estimator: Estimator = plan.plugins.call_while_planning("marl_estimator", run=run)
     samples = run.args.rollout.n_samples_per_prompt
-    problems = check_estimator(estimator, samples, len(run.trained_roles), run.turns, critic=has_critics(run))
+    problems = check_estimator(
+        estimator, samples, len(run.trained_roles), run.turns, critic=has_critics(run)
+    )
     if not of_plugin(estimator):
         if problems:
             raise ConfigurationError(problems)
         return estimator
     name, wanted = type(estimator).__name__, run.args.algo.advantage.estimator
     by_name = "algo.advantage.estimator" in run.given
-    if isinstance(estimator, Estimator) and by_name and not (estimator.needs_critic and wanted == "gae"):
+    if (
+        isinstance(estimator, Estimator)
+        and by_name
+        and not (estimator.needs_critic and wanted == "gae")
+    ):
         problems.append(
             Problem(
                 "estimator.replaced",

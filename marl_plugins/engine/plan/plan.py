@@ -51,9 +51,14 @@ class Plan:
 
     @property
     def counted(self) -> dict[str, int]:
-        """Tasks of each split, and training steps, as far as tasks have been read: a hub's are read when a run starts."""
-        counts: dict[str, int] = {split: len(self._tasks[split]) for split in ("train", "eval") if split in self._tasks}
+        """Tasks of each split, and training steps, as far as tasks have been read: a hub's are read
+        when a run starts."""
+        counts: dict[str, int] = {
+            split: len(self._tasks[split]) for split in ("train", "eval") if split in self._tasks
+        }
         if "train" in counts:
             steps = len(self.run.episode_steps(counts["train"])) * self.run.args.train.num_episodes
-            counts["steps"] = steps if self.run.max_steps is None else min(steps, self.run.max_steps)
+            counts["steps"] = (
+                steps if self.run.max_steps is None else min(steps, self.run.max_steps)
+            )
         return counts

@@ -1,4 +1,5 @@
-"""Problems of a plan, collected while it is built, each with the lines of the recipe on which the flags stand that it is about."""
+"""Problems of a plan, collected while it is built, each with the lines of the recipe on which the
+flags stand that it is about."""
 
 from __future__ import annotations
 
@@ -19,7 +20,8 @@ Lines = Callable[[Iterable[str], Iterable[str]], Iterable[str]]
 
 
 class Problems(list[Problem]):
-    """The problems of a plan, and what is worth knowing; plain sentences of users become problems."""
+    """The problems of a plan, and what is worth knowing; plain sentences of users become
+    problems."""
 
     def __iadd__(self, found: Iterable[Problem | str]) -> Self:  # type: ignore[override, misc]
         self.extend(map(problem_of, found))
@@ -53,16 +55,19 @@ class Problems(list[Problem]):
             raise ConfigurationError(errors)
 
     def placed(self, origins: Origins, lines: Lines) -> Problems:
-        """Returns the problems with the recipe's lines that they are about, where they name none yet.
+        """Returns the problems with the recipe's lines that they are about, where they name none
+        yet.
 
         Args:
-            lines: The recipe's lines on which flags stand, by their names and those of policies (of all, where none is named).
+            lines: The recipe's lines on which flags stand, by their names and those of policies (of
+                all, where none is named).
         """
         return Problems(_placed(problem, origins, lines) for problem in self)
 
 
 def each_cause_once(problems: Iterable[Problem]) -> list[Problem]:
-    """Returns one problem for each cause: with the places of all that say the same of a file, and without what follows from it."""
+    """Returns one problem for each cause: with the places of all that say the same of a file, and
+    without what follows from it."""
     of_cause: dict[Hashable, list[Problem]] = {}
     for problem in problems:
         of_cause.setdefault(_cause(problem), []).append(problem)
@@ -70,7 +75,8 @@ def each_cause_once(problems: Iterable[Problem]) -> list[Problem]:
 
 
 def _cause(problem: Problem) -> Hashable:
-    """Returns what problems with one cause share: a missing file, or what is said of the same file or line; else the problem."""
+    """Returns what problems with one cause share: a missing file, or what is said of the same file
+    or line; else the problem."""
     if problem.missing:
         return problem.missing
     innermost = problem.where[-1] if problem.where else None
@@ -79,12 +85,20 @@ def _cause(problem: Problem) -> Hashable:
 
 
 def _united(problems: Sequence[Problem]) -> Problem:
-    """Returns the problem that is about the file itself, or else the first, with the places of those that say the same."""
+    """Returns the problem that is about the file itself, or else the first, with the places of
+    those that say the same."""
     if len(problems) == 1:
         return problems[0]
-    itself = [p for p in problems if p.missing and realpath((p.names("file") or ("",))[-1]) == p.missing]
+    itself = [
+        p for p in problems if p.missing and realpath((p.names("file") or ("",))[-1]) == p.missing
+    ]
     first, *others = itself or problems
-    outer = [place for p in (first, *others) if p.where[-1:] == first.where[-1:] for place in p.where[:-1]]
+    outer = [
+        place
+        for p in (first, *others)
+        if p.where[-1:] == first.where[-1:]
+        for place in p.where[:-1]
+    ]
     kinds = dict.fromkeys(place.kind for place in outer)
     around = (place for kind in kinds for place in dict.fromkeys(outer) if place.kind == kind)
     return replace(first, where=(*around, *first.where[-1:]))

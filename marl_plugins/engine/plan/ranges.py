@@ -66,18 +66,29 @@ RANGES: Mapping[str, Number] = MappingProxyType(
         ),
         "train.seed": Number(int, least=0, most=2**32 - 1),
         "rollout.temperature": Number(float, above=0, because="the trainer divides by it"),
-        **dict.fromkeys(("rollout.top_p", "vllm.gpu_memory_utilization"), Number(float, above=0, most=1)),
+        **dict.fromkeys(
+            ("rollout.top_p", "vllm.gpu_memory_utilization"), Number(float, above=0, most=1)
+        ),
         "reward.overlong_buffer_len": Number(float, above=0),
         "reward.stop_properly_penalty_coef": Number(float, most=1),
         "ds.zero_stage": Number(int, least=0, most=3),
-        "ds.lora.rank": Number(int, least=0, most=512, because="vLLM's engines know no larger adapters"),
+        "ds.lora.rank": Number(
+            int, least=0, most=512, because="vLLM's engines know no larger adapters"
+        ),
         "ds.lora.alpha": at_least(1),
         "ds.lora.dropout": between(0, 1),
     }
 )
 
 SCHEDULERS = (
-    *("cosine_with_min_lr", "cosine_warmup_with_min_lr", "cosine", "cosine_with_restarts", "linear", "polynomial"),
+    *(
+        "cosine_with_min_lr",
+        "cosine_warmup_with_min_lr",
+        "cosine",
+        "cosine_with_restarts",
+        "linear",
+        "polynomial",
+    ),
     *("constant", "constant_with_warmup", "inverse_sqrt"),
 )
 """Schedules of transformers that need nothing which upstream does not give them."""

@@ -1,10 +1,12 @@
-"""Checks whether a saved step can be resumed: what differs between the run that was saved and the run of now, and what is on disk.
+"""Checks whether a saved step can be resumed: what differs between the run that was saved and the
+run of now, and what is on disk.
 
     manifest + fingerprint of now (engine/plan/fingerprint.py) -> differences, each in plain words
 
-A difference that makes resuming impossible (policies, their models, processes and optimisers) is refused. Any other changes
-what is learned: it is refused too, unless `--resume_with_changes` accepts it. What a manifest of an earlier release does not
-hold is not compared.
+A difference that makes resuming impossible (policies, their models, processes and optimisers) is
+refused. Any other changes
+what is learned: it is refused too, unless `--resume_with_changes` accepts it. What a manifest of an
+earlier release does not hold is not compared.
 """
 
 from __future__ import annotations
@@ -30,7 +32,8 @@ from marl_plugins.engine.plan.parts import has_critics
 from marl_plugins.engine.plan.plan import Plan
 
 SCHEMA_VERSION = 3
-"""2 and 3 differ in what the manifest says of its files and of itself: their sizes and digests, and its own."""
+"""2 and 3 differ in what the manifest says of its files and of itself: their sizes and digests, and
+its own."""
 READ_SCHEMAS = (1, 2, 3)
 MANIFEST = "manifest.json"
 COMMAND_FILE = Path("run") / "command.json"
@@ -83,7 +86,8 @@ MANIFEST_FORM = TypeAdapter(_ManifestForm)
 
 
 class Comparison:
-    """The differences between a saved step's fingerprint and the one of now, as problems: `resume.changed` or `resume.fixed`."""
+    """The differences between a saved step's fingerprint and the one of now, as problems:
+    `resume.changed` or `resume.fixed`."""
 
     def __init__(self, step: int, saved: Mapping[str, Any], now: Mapping[str, Any]):
         self.step, self.saved, self.now = step, saved, now
@@ -95,9 +99,13 @@ class Comparison:
         self._tools()
         self._tasks()
 
-    def _changed(self, where: Where, before: Any, after: Any, fixed: bool = False, what: str = "") -> None:
+    def _changed(
+        self, where: Where, before: Any, after: Any, fixed: bool = False, what: str = ""
+    ) -> None:
         if before != after:
-            changed = f"was {_shown(before)} when step {self.step} was saved, and is {_shown(after)} now"
+            changed = (
+                f"was {_shown(before)} when step {self.step} was saved, and is {_shown(after)} now"
+            )
             self._add(where, f"{what} {changed}".lstrip(), fixed)
 
     def _since(self, where: Where, what: str, fixed: bool = False) -> None:
@@ -111,7 +119,9 @@ class Comparison:
         )
         fix = f"{fix}, or start a new run with another --ckpt.path"
         self.found.append(
-            Problem("resume.fixed", where, got, fix=fix) if fixed else Problem("resume.changed", where, got, fix=fix)
+            Problem("resume.fixed", where, got, fix=fix)
+            if fixed
+            else Problem("resume.changed", where, got, fix=fix)
         )
 
     def _both(self, key: str) -> Iterator[tuple[str, Any, Any]]:
@@ -122,20 +132,36 @@ class Comparison:
     def _roles_and_policies(self) -> None:
         before, after = self.saved["roles"], self.now["roles"]
         mappings = self.saved.get("mapping", {}), self.now["mapping"]
-        if before != after and all(isinstance(m, str) for m in mappings) and mappings[0] != mappings[1]:
+        if (
+            before != after
+            and all(isinstance(m, str) for m in mappings)
+            and mappings[0] != mappings[1]
+        ):
             self._changed(at(flag="mapping"), mappings[0], mappings[1], fixed=True)
             return
         for role in dict.fromkeys([*before, *after]):
             if role not in after or role not in before:
-                self._since(at(role=role), f"has been {'added' if role in after else 'removed'}", fixed=True)
+                self._since(
+                    at(role=role), f"has been {'added' if role in after else 'removed'}", fixed=True
+                )
             else:
-                self._changed(at(flag="mapping", role=role), before[role], after[role], fixed=True, what="its policy")
+                self._changed(
+                    at(flag="mapping", role=role),
+                    before[role],
+                    after[role],
+                    fixed=True,
+                    what="its policy",
+                )
         before, after = self.saved["policies"], self.now["policies"]
         for policy in dict.fromkeys([*before, *after]):
             if policy in before and policy in after:
                 self._policy(policy, before[policy], after[policy])
             elif self.saved["roles"] == self.now["roles"]:
-                self._since(at(policy=policy), f"has been {'added' if policy in after else 'removed'}", fixed=True)
+                self._since(
+                    at(policy=policy),
+                    f"has been {'added' if policy in after else 'removed'}",
+                    fixed=True,
+                )
 
     def _policy(self, name: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
         where, contents = at(policy=name), (before.get("content"), after.get("content"))
@@ -148,8 +174,14 @@ class Comparison:
         self._changed(where, words[before["trainable"]], words[after["trainable"]], fixed=True)
         self._changed(where, before.get("follows"), after.get("follows"), what="what it follows")
         sizes = {
-            "ranks": ("the number of training processes", ("actor.num_nodes", "actor.num_gpus_per_node")),
-            "critic": ("the number of its critic's processes", ("critic.num_nodes", "critic.num_gpus_per_node")),
+            "ranks": (
+                "the number of training processes",
+                ("actor.num_nodes", "actor.num_gpus_per_node"),
+            ),
+            "critic": (
+                "the number of its critic's processes",
+                ("critic.num_nodes", "critic.num_gpus_per_node"),
+            ),
             "zero_stage": ("", ("ds.zero_stage",)),
         }
         for key, (what, flags) in sizes.items():
@@ -157,14 +189,22 @@ class Comparison:
             self._changed(of_it, before.get(key, 0), after.get(key, 0), fixed=True, what=what)
 
     def _flags(self) -> None:
-        self._changed(at(name="the estimator"), self.saved.get("estimator", self.now["estimator"]), self.now["estimator"])
+        self._changed(
+            at(name="the estimator"),
+            self.saved.get("estimator", self.now["estimator"]),
+            self.now["estimator"],
+        )
         shared = {flag: (before, after) for flag, before, after in self._both("flags")}
         for flag, (before, after) in shared.items():
             self._changed(at(flag=flag), before, after, matches(flag, FIXED))
         for policy, mine, now in self._both("policy_flags"):
             for flag in dict.fromkeys([*mine, *now]):
                 before, after = {**self.saved["flags"], **mine}, {**self.now["flags"], **now}
-                if flag in before and flag in after and (before[flag], after[flag]) != shared.get(flag):
+                if (
+                    flag in before
+                    and flag in after
+                    and (before[flag], after[flag]) != shared.get(flag)
+                ):
                     where = at(flag=f"policy.{policy}.{flag}")
                     self._changed(where, before[flag], after[flag], matches(flag, FIXED))
         for key, before, after in self._both("recipe"):
@@ -194,10 +234,18 @@ class Comparison:
     def _tools(self) -> None:
         for tool, (before, was), (after, now) in self._both("tools"):
             if was != now:
-                added, removed = (sorted({*a} - {*b}) for a, b in ((after, before), (before, after)))
-                parts = [f"{what} {', '.join(names)}" for what, names in (("added", added), ("removed", removed)) if names]
+                added, removed = (
+                    sorted({*a} - {*b}) for a, b in ((after, before), (before, after))
+                )
+                parts = [
+                    f"{what} {', '.join(names)}"
+                    for what, names in (("added", added), ("removed", removed))
+                    if names
+                ]
                 self._since(
-                    at(tool=tool), f"what it offers has changed ({'; '.join(parts) or 'descriptions or arguments'})"
+                    at(tool=tool),
+                    "what it offers has changed "
+                    f"({'; '.join(parts) or 'descriptions or arguments'})",
                 )
 
     def _tasks(self) -> None:
@@ -215,27 +263,33 @@ def _shown(value: Any) -> str:
     return "not set" if value is None else value if isinstance(value, str) else json.dumps(value)
 
 
-def differences(step: int, saved: Mapping[str, Any], now: Mapping[str, Any], with_changes: bool) -> list[str]:
+def differences(
+    step: int, saved: Mapping[str, Any], now: Mapping[str, Any], with_changes: bool
+) -> list[str]:
     """Returns the differences that `--resume_with_changes` has accepted, each as a sentence.
 
     Raises:
         ConfigurationError: There are others.
     """
     found = Comparison(step, saved, now).found
-    if problems := [problem for problem in found if problem.code == "resume.fixed" or not with_changes]:
+    if problems := [
+        problem for problem in found if problem.code == "resume.fixed" or not with_changes
+    ]:
         raise ConfigurationError(problems)
     return [str(replace(problem, fix="")) for problem in found]
 
 
 def manifest_of(folder: Path, step: int) -> Path:
-    """Returns a copy of the manifest as it was when a step was saved; it names the step while `manifest.json` names a later
-    one."""
+    """Returns a copy of the manifest as it was when a step was saved; it names the step while
+    `manifest.json` names a later one."""
     return folder / f"manifest-{step}.json"
 
 
 def saved_steps(folder: Path) -> list[int]:
     """Returns steps with such a copy."""
-    names = (re.fullmatch(r"manifest-(\d+)\.json", path.name) for path in folder.glob("manifest-*.json"))
+    names = (
+        re.fullmatch(r"manifest-(\d+)\.json", path.name) for path in folder.glob("manifest-*.json")
+    )
     return sorted(int(name.group(1)) for name in names if name)
 
 
@@ -247,14 +301,18 @@ def sealed(values: Mapping[str, Any]) -> dict[str, Any]:
 
 def is_whole(values: Mapping[str, Any]) -> bool:
     """Returns whether sealed values are those that were sealed."""
-    return bool(values.get("digest") == digest({name: value for name, value in values.items() if name != "digest"}))
+    return bool(
+        values.get("digest")
+        == digest({name: value for name, value in values.items() if name != "digest"})
+    )
 
 
 def read_manifest(folder: Path) -> dict[str, Any] | None:
     """Returns the last complete step below `--ckpt.path`, or None.
 
     Raises:
-        ConfigurationError: A manifest that cannot be read, is damaged, missing although steps are saved, or of another schema.
+        ConfigurationError: A manifest that cannot be read, is damaged, missing although steps are
+            saved, or of another schema.
     """
     path = folder / MANIFEST
     try:
@@ -265,7 +323,9 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
         got, fix = f"missing, though step {steps[-1]} is saved", way_out(folder, steps[-1] + 1)
         raise ConfigurationError(Problem("resume.gone", at(file=path), got, fix=fix)) from None
     except OSError as error:
-        raise ConfigurationError(Problem("files.unreadable", at(file=path), f"cannot be read: {error.strerror}")) from None
+        raise ConfigurationError(
+            Problem("files.unreadable", at(file=path), f"cannot be read: {error.strerror}")
+        ) from None
     except ValueError as error:
         got, fix = f"cannot be read: {error}", way_out(folder)
         raise ConfigurationError(Problem("resume.manifest", at(file=path), got, fix=fix)) from None
@@ -282,24 +342,30 @@ def _manifest(data: bytes) -> dict[str, Any]:
         raise ValueError(f"expected the manifest of a saved step, got {reprlib.repr(value)}")
     if (schema := value.get("schema")) not in READ_SCHEMAS or isinstance(schema, bool):
         raise ValueError(
-            f"schema {reprlib.repr(schema)}, this release reads {', '.join(map(str, READ_SCHEMAS))}: resume with the release that "
+            f"schema {reprlib.repr(schema)}, this release reads "
+            f"{', '.join(map(str, READ_SCHEMAS))}: resume with the release that "
             "wrote it"
         )
     if schema == SCHEMA_VERSION and not is_whole(value):
         raise ValueError("it is damaged: its content does not have the digest that it names")
     try:
-        found: dict[str, Any] = value if schema > 1 else {**value, "run": _from_schema_1(value["run"])}
+        found: dict[str, Any] = (
+            value if schema > 1 else {**value, "run": _from_schema_1(value["run"])}
+        )
         MANIFEST_FORM.validate_python(found)
     except (LookupError, TypeError, AttributeError) as error:
         raise ValueError(f"it is damaged: {error!r}") from None
     except ValidationError as error:
         first = error.errors()[0]
-        raise ValueError(f"it is damaged: {'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+        raise ValueError(
+            f"it is damaged: {'.'.join(map(str, first['loc']))}: {first['msg']}"
+        ) from None
     return found
 
 
 def named_files(path: Path) -> set[str]:
-    """Returns the files that a step's manifest names, relative to `--ckpt.path`; none where it cannot be used."""
+    """Returns the files that a step's manifest names, relative to `--ckpt.path`; none where it
+    cannot be used."""
     with contextlib.suppress(OSError, ValueError):
         return set(_manifest(read_bytes(path)).get("files", {}))
     return set()
@@ -324,9 +390,15 @@ def way_out(folder: Path, step: int | None = None) -> str:
 def _from_schema_1(run: Mapping[str, Any]) -> dict[str, Any]:
     """A fingerprint of the first schema as one of the second, which has less to compare."""
     found = dict(run)
-    found["flags"] = {name: found.pop(name) for name in [*found] if "." in name} | {"train.seed": found.pop("seed")}
-    found["policy_flags"] = {name: {"train.max_epochs": policy["epochs"]} for name, policy in found["policies"].items()}
-    found["plugins"] = {labels_of(found["plugins"])[name]: version for name, version in found["plugins"].items()}
+    found["flags"] = {name: found.pop(name) for name in [*found] if "." in name} | {
+        "train.seed": found.pop("seed")
+    }
+    found["policy_flags"] = {
+        name: {"train.max_epochs": policy["epochs"]} for name, policy in found["policies"].items()
+    }
+    found["plugins"] = {
+        labels_of(found["plugins"])[name]: version for name, version in found["plugins"].items()
+    }
     return found
 
 
@@ -337,18 +409,30 @@ def tag(step: int) -> str:
 
 def saved_folders(folder: Path, policies: Iterable[str], critics: bool) -> list[Path]:
     """Returns the folders of DeepSpeed's checkpoints of some policies."""
-    return [folder / policy / part for policy in policies for part in ("_actor", *(["_critic"] if critics else []))]
+    return [
+        folder / policy / part
+        for policy in policies
+        for part in ("_actor", *(["_critic"] if critics else []))
+    ]
 
 
-def missing_parts(folder: Path, manifest: Mapping[str, Any], critics: bool = False) -> list[Problem]:
-    """Returns what of a saved step is not on disk, as far as names and sizes show, and how to continue without it."""
+def missing_parts(
+    folder: Path, manifest: Mapping[str, Any], critics: bool = False
+) -> list[Problem]:
+    """Returns what of a saved step is not on disk, as far as names and sizes show, and how to
+    continue without it."""
     problems = _missing(folder, manifest, critics)
     return [*first_of(problems, folder), damaged(folder, manifest["step"])] if problems else []
 
 
 def damaged(folder: Path, step: int) -> Problem:
     """Returns the last of the problems with a saved step."""
-    return Problem("resume.damaged", at(folder=folder), f"step {step} cannot be resumed", fix=way_out(folder, step))
+    return Problem(
+        "resume.damaged",
+        at(folder=folder),
+        f"step {step} cannot be resumed",
+        fix=way_out(folder, step),
+    )
 
 
 def _missing(folder: Path, manifest: Mapping[str, Any], critics: bool = False) -> list[Problem]:
@@ -360,8 +444,12 @@ def _missing(folder: Path, manifest: Mapping[str, Any], critics: bool = False) -
             problems.append(Problem("resume.missing", at(folder=part), "is missing", fix=fix))
         elif not any(path.stat().st_size for path in part.glob("*.pt")):
             gone.append(part)
-            problems.append(Problem("resume.no_weights", at(folder=part), "holds no weights (*.pt)", fix=fix))
-    for name, (size, _) in manifest.get("files", {}).items():  # manifests of earlier releases list none
+            problems.append(
+                Problem("resume.no_weights", at(folder=part), "holds no weights (*.pt)", fix=fix)
+            )
+    for name, (size, _) in manifest.get(
+        "files", {}
+    ).items():  # manifests of earlier releases list none
         path = folder / name
         if any(path.is_relative_to(part) for part in gone):
             continue
@@ -375,19 +463,23 @@ def _missing(folder: Path, manifest: Mapping[str, Any], critics: bool = False) -
 
 def how_to_resume(output: Path) -> str:
     """Returns the words that resume the run of a folder."""
-    return f"openrlhf train --resume {output}" if (output / COMMAND_FILE).is_file() else "--ckpt.load_enable"
+    return (
+        f"openrlhf train --resume {output}"
+        if (output / COMMAND_FILE).is_file()
+        else "--ckpt.load_enable"
+    )
 
 
 def with_resumption(plan: Plan, remarks: Sequence[Problem] = ()) -> tuple[Plan, int]:
-    """Returns the plan with what is to be known of its resumption among its warnings, and the step that it continues from, 0
-    for none.
+    """Returns the plan with what is to be known of its resumption among its warnings, and the step
+    that it continues from, 0 for none.
 
     Args:
         remarks: Further warnings.
 
     Raises:
-        ConfigurationError: The folder holds a run that is not to be resumed; what is resumed is another run; or parts of the
-            saved step are missing.
+        ConfigurationError: The folder holds a run that is not to be resumed; what is resumed is
+            another run; or parts of the saved step are missing.
     """
     run, options, warnings = plan.run, plan.options, list(remarks)
     folder, load = Path(run.args.ckpt.path), run.args.ckpt.load_enable
@@ -401,7 +493,9 @@ def with_resumption(plan: Plan, remarks: Sequence[Problem] = ()) -> tuple[Plan, 
         if not load:
             raise ConfigurationError(taken(folder, step, run.output))
         try:
-            changes = differences(step, manifest["run"], fingerprint(plan), options.resume_with_changes)
+            changes = differences(
+                step, manifest["run"], fingerprint(plan), options.resume_with_changes
+            )
             warnings += accepted(changes)
         except ConfigurationError as error:
             problems += error.problems
@@ -412,7 +506,9 @@ def with_resumption(plan: Plan, remarks: Sequence[Problem] = ()) -> tuple[Plan, 
         if last is not None and step >= last:
             got = f"nothing is left to train: step {step} is saved and the run has {last} steps"
             fix = "raise --max_steps or --train.num_episodes"
-            warnings.append(Problem("resume.done", at(folder=folder), got, fix=fix, severity="warning"))
+            warnings.append(
+                Problem("resume.done", at(folder=folder), got, fix=fix, severity="warning")
+            )
     elif load:
         got = "no step is saved in it (--ckpt.path): the run starts from the beginning"
         warnings.append(Problem("resume.nothing_saved", at(folder=folder), got, severity="warning"))
@@ -431,6 +527,10 @@ def taken(folder: Path, step: int, output: Path) -> Problem:
 def accepted(changes: Iterable[str]) -> list[Problem]:
     """Returns the warnings of the changes that a resumed run makes."""
     return [
-        Problem("resume.accepted", got=f"{change} (accepted by --resume_with_changes)", severity="warning")
+        Problem(
+            "resume.accepted",
+            got=f"{change} (accepted by --resume_with_changes)",
+            severity="warning",
+        )
         for change in changes
     ]

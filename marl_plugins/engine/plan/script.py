@@ -12,11 +12,13 @@ TOOL = "tools."
 TURNS = 20
 """Answers of a role that differ from each other in `by_role`."""
 WORD = "answerzq"
-"""Begins what an action says when every answer is a word of its own, to be found again wherever it is shown."""
+"""Begins what an action says when every answer is a word of its own, to be found again wherever it
+is shown."""
 
 
 class FailureText(str):
-    """The text that a tool answers to a call that has failed; a role that says it fails (`AgentFailure`)."""
+    """The text that a tool answers to a call that has failed; a role that says it fails
+    (`AgentFailure`)."""
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,8 @@ class Script:
     Args:
         when: Says when a run is like this: "every answer is a word".
         text: The text of the action with a number, where its role has no lines.
-        lines: What speakers say one after the other; the last line is repeated. None: as `text` has it.
+        lines: What speakers say one after the other; the last line is repeated. None: as `text` has
+            it.
     """
 
     when: str
@@ -34,7 +37,8 @@ class Script:
     lines: Mapping[str, tuple[str | None, ...]] = field(default_factory=dict)
 
     def line(self, speaker: str, nth: int, number: int) -> str | None:
-        """Returns the nth answer of a speaker (from 0), which is the run's answer with a number; None: a tool answers nothing."""
+        """Returns the nth answer of a speaker (from 0), which is the run's answer with a number;
+        None: a tool answers nothing."""
         lines = self.lines.get(speaker)
         said = lines[min(nth, len(lines) - 1)] if lines else None
         if said is None and not speaker.startswith(TOOL):
@@ -56,7 +60,9 @@ class Script:
     @property
     def key(self) -> tuple[tuple[str, tuple[str | None, ...]], ...]:
         """Returns what makes two scripts the same, whatever they are called."""
-        return tuple(sorted((by, (*lines, str(type(lines[-1])))) for by, lines in self.lines.items()))
+        return tuple(
+            sorted((by, (*lines, str(type(lines[-1])))) for by, lines in self.lines.items())
+        )
 
 
 def quoted(lines: Sequence[str | None]) -> str:
@@ -78,11 +84,18 @@ ONES = Script("every answer is the number 1", lambda number: "1")
 
 
 def by_role(script: Script, roles: Sequence[str], nth: int = 0) -> Script:
-    """Returns the script in which roles that have no lines say words of their own, in whatever order they are called.
+    """Returns the script in which roles that have no lines say words of their own, in whatever
+    order they are called.
 
     Args:
         nth: Another number gives other words.
     """
     before = nth * len(roles)
-    words = {role: tuple(word(n * TURNS + turn) for turn in range(TURNS)) for n, role in enumerate(roles, before)}
-    return replace(script, lines={**words, **{by: lines for by, lines in script.lines.items() if None not in lines}})
+    words = {
+        role: tuple(word(n * TURNS + turn) for turn in range(TURNS))
+        for n, role in enumerate(roles, before)
+    }
+    return replace(
+        script,
+        lines={**words, **{by: lines for by, lines in script.lines.items() if None not in lines}},
+    )

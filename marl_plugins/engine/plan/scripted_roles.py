@@ -16,7 +16,8 @@ NO_LIMIT_TOKENS = 10**9
 
 
 class ScriptedChat:
-    """A chat format (core.conversation.ChatFormat) in which prompts have no tokens, and the only id of an answer is its number.
+    """A chat format (core.conversation.ChatFormat) in which prompts have no tokens, and the only id
+    of an answer is its number.
 
     Args:
         texts: The answers, by number; more may be added.
@@ -44,7 +45,8 @@ class ScriptedChat:
 
 
 def scripted_role(run: Run, name: str, chat: ScriptedChat) -> RoleSpec:
-    """Returns a role of the recipe that renders its prompts as in a run, and answers from a script."""
+    """Returns a role of the recipe that renders its prompts as in a run, and answers from a
+    script."""
     format: Any = chat
     config = run.recipe.roles[name]
     return RoleSpec(
@@ -59,6 +61,7 @@ def scripted_role(run: Run, name: str, chat: ScriptedChat) -> RoleSpec:
 
 
 def tagged_calls(said: str) -> list[FunctionCall]:
-    """Returns the calls that a script writes between tags, whatever the format of the role's model."""
+    """Returns the calls that a script writes between tags, whatever the format of the role's
+    model."""
     found = [parse_call(str.__str__(text).strip()) for text in TAGGED.findall(str.__str__(said))]
     return [call for call in found if call is not None]

@@ -36,7 +36,8 @@ def sections_of(plugins: Plugins) -> dict[str, type[Section]]:
     """Returns the model of each section that the plugins own, by the section's name.
 
     Raises:
-        ConfigurationError: Some are no sections, or two plugins own the same key; all of them at once.
+        ConfigurationError: Some are no sections, or two plugins own the same key; all of them at
+            once.
     """
     found: dict[str, type[Section]] = {}
     owners: dict[str, str] = {}
@@ -64,22 +65,32 @@ def _wrong_section(name: Any, model: Any) -> Problem | None:
         expected = "a class derived from Section of marl_plugins.core.section"
         return Problem("sections.model", at(key=name), f"{model!r:.80}", expected)
     if name.partition(".")[0] in Recipe.model_fields:
-        return Problem("sections.taken", at(key=name), "this key is the recipe's own", fix="choose another name")
+        return Problem(
+            "sections.taken",
+            at(key=name),
+            "this key is the recipe's own",
+            fix="choose another name",
+        )
     return None
 
 
 def _taken(name: str, owners: Mapping[str, str]) -> Problem | None:
-    """Returns the problem with a name that a plugin has given already, or one around or below it; None where there is none."""
+    """Returns the problem with a name that a plugin has given already, or one around or below it;
+    None where there is none."""
     for other, plugin in owners.items():
         if other == name or other.startswith(f"{name}.") or name.startswith(f"{other}."):
             return Problem(
-                "sections.taken", at(key=name), f"plugin {plugin} owns the key {other}", fix="rename one of them"
+                "sections.taken",
+                at(key=name),
+                f"plugin {plugin} owns the key {other}",
+                fix="rename one of them",
             )
     return None
 
 
 def _absent_owners(tree: RecipeTree, sections: Mapping[str, type[Section]]) -> dict[str, str]:
-    """Returns the shipped plugins that would read keys of a recipe which nothing reads, by the section."""
+    """Returns the shipped plugins that would read keys of a recipe which nothing reads, by the
+    section."""
     if all(key in Recipe.model_fields or key in sections for key in tree.values):
         return {}
     found: dict[str, str] = {}

@@ -1,7 +1,8 @@
-"""The signature of an engine: what two engines must have in common so that one can take over the weights of the other one's policy.
+"""The signature of an engine: what two engines must have in common so that one can take over the
+weights of the other one's policy.
 
-vLLM takes a state with fewer layers or other heads without a word, and an engine keeps the end tokens, the tokenizer and the
-limits that it was started with.
+vLLM takes a state with fewer layers or other heads without a word, and an engine keeps the end
+tokens, the tokenizer and the limits that it was started with.
 """
 
 from __future__ import annotations
@@ -17,10 +18,25 @@ from marl_plugins.core.recipe.tiny import is_tiny, parse
 
 NAMES = ("_name_or_path", "name_or_path", "transformers_version")
 """Entries of a model's files that say where it came from."""
-TOKENIZER = ("token", "vocab", "merges", "special_tokens", "added_tokens", "chat_template", "spiece", "sentencepiece")
+TOKENIZER = (
+    "token",
+    "vocab",
+    "merges",
+    "special_tokens",
+    "added_tokens",
+    "chat_template",
+    "spiece",
+    "sentencepiece",
+)
 """Beginnings of the names of a tokenizer's files."""
 FLAGS = (
-    *("tensor_parallel_size", "enable_prefix_caching", "enforce_eager", "gpu_memory_utilization", "enable_sleep"),
+    *(
+        "tensor_parallel_size",
+        "enable_prefix_caching",
+        "enforce_eager",
+        "gpu_memory_utilization",
+        "enable_sleep",
+    ),
     "sync_backend",
 )
 
@@ -35,15 +51,24 @@ def engine_signature(args: SimpleNamespace) -> dict[str, Any]:
     """
     vllm = vars(args.vllm)
     flags = {f"vllm.{name}": vllm[name] for name in FLAGS if name in vllm}
-    flags |= {"data.max_len": args.data.max_len, "train.full_determinism_enable": args.train.full_determinism_enable}
+    flags |= {
+        "data.max_len": args.data.max_len,
+        "train.full_determinism_enable": args.train.full_determinism_enable,
+    }
     model = args.actor.model_name_or_path
-    adapters = {"adapters of": model} if args.ds.lora.rank else {}  # another model's would change their weights too
+    adapters = (
+        {"adapters of": model} if args.ds.lora.rank else {}
+    )  # another model's would change their weights too
     return {**_of_model(model), **adapters, **{f"--{name}": value for name, value in flags.items()}}
 
 
 def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
     """Returns the parts in which two signatures differ."""
-    return [name for name in {**one, **other} if name not in one or name not in other or one[name] != other[name]]
+    return [
+        name
+        for name in {**one, **other}
+        if name not in one or name not in other or one[name] != other[name]
+    ]
 
 
 def _of_model(model: str) -> dict[str, Any]:
@@ -57,7 +82,9 @@ def _of_model(model: str) -> dict[str, Any]:
         "generation_config.json": _read(folder / "generation_config.json"),
         "shapes and dtypes of the weights": _weights(folder),
         "tokenizer files": {
-            file.name: _read(file) if file.suffix == ".json" else hashlib.sha256(file.read_bytes()).hexdigest()
+            file.name: _read(file)
+            if file.suffix == ".json"
+            else hashlib.sha256(file.read_bytes()).hexdigest()
             for file in sorted(folder.iterdir())
             if file.is_file() and file.name.startswith(TOKENIZER)
         },
@@ -69,14 +96,23 @@ def _read(file: Path) -> Any:
     if not file.is_file():
         return None
     content = json.loads(file.read_text(encoding="utf-8"))
-    return {k: v for k, v in content.items() if k not in NAMES} if isinstance(content, dict) else content
+    return (
+        {k: v for k, v in content.items() if k not in NAMES}
+        if isinstance(content, dict)
+        else content
+    )
 
 
 def _weights(folder: Path) -> dict[str, Any]:
-    """Name, shape and dtype of every tensor, as the heads of safetensors files say; of other files with weights their sizes."""
+    """Name, shape and dtype of every tensor, as the heads of safetensors files say; of other files
+    with weights their sizes."""
     found: dict[str, Any] = {}
     for file in sorted(folder.glob("*.safetensors")):
         with file.open("rb") as stream:
             head = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
-        found |= {name: (tensor["dtype"], tensor["shape"]) for name, tensor in head.items() if name != "__metadata__"}
+        found |= {
+            name: (tensor["dtype"], tensor["shape"])
+            for name, tensor in head.items()
+            if name != "__metadata__"
+        }
     return found or {file.name: file.stat().st_size for file in sorted(folder.glob("*.bin"))}

@@ -41,7 +41,10 @@ def check_tasks(plan: Plan) -> list[Problem]:
     if other := [task for task in (*train, *evaluation) if not isinstance(task, Task)]:
         return [
             Problem(
-                "tasks.kind_of_value", source, f"{other[0]!r:.80}", "each task to be a marl_plugins.core.trajectory.Task"
+                "tasks.kind_of_value",
+                source,
+                f"{other[0]!r:.80}",
+                "each task to be a marl_plugins.core.trajectory.Task",
             )
         ]
     if not train:
@@ -51,8 +54,10 @@ def check_tasks(plan: Plan) -> list[Problem]:
             Problem(
                 "tasks.too_few",
                 got=(
-                    f"{len(train)} tasks x {run.args.rollout.n_samples_per_prompt} samples are fewer trajectories "
-                    f"than one optimiser step takes (--train.batch_size {run.args.train.batch_size})"
+                    f"{len(train)} tasks x {run.args.rollout.n_samples_per_prompt} samples are "
+                    "fewer trajectories "
+                    "than one optimiser step takes (--train.batch_size "
+                    f"{run.args.train.batch_size})"
                 ),
                 flags=("train.batch_size",),
             )
@@ -65,7 +70,8 @@ def check_tasks(plan: Plan) -> list[Problem]:
 
 
 def _of_split(split: str, tasks: Sequence[Task]) -> Iterator[Problem]:
-    """Returns what is wrong with the ids of one split's tasks, and with the first task that is wrong."""
+    """Returns what is wrong with the ids of one split's tasks, and with the first task that is
+    wrong."""
     counts = Counter(task.id for task in tasks)
     if twice := [name for name, count in counts.items() if count > 1]:
         got = f"{len(twice)} ids are used more than once, the first {twice[0]!r}"
@@ -73,7 +79,9 @@ def _of_split(split: str, tasks: Sequence[Task]) -> Iterator[Problem]:
     # At once: one by one takes ten times as long.
     all_json = not not_json([(task.label, task.metadata) for task in tasks])
     texts = "".join(f"{task.id}{task.prompt}" for task in tasks)
-    all_text = _is_text(texts) and _is_text(_written([(task.label, task.metadata) for task in tasks], all_json))
+    all_text = _is_text(texts) and _is_text(
+        _written([(task.label, task.metadata) for task in tasks], all_json)
+    )
     problems = (_task_problem(task, all_json, all_text) for task in tasks)
     for task, problem in zip(tasks, problems, strict=True):
         if problem is not None:
@@ -85,21 +93,41 @@ def _task_problem(task: Task, all_json: bool, all_text: bool) -> Problem | None:
     """Returns what is wrong with a task.
 
     Args:
-        all_json, all_text: Whether the labels and metadata of all tasks are JSON, and all that is in them is text.
+        all_json, all_text: Whether the labels and metadata of all tasks are JSON, and all that is
+            in them is text.
     """
     for name in ("id", "prompt"):
         if not isinstance(value := getattr(task, name), str) or not value:
             got = f"its {name} must be a non-empty string, got {value!r:.100}"
-            fix = "chat messages become one with `tasks:`, a file with load(split)" if name == "prompt" else ""
+            fix = (
+                "chat messages become one with `tasks:`, a file with load(split)"
+                if name == "prompt"
+                else ""
+            )
             return Problem("tasks.text", got=got, fix=fix)
-    if not isinstance(task.metadata, dict) or not all(isinstance(key, str) for key in task.metadata):
-        return Problem("tasks.metadata", (), f"{task.metadata!r:.80}", "its metadata to be a dict whose keys are texts")
+    if not isinstance(task.metadata, dict) or not all(
+        isinstance(key, str) for key in task.metadata
+    ):
+        return Problem(
+            "tasks.metadata",
+            (),
+            f"{task.metadata!r:.80}",
+            "its metadata to be a dict whose keys are texts",
+        )
     if not all_json and (wrong := not_json([task.label, task.metadata])):
         return Problem("tasks.json", got=f"label and metadata must be JSON values: {wrong}")
-    if not all_text and (broken := [name for name in ("id", "prompt") if not _is_text(getattr(task, name))]):
-        return Problem("tasks.unicode", got=f"its {broken[0]} holds half of a UTF-16 pair, which no tokenizer takes")
+    if not all_text and (
+        broken := [name for name in ("id", "prompt") if not _is_text(getattr(task, name))]
+    ):
+        return Problem(
+            "tasks.unicode",
+            got=f"its {broken[0]} holds half of a UTF-16 pair, which no tokenizer takes",
+        )
     if not all_text and not _is_text(_written([task.label, task.metadata], all_json)):
-        return Problem("tasks.unicode", got="its label or metadata holds half of a UTF-16 pair, which no file takes")
+        return Problem(
+            "tasks.unicode",
+            got="its label or metadata holds half of a UTF-16 pair, which no file takes",
+        )
     return None if task.files == {} else _wrong_file(task)
 
 
@@ -107,15 +135,20 @@ def _in_both(run: Run, train: Sequence[Task], evaluation: Sequence[Task]) -> Ite
     """Tasks that are trained on and evaluated."""
     trained = {_words(t.prompt): t.id for t in reversed(train)}
     if same := [(t, trained[words]) for t in evaluation if (words := _words(t.prompt)) in trained]:
-        pairs = [f"{t.id!r}" if t.id == other else f"{t.id!r} (there {other!r})" for t, other in same]
+        pairs = [
+            f"{t.id!r}" if t.id == other else f"{t.id!r} (there {other!r})" for t, other in same
+        ]
         named = f"{', '.join(pairs[:MOST_NAMED])}{' and others' if len(pairs) > MOST_NAMED else ''}"
         got = (
-            f"{len(same)} of {len(evaluation)} evaluation tasks are in the training data too: {named}, the first "
+            f"{len(same)} of {len(evaluation)} evaluation tasks are in the training data too: "
+            f"{named}, the first "
             f"{same[0][0].prompt[:80]!r}"
         )
         fix = "what was trained on proves nothing: remove them from one of the two"
         yield Problem("tasks.leaked", got=got, fix=fix)
-    elif run.tasks_module is not None and (both := {t.id for t in train} & {t.id for t in evaluation}):
+    elif run.tasks_module is not None and (
+        both := {t.id for t in train} & {t.id for t in evaluation}
+    ):
         got = f"{len(both)} tasks are in both train and eval, the first {min(both)!r}"
         yield Problem("tasks.both_splits", got=got, fix="ids name results: rename one of the two")
 
@@ -145,7 +178,9 @@ def _best_metric_problems(run: Run, evaluation: Sequence[Task]) -> list[Problem]
     if run.args.eval.steps > 0 and evaluation:
         return []
     missing = (
-        "--eval.steps N" if evaluation else "eval tasks (--eval.dataset FILE, or load('eval') of the recipe's `tasks`)"
+        "--eval.steps N"
+        if evaluation
+        else "eval tasks (--eval.dataset FILE, or load('eval') of the recipe's `tasks`)"
     )
     return [
         Problem(
@@ -159,7 +194,11 @@ def _best_metric_problems(run: Run, evaluation: Sequence[Task]) -> list[Problem]
 def task_warnings(plan: Plan) -> list[Problem]:
     """Returns what is worth knowing of the tasks before they are trained on."""
     run, train, evaluation = plan.run, plan.tasks("train"), plan.tasks("eval")
-    warnings: list[Problem] = [*_field_warnings(train), *_field_warnings(evaluation), *_label_warnings(plan)]
+    warnings: list[Problem] = [
+        *_field_warnings(train),
+        *_field_warnings(evaluation),
+        *_label_warnings(plan),
+    ]
     warnings += [*_text_warnings("train", train), *_text_warnings("eval", evaluation)]
     if run.args.rollout.batch_size > len(train):
         samples = run.args.rollout.n_samples_per_prompt
@@ -167,7 +206,8 @@ def task_warnings(plan: Plan) -> list[Problem]:
             Problem(
                 "tasks.small",
                 got=(
-                    f"--rollout.batch_size {run.args.rollout.batch_size} is more than there are tasks: a step has "
+                    f"--rollout.batch_size {run.args.rollout.batch_size} is more than there are "
+                    "tasks: a step has "
                     f"{len(train)} tasks x {samples} samples = {len(train) * samples} trajectories"
                 ),
                 severity="warning",
@@ -205,7 +245,8 @@ def _field_warnings(tasks: list[Task]) -> list[Problem]:
 
 
 def _text_warnings(split: str, tasks: list[Task]) -> list[Problem]:
-    """Tasks that no agent can tell apart and that have different labels, and prompts with a character that ends texts."""
+    """Tasks that no agent can tell apart and that have different labels, and prompts with a
+    character that ends texts."""
     alike: dict[str, list[Task]] = {}
     for task in tasks:
         alike.setdefault(task.prompt, []).append(task)
@@ -216,7 +257,8 @@ def _text_warnings(split: str, tasks: list[Task]) -> list[Problem]:
             Problem(
                 "tasks.contradict",
                 at(task=unclear[0].id),
-                f"{len(unclear)} of {len(tasks)} {split} tasks have the prompt of another one and a different label, as this one "
+                f"{len(unclear)} of {len(tasks)} {split} tasks have the prompt of another one and "
+                "a different label, as this one "
                 f"has: {unclear[0].prompt!r:.80}",
                 fix="tell the agents what differs, or keep one of them",
                 severity="warning",
@@ -227,7 +269,8 @@ def _text_warnings(split: str, tasks: list[Task]) -> list[Problem]:
             Problem(
                 "tasks.nul",
                 at(task=broken[0].id),
-                f"{len(broken)} of {len(tasks)} {split} prompts hold a NUL character, as this one does",
+                f"{len(broken)} of {len(tasks)} {split} prompts hold a NUL character, as this one "
+                "does",
                 fix="remove it: models and files may take it for the end of the text",
                 severity="warning",
             )
@@ -236,7 +279,8 @@ def _text_warnings(split: str, tasks: list[Task]) -> list[Problem]:
 
 
 def _contradicted(same: list[Task]) -> list[Task]:
-    """Returns the tasks, of those with one prompt, metadata and files, that have another label than an earlier one of them."""
+    """Returns the tasks, of those with one prompt, metadata and files, that have another label than
+    an earlier one of them."""
     labels: dict[str, Any] = {}
     return [t for t in same if labels.setdefault(repr((t.metadata, t.files)), t.label) != t.label]
 
@@ -252,8 +296,14 @@ def _label_warnings(plan: Plan) -> list[Problem]:
         if count:
             fix = "give each a label, or use another grader"
             if isinstance(tasks, FileTasks) and tasks.fields.label is None:
-                fix = f"fields besides the prompt: {', '.join(tasks[0].metadata) or 'none'} (--data.label_key)"
-            got = f"{count} of {len(tasks)} {split} tasks have no label, and {run.folder / run.recipe.grader} reads it"
+                fix = (
+                    f"fields besides the prompt: {', '.join(tasks[0].metadata) or 'none'} "
+                    "(--data.label_key)"
+                )
+            got = (
+                f"{count} of {len(tasks)} {split} tasks have no label, and "
+                f"{run.folder / run.recipe.grader} reads it"
+            )
             warnings.append(Problem("tasks.no_label", got=got, fix=fix, severity="warning"))
     return warnings
 
@@ -267,10 +317,17 @@ def _wrong_file(task: Task) -> Problem | None:
     for name, source in task.files.items():
         if problem := path_problem(name) if isinstance(name, str) else "is no text":
             return Problem(
-                "tasks.file_path", where, f"path {name!r:.200} {problem}", fix="write one such as 'data/train.csv'"
+                "tasks.file_path",
+                where,
+                f"path {name!r:.200} {problem}",
+                fix="write one such as 'data/train.csv'",
             )
         if not isinstance(source, str | os.PathLike) or not os.path.isfile(source):
-            return Problem("tasks.no_source", where, f"{name!r} is to be a copy of {source!r}, which is no file")
+            return Problem(
+                "tasks.no_source",
+                where,
+                f"{name!r} is to be a copy of {source!r}, which is no file",
+            )
     if problem := tree_problem(task.files):
         return Problem("tasks.file_tree", where, problem)
     if (count := len(task.files) + len(folders_of(task.files))) > MOST_FILES:

@@ -35,11 +35,17 @@ def without(tree: RecipeTree, names: Sequence[str]) -> RecipeTree:
     ]
     if problems:
         raise ConfigurationError(problems)
-    kept = replace(tree, values=tree.values | {"plugins": [name for name in written if name not in names]})
+    kept = replace(
+        tree, values=tree.values | {"plugins": [name for name in written if name not in names]}
+    )
     before, after = Plugins(tree.plugins), Plugins(kept_plugins(tree, names))
-    if needed := [name for name in tree.plugins if name not in kept.plugins and name in after.names]:
+    if needed := [
+        name for name in tree.plugins if name not in kept.plugins and name in after.names
+    ]:
         got = "another plugin of the recipe requires it"
-        raise ConfigurationError(Problem("plugin.needed", at(flag="without", name=name), got) for name in needed)
+        raise ConfigurationError(
+            Problem("plugin.needed", at(flag="without", name=name), got) for name in needed
+        )
     lost = sections_of(before).keys() - sections_of(after).keys()
     values = {key: _less(key, value, lost) for key, value in kept.values.items() if key not in lost}
     if isinstance(flags := values.get("flags"), Mapping):
@@ -57,10 +63,16 @@ def kept_plugins(tree: RecipeTree, names: Collection[str]) -> list[str]:
 def _less(key: str, value: Any, lost: set[str]) -> Any:
     """A key's value without the sections below it that nobody reads any more."""
     below = {section.partition(".")[2] for section in lost if section.startswith(f"{key}.")}
-    return {name: v for name, v in value.items() if name not in below} if below and isinstance(value, Mapping) else value
+    return (
+        {name: v for name, v in value.items() if name not in below}
+        if below and isinstance(value, Mapping)
+        else value
+    )
 
 
 def _flags(plugins: Plugins) -> set[str]:
     parser = Parser(add_help=False, allow_abbrev=False)
     plugins.options(parser)
-    return {option.removeprefix("--") for action in parser._actions for option in action.option_strings}
+    return {
+        option.removeprefix("--") for action in parser._actions for option in action.option_strings
+    }

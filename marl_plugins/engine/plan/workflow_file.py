@@ -1,7 +1,9 @@
-"""The run's workflow, and what can be known of one that is read from a file of another kind than Python's.
+"""The run's workflow, and what can be known of one that is read from a file of another kind than
+Python's.
 
-A Python workflow is traced while the rehearsal runs it, and its text is searched for what it looks for in answers. A `WorkflowFile`
-says itself what to try, how it is drawn, and of which files it is made.
+A Python workflow is traced while the rehearsal runs it, and its text is searched for what it looks
+for in answers. A `WorkflowFile` says itself what to try, how it is drawn, and of which files it is
+made.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ class Attempt:
 
     Args:
         when: Says when a run is like this: "every answer has the form in which it is read".
-        lines: What roles, and tools as `tools.NAME`, say one after the other; the last line is repeated.
+        lines: What roles, and tools as `tools.NAME`, say one after the other; the last line is
+            repeated.
         workflow: What is run.
     """
 
@@ -77,7 +80,8 @@ def workflow_of(plugins: Plugins, run: Run) -> Workflow:
 
 
 def workflow_files(plugins: Plugins, run: Run) -> list[str]:
-    """Returns the files of a workflow that is no Python, relative to the recipe's folder; none of another."""
+    """Returns the files of a workflow that is no Python, relative to the recipe's folder; none of
+    another."""
     if run.recipe.workflow.endswith(".py"):
         return []
     workflow = workflow_of(plugins, run)

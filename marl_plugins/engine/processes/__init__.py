@@ -1,1 +1,2 @@
-"""The processes of a policy: Ray actors around upstream's classes, engines, and what starts, watches and ends them."""
+"""The processes of a policy: Ray actors around upstream's classes, engines, and what starts,
+watches and ends them."""

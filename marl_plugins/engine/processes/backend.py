@@ -1,4 +1,5 @@
-"""The built-in back-end: every trained policy has training processes and devices of its own for the whole run."""
+"""The built-in back-end: every trained policy has training processes and devices of its own for the
+whole run."""
 
 from __future__ import annotations
 
@@ -20,7 +21,11 @@ class OwnProcesses(ProcessBackend):
         needed = {}
         for policy in (p for p in run.policies if p.trainable):
             args = run.policy_args[policy.name]
-            alone = training_gpus(args) + critic_gpus(args) + (0 if run.device == "cpu" else reference_gpus(args))
+            alone = (
+                training_gpus(args)
+                + critic_gpus(args)
+                + (0 if run.device == "cpu" else reference_gpus(args))
+            )
             needed[policy.name] = training_gpus(args) if args.train.colocate_all else alone
         return needed
 

@@ -34,31 +34,41 @@ CLOSING_SECONDS = 30.0
 
 
 def prepare_environment(run: Run, debug: bool) -> None:
-    """Sets this process's environment, before anything heavy is imported; the workers get it through Ray."""
+    """Sets this process's environment, before anything heavy is imported; the workers get it
+    through Ray."""
     os.environ[cpu.DEVICE] = run.device
     if run.device == "cpu":
         os.environ.update(cpu.environment())
-        os.environ.pop("CUDA_VISIBLE_DEVICES", None)  # Ray refuses more logical devices than it lists
+        os.environ.pop(
+            "CUDA_VISIBLE_DEVICES", None
+        )  # Ray refuses more logical devices than it lists
     for lock in clear_abandoned_locks(extensions_folder(run.device)):
-        print(f"removed the lock of a process that was killed while it loaded an operator: {lock}", file=sys.stderr)
+        print(
+            f"removed the lock of a process that was killed while it loaded an operator: {lock}",
+            file=sys.stderr,
+        )
     if own_cluster():
         os.environ.update(closed())
     for name, value in quiet(debug).items():
         os.environ.setdefault(name, value)
     if not debug:
-        warnings.filterwarnings("ignore")  # upstream's stack; this package's own are errors in its tests
+        warnings.filterwarnings(
+            "ignore"
+        )  # upstream's stack; this package's own are errors in its tests
         logging.disable(logging.INFO)
 
 
 def quiet(debug: bool) -> dict[str, str]:
-    """Returns the environment of all processes: no usage statistics, no bars of workers between ours."""
+    """Returns the environment of all processes: no usage statistics, no bars of workers between
+    ours."""
     env = {
         "RAY_USAGE_STATS_ENABLED": "0",
         "VLLM_NO_USAGE_STATS": "1",
         "TOKENIZERS_PARALLELISM": "false",
         "NCCL_DEBUG": "WARN",
         "RAY_ENABLE_ZERO_COPY_TORCH_TENSORS": "1",  # upstream's own setting, train_ppo_ray.py:28
-        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",  # Ray's coming default, which it announces at every start otherwise
+        # Ray's coming default, which it announces at every start otherwise
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
         "PYTHONWARNINGS": "ignore",
     }
     if not debug:
@@ -72,26 +82,30 @@ def quiet(debug: bool) -> dict[str, str]:
 
 
 def own_cluster() -> bool:
-    """Returns whether the run starts a Ray of its own, on this machine, instead of joining the one in RAY_ADDRESS."""
+    """Returns whether the run starts a Ray of its own, on this machine, instead of joining the one
+    in RAY_ADDRESS."""
     return not os.environ.get("RAY_ADDRESS")
 
 
 def closed() -> dict[str, str]:
-    """Returns the environment of a Ray that only its own processes can use; to be set before Ray is imported.
+    """Returns the environment of a Ray that only its own processes can use; to be set before Ray is
+    imported.
 
     By default Ray listens on all interfaces and runs whatever anybody who reaches a port sends it.
     """
     return {
         "RAY_AUTH_MODE": "token",  # Ray 2.52 and newer
         "RAY_AUTH_TOKEN": secrets.token_hex(32),
-        # Off, Ray's address is 127.0.0.1, on every system (services.py:787 of 2.55), and everything of it listens there.
+        # Off, Ray's address is 127.0.0.1, on every system (services.py:787 of 2.55), and everything
+        # of it listens there.
         "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",
     }
 
 
 @contextmanager
 def ray_cluster(run: Run, debug: bool, python: str | None) -> Iterator[None]:
-    """Provides Ray for the length of a run: the cluster in RAY_ADDRESS (or of the Ray job we run in), else one of our own.
+    """Provides Ray for the length of a run: the cluster in RAY_ADDRESS (or of the Ray job we run
+    in), else one of our own.
 
     Args:
         python: What starts its workers instead of Python (`fork_server`).
@@ -115,21 +129,28 @@ def ray_cluster(run: Run, debug: bool, python: str | None) -> Iterator[None]:
             raise ConfigurationError(
                 Problem(
                     "devices.ray",
-                    got=f"Ray cannot be reached or started (RAY_ADDRESS {os.environ.get('RAY_ADDRESS')!r}): {error}",
+                    got="Ray cannot be reached or started (RAY_ADDRESS "
+                    f"{os.environ.get('RAY_ADDRESS')!r}): {error}",
                 )
             ) from error
         except Exception as error:
             if type(error) is not Exception:
                 raise
-            # Ray's own, for a node that is not up after 30 s (node.py:423 of 2.55), as on a machine that is very busy.
-            raise RunEnded(f"Ray did not start: {error} Nothing has been trained; the same command starts again") from error
+            # Ray's own, for a node that is not up after 30 s (node.py:423 of 2.55), as on a machine
+            # that is very busy.
+            raise RunEnded(
+                f"Ray did not start: {error} Nothing has been trained; the same command starts "
+                "again"
+            ) from error
         finally:  # a raylet and a GCS server, unless the cluster is someone else's
             ours = set(psutil.Process().children()) - before
         if threading.current_thread() is threading.main_thread():
             # Ray's own handler exits, which aborts the process inside Ray's calls.
             signal.signal(signal.SIGTERM, on_sigterm)
         if not debug:
-            importlib.import_module("ray._private.tensor_serialization_utils")  # resets the filters of warnings
+            importlib.import_module(
+                "ray._private.tensor_serialization_utils"
+            )  # resets the filters of warnings
             warnings.filterwarnings("ignore")
         _check_devices(run)
         for process in ours:
@@ -140,9 +161,11 @@ def ray_cluster(run: Run, debug: bool, python: str | None) -> Iterator[None]:
 
 @contextmanager
 def ended_without_raylet(seconds: float) -> Iterator[Callable[[int], None]]:
-    """Ends this process, with all that it has started, where Ray's raylet has gone and the run has not ended some time later.
+    """Ends this process, with all that it has started, where Ray's raylet has gone and the run has
+    not ended some time later.
 
-    Without a raylet a call of Ray's may wait for ever, also those that end a run, and nothing in the event loop is heard.
+    Without a raylet a call of Ray's may wait for ever, also those that end a run, and nothing in
+    the event loop is heard.
 
     Args:
         seconds: How long the run has to end by itself.
@@ -163,7 +186,8 @@ def ended_without_raylet(seconds: float) -> Iterator[Callable[[int], None]]:
         if left.wait(seconds):
             return
         print(
-            f"error: Ray's raylet (process {pid}) has gone, and the run did not end within {seconds:g} s "
+            f"error: Ray's raylet (process {pid}) has gone, and the run did not end within "
+            f"{seconds:g} s "
             "(limits.silence_seconds); steps that are saved can be resumed: --ckpt.load_enable",
             file=sys.stderr,
             flush=True,
@@ -186,7 +210,10 @@ def _shut_down(ours: set[psutil.Process]) -> None:
     for process in ours:
         with contextlib.suppress(psutil.NoSuchProcess):
             everyone.update(process.children(recursive=True))
-            if process.name() not in ("gcs_server", "raylet"):  # its monitors: `ray.shutdown` waits a second for each
+            if process.name() not in (
+                "gcs_server",
+                "raylet",
+            ):  # its monitors: `ray.shutdown` waits a second for each
                 process.kill()
     unanswered = threading.Timer(
         CLOSING_SECONDS, _kill, [ours]
@@ -195,9 +222,13 @@ def _shut_down(ours: set[psutil.Process]) -> None:
     unanswered.start()
     ray.shutdown()
     unanswered.cancel()
-    _, left = psutil.wait_procs(everyone, timeout=10)  # workers end a moment after `ray.shutdown` has returned
+    _, left = psutil.wait_procs(
+        everyone, timeout=10
+    )  # workers end a moment after `ray.shutdown` has returned
     _kill(left)
-    psutil.wait_procs(left, timeout=10)  # on a busy machine a killed process is there a little longer
+    psutil.wait_procs(
+        left, timeout=10
+    )  # on a busy machine a killed process is there a little longer
 
 
 def _kill(processes: Iterable[psutil.Process]) -> None:
@@ -211,11 +242,14 @@ def _kill(processes: Iterable[psutil.Process]) -> None:
 
 @contextmanager
 def small_node(debug: bool) -> Iterator[None]:
-    """Has a Ray that is started meanwhile start only what a run needs: seconds of CPU at every start.
+    """Has a Ray that is started meanwhile start only what a run needs: seconds of CPU at every
+    start.
 
-    Left out are the dashboard's server (`include_dashboard` leaves out only its pages), the monitor that adds machines, the modules
-    of the dashboard's agent, workers that nobody has asked for, and, but for `--debug`, what reads workers' logs. Workers start
-    through `setup_worker.py`. `ray.init` has no argument for any of it (node.py:1032, 1053, 1199, 1242; services.py:1873; 2.55).
+    Left out are the dashboard's server (`include_dashboard` leaves out only its pages), the monitor
+    that adds machines, the modules of the dashboard's agent, workers that nobody has asked for,
+    and, but for `--debug`, what reads workers' logs. Workers start through `setup_worker.py`.
+    `ray.init` has no argument for any of it (node.py:1032, 1053, 1199, 1242; services.py:1873;
+    2.55).
     """
     import ray._private.utils
     from ray._private.node import Node
@@ -229,9 +263,15 @@ def small_node(debug: bool) -> Iterator[None]:
     replaced: list[tuple[object, str, object]] = [
         *((Node, name, lambda node, **options: None) for name in unread),
         (Node, "start_raylet", start_raylet),
-        (ray._private.utils, "get_dashboard_dependency_error", lambda: ImportError("not asked for")),
+        (
+            ray._private.utils,
+            "get_dashboard_dependency_error",
+            lambda: ImportError("not asked for"),
+        ),
     ]
-    replaced = [(owner, name, function) for owner, name, function in replaced if hasattr(owner, name)]
+    replaced = [
+        (owner, name, function) for owner, name, function in replaced if hasattr(owner, name)
+    ]
     kept = [(owner, name, getattr(owner, name)) for owner, name, _ in replaced]
     os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
     for owner, name, function in replaced:
@@ -247,7 +287,8 @@ def small_node(debug: bool) -> Iterator[None]:
 def _sigterm_blocked() -> Iterator[None]:
     """Blocks SIGTERM: what is started meanwhile ignores it, for good.
 
-    Slurm's `scancel` and GNU `timeout` send it to every process. Without its Ray the driver could neither end its workers nor
+    Slurm's `scancel` and GNU `timeout` send it to every process. Without its Ray the driver could
+    neither end its workers nor
     say what is saved: it would wait a minute for the GCS, and be aborted.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
@@ -259,10 +300,11 @@ def _sigterm_blocked() -> Iterator[None]:
 
 @contextmanager
 def _private_folder(debug: bool) -> Iterator[str]:
-    """Returns the folder in which a Ray of our own keeps its sockets and logs: Ray opens its folder to all users, so it lies in one
-    of ours (0700).
+    """Returns the folder in which a Ray of our own keeps its sockets and logs: Ray opens its folder
+    to all users, so it lies in one of ours (0700).
 
-    With `--debug` it stays, because the logs are there. Paths of sockets have at most 107 characters, hence not $TMPDIR.
+    With `--debug` it stays, because the logs are there. Paths of sockets have at most 107
+    characters, hence not $TMPDIR.
     """
     parent = os.environ.get("RAY_TMPDIR") or "/tmp"
     if not own_cluster():
@@ -276,22 +318,36 @@ def _private_folder(debug: bool) -> Iterator[str]:
 
 def _options(run: Run, debug: bool, python: str | None, folder: str) -> dict[str, Any]:
     """Arguments of `ray.init`."""
-    env = {**quiet(debug), cpu.DEVICE: run.device, **(cpu.environment() if run.device == "cpu" else {})}
-    options: dict[str, Any] = {"runtime_env": {"env_vars": env}, "log_to_driver": debug, "logging_level": "ERROR"}
+    env = {
+        **quiet(debug),
+        cpu.DEVICE: run.device,
+        **(cpu.environment() if run.device == "cpu" else {}),
+    }
+    options: dict[str, Any] = {
+        "runtime_env": {"env_vars": env},
+        "log_to_driver": debug,
+        "logging_level": "ERROR",
+    }
     if python:
         options["runtime_env"]["py_executable"] = python
     if not own_cluster():
         return options
     env["VLLM_RPC_BASE_PATH"] = folder  # vLLM's engines never remove their sockets
-    options |= {"address": "local", "include_dashboard": False, "_temp_dir": os.path.join(folder, "ray")}
+    options |= {
+        "address": "local",
+        "include_dashboard": False,
+        "_temp_dir": os.path.join(folder, "ray"),
+    }
     if run.device == "cpu":  # logical devices: every process holds one, whatever the machine has
         needed = sum(needed_devices(run).values())
         options |= {
             "num_gpus": run.logical_gpus or needed,
             "num_cpus": needed + 4,
-            "object_store_memory": OBJECT_STORE_BYTES + (run.processes.object_store_bytes(run) if run.processes else 0),
+            "object_store_memory": OBJECT_STORE_BYTES
+            + (run.processes.object_store_bytes(run) if run.processes else 0),
         }
-    else:  # every device is reserved with a CPU; Ray counts those of the machine, or of its container
+    # every device is reserved with a CPU; Ray counts those of the machine, or of its container
+    else:
         options["num_cpus"] = max(os.cpu_count() or 1, needed_cpus(run) + 4)
     return options
 
@@ -314,7 +370,8 @@ def _check_devices(run: Run) -> None:
         raise ConfigurationError(
             Problem(
                 "devices.too_few_cpus",
-                got=f"every device is reserved with a CPU: the plan needs {needed_cpus(run)} CPUs and Ray has {cpus}",
+                got=f"every device is reserved with a CPU: the plan needs {needed_cpus(run)} CPUs "
+                f"and Ray has {cpus}",
                 fix="start Ray with more (ray start --num-cpus); they are counted, not measured",
             )
         )
@@ -322,10 +379,18 @@ def _check_devices(run: Run) -> None:
         run.processes.check_cluster(run)
     free, silence = int(ray.available_resources().get("GPU", 0)), run.recipe.limits.silence_seconds
     if free < needed:
-        said = f"the plan needs {needed} GPUs and {free} of {found} are free: waiting for the others, at most {silence:g} s"
+        said = (
+            f"the plan needs {needed} GPUs and {free} of {found} are free: waiting for the "
+            f"others, at most {silence:g} s"
+        )
         print(f"{said} (limits.silence_seconds)", file=sys.stderr)
-    largest = max((int(node["Resources"].get("GPU", 0)) for node in ray.nodes() if node["Alive"]), default=0)
+    largest = max(
+        (int(node["Resources"].get("GPU", 0)) for node in ray.nodes() if node["Alive"]), default=0
+    )
     for policy in run.policies:
         if (size := run.policy_args[policy.name].vllm.tensor_parallel_size) > largest:
-            said = f"an engine of policy {policy.name!r} has {size} devices (--vllm.tensor_parallel_size), a node at most {largest}"
+            said = (
+                f"an engine of policy {policy.name!r} has {size} devices "
+                f"(--vllm.tensor_parallel_size), a node at most {largest}"
+            )
             print(f"{said}: what its parts exchange goes over the network", file=sys.stderr)

@@ -1,6 +1,8 @@
-"""Upstream's critic process with what several policies need. Imported first in every critic's process.
+"""Upstream's critic process with what several policies need. Imported first in every critic's
+process.
 
-A critic is trained on the rows of its policy, by upstream's own loss, in the same number of optimiser steps.
+A critic is trained on the rows of its policy, by upstream's own loss, in the same number of
+optimiser steps.
 """
 
 from __future__ import annotations
@@ -26,16 +28,17 @@ if TYPE_CHECKING:
 class CriticTrainer(upstream_critic.CriticPPOTrainer):  # type: ignore[misc]
     """Upstream's trainer, whose metrics count only what there is.
 
-    Its mean of the values over a micro-batch of weightless rows is NaN (ppo_critic.py:184, models/utils.py:199-202), and
-    between optimiser steps its gradient norm is the last step's, of the fit before at first. The loss is fine: a sum over no
-    token, divided by the window's count.
+    Its mean of the values over a micro-batch of weightless rows is NaN (ppo_critic.py:184,
+    models/utils.py:199-202), and between optimiser steps its gradient norm is the last step's, of
+    the fit before at first. The loss is fine: a sum over no token, divided by the window's count.
     """
 
     def training_step(self, experience: Experience, *args: Any, **kwargs: Any) -> dict[str, float]:
         status: dict[str, float] = super().training_step(experience, *args, **kwargs)
         counted = {
             "values": experience.action_mask.any().item(),
-            "critic_grad_norm": self.critic.micro_steps % self.critic.gradient_accumulation_steps() == 0,
+            "critic_grad_norm": self.critic.micro_steps % self.critic.gradient_accumulation_steps()
+            == 0,
         }
         for name, counts in counted.items():
             status[name] = status[name] if counts else 0.0
@@ -43,14 +46,20 @@ class CriticTrainer(upstream_critic.CriticPPOTrainer):  # type: ignore[misc]
         return status
 
 
-upstream_critic.CriticPPOTrainer = CriticTrainer  # looked up there by `init_model_from_pretrained` (ppo_critic.py:250)
+upstream_critic.CriticPPOTrainer = (
+    CriticTrainer  # looked up there by `init_model_from_pretrained` (ppo_critic.py:250)
+)
 upstream_critic.NaiveReplayBuffer = MicroBatchBuffer  # and there by the trainer (ppo_critic.py:52)
 
 
-class CriticActor(TrainingProcess, upstream_critic.CriticModelActor.__ray_metadata__.modified_class):  # type: ignore[misc]
+class CriticActor(
+    TrainingProcess, upstream_critic.CriticModelActor.__ray_metadata__.modified_class
+):  # type: ignore[misc]
     """One training process of a policy's critic."""
 
-    def init_model_from_pretrained(self, strategy: DeepspeedStrategy, pretrain: str, max_steps: int) -> None:
+    def init_model_from_pretrained(
+        self, strategy: DeepspeedStrategy, pretrain: str, max_steps: int
+    ) -> None:
         keep_settings_when_loading(strategy)
         super().init_model_from_pretrained(strategy, pretrain, max_steps)
         self.engine = self.critic
@@ -65,7 +74,10 @@ class CriticActor(TrainingProcess, upstream_critic.CriticModelActor.__ray_metada
             "critic_grad_norm",
         ):  # means over all micro-batches of all ranks: made means over the counted
             status[name] /= status.pop(f"{name} counted")
-        return {name if name.startswith("critic_") else f"critic_{name}": value for name, value in status.items()}
+        return {
+            name if name.startswith("critic_") else f"critic_{name}": value
+            for name, value in status.items()
+        }
 
 
 RemoteCriticActor = ray.remote(num_gpus=1)(CriticActor)

@@ -1,4 +1,5 @@
-"""Upstream's rollout actor with a few methods more. Imported first in every engine process; never imports DeepSpeed."""
+"""Upstream's rollout actor with a few methods more. Imported first in every engine process; never
+imports DeepSpeed."""
 
 from __future__ import annotations
 
@@ -35,8 +36,8 @@ cpu.inspect_models_here()
 cpu.rank_without_compiling()
 
 KV_BYTES = (64 * 2**20, 4 * 2**30)
-"""Bounds of the key-value cache on CPU; room for 64 sequences of full length in between. vLLM's own unit is a whole GiB,
-whose pages take two seconds to touch."""
+"""Bounds of the key-value cache on CPU; room for 64 sequences of full length in between. vLLM's own
+unit is a whole GiB, whose pages take two seconds to touch."""
 
 
 ALIVE_SECONDS = 1.0
@@ -44,44 +45,51 @@ ALIVE_SECONDS = 1.0
 PREFILL_TOKENS = 8192
 """Prompt tokens of one engine step on CPU."""
 TURNS = 8
-"""Of the event loop, in which what vLLM has handed to a request reaches whoever reads its answer: twice as many as it takes."""
+"""Of the event loop, in which what vLLM has handed to a request reaches whoever reads its answer:
+twice as many as it takes."""
 
 
 def load_weights(worker: WorkerBase, blob: bytes) -> int:
     """Runs inside a vLLM worker: take over the whole state at once; the number of tensors.
 
-    `reload_weights` rather than `load_weights`: the CPU backend has prepacked its matrices. It leaves one of them stale: an
-    output head that is tied to the embedding shares its weight but keeps a packed copy of its own
-    (vocab_parallel_embedding.py:62-66), so heads and embeddings are packed again.
+    `reload_weights` rather than `load_weights`: the CPU backend has prepacked its matrices. It
+    leaves one of them stale: an output head that is tied to the embedding shares its weight but
+    keeps a packed copy of its own (vocab_parallel_embedding.py:62-66), so heads and embeddings are
+    packed again.
     """
     import safetensors.torch
 
     state = safetensors.torch.load(bytes(blob))
     worker.reload_weights(weights_iterator=iter(state.items()))
     for module in worker.model_runner.get_model().modules():
-        if hasattr(module, "cpu_linear") and module.weight.numel():  # linear layers keep nothing but the packed copy
+        if (
+            hasattr(module, "cpu_linear") and module.weight.numel()
+        ):  # linear layers keep nothing but the packed copy
             module.quant_method.process_weights_after_loading(module)
     return len(state)
 
 
 def call_unpickled(worker: WorkerBase, pickled: bytes) -> object:
-    """Runs inside a vLLM worker: call a function with arguments as they were. vLLM's own transport makes dicts of dataclasses."""
+    """Runs inside a vLLM worker: call a function with arguments as they were. vLLM's own transport
+    makes dicts of dataclasses."""
     function, arguments = cloudpickle.loads(pickled)
     return function(worker, *arguments)
 
 
 def end_with_actor(worker: WorkerBase) -> None:
-    """Runs inside a vLLM worker, in the process that the engine's actor has started: end with the actor.
+    """Runs inside a vLLM worker, in the process that the engine's actor has started: end with the
+    actor.
 
-    vLLM's process does not notice that an actor was killed (v1/engine/core.py of 0.29), and would keep its device's memory after
-    the run.
+    vLLM's process does not notice that an actor was killed (v1/engine/core.py of 0.29), and would
+    keep its device's memory after the run.
     """
     cpu.die_with_parent()
 
 
 def leave_no_files() -> None:
-    """Puts vLLM's temporary files into the run's own folder: it never removes the one by which its workers meet
-    (`vllm_dist_*`, network_utils.py:136). Compiled code stays where later runs find it."""
+    """Puts vLLM's temporary files into the run's own folder: it never removes the one by which its
+    workers meet (`vllm_dist_*`, network_utils.py:136). Compiled code stays where later runs find
+    it."""
     if folder := os.environ.get("VLLM_RPC_BASE_PATH"):
         from torch._inductor.runtime.cache_dir_utils import default_cache_dir
 
@@ -91,13 +99,15 @@ def leave_no_files() -> None:
 
 @contextlib.contextmanager
 def with_root_cause() -> Iterator[None]:
-    """Adds to what vLLM says of its own process what that process has written: "See root cause above" is all that its caller is
-    told (v1/engine/utils.py:1320 of 0.29), and above nobody reads.
+    """Adds to what vLLM says of its own process what that process has written: "See root cause
+    above" is all that its caller is told (v1/engine/utils.py:1320 of 0.29), and above nobody reads.
 
     Raises:
         RuntimeError: That process could not start; the last line is the error that ended it.
     """
-    log = Path("/proc/self/fd/2").resolve()  # Ray's file of this process, which vLLM's has inherited
+    log = Path(
+        "/proc/self/fd/2"
+    ).resolve()  # Ray's file of this process, which vLLM's has inherited
     begin = log.stat().st_size if log.is_file() else 0
     try:
         yield
@@ -115,7 +125,8 @@ def with_root_cause() -> Iterator[None]:
 
 @dataclass
 class HeldWeights:
-    """The weights that an engine holds: whose they are, of which version, and how often they have changed."""
+    """The weights that an engine holds: whose they are, of which version, and how often they have
+    changed."""
 
     policy: str = ""
     version: int = -1
@@ -132,7 +143,12 @@ class RunningRequest:
     """
 
     def __init__(self, held: HeldWeights):
-        self.held, self.policy, self.version, self.epoch = held, held.policy, held.version, held.epoch
+        self.held, self.policy, self.version, self.epoch = (
+            held,
+            held.policy,
+            held.version,
+            held.epoch,
+        )
         self.tokens = 0
         """That have been sampled."""
         self.changes: list[tuple[int, int]] = []
@@ -156,7 +172,8 @@ class RunningRequest:
 
 
 class RolloutActor(_Upstream.__ray_metadata__.modified_class):  # type: ignore[misc]
-    """An engine that knows whose weights it holds, so that a sample can never be trained by the wrong policy."""
+    """An engine that knows whose weights it holds, so that a sample can never be trained by the
+    wrong policy."""
 
     async def __init__(self, *args: Any, **kwargs: Any) -> None:  # type: ignore[misc]  # Ray awaits it
         self.held = HeldWeights()
@@ -164,22 +181,30 @@ class RolloutActor(_Upstream.__ray_metadata__.modified_class):  # type: ignore[m
         if cpu.device() == "cpu":
             kwargs["dtype"] = cpu.engine_dtype()
             kwargs["kv_cache_memory_bytes"] = _kv_bytes(kwargs)
-            # A prompt cut into chunks kills the CPU engine when its request has a seed: vLLM rewinds the request's generator,
-            # which CPU generators cannot do (gpu_model_runner.py:3785).
+            # A prompt cut into chunks kills the CPU engine when its request has a seed: vLLM
+            # rewinds the request's generator, which CPU generators cannot do
+            # (gpu_model_runner.py:3785).
             kwargs["enable_chunked_prefill"] = False
             tokens = kwargs.get("max_num_batched_tokens", PREFILL_TOKENS)
             kwargs["max_num_batched_tokens"] = max(tokens, kwargs["max_model_len"])
             leave_no_files()
         with with_root_cause():
             await super().__init__(*args, **kwargs)
-        if cpu.device() == "cpu":  # compiles what the first sample needs, while the training processes still load
-            await self.sample([0], SamplingParams(max_tokens=1, seed=0, logprobs=0, detokenize=False))
-        elif kwargs["tensor_parallel_size"] == 1:  # the workers of several devices are processes of Ray's
+        if (
+            cpu.device() == "cpu"
+        ):  # compiles what the first sample needs, while the training processes still load
+            await self.sample(
+                [0], SamplingParams(max_tokens=1, seed=0, logprobs=0, detokenize=False)
+            )
+        elif (
+            kwargs["tensor_parallel_size"] == 1
+        ):  # the workers of several devices are processes of Ray's
             await self.llm.collective_rpc(end_with_actor)
         self._watch = asyncio.create_task(self._end_with_vllm())
 
     async def _end_with_vllm(self) -> None:
-        """Ends this process when vLLM's own has died: what that one was asked is never answered (core_client.py:720 of 0.29)."""
+        """Ends this process when vLLM's own has died: what that one was asked is never answered
+        (core_client.py:720 of 0.29)."""
         while not self.llm.errored:  # noqa: ASYNC110  # a flag, without an event
             await asyncio.sleep(ALIVE_SECONDS)
         os._exit(1)
@@ -191,7 +216,8 @@ class RolloutActor(_Upstream.__ray_metadata__.modified_class):  # type: ignore[m
         return os.getpid()
 
     async def load_state(self, blob: bytes, policy: str, version: int) -> int:
-        """Takes over a policy's whole state (safetensors bytes), and returns the number of tensors."""
+        """Takes over a policy's whole state (safetensors bytes), and returns the number of
+        tensors."""
         self.held.epoch += 1
         self.held.version = -1
         counts = await self.llm.collective_rpc(load_weights, args=(blob,))
@@ -201,40 +227,52 @@ class RolloutActor(_Upstream.__ray_metadata__.modified_class):  # type: ignore[m
         return count
 
     async def in_workers(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
-        """Calls `function(worker, *arguments)` in every vLLM worker of this engine, and returns their answers.
+        """Calls `function(worker, *arguments)` in every vLLM worker of this engine, and returns
+        their answers.
 
-        For extensions of training processes that bring weights to engines in a way of their own (`Extension.sync`). The
-        function is in an installed module or inside another function: engines cannot import the file of a plugin.
+        For extensions of training processes that bring weights to engines in a way of their own
+        (`Extension.sync`). The function is in an installed module or inside another function:
+        engines cannot import the file of a plugin.
         """
-        answers: list[Any] = await self.llm.collective_rpc(call_unpickled, args=(cloudpickle.dumps((function, arguments)),))
+        answers: list[Any] = await self.llm.collective_rpc(
+            call_unpickled, args=(cloudpickle.dumps((function, arguments)),)
+        )
         return answers
 
     async def sample(
         self, ids: list[int], params: SamplingParams, asked: str = ""
     ) -> tuple[list[int], list[float], str, tuple[tuple[int, int], ...], str, int]:
-        """Generates, and returns the sampled ids, their log-probs, why it stopped, where the weights changed (as of
-        `Generation.changes`), and whose weights of which version were used at first.
+        """Generates, and returns the sampled ids, their log-probs, why it stopped, where the
+        weights changed (as of `Generation.changes`), and whose weights of which version were used
+        at first.
 
         Args:
-            asked: The policy that is to answer. An engine with the weights of one policy answers with these.
+            asked: The policy that is to answer. An engine with the weights of one policy answers
+                with these.
         """
         request = RunningRequest(self.held_for(asked))
         self.requests.add(request)
         try:
-            answer = (await self.complete(ids, params, request, self.adapter_of(request.held))).outputs[0]
+            answer = (
+                await self.complete(ids, params, request, self.adapter_of(request.held))
+            ).outputs[0]
         finally:
             self.requests.remove(request)
         sampled = list(answer.token_ids)
-        logprobs = [entry[token].logprob for entry, token in zip(answer.logprobs, sampled, strict=True)]
+        logprobs = [
+            entry[token].logprob for entry, token in zip(answer.logprobs, sampled, strict=True)
+        ]
         changes = tuple(change for change in request.changes if change[0] < len(sampled))
         version = request.version if request.known else -1
         return sampled, logprobs, answer.finish_reason, changes, request.policy, version
 
     async def resume_generation(self) -> None:
-        """Goes on after `pause_generation`, and notes for each request in flight how many of its tokens are by weights of before.
+        """Goes on after `pause_generation`, and notes for each request in flight how many of its
+        tokens are by weights of before.
 
-        Paused, vLLM has forgotten what these weights had computed of a request (`clear_cache` of its `pause_generation`): it
-        computes the whole context again, so that each later token is by the new weights alone.
+        Paused, vLLM has forgotten what these weights had computed of a request (`clear_cache` of
+        its `pause_generation`): it computes the whole context again, so that each later token is by
+        the new weights alone.
         """
         await self._settle()
         for request in self.requests:
@@ -242,8 +280,12 @@ class RolloutActor(_Upstream.__ray_metadata__.modified_class):  # type: ignore[m
         await super().resume_generation()
 
     async def _settle(self) -> None:
-        """Waits until what vLLM's process has sampled has reached its requests; all of it had been sent when the pause began."""
-        queue, parts = self.llm.engine_core.outputs_queue, len(self.requests) // VLLM_V1_OUTPUT_PROC_CHUNK_SIZE
+        """Waits until what vLLM's process has sampled has reached its requests; all of it had been
+        sent when the pause began."""
+        queue, parts = (
+            self.llm.engine_core.outputs_queue,
+            len(self.requests) // VLLM_V1_OUTPUT_PROC_CHUNK_SIZE,
+        )
         while not queue.empty():  # noqa: ASYNC110  # vLLM's own task takes them
             await asyncio.sleep(0)
         for _ in range(parts + TURNS):
@@ -254,15 +296,23 @@ class RolloutActor(_Upstream.__ray_metadata__.modified_class):  # type: ignore[m
         return self.held
 
     def adapter_of(self, held: HeldWeights) -> LoRARequest | None:
-        """Returns vLLM's name for weights that are an adapter of the engine's model; None: they are the model's."""
+        """Returns vLLM's name for weights that are an adapter of the engine's model; None: they are
+        the model's."""
         return None
 
     async def complete(
-        self, ids: list[int], params: SamplingParams, request: RunningRequest, adapter: LoRARequest | None
+        self,
+        ids: list[int],
+        params: SamplingParams,
+        request: RunningRequest,
+        adapter: LoRARequest | None,
     ) -> RequestOutput:
-        """Returns vLLM's answer, by an adapter where one is given, and counts its tokens while they are sampled."""
+        """Returns vLLM's answer, by an adapter where one is given, and counts its tokens while they
+        are sampled."""
         prompt, last = TokensPrompt(prompt_token_ids=ids), None
-        async for last in self.llm.generate(prompt, deepcopy(params), request_id=random_uuid(), lora_request=adapter):
+        async for last in self.llm.generate(
+            prompt, deepcopy(params), request_id=random_uuid(), lora_request=adapter
+        ):
             request.tokens = len(last.outputs[0].token_ids)
         assert last is not None, "vLLM has ended a request without an answer"
         return last
@@ -271,13 +321,18 @@ class RolloutActor(_Upstream.__ray_metadata__.modified_class):  # type: ignore[m
 def _kv_bytes(settings: dict[str, Any]) -> int:
     from transformers import AutoConfig
 
-    # What upstream gives the engine; without --trust_remote_code, models that bring code do not get here (session.py).
+    # What upstream gives the engine; without --trust_remote_code, models that bring code do not get
+    # here (session.py).
     trusted = settings["trust_remote_code"]
-    config = AutoConfig.from_pretrained(settings["model"], trust_remote_code=trusted).get_text_config()
+    config = AutoConfig.from_pretrained(
+        settings["model"], trust_remote_code=trusted
+    ).get_text_config()
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     size = 4 if settings["dtype"] == "float32" else 2
-    wanted = int(2 * size * config.num_hidden_layers * heads * head * settings["max_model_len"] * 64)
+    wanted = int(
+        2 * size * config.num_hidden_layers * heads * head * settings["max_model_len"] * 64
+    )
     return max(KV_BYTES[0], min(KV_BYTES[1], wanted))
 
 

@@ -1,5 +1,5 @@
-"""The vLLM engines of one policy, or of several that share them, seen from the controller: requests, who waits, and what happens
-when an engine dies or goes to another policy."""
+"""The vLLM engines of one policy, or of several that share them, seen from the controller:
+requests, who waits, and what happens when an engine dies or goes to another policy."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ Restore = Callable[["ActorHandle"], Awaitable[None]]
 
 
 class Engine:
-    """One engine process: its actor handle, its placement group, and the number of requests in flight."""
+    """One engine process: its actor handle, its placement group, and the number of requests in
+    flight."""
 
     def __init__(self, handle: ActorHandle, groups: list[PlacementGroup]):
         self.handle = handle
@@ -60,11 +61,15 @@ class Engine:
         Args:
             silence: Seconds after which the engine is ended if it has answered nothing.
         """
-        answer = self.handle.sample.remote(list(call.context_ids), sampling_params(call), call.policy)
+        answer = self.handle.sample.remote(
+            list(call.context_ids), sampling_params(call), call.policy
+        )
         try:
             with self.watchdog.asked(silence):
                 ids, logprobs, finish, changes, policy, version = await answer
-        except asyncio.CancelledError:  # the trajectory was given up; the engine stops sampling for it
+        except (
+            asyncio.CancelledError
+        ):  # the trajectory was given up; the engine stops sampling for it
             ray.cancel(answer)
             raise
         return Generation(tuple(ids), tuple(logprobs), finish, policy, version, changes)
@@ -77,7 +82,11 @@ class Engine:
 
     def fate(self, silence: float) -> str:
         """Returns what has become of it, once it is dead."""
-        return f"answered nothing for {silence:g} s (limits.silence_seconds; {self.silent})" if self.silent else "died"
+        return (
+            f"answered nothing for {silence:g} s (limits.silence_seconds; {self.silent})"
+            if self.silent
+            else "died"
+        )
 
     def kill(self) -> None:
         """Ends the process, if it still runs, and gives its devices back."""
@@ -119,14 +128,16 @@ class ServedPolicies:
 
     @contextlib.contextmanager
     def changing(self, policy: str, version: int) -> Iterator[None]:
-        """Accepts answers of either weights of a policy while the engines are given those of a version."""
+        """Accepts answers of either weights of a policy while the engines are given those of a
+        version."""
         self.versions[policy] = (*self.versions[policy], version)
         self._given[policy].append(version)
         yield
         self.versions[policy] = (version,)
 
     def since(self, policy: str) -> Callable[[], list[int]]:
-        """Returns what gives the versions by which an answer may be that is asked for now, once it is there."""
+        """Returns what gives the versions by which an answer may be that is asked for now, once it
+        is there."""
         before, given = self.versions[policy], self._given[policy]
         count = len(given)
         return lambda: [*before, *given[count:]]
@@ -135,19 +146,22 @@ class ServedPolicies:
 class EnginePool(ServedPolicies, RequestQueue[Engine]):
     """The engines of a policy, and the requests that wait for one.
 
-    Several policies may share a pool (`serve`), where an engine answers for each of them with its own weights. Everything that
+    Several policies may share a pool (`serve`), where an engine answers for each of them with its
+    own weights. Everything that
     concerns engines is there once: restarts, remarks, places.
 
-    An engine may be lent to the pool of another policy. All the while it belongs to one of the two: it is in `engines`, or it is
+    An engine may be lent to the pool of another policy. All the while it belongs to one of the two:
+    it is in `engines`, or it is
     `travelling` and waited for by the pool that it goes to.
 
     Args:
         policy: Its name; of several the first one's.
-        start: Starts one more engine (blocking, called in a thread), to replace a dead one; None where that is impossible and
-            a dead engine ends the run.
+        start: Starts one more engine (blocking, called in a thread), to replace a dead one; None
+            where that is impossible and a dead engine ends the run.
         restore: Gives a new engine, by its handle, the policy's current weights.
         budget: Shared by all pools of the run.
-        silence: Seconds after which an engine that has been asked and has answered nothing is ended.
+        silence: Seconds after which an engine that has been asked and has answered nothing is
+            ended.
         in_flight: Maximum number of requests at one engine.
     """
 
@@ -169,16 +183,19 @@ class EnginePool(ServedPolicies, RequestQueue[Engine]):
         self.silence = silence
         self.serve(policy, restore)
         self.signature: Mapping[str, object] = {}
-        """What an engine must have in common with this pool's in order to come here; see engine/plan/signature.py."""
+        """What an engine must have in common with this pool's in order to come here; see
+        engine/plan/signature.py."""
         self.travelling: set[Engine] = set()
         """Engines on their way to this pool."""
         self.away: dict[Engine, EnginePool] = {}
-        """Engines of this pool that are lent, and where they are or go; those on their way home too."""
+        """Engines of this pool that are lent, and where they are or go; those on their way home
+        too."""
         self.restarted = 0
         self.remarks: list[str] = []
         """What the console has to say of engines that were replaced."""
         self._coming: dict[Engine, asyncio.Task[None]] = {}
-        """Engines on their way: the one that replaces a dead one, by the latter, and one that travels, by itself."""
+        """Engines on their way: the one that replaces a dead one, by the latter, and one that
+        travels, by itself."""
         self._broken: BaseException | None = None
         """Why a dead engine could not be replaced, where that ends the run."""
 
@@ -187,7 +204,8 @@ class EnginePool(ServedPolicies, RequestQueue[Engine]):
         return [engine.handle for engine in self.engines]
 
     async def generate(self, call: Call, choose: Choose) -> Generation:
-        """Answers a request by the engine that `choose` picks of those with a free place; by another one if that one dies.
+        """Answers a request by the engine that `choose` picks of those with a free place; by
+        another one if that one dies.
 
         Raises:
             InfrastructureFailure: No engine is left and none may be started.
@@ -216,13 +234,17 @@ class EnginePool(ServedPolicies, RequestQueue[Engine]):
             return self._broken
         if self.engines or self.away or not all(task.done() for task in self._coming.values()):
             return None
-        return InfrastructureFailure("engine", f"policy {self.policy!r} has no engine left (limits.engine_restarts)")
+        return InfrastructureFailure(
+            "engine", f"policy {self.policy!r} has no engine left (limits.engine_restarts)"
+        )
 
     async def on_all(self, request: Callable[[ActorHandle], ObjectRef]) -> None:
-        """Makes a request of every engine (`request(handle)` gives an object reference); dead ones are replaced.
+        """Makes a request of every engine (`request(handle)` gives an object reference); dead ones
+        are replaced.
 
-        Engines that are on their way here are waited for, because they may have been given weights that are no longer current.
-        One that replaces an engine which dies here has the policy's current weights, whatever was asked for.
+        Engines that are on their way here are waited for, because they may have been given weights
+        that are no longer current. One that replaces an engine which dies here has the policy's
+        current weights, whatever was asked for.
         """
 
         async def one(engine: Engine) -> None:
@@ -234,7 +256,9 @@ class EnginePool(ServedPolicies, RequestQueue[Engine]):
                     raise
                 await self.replace(engine)
 
-        await asyncio.gather(*[asyncio.shield(task) for task in self._coming.values() if not task.done()])
+        await asyncio.gather(
+            *[asyncio.shield(task) for task in self._coming.values() if not task.done()]
+        )
         if self._broken is not None:
             raise self._broken
         await asyncio.gather(*[one(engine) for engine in list(self.engines)])
@@ -242,7 +266,8 @@ class EnginePool(ServedPolicies, RequestQueue[Engine]):
             raise RunEnded(f"policy {self.policy!r} has no engine left (limits.engine_restarts)")
 
     async def pause(self) -> None:
-        """Lets the engines write no further, until `resume`; what was being written stays with them."""
+        """Lets the engines write no further, until `resume`; what was being written stays with
+        them."""
         await self.on_all(lambda handle: handle.pause_generation.remote())
 
     async def resume(self) -> None:
@@ -250,7 +275,8 @@ class EnginePool(ServedPolicies, RequestQueue[Engine]):
         await self.on_all(lambda handle: handle.resume_generation.remote())
 
     async def replace(self, engine: Engine) -> None:
-        """Replaces a dead engine, once, however many requests found it dead, and whichever of them is given up meanwhile."""
+        """Replaces a dead engine, once, however many requests found it dead, and whichever of them
+        is given up meanwhile."""
         self._bury(engine)
         await asyncio.shield(self._coming[engine])
 
@@ -280,22 +306,29 @@ class EnginePool(ServedPolicies, RequestQueue[Engine]):
         self.tell()
 
     def recall(self) -> None:
-        """Gets a lent engine back where none is left here and none is coming: else requests would wait for ever."""
+        """Gets a lent engine back where none is left here and none is coming: else requests would
+        wait for ever."""
         if self.engines or not all(task.done() for task in self._coming.values()):
             return
-        if lent := next(((engine, pool) for engine, pool in self.away.items() if engine in pool.engines), None):
+        if lent := next(
+            ((engine, pool) for engine, pool in self.away.items() if engine in pool.engines), None
+        ):
             engine, pool = lent
             pool.lend(engine, self)
 
     def lend(self, engine: Engine, to: EnginePool) -> asyncio.Task[None]:
-        """Begins to give an engine to another policy's pool: from now on it is asked for nothing here; once it has answered
-        what it was asked it takes over the other policy's weights. If it dies meanwhile it is replaced, here or there.
+        """Begins to give an engine to another policy's pool: from now on it is asked for nothing
+        here; once it has answered what it was asked it takes over the other policy's weights. If it
+        dies meanwhile it is replaced, here or there.
 
         Raises:
             ValueError: An engine of this pool cannot take over the other policy's weights.
         """
         if differing := differences(self.signature, to.signature):
-            raise ValueError(f"engines of policies {self.policy!r} and {to.policy!r} differ: {', '.join(differing)}")
+            raise ValueError(
+                f"engines of policies {self.policy!r} and {to.policy!r} differ: "
+                f"{', '.join(differing)}"
+            )
         self.engines.remove(engine)
         engine.home = engine.home or self
         engine.home.away[engine] = to
@@ -353,7 +386,8 @@ async def start_replacement(pool: EnginePool, engine: Engine, start: Callable[[]
         else:
             pool.restarted += 1
             pool.remarks.append(
-                f"an engine of policy {pool.policy!r} {reason} and was replaced; {pool.budget.left} more may be "
+                f"an engine of policy {pool.policy!r} {reason} and was replaced; "
+                f"{pool.budget.left} more may be "
                 "(limits.engine_restarts)"
             )
             home.away.pop(engine, None)
@@ -371,27 +405,34 @@ async def start_replacement(pool: EnginePool, engine: Engine, start: Callable[[]
 
 
 def is_current(answer: Generation, policy: str, possible: Sequence[int]) -> bool:
-    """Returns whether each token of an answer is by weights that its policy had meanwhile. It is not where they changed and the
+    """Returns whether each token of an answer is by weights that its policy had meanwhile. It is
+    not where they changed and the
     engine has not noted where: it is asked for again.
 
     Args:
-        possible: The versions from the request to the answer, in their order; more than one where they changed.
+        possible: The versions from the request to the answer, in their order; more than one where
+            they changed.
 
     Raises:
         RunEnded: It is by weights of another policy or version.
     """
-    if answer.policy == policy and {answer.version, *(version for _, version in answer.changes)} <= set(possible):
+    if answer.policy == policy and {
+        answer.version,
+        *(version for _, version in answer.changes),
+    } <= set(possible):
         return True
     if answer.policy == policy and answer.version == -1 and len(possible) > 1:
         return False
     raise RunEnded(
-        f"an engine answered with weights of policy {answer.policy!r}, version {answer.newest}, where policy {policy!r}, version "
+        f"an engine answered with weights of policy {answer.policy!r}, version {answer.newest}, "
+        f"where policy {policy!r}, version "
         f"{possible[-1]}, was asked; the run's engines and policies are out of step"
     )
 
 
 def is_dead(error: Exception, engine: Engine) -> bool:
-    """Returns whether an error means that the engine is gone: its actor, or vLLM's own process behind it.
+    """Returns whether an error means that the engine is gone: its actor, or vLLM's own process
+    behind it.
 
     Not when another process has died, of which the engine awaited something (a policy's weights).
     """
@@ -401,12 +442,14 @@ def is_dead(error: Exception, engine: Engine) -> bool:
 
 
 def lacks_its_process(error: Exception) -> bool:
-    """Returns whether an error means that vLLM's own process is gone, behind an engine's actor that still runs."""
+    """Returns whether an error means that vLLM's own process is gone, behind an engine's actor that
+    still runs."""
     return type(getattr(error, "cause", None)).__name__ == "EngineDeadError"
 
 
 def sampling_params(call: Call) -> SamplingParams:
-    """Returns vLLM's parameters of one request, never shared between requests (upstream's executors mutate them)."""
+    """Returns vLLM's parameters of one request, never shared between requests (upstream's executors
+    mutate them)."""
     from vllm import SamplingParams
 
     s = call.sampling
@@ -438,21 +481,29 @@ def substituted(module: ModuleType, **names: Any) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class EngineKind:
-    """A Ray actor class that engines are started as, with arguments of vLLM's that upstream does not pass on."""
+    """A Ray actor class that engines are started as, with arguments of vLLM's that upstream does
+    not pass on."""
 
     actor: ActorClass
     arguments: Mapping[str, object] = field(default_factory=dict)
 
     def options(self, **options: object) -> SimpleNamespace:
-        """Answers as the actor class does, to upstream's `RolloutRayActor.options(...).remote(...)`."""
+        """Answers as the actor class does, to upstream's
+        `RolloutRayActor.options(...).remote(...)`."""
         chosen = self.actor.options(**options)
-        return SimpleNamespace(remote=lambda **arguments: chosen.remote(**arguments, **self.arguments))
+        return SimpleNamespace(
+            remote=lambda **arguments: chosen.remote(**arguments, **self.arguments)
+        )
 
 
 def start_engines(
-    args: SimpleNamespace, shared_group: PlacementGroup | None, seconds: float, kind: EngineKind | None = None
+    args: SimpleNamespace,
+    shared_group: PlacementGroup | None,
+    seconds: float,
+    kind: EngineKind | None = None,
 ) -> list[Engine]:
-    """Begins to start all engines of a policy: in the placement group of its training processes, or each in one of its own.
+    """Begins to start all engines of a policy: in the placement group of its training processes, or
+    each in one of its own.
 
     One each, so that a dead engine's devices can be given back without ending the others.
 
@@ -465,7 +516,11 @@ def start_engines(
     """
     if shared_group is not None:
         return _start(args, args.vllm.num_engines, shared_group, seconds, kind)
-    return [engine for _ in range(args.vllm.num_engines) for engine in _start(args, 1, None, seconds, kind)]
+    return [
+        engine
+        for _ in range(args.vllm.num_engines)
+        for engine in _start(args, 1, None, seconds, kind)
+    ]
 
 
 def start_engine(args: SimpleNamespace, seconds: float, kind: EngineKind | None = None) -> Engine:
@@ -474,12 +529,18 @@ def start_engine(args: SimpleNamespace, seconds: float, kind: EngineKind | None 
 
 
 def _start(
-    args: SimpleNamespace, count: int, shared_group: PlacementGroup | None, seconds: float, kind: EngineKind | None
+    args: SimpleNamespace,
+    count: int,
+    shared_group: PlacementGroup | None,
+    seconds: float,
+    kind: EngineKind | None,
 ) -> list[Engine]:
-    """Start engines through upstream's own function, with our actor class in the place of upstream's.
+    """Start engines through upstream's own function, with our actor class in the place of
+    upstream's.
 
-    Engines that are to sleep do not yet: upstream waits for that (vllm_engine.py:308), which takes a minute or two on a GPU, and
-    other policies' engines can start meanwhile (`start` in engine/runtime/policy.py).
+    Engines that are to sleep do not yet: upstream waits for that (vllm_engine.py:308), which takes
+    a minute or two on a GPU, and other policies' engines can start meanwhile (`start` in
+    engine/runtime/policy.py).
     """
     import openrlhf.trainer.ray.vllm_engine as upstream
 
@@ -497,7 +558,8 @@ def _start(
         "placement_group": placement_group,
         "batch_vllm_engine_call": lambda *arguments, **options: None,
     }
-    # One at a time: two dead engines may be replaced at once, and the substitution holds for the whole process.
+    # One at a time: two dead engines may be replaced at once, and the substitution holds for the
+    # whole process.
     with _STARTING, substituted(upstream, **substitutes):
         handles = upstream.create_vllm_engines(
             count,

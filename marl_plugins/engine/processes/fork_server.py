@@ -1,11 +1,16 @@
-"""Workers on CPU, forked from one process that has imported upstream's stack, which takes 15 seconds of CPU each time.
+"""Workers on CPU, forked from one process that has imported upstream's stack, which takes 15
+seconds of CPU each time.
 
-    run        `fork_server()` starts the server, which imports while the run itself still reads and checks
-    Ray        starts this file instead of Python for each worker (`py_executable`, Ray's own setting)
-    this file  sends its arguments, environment and output to the server, which forks; without a server it becomes Python
+    run        `fork_server()` starts the server, which imports while the run itself still reads and
+               checks
+    Ray        starts this file instead of Python for each worker (`py_executable`, Ray's own
+               setting)
+    this file  sends its arguments, environment and output to the server, which forks; without a
+    server it becomes Python
 
-Forked workers share the pages of what was imported. They die with the server, and the server with the run. This file is also
-run as a script, by a Python without site-packages, so nothing else may be imported at its top.
+Forked workers share the pages of what was imported. They die with the server, and the server with
+the run. This file is also run as a script, by a Python without site-packages, so nothing else may
+be imported at its top.
 """
 
 from __future__ import annotations
@@ -25,7 +30,8 @@ if TYPE_CHECKING:
 
 
 class Request(TypedDict):
-    """The worker that Ray asks for: its arguments, the script first, its environment and its folder."""
+    """The worker that Ray asks for: its arguments, the script first, its environment and its
+    folder."""
 
     words: list[str]
     environment: dict[str, str]
@@ -40,8 +46,9 @@ def fork_server(debug: bool) -> Iterator[str | None]:
         debug: Show what it prints.
 
     Yields:
-        Ray's `py_executable`; None where workers start as Ray starts them: with accelerators (a fork server has not been tried
-        there) and on someone else's cluster, whose machines the server is not on.
+        Ray's `py_executable`; None where workers start as Ray starts them: with accelerators (a
+        fork server has not been tried there) and on someone else's cluster, whose machines the
+        server is not on.
     """
     import tempfile
 
@@ -64,7 +71,9 @@ def fork_server(debug: bool) -> Iterator[str | None]:
             yield f"{sys.executable} -I -S {__file__} {address}"
         finally:
             with contextlib.suppress(psutil.NoSuchProcess):
-                psutil.wait_procs(psutil.Process(server.pid).children(), timeout=10)  # Ray has told them to end
+                psutil.wait_procs(
+                    psutil.Process(server.pid).children(), timeout=10
+                )  # Ray has told them to end
             server.kill()
             server.wait()
 
@@ -97,7 +106,13 @@ def serve(listener: socket.socket) -> None:
         connection, _ = listener.accept()
         request, streams = _receive(connection)
         if "ray" not in sys.modules:
-            os.environ.update({name: value for name, value in request["environment"].items() if name.startswith("RAY_")})
+            os.environ.update(
+                {
+                    name: value
+                    for name, value in request["environment"].items()
+                    if name.startswith("RAY_")
+                }
+            )
             _leave_rays_generator_alone()
             import vllm.v1.worker.cpu_worker  # noqa: F401  # else each engine's own process imports it
 
@@ -122,8 +137,8 @@ def serve(listener: socket.socket) -> None:
 def _prepare_what_workers_share() -> None:
     """Import what they import and find out what each of them would find out for itself.
 
-    Not yet Ray, nor what imports it: its C++ part reads the job's id from the environment when it is imported
-    (ray_internal_flag_def.h of 2.55), and only a worker's environment has it.
+    Not yet Ray, nor what imports it: its C++ part reads the job's id from the environment when it
+    is imported (ray_internal_flag_def.h of 2.55), and only a worker's environment has it.
     """
     import datasets  # noqa: F401
     import deepspeed  # noqa: F401
@@ -143,14 +158,17 @@ def _prepare_what_workers_share() -> None:
 def _leave_rays_generator_alone() -> None:
     """Draw the ids of classes that become actors from the system.
 
-    Ray's own generator is seeded in the process that first draws from it. That was this one, when it imported an actor's class
-    (`make_actor` of ray/actor.py), and then all workers drew the same ids: two that started at once tried the object store with
-    the same object, one of them ended there (plasma_store_provider.cc:90 of 2.55), and Ray looked for it for 60 seconds.
+    Ray's own generator is seeded in the process that first draws from it. That was this one, when
+    it imported an actor's class (`make_actor` of ray/actor.py), and then all workers drew the same
+    ids: two that started at once tried the object store with the same object, one of them ended
+        there (plasma_store_provider.cc:90 of 2.55), and Ray looked for it for 60 seconds.
     """
     import ray.actor
     from ray import ActorClassID
 
-    ray.actor.ActorClassID = SimpleNamespace(from_random=lambda: ActorClassID(os.urandom(ActorClassID.size())))
+    ray.actor.ActorClassID = SimpleNamespace(
+        from_random=lambda: ActorClassID(os.urandom(ActorClassID.size()))
+    )
 
 
 def _receive(connection: socket.socket) -> tuple[Request, list[int]]:
@@ -178,10 +196,13 @@ def _become(request: Request, streams: list[int]) -> None:
 
 
 def _take_over(environment: dict[str, str]) -> None:
-    """Make this the environment; what stays is not touched, because Ray finds the place of a process's title by it."""
+    """Make this the environment; what stays is not touched, because Ray finds the place of a
+    process's title by it."""
     for name in os.environ.keys() - environment.keys():
         del os.environ[name]
-    os.environ.update({name: value for name, value in environment.items() if os.environ.get(name) != value})
+    os.environ.update(
+        {name: value for name, value in environment.items() if os.environ.get(name) != value}
+    )
 
 
 def request(address: str, words: list[str]) -> None:

@@ -37,7 +37,8 @@ if TYPE_CHECKING:
 
 
 class TrainingProcesses:
-    """The training processes of one policy, with its critic's and its reference's, under upstream's trainer.
+    """The training processes of one policy, with its critic's and its reference's, under upstream's
+    trainer.
 
     Args:
         policy: The policy's name.
@@ -45,7 +46,8 @@ class TrainingProcesses:
         device: `cpu` or `cuda`; on CPU the reference model lives in the policy's processes.
         tokenizer: The policy's tokenizer.
         max_steps: Optimiser steps of the whole run, for the learning-rate schedule.
-        silence: Seconds after which processes that have been asked and have answered nothing are ended.
+        silence: Seconds after which processes that have been asked and have answered nothing are
+            ended.
         extensions: What plugins add to the policy's processes, as "module:Class".
     """
 
@@ -72,12 +74,14 @@ class TrainingProcesses:
         self.silent: list[str] = []
         """The processes and their states when the watchdog ended them."""
         self.groups: dict[str, RayActorGroup] = {}
-        """Upstream's actor groups: `policy`, and `critic` and `reference` where they have processes of their own."""
+        """Upstream's actor groups: `policy`, and `critic` and `reference` where they have processes
+        of their own."""
         self.trainer: UpstreamTrainer | None = None
         self.engines: list[ActorHandle] = []
         """Handles of the policy's engines, which upstream's own broadcast goes to."""
         self._synced: ObjectRef | None = None
-        """A reference to the weights that the engines were last given; None on GPUs and before the first time."""
+        """A reference to the weights that the engines were last given; None on GPUs and before the
+        first time."""
         self._placements: list[PlacementGroup] = []  # of these processes alone
 
     def launch(self, shared: PlacementGroup | None) -> None:
@@ -90,10 +94,18 @@ class TrainingProcesses:
 
     def load(self, engines: Sequence[ActorHandle]) -> list[ObjectRef]:
         """Begins to load the models, and returns what to wait for until they are loaded."""
-        self.engines, group, reference = list(engines), self.groups["policy"], self.groups.get("reference")
-        reference = ReferenceInPolicy(group) if reference is None and self.with_reference else reference
+        self.engines, group, reference = (
+            list(engines),
+            self.groups["policy"],
+            self.groups.get("reference"),
+        )
+        reference = (
+            ReferenceInPolicy(group) if reference is None and self.with_reference else reference
+        )
         strategy, critic = _strategy(self.args, training_gpus(self.args)), self.groups.get("critic")
-        self.trainer = UpstreamTrainer(strategy, group, reference, self.engines, self.tokenizer, critic)
+        self.trainer = UpstreamTrainer(
+            strategy, group, reference, self.engines, self.tokenizer, critic
+        )
         return self.load_models(self.args)
 
     @property
@@ -102,14 +114,17 @@ class TrainingProcesses:
         return bool(self.on_cpu and self.args.algo.kl.init_coef > 0)
 
     def load_models(self, args: SimpleNamespace) -> list[ObjectRef]:
-        """Begins to load the models in the processes that are there, and returns what to wait for."""
+        """Begins to load the models in the processes that are there, and returns what to wait
+        for."""
         model, strategy = args.actor.model_name_or_path, _strategy(args, training_gpus(args))
         loading: list[ObjectRef] = self.groups["policy"].async_init_model_from_pretrained(
             strategy, model, self.max_steps, self.engines, self.with_reference, self.extensions
         )
         if "reference" in self.groups:
             ranks = args.ref.num_nodes * args.ref.num_gpus_per_node
-            loading += self.groups["reference"].async_init_model_from_pretrained(_strategy(args, ranks), model)
+            loading += self.groups["reference"].async_init_model_from_pretrained(
+                _strategy(args, ranks), model
+            )
         if "critic" in self.groups:
             loading += self.groups["critic"].async_init_model_from_pretrained(
                 _strategy(args, critic_gpus(args)), args.critic.model_name_or_path, self.max_steps
@@ -152,26 +167,39 @@ class TrainingProcesses:
         await self.await_work("was saved", *work)
 
     async def save_model(self, folder: str | None = None, extension: str = "") -> None:
-        """Saves the weights in Hugging Face format; the critic's too with `--critic.save_value_network`, else upstream skips
-        it.
+        """Saves the weights in Hugging Face format; the critic's too with
+        `--critic.save_value_network`, else upstream skips it.
 
         Args:
-            folder: Only the policy's, or those that its `extension` keeps, and there instead of in its own folder.
+            folder: Only the policy's, or those that its `extension` keeps, and there instead of in
+                its own folder.
         """
-        critic = self.groups["critic"].async_save_model() if "critic" in self.groups and folder is None else []
+        critic = (
+            self.groups["critic"].async_save_model()
+            if "critic" in self.groups and folder is None
+            else []
+        )
         saving = self.groups["policy"].async_run_method("save_model", folder, extension)
         await self.await_work("saved its weights", *saving, *critic)
 
-    async def extension(self, name: str, method: str, *same: Any, each: Sequence[Any] | None = None) -> list[Any]:
+    async def extension(
+        self, name: str, method: str, *same: Any, each: Sequence[Any] | None = None
+    ) -> list[Any]:
         """See `PolicyProcesses.extension`."""
         handles = self.groups["policy"]._actor_handlers
         first = [()] * len(handles) if each is None else [(one,) for one in each]
-        asked = [h.extension.remote(name, method, *mine, *same) for h, mine in zip(handles, first, strict=True)]
-        answers: list[Any] = await self.await_work(f"was in {name}.{method}", asyncio.gather(*asked))
+        asked = [
+            h.extension.remote(name, method, *mine, *same)
+            for h, mine in zip(handles, first, strict=True)
+        ]
+        answers: list[Any] = await self.await_work(
+            f"was in {name}.{method}", asyncio.gather(*asked)
+        )
         return answers
 
     async def fit(self, step: int) -> dict[str, float]:
-        """Does upstream's fit of policy and critic on what they have been handed out, and returns its metrics."""
+        """Does upstream's fit of policy and critic on what they have been handed out, and returns
+        its metrics."""
         assert self.trainer is not None
         fit = in_daemon_thread(self.trainer.ppo_train, step)
         status: dict[str, float] = await self.await_work(f"was updated in step {step}", fit)
@@ -188,7 +216,8 @@ class TrainingProcesses:
         return self._synced
 
     async def restore(self, handle: ActorHandle, version: int) -> None:
-        """Gives an engine the weights that the policy's others hold, and calls these `version`; the processes may be busy."""
+        """Gives an engine the weights that the policy's others hold, and calls these `version`; the
+        processes may be busy."""
         blob = self._synced if self._synced is not None else await self.weights()
         try:
             await handle.load_state.remote(blob, self.policy, version)
@@ -204,7 +233,8 @@ class TrainingProcesses:
             doing: What the policy does meanwhile, for the message.
 
         Raises:
-            RunEnded: A process died or answered nothing for too long, or found weights that are not finite.
+            RunEnded: A process died or answered nothing for too long, or found weights that are not
+                finite.
         """
         try:
             with self.watchdog.asked(self.silence):
@@ -229,8 +259,9 @@ def start_groups(
 
     Args:
         shared: The placement group that they share with the policy's engines, if they do.
-        placements: Where those that are made here are kept: for several processes with devices of their own. Upstream would make
-            them, and wait for them without a limit (launcher.py:244-252).
+        placements: Where those that are made here are kept: for several processes with devices of
+            their own. Upstream would make them, and wait for them without a limit
+            (launcher.py:244-252).
         seconds: How long their devices may take to be free.
     """
 
@@ -256,38 +287,52 @@ def start_groups(
 
 
 def run_ended_by(processes: TrainingProcesses, doing: str, error: Death | RayTaskError) -> RunEnded:
-    """Returns what ends the run when a training process has died, or on GPUs an engine that was being given weights."""
+    """Returns what ends the run when a training process has died, or on GPUs an engine that was
+    being given weights."""
     dead = getattr(raised_by(error), "actor_id", None)
-    if lacks_its_process(error) or (dead and dead in [engine._actor_id.hex() for engine in processes.engines]):
+    if lacks_its_process(error) or (
+        dead and dead in [engine._actor_id.hex() for engine in processes.engines]
+    ):
         return RunEnded(
-            f"an engine of policy {processes.policy!r} died while the policy {doing}; engines are not replaced in a running job on "
+            f"an engine of policy {processes.policy!r} died while the policy {doing}; engines are "
+            "not replaced in a running job on "
             "GPUs yet"
         )
     if processes.silent:
         return RunEnded(
-            f"the training processes of policy {processes.policy!r} answered nothing for {processes.silence:g} s "
-            f"(limits.silence_seconds) while the policy {doing}, and were ended: {', '.join(processes.silent)}"
+            f"the training processes of policy {processes.policy!r} answered nothing for "
+            f"{processes.silence:g} s "
+            f"(limits.silence_seconds) while the policy {doing}, and were ended: "
+            f"{', '.join(processes.silent)}"
         )
     reason = str(raised_by(error)).splitlines()[0]
-    return RunEnded(f"a training process of policy {processes.policy!r} died while the policy {doing}: {reason}")
+    return RunEnded(
+        f"a training process of policy {processes.policy!r} died while the policy {doing}: {reason}"
+    )
 
 
 def ended_by_work(policy: str, doing: str, cause: Exception) -> RunEnded | None:
-    """Returns what ends the run when a process has raised something that is known; None for what is not."""
+    """Returns what ends the run when a process has raised something that is known; None for what is
+    not."""
     if isinstance(cause, RunEnded):
         return RunEnded(str(cause))
     if isinstance(cause, FloatingPointError):
-        return RunEnded(f"policy {policy!r}, while it {doing}: {cause}; they were neither synced nor saved")
+        return RunEnded(
+            f"policy {policy!r}, while it {doing}: {cause}; they were neither synced nor saved"
+        )
     return None
 
 
 def not_started(
     policy: str, model: str, error: RayTaskError | Death | ActorUnschedulableError
 ) -> ConfigurationError | RunEnded:
-    """Returns what is wrong where a process of a policy has failed while it was loading its model, or was killed then."""
+    """Returns what is wrong where a process of a policy has failed while it was loading its model,
+    or was killed then."""
     if isinstance(error, ActorUnschedulableError):
         reason = " ".join(str(error).split())
-        return RunEnded(f"policy {policy!r}: Ray could not start a process: {reason} (--debug keeps Ray's logs)")
+        return RunEnded(
+            f"policy {policy!r}: Ray could not start a process: {reason} (--debug keeps Ray's logs)"
+        )
     cause = raised_by(error)
     if isinstance(cause, ConfigurationError):
         return ConfigurationError([problem.within(policy=policy) for problem in cause.problems])
@@ -295,12 +340,15 @@ def not_started(
     reason = lines[0 if isinstance(error, OutOfMemoryError) else -1].strip()
     if isinstance(error, DEATHS) and not getattr(error, "actor_init_failed", False):
         return RunEnded(
-            f"policy {policy!r}: a process died while it was starting: {reason} Something has killed it, for example because "
+            f"policy {policy!r}: a process died while it was starting: {reason} Something has "
+            "killed it, for example because "
             "memory ran out; the same command starts again"
         )
     return ConfigurationError(
         Problem(
-            "models.start", at(policy=policy), f"model {model!r} could not be started: {reason} (--debug shows all of it)"
+            "models.start",
+            at(policy=policy),
+            f"model {model!r} could not be started: {reason} (--debug shows all of it)",
         )
     )
 
@@ -308,7 +356,8 @@ def not_started(
 def _strategy(args: SimpleNamespace, ranks: int) -> DeepspeedStrategy:
     """Upstream's DeepSpeed strategy for a number of ranks.
 
-    DeepSpeed counts rows; --train.batch_size counts trajectories. One micro-batch per rank, until each fit says how many.
+    DeepSpeed counts rows; --train.batch_size counts trajectories. One micro-batch per rank, until
+    each fit says how many.
     """
     strategy = get_strategy(args)
     # Upstream multiplies by the ranks that share a sequence (deepspeed.py:111-117 and 456).

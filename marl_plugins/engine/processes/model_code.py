@@ -1,6 +1,7 @@
 """Models that bring code of their own, refused before anything of upstream's sees them.
 
-Upstream passes `trust_remote_code=True` wherever it loads a model or a tokenizer, and gives it to vLLM.
+Upstream passes `trust_remote_code=True` wherever it loads a model or a tokenizer, and gives it to
+vLLM.
 """
 
 from __future__ import annotations
@@ -23,7 +24,11 @@ def refuse_code(models: Iterable[str]) -> None:
     problems: list[Problem] = []
     for model in dict.fromkeys(models):
         folder = Path(model)
-        problems += code_problems(partial(in_folder, folder)) if folder.is_dir() else _problems_on_hub(model)
+        problems += (
+            code_problems(partial(in_folder, folder))
+            if folder.is_dir()
+            else _problems_on_hub(model)
+        )
     if problems:
         raise ConfigurationError(problems)
 
@@ -32,7 +37,10 @@ def _problems_on_hub(model: str) -> list[Problem]:
     find = partial(_download, model)
     problems = code_problems(find)
     if adapter := find("adapter_config.json"):
-        got = f"{model} is an adapter, and transformers would load the model that it names, which may bring code"
+        got = (
+            f"{model} is an adapter, and transformers would load the model that it names, which "
+            "may bring code"
+        )
         fix = "merge the two into one model, or add --trust_remote_code"
         problems.append(Problem("models.adapter", at(file=adapter), got, fix=fix))
     return problems

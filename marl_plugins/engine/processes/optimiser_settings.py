@@ -1,8 +1,9 @@
 """A resumed policy trains with the settings that its flags give, not with those that were saved.
 
-DeepSpeed's checkpoint brings back the optimiser's groups and the schedule's base rates: without this a changed
-`--actor.adam.lr` of a resumed run (`--resume_with_changes`) would have no effect. Where nothing was changed, every value set here
-is the one that was loaded.
+DeepSpeed's checkpoint brings back the optimiser's groups and the schedule's base rates: without
+this a changed
+`--actor.adam.lr` of a resumed run (`--resume_with_changes`) would have no effect. Where nothing was
+changed, every value set here is the one that was loaded.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ SETTINGS = ("initial_lr", "betas", "eps", "weight_decay", "momentum", "ns_steps"
 
 
 def keep_settings_when_loading(strategy: DeepspeedStrategy) -> None:
-    """Lets upstream's strategy load a checkpoint without the settings in it, and name one that cannot be loaded."""
+    """Lets upstream's strategy load a checkpoint without the settings in it, and name one that
+    cannot be loaded."""
     load = strategy.load_ckpt
 
     def load_ckpt(engine: DeepSpeedEngine, folder: str, *args: Any, **kwargs: Any) -> Any:

@@ -1,7 +1,9 @@
-"""Upstream's own trainer on a machine without an accelerator: its command, its loop, our actor classes underneath.
+"""Upstream's own trainer on a machine without an accelerator: its command, its loop, our actor
+classes underneath.
 
-Upstream's command looks its actor classes up in their modules when it is imported (train_ppo_ray.py:8-16, 145-148), so the
-subclasses that install the CPU support are put there first.
+Upstream's command looks its actor classes up in their modules when it is imported
+(train_ppo_ray.py:8-16, 145-148), so the subclasses that install the CPU support are put there
+first.
 """
 
 from __future__ import annotations
@@ -24,7 +26,8 @@ from marl_plugins.engine.processes.master_port import MasterPort
 
 
 class Controller(ppo_trainer.PPOTrainer.__ray_metadata__.modified_class):  # type: ignore[misc]
-    """Upstream's trainer, subclassed so that the host support is installed before upstream is imported."""
+    """Upstream's trainer, subclassed so that the host support is installed before upstream is
+    imported."""
 
 
 class Critic(MasterPort, ppo_critic.CriticModelActor.__ray_metadata__.modified_class):  # type: ignore[misc]

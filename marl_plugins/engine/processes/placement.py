@@ -1,4 +1,5 @@
-"""Placement groups: devices with a CPU each, which Ray reserves for processes that are started together."""
+"""Placement groups: devices with a CPU each, which Ray reserves for processes that are started
+together."""
 
 from __future__ import annotations
 
@@ -15,8 +16,8 @@ if TYPE_CHECKING:
 
 
 def bundles(count: int, seconds: float) -> PlacementGroup:
-    """Returns a placement group of so many devices with a CPU each, as upstream makes it (train_ppo_ray.py:48-51), once Ray
-    has them.
+    """Returns a placement group of so many devices with a CPU each, as upstream makes it
+    (train_ppo_ray.py:48-51), once Ray has them.
 
     Raises:
         RunEnded: They were not free in time.
@@ -25,7 +26,8 @@ def bundles(count: int, seconds: float) -> PlacementGroup:
 
 
 def ready(group: PlacementGroup, seconds: float) -> PlacementGroup:
-    """Returns a placement group, once its devices and CPUs are reserved. Upstream waits for that without a limit.
+    """Returns a placement group, once its devices and CPUs are reserved. Upstream waits for that
+    without a limit.
 
     Raises:
         RunEnded: They were not free in time; the group is removed.
@@ -35,9 +37,12 @@ def ready(group: PlacementGroup, seconds: float) -> PlacementGroup:
     except GetTimeoutError:
         free, there = ray.available_resources(), ray.cluster_resources()
         remove_placement_group(group)
-        found = " and ".join(f"{free.get(kind, 0):g} of {there.get(kind, 0):g} {kind}s" for kind in ("GPU", "CPU"))
+        found = " and ".join(
+            f"{free.get(kind, 0):g} of {there.get(kind, 0):g} {kind}s" for kind in ("GPU", "CPU")
+        )
         raise RunEnded(
-            f"{group.bundle_count} devices with a CPU each were not free within {seconds:g} s (limits.silence_seconds): Ray has "
+            f"{group.bundle_count} devices with a CPU each were not free within {seconds:g} s "
+            "(limits.silence_seconds): Ray has "
             f"{found} free"
         ) from None
     return group

@@ -1,4 +1,5 @@
-"""Upstream's policy and reference actors with what several policies need. Imported first in every training process."""
+"""Upstream's policy and reference actors with what several policies need. Imported first in every
+training process."""
 
 from __future__ import annotations
 
@@ -33,7 +34,9 @@ if TYPE_CHECKING:
 
 ON_CPU = cpu.device() == "cpu"
 
-upstream_actor.NaiveReplayBuffer = MicroBatchBuffer  # looked up there by the trainer (ppo_actor.py:91)
+upstream_actor.NaiveReplayBuffer = (
+    MicroBatchBuffer  # looked up there by the trainer (ppo_actor.py:91)
+)
 
 
 class PolicyActor(TrainingProcess, upstream_actor.PolicyModelActor.__ray_metadata__.modified_class):  # type: ignore[misc]
@@ -52,11 +55,12 @@ class PolicyActor(TrainingProcess, upstream_actor.PolicyModelActor.__ray_metadat
     ) -> None:
         """Loads the model, then makes the extensions that plugins name ("module:Class")."""
         keep_settings_when_loading(strategy)
-        strategy.args.train.enable_ema = (
-            False  # upstream's average is in the weights' own precision: see marl_plugins/builtin/ema
-        )
+        # upstream's average is in the weights' own precision: see marl_plugins/builtin/ema
+        strategy.args.train.enable_ema = False
         # Without engines no NCCL group is set up; on CPU the weights go as one object instead.
-        super().init_model_from_pretrained(strategy, pretrain, max_steps, None if ON_CPU else vllm_engines)
+        super().init_model_from_pretrained(
+            strategy, pretrain, max_steps, None if ON_CPU else vllm_engines
+        )
         self.vllm_engines = vllm_engines
         self.engine = self.actor.model
         if ON_CPU:
@@ -87,30 +91,40 @@ class PolicyActor(TrainingProcess, upstream_actor.PolicyModelActor.__ray_metadat
         return status
 
     def save_checkpoint(self, tag: str, client_states: Any = None, *more: Any) -> None:
-        """Saves upstream's checkpoint, and in its folder the state of the extensions of this rank."""
+        """Saves upstream's checkpoint, and in its folder the state of the extensions of this
+        rank."""
         super().save_checkpoint(tag, client_states, *more)
         states = {type(extension).__name__: extension.state() for extension in self.extensions}
         if any(state is not None for state in states.values()):
             torch.save(states, self._extension_file(tag))
 
     def _extension_file(self, tag: str) -> Path:
-        return Path(self.strategy.args.ckpt.path, "_actor", tag, f"extensions_rank_{torch.distributed.get_rank()}.pt")
+        return Path(
+            self.strategy.args.ckpt.path,
+            "_actor",
+            tag,
+            f"extensions_rank_{torch.distributed.get_rank()}.pt",
+        )
 
     def _restore_extensions(self) -> None:
-        """Give the extensions the state that the loaded checkpoint has of them; without one they begin anew."""
+        """Give the extensions the state that the loaded checkpoint has of them; without one they
+        begin anew."""
         latest = Path(self.strategy.args.ckpt.path, "_actor", "latest")
         if not (self.strategy.args.ckpt.load_enable and latest.is_file()):
             return
         file = self._extension_file(latest.read_text(encoding="utf-8").strip())
         states = torch.load(file, weights_only=False) if file.is_file() else {}
         if isinstance(states, list):  # of an earlier release, in the order of the extensions
-            states = {type(e).__name__: state for e, state in zip(self.extensions, states, strict=False)}
+            states = {
+                type(e).__name__: state for e, state in zip(self.extensions, states, strict=False)
+            }
         for extension in self.extensions:
             if (state := states.get(type(extension).__name__)) is not None:
                 extension.restore(state)
 
     def broadcast_to_vllm(self) -> None:
-        """Syncs weights as upstream's own loop asks for it; on CPU the whole state in one transfer."""
+        """Syncs weights as upstream's own loop asks for it; on CPU the whole state in one
+        transfer."""
         if not ON_CPU:
             super().broadcast_to_vllm()
             return
@@ -141,7 +155,9 @@ class PolicyActor(TrainingProcess, upstream_actor.PolicyModelActor.__ray_metadat
 
     def reference_forward(self, **kwargs: torch.Tensor | None) -> torch.Tensor:
         """Returns the reference model's log-probs, as upstream's `ReferenceModelActor.forward`."""
-        forward: torch.Tensor = _UpstreamReference.__ray_metadata__.modified_class.forward(self.reference, **kwargs)
+        forward: torch.Tensor = _UpstreamReference.__ray_metadata__.modified_class.forward(
+            self.reference, **kwargs
+        )
         return forward
 
     def state(self) -> bytes | None:
@@ -153,18 +169,26 @@ class PolicyActor(TrainingProcess, upstream_actor.PolicyModelActor.__ray_metadat
         import deepspeed
         import safetensors.torch
 
-        first, parameters = torch.distributed.get_rank() == 0, dict(self.engine.module.named_parameters())
+        first, parameters = (
+            torch.distributed.get_rank() == 0,
+            dict(self.engine.module.named_parameters()),
+        )
         if first or self.strategy.stage == 3:
             self.check_finite()
-        with deepspeed.zero.GatheredParameters([*parameters.values()], enabled=self.strategy.stage == 3):
+        with deepspeed.zero.GatheredParameters(
+            [*parameters.values()], enabled=self.strategy.stage == 3
+        ):
             if not first:
                 return None
-            blob: bytes = safetensors.torch.save({name: p.detach().contiguous().cpu() for name, p in parameters.items()})
+            blob: bytes = safetensors.torch.save(
+                {name: p.detach().contiguous().cpu() for name, p in parameters.items()}
+            )
         return blob
 
 
 class Reference:
-    """A frozen model in the policy's process, with the two attributes that upstream's `forward` reads."""
+    """A frozen model in the policy's process, with the two attributes that upstream's `forward`
+    reads."""
 
     def __init__(self, model: Actor, strategy: DeepspeedStrategy):
         self.model, self.strategy = model, strategy
@@ -182,7 +206,8 @@ def _reference(strategy: DeepspeedStrategy, pretrain: str) -> Reference:
 
 
 class ReferenceActor(MasterPort, _UpstreamReference.__ray_metadata__.modified_class):  # type: ignore[misc]
-    """Upstream's reference process; a subclass so that the host support is installed before upstream is imported."""
+    """Upstream's reference process; a subclass so that the host support is installed before
+    upstream is imported."""
 
 
 RemotePolicyActor = ray.remote(num_gpus=1)(PolicyActor)

@@ -1,7 +1,9 @@
-"""A run's folder for sockets and logs that nobody else may open, and the removal of those that killed runs have left.
+"""A run's folder for sockets and logs that nobody else may open, and the removal of those that
+killed runs have left.
 
-A run holds a lock in its folder for as long as it lives. A folder whose lock nobody holds is abandoned: the run was killed, and
-could remove neither the folder nor the processes that Ray had started for it.
+A run holds a lock in its folder for as long as it lives. A folder whose lock nobody holds is
+abandoned: the run was killed, and could remove neither the folder nor the processes that Ray had
+    started for it.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ HELD = "held"
 
 @contextmanager
 def private_folder(parent: str, *, kept: bool = False) -> Iterator[str]:
-    """Provides a folder (0700) for the length of a run; those that were abandoned beside it are removed.
+    """Provides a folder (0700) for the length of a run; those that were abandoned beside it are
+    removed.
 
     Args:
         kept: It stays, for people to look into.
@@ -32,12 +35,18 @@ def private_folder(parent: str, *, kept: bool = False) -> Iterator[str]:
     if kept:
         yield tempfile.mkdtemp(prefix=PREFIX, dir=parent)
         return
-    with tempfile.TemporaryDirectory(prefix=PREFIX, dir=parent, ignore_cleanup_errors=True) as folder, _held(Path(folder)):
+    with (
+        tempfile.TemporaryDirectory(
+            prefix=PREFIX, dir=parent, ignore_cleanup_errors=True
+        ) as folder,
+        _held(Path(folder)),
+    ):
         yield folder
 
 
 def remove_abandoned(parent: Path) -> None:
-    """Removes the folders of runs that were killed, and ends the processes that have such a folder in their command line."""
+    """Removes the folders of runs that were killed, and ends the processes that have such a folder
+    in their command line."""
     for folder in parent.glob(f"{PREFIX}*"):
         if is_abandoned(folder):
             end_users_of(folder)
@@ -62,7 +71,9 @@ def end_users_of(folder: Path) -> None:
 
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
-            if process.uids().real == os.getuid() and any(f"{folder}/" in word for word in process.cmdline()):
+            if process.uids().real == os.getuid() and any(
+                f"{folder}/" in word for word in process.cmdline()
+            ):
                 process.kill()
 
 

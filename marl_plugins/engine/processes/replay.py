@@ -1,4 +1,5 @@
-"""Upstream's replay buffer in a training process, handing out the micro-batches of a layout (engine/runtime/layout.py)."""
+"""Upstream's replay buffer in a training process, handing out the micro-batches of a layout
+(engine/runtime/layout.py)."""
 
 from __future__ import annotations
 
@@ -15,11 +16,13 @@ from openrlhf.trainer.ppo_utils.replay_buffer import NaiveReplayBuffer  # noqa: 
 
 
 class MicroBatchBuffer(NaiveReplayBuffer):  # type: ignore[misc]
-    """A replay buffer whose items for upstream's dataloader are whole micro-batches, of any number of sequences.
+    """A replay buffer whose items for upstream's dataloader are whole micro-batches, of any number
+    of sequences.
 
-    The dataloader draws every index once per epoch, in an order of its own; what it is given is the next micro-batch of the
-    layout, whatever the index, because the layout has decided already what belongs to which optimiser step. Without a layout,
-    as in upstream's own loop, it is upstream's buffer.
+    The dataloader draws every index once per epoch, in an order of its own; what it is given is the
+    next micro-batch of the layout, whatever the index, because the layout has decided already what
+    belongs to which optimiser step. Without a layout, as in upstream's own loop, it is upstream's
+    buffer.
     """
 
     def __init__(self, *args: Any, **kwargs: Any):
@@ -28,7 +31,8 @@ class MicroBatchBuffer(NaiveReplayBuffer):  # type: ignore[misc]
         self._given = 0
 
     def lay_out(self, epochs: Sequence[Sequence[Sequence[int]]]) -> None:
-        """Sets the micro-batches of each epoch, as indices of the sequences that have been appended."""
+        """Sets the micro-batches of each epoch, as indices of the sequences that have been
+        appended."""
         self._epochs, self._given, self.sample_batch_size = list(epochs), 0, 1
 
     def clear(self) -> None:

@@ -28,8 +28,9 @@ Order = tuple[int, int, tuple[str, int]]
 class RequestQueue(Generic[E]):
     """Requests that wait for one of several engines.
 
-    An engine has at most `in_flight` requests. The others wait here, and the oldest task's are the first to be answered: its
-    trajectories end while younger ones have not begun, instead of all together at the end.
+    An engine has at most `in_flight` requests. The others wait here, and the oldest task's are the
+    first to be answered: its trajectories end while younger ones have not begun, instead of all
+    together at the end.
 
     Args:
         in_flight: Maximum number of requests at one engine.
@@ -41,17 +42,20 @@ class RequestQueue(Generic[E]):
         self.waiting = 0
         """Requests that wait for an engine."""
         self.watchers: list[Callable[[], None]] = []
-        """Called when a request begins to wait, when an engine has nothing to do, and when one has come."""
+        """Called when a request begins to wait, when an engine has nothing to do, and when one has
+        come."""
         self._queue: list[tuple[Order, int, Callable[[list[E]], E], asyncio.Future[E]]] = []
         """A heap. Requests that were given up stay in it until it is their turn."""
         self._numbers = itertools.count()
 
     def order(self, call: Call) -> Order:
-        """Returns the key that sorts the requests that wait: the task's place, then sample and path."""
+        """Returns the key that sorts the requests that wait: the task's place, then sample and
+        path."""
         return call.place, call.sample, path_order(call.path)
 
     def refusal(self) -> BaseException | None:
-        """Returns why no request will ever be answered, as an exception for one of them; None as long as one may be."""
+        """Returns why no request will ever be answered, as an exception for one of them; None as
+        long as one may be."""
         return None
 
     async def take_place(self, call: Call, choose: Callable[[list[E]], E]) -> E:
@@ -70,7 +74,9 @@ class RequestQueue(Generic[E]):
         except asyncio.CancelledError:
             if given.cancelled():
                 self.waiting -= 1
-            elif given.exception() is None:  # given up in the moment in which it was given an engine
+            elif (
+                given.exception() is None
+            ):  # given up in the moment in which it was given an engine
                 self.free_place(given.result())
             raise
 
@@ -87,7 +93,8 @@ class RequestQueue(Generic[E]):
         return [engine for engine in self.engines if engine.load < self.in_flight]
 
     def hand_out(self) -> None:
-        """Gives free places to those that wait, the oldest task's first; refuses all where none will ever be free."""
+        """Gives free places to those that wait, the oldest task's first; refuses all where none
+        will ever be free."""
         while self._queue and (refusal := self.refusal()) is not None:
             *_, given = heapq.heappop(self._queue)
             if not given.done():
@@ -100,7 +107,9 @@ class RequestQueue(Generic[E]):
             self.waiting -= 1
             try:
                 engine = choose(free)
-            except Exception as error:  # a plugin's: it belongs to the request, not to whoever has freed the place
+            except (
+                Exception
+            ) as error:  # a plugin's: it belongs to the request, not to whoever has freed the place
                 given.set_exception(error)
             else:
                 engine.load += 1

@@ -25,29 +25,40 @@ class TrainingProcess(MasterPort):
     _world_size: int
 
     def lay_out(self, epochs: Sequence[Sequence[Sequence[int]]]) -> None:
-        """Takes this rank's micro-batches, as indices of its sequences (engine/runtime/layout.py), before each `fit`."""
+        """Takes this rank's micro-batches, as indices of its sequences (engine/runtime/layout.py),
+        before each `fit`."""
         self.trainer.replay_buffer.lay_out(epochs)
 
     def prepare_fit(self, accumulation: int, seed: int) -> None:
-        """Sets how many micro-batches make an optimiser step this time, and a seed, before each `fit`.
+        """Sets how many micro-batches make an optimiser step this time, and a seed, before each
+        `fit`.
 
-        `micro_steps = 0` makes the accumulation windows begin with the first micro-batch, whatever the fit before left over.
+        `micro_steps = 0` makes the accumulation windows begin with the first micro-batch, whatever
+        the fit before left over.
         """
-        self.engine.set_train_batch_size(self.strategy.micro_train_batch_size * accumulation * self._world_size)
+        self.engine.set_train_batch_size(
+            self.strategy.micro_train_batch_size * accumulation * self._world_size
+        )
         self.engine.micro_steps = 0
         self.strategy.accumulated_gradient = accumulation
         torch.manual_seed(seed)
 
     def in_whole_windows(self, fit: Callable[[], dict[str, float]]) -> dict[str, float]:
-        """Fits, and asserts that it ended at the end of an accumulation window, so that no gradient is carried over."""
+        """Fits, and asserts that it ended at the end of an accumulation window, so that no gradient
+        is carried over."""
         before, batches = self.engine.global_steps, len(self.trainer.replay_buffer)
         status = fit()
         carried = self.engine.micro_steps % self.engine.gradient_accumulation_steps()
         if carried:
             raise RuntimeError(
-                f"{carried} of {self.engine.gradient_accumulation_steps()} micro-batches carried over the fit's end"
+                f"{carried} of {self.engine.gradient_accumulation_steps()} micro-batches carried "
+                "over the fit's end"
             )
-        return {**status, "optimiser_steps": self.engine.global_steps - before, "micro_batches": batches}
+        return {
+            **status,
+            "optimiser_steps": self.engine.global_steps - before,
+            "micro_batches": batches,
+        }
 
     def check_finite(self) -> None:
         """Checks the weights before they are synced or saved.
@@ -55,7 +66,11 @@ class TrainingProcess(MasterPort):
         Raises:
             FloatingPointError: A weight is not finite; names the tensors.
         """
-        broken = [name for name, p in self.engine.module.named_parameters() if not torch.isfinite(own_part(p)).all()]
+        broken = [
+            name
+            for name, p in self.engine.module.named_parameters()
+            if not torch.isfinite(own_part(p)).all()
+        ]
         if broken:
             raise FloatingPointError(f"weights that are not finite: {', '.join(broken[:5])}")
 
@@ -68,7 +83,8 @@ def is_sharded(parameter: torch.nn.Parameter) -> bool:
 def own_part(parameter: torch.nn.Parameter) -> torch.Tensor:
     """Returns the elements of a parameter that this process holds: all, or with ZeRO 3 its share.
 
-    DeepSpeed makes all shares the same length and never sets what is beyond the parameter's end (zero/partition_parameters.py:1808
+    DeepSpeed makes all shares the same length and never sets what is beyond the parameter's end
+    (zero/partition_parameters.py:1808
     and 1844-1850 of 0.19.6): that may be anything, also not a number.
     """
     share: torch.Tensor | None = getattr(parameter, "ds_tensor", None)

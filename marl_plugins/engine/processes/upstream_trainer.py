@@ -26,8 +26,9 @@ class ExperienceMaker(RemoteExperienceMaker):  # type: ignore[misc]
     def make_experience(self, samples_list: list[Experience]) -> list[Experience]:
         """Computes log-probs, KL and values of the batches, in place.
 
-        The dispatch list is padded to a multiple of the ranks and the extra is discarded: upstream gives the last ranks
-        fewer batches or none (launcher.py:354-365), and a collective in the forward would then wait forever.
+        The dispatch list is padded to a multiple of the ranks and the extra is discarded: upstream
+        gives the last ranks fewer batches or none (launcher.py:354-365), and a collective in the
+        forward would then wait forever.
         """
         groups = (self.actor_model_group, self.critic_model_group, self.initial_model_group)
         ranks = [ranks_of(group) for group in groups if group is not None]
@@ -40,7 +41,8 @@ class ExperienceMaker(RemoteExperienceMaker):  # type: ignore[misc]
 
 
 class ReferenceInPolicy:
-    """Upstream's view of a reference group, where the reference model lives in the policy's own processes."""
+    """Upstream's view of a reference group, where the reference model lives in the policy's own
+    processes."""
 
     def __init__(self, group: RayActorGroup):
         self.group = group
@@ -57,7 +59,9 @@ class ReferenceInPolicy:
 
     def async_run_method_batch(self, method_name: str, **arguments: Any) -> list[ObjectRef]:
         assert method_name == "forward"
-        references: list[ObjectRef] = self.group.async_run_method_batch("reference_forward", **arguments)
+        references: list[ObjectRef] = self.group.async_run_method_batch(
+            "reference_forward", **arguments
+        )
         return references
 
     def async_run_method(self, method_name: str, *args: Any, **arguments: Any) -> list[ObjectRef]:
@@ -66,7 +70,8 @@ class ReferenceInPolicy:
 
 
 class UpstreamTrainer(BasePPOTrainer):  # type: ignore[misc]
-    """Upstream's trainer of one policy: KL controller, experience maker, update and broadcast are its own."""
+    """Upstream's trainer of one policy: KL controller, experience maker, update and broadcast are
+    its own."""
 
     def __init__(
         self,
@@ -78,7 +83,9 @@ class UpstreamTrainer(BasePPOTrainer):  # type: ignore[misc]
         critic: RayActorGroup | None = None,
     ):
         super().__init__(strategy, group, critic, None, reference, engines, tokenizer)
-        self.experience_maker = ExperienceMaker(group, critic, None, reference, self.kl_ctl, strategy, tokenizer)
+        self.experience_maker = ExperienceMaker(
+            group, critic, None, reference, self.kl_ctl, strategy, tokenizer
+        )
 
 
 def ranks_of(group: RayActorGroup) -> int:

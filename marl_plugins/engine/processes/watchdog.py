@@ -1,7 +1,8 @@
-"""The watchdog finds what neither answers nor dies: a process that is stopped, or a rank that waits in a collective operation for
-ever.
+"""The watchdog finds what neither answers nor dies: a process that is stopped, or a rank that waits
+in a collective operation for ever.
 
-A watchdog ends it. What follows is what follows any death: an engine is replaced, a policy's processes end the run.
+A watchdog ends it. What follows is what follows any death: an engine is replaced, a policy's
+processes end the run.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ class Process(NamedTuple):
                 os.kill(self.pid, signal.SIGKILL)
         else:
             there = NodeAffinitySchedulingStrategy(self.node, soft=False)
-            ray.remote(num_cpus=0, scheduling_strategy=there)(os.kill).remote(self.pid, signal.SIGKILL)
+            ray.remote(num_cpus=0, scheduling_strategy=there)(os.kill).remote(
+                self.pid, signal.SIGKILL
+            )
 
     def __str__(self) -> str:
         """Returns the place, with the process's state if it runs on this machine."""
@@ -77,8 +80,8 @@ class Watchdog:
 
     @contextlib.contextmanager
     def asked(self, seconds: float) -> Iterator[None]:
-        """Counts the time while an answer is awaited. A request that is given up (`CancelledError`) is no answer: whoever asks next
-        continues to count.
+        """Counts the time while an answer is awaited. A request that is given up (`CancelledError`)
+        is no answer: whoever asks next continues to count.
 
         Args:
             seconds: Maximum time without any answer, while one is awaited.

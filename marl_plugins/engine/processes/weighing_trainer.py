@@ -1,4 +1,5 @@
-"""Upstream's trainer of one training process, with metrics that count rows, and with the extensions of plugins."""
+"""Upstream's trainer of one training process, with metrics that count rows, and with the extensions
+of plugins."""
 
 from __future__ import annotations
 
@@ -21,16 +22,20 @@ if TYPE_CHECKING:
     from openrlhf.trainer.ppo_utils.experience import Experience
 
 ZERO_WEIGHT = 1e-30
-"""Weight of a micro-batch without a single row in upstream's weighted means, whose denominators must not be 0."""
+"""Weight of a micro-batch without a single row in upstream's weighted means, whose denominators
+must not be 0."""
 
 
 class WeighingTrainer(upstream_actor.ActorPPOTrainer):  # type: ignore[misc]
-    """Upstream's trainer, whose metrics count rows, of which a sequence has several, or none where it is weightless.
+    """Upstream's trainer, whose metrics count rows, of which a sequence has several, or none where
+    it is weightless.
 
-    Two of upstream's divisions meet an empty mask when a micro-batch holds nothing but a weightless sequence: `masked_mean` in
-    the policy loss's metrics (models/utils.py:199-202, NaN) and the weighted means in `ppo_train` (ppo_actor.py:204-216, 0/0).
-    The loss itself is fine there: a sum over no token, divided by the window's count. Where sequences are filtered
-    (`--algo.advantage.is_correction_level seq`) one without tokens counts as filtered (models/loss.py:241-244).
+    Two of upstream's divisions meet an empty mask when a micro-batch holds nothing but a weightless
+    sequence: `masked_mean` in the policy loss's metrics (models/utils.py:199-202, NaN) and the
+        weighted means in `ppo_train` (ppo_actor.py:204-216, 0/0).
+    The loss itself is fine there: a sum over no token, divided by the window's count. Where
+    sequences are filtered (`--algo.advantage.is_correction_level seq`) one without tokens counts as
+    filtered (models/loss.py:241-244).
     """
 
     last: dict[str, Any]
@@ -42,7 +47,9 @@ class WeighingTrainer(upstream_actor.ActorPPOTrainer):  # type: ignore[misc]
         self, experience: Experience, kl_ctl: float, step: int, loss_batch_info: Any = None
     ) -> dict[str, Any]:
         before = self._steps_taken()
-        status = chained_step(self.extensions, self._weighed_step)(experience, kl_ctl, step, loss_batch_info)
+        status = chained_step(self.extensions, self._weighed_step)(
+            experience, kl_ctl, step, loss_batch_info
+        )
         if self._steps_taken() > before:
             for extension in self.extensions:
                 extension.stepped()
@@ -62,11 +69,20 @@ class WeighingTrainer(upstream_actor.ActorPPOTrainer):  # type: ignore[misc]
             value = status["metrics"][name]
             if weight == "token" and not tokens:
                 status["metrics"][name] = 0.0
-            elif name == "is_filter_ratio" and self.args.algo.advantage.is_correction_level == "seq":
-                status["metrics"][name] = without_fill(value, total, len(rows) - total) if total else 0.0
+            elif (
+                name == "is_filter_ratio" and self.args.algo.advantage.is_correction_level == "seq"
+            ):
+                status["metrics"][name] = (
+                    without_fill(value, total, len(rows) - total) if total else 0.0
+                )
             elif weight == "sample" and isinstance(value, torch.Tensor):
-                status["metrics"][name] = (value.float().cpu() * rows).sum() / total if total else 0.0
-        status["num_action_tokens"], status["num_samples"] = tokens or ZERO_WEIGHT, total or ZERO_WEIGHT
+                status["metrics"][name] = (
+                    (value.float().cpu() * rows).sum() / total if total else 0.0
+                )
+        status["num_action_tokens"], status["num_samples"] = (
+            tokens or ZERO_WEIGHT,
+            total or ZERO_WEIGHT,
+        )
         self.last = {"metrics": dict.fromkeys(status["metrics"], 0.0), "weights": status["weights"]}
         return status
 
@@ -76,8 +92,11 @@ class WeighingTrainer(upstream_actor.ActorPPOTrainer):  # type: ignore[misc]
 
 
 def without_fill(share: float | torch.Tensor, rows: float, fill: float) -> float | torch.Tensor:
-    """Returns the share of filtered sequences among the real rows, from that among all: weightless ones are always filtered."""
+    """Returns the share of filtered sequences among the real rows, from that among all: weightless
+    ones are always filtered."""
     return (share * (rows + fill) - fill) / rows
 
 
-upstream_actor.ActorPPOTrainer = WeighingTrainer  # looked up there by `init_model_from_pretrained` (ppo_actor.py:582)
+upstream_actor.ActorPPOTrainer = (
+    WeighingTrainer  # looked up there by `init_model_from_pretrained` (ppo_actor.py:582)
+)

@@ -1,4 +1,5 @@
-"""Weights that a training process keeps beside the model's own, each rank its part of them, and puts in these ones' place."""
+"""Weights that a training process keeps beside the model's own, each rank its part of them, and
+puts in these ones' place."""
 
 from __future__ import annotations
 
@@ -20,13 +21,14 @@ def trained_parameters(trainer: ActorPPOTrainer) -> dict[str, torch.nn.Parameter
 
 
 def held(p: torch.nn.Parameter) -> Tensor:
-    """Returns the elements of a parameter that this process has in memory (elements,): all, or with ZeRO 3 its share."""
+    """Returns the elements of a parameter that this process has in memory (elements,): all, or with
+    ZeRO 3 its share."""
     return own_part(p).detach().view(-1)
 
 
 def share(p: torch.nn.Parameter) -> Tensor:
-    """Returns the elements that this process keeps (elements,): with ZeRO 3 those that it has, else one of as many equal pieces
-    as there are ranks; the last one may be shorter."""
+    """Returns the elements that this process keeps (elements,): with ZeRO 3 those that it has, else
+    one of as many equal pieces as there are ranks; the last one may be shorter."""
     mine = held(p)
     if is_sharded(p):
         return mine
@@ -34,9 +36,11 @@ def share(p: torch.nn.Parameter) -> Tensor:
     return mine.tensor_split(ranks)[rank]
 
 
-def put_in_place(parameters: Mapping[str, torch.nn.Parameter], shares: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Sets parameters to what the shares of all ranks are together, in the parameters' precision, and returns what they held, for
-    `put_back`. A collective operation."""
+def put_in_place(
+    parameters: Mapping[str, torch.nn.Parameter], shares: Mapping[str, Tensor]
+) -> dict[str, Tensor]:
+    """Sets parameters to what the shares of all ranks are together, in the parameters' precision,
+    and returns what they held, for `put_back`. A collective operation."""
     before = {name: held(p).cpu().clone() for name, p in parameters.items()}
     try:
         for name, p in parameters.items():
@@ -66,7 +70,8 @@ class _ZeroParameter(Protocol):
 
 
 def _refresh(parameters: Iterable[torch.nn.Parameter]) -> None:
-    """Renew what ZeRO 3 keeps whole of small parameters, as DeepSpeed does after a step (zero/stage3.py, `_post_step`)."""
+    """Renew what ZeRO 3 keeps whole of small parameters, as DeepSpeed does after a step
+    (zero/stage3.py, `_post_step`)."""
     sharded = [cast("_ZeroParameter", p) for p in parameters if is_sharded(p)]
     whole = [p for p in sharded if p.ds_persist]
     if whole:
@@ -75,11 +80,14 @@ def _refresh(parameters: Iterable[torch.nn.Parameter]) -> None:
 
 
 def _gathered(mine: Tensor, p: torch.nn.Parameter) -> Tensor:
-    """Return what `held` is to become, of the shares of all ranks, on the parameter's device and in its precision."""
+    """Return what `held` is to become, of the shares of all ranks, on the parameter's device and in
+    its precision."""
     if is_sharded(p):
         return mine.to(p.dtype)
     whole = torch.zeros(p.numel(), dtype=torch.float32, device=p.device)
-    share_of_whole = whole.tensor_split(torch.distributed.get_world_size())[torch.distributed.get_rank()]
+    share_of_whole = whole.tensor_split(torch.distributed.get_world_size())[
+        torch.distributed.get_rank()
+    ]
     share_of_whole.copy_(mine)
     torch.distributed.all_reduce(whole)  # a sum with zeros is exact
     return whole.to(p.dtype)

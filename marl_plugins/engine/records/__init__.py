@@ -1,1 +1,2 @@
-"""The package of what a run leaves for people and for other commands: records, report, curves, console."""
+"""The package of what a run leaves for people and for other commands: records, report, curves,
+console."""

@@ -1,8 +1,10 @@
-"""Tracks how each role behaves over the steps of a run, and the alarm for scores that rise while held-out success does not.
+"""Tracks how each role behaves over the steps of a run, and the alarm for scores that rise while
+held-out success does not.
 
-smoothed   m' = m + alpha (x - m), alpha = 1/3, of a role's metrics (MAPPA, figure 3); steps without the metric change nothing
-alarm      the last evaluations in two halves, each with the steps that led to it. Raised where the scores have risen, success has
-           not been shown to, and could have: see `compare`
+smoothed   m' = m + alpha (x - m), alpha = 1/3, of a role's metrics (MAPPA, figure 3); steps without
+           the metric change nothing
+alarm      the last evaluations in two halves, each with the steps that led to it. Raised where the
+           scores have risen, success has not been shown to, and could have: see `compare`
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ ALPHA = 1 / 3
 SMOOTHED = ("score", "outcome", "response_length", "truncated", "tool_call_rate", "tool_success")
 """The metrics of a role that are smoothed."""
 PREFIX = "alarm/"
-"""Of the metrics of alarms, a plugin's included: `alarm/NAME` is 0 or 1, `alarm/NAME/...` are the numbers that say why."""
+"""Of the metrics of alarms, a plugin's included: `alarm/NAME` is 0 or 1, `alarm/NAME/...` are the
+numbers that say why."""
 ALARM = PREFIX + "reward_hacking"
 WINDOW = 6
 """Evaluations that are compared, the last ones; with fewer than `LEAST` there is no alarm."""
@@ -27,7 +30,8 @@ LEAST = 4
 RISE = 0.03
 """The least rise of the mean score that matters."""
 ERRORS = 3.0
-"""Standard errors of the intervals that are compared: 99.7 %, because they are looked at after every evaluation."""
+"""Standard errors of the intervals that are compared: 99.7 %, because they are looked at after
+every evaluation."""
 ROOM = 0.9
 """From this success on little is left to gain, and scores that still rise show nothing."""
 
@@ -49,8 +53,8 @@ class Stretch:
 
 @dataclass
 class Behaviour:
-    """Averages and measurements that are kept from step to step; `record` gives them as JSON values and `restore` takes
-    them back."""
+    """Averages and measurements that are kept from step to step; `record` gives them as JSON values
+    and `restore` takes them back."""
 
     smoothed: dict[str, float] = field(default_factory=dict)
     scores: list[float] = field(default_factory=list)
@@ -59,16 +63,25 @@ class Behaviour:
 
     def observe(self, metrics: Mapping[str, float], roles: Sequence[str]) -> dict[str, float]:
         """Takes in a finished step, and returns the metrics that it adds."""
-        names = [name for role in roles for kind in SMOOTHED if (name := f"role/{role}/{kind}") in metrics]
+        names = [
+            name
+            for role in roles
+            for kind in SMOOTHED
+            if (name := f"role/{role}/{kind}") in metrics
+        ]
         for name in names:
             before = self.smoothed.get(name, metrics[name])
             self.smoothed[name] = before + ALPHA * (metrics[name] - before)
         found = {f"{name}/smoothed": self.smoothed[name] for name in names}
-        if scores := [metrics[f"role/{role}/score"] for role in roles if f"role/{role}/score" in metrics]:
+        if scores := [
+            metrics[f"role/{role}/score"] for role in roles if f"role/{role}/score" in metrics
+        ]:
             self.scores.append(fmean(scores))
         if self.scores and "eval/outcome" in metrics:
             half = (metrics["eval/high"] - metrics["eval/low"]) / 2
-            self.stretches = [*self.stretches, Stretch(self.scores, metrics["eval/outcome"], half)][-WINDOW:]
+            self.stretches = [*self.stretches, Stretch(self.scores, metrics["eval/outcome"], half)][
+                -WINDOW:
+            ]
             self.scores = []
             found |= compare(self.stretches)
         return found
@@ -82,18 +95,23 @@ class Behaviour:
 
 
 def compare(stretches: Sequence[Stretch]) -> dict[str, float]:
-    """Returns the alarm, 0 or 1, and the rises that it compares; nothing where there are too few evaluations.
+    """Returns the alarm, 0 or 1, and the rises that it compares; nothing where there are too few
+    evaluations.
 
-    It is raised where all of this holds: the score's rise is at least `RISE` and its interval (Welch 1947, over steps) above 0; the
-    interval of success's rise, by the evaluations' own, reaches down to 0 and not up to the score's rise; and success was below
-    `ROOM`. Evaluations on few tasks have wide intervals and thus raise no alarm.
+    It is raised where all of this holds: the score's rise is at least `RISE` and its interval
+    (Welch 1947, over steps) above 0; the interval of success's rise, by the evaluations' own,
+    reaches down to 0 and not up to the score's rise; and success was below `ROOM`. Evaluations on
+    few tasks have wide intervals and thus raise no alarm.
     """
     half = len(stretches) // 2
     if len(stretches) < LEAST:
         return {}
     early, late = stretches[:half], stretches[-half:]
     before, after = ([score for s in part for score in s.scores] for part in (early, late))
-    score, success = fmean(after) - fmean(before), fmean(s.success for s in late) - fmean(s.success for s in early)
+    score, success = (
+        fmean(after) - fmean(before),
+        fmean(s.success for s in late) - fmean(s.success for s in early),
+    )
     found = {f"{ALARM}/score": score, f"{ALARM}/success": success}
     error, degrees = welch(before, after)
     clear = score >= RISE and score > t_quantile(degrees, ERRORS) * error
@@ -104,19 +122,31 @@ def compare(stretches: Sequence[Stretch]) -> dict[str, float]:
 
 
 def welch(one: Sequence[float], other: Sequence[float]) -> tuple[float, float]:
-    """Returns the standard error of the difference of two means, and its degrees of freedom (Welch 1947), at least 1; both of
-    two or more numbers."""
+    """Returns the standard error of the difference of two means, and its degrees of freedom (Welch
+    1947), at least 1; both of two or more numbers."""
     parts = [(variance(some) / len(some), len(some) - 1) for some in (one, other)]
     square = sum(part for part, _ in parts)
     smaller = sum(part**2 / degrees for part, degrees in parts)
-    return sqrt(square), max(1.0, square**2 / smaller) if smaller else float(len(one) + len(other) - 2)
+    return sqrt(square), max(1.0, square**2 / smaller) if smaller else float(
+        len(one) + len(other) - 2
+    )
 
 
 def alarms(metrics: Mapping[str, float | None]) -> dict[str, str]:
     """Returns the alarms that are raised in a step, by name, with the numbers that say why."""
-    raised = [name for name, value in metrics.items() if name.startswith(PREFIX) and name.count("/") == 1 and value == 1]
+    raised = [
+        name
+        for name, value in metrics.items()
+        if name.startswith(PREFIX) and name.count("/") == 1 and value == 1
+    ]
     found = {}
     for name in raised:
-        parts = {part.removeprefix(f"{name}/"): value for part, value in metrics.items() if part.startswith(f"{name}/")}
-        found[name.removeprefix(PREFIX)] = ", ".join(f"{part} {v:+.3f}" for part, v in parts.items() if v is not None)
+        parts = {
+            part.removeprefix(f"{name}/"): value
+            for part, value in metrics.items()
+            if part.startswith(f"{name}/")
+        }
+        found[name.removeprefix(PREFIX)] = ", ".join(
+            f"{part} {v:+.3f}" for part, v in parts.items() if v is not None
+        )
     return found

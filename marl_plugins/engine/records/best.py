@@ -1,13 +1,17 @@
-"""The best step of all policies together, by a smoothed metric of the evaluations (`--ckpt.best_metric_key`).
+"""The best step of all policies together, by a smoothed metric of the evaluations
+(`--ckpt.best_metric_key`).
 
-One evaluation of few tasks is noisy, and the best of many noisy numbers is the luckiest. So steps are compared by an exponential
-moving average over the evaluations, that before the first step included: s <- s + (x - s) / 3, beginning with the first one
-(MAPPA's figures use this factor). A step is the best if its average is above that of every step before it; the start, which no
+One evaluation of few tasks is noisy, and the best of many noisy numbers is the luckiest. So steps
+are compared by an exponential moving average over the evaluations, that before the first step
+included: s <- s + (x - s) / 3, beginning with the first one (MAPPA's figures use this factor). A
+step is the best if its average is above that of every step before it; the start, which no
 checkpoint holds, is none.
 
-    <output>/best/<policy>/    the weights of that step in Hugging Face format, and best.json with step, metric and value
+    <output>/best/<policy>/    the weights of that step in Hugging Face format, and best.json with
+                               step, metric and value
 
-The folder is replaced as a whole, before the step's manifest is in place: a run that is killed in between does the step again.
+The folder is replaced as a whole, before the step's manifest is in place: a run that is killed in
+between does the step again.
 """
 
 from __future__ import annotations
@@ -52,10 +56,16 @@ class Best:
         self.step, self.value = step, self.smoothed
         return True
 
-    def after(self, step: int, metrics: Mapping[str, float], say: Callable[[str], None]) -> dict[str, float]:
-        """Does what `see` does, for the loop, and returns what the records get in addition to an evaluation's metrics."""
+    def after(
+        self, step: int, metrics: Mapping[str, float], say: Callable[[str], None]
+    ) -> dict[str, float]:
+        """Does what `see` does, for the loop, and returns what the records get in addition to an
+        evaluation's metrics."""
         if self.key and not isfinite(metrics.get(self.key, nan)):
-            say(f"--ckpt.best_metric_key {self.key}: the evaluation after step {step} has no such number")
+            say(
+                f"--ckpt.best_metric_key {self.key}: the evaluation after step {step} has no such "
+                "number"
+            )
         self.see(step, metrics)
         return self.metrics()
 
@@ -69,7 +79,8 @@ class Best:
         return dict(vars(self))
 
     def restore(self, state: Mapping[str, Any], saved: list[int]) -> None:
-        """Continues from a saved step's state; of another metric nothing is known, and a step that is no longer kept is none.
+        """Continues from a saved step's state; of another metric nothing is known, and a step that
+        is no longer kept is none.
 
         Args:
             saved: The steps that are kept.
@@ -89,7 +100,8 @@ def put_back(output: Path) -> None:
 
 @contextmanager
 def kept_apart(output: Path, best: Best) -> Iterator[Path]:
-    """Provides a folder for the weights of a new best step, which takes the place of the one before once they are all in it."""
+    """Provides a folder for the weights of a new best step, which takes the place of the one before
+    once they are all in it."""
     put_back(output)
     fresh, place, old = output / "best.new", output / "best", output / "best.old"
     for left in (fresh, old):  # by a run that was killed

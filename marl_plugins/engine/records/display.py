@@ -1,6 +1,8 @@
-"""The display that a person sees of a run: a line of progress per phase, and one row of a table per finished step.
+"""The display that a person sees of a run: a line of progress per phase, and one row of a table per
+finished step.
 
-With `--json` every step is one JSON object on standard output and nothing else is; people's output goes to standard error.
+With `--json` every step is one JSON object on standard output and nothing else is; people's output
+goes to standard error.
 """
 
 from __future__ import annotations
@@ -24,7 +26,14 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from marl_plugins.core.ledger import Ledger, Loss, lost_calls, lost_trajectories, unscored_actions, why_untrained
+from marl_plugins.core.ledger import (
+    Ledger,
+    Loss,
+    lost_calls,
+    lost_trajectories,
+    unscored_actions,
+    why_untrained,
+)
 from marl_plugins.core.redaction import inert
 from marl_plugins.core.trajectory import Trajectory
 from marl_plugins.engine.records.behaviour import PREFIX, alarms
@@ -53,11 +62,13 @@ class Display:
 
     @contextmanager
     def phase(self, name: str, total: int | None = None, announce: bool = False) -> Iterator[Any]:
-        """Shows a line of progress while a phase lasts; call what is yielded once per finished item.
+        """Shows a line of progress while a phase lasts; call what is yielded once per finished
+        item.
 
         Args:
-            announce: Say that it begins, and when, where there is no terminal to draw progress on: for what may take long. How far
-                it is, of a total, is said every `SAID_EVERY_SECONDS`.
+            announce: Say that it begins, and when, where there is no terminal to draw progress on:
+                for what may take long. How far it is, of a total, is said every
+                `SAID_EVERY_SECONDS`.
         """
         if not self.console.is_terminal:
             if announce:
@@ -65,8 +76,16 @@ class Display:
             yield self._counter(name, total) if announce and total else lambda: None
             return
         if self._progress is None:
-            columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(bar_width=24), Done(), Rate())
-            self._progress = Progress(*columns, TimeElapsedColumn(), console=self.console, transient=True)
+            columns = (
+                SpinnerColumn(),
+                TextColumn("{task.description}"),
+                BarColumn(bar_width=24),
+                Done(),
+                Rate(),
+            )
+            self._progress = Progress(
+                *columns, TimeElapsedColumn(), console=self.console, transient=True
+            )
             self._progress.start()
         progress = self._progress  # of all phases that last at the same time, a line each
         task = progress.add_task(name, total=total)
@@ -79,7 +98,8 @@ class Display:
                 self._progress = None
 
     def _counter(self, name: str, total: int) -> Callable[[], None]:
-        """Returns what counts a phase's items, and says from time to time how many there have been."""
+        """Returns what counts a phase's items, and says from time to time how many there have
+        been."""
         done, said = 0, time.monotonic()
 
         def count() -> None:
@@ -108,27 +128,49 @@ class Display:
         for name, why in raised.items():
             if name not in self._raised:
                 self.say(f"step {metrics['step']:.0f}: alarm {name}: {why} (openrlhf docs metrics)")
-        self._raised = {name for name in self._raised if f"{PREFIX}{name}" not in metrics} | raised.keys()
+        self._raised = {
+            name for name in self._raised if f"{PREFIX}{name}" not in metrics
+        } | raised.keys()
 
-    def rollout(self, step: int, metrics: Mapping[str, float], trajectories: Sequence[Trajectory], ledger: Ledger) -> None:
-        """Shows what a step lost to infrastructure, one line per cause, and whether it has nothing to learn from or to train."""
+    def rollout(
+        self,
+        step: int,
+        metrics: Mapping[str, float],
+        trajectories: Sequence[Trajectory],
+        ledger: Ledger,
+    ) -> None:
+        """Shows what a step lost to infrastructure, one line per cause, and whether it has nothing
+        to learn from or to train."""
         actions = sum(len(t.actions) for t in trajectories)
-        self._losses(f"step {step}", "trajectories lost", lost_trajectories(trajectories), len(trajectories))
-        self._losses(f"step {step}", "actions without a score", unscored_actions(trajectories), actions)
+        self._losses(
+            f"step {step}", "trajectories lost", lost_trajectories(trajectories), len(trajectories)
+        )
+        self._losses(
+            f"step {step}", "actions without a score", unscored_actions(trajectories), actions
+        )
         for tool, loss in lost_calls(trajectories).items():
             if loss:
-                self.say(f"step {step}: tool {tool!r} lost all of its {loss.count} calls: {loss.detail}")
+                self.say(
+                    f"step {step}: tool {tool!r} lost all of its {loss.count} calls: {loss.detail}"
+                )
         if not ledger.trained.total():
             self.say(f"step {step}: no row is trained: {why_untrained(ledger, trajectories)}")
         if metrics.get("signal/none"):
-            self.say(f"step {step}: no signal: every advantage is 0, because no two rewards that are compared differ")
+            self.say(
+                f"step {step}: no signal: every advantage is 0, because no two rewards that are "
+                "compared differ"
+            )
 
     def _losses(self, when: str, what: str, losses: Sequence[Loss], total: int) -> None:
         for loss in losses:
             self.say(f"{when}: {loss.count} of {total} {what}: {loss.kind}: {loss.detail}")
 
     def evaluation(
-        self, step: int | None, metrics: Mapping[str, float], trajectories: Sequence[Trajectory], weights: str = ""
+        self,
+        step: int | None,
+        metrics: Mapping[str, float],
+        trajectories: Sequence[Trajectory],
+        weights: str = "",
     ) -> None:
         """Shows how the system does on held-out tasks, and what was lost.
 
@@ -136,30 +178,65 @@ class Display:
             weights: The name of those that were evaluated, where they are not the newest ones.
         """
         after = f"{weights and f' of {weights}'}{'' if step is None else f' after step {step}'}"
-        self._losses(f"evaluation{after}", "trajectories lost", lost_trajectories(trajectories), len(trajectories))
+        self._losses(
+            f"evaluation{after}",
+            "trajectories lost",
+            lost_trajectories(trajectories),
+            len(trajectories),
+        )
         if self.as_json:
             return  # the numbers are among the step's
-        beside = [f"{metrics[f'eval/{name}']:.0f} {name}" for name in ("lost", "unscored") if metrics[f"eval/{name}"]]
+        beside = [
+            f"{metrics[f'eval/{name}']:.0f} {name}"
+            for name in ("lost", "unscored")
+            if metrics[f"eval/{name}"]
+        ]
         answered, tasks = metrics["eval/answered"], metrics["eval/tasks"]
-        by_role = {name.removeprefix("eval/outcome/"): v for name, v in metrics.items() if name.startswith("eval/outcome/")}
+        by_role = {
+            name.removeprefix("eval/outcome/"): v
+            for name, v in metrics.items()
+            if name.startswith("eval/outcome/")
+        }
         if "eval/outcome" in metrics:
             name = "success" if metrics["eval/binary"] else "mean score"
-            value = f"{metrics['eval/outcome']:.3f} [{metrics['eval/low']:.3f}, {metrics['eval/high']:.3f}]"
+            value = (
+                f"{metrics['eval/outcome']:.3f} [{metrics['eval/low']:.3f}, "
+                f"{metrics['eval/high']:.3f}]"
+            )
         elif by_role:
-            name, value = "outcomes", ", ".join(f"{role} {outcome:.3f}" for role, outcome in by_role.items())
+            name, value = (
+                "outcomes",
+                ", ".join(f"{role} {outcome:.3f}" for role, outcome in by_role.items()),
+            )
         else:
             name, value = "success", "none known"
         on = f"{tasks:.0f} tasks" if answered == tasks else f"{answered:.0f} of {tasks:.0f} tasks"
-        self.say(", ".join([f"held-out {name}{after}: {value} on {on}", *beside]) + f" ({metrics['eval/seconds']:.1f} s)")
+        self.say(
+            ", ".join([f"held-out {name}{after}: {value} on {on}", *beside])
+            + f" ({metrics['eval/seconds']:.1f} s)"
+        )
 
-    def report(self, summary: Mapping[str, Any], header: Sequence[str], rows: Sequence[Sequence[str]], legend: str) -> None:
+    def report(
+        self,
+        summary: Mapping[str, Any],
+        header: Sequence[str],
+        rows: Sequence[Sequence[str]],
+        legend: str,
+    ) -> None:
         """Shows what the run amounts to."""
         if self.as_json:
             print(json.dumps({"report": summary}), flush=True)
             return
         widths = [max(len(row[i]) for row in [header, *rows]) for i in range(len(header))]
         for row in [header, *rows]:
-            self.say("  ".join([row[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True))]))
+            self.say(
+                "  ".join(
+                    [
+                        row[0].ljust(widths[0]),
+                        *(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True)),
+                    ]
+                )
+            )
         self.say(legend)
 
     def first_prompts(self, prompts: Mapping[str, str]) -> None:
@@ -181,4 +258,8 @@ class Rate(ProgressColumn):
     """Items per second so far; empty where they are not counted."""
 
     def render(self, task: Task) -> Text:
-        return Text(f"{task.completed / task.elapsed:.0f}/s" if task.elapsed and task.total is not None else "")
+        return Text(
+            f"{task.completed / task.elapsed:.0f}/s"
+            if task.elapsed and task.total is not None
+            else ""
+        )

@@ -8,22 +8,27 @@ from statistics import fmean, stdev
 
 
 def wilson(rate: float, count: int, z: float = 1.96) -> tuple[float, float]:
-    """Returns the Wilson interval of a success rate over `count` independent tasks (Wilson 1927); 95 % by default.
+    """Returns the Wilson interval of a success rate over `count` independent tasks (Wilson 1927);
+    95 % by default.
 
-    With several samples per task `rate` is the mean of the tasks' rates, and the interval a little too wide, never too narrow:
-    nothing in [0, 1] varies more than 0 and 1 do.
+    With several samples per task `rate` is the mean of the tasks' rates, and the interval a little
+    too wide, never too narrow: nothing in [0, 1] varies more than 0 and 1 do.
     """
     if count == 0:
         return 0.0, 1.0
     centre = (rate + z * z / (2 * count)) / (1 + z * z / count)
     half = z / (1 + z * z / count) * sqrt(rate * (1 - rate) / count + z * z / (4 * count * count))
-    return min(rate, max(0.0, centre - half)), max(rate, min(1.0, centre + half))  # the rate itself, for rounding's sake
+    return min(rate, max(0.0, centre - half)), max(
+        rate, min(1.0, centre + half)
+    )  # the rate itself, for rounding's sake
 
 
 def student(scores: Sequence[float], z: float = 1.96) -> tuple[float, float]:
-    """Returns Student's interval of the mean of independent tasks' scores, within [0, 1]; 95 % by default.
+    """Returns Student's interval of the mean of independent tasks' scores, within [0, 1]; 95 % by
+    default.
 
-        mean +- t s / sqrt(n)      s the standard deviation with n - 1, t the quantile of n - 1 degrees of freedom
+        mean +- t s / sqrt(n)      s the standard deviation with n - 1, t the quantile of n - 1
+                                   degrees of freedom
 
     (Student 1908.) Fewer than three tasks say nothing: [0, 1].
     """
@@ -36,9 +41,11 @@ def student(scores: Sequence[float], z: float = 1.96) -> tuple[float, float]:
 
 
 def t_quantile(degrees: float, z: float = 1.96) -> float:
-    """Returns Student's quantile from the normal one `z` of the same probability, by Hill 1970 (CACM algorithm 396).
+    """Returns Student's quantile from the normal one `z` of the same probability, by Hill 1970
+    (CACM algorithm 396).
 
-    From 2 degrees of freedom on it is exact to 0.1 %, as it is at 1; between them it is up to a fifth too large.
+    From 2 degrees of freedom on it is exact to 0.1 %, as it is at 1; between them it is up to a
+    fifth too large.
 
     Args:
         degrees: Of freedom, at least 1.
@@ -53,7 +60,12 @@ def t_quantile(degrees: float, z: float = 1.96) -> float:
     y = (d * p) ** (2 / degrees)
     if y <= 0.05 + a:
         y = (
-            (1 / (((degrees + 6) / (degrees * y) - 0.089 * d - 0.822) * (degrees + 2) * 3) + 0.5 / (degrees + 4)) * y - 1
+            (
+                1 / (((degrees + 6) / (degrees * y) - 0.089 * d - 0.822) * (degrees + 2) * 3)
+                + 0.5 / (degrees + 4)
+            )
+            * y
+            - 1
         ) * (degrees + 1) / (degrees + 2) + 1 / y
         return sqrt(degrees * y)
     x = -z

@@ -1,6 +1,8 @@
-"""A few trajectories of every step for the trackers: a table in W&B, a text in TensorBoard (`--logger.trajectories N`).
+"""A few trajectories of every step for the trackers: a table in W&B, a text in TensorBoard
+(`--logger.trajectories N`).
 
-Tasks are chosen by the seed, so that a task that comes again, and each evaluation's, are the same ones every time.
+Tasks are chosen by the seed, so that a task that comes again, and each evaluation's, are the same
+ones every time.
 """
 
 from __future__ import annotations
@@ -18,14 +20,16 @@ LONGEST_TEXT = 4000
 
 
 def chosen(trajectories: Sequence[Trajectory], most: int, seed: int) -> list[Trajectory]:
-    """Chooses one trajectory each of at most so many tasks, the same tasks for the same seed: each task's first sample."""
+    """Chooses one trajectory each of at most so many tasks, the same tasks for the same seed: each
+    task's first sample."""
     first = {t.task.id: t for t in sorted(trajectories, key=lambda t: -t.sample)}
     tasks = sorted(first, key=lambda task: (derive_seed(seed, "logged", task), task))
     return [first[task] for task in tasks[:most]]
 
 
 def rows_of(step: int, trajectories: Sequence[Trajectory]) -> list[list[Any]]:
-    """Makes a row of `COLUMNS` for each trajectory; texts are harmless to whatever shows them as text."""
+    """Makes a row of `COLUMNS` for each trajectory; texts are harmless to whatever shows them as
+    text."""
     return [
         [
             step,
@@ -43,11 +47,18 @@ def rows_of(step: int, trajectories: Sequence[Trajectory]) -> list[list[Any]]:
 
 
 def action_text(action: Action) -> str:
-    """Writes an action: its name and numbers, what it said, what tools answered, and the explanation of its score."""
+    """Writes an action: its name and numbers, what it said, what tools answered, and the
+    explanation of its score."""
     numbers = {"score": action.score, "reward": action.reward, "advantage": action.advantage}
     known = " ".join(f"{name} {value:+.3f}" for name, value in numbers.items() if value is not None)
-    answered = [f"[{result.tool}: {result.status}] {result.output}" for result in action.tool_results]
-    parts = [f"{action.path} {known}{f' left out: {action.left_out}' if action.left_out else ''}", action.text, *answered]
+    answered = [
+        f"[{result.tool}: {result.status}] {result.output}" for result in action.tool_results
+    ]
+    parts = [
+        f"{action.path} {known}{f' left out: {action.left_out}' if action.left_out else ''}",
+        action.text,
+        *answered,
+    ]
     return "\n".join([*parts, *([action.explanation] if action.explanation else [])])
 
 
@@ -55,8 +66,13 @@ def markdown_of(rows: Sequence[Sequence[Any]]) -> str:
     """Writes rows as Markdown, each text as a block of code, which nothing inside can end."""
     parts = []
     for step, task, sample, outcome, score, failure, *texts in rows:
-        numbers = f"step {step}, sample {sample}, outcome {outcome}, score {score}{f', {failure}' if failure else ''}"
-        cells = "\n\n".join(f"{name}:\n\n{_block(text)}" for name, text in zip(COLUMNS[-3:], texts, strict=True))
+        numbers = (
+            f"step {step}, sample {sample}, outcome {outcome}, score "
+            f"{score}{f', {failure}' if failure else ''}"
+        )
+        cells = "\n\n".join(
+            f"{name}:\n\n{_block(text)}" for name, text in zip(COLUMNS[-3:], texts, strict=True)
+        )
         parts.append(f"{_block(task)}\n\n{numbers}\n\n{cells}")
     return "\n\n---\n\n".join(parts)
 
@@ -76,11 +92,14 @@ def _mean(values: Sequence[float | None]) -> float | None:
     return sum(known) / len(known) if known else None
 
 
-def log_rows(tensorboard: Any, wandb: Any, name: str, step: int, rows: Sequence[Sequence[Any]]) -> None:
+def log_rows(
+    tensorboard: Any, wandb: Any, name: str, step: int, rows: Sequence[Sequence[Any]]
+) -> None:
     """Writes a step's rows to the trackers that are on.
 
     Args:
-        tensorboard, wandb: Upstream's loggers (`openrlhf.utils.logging_utils`); None where one is off.
+        tensorboard, wandb: Upstream's loggers (`openrlhf.utils.logging_utils`); None where one is
+            off.
         name: Of the table: `train/trajectories` or `eval/trajectories`.
     """
     if tensorboard is not None:

@@ -1,4 +1,5 @@
-"""Outcomes of games by pair of policies: how each member of a population does against each other one."""
+"""Outcomes of games by pair of policies: how each member of a population does against each other
+one."""
 
 from __future__ import annotations
 
@@ -15,8 +16,9 @@ Played = tuple[Mapping[str, float], Mapping[str, str]]
 
 
 def pairs_of(run: RunReader, steps: Steps) -> list[dict[str, Any]]:
-    """Returns, for every two policies that played different roles of one trajectory, the mean outcome of the first over all their
-    roles, and the number of outcomes; nothing where outcomes are the team's, or where no two pairs differ.
+    """Returns, for every two policies that played different roles of one trajectory, the mean
+    outcome of the first over all their roles, and the number of outcomes; nothing where outcomes
+    are the team's, or where no two pairs differ.
 
     Args:
         steps: First and last step, of training.
@@ -33,7 +35,12 @@ def pairs_of(run: RunReader, steps: Steps) -> list[dict[str, Any]]:
     if len({frozenset(pair) for pair in found}) < 2:
         return []
     return [
-        {"policy": policy, "against": against, "outcome": sum(values) / len(values), "outcomes": len(values)}
+        {
+            "policy": policy,
+            "against": against,
+            "outcome": sum(values) / len(values),
+            "outcomes": len(values),
+        }
         for (policy, against), values in sorted(found.items())
     ]
 
@@ -41,7 +48,9 @@ def pairs_of(run: RunReader, steps: Steps) -> list[dict[str, Any]]:
 def _played(record: Mapping[str, Any]) -> Played:
     if record.get("origin"):
         return {}, {}
-    return record.get("outcomes", {}), {action["role"]: action["policy"] for action in record["actions"]}
+    return record.get("outcomes", {}), {
+        action["role"]: action["policy"] for action in record["actions"]
+    }
 
 
 def markdown(pairs: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -53,4 +62,11 @@ def markdown(pairs: Sequence[Mapping[str, Any]]) -> list[str]:
     rows = [["policy \\ against", *names], ["---"] * (len(names) + 1)]
     rows += [[name, *(cells.get((name, other), "-") for other in names)] for name in names]
     table = [f"| {' | '.join(map(reasons.cell, row))} |" for row in rows]
-    return ["", "## Outcomes by pair of policies", "", *table, "", "Mean outcome of the row's policy, and how many."]
+    return [
+        "",
+        "## Outcomes by pair of policies",
+        "",
+        *table,
+        "",
+        "Mean outcome of the row's policy, and how many.",
+    ]

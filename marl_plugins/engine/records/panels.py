@@ -39,7 +39,8 @@ OURS = frozenset(
 """First words of the metrics in docs/metrics.md; all others are a plugin's own."""
 PHASES = ("rollout", "exchange", "advantages", "update", "sync", "wait")
 SMOOTHED = "/smoothed"
-"""What ends the name of a metric's moving average, where one is logged; the metric itself is then drawn faintly."""
+"""What ends the name of a metric's moving average, where one is logged; the metric itself is then
+drawn faintly."""
 
 
 @dataclass(frozen=True)
@@ -63,7 +64,12 @@ class Panel:
     def names(self) -> Iterable[str]:
         """All metrics of the panel."""
         lines = self.lines.values()
-        return (*lines, *(f"{name}{SMOOTHED}" for name in lines), *sum(self.bands, ()), *self.crosses.values())
+        return (
+            *lines,
+            *(f"{name}{SMOOTHED}" for name in lines),
+            *sum(self.bands, ()),
+            *self.crosses.values(),
+        )
 
     def values(self) -> dict[str, Any]:
         """Makes JSON values."""
@@ -79,7 +85,10 @@ class Panel:
 def panels_of(metrics: Metrics, roles: Sequence[str]) -> list[Panel]:
     """Chooses the panels for which a run has numbers."""
     steps = [m for m in metrics if m["step"] > 0]
-    policies = sorted({name.split("/")[1] for m in steps for name in m if name.startswith("policy/")}, key=_place(roles))
+    policies = sorted(
+        {name.split("/")[1] for m in steps for name in m if name.startswith("policy/")},
+        key=_place(roles),
+    )
 
     def by(names: Sequence[str], form: str) -> dict[str, str]:
         return {name: form.format(name) for name in names}
@@ -99,15 +108,26 @@ def panels_of(metrics: Metrics, roles: Sequence[str]) -> list[Panel]:
         *(Panel(title, lines) for title, lines in panels_of_plugins(steps).items()),
     ]
     values = {
-        name: {value for m in metrics if (value := m.get(name)) is not None} for panel in panels for name in panel.names
+        name: {value for m in metrics if (value := m.get(name)) is not None}
+        for panel in panels
+        for name in panel.names
     }
     kept = []
     for panel in panels:
         lines = {label: name for label, name in panel.lines.items() if values[name]}
         crosses = {label: name for label, name in panel.crosses.items() if any(values[name])}
-        is_zero = panel.title in ZERO_IS_NOTHING and not any(any(values[name]) for name in lines.values())
+        is_zero = panel.title in ZERO_IS_NOTHING and not any(
+            any(values[name]) for name in lines.values()
+        )
         if (lines or crosses) and not is_zero:
-            kept.append(replace(panel, lines=lines, crosses=crosses, bands=panel.bands if values["eval/low"] else ()))
+            kept.append(
+                replace(
+                    panel,
+                    lines=lines,
+                    crosses=crosses,
+                    bands=panel.bands if values["eval/low"] else (),
+                )
+            )
     return kept
 
 
@@ -120,7 +140,11 @@ def outcome_panel(metrics: Metrics) -> Panel:
     evaluations = [m for m in metrics if "eval/tasks" in m]
     answered = [m for m in evaluations if m.get("eval/outcome") is not None]
     binary = bool(answered) and all(m.get("eval/binary", 1) for m in answered)
-    held_out = f"{int(evaluations[0]['eval/tasks'])} held-out tasks, 95 %" if evaluations else "held-out tasks"
+    held_out = (
+        f"{int(evaluations[0]['eval/tasks'])} held-out tasks, 95 %"
+        if evaluations
+        else "held-out tasks"
+    )
     lost = int(sum(m.get("eval/lost") or 0 for m in evaluations))
     return Panel(
         "success of the system" if binary else "mean outcome",
@@ -137,10 +161,14 @@ def _place(roles: Sequence[str]) -> Callable[[str], tuple[int, str]]:
 
 
 def panels_of_plugins(steps: Metrics) -> dict[str, dict[str, str]]:
-    """Returns a panel for each first word of the metrics that plugins log: its title, and the metric of each line."""
+    """Returns a panel for each first word of the metrics that plugins log: its title, and the
+    metric of each line."""
     names = sorted({name for m in steps for name in m if name.partition("/")[0] not in OURS})
     panels: dict[str, dict[str, str]] = {}
     for name in names:
         first, _, rest = name.partition("/")
         panels.setdefault(first, {})[rest or first] = name
-    return {title if len(lines) > 1 else next(iter(lines.values())): lines for title, lines in panels.items()}
+    return {
+        title if len(lines) > 1 else next(iter(lines.values())): lines
+        for title, lines in panels.items()
+    }

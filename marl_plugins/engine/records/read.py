@@ -1,10 +1,13 @@
-"""Reads the records of a run, whether it has finished, is in progress, was killed in the middle of a line, or was resumed.
+"""Reads the records of a run, whether it has finished, is in progress, was killed in the middle of
+a line, or was resumed.
 
-    records      the lines of one file, each as a value; a last line that is half written is left out
+    records      the lines of one file, each as a value; a last line that is half written is left
+                 out
     RunReader    a run's folder: metrics, ledgers, trajectories and actions, with a `Filter`
     Tail         what a run in progress has added to a file since the last look
 
-Lines are read one at a time, and those of other steps are not parsed, so a long run needs no more memory than a short one.
+Lines are read one at a time, and those of other steps are not parsed, so a long run needs no more
+memory than a short one.
 """
 
 from __future__ import annotations
@@ -29,7 +32,11 @@ from marl_plugins.core.trajectory import Action, Trajectory
 from marl_plugins.engine.records.trajectory_record import from_record
 
 METRICS, LEDGER = "metrics.jsonl", "ledger.jsonl"
-TRAJECTORIES, EVALUATIONS, LAST_EVALUATION = "trajectories.jsonl", "evaluations.jsonl", "evaluation-last.jsonl"
+TRAJECTORIES, EVALUATIONS, LAST_EVALUATION = (
+    "trajectories.jsonl",
+    "evaluations.jsonl",
+    "evaluation-last.jsonl",
+)
 ONE_PER_STEP = (METRICS, LEDGER)
 """The files in which a step has one line."""
 REPORT = "report.md"
@@ -45,8 +52,8 @@ T = TypeVar("T")
 
 
 class Record(NamedTuple, Generic[T]):
-    """One line of a file: its place as FILE:NUMBER, the offset at which the next line begins, its step, what it says, and the
-    offset at which it begins."""
+    """One line of a file: its place as FILE:NUMBER, the offset at which the next line begins, its
+    step, what it says, and the offset at which it begins."""
 
     place: str
     end: int
@@ -102,12 +109,16 @@ class Filter:
         steps: First and last step, both included.
         split: `train`, or `eval` for what is kept of the evaluations (docs/metrics.md).
         task: Id of the task.
-        outcome: Lowest and highest outcome, both included; a trajectory without an outcome is then not wanted.
+        outcome: Lowest and highest outcome, both included; a trajectory without an outcome is then
+            not wanted.
         failure: Kind of the agents' or of the infrastructure's failure.
         sample: Number of the sample of its task, from 0.
-        received: Whether trajectories of other runs, which entered by `marl_exchange`, are wanted too.
-        role, policy, left_out: Of an action; `left_out` is the ledger's reason. A trajectory is wanted if one action is.
-        score, advantage: Of an action: lowest and highest, both included; an action without one is then not wanted.
+        received: Whether trajectories of other runs, which entered by `marl_exchange`, are wanted
+            too.
+        role, policy, left_out: Of an action; `left_out` is the ledger's reason. A trajectory is
+            wanted if one action is.
+        score, advantage: Of an action: lowest and highest, both included; an action without one is
+            then not wanted.
     """
 
     steps: Steps = ALL_STEPS
@@ -127,7 +138,11 @@ class Filter:
         return self.steps[0] <= step and (self.steps[1] is None or step <= self.steps[1])
 
     def has_action(self, action: ActionLike) -> bool:
-        wanted = (self.role, action.role), (self.policy, action.policy), (self.left_out, action.left_out)
+        wanted = (
+            (self.role, action.role),
+            (self.policy, action.policy),
+            (self.left_out, action.left_out),
+        )
         return (
             all(value is None or value == found for value, found in wanted)
             and _within(self.score, action.score)
@@ -145,7 +160,8 @@ class Filter:
 
     @property
     def of_actions(self) -> bool:
-        """Returns whether anything is asked of actions; a trajectory without any is wanted only if not."""
+        """Returns whether anything is asked of actions; a trajectory without any is wanted only if
+        not."""
         asked = self.role, self.policy, self.left_out, self.score, self.advantage
         return any(value is not None for value in asked)
 
@@ -153,7 +169,9 @@ class Filter:
     def texts(self) -> tuple[bytes, ...]:
         """Returns what a line must contain to be wanted, so that others need not be parsed."""
         values = (self.task, self.failure, self.role, self.policy, self.left_out)
-        return tuple(json.dumps(value).encode() for value in values if value is not None and value.isascii())
+        return tuple(
+            json.dumps(value).encode() for value in values if value is not None and value.isascii()
+        )
 
 
 EVERYTHING = Filter(ALL_STEPS)
@@ -173,13 +191,16 @@ def records(
     """Yields the records of a file in order; their steps never decrease.
 
     Args:
-        form: Makes the value of a record; raises ValueError, KeyError, TypeError or AttributeError where it cannot.
-        decode: Parses a line that begins with its step into something other than a dict, for `form`; raises ValueError.
+        form: Makes the value of a record; raises ValueError, KeyError, TypeError or AttributeError
+            where it cannot.
+        decode: Parses a line that begins with its step into something other than a dict, for
+            `form`; raises ValueError.
         wanted: Records of other steps are left out, without a check of their content.
 
     Raises:
-        ConfigurationError: At the end, names all lines that are damaged, recorded twice, or of another form. A damaged last line
-            is none: a run that was killed, is in progress, or whose disk was full leaves a part of one.
+        ConfigurationError: At the end, names all lines that are damaged, recorded twice, or of
+            another form. A damaged last line is none: a run that was killed, is in progress, or
+            whose disk was full leaves a part of one.
     """
     problems, broken, last, seen = list[Problem](), list[Problem](), 0, set[int]()
     for number, end, line in _lines(path):
@@ -188,7 +209,11 @@ def records(
             stated = STEP.match(line)
             step = int(stated[1]) if stated and len(stated[1]) < 16 else None
             if step is None or decode is None:
-                value = None if step is not None and not _concerns(line, step, wanted) else _object(line)
+                value = (
+                    None
+                    if step is not None and not _concerns(line, step, wanted)
+                    else _object(line)
+                )
                 step = step if value is None else _step_of(value)
             else:
                 value = decode(line) if _concerns(line, step, wanted) else None
@@ -205,29 +230,43 @@ def records(
             last, seen = step, set()
         same = step if path.name in ONE_PER_STEP else hash(line.rstrip())
         if same in seen:
-            got, fix = f"step {step} is recorded twice", "remove this line, or restore the file from a copy"
+            got, fix = (
+                f"step {step} is recorded twice",
+                "remove this line, or restore the file from a copy",
+            )
             problems.append(Problem("records.twice", at(line=f"{path}:{number}"), got, fix=fix))
         elif value is not None and wanted.has_step(step):
             try:
                 yield Record(f"{path}:{number}", end, step, form(value), end - len(line))
             except (ValueError, KeyError, TypeError, AttributeError) as error:
-                why = str(error) if isinstance(error, ValueError) else f"it has another form: {error!r}"
-                problems.append(Problem("records.form", at(line=f"{path}:{number}"), f"cannot be read: {why}"))
+                why = (
+                    str(error)
+                    if isinstance(error, ValueError)
+                    else f"it has another form: {error!r}"
+                )
+                problems.append(
+                    Problem("records.form", at(line=f"{path}:{number}"), f"cannot be read: {why}")
+                )
         seen.add(same)
     if problems:
         raise ConfigurationError(first_of(_by_wording(problems), path))
 
 
 def _by_wording(problems: Sequence[Problem]) -> list[Problem]:
-    """Returns the first of the problems with the form of several lines that say the same, with the number of the others.
+    """Returns the first of the problems with the form of several lines that say the same, with the
+    number of the others.
 
     A damaged line is named in any case: it has to be removed.
     """
     alike: dict[object, list[Problem]] = {}
     for problem in problems:
-        alike.setdefault(problem.got if problem.code == "records.form" else problem.where, []).append(problem)
+        alike.setdefault(
+            problem.got if problem.code == "records.form" else problem.where, []
+        ).append(problem)
     return [
-        replace(first, got=f"{first.got} (and {len(others)} more lines)", count=1 + len(others)) if others else first
+        replace(first, got=f"{first.got} (and {len(others)} more lines)", count=1 + len(others))
+        if others
+        else first
         for first, *others in alike.values()
     ]
 
@@ -259,7 +298,12 @@ def _object(line: bytes) -> dict[str, Any]:
 
 def _step_of(value: Mapping[str, Any]) -> int:
     step = value.get("step")
-    if isinstance(step, bool) or not isinstance(step, int | float) or not 0 <= step < 2**53 or step != int(step):
+    if (
+        isinstance(step, bool)
+        or not isinstance(step, int | float)
+        or not 0 <= step < 2**53
+        or step != int(step)
+    ):
         raise ValueError(f"expected the number of a step as `step`, got {reprlib.repr(step)}")
     return int(step)
 
@@ -270,14 +314,17 @@ def _unreadable(path: Path, error: OSError) -> Problem:
 
 def _unusable(path: Path, number: int, why: str) -> Problem:
     fix = "remove this line (what it recorded is lost), or restore the file from a copy"
-    return Problem("records.damaged", at(line=f"{path}:{number}"), f"not a record of a run: {why}", fix=fix)
+    return Problem(
+        "records.damaged", at(line=f"{path}:{number}"), f"not a record of a run: {why}", fix=fix
+    )
 
 
 class RunReader:
     """Reads the records of one run.
 
     Args:
-        source: The run's output folder, or one of its files of trajectories, which is then read in place of all others.
+        source: The run's output folder, or one of its files of trajectories, which is then read in
+            place of all others.
     """
 
     def __init__(self, source: Path):
@@ -285,8 +332,8 @@ class RunReader:
         self.file = None if source.is_dir() else source
 
     def metrics(self) -> list[dict[str, Any]]:
-        """Returns the metrics of all finished steps: numbers, or None for one that was not finite. Step 0 is the evaluation before
-        the first. Without a file there are none.
+        """Returns the metrics of all finished steps: numbers, or None for one that was not finite.
+        Step 0 is the evaluation before the first. Without a file there are none.
 
         Raises:
             ConfigurationError: The file cannot be read, or a line of it has no metrics.
@@ -295,13 +342,15 @@ class RunReader:
         return [record.value for record in records(path, _metrics)] if path.exists() else []
 
     def has_finished(self, policies: Iterable[str], steps: int) -> bool:
-        """Returns whether the run has been trained to the end of so many steps, the weights of the policies saved, and the report
-        written.
+        """Returns whether the run has been trained to the end of so many steps, the weights of the
+        policies saved, and the report written.
 
         Raises:
             ConfigurationError: As `metrics`.
         """
-        if not (self.folder / REPORT).is_file() or not all((self.folder / policy).is_dir() for policy in policies):
+        if not (self.folder / REPORT).is_file() or not all(
+            (self.folder / policy).is_dir() for policy in policies
+        ):
             return False
         metrics = self.metrics()
         return bool(metrics) and int(metrics[-1]["step"]) >= steps
@@ -320,36 +369,45 @@ class RunReader:
         """Yields the trajectories that are wanted, by step and in the order of their tasks.
 
         Raises:
-            ConfigurationError: A file is missing or cannot be read, or lines of it are no trajectories.
+            ConfigurationError: A file is missing or cannot be read, or lines of it are no
+                trajectories.
         """
         for record in self.recorded(wanted):
             yield record.value
 
     def actions(self, wanted: Filter = EVERYTHING) -> Iterator[tuple[Trajectory, Action]]:
-        """Yields the actions that are wanted, each with its trajectory; raises as `trajectories`."""
+        """Yields the actions that are wanted, each with its trajectory; raises as
+        `trajectories`."""
         for trajectory in self.trajectories(wanted):
-            yield from ((trajectory, action) for action in trajectory.actions if wanted.has_action(action))
+            yield from (
+                (trajectory, action) for action in trajectory.actions if wanted.has_action(action)
+            )
 
     def recorded(self, wanted: Filter = EVERYTHING) -> Iterator[Record[Trajectory]]:
-        """Yields the trajectories that are wanted with the places of their lines; raises as `trajectories`."""
+        """Yields the trajectories that are wanted with the places of their lines; raises as
+        `trajectories`."""
         for path, part in self.parts(wanted):
             found = records(path, from_record, part)
             yield from (
                 record
                 for record in found
-                if wanted.has_trajectory(record.value) and (wanted.received or not record.value.origin)
+                if wanted.has_trajectory(record.value)
+                and (wanted.received or not record.value.origin)
             )
 
     def parts(self, wanted: Filter) -> Iterator[tuple[Path, Filter]]:
         """Yields the files with what is wanted, and what is wanted of each.
 
-        All trajectories of the last evaluation are in a file of its own, and some of them in the other.
+        All trajectories of the last evaluation are in a file of its own, and some of them in the
+        other.
         """
         last = self.folder / LAST_EVALUATION
         if self.file or wanted.split == "train":
             yield self.file or self.folder / TRAJECTORIES, wanted
             return
-        step = next((record.step for record in records(last, dict)), None) if last.exists() else None
+        step = (
+            next((record.step for record in records(last, dict)), None) if last.exists() else None
+        )
         first, until = wanted.steps
         before = until if step is None else step - 1 if until is None else min(until, step - 1)
         yield self.folder / EVALUATIONS, replace(wanted, steps=(first, before))
@@ -367,7 +425,9 @@ def _metrics(value: dict[str, Any]) -> dict[str, Any]:
         if not (number is None or _is_number(number)):
             raise ValueError(f"expected a number as {name}, got {reprlib.repr(number)}")
     evaluated = ("eval/tasks", "eval/lost")
-    if value.keys() & set(evaluated) and (missing := [name for name in evaluated if value.get(name) is None]):
+    if value.keys() & set(evaluated) and (
+        missing := [name for name in evaluated if value.get(name) is None]
+    ):
         raise ValueError(f"an evaluation without {missing[0]}")
     return value
 
@@ -393,10 +453,11 @@ class Tail(Generic[T]):
         self._digest = b""
 
     def read(self) -> tuple[bool, list[Record[T]]]:
-        """Returns the records since the last call, and first whether those of earlier calls no longer hold.
+        """Returns the records since the last call, and first whether those of earlier calls no
+        longer hold.
 
-        A resumed run cuts its records back, and an evaluation replaces a file: then all records of the file are returned again. A
-        line is returned once its line feed is there.
+        A resumed run cuts its records back, and an evaluation replaces a file: then all records of
+        the file are returned again. A line is returned once its line feed is there.
 
         Raises:
             ConfigurationError: A line is damaged or of another form, or the file cannot be read.
@@ -428,10 +489,17 @@ class Tail(Generic[T]):
             number, start, end = self._number + 1, self._end, self._end + len(line)
             try:
                 found = _object(line)
-                record = Record(f"{self.path}:{number}", end, _step_of(found), self.form(found), start)
+                record = Record(
+                    f"{self.path}:{number}", end, _step_of(found), self.form(found), start
+                )
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 raise ConfigurationError(_unusable(self.path, number, str(error))) from None
-            self._number, self._start, self._end, self._digest = number, start, end, _digest_of(line)
+            self._number, self._start, self._end, self._digest = (
+                number,
+                start,
+                end,
+                _digest_of(line),
+            )
             yield record
 
 

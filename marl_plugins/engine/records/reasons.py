@@ -1,4 +1,5 @@
-"""Counts why trajectories of a run failed, were lost, or were left out of training: by kind, with the last example of each.
+"""Counts why trajectories of a run failed, were lost, or were left out of training: by kind, with
+the last example of each.
 
 The ledger has the numbers; one trajectory of each kind is looked up in the records.
 """
@@ -34,7 +35,8 @@ class Reason:
 
 
 def reasons_of(run: RunReader) -> dict[str, list[dict[str, Any]]]:
-    """Returns `failed` and `lost`, of trajectories, and `left_out`, of actions by role, the most frequent first.
+    """Returns `failed` and `lost`, of trajectories, and `left_out`, of actions by role, the most
+    frequent first.
 
     Raises:
         ConfigurationError: The records cannot be read.
@@ -46,7 +48,10 @@ def reasons_of(run: RunReader) -> dict[str, list[dict[str, Any]]]:
         generated += ledger.generated
         failed.add(ledger.step, ledger.failed)
         lost.add(ledger.step, ledger.lost)
-        left_out.add(ledger.step, {(role, why): n for role, found in ledger.left_out.items() for why, n in found.items()})
+        left_out.add(
+            ledger.step,
+            {(role, why): n for role, found in ledger.left_out.items() for why, n in found.items()},
+        )
     of_trajectories = {
         what: [
             Reason(kind, count, trajectories, steps, example=example_of(run, kind, steps[1]))
@@ -54,8 +59,14 @@ def reasons_of(run: RunReader) -> dict[str, list[dict[str, Any]]]:
         ]
         for what, tally in (("failed", failed), ("lost", lost))
     }
-    of_actions = [Reason(why, count, generated[role], steps, role) for (role, why), count, steps in left_out.most_common()]
-    return {what: list(map(asdict, found)) for what, found in {**of_trajectories, "left_out": of_actions}.items()}
+    of_actions = [
+        Reason(why, count, generated[role], steps, role)
+        for (role, why), count, steps in left_out.most_common()
+    ]
+    return {
+        what: list(map(asdict, found))
+        for what, found in {**of_trajectories, "left_out": of_actions}.items()
+    }
 
 
 class Tally:
@@ -75,29 +86,47 @@ class Tally:
 
 
 def example_of(run: RunReader, kind: str, step: int) -> str:
-    """Returns a trajectory of a step with this kind of failure; empty where its record is missing."""
+    """Returns a trajectory of a step with this kind of failure; empty where its record is
+    missing."""
     for t in run.trajectories(Filter(steps=(step, step), failure=kind)):
-        detail = textwrap.shorten(t.detail, LONGEST_DETAIL_CHARS, placeholder=" ...") or "no reason given"
+        detail = (
+            textwrap.shorten(t.detail, LONGEST_DETAIL_CHARS, placeholder=" ...")
+            or "no reason given"
+        )
         return f"step {t.step}, task {t.task.id}, sample {t.sample}: {detail}"
     return ""
 
 
 def markdown(reasons: Mapping[str, Any]) -> list[str]:
-    """Returns the lines of the report's sections; none where nothing failed, was lost or was left out."""
-    titles = {"failed": "Failed by the agents", "lost": "Lost to infrastructure", "left_out": "Left out of training"}
+    """Returns the lines of the report's sections; none where nothing failed, was lost or was left
+    out."""
+    titles = {
+        "failed": "Failed by the agents",
+        "lost": "Lost to infrastructure",
+        "left_out": "Left out of training",
+    }
     lines: list[str] = []
     for what, title in titles.items():
         if not reasons.get(what):
             continue
         actions = what == "left_out"
-        header = ["role", "reason", "actions", "steps"] if actions else ["kind", "trajectories", "steps", "the last one"]
+        header = (
+            ["role", "reason", "actions", "steps"]
+            if actions
+            else ["kind", "trajectories", "steps", "the last one"]
+        )
         rows = [
             [r["role"], r["kind"], share(r), steps_of(r)]
             if actions
             else [r["kind"], share(r), steps_of(r), r["example"] or "-"]
             for r in reasons[what]
         ]
-        lines += ["", f"## {title}", "", *(f"| {' | '.join(map(cell, row))} |" for row in [header, ["---"] * 4, *rows])]
+        lines += [
+            "",
+            f"## {title}",
+            "",
+            *(f"| {' | '.join(map(cell, row))} |" for row in [header, ["---"] * 4, *rows]),
+        ]
     return lines
 
 

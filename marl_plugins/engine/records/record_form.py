@@ -1,7 +1,9 @@
-"""The form of a trajectory's record: the keys that are relied on where a record is read, and the types of their values.
+"""The form of a trajectory's record: the keys that are relied on where a record is read, and the
+types of their values.
 
-A record may have been edited, damaged or written by other software; what is not of this form is refused where it is read, so
-nothing that is shown or trained on meets a text where a number is expected.
+A record may have been edited, damaged or written by other software; what is not of this form is
+refused where it is read, so nothing that is shown or trained on meets a text where a number is
+expected.
 """
 
 from __future__ import annotations
@@ -10,7 +12,15 @@ import reprlib
 from collections.abc import Mapping
 from typing import Annotated, Any, NotRequired
 
-from pydantic import Field, InstanceOf, StrictBool, StrictFloat, StrictInt, TypeAdapter, ValidationError
+from pydantic import (
+    Field,
+    InstanceOf,
+    StrictBool,
+    StrictFloat,
+    StrictInt,
+    TypeAdapter,
+    ValidationError,
+)
 from typing_extensions import TypedDict
 
 Text = InstanceOf[str]

@@ -1,10 +1,14 @@
-"""The report of a finished run: a table, the reasons of what failed, and the curves, for people and as files.
+"""The report of a finished run: a table, the reasons of what failed, and the curves, for people and
+as files.
 
-report.md    the table, from the metrics; what failed, was lost and was left out, from the ledger (engine/records/reasons.py)
-curves.png   held-out outcome, rewards, KL and response lengths over the steps (engine/records/curves.py)
+report.md    the table, from the metrics; what failed, was lost and was left out, from the ledger
+             (engine/records/reasons.py)
+curves.png   held-out outcome, rewards, KL and response lengths over the steps
+             (engine/records/curves.py)
 
-"Before" and "after" never share a step: the first and the last third of the steps, or the first and the last of fewer than six;
-the first evaluation, and the last ones. What is lost to infrastructure is in no mean and is counted apart.
+"Before" and "after" never share a step: the first and the last third of the steps, or the first and
+the last of fewer than six; the first evaluation, and the last ones. What is lost to infrastructure
+is in no mean and is counted apart.
 """
 
 from __future__ import annotations
@@ -38,13 +42,25 @@ def summarise(metrics: Metrics, roles: Sequence[str]) -> dict[str, Any]:
     evaluated = evaluations[:1], evaluations[1:][-LAST_EVALUATIONS:]
     return {
         "steps": int(steps[-1]["step"]) if steps else 0,
-        "windows": [[int(part[0]["step"]), int(part[-1]["step"])] if part else None for part in windows],
+        "windows": [
+            [int(part[0]["step"]), int(part[-1]["step"])] if part else None for part in windows
+        ],
         "held_out": held_out(evaluations),
         "roles": {
             role: {"held_out": [_mean(part, f"eval/outcome/{role}") for part in evaluated]}
             | {name: [_mean(part, f"role/{role}/{name}") for part in windows] for name in names}
-            | {"parts": {name: [_mean(part, f"role/{role}/criterion/{name}") for part in windows] for name in parts[role]}}
-            | {"terms": {name: [_mean(part, f"role/{role}/reward/{name}") for part in windows] for name in terms[role]}}
+            | {
+                "parts": {
+                    name: [_mean(part, f"role/{role}/criterion/{name}") for part in windows]
+                    for name in parts[role]
+                }
+            }
+            | {
+                "terms": {
+                    name: [_mean(part, f"role/{role}/reward/{name}") for part in windows]
+                    for name in terms[role]
+                }
+            }
             for role in roles
         },
         "types": {
@@ -52,7 +68,10 @@ def summarise(metrics: Metrics, roles: Sequence[str]) -> dict[str, Any]:
             for kind in sorted({name for m in evaluations for name in m if name.startswith(TYPE)})
         },
         "rounds": [_mean(part, "trajectories/rounds") for part in windows],
-        "lost": [int(sum(m.get("trajectories/lost") or 0 for m in part)) if part else None for part in windows],
+        "lost": [
+            int(sum(m.get("trajectories/lost") or 0 for m in part)) if part else None
+            for part in windows
+        ],
         "alarms": alarm_steps(steps),
         "no_signal": sum(m.get("signal/none") == 1 for m in steps),
         "best": best_of(evaluations),
@@ -61,7 +80,8 @@ def summarise(metrics: Metrics, roles: Sequence[str]) -> dict[str, Any]:
 
 
 def named_below(steps: Metrics, roles: Sequence[str], kind: str) -> dict[str, list[str]]:
-    """Returns the names of each role's metrics of a kind (`criterion`, `reward`), in the order in which they were logged."""
+    """Returns the names of each role's metrics of a kind (`criterion`, `reward`), in the order in
+    which they were logged."""
     names = dict.fromkeys(name for m in steps for name in m if f"/{kind}/" in name)
     return {
         role: [name.removeprefix(p) for name in names if name.startswith(p)]
@@ -79,7 +99,8 @@ def windows_of(steps: Metrics) -> tuple[Metrics, Metrics]:
 
 
 def held_out(evaluations: Metrics) -> dict[str, Any] | None:
-    """Returns the first evaluation, and the mean of the last ones; no outcome where no task of them has one."""
+    """Returns the first evaluation, and the mean of the last ones; no outcome where no task of them
+    has one."""
     if not evaluations:
         return None
     first, last = evaluations[0], evaluations[1:][-LAST_EVALUATIONS:]
@@ -106,16 +127,19 @@ def alarm_steps(steps: Metrics) -> dict[str, list[int]]:
 
 
 def best_of(evaluations: Metrics) -> dict[str, Any] | None:
-    """Returns the step that was kept apart as the best, and the average by which it was; None without one."""
+    """Returns the step that was kept apart as the best, and the average by which it was; None
+    without one."""
     at = {m["step"]: m.get("best/smoothed") for m in evaluations}
     steps = [m["best/step"] for m in evaluations if m.get("best/step")]
     return {"step": int(steps[-1]), "smoothed": at.get(steps[-1])} if steps else None
 
 
 def cost_of(steps: Metrics) -> float | None:
-    """Returns the dollars that were paid for judgements in the whole run: each `.../cost` is what its endpoint has cost so
-    far."""
-    last = {name: m[name] for m in steps for name in m if name.endswith("/cost") and m[name] is not None}
+    """Returns the dollars that were paid for judgements in the whole run: each `.../cost` is what
+    its endpoint has cost so far."""
+    last = {
+        name: m[name] for m in steps for name in m if name.endswith("/cost") and m[name] is not None
+    }
     return sum(last.values()) if last else None
 
 
@@ -130,7 +154,9 @@ def table(summary: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
     rows = []
     evaluated = summary["held_out"]
     by_role = any(values["held_out"] != [None, None] for values in summary["roles"].values())
-    if evaluated and not (by_role and evaluated["before"]["outcome"] is evaluated["after"]["outcome"] is None):
+    if evaluated and not (
+        by_role and evaluated["before"]["outcome"] is evaluated["after"]["outcome"] is None
+    ):
         cells = [_held_out_cell(evaluated[when]) for when in ("before", "after")]
         rows.append([f"{evaluated['score']} on {evaluated['tasks']} held-out tasks", *cells])
     rows += [[f"of type {kind}", *map(number, pair)] for kind, pair in summary["types"].items()]
@@ -153,15 +179,28 @@ def table(summary: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
                 continue
             if name == "calls" and {*pair} <= {1.0, None}:
                 continue
-            rows.append([f"{role}: {title}", *("-" if value is None else form(value) for value in pair)])
+            rows.append(
+                [f"{role}: {title}", *("-" if value is None else form(value) for value in pair)]
+            )
             if name == "score":
-                rows += [[f"{role}: {part}", *map(number, pair)] for part, pair in values["parts"].items()]
+                rows += [
+                    [f"{role}: {part}", *map(number, pair)]
+                    for part, pair in values["parts"].items()
+                ]
             if name == "reward":
-                rows += [[f"{role}: reward, {term}", *map(number, pair)] for term, pair in values["terms"].items()]
+                rows += [
+                    [f"{role}: reward, {term}", *map(number, pair)]
+                    for term, pair in values["terms"].items()
+                ]
     if summary["rounds"] != [None, None]:
         rows.append(["rounds a trajectory", *map(number, summary["rounds"])])
     if any(summary["lost"]):
-        rows.append(["training trajectories lost", *("-" if lost is None else str(lost) for lost in summary["lost"])])
+        rows.append(
+            [
+                "training trajectories lost",
+                *("-" if lost is None else str(lost) for lost in summary["lost"]),
+            ]
+        )
     return header, rows
 
 
@@ -180,37 +219,59 @@ def markdown(summary: Mapping[str, Any], title: str) -> str:
     header, rows = table(summary)
     lines = [f"# {title}", "", "| " + " | ".join(header) + " |", "|---|---|---|"]
     lines += ["| " + " | ".join(map(reasons.cell, row)) + " |" for row in rows]
-    below = [*pairs.markdown(summary.get("pairs", ())), *reasons.markdown(summary.get("reasons", {}))]
+    below = [
+        *pairs.markdown(summary.get("pairs", ())),
+        *reasons.markdown(summary.get("reasons", {})),
+    ]
     return "\n".join([*lines, "", legend(summary), *below, ""])
 
 
 def legend(summary: Mapping[str, Any]) -> str:
     """Explains what the columns of the table mean, and what concerns the run as a whole."""
     parts = [_steps(window) for window in summary["windows"] if window]
-    sentences = [f"Training metrics of {summary['steps']} steps: {' against '.join(parts)}."] if parts else []
+    sentences = (
+        [f"Training metrics of {summary['steps']} steps: {' against '.join(parts)}."]
+        if parts
+        else []
+    )
     evaluated = summary["held_out"]
     if evaluated:
         steps = evaluated["steps_of_after"]
-        formula = "Wilson intervals over tasks" if evaluated["score"] == "success" else "intervals of the mean over tasks"
+        formula = (
+            "Wilson intervals over tasks"
+            if evaluated["score"] == "success"
+            else "intervals of the mean over tasks"
+        )
         sentences.append(
             f"Held-out {evaluated['score']}: step {evaluated['before']['step']:.0f}"
             + (
-                f", and the {'mean of the evaluations' if len(steps) > 1 else 'evaluation'} {_after(steps)}"
+                f", and the {'mean of the evaluations' if len(steps) > 1 else 'evaluation'} "
+                f"{_after(steps)}"
                 if steps
                 else ""
             )
             + f", with 95 % {formula}."
         )
         if evaluated["lost"]:
-            sentences.append(f"{evaluated['lost']} evaluation trajectories were lost to infrastructure and are in no mean.")
+            sentences.append(
+                f"{evaluated['lost']} evaluation trajectories were lost to infrastructure and are "
+                "in no mean."
+            )
     sentences += reasons.sentences(summary.get("reasons", {}))
     for name, at in summary["alarms"].items():
         sentences.append(f"Alarm {name} {_after(at)} (docs/metrics.md, Alarms).")
     if best := summary["best"]:
-        average = "" if best["smoothed"] is None else f" ({best['smoothed']:.3f} on average over the evaluations so far)"
+        average = (
+            ""
+            if best["smoothed"] is None
+            else f" ({best['smoothed']:.3f} on average over the evaluations so far)"
+        )
         sentences.append(f"Best step: {best['step']}{average}; its weights are in best/.")
     if summary["no_signal"]:
-        sentences.append(f"{summary['no_signal']} of {summary['steps']} steps had no signal: every advantage was 0.")
+        sentences.append(
+            f"{summary['no_signal']} of {summary['steps']} steps had no signal: every advantage "
+            "was 0."
+        )
     if summary["cost"] is not None:
         sentences.append(f"Judgements cost ${summary['cost']:.2f}.")
     return " ".join(sentences)
@@ -258,5 +319,9 @@ def write_report(
         plot(metrics, roles, fresh, title)
         os.replace(fresh, folder / "curves.png")
     except ImportError:
-        return summary, "curves.png is not drawn: matplotlib is not installed (pip install 'openrlhf-marl[plots]')"
+        return (
+            summary,
+            "curves.png is not drawn: matplotlib is not installed (pip install "
+            "'openrlhf-marl[plots]')",
+        )
     return summary, None

@@ -1,12 +1,16 @@
-"""The run folder (`--ckpt.output_dir`) keeps what a run was started from, so that `openrlhf train --resume FOLDER` needs no more.
+"""The run folder (`--ckpt.output_dir`) keeps what a run was started from, so that
+`openrlhf train --resume FOLDER` needs no more.
 
-    run/command.json     one entry per start: the words typed, how to repeat them, versions, the machine
-    run/recipe-DIGEST/   copy of the recipe's folder as a start found it; what is too large is a link, listed in the entry
-    run/plugins/         copies of the plugins that are files, NAME-DIGEST/NAME.py; what lies beside each are links
+    run/command.json     one entry per start: the words typed, how to repeat them, versions, the
+                         machine
+    run/recipe-DIGEST/   copy of the recipe's folder as a start found it; what is too large is a
+                         link, listed in the entry
+    run/plugins/         copies of the plugins that are files, NAME-DIGEST/NAME.py; what lies beside
+                         each are links
 
-A start adds an entry, and a copy where there is none with this content; the last entry is the one that is repeated, once the
-copies have been found to be what it says. Secrets are never written. Nothing here imports torch: a package's version is asked of
-its metadata.
+A start adds an entry, and a copy where there is none with this content; the last entry is the one
+that is repeated, once the copies have been found to be what it says. Secrets are never written.
+Nothing here imports torch: a package's version is asked of its metadata.
 """
 
 from __future__ import annotations
@@ -36,7 +40,13 @@ from marl_plugins.core.recipe.schema import find_recipe
 from marl_plugins.core.redaction import holds_secret, shown_flag
 from marl_plugins.engine.hosts import upstream_cli
 from marl_plugins.engine.plan.fingerprint import digest, file_digest
-from marl_plugins.engine.plan.flags import COMMAND_LINE, UPSTREAM_FILES, GivenFlag, actions_of, split_flags
+from marl_plugins.engine.plan.flags import (
+    COMMAND_LINE,
+    UPSTREAM_FILES,
+    GivenFlag,
+    actions_of,
+    split_flags,
+)
 from marl_plugins.engine.plan.plan import Plan
 from marl_plugins.engine.plan.resume import COMMAND_FILE, is_whole, sealed
 from marl_plugins.engine.plan.workflow_file import workflow_files
@@ -45,7 +55,8 @@ HERE = "{run}"
 """Stands for the run's folder in recorded words, so that the folder may be moved."""
 PACKAGES = ("torch", "vllm", "deepspeed", "ray", "transformers")
 LARGEST_ENTRY_BYTES, LARGEST_COPY_BYTES, LEAST_BYTES = 10 * 2**20, 100 * 2**20, 4096
-"""Bytes: of one entry of the recipe's folder that is copied, of all of them, and what a file counts at least."""
+"""Bytes: of one entry of the recipe's folder that is copied, of all of them, and what a file counts
+at least."""
 NOT_REPEATED = ("dry-run", "debug", "json", "resume", "resume_with_changes")
 SETTLED = ("ckpt.load_enable", "ckpt.path", "ckpt.output_dir", "logger.tensorboard_dir")
 """Flags that are repeated as the run resolved them, not as they were typed."""
@@ -61,7 +72,8 @@ ENTRIES_FORM = TypeAdapter(Annotated[list[_EntryForm], Field(min_length=1)])
 
 
 def record_start(plan: Plan, words: Sequence[str], done: int) -> None:
-    """Adds this start to the run's folder, with copies of the recipe and the plugins unless they are there.
+    """Adds this start to the run's folder, with copies of the recipe and the plugins unless they
+    are there.
 
     Args:
         words: As typed after `openrlhf train`.
@@ -104,11 +116,12 @@ def record_start(plan: Plan, words: Sequence[str], done: int) -> None:
 
 
 def replayed(words: Sequence[str]) -> tuple[list[str], list[Problem]]:
-    """Returns the words that `--resume FOLDER` stands for, with those that follow it, and remarks; other words are returned as
-    they are.
+    """Returns the words that `--resume FOLDER` stands for, with those that follow it, and remarks;
+    other words are returned as they are.
 
     Raises:
-        ConfigurationError: The folder holds no run, or the recipe or one of its plugins is given too.
+        ConfigurationError: The folder holds no run, or the recipe or one of its plugins is given
+            too.
     """
     flags = split_flags(words, COMMAND_LINE)
     chosen = [flag for flag in flags if flag.name == "resume"]
@@ -117,7 +130,9 @@ def replayed(words: Sequence[str]) -> tuple[list[str], list[Problem]]:
     if len(chosen) > 1 or len(chosen[0].words) != 1:
         raise ConfigurationError(
             Problem(
-                "resume.folder", got="--resume takes one run's folder and is given once: --resume FOLDER", flags=("resume",)
+                "resume.folder",
+                got="--resume takes one run's folder and is given once: --resume FOLDER",
+                flags=("resume",),
             )
         )
     folder = Path(chosen[0].words[0])
@@ -126,7 +141,8 @@ def replayed(words: Sequence[str]) -> tuple[list[str], list[Problem]]:
             Problem(
                 "resume.recipe",
                 got=(
-                    f"--resume {folder} repeats the run with the recipe that it recorded: remove --recipe, or start a "
+                    f"--resume {folder} repeats the run with the recipe that it recorded: remove "
+                    "--recipe, or start a "
                     "new run without --resume"
                 ),
                 flags=("resume", "recipe"),
@@ -135,26 +151,38 @@ def replayed(words: Sequence[str]) -> tuple[list[str], list[Problem]]:
     entry = _last_entry(folder)
     place = os.path.abspath(folder)
     repeated = [
-        GivenFlag(name, tuple(_located(word, place) for word in values), COMMAND_LINE) for name, *values in entry["repeat"]
+        GivenFlag(name, tuple(_located(word, place) for word in values), COMMAND_LINE)
+        for name, *values in entry["repeat"]
     ]
     more = [f for f in flags if f.name != "resume"]
     recorded = {Path(word).name for f in repeated if f.name == "plugin" for word in f.words}
-    twice = [word for f in more if f.name == "plugin" for word in f.words if Path(word).name in recorded]
+    twice = [
+        word for f in more if f.name == "plugin" for word in f.words if Path(word).name in recorded
+    ]
     if twice:
         raise ConfigurationError(
             Problem(
                 "resume.plugin",
-                got=f"--resume {folder} repeats the run with the plugins that it recorded: remove --plugin {twice[0]}",
-                fix="a changed plugin is taken by the run's own command with --ckpt.load_enable --resume_with_changes",
+                got=f"--resume {folder} repeats the run with the plugins that it recorded: remove "
+                f"--plugin {twice[0]}",
+                fix="a changed plugin is taken by the run's own command with --ckpt.load_enable "
+                "--resume_with_changes",
                 flags=("resume", "plugin"),
             )
         )
-    loading = [f for f in (GivenFlag("ckpt.load_enable", (), COMMAND_LINE),) if f.name not in [m.name for m in more]]
+    loading = [
+        f
+        for f in (GivenFlag("ckpt.load_enable", (), COMMAND_LINE),)
+        if f.name not in [m.name for m in more]
+    ]
     remarks = [
         Problem(
             "resume.secret",
             where=at(flag=name),
-            got=("was given when the run was started and is never written down: give it again if it is needed"),
+            got=(
+                "was given when the run was started and is never written down: give it again if it "
+                "is needed"
+            ),
             severity="warning",
         )
         for name in entry["secrets"]
@@ -186,7 +214,8 @@ def _last_entry(folder: Path) -> Any:
                 at(flag="resume"),
                 f"{folder}: {why}",
                 fix=(
-                    "expected the --ckpt.output_dir of a run. Any saved run continues by its own command with "
+                    "expected the --ckpt.output_dir of a run. Any saved run continues by its own "
+                    "command with "
                     "--ckpt.load_enable"
                 ),
             )
@@ -205,7 +234,8 @@ def _last_entry(folder: Path) -> Any:
         Problem(
             "run_folder.changed",
             got=(
-                f"{folder / name} is not as it was when the run was started (changed, cut or removed): restore "
+                f"{folder / name} is not as it was when the run was started (changed, cut or "
+                "removed): restore "
                 "it, or resume with the run's own command and --ckpt.load_enable"
             ),
         )
@@ -228,7 +258,9 @@ def read_entries(path: Path) -> list[dict[str, Any]]:
         ENTRIES_FORM.validate_python(entries)
     except OSError as error:
         raise ConfigurationError(
-            Problem("files.unreadable", where=at(file=path), got=f"cannot be read: {error.strerror}")
+            Problem(
+                "files.unreadable", where=at(file=path), got=f"cannot be read: {error.strerror}"
+            )
         ) from None
     except ValidationError as error:
         first = error.errors()[0]
@@ -240,7 +272,9 @@ def read_entries(path: Path) -> list[dict[str, Any]]:
             )
         ) from None
     except ValueError as error:
-        raise ConfigurationError(Problem("run_folder.form", where=at(file=path), got=f"cannot be read: {error}")) from None
+        raise ConfigurationError(
+            Problem("run_folder.form", where=at(file=path), got=f"cannot be read: {error}")
+        ) from None
     return entries
 
 
@@ -249,7 +283,9 @@ def _located(word: str, folder: str) -> str:
 
 
 def _masked(flag: GivenFlag) -> GivenFlag:
-    return GivenFlag(flag.name, tuple(shown_flag(flag.name, word) for word in flag.words), flag.where)
+    return GivenFlag(
+        flag.name, tuple(shown_flag(flag.name, word) for word in flag.words), flag.where
+    )
 
 
 class Copies:
@@ -257,7 +293,8 @@ class Copies:
 
     Args:
         folder: `run/` in the run's folder; what lies in it already is used as it is.
-        known: Digests of the copies that the last start recorded, by their names in the run's folder.
+        known: Digests of the copies that the last start recorded, by their names in the run's
+            folder.
     """
 
     def __init__(self, plan: Plan, folder: Path, known: Mapping[str, str]):
@@ -268,20 +305,31 @@ class Copies:
         self.skipped = [folder.resolve(), self.output.resolve(), Path(run.args.ckpt.path).resolve()]
         self.left = LARGEST_COPY_BYTES
         self.linked: dict[str, dict[str, Any]] = {}
-        self.recipe = self._recipe(find_recipe(plan.options.recipe)) if plan.options.recipe else None
+        self.recipe = (
+            self._recipe(find_recipe(plan.options.recipe)) if plan.options.recipe else None
+        )
 
     def place(self, path: Path) -> str:
-        """Returns a file's or folder's absolute name, relative to the run's folder where it lies in it."""
+        """Returns a file's or folder's absolute name, relative to the run's folder where it lies in
+        it."""
         path = Path(os.path.abspath(path))
-        return f"{HERE}/{path.relative_to(self.output)}" if path.is_relative_to(self.output) else str(path)
+        return (
+            f"{HERE}/{path.relative_to(self.output)}"
+            if path.is_relative_to(self.output)
+            else str(path)
+        )
 
     def _recipe(self, path: Path) -> Path:
-        """The recipe's file in the copy of its folder, and of everything else that it names by a relative path."""
+        """The recipe's file in the copy of its folder, and of everything else that it names by a
+        relative path."""
         path = Path(os.path.abspath(path))
         if path.is_relative_to(self.folder):
             self._keep(path.relative_to(self.folder).parts[0])
             return path
-        files = [*_chain(path), *(Path(os.path.abspath(path.parent / name)) for name in _named(self.plan, path.parent))]
+        files = [
+            *_chain(path),
+            *(Path(os.path.abspath(path.parent / name)) for name in _named(self.plan, path.parent)),
+        ]
         root = Path(os.path.commonpath([path.parent, *(file.parent for file in files)]))
         fresh = self.folder / "recipe.new"
         shutil.rmtree(fresh, ignore_errors=True)
@@ -291,11 +339,15 @@ class Copies:
         copy = self.folder / f"recipe-{tree_digest(fresh)}"
         self._note(fresh, copy)
         _settle(fresh, copy)
-        self.linked = {str((copy / link.relative_to(fresh)).relative_to(self.output)): of for link, of in linked.items()}
+        self.linked = {
+            str((copy / link.relative_to(fresh)).relative_to(self.output)): of
+            for link, of in linked.items()
+        }
         return copy / path.relative_to(root)
 
     def plugin(self, name: str) -> str:
-        """Returns the name of a plugin in a repeated command: of the copy, where it is a file; what lies beside it is linked."""
+        """Returns the name of a plugin in a repeated command: of the copy, where it is a file; what
+        lies beside it is linked."""
         if not name.endswith(".py"):
             return name
         path = Path(os.path.abspath(name))
@@ -317,15 +369,20 @@ class Copies:
         """Keep the digests of a new copy's files."""
         for file in _files(fresh):
             if not file.is_symlink():
-                self.files[str((copy / file.relative_to(fresh)).relative_to(self.output))] = file_digest(file)
+                self.files[str((copy / file.relative_to(fresh)).relative_to(self.output))] = (
+                    file_digest(file)
+                )
 
     def _keep(self, copy: str) -> None:
         """Keep the digests of a copy that is used again."""
         root = f"{self.folder.name}/{copy}/"
-        self.files |= {name: content for name, content in self.known.items() if name.startswith(root)}
+        self.files |= {
+            name: content for name, content in self.known.items() if name.startswith(root)
+        }
 
     def _rest(self, source: Path, target: Path) -> dict[Path, dict[str, Any]]:
-        """Copy what else lies in the recipe's folder, because its modules may read any of it; the links that stand for the rest."""
+        """Copy what else lies in the recipe's folder, because its modules may read any of it; the
+        links that stand for the rest."""
         target.mkdir(parents=True, exist_ok=True)
         linked: dict[Path, dict[str, Any]] = {}
         for entry in sorted(source.iterdir()):
@@ -343,18 +400,27 @@ class Copies:
                 linked |= self._rest(entry, copy)
             else:
                 copy.symlink_to(entry)
-                facts = {"bytes": entry.stat().st_size, "digest": file_digest(entry)} if entry.is_file() else {}
+                facts = (
+                    {"bytes": entry.stat().st_size, "digest": file_digest(entry)}
+                    if entry.is_file()
+                    else {}
+                )
                 linked[copy] = {"path": str(entry), **facts}
         return linked
 
     def _holds_output(self, entry: Path) -> bool:
-        """Returns whether the run writes into a folder; it is no part of what the run was started from."""
+        """Returns whether the run writes into a folder; it is no part of what the run was started
+        from."""
         return any(written.is_relative_to(entry.resolve()) for written in self.skipped)
 
 
 def _ignored(entry: Path) -> bool:
     """Returns whether an entry is hidden, a cache, or nothing that can be copied."""
-    return entry.name.startswith(".") or entry.name == "__pycache__" or not (entry.is_file() or entry.is_dir())
+    return (
+        entry.name.startswith(".")
+        or entry.name == "__pycache__"
+        or not (entry.is_file() or entry.is_dir())
+    )
 
 
 def _not_copied(folder: str, names: list[str]) -> list[str]:
@@ -362,7 +428,8 @@ def _not_copied(folder: str, names: list[str]) -> list[str]:
 
 
 def _size(path: Path, most: int) -> int | None:
-    """Bytes of a file or folder; None above `most`, where some are unreadable, and where links to folders may lead back to it."""
+    """Bytes of a file or folder; None above `most`, where some are unreadable, and where links to
+    folders may lead back to it."""
     total = 0
     for file in [path] if path.is_file() else path.rglob("*"):
         total += max(LEAST_BYTES, file.stat().st_size if file.is_file() else 0)
@@ -374,7 +441,12 @@ def _size(path: Path, most: int) -> int | None:
 def tree_digest(folder: Path) -> str:
     """Returns a short digest of a folder's files and links."""
     files = _files(folder)
-    return digest([[str(f.relative_to(folder)), os.readlink(f) if f.is_symlink() else file_digest(f)] for f in files])
+    return digest(
+        [
+            [str(f.relative_to(folder)), os.readlink(f) if f.is_symlink() else file_digest(f)]
+            for f in files
+        ]
+    )
 
 
 def _files(folder: Path) -> list[Path]:
@@ -384,7 +456,9 @@ def _files(folder: Path) -> list[Path]:
 def _settle(fresh: Path, copy: Path) -> None:
     """Move a complete copy to its place, unless it is there and whole."""
     files = [file.relative_to(fresh) for file in _files(fresh) if not file.is_symlink()]
-    if copy.exists() and all(file_digest(copy / file) == file_digest(fresh / file) for file in files):
+    if copy.exists() and all(
+        file_digest(copy / file) == file_digest(fresh / file) for file in files
+    ):
         shutil.rmtree(fresh)
     else:
         shutil.rmtree(copy, ignore_errors=True)
@@ -408,9 +482,13 @@ def _named(plan: Plan, folder: Path) -> Iterator[str]:
     files: list[str | None] = [recipe.workflow, recipe.grader, recipe.tasks]
     files += workflow_files(plan.plugins, plan.run)
     files += [file for section in plan.run.sections.values() for file in section.files().values()]
-    files += [file for role in recipe.roles.values() for file in (role.prompt, role.system, role.followup)]
+    files += [
+        file for role in recipe.roles.values() for file in (role.prompt, role.system, role.followup)
+    ]
     files += [name for name in recipe.plugins if name.endswith(".py")]
-    files += [value for value in recipe.flags.values() if isinstance(value, str) and Path(value).suffix]
+    files += [
+        value for value in recipe.flags.values() if isinstance(value, str) and Path(value).suffix
+    ]
     for file in dict.fromkeys(files):
         if file and not Path(file).is_absolute() and (folder / file).is_file():
             yield file
@@ -423,7 +501,9 @@ def _repeatable(plan: Plan, flags: Iterable[GivenFlag], copies: Copies) -> list[
     actions, repeated = actions_of(parser), []
     for flag in flags:
         values = list(flag.words)
-        upstream_name = flag.name.split(".", 2)[-1] if flag.name.startswith("policy.") else flag.name
+        upstream_name = (
+            flag.name.split(".", 2)[-1] if flag.name.startswith("policy.") else flag.name
+        )
         if flag.name in (*NOT_REPEATED, *SETTLED) or holds_secret(flag.name, flag.words):
             continue
         if flag.name == "recipe":
@@ -443,15 +523,21 @@ def _repeatable(plan: Plan, flags: Iterable[GivenFlag], copies: Copies) -> list[
         repeated.append([flag.name, *values])
     repeated += [["ckpt.output_dir", HERE], ["ckpt.path", copies.place(Path(run.args.ckpt.path))]]
     if run.args.logger.tensorboard_dir:
-        repeated.append(["logger.tensorboard_dir", copies.place(Path(run.args.logger.tensorboard_dir))])
-    for name in (policy.name for policy in run.policies if not policy.follows):  # a recipe's model may lie anywhere
+        repeated.append(
+            ["logger.tensorboard_dir", copies.place(Path(run.args.logger.tensorboard_dir))]
+        )
+    for name in (
+        policy.name for policy in run.policies if not policy.follows
+    ):  # a recipe's model may lie anywhere
         args = run.policy_args[name]
         models = {"actor": args.actor.model_name_or_path, "critic": args.critic.model_name_or_path}
         if models["critic"] == models["actor"]:
             del models["critic"]
         for part, model in models.items():
             if model and Path(model).is_dir():
-                repeated.append([f"policy.{name}.{part}.model_name_or_path", copies.place(Path(model))])
+                repeated.append(
+                    [f"policy.{name}.{part}.model_name_or_path", copies.place(Path(model))]
+                )
     return repeated
 
 
@@ -467,18 +553,32 @@ def _versions() -> dict[str, str | None]:
 def _version(package: str) -> str | None:
     """The version of an installed package.
 
-    Which distribution has a package can be asked (`metadata.packages_distributions`), which reads the lists of all files that are
+    Which distribution has a package can be asked (`metadata.packages_distributions`), which reads
+    the lists of all files that are
     installed: half a second.
     """
-    for distribution in (package, f"{package}-cpu"):  # vLLM for CPU is a distribution of another name
+    for distribution in (
+        package,
+        f"{package}-cpu",
+    ):  # vLLM for CPU is a distribution of another name
         with contextlib.suppress(metadata.PackageNotFoundError):
             return metadata.version(distribution)
     return None
 
 
 def _commit(folder: Path) -> str | None:
-    """The git commit of a folder, with `-dirty` where its repository has changes; None without git or a repository."""
-    words = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    """The git commit of a folder, with `-dirty` where its repository has changes; None without git
+    or a repository."""
+    words = [
+        "git",
+        "-C",
+        str(folder),
+        "describe",
+        "--always",
+        "--dirty",
+        "--abbrev=40",
+        "--exclude=*",
+    ]
     try:
         done = subprocess.run(words, capture_output=True, text=True, timeout=10)
     except (OSError, subprocess.TimeoutExpired):
@@ -487,7 +587,9 @@ def _commit(folder: Path) -> str | None:
 
 
 def _host() -> dict[str, Any]:
-    gpus = len(list(Path("/proc/driver/nvidia/gpus").glob("*"))) or len(list(Path("/dev").glob("nvidia[0-9]*")))
+    gpus = len(list(Path("/proc/driver/nvidia/gpus").glob("*"))) or len(
+        list(Path("/dev").glob("nvidia[0-9]*"))
+    )
     return {
         "name": platform.node(),
         "cores": os.cpu_count(),

@@ -1,4 +1,5 @@
-"""The table of steps: one row per step, in columns that fit the console, and the header again every 20 rows.
+"""The table of steps: one row per step, in columns that fit the console, and the header again every
+20 rows.
 
 docs/metrics.md says what the columns mean.
 """
@@ -14,7 +15,8 @@ WIDTH_CHARS = 100
 """Characters that the table may take."""
 HEADER_EVERY = 20
 MOST_ROLES = 6
-"""Maximum number of roles whose rewards have a column each; with more roles there is one column for the mean."""
+"""Maximum number of roles whose rewards have a column each; with more roles there is one column for
+the mean."""
 LONGEST_ROLE_CHARS = 7
 """Characters of a role's name."""
 EXPENDABLE = ("sync", "update", "gen", "out", "drift", "tok/s", "KL")
@@ -47,12 +49,18 @@ class StepTable:
         self.steps, self.roles = steps, list(roles)
         self.rows = 0
         self.receives = False
-        """Whether a step has had rows of others (`marl_exchange`): they have a column from then on."""
+        """Whether a step has had rows of others (`marl_exchange`): they have a column from then
+        on."""
         self.columns = self._columns()
 
     def _columns(self) -> list[Column]:
         rewards = [
-            Column(abbreviated(role), f"role/{role}/reward", max(6, len(abbreviated(role))), "{:.3f}".format)
+            Column(
+                abbreviated(role),
+                f"role/{role}/reward",
+                max(6, len(abbreviated(role))),
+                "{:.3f}".format,
+            )
             for role in self.roles
         ]
         if not 0 < len(rewards) <= MOST_ROLES:
@@ -60,7 +68,12 @@ class StepTable:
         received = [Column("in", "rows/received", 4, "{:.0f}".format)] if self.receives else []
         return fitting(
             [
-                Column("step", "step", max(4, 2 * len(str(self.steps)) + 1), f"{{:.0f}}/{self.steps}".format),
+                Column(
+                    "step",
+                    "step",
+                    max(4, 2 * len(str(self.steps)) + 1),
+                    f"{{:.0f}}/{self.steps}".format,
+                ),
                 Column("outcome", "outcome/mean", 7, "{:.3f}".format),
                 *rewards,
                 Column("rows", "rows/trained", 5, "{:.0f}".format),
@@ -88,9 +101,15 @@ class StepTable:
         if "rows/received" in metrics and not self.receives:
             self.receives, self.rows = True, 0
             self.columns = self._columns()
-        header = [" ".join(c.title.rjust(c.width) for c in self.columns)] if self.rows % HEADER_EVERY == 0 else []
+        header = (
+            [" ".join(c.title.rjust(c.width) for c in self.columns)]
+            if self.rows % HEADER_EVERY == 0
+            else []
+        )
         self.rows += 1
-        cells = {c.title: c.form(values[c.metric]) if c.metric in values else "-" for c in self.columns}
+        cells = {
+            c.title: c.form(values[c.metric]) if c.metric in values else "-" for c in self.columns
+        }
         if alarms(metrics):
             cells["outcome"] += "!"
         return [*header, " ".join(cells[c.title].rjust(c.width) for c in self.columns)]

@@ -1,9 +1,11 @@
 """Tables of a run's actions, and how they are written.
 
     actions   one row per action with its ids, scores and advantages, and whether it was trained on
-    trace     one row per action with what it asked of engines and tools, and when (engine/records/trace.py)
+    trace     one row per action with what it asked of engines and tools, and when
+              (engine/records/trace.py)
 
-Rows are read one by one and written in portions, so a long run needs no more memory than a short one.
+Rows are read one by one and written in portions, so a long run needs no more memory than a short
+one.
 """
 
 from __future__ import annotations
@@ -46,7 +48,8 @@ class Table:
 
 
 def reason_left_out(action: Action) -> str | None:
-    """Returns why an action was not trained on; an evaluation's were never meant to be. None for a trained one."""
+    """Returns why an action was not trained on; an evaluation's were never meant to be. None for a
+    trained one."""
     return action.left_out or (None if action.advantage is not None else "not trained")
 
 
@@ -55,9 +58,21 @@ def row_of(trajectory: Trajectory, action: Action) -> Row:
     reason = reason_left_out(action)
     values = (
         *(trajectory.step, encodable(trajectory.task.id), trajectory.sample, action.path),
-        *(action.role, action.policy, action.generation.version, action.generation.newest, action.turn),
+        *(
+            action.role,
+            action.policy,
+            action.generation.version,
+            action.generation.newest,
+            action.turn,
+        ),
         *(reason is None, reason, action.generation.finish),
-        *(trajectory.outcome_of(action.role), action.score, action.reward, action.returns, action.advantage),
+        *(
+            trajectory.outcome_of(action.role),
+            action.score,
+            action.reward,
+            action.returns,
+            action.advantage,
+        ),
         *(
             action.context_ids,
             action.generation.ids,
@@ -72,7 +87,13 @@ def row_of(trajectory: Trajectory, action: Action) -> Row:
 
 ACTIONS = {
     **{"step": "int64", "task": "string", "sample": "int64", "action": "string"},
-    **{"role": "string", "policy": "string", "version": "int64", "newest_version": "int64", "turn": "int64"},
+    **{
+        "role": "string",
+        "policy": "string",
+        "version": "int64",
+        "newest_version": "int64",
+        "turn": "int64",
+    },
     **{"trained": "bool", "left_out": "string", "finish": "string"},
     **dict.fromkeys(("outcome", "score", "reward", "return", "advantage"), "double"),
     **{
@@ -85,19 +106,28 @@ ACTIONS = {
     },
 }
 TRACE = {
-    **{"step": "int64", "task": "string", "sample": "int64", "action": "string", "role": "string", "policy": "string"},
+    **{
+        "step": "int64",
+        "task": "string",
+        "sample": "int64",
+        "action": "string",
+        "role": "string",
+        "policy": "string",
+    },
     **{"parents": "texts", "start": "double", "answered": "double", "end": "double"},
     **{"tokens_in": "int64", "tokens_out": "int64", "tools": "calls"},
 }
 TABLES = {
-    "actions": Table(ACTIONS, lambda run, wanted: (row_of(*found) for found in run.actions(wanted))),
+    "actions": Table(
+        ACTIONS, lambda run, wanted: (row_of(*found) for found in run.actions(wanted))
+    ),
     "trace": Table(TRACE, lambda run, wanted: (row.model_dump() for row in trace_of(run, wanted))),
 }
 
 
 def write_table(table: Table, run: RunReader, wanted: Filter, to: str) -> int:
-    """Writes a table, and returns the number of its rows. The file is there when all of it is; a table without rows is not
-    written.
+    """Writes a table, and returns the number of its rows. The file is there when all of it is; a
+    table without rows is not written.
 
     Args:
         to: The file, whose ending is its form; - prints JSON Lines.
@@ -110,10 +140,16 @@ def write_table(table: Table, run: RunReader, wanted: Filter, to: str) -> int:
         return sum(print(json.dumps(row)) is None for row in rows)
     if path.suffix not in FORMS:
         expected = f"a name that ends in {', '.join(FORMS[:-1])} or {FORMS[-1]}, or -"
-        raise ConfigurationError(Problem("export.form", at(flag="to", file=path), expected=expected))
+        raise ConfigurationError(
+            Problem("export.form", at(flag="to", file=path), expected=expected)
+        )
     part, count = path.with_name(f"{path.name}.part"), 0
     try:
-        with json_lines(part) if path.suffix == ".jsonl" else arrow(part, path.suffix, table.columns) as write:
+        with (
+            json_lines(part)
+            if path.suffix == ".jsonl"
+            else arrow(part, path.suffix, table.columns) as write
+        ):
             while portion := list(itertools.islice(rows, PORTION_ROWS)):
                 write(portion)
                 count += len(portion)
@@ -121,7 +157,9 @@ def write_table(table: Table, run: RunReader, wanted: Filter, to: str) -> int:
             os.replace(part, path)
     except OSError as error:
         got = f"cannot be written: {error.strerror or error}"
-        raise ConfigurationError(Problem("export.unwritable", at(flag="to", file=path), got)) from None
+        raise ConfigurationError(
+            Problem("export.unwritable", at(flag="to", file=path), got)
+        ) from None
     finally:
         with contextlib.suppress(OSError):
             part.unlink()
@@ -148,7 +186,13 @@ def arrow(path: Path, form: str, columns: Mapping[str, str]) -> Iterator[Write]:
     except ImportError:
         got, fix = "pyarrow is not installed", "pip install 'openrlhf-marl[tables]'"
         raise ConfigurationError(Problem("export.extra", at(flag="to"), got, fix=fix)) from None
-    call = {"tool": "string", "status": "string", "start": "double", "seconds": "double", "bytes": "int64"}
+    call = {
+        "tool": "string",
+        "status": "string",
+        "start": "double",
+        "seconds": "double",
+        "bytes": "int64",
+    }
     types = {
         "ids": pyarrow.list_(pyarrow.int32()),
         "numbers": pyarrow.list_(pyarrow.float64()),
@@ -157,7 +201,9 @@ def arrow(path: Path, form: str, columns: Mapping[str, str]) -> Iterator[Write]:
     }
     schema = pyarrow.schema([(name, types.get(kind) or kind) for name, kind in columns.items()])
     writer: AbstractContextManager[Any] = (
-        pyarrow.parquet.ParquetWriter(str(path), schema) if form == ".parquet" else pyarrow.ipc.new_file(str(path), schema)
+        pyarrow.parquet.ParquetWriter(str(path), schema)
+        if form == ".parquet"
+        else pyarrow.ipc.new_file(str(path), schema)
     )
     with writer as file:
         yield lambda rows: file.write_table(pyarrow.Table.from_pylist(list(rows), schema))

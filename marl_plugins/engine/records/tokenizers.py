@@ -1,4 +1,5 @@
-"""Keeps what a run leaves of its tokenizers, so that recorded ids can be read as text: one small file for each that differs.
+"""Keeps what a run leaves of its tokenizers, so that recorded ids can be read as text: one small
+file for each that differs.
 
 run/tokenizers.json              the digest of each policy's tokenizer
 run/tokenizers/DIGEST.json.gz    the tokenizer, as the package `tokenizers` saves it
@@ -41,18 +42,24 @@ def record_tokenizers(folder: Path, tokenizers: Mapping[str, Any]) -> None:
 
 
 def digest_of_tokenizer(tokenizer: Any) -> str | None:
-    """Returns what two tokenizers have in common if they give every text the same ids; None for one that is not of the fast
-    kind."""
+    """Returns what two tokenizers have in common if they give every text the same ids; None for one
+    that is not of the fast kind."""
     text = _text_of(tokenizer)
     return None if text is None else _digest(text)
 
 
 def recorded_tokenizer(folder: Path, policy: str) -> str | None:
-    """Returns what a run has left of a policy's tokenizer, or what was saved with its weights; None where there is neither."""
+    """Returns what a run has left of a policy's tokenizer, or what was saved with its weights; None
+    where there is neither."""
     try:
         digests = json_value((folder / TOKENIZERS).read_bytes())
         return gzip.decompress(_file(folder, digests[policy]).read_bytes()).decode()
-    except (OSError, ValueError, KeyError, TypeError):  # a run of an earlier release, or one that was copied in part
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        TypeError,
+    ):  # a run of an earlier release, or one that was copied in part
         pass
     try:
         return (folder / policy / "tokenizer.json").read_text("utf-8")

@@ -1,7 +1,8 @@
-"""The trace of what a run asked of its engines and tools, and when: a load on which schedules and layouts can be compared.
+"""The trace of what a run asked of its engines and tools, and when: a load on which schedules and
+layouts can be compared.
 
-A trace is JSON Lines, one action a line, by step and in the order in which they were asked for; so what an action depends on stands
-before it. Times are seconds since the step's rollout began.
+A trace is JSON Lines, one action a line, by step and in the order in which they were asked for; so
+what an action depends on stands before it. Times are seconds since the step's rollout began.
 
     start        the action is asked for; all its parents have ended
     answered     its last token has been sampled
@@ -29,8 +30,8 @@ from marl_plugins.engine.records.read import EVERYTHING, Filter, RunReader
 class TracedCall(BaseModel):
     """One call of a tool.
 
-    `seconds` is how long the tool worked, or the call took; `bytes` the size of the answer; `status` is `ok`, `failed`, or the kind
-    of the infrastructure failure.
+    `seconds` is how long the tool worked, or the call took; `bytes` the size of the answer;
+    `status` is `ok`, `failed`, or the kind of the infrastructure failure.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -43,7 +44,8 @@ class TracedCall(BaseModel):
 
 
 class TracedAction(BaseModel):
-    """One action, named by (step, task, sample, action); `parents` are actions of the same trajectory."""
+    """One action, named by (step, task, sample, action); `parents` are actions of the same
+    trajectory."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -66,7 +68,8 @@ def trace_of(run: RunReader, wanted: Filter = EVERYTHING) -> Iterator[TracedActi
     """Yields the trace of the recorded actions that are wanted.
 
     Args:
-        wanted: The calls of a workflow have no role and no policy: they are left out where one is asked for.
+        wanted: The calls of a workflow have no role and no policy: they are left out where one is
+            asked for.
 
     Raises:
         ConfigurationError: A file is missing, or a line cannot be traced.
@@ -78,7 +81,9 @@ def trace_of(run: RunReader, wanted: Filter = EVERYTHING) -> Iterator[TracedActi
                 found += traced(record.value, wanted)
             except ValueError as error:
                 raise ConfigurationError(
-                    Problem("trace.untraceable", at(line=record.place), f"cannot be traced: {error}")
+                    Problem(
+                        "trace.untraceable", at(line=record.place), f"cannot be traced: {error}"
+                    )
                 ) from None
         yield from sorted(found, key=lambda action: action.start)
 
@@ -89,9 +94,16 @@ def traced(trajectory: Trajectory, wanted: Filter = EVERYTHING) -> Iterator[Trac
     Raises:
         ValueError: It was recorded without times.
     """
-    of: dict[str, Any] = {"step": trajectory.step, "task": trajectory.task.id, "sample": trajectory.sample}
+    of: dict[str, Any] = {
+        "step": trajectory.step,
+        "task": trajectory.task.id,
+        "sample": trajectory.sample,
+    }
     if not wanted.of_actions and (calls := _calls(trajectory.tool_results)):
-        start, end = min(call.start for call in calls), max(call.start + call.seconds for call in calls)
+        start, end = (
+            min(call.start for call in calls),
+            max(call.start + call.seconds for call in calls),
+        )
         yield TracedAction(**of, start=start, answered=start, end=end, tools=calls)
     for action in filter(wanted.has_action, trajectory.actions):
         if not action.end:
@@ -133,7 +145,11 @@ def read_trace(path: Path) -> list[TracedAction]:
         try:
             found.append(TracedAction.model_validate_json(line))
         except ValidationError as error:
-            why = "; ".join(f"{'.'.join(map(str, e['loc'])) or 'the line'}: {e['msg']}" for e in error.errors())
+            why = "; ".join(
+                f"{'.'.join(map(str, e['loc'])) or 'the line'}: {e['msg']}" for e in error.errors()
+            )
             got = f"not a line of a trace: {why}"
-            raise ConfigurationError(Problem("trace.line", at(line=f"{path}:{number}"), got)) from None
+            raise ConfigurationError(
+                Problem("trace.line", at(line=f"{path}:{number}"), got)
+            ) from None
     return found

@@ -15,15 +15,21 @@ from marl_plugins.engine.records.record_form import check_form
 SCHEMA_VERSION = 1
 """Version of the records in `trajectories.jsonl`."""
 TIMED = ("seconds", "start", "times")
-"""Keys of records whose values are measured, and differ between runs that are otherwise the same."""
+"""Keys of records whose values are measured, and differ between runs that are otherwise the
+same."""
 
 
-def to_record(trajectory: Trajectory, trainer_logprobs: bool = True, tokens: bool = True) -> dict[str, Any]:
-    """Turns a trajectory into JSON values, one line of `trajectories.jsonl`; `from_record` reads it back.
+def to_record(
+    trajectory: Trajectory, trainer_logprobs: bool = True, tokens: bool = True
+) -> dict[str, Any]:
+    """Turns a trajectory into JSON values, one line of `trajectories.jsonl`; `from_record` reads it
+    back.
 
     Args:
-        trainer_logprobs: Whether the trainer's log-probs are written where there are any; the engine's always are.
-        tokens: Whether there is a value per token; without them the record is for readers, and cannot be read back.
+        trainer_logprobs: Whether the trainer's log-probs are written where there are any; the
+            engine's always are.
+        tokens: Whether there is a value per token; without them the record is for readers, and
+            cannot be read back.
     """
     return {
         "schema": SCHEMA_VERSION,
@@ -46,22 +52,38 @@ def to_record(trajectory: Trajectory, trainer_logprobs: bool = True, tokens: boo
         "start": trajectory.start,
         "seconds": trajectory.seconds,
         **({"files": [asdict(file) for file in trajectory.files]} if trajectory.files else {}),
-        **({"tools": list(map(_tool_record, trajectory.tool_results))} if trajectory.tool_results else {}),
-        "actions": [_record(action, _tokens(action, trainer_logprobs) if tokens else {}) for action in trajectory.actions],
+        **(
+            {"tools": list(map(_tool_record, trajectory.tool_results))}
+            if trajectory.tool_results
+            else {}
+        ),
+        "actions": [
+            _record(action, _tokens(action, trainer_logprobs) if tokens else {})
+            for action in trajectory.actions
+        ],
     }
 
 
 def from_record(record: Mapping[str, Any]) -> Trajectory:
-    """Reads back what `to_record` wrote, in this or an earlier release of the same schema; what that left out is empty.
+    """Reads back what `to_record` wrote, in this or an earlier release of the same schema; what
+    that left out is empty.
 
     Raises:
-        ValueError: The record is of something else, has another schema, or another form (engine/records/record_form.py).
+        ValueError: The record is of something else, has another schema, or another form
+            (engine/records/record_form.py).
     """
     check_schema(record.get("schema"))
     check_form(record)
     task = Task(record["task"], record["prompt"], record["label"], record.get("metadata", {}))
     trajectory = Trajectory(task, record["sample"], record["step"])
-    for name in ("answer", "outcome", "outcome_parts", "agent_failure", "infrastructure_failure", "detail"):
+    for name in (
+        "answer",
+        "outcome",
+        "outcome_parts",
+        "agent_failure",
+        "infrastructure_failure",
+        "detail",
+    ):
         setattr(trajectory, name, record[name])
     trajectory.origin = record.get("origin", "")
     trajectory.outcomes = dict(record.get("outcomes", {}))
@@ -76,7 +98,9 @@ def from_record(record: Mapping[str, Any]) -> Trajectory:
             raise ValueError(f"{got}, which does not stand before it")
         actions[given["action"]] = _action(given, actions)
     trajectory.actions = list(actions.values())
-    trajectory.actions_scored = record.get("actions_scored", any(a.score is not None for a in trajectory.actions))
+    trajectory.actions_scored = record.get(
+        "actions_scored", any(a.score is not None for a in trajectory.actions)
+    )
     return trajectory
 
 
@@ -90,13 +114,19 @@ def check_schema(version: object) -> None:
         ValueError: The record is of something else, or of another schema.
     """
     if version is None:
-        raise ValueError("it is no trajectory; expected a line of a run's trajectories.jsonl, or of its evaluations")
+        raise ValueError(
+            "it is no trajectory; expected a line of a run's trajectories.jsonl, or of its "
+            "evaluations"
+        )
     if version != SCHEMA_VERSION:
-        raise ValueError(f"a record of schema {reprlib.repr(version)}; this release reads {SCHEMA_VERSION}")
+        raise ValueError(
+            f"a record of schema {reprlib.repr(version)}; this release reads {SCHEMA_VERSION}"
+        )
 
 
 def _record(action: Action, tokens: Mapping[str, Any]) -> dict[str, Any]:
-    """Turns an action into JSON values. Advantages per token are left out where all are the same, which is then `advantage`.
+    """Turns an action into JSON values. Advantages per token are left out where all are the same,
+    which is then `advantage`.
 
     Args:
         tokens: Its values per token, where they are written.
@@ -107,7 +137,11 @@ def _record(action: Action, tokens: Mapping[str, Any]) -> dict[str, Any]:
         "role": action.role,
         "policy": action.policy,
         "version": action.generation.version,
-        **({"newer": [list(change) for change in action.generation.changes]} if action.generation.changes else {}),
+        **(
+            {"newer": [list(change) for change in action.generation.changes]}
+            if action.generation.changes
+            else {}
+        ),
         "turn": action.turn,
         "parents": list(action.parents),
         **({"derived": list(action.derived)} if action.derived else {}),
@@ -140,13 +174,17 @@ def _tokens(action: Action, trainer_logprobs: bool) -> dict[str, Any]:
         "shown_ids": list(action.shown_ids),
         "ids": list(action.generation.ids),
         "logprobs": spelled(action.generation.logprobs),
-        **({"trainer_logprobs": spelled(action.trainer_logprobs)} if trainer_logprobs and action.trainer_logprobs else {}),
+        **(
+            {"trainer_logprobs": spelled(action.trainer_logprobs)}
+            if trainer_logprobs and action.trainer_logprobs
+            else {}
+        ),
     }
 
 
 def spelled(values: Sequence[float]) -> list[float]:
-    """Spells float32 values with the fewest digits, nine at most, that give the same float32; their float64 would have
-    seventeen."""
+    """Spells float32 values with the fewest digits, nine at most, that give the same float32; their
+    float64 would have seventeen."""
     return [_shortest(value) for value in array("f", values)]
 
 
@@ -160,7 +198,8 @@ def _shortest(value: float) -> float:
 
 
 def _read(values: Sequence[float]) -> tuple[float, ...]:
-    """The float32 values that were spelled, in this or an earlier release; NaN for null, which other writers of JSON put there."""
+    """The float32 values that were spelled, in this or an earlier release; NaN for null, which
+    other writers of JSON put there."""
     try:
         return tuple(array("f", values))
     except TypeError:
@@ -216,7 +255,12 @@ def _action(record: Mapping[str, Any], earlier: Mapping[str, Action]) -> Action:
         turn=record["turn"],
         shown_ids=tuple(record["shown_ids"]),
         generation=Generation(
-            ids, _read(record["logprobs"]), record["finish"], record["policy"], record["version"], _changes(record)
+            ids,
+            _read(record["logprobs"]),
+            record["finish"],
+            record["policy"],
+            record["version"],
+            _changes(record),
         ),
         text=record["text"],
         shown=tuple((role, text) for role, text in record.get("shown", ())),

@@ -1,16 +1,19 @@
-"""Writes what a run leaves for people and machines: metrics, trajectories, the ledger, and the trackers.
+"""Writes what a run leaves for people and machines: metrics, trajectories, the ledger, and the
+trackers.
 
     metrics.jsonl        one object per finished step
     trajectories.jsonl   one object per trajectory, with a schema version (core/trajectory.py)
     ledger.jsonl         one object per step: generated = trained + left out, by role and reason
-    evaluations.jsonl    trajectories of the evaluations: all of the first one, those of a few tasks of the others
+    evaluations.jsonl    trajectories of the evaluations: all of the first one, those of a few tasks
+                         of the others
     evaluation-last.jsonl   all trajectories of the last evaluation
     plan.json            the resolved plan
     report.md, curves.png   the result, once the run is finished (engine/records/report.py)
     run/                 what the run was started from (engine/records/run_folder.py)
 
-A resumed run cuts them back to the step that it continues from, so that no step is recorded twice, and completes a last line
-whose end was lost. A fresh run moves what an earlier one left to `earlier-1/`, `earlier-2/`, ...
+A resumed run cuts them back to the step that it continues from, so that no step is recorded twice,
+and completes a last line whose end was lost. A fresh run moves what an earlier one left to
+`earlier-1/`, `earlier-2/`, ...
 """
 
 from __future__ import annotations
@@ -36,7 +39,15 @@ from marl_plugins.core.seeds import derive_seed
 from marl_plugins.core.trajectory import Trajectory
 from marl_plugins.engine.plan.resume import COMMAND_FILE
 from marl_plugins.engine.records.logged_trajectories import chosen, log_rows, rows_of
-from marl_plugins.engine.records.read import EVALUATIONS, LAST_EVALUATION, LEDGER, METRICS, REPORT, TRAJECTORIES, records
+from marl_plugins.engine.records.read import (
+    EVALUATIONS,
+    LAST_EVALUATION,
+    LEDGER,
+    METRICS,
+    REPORT,
+    TRAJECTORIES,
+    records,
+)
 from marl_plugins.engine.records.trajectory_record import to_record
 
 FILES = (METRICS, TRAJECTORIES, LEDGER, EVALUATIONS, LAST_EVALUATION)
@@ -46,7 +57,8 @@ OF_EVERY_STEP = FILES[:3]
 LEFT = (*FILES, "plan.json", REPORT, "curves.png", "best", "ema")
 """Everything that an earlier run may have left."""
 KEPT_TASKS = 8
-"""Number of held-out tasks whose trajectories are kept of every evaluation; the same ones each time, chosen by the seed."""
+"""Number of held-out tasks whose trajectories are kept of every evaluation; the same ones each
+time, chosen by the seed."""
 
 
 class Records:
@@ -56,14 +68,20 @@ class Records:
         folder: Created if it does not exist; a resumed run's has been cut back (`cut_back`).
         args: The run's flags, for the trackers.
         trainer_logprobs: Whether trajectories are recorded with the trainer's log-probs, too.
-        logged_trajectories: Number of trajectories of each step, and of each evaluation, that the trackers get.
+        logged_trajectories: Number of trajectories of each step, and of each evaluation, that the
+            trackers get.
 
     Raises:
         ConfigurationError: The folder cannot be written.
     """
 
     def __init__(
-        self, folder: Path, args: Any, plan: Mapping[str, Any], trainer_logprobs: bool = True, logged_trajectories: int = 0
+        self,
+        folder: Path,
+        args: Any,
+        plan: Mapping[str, Any],
+        trainer_logprobs: bool = True,
+        logged_trajectories: int = 0,
     ):
         self.folder = folder
         self.trainer_logprobs = trainer_logprobs
@@ -95,35 +113,47 @@ class Records:
         self._append(LEDGER, [ledger.record()] if ledger else [])
         self._append(METRICS, [{"step": step, **{k: _plain(v) for k, v in metrics.items()}}])
         train = {k: v for k, v in metrics.items() if not k.startswith("eval/")}
-        evaluation = {k.removeprefix("eval/"): v for k, v in metrics.items() if k.startswith("eval/")}
+        evaluation = {
+            k.removeprefix("eval/"): v for k, v in metrics.items() if k.startswith("eval/")
+        }
         for logger in (self.tensorboard, self.wandb):
             if logger is not None:
                 if train:
                     logger.log_train(step, train)
                 if evaluation:
                     logger.log_eval(step, evaluation)
-        for name, part in {"train/trajectories": trajectories, "eval/trajectories": evaluated}.items():
+        for name, part in {
+            "train/trajectories": trajectories,
+            "eval/trajectories": evaluated,
+        }.items():
             if rows := rows_of(step, chosen(part, self.logged_trajectories, self.seed)):
                 log_rows(self.tensorboard, self.wandb, name, step, rows)
 
     def _evaluation(self, step: int, trajectories: Sequence[Trajectory]) -> None:
-        """Keep an evaluation: which one is the last is not known before the next, so that each has a file until then.
+        """Keep an evaluation: which one is the last is not known before the next, so that each has
+        a file until then.
 
         The step of these records is the one that the evaluation followed.
         """
         lines = [to_record(t) | {"step": step} for t in trajectories]
         replace_text(self.folder / LAST_EVALUATION, _lines(lines))
         if (self.folder / EVALUATIONS).exists():
-            tasks = sorted({t.task.id for t in trajectories}, key=lambda task: derive_seed(self.seed, "evaluations", task))
+            tasks = sorted(
+                {t.task.id for t in trajectories},
+                key=lambda task: derive_seed(self.seed, "evaluations", task),
+            )
             lines = [line for line in lines if line["task"] in tasks[:KEPT_TASKS]]
         self._append(EVALUATIONS, lines)
 
     def _append(self, name: str, records: Iterable[Mapping[str, Any]]) -> None:
-        with (self.folder / name).open("a", encoding="utf-8", errors="backslashreplace") as file:  # see `replace_text`
+        with (self.folder / name).open(
+            "a", encoding="utf-8", errors="backslashreplace"
+        ) as file:  # see `replace_text`
             file.write(_lines(records))
 
     def sync(self) -> None:
-        """Waits until all records are on disk: before a step that they lead to is named as saved."""
+        """Waits until all records are on disk: before a step that they lead to is named as
+        saved."""
         for path in (self.folder / name for name in FILES):
             if path.exists():
                 sync(path)
@@ -190,7 +220,8 @@ FULL_DISK = ("inline_container.cc", "I/O error", "No space left")
 
 @contextmanager
 def writing(what: str, folder: Path) -> Iterator[None]:
-    """Ends the run where a file cannot be written (a full disk, a removed folder); what was saved before stays.
+    """Ends the run where a file cannot be written (a full disk, a removed folder); what was saved
+    before stays.
 
     torch and safetensors have exceptions of their own for a full disk, which say little.
     """
@@ -202,14 +233,24 @@ def writing(what: str, folder: Path) -> Iterator[None]:
         cause = raised_by(error) if isinstance(error, RayTaskError) else error
         if not isinstance(cause, OSError) and not any(sign in str(cause) for sign in FULL_DISK):
             raise
-        reason = cause.strerror or cause if isinstance(cause, OSError) else "writing failed, as it does on a full disk"
+        reason = (
+            cause.strerror or cause
+            if isinstance(cause, OSError)
+            else "writing failed, as it does on a full disk"
+        )
         free = shutil.disk_usage(folder).free / 2**20 if folder.exists() else 0
-        raise RunEnded(f"{what} could not be written to {folder} ({free:.0f} MB free): {reason}") from error
+        raise RunEnded(
+            f"{what} could not be written to {folder} ({free:.0f} MB free): {reason}"
+        ) from error
 
 
 def unwritable(flag: str, folder: Path, error: OSError) -> ConfigurationError:
     return ConfigurationError(
-        Problem("run_folder.unwritable", where=at(flag=flag, folder=folder), got=f"cannot be written: {error.strerror}")
+        Problem(
+            "run_folder.unwritable",
+            where=at(flag=flag, folder=folder),
+            got=f"cannot be written: {error.strerror}",
+        )
     )
 
 
@@ -230,13 +271,15 @@ def _trackers(args: Any) -> tuple[Any, Any]:
     tensorboard = TensorboardLogger(args) if args.logger.tensorboard_dir else None
     if not args.logger.wandb.key:
         return tensorboard, None
-    # Upstream's logger sends all flags along as the run's configuration, the key among them; W&B finds it here instead.
+    # Upstream's logger sends all flags along as the run's configuration, the key among them; W&B
+    # finds it here instead.
     os.environ.setdefault("WANDB_API_KEY", args.logger.wandb.key)
     return tensorboard, WandbLogger(shown_args(args))
 
 
 def move_aside(folder: Path, keep_start: bool = False) -> Path | None:
-    """Moves the records of an earlier run into a folder of their own, and returns that folder, or None where there are none.
+    """Moves the records of an earlier run into a folder of their own, and returns that folder, or
+    None where there are none.
 
     Args:
         keep_start: Leave what the run was started from where it is: this run is started from it.
@@ -263,8 +306,8 @@ def move_aside(folder: Path, keep_start: bool = False) -> Path | None:
 
 
 def cut_back(folder: Path, last_step: int) -> list[Problem]:
-    """Keeps only the records of steps up to `last_step`, no half-written line and no report, and returns remarks on steps
-    whose records are missing.
+    """Keeps only the records of steps up to `last_step`, no half-written line and no report, and
+    returns remarks on steps whose records are missing.
 
     Raises:
         ConfigurationError: A line is no record, or a file cannot be read or written.
@@ -285,7 +328,8 @@ def cut_back(folder: Path, last_step: int) -> list[Problem]:
                 Problem(
                     "records.missing",
                     at(file=path),
-                    f"holds no records of steps {step + 1} to {last_step}, though step {last_step} is saved",
+                    f"holds no records of steps {step + 1} to {last_step}, though step {last_step} "
+                    "is saved",
                     severity="warning",
                 )
             )
@@ -297,13 +341,16 @@ def cut_back(folder: Path, last_step: int) -> list[Problem]:
             _truncate(path, end)
         except OSError as error:
             raise ConfigurationError(
-                Problem("run_folder.unwritable", at(file=path), f"cannot be written: {error.strerror}")
+                Problem(
+                    "run_folder.unwritable", at(file=path), f"cannot be written: {error.strerror}"
+                )
             ) from None
     return remarks
 
 
 def _truncate(path: Path, end: int) -> None:
-    """Cut a file after the record that ends there, and complete that line; needs no space on a full disk."""
+    """Cut a file after the record that ends there, and complete that line; needs no space on a full
+    disk."""
     with path.open("rb+") as file:
         file.truncate(end)
         file.seek(max(0, end - 1))

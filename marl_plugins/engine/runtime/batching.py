@@ -23,7 +23,14 @@ from marl_plugins.engine.runtime.experience import (
     sequence_experience,
     weightless,
 )
-from marl_plugins.engine.runtime.layout import Layout, Limit, MicroBatch, Order, combined, plan_layout
+from marl_plugins.engine.runtime.layout import (
+    Layout,
+    Limit,
+    MicroBatch,
+    Order,
+    combined,
+    plan_layout,
+)
 
 if TYPE_CHECKING:
     from types import SimpleNamespace
@@ -36,9 +43,10 @@ class BatchBuilder:
     """Groups what goes through a policy's model together.
 
     Args:
-        args: The policy's flags. `--train.dynamic_batch_enable` is switched off in them: upstream's own counts sequences per
-            optimiser step, of which there is any number here.
-        merge: Whether the rows of one conversation are to be one sequence, where the loss allows it.
+        args: The policy's flags. `--train.dynamic_batch_enable` is switched off in them: upstream's
+            own counts sequences per optimiser step, of which there is any number here.
+        merge: Whether the rows of one conversation are to be one sequence, where the loss allows
+            it.
     """
 
     def __init__(self, args: SimpleNamespace, merge: bool):
@@ -48,12 +56,14 @@ class BatchBuilder:
         args.train.dynamic_batch_enable = False
 
     def limit(self, stage: Literal["rollout", "train"]) -> Limit:
-        """Returns what fits into a micro-batch of the forward passes (`rollout`), or of the update."""
+        """Returns what fits into a micro-batch of the forward passes (`rollout`), or of the
+        update."""
         flags = getattr(self.args, stage)
         if not self.token_sized:
             return Limit(flags.micro_batch_size)
         return Limit(
-            tokens=flags.max_tokens_per_gpu or self.args.train.max_tokens_per_gpu, packed=self.args.ds.packing_samples
+            tokens=flags.max_tokens_per_gpu or self.args.train.max_tokens_per_gpu,
+            packed=self.args.ds.packing_samples,
         )
 
     @property
@@ -62,9 +72,11 @@ class BatchBuilder:
         longest: int = self.args.data.max_len
         return min(longest, self.limit("train").tokens or longest)
 
-    def of_forward(self, sequences: Sequence[TokenSequence], ranks: int) -> list[tuple[list[TokenSequence], bool]]:
-        """Returns the micro-batches of the forward passes, rank by rank, the same number for each; False: computed for its
-        rank's number alone, and to be discarded."""
+    def of_forward(
+        self, sequences: Sequence[TokenSequence], ranks: int
+    ) -> list[tuple[list[TokenSequence], bool]]:
+        """Returns the micro-batches of the forward passes, rank by rank, the same number for each;
+        False: computed for its rank's number alone, and to be discarded."""
         layout = lay_out(sequences, ranks, 1, self.limit("rollout"))
         shortest = min(sequences, key=lambda sequence: len(sequence.ids))
         return [
@@ -79,17 +91,28 @@ class BatchBuilder:
         Args:
             padding: Id of the tokens that fill the shorter ones up.
         """
-        return Experience.concat_experiences([sequence_experience(sequence) for sequence in sequences], padding)
+        return Experience.concat_experiences(
+            [sequence_experience(sequence) for sequence in sequences], padding
+        )
 
 
 def mergeable(args: SimpleNamespace) -> bool:
-    """Returns whether merged rows have the loss of single ones: where it is a sum over tokens, not of means over sequences."""
-    means = args.actor.policy_loss_type == "gspo" or getattr(args.actor, "loss_agg_mode", "token-mean") != "token-mean"
+    """Returns whether merged rows have the loss of single ones: where it is a sum over tokens, not
+    of means over sequences."""
+    means = (
+        args.actor.policy_loss_type == "gspo"
+        or getattr(args.actor, "loss_agg_mode", "token-mean") != "token-mean"
+    )
     return not means and getattr(args.algo.advantage, "is_correction_level", "off") != "seq"
 
 
 def lay_out(
-    sequences: Sequence[TokenSequence], ranks: int, steps: int, limit: Limit, order: Order | None = None, epochs: int = 1
+    sequences: Sequence[TokenSequence],
+    ranks: int,
+    steps: int,
+    limit: Limit,
+    order: Order | None = None,
+    epochs: int = 1,
 ) -> Layout:
     """Lays out at least one sequence, as `plan_layout` says.
 
@@ -103,8 +126,10 @@ def lay_out(
             raise
         longest = sequences[error.args[1]]
         raise RunEnded(
-            f"row {longest.name} has {len(longest.ids)} tokens with its context, more than fit into a micro-batch "
-            f"(--train.max_tokens_per_gpu, --rollout.max_tokens_per_gpu: {limit.tokens}); raise it, or lower --data.max_len"
+            f"row {longest.name} has {len(longest.ids)} tokens with its context, more than fit "
+            "into a micro-batch "
+            f"(--train.max_tokens_per_gpu, --rollout.max_tokens_per_gpu: {limit.tokens}); raise "
+            "it, or lower --data.max_len"
         ) from None
     assert layout is not None, "there are rows"
     return layout
@@ -146,7 +171,10 @@ def rank_batches(
         placed, calls = extra.placed(more, epochs, filler)
         items += placed
         layout = combined(layout, more)
-    parts = [make_experience_batch([copy.copy(i) for i in (*(items[n] for n in share), filler)]) for share in layout.ranks]
+    parts = [
+        make_experience_batch([copy.copy(i) for i in (*(items[n] for n in share), filler)])
+        for share in layout.ranks
+    ]
     batches = [
         [[batch or (len(share),) for batch in epoch[rank]] for epoch in layout.epochs]
         for rank, share in enumerate(layout.ranks)
@@ -163,8 +191,8 @@ async def hand_out(
     batching: BatchBuilder,
     of_policy: bool,
 ) -> Layout:
-    """Gives each rank of the policy's or the critic's processes its part of the sequences for the next fit, and returns the
-    layout.
+    """Gives each rank of the policy's or the critic's processes its part of the sequences for the
+    next fit, and returns the layout.
 
     Args:
         of_policy: The critic gets all rows, nothing extra, and has no extensions.
@@ -173,35 +201,49 @@ async def hand_out(
     seed = derive_seed(args.train.seed, "fit", step, processes.policy)
     limit, epochs = batching.limit("train"), args.train.max_epochs
     if of_policy:
-        given = rank_batches(prepared.for_policy, ranks_of(group), steps, limit, seed, epochs, prepared.extra)
+        given = rank_batches(
+            prepared.for_policy, ranks_of(group), steps, limit, seed, epochs, prepared.extra
+        )
     else:
         given = rank_batches(prepared, ranks_of(group), steps, limit, seed, epochs)
-    await processes.await_work(doing, *group.async_run_method_batch("append", experience=given.parts))
+    await processes.await_work(
+        doing, *group.async_run_method_batch("append", experience=given.parts)
+    )
     await processes.await_work(doing, *group.async_run_method_batch("lay_out", epochs=given.epochs))
-    await processes.await_work(doing, *group.async_run_method("prepare_fit", given.layout.accumulation, seed))
+    await processes.await_work(
+        doing, *group.async_run_method("prepare_fit", given.layout.accumulation, seed)
+    )
     for call in (*given.calls, *prepared.calls) if of_policy else ():
         await processes.extension(call.extension, call.method, *call.arguments)
     return given.layout
 
 
 def upstream_order(seed: int, epochs: int) -> Callable[[int, int], list[int]]:
-    """Returns the order in which upstream's dataloader shuffles the rows of a rank, were `seed` set before the fit.
+    """Returns the order in which upstream's dataloader shuffles the rows of a rank, were `seed` set
+    before the fit.
 
-    Each epoch draws two numbers: one for the workers' seeds, one for the sampler's generator (torch/utils/data/dataloader.py
-    and sampler.py).
+    Each epoch draws two numbers: one for the workers' seeds, one for the sampler's generator
+    (torch/utils/data/dataloader.py and sampler.py).
     """
     draw = torch.Generator().manual_seed(seed)
-    seeds = [int(torch.empty(2, dtype=torch.int64).random_(generator=draw)[1]) for _ in range(epochs)]
+    seeds = [
+        int(torch.empty(2, dtype=torch.int64).random_(generator=draw)[1]) for _ in range(epochs)
+    ]
 
     def order(epoch: int, count: int) -> list[int]:
-        shuffled: list[int] = torch.randperm(count, generator=torch.Generator().manual_seed(seeds[epoch])).tolist()
+        shuffled: list[int] = torch.randperm(
+            count, generator=torch.Generator().manual_seed(seeds[epoch])
+        ).tolist()
         return shuffled
 
     return order
 
 
-def check_steps(policy: str, layouts: Mapping[str, Layout], metrics: Mapping[str, float], epochs: int) -> None:
-    """Checks that every fit took the planned number of optimiser steps, over all micro-batches of its layout.
+def check_steps(
+    policy: str, layouts: Mapping[str, Layout], metrics: Mapping[str, float], epochs: int
+) -> None:
+    """Checks that every fit took the planned number of optimiser steps, over all micro-batches of
+    its layout.
 
     Args:
         layouts: Of the policy (``) and its critic (`critic_`), the prefixes of their metrics.
@@ -215,6 +257,7 @@ def check_steps(policy: str, layouts: Mapping[str, Layout], metrics: Mapping[str
         if (taken, seen) != (planned, laid_out):
             who = f"policy {policy!r}" + (", its critic," if name else "")
             raise AssertionError(
-                f"{who} took {taken:g} optimiser steps instead of {planned}, over {seen:g} micro-batches an epoch instead of "
+                f"{who} took {taken:g} optimiser steps instead of {planned}, over {seen:g} "
+                "micro-batches an epoch instead of "
                 f"{laid_out}"
             )

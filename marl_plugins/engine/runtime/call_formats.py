@@ -1,6 +1,7 @@
 """Calls in a model's own format, found by vLLM's parsers.
 
-They work on text, without an engine. Importing vLLM takes ten seconds and 0.5 GB, so only a run with a role that has `calls:` does.
+They work on text, without an engine. Importing vLLM takes ten seconds and 0.5 GB, so only a run
+with a role that has `calls:` does.
 """
 
 from __future__ import annotations
@@ -20,14 +21,17 @@ if TYPE_CHECKING:
     from vllm.tool_parsers.abstract_tool_parser import ChatCompletionRequest
 
 
-def find_calls(calls: str, reasoning: str | None, tokenizer: PreTrainedTokenizerBase, tools: Sequence[Tool]) -> FindCalls:
+def find_calls(
+    calls: str, reasoning: str | None, tokenizer: PreTrainedTokenizerBase, tools: Sequence[Tool]
+) -> FindCalls:
     """Returns the function that finds the calls of `tools` in a model's answers.
 
     Args:
         calls, reasoning: Names of a tool parser and of a reasoning parser of vLLM's.
 
     Raises:
-        ConfigurationError: There is no such parser, or it needs tokens that the model's tokenizer does not have.
+        ConfigurationError: There is no such parser, or it needs tokens that the model's tokenizer
+            does not have.
     """
     from vllm.reasoning import ReasoningParserManager
     from vllm.tokenizers.hf import get_cached_tokenizer
@@ -40,16 +44,25 @@ def find_calls(calls: str, reasoning: str | None, tokenizer: PreTrainedTokenizer
     schemas = [function.schema for function in functions_of(tools)]
     question = [{"role": "user", "content": "?"}]
     choice = "auto" if schemas else "none"
-    request = ChatCompletionRequest(model="", messages=question, tools=schemas or None, tool_choice=choice)  # never empty
+    request = ChatCompletionRequest(
+        model="", messages=question, tools=schemas or None, tool_choice=choice
+    )  # never empty
     cached = get_cached_tokenizer(tokenizer)  # parsers look up its vocabulary, each time
-    parser = _class_of("calls", calls, ToolParserManager.list_registered(), ToolParserManager.get_tool_parser)
+    parser = _class_of(
+        "calls", calls, ToolParserManager.list_registered(), ToolParserManager.get_tool_parser
+    )
     spoken = _spoken(reasoning, cached, request, ReasoningParserManager)
 
     def find(said: str) -> list[FunctionCall]:
         if not (text := spoken(said)):
             return []
-        found = parser(cached, request.tools).extract_tool_calls(text, request)  # a new one, because they have a state
-        return [FunctionCall(call.function.name, json_of(call.function.arguments)) for call in found.tool_calls]
+        found = parser(cached, request.tools).extract_tool_calls(
+            text, request
+        )  # a new one, because they have a state
+        return [
+            FunctionCall(call.function.name, json_of(call.function.arguments))
+            for call in found.tool_calls
+        ]
 
     def find_or_none(said: str) -> list[FunctionCall]:
         try:
@@ -63,7 +76,8 @@ def find_calls(calls: str, reasoning: str | None, tokenizer: PreTrainedTokenizer
         raise ConfigurationError(
             Problem(
                 "calls.tokenizer",
-                got=f"calls: vLLM's parser {calls!r} does not fit the model's tokenizer: {str(error).rstrip('.')}",
+                got=f"calls: vLLM's parser {calls!r} does not fit the model's tokenizer: "
+                f"{str(error).rstrip('.')}",
                 fix="name the format that the model was trained with",
             )
         ) from error
@@ -94,5 +108,9 @@ def _spoken(
 def _class_of(key: str, name: str, known: Sequence[str], get: Callable[[str], Any]) -> Any:
     """The class of a parser."""
     if name not in known:
-        raise ConfigurationError(Problem("calls.parser", got=f"{key}: vLLM has no parser {name!r}", fix=meant(name, known)))
+        raise ConfigurationError(
+            Problem(
+                "calls.parser", got=f"{key}: vLLM has no parser {name!r}", fix=meant(name, known)
+            )
+        )
     return get(name)

@@ -1,16 +1,21 @@
 """Checkpoints of one step: every policy, the plugins' state, and a manifest that makes them one.
 
-    <ckpt.path>/manifest.json                     names the last complete step; renamed into place when all is on disk
+    <ckpt.path>/manifest.json                     names the last complete step; renamed into place
+        when all is on disk
     <ckpt.path>/manifest-<N>.json                 copies of those of the steps that are kept
-    <ckpt.path>/<policy>/_actor/global_step<N>/   DeepSpeed's own checkpoint: weights, optimiser, learning-rate schedule
+    <ckpt.path>/<policy>/_actor/global_step<N>/   DeepSpeed's own checkpoint: weights, optimiser,
+        learning-rate schedule
     <ckpt.path>/<policy>/_critic/global_step<N>/  its critic's, where it has one
-    <ckpt.path>/...                               files of plugins (`marl_files`), kept for as long as a step names them
+    <ckpt.path>/...                               files of plugins (`marl_files`), kept for as long
+        as a step names them
 
-A step without a manifest does not exist: whatever a killed run left half-written is not named, and is overwritten. The manifest
-lists every file of the step with its size and digest, which are checked before a run is resumed. Older steps are deleted after
-the new manifest is in place, never the one that it names, nor the best one (engine/records/best.py). `changes` in the manifest lists
-what was changed when the run was resumed (`--resume_with_changes`), and after which step. The place in the data and all seeds
-follow from the step (core/recipe/tasks.py, core/seeds.py), so no random state needs to be kept.
+A step without a manifest does not exist: whatever a killed run left half-written is not named, and
+is overwritten. The manifest lists every file of the step with its size and digest, which are
+checked before a run is resumed. Older steps are deleted after the new manifest is in place, never
+the one that it names, nor the best one (engine/records/best.py). `changes` in the manifest lists
+what was changed when the run was resumed (`--resume_with_changes`), and after which step. The place
+in the data and all seeds follow from the step (core/recipe/tasks.py, core/seeds.py), so no random
+state needs to be kept.
 """
 
 from __future__ import annotations
@@ -65,7 +70,14 @@ class Checkpoints:
         critics: Whether the run's policies have critics.
     """
 
-    def __init__(self, folder: Path, keep: int, run: Mapping[str, Any], critics: bool = False, output: Path = Path()):
+    def __init__(
+        self,
+        folder: Path,
+        keep: int,
+        run: Mapping[str, Any],
+        critics: bool = False,
+        output: Path = Path(),
+    ):
         self.folder = folder
         self.keep = max(1, keep)
         self.run = run
@@ -78,20 +90,24 @@ class Checkpoints:
         self._seen: bytes | None = None
 
     def open(self, resume: bool, with_changes: bool = False) -> dict[str, Any] | None:
-        """Returns, before any process starts, the manifest to resume from, with every policy's `latest` pointed at its step.
+        """Returns, before any process starts, the manifest to resume from, with every policy's
+        `latest` pointed at its step.
 
         Args:
-            with_changes: Accept differences that a resumed run may have; they are kept in `changes`.
+            with_changes: Accept differences that a resumed run may have; they are kept in
+                `changes`.
 
         Raises:
-            ConfigurationError: There are checkpoints and resuming was not asked for; or they are of a run that differs in
-                what a resumed run must have in common; parts of the step are missing or damaged; or the folder cannot be
-                written.
+            ConfigurationError: There are checkpoints and resuming was not asked for; or they are of
+                a run that differs in what a resumed run must have in common; parts of the step are
+                missing or damaged; or the folder cannot be written.
         """
         manifest = read_manifest(self.folder)
         if manifest is None:
             with self._writing():
-                for latest in self.folder.glob("*/_*/latest"):  # left by a run that was killed before its first manifest
+                for latest in self.folder.glob(
+                    "*/_*/latest"
+                ):  # left by a run that was killed before its first manifest
                     latest.unlink()
             return None
         step = manifest["step"]
@@ -102,13 +118,18 @@ class Checkpoints:
         changes = differences(step, manifest["run"], self.run, with_changes)
         if broken := broken_files(self.folder, manifest):
             raise ConfigurationError([*first_of(broken, self.folder), damaged(self.folder, step)])
-        self.changes = [*manifest.get("changes", []), *([{"after_step": step, "changes": changes}] if changes else [])]
+        self.changes = [
+            *manifest.get("changes", []),
+            *([{"after_step": step, "changes": changes}] if changes else []),
+        ]
         self.new_changes = changes
         with self._writing():
             for part in saved_folders(self.folder, manifest["policies"], self.critics):
                 replace_text(part / "latest", tag(step))
             self.last_step, self._seen = step, read_bytes(self.manifest_path)
-            if step not in saved_steps(self.folder):  # of an earlier release, or of a run killed between the two files
+            if step not in saved_steps(
+                self.folder
+            ):  # of an earlier release, or of a run killed between the two files
                 replace_text(manifest_of(self.folder, step), self._seen.decode("utf-8"))
         return manifest
 
@@ -129,7 +150,11 @@ class Checkpoints:
             yield
         except OSError as error:
             raise ConfigurationError(
-                Problem("resume.unwritable", at(flag="ckpt.path"), f"{self.folder}: cannot be written: {error.strerror}")
+                Problem(
+                    "resume.unwritable",
+                    at(flag="ckpt.path"),
+                    f"{self.folder}: cannot be written: {error.strerror}",
+                )
             ) from None
 
     def commit(
@@ -140,9 +165,11 @@ class Checkpoints:
         files: Iterable[Path] = (),
         best: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
-        """Makes a step whose parts are all saved the last complete one, then deletes what is older than `keep` steps.
+        """Makes a step whose parts are all saved the last complete one, then deletes what is older
+        than `keep` steps.
 
-        Waits until all that was saved is on disk, and reads it for the digests; to be called in a thread of its own.
+        Waits until all that was saved is on disk, and reads it for the digests; to be called in a
+        thread of its own.
 
         Args:
             policies: The version of each policy's weights.
@@ -175,20 +202,29 @@ class Checkpoints:
         """Checks that nothing of another run would be overwritten.
 
         Raises:
-            RunEnded: Another run has saved here, which the lock prevents except on some network file systems.
+            RunEnded: Another run has saved here, which the lock prevents except on some network
+                file systems.
         """
         if self._is_of_another_run():
             raise RunEnded(
-                f"{self.manifest_path} was changed by another run that saves to the same --ckpt.path; give each a folder of its own"
+                f"{self.manifest_path} was changed by another run that saves to the same "
+                "--ckpt.path; give each a folder of its own"
             )
 
     def what_is_saved(self) -> str:
-        """Returns, for the message of a run that ends early, from where it can be resumed, if from anywhere."""
+        """Returns, for the message of a run that ends early, from where it can be resumed, if from
+        anywhere."""
         if self._is_of_another_run():
             return f"what is saved in {self.folder} is not this run's"
         if self.last_step is None or self._on_disk() is None:
-            return "no step was saved (--ckpt.save_steps N saves every N steps, without --ckpt.disable_ds)"
-        return f"step {self.last_step} is saved in {self.folder}; resume with: {how_to_resume(self.output)}"
+            return (
+                "no step was saved (--ckpt.save_steps N saves every N steps, without "
+                "--ckpt.disable_ds)"
+            )
+        return (
+            f"step {self.last_step} is saved in {self.folder}; resume with: "
+            f"{how_to_resume(self.output)}"
+        )
 
     def _on_disk(self) -> bytes | None:
         try:
@@ -199,7 +235,9 @@ class Checkpoints:
     def _is_of_another_run(self) -> bool:
         return self._on_disk() not in (None, self._seen)
 
-    def _files(self, parts: Iterable[Path], step: int, more: Iterable[Path]) -> dict[str, tuple[int, str]]:
+    def _files(
+        self, parts: Iterable[Path], step: int, more: Iterable[Path]
+    ) -> dict[str, tuple[int, str]]:
         """Size and digest of every file of a step, all of it on disk."""
         found = sorted(more)
         for folder in (part / tag(step) for part in parts):
@@ -210,10 +248,14 @@ class Checkpoints:
         contents = of_files(partial(content_of, flush=True), found)
         for folder in {p for path in found for p in path.parents if p.is_relative_to(self.folder)}:
             sync(folder)
-        return {str(path.relative_to(self.folder)): content for path, content in zip(found, contents, strict=True)}
+        return {
+            str(path.relative_to(self.folder)): content
+            for path, content in zip(found, contents, strict=True)
+        }
 
     def _delete_old(self, parts: Iterable[Path], step: int, best: int) -> None:
-        """Delete what is older than the steps that are kept, incomplete ones included; never what is newer."""
+        """Delete what is older than the steps that are kept, incomplete ones included; never what
+        is newer."""
         saved = saved_steps(self.folder)
         complete = [n for n in saved if n <= step]
         kept = {*complete[-self.keep :], best}
@@ -224,7 +266,9 @@ class Checkpoints:
             for name in set[str]().union(*map(files.pop, gone)).difference(*files.values()):
                 (self.folder / name).unlink(missing_ok=True)
         for part in parts:
-            names = [re.fullmatch(r"global_step(\d+)", p.name) for p in part.iterdir() if p.is_dir()]
+            names = [
+                re.fullmatch(r"global_step(\d+)", p.name) for p in part.iterdir() if p.is_dir()
+            ]
             for old in (int(name.group(1)) for name in names if name):
                 if old < step and old not in kept:
                     shutil.rmtree(part / tag(old))
@@ -245,14 +289,21 @@ def content_of(path: Path, flush: bool = False) -> tuple[int, str]:
 
 
 def broken_files(folder: Path, manifest: Mapping[str, Any]) -> list[Problem]:
-    """Returns the files of a saved step whose content is not what was saved; manifests of earlier releases list none."""
+    """Returns the files of a saved step whose content is not what was saved; manifests of earlier
+    releases list none."""
     files = manifest.get("files", {})
     paths = [folder / name for name in files]
     return [
         Problem("files.unreadable", where=at(file=path), got=f"cannot be read: {found.strerror}")
         if isinstance(found, OSError)
-        else Problem("resume.damaged_file", where=at(file=path), got="is damaged: its content is not what was saved")
-        for path, saved, found in zip(paths, files.values(), of_files(_content_or_error, paths), strict=True)
+        else Problem(
+            "resume.damaged_file",
+            where=at(file=path),
+            got="is damaged: its content is not what was saved",
+        )
+        for path, saved, found in zip(
+            paths, files.values(), of_files(_content_or_error, paths), strict=True
+        )
         if found != tuple(saved)
     ]
 

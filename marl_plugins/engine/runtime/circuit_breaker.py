@@ -1,4 +1,5 @@
-"""A circuit breaker pauses a run that gets nothing done: a dead tool, verifier or engine must not use up its steps.
+"""A circuit breaker pauses a run that gets nothing done: a dead tool, verifier or engine must not
+use up its steps.
 
     breaker = CircuitBreaker(most)                    --max_idle_steps
     breaker.step(ledger, trajectories)                each training step
@@ -6,9 +7,10 @@
     breaker.check()                                   raises once `most` in a row had no result
     breaker.end()                                     raises where no step had one
 
-Idle is a step in which no row is trained, an evaluation of which most is lost, and, of a tool, a step in which it is called and
-loses every call: behind a router the trajectories of the other branches go on being trained. The run is saved first: once the
-cause is fixed it can be resumed.
+Idle is a step in which no row is trained, an evaluation of which most is lost, and, of a tool, a
+step in which it is called and
+loses every call: behind a router the trajectories of the other branches go on being trained. The
+run is saved first: once the cause is fixed it can be resumed.
 """
 
 from __future__ import annotations
@@ -23,8 +25,8 @@ from marl_plugins.core.trajectory import Trajectory
 class CircuitBreaker:
     """Counts idle steps, idle evaluations, and each tool's idle steps in a row.
 
-    They do not depend on the same services, so a good one resets only the count of its own kind. Where steps and evaluations
-    are idle for the same cause their counts are added.
+    They do not depend on the same services, so a good one resets only the count of its own kind.
+    Where steps and evaluations are idle for the same cause their counts are added.
 
     Args:
         most: Number in a row after which the run is paused; 0: never.
@@ -59,7 +61,8 @@ class CircuitBreaker:
             if loss and 0 < self.most <= self.calls[tool]:
                 steps = _times(self.calls[tool], "step")
                 self.reason = (
-                    f"tool {tool!r} lost every call in {steps}, up to step {ledger.step}; fix the cause: {loss.detail}"
+                    f"tool {tool!r} lost every call in {steps}, up to step "
+                    f"{ledger.step}; fix the cause: {loss.detail}"
                 )
 
     def evaluation(self, step: int, trajectories: Sequence[Trajectory]) -> None:
@@ -85,7 +88,9 @@ class CircuitBreaker:
             RunPaused: None of its steps has trained a row.
         """
         if self.most and self.untrained:
-            raise RunPaused(f"no row was trained in any of {self._steps} steps; fix the cause: {self.untrained}")
+            raise RunPaused(
+                f"no row was trained in any of {self._steps} steps; fix the cause: {self.untrained}"
+            )
 
     def _count_lost(self, kind: str, step: int, trajectories: Sequence[Trajectory]) -> None:
         most = lost_trajectories(trajectories)[0]

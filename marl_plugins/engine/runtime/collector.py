@@ -11,8 +11,8 @@ from collections.abc import Iterator
 def without_collector() -> Iterator[None]:
     """Turns off garbage collection, and leaves what was made out of all later ones.
 
-    To look for cycles in it takes a tenth of a dry run, a second and a half of CPU in the start of a run, and 0.4 s at each full
-    collection of its steps.
+    To look for cycles in it takes a tenth of a dry run, a second and a half of CPU in the start of
+    a run, and 0.4 s at each full collection of its steps.
     """
     enabled = gc.isenabled()
     gc.disable()
@@ -26,7 +26,8 @@ def without_collector() -> Iterator[None]:
 
 @contextlib.contextmanager
 def collector_restored() -> Iterator[None]:
-    """Gives the collector back, at the end, what `without_collector` has left out: nanobind complains of what it cannot free."""
+    """Gives the collector back, at the end, what `without_collector` has left out: nanobind
+    complains of what it cannot free."""
     try:
         yield
     finally:

@@ -1,8 +1,10 @@
 """Turns the scores of trajectories into the rows that are trained on.
 
-    scores -> rewards -> marl_credit (a trajectory or more) -> marl_credit_step (the whole step) -> returns -> rows -> marl_select
+    scores -> rewards -> marl_credit (a trajectory or more) -> marl_credit_step (the whole step) ->
+    returns -> rows -> marl_select
 
-Trajectories that arrive before the others can be credited at once if no plugin needs the whole step.
+Trajectories that arrive before the others can be credited at once if no plugin needs the whole
+step.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ class VersionedPolicy(Protocol):
 
 
 class CreditAssignment:
-    """Turns the trajectories of one step into rows, whole or in part. Every trajectory is credited once.
+    """Turns the trajectories of one step into rows, whole or in part. Every trajectory is credited
+    once.
 
     Args:
         trained: The policies that are updated, by name.
@@ -49,7 +52,13 @@ class CreditAssignment:
         steps: int,
         sampled: SampledActions,
     ):
-        self.run, self.plugins, self.trained, self.estimator, self.steps = run, plugins, trained, estimator, steps
+        self.run, self.plugins, self.trained, self.estimator, self.steps = (
+            run,
+            plugins,
+            trained,
+            estimator,
+            steps,
+        )
         self.sampled = sampled
         self._credited: set[Trajectory] = set()
         self._rows: dict[tuple[Trajectory, ...], list[Row]] = {}
@@ -57,7 +66,8 @@ class CreditAssignment:
         self._lock = asyncio.Lock()
 
     async def early(self, trajectories: Sequence[Trajectory]) -> list[Row] | None:
-        """Returns the rows of some trajectories; None as long as the run has not shown whether actions are scored."""
+        """Returns the rows of some trajectories; None as long as the run has not shown whether
+        actions are scored."""
         scored = self.run.state(ActionScores).settled(self._scorers())
         if scored is None:
             return None
@@ -74,30 +84,39 @@ class CreditAssignment:
         Args:
             trajectories: All of the step's, in its order.
         """
-        scored = self.run.state(ActionScores).of(trajectories, self.run.recipe.roles, self._scorers())
+        scored = self.run.state(ActionScores).of(
+            trajectories, self.run.recipe.roles, self._scorers()
+        )
         return await self._selected(await self._credit(trajectories, scored, whole_step=True))
 
     def check_leaving(self, trajectories: Collection[Trajectory]) -> None:
-        """Checks that trajectories that leave the step have not been credited: their gradients may be summed already.
+        """Checks that trajectories that leave the step have not been credited: their gradients may
+        be summed already.
 
         Raises:
             RunPaused: One has.
         """
         if credited := [t for t in trajectories if t in self._credited]:
             raise RunPaused(
-                f"{len(credited)} trajectories that marl_exchange leaves out have been trained on as they arrived, the first "
+                f"{len(credited)} trajectories that marl_exchange leaves out have been trained on "
+                "as they arrived, the first "
                 f"{credited[0].name}; run without --streaming.gradients"
             )
 
     def _scorers(self) -> list[str]:
         grader = ["the recipe's grader"] if hasattr(self.run.grader_module, "score_action") else []
         cases = ["the recipe's cases"] if self.run.section(CaseSection) else []
-        return [*map("plugin {}".format, self.plugins.owners("marl_score_action", self.run)), *grader, *cases]
+        return [
+            *map("plugin {}".format, self.plugins.owners("marl_score_action", self.run)),
+            *grader,
+            *cases,
+        ]
 
     async def _credit(
         self, trajectories: Sequence[Trajectory], scored: bool, *, whole_step: bool = False
     ) -> Sequence[Trajectory]:
-        """Credit those that have not been credited; return all of them, in the order of the step."""
+        """Credit those that have not been credited; return all of them, in the order of the
+        step."""
         fresh: Sequence[Trajectory] = [t for t in trajectories if t not in self._credited]
         before = [t for t in trajectories if t in self._credited]
         if before and not fresh:
@@ -105,7 +124,9 @@ class CreditAssignment:
         rewards_from_scores(fresh, scored)
         for hook in ("marl_credit", *(["marl_credit_step"] if whole_step else [])):
 
-            def check(plugin: str, given: Sequence[Trajectory], answer: object, hook: str = hook) -> None:
+            def check(
+                plugin: str, given: Sequence[Trajectory], answer: object, hook: str = hook
+            ) -> None:
                 self.sampled.check_credit(plugin, hook, given, answer)
                 check_rewards(plugin, hook, given)
 
@@ -121,14 +142,18 @@ class CreditAssignment:
         if queue_size(self.run.args):  # else one of another version is a fault, and ends the run
             rows = without_stale(rows, self.trained, oldest)
         check = self.sampled.check_selection
-        kept = list(await self.plugins.chain("marl_select", rows, check, run=self.run, steps=self.steps))
+        kept = list(
+            await self.plugins.chain("marl_select", rows, check, run=self.run, steps=self.steps)
+        )
         check_versions(kept, self.trained, oldest)
         return kept
 
 
-def without_stale(rows: Sequence[Row], trained: Mapping[str, VersionedPolicy], oldest: int) -> list[Row]:
-    """Returns the rows whose oldest token is at most so many versions of its policy old; the others are told that they are
-    `stale`."""
+def without_stale(
+    rows: Sequence[Row], trained: Mapping[str, VersionedPolicy], oldest: int
+) -> list[Row]:
+    """Returns the rows whose oldest token is at most so many versions of its policy old; the others
+    are told that they are `stale`."""
     kept = []
     for row in rows:
         if row.action.generation.version < trained[row.action.policy].version - oldest:
@@ -138,11 +163,15 @@ def without_stale(rows: Sequence[Row], trained: Mapping[str, VersionedPolicy], o
     return kept
 
 
-def check_versions(rows: Collection[Row], trained: Mapping[str, VersionedPolicy], oldest: int = 0) -> None:
-    """Checks that each row was sampled by weights of the policy that it is about to train, and by which versions of them.
+def check_versions(
+    rows: Collection[Row], trained: Mapping[str, VersionedPolicy], oldest: int = 0
+) -> None:
+    """Checks that each row was sampled by weights of the policy that it is about to train, and by
+    which versions of them.
 
     Args:
-        oldest: How many versions older than the policy's they may be; 0: a row trains the very weights that sampled it.
+        oldest: How many versions older than the policy's they may be; 0: a row trains the very
+            weights that sampled it.
 
     Raises:
         RunEnded: A row is of another policy or version, or of a policy that is not trained.
@@ -150,9 +179,17 @@ def check_versions(rows: Collection[Row], trained: Mapping[str, VersionedPolicy]
     for row in rows:
         g, policy = row.action.generation, trained.get(row.action.policy)
         if policy is None:
-            raise RunEnded(f"row {row.name} is of policy {row.action.policy!r}, which is not trained in this run")
-        if g.policy != policy.name or not policy.version - oldest <= g.version <= g.newest <= policy.version:
             raise RunEnded(
-                f"row {row.name} was sampled from policy {g.policy!r} version {g.version}, but would train policy "
-                f"{policy.name!r} at version {policy.version}; the run's engines and policies are out of step"
+                f"row {row.name} is of policy {row.action.policy!r}, which is not trained in this "
+                "run"
+            )
+        if (
+            g.policy != policy.name
+            or not policy.version - oldest <= g.version <= g.newest <= policy.version
+        ):
+            raise RunEnded(
+                f"row {row.name} was sampled from policy {g.policy!r} version {g.version}, but "
+                "would train policy "
+                f"{policy.name!r} at version {policy.version}; the run's engines and policies are "
+                "out of step"
             )

@@ -24,7 +24,11 @@ from marl_plugins.engine.records.tokenizers import record_tokenizers
 from marl_plugins.engine.records.write import Records, cut_back, held, move_aside, writing
 from marl_plugins.engine.runtime.checkpoints import Checkpoints
 from marl_plugins.engine.runtime.collector import collector_restored, without_collector
-from marl_plugins.engine.runtime.lifetime import plugins_started, run_until_terminated, terminated_like_interrupted
+from marl_plugins.engine.runtime.lifetime import (
+    plugins_started,
+    run_until_terminated,
+    terminated_like_interrupted,
+)
 from marl_plugins.engine.runtime.session import Session
 
 if TYPE_CHECKING:
@@ -38,12 +42,16 @@ def train(plan: Plan, words: Sequence[str]) -> int:
         words: As typed after `openrlhf train`, for the run's folder.
 
     Raises:
-        ConfigurationError: What could only be known now (a model that does not load, too few devices).
+        ConfigurationError: What could only be known now (a model that does not load, too few
+            devices).
         RunEnded: A run that had to end in a known way.
         KeyboardInterrupt: The user stopped it; everything started has been shut down.
     """
     run, debug = plan.run, plan.options.debug
-    output, checkpoint_folder = Path(run.args.ckpt.output_dir).absolute(), Path(run.args.ckpt.path).absolute()
+    output, checkpoint_folder = (
+        Path(run.args.ckpt.output_dir).absolute(),
+        Path(run.args.ckpt.path).absolute(),
+    )
     display = Display(plan.options.json, list(run.recipe.roles))
     for line in (*(f"warning: {warning}" for warning in run.warnings), *first_lines(plan)):
         display.say(line)
@@ -61,7 +69,9 @@ def train(plan: Plan, words: Sequence[str]) -> int:
             session = Session(plan)
         session.warm_start(display)
         now = fingerprint(plan, session.tools)
-        checkpoints = Checkpoints(checkpoint_folder, run.args.ckpt.max_num, now, session.critics, run.output)
+        checkpoints = Checkpoints(
+            checkpoint_folder, run.args.ckpt.max_num, now, session.critics, run.output
+        )
         with display.phase("checking what is saved"):
             manifest = checkpoints.open(run.args.ckpt.load_enable, plan.options.resume_with_changes)
         started, done = time.monotonic(), manifest["step"] if manifest else 0
@@ -74,15 +84,23 @@ def train(plan: Plan, words: Sequence[str]) -> int:
             display.say(f"warning: {remark}")
         record_start(plan, words, done)
         with writing("the tokenizers", output):
-            record_tokenizers(output, {name: chat.tokenizer for name, chat in session.chats.items()})
+            record_tokenizers(
+                output, {name: chat.tokenizer for name, chat in session.chats.items()}
+            )
         with saying_how_to_resume(checkpoints), ray_cluster(run, debug, python):
             from marl_plugins.engine.runtime.trainer import Trainer
 
             recorded = Records(
-                output, run.args, describe(plan), not plan.options.no_trainer_logprobs, plan.options.logged_trajectories
+                output,
+                run.args,
+                describe(plan),
+                not plan.options.no_trainer_logprobs,
+                plan.options.logged_trajectories,
             )
             with closing(recorded) as records:  # first: a login that fails is said at once
-                starting = f"starting engines and training processes (policies: {len(run.policies)})"
+                starting = (
+                    f"starting engines and training processes (policies: {len(run.policies)})"
+                )
                 with display.phase(starting, announce=True), without_collector():
                     session.start()
                 display.say(f"policies are ready after {time.monotonic() - started:.0f} s")
@@ -100,17 +118,23 @@ def train(plan: Plan, words: Sequence[str]) -> int:
     try:
         with writing("the report", output):
             title = f"{run.recipe.name}, seed {run.args.train.seed}"
-            summary, problem = write_report(output, list(run.recipe.roles), title, bool(run.recipe.populations))
+            summary, problem = write_report(
+                output, list(run.recipe.roles), title, bool(run.recipe.populations)
+            )
         display.report(summary, *table(summary), legend(summary))
         if problem:
             display.say(problem)
     finally:
-        display.say(f"finished step {last} after {time.monotonic() - started:.0f} s; weights and records in {output}")
+        display.say(
+            f"finished step {last} after {time.monotonic() - started:.0f} s; weights and records "
+            f"in {output}"
+        )
     return 0
 
 
 async def train_and_save(trainer: Trainer, done: int) -> int:
-    """Trains from the step after `done` to the end, saves the models, and returns the last step's number."""
+    """Trains from the step after `done` to the end, saves the models, and returns the last step's
+    number."""
     last = await trainer.fit(done)
     await trainer.saving.save_models()
     return last

@@ -1,7 +1,8 @@
-"""Evaluations during a run: of the newest weights, then of what extensions keep beside them (`marl_weights`).
+"""Evaluations during a run: of the newest weights, then of what extensions keep beside them
+(`marl_weights`).
 
-The latter are in the engines for so long, under the version that these hold; then engines get the newest weights back. Nothing else
-runs meanwhile.
+The latter are in the engines for so long, under the version that these hold; then engines get the
+newest weights back. Nothing else runs meanwhile.
 """
 
 from __future__ import annotations
@@ -23,21 +24,37 @@ class Evaluator:
         further: The extensions that keep weights, by the name of these.
     """
 
-    def __init__(self, session: Session, further: Mapping[str, str], weight_sync: WeightSync, display: Display):
-        self.session, self.further, self.weight_sync, self.display = session, further, weight_sync, display
+    def __init__(
+        self,
+        session: Session,
+        further: Mapping[str, str],
+        weight_sync: WeightSync,
+        display: Display,
+    ):
+        self.session, self.further, self.weight_sync, self.display = (
+            session,
+            further,
+            weight_sync,
+            display,
+        )
 
     async def evaluate(self, step: int) -> tuple[dict[str, float], list[Trajectory]]:
-        """Returns metrics of all evaluations of a step, and the trajectories of that of the newest weights.
+        """Returns metrics of all evaluations of a step, and the trajectories of that of the newest
+        weights.
 
         Before the first step, extensions keep the weights themselves.
         """
         metrics, found = await self._play(step)
         for name, extension in self.further.items() if step else ():
             others, _ = await self._play(step, name, extension)
-            metrics |= {f"{name}/{key.removeprefix('eval/')}": value for key, value in others.items()}
+            metrics |= {
+                f"{name}/{key.removeprefix('eval/')}": value for key, value in others.items()
+            }
         return metrics, found
 
-    async def _play(self, step: int, name: str = "", extension: str = "") -> tuple[dict[str, float], list[Trajectory]]:
+    async def _play(
+        self, step: int, name: str = "", extension: str = ""
+    ) -> tuple[dict[str, float], list[Trajectory]]:
         session, args = self.session, self.session.plan.run.args.eval
         await all_of(policy.wake() for policy in session.policies.values())
         if extension:

@@ -1,4 +1,5 @@
-"""The exchange of whole trajectories between a step's rollout and credit, by the hook `marl_exchange`."""
+"""The exchange of whole trajectories between a step's rollout and credit, by the hook
+`marl_exchange`."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ if TYPE_CHECKING:
     from marl_plugins.engine.runtime.session import Session
 
 MOST_AT_ONCE = 16
-"""Records that are read at the same time, those of all plugins together; programs among them have the sandbox's own limit."""
+"""Records that are read at the same time, those of all plugins together; programs among them have
+the sandbox's own limit."""
 LONGEST_ORIGIN_CHARS = 200
 
 
@@ -41,7 +43,9 @@ class StepExchange:
         own: The trajectories of its rollout.
     """
 
-    def __init__(self, session: Session, step: int, current: Sequence[Task], own: Sequence[Trajectory]):
+    def __init__(
+        self, session: Session, step: int, current: Sequence[Task], own: Sequence[Trajectory]
+    ):
         self.step = step
         self.current = current
         self.tasks = {task.id: task for task in session.train_tasks}
@@ -59,8 +63,13 @@ class StepExchange:
     def write(self, trajectory: Trajectory) -> dict[str, object]:
         """See `Exchange.write`."""
         if trajectory.infrastructure_failure:
-            raise ValueError(f"trajectory {trajectory.name} was lost ({trajectory.infrastructure_failure}); send others")
-        roles = {a.role: self._session.cast.played_by(a.role, a.policy).chat for a in trajectory.actions}
+            raise ValueError(
+                f"trajectory {trajectory.name} was lost ({trajectory.infrastructure_failure}); "
+                "send others"
+            )
+        roles = {
+            a.role: self._session.cast.played_by(a.role, a.policy).chat for a in trajectory.actions
+        }
         words = TrajectoryWords(
             schema=SCHEMA_VERSION,
             task=trajectory.task.id,
@@ -73,7 +82,11 @@ class StepExchange:
         return words.model_dump(mode="json", by_alias=True)
 
     async def read(
-        self, record: Mapping[str, object], origin: str, policy: str | None = None, task: Task | None = None
+        self,
+        record: Mapping[str, object],
+        origin: str,
+        policy: str | None = None,
+        task: Task | None = None,
     ) -> Trajectory:
         """See `Exchange.read`."""
         check_origin(origin)
@@ -91,7 +104,9 @@ class StepExchange:
         task, cast = self._task_of(words), self._session.cast
         players = {a.role: cast.played_by(a.role, a.policy) for a in trajectory.actions}
         roles = cast(task, self.step, self._places.get(task.id)) | players
-        said = await self._said(words, task, roles, origin, [a.generation for a in trajectory.actions])
+        said = await self._said(
+            words, task, roles, origin, [a.generation for a in trajectory.actions]
+        )
         said.replayed = True
         return said
 
@@ -99,7 +114,9 @@ class StepExchange:
         task = self.tasks.get(words.task, given)
         if task is None or (task.id, task.prompt) != (words.task, words.prompt):
             raise RefusedRecord(
-                "task", f"task {words.task!r:.80} is {'no' if task is None else 'another'} task of this run"
+                "task",
+                f"task {words.task!r:.80} is {'no' if task is None else 'another'} task of this "
+                "run",
             )
         return task
 
@@ -119,7 +136,8 @@ class StepExchange:
         name = (words.task, origin, words.sample)
         if name in self._known:
             raise RefusedRecord(
-                "repeated", f"sample {words.sample} of task {words.task!r:.80} from {origin} is here already"
+                "repeated",
+                f"sample {words.sample} of task {words.task!r:.80} from {origin} is here already",
             )
         self._known.add(name)
         place = len(self.current) + len(self._known)
@@ -146,12 +164,14 @@ class StepExchange:
             raise ValueError(f"trajectory {trajectory.name} is left out without a reason")
         if trajectory not in self._own:
             raise ValueError(
-                f"trajectory {trajectory.name} is not of this step's rollout; what was read is just not returned"
+                f"trajectory {trajectory.name} is not of this step's rollout; what was read is "
+                "just not returned"
             )
         self.left[trajectory] = reason
 
     def entered(self, answer: Sequence[Trajectory]) -> list[Trajectory]:
-        """Returns what of a plugin's answer has been read, in the order in which reading began, whichever finished first."""
+        """Returns what of a plugin's answer has been read, in the order in which reading began,
+        whichever finished first."""
         chosen = set(answer)
         return sorted((t for t in self.received if t in chosen), key=lambda t: t.order)
 
@@ -182,25 +202,33 @@ class _Speaker:
         sampled: What this run has sampled as its answers, one each; empty where it has not.
     """
 
-    def __init__(self, exchange: StepExchange, words: TrajectoryWords, sampled: Sequence[Generation] = ()):
+    def __init__(
+        self, exchange: StepExchange, words: TrajectoryWords, sampled: Sequence[Generation] = ()
+    ):
         self._exchange = exchange
         self._words = words
-        self._left: defaultdict[tuple[str, str], deque[tuple[AnswerWords, Generation | None]]] = defaultdict(deque)
+        self._left: defaultdict[tuple[str, str], deque[tuple[AnswerWords, Generation | None]]] = (
+            defaultdict(deque)
+        )
         for answer, generation in zip_longest(words.answers, sampled):
             self._left[answer.role, answer.shown].append((answer, generation))
         self._refused: RefusedRecord | None = None
 
     async def answer(self, call: Call) -> Generation:
-        """Returns what the record has for a request; twins have it in their order, as answers do that name no words shown."""
+        """Returns what the record has for a request; twins have it in their order, as answers do
+        that name no words shown."""
         given = self._left.get((call.role, call.shown)) or self._left.get((call.role, ""))
         if not given:
-            raise self._refusal("words", f"it has no answer of role {call.role!r} to what that is shown here")
+            raise self._refusal(
+                "words", f"it has no answer of role {call.role!r} to what that is shown here"
+            )
         (answer, sampled), version = given.popleft(), self._exchange.version(call.policy)
         if sampled is not None:
             return replace(sampled, version=version, changes=())
         ids = self._ids(answer, self._exchange.chat_of(call), call)
         finish = "length" if answer.end == "length" else "stop"
-        # What a row is trained with is the trainer's to say (`forwarded` of engine/runtime/experience.py).
+        # What a row is trained with is the trainer's to say (`forwarded` of
+        # engine/runtime/experience.py).
         return Generation(ids, (answer.logprob,) * len(ids), finish, call.policy, version)
 
     def check(self, trajectory: Trajectory) -> None:
@@ -215,7 +243,8 @@ class _Speaker:
             raise RefusedRecord("lost", f"{trajectory.infrastructure_failure}: {trajectory.detail}")
         if left := sum(map(len, self._left.values())):
             raise RefusedRecord(
-                "unasked", f"the workflow has not asked for {left} of its {len(self._words.answers)} answers"
+                "unasked",
+                f"the workflow has not asked for {left} of its {len(self._words.answers)} answers",
             )
 
     def _ids(self, answer: AnswerWords, chat: ChatFormat, call: Call) -> tuple[int, ...]:
@@ -227,15 +256,20 @@ class _Speaker:
         else:
             if len(answer.text) > MOST_CHARS_PER_TOKEN * (call.max_tokens + 1):
                 raise self._refusal(
-                    "length", f"{of} has {len(answer.text)} characters, for {call.max_tokens} tokens at most"
+                    "length",
+                    f"{of} has {len(answer.text)} characters, for {call.max_tokens} tokens at most",
                 )
             if "\ufffd" in answer.text:  # a part of a character: other ids would give it too
                 raise self._refusal("text", f"{of} holds U+FFFD")
             ids = encoded(chat, answer)
             if chat.said(ids) != answer.text:
-                raise self._refusal("text", f"{of} is not what its ids say in this policy's tokenizer")
+                raise self._refusal(
+                    "text", f"{of} is not what its ids say in this policy's tokenizer"
+                )
         if len(ids) > call.max_tokens:
-            raise self._refusal("length", f"{of} has {len(ids)} tokens, of at most {call.max_tokens}")
+            raise self._refusal(
+                "length", f"{of} has {len(ids)} tokens, of at most {call.max_tokens}"
+            )
         return ids
 
     def _refusal(self, reason: RefusalReason, detail: str) -> InfrastructureFailure:
@@ -247,11 +281,15 @@ class _Speaker:
 def check_origin(origin: str) -> None:
     """Raises `ValueError` where an origin names nobody."""
     if not origin or len(origin) > LONGEST_ORIGIN_CHARS or not origin.isprintable():
-        raise ValueError(f"origin {origin!r:.80} names nobody; expected 1 to {LONGEST_ORIGIN_CHARS} printable characters")
+        raise ValueError(
+            f"origin {origin!r:.80} names nobody; expected 1 to {LONGEST_ORIGIN_CHARS} printable "
+            "characters"
+        )
 
 
 def encoded(chat: ChatFormat, answer: AnswerWords) -> tuple[int, ...]:
-    """Returns the ids of an answer. What looks like a special token stays text, and the turn ends where it ended."""
+    """Returns the ids of an answer. What looks like a special token stays text, and the turn ends
+    where it ended."""
     ids = chat.tokenizer.encode(answer.text, add_special_tokens=False, split_special_tokens=True)
     return (*ids, *(chat.end_of_turn if answer.end == "eos" else ()))
 

@@ -1,12 +1,13 @@
 """The rows of one update with their tensors, as one value: forward, advantages, update.
 
-    forwarded = await policy.forward(rows)               log-probs, KL and values of one policy's rows; in parts, if some are
-                                                         there before the others
+    forwarded = await policy.forward(rows)               log-probs, KL and values of one policy's
+                                                         rows; in parts, if some are there before
+                                                         the others
     prepared, ... = estimate([forwarded, ...], estimator)     advantages of all policies together
     await policy.update(prepared, steps, step)
 
-Through the model go sequences (core/sequences.py); credit and advantages are each row's. Nothing of a step waits anywhere else,
-so any number of such values may exist at a time.
+Through the model go sequences (core/sequences.py); credit and advantages are each row's. Nothing of
+a step waits anywhere else, so any number of such values may exist at a time.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ from marl_plugins.engine.runtime.layout import Layout
 
 @dataclass(frozen=True)
 class SampledTokens:
-    """Tensors (rows, N) over the sampled tokens of some rows, N being the most of one row; 0 past a row's end.
+    """Tensors (rows, N) over the sampled tokens of some rows, N being the most of one row; 0 past a
+    row's end.
 
     Args:
         mask: 1 for a row's own tokens.
@@ -90,14 +92,16 @@ class ForwardedRows:
 
     @property
     def drift(self) -> float:
-        """Mean absolute difference of the trainer's and the engine's log-probs over the tokens that the run itself has sampled."""
+        """Mean absolute difference of the trainer's and the engine's log-probs over the tokens that
+        the run itself has sampled."""
         t, own = self.tokens, torch.tensor([not row.trajectory.origin for row in self.rows])
         mask = t.mask * own[:, None] if len(own) and not own.all() else t.mask
         difference = ((t.log_probs - t.rollout_log_probs).abs() * mask).sum()
         return (difference / mask.sum()).item() if own.any() else 0.0
 
     def rows_not_finite(self, name: str) -> list[str]:
-        """Returns the names of the rows of which a tensor (`log_probs`, `kl`, `values`) is not finite."""
+        """Returns the names of the rows of which a tensor (`log_probs`, `kl`, `values`) is not
+        finite."""
         good = torch.isfinite(getattr(self.tokens, name)).all(-1).tolist()
         return [row.name for row, finite in zip(self.rows, good, strict=True) if not finite]
 
@@ -109,16 +113,22 @@ class ForwardedRows:
         return int(((returns < low) | (returns > high)).sum())
 
     def token_rewards(self, rewards: Tensor) -> Tensor:
-        """Turns rewards (rows,) into rewards (rows, tokens): each on the last token of its row, the KL penalty on every token."""
+        """Turns rewards (rows,) into rewards (rows, tokens): each on the last token of its row, the
+        KL penalty on every token."""
         penalised: Tensor = compute_reward(
-            rewards.float(), self.kl_coef, self.tokens.kl, action_mask=self.tokens.mask, reward_clip_range=self.clip_range
+            rewards.float(),
+            self.kl_coef,
+            self.tokens.kl,
+            action_mask=self.tokens.mask,
+            reward_clip_range=self.clip_range,
         )
         return penalised
 
 
 @dataclass(frozen=True)
 class ExtensionCall:
-    """A method of an extension (engine/processes/extension.py) with its arguments, for every training process of a policy."""
+    """A method of an extension (engine/processes/extension.py) with its arguments, for every
+    training process of a policy."""
 
     extension: str
     method: str
@@ -126,18 +136,24 @@ class ExtensionCall:
 
 
 class ExtraSequences(Protocol):
-    """Sequences that are trained in the optimiser steps of a policy's rows, in micro-batches of their own."""
+    """Sequences that are trained in the optimiser steps of a policy's rows, in micro-batches of
+    their own."""
 
     @property
     def lengths(self) -> Sequence[int]:
         """Tokens of each."""
 
-    def placed(self, layout: Layout, epochs: int, like: Experience) -> tuple[list[Experience], tuple[ExtensionCall, ...]]:
-        """Returns one experience each, without padding, and what extensions are asked to do before the fit.
+    def placed(
+        self, layout: Layout, epochs: int, like: Experience
+    ) -> tuple[list[Experience], tuple[ExtensionCall, ...]]:
+        """Returns one experience each, without padding, and what extensions are asked to do before
+        the fit.
 
         Args:
-            layout: Their micro-batches; an optimiser step is a window of `layout.accumulation` of them.
-            like: An experience of the rows, of no weight: an extra one has tensors of the same names.
+            layout: Their micro-batches; an optimiser step is a window of `layout.accumulation` of
+                them.
+            like: An experience of the rows, of no weight: an extra one has tensors of the same
+                names.
         """
 
 
@@ -150,11 +166,15 @@ class PreparedRows:
         items: One experience per sequence, without padding.
         drift: Of the forward passes.
         clipped: Number of rows whose return `--reward.clip_range` changed.
-        last: By normalisation group, the mean and deviation that the estimator's last stage (`apply`) has used.
-        excluded: Indices of sequences that the policy is not given, because an extension adds their gradients; its critic gets all.
-        calls: What extensions are asked to do after `prepare_fit`, before the policy's fit (`hand_out` in batching.py).
+        last: By normalisation group, the mean and deviation that the estimator's last stage
+            (`apply`) has used.
+        excluded: Indices of sequences that the policy is not given, because an extension adds their
+            gradients; its critic gets all.
+        calls: What extensions are asked to do after `prepare_fit`, before the policy's fit
+            (`hand_out` in batching.py).
         extra: Sequences with micro-batches of their own in the same optimiser steps.
-        metrics: Numbers of the update that replace upstream's, where that sees only a part of the rows.
+        metrics: Numbers of the update that replace upstream's, where that sees only a part of the
+            rows.
     """
 
     policy: str
@@ -171,22 +191,30 @@ class PreparedRows:
 
     @property
     def for_policy(self) -> PreparedRows:
-        """Returns what the policy itself is trained on: the sequences that are not excluded, or a weightless one where there is
-        none."""
+        """Returns what the policy itself is trained on: the sequences that are not excluded, or a
+        weightless one where there is none."""
         left = [n for n in range(len(self.items)) if n not in self.excluded]
         if not self.excluded:
             return self
         if left:
-            return replace(self, sequences=[self.sequences[n] for n in left], items=[self.items[n] for n in left])
+            return replace(
+                self,
+                sequences=[self.sequences[n] for n in left],
+                items=[self.items[n] for n in left],
+            )
         shortest = min(range(len(self.items)), key=lambda n: len(self.sequences[n].ids))
-        return replace(self, sequences=[self.sequences[shortest]], items=[weightless(self.items[shortest])])
+        return replace(
+            self, sequences=[self.sequences[shortest]], items=[weightless(self.items[shortest])]
+        )
 
 
 class PreparedSnapshot:
-    """The state of prepared values that a part of the step may not change: whose rows they are, and what the model is shown.
+    """The state of prepared values that a part of the step may not change: whose rows they are, and
+    what the model is shown.
 
     Args:
-        prepared: Before the part has them. A tensor is known by its identity and PyTorch's count of its changes.
+        prepared: Before the part has them. A tensor is known by its identity and PyTorch's count of
+            its changes.
     """
 
     def __init__(self, prepared: Sequence[PreparedRows]):
@@ -205,12 +233,21 @@ class PreparedSnapshot:
             left = Counter(now[policy].rows) if policy in now else Counter[Row]()
             for verb, difference in (("removed", rows - left), ("added", left - rows)):
                 if difference:
-                    return f"{verb} {difference.total()} rows of policy {policy!r}, the first {next(iter(difference)).name}"
+                    return (
+                        f"{verb} {difference.total()} rows of policy {policy!r}, the first "
+                        f"{next(iter(difference)).name}"
+                    )
             items, shown = now[policy].items, self._shown[policy]
             if len(items) != shown.total():
-                return f"changed the number of sequences of policy {policy!r} from {shown.total()} to {len(items)}"
+                return (
+                    f"changed the number of sequences of policy {policy!r} from {shown.total()} "
+                    f"to {len(items)}"
+                )
             if wrong := next((item for item in items if self._of(item) not in shown), None):
-                return f"changed ids, mask or sampled log-probs of sequence {wrong.prompts[0]!r} of policy {policy!r}"
+                return (
+                    f"changed ids, mask or sampled log-probs of sequence {wrong.prompts[0]!r} "
+                    f"of policy {policy!r}"
+                )
         return ""
 
 
@@ -224,14 +261,19 @@ def forwarded(
     """Returns rows after their forward passes: each row's part of the sequences' tensors.
 
     Args:
-        micro_batches: Sequences with upstream's `Experience` of their forward pass; together they hold every row.
+        micro_batches: Sequences with upstream's `Experience` of their forward pass; together they
+            hold every row.
     """
     places = places_of(rows)
     longest = max((len(row.action.generation.ids) for row in rows), default=0)
     found: dict[str, Tensor] = {}
     computed: list[tuple[TokenSequence, float]] = []
     for batch, experience in micro_batches:
-        diffs = experience.info["logprobs_diff"].tolist() if "logprobs_diff" in experience.info else [0.0] * len(batch)
+        diffs = (
+            experience.info["logprobs_diff"].tolist()
+            if "logprobs_diff" in experience.info
+            else [0.0] * len(batch)
+        )
         computed += zip(batch, diffs, strict=True)
         for name, theirs in NAMES.items():
             whole = getattr(experience, theirs)
@@ -243,11 +285,15 @@ def forwarded(
                     count = len(row.action.generation.ids)
                     mine[places[row], :count] = values[start - 1 : start - 1 + count]
     for number, row in enumerate(rows):
-        if row.trajectory.origin and not row.trajectory.replayed:  # no engine of ours: trained on as if these weights had
+        if (
+            row.trajectory.origin and not row.trajectory.replayed
+        ):  # no engine of ours: trained on as if these weights had
             found["rollout_log_probs"][number] = found["log_probs"][number]
     computed.sort(key=lambda pair: places[pair[0].rows[0]])  # whatever micro-batches they were in
     sequences, differences = [s for s, _ in computed], [d for _, d in computed]
-    return ForwardedRows(policy, rows, sequences, SampledTokens(**found), differences, kl_coef, clip_range)
+    return ForwardedRows(
+        policy, rows, sequences, SampledTokens(**found), differences, kl_coef, clip_range
+    )
 
 
 async def completed(
@@ -260,7 +306,8 @@ async def completed(
 
     Args:
         sequences: Of the rows, in their order.
-        known: Of the same weights; a sequence is taken from there if it had the same rows merged, whatever their rewards were.
+        known: Of the same weights; a sequence is taken from there if it had the same rows merged,
+            whatever their rewards were.
         forward: Computes the others.
     """
     done = {actions_of(sequence) for f in known for sequence in f.sequences}
@@ -273,14 +320,20 @@ def actions_of(sequence: TokenSequence) -> tuple[Action, ...]:
     return tuple(row.action for row in sequence.rows)
 
 
-def joined(rows: Sequence[Row], sequences: Sequence[TokenSequence], parts: Sequence[ForwardedRows]) -> ForwardedRows:
+def joined(
+    rows: Sequence[Row], sequences: Sequence[TokenSequence], parts: Sequence[ForwardedRows]
+) -> ForwardedRows:
     """Returns rows as if they had been forwarded at once.
 
     Args:
         sequences: Of the rows, in their order.
         parts: Hold every one of the sequences, and may hold others.
     """
-    where = {actions_of(s): (p, number) for p, part in enumerate(parts) for number, s in enumerate(part.sequences)}
+    where = {
+        actions_of(s): (p, number)
+        for p, part in enumerate(parts)
+        for number, s in enumerate(part.sequences)
+    }
     theirs = [places_of(part.rows) for part in parts]
     places, longest = places_of(rows), max(len(row.action.generation.ids) for row in rows)
     found: dict[str, Tensor] = {}
@@ -293,9 +346,13 @@ def joined(rows: Sequence[Row], sequences: Sequence[TokenSequence], parts: Seque
             place, count = theirs[index][same][0], len(row.action.generation.ids)
             for name, values in vars(part.tokens).items():
                 if values is not None:
-                    mine = found.setdefault(name, torch.zeros(len(rows), longest, dtype=values.dtype))
+                    mine = found.setdefault(
+                        name, torch.zeros(len(rows), longest, dtype=values.dtype)
+                    )
                     mine[places[row], :count] = values[place, :count]
-    return replace(parts[0], rows=rows, sequences=sequences, tokens=SampledTokens(**found), diffs=diffs)
+    return replace(
+        parts[0], rows=rows, sequences=sequences, tokens=SampledTokens(**found), diffs=diffs
+    )
 
 
 def places_of(rows: Sequence[Row]) -> dict[Row, list[int]]:
@@ -307,7 +364,8 @@ def places_of(rows: Sequence[Row]) -> dict[Row, list[int]]:
 
 
 def estimate(given: Sequence[ForwardedRows], estimator: Estimator) -> list[PreparedRows]:
-    """Returns advantages of the rows of all policies together: baselines and statistics span all of them.
+    """Returns advantages of the rows of all policies together: baselines and statistics span all of
+    them.
 
     What was given stays as it is; each action is told its advantages, for the records.
 
@@ -320,8 +378,12 @@ def estimate(given: Sequence[ForwardedRows], estimator: Estimator) -> list[Prepa
     rows = [row for f in given for row in f.rows]
     shaped = estimator.shape(rows, torch.tensor([row.reward for row in rows], dtype=torch.float32))
     rewards = torch.split(shaped, [len(f.rows) for f in given])
-    estimates = [before_statistics(f, mine, estimator) for f, mine in zip(given, rewards, strict=True)]
-    statistics = estimator.statistics([(f.rows, a, f.tokens.mask) for f, (_, a, _) in zip(given, estimates, strict=True)])
+    estimates = [
+        before_statistics(f, mine, estimator) for f, mine in zip(given, rewards, strict=True)
+    ]
+    statistics = estimator.statistics(
+        [(f.rows, a, f.tokens.mask) for f, (_, a, _) in zip(given, estimates, strict=True)]
+    )
     prepared = []
     for f, mine, (reward, raw, returns) in zip(given, rewards, estimates, strict=True):
         advantages = weighed(f.rows, estimator.apply(f.rows, raw, statistics))
@@ -331,10 +393,15 @@ def estimate(given: Sequence[ForwardedRows], estimator: Estimator) -> list[Prepa
             key: estimator.mean_and_std(statistics, key)
             for key in dict.fromkeys(map(estimator.normalisation_group, f.rows))
         }
-        prepared.append(PreparedRows(f.policy, f.rows, f.sequences, items, f.drift, f.outside_clip_range(mine), last))
+        prepared.append(
+            PreparedRows(
+                f.policy, f.rows, f.sequences, items, f.drift, f.outside_clip_range(mine), last
+            )
+        )
     if broken := [row for row in rows if not all(map(math.isfinite, row.action.advantages))]:
         raise RunEnded(
-            f"{type(estimator).__name__}: {len(broken)} rows have advantages that are not finite, the first {broken[0].name}, "
+            f"{type(estimator).__name__}: {len(broken)} rows have advantages that are not finite, "
+            f"the first {broken[0].name}, "
             f"whose return is {broken[0].reward}; nothing of this step was trained on"
         )
     return prepared
@@ -343,18 +410,25 @@ def estimate(given: Sequence[ForwardedRows], estimator: Estimator) -> list[Prepa
 def weighed(rows: Sequence[Row], advantages: Tensor) -> Tensor:
     """Returns advantages (rows, tokens), each row's multiplied by its weight."""
     weights = [row.weight for row in rows]
-    return advantages if set(weights) <= {1.0} else advantages * torch.tensor(weights, dtype=advantages.dtype)[:, None]
+    return (
+        advantages
+        if set(weights) <= {1.0}
+        else advantages * torch.tensor(weights, dtype=advantages.dtype)[:, None]
+    )
 
 
 def reweighed(p: PreparedRows, weights: Mapping[Row, float]) -> PreparedRows:
-    """Returns prepared rows with the advantages of some multiplied by a weight each, which is also written onto their actions."""
+    """Returns prepared rows with the advantages of some multiplied by a weight each, which is also
+    written onto their actions."""
     items = []
     for sequence, item in zip(p.sequences, p.items, strict=True):
         if any(row in weights for row in sequence.rows):
             item = copy.copy(item)
             item.advantages = item.advantages.clone()
             for row, start in zip(sequence.rows, sequence.starts, strict=True):
-                item.advantages[start - 1 : start - 1 + len(row.action.generation.ids)] *= weights.get(row, 1.0)
+                item.advantages[start - 1 : start - 1 + len(row.action.generation.ids)] *= (
+                    weights.get(row, 1.0)
+                )
         items.append(item)
     for row, weight in weights.items():
         row.action.advantages = tuple(weight * value for value in row.action.advantages)
@@ -362,8 +436,11 @@ def reweighed(p: PreparedRows, weights: Mapping[Row, float]) -> PreparedRows:
     return replace(p, items=items)
 
 
-def before_statistics(f: ForwardedRows, shaped: Tensor, estimator: Estimator) -> tuple[Tensor, Tensor, Tensor]:
-    """Returns the rewards, advantages and returns of a policy's rows, (rows, tokens) all, before the estimator's last stage.
+def before_statistics(
+    f: ForwardedRows, shaped: Tensor, estimator: Estimator
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns the rewards, advantages and returns of a policy's rows, (rows, tokens) all, before
+    the estimator's last stage.
 
     Args:
         shaped: (rows,).
@@ -373,21 +450,27 @@ def before_statistics(f: ForwardedRows, shaped: Tensor, estimator: Estimator) ->
 
 
 def note_tokens(f: ForwardedRows, advantages: Tensor) -> None:
-    """Writes advantages (rows, tokens) and the trainer's log-probs onto the rows' actions, for the records: one of each per
-    sampled token, and the mean of the advantages."""
+    """Writes advantages (rows, tokens) and the trainer's log-probs onto the rows' actions, for the
+    records: one of each per sampled token, and the mean of the advantages."""
     sampled = f.tokens.mask.bool()
     counts = sampled.sum(-1).tolist()
     means = (advantages * f.tokens.mask).sum(-1) / f.tokens.mask.sum(-1)
-    per_row = zip(torch.split(advantages[sampled], counts), torch.split(f.tokens.log_probs[sampled], counts), strict=True)
+    per_row = zip(
+        torch.split(advantages[sampled], counts),
+        torch.split(f.tokens.log_probs[sampled], counts),
+        strict=True,
+    )
     for row, mean, (values, log_probs) in zip(f.rows, means.tolist(), per_row, strict=True):
         row.action.advantage, row.action.advantages = mean, tuple(values.tolist())
         row.action.trainer_logprobs = tuple(log_probs.tolist())
 
 
 def sequence_experience(sequence: TokenSequence) -> Experience:
-    """Returns one sequence as upstream has it: (1, T) ids and mask, (1, T-1) action mask and sampled log-probs, (1,) the rest.
+    """Returns one sequence as upstream has it: (1, T) ids and mask, (1, T-1) action mask and
+    sampled log-probs, (1,) the rest.
 
-    What is said per sample is the mean over the sequence's rows; `info["rows"]` says how many they are.
+    What is said per sample is the mean over the sequence's rows; `info["rows"]` says how many they
+    are.
     """
     rows, ids = sequence.rows, torch.tensor(sequence.ids, dtype=torch.long)[None]
     mask = torch.zeros_like(ids)
@@ -411,7 +494,9 @@ def sequence_experience(sequence: TokenSequence) -> Experience:
         rewards=reward,
         scores=reward.clone(),
         response_length=torch.tensor([sum(sampled) / len(rows)]),
-        truncated=torch.tensor([sum(row.action.generation.finish == "length" for row in rows) / len(rows)]),
+        truncated=torch.tensor(
+            [sum(row.action.generation.finish == "length" for row in rows) / len(rows)]
+        ),
         total_length=torch.tensor([float(len(sequence.ids))]),
         info={"reward": reward.clone(), "rows": torch.tensor([float(len(rows))])},
     )
@@ -423,16 +508,22 @@ def row_experience(row: Row) -> Experience:
     return sequence_experience(sequence)
 
 
-def items_of(f: ForwardedRows, advantages: Tensor, returns: Tensor, total_rewards: Tensor) -> list[Experience]:
-    """Returns one experience per sequence, as upstream's replay buffer holds it: (T,) and (T-1,) tensors, numbers of no
-    dimension.
+def items_of(
+    f: ForwardedRows, advantages: Tensor, returns: Tensor, total_rewards: Tensor
+) -> list[Experience]:
+    """Returns one experience per sequence, as upstream's replay buffer holds it: (T,) and (T-1,)
+    tensors, numbers of no dimension.
 
     Args:
         advantages, returns: (rows, tokens).
         total_rewards: (rows,), the KL penalty included.
     """
     places = places_of(f.rows)
-    tensors = {NAMES[name]: value for name, value in vars(f.tokens).items() if value is not None and name != "mask"}
+    tensors = {
+        NAMES[name]: value
+        for name, value in vars(f.tokens).items()
+        if value is not None and name != "mask"
+    }
     tensors |= {"advantages": advantages, "returns": returns}
     kl = (f.tokens.kl * f.tokens.mask).sum(-1) / f.tokens.mask.sum(-1)
     items = []
@@ -446,7 +537,11 @@ def items_of(f: ForwardedRows, advantages: Tensor, returns: Tensor, total_reward
                 whole[start - 1 : start - 1 + count] = values[number, :count]
             setattr(item, name, whole)
         item.kl = None
-        item.info |= {"kl": kl[mine].mean(), "logprobs_diff": torch.tensor(diff), "return": total_rewards[mine].mean()}
+        item.info |= {
+            "kl": kl[mine].mean(),
+            "logprobs_diff": torch.tensor(diff),
+            "return": total_rewards[mine].mean(),
+        }
         items.append(item)
     return items
 

@@ -1,7 +1,7 @@
 """Unified diffs of what each call of a tool changes in a workspace: `--file_diffs CHARACTERS`.
 
-The folder of a trajectory is gone once it is scored; a diff is what is left of its files. Texts are kept in memory until then,
-so both they and the diffs are bounded.
+The folder of a trajectory is gone once it is scored; a diff is what is left of its files. Texts are
+kept in memory until then, so both they and the diffs are bounded.
 """
 
 from __future__ import annotations
@@ -71,10 +71,16 @@ class DiffedWorkspace:
             InfrastructureFailure: They cannot be read, and no program is to blame.
         """
         files = {file.path: file for file in self._workspace.files}
-        same = {path for path, file in files.items() if path in self._files and self._files[path].sha256 == file.sha256}
+        same = {
+            path
+            for path, file in files.items()
+            if path in self._files and self._files[path].sha256 == file.sha256
+        }
         texts = {path: text for path, text in self._texts.items() if path in same}
         room = KEPT_BYTES - sum(files[path].size for path in texts)
-        wanted = [path for path, file in files.items() if path not in same and file.size <= COMPARED_BYTES]
+        wanted = [
+            path for path, file in files.items() if path not in same and file.size <= COMPARED_BYTES
+        ]
         try:
             found = await asyncio.to_thread(read_files, folder, wanted, room)
         except OSError as error:
@@ -131,7 +137,8 @@ def difference(path: str, before: Content | None, after: Content | None) -> str:
 
 
 def lines_of(text: str) -> list[str]:
-    """Splits a text after its line feeds, and after no other character that Python takes for the end of a line."""
+    """Splits a text after its line feeds, and after no other character that Python takes for the
+    end of a line."""
     lines = text.split("\n")
     return [f"{line}\n" for line in lines[:-1]] + ([lines[-1]] if lines[-1] else [])
 
@@ -143,4 +150,8 @@ def _with_ends(lines: Iterator[str]) -> Iterator[str]:
 
 def cut(text: str, most: int) -> str:
     """Cuts a text off after `most` characters, and say so on a line of its own."""
-    return text if len(text) <= most else f"{text[:most]}\n… and {len(text) - most:,} more characters\n"
+    return (
+        text
+        if len(text) <= most
+        else f"{text[:most]}\n… and {len(text) - most:,} more characters\n"
+    )

@@ -2,13 +2,15 @@
 
     every rank:   K optimiser steps x A micro-batches, the same K and A on all ranks
 
-Upstream's dataloader drops a ragged last micro-batch, a partial accumulation window's gradient is carried into the next fit,
-and ranks with different numbers of micro-batches wait for each other for ever. With this layout nothing is dropped, nothing
-is carried over, and exactly K optimiser steps are taken. Micro-batches that are missing are empty: a weightless sequence goes
-through the model in their place.
+Upstream's dataloader drops a ragged last micro-batch, a partial accumulation window's gradient is
+carried into the next fit, and ranks with different numbers of micro-batches wait for each other for
+ever. With this layout nothing is dropped, nothing is carried over, and exactly K optimiser steps
+are taken. Micro-batches that are missing are empty: a weightless sequence goes through the model in
+their place.
 
-Upstream's loss is a sum over the tokens of an optimiser step divided by their number on all ranks, so which micro-batch
-computes a sequence changes nothing. Sequences of similar length share one, which keeps padding small.
+Upstream's loss is a sum over the tokens of an optimiser step divided by their number on all ranks,
+so which micro-batch computes a sequence changes nothing. Sequences of similar length share one,
+which keeps padding small.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ from dataclasses import dataclass
 MicroBatch = tuple[int, ...]
 """Indices of sequences; empty: nothing is left for this one."""
 Order = Callable[[int, int], Sequence[int]]
-"""The order in which a rank takes its sequences in an epoch: (epoch, number of sequences) to a permutation."""
+"""The order in which a rank takes its sequences in an epoch: (epoch, number of sequences) to a
+permutation."""
 
 
 @dataclass(frozen=True)
@@ -55,8 +58,8 @@ class Layout:
         ranks: The sequences of each data-parallel rank, as indices.
         steps: Optimiser steps per epoch, K.
         accumulation: Micro-batches per optimiser step on one rank, A.
-        epochs: The micro-batches of each epoch and rank: `epochs[epoch][rank]` has K x A of them, whose indices count the
-            sequences of that rank.
+        epochs: The micro-batches of each epoch and rank: `epochs[epoch][rank]` has K x A of them,
+            whose indices count the sequences of that rank.
     """
 
     ranks: tuple[tuple[int, ...], ...]
@@ -71,9 +74,15 @@ class Layout:
 
 
 def plan_layout(
-    lengths: Sequence[int], ranks: int, steps: int, limit: Limit, order: Order | None = None, epochs: int = 1
+    lengths: Sequence[int],
+    ranks: int,
+    steps: int,
+    limit: Limit,
+    order: Order | None = None,
+    epochs: int = 1,
 ) -> Layout | None:
-    """Returns the layout of sequences with these lengths, in at most `steps` optimiser steps; None where there is no sequence.
+    """Returns the layout of sequences with these lengths, in at most `steps` optimiser steps; None
+    where there is no sequence.
 
     K is lowered to the number of sequences, so that no optimiser step is empty.
 
@@ -82,10 +91,14 @@ def plan_layout(
         order: None: as they are given.
 
     Raises:
-        ValueError: A number is not positive, or a sequence alone is beyond the limit (its index is the second argument).
+        ValueError: A number is not positive, or a sequence alone is beyond the limit (its index is
+            the second argument).
     """
     if min(ranks, steps, epochs, limit.sequences, 1 if limit.tokens is None else limit.tokens) < 1:
-        raise ValueError(f"a layout needs at least one rank, step and epoch, got {ranks}, {steps}, {epochs}; {limit}")
+        raise ValueError(
+            f"a layout needs at least one rank, step and epoch, got {ranks}, {steps}, {epochs}; "
+            f"{limit}"
+        )
     for index, length in enumerate(lengths):
         if not limit.fits(1, length, length):
             raise ValueError(f"a sequence of {length} tokens is beyond {limit.tokens}", index)
@@ -94,24 +107,34 @@ def plan_layout(
     steps = min(steps, len(lengths))
     shares = _shares(lengths, ranks)
     counts = [len(share) for share in shares]
-    windows = [[_windows(counts, rank, steps, epoch, order) for rank in range(ranks)] for epoch in range(epochs)]
+    windows = [
+        [_windows(counts, rank, steps, epoch, order) for rank in range(ranks)]
+        for epoch in range(epochs)
+    ]
     batches = [
         [
-            [_batches([lengths[i] for i in shares[rank]], window, limit) for window in windows[epoch][rank]]
+            [
+                _batches([lengths[i] for i in shares[rank]], window, limit)
+                for window in windows[epoch][rank]
+            ]
             for rank in range(ranks)
         ]
         for epoch in range(epochs)
     ]
     most = max(len(window) for epoch in batches for rank in epoch for window in rank)
     filled = tuple(
-        tuple(tuple(b for window in rank for b in (*window, *[()] * (most - len(window)))) for rank in epoch)
+        tuple(
+            tuple(b for window in rank for b in (*window, *[()] * (most - len(window))))
+            for rank in epoch
+        )
         for epoch in batches
     )
     return Layout(tuple(map(tuple, shares)), steps, most, filled)
 
 
 def _shares(lengths: Sequence[int], ranks: int) -> list[list[int]]:
-    """The sequences of each rank: numbers that differ by one at most, and similar sums of lengths."""
+    """The sequences of each rank: numbers that differ by one at most, and similar sums of
+    lengths."""
     longest_first = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
     shares: list[list[int]] = [[] for _ in range(ranks)]
     for turn, start in enumerate(range(0, len(longest_first), ranks)):
@@ -121,10 +144,14 @@ def _shares(lengths: Sequence[int], ranks: int) -> list[list[int]]:
     return [sorted(share) for share in shares]
 
 
-def _windows(counts: Sequence[int], rank: int, steps: int, epoch: int, order: Order | None) -> list[Sequence[int]]:
-    """A rank's sequences in the order of its epoch, cut into optimiser steps whose numbers differ by one at most.
+def _windows(
+    counts: Sequence[int], rank: int, steps: int, epoch: int, order: Order | None
+) -> list[Sequence[int]]:
+    """A rank's sequences in the order of its epoch, cut into optimiser steps whose numbers differ
+    by one at most.
 
-    The larger ones of a rank follow those of the rank before, so that every step has a sequence where there are enough.
+    The larger ones of a rank follow those of the rank before, so that every step has a sequence
+    where there are enough.
     """
     count = counts[rank]
     shuffled = order(epoch, count) if order else range(count)
@@ -140,11 +167,16 @@ def _windows(counts: Sequence[int], rank: int, steps: int, epoch: int, order: Or
 
 
 def _batches(lengths: Sequence[int], window: Sequence[int], limit: Limit) -> list[MicroBatch]:
-    """A window's sequences as micro-batches: neighbours in length together or, where they are packed, whatever fills one."""
+    """A window's sequences as micro-batches: neighbours in length together or, where they are
+    packed, whatever fills one."""
     batches: list[list[int]] = []
     totals: list[int] = []
     for index in sorted(window, key=lambda i: (-lengths[i], i)):
-        open_ones = range(len(batches)) if limit.tokens and limit.packed else range(max(0, len(batches) - 1), len(batches))
+        open_ones = (
+            range(len(batches))
+            if limit.tokens and limit.packed
+            else range(max(0, len(batches) - 1), len(batches))
+        )
         for number in open_ones:
             batch, total = batches[number], totals[number] + lengths[index]
             if limit.fits(len(batch) + 1, lengths[batch[0]], total):
@@ -158,13 +190,17 @@ def _batches(lengths: Sequence[int], window: Sequence[int], limit: Limit) -> lis
 
 
 def combined(first: Layout, second: Layout) -> Layout:
-    """Combines two layouts for the same ranks into the same optimiser steps: in each the first's micro-batches, then the
-    second's.
+    """Combines two layouts for the same ranks into the same optimiser steps: in each the first's
+    micro-batches, then the second's.
 
-    Indices of the second's sequences follow those of the first's. Its K may be smaller: later steps have none of its sequences.
+    Indices of the second's sequences follow those of the first's. Its K may be smaller: later steps
+    have none of its sequences.
     """
     count = sum(map(len, first.ranks))
-    ranks = tuple((*mine, *(count + i for i in more)) for mine, more in zip(first.ranks, second.ranks, strict=True))
+    ranks = tuple(
+        (*mine, *(count + i for i in more))
+        for mine, more in zip(first.ranks, second.ranks, strict=True)
+    )
     epochs = []
     for ours, theirs in zip(first.epochs, second.epochs, strict=True):
         epoch = []

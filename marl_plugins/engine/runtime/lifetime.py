@@ -1,5 +1,5 @@
-"""The lifetime of a run, and what begins and ends with it, whatever ends it: signals, the plugins' own services, the work in the
-event loop."""
+"""The lifetime of a run, and what begins and ends with it, whatever ends it: signals, the plugins'
+own services, the work in the event loop."""
 
 from __future__ import annotations
 
@@ -51,7 +51,9 @@ def plugins_started(loop: asyncio.Runner, plan: Plan, purpose: Purpose) -> Itera
     except BaseException as error:
         try:
             loop.run(part.__aexit__(type(error), error, error.__traceback__))
-        except BaseException as last:  # what ended the run is raised, also when a plugin cannot stop
+        except (
+            BaseException
+        ) as last:  # what ended the run is raised, also when a plugin cannot stop
             if last is not error:
                 print(f"warning: while plugins were stopped: {last}", file=sys.stderr)
         raise
@@ -65,7 +67,8 @@ def run_until_terminated(loop: asyncio.Runner, session: Session, work: Coroutine
     Raises:
         KeyboardInterrupt: Ctrl-C, or SIGTERM.
         RunEnded: Code that runs by itself called `sys.exit`.
-        RuntimeError: Something was cancelled that neither of them cancelled: a bug, for example of a workflow.
+        RuntimeError: Something was cancelled that neither of them cancelled: a bug, for example of
+            a workflow.
     """
     terminated = False
     main: asyncio.Task[object] | None = None
@@ -85,7 +88,8 @@ def run_until_terminated(loop: asyncio.Runner, session: Session, work: Coroutine
             try:
                 return await work
             except BaseException:
-                session.kill()  # or a thread in `ppo_train` would stay in ray.get, and the loop could not be closed
+                # or a thread in `ppo_train` would stay in ray.get, and the loop could not be closed
+                session.kill()
                 raise
             finally:
                 left = asyncio.all_tasks() - before  # they end while Ray still runs
@@ -97,7 +101,9 @@ def run_until_terminated(loop: asyncio.Runner, session: Session, work: Coroutine
         with no_exit():
             return loop.run(supervised())
     except RunPaused:
-        while main is not None and not main.done():  # a task that nobody guards has stopped the event loop; others may
+        while (
+            main is not None and not main.done()
+        ):  # a task that nobody guards has stopped the event loop; others may
             main.cancel()
             with suppress(SystemExit, asyncio.CancelledError):
                 loop.get_loop().run_until_complete(main)
@@ -110,7 +116,8 @@ def run_until_terminated(loop: asyncio.Runner, session: Session, work: Coroutine
 
 @contextmanager
 def _on_sigterm(handler: Callable[[], None]) -> Iterator[None]:
-    """SIGTERM calls `handler` in the running event loop, which does not restore the handler from before by itself."""
+    """SIGTERM calls `handler` in the running event loop, which does not restore the handler from
+    before by itself."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -30,7 +30,8 @@ def base_of(folder: Path) -> str:
 
 
 def merge(adapter: Path, into: Path) -> None:
-    """Writes the model of an adapter with the adapter added to its weights, in the model's own dtype.
+    """Writes the model of an adapter with the adapter added to its weights, in the model's own
+    dtype.
 
     Raises:
         ConfigurationError: The adapter does not fit the model that it names.
@@ -45,8 +46,12 @@ def merge(adapter: Path, into: Path) -> None:
         merged = PeftModel.from_pretrained(model.float(), str(adapter)).merge_and_unload()
     except (RuntimeError, ValueError, KeyError) as error:
         got = f"it does not fit the model that it names, {base}: {str(error).splitlines()[0]}"
-        raise ConfigurationError(Problem("eval.other_base", at(file=adapter / CONFIG), got)) from error
+        raise ConfigurationError(
+            Problem("eval.other_base", at(file=adapter / CONFIG), got)
+        ) from error
     merged.to(dtype).save_pretrained(into)
     for file in adapter.iterdir():
-        if file.name.startswith(("tokenizer", "chat_template", "vocab", "merges", "special_tokens", "added_tokens")):
+        if file.name.startswith(
+            ("tokenizer", "chat_template", "vocab", "merges", "special_tokens", "added_tokens")
+        ):
             shutil.copy(file, into / file.name)

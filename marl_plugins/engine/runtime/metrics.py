@@ -1,4 +1,5 @@
-"""The numbers of a step: of its rollout, its rows, its updates, and of an evaluation. docs/metrics.md explains each."""
+"""The numbers of a step: of its rollout, its rows, its updates, and of an evaluation.
+docs/metrics.md explains each."""
 
 from __future__ import annotations
 
@@ -29,7 +30,8 @@ if TYPE_CHECKING:
 ZERO = 1e-6
 """Advantages and differences of rewards below this are rounding."""
 MOST_LOG_RATIO = 50.0
-"""A ratio above exp of this has left nothing of the others; the weights of the effective sample size stay finite."""
+"""A ratio above exp of this has left nothing of the others; the weights of the effective sample
+size stay finite."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,9 @@ async def evaluation(
     """
     started, found = time.monotonic(), []
     with display.phase("evaluation", len(tasks) * args.n_samples_per_prompt, announce=True) as tick:
-        async with aclosing(rollout.evaluate(tasks, args.n_samples_per_prompt, args.temperature)) as arriving:
+        async with aclosing(
+            rollout.evaluate(tasks, args.n_samples_per_prompt, args.temperature)
+        ) as arriving:
             async for trajectory in arriving:
                 found.append(trajectory)
                 tick()
@@ -67,10 +71,11 @@ async def evaluation(
 
 
 def held_out(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """Returns the mean outcome of an evaluation with its interval, both over the tasks that have an outcome.
+    """Returns the mean outcome of an evaluation with its interval, both over the tasks that have an
+    outcome.
 
-    What is lost to infrastructure is in neither and is counted apart; where all is lost there is no mean and no interval. In
-    a zero-sum game there is none either, and each role has its own mean.
+    What is lost to infrastructure is in neither and is counted apart; where all is lost there is no
+    mean and no interval. In a zero-sum game there is none either, and each role has its own mean.
     """
     by_task: dict[str, list[float]] = {t.task.id: [] for t in trajectories}
     for t in trajectories:
@@ -83,60 +88,89 @@ def held_out(trajectories: Sequence[Trajectory]) -> dict[str, float]:
         "eval/lost": float(lost),
         "eval/unscored": float(len(trajectories) - lost - sum(map(len, by_task.values()))),
     }
-    metrics |= means({f"eval/outcome/{role}": found for role, found in outcomes_by_role(trajectories).items()})
+    metrics |= means(
+        {f"eval/outcome/{role}": found for role, found in outcomes_by_role(trajectories).items()}
+    )
     metrics |= of_types(trajectories) | of_workflows(trajectories)
     scores = [mean(outcomes) for outcomes in by_task.values() if outcomes]
     if not scores or zero_sum(trajectories):
         return metrics
     binary = all(outcome in (0.0, 1.0) for outcomes in by_task.values() for outcome in outcomes)
     low, high = interval(scores, binary)
-    return {"eval/outcome": mean(scores), "eval/low": low, "eval/high": high, "eval/binary": float(binary), **metrics}
+    return {
+        "eval/outcome": mean(scores),
+        "eval/low": low,
+        "eval/high": high,
+        "eval/binary": float(binary),
+        **metrics,
+    }
 
 
 def of_types(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """Returns the mean outcome by the tasks' `type`, where there are several: over the tasks of the mean over their samples."""
+    """Returns the mean outcome by the tasks' `type`, where there are several: over the tasks of the
+    mean over their samples."""
     found: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for t in trajectories:
         if t.outcome is not None and "type" in t.task.metadata:
             found[str(t.task.metadata["type"])][t.task.id].append(t.outcome)
     if len({t.task.metadata.get("type") for t in trajectories}) < 2 or zero_sum(trajectories):
         return {}
-    return means({f"eval/type/{kind}": [mean(each) for each in tasks.values()] for kind, tasks in sorted(found.items())})
+    return means(
+        {
+            f"eval/type/{kind}": [mean(each) for each in tasks.values()]
+            for kind, tasks in sorted(found.items())
+        }
+    )
 
 
 def of_workflows(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """Returns what workflows have done in an evaluation: the parts of their outcomes, calls and form by role, rounds."""
+    """Returns what workflows have done in an evaluation: the parts of their outcomes, calls and
+    form by role, rounds."""
     kept = [t for t in trajectories if not t.infrastructure_failure]
     scored = [t for t in kept if t.outcome is not None]
     parts = sorted({name for t in scored for name in t.outcome_parts})
-    metrics = {f"eval/part/{name}": mean([t.outcome_parts.get(name, 0.0) for t in scored]) for name in parts}
+    metrics = {
+        f"eval/part/{name}": mean([t.outcome_parts.get(name, 0.0) for t in scored])
+        for name in parts
+    }
     for role in sorted({a.role for t in kept for a in t.actions}):
         mine = [a for t in kept for a in t.actions if a.role == role]
         metrics[f"eval/role/{role}/calls"] = calls_per_trajectory(mine, kept)
         metrics |= means({f"eval/role/{role}/legal": legalities(mine)})
-    return metrics | means({"eval/rounds": [float(number) for t in kept if (number := rounds_of(t))]})
+    return metrics | means(
+        {"eval/rounds": [float(number) for t in kept if (number := rounds_of(t))]}
+    )
 
 
 def calls_per_trajectory(actions: Sequence[Action], trajectories: Sequence[Trajectory]) -> float:
-    """Returns the number of calls of which some actions are turns, per trajectory; of at least one."""
+    """Returns the number of calls of which some actions are turns, per trajectory; of at least
+    one."""
     return sum(a.before is None or a.before.call != a.call for a in actions) / len(trajectories)
 
 
 def legalities(actions: Sequence[Action]) -> list[float]:
-    """Returns 1 for each action that had the form in which a graph reads it, and 0 for others of a graph."""
+    """Returns 1 for each action that had the form in which a graph reads it, and 0 for others of a
+    graph."""
     return [float(note["legal"]) for a in actions if (note := a.notes.get("graph"))]
 
 
 def outcomes_by_role(trajectories: Sequence[Trajectory]) -> dict[str, list[float]]:
-    """Returns the outcomes of each role, where the grader gives one per role; an agent failure is every role's."""
+    """Returns the outcomes of each role, where the grader gives one per role; an agent failure is
+    every role's."""
     roles = sorted({role for t in trajectories for role in t.outcomes})
-    found = {role: [t.outcome_of(role) for t in trajectories if t.outcomes or t.agent_failure] for role in roles}
-    return {role: [outcome for outcome in outcomes if outcome is not None] for role, outcomes in found.items()}
+    found = {
+        role: [t.outcome_of(role) for t in trajectories if t.outcomes or t.agent_failure]
+        for role in roles
+    }
+    return {
+        role: [outcome for outcome in outcomes if outcome is not None]
+        for role, outcomes in found.items()
+    }
 
 
 def of_policies(trajectories: Sequence[Trajectory], prefix: str = "policy") -> dict[str, float]:
-    """Returns the mean outcome of the roles that each policy has played, where several play one role: over the trajectories in
-    which it acted."""
+    """Returns the mean outcome of the roles that each policy has played, where several play one
+    role: over the trajectories in which it acted."""
     found: dict[str, list[float]] = defaultdict(list)
     for t in trajectories:
         played = sorted({(a.policy, a.role) for a in t.actions})
@@ -146,29 +180,40 @@ def of_policies(trajectories: Sequence[Trajectory], prefix: str = "policy") -> d
                 of_each[policy].append(outcome)
         for policy, outcomes in of_each.items():
             found[policy].append(mean(outcomes))
-    return means({f"{prefix}/{policy}/outcome": outcomes for policy, outcomes in sorted(found.items())})
+    return means(
+        {f"{prefix}/{policy}/outcome": outcomes for policy, outcomes in sorted(found.items())}
+    )
 
 
 def zero_sum(trajectories: Sequence[Trajectory]) -> bool:
-    """Returns whether one role's gain is another's loss: the outcomes add up to the same in every trajectory, and differ between
-    roles.
+    """Returns whether one role's gain is another's loss: the outcomes add up to the same in every
+    trajectory, and differ between roles.
 
     Their mean over the roles is then the same whatever is learned.
     """
     outcomes = [t.outcomes.values() for t in trajectories if t.outcomes]
     sums = [sum(values) for values in outcomes]
-    return bool(sums) and max(sums) - min(sums) < ZERO and any(max(v) - min(v) > ZERO for v in outcomes)
+    return (
+        bool(sums)
+        and max(sums) - min(sums) < ZERO
+        and any(max(v) - min(v) > ZERO for v in outcomes)
+    )
 
 
 def summary(trajectories: Sequence[Trajectory], ledger: Ledger) -> dict[str, float]:
-    """Returns the metrics of a rollout: outcome; by role score, reward and its terms, response length, tool calls; by tool how
-    calls went."""
+    """Returns the metrics of a rollout: outcome; by role score, reward and its terms, response
+    length, tool calls; by tool how calls went."""
     scored = [t.outcome for t in trajectories if t.outcome is not None]
     generated = [a for t in trajectories for a in t.actions]
     actions = [a for t in trajectories if not t.infrastructure_failure for a in t.actions]
     metrics = {
         **means({"outcome/mean": [] if zero_sum(trajectories) else scored}),
-        **means({f"outcome/{role}": outcomes for role, outcomes in outcomes_by_role(trajectories).items()}),
+        **means(
+            {
+                f"outcome/{role}": outcomes
+                for role, outcomes in outcomes_by_role(trajectories).items()
+            }
+        ),
         **means({"reward/mean": [a.reward for a in actions if a.reward is not None]}),
         "rows/generated": float(ledger.generated.total()),
         "rows/trained": float(ledger.trained.total()),
@@ -176,7 +221,9 @@ def summary(trajectories: Sequence[Trajectory], ledger: Ledger) -> dict[str, flo
         "trajectories/lost": float(ledger.lost.total()),
         "trajectories/failed": float(ledger.failed.total()),
         "tokens/sampled": float(sum(len(a.generation.ids) for a in generated)),
-        "tokens/trained": float(sum(len(a.generation.ids) for a in generated if a.left_out is None)),
+        "tokens/trained": float(
+            sum(len(a.generation.ids) for a in generated if a.left_out is None)
+        ),
     }
     by_role: dict[str, list[Action]] = defaultdict(list)
     for action in actions:
@@ -184,12 +231,20 @@ def summary(trajectories: Sequence[Trajectory], ledger: Ledger) -> dict[str, flo
     for role, mine in sorted(by_role.items()):
         metrics |= {f"role/{role}/{name}": value for name, value in of_role(mine).items()}
         acted = [t.outcome_of(role) for t in trajectories if any(a.role == role for a in t.actions)]
-        metrics |= means({f"role/{role}/outcome": [outcome for outcome in acted if outcome is not None]})
+        metrics |= means(
+            {f"role/{role}/outcome": [outcome for outcome in acted if outcome is not None]}
+        )
         metrics[f"role/{role}/calls"] = calls_per_trajectory(
             mine, [t for t in trajectories if not t.infrastructure_failure]
         )
     metrics |= means(
-        {"trajectories/rounds": [float(n) for t in trajectories if (n := rounds_of(t)) and not t.infrastructure_failure]}
+        {
+            "trajectories/rounds": [
+                float(n)
+                for t in trajectories
+                if (n := rounds_of(t)) and not t.infrastructure_failure
+            ]
+        }
     )
     by_tool: dict[str, list[ToolResult]] = defaultdict(list)
     for results in (*(t.tool_results for t in trajectories), *(a.tool_results for a in generated)):
@@ -202,22 +257,35 @@ def summary(trajectories: Sequence[Trajectory], ledger: Ledger) -> dict[str, flo
 
 
 def of_rollout(
-    step: int, trajectories: Sequence[Trajectory], ledger: Ledger, rows: Sequence[Row], estimator: Estimator
+    step: int,
+    trajectories: Sequence[Trajectory],
+    ledger: Ledger,
+    rows: Sequence[Row],
+    estimator: Estimator,
 ) -> dict[str, float]:
     """Returns the metrics of a step's rollout and of its rows, whose advantages are known."""
     own = estimator.metrics(rows) if rows else {}
     if received := ledger.received:
-        own |= {"trajectories/received": float(received.trajectories), "rows/received": float(received.trained.total())}
-    return {"step": float(step), **summary(trajectories, ledger), **signal(rows, estimator.group_by), **own}
+        own |= {
+            "trajectories/received": float(received.trajectories),
+            "rows/received": float(received.trained.total()),
+        }
+    return {
+        "step": float(step),
+        **summary(trajectories, ledger),
+        **signal(rows, estimator.group_by),
+        **own,
+    }
 
 
 def of_lag(rows: Sequence[Row], versions: Mapping[str, int]) -> dict[str, float]:
-    """Returns how far the weights that rows train are from those that sampled them, by policy and by role: versions, and what
-    ratios of the two make of the sampled tokens. Rows that entered by `marl_exchange` do not count: nothing of this run has
-    sampled them for this step.
+    """Returns how far the weights that rows train are from those that sampled them, by policy and
+    by role: versions, and what ratios of the two make of the sampled tokens. Rows that entered by
+    `marl_exchange` do not count: nothing of this run has sampled them for this step.
 
-    With w = exp(trainer - engine) of each token, before the update: `ratio` is the mean of w, 1 in expectation for any two
-    policies; `ess` the effective sample size as a share, (sum w)^2 / (n sum w^2) (Kong 1992), which is 1 where nothing has changed.
+    With w = exp(trainer - engine) of each token, before the update: `ratio` is the mean of w, 1 in
+    expectation for any two policies; `ess` the effective sample size as a share, (sum w)^2 / (n sum
+    w^2) (Kong 1992), which is 1 where nothing has changed.
     """
     metrics: dict[str, float] = {}
     by_policy: dict[str, list[Row]] = defaultdict(list)
@@ -226,16 +294,23 @@ def of_lag(rows: Sequence[Row], versions: Mapping[str, int]) -> dict[str, float]
         by_policy[row.action.policy].append(row)
         by_role[row.action.role].append(row)
     for policy, mine in sorted(by_policy.items()):
-        metrics[f"policy/{policy}/lag"] = mean([versions[policy] - mean(r.action.generation.token_versions) for r in mine])
-    groups = {f"policy/{name}": mine for name, mine in by_policy.items()} | {f"role/{n}": m for n, m in by_role.items()}
+        metrics[f"policy/{policy}/lag"] = mean(
+            [versions[policy] - mean(r.action.generation.token_versions) for r in mine]
+        )
+    groups = {f"policy/{name}": mine for name, mine in by_policy.items()} | {
+        f"role/{n}": m for n, m in by_role.items()
+    }
     for name, mine in sorted(groups.items()):
         log_probs = [(row.action.trainer_logprobs, row.action.generation.logprobs) for row in mine]
-        metrics |= of_log_ratios(f"{name}/", [now - then for both in log_probs for now, then in zip(*both, strict=True)])
+        metrics |= of_log_ratios(
+            f"{name}/", [now - then for both in log_probs for now, then in zip(*both, strict=True)]
+        )
     return metrics
 
 
 def of_log_ratios(prefix: str, log_ratios: Sequence[float]) -> dict[str, float]:
-    """Returns `ratio` and `ess`, as `of_lag` has them, of the logarithms of ratios, one for each token.
+    """Returns `ratio` and `ess`, as `of_lag` has them, of the logarithms of ratios, one for each
+    token.
 
     Args:
         prefix: Of the metrics' names.
@@ -267,25 +342,33 @@ def of_step(
 
 
 def of_changes(rows: Sequence[Row]) -> dict[str, float]:
-    """Returns by policy the share of rows that were sampled by weights of several versions (`--train.partial_rollout_enable`)."""
+    """Returns by policy the share of rows that were sampled by weights of several versions
+    (`--train.partial_rollout_enable`)."""
     by_policy: dict[str, list[float]] = defaultdict(list)
     for row in rows:
         by_policy[row.action.policy].append(float(bool(row.action.generation.changes)))
     return {f"policy/{policy}/changed": mean(found) for policy, found in sorted(by_policy.items())}
 
 
-def first_prompts(trajectories: Iterable[Trajectory], cast: Cast, shown: set[str]) -> dict[str, str]:
-    """Returns the context of the first action of every role that is not in `shown`, as the model saw it; they are put into it."""
+def first_prompts(
+    trajectories: Iterable[Trajectory], cast: Cast, shown: set[str]
+) -> dict[str, str]:
+    """Returns the context of the first action of every role that is not in `shown`, as the model
+    saw it; they are put into it."""
     prompts: dict[str, str] = {}
     for action in (a for t in trajectories for a in t.actions):
         if action.role not in shown:
             shown.add(action.role)
             tokenizer = cast.played_by(action.role, action.policy).chat.tokenizer
-            prompts[action.role] = tokenizer.decode(list(action.context_ids), skip_special_tokens=False)
+            prompts[action.role] = tokenizer.decode(
+                list(action.context_ids), skip_special_tokens=False
+            )
     return {role: prompts[role] for role in cast.members if role in prompts}
 
 
-def remarks(prepared: Sequence[PreparedRows], policies: Iterable[UpstreamPolicy], scope: Scope) -> list[str]:
+def remarks(
+    prepared: Sequence[PreparedRows], policies: Iterable[UpstreamPolicy], scope: Scope
+) -> list[str]:
     """Returns what a person should know of a step in addition to its metrics."""
     found = []
     if clipped := sum(p.clipped for p in prepared):
@@ -299,22 +382,32 @@ def remarks(prepared: Sequence[PreparedRows], policies: Iterable[UpstreamPolicy]
 def signal(rows: Sequence[Row], group_by: GroupBy | None) -> dict[str, float]:
     """Returns whether a step's rows, whose advantages are known, teach anything.
 
-    `signal/none` is 1 where every advantage is 0. `signal/flat_tasks` is the share of groups of samples whose rewards are all
-    equal; without an estimator that compares groups they are those of a role on a task. It is missing where no group has two
-    samples.
+    `signal/none` is 1 where every advantage is 0. `signal/flat_tasks` is the share of groups of
+    samples whose rewards are all equal; without an estimator that compares groups they are those of
+    a role on a task. It is missing where no group has two samples.
     """
     if not rows:
         return {}
-    none = all(abs(a) < ZERO for row in rows for a in (row.action.advantages or (row.action.advantage or 0.0,)))
+    none = all(
+        abs(a) < ZERO
+        for row in rows
+        for a in (row.action.advantages or (row.action.advantage or 0.0,))
+    )
     groups: dict[str, list[Row]] = defaultdict(list)
     for row in rows:
         groups[group_key(row, group_by or "task+role")].append(row)
-    compared = [[r.reward for r in group] for group in groups.values() if len({r.trajectory.sample for r in group}) > 1]
+    compared = [
+        [r.reward for r in group]
+        for group in groups.values()
+        if len({r.trajectory.sample for r in group}) > 1
+    ]
     flat = [float(max(rewards) - min(rewards) < ZERO) for rewards in compared]
     return {"signal/none": float(none), **means({"signal/flat_tasks": flat})}
 
 
-def of_updates(prepared: Sequence[PreparedRows], updates: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+def of_updates(
+    prepared: Sequence[PreparedRows], updates: Mapping[str, Mapping[str, float]]
+) -> dict[str, float]:
     """Returns the metrics of the updates, by policy, and over all policies."""
     metrics: dict[str, float] = {}
     if prepared:
@@ -329,17 +422,25 @@ def of_updates(prepared: Sequence[PreparedRows], updates: Mapping[str, Mapping[s
 
 
 def clipped_returns(clipped: int, rows: int, scope: Scope) -> str:
-    """Returns what a person should know of returns outside upstream's bounds, which are made equal to the bound."""
-    sums = "" if scope == "action" else f"; a return sums the rewards of scope {scope!r}, so it grows with their number"
+    """Returns what a person should know of returns outside upstream's bounds, which are made equal
+    to the bound."""
+    sums = (
+        ""
+        if scope == "action"
+        else f"; a return sums the rewards of scope {scope!r}, so it grows with their number"
+    )
     return (
-        f"{clipped} of {rows} returns lie outside --reward.clip_range and were clipped{sums}. What lies beyond the bound is not "
+        f"{clipped} of {rows} returns lie outside --reward.clip_range and were clipped{sums}. What "
+        "lies beyond the bound is not "
         "told apart; widen it (--reward.clip_range -1000 1000)"
     )
 
 
 def rounds_of(trajectory: Trajectory) -> int:
     """Returns the most rounds of a loop that a graph's actions note; 0 without a loop."""
-    rounds = [note.get("round") for action in trajectory.actions if (note := action.notes.get("graph"))]
+    rounds = [
+        note.get("round") for action in trajectory.actions if (note := action.notes.get("graph"))
+    ]
     return 1 + max((number for number in rounds if number is not None), default=-1)
 
 
@@ -356,7 +457,9 @@ def of_role(actions: Sequence[Action]) -> dict[str, float]:
     )
     metrics |= means({"legal": legalities(actions)})
     terms = sorted({term for a in actions for term in a.terms})
-    metrics |= means({f"reward/{term}": [a.terms[term] for a in actions if term in a.terms] for term in terms})
+    metrics |= means(
+        {f"reward/{term}": [a.terms[term] for a in actions if term in a.terms] for term in terms}
+    )
     turns = sorted({a.turn for a in actions}) if any(a.turn for a in actions) else []
     for turn in turns:
         values = [a.advantage for a in actions if a.turn == turn and a.advantage is not None]

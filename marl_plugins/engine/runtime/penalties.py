@@ -1,7 +1,10 @@
-"""Upstream's length penalties (`--reward.overlong_buffer_len`, `--reward.stop_properly_penalty_coef`), on each action's own reward.
+"""Upstream's length penalties (`--reward.overlong_buffer_len`,
+`--reward.stop_properly_penalty_coef`), on each action's own reward.
 
-Upstream has one action per trajectory, whose reward is its return. Here a return may sum the rewards of several actions, so
-the penalties come before the sum: only the action that is too long, or was cut off, loses by its own doing.
+Upstream has one action per trajectory, whose reward is its return. Here a return may sum the
+rewards of several actions, so
+the penalties come before the sum: only the action that is too long, or was cut off, loses by its
+own doing.
 """
 
 from __future__ import annotations
@@ -24,13 +27,14 @@ TERM = "length"
 
 
 def penalise_lengths(trajectories: Iterable[Trajectory], run: Run) -> None:
-    """Adds each trained action's penalty to its reward; lengths are compared with the recipe's limit of the action's role
-    and policy."""
+    """Adds each trained action's penalty to its reward; lengths are compared with the recipe's
+    limit of the action's role and policy."""
     wanted = {
         policy.name: args
         for policy in run.policies
         if policy.trainable and (args := run.policy_args[policy.name])
-        if args.reward.overlong_buffer_len is not None or args.reward.stop_properly_penalty_coef is not None
+        if args.reward.overlong_buffer_len is not None
+        or args.reward.stop_properly_penalty_coef is not None
     }
     alike: dict[tuple[str, str], list[Action]] = defaultdict(list)
     for action in (a for t in trajectories for a in t.actions):
@@ -46,7 +50,9 @@ def penalise_lengths(trajectories: Iterable[Trajectory], run: Run) -> None:
             truncated=torch.tensor([a.generation.finish == "length" for a in actions]),
             info={},
         )
-        flags = SimpleNamespace(reward=args.reward, rollout=SimpleNamespace(max_new_tokens=limit), data=args.data)
+        flags = SimpleNamespace(
+            reward=args.reward, rollout=SimpleNamespace(max_new_tokens=limit), data=args.data
+        )
         apply_length_penalties([experience], flags)
         for action, penalty in zip(actions, (experience.rewards - rewards).tolist(), strict=True):
             if penalty:

@@ -29,13 +29,24 @@ from marl_plugins.core.threads import in_daemon_thread
 from marl_plugins.engine.hosts.devices import training_gpus
 from marl_plugins.engine.processes.backend import OwnProcesses
 from marl_plugins.engine.processes.deaths import DEATHS
-from marl_plugins.engine.processes.engines import EngineKind, EnginePool, RestartBudget, start_engines
+from marl_plugins.engine.processes.engines import (
+    EngineKind,
+    EnginePool,
+    RestartBudget,
+    start_engines,
+)
 from marl_plugins.engine.processes.launch import not_started
 from marl_plugins.engine.processes.placement import bundles
 from marl_plugins.engine.processes.upstream_trainer import UpstreamTrainer, ranks_of
 from marl_plugins.engine.processes.watchdog import locate
 from marl_plugins.engine.runtime.batching import BatchBuilder, check_steps, hand_out
-from marl_plugins.engine.runtime.experience import NAMES, ForwardedRows, PreparedRows, completed, forwarded
+from marl_plugins.engine.runtime.experience import (
+    NAMES,
+    ForwardedRows,
+    PreparedRows,
+    completed,
+    forwarded,
+)
 from marl_plugins.engine.runtime.policy_engines import PolicyEngines
 
 if TYPE_CHECKING:
@@ -73,8 +84,10 @@ class UpstreamPolicy(PolicyEngines):
         tokenizer: Its tokenizer.
         max_steps: Optimiser steps of the whole run.
         restarts: Shared by all policies of the run.
-        silence: Seconds after which a process that has been asked and has answered nothing is ended.
-        merge: Whether the rows of one conversation go through the model as one sequence, where its loss allows it.
+        silence: Seconds after which a process that has been asked and has answered nothing is
+            ended.
+        merge: Whether the rows of one conversation go through the model as one sequence, where its
+            loss allows it.
         backend: Who gives it its training processes; None: they are its own.
         extensions: What plugins add to these, as "module:Class".
         shared, kind: As of `PolicyEngines`.
@@ -127,7 +140,8 @@ class UpstreamPolicy(PolicyEngines):
         return self.trainer.critic_model_group
 
     def launch(self) -> None:
-        """Begins to start all processes; engines that share their devices with training processes are to sleep."""
+        """Begins to start all processes; engines that share their devices with training processes
+        are to sleep."""
         silence = self.engines.silence
         if self.trained and self.args.train.colocate_all:
             self._shared = bundles(training_gpus(self.args), silence)
@@ -135,7 +149,11 @@ class UpstreamPolicy(PolicyEngines):
             self.training.launch(self._shared)
         if self.owns_engines:
             self.engines.engines = start_engines(self.args, self._shared, silence, self.kind)
-            self.starting = [e.sleep.remote() for e in self.engines.handles] if self.args.vllm.enable_sleep else []
+            self.starting = (
+                [e.sleep.remote() for e in self.engines.handles]
+                if self.args.vllm.enable_sleep
+                else []
+            )
 
     def load(self) -> None:
         """Begins to load the models, once the engines that are to sleep do."""
@@ -161,49 +179,76 @@ class UpstreamPolicy(PolicyEngines):
             self._shared = None
 
     def stop(self) -> None:
-        """Ends all processes and wait until they are gone, so that their devices are free; the policy may be started again.
+        """Ends all processes and wait until they are gone, so that their devices are free; the
+        policy may be started again.
 
         What is not saved is lost; a start with `--ckpt.load_enable` loads the last saved step.
         """
-        handles = [*(self.training.handles() if self.training is not None else ()), *self.engines.handles]
+        handles = [
+            *(self.training.handles() if self.training is not None else ()),
+            *self.engines.handles,
+        ]
         self.kill()
         for handle in handles:
             _wait_until_dead(handle)
 
     @while_active
-    async def forward(self, rows: Sequence[Row], known: Sequence[ForwardedRows] = ()) -> ForwardedRows:
-        """See `PolicyProcesses.forward`; in micro-batches of `rollout.micro_batch_size` sequences, or of so many tokens."""
+    async def forward(
+        self, rows: Sequence[Row], known: Sequence[ForwardedRows] = ()
+    ) -> ForwardedRows:
+        """See `PolicyProcesses.forward`; in micro-batches of `rollout.micro_batch_size` sequences,
+        or of so many tokens."""
         return await completed(rows, sequences_of(rows, self.batching.merge), known, self._forward)
 
     async def _forward(self, sequences: Sequence[TokenSequence]) -> ForwardedRows:
-        maker, rows = self.trainer.experience_maker, [row for sequence in sequences for row in sequence.rows]
+        maker, rows = (
+            self.trainer.experience_maker,
+            [row for sequence in sequences for row in sequence.rows],
+        )
         batches = self.batching.of_forward(sequences, ranks_of(self.group))
-        samples = [self.batching.padded(batch, maker.tokenizer.pad_token_id) for batch, _ in batches]
+        samples = [
+            self.batching.padded(batch, maker.tokenizer.pad_token_id) for batch, _ in batches
+        ]
         experiences = await self.processes.await_work(
             "computed log-probs", in_daemon_thread(maker.make_experience, samples)
         )
         done = [(batch, e) for (batch, real), e in zip(batches, experiences, strict=True) if real]
-        found = forwarded(self.name, rows, done, self.trainer.kl_ctl.value, self.args.reward.clip_range)
+        found = forwarded(
+            self.name, rows, done, self.trainer.kl_ctl.value, self.args.reward.clip_range
+        )
         for name in ("log_probs", "kl", *(["values"] if self.critic else [])):
             if broken := found.rows_not_finite(name):
-                raise not_finite_error(self.name, NAMES[name], rows[0].trajectory.step, f"rows {', '.join(broken[:5])}")
+                raise not_finite_error(
+                    self.name, NAMES[name], rows[0].trajectory.step, f"rows {', '.join(broken[:5])}"
+                )
         return found
 
     @while_active
     async def update(self, prepared: PreparedRows, steps: int, step: int) -> dict[str, float]:
-        """Trains policy and critic on the rows: hand each rank its part, in whole accumulation windows, and lets upstream fit.
+        """Trains policy and critic on the rows: hand each rank its part, in whole accumulation
+        windows, and lets upstream fit.
 
-        A policy whose updates are frozen at first (`--critic.freezing_steps`) is handed no rows: upstream's processes would
-        keep them for a later fit. The metrics are upstream's, with the optimiser steps taken and the weightless micro-batches; the
-        critic's are called `critic_*`. Arguments as in `PolicyProcesses.update`.
+        A policy whose updates are frozen at first (`--critic.freezing_steps`) is handed no rows:
+        upstream's processes would keep them for a later fit. The metrics are upstream's, with the
+        optimiser steps taken and the weightless micro-batches; the critic's are called `critic_*`.
+        Arguments as in `PolicyProcesses.update`.
         """
-        groups = {"": None if step <= self.args.critic.freezing_steps else self.group, "critic_": self.critic}
+        groups = {
+            "": None if step <= self.args.critic.freezing_steps else self.group,
+            "critic_": self.critic,
+        }
         layouts = {
-            name: await hand_out(self.processes, group, prepared, steps, step, self.batching, of_policy=not name)
+            name: await hand_out(
+                self.processes, group, prepared, steps, step, self.batching, of_policy=not name
+            )
             for name, group in groups.items()
             if group and prepared.rows
         }
-        metrics = {"optimiser_steps": 0.0, "fill_rows": 0.0, "sequences": float(len(prepared.items))}
+        metrics = {
+            "optimiser_steps": 0.0,
+            "fill_rows": 0.0,
+            "sequences": float(len(prepared.items)),
+        }
         if layouts:
             status = await self.processes.fit(step)
             metrics |= {k: float(v) for k, v in status.items() if isinstance(v, int | float)}
@@ -212,13 +257,17 @@ class UpstreamPolicy(PolicyEngines):
         check_steps(self.name, layouts, metrics, self.args.train.max_epochs)
         check_finite(self.name, metrics, prepared, step, self.args.ds.param_dtype)
         if self.critic:  # the policy's weights are checked when they are synced
-            await self.processes.await_work("checked the critic's weights", *self.critic.async_run_method("check_finite"))
+            await self.processes.await_work(
+                "checked the critic's weights", *self.critic.async_run_method("check_finite")
+            )
         if "kl" in metrics:
             self.trainer.kl_ctl.update(metrics["kl"], len(prepared.rows))
         return metrics
 
     @while_active
-    async def extension(self, name: str, method: str, *same: Any, each: Sequence[Any] | None = None) -> list[Any]:
+    async def extension(
+        self, name: str, method: str, *same: Any, each: Sequence[Any] | None = None
+    ) -> list[Any]:
         """See `PolicyProcesses.extension`."""
         return await self.processes.extension(name, method, *same, each=each)
 
@@ -229,29 +278,37 @@ class UpstreamPolicy(PolicyEngines):
 
     @while_active
     async def save_model(self, folder: Path | None = None, extension: str = "") -> None:
-        """Saves the weights in Hugging Face format, or those that an extension keeps (`marl_weights`); with
+        """Saves the weights in Hugging Face format, or those that an extension keeps
+        (`marl_weights`); with
         `--critic.save_value_network` the critic's too, where no folder is given."""
         await self.processes.save_model(str(folder / self.name) if folder else None, extension)
 
     async def hold_further(self, extension: str) -> None:
-        """Brings the engines to the weights that an extension keeps (`marl_weights`), until the next sync."""
+        """Brings the engines to the weights that an extension keeps (`marl_weights`), until the
+        next sync."""
         await self.hold(await self._weights_of(extension), self.version)
 
     @while_active
     async def _weights_of(self, extension: str) -> bytes:
         asked = self.group.async_run_method("state_of", extension)
-        by_rank: list[bytes] = await self.processes.await_work(f"gave weights of {extension}", asyncio.gather(*asked))
+        by_rank: list[bytes] = await self.processes.await_work(
+            f"gave weights of {extension}", asyncio.gather(*asked)
+        )
         return by_rank[0]
 
 
-def check_finite(policy: str, metrics: Mapping[str, float], prepared: PreparedRows, step: int, param_dtype: str) -> None:
+def check_finite(
+    policy: str, metrics: Mapping[str, float], prepared: PreparedRows, step: int, param_dtype: str
+) -> None:
     """Ends the run where an update's losses or gradients are not finite.
 
     Raises:
         RunEnded: One is not.
     """
     for name in (name for name in metrics if name.endswith(("_loss", "_grad_norm"))):
-        overflow = name.endswith("grad_norm") and param_dtype == "fp16"  # loss scaling skips such steps
+        overflow = (
+            name.endswith("grad_norm") and param_dtype == "fp16"
+        )  # loss scaling skips such steps
         if not math.isfinite(metrics[name]) and not overflow:
             which = f"{len(prepared.rows)} rows, the first {prepared.rows[0].name}"
             raise not_finite_error(policy, name, step, which)
@@ -259,7 +316,8 @@ def check_finite(policy: str, metrics: Mapping[str, float], prepared: PreparedRo
 
 def not_finite_error(policy: str, what: str, step: int, which: str) -> RunEnded:
     return RunEnded(
-        f"policy {policy!r}, step {step}: {what} is not finite ({which}); nothing of this step was synced "
+        f"policy {policy!r}, step {step}: {what} is not finite ({which}); nothing of this step was "
+        "synced "
         "or saved. Lower the learning rate, or look at what these rows hold"
     )
 
@@ -267,8 +325,8 @@ def not_finite_error(policy: str, what: str, step: int, which: str) -> RunEnded:
 def start(policies: Sequence[UpstreamPolicy], silence: float) -> None:
     """Starts all processes of some policies at the same time, and wait for them.
 
-    Models are loaded for training once all engines sleep that are to: until then an engine has its device's memory to itself, as
-    with upstream (train_ppo_ray.py:66-82 and 170).
+    Models are loaded for training once all engines sleep that are to: until then an engine has its
+    device's memory to itself, as with upstream (train_ppo_ray.py:66-82 and 170).
 
     Args, raises: As of `wait_until_loaded`.
     """
@@ -283,7 +341,8 @@ def start(policies: Sequence[UpstreamPolicy], silence: float) -> None:
 def wait_until_loaded(policies: Sequence[UpstreamPolicy], silence: float) -> None:
     """Waits until the processes of some policies have loaded their models and checkpoints.
 
-    The first error is raised while the other processes may still wait for the one that failed, in a collective operation.
+    The first error is raised while the other processes may still wait for the one that failed, in a
+    collective operation.
 
     Args:
         silence: Maximum seconds in which no process becomes ready.
@@ -295,7 +354,9 @@ def wait_until_loaded(policies: Sequence[UpstreamPolicy], silence: float) -> Non
     _wait(policies, silence)
     for policy in policies:
         if policy.training is not None:
-            policy.training.where = ray.get([locate(handle) for handle in policy.training.handles()])
+            policy.training.where = ray.get(
+                [locate(handle) for handle in policy.training.handles()]
+            )
         for engine in policy.engines.engines:
             engine.where = ray.get(locate(engine.handle))
 
@@ -308,7 +369,8 @@ def _wait(policies: Sequence[UpstreamPolicy], silence: float) -> None:
         if not found:
             names = ", ".join(sorted({repr(policy.name) for policy in owners.values()}))
             raise RunEnded(
-                f"{len(owners)} processes of {names} were still loading after another {silence:g} s (limits.silence_seconds)"
+                f"{len(owners)} processes of {names} were still loading after another {silence:g} "
+                "s (limits.silence_seconds)"
             )
         (ready,) = found
         owner = owners.pop(ready)
@@ -327,4 +389,6 @@ def _wait_until_dead(handle: ActorHandle, seconds: float = 30.0) -> None:
     except DEATHS:
         return
     except GetTimeoutError:
-        raise TimeoutError(f"a process of {handle} still runs {seconds:g} s after it was killed") from None
+        raise TimeoutError(
+            f"a process of {handle} still runs {seconds:g} s after it was killed"
+        ) from None

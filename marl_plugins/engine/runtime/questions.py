@@ -1,4 +1,5 @@
-"""Questions of plugins to policies of the run (`run.ask`): answered by their engines, the way every request is answered."""
+"""Questions of plugins to policies of the run (`run.ask`): answered by their engines, the way every
+request is answered."""
 
 from __future__ import annotations
 
@@ -14,7 +15,12 @@ from marl_plugins.core.run import Answer, Ask
 from marl_plugins.core.seeds import derive_seed
 
 
-def make_ask(generate: Generate, chats: Mapping[str, ChatFormat], samplings: Mapping[str, Sampling], run_seed: int) -> Ask:
+def make_ask(
+    generate: Generate,
+    chats: Mapping[str, ChatFormat],
+    samplings: Mapping[str, Sampling],
+    run_seed: int,
+) -> Ask:
     """Makes what `run.ask` and `run.sample` call.
 
     Args:
@@ -22,7 +28,9 @@ def make_ask(generate: Generate, chats: Mapping[str, ChatFormat], samplings: Map
         run_seed: Part of every question's seed.
     """
 
-    async def ask(policy: str, messages: Sequence[Mapping[str, str]], max_tokens: int, sampled: bool) -> Answer:
+    async def ask(
+        policy: str, messages: Sequence[Mapping[str, str]], max_tokens: int, sampled: bool
+    ) -> Answer:
         if policy not in chats:
             raise ConfigurationError(
                 Problem(
@@ -32,13 +40,16 @@ def make_ask(generate: Generate, chats: Mapping[str, ChatFormat], samplings: Map
                     fix=meant(policy, chats),
                 )
             )
-        context = chats[policy].opening([{name: encodable(text) for name, text in m.items()} for m in messages])
+        context = chats[policy].opening(
+            [{name: encodable(text) for name, text in m.items()} for m in messages]
+        )
         longest = samplings[policy].max_len
         room = longest - len(context)
         if room < 1:
             raise InfrastructureFailure(
                 "too_long",
-                f"a question of {len(context)} tokens leaves policy {policy!r} no room in {longest} (--data.max_len)",
+                f"a question of {len(context)} tokens leaves policy {policy!r} no room in "
+                f"{longest} (--data.max_len)",
             )
         call = Call(
             policy=policy,

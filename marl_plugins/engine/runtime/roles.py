@@ -1,5 +1,5 @@
-"""The cast decides who plays a role: the one place where a role meets its policy, with its chat template and sampling, tried before
-a run starts."""
+"""The cast decides who plays a role: the one place where a role meets its policy, with its chat
+template and sampling, tried before a run starts."""
 
 from __future__ import annotations
 
@@ -26,14 +26,16 @@ from marl_plugins.engine.runtime.call_formats import find_calls
 
 
 class Cast:
-    """Says who plays a role on a task: a role has one policy, or a population of which one member has it on each task.
+    """Says who plays a role on a task: a role has one policy, or a population of which one member
+    has it on each task.
 
-    Each member of a population plays as many of a step's tasks as the others, give or take one, and all samples of a task. Which
-    one it is depends on (seed, step, place of the task in the step, role). In evaluations the seed takes no part, so that runs
-    can be compared task by task.
+    Each member of a population plays as many of a step's tasks as the others, give or take one, and
+    all samples of a task. Which one it is depends on (seed, step, place of the task in the step,
+    role). In evaluations the seed takes no part, so that runs can be compared task by task.
 
     Args:
-        members: Every role by name, in the recipe's order, as each policy plays it that may have it.
+        members: Every role by name, in the recipe's order, as each policy plays it that may have
+            it.
         seed: The run's.
     """
 
@@ -41,7 +43,9 @@ class Cast:
         self.members = {role: tuple(specs) for role, specs in members.items()}
         self.seed = seed
 
-    def __call__(self, task: Task, step: int, place: int | None, policy: str | None = None) -> dict[str, RoleSpec]:
+    def __call__(
+        self, task: Task, step: int, place: int | None, policy: str | None = None
+    ) -> dict[str, RoleSpec]:
         """Returns every role as it is played on a task.
 
         Args:
@@ -52,11 +56,16 @@ class Cast:
             ValueError: This policy plays no role.
         """
         if policy is not None and policy not in self.policies:
-            raise ValueError(f"policy {policy!r} plays no role; expected one of {', '.join(sorted(self.policies))}")
+            raise ValueError(
+                f"policy {policy!r} plays no role; expected one of "
+                f"{', '.join(sorted(self.policies))}"
+            )
         found = {}
         for role, specs in self.members.items():
             wanted = [spec for spec in specs if spec.policy == policy]
-            found[role] = wanted[0] if wanted else specs[self._turn(role, len(specs), task, step, place)]
+            found[role] = (
+                wanted[0] if wanted else specs[self._turn(role, len(specs), task, step, place)]
+            )
         return found
 
     def played_by(self, role: str, policy: str) -> RoleSpec:
@@ -91,7 +100,10 @@ class Cast:
 
 
 def make_cast(
-    run: Run, args: Mapping[str, SimpleNamespace], chats: Mapping[str, ChatFormat], tools: Mapping[str, Tool]
+    run: Run,
+    args: Mapping[str, SimpleNamespace],
+    chats: Mapping[str, ChatFormat],
+    tools: Mapping[str, Tool],
 ) -> Cast:
     """Returns the roles of a run with their policies.
 
@@ -99,11 +111,14 @@ def make_cast(
         args, chats: By policy: its flags, and its chat format.
 
     Raises:
-        ConfigurationError: A chat template refuses what a role shows, a parser or a function's name does not fit.
+        ConfigurationError: A chat template refuses what a role shows, a parser or a function's name
+            does not fit.
     """
     members: dict[str, list[RoleSpec]] = {name: [] for name in run.recipe.roles}
     problems: dict[Problem, None] = {}
-    for name, policy in [(role, policy) for role in run.recipe.roles for policy in run.recipe.policies_of(role)]:
+    for name, policy in [
+        (role, policy) for role in run.recipe.roles for policy in run.recipe.policies_of(role)
+    ]:
         try:
             members[name].append(_role(run, name, args[policy], chats[policy], tools))
             _try_template(run, members[name][-1])
@@ -115,18 +130,26 @@ def make_cast(
     return Cast(members, run.args.train.seed)
 
 
-def _unlike_members(populations: Mapping[str, Sequence[str]], chats: Mapping[str, ChatFormat]) -> Iterator[Problem]:
-    """Yields the populations whose members have different tokenizers: a role's limits and stops are in tokens of one."""
+def _unlike_members(
+    populations: Mapping[str, Sequence[str]], chats: Mapping[str, ChatFormat]
+) -> Iterator[Problem]:
+    """Yields the populations whose members have different tokenizers: a role's limits and stops are
+    in tokens of one."""
     for role, policies in populations.items():
         digests = {policy: digest_of_tokenizer(chats[policy].tokenizer) for policy in policies}
         first, digest = next(iter(digests.items()))
         for policy in (name for name, other in digests.items() if other != digest):
             got = f"policies {first!r} and {policy!r} play it, and their tokenizers differ"
-            fix = "give its policies models of one family; other tokenizers need a role, or a run, of their own"
+            fix = (
+                "give its policies models of one family; other tokenizers need a role, or a run, "
+                "of their own"
+            )
             yield Problem("roles.member_tokenizers", at(role=role), got, fix=fix)
 
 
-def _role(run: Run, name: str, args: SimpleNamespace, chat: ChatFormat, tools: Mapping[str, Tool]) -> RoleSpec:
+def _role(
+    run: Run, name: str, args: SimpleNamespace, chat: ChatFormat, tools: Mapping[str, Tool]
+) -> RoleSpec:
     role = run.role(name)
     own, find, finder = tuple(tools[tool] for tool in role.tools), None, None
     if wrong := clashes(own):
@@ -135,9 +158,13 @@ def _role(run: Run, name: str, args: SimpleNamespace, chat: ChatFormat, tools: M
         try:
             find = find_calls(role.calls, role.reasoning, chat.tokenizer, own)
         except ConfigurationError as error:
-            raise ConfigurationError(problem.within(role=name) for problem in error.problems) from error
+            raise ConfigurationError(
+                problem.within(role=name) for problem in error.problems
+            ) from error
         finder = None if own else partial(find_calls, role.calls, role.reasoning, chat.tokenizer)
-        chat = ChatFormat(chat.tokenizer, chat.policy, tuple(function.schema for function in functions_of(own)))
+        chat = ChatFormat(
+            chat.tokenizer, chat.policy, tuple(function.schema for function in functions_of(own))
+        )
     return RoleSpec(
         name=name,
         policy=chat.policy,
@@ -160,7 +187,8 @@ def _role(run: Run, name: str, args: SimpleNamespace, chat: ChatFormat, tools: M
 
 
 def _try_template(run: Run, role: RoleSpec) -> None:
-    """Render what a role will need, so that a template that refuses it is found before anything is started."""
+    """Render what a role will need, so that a template that refuses it is found before anything is
+    started."""
     chat = role.chat
     opening = [{"role": r, "content": text or "?"} for r, text in empty_messages(run, role.name)]
     try:
@@ -171,7 +199,8 @@ def _try_template(run: Run, role: RoleSpec) -> None:
                     "calls.template",
                     at(role=role.name),
                     (
-                        f"calls: the chat template of policy {role.policy!r} shows no tools, so its model has not learned "
+                        f"calls: the chat template of policy {role.policy!r} shows no tools, so "
+                        "its model has not learned "
                         "to call any"
                     ),
                     fix="leave `calls` out, and say in the prompt how tools are called",
@@ -179,7 +208,10 @@ def _try_template(run: Run, role: RoleSpec) -> None:
             )
         if role.max_turns > 1:
             each = [ToolResult(tool.name, "", "?", ok=True) for tool in role.tools]
-            for results in (*([result] for result in each), *([each * 2] if role.find_calls else ())):
+            for results in (
+                *([result] for result in each),
+                *([each * 2] if role.find_calls else ()),
+            ):
                 chat.continuation([], role.answers(results))
             if role.find_calls and chat.shows_more(role.answers(each)):
                 raise ConfigurationError(
@@ -187,7 +219,8 @@ def _try_template(run: Run, role: RoleSpec) -> None:
                         "calls.template_ids",
                         at(role=role.name),
                         (
-                            f"calls: the chat template of policy {role.policy!r} shows a tool's name or a call's id with its "
+                            f"calls: the chat template of policy {role.policy!r} shows a tool's "
+                            "name or a call's id with its "
                             "answer, which it is not given"
                         ),
                         fix="leave `calls` out, and say in the prompt how tools are called",
@@ -207,7 +240,8 @@ def _try_template(run: Run, role: RoleSpec) -> None:
                 "lengths.tools",
                 at(role=role.name),
                 (
-                    f"its prompt and the tools that it may call have {len(shown)} tokens, which leaves no room for an "
+                    f"its prompt and the tools that it may call have {len(shown)} tokens, which "
+                    "leaves no room for an "
                     f"answer in --data.max_len {role.sampling.max_len}"
                 ),
                 fix="name fewer tools, or raise --data.max_len",

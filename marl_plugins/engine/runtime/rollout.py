@@ -1,10 +1,19 @@
-"""Rollouts: all tasks of a batch and all their samples at once, each an asyncio task, none waiting for another."""
+"""Rollouts: all tasks of a batch and all their samples at once, each an asyncio task, none waiting
+for another."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import (
+    AsyncGenerator,
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Iterable,
+    Mapping,
+    Sequence,
+)
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
@@ -61,10 +70,14 @@ class Rollout:
         """
         return self._all(tasks, samples, step, self.score_action, roles)
 
-    def evaluate(self, tasks: Sequence[Task], samples: int, temperature: float) -> AsyncGenerator[Trajectory, None]:
-        """Yields the trajectories that are only counted, as they finish: outcomes scored by the verifier, no coach calls.
+    def evaluate(
+        self, tasks: Sequence[Task], samples: int, temperature: float
+    ) -> AsyncGenerator[Trajectory, None]:
+        """Yields the trajectories that are only counted, as they finish: outcomes scored by the
+        verifier, no coach calls.
 
-        Their seeds are the same in every evaluation, and other than training's, so that evaluations can be compared in pairs.
+        Their seeds are the same in every evaluation, and other than training's, so that evaluations
+        can be compared in pairs.
         """
 
         def roles(task: Task, place: int) -> Mapping[str, RoleSpec]:
@@ -161,20 +174,33 @@ class Rollout:
     async def workspace_of(self, task: Task) -> AsyncIterator[Workspace | None]:
         """Opens a trajectory's folder, if any tool works in one."""
         if any(tool.in_workspace for tool in self.tools.values()):
-            async with next(tool.workspaces for tool in self.tools.values() if tool.workspaces)(task) as workspace:
-                yield DiffedWorkspace(workspace, self.run.file_diffs) if self.run.file_diffs else workspace
+            async with next(tool.workspaces for tool in self.tools.values() if tool.workspaces)(
+                task
+            ) as workspace:
+                yield (
+                    DiffedWorkspace(workspace, self.run.file_diffs)
+                    if self.run.file_diffs
+                    else workspace
+                )
         else:
             yield None
 
     async def generate(self, call: Call) -> Generation:
-        """Answers a request of a role, or of a plugin, by `marl_generate`; built in is the least loaded engine (routing.py)."""
-        generation: Generation = await self.hook.marl_generate(run=self.run, call=call, engines=self.pools[call.policy])
+        """Answers a request of a role, or of a plugin, by `marl_generate`; built in is the least
+        loaded engine (routing.py)."""
+        generation: Generation = await self.hook.marl_generate(
+            run=self.run, call=call, engines=self.pools[call.policy]
+        )
         return generation
 
     def score_action(self, action: Action, seen: Seen) -> Awaitable[float | None] | None:
-        verdict: Awaitable[float | None] | None = self.hook.marl_score_action(run=self.run, action=action, seen=seen)
+        verdict: Awaitable[float | None] | None = self.hook.marl_score_action(
+            run=self.run, action=action, seen=seen
+        )
         return verdict
 
     def score_outcome(self, trajectory: Trajectory) -> Awaitable[Outcome] | None:
-        verdict: Awaitable[Outcome] | None = self.hook.marl_score_outcome(run=self.run, trajectory=trajectory)
+        verdict: Awaitable[Outcome] | None = self.hook.marl_score_outcome(
+            run=self.run, trajectory=trajectory
+        )
         return verdict

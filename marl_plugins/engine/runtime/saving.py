@@ -1,4 +1,5 @@
-"""Saved steps: every policy, the plugins' state and the best weights as one; and the final weights."""
+"""Saved steps: every policy, the plugins' state and the best weights as one; and the final
+weights."""
 
 from __future__ import annotations
 
@@ -22,20 +23,31 @@ class StepSaver:
     """Saves the steps of a session, with the rollouts that wait then."""
 
     def __init__(
-        self, session: Session, records: Records, checkpoints: Checkpoints, display: Display, rollouts: RolloutQueue
+        self,
+        session: Session,
+        records: Records,
+        checkpoints: Checkpoints,
+        display: Display,
+        rollouts: RolloutQueue,
     ):
-        self.session, self.records, self.checkpoints, self.display = session, records, checkpoints, display
+        self.session, self.records, self.checkpoints, self.display = (
+            session,
+            records,
+            checkpoints,
+            display,
+        )
         self.rollouts = rollouts
         self.best = Best(best_metric(session.plan.run.args.ckpt.best_metric_key))
         """The best step so far, whose weights are also kept apart."""
         self.further = weights_of(session.plan.plugins, session.plan.run)
-        """Weights that extensions keep: their classes, by the name of the folder for the weights (`marl_weights`)."""
+        """Weights that extensions keep: their classes, by the name of the folder for the weights
+        (`marl_weights`)."""
         self.last = 0
         """The step that was saved last; 0 before the first."""
 
     async def save(self, step: int) -> None:
-        """Saves every policy, the plugins' state and what waits to be trained as one step; with `--ckpt.disable_ds` the best
-        weights alone."""
+        """Saves every policy, the plugins' state and what waits to be trained as one step; with
+        `--ckpt.disable_ds` the best weights alone."""
         if self.session.plan.run.args.ckpt.disable_ds:
             with self.display.phase("checkpoint"), writing("the best weights", self.records.folder):
                 await self._save_best(step)
@@ -47,12 +59,17 @@ class StepSaver:
         trained, plan = self.session.trained, self.session.plan
         with self.display.phase("checkpoint"), self.checkpoints.saving(step):
             await all_of(policy.save(tag(step), {"step": step}) for policy in trained.values())
-            versions, state = {name: policy.version for name, policy in trained.items()}, plan.plugins.state(plan.run)
+            versions, state = (
+                {name: policy.version for name, policy in trained.items()},
+                plan.plugins.state(plan.run),
+            )
             await asyncio.to_thread(self.records.sync)
             await self._save_best(step)
             waiting = save_waiting(self.checkpoints.folder, step, self.rollouts.waiting)
             commit, files = self.checkpoints.commit, [*plan.plugins.files(plan.run), *waiting]
-            await asyncio.to_thread(commit, step, versions, state, files, self.best.state())  # reads all that was saved
+            await asyncio.to_thread(
+                commit, step, versions, state, files, self.best.state()
+            )  # reads all that was saved
 
     async def _save_best(self, step: int) -> None:
         if self.best.step == step:
@@ -61,11 +78,18 @@ class StepSaver:
                 await self._save_further(folder)
 
     async def save_models(self) -> None:
-        """Saves each policy's weights in Hugging Face format, in its own folder, and what extensions keep beside them."""
-        with self.display.phase("saving models", announce=True), writing("the final weights", self.records.folder):
+        """Saves each policy's weights in Hugging Face format, in its own folder, and what
+        extensions keep beside them."""
+        with (
+            self.display.phase("saving models", announce=True),
+            writing("the final weights", self.records.folder),
+        ):
             await all_of(policy.save_model() for policy in self.session.trained.values())
             await self._save_further(self.records.folder)
 
     async def _save_further(self, folder: Path) -> None:
         for name, extension in self.further.items():
-            await all_of(policy.save_model(folder / name, extension) for policy in self.session.trained.values())
+            await all_of(
+                policy.save_model(folder / name, extension)
+                for policy in self.session.trained.values()
+            )

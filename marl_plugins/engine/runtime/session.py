@@ -1,4 +1,5 @@
-"""A session is what a run is made of: tasks, tools, estimator, tokenizers, roles, and, once started, policies and the rollout."""
+"""A session is what a run is made of: tasks, tools, estimator, tokenizers, roles, and, once
+started, policies and the rollout."""
 
 from __future__ import annotations
 
@@ -37,7 +38,8 @@ class Session:
         plan: What is to be run. Its arguments are copied: here the models' names become folders.
 
     Raises:
-        ConfigurationError: What shows only now: tasks, tools, estimator, a tokenizer or its chat template.
+        ConfigurationError: What shows only now: tasks, tools, estimator, a tokenizer or its chat
+            template.
     """
 
     rollout: Rollout
@@ -50,12 +52,18 @@ class Session:
         for policy in plan.run.policies:
             self._load_from(policy.name, resolve(policy.model))
             critic = self.args[policy.name].critic
-            critic.model_name_or_path = critic.model_name_or_path and resolve(critic.model_name_or_path)
+            critic.model_name_or_path = critic.model_name_or_path and resolve(
+                critic.model_name_or_path
+            )
         if not plan.options.trust_remote_code:
             refuse_code(
                 m
                 for a in self.args.values()
-                for m in (a.actor.model_name_or_path, a.critic.model_name_or_path, a.reward.model_name_or_path)
+                for m in (
+                    a.actor.model_name_or_path,
+                    a.critic.model_name_or_path,
+                    a.reward.model_name_or_path,
+                )
                 if m
             )
         self.train_tasks, self.eval_tasks = plan.tasks("train"), plan.tasks("eval")
@@ -83,8 +91,8 @@ class Session:
         return {name: policy for name, policy in self.policies.items() if policy.trained}
 
     def warm_start(self, display: Display) -> None:
-        """Trains the tiny models on the recipe's demonstrations, where it has some; it takes seconds when they are in the
-        cache."""
+        """Trains the tiny models on the recipe's demonstrations, where it has some; it takes
+        seconds when they are in the cache."""
         from marl_plugins.engine.runtime.warm_start import draw, warm_start
 
         config, module = self.plan.run.section(WarmStartConfig), self.plan.run.demonstrations_module
@@ -92,18 +100,26 @@ class Session:
             return
         demonstrations = draw(module.demonstrate, self.train_tasks, config)
         roles = {role: specs[0] for role, specs in self.cast.members.items()}
-        made: dict[str, str] = {}  # to encode what the members of a population have in common takes seconds for each
+        made: dict[
+            str, str
+        ] = {}  # to encode what the members of a population have in common takes seconds for each
         for policy in self.plan.run.policies:
-            if is_tiny(policy.model) and policy.name in self.cast.policies:  # another one has nothing to learn from them
+            if (
+                is_tiny(policy.model) and policy.name in self.cast.policies
+            ):  # another one has nothing to learn from them
                 folder = self.args[policy.name].actor.model_name_or_path
                 if policy.model not in made:
-                    made[policy.model] = warm_start(policy.model, folder, demonstrations, roles, config, display)
+                    made[policy.model] = warm_start(
+                        policy.model, folder, demonstrations, roles, config, display
+                    )
                 self._load_from(policy.name, made[policy.model])
 
     def _load_from(self, policy: str, folder: str) -> None:
-        """The folder that a policy's model is loaded from, and its critic's, unless that has a model of its own.
+        """The folder that a policy's model is loaded from, and its critic's, unless that has a
+        model of its own.
 
-        Upstream makes a new value head where the two are the same, and expects one in the folder where they are not.
+        Upstream makes a new value head where the two are the same, and expects one in the folder
+        where they are not.
         """
         args = self.args[policy]
         if args.critic.model_name_or_path == args.actor.model_name_or_path:
@@ -141,7 +157,9 @@ class Session:
             )
         self.policies = {p.name: made[p.name] for p in run.policies}
         for policy in self.policies.values():
-            policy.followed = self.policies.get(policy.spec.follows)  # an evaluation may do without it
+            policy.followed = self.policies.get(
+                policy.spec.follows
+            )  # an evaluation may do without it
         try:
             start(list(self.policies.values()), limits.silence_seconds)
         except BaseException:
@@ -158,12 +176,20 @@ class Session:
 
     @property
     def schedule_lengths(self) -> dict[str, int]:
-        """Optimiser steps of the whole run by policy, for the learning-rate schedules, which `--max_steps` does not shorten: a
-        run that is resumed without it continues the same schedule."""
+        """Optimiser steps of the whole run by policy, for the learning-rate schedules, which
+        `--max_steps` does not shorten: a run that is resumed without it continues the same
+        schedule."""
         run = self.plan.run
-        steps = list(enumerate(run.episode_steps(len(self.train_tasks)) * run.args.train.num_episodes, start=1))
+        steps = list(
+            enumerate(
+                run.episode_steps(len(self.train_tasks)) * run.args.train.num_episodes, start=1
+            )
+        )
         epochs = {name: args.train.max_epochs for name, args in self.args.items()}
-        return {p.name: max(1, epochs[p.name] * sum(k for step, k in steps if p.is_due(step))) for p in run.policies}
+        return {
+            p.name: max(1, epochs[p.name] * sum(k for step, k in steps if p.is_due(step)))
+            for p in run.policies
+        }
 
     def _tokenizers(self) -> dict[str, PreTrainedTokenizerBase]:
         from transformers import AutoTokenizer
@@ -172,7 +198,9 @@ class Session:
         for policy, args in self.args.items():
             name, fast = args.actor.model_name_or_path, not args.data.disable_fast_tokenizer
             try:
-                tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=trusted, use_fast=fast)
+                tokenizer = AutoTokenizer.from_pretrained(
+                    name, trust_remote_code=trusted, use_fast=fast
+                )
             except (OSError, ValueError) as error:
                 problems.append(
                     Problem(
@@ -207,11 +235,18 @@ def connect(session: Session) -> None:
     from marl_plugins.engine.runtime.questions import make_ask
     from marl_plugins.engine.runtime.rollout import Rollout
 
-    run, pools = session.plan.run, {name: policy.engines for name, policy in session.policies.items()}
+    run, pools = (
+        session.plan.run,
+        {name: policy.engines for name, policy in session.policies.items()},
+    )
     workflow = workflow_of(session.plan.plugins, run)
-    session.rollout = Rollout(run, session.plan.plugins, workflow, session.cast, session.tools, pools)
+    session.rollout = Rollout(
+        run, session.plan.plugins, workflow, session.cast, session.tools, pools
+    )
     samplings = {
         name: Sampling(args.rollout.temperature, args.rollout.top_p, None, args.data.max_len)
         for name, args in session.args.items()
     }
-    run.state(Connection).ask = make_ask(session.rollout.generate, session.chats, samplings, run.args.train.seed)
+    run.state(Connection).ask = make_ask(
+        session.rollout.generate, session.chats, samplings, run.args.train.seed
+    )

@@ -1,4 +1,5 @@
-"""One training step while it is made: its trajectories, its rows, and the parts that plugins have in it."""
+"""One training step while it is made: its trajectories, its rows, and the parts that plugins have
+in it."""
 
 from __future__ import annotations
 
@@ -23,7 +24,12 @@ from marl_plugins.engine.hook_faults import HookFaults
 from marl_plugins.engine.manager import applies, check_tasks_of_step, chosen_tasks, parts_of
 from marl_plugins.engine.runtime.crediting import CreditAssignment, check_versions
 from marl_plugins.engine.runtime.exchange import StepExchange
-from marl_plugins.engine.runtime.experience import ForwardedRows, PreparedRows, PreparedSnapshot, estimate
+from marl_plugins.engine.runtime.experience import (
+    ForwardedRows,
+    PreparedRows,
+    PreparedSnapshot,
+    estimate,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,7 +49,13 @@ class RunningStep:
         planned: See `Step.planned`.
     """
 
-    def __init__(self, session: Session, number: int, optimiser_steps: int, planned: Callable[[int], Sequence[Task]]):
+    def __init__(
+        self,
+        session: Session,
+        number: int,
+        optimiser_steps: int,
+        planned: Callable[[int], Sequence[Task]],
+    ):
         self.session = session
         self.planned = planned
         self.number = number
@@ -65,7 +77,9 @@ class RunningStep:
         """Trajectories by place."""
         self.forwarded: list[ForwardedRows] = []
         self.sampled = SampledActions()
-        self._crediting = CreditAssignment(run, plugins, session.trained, session.estimator, optimiser_steps, self.sampled)
+        self._crediting = CreditAssignment(
+            run, plugins, session.trained, session.estimator, optimiser_steps, self.sampled
+        )
         self.parts: Mapping[str, StepPart] = parts_of(plugins, run, self)
 
     async def roll_out(self, samples: int, tick: Callable[[], None]) -> None:
@@ -95,10 +109,15 @@ class RunningStep:
     async def trajectory(self, task: Task, place: int, sample: int) -> Trajectory:
         """See `Step.trajectory`."""
         rollout = self.session.rollout
-        return await rollout.one(task, place, sample, self.number, rollout.score_action, roles=players(self, task, place))
+        return await rollout.one(
+            task, place, sample, self.number, rollout.score_action, roles=players(self, task, place)
+        )
 
-    def put_back(self, tasks: Sequence[Task], trajectories: Sequence[Trajectory], parts: Mapping[str, object]) -> None:
-        """Takes in a rollout that a saved step has (engine/runtime/waiting.py), in place of `roll_out`.
+    def put_back(
+        self, tasks: Sequence[Task], trajectories: Sequence[Trajectory], parts: Mapping[str, object]
+    ) -> None:
+        """Takes in a rollout that a saved step has (engine/runtime/waiting.py), in place of
+        `roll_out`.
 
         Args:
             parts: What the parts have recorded of it.
@@ -142,13 +161,20 @@ class RunningStep:
         def check(plugin: str, given: Sequence[Trajectory], answer: Sequence[Trajectory]) -> None:
             self.sampled.check_exchange(plugin, given, answer, exchange.received)
             for trajectory in given:
-                if trajectory not in answer and trajectory not in exchange.left and not trajectory.origin:
+                if (
+                    trajectory not in answer
+                    and trajectory not in exchange.left
+                    and not trajectory.origin
+                ):
                     raise RunPaused(
-                        f"plugin {plugin}: {hook} removed trajectory {trajectory.name} without a reason; call "
+                        f"plugin {plugin}: {hook} removed trajectory {trajectory.name} without a "
+                        "reason; call "
                         "exchange.leave_out(trajectory, reason)"
                     )
 
-        answer = await plugins.chain(hook, self.trajectories, check, run=self.session.plan.run, exchange=exchange)
+        answer = await plugins.chain(
+            hook, self.trajectories, check, run=self.session.plan.run, exchange=exchange
+        )
         kept = set(answer)
         self.received = exchange.entered(answer)
         self.left_out = {t: why for t, why in exchange.left.items() if t not in kept}
@@ -187,13 +213,15 @@ class RunningStep:
         return ledger
 
     async def prepare(self, rows: Sequence[Row]) -> list[PreparedRows]:
-        """Returns the rows with their tensors by policy, their advantages taken over all policies together, as the parts leave
-        them."""
+        """Returns the rows with their tensors by policy, their advantages taken over all policies
+        together, as the parts leave them."""
         by_policy: dict[str, list[Row]] = {}
         for row in rows:
             by_policy.setdefault(row.action.policy, []).append(row)
         forwarded: list[ForwardedRows] = await all_of(
-            self.session.trained[name].forward(mine, [f for f in self.forwarded if f.policy == name])
+            self.session.trained[name].forward(
+                mine, [f for f in self.forwarded if f.policy == name]
+            )
             for name, mine in by_policy.items()
         )
         prepared: Sequence[PreparedRows] = estimate(forwarded, self.estimator)
@@ -213,7 +241,9 @@ class RunningStep:
         return found
 
 
-def check_prepared(step: RunningStep, plugin: str, given: PreparedSnapshot, prepared: Sequence[PreparedRows]) -> None:
+def check_prepared(
+    step: RunningStep, plugin: str, given: PreparedSnapshot, prepared: Sequence[PreparedRows]
+) -> None:
     """Checks what a part has made of the values that policies are updated with.
 
     Args:
@@ -222,44 +252,70 @@ def check_prepared(step: RunningStep, plugin: str, given: PreparedSnapshot, prep
     Raises:
         RunEnded: A policy has two, or one of another version's rows, or not the rows that it had.
     """
-    if not isinstance(prepared, list | tuple) or not all(isinstance(p, PreparedRows) for p in prepared):
+    if not isinstance(prepared, list | tuple) or not all(
+        isinstance(p, PreparedRows) for p in prepared
+    ):
         raise RunPaused(
-            f"plugin {plugin}: {HOOK}: prepared of its part returned {prepared!r:.80}; expected a list of PreparedRows"
+            f"plugin {plugin}: {HOOK}: prepared of its part returned {prepared!r:.80}; expected a "
+            "list of PreparedRows"
         )
     if changed := given.changed(prepared):
-        raise RunPaused(f"plugin {plugin}: {HOOK} {changed}; what was sampled and selected is trained on as it is")
+        raise RunPaused(
+            f"plugin {plugin}: {HOOK} {changed}; what was sampled and selected is trained on as it "
+            "is"
+        )
     step.sampled.check(plugin, HOOK)
     policies = [p.policy for p in prepared]
     if twice := next((name for name in policies if policies.count(name) > 1), None):
         raise RunEnded(
-            f"plugin {plugin}: its part of step {step.number} gave rows of policy {twice!r}, which is updated with rows of its "
+            f"plugin {plugin}: its part of step {step.number} gave rows of policy {twice!r}, which "
+            "is updated with rows of its "
             "role already; a part adds rows of policies that play no role"
         )
-    check_versions([row for p in prepared for row in p.rows], step.session.trained, max_lag(step.session.plan.run))
+    check_versions(
+        [row for p in prepared for row in p.rows],
+        step.session.trained,
+        max_lag(step.session.plan.run),
+    )
 
 
 def players(step: RunningStep, task: Task, place: int) -> dict[str, RoleSpec]:
-    """Returns every role as it is played on a task of a step: as the session casts it, with its policy's share of the limit of new
-    tokens (`AnswerLimits`)."""
+    """Returns every role as it is played on a task of a step: as the session casts it, with its
+    policy's share of the limit of new tokens (`AnswerLimits`)."""
 
     def with_limit(role: RoleSpec, factor: float) -> RoleSpec:
         limit = role.sampling.max_new_tokens or role.sampling.max_len
-        return replace(role, sampling=replace(role.sampling, max_new_tokens=min(limit, max(1, round(limit * factor)))))
+        return replace(
+            role,
+            sampling=replace(
+                role.sampling, max_new_tokens=min(limit, max(1, round(limit * factor)))
+            ),
+        )
 
-    factors, cast = step.session.plan.run.state(AnswerLimits), step.session.cast(task, step.number, place)
-    return {name: with_limit(role, factors[role.policy]) if role.policy in factors else role for name, role in cast.items()}
+    factors, cast = (
+        step.session.plan.run.state(AnswerLimits),
+        step.session.cast(task, step.number, place),
+    )
+    return {
+        name: with_limit(role, factors[role.policy]) if role.policy in factors else role
+        for name, role in cast.items()
+    }
 
 
 def arriving_at(step: RunningStep, samples: int) -> AsyncGenerator[Trajectory, None]:
-    """Yields the trajectories of a step as they finish: its own rollout's, or those that a part gives it.
+    """Yields the trajectories of a step as they finish: its own rollout's, or those that a part
+    gives it.
 
     Raises:
         RunPaused: Two parts give it theirs.
     """
-    given = {name: source for name, part in step.parts.items() if (source := part.source()) is not None}
+    given = {
+        name: source for name, part in step.parts.items() if (source := part.source()) is not None
+    }
     if len(given) > 1:
         raise RunPaused(
-            f"plugins {' and '.join(given)}: source of the parts of both gives step {step.number} its trajectories"
+            f"plugins {' and '.join(given)}: source of the parts of both gives step {step.number} "
+            "its trajectories"
         )
     for name, source in given.items():
         return _given(step, name, source)

@@ -1,7 +1,7 @@
 """A random tiny model, built on the spot: Qwen2 architecture, one token per byte, a chat template.
 
-A `tiny` model (marl_plugins/tiny.py) stands where a folder or hub name would; what comes out is a model folder like any other
-and takes exactly the same way. 0.36 M parameters with the defaults.
+A `tiny` model (marl_plugins/tiny.py) stands where a folder or hub name would; what comes out is a
+model folder like any other and takes exactly the same way. 0.36 M parameters with the defaults.
 """
 
 from __future__ import annotations
@@ -30,20 +30,27 @@ SHOWN_TOOLS = (
 """Begins the chat template of a model with `tools=1`."""
 
 
-def made_once(name: str, make: Callable[[Path], None], wait: Callable[[], None] = lambda: None) -> str:
-    """Returns the folder `name` among the models that were made here; `make(folder)` fills it, unless it is there.
+def made_once(
+    name: str, make: Callable[[Path], None], wait: Callable[[], None] = lambda: None
+) -> str:
+    """Returns the folder `name` among the models that were made here; `make(folder)` fills it,
+    unless it is there.
 
     Args:
         wait: Called before this process waits for another one that is making the folder.
     """
-    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "openrlhf-marl" / "tiny"
+    cache = (
+        Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "openrlhf-marl" / "tiny"
+    )
     cache.mkdir(parents=True, exist_ok=True)
     folder = cache / name
     if folder.is_dir():
         return str(folder)
     unfinished = f".new-{name}-"
     with _lock(cache / f".{name}.lock", wait) as alone:
-        for left in cache.glob(f"{unfinished}????????") if alone else ():  # by a process that was killed
+        for left in (
+            cache.glob(f"{unfinished}????????") if alone else ()
+        ):  # by a process that was killed
             shutil.rmtree(left, ignore_errors=True)
         if not folder.is_dir():
             fresh = Path(tempfile.mkdtemp(dir=cache, prefix=unfinished))
@@ -51,7 +58,9 @@ def made_once(name: str, make: Callable[[Path], None], wait: Callable[[], None] 
                 make(fresh)
                 fresh.rename(folder)
             except OSError:
-                if not folder.is_dir():  # another process was faster, on a file system without locks
+                if (
+                    not folder.is_dir()
+                ):  # another process was faster, on a file system without locks
                     raise
             finally:
                 shutil.rmtree(fresh, ignore_errors=True)
@@ -60,8 +69,9 @@ def made_once(name: str, make: Callable[[Path], None], wait: Callable[[], None] 
 
 @contextmanager
 def _lock(path: Path, wait: Callable[[], None]) -> Iterator[bool]:
-    """Keeps other processes away; a lock ends with the process that has it. Gives whether it could be had: file systems without
-    locks exist. The file goes with the lock, so who has waited for it looks whether it is still the one that others would lock."""
+    """Keeps other processes away; a lock ends with the process that has it. Gives whether it could
+    be had: file systems without locks exist. The file goes with the lock, so who has waited for it
+    looks whether it is still the one that others would lock."""
     while True:
         file, locked = path.open("w"), True
         try:
@@ -82,23 +92,31 @@ def _lock(path: Path, wait: Callable[[], None]) -> Iterator[bool]:
 
 
 def resolve(model: str) -> str:
-    """Returns the folder of a `tiny` model, built if it is not there yet; any other model's name unchanged."""
+    """Returns the folder of a `tiny` model, built if it is not there yet; any other model's name
+    unchanged."""
     if not is_tiny(model):
         return model
     settings = parse(model)
-    name = "-".join(["bytes"] + [f"{name}{value}" for name, value in settings.items() if name != "tools" or value])
+    name = "-".join(
+        ["bytes"]
+        + [f"{name}{value}" for name, value in settings.items() if name != "tools" or value]
+    )
     return made_once(name, lambda folder: build(folder, **settings))
 
 
-def build(folder: Path, *, seed: int, hidden: int, layers: int, heads: int, positions: int, tools: int = 0) -> None:
+def build(
+    folder: Path, *, seed: int, hidden: int, layers: int, heads: int, positions: int, tools: int = 0
+) -> None:
     """Writes a model folder: float32 weights, configuration, tokenizer."""
     import torch
     from tokenizers.pre_tokenizers import ByteLevel
     from transformers import Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
-    # Qwen2's own tokenizer class with a vocabulary of single bytes and no merges: transformers picks the class by the
-    # model's type, whatever else the folder says.
-    vocabulary = {token: number for number, token in enumerate([*SPECIAL, *sorted(ByteLevel.alphabet())])}
+    # Qwen2's own tokenizer class with a vocabulary of single bytes and no merges: transformers
+    # picks the class by the model's type, whatever else the folder says.
+    vocabulary = {
+        token: number for number, token in enumerate([*SPECIAL, *sorted(ByteLevel.alphabet())])
+    }
     tokenizer = Qwen2Tokenizer(
         vocab=vocabulary,
         merges=[],

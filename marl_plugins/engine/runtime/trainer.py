@@ -1,6 +1,7 @@
 """The multi-agent training loop: one direction of data, one function per arrow.
 
-    tasks -> rollout -> exchange -> credit -> rows -> select -> forward -> advantages (of all policies) -> update -> weight sync
+    tasks -> rollout -> exchange -> credit -> rows -> select -> forward -> advantages (of all
+    policies) -> update -> weight sync
 
 Each policy's forward passes, update and broadcast are upstream's; what spans the policies is here.
 """
@@ -66,7 +67,9 @@ class Trainer:
         session: What the run is made of, started.
     """
 
-    def __init__(self, session: Session, records: Records, checkpoints: Checkpoints, display: Display):
+    def __init__(
+        self, session: Session, records: Records, checkpoints: Checkpoints, display: Display
+    ):
         self.session = session
         self.run = session.plan.run
         self.plugins = session.plan.plugins
@@ -83,24 +86,31 @@ class Trainer:
         self.shown: set[str] = set()
 
     def schedule(self) -> Iterator[tuple[int, int, list[Task]]]:
-        """Yields all training steps of the run as (step from 1, optimiser steps, tasks); a function of the seed alone.
+        """Yields all training steps of the run as (step from 1, optimiser steps, tasks); a function
+        of the seed alone.
 
         Those after `--max_steps` are not trained in this run, but maybe in one that resumes it.
         """
         step, args, tasks = 0, self.run.args, self.session.train_tasks
         steps = self.run.episode_steps(len(tasks))
         for episode in range(args.train.num_episodes):
-            for k, batch in zip(steps, batches(tasks, args.train.seed, episode, args.rollout.batch_size), strict=False):
+            for k, batch in zip(
+                steps,
+                batches(tasks, args.train.seed, episode, args.rollout.batch_size),
+                strict=False,
+            ):
                 step += 1
                 yield step, k, batch
 
     def _last_rollout(self) -> int:
-        """The last step of which a rollout is made: a run that is saved and resumed finds those that would wait."""
+        """The last step of which a rollout is made: a run that is saved and resumed finds those
+        that would wait."""
         ckpt = self.run.args.ckpt
         return len(self.planned) if ckpt.save_steps > 0 and not ckpt.disable_ds else self.steps
 
     def restore(self, done: int, files: Collection[str]) -> None:
-        """Takes the rollouts that waited when a step was saved, but those that would be too old for this run.
+        """Takes the rollouts that waited when a step was saved, but those that would be too old for
+        this run.
 
         Args:
             files: Those that the step's manifest names.
@@ -110,7 +120,9 @@ class Trainer:
         versions = {name: policy.version for name, policy in self.session.trained.items()}
         found = read_waiting(self.saving.checkpoints.folder, done, files, self.begin_step)
         self.rollouts.waiting |= {
-            n: step for n, step in found.items() if lag_of(step, done, versions) <= possible_lag(self.run)
+            n: step
+            for n, step in found.items()
+            if lag_of(step, done, versions) <= possible_lag(self.run)
         }
 
     @property
@@ -132,7 +144,9 @@ class Trainer:
         for step in range(done + 1, steps + 1):
             try:
                 report = await self.train_step(step)
-            except RunPaused:  # nothing of this step has been trained on: the state is that of the step before
+            except (
+                RunPaused
+            ):  # nothing of this step has been trained on: the state is that of the step before
                 if done and done != self.saving.last:
                     await self.saving.save(done)
                 raise
@@ -140,11 +154,22 @@ class Trainer:
             evaluated, paused = await conclude(self, step, report, due)
             paused = paused or self.rollouts.paused
             with writing("the records", self.records.folder):
-                self.records.step(step, report.metrics, report.trajectories, report.ledger, evaluated)
+                self.records.step(
+                    step, report.metrics, report.trajectories, report.ledger, evaluated
+                )
             if step % max(1, args.logger.logging_steps) == 0:
-                self.display.step(report.metrics, steps, (time.monotonic() - started) / (step - first) * (steps - step))
+                self.display.step(
+                    report.metrics,
+                    steps,
+                    (time.monotonic() - started) / (step - first) * (steps - step),
+                )
             done = step
-            if is_due(step, args.ckpt.save_steps) or self.best.step == step or self.breaker.reason or paused:
+            if (
+                is_due(step, args.ckpt.save_steps)
+                or self.best.step == step
+                or self.breaker.reason
+                or paused
+            ):
                 await self.saving.save(step)
             if paused:
                 raise paused
@@ -159,23 +184,29 @@ class Trainer:
         return RunningStep(self.session, number, self.planned[number][0], self.tasks_of)
 
     def tasks_of(self, number: int) -> Sequence[Task]:
-        """Returns the tasks whose turn it is in a step; none after the last one of which a rollout is made."""
+        """Returns the tasks whose turn it is in a step; none after the last one of which a rollout
+        is made."""
         return self.planned[number][1] if number <= self.rollouts.last else ()
 
     async def roll_out(self, number: int) -> RunningStep:
         """Makes the rollout of a step."""
         step = self.begin_step(number)
-        with timed_phase(self.display, step.seconds)("rollout", len(step.tasks) * self.samples) as tick:
+        with timed_phase(self.display, step.seconds)(
+            "rollout", len(step.tasks) * self.samples
+        ) as tick:
             await all_of(policy.wake() for policy in self.session.policies.values())
             await step.roll_out(self.samples, tick)
         return step
 
     async def train_step(self, number: int) -> StepReport:
-        """Trains one step, during the rollout of a later one with `--train.async_enable`; then engines get the new weights, with
+        """Trains one step, during the rollout of a later one with `--train.async_enable`; then
+        engines get the new weights, with
         `--train.partial_rollout_enable` in the middle of that rollout."""
         step = await self.rollouts.take(number)
         partial = is_partial(self.run.args)
-        trained, _ = await all_of([self.train(step, then_sync=partial), self.rollouts.ahead(number)])
+        trained, _ = await all_of(
+            [self.train(step, then_sync=partial), self.rollouts.ahead(number)]
+        )
         if self.rollouts.size:
             step.seconds["wait"] = time.monotonic() - trained.ended
         if not partial:
@@ -183,18 +214,22 @@ class Trainer:
                 await self.weight_sync.updated(list(trained.updates))
         prepared, policies = trained.prepared, self.session.policies.values()
         metrics = trained.metrics
-        metrics |= of_step(prepared, trained.updates, policies, step.seconds, metrics["tokens/sampled"])
+        metrics |= of_step(
+            prepared, trained.updates, policies, step.seconds, metrics["tokens/sampled"]
+        )
         metrics |= self.session.backend.metrics()
         for remark in remarks(prepared, policies, step.estimator.return_scope):
             self.display.say(f"step {number}: {remark}")
         self.breaker.step(trained.ledger, step.trajectories)
         if not trained.updates:  # else it is saved first
             self.breaker.check()
-        return StepReport(metrics, [*step.trajectories, *step.received], trained.ledger, step.metrics)
+        return StepReport(
+            metrics, [*step.trajectories, *step.received], trained.ledger, step.metrics
+        )
 
     async def train(self, step: RunningStep, then_sync: bool) -> TrainedStep:
-        """Trains on a rollout: exchange, credit, forward passes, advantages and updates. Engines keep their weights, unless they
-        are to be synced at once."""
+        """Trains on a rollout: exchange, credit, forward passes, advantages and updates. Engines
+        keep their weights, unless they are to be synced at once."""
         phase, policies = timed_phase(self.display, step.seconds), self.session.policies.values()
         with phase("exchange"):
             await step.exchange()
@@ -209,7 +244,9 @@ class Trainer:
         if self.session.cast.has_population:
             metrics |= of_policies(step.trajectories)
         if self.rollouts.size:
-            metrics |= of_lag(rows, {name: policy.version for name, policy in self.session.trained.items()})
+            metrics |= of_lag(
+                rows, {name: policy.version for name, policy in self.session.trained.items()}
+            )
         if is_partial(self.run.args):
             metrics |= of_changes(rows)
         self.display.rollout(step.number, metrics, step.trajectories, ledger)
@@ -221,7 +258,8 @@ class Trainer:
         return TrainedStep(ledger, prepared, updates, metrics, time.monotonic())
 
     async def evaluate(self, step: int) -> tuple[dict[str, float], list[Trajectory]]:
-        """Returns metrics and trajectories of the evaluation tasks, which are shown, and counted for the circuit breaker."""
+        """Returns metrics and trajectories of the evaluation tasks, which are shown, and counted
+        for the circuit breaker."""
         metrics, found = await self.evaluator.evaluate(step)
         metrics |= self.best.after(step, metrics, self.display.say)
         self.breaker.evaluation(step, found)
@@ -231,8 +269,8 @@ class Trainer:
 async def conclude(
     trainer: Trainer, step: int, report: StepReport, evaluate: bool
 ) -> tuple[list[Trajectory], RunPaused | None]:
-    """Completes the metrics of a step that is trained; returns what it was evaluated on, and what pauses the run once it is
-    saved."""
+    """Completes the metrics of a step that is trained; returns what it was evaluated on, and what
+    pauses the run once it is saved."""
     evaluated: list[Trajectory] = []
     paused: RunPaused | None = None
     try:
@@ -249,13 +287,17 @@ async def conclude(
     return evaluated, paused
 
 
-async def update_all(session: Session, prepared: Sequence[PreparedRows], k: int, step: int) -> dict[str, dict[str, float]]:
+async def update_all(
+    session: Session, prepared: Sequence[PreparedRows], k: int, step: int
+) -> dict[str, dict[str, float]]:
     """Updates every policy that has rows, all at once, and returns upstream's metrics by policy.
 
     The built-in `marl_update` (builtin/upstream.py) is `UpstreamPolicy.update`.
     """
     run, update, trained = session.plan.run, session.plan.plugins.hook.marl_update, session.trained
-    results = await all_of(update(run=run, policy=trained[p.policy], prepared=p, steps=k, step=step) for p in prepared)
+    results = await all_of(
+        update(run=run, policy=trained[p.policy], prepared=p, steps=k, step=step) for p in prepared
+    )
     return dict(zip([p.policy for p in prepared], results, strict=True))
 
 
@@ -264,7 +306,9 @@ def is_due(step: int, every: int) -> bool:
     return every > 0 and step % every == 0
 
 
-def timed_phase(display: Display, seconds: dict[str, float]) -> Callable[..., AbstractContextManager[Callable[[], None]]]:
+def timed_phase(
+    display: Display, seconds: dict[str, float]
+) -> Callable[..., AbstractContextManager[Callable[[], None]]]:
     """Shows a phase's progress, and notes its seconds (`with phase(name, total)`)."""
 
     @contextmanager

@@ -2,7 +2,8 @@
 
     <ckpt.path>/waiting/step<N>.jsonl    saved with step N: one rollout a line, of the steps after N
 
-They are kept as they were sampled, whole, because the weights that sampled them are in no later step.
+They are kept as they were sampled, whole, because the weights that sampled them are in no later
+step.
 """
 
 from __future__ import annotations
@@ -22,11 +23,13 @@ FOLDER = "waiting"
 
 
 class RolloutRecord(TypedDict):
-    """The rollout of a step, as JSON values: what parts have recorded of it, and each trajectory with its task's place."""
+    """The rollout of a step, as JSON values: what parts have recorded of it, and each trajectory
+    with its task's place."""
 
     step: int
     tasks: NotRequired[list[str]]
-    """Ids of the step's tasks, in its order; absent in records of 2026-11-25 and before: those that were planned."""
+    """Ids of the step's tasks, in its order; absent in records of 2026-11-25 and before: those that
+    were planned."""
     seconds: dict[str, float]
     parts: dict[str, object]
     trajectories: list[tuple[int, dict[str, object]]]
@@ -58,7 +61,8 @@ def read_waiting(
     """Returns the rollouts that waited when a step was saved.
 
     Args:
-        files: Those that the step's manifest names; another one is of another run, or was never completed.
+        files: Those that the step's manifest names; another one is of another run, or was never
+            completed.
         begin: Makes a step whose rollout has not begun.
     """
     path, found = file_of(folder, step), {}
@@ -83,7 +87,9 @@ def lag_of(rollout: RunningStep, done: int, versions: Mapping[str, int]) -> int:
         versions: Those of the policies that are trained, after that step.
     """
     sampled = (a.generation for t in rollout.trajectories for a in t.actions)
-    oldest = max((versions[g.policy] - g.version for g in sampled if g.policy in versions), default=0)
+    oldest = max(
+        (versions[g.policy] - g.version for g in sampled if g.policy in versions), default=0
+    )
     return oldest + rollout.number - done - 1
 
 
@@ -92,7 +98,11 @@ def _record(rollout: RunningStep) -> RolloutRecord:
         "step": rollout.number,
         "tasks": [task.id for task in rollout.tasks],
         "seconds": rollout.seconds,
-        "parts": {name: kept for name, part in rollout.parts.items() if (kept := part.record()) is not None},
+        "parts": {
+            name: kept
+            for name, part in rollout.parts.items()
+            if (kept := part.record()) is not None
+        },
         "trajectories": [(t.place, to_record(t)) for t in rollout.trajectories],
     }
 

@@ -1,7 +1,9 @@
-"""Supervised training of a tiny model on a recipe's demonstrations, so that a demo starts from a partly competent model.
+"""Supervised training of a tiny model on a recipe's demonstrations, so that a demo starts from a
+partly competent model.
 
-A fixed number of steps, whatever accuracy they reach. The result is a model folder like any other, cached by content: the
-model's name, every demonstration, and the settings. Demonstrations come from training tasks only.
+A fixed number of steps, whatever accuracy they reach. The result is a model folder like any other,
+cached by content: the model's name, every demonstration, and the settings. Demonstrations come from
+training tasks only.
 """
 
 from __future__ import annotations
@@ -29,13 +31,17 @@ RECIPE_VERSION = 1
 
 
 DECAY = 0.3
-"""The share of the steps in which the learning rate falls to zero; copying is learned late, at the full rate."""
+"""The share of the steps in which the learning rate falls to zero; copying is learned late, at the
+full rate."""
 
 
 def draw(
-    demonstrate: Callable[[Task, random.Random], Iterable[Demonstration]], tasks: Sequence[Task], config: WarmStartConfig
+    demonstrate: Callable[[Task, random.Random], Iterable[Demonstration]],
+    tasks: Sequence[Task],
+    config: WarmStartConfig,
 ) -> list[Demonstration]:
-    """Returns `steps x batch_size` demonstrations, from the training tasks in a fixed shuffled order, as often as it takes."""
+    """Returns `steps x batch_size` demonstrations, from the training tasks in a fixed shuffled
+    order, as often as it takes."""
     rng = random.Random(config.seed)
     order = list(tasks)
     drawn: list[Demonstration] = []
@@ -56,23 +62,31 @@ def warm_start(
     config: WarmStartConfig,
     display: Display,
 ) -> str:
-    """Returns the folder of `model` (whose weights lie in `folder`) after the warm start; trained now unless it is in the
-    cache."""
+    """Returns the folder of `model` (whose weights lie in `folder`) after the warm start; trained
+    now unless it is in the cache."""
     rows = [encode(d, roles[d.role]) for d in demonstrations]
     content = json.dumps([RECIPE_VERSION, model, config.model_dump(), rows])
     key = hashlib.blake2b(content.encode(), digest_size=10).hexdigest()
 
     def make(target: Path) -> None:
-        display.say(f"warm start: {config.steps} supervised steps on demonstrations; once, then kept in {target.parent}")
+        display.say(
+            f"warm start: {config.steps} supervised steps on demonstrations; once, then kept in "
+            f"{target.parent}"
+        )
         with display.phase("warm start", config.steps, announce=True) as tick:
             train(folder, target, rows, config, tick)
 
-    return made_once(f"warm-{key}", make, lambda: display.say("warm start: another run is making it; waiting for that one"))
+    return made_once(
+        f"warm-{key}",
+        make,
+        lambda: display.say("warm start: another run is making it; waiting for that one"),
+    )
 
 
 @contextmanager
 def _all_cores() -> Iterator[None]:
-    """The run's processes share the cores, one thread each; before they start, this one may have all."""
+    """The run's processes share the cores, one thread each; before they start, this one may have
+    all."""
     import torch
 
     before = torch.get_num_threads()
@@ -90,22 +104,30 @@ def train(
     config: WarmStartConfig,
     done: Callable[[], None],
 ) -> None:
-    """Trains with AdamW, linear warm-up, constant rate, linear decay; cross-entropy over what the roles said."""
+    """Trains with AdamW, linear warm-up, constant rate, linear decay; cross-entropy over what the
+    roles said."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     with torch.random.fork_rng(), _all_cores():
         torch.manual_seed(config.seed)
         model: PreTrainedModel = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-        optimiser = torch.optim.AdamW(model.parameters(), lr=config.learning_rate, betas=(0.9, 0.98), weight_decay=0.0)
+        optimiser = torch.optim.AdamW(
+            model.parameters(), lr=config.learning_rate, betas=(0.9, 0.98), weight_decay=0.0
+        )
         schedule = torch.optim.lr_scheduler.LambdaLR(
-            optimiser, lambda step: min(1.0, (step + 1) / 50, (config.steps - step) / (DECAY * config.steps))
+            optimiser,
+            lambda step: min(1.0, (step + 1) / 50, (config.steps - step) / (DECAY * config.steps)),
         )
         for step in range(config.steps):
             batch = rows[step * config.batch_size : (step + 1) * config.batch_size]
             longest = max(len(ids) for ids, _ in batch)
-            ids = torch.tensor([row + [0] * (longest - len(row)) for row, _ in batch])  # causal: what is behind is not seen
-            mask = torch.tensor([row + [0] * (longest - len(row)) for _, row in batch], dtype=torch.bool)[:, 1:]
+            ids = torch.tensor(
+                [row + [0] * (longest - len(row)) for row, _ in batch]
+            )  # causal: what is behind is not seen
+            mask = torch.tensor(
+                [row + [0] * (longest - len(row)) for _, row in batch], dtype=torch.bool
+            )[:, 1:]
             logits = model(input_ids=ids).logits[:, :-1]
             loss = torch.nn.functional.cross_entropy(logits[mask], ids[:, 1:][mask])
             optimiser.zero_grad()

@@ -1,4 +1,5 @@
-"""The weights of trained policies to their engines, and to the engines of the policies that follow them."""
+"""The weights of trained policies to their engines, and to the engines of the policies that follow
+them."""
 
 from __future__ import annotations
 
@@ -13,21 +14,23 @@ from marl_plugins.engine.runtime.session import Session
 
 
 class WeightSync:
-    """Brings engines to the weights of their policies, by `marl_sync`; built in is `PolicyEngines.sync` (builtin/upstream.py)."""
+    """Brings engines to the weights of their policies, by `marl_sync`; built in is
+    `PolicyEngines.sync` (builtin/upstream.py)."""
 
     def __init__(self, session: Session):
         self.session = session
 
     async def begin(self, resumed: bool) -> None:
-        """Syncs what a run begins with: engines have loaded the original models, no adapters, and on CPU in float32 whatever is
-        trained."""
+        """Syncs what a run begins with: engines have loaded the original models, no adapters, and
+        on CPU in float32 whatever is trained."""
         trained = self.session.trained
         due = [p for p in trained.values() if resumed or not p.broadcasts]
         await all_of(self._sync(policy, policy.version) for policy in due)
         await self._follow(trained)
 
     async def updated(self, names: Sequence[str]) -> None:
-        """Syncs every updated policy's engines to its new weights, then those of the policies that follow it."""
+        """Syncs every updated policy's engines to its new weights, then those of the policies that
+        follow it."""
         policies = [self.session.trained[name] for name in names]
         async with self._paused(names):
             await all_of(self._sync(policy, policy.version + 1) for policy in policies)
@@ -35,22 +38,27 @@ class WeightSync:
 
     @asynccontextmanager
     async def _paused(self, names: Collection[str]) -> AsyncIterator[None]:
-        """Lets the engines of some policies, and of those that follow them, pause meanwhile; what fails in it ends the run.
+        """Lets the engines of some policies, and of those that follow them, pause meanwhile; what
+        fails in it ends the run.
 
-        All at once: policies may share engines (`PolicyProcesses.engines`), and a policy and its follower play in one
-        trajectory. Without `--train.partial_rollout_enable` nobody asks them for anything.
+        All at once: policies may share engines (`PolicyProcesses.engines`), and a policy and its
+        follower play in one trajectory. Without `--train.partial_rollout_enable` nobody asks them
+        for anything.
         """
         if not is_partial(self.session.plan.run.args):
             yield
             return
-        concerned = [p for p in self.session.policies.values() if p.name in names or p.spec.follows in names]
+        concerned = [
+            p for p in self.session.policies.values() if p.name in names or p.spec.follows in names
+        ]
         pools = dict.fromkeys(policy.engines for policy in concerned)
         await all_of(pool.pause() for pool in pools)
         yield
         await all_of(pool.resume() for pool in pools)
 
     async def again(self) -> None:
-        """Syncs the weights that the engines of trained policies had before others were put in their place."""
+        """Syncs the weights that the engines of trained policies had before others were put in
+        their place."""
         await all_of(self._sync(policy, policy.version) for policy in self.session.trained.values())
 
     async def _follow(self, names: Collection[str]) -> None:
@@ -62,11 +70,15 @@ class WeightSync:
         """Sync one policy.
 
         Raises:
-            RunEnded: It did not happen; what is sampled next would be trained by other weights than sampled it.
+            RunEnded: It did not happen; what is sampled next would be trained by other weights than
+                sampled it.
         """
         plan = self.session.plan
         done = await plan.plugins.hook.marl_sync(run=plan.run, policy=policy, version=version)
-        if not done or (policy.trained and policy.version != version):  # one that follows may hold an earlier version
+        if not done or (
+            policy.trained and policy.version != version
+        ):  # one that follows may hold an earlier version
             raise RunEnded(
-                f"the engines of policy {policy.name!r} were not brought to version {version} (marl_sync returned {done!r})"
+                f"the engines of policy {policy.name!r} were not brought to version {version} "
+                f"(marl_sync returned {done!r})"
             )

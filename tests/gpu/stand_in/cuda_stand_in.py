@@ -1,26 +1,35 @@
-"""A stand-in for CUDA, so that the GPU branches of this project and of upstream run on a machine without one.
+"""A stand-in for CUDA, so that the GPU branches of this project and of upstream run on a machine
+without one.
 
-    MARL_STAND_IN=FOLDER MARL_STAND_IN_GPUS=3 PYTHONPATH=tests/gpu/stand_in:. MARL_PLUGINS_DEVICE=cuda openrlhf train ...
+    MARL_STAND_IN=FOLDER MARL_STAND_IN_GPUS=3 PYTHONPATH=tests/gpu/stand_in:.
+    MARL_PLUGINS_DEVICE=cuda openrlhf train ...
 
-`sitecustomize.py` installs it in every process. It answers only what a device, its driver and NCCL would:
+`sitecustomize.py` installs it in every process. It answers only what a device, its driver and NCCL
+would:
 
-    devices      Ray is told of so many GPUs; a process's device is what Ray has left in its CUDA_VISIBLE_DEVICES
-    CUDA IPC     a handle names a file in FOLDER, which goes with the tensor; it opens only on the device that made it
-    NCCL         a group of processes on different devices, whose broadcast goes through vLLM's own TCP store
+    devices      Ray is told of so many GPUs; a process's device is what Ray has left in its
+                 CUDA_VISIBLE_DEVICES
+    CUDA IPC     a handle names a file in FOLDER, which goes with the tensor; it opens only on the
+                 device that made it
+    NCCL         a group of processes on different devices, whose broadcast goes through vLLM's own
+                 TCP store
     flash-attn   transformers' own attention (`sdpa`)
     rings        every rank gathers all keys and values, instead of ring_flash_attn
     memory       an engine that asks for more than is free does not start
     vLLM sleep   the worker forgets that it has its weights and its KV cache, and says so
     DeepSpeed    states that are offloaded may not be stepped on
 
-An engine of several devices is one engine, and a process on each of its devices that receives weights as vLLM's workers do: vLLM's
-Ray executor knows no CPUs.
+An engine of several devices is one engine, and a process on each of its devices that receives
+weights as vLLM's workers do: vLLM's Ray executor knows no CPUs.
 
-Everything above runs as it is: Ray's placement groups and shares, vLLM's engine, scheduler and sleep states, DeepSpeed's ZeRO with
-offloaded states, upstream's trainer and its weight sync by broadcast and by IPC. What no real device would forgive is an
-`AssertionError` in the process that does it. What happens is written to FOLDER/log.jsonl, one event a line.
+Everything above runs as it is: Ray's placement groups and shares, vLLM's engine, scheduler and
+sleep states, DeepSpeed's ZeRO with offloaded states, upstream's trainer and its weight sync by
+broadcast and by IPC. What no real device would forgive is an
+`AssertionError` in the process that does it. What happens is written to FOLDER/log.jsonl, one event
+a line.
 
-It cannot show kernels, numbers of a GPU, memory, speed, and real NCCL. REPLACED has the lines of upstream's stack that it stands
+It cannot show kernels, numbers of a GPU, memory, speed, and real NCCL. REPLACED has the lines of
+upstream's stack that it stands
 for: where one of them has changed, tests/gpu/test_stand_in.py fails.
 """
 
@@ -40,7 +49,10 @@ import weakref
 from pathlib import Path
 
 REPLACED = {
-    "openrlhf/trainer/ray/utils.py": ["props = torch.cuda.get_device_properties(device)", "return str(props.uuid)"],
+    "openrlhf/trainer/ray/utils.py": [
+        "props = torch.cuda.get_device_properties(device)",
+        "return str(props.uuid)",
+    ],
     "openrlhf/trainer/ray/ppo_actor.py": [
         "from torch.multiprocessing.reductions import reduce_tensor",
         "ipc_handle = reduce_tensor(weight)",
@@ -58,7 +70,9 @@ REPLACED = {
         "def reload_deepspeed_states(model, non_blocking=True):",
     ],
     "transformers/modeling_utils.py": ["def _check_and_adjust_attn_implementation("],
-    "openrlhf/trainer/ray/vllm_engine.py": ["self.llm = vllm.AsyncLLMEngine.from_engine_args(engine_args)"],
+    "openrlhf/trainer/ray/vllm_engine.py": [
+        "self.llm = vllm.AsyncLLMEngine.from_engine_args(engine_args)"
+    ],
     "vllm/v1/executor/abstract.py": [
         'self.collective_rpc("sleep", kwargs=dict(level=level))',
         'self.collective_rpc("wake_up", kwargs=dict(tags=tags))',
@@ -78,7 +92,8 @@ REPLACED = {
 """Lines of installed packages that the stand-in replaces, or counts on being called by, by file."""
 KV_BYTES = 64 * 2**20
 FREE_MEMORY = 0.95
-"""Share of a device's memory that is free when an engine starts: the rest is the driver's and of other programs."""
+"""Share of a device's memory that is free when an engine starts: the rest is the driver's and of
+other programs."""
 
 
 def record(event, **values):
@@ -103,7 +118,8 @@ def failures():
         raise
 
 
-# --- installing -----------------------------------------------------------------------------------------------------------
+# --- installing
+# --------------------------------------------------------------------------------------------------
 
 _AFTER = {}
 
@@ -126,7 +142,9 @@ class Imports:
         change = _AFTER.pop(name, None)
         if change is None:
             return None
-        spec = next(s for f in sys.meta_path if f is not Imports and (s := f.find_spec(name, path, target)))
+        spec = next(
+            s for f in sys.meta_path if f is not Imports and (s := f.find_spec(name, path, target))
+        )
         execute = spec.loader.exec_module
 
         def exec_module(module):
@@ -154,7 +172,8 @@ def install():
     sys.meta_path.insert(0, Imports)
 
 
-# --- devices, CUDA IPC, NCCL ----------------------------------------------------------------------------------------------
+# --- devices, CUDA IPC, NCCL
+# ----------------------------------------------------------------------------------------------
 
 
 def _install_cuda(install):
@@ -165,18 +184,22 @@ def _install_cuda(install):
 
 
 def _forked(fork):
-    """Engines' processes are forked, as on CPU, and do not end with their actors unless they are told to: as on GPUs."""
+    """Engines' processes are forked, as on CPU, and do not end with their actors unless they are
+    told to: as on GPUs."""
     with replaced(os, "register_at_fork", lambda **hooks: None):
         fork()
 
 
 @after("openrlhf.trainer.ray.utils")
 def _device_ids(module):
-    module.get_physical_gpu_id = lambda: f"GPU-{device()}"  # torch's properties of a device have more readers
+    module.get_physical_gpu_id = lambda: (
+        f"GPU-{device()}"
+    )  # torch's properties of a device have more readers
 
 
 def handle_of(tensor):
-    """A CUDA IPC handle, as torch's `reduce_tensor` gives it: a function, and its arguments, the seventh a device's index."""
+    """A CUDA IPC handle, as torch's `reduce_tensor` gives it: a function, and its arguments, the
+    seventh a device's index."""
     import torch
 
     file = Path(os.environ["MARL_STAND_IN"], f"ipc-{uuid.uuid4().hex}")
@@ -202,7 +225,12 @@ class Communicator:
         self.group = group
         everyone = group.all_gather_obj(globals()["device"]())
         assert len(set(everyone)) == len(everyone), f"NCCL: duplicate GPU in one group, {everyone}"
-        record("nccl group", address=f"{group.store.host}:{group.store.port}", rank=group.rank, size=group.world_size)
+        record(
+            "nccl group",
+            address=f"{group.store.host}:{group.store.port}",
+            rank=group.rank,
+            size=group.world_size,
+        )
 
     def broadcast(self, tensor, src, stream=None):
         if self.group.rank == src:
@@ -221,11 +249,17 @@ def _ray(module):
     init = module.init
 
     def with_devices(*arguments, **options):
-        if not arguments and options.get("address") in (None, "local") and not os.environ.get("RAY_ADDRESS"):
+        if (
+            not arguments
+            and options.get("address") in (None, "local")
+            and not os.environ.get("RAY_ADDRESS")
+        ):
             seen = os.environ.get("CUDA_VISIBLE_DEVICES")
             there = int(os.environ["MARL_STAND_IN_GPUS"])
             options["num_gpus"] = there if seen is None else len([n for n in seen.split(",") if n])
-            options["num_cpus"] = max(options.get("num_cpus", 0), there + 4)  # several runs may follow on this Ray
+            options["num_cpus"] = max(
+                options.get("num_cpus", 0), there + 4
+            )  # several runs may follow on this Ray
             options.setdefault("object_store_memory", 2**29)
         return init(*arguments, **options)
 
@@ -243,13 +277,19 @@ def _upstream(module):
             importlib.import_module("openrlhf.models")
 
 
-# --- engines --------------------------------------------------------------------------------------------------------------
+# --- engines
+# --------------------------------------------------------------------------------------------------
 
 
 @after("vllm.v1.engine.async_llm")
 def _engine(module):
     llm = module.AsyncLLM
-    start, generate, rpc, reset = llm.from_engine_args, llm.generate, llm.collective_rpc, llm.reset_prefix_cache
+    start, generate, rpc, reset = (
+        llm.from_engine_args,
+        llm.generate,
+        llm.collective_rpc,
+        llm.reset_prefix_cache,
+    )
     sleep, wake = llm.sleep, llm.wake_up
     parts = ("weights", "kv_cache")
 
@@ -266,12 +306,23 @@ def _engine(module):
             "enable_sleep_mode",
             "max_model_len",
         )
-        record("engine", share=resources.get("GPU", 0), **{name: getattr(args, name) for name in shown})
+        record(
+            "engine", share=resources.get("GPU", 0), **{name: getattr(args, name) for name in shown}
+        )
         asked, others = args.enable_sleep_mode, other_workers(args)
-        args.enable_sleep_mode, args.enforce_eager, args.kv_cache_memory_bytes = False, True, KV_BYTES
+        args.enable_sleep_mode, args.enforce_eager, args.kv_cache_memory_bytes = (
+            False,
+            True,
+            KV_BYTES,
+        )
         args.enable_chunked_prefill, args.max_num_batched_tokens = False, 8192
         engine = start(args, *more, **options)
-        engine.may_sleep, engine.awake, engine.running, engine.others = asked, dict.fromkeys(parts, True), 0, others
+        engine.may_sleep, engine.awake, engine.running, engine.others = (
+            asked,
+            dict.fromkeys(parts, True),
+            0,
+            others,
+        )
         return engine
 
     async def generating(self, *arguments, **options):
@@ -284,7 +335,9 @@ def _engine(module):
             self.running -= 1
 
     async def sleeping(self, level=1, mode="abort"):
-        assert self.may_sleep, "an engine that was started without enable_sleep_mode was put to sleep"
+        assert self.may_sleep, (
+            "an engine that was started without enable_sleep_mode was put to sleep"
+        )
         record("sleep", level=level, running=self.running, awake=dict(self.awake))
         await sleep(self, level, mode)
         self.awake = dict.fromkeys(parts, False)
@@ -309,14 +362,20 @@ def _engine(module):
         record("reset", awake=dict(self.awake))
         return await reset(self, *arguments, **options)
 
-    llm.from_engine_args, llm.generate, llm.collective_rpc = staticmethod(from_engine_args), generating, calling
+    llm.from_engine_args, llm.generate, llm.collective_rpc = (
+        staticmethod(from_engine_args),
+        generating,
+        calling,
+    )
     llm.sleep, llm.wake_up, llm.reset_prefix_cache = sleeping, waking, resetting
 
 
 def other_workers(args):
-    """The workers of an engine of several devices, where vLLM's Ray executor would start them, which does not know CPUs.
+    """The workers of an engine of several devices, where vLLM's Ray executor would start them,
+    which does not know CPUs.
 
-    The first one, in the engine's own process, has the whole model; the others hold their devices and receive weights.
+    The first one, in the engine's own process, has the whole model; the others hold their devices
+    and receive weights.
     """
     import ray
     from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
@@ -324,9 +383,14 @@ def other_workers(args):
     count, args.tensor_parallel_size = args.tensor_parallel_size, 1
     if count == 1:
         return []
-    assert args.distributed_executor_backend == "ray", "an engine of several devices without Ray's executor"
+    assert args.distributed_executor_backend == "ray", (
+        "an engine of several devices without Ray's executor"
+    )
     args.distributed_executor_backend = "uni"
-    share, group = float(os.environ["VLLM_RAY_PER_WORKER_GPUS"]), ray.util.get_current_placement_group()
+    share, group = (
+        float(os.environ["VLLM_RAY_PER_WORKER_GPUS"]),
+        ray.util.get_current_placement_group(),
+    )
     bundles = [int(index) for index in os.environ["VLLM_RAY_BUNDLE_INDICES"].split(",")]
     assert len(bundles) == count, f"{count} workers in bundles {bundles}"
     workers = []
@@ -339,10 +403,16 @@ def other_workers(args):
 
 
 class OtherWorker:
-    """A worker that holds a device, and answers the calls of weight sync with upstream's own code (`WorkerWrap`)."""
+    """A worker that holds a device, and answers the calls of weight sync with upstream's own code
+    (`WorkerWrap`)."""
 
     def __init__(self, model, rank, share):
-        self.rank, self.expected, self.worker, self.arrived = rank, checkpoint_names(model), None, {}
+        self.rank, self.expected, self.worker, self.arrived = (
+            rank,
+            checkpoint_names(model),
+            None,
+            {},
+        )
         record("worker", rank=rank, share=share)
 
     def device(self):
@@ -362,10 +432,17 @@ class OtherWorker:
         import torch
         from openrlhf.trainer.ray.vllm_worker_wrap import WorkerWrap
 
-        torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+        torch.distributed.init_process_group(
+            "gloo", store=torch.distributed.HashStore(), rank=0, world_size=1
+        )
         worker = WorkerWrap()
-        worker.device, worker.model_config = torch.device("cpu"), types.SimpleNamespace(dtype=torch.bfloat16)
-        worker.model_runner = types.SimpleNamespace(model=types.SimpleNamespace(load_weights=self.load))
+        worker.device, worker.model_config = (
+            torch.device("cpu"),
+            types.SimpleNamespace(dtype=torch.bfloat16),
+        )
+        worker.model_runner = types.SimpleNamespace(
+            model=types.SimpleNamespace(load_weights=self.load)
+        )
         return worker
 
     def load(self, weights):
@@ -377,14 +454,17 @@ class OtherWorker:
 
 @after("vllm.v1.worker.cpu_worker")
 def _worker(module):
-    """The CPU's model has packed its matrices, so weights are kept as they arrive, and taken over once all are there."""
+    """The CPU's model has packed its matrices, so weights are kept as they arrive, and taken over
+    once all are there."""
     worker = module.CPUWorker
     load, execute = worker.load_model, worker.execute_model
 
     def load_model(self, *arguments, **options):
         wanted = self.cache_config.gpu_memory_utilization
         if wanted > FREE_MEMORY:  # in vLLM's words (v1/worker/utils.py)
-            raise ValueError(f"Free memory on device is less than desired GPU memory utilization ({wanted})")
+            raise ValueError(
+                f"Free memory on device is less than desired GPU memory utilization ({wanted})"
+            )
         self.arrived, self.asleep = {}, set()
         load(self, *arguments, **options)
         self.expected = checkpoint_names(self.model_config.model)
@@ -394,7 +474,9 @@ def _worker(module):
         self.model_runner.get_model().load_weights = functools.partial(arriving, self)
 
     def arriving(self, weights):
-        assert "weights" not in self.asleep, "weights were loaded into memory that a sleeping engine has given back"
+        assert "weights" not in self.asleep, (
+            "weights were loaded into memory that a sleeping engine has given back"
+        )
         given = dict(weights)
         assert given.keys() <= self.expected, f"unknown weights {given.keys() - self.expected}"
         self.arrived |= {name: value.detach().clone() for name, value in given.items()}
@@ -408,14 +490,21 @@ def _worker(module):
         from marl_plugins.engine.processes.engine_actor import load_weights
 
         del self.model_runner.get_model().load_weights
-        load_weights(self, safetensors.torch.save({name: value.contiguous() for name, value in self.arrived.items()}))
+        load_weights(
+            self,
+            safetensors.torch.save(
+                {name: value.contiguous() for name, value in self.arrived.items()}
+            ),
+        )
         record("weights", tensors=len(self.arrived), digest=digest(self.arrived))
         self.arrived = {}
         keep(self)
 
     def execute_model(self, *arguments, **options):
         assert not self.asleep, f"a step of an engine without {self.asleep}"
-        assert not self.arrived, f"a step of an engine with {len(self.arrived)} of {len(self.expected)} new weights"
+        assert not self.arrived, (
+            f"a step of an engine with {len(self.arrived)} of {len(self.expected)} new weights"
+        )
         with failures():
             return execute(self, *arguments, **options)
 
@@ -425,7 +514,12 @@ def _worker(module):
     def wake_up(self, tags=None):
         self.asleep -= set(tags or self.asleep)
 
-    worker.load_model, worker.execute_model, worker.sleep, worker.wake_up = load_model, execute_model, sleep, wake_up
+    worker.load_model, worker.execute_model, worker.sleep, worker.wake_up = (
+        load_model,
+        execute_model,
+        sleep,
+        wake_up,
+    )
 
 
 def checkpoint_names(model):
@@ -459,7 +553,9 @@ def _worker_wrap(module):
     def update_weight(self, *arguments, **options):
         import torch
 
-        with replaced(torch, "empty", lambda *size, device=None, **more: empty(*size, **more)) as empty:
+        with replaced(
+            torch, "empty", lambda *size, device=None, **more: empty(*size, **more)
+        ) as empty:
             return update(self, *arguments, **options)
 
     module.WorkerWrap.update_weight = update_weight
@@ -475,7 +571,8 @@ def replaced(owner, name, value):
         setattr(owner, name, before)
 
 
-# --- training processes ---------------------------------------------------------------------------------------------------
+# --- training processes
+# --------------------------------------------------------------------------------------------------
 
 
 @after("openrlhf.trainer.ray.launcher")
@@ -495,7 +592,10 @@ def _launcher(module):
         with recorded(method_name, kind=type(self).__name__):
             return run(self, method_name, *arguments, **options)
 
-    module.BaseDistributedActor.__init__, module.BaseModelActor.execute_batch = __init__, execute_batch
+    module.BaseDistributedActor.__init__, module.BaseModelActor.execute_batch = (
+        __init__,
+        execute_batch,
+    )
     # Ray has given the classes that are decorated in this module copies of the methods.
     reference = module.ReferenceModelActor.__ray_metadata__.modified_class
     reference.__init__, reference.execute_batch = __init__, execute_batch
@@ -528,7 +628,9 @@ def _flash_attention(module):
 
     @functools.wraps(check)
     def adjusted(self, attention, *arguments, **options):
-        return check(self, "sdpa" if attention == "flash_attention_2" else attention, *arguments, **options)
+        return check(
+            self, "sdpa" if attention == "flash_attention_2" else attention, *arguments, **options
+        )
 
     module.PreTrainedModel._check_and_adjust_attn_implementation = adjusted
 
@@ -538,7 +640,9 @@ def _ring(module):
     """Attention that the ranks of a ring share (tests/ring_attention.py)."""
     import importlib.util
 
-    spec = importlib.util.spec_from_file_location("ring_attention", Path(__file__).parents[2] / "ring_attention.py")
+    spec = importlib.util.spec_from_file_location(
+        "ring_attention", Path(__file__).parents[2] / "ring_attention.py"
+    )
     ring = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(ring)
     ring.install(module)
@@ -563,7 +667,10 @@ def _deepspeed(module):
         model.__dict__.pop("step", None)
         reload(model, non_blocking=non_blocking)
 
-    module.offload_deepspeed_states, module.reload_deepspeed_states = offload_deepspeed_states, reload_deepspeed_states
+    module.offload_deepspeed_states, module.reload_deepspeed_states = (
+        offload_deepspeed_states,
+        reload_deepspeed_states,
+    )
 
 
 def _as_on_cpu(kind):
@@ -590,7 +697,9 @@ def _policy_actor(module):
         import deepspeed
 
         parameters = dict(self.engine.module.named_parameters())
-        with deepspeed.zero.GatheredParameters([*parameters.values()], enabled=self.strategy.stage == 3):
+        with deepspeed.zero.GatheredParameters(
+            [*parameters.values()], enabled=self.strategy.stage == 3
+        ):
             sent = digest(parameters)
         with recorded("sync", digest=sent):
             sync(self)

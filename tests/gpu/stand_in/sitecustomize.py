@@ -1,4 +1,5 @@
-"""Python imports this file first in every process whose PYTHONPATH has its folder: the stand-in for CUDA (cuda_stand_in.py)."""
+"""Python imports this file first in every process whose PYTHONPATH has its folder: the stand-in for
+CUDA (cuda_stand_in.py)."""
 
 import os
 

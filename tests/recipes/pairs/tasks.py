@@ -4,4 +4,7 @@ from marl_plugins.core.trajectory import Task
 
 
 def load(split):
-    return [Task(f"t{n}", f"problem {n}", str(n % 2)) for n in (range(12) if split == "train" else (12, 13))]
+    return [
+        Task(f"t{n}", f"problem {n}", str(n % 2))
+        for n in (range(12) if split == "train" else (12, 13))
+    ]

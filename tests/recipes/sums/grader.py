@@ -1,4 +1,5 @@
-"""Deterministic scores in [0, 1]: how the final answer compares with the label, and a little for each role's form."""
+"""Deterministic scores in [0, 1]: how the final answer compares with the label, and a little for
+each role's form."""
 
 import re
 
@@ -18,7 +19,8 @@ def score_outcome(trajectory):
 
 
 def score_action(action, seen):
-    """Form only, never the label: the solver and the verifier should give digits, the coder a program that runs."""
+    """Form only, never the label: the solver and the verifier should give digits, the coder a
+    program that runs."""
     if action.role == "coder":
         if action.tool_results:
             return 1.0 if all(result.ok for result in action.tool_results) else 0.5

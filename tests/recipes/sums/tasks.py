@@ -1,4 +1,5 @@
-"""Sums and differences, generated; train and eval are disjoint by construction: eval takes every fifth pair."""
+"""Sums and differences, generated; train and eval are disjoint by construction: eval takes every
+fifth pair."""
 
 from marl_plugins.core.trajectory import Task
 

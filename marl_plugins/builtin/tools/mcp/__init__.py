@@ -1,4 +1,5 @@
-"""Tools of servers that speak the Model Context Protocol (servers.py): each server of the recipe is one tool.
+"""Tools of servers that speak the Model Context Protocol (servers.py): each server of the recipe is
+one tool.
 
 tools:
   mcp:
@@ -38,7 +39,8 @@ def marl_tools(run: Run) -> list[Tool]:
 
 @hookimpl
 def marl_configure(run: Run) -> list[Problem]:
-    """Returns what is wrong with the servers' settings; what the servers offer shows when a run starts."""
+    """Returns what is wrong with the servers' settings; what the servers offer shows when a run
+    starts."""
     config = run.section(MCPConfig)
     if config is None or not config.servers:
         return []
@@ -50,7 +52,11 @@ def marl_configure(run: Run) -> list[Problem]:
 @hookimpl
 def marl_doctor(run: Run | None) -> list[Finding]:
     config = run.section(MCPConfig) if run is not None else None
-    return [check_extra("mcp", ["mcp"], "servers under `tools: mcp:`", used=bool(config and config.servers))]
+    return [
+        check_extra(
+            "mcp", ["mcp"], "servers under `tools: mcp:`", used=bool(config and config.servers)
+        )
+    ]
 
 
 @hookimpl

@@ -28,7 +28,14 @@ def check_mcp(config: MCPConfig, folder: Path) -> list[Problem]:
         problems += _problems(name, server, folder)
         if find_spec("mcp") is None:
             got = "the MCP client is not installed"
-            problems.append(Problem("mcp.extra", at(key=f"tools.mcp.{name}"), got, fix="pip install 'openrlhf-marl[mcp]'"))
+            problems.append(
+                Problem(
+                    "mcp.extra",
+                    at(key=f"tools.mcp.{name}"),
+                    got,
+                    fix="pip install 'openrlhf-marl[mcp]'",
+                )
+            )
     return problems
 
 
@@ -45,14 +52,23 @@ def _problems(name: str, config: MCPServerConfig, folder: Path) -> Iterator[Prob
     elif config.command and not config.command[0].strip():
         yield Problem("mcp.program", command, "an empty first word", "a program")
     elif config.command and config.program(folder) is None:
-        looked = f"in {folder}" if os.sep in config.command[0] else "beside the run's Python or in PATH"
+        looked = (
+            f"in {folder}" if os.sep in config.command[0] else "beside the run's Python or in PATH"
+        )
         got = f"there is no program {config.command[0]!r} {looked}"
         yield Problem("mcp.program", command, got, fix="install it, or correct the name")
     if config.headers and not config.url:
-        yield Problem("mcp.headers", at(key=f"{key}.headers"), "are sent to a `url`", fix="give a program `env`")
+        yield Problem(
+            "mcp.headers",
+            at(key=f"{key}.headers"),
+            "are sent to a `url`",
+            fix="give a program `env`",
+        )
     if config.env and not config.command:
         got = "is a program's (`command`)"
-        yield Problem("mcp.env", at(key=f"{key}.env"), got, fix="give a server that runs already `headers`")
+        yield Problem(
+            "mcp.env", at(key=f"{key}.env"), got, fix="give a server that runs already `headers`"
+        )
     yield from _secrets(key, config)
     if config.url:
         wrong = wrong_address(config.url, "http://127.0.0.1:8000/mcp")
@@ -60,12 +76,22 @@ def _problems(name: str, config: MCPServerConfig, folder: Path) -> Iterator[Prob
 
 
 def _secrets(key: str, config: MCPServerConfig) -> Iterator[Problem]:
-    """Yields variables that are not set, and secrets that are written out: the recipe is copied into the run's folder."""
-    for part, values in (("env", config.env), ("headers", config.headers), ("", {"url": config.url})):
+    """Yields variables that are not set, and secrets that are written out: the recipe is copied
+    into the run's folder."""
+    for part, values in (
+        ("env", config.env),
+        ("headers", config.headers),
+        ("", {"url": config.url}),
+    ):
         for name, value in values.items():
             place = ".".join(filter(None, (key, part, name)))
             yield from (problem.within(key=place) for problem in wrong_variables(value))
-            if value and Template(value).is_valid() and not Template(value).get_identifiers() and SECRET_FIELD.search(name):
+            if (
+                value
+                and Template(value).is_valid()
+                and not Template(value).get_identifiers()
+                and SECRET_FIELD.search(name)
+            ):
                 got = "a secret must not stand in a recipe, which is copied into the run's folder"
                 fix = "write $NAME, and set that variable in the environment"
                 yield Problem("mcp.secret", at(key=place), got, fix=fix)

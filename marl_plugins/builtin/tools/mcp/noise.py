@@ -1,4 +1,5 @@
-"""Answers what servers print to their standard output, where messages of the protocol belong, with one line of warning.
+"""Answers what servers print to their standard output, where messages of the protocol belong, with
+one line of warning.
 
 It is the commonest mistake of such servers (a `print`); the SDK logs every line with its traceback.
 """
@@ -22,7 +23,8 @@ class Noise(logging.Handler):
         self.count += 1
         if self.count == 1:
             print(
-                "warning: an MCP server (tools.mcp) writes to its standard output what is no message of the protocol, which is "
+                "warning: an MCP server (tools.mcp) writes to its standard output what is no "
+                "message of the protocol, which is "
                 "passed over; have it write to standard error. Further lines are not reported",
                 file=sys.stderr,
             )

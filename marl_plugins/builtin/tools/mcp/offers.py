@@ -1,7 +1,9 @@
-"""Bounds what a server offers: its tools' names, descriptions and schemas are another program's texts, and go into prompts.
+"""Bounds what a server offers: its tools' names, descriptions and schemas are another program's
+texts, and go into prompts.
 
-A name is a plain word; a description is bounded, and holds no control character and no token of a chat template; a result is
-checked against a schema of which nothing is left that takes longer than reading the result.
+A name is a plain word; a description is bounded, and holds no control character and no token of a
+chat template; a result is checked against a schema of which nothing is left that takes longer than
+reading the result.
 """
 
 from __future__ import annotations
@@ -31,32 +33,57 @@ MARKS = (
     ("[INST", "[ INST"),
     ("<start_of_turn", "< start_of_turn"),
 )
-"""Beginnings and ends of the tokens by which chat templates part messages, and what takes their place."""
-CHECKED = ("type", "enum", "const", "required", "minimum", "maximum", "minLength", "maxLength", "minItems", "maxItems")
-"""Keywords of a schema that are checked; beside them `properties` and `items`. A pattern may take for ever."""
+"""Beginnings and ends of the tokens by which chat templates part messages, and what takes their
+place."""
+CHECKED = (
+    "type",
+    "enum",
+    "const",
+    "required",
+    "minimum",
+    "maximum",
+    "minLength",
+    "maxLength",
+    "minItems",
+    "maxItems",
+)
+"""Keywords of a schema that are checked; beside them `properties` and `items`. A pattern may take
+for ever."""
 DEEPEST = 20
 
 
 def functions_of(tools: Iterable[Tool]) -> list[Function]:
     """Returns a server's tools as roles are shown them."""
-    return [Function(t.name, harmless(t.description or ""), harmless(t.input_schema)) for t in tools]
+    return [
+        Function(t.name, harmless(t.description or ""), harmless(t.input_schema)) for t in tools
+    ]
 
 
 def wrong_offers(functions: Iterable[Function]) -> Iterator[str]:
     """Yields what of a server's tools cannot be offered."""
     listed = list(functions)
     if len(listed) > MOST_TOOLS:
-        yield f"it has {len(listed)} tools; at most {MOST_TOOLS} can be offered, name those that are needed in `tools`"
+        yield (
+            f"it has {len(listed)} tools; at most {MOST_TOOLS} can be offered, name those that "
+            "are needed in `tools`"
+        )
         return
     for function in listed:
         if not NAME.fullmatch(function.name):
-            yield f"its tool {inert(function.name)[:80]!r} has a name that is no word; leave it out by naming others in `tools`"
+            yield (
+                f"its tool {inert(function.name)[:80]!r} has a name that is no word; leave it "
+                "out by naming others in `tools`"
+            )
         elif (size := len(json.dumps(function.parameters))) > MOST_SCHEMA_CHARACTERS:
-            yield f"its tool {function.name!r} has an input schema of {size} characters; at most {MOST_SCHEMA_CHARACTERS} are shown"
+            yield (
+                f"its tool {function.name!r} has an input schema of {size} characters; at most "
+                f"{MOST_SCHEMA_CHARACTERS} are shown"
+            )
 
 
 def harmless(value: Any, depth: int = 0) -> Any:
-    """Returns a text, or every text of a JSON value, that does nothing to a terminal or a chat template, and has an end."""
+    """Returns a text, or every text of a JSON value, that does nothing to a terminal or a chat
+    template, and has an end."""
     if isinstance(value, str):
         text = inert(value[:MOST_CHARACTERS])
         for mark, instead in MARKS:
@@ -70,8 +97,8 @@ def harmless(value: Any, depth: int = 0) -> Any:
 
 
 def simplify_schemas(tools: Iterable[Tool]) -> None:
-    """Leaves of each tool's output schema, in place, what is checked in a time that the result's size bounds: the SDK checks
-    every result against it, in the event loop."""
+    """Leaves of each tool's output schema, in place, what is checked in a time that the result's
+    size bounds: the SDK checks every result against it, in the event loop."""
     for tool in tools:
         if tool.output_schema:
             left = _simple(tool.output_schema, 0)
@@ -83,7 +110,9 @@ def _simple(schema: Mapping[str, Any], depth: int) -> dict[str, Any]:
     left = {keyword: schema[keyword] for keyword in CHECKED if keyword in schema}
     properties, items = schema.get("properties"), schema.get("items")
     if depth < DEEPEST and isinstance(properties, Mapping):
-        left["properties"] = {n: _simple(s, depth + 1) for n, s in properties.items() if isinstance(s, Mapping)}
+        left["properties"] = {
+            n: _simple(s, depth + 1) for n, s in properties.items() if isinstance(s, Mapping)
+        }
     if depth < DEEPEST and isinstance(items, Mapping):
         left["items"] = _simple(items, depth + 1)
     return left

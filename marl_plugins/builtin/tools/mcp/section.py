@@ -15,18 +15,21 @@ from marl_plugins.core.section import Model, Section
 
 
 class MCPServerConfig(Model):
-    """A server of the Model Context Protocol, whose tools are one tool of the recipe. It has `command` or `url`.
+    """A server of the Model Context Protocol, whose tools are one tool of the recipe. It has
+    `command` or `url`.
 
-    In `env`, `headers` and `url`, `$NAME` stands for a variable of the run's environment, and `$$` for a dollar sign.
+    In `env`, `headers` and `url`, `$NAME` stands for a variable of the run's environment, and `$$`
+    for a dollar sign.
     """
 
     EXAMPLE: ClassVar[str] = "{command: [mcp-server-time]}"
 
     command: list[str] = []
-    """A program and its arguments, started in the recipe's folder and spoken to over its standard input and output."""
+    """A program and its arguments, started in the recipe's folder and spoken to over its standard
+    input and output."""
     env: dict[str, str] = pydantic.Field({}, repr=False, examples=["{API_KEY: $API_KEY}"])
-    """Its environment, in addition to HOME, LOGNAME, PATH, SHELL, TERM and USER. `$NAME` stands for a variable of the run's own,
-    where secrets belong."""
+    """Its environment, in addition to HOME, LOGNAME, PATH, SHELL, TERM and USER. `$NAME` stands for
+    a variable of the run's own, where secrets belong."""
     url: str = ""
     """Address of a server that runs already (streamable HTTP)."""
     headers: dict[str, str] = pydantic.Field({}, repr=False, examples=["{API_KEY: $API_KEY}"])
@@ -34,23 +37,29 @@ class MCPServerConfig(Model):
     tools: list[str] = []
     """Names of its tools that may be called. Default: all that it has."""
     per_trajectory: bool = False
-    """Whether each trajectory has a session (and a process) of its own, for a server with a state."""
+    """Whether each trajectory has a session (and a process) of its own, for a server with a
+    state."""
     seconds: float = pydantic.Field(30.0, gt=0)
     """A call that takes longer is lost to infrastructure, with its trajectory."""
     output_chars: int = pydantic.Field(2000, ge=100)
     """Longer output keeps its head and its tail."""
     calls_per_answer: int = pydantic.Field(16, ge=1)
-    """Maximum number of calls per answer; the others are not made, and the answer's last output says how many."""
+    """Maximum number of calls per answer; the others are not made, and the answer's last output
+    says how many."""
 
     @property
     def variables(self) -> list[str]:
         """Names of the variables of the run's environment that it is given."""
         texts = map(Template, (*self.env.values(), *self.headers.values(), self.url))
-        return list(dict.fromkeys(name for text in texts if text.is_valid() for name in text.get_identifiers()))
+        return list(
+            dict.fromkeys(
+                name for text in texts if text.is_valid() for name in text.get_identifiers()
+            )
+        )
 
     def program(self, folder: Path) -> str | None:
-        """Returns the file of its command: by a path from the recipe's folder, or by a name that is looked for next to the
-        run's own Python and then in PATH; None where there is none."""
+        """Returns the file of its command: by a path from the recipe's folder, or by a name that is
+        looked for next to the run's own Python and then in PATH; None where there is none."""
         name = self.command[0]
         if os.sep in name:
             return shutil.which(folder.absolute() / name)

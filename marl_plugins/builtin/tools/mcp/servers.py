@@ -1,13 +1,16 @@
-"""Tools of servers that speak the Model Context Protocol (modelcontextprotocol.io), through the official SDK.
+"""Tools of servers that speak the Model Context Protocol (modelcontextprotocol.io), through the
+official SDK.
 
     Server    one of the recipe's servers; its tool has one function for each tool of the server
-    Session   one connection to it: one per process, opened anew once it has ended, or one per trajectory
+    Session   one connection to it: one per process, opened anew once it has ended, or one per
+              trajectory
 
-A session is held by a task of its own. The SDK's client has to be left in the task that entered it, and a server that dies may
-cancel that task; neither may be a trajectory's.
+A session is held by a task of its own. The SDK's client has to be left in the task that entered it,
+and a server that dies may cancel that task; neither may be a trajectory's.
 
-What the agent gets wrong (a name, arguments, what the server calls an error) is an answer with `ok=False`. A server that cannot be
-reached, does not answer in time or breaks the protocol is an `InfrastructureFailure`, for all calls that wait for it.
+What the agent gets wrong (a name, arguments, what the server calls an error) is an answer with
+`ok=False`. A server that cannot be reached, does not answer in time or breaks the protocol is an
+`InfrastructureFailure`, for all calls that wait for it.
 """
 
 from __future__ import annotations
@@ -19,7 +22,12 @@ import os
 import sys
 import time
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, contextmanager
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    contextmanager,
+)
 from pathlib import Path
 from string import Template
 from typing import TYPE_CHECKING, Any, TextIO
@@ -39,9 +47,11 @@ if TYPE_CHECKING:
     from mcp_types import CallToolResult
 
 STARTING_SECONDS = 60.0
-"""Seconds in which a server has to be connected and to list its tools; some install themselves first."""
+"""Seconds in which a server has to be connected and to list its tools; some install themselves
+first."""
 ALIVE_SECONDS = 5.0
-"""Seconds in which a server that has failed a call has to answer another request; else it is given up, and started anew."""
+"""Seconds in which a server that has failed a call has to answer another request; else it is given
+up, and started anew."""
 LEAVING_SECONDS = 10.0
 """Seconds for a server's process to end; the SDK ends it after two, and kills it after four."""
 LAST_WORDS_CHARS = 500
@@ -65,10 +75,13 @@ class Servers:
         """Connects to each server once, and notes what it offers.
 
         Raises:
-            ConfigurationError: Some cannot be reached, or do not have the tools that the recipe names.
+            ConfigurationError: Some cannot be reached, or do not have the tools that the recipe
+                names.
         """
         self._noise.listen()
-        tried = await asyncio.gather(*(server.learn() for server in self._servers.values()), return_exceptions=True)
+        tried = await asyncio.gather(
+            *(server.learn() for server in self._servers.values()), return_exceptions=True
+        )
         problems: list[Problem] = []
         for error in tried:
             if isinstance(error, ConfigurationError):
@@ -96,7 +109,9 @@ class Server:
         self.folder = folder
         self.functions: tuple[Function, ...] = ()
         self.starting = asyncio.Semaphore(os.cpu_count() or 1)
-        self.redaction = Redaction([os.environ.get(v, "") for v in config.variables], url=_filled(config.url))
+        self.redaction = Redaction(
+            [os.environ.get(v, "") for v in config.variables], url=_filled(config.url)
+        )
         self.sessions: set[Session] = set()
         self._session: Session | None = None
 
@@ -111,7 +126,8 @@ class Server:
         )
 
     async def run(self, call: ToolCall) -> ToolResult:
-        """Answers one call: of a function by its name, or a text `{"name": ..., "arguments": {...}}`.
+        """Answers one call: of a function by its name, or a text
+        `{"name": ..., "arguments": {...}}`.
 
         Raises:
             InfrastructureFailure: The server is down, late, or breaks the protocol.
@@ -131,12 +147,16 @@ class Server:
         return await session.call(made.name, dict(made.arguments))
 
     def shown(self, output: str) -> str:
-        """Returns a server's text without what it was given as a secret, head and tail where it is long."""
+        """Returns a server's text without what it was given as a secret, head and tail where it is
+        long."""
         text, most = self.redaction.redact(output), self.config.output_chars
         if len(text) <= most:
             return text
         half = most // 2
-        return f"{text[:half]}\n[... {len(text) - most} characters left out ...]\n{text[half - most :]}"
+        return (
+            f"{text[:half]}\n[... {len(text) - most} characters left out "
+            f"...]\n{text[half - most :]}"
+        )
 
     def session(self) -> Session:
         """Returns the session that all trajectories share; a new one where it has ended."""
@@ -146,7 +166,8 @@ class Server:
 
     @asynccontextmanager
     async def opened(self, task: str, sample: int, step: int) -> AsyncIterator[Session]:
-        """Provides a session of one trajectory; once it has ended, it is not replaced, for its state is gone."""
+        """Provides a session of one trajectory; once it has ended, it is not replaced, for its
+        state is gone."""
         session = Session(self)
         try:
             await session.client()
@@ -155,10 +176,12 @@ class Server:
             await session.close()
 
     async def learn(self) -> None:
-        """Opens a session to learn what the server offers, and ends it: the event loop may not turn for minutes.
+        """Opens a session to learn what the server offers, and ends it: the event loop may not turn
+        for minutes.
 
         Raises:
-            ConfigurationError: It cannot be opened, or tools that the recipe names are not among them.
+            ConfigurationError: It cannot be opened, or tools that the recipe names are not among
+                them.
         """
         where = at(key=f"tools.mcp.{self.name}")
         session = Session(self)
@@ -166,13 +189,18 @@ class Server:
             await session.client()
         except InfrastructureFailure as failure:
             fix = "does it run, and is it the right `command` or `url`?"
-            raise ConfigurationError(Problem("mcp.unreachable", where, str(failure), fix=fix)) from failure
+            raise ConfigurationError(
+                Problem("mcp.unreachable", where, str(failure), fix=fix)
+            ) from failure
         finally:
             await session.close()
         offered, named = {f.name: f for f in session.functions}, self.config.tools
         problems = [
             Problem(
-                "mcp.no_tool", at(key=f"tools.mcp.{self.name}.tools"), f"it has no tool {name!r}", fix=meant(name, offered)
+                "mcp.no_tool",
+                at(key=f"tools.mcp.{self.name}.tools"),
+                f"it has no tool {name!r}",
+                fix=meant(name, offered),
             )
             for name in named
             if name not in offered
@@ -198,8 +226,13 @@ class Server:
             from mcp.client.streamable_http import streamable_http_client
 
             headers = {name: _filled(value) for name, value in config.headers.items()}
-            timeout, limits = httpx2.Timeout(STARTING_SECONDS, read=config.seconds + STARTING_SECONDS), httpx2.Limits()
-            async with httpx2.AsyncClient(headers=headers, timeout=timeout, limits=limits) as client:
+            timeout, limits = (
+                httpx2.Timeout(STARTING_SECONDS, read=config.seconds + STARTING_SECONDS),
+                httpx2.Limits(),
+            )
+            async with httpx2.AsyncClient(
+                headers=headers, timeout=timeout, limits=limits
+            ) as client:
                 yield streamable_http_client(_filled(config.url), http_client=client)
         else:
             from mcp.client.stdio import StdioServerParameters, stdio_client
@@ -207,9 +240,13 @@ class Server:
             program = config.program(self.folder)
             if program is None:
                 raise FileNotFoundError(f"there is no program {config.command[0]!r}")
-            path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+            path = os.pathsep.join(
+                [str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]
+            )
             env = {"PATH": path} | {name: _filled(value) for name, value in config.env.items()}
-            words = StdioServerParameters(command=program, args=config.command[1:], env=env, cwd=self.folder.absolute())
+            words = StdioServerParameters(
+                command=program, args=config.command[1:], env=env, cwd=self.folder.absolute()
+            )
             yield stdio_client(words, errors)
 
     @property
@@ -219,7 +256,8 @@ class Server:
 
 
 class Session:
-    """One connection to a server, in a task of its own that lasts until `close`, or until the server ends it."""
+    """One connection to a server, in a task of its own that lasts until `close`, or until the
+    server ends it."""
 
     def __init__(self, server: Server):
         self.functions: list[Function] = []
@@ -248,7 +286,9 @@ class Session:
             errors = stack.enter_context(self._said.written())
             async with self._server.starting, asyncio.timeout(STARTING_SECONDS):
                 transport = await stack.enter_async_context(self._server.transport(errors))
-                client = await stack.enter_async_context(Client(transport, read_timeout_seconds=STARTING_SECONDS))
+                client = await stack.enter_async_context(
+                    Client(transport, read_timeout_seconds=STARTING_SECONDS)
+                )
                 self.functions = await _listed(client)
             self._client.set_result(client)
             await self._leave.wait()
@@ -282,14 +322,17 @@ class Session:
                 return False, str(error)
             await self._end_unless_alive(client)
             late = f"did not answer within {seconds:g} s (tools.mcp.{self._server.name}.seconds)"
-            raise self._failure(f"{name}: {late if error.code == REQUEST_TIMEOUT else error}") from error
+            raise self._failure(
+                f"{name}: {late if error.code == REQUEST_TIMEOUT else error}"
+            ) from error
         except _broken() as error:
             await self._end_unless_alive(client)
             raise self._failure(f"{name}: {type(error).__name__}: {error}") from error
         return not result.is_error, _text_of(result)
 
     async def _end_unless_alive(self, client: Client) -> None:
-        """Give the session up where the server answers nothing any more, so that the next call opens a new one."""
+        """Give the session up where the server answers nothing any more, so that the next call
+        opens a new one."""
         from mcp import MCPError
 
         gone: tuple[type[Exception], ...] = (TimeoutError, MCPError, *_broken())
@@ -308,7 +351,9 @@ class Session:
 
     def _failure(self, why: str) -> InfrastructureFailure:
         said = self._said.text.strip()[-LAST_WORDS_CHARS:]
-        text = f"MCP server {self._server.name!r} ({self._server.place}): {why}" + (f"; it wrote: {said}" if said else "")
+        text = f"MCP server {self._server.name!r} ({self._server.place}): {why}" + (
+            f"; it wrote: {said}" if said else ""
+        )
         return InfrastructureFailure("tool", self._server.redaction.text(text))
 
     def _why(self) -> str:
@@ -319,7 +364,9 @@ class Session:
             return "its connection was closed"
         if isinstance(error, TimeoutError):
             return f"not connected within {STARTING_SECONDS:g} s"
-        return ", ".join(dict.fromkeys(str(leaf) or type(leaf).__name__ for leaf in leaves_of(error)))
+        return ", ".join(
+            dict.fromkeys(str(leaf) or type(leaf).__name__ for leaf in leaves_of(error))
+        )
 
 
 class StderrTail:
@@ -353,13 +400,19 @@ class StderrTail:
 
 
 def _broken() -> tuple[type[Exception], ...]:
-    """Returns what the SDK raises where a connection or the protocol is broken; RuntimeError where a result does not fit its
-    schema."""
+    """Returns what the SDK raises where a connection or the protocol is broken; RuntimeError where
+    a result does not fit its schema."""
     import anyio
     import httpx2
     from pydantic import ValidationError
 
-    return anyio.ClosedResourceError, anyio.BrokenResourceError, httpx2.HTTPError, ValidationError, RuntimeError
+    return (
+        anyio.ClosedResourceError,
+        anyio.BrokenResourceError,
+        httpx2.HTTPError,
+        ValidationError,
+        RuntimeError,
+    )
 
 
 async def _listed(client: Client) -> list[Function]:
@@ -379,9 +432,12 @@ def _text_of(result: CallToolResult) -> str:
     """Returns what a result says; of pictures and the like only that there was one."""
     if not result.content and result.structured_content is not None:
         return json.dumps(result.structured_content, ensure_ascii=False)
-    return "\n".join(block.text if block.type == "text" else f"[{block.type}]" for block in result.content)
+    return "\n".join(
+        block.text if block.type == "text" else f"[{block.type}]" for block in result.content
+    )
 
 
 def _filled(text: str) -> str:
-    """A text with the variables of the environment in it; one that is not set is reported by the plan."""
+    """A text with the variables of the environment in it; one that is not set is reported by the
+    plan."""
     return Template(text).safe_substitute(os.environ)

@@ -77,18 +77,30 @@ def marl_configure(run: Run) -> list[Problem]:
         if not config.model_fields_set:
             return []
         where, got = at(key="tools.search"), "no documents are named"
-        return [Problem("search.no_corpus", where, got, fix="corpus: documents.jsonl, or --search.corpus FILE")]
+        return [
+            Problem(
+                "search.no_corpus",
+                where,
+                got,
+                fix="corpus: documents.jsonl, or --search.corpus FILE",
+            )
+        ]
     from marl_plugins.builtin.tools.search.corpus import read_corpus
 
     where = at(flag="search.corpus") if run.args.search.corpus else at(key="tools.search.corpus")
     problems = []
     if find_spec("bm25s") is None:
         fix = "pip install 'openrlhf-marl[search]'"
-        problems.append(Problem("search.extra", at(key="tools.search"), "bm25s is not installed", fix=fix))
+        problems.append(
+            Problem("search.extra", at(key="tools.search"), "bm25s is not installed", fix=fix)
+        )
     try:
         read_corpus(corpus, config.index, PLANNED_DOCUMENTS)
     except ConfigurationError as error:
-        problems += [problem.within(**{place.kind: place.name for place in where}) for problem in error.problems]
+        problems += [
+            problem.within(**{place.kind: place.name for place in where})
+            for problem in error.problems
+        ]
     return problems
 
 

@@ -1,4 +1,5 @@
-"""Documents that agents search, from a JSON Lines file or a Python file that makes them, with all that is wrong with them."""
+"""Documents that agents search, from a JSON Lines file or a Python file that makes them, with all
+that is wrong with them."""
 
 from __future__ import annotations
 
@@ -30,12 +31,23 @@ class Document:
 
     def indexed(self, part: str) -> str:
         """Returns what queries are compared with: `title`, `text`, or both (`all`)."""
-        return {"title": self.title, "text": self.text}.get(part) or f"{self.title}\n{self.text}".strip()
+        return {"title": self.title, "text": self.text}.get(
+            part
+        ) or f"{self.title}\n{self.text}".strip()
 
     def shown(self, chars: int) -> str:
-        """Returns the text, after the title unless it begins with that; of a long one the head, and that there is more."""
-        whole = self.text if not self.title or self.text.startswith(self.title) else f"{self.title}: {self.text}"
-        return whole if len(whole) <= chars else f"{whole[:chars]} (more: at most {chars} characters are shown)"
+        """Returns the text, after the title unless it begins with that; of a long one the head, and
+        that there is more."""
+        whole = (
+            self.text
+            if not self.title or self.text.startswith(self.title)
+            else f"{self.title}: {self.text}"
+        )
+        return (
+            whole
+            if len(whole) <= chars
+            else f"{whole[:chars]} (more: at most {chars} characters are shown)"
+        )
 
 
 def read_corpus(path: Path, part: str = "all", limit: int | None = None) -> list[Document]:
@@ -47,7 +59,8 @@ def read_corpus(path: Path, part: str = "all", limit: int | None = None) -> list
         limit: The number of documents that are read.
 
     Raises:
-        ConfigurationError: With every document that is none, by file and line (or by its number, from 1).
+        ConfigurationError: With every document that is none, by file and line (or by its number,
+            from 1).
     """
     problems: list[Problem] = []
     found = []
@@ -56,7 +69,9 @@ def read_corpus(path: Path, part: str = "all", limit: int | None = None) -> list
         if document is not None:
             found.append(document)
     if not (found or problems):
-        problems.append(Problem("search.no_documents", at(file=path), "no documents in it", fix=FIX))
+        problems.append(
+            Problem("search.no_documents", at(file=path), "no documents in it", fix=FIX)
+        )
     if problems:
         raise ConfigurationError(first_of(problems, path))
     return found
@@ -68,7 +83,9 @@ def _items(path: Path, problems: list[Problem]) -> Iterator[tuple[str, Any]]:
         made = getattr(load_file(path), "documents", None)
         listed = made() if callable(made) else None
         if isinstance(listed, Iterable):
-            yield from ((f"{path}: document {number}", item) for number, item in enumerate(listed, 1))
+            yield from (
+                (f"{path}: document {number}", item) for number, item in enumerate(listed, 1)
+            )
         else:
             got = "has no function documents() that gives a list"
             problems.append(Problem("search.no_function", at(file=path), got, fix=FIX))
@@ -80,9 +97,18 @@ def _items(path: Path, problems: list[Problem]) -> Iterator[tuple[str, Any]]:
                     yield f"{path}:{number}", json.loads(line)
                 except (ValueError, RecursionError) as error:
                     got = "is empty" if not line.strip() else f"is not JSON: {error}"
-                    problems.append(Problem("search.line", at(line=f"{path}:{number}"), got, fix=f"a line such as {FIX}"))
+                    problems.append(
+                        Problem(
+                            "search.line",
+                            at(line=f"{path}:{number}"),
+                            got,
+                            fix=f"a line such as {FIX}",
+                        )
+                    )
     except OSError as error:
-        problems.append(Problem("search.corpus", at(file=path), f"cannot be read: {error.strerror}"))
+        problems.append(
+            Problem("search.corpus", at(file=path), f"cannot be read: {error.strerror}")
+        )
     except UnicodeDecodeError as error:
         got = f"is not UTF-8 text (byte {error.start} of a part)"
         problems.append(Problem("search.encoding", at(file=path), got, fix="save it as UTF-8"))
@@ -91,7 +117,8 @@ def _items(path: Path, problems: list[Problem]) -> Iterator[tuple[str, Any]]:
 def _document(place: str, item: Any, part: str, problems: list[Problem]) -> Document | None:
     """Returns a document; None where it is none, which is noted.
 
-    What has `contents` in the place of `text`, as in the corpora of FlashRAG, has its title in the first line of that.
+    What has `contents` in the place of `text`, as in the corpora of FlashRAG, has its title in the
+    first line of that.
     """
     where = at(line=place)
     if not isinstance(item, Mapping):
@@ -102,10 +129,20 @@ def _document(place: str, item: Any, part: str, problems: list[Problem]) -> Docu
         item = {"title": title.strip('"'), "text": text or title}
     title, text = item.get("title") or "", item.get("text")
     if not isinstance(text, str) or not text.strip():
-        got = "no `text`" if text is None else "an empty `text`" if isinstance(text, str) else "a `text` that is no text"
+        got = (
+            "no `text`"
+            if text is None
+            else "an empty `text`"
+            if isinstance(text, str)
+            else "a `text` that is no text"
+        )
         problems.append(Problem("search.document", where, got, "a document", FIX))
         return None
     if not isinstance(title, str) or (part == "title" and not title.strip()):
-        problems.append(Problem("search.title", where, "no title", "one, because titles are indexed", "index: text"))
+        problems.append(
+            Problem(
+                "search.title", where, "no title", "one, because titles are indexed", "index: text"
+            )
+        )
         return None
     return Document(text.strip(), title.strip())

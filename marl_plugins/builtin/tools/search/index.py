@@ -1,10 +1,12 @@
-"""The `search` tool: BM25 over a corpus, by bm25s (https://github.com/xhluca/bm25s; Lucene's form, k1 1.5, b 0.75).
+"""The `search` tool: BM25 over a corpus, by bm25s (https://github.com/xhluca/bm25s; Lucene's form,
+k1 1.5, b 0.75).
 
     <search>capital of France</search>
 
-The index is built once per run, before anything is sampled, and shared by all trajectories. Words are runs of letters, digits and
-underscores, in lower case; nothing is stemmed, and no word is left out. Documents of equal score come in the order of the
-corpus, so that a run repeats. A query of which no document has a word finds nothing (`ok` false), and that is no fault of the tool.
+The index is built once per run, before anything is sampled, and shared by all trajectories. Words
+are runs of letters, digits and underscores, in lower case; nothing is stemmed, and no word is left
+out. Documents of equal score come in the order of the corpus, so that a run repeats. A query of
+which no document has a word finds nothing (`ok` false), and that is no fault of the tool.
 """
 
 from __future__ import annotations
@@ -50,7 +52,10 @@ class Index:
 
         self.documents = documents
         words = bm25s.tokenize(
-            [document.indexed(part) for document in documents], token_pattern=WORD, stopwords=[], show_progress=False
+            [document.indexed(part) for document in documents],
+            token_pattern=WORD,
+            stopwords=[],
+            show_progress=False,
         )
         self._scores = bm25s.BM25()
         self._scores.index(words, show_progress=False)
@@ -95,9 +100,14 @@ def search_tool(config: SearchToolConfig, corpus: Path, shared: SharedIndex) -> 
     def answered(text: str) -> tuple[str, bool]:
         query = text.strip()
         if len(query) > config.query_chars:
-            return f"the query has {len(query)} characters; write at most {config.query_chars}", False
+            return (
+                f"the query has {len(query)} characters; write at most {config.query_chars}",
+                False,
+            )
         found = shared.of(corpus, config.index).best(query, config.results)
-        return "\n".join(document.shown(config.document_chars) for document in found) or NOTHING, bool(found)
+        return "\n".join(
+            document.shown(config.document_chars) for document in found
+        ) or NOTHING, bool(found)
 
     async def run(call: ToolCall) -> ToolResult:
         output, ok = await asyncio.to_thread(answered, call.text)

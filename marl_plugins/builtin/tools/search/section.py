@@ -15,8 +15,8 @@ class SearchToolConfig(Section):
     EXAMPLE: ClassVar[str] = "{corpus: documents.jsonl}"
 
     corpus: str = ""
-    """JSON Lines, each a document with `text` and, if it has one, `title`; or a Python file with `documents()`, which gives such
-    mappings. `--search.corpus FILE` takes its place."""
+    """JSON Lines, each a document with `text` and, if it has one, `title`; or a Python file with
+    `documents()`, which gives such mappings. `--search.corpus FILE` takes its place."""
     index: Literal["all", "title", "text"] = "all"
     """What of a document is compared with a query: title and text, or one of them."""
     results: int = pydantic.Field(3, ge=1)
@@ -26,7 +26,8 @@ class SearchToolConfig(Section):
     document_chars: int = pydantic.Field(1000, ge=1)
     """A longer document keeps its head, and says so."""
     calls_per_answer: int = pydantic.Field(16, ge=1)
-    """Maximum number of searches per answer; the others are not made, and the answer's last output says how many."""
+    """Maximum number of searches per answer; the others are not made, and the answer's last output
+    says how many."""
 
     def files(self) -> dict[str, str]:
         return {"corpus": self.corpus} if self.corpus else {}

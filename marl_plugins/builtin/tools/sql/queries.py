@@ -5,10 +5,11 @@
     [4711]
     ```
 
-One SELECT, and in the last line the JSON list of its parameters, if it has any. Every call has a connection of its own, in a
-thread. What an agent writes can read the tables that it is given and nothing else (SQLite's authorizer), and it ends: after a
-number of steps of SQLite's virtual machine, so that a run repeats. A query that is wrong is an answer with SQLite's words; a
-database that is gone is infrastructure.
+One SELECT, and in the last line the JSON list of its parameters, if it has any. Every call has a
+connection of its own, in a thread. What an agent writes can read the tables that it is given and
+nothing else (SQLite's authorizer), and it ends: after a number of steps of SQLite's virtual
+machine, so that a run repeats. A query that is wrong is an answer with SQLite's words; a database
+that is gone is infrastructure.
 """
 
 from __future__ import annotations
@@ -36,19 +37,28 @@ from marl_plugins.core.trajectory import ToolResult
 
 FENCE = re.compile(r"```sql[^\S\n]*\n(.*?)```", re.DOTALL)
 """A query is a fenced block marked as SQL."""
-ALLOWED = {sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ, sqlite3.SQLITE_FUNCTION, sqlite3.SQLITE_RECURSIVE}
+ALLOWED = {
+    sqlite3.SQLITE_SELECT,
+    sqlite3.SQLITE_READ,
+    sqlite3.SQLITE_FUNCTION,
+    sqlite3.SQLITE_RECURSIVE,
+}
 DATES = ("date", "time", "datetime", "julianday", "strftime", "unixepoch")
 NAMES = """
-    abs acos asin atan atan2 avg ceil ceiling char coalesce concat concat_ws cos count cume_dist degrees dense_rank exp
-    first_value floor glob group_concat hex ifnull iif instr lag last_value lead length like ln log log10 log2 lower ltrim max min
-    mod nth_value ntile nullif percent_rank pi pow power quote radians rank replace round row_number rtrim sign sin sqrt
+    abs acos asin atan atan2 avg ceil ceiling char coalesce concat concat_ws cos count cume_dist
+    degrees dense_rank exp
+    first_value floor glob group_concat hex ifnull iif instr lag last_value lead length like ln log
+    log10 log2 lower ltrim max min
+    mod nth_value ntile nullif percent_rank pi pow power quote radians rank replace round row_number
+    rtrim sign sin sqrt
     string_agg substr substring sum tan total trim trunc typeof unicode upper
-    -> ->> json json_array json_array_length json_extract json_group_array json_group_object json_object json_quote json_type
+    -> ->> json json_array json_array_length json_extract json_group_array json_group_object
+    json_object json_quote json_type
     json_valid
 """
 FUNCTIONS = frozenset([*NAMES.split(), *DATES])
-"""All others are refused: those that read or write files, that differ from call to call (`random`, `current_date`), and that
-take long in a single step (`printf`, `format`, `zeroblob`)."""
+"""All others are refused: those that read or write files, that differ from call to call (`random`,
+`current_date`), and that take long in a single step (`printf`, `format`, `zeroblob`)."""
 PATTERNS = frozenset(["glob", "instr", "json", "like", "ltrim", "replace", "rtrim", "trim"])
 """Those that take longest on long texts: up to the product of the lengths of two."""
 STEPS_WITH_PATTERNS = 4
@@ -68,7 +78,8 @@ PERIOD_STEPS = 200
 STEPS_OF_A_DATE = 100
 """What a call of a date function counts, because it is answered in Python."""
 CPU_SECONDS = 0.4
-"""Of one query: where single steps take very long, on patterns made for that, their number does not end it in time."""
+"""Of one query: where single steps take very long, on patterns made for that, their number does not
+end it in time."""
 EXPANSIONS = 1_000
 """Copies that SQLite makes of the tables in WITH before the first step is counted."""
 BROKEN = {
@@ -85,7 +96,12 @@ def find_queries(text: str) -> list[str]:
 
 def sql_tool(config: SqlToolConfig, database: Path) -> Tool:
     """Returns the tool on one database."""
-    return Tool("sql", runner("sql", config, lambda call: database), find_queries, calls_per_answer=config.calls_per_answer)
+    return Tool(
+        "sql",
+        runner("sql", config, lambda call: database),
+        find_queries,
+        calls_per_answer=config.calls_per_answer,
+    )
 
 
 def runner(
@@ -102,7 +118,9 @@ def runner(
     def answered(call: ToolCall) -> ToolResult:
         started = time.monotonic()
         answer = ask(database(call), call.text, config)
-        return ToolResult(tool, call.text, answer.text(config), not answer.problem, time.monotonic() - started)
+        return ToolResult(
+            tool, call.text, answer.text(config), not answer.problem, time.monotonic() - started
+        )
 
     async def run(call: ToolCall) -> ToolResult:
         return await asyncio.get_running_loop().run_in_executor(threads, answered, call)
@@ -134,13 +152,18 @@ class Answer:
         lines = [_csv(self.columns), *map(_csv, self.rows)]
         shown = "\n".join(lines) if self.rows else f"{lines[0]}\n(no rows)"
         if len(shown) > config.output_chars:
-            return f"{shown[: config.output_chars]}\n(more: at most {config.output_chars} characters are shown)"
+            return (
+                f"{shown[: config.output_chars]}\n(more: at most {config.output_chars} "
+                "characters are shown)"
+            )
         return f"{shown}\n(more: at most {config.rows} rows are shown)" if self.more else shown
 
 
 def _csv(values: Iterable[Any]) -> str:
     line = io.StringIO()
-    shown = ["NULL" if v is None else f"x'{v.hex()}'" if isinstance(v, bytes) else v for v in values]
+    shown = [
+        "NULL" if v is None else f"x'{v.hex()}'" if isinstance(v, bytes) else v for v in values
+    ]
     csv.writer(line, lineterminator="").writerow(shown)
     return line.getvalue()
 
@@ -156,12 +179,16 @@ def ask(database: Path, text: str, config: SqlToolConfig) -> Answer:
         try:
             tables = {name.lower(): name for name in tables_of(connection)}
             if not tables:
-                raise InfrastructureFailure("tool", f"the database has no tables any more: {database}")
+                raise InfrastructureFailure(
+                    "tool", f"the database has no tables any more: {database}"
+                )
             return _answer(connection, *read_call(text), config, tables)
         finally:
             connection.close()
     except sqlite3.Error as error:
-        raise InfrastructureFailure("tool", f"the database cannot be read: {database}: {error}") from error
+        raise InfrastructureFailure(
+            "tool", f"the database cannot be read: {database}: {error}"
+        ) from error
 
 
 def read_call(text: str) -> tuple[str, list[Any]]:
@@ -178,12 +205,20 @@ def read_call(text: str) -> tuple[str, list[Any]]:
 
 
 def _answer(
-    connection: sqlite3.Connection, query: str, parameters: list[Any], config: SqlToolConfig, tables: dict[str, str]
+    connection: sqlite3.Connection,
+    query: str,
+    parameters: list[Any],
+    config: SqlToolConfig,
+    tables: dict[str, str],
 ) -> Answer:
     """Raises `sqlite3.Error` where the database is to blame."""
     if expansions(query) > EXPANSIONS:
         return Answer(problem="the tables in WITH use each other too often; write a shorter query")
-    readable = {name.lower() for name in config.tables} or {*tables, "sqlite_master", "sqlite_schema"}
+    readable = {name.lower() for name in config.tables} or {
+        *tables,
+        "sqlite_master",
+        "sqlite_schema",
+    }
     meter = Meter(config)
     connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, config.value_bytes)
     for limit, value in LIMITS.items():
@@ -191,8 +226,14 @@ def _answer(
     for name in DATES:
         connection.create_function(name, -1, meter.date(name), deterministic=True)
 
-    def authorize(action: int, one: str | None, two: str | None, _: str | None, view: str | None) -> int:
-        if action == sqlite3.SQLITE_READ and str(one).lower() not in readable and str(view).lower() not in readable:
+    def authorize(
+        action: int, one: str | None, two: str | None, _: str | None, view: str | None
+    ) -> int:
+        if (
+            action == sqlite3.SQLITE_READ
+            and str(one).lower() not in readable
+            and str(view).lower() not in readable
+        ):
             # a table in WITH of which no column is read is asked for, too
             return sqlite3.SQLITE_DENY if two or str(one).lower() in tables else sqlite3.SQLITE_OK
         if action == sqlite3.SQLITE_FUNCTION:
@@ -209,7 +250,9 @@ def _answer(
         if cursor.description is None:
             return Answer(problem="there is no query; write one SELECT")
         rows = cursor.fetchmany(config.rows + 1)
-        return Answer([name for name, *_ in cursor.description], rows[: config.rows], len(rows) > config.rows)
+        return Answer(
+            [name for name, *_ in cursor.description], rows[: config.rows], len(rows) > config.rows
+        )
     except (sqlite3.Error, sqlite3.Warning, OverflowError, ValueError) as error:
         if getattr(error, "sqlite_errorcode", 0) & 0xFF in BROKEN:
             raise
@@ -217,23 +260,33 @@ def _answer(
             return Answer(problem=meter.problem, stopped=meter.stopped)
         connection.set_progress_handler(None, 0)
         connection.set_authorizer(None)
-        return Answer(problem=meter.problem or f"{error}{_hint(str(error), connection, readable & tables.keys(), tables)}")
+        return Answer(
+            problem=meter.problem
+            or f"{error}{_hint(str(error), connection, readable & tables.keys(), tables)}"
+        )
 
 
-def _hint(error: str, connection: sqlite3.Connection, readable: Iterable[str], tables: dict[str, str]) -> str:
-    """Returns what helps to correct a query: the name that an unknown table or column is closest to."""
+def _hint(
+    error: str, connection: sqlite3.Connection, readable: Iterable[str], tables: dict[str, str]
+) -> str:
+    """Returns what helps to correct a query: the name that an unknown table or column is closest
+    to."""
     own = sorted(tables[table] for table in readable)
     if "authoriz" in error and "function" not in error:
         return f"; a query can only read {', '.join(own)}"
     if not (unknown := re.match(r"no such (table|column): (?:\w+\.)?(.+)", error)):
         return ""
     kind, name = unknown.groups()
-    return nearest(name, own if kind == "table" else {c for table in own for c in columns_of(connection, table)})
+    return nearest(
+        name,
+        own if kind == "table" else {c for table in own for c in columns_of(connection, table)},
+    )
 
 
 @dataclass
 class Meter:
-    """Measures what one query has used; and has the date functions, for which today is the database's own day."""
+    """Measures what one query has used; and has the date functions, for which today is the
+    database's own day."""
 
     config: SqlToolConfig
     step: int = 1
@@ -249,26 +302,40 @@ class Meter:
         self.steps += PERIOD_STEPS * self.step
         if self.steps > self.config.steps:
             self.stopped = "steps"
-            self.problem = f"stopped after {self.config.steps:,} steps; join on keys, or read fewer rows"
+            self.problem = (
+                f"stopped after {self.config.steps:,} steps; join on keys, or read fewer rows"
+            )
         elif time.thread_time() - self.started > CPU_SECONDS:
             self.stopped = "seconds"
-            self.problem = f"stopped after {CPU_SECONDS:g} s; build no long texts, and write shorter patterns"
+            self.problem = (
+                f"stopped after {CPU_SECONDS:g} s; build no long texts, and write shorter patterns"
+            )
         return bool(self.stopped)
 
     def date(self, name: str) -> Callable[..., Any]:
-        """Returns one of SQLite's date functions, answered by SQLite itself, with `now` replaced."""
+        """Returns one of SQLite's date functions, answered by SQLite itself, with `now`
+        replaced."""
 
         def function(*given: Any) -> Any:
             self.steps += STEPS_OF_A_DATE
             values = list(given) if len(given) > (name == "strftime") else [*given, "now"]
             words = [value.lower() if isinstance(value, str) else value for value in values]
-            if any(isinstance(word, bytes) or word in ("localtime", "utc", "subsec", "subsecond") for word in words):
+            if any(
+                isinstance(word, bytes) or word in ("localtime", "utc", "subsec", "subsecond")
+                for word in words
+            ):
                 self.problem = f"{name}() is without time zones, parts of seconds and blobs here"
             elif "now" in words and self.config.today is None:
                 self.problem = f"{name}() has no 'now' here; give the day that you mean"
             if self.problem:
                 raise ValueError(self.problem)
-            key = (name, *(str(self.config.today) if w == "now" else v for w, v in zip(words, values, strict=True)))
+            key = (
+                name,
+                *(
+                    str(self.config.today) if w == "now" else v
+                    for w, v in zip(words, values, strict=True)
+                ),
+            )
             if key not in self.dates:
                 self.plain = self.plain or sqlite3.connect(":memory:")
                 query = f"SELECT {name}({', '.join('?' * len(values))})"
@@ -285,14 +352,20 @@ TOKEN = re.compile(
 
 
 def expansions(query: str) -> float:
-    """Counts how often the tables in WITH are copied into each other, at most: SQLite does so before it begins to count steps.
+    """Counts how often the tables in WITH are copied into each other, at most: SQLite does so
+    before it begins to count steps.
 
-    Sixteen tables that each name the one before twice are 65,536 copies, a second; twenty-four are some minutes.
+    Sixteen tables that each name the one before twice are 65,536 copies, a second; twenty-four are
+    some minutes.
     """
-    tokens = [match[0].strip("'\"`[]").lower() for match in TOKEN.finditer(query) if not match["skip"]]
+    tokens = [
+        match[0].strip("'\"`[]").lower() for match in TOKEN.finditer(query) if not match["skip"]
+    ]
     uses, defined = Counter(tokens), Counter[str]()
     for place, token in enumerate(tokens):
-        after = [word for word in tokens[place + 1 : place + 4] if word not in ("not", "materialized")]
+        after = [
+            word for word in tokens[place + 1 : place + 4] if word not in ("not", "materialized")
+        ]
         if token == "as" and after[:1] == ["("] and place:
             at = place - 1
             if tokens[at] == ")":  # of its columns' names

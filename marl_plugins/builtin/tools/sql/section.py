@@ -20,18 +20,21 @@ class SqlToolConfig(Section):
     tables: list[str] = []
     """Tables and views that agents may read, each of which has to be there. Default: all."""
     today: date | None = None
-    """What `date('now')` is to a query, as in `2025-12-31`. Default: a query that asks for it is wrong."""
+    """What `date('now')` is to a query, as in `2025-12-31`. Default: a query that asks for it is
+    wrong."""
     rows: int = pydantic.Field(20, ge=1)
     """Maximum number of rows in an answer, which says whether there are more."""
     output_chars: int = pydantic.Field(2000, ge=100)
     """A longer answer keeps its head, and says so."""
     steps: int = pydantic.Field(2_000_000, ge=1000)
-    """Maximum number of steps of SQLite's virtual machine for a query; two million take about 0.2 seconds. Those of a query that
-    searches texts (LIKE, GLOB, instr, replace, trim, json) count four."""
+    """Maximum number of steps of SQLite's virtual machine for a query; two million take about 0.2
+    seconds. Those of a query that searches texts (LIKE, GLOB, instr, replace, trim, json) count
+    four."""
     value_bytes: int = pydantic.Field(2_000, ge=1000)
     """Longest text, blob and row that a query may read or make."""
     calls_per_answer: int = pydantic.Field(16, ge=1)
-    """Maximum number of queries run per answer; the others are not run, and the answer's last output says how many."""
+    """Maximum number of queries run per answer; the others are not run, and the answer's last
+    output says how many."""
 
     def files(self) -> dict[str, str]:
         return {"database": self.database}

@@ -1,1 +1,2 @@
-"""Checks of a plan, one idea a module: each returns the problems that it finds, and changes nothing."""
+"""Checks of a plan, one idea a module: each returns the problems that it finds, and changes
+nothing."""

@@ -1,4 +1,5 @@
-"""Checks of `--train.async_enable`: engines sample while policies are trained, and rows train later weights than sampled them."""
+"""Checks of `--train.async_enable`: engines sample while policies are trained, and rows train later
+weights than sampled them."""
 
 from __future__ import annotations
 
@@ -10,18 +11,26 @@ from marl_plugins.core.run import Run, is_partial, possible_lag, queue_size
 from marl_plugins.engine.hosts.devices import engine_gpus, training_gpus
 from marl_plugins.engine.manager import Plugins, applies
 
-FLAG, QUEUE, CORRECTION = "train.async_enable", "train.async_queue_size", "algo.advantage.is_correction_level"
+FLAG, QUEUE, CORRECTION = (
+    "train.async_enable",
+    "train.async_queue_size",
+    "algo.advantage.is_correction_level",
+)
 PARTIAL, MAX_LAG = "train.partial_rollout_enable", "async.max_lag"
 SHARING = ("train.colocate_all", "vllm.enable_sleep", "ds.enable_sleep")
 """Flags with which engines and training processes have their devices in turn."""
 
 
 def check_async(run: Run) -> Iterator[Problem]:
-    """Yields what does not go together with rollouts during updates, and what is worth knowing of them."""
+    """Yields what does not go together with rollouts during updates, and what is worth knowing of
+    them."""
     queue = run.args.train.async_queue_size
     if not queue_size(run.args):
         if queue > 1:
-            got, fix = f"{queue}, and no rollout waits without --{FLAG}", f"add --{FLAG}, or remove it"
+            got, fix = (
+                f"{queue}, and no rollout waits without --{FLAG}",
+                f"add --{FLAG}, or remove it",
+            )
             yield Problem("async.queue_alone", at(flag=QUEUE), got, fix=fix, flags=(FLAG,))
         return
     trained = [policy.name for policy in run.policies if policy.trainable]
@@ -31,50 +40,99 @@ def check_async(run: Run) -> Iterator[Problem]:
             yield Problem(
                 "async.shared_devices",
                 at(flag=FLAG, policy=name),
-                f"engines sample while it is trained, and {', '.join(f'--{flag}' for flag in flags)} gives both the same devices",
+                "engines sample while it is trained, and "
+                f"{', '.join(f'--{flag}' for flag in flags)} gives both the same devices",
                 f"{engine_gpus(a)} for engines and {training_gpus(a)} for training",
-                fix="leave these flags out (--train.colocate_actor_ref shares devices with the reference alone)",
+                fix="leave these flags out (--train.colocate_actor_ref shares devices with the "
+                "reference alone)",
                 flags=tuple(flags),
             )
     if queue > 1:
         got = (
-            f"{queue}: rows are {queue} versions old, and a step takes as long as with 1, because every sync waits for both"
+            f"{queue}: rows are {queue} versions old, and a step takes as long as with 1, "
+            "because every sync waits for both"
         )
         yield Problem("async.queue", at(flag=QUEUE), got, fix="leave it out", severity="warning")
-    if uncorrected := [name for name in trained if _value(run.policy_args[name], CORRECTION) in (None, "off")]:
+    if uncorrected := [
+        name for name in trained if _value(run.policy_args[name], CORRECTION) in (None, "off")
+    ]:
         got = (
-            f"rows are {'up to ' * is_partial(run.args)}{queue} version{'s' if queue > 1 else ''} old, and their ratio is that of "
-            "the weights in an update and before it, both by the trainer: it is 1 at first, whatever weights sampled the row"
+            f"rows are {'up to ' * is_partial(run.args)}{queue} version{'s' if queue > 1 else ''} "
+            "old, and their ratio is that of "
+            "the weights in an update and before it, both by the trainer: it is 1 at first, "
+            "whatever weights sampled the row"
         )
-        fix = f"set --{CORRECTION} token to weigh each token by the weights before the update over those that sampled it"
+        fix = (
+            f"set --{CORRECTION} token to weigh each token by the weights before the update over "
+            "those that sampled it"
+        )
         all_of_them = len(uncorrected) == len(trained)
         where = at(flag=FLAG) if all_of_them else at(flag=FLAG, policy=uncorrected)
-        yield Problem("async.uncorrected", where, got, fix=fix, flags=(CORRECTION,), severity="warning")
+        yield Problem(
+            "async.uncorrected", where, got, fix=fix, flags=(CORRECTION,), severity="warning"
+        )
 
 
 def check_partial(run: Run) -> Iterator[Problem]:
-    """Yields what is worth knowing of weights that change in the middle of answers, and of the bound of what is trained."""
+    """Yields what is worth knowing of weights that change in the middle of answers, and of the
+    bound of what is trained."""
     if not is_partial(run.args):
         if run.max_lag is not None:
-            got, fix = "every row is as old as the queue is long, and none is left out", f"add --{PARTIAL}, or leave it out"
+            got, fix = (
+                "every row is as old as the queue is long, and none is left out",
+                f"add --{PARTIAL}, or leave it out",
+            )
             yield Problem("async.max_lag_alone", at(flag=MAX_LAG), got, fix=fix, flags=(PARTIAL,))
         return
-    got = "which weights sample a token depends on timing, so a run cannot be repeated, and one that is resumed is another one"
-    yield Problem("async.partial", at(flag=PARTIAL), got, fix="leave it out where that matters", severity="warning")
+    got = (
+        "which weights sample a token depends on timing, so a run cannot be repeated, and one "
+        "that is resumed is another one"
+    )
+    yield Problem(
+        "async.partial",
+        at(flag=PARTIAL),
+        got,
+        fix="leave it out where that matters",
+        severity="warning",
+    )
     if run.max_lag is not None and run.max_lag >= possible_lag(run):
-        got = f"{run.max_lag}: no token gets more than {possible_lag(run)} old, so that nothing is left out"
-        yield Problem("async.max_lag", at(flag=MAX_LAG), got, fix="lower it, or leave it out", severity="warning")
+        got = (
+            f"{run.max_lag}: no token gets more than {possible_lag(run)} old, so that nothing is "
+            "left out"
+        )
+        yield Problem(
+            "async.max_lag",
+            at(flag=MAX_LAG),
+            got,
+            fix="lower it, or leave it out",
+            severity="warning",
+        )
     elif run.max_lag == 0:
-        got = "0: answers that are begun before an update ends are left out, which is all of them where a rollout takes no longer"
-        yield Problem("async.max_lag_0", at(flag=MAX_LAG), got, fix="raise it, or leave it out", severity="warning")
+        got = (
+            "0: answers that are begun before an update ends are left out, which is all of them "
+            "where a rollout takes no longer"
+        )
+        yield Problem(
+            "async.max_lag_0",
+            at(flag=MAX_LAG),
+            got,
+            fix="raise it, or leave it out",
+            severity="warning",
+        )
 
 
 def check_batches(plugins: Plugins, run: Run) -> Iterator[Problem]:
-    """Yields plugins that choose a step's tasks, which would be chosen before it is known what the step before has learned."""
+    """Yields plugins that choose a step's tasks, which would be chosen before it is known what the
+    step before has learned."""
     choosing = [impl.plugin_name for impl in plugins.in_order("marl_batch") if applies(impl, run)]
     if choosing and queue_size(run.args):
-        got = "it chooses a step's tasks by what was sampled before, and a rollout begins before that has been trained"
-        yield Problem("async.batch", at(plugin=choosing, flag=FLAG), got, fix="leave out one of the two")
+        got = (
+            "it chooses a step's tasks by what was sampled before, and a rollout begins before "
+            "that has been trained"
+        )
+        yield Problem(
+            "async.batch", at(plugin=choosing, flag=FLAG), got, fix="leave out one of the two"
+        )
 
 
 def check_queue(run: Run, steps: int | None) -> list[Problem]:
@@ -86,8 +144,19 @@ def check_queue(run: Run, steps: int | None) -> list[Problem]:
     queue = queue_size(run.args)
     if steps is None or queue < max(2, steps):
         return []
-    got = f"{queue}: the run has {steps} steps, so that all of its rollouts would be sampled by the first weights"
-    return [Problem("async.queue_too_long", at(flag=QUEUE), got, "less than the number of steps", fix="leave it out")]
+    got = (
+        f"{queue}: the run has {steps} steps, so that all of its rollouts would be sampled by "
+        "the first weights"
+    )
+    return [
+        Problem(
+            "async.queue_too_long",
+            at(flag=QUEUE),
+            got,
+            "less than the number of steps",
+            fix="leave it out",
+        )
+    ]
 
 
 def _value(args: Any, flag: str) -> Any:

@@ -21,14 +21,28 @@ UNLIKELY = "is a sign or a power of ten missing?"
 
 
 def check_numbers(run: Run) -> list[Problem]:
-    """Returns problems with numbers that do not fit each other; the range of each alone is checked with its flag (ranges.py)."""
+    """Returns problems with numbers that do not fit each other; the range of each alone is checked
+    with its flag (ranges.py)."""
     args, problems = run.args, []
     if args.ckpt.save_steps == 0:
         where, got = at(flag="ckpt.save_steps"), "a step is saved every N steps, got 0"
-        problems.append(Problem("plan.save_steps", where, got, fix="give 1 or more, or -1 to save none"))
+        problems.append(
+            Problem("plan.save_steps", where, got, fix="give 1 or more, or -1 to save none")
+        )
     if run.recipe.limits.task_seconds < LEAST_TASK_SECONDS:
-        got = f"{run.recipe.limits.task_seconds:g}: a trajectory that takes longer is lost, and hardly any is faster"
-        problems.append(Problem("plan.unlikely", at(key="limits.task_seconds"), got, fix=UNLIKELY, severity="warning"))
+        got = (
+            f"{run.recipe.limits.task_seconds:g}: a trajectory that takes longer is lost, and "
+            "hardly any is faster"
+        )
+        problems.append(
+            Problem(
+                "plan.unlikely",
+                at(key="limits.task_seconds"),
+                got,
+                fix=UNLIKELY,
+                severity="warning",
+            )
+        )
     if args.ckpt.disable_ds:
         problems += _without_steps(args.ckpt)
     if run.trajectories % max(1, args.train.batch_size):
@@ -36,19 +50,26 @@ def check_numbers(run: Run) -> list[Problem]:
             Problem(
                 "plan.batch",
                 got=(
-                    f"a step has {run.trajectories} trajectories (--rollout.batch_size {args.rollout.batch_size} x "
-                    f"--rollout.n_samples_per_prompt {args.rollout.n_samples_per_prompt}), which --train.batch_size "
+                    f"a step has {run.trajectories} trajectories (--rollout.batch_size "
+                    f"{args.rollout.batch_size} x "
+                    f"--rollout.n_samples_per_prompt {args.rollout.n_samples_per_prompt}), which "
+                    "--train.batch_size "
                     f"{args.train.batch_size} (trajectories per optimiser step) does not divide"
                 ),
                 flags=("rollout.batch_size", "rollout.n_samples_per_prompt", "train.batch_size"),
             )
         )
-    if run.device != "cpu" and sum(p.trainable for p in run.policies) > 1 and args.vllm.sync_with_ray:
+    if (
+        run.device != "cpu"
+        and sum(p.trainable for p in run.policies) > 1
+        and args.vllm.sync_with_ray
+    ):
         problems.append(
             Problem(
                 "plan.sync_with_ray",
                 got=(
-                    "--vllm.sync_with_ray is for one policy: upstream calls the group of every policy 'openrlhf' "
+                    "--vllm.sync_with_ray is for one policy: upstream calls the group of every "
+                    "policy 'openrlhf' "
                     "(ppo_actor.py:128)"
                 ),
                 fix="leave it out, the engines are then synchronised over torch's own groups",
@@ -69,16 +90,27 @@ def check_numbers(run: Run) -> list[Problem]:
     )
     if run.logical_gpus is not None and run.device != "cpu":
         problems.append(
-            Problem("plan.logical_gpus", at(flag="logical_gpus"), "is for machines without GPUs", fix="remove it")
+            Problem(
+                "plan.logical_gpus",
+                at(flag="logical_gpus"),
+                "is for machines without GPUs",
+                fix="remove it",
+            )
         )
-    elif run.logical_gpus is not None and run.policy_args and run.logical_gpus < sum(needed_devices(run).values()):
+    elif (
+        run.logical_gpus is not None
+        and run.policy_args
+        and run.logical_gpus < sum(needed_devices(run).values())
+    ):
         problems.append(
             Problem(
                 "plan.logical_gpus",
                 at(flag="logical_gpus"),
-                f"{run.logical_gpus}: the plan needs {sum(needed_devices(run).values())} ({shown_devices(run)})",
+                f"{run.logical_gpus}: the plan needs {sum(needed_devices(run).values())} "
+                f"({shown_devices(run)})",
                 fix=(
-                    "use fewer engines (--vllm.num_engines), fewer ranks (--actor.num_gpus_per_node) or a shared "
+                    "use fewer engines (--vllm.num_engines), fewer ranks "
+                    "(--actor.num_gpus_per_node) or a shared "
                     "mapping (--mapping shared)"
                 ),
                 flags=("vllm.num_engines", "actor.num_gpus_per_node"),
@@ -88,12 +120,15 @@ def check_numbers(run: Run) -> list[Problem]:
 
 
 def _unlikely(a: Any) -> Iterator[Problem]:
-    """Returns numbers of a policy that are in their range, and with which nothing can be learned."""
+    """Returns numbers of a policy that are in their range, and with which nothing can be
+    learned."""
     values = {"actor.adam.lr": a.actor.adam.lr, "rollout.temperature": a.rollout.temperature}
     for flag, value in values.items():
         if value > MOST_LIKELY[flag]:
             got = f"{value:g} is over {MOST_LIKELY[flag]:g}, with which no model is known to learn"
-            yield Problem("plan.unlikely", at(flag=flag), got, fix=UNLIKELY, flags=(flag,), severity="warning")
+            yield Problem(
+                "plan.unlikely", at(flag=flag), got, fix=UNLIKELY, flags=(flag,), severity="warning"
+            )
 
 
 def _lengths(run: Run, policy: str, a: Any) -> list[Problem]:
@@ -104,7 +139,8 @@ def _lengths(run: Run, policy: str, a: Any) -> list[Problem]:
         problems.append(
             Problem(
                 "lengths.overlong",
-                got=f"--reward.overlong_buffer_len {buffer} is over --rollout.max_new_tokens {longest}",
+                got=f"--reward.overlong_buffer_len {buffer} is over --rollout.max_new_tokens "
+                f"{longest}",
                 flags=("reward.overlong_buffer_len", "rollout.max_new_tokens"),
             )
         )
@@ -124,7 +160,8 @@ def _lengths(run: Run, policy: str, a: Any) -> list[Problem]:
             problems.append(
                 Problem(
                     "lengths.overlong",
-                    got=f"--reward.overlong_buffer_len {buffer} is over the max_new_tokens {limit} of role {role!r}",
+                    got=f"--reward.overlong_buffer_len {buffer} is over the max_new_tokens {limit} "
+                    f"of role {role!r}",
                     flags=("reward.overlong_buffer_len",),
                 )
             )
@@ -142,12 +179,17 @@ def _lengths(run: Run, policy: str, a: Any) -> list[Problem]:
     if positions is not None and a.data.max_len > positions:
         larger = f", or name the model tiny:positions={a.data.max_len}" if is_tiny(model) else ""
         got = f"--data.max_len {a.data.max_len} is over the {positions} positions of its model"
-        problems.append(Problem("lengths.positions", got=got, fix=f"lower it{larger}", flags=("data.max_len",)))
+        problems.append(
+            Problem("lengths.positions", got=got, fix=f"lower it{larger}", flags=("data.max_len",))
+        )
     if longest is not None and longest >= a.data.max_len:
         problems.append(
             Problem(
                 "lengths.no_room",
-                got=(f"--rollout.max_new_tokens {longest} leaves no room for a prompt in --data.max_len {a.data.max_len}"),
+                got=(
+                    f"--rollout.max_new_tokens {longest} leaves no room for a prompt in "
+                    f"--data.max_len {a.data.max_len}"
+                ),
                 flags=("rollout.max_new_tokens", "data.max_len"),
             )
         )
@@ -159,13 +201,16 @@ def _batching(device: str, a: Any) -> list[Problem]:
     problems = []
     if a.train.dynamic_batch_enable:
         limits = {"train.max_tokens_per_gpu": a.train.max_tokens_per_gpu}
-        if a.rollout.max_tokens_per_gpu != a.train.max_tokens_per_gpu:  # upstream's default is the same
+        if (
+            a.rollout.max_tokens_per_gpu != a.train.max_tokens_per_gpu
+        ):  # upstream's default is the same
             limits["rollout.max_tokens_per_gpu"] = a.rollout.max_tokens_per_gpu
         problems += [
             Problem(
                 "lengths.micro_batch",
                 at(flag=flag),
-                f"{tokens} is under --data.max_len {a.data.max_len}: a conversation of that length would fit into no "
+                f"{tokens} is under --data.max_len {a.data.max_len}: a conversation of that length "
+                "would fit into no "
                 "micro-batch",
                 fix="raise it, or lower --data.max_len",
                 flags=(flag, "data.max_len"),
@@ -173,12 +218,17 @@ def _batching(device: str, a: Any) -> list[Problem]:
             for flag, tokens in limits.items()
             if tokens is not None and tokens < a.data.max_len
         ]
-    if device == "cpu" and a.ds.packing_samples and a.ds.attn_implementation not in ("eager", "sdpa"):
+    if (
+        device == "cpu"
+        and a.ds.packing_samples
+        and a.ds.attn_implementation not in ("eager", "sdpa")
+    ):
         problems.append(
             Problem(
                 "devices.packing",
                 at(flag="ds.packing_samples"),
-                f"attention {a.ds.attn_implementation!r} is not known to keep packed rows apart on a CPU",
+                f"attention {a.ds.attn_implementation!r} is not known to keep packed rows apart on "
+                "a CPU",
                 fix="use --ds.attn_implementation eager or sdpa",
                 flags=("ds.attn_implementation",),
             )
@@ -192,21 +242,31 @@ def _without_steps(ckpt: SimpleNamespace) -> Iterator[Problem]:
     got = "no step is saved, whatever --ckpt.save_steps is: what is interrupted cannot be resumed"
     yield Problem("plan.no_steps", where, got, fix=fix, severity="warning")
     if ckpt.load_enable:
-        got, fix = "no step of this run is saved that could be resumed", "leave it out, and start a new run"
+        got, fix = (
+            "no step of this run is saved that could be resumed",
+            "leave it out, and start a new run",
+        )
         yield Problem("resume.disabled", where, got, fix=fix, flags=("ckpt.load_enable",))
     if ckpt.save_hf:
-        got, fix = "is a copy of each step that is saved, and --ckpt.disable_ds saves none", "leave out one of the two"
-        yield Problem("plan.save_hf", at(flag="ckpt.save_hf"), got, fix=fix, flags=("ckpt.disable_ds",))
+        got, fix = (
+            "is a copy of each step that is saved, and --ckpt.disable_ds saves none",
+            "leave out one of the two",
+        )
+        yield Problem(
+            "plan.save_hf", at(flag="ckpt.save_hf"), got, fix=fix, flags=("ckpt.disable_ds",)
+        )
 
 
 def with_policies_named(by_policy: Mapping[str, Sequence[Problem]]) -> list[Problem]:
-    """Returns problems with the policies that have them; without a name where all have the same, as with flags for all of
-    them."""
+    """Returns problems with the policies that have them; without a name where all have the same, as
+    with flags for all of them."""
     owners: dict[Problem, list[str]] = {}
     for name, problems in by_policy.items():
         for problem in problems:
             owners.setdefault(problem, []).append(name)
     return [
-        problem if len(names) == len(by_policy) and problem.code != "models.none" else problem.within(policy=names)
+        problem
+        if len(names) == len(by_policy) and problem.code != "models.none"
+        else problem.within(policy=names)
         for problem, names in owners.items()
     ]

@@ -1,4 +1,5 @@
-"""Finds what is wrong with the devices of a policy's processes: on this machine, on each other's devices, in what they exchange."""
+"""Finds what is wrong with the devices of a policy's processes: on this machine, on each other's
+devices, in what they exchange."""
 
 from __future__ import annotations
 
@@ -17,7 +18,8 @@ from marl_plugins.engine.hosts.devices import (
 
 
 def check_placement(device: str, a: Any, trained: bool) -> list[Problem]:
-    """Returns problems with devices and settings of one policy that cannot be combined, or not on this machine.
+    """Returns problems with devices and settings of one policy that cannot be combined, or not on
+    this machine.
 
     Args:
         device: `cpu` or `cuda`.
@@ -36,7 +38,8 @@ def _shared(device: str, a: Any) -> Iterator[Problem]:
         yield Problem(
             "devices.colocated",
             got=(
-                f"--train.colocate_all puts engines and training on the same devices: {engine_gpus(a)} "
+                "--train.colocate_all puts engines and training on the same devices: "
+                f"{engine_gpus(a)} "
                 f"(--vllm.num_engines x --vllm.tensor_parallel_size) {ranks}"
             ),
             flags=("train.colocate_all", "vllm.num_engines", "vllm.tensor_parallel_size"),
@@ -57,7 +60,8 @@ def _shared(device: str, a: Any) -> Iterator[Problem]:
         yield Problem(
             "devices.reference",
             got=(
-                f"--{flag} puts the reference on the policy's devices: {reference} (--ref.num_nodes x "
+                f"--{flag} puts the reference on the policy's devices: {reference} "
+                "(--ref.num_nodes x "
                 f"--ref.num_gpus_per_node) {ranks}"
             ),
             fix="leave these flags out, the reference then has as many processes as the policy",
@@ -66,12 +70,14 @@ def _shared(device: str, a: Any) -> Iterator[Problem]:
 
 
 def _on_gpus(a: Any) -> Iterator[Problem]:
-    """Returns what would fail on GPUs in the first minutes: at the start, or at the first weight sync after a whole rollout."""
+    """Returns what would fail on GPUs in the first minutes: at the start, or at the first weight
+    sync after a whole rollout."""
     if a.ds.param_dtype != "bf16":
         yield Problem(
             "devices.dtype",
             at(flag="ds.param_dtype"),
-            f"{a.ds.param_dtype}: engines are always bfloat16 (vllm_engine.py:273), and take no other weights "
+            f"{a.ds.param_dtype}: engines are always bfloat16 (vllm_engine.py:273), and take no "
+            "other weights "
             "(vllm_worker_wrap.py:39)",
             fix="use bf16",
             flags=("ds.param_dtype",),
@@ -80,7 +86,8 @@ def _on_gpus(a: Any) -> Iterator[Problem]:
         yield Problem(
             "devices.sync_backend",
             at(flag="vllm.sync_backend"),
-            f"{a.vllm.sync_backend}: with --train.colocate_all a training process and an engine would be two ranks of one NCCL "
+            f"{a.vllm.sync_backend}: with --train.colocate_all a training process and an engine "
+            "would be two ranks of one NCCL "
             "group on one device, which NCCL refuses (ppo_actor.py:101)",
             fix="leave it out, weights then go by CUDA IPC",
             flags=("vllm.sync_backend", "train.colocate_all"),
@@ -94,7 +101,8 @@ def _on_gpus(a: Any) -> Iterator[Problem]:
             yield Problem(
                 "devices.ring_size",
                 at(flag="ds.ring_attn_size"),
-                f"{same} ranks share a sequence, and {count} (--{model}.num_nodes x --{model}.num_gpus_per_node) is no multiple "
+                f"{same} ranks share a sequence, and {count} (--{model}.num_nodes x "
+                f"--{model}.num_gpus_per_node) is no multiple "
                 "of that",
                 flags=("ds.ring_attn_size", f"{model}.num_gpus_per_node"),
             )
@@ -103,13 +111,19 @@ def _on_gpus(a: Any) -> Iterator[Problem]:
 def _on_cpu(a: Any) -> Iterator[Problem]:
     """Returns what needs a GPU."""
     if a.ds.ring_attn_size > 1:
-        yield Problem("devices.ring_attention", got="--ds.ring_attn_size needs GPUs", flags=("ds.ring_attn_size",))
+        yield Problem(
+            "devices.ring_attention",
+            got="--ds.ring_attn_size needs GPUs",
+            flags=("ds.ring_attn_size",),
+        )
     if a.train.colocate_all or a.vllm.enable_sleep or a.ds.enable_sleep:
         yield Problem(
             "devices.no_gpu",
-            got="--train.colocate_all, --vllm.enable_sleep and --ds.enable_sleep share a GPU's memory, and there is none here",
+            got="--train.colocate_all, --vllm.enable_sleep and --ds.enable_sleep share a GPU's "
+            "memory, and there is none here",
             fix=(
-                f"use a recipe for CPUs (the shipped ones have a tiny.yaml), or set {cpu.DEVICE}=cuda to see the plan for GPUs"
+                "use a recipe for CPUs (the shipped ones have a tiny.yaml), or set "
+                f"{cpu.DEVICE}=cuda to see the plan for GPUs"
             ),
             flags=("train.colocate_all", "vllm.enable_sleep", "ds.enable_sleep"),
         )

@@ -15,7 +15,9 @@ from marl_plugins.engine.plan.checks.numbers import with_policies_named
 from marl_plugins.engine.plan.checks.roles import NAME
 
 
-def check_policies(run: Run, policies: Sequence[Policy], without: Mapping[str, str], origins: Origins) -> list[Problem]:
+def check_policies(
+    run: Run, policies: Sequence[Policy], without: Mapping[str, str], origins: Origins
+) -> list[Problem]:
     """Returns what is wrong with the policies that a run is to have.
 
     Args:
@@ -25,7 +27,9 @@ def check_policies(run: Run, policies: Sequence[Policy], without: Mapping[str, s
     names = [p.name for p in policies]
     for name in sorted({n for n in names if names.count(n) > 1}):
         problems.append(Problem("policies.twice", got=f"two policies are called {name!r}"))
-    for role, policy in [(name, policy) for name in recipe.mapped_roles for policy in recipe.policies_of(name)]:
+    for role, policy in [
+        (name, policy) for name in recipe.mapped_roles for policy in recipe.policies_of(name)
+    ]:
         if policies and policy not in names:
             problems.append(
                 Problem(
@@ -54,7 +58,9 @@ def check_policies(run: Run, policies: Sequence[Policy], without: Mapping[str, s
         if not re.fullmatch(NAME, p.name)
     ]
     if policies and not any(p.trainable for p in policies):
-        line = next((origins.where(*key) for key in origins.lines if key[-1:] == ("trainable",)), "")
+        line = next(
+            (origins.where(*key) for key in origins.lines if key[-1:] == ("trainable",)), ""
+        )
         got, fix = "every policy is frozen (trainable: false)", "at least one must be trained"
         problems.append(Problem("policies.frozen", at(line=line), got, fix=fix))
     return problems
@@ -70,11 +76,18 @@ def check_followers(run: Run, policies: Sequence[Policy], origins: Origins) -> l
     return problems
 
 
-def _follower(run: Run, policy: Policy, by_name: Mapping[str, Policy]) -> Iterator[tuple[str, Problem]]:
+def _follower(
+    run: Run, policy: Policy, by_name: Mapping[str, Policy]
+) -> Iterator[tuple[str, Problem]]:
     """Returns what is wrong with one follower, by the key that says it."""
     followed, name = by_name.get(policy.follows), repr(policy.follows)
     if followed is policy:
-        yield "follows", Problem("policies.itself", got="a policy cannot follow itself", fix="name a trained one")
+        yield (
+            "follows",
+            Problem(
+                "policies.itself", got="a policy cannot follow itself", fix="name a trained one"
+            ),
+        )
     elif followed is None:
         others = [p.name for p in by_name.values() if p.trainable and p is not policy]
         got = f"there is no policy {name} in this run"
@@ -90,7 +103,8 @@ def _follower(run: Run, policy: Policy, by_name: Mapping[str, Policy]) -> Iterat
         yield "model", Problem("policies.model_of_follower", got=got, fix="remove the key")
     if run.device != "cpu":
         got = (
-            "not on GPUs yet: upstream's weight sync reaches the engines of one policy only (one broadcast group each, "
+            "not on GPUs yet: upstream's weight sync reaches the engines of one policy only (one "
+            "broadcast group each, "
             "ppo_actor.py:108)"
         )
         fix = "use `trainable: false` with a model of its own"
@@ -101,7 +115,8 @@ OF_ADAPTERS = ("ds.lora.alpha", "ds.lora.target_modules", "ds.lora.dropout")
 
 
 def check_adapters(run: Run) -> list[Problem]:
-    """Returns the policies that are to be adapters where they cannot be, and flags of adapters of policies that are none."""
+    """Returns the policies that are to be adapters where they cannot be, and flags of adapters of
+    policies that are none."""
     ranks = {p.name: run.policy_args[p.name].ds.lora.rank for p in run.policies if p.trainable}
     whole = run.processes is not None and not run.processes.adapters
     got, fix = (
@@ -109,12 +124,20 @@ def check_adapters(run: Run) -> list[Problem]:
         "add --plugin marl_plugins.adapters",
     )
     refused = Problem("policies.adapter", at(flag="ds.lora.rank"), got, fix=fix)
-    problems = with_policies_named({name: [refused] if rank and whole else [] for name, rank in ranks.items()})
+    problems = with_policies_named(
+        {name: [refused] if rank and whole else [] for name, rank in ranks.items()}
+    )
     for flag in OF_ADAPTERS:
         name = flag.rpartition(".")[2]
         for_all = getattr(run.args.ds.lora, name)
-        own = [p for p, rank in ranks.items() if not rank and getattr(run.policy_args[p].ds.lora, name) != for_all]
+        own = [
+            p
+            for p, rank in ranks.items()
+            if not rank and getattr(run.policy_args[p].ds.lora, name) != for_all
+        ]
         if own or (flag in run.given and ranks and not any(ranks.values())):
             where, got = at(policy=own, flag=flag), "it is for adapters, and --ds.lora.rank is 0"
-            problems.append(Problem("policies.no_rank", where, got, fix="give a rank, or remove it"))
+            problems.append(
+                Problem("policies.no_rank", where, got, fix="give a rank, or remove it")
+            )
     return problems

@@ -21,7 +21,11 @@ NAME = r"[A-Za-z_][A-Za-z0-9_]{0,63}"
 
 
 def _where_mapping(origins: Origins, *key: str) -> Where:
-    return at(line=origins.where("mapping", *key), key="mapping") if ("mapping",) in origins.lines else at(flag="mapping")
+    return (
+        at(line=origins.where("mapping", *key), key="mapping")
+        if ("mapping",) in origins.lines
+        else at(flag="mapping")
+    )
 
 
 def check_roles(
@@ -58,10 +62,16 @@ def _mapping(recipe: Recipe, origins: Origins) -> Iterator[Problem]:
     for role in recipe.mapping:
         if role not in recipe.roles:
             got = f"there is no role {role!r} to be mapped"
-            yield Problem("roles.unknown", _where_mapping(origins, role), got, fix=meant(role, recipe.roles))
-            unmapped = [other for other in unmapped if other not in close_names(role, unmapped)]  # it is only misspelt
+            yield Problem(
+                "roles.unknown", _where_mapping(origins, role), got, fix=meant(role, recipe.roles)
+            )
+            unmapped = [
+                other for other in unmapped if other not in close_names(role, unmapped)
+            ]  # it is only misspelt
     for role in unmapped:
-        yield Problem("roles.unmapped", _where_mapping(origins), f"role {role!r} is mapped to no policy")
+        yield Problem(
+            "roles.unmapped", _where_mapping(origins), f"role {role!r} is mapped to no policy"
+        )
     for role, named in recipe.mapping.items():
         if isinstance(named, list):
             yield from _population(role, named, _where_mapping(origins, role))
@@ -71,18 +81,30 @@ def _population(role: str, members: Sequence[str], where: Where) -> Iterator[Pro
     """Yields what is wrong with the policies of which one plays a role on each task."""
     if len(members) == 1:
         got = f"role {role!r} has a population of one policy"
-        yield Problem("roles.small_population", where, got, fix=f"name more, or write `{role}: {members[0]}`")
+        yield Problem(
+            "roles.small_population", where, got, fix=f"name more, or write `{role}: {members[0]}`"
+        )
     for name in dict.fromkeys(name for name in members if members.count(name) > 1):
         got = f"role {role!r} names policy {name!r} {members.count(name)} times"
-        yield Problem("roles.member_twice", where, got, fix="name it once: members play equally often")
+        yield Problem(
+            "roles.member_twice", where, got, fix="name it once: members play equally often"
+        )
 
 
 def _name(name: str, origins: Origins) -> Iterator[Problem]:
     where = at(line=origins.where("roles", name), role=name)
     if keyword.iskeyword(name):
-        yield Problem("roles.keyword", where, "cannot be called: it is a Python keyword", fix="choose another name")
+        yield Problem(
+            "roles.keyword",
+            where,
+            "cannot be called: it is a Python keyword",
+            fix="choose another name",
+        )
     if not re.fullmatch(NAME, name) or name.startswith("_"):
-        got, fix = "cannot be called", "letters, digits and underscores only, a letter first, at most 64"
+        got, fix = (
+            "cannot be called",
+            "letters, digits and underscores only, a letter first, at most 64",
+        )
         yield Problem("roles.name", where, got, fix=fix)
 
 
@@ -90,7 +112,9 @@ def _prompts(role: str, config: RoleConfig, origins: Origins, folder: Path) -> I
     for key in ("prompt", "system", "followup"):
         if (file := getattr(config, key)) is not None:
             line = origins.where("roles", role, key)
-            yield from (p.within(line=line, key=f"roles.{role}.{key}") for p in _prompt(folder / file))
+            yield from (
+                p.within(line=line, key=f"roles.{role}.{key}") for p in _prompt(folder / file)
+            )
     if "" in config.stop:
         where = at(line=origins.where("roles", role, "stop"), key=f"roles.{role}.stop")
         yield Problem("roles.empty_stop", where, "'' occurs in every text", fix="remove it")
@@ -107,33 +131,53 @@ def _prompt(path: Path) -> list[Problem]:
     except ValueError as error:
         return [Problem("roles.braces", where, str(error), fix="write {{ and }} for braces")]
     if not text.strip():
-        return [Problem("roles.empty_prompt", where, "is empty", fix="write what the role is asked")]
+        return [
+            Problem("roles.empty_prompt", where, "is empty", fix="write what the role is asked")
+        ]
     if "\0" in text:
         return [Problem("roles.nul", where, "holds a NUL character", fix="remove it")]
     no_name = [field for field in fields if not field.isidentifier()]
-    taken = [field for field in fields if keyword.iskeyword(field) or field in ("after", "continues")]
+    taken = [
+        field for field in fields if keyword.iskeyword(field) or field in ("after", "continues")
+    ]
     fix = "a field is a name such as {problem}, and braces are written {{ and }}"
-    problems = [Problem("roles.field", where, f"{{{field}}} is not a field", fix=fix) for field in no_name]
+    problems = [
+        Problem("roles.field", where, f"{{{field}}} is not a field", fix=fix) for field in no_name
+    ]
     for field in taken:
         got = f"{{{field}}} cannot be given: `{field}=` means something else in a call"
         problems.append(Problem("roles.taken_field", where, got, fix="rename the field"))
     try:
         _ = problems or text.format_map(dict.fromkeys(fields, ""))
     except (ValueError, KeyError) as error:  # what follows `:` or `!` in a field
-        return [Problem("roles.format", where, str(error), fix="a field is a name alone, such as {problem}")]
+        return [
+            Problem(
+                "roles.format", where, str(error), fix="a field is a name alone, such as {problem}"
+            )
+        ]
     return problems
 
 
 def _tools(
-    role: str, config: RoleConfig, origins: Origins, tool_names: set[str] | None, sections: Mapping[str, type[Section]]
+    role: str,
+    config: RoleConfig,
+    origins: Origins,
+    tool_names: set[str] | None,
+    sections: Mapping[str, type[Section]],
 ) -> Iterator[Problem]:
-    where = at(line=origins.where("roles", role, "tools"), key=f"roles.{role}.tools") if config.tools else ()
+    where = (
+        at(line=origins.where("roles", role, "tools"), key=f"roles.{role}.tools")
+        if config.tools
+        else ()
+    )
     for tool in config.tools if tool_names is not None else ():
         if tool not in (tool_names or ()):
             how = (
-                f"it is there where the recipe has its settings: `tools: {{{tool}: {model.example()}}}`"
+                f"it is there where the recipe has its settings: `tools: {{{tool}: "
+                f"{model.example()}}}`"
                 if (model := sections.get(f"tools.{tool}"))
-                else "a plugin's tools are there where the plugin is named (--plugin, or `plugins:` in the recipe)"
+                else "a plugin's tools are there where the plugin is named (--plugin, or "
+                "`plugins:` in the recipe)"
             )
             fix = " ".join(filter(None, (meant(tool, tool_names or ()), how)))
             yield Problem("roles.no_tool", where, f"there is no tool {tool!r}", fix=fix)

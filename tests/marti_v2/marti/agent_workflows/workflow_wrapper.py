@@ -1,5 +1,7 @@
 class MultiAgentWrapper:
-    async def add_requests(self, prompts, labels, metadatas=None, max_length=None, is_eval=False, tool_manager=None):
+    async def add_requests(
+        self, prompts, labels, metadatas=None, max_length=None, is_eval=False, tool_manager=None
+    ):
         for number, (prompt, label) in enumerate(zip(prompts, labels, strict=True)):
             await self.workflow_func(
                 prompt=prompt,

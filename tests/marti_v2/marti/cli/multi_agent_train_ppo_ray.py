@@ -14,7 +14,9 @@ class ray:
 def train(args): ...
 
 
-def init_agent(agent_id, agent_config, global_config, strategy, pg_id, unified_pg_list, global_seed, max_steps): ...
+def init_agent(
+    agent_id, agent_config, global_config, strategy, pg_id, unified_pg_list, global_seed, max_steps
+): ...
 
 
 class Agent:

@@ -21,7 +21,9 @@ class MultiAgent_PPOTrainer(BasePPOTrainer):
     def fit(self):
         for episode in range(1):
             for samples in self.batches:
-                experiences = self.experience_maker.get_agent_experiences(self.experience_maker.make_experience(samples))
+                experiences = self.experience_maker.get_agent_experiences(
+                    self.experience_maker.make_experience(samples)
+                )
 
                 # dynamic filtering for multi agent
                 self.pass_rate = [None for _ in range(self.num_agents)]
