@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
 EXAMPLES = """\
   openrlhf doctor                             everything, in under a minute
-  openrlhf doctor --static                    inspect only: start nothing, send no request; takes a second
-  openrlhf doctor --recipe mathchat           what this recipe requires too, including GPUs and extras
+  openrlhf doctor --static                    inspect only: start nothing, send no request
+  openrlhf doctor --recipe mathchat           what this recipe requires, too: GPUs and extras
   openrlhf doctor --recipe mathchat --vllm.num_engines 2    with any flags of `openrlhf train`
   openrlhf doctor --coach.base_url http://localhost:11434/v1 --coach.model qwen3
                                               whether this coach works
