@@ -129,7 +129,7 @@ def write_debate(
     arguments = ["problem=task.prompt"] if "problem" in fields_of(again) else []
     arguments += ["others=others"] if "others" in fields_of(again) else []
     history = ["continues=answers[place]", "after=shown[:MAX_OTHERS]"]
-    return f'''"""A debate: every role answers, then again after seeing others'; the majority wins."""
+    return f'''"""A debate: every role answers, again after seeing others'; the majority wins."""
 
 import asyncio
 {"import random" + chr(10) if shuffle else ""}import re
