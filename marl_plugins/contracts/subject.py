@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from marl_plugins.core.loading import load
+from marl_plugins.core.plugin_names import name_of
 from marl_plugins.engine.plan.build import build_plan
 
 if TYPE_CHECKING:
@@ -33,5 +34,5 @@ class Subject:
         return (
             str(Path(self.plugin).resolve())
             if self.plugin.endswith(".py")
-            else load(self.plugin).__name__
+            else name_of(load(self.plugin).__name__)
         )

@@ -76,6 +76,13 @@ def found() -> list[str]:
     return list(dict.fromkeys([*own, *entry_points()]))
 
 
+def name_of(module: str) -> str:
+    """Returns the name of the plugin that a module is: a built-in one keeps the name it had before
+    its module moved."""
+    names = {present_name(name): name for name in (*SHIPPED, *BUILTINS)}
+    return names.get(module, module)
+
+
 def entry_points() -> list[str]:
     """Returns the modules that installed packages name in the group `marl_plugins`."""
     if not any(_holds_group(file) for file in _entry_point_files()):

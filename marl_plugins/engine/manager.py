@@ -25,7 +25,7 @@ from marl_plugins.core.failures import ConfigurationError, RunEnded, RunPaused
 from marl_plugins.core.hookspecs import KINDS, Purpose
 from marl_plugins.core.loading import load, present, users_code, version_of
 from marl_plugins.core.loading import load_file as load_file  # copied recipes import it from here
-from marl_plugins.core.plugin_names import BUILTINS
+from marl_plugins.core.plugin_names import BUILTINS, name_of
 from marl_plugins.core.problems import Problem, Where, at
 from marl_plugins.core.steps import Step, StepPart
 from marl_plugins.core.trajectory import Task
@@ -424,7 +424,9 @@ def with_requirements(names: Iterable[str], problems: list[Problem]) -> dict[str
         except ConfigurationError as error:
             problems.extend(problem.within(plugin=wanted_by or ()) for problem in error.problems)
             return
-        canonical = module.__name__ if not name.endswith(".py") else str(Path(name).resolve())
+        canonical = (
+            name_of(module.__name__) if not name.endswith(".py") else str(Path(name).resolve())
+        )
         if canonical in found:
             return
         requires = getattr(module, "requires", ())

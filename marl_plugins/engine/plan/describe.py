@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from marl_plugins.core.cases import CaseSection
+from marl_plugins.core.plugin_names import name_of
 from marl_plugins.core.problems import as_json
 from marl_plugins.core.recipe.schema import Recipe
 from marl_plugins.core.recipe.tasks import FileTasks
@@ -202,7 +203,8 @@ def _estimator(plan: Plan) -> str:
     estimator = plan.plugins.call_while_planning("marl_estimator", run=plan.run)
     name = type(estimator).__name__
     if not of_plugin(estimator):
-        return f"{plan.run.args.algo.advantage.estimator} ({name} of {type(estimator).__module__})"
+        plugin = name_of(type(estimator).__module__)
+        return f"{plan.run.args.algo.advantage.estimator} ({name} of {plugin})"
     return f"{name} of plugin {' or '.join(plan.plugins.owners('marl_estimator'))}"
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from marl_plugins.core.estimators import Estimator, check_estimator
 from marl_plugins.core.failures import ConfigurationError, place_of
-from marl_plugins.core.plugin_names import BUILTINS
+from marl_plugins.core.plugin_names import BUILTINS, name_of
 from marl_plugins.core.policy import Policy
 from marl_plugins.core.problems import Problem, at
 from marl_plugins.core.process_backend import ProcessBackend
@@ -208,4 +208,4 @@ def estimator_of(plan: Plan) -> Estimator:
 
 def of_plugin(estimator: object) -> bool:
     """Returns whether an estimator is not one of the built-in ones."""
-    return type(estimator).__module__ not in BUILTINS
+    return name_of(type(estimator).__module__) not in BUILTINS
