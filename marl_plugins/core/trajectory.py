@@ -162,9 +162,8 @@ class Action:
 
     path: str
     """Names the action within its trajectory by what it is (role, what it saw, how many alike came
-    before), never by when
-    it ran: `solver.07c4d1aa`, `coder.1f3a99b0`, `coder.1f3a99b0+1`. Seeds and results are keyed by
-    (task, sample, path)."""
+    before in its branch of the workflow), never by when it ran: `solver.07c4d1aa`,
+    `coder.1f3a99b0`, `coder.1f3a99b0+1`. Seeds and results are keyed by (task, sample, path)."""
     role: str
     policy: str
     turn: int
@@ -301,16 +300,25 @@ class Action:
 
 
 def action_path(
-    role: str, seen: tuple[str, ...], context_ids: Sequence[int], twins: Counter[str]
+    role: str,
+    seen: tuple[str, ...],
+    context_ids: Sequence[int],
+    twins: Counter[str],
+    branch: str = "",
 ) -> str:
     """Returns the path of a role's action that saw the actions at paths `seen` in the context
     `context_ids`.
 
-    Only actions that saw the very same are numbered by arrival, where nothing tells them apart
-    anyway: `twins` counts them by the path of the first.
+    Actions of one branch that saw the very same are numbered in the order in which they were asked
+    for: `twins` counts them by the path of the first.
+
+    Args:
+        branch: What tells apart the branch of the workflow in which the action is asked for
+            (core/branches.py); empty: nothing has to.
     """
     digest = hashlib.blake2b("\x1f".join(sorted(seen)).encode(), digest_size=4)
     digest.update(array("q", context_ids).tobytes())
+    digest.update(branch.encode())
     path = f"{role}.{digest.hexdigest()}"
     twin = twins[path]
     twins[path] += 1

@@ -12,9 +12,9 @@ server's handlers.
     trajectory = await builder.build(work)
 
 Paths, seeds, contexts, tool calls and scores of an action depend on its role, on what that is shown
-and on its parents, and
-not on who asks for it: `roles.solver(...)` of a workflow (core/workflow.py) is one caller of
-`answer`.
+and on its parents, and not on who asks for it: `roles.solver(...)` of a workflow (core/workflow.py)
+is one caller of `answer`. Only where a parallel branch asks for something that does not show what
+the branch has done before, the path says which branch it is (core/branches.py).
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ import asyncio
 import hashlib
 import json
 import time
-from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from marl_plugins.core.branches import Branches
 from marl_plugins.core.calls import calls_in
 from marl_plugins.core.conversation import ChatFormat
 from marl_plugins.core.failures import (
@@ -43,14 +43,7 @@ from marl_plugins.core.sampled import noted, unchangeable
 from marl_plugins.core.scoring import ScoreAction, ScoreCollector
 from marl_plugins.core.seeds import derive_seed
 from marl_plugins.core.tools import OpenTools, RequestedCall, Tool
-from marl_plugins.core.trajectory import (
-    Action,
-    Generation,
-    Task,
-    ToolResult,
-    Trajectory,
-    action_path,
-)
+from marl_plugins.core.trajectory import Action, Generation, Task, ToolResult, Trajectory
 from marl_plugins.core.workspace import Workspace
 
 
@@ -144,70 +137,6 @@ def said_so_far(chat: ChatFormat, last: Action) -> list[dict[str, str]]:
     return messages
 
 
-class Branches:
-    """The asyncio tasks in which a trajectory's work asks for something."""
-
-    def __init__(self) -> None:
-        self._tasks: dict[asyncio.Task[Any], None] = {}
-        self._ended = False
-
-    def enter(self) -> None:
-        """Notes which branch asks.
-
-        Raises:
-            CancelledError: The branch slept through the end of its trajectory.
-        """
-        if self._ended:
-            raise asyncio.CancelledError("this trajectory has ended")
-        branch = asyncio.current_task()
-        assert branch is not None
-        self._tasks[branch] = None
-
-    async def settle(self) -> None:
-        """Lets the other branches run, after an agent failure in one, to their own end.
-
-        Cancelling them would make it a matter of timing which of their actions exist.
-        """
-        main = asyncio.current_task()
-        running = [
-            b for b in self._tasks if b is not main and not b.done()
-        ]  # earlier failures: the work's to handle
-        for result in await asyncio.gather(*running, return_exceptions=True):
-            if isinstance(result, BaseException) and not isinstance(
-                result, AgentFailure | asyncio.CancelledError
-            ):
-                raise result
-
-    async def finish(self) -> None:
-        """Lets the branches that the work has left behind run to their own end, as `settle` does.
-
-        Raises:
-            BaseException: What one of them raised and nobody has asked it for, an agent's failure
-                too; asyncio says that only in its log, and only once the task is collected.
-        """
-        others = [branch for branch in self._tasks if branch is not asyncio.current_task()]
-        if running := [branch for branch in others if not branch.done()]:
-            await asyncio.wait(running)
-        await asyncio.sleep(0)  # whoever waits for one that has just ended hears of it first
-        for branch in others:
-            if (
-                not branch.cancelled()
-                and getattr(branch, "_log_traceback", False)
-                and (error := branch.exception())
-            ):
-                raise error
-
-    async def cancel(self, others: Iterable[asyncio.Task[Any]]) -> None:
-        """Ends what still runs for the trajectory, `others` too."""
-        self._ended = True
-        main = asyncio.current_task()
-        mine = [task for task in (*self._tasks, *others) if task is not main]
-        for task in mine:
-            task.cancel()
-        # Finished ones are awaited too, or asyncio logs their exceptions as never retrieved.
-        await asyncio.gather(*mine, return_exceptions=True)
-
-
 class TrajectoryBuilder:
     """Builds one trajectory. `answer` and `call_tool` may be called at the same time, but only
     while `build` runs.
@@ -259,7 +188,6 @@ class TrajectoryBuilder:
         self.branches = Branches()
         """The tasks in which it is worked on."""
         self._actions: dict[str, Action] = {}
-        self._twins: Counter[str] = Counter()
 
     async def build(
         self,
@@ -289,7 +217,7 @@ class TrajectoryBuilder:
             try:
                 async with trajectory.lost_after(seconds, "not finished"):
                     try:
-                        returned = await work()
+                        returned = await self.branches.begin(work)
                         trajectory.answer = (
                             None
                             if returned is None
@@ -362,7 +290,8 @@ class TrajectoryBuilder:
             InfrastructureFailure: The tool is down.
         """
         self.branches.enter()
-        (result,) = await self._opened.run([call])
+        with self.branches.asking(self.branches.path_of_call(call.name, call.text)):
+            (result,) = await self._opened.run([call])
         return result
 
     async def _converse(
@@ -404,10 +333,12 @@ class TrajectoryBuilder:
     ) -> Action:
         t = self.trajectory
         room = room_after(spec, turn)
-        path = action_path(spec.name, parents.stated, turn.context, self._twins)
+        path = self.branches.path(spec.name, parents.stated, turn.context)
         seed = derive_seed(self.run_seed, t.step, t.task.id, t.sample, path)
         start = t.now()
-        generation = unchangeable(await self._generate(request(spec, turn, t, path, room, seed)))
+        asked = request(spec, turn, t, path, room, seed)
+        with self.branches.asking(path):
+            generation = unchangeable(await self._generate(asked))
         action = action_of(spec, turn, path, parents.stated + parents.derived, generation)
         action.derived = parents.derived
         action.notes, action.start, action.answered = dict(notes), start, t.now()

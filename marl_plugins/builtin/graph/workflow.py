@@ -11,6 +11,7 @@ from marl_plugins.builtin.graph.executor import Runner, Watch
 from marl_plugins.builtin.graph.files import Files
 from marl_plugins.builtin.graph.nodes import TASK, TRAINING, Graph
 from marl_plugins.builtin.graph.values import Absence, Result, as_text
+from marl_plugins.core.branches import no_branches
 from marl_plugins.core.failures import AgentFailure, ConfigurationError, RecipeError
 from marl_plugins.core.run import Run
 from marl_plugins.core.trajectory import Task
@@ -45,9 +46,10 @@ class GraphWorkflow(WorkflowFile):
         calls = calls_of(roles)
         scope = {TASK: seen, TRAINING: Result(not calls.builder.trajectory.is_evaluation)}
         try:
-            given = self.graph.given(
-                await Runner(calls, tools, self._watch).execute(self.graph, scope, ())
-            )
+            # A node states what it has seen, and which task it runs in may depend on timing.
+            with no_branches():
+                results = await Runner(calls, tools, self._watch).execute(self.graph, scope, ())
+            given = self.graph.given(results)
         except RecipeError as error:
             if self._watch is not None and error.kind in AVOIDABLE:
                 raise AgentFailure("no_answer", str(error)) from error
