@@ -1,11 +1,12 @@
 """What programs cost as workflows: CPU of the run's process for a request, CPU of a program's
 start, and what 10,000 leave behind.
 
-    python -m benchmarks.agents requests      CPU of a request at the endpoint, and of the same call
-                                              of a role, 64 in flight
-    python -m benchmarks.agents starts        CPU of a program's start: forked, and as a new process
-    python -m benchmarks.agents programs      128 programs of four requests with the plain client:
-                                              forked, and in one process
+    python -m benchmarks.agents requests [N]  CPU of a request at the endpoint, and of the same call
+    of a role, N (64) in flight
+    python -m benchmarks.agents starts [N]    CPU of a program's start: N (32) forked, and as a new
+                                              process
+    python -m benchmarks.agents programs [N]  N (128) programs of four requests with the plain
+    client: forked, and in one process
     python -m benchmarks.agents many [N]      N trajectories of two requests: memory, and what is
                                               left
 
@@ -25,7 +26,9 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 
@@ -35,9 +38,9 @@ from marl_plugins.builtin.agents.session import SentToolFormats, Session
 from marl_plugins.builtin.agents.workflow import AgentWorkflow
 from marl_plugins.core.conversation import ChatFormat
 from marl_plugins.core.recipe.prompts import prompt_renderer
-from marl_plugins.core.roles import RoleSpec, Sampling
-from marl_plugins.core.trajectory import Generation, Task
-from marl_plugins.core.workflow import calls_of, run_workflow
+from marl_plugins.core.roles import Call, RoleSpec, Sampling
+from marl_plugins.core.trajectory import Generation, Task, Trajectory
+from marl_plugins.core.workflow import Roles, Workflow, calls_of, run_workflow
 from marl_plugins.engine.runtime.tiny_model import resolve
 
 FOUR = """
@@ -75,12 +78,12 @@ def role() -> RoleSpec:
     )
 
 
-async def engine(call) -> Generation:
+async def engine(call: Call) -> Generation:
     await asyncio.sleep(0.1)
     return Generation((50, 51, 52, 1), (-0.1,) * 4, "stop", "p", 0)
 
 
-async def trajectory(workflow, roles, number: int):
+async def trajectory(workflow: Workflow, roles: Mapping[str, RoleSpec], number: int) -> Trajectory:
     return await run_workflow(
         workflow,
         Task(str(number), "How many?"),
@@ -93,27 +96,28 @@ async def trajectory(workflow, roles, number: int):
     )
 
 
-async def costs(text: str) -> tuple[float, float]:
-    """Milliseconds of CPU of this process for a request over the endpoint, and for the same call of
-    a workflow; 64 at a time."""
-    roles, sessions, opened, done = {"worker": role()}, [], asyncio.Event(), asyncio.Event()
+async def costs(text: str, count: int) -> tuple[float, float]:
+    """Milliseconds of CPU of this process for a request over the endpoint, and for a workflow's
+    same call; so many at a time."""
+    roles, opened, done = {"worker": role()}, asyncio.Event(), asyncio.Event()
+    sessions: list[Session] = []
 
-    async def direct(task, roles, tools):
+    async def direct(task: Task, roles: Any, tools: Any) -> None:
         for n in range(16):
             await roles.worker(x=f"{n} {text}")
 
     async with Endpoint().running() as endpoint:
 
-        async def served(task, roles, tools):
+        async def served(task: Task, roles: Roles, tools: Any) -> None:
             session = Session(calls_of(roles), SentToolFormats(), True, "")
             sessions.append(session)
-            if len(sessions) == 64:
+            if len(sessions) == count:
                 opened.set()
             with endpoint.serving(session):
                 await done.wait()
             await session.close()
 
-        running = [asyncio.create_task(trajectory(served, roles, n)) for n in range(64)]
+        running = [asyncio.create_task(trajectory(served, roles, n)) for n in range(count)]
         await opened.wait()
         job = json.dumps([endpoint.base_url, [s.key for s in sessions], text])
         words = ["-m", "benchmarks.agents", "client", job]
@@ -124,14 +128,14 @@ async def costs(text: str) -> tuple[float, float]:
         done.set()
         await asyncio.gather(*running)
     before = cpu()
-    await asyncio.gather(*(trajectory(direct, roles, n) for n in range(64)))
-    return over / 1024 * 1e3, (cpu() - before) / 1024 * 1e3
+    await asyncio.gather(*(trajectory(direct, roles, n) for n in range(count)))
+    return over / (16 * count) * 1e3, (cpu() - before) / (16 * count) * 1e3
 
 
-def requests() -> None:
+def requests(count: int) -> None:
     """CPU of the run's process for a request. The client is another process."""
     for length in (32, 4096):
-        found = [asyncio.run(costs(("word " * length)[:length])) for _ in range(3)]
+        found = [asyncio.run(costs(("word " * length)[:length], count)) for _ in range(3)]
         over, call = (statistics.median(times) for times in zip(*found, strict=True))
         print(
             f"prompts of {length} characters: {over:.2f} ms a request, {call:.2f} ms a call, "
@@ -168,14 +172,16 @@ def cpu_with_children(process: int) -> float:
     return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
 
 
-async def all_of(workflow, roles, numbers, actions: int) -> None:
+async def all_of(
+    workflow: Workflow, roles: Mapping[str, RoleSpec], numbers: Iterable[int], actions: int
+) -> None:
     """Runs trajectories, each of which has an answer and so many actions."""
     found = await asyncio.gather(*(trajectory(workflow, roles, n) for n in numbers))
     wrong = [t for t in found if not (t.answer and len(t.actions) == actions)]
     assert not wrong, wrong[0].detail
 
 
-def starts() -> None:
+def starts(count: int) -> None:
     """CPU of a program that imports a framework and makes its agents, and asks nothing."""
     python = os.environ.get("MARL_AGENTS_PYTHON")
     examples = Path(__file__).resolve().parent.parent / "examples" / "agents"
@@ -200,11 +206,13 @@ def starts() -> None:
         text = (
             examples / f"{name}.py"
         ).read_text() + "\n\ndef nothing(prompt):\n    return 'nothing'\n"
-        _, forked = programs_cost(text, {}, 32, 0, function="nothing", python=python)
-        print(f"{name}: {forked / 32:.2f} s forked, {new:.2f} s as a new process")
+        _, forked = programs_cost(text, {}, count, 0, function="nothing", python=python)
+        print(f"{name}: {forked / count:.2f} s forked, {new:.2f} s as a new process")
 
 
-def programs_cost(text: str, roles, count: int, actions: int, **config) -> tuple[float, float]:
+def programs_cost(
+    text: str, roles: Mapping[str, RoleSpec], count: int, actions: int, **config: Any
+) -> tuple[float, float]:
     """Seconds of CPU of this process, and of the programs, for so many trajectories."""
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "agent.py").write_text(text)
@@ -221,11 +229,11 @@ def programs_cost(text: str, roles, count: int, actions: int, **config) -> tuple
         return mine, cpu_with_children(process) - before
 
 
-def programs() -> None:
-    """CPU in all of 128 programs with four requests each."""
+def programs(count: int) -> None:
+    """CPU in all of programs with four requests each."""
     roles = {"worker": role()}
     for how, text, shared in (("forked", FORKED, False), ("in one process", SHARED, True)):
-        mine, theirs = programs_cost(text, roles, 128, 4, shared=shared)
+        mine, theirs = programs_cost(text, roles, count, 4, shared=shared)
         print(
             f"{how}: {theirs + mine:.1f} s of CPU, {theirs:.1f} s of the programs and {mine:.1f} s "
             "of the run's process"
@@ -262,9 +270,9 @@ async def main(prompt, endpoint):
         print(f"{len(left)} processes left")
 
 
-async def thousands(workflow, roles, count: int) -> None:
+async def thousands(workflow: Workflow, roles: Mapping[str, RoleSpec], count: int) -> None:
     for start in range(0, count, 500):
-        await all_of(workflow, roles, range(start, start + 500), 2)
+        await all_of(workflow, roles, range(start, min(start + 500, count)), 2)
         if (start + 500) % 1000 == 0:
             with open("/proc/self/statm") as file:  # noqa: ASYNC230
                 pages = int(file.read().split()[1])
@@ -280,14 +288,14 @@ async def thousands(workflow, roles, count: int) -> None:
 
 if __name__ == "__main__":
     match sys.argv[1:]:
-        case ["requests"]:
-            requests()
+        case ["requests", *rest]:
+            requests(int(rest[0]) if rest else 64)
         case ["client", job]:
             asyncio.run(client(*json.loads(job)))
-        case ["starts"]:
-            starts()
-        case ["programs"]:
-            programs()
+        case ["starts", *rest]:
+            starts(int(rest[0]) if rest else 32)
+        case ["programs", *rest]:
+            programs(int(rest[0]) if rest else 128)
         case ["many", *rest]:
             many(int(rest[0]) if rest else 10_000)
         case _:

@@ -1,7 +1,7 @@
 """Pure-Python and torch parts against upstream's own function or a peer's, in one run, outputs
 asserted equal.
 
-    python -m benchmarks.arithmetic [--trl PYTHON] [--verl FOLDER]
+    python -m benchmarks.arithmetic [--trl PYTHON] [--verl FOLDER] [--runs 9]
 
 `--trl` names the interpreter of a virtual environment with TRL 1.16
 (`pip install trl==1.16.0 torch`), `--verl` a folder with verl 0.9.1
@@ -13,22 +13,21 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import functools
 import importlib
 import json
 import os
 import random
 import statistics
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from typing import Any
 
 os.environ["MARL_PLUGINS_DEVICE"] = "cpu"
-RUNS = 9
 
 
-def timed(function: Callable[[], Any], runs: int = RUNS) -> list[float]:
+def timed(function: Callable[[], Any], runs: int) -> list[float]:
     """Seconds of each run, after one that is not counted."""
     function()
     times = []
@@ -46,7 +45,7 @@ def spread(times: list[float], unit: float = 1e3, name: str = "ms") -> str:
     )
 
 
-def returns() -> None:
+def returns(runs: int) -> None:
     """Returns at gamma 1, 32 rows of 16,384 tokens: ours and upstream's loop, alternating."""
     import torch
 
@@ -65,7 +64,7 @@ def returns() -> None:
     a, b = masked_returns(rewards, mask, 1.0), upstream(None, rewards, mask, 1.0)
     torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-3)
     mine, theirs = [], []
-    for _ in range(RUNS):
+    for _ in range(runs):
         mine += timed(lambda: masked_returns(rewards, mask, 1.0), 1)
         theirs += timed(lambda: upstream(None, rewards, mask, 1.0), 1)
     ratio = statistics.median(theirs) / statistics.median(mine)
@@ -75,7 +74,7 @@ def returns() -> None:
     )
 
 
-def gae(verl: str | None) -> None:
+def gae(verl: str | None, runs: int) -> None:
     """GAE with 40 % of the tokens outside the mask: ours, upstream's loop (which takes them for
     steps), verl's; alternating."""
     import torch
@@ -103,11 +102,9 @@ def gae(verl: str | None) -> None:
             for a, b in zip(masked_gae(*given), side(*given), strict=True):
                 torch.testing.assert_close(a[mask.bool()], b[mask.bool()], rtol=1e-5, atol=1e-5)
         times: dict[str, list[float]] = {name: [] for name in sides}
-        for _ in range(RUNS):
+        for _ in range(runs):
             for name, side in sides.items():
-                times[name] += timed(
-                    lambda side=side, v=values, r=rewards, m=holes: side(v, r, m, 1.0, 0.95), 1
-                )  # type: ignore[misc]
+                times[name] += timed(functools.partial(side, values, rewards, holes, 1.0, 0.95), 1)
         mine = statistics.median(times["ours"])
         found = [
             f"{name} {spread(took)}, {statistics.median(took) / mine:.1f}x"
@@ -146,7 +143,10 @@ def conversations(number: int, turns: int) -> list[list[tuple[list[int], list[in
     """Conversations of 400 prompt tokens, then 200 sampled and 200 observed tokens a turn, as
     deltas."""
     draw = random.Random(1)
-    ids = lambda n: [draw.randrange(1000, 150000) for _ in range(n)]  # noqa: E731
+
+    def ids(count: int) -> list[int]:
+        return [draw.randrange(1000, 150000) for _ in range(count)]
+
     return [
         [
             (ids(400 if t == 0 else 200), ids(200), [-draw.random() for _ in range(200)])
@@ -156,7 +156,7 @@ def conversations(number: int, turns: int) -> list[list[tuple[list[int], list[in
     ]
 
 
-def rows(trl: str | None) -> None:
+def rows(trl: str | None, runs: int) -> None:
     """Turns to sequences: 64 conversations of 8 turns, 16 of 128; TRL's `_chain_to_sequences` in
     its own environment beside it."""
     from marl_plugins.core.rows import Row
@@ -185,13 +185,16 @@ def rows(trl: str | None) -> None:
             logprobs += generation.logprobs
         return sequence.ids, mask, logprobs
 
+    def all_of(made: list[list[Row]]) -> list[Any]:
+        return [as_theirs(sequence) for mine in made for sequence in sequences_of(mine)]
+
     for number, turns in ((64, 8), (16, 128)):
         given = conversations(number, turns)
         made = [recorded(conversation) for conversation in given]
-        mine = timed(lambda made=made: [as_theirs(s) for r in made for s in sequences_of(r)])  # type: ignore[misc]
+        mine = timed(functools.partial(all_of, made), runs)
         line = f"turns to sequences, {number}x{turns}: {spread(mine)}"
         if trl:
-            theirs = _trl(trl, given, [as_theirs(s) for r in made for s in sequences_of(r)])
+            theirs = _trl(trl, given, all_of(made), runs)
             line += (
                 f"; TRL {spread(theirs)}; "
                 f"{statistics.median(theirs) / statistics.median(mine):.1f}x"
@@ -199,11 +202,11 @@ def rows(trl: str | None) -> None:
         print(line)
 
 
-def _trl(python: str, given: Any, expected: Any) -> list[float]:
+def _trl(python: str, given: Any, expected: Any, runs: int) -> list[float]:
     import tempfile
 
     with tempfile.NamedTemporaryFile("w", suffix=".json") as file:
-        json.dump({"given": given, "expected": expected, "runs": RUNS}, file)
+        json.dump({"given": given, "expected": expected, "runs": runs}, file)
         file.flush()
         done = subprocess.run(
             [python, "-m", "benchmarks.trl_rows", file.name], capture_output=True, text=True
@@ -214,7 +217,7 @@ def _trl(python: str, given: Any, expected: Any) -> list[float]:
     return times
 
 
-def fan_out() -> None:
+def fan_out(runs: int) -> None:
     """Rollouts that do nothing: what a trajectory of one action costs, record, scheduling and
     limits included."""
     from marl_plugins.core.trajectory import Generation, Task
@@ -255,7 +258,7 @@ def fan_out() -> None:
         ]
         return len(await asyncio.gather(*running))
 
-    per = [t / 1024 for t in timed(lambda: asyncio.run(everything()))]
+    per = [t / 1024 for t in timed(lambda: asyncio.run(everything()), runs)]
     print(f"no-op rollouts, 128x8: {spread(per, 1e6, 'us')} a trajectory")
 
 
@@ -263,12 +266,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--trl", help="interpreter of an environment with TRL")
     parser.add_argument("--verl", help="folder with verl")
+    parser.add_argument("--runs", type=int, default=9, help="of each")
     options = parser.parse_args()
-    returns()
-    gae(options.verl)
-    rows(options.trl)
-    fan_out()
+    returns(options.runs)
+    gae(options.verl, options.runs)
+    rows(options.trl, options.runs)
+    fan_out(options.runs)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

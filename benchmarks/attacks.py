@@ -1,5 +1,6 @@
 """Programs that take what they can, as fast as they can, and random system calls:
-`python -m benchmarks.attacks [CALLS]`
+
+    python -m benchmarks.attacks [CALLS] [--hogs NAME ...]
 
 At each level that isolates: every hog of tests/hogs.py by itself, what it says that it took of its
 limit (256 MB, or 32 tasks), and by how much the machine's memory and disk fell meanwhile; then so
@@ -9,6 +10,7 @@ process and no folder is left.
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import contextlib
 import os
@@ -16,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
@@ -42,10 +45,11 @@ def free() -> tuple[int, int]:
     return memory, disk.f_bavail * disk.f_frsize >> 20
 
 
-async def take(level: Level) -> None:
-    """Let every hog take what it can."""
+async def take(level: Level, hogs: Sequence[str]) -> None:
+    """Let hogs take what they can."""
     async with open_sandbox(SandboxConfig(isolation=level), concurrency=1) as sandbox:
-        for name, hog in HOGS.items():
+        for name in hogs:
+            hog = HOGS[name]
             before = least = free()
             running = asyncio.create_task(sandbox.run(Program(source(hog, 0.0), limits=TAKING)))
             while not running.done():
@@ -86,13 +90,19 @@ def call(level: Level, calls: int) -> None:
         )
 
 
-def main(calls: int) -> None:
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("calls", type=int, nargs="?", default=CALLS)
+    parser.add_argument("--hogs", nargs="+", choices=list(HOGS), default=list(HOGS), metavar="NAME")
+    options = parser.parse_args()
     for level in LEVELS:
         if level != "process":
             print(level)
-            asyncio.run(take(level))
-            call(level, calls)
+            asyncio.run(take(level, options.hogs))
+            call(level, options.calls)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else CALLS)
+    main()

@@ -1,4 +1,4 @@
-"""The coach's client: `python -m benchmarks.coach [--calls 2000] [--verifiers PYTHON]`
+"""The coach's client: `python -m benchmarks.coach [--calls 2000] [--rounds 3] [--verifiers PYTHON]`
 
 1. Judgements a second from a local server (a separate process: 50 ms, 5 % 429, 1 % broken answers),
    64 in flight, beside the official client kept open with repeats by hand and, with
@@ -19,7 +19,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -54,13 +54,13 @@ def stats(url: str) -> dict[str, int]:
     return found
 
 
-def model_coach(url: str) -> ModelCoach:
+def model_coach(url: str, duties: Mapping[str, str]) -> ModelCoach:
     endpoint = Endpoint("coach", f"{url}/v1", "m", concurrency=LIMIT, form="text")
     prompts = (
         read_prompt(PROMPTS / "action.md", with_label=False),
         read_prompt(PROMPTS / "last_action.md", with_label=True),
     )
-    return ModelCoach(endpoint_asker(endpoint), Questions(prompts, {"solver": "Solve it."}))
+    return ModelCoach(endpoint_asker(endpoint), Questions(prompts, duties))
 
 
 def step(number: int) -> tuple[Action, Seen]:
@@ -71,7 +71,7 @@ def step(number: int) -> tuple[Action, Seen]:
 
 
 async def ours(url: str, calls: int) -> dict[str, Any]:
-    coach = model_coach(url)
+    coach = model_coach(url, {"solver": "Solve it."})
 
     async def one(number: int) -> float | None:
         return (await coach.judge(*step(number))).score
@@ -141,8 +141,7 @@ class Characters:
 
 
 async def a_step(url: str, overlapped: bool, trajectories: int) -> float:
-    coach = model_coach(url)
-    coach.duties = dict.fromkeys("abc", "Do your part.")
+    coach = model_coach(url, dict.fromkeys("abc", "Do your part."))
 
     async def generate(call: Call) -> Generation:
         await asyncio.sleep(0.5)
@@ -160,15 +159,17 @@ async def a_step(url: str, overlapped: bool, trajectories: int) -> float:
                 await score(given, Seen(task.id, task.prompt, role, (), ()))
         return given
 
+    chat: Any = Characters()
+    sampling = Sampling(1.0, 1.0, None, 10**6)
     specs = {
-        r: RoleSpec(
-            r,
-            r,
-            lambda f: [{"role": "user", "content": f"{f['given']}"}],
-            Characters(),
-            Sampling(1.0, 1.0, None, 10**6),
-        )  # type: ignore[arg-type]
-        for r in "abc"
+        role: RoleSpec(
+            role,
+            role,
+            lambda fields: [{"role": "user", "content": f"{fields['given']}"}],
+            chat,
+            sampling,
+        )
+        for role in "abc"
     }
     started = time.perf_counter()
     found = await asyncio.gather(
@@ -194,18 +195,18 @@ async def a_step(url: str, overlapped: bool, trajectories: int) -> float:
     return seconds
 
 
-def overlap() -> None:
-    with server("2-5", {}) as url:
+def overlap(verdict_seconds: str, rounds: int) -> None:
+    with server(verdict_seconds, {}) as url:
         times = {
-            way: [asyncio.run(a_step(url, way, 16)) for _ in range(3)] for way in (True, False)
+            way: [asyncio.run(a_step(url, way, 16)) for _ in range(rounds)] for way in (True, False)
         }
     serial, overlapped = times[False], times[True]
     ratios = [s / o for s, o in zip(serial, overlapped, strict=True)]
     print(
-        "step of 16 trajectories of 3 actions, verdicts of 2-5 s: overlapped "
-        f"{statistics.median(overlapped):.1f} s, serial "
-        f"{statistics.median(serial):.1f} s: {statistics.median(ratios):.2f}x "
-        f"({min(ratios):.2f}-{max(ratios):.2f})"
+        f"step of 16 trajectories of 3 actions, verdicts of {verdict_seconds} s: "
+        f"overlapped {statistics.median(overlapped):.1f} s, serial {statistics.median(serial):.1f} "
+        "s: "
+        f"{statistics.median(ratios):.2f}x ({min(ratios):.2f}-{max(ratios):.2f})"
     )
 
 
@@ -216,11 +217,14 @@ def main() -> None:
     parser.add_argument("--calls", type=int, default=2000)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument(
+        "--verdict_seconds", default="2-5", metavar="LOW-HIGH", help="of the second part"
+    )
+    parser.add_argument(
         "--verifiers", metavar="PYTHON", help="an interpreter that has `verifiers` installed"
     )
     options = parser.parse_args()
     throughput(options.calls, options.verifiers, options.rounds)
-    overlap()
+    overlap(options.verdict_seconds, options.rounds)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ import json
 import random
 import statistics
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import cache, partial
@@ -38,6 +38,8 @@ ROLES = ("first", "second", "third")
 RECORDED = Path(__file__).with_name("recorded") / "coach_bias.json"
 BIAS = 0.12
 Step = dict[tuple[str, str, str], Samples]
+Runs = Callable[[int], Iterator[Step]]
+"""A seed to the steps of a run."""
 
 
 @dataclass(frozen=True)
@@ -122,7 +124,7 @@ def demo(seed: int) -> Iterator[Step]:
 
 
 EVEN, TWO, THREE = (0.5, 0.5), (0.35, 0.65), (0.3, 0.5, 0.7)
-WITHOUT = {
+WITHOUT: dict[str, Sequence[World | Runs]] = {
     "null": [World(EVEN, "noise"), World(THREE, "noise", tasks=18)],
     "difficulty": [
         World(TWO, "outcome"),
@@ -163,10 +165,10 @@ WITH = {
 }
 
 
-def first_alarm(world: object, seed: int) -> tuple[int, set[tuple[str, str]]]:
+def first_alarm(world: World | Runs, seed: int) -> tuple[int, set[tuple[str, str]]]:
     """The step of the first alarm, 0 for none, and the roles and types of all alarms."""
     monitor, first, raised = BiasMonitor(), 0, set[tuple[str, str]]()
-    run = world.run(seed) if isinstance(world, World) else demo(seed)
+    run = world.run(seed) if isinstance(world, World) else world(seed)
     for number, step in enumerate(run, 1):
         monitor.add(step)
         now = {

@@ -313,10 +313,10 @@ def calibrate(seeds: int) -> None:
         )
 
 
-def half(reached: Array) -> str:
+def half(reached: Array, steps: int) -> str:
     """Median of the steps to one half, and their spread."""
     low, middle, high = (
-        f"{value:g}" if np.isfinite(value) else f"> {STEPS}" for value in spread(reached)
+        f"{value:g}" if np.isfinite(value) else f"> {steps}" for value in spread(reached)
     )
     return f"{middle} ({low} to {high})"
 
@@ -410,7 +410,9 @@ def table(
         curve = curves[arm, start, batch]
         beside = points((curve[COMPARED] - first[COMPARED]).tolist()) if arm != "outcome" else ""
         means = " | ".join(f"{curve[step].mean():.3f}" for step in (20, COMPARED, 80))
-        print(f"| {arm} | {means} | {half(steps_to(curve))} | {beside} |", flush=True)
+        print(
+            f"| {arm} | {means} | {half(steps_to(curve), len(curve) - 1)} | {beside} |", flush=True
+        )
 
 
 def main() -> None:
@@ -418,6 +420,7 @@ def main() -> None:
         prog="python -m benchmarks.coach_map", description=__doc__.partition("\n")[0]
     )
     parser.add_argument("--seeds", type=int, default=12)
+    parser.add_argument("--steps", type=int, default=STEPS, help="80 or more")
     parser.add_argument("--picture", type=Path)
     parser.add_argument(
         "--calibrate", action="store_true", help="the fit of the learning rate, and nothing else"
@@ -430,7 +433,10 @@ def main() -> None:
     for start in STARTS:
         for batch in BATCHES:
             curves.update(
-                {(arm, start, batch): learn(arm, start, batch, options.seeds) for arm in ARMS}
+                {
+                    (arm, start, batch): learn(arm, start, batch, options.seeds, options.steps)
+                    for arm in ARMS
+                }
             )
             table(start, batch, curves, list(ARMS))
     if options.picture:

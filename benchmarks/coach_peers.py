@@ -36,7 +36,7 @@ def parse(text: str) -> float:
 def verifiers_judge() -> Callable[[int], Awaitable[float]]:
     import verifiers.v1 as vf
 
-    class Score(vf.Judge[float]):
+    class Score(vf.Judge[float]):  # type: ignore[misc]
         prompt = PROMPT
 
         def parse(self, response: vf.JudgeResponse[float]) -> float:
@@ -57,12 +57,10 @@ def plain_client() -> Callable[[int], Awaitable[float]]:
 
     async def ask(number: int) -> float:
         for attempt in range(3):
-            messages = [
-                {"role": "user", "content": PROMPT.format(number=number, score=number % 11)}
-            ]
+            content = PROMPT.format(number=number, score=number % 11)
             try:
                 answer = await client.chat.completions.create(
-                    model="m", messages=messages, temperature=0
+                    model="m", messages=[{"role": "user", "content": content}], temperature=0
                 )
                 return parse(answer.choices[0].message.content or "")
             except (ValueError, openai.APIResponseValidationError):

@@ -9,6 +9,7 @@ empty package here.
 
 from __future__ import annotations
 
+import argparse
 import os
 import statistics
 import subprocess
@@ -20,7 +21,6 @@ from pathlib import Path
 
 from marl_plugins.engine.hosts import cpu, upstream_cli
 
-PAIRS = 7
 GOOD = "everything that this project depends on is there"
 REFUSED = ["--train.seed", "x"]
 
@@ -35,10 +35,16 @@ def time_command(command: Sequence[str], env: dict[str, str], expected: str) -> 
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.compat", description=__doc__.partition("\n")[0]
+    )
+    parser.add_argument("--checks", type=int, default=5)
+    parser.add_argument("--pairs", type=int, default=7)
+    options = parser.parse_args()
     python, tree = sys.executable, str(upstream_cli.upstream_root())
     checks = [
         time_command([python, "-m", "marl_plugins", "compat", tree], dict(os.environ), GOOD)
-        for _ in range(5)
+        for _ in range(options.checks)
     ]
     print(
         f"openrlhf compat {Path(tree).name}/: {statistics.median(checks):.2f} s "
@@ -60,14 +66,14 @@ def main() -> None:
             "direct": [python, "-m", "openrlhf.cli.train_ppo_ray", *REFUSED],
         }
         times: dict[str, list[float]] = {name: [] for name in commands}
-        for pair in range(PAIRS):
+        for pair in range(options.pairs):
             for name in sorted(commands, reverse=pair % 2 == 1):
                 times[name].append(time_command(commands[name], env, "invalid int value: 'x'"))
     added = [a - b for a, b in zip(times["through"], times["direct"], strict=True)]
     print(
         f"upstream's start: {statistics.median(times['direct']):.2f} s; passing through adds "
         f"{statistics.median(added):.2f} s "
-        f"({min(added):.2f} to {max(added):.2f} over {PAIRS} pairs)"
+        f"({min(added):.2f} to {max(added):.2f} over {options.pairs} pairs)"
     )
 
 

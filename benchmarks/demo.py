@@ -96,8 +96,12 @@ def watched(words: Sequence[str], mark: str) -> tuple[float, str]:
     watcher.start()
     command = [sys.executable, "-m", "marl_plugins", *words]
     env = {**os.environ, "MARL_BENCH": mark}
-    text = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True, env=env).stdout
-    running = False
+    try:
+        text = subprocess.run(
+            command, stdout=subprocess.PIPE, text=True, check=True, env=env
+        ).stdout
+    finally:
+        running = False
     watcher.join()
     return peak, text
 

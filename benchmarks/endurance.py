@@ -78,7 +78,7 @@ def observed(trainer: Any) -> tuple[list[float], list[float]]:
         last = now
         memory.append(resident())
 
-    trainer.plan.plugins.hook.marl_log = after
+    trainer.plugins.hook.marl_log = after
     return memory, seconds
 
 

@@ -139,7 +139,7 @@ def graph_of(schedule: str, folder: Path) -> GraphWorkflow:
         files,
     )
     graph = compiler.compile("graph.yaml")
-    assert not compiler.problems, compiler.problems
+    assert graph is not None, compiler.problems
     return GraphWorkflow(graph, files.names)
 
 
@@ -147,7 +147,8 @@ def schedules(model: Path, repeats: int) -> list[list[str]]:
     engine = Engine(model)
     sampling = Sampling(1, 1, LONGEST, 10**6)
     render = prompt_renderer("{text}", None)
-    roles = {role: RoleSpec(role, "agent", render, Bytes(), sampling) for role in ROLES}
+    chat: Any = Bytes()
+    roles = {role: RoleSpec(role, "agent", render, chat, sampling) for role in ROLES}
 
     async def generate(call: Call) -> Generation:
         tokens = random.Random(f"{call.task} {call.role}").randrange(4, LONGEST)

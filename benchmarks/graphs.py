@@ -4,14 +4,17 @@ engine that answers at once.
 python -m benchmarks.graphs
 """
 
+from __future__ import annotations
+
+import argparse
 import asyncio
 import json
-import sys
 import tempfile
 import textwrap
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import SimpleNamespace
+from typing import Any
 
 from marl_plugins.builtin.graph.checks import Prompt, RecipeParts
 from marl_plugins.builtin.graph.compiler import Compiler
@@ -19,10 +22,10 @@ from marl_plugins.builtin.graph.files import Files
 from marl_plugins.builtin.graph.reading import ReadForm
 from marl_plugins.builtin.graph.workflow import GraphWorkflow
 from marl_plugins.core.recipe.prompts import prompt_renderer
-from marl_plugins.core.roles import RoleSpec, Sampling
-from marl_plugins.core.tools import Tool
-from marl_plugins.core.trajectory import Generation, Task, ToolResult
-from marl_plugins.core.workflow import run_workflow
+from marl_plugins.core.roles import Call, RoleSpec, Sampling
+from marl_plugins.core.tools import Tool, ToolCall
+from marl_plugins.core.trajectory import Generation, Task, ToolResult, Trajectory
+from marl_plugins.core.workflow import Workflow, run_workflow
 
 MATHCHAT = """
     nodes:
@@ -60,7 +63,7 @@ REFLECT = """
 """
 
 
-async def mathchat(task, roles, tools):
+async def mathchat(task: Task, roles: Any, tools: Any) -> Any:
     solution = await roles.solver(problem=task.prompt)
     code = await roles.coder(problem=task.prompt, solution=solution)
     computed = code.tool_output or str(code)
@@ -69,7 +72,7 @@ async def mathchat(task, roles, tools):
     )
 
 
-async def search(task, roles, tools):
+async def search(task: Task, roles: Any, tools: Any) -> Any:
     ask = await roles.planner(question=task.prompt)
     queries, _ = ReadForm("json", "queries", {"queries": "list"}).read(ask.text, {})
     queries = queries if isinstance(queries, list) else []
@@ -79,8 +82,9 @@ async def search(task, roles, tools):
     )
 
 
-async def reflect(task, roles, tools):
-    advice, program, last, read = "", "", [], ReadForm("code", "python")
+async def reflect(task: Task, roles: Any, tools: Any) -> Any:
+    advice, program, read = "", "", ReadForm("code", "python")
+    last: list[Any] = []
     for turn in range(3):
         plan = await roles.planner(problem=task.prompt, advice=advice, program=program, after=last)
         code = await roles.coder(problem=task.prompt, plan=plan)
@@ -96,7 +100,7 @@ async def reflect(task, roles, tools):
     return code
 
 
-CASES = {
+CASES: dict[str, tuple[str, Workflow, dict[str, str]]] = {
     "mathchat": (
         MATHCHAT,
         mathchat,
@@ -126,26 +130,26 @@ class Chat:
 
     tools = ()
 
-    def opening(self, messages):
+    def opening(self, messages: Sequence[Mapping[str, str]]) -> tuple[int, ...]:
         return tuple(len(message["content"]) for message in messages)
 
-    def text(self, ids):
+    def text(self, ids: Sequence[int]) -> str:
         return self.texts[ids[0]]
 
-    def __init__(self):
+    def __init__(self) -> None:
         self.texts = [*SAID.values(), "a word"]
 
 
-async def found(call):
+async def found(call: ToolCall) -> ToolResult:
     return ToolResult("search", call.text, f"about {call.text}", ok=False)
 
 
-async def generate(call):
+async def generate(call: Call) -> Generation:
     number = list(SAID).index(call.role) if call.role in SAID else len(SAID)
     return Generation((number,), (0.0,), "stop", call.policy, 0)
 
 
-def workflow_of(text, fields):
+def workflow_of(text: str, fields: Mapping[str, str]) -> GraphWorkflow:
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "graph.yaml").write_text(textwrap.dedent(text))
         known = RecipeParts(
@@ -155,28 +159,32 @@ def workflow_of(text, fields):
         files = Files(Path(folder))
         compiler = Compiler(known, files)
         graph = compiler.compile("graph.yaml")
-        assert not compiler.problems, compiler.problems
+        assert graph is not None, compiler.problems
         return GraphWorkflow(graph, files.names)
 
 
 TOOLS = {"search": Tool("search", found, lambda text: [])}
 
 
-def microseconds(workflow, fields):
+def microseconds(
+    workflow: Workflow, fields: Mapping[str, str]
+) -> tuple[float, tuple[list[Any], list[Any]]]:
     """CPU time for each action, the least of several measurements, and the trajectories'
     actions."""
+    chat: Any = Chat()
+    sampling = Sampling(1, 1, 8, 10**6)
     specs = {
         role: RoleSpec(
             role,
             role,
             prompt_renderer(" ".join(f"{{{f}}}" for f in names.split()), None),
-            Chat(),
-            Sampling(1, 1, 8, 10**6),
+            chat,
+            sampling,
         )
         for role, names in fields.items()
     }
 
-    async def many():
+    async def many() -> list[Trajectory]:
         return [
             await run_workflow(
                 workflow,
@@ -198,22 +206,34 @@ def microseconds(workflow, fields):
     return seconds / sum(map(len, actions)) * 1e6, (actions, [t.answer for t in trajectories])
 
 
-def main():
-    results = {}
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks.graphs", description=__doc__.partition("\n")[0]
+    )
+    parser.add_argument(
+        "--repeats",
+        type=int,
+        default=REPEATS,
+        help="measurements of each, of which the least counts",
+    )
+    parser.add_argument("--json", action="store_true", help="the numbers as a last line")
+    options = parser.parse_args()
+    results: dict[str, dict[str, float]] = {}
     for name, (text, python, fields) in CASES.items():
         graph = workflow_of(text, fields)
         pairs = [
-            (microseconds(graph, fields), microseconds(python, fields)) for _ in range(REPEATS)
+            (microseconds(graph, fields), microseconds(python, fields))
+            for _ in range(options.repeats)
         ]
         assert all(one[1] == other[1] for one, other in pairs), "the trajectories differ"
         yaml, plain = (min(pair[k][0] for pair in pairs) for k in (0, 1))
-        results[name] = SimpleNamespace(yaml=yaml, python=plain)
+        results[name] = {"yaml": yaml, "python": plain}
         print(
             f"{name:16} YAML {yaml:6.1f} us, Python {plain:6.1f} us, more {yaml - plain:6.1f} us "
             "an action"
         )
-    if "--json" in sys.argv:
-        print(json.dumps({name: vars(result) for name, result in results.items()}))
+    if options.json:
+        print(json.dumps(results))
 
 
 if __name__ == "__main__":

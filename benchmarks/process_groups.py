@@ -18,46 +18,63 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from marl_plugins.engine.hosts import cpu
 
 os.environ.update(cpu.environment())
-os.environ["MARL_PLUGINS_DEVICE"] = "cpu"
+os.environ[cpu.DEVICE] = "cpu"
+
+from marl_plugins.engine.plan.build import build_plan
+from marl_plugins.engine.plan.plan import Plan
+
+if TYPE_CHECKING:
+    from marl_plugins.core.rows import Row
+    from marl_plugins.engine.runtime.policy import UpstreamPolicy
+    from marl_plugins.process_groups.room import Room, SeatedProcesses
 
 MODELS = ("tiny", "tiny:hidden=512,layers=4,heads=4", "tiny:hidden=1024,layers=4,heads=4")
 SUMS = Path(__file__).resolve().parent.parent / "tests" / "recipes" / "sums" / "tiny.yaml"
 OUT, IN, LOAD = "was asked for its state", "was given its state", "was loaded"
 """What the processes say that they are doing (process_groups/room.py)."""
+POLICIES = ("solver", "coder", "verifier")
+"""Of the recipe; the first two take turns."""
+
+
+def plan_of(model: str) -> Plan:
+    """A run whose policies share one seat, all with this model."""
+    words = [
+        "--recipe",
+        str(SUMS),
+        "--plugin",
+        "marl_plugins.process_groups",
+        "--process_groups.seats",
+        "1",
+    ]
+    for policy in POLICIES:
+        words += [f"--policy.{policy}.actor.model_name_or_path", model]
+    return build_plan(words)
 
 
 @contextmanager
-def cluster() -> Iterator[None]:
-    import ray
-
-    from marl_plugins.engine.processes.cluster import quiet
+def started(plan: Plan) -> Iterator[list[UpstreamPolicy]]:
+    """The policies that take turns, started as a run starts them but for the engines."""
+    from marl_plugins.engine.processes.cluster import ray_cluster
     from marl_plugins.engine.processes.fork_server import fork_server
+    from marl_plugins.engine.runtime.session import Session
 
-    env = {**quiet(False), **cpu.environment(), "PYTHONPATH": os.environ.get("PYTHONPATH", "")}
-    with fork_server(debug=False) as python:
-        runtime = {"env_vars": env, "py_executable": python}
-        options: Any = {
-            "address": "local",
-            "include_dashboard": False,
-            "num_gpus": 1,
-            "num_cpus": 4,
-            "log_to_driver": False,
-        }
-        ray.init(
-            **options, object_store_memory=4 * 2**30, logging_level="ERROR", runtime_env=runtime
-        )
+    with fork_server(debug=False) as python, ray_cluster(plan.run, False, python):
+        session = Session(plan)
+        for args in session.args.values():
+            args.vllm.num_engines = 0
+        session.start()
         try:
-            yield
+            yield [session.policies[name] for name in POLICIES[:2]]
         finally:
-            ray.shutdown()
+            session.kill()
 
 
-def row(policy: str) -> Any:
+def row(policy: str) -> Row:
     """A row of a policy, four sampled tokens after eight."""
     from marl_plugins.core.rows import Row
     from marl_plugins.core.trajectory import Action, Generation, Task, Trajectory
@@ -77,33 +94,15 @@ def row(policy: str) -> Any:
     return Row(trajectory, action, 1.0)
 
 
-def policies_of(model: str, room: Any) -> list[Any]:
-    """Two policies that share the seats of a room."""
-    from transformers import AutoTokenizer
+def seated(policy: UpstreamPolicy) -> SeatedProcesses:
+    """A policy's training processes."""
+    from marl_plugins.process_groups.room import SeatedProcesses
 
-    from marl_plugins.core.policy import Policy
-    from marl_plugins.engine.plan.build import build_plan
-    from marl_plugins.engine.processes.engines import RestartBudget
-    from marl_plugins.engine.runtime.policy import UpstreamPolicy
-    from marl_plugins.engine.runtime.tiny_model import resolve
-
-    run = build_plan(["--recipe", str(SUMS), "--mapping", "shared"]).run
-    args, folder = run.policy_args["shared"], resolve(model)
-    args.actor.model_name_or_path, args.vllm.num_engines = folder, 0
-    tokenizer = AutoTokenizer.from_pretrained(folder)
-    made = [
-        UpstreamPolicy(
-            Policy(n, model), args, "cpu", tokenizer, 100, RestartBudget(0), 600.0, room=room
-        )
-        for n in "pq"
-    ]
-    for policy in made:
-        policy.launch()
-        policy.load()
-    return made
+    assert isinstance(policy.training, SeatedProcesses)
+    return policy.training
 
 
-def timed(processes: Any, seconds: dict[str, list[float]]) -> None:
+def timed(processes: SeatedProcesses, seconds: dict[str, list[float]]) -> None:
     """Note how long each thing takes that the processes of a policy are asked for."""
     await_work = processes.await_work
 
@@ -114,30 +113,35 @@ def timed(processes: Any, seconds: dict[str, list[float]]) -> None:
         finally:
             seconds.setdefault(doing, []).append(time.perf_counter() - started)
 
-    processes.await_work = noting
+    processes.await_work = noting  # type: ignore[method-assign]
 
 
-async def take_turns(made: list[Any], turns: int) -> tuple[list[dict[str, float]], int]:
+async def spares_ready(room: Room) -> None:
+    """Wait for the spares, which are ready after a pass of some seconds."""
+    await asyncio.gather(*(ready for _, ready in room._spares.values()))
+
+
+async def take_turns(made: list[UpstreamPolicy], turns: int) -> tuple[list[dict[str, float]], int]:
     """The seconds of every turn by what was done, and the bytes of a state."""
     import ray
 
     seconds: dict[str, list[float]] = {}
     for policy in made:
-        timed(policy.training, seconds)
-    expected, found = {}, []
+        timed(seated(policy), seconds)
+    expected: dict[str, list[Any]] = {}
+    found = []
     for turn in range(2 * turns):
         policy = made[turn % 2]
+        processes = seated(policy)
         seconds.clear()
         started = time.perf_counter()
-        async with policy.training.active():
+        async with processes.active():
             whole = time.perf_counter() - started
             log_probs = (await policy.forward([row(policy.name)])).tokens.log_probs.tolist()
         assert expected.setdefault(policy.name, log_probs) == log_probs, "the policy is another one"
         found.append({"whole": whole, **{doing: sum(times) for doing, times in seconds.items()}})
-        await asyncio.gather(
-            *(ready for _, ready in policy.training.room._spares.values())
-        )  # as after a pass of some seconds
-    (state,) = made[0].training.states["policy"]
+        await spares_ready(processes.room)
+    (state,) = seated(made[0]).states["policy"]
     return found, ray.get(state).nbytes
 
 
@@ -165,41 +169,36 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--turns", type=int, default=6, help="of each policy")
+    parser.add_argument("--turns", type=int, default=6, help="of each policy, three or more")
+    parser.add_argument("--models", nargs="+", default=list(MODELS), help="names of random models")
     args = parser.parse_args()
+    from marl_plugins.engine.processes.cluster import prepare_environment
+
+    plans = {model: plan_of(model) for model in args.models}
+    prepare_environment(plans[args.models[0]].run, debug=False)
     columns = (
         "model, state, out (of memcpy's speed), first out, in, first in, control (s), of it "
         "loading the model (s)"
     )
     heads = columns.split(", ")
     print(f"| {' | '.join(heads)} |\n|{'---|' * len(heads)}")
-    with cluster():
-        from marl_plugins.core.recipe import tiny
-        from marl_plugins.process_groups.room import Room
-        from marl_plugins.process_groups.seats import Seating
-
-        for model in MODELS:
-            room = Room(Seating(1), False, 600.0, 14.0 * tiny.parameters(model))
-            room.open()
-            made = policies_of(model, room)
+    for model, plan in plans.items():
+        with started(plan) as made:
             turns, count = asyncio.run(take_turns(made, args.turns))
-            for policy in made:
-                policy.kill()
-            room.close()
-            copied = memcpy(count)
-            outs, ins = (
-                turns[1:],
-                turns[2:],
-            )  # nobody leaves in the first turn, and nobody has a state in the first two
-            control = [turn["whole"] - turn[OUT] - turn[IN] for turn in ins]
-            print(
-                f"| {model} | {count / 1e6:.0f} MB | {spread([copied / t[OUT] for t in outs[2:]])} "
-                f"| {spread([copied / t[OUT] for t in outs[:2]])} | "
-                f"{spread([copied / t[IN] for t in ins[2:]])} "
-                f"| {spread([copied / t[IN] for t in ins[:2]])} | {spread(control)} | "
-                f"{spread([t[LOAD] for t in ins])} |",
-                flush=True,
-            )
+        copied = memcpy(count)
+        outs, ins = (
+            turns[1:],
+            turns[2:],
+        )  # nobody leaves in the first turn, and nobody has a state in the first two
+        control = [turn["whole"] - turn[OUT] - turn[IN] for turn in ins]
+        print(
+            f"| {model} | {count / 1e6:.0f} MB | {spread([copied / t[OUT] for t in outs[2:]])} "
+            f"| {spread([copied / t[OUT] for t in outs[:2]])} | "
+            f"{spread([copied / t[IN] for t in ins[2:]])} "
+            f"| {spread([copied / t[IN] for t in ins[:2]])} | {spread(control)} | "
+            f"{spread([t[LOAD] for t in ins])} |",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """Programs that do their worst, written by an agent of a workflow and run by the python tool:
-`python -m benchmarks.programs`
+
+    python -m benchmarks.programs [NAME ...]
 
 Each program of tests/hostile_programs.py is the only answer of an agent, under the limits of the
 recipes' defaults; as many run at a time as there are cores. Printed for each: whether the tool said
@@ -11,11 +12,13 @@ About two minutes on two cores.
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
@@ -25,34 +28,37 @@ from marl_plugins.builtin.tools.python import PythonToolConfig, python_tool, run
 from marl_plugins.core.trajectory import Trajectory
 from marl_plugins.sandbox.section import SandboxConfig
 
-RUNS = 41
 
-
-async def attack() -> tuple[dict[str, Trajectory | BaseException], float]:
+async def attack(
+    programs: Mapping[str, str],
+) -> tuple[dict[str, Trajectory | BaseException], float]:
     """What came of each program, and the longest stall of the event loop."""
     opened = sandbox_of(PythonToolConfig(), SandboxConfig())
     tool = python_tool(PythonToolConfig(), opened)
     await opened.sandbox.start()
     async with Stalls() as stalls:
         found = await asyncio.gather(
-            *[run_answer([program], tool, seconds=600) for program in PROGRAMS.values()],
+            *[run_answer([program], tool, seconds=600) for program in programs.values()],
             return_exceptions=True,
         )
     await opened.close()
-    return dict(zip(PROGRAMS, found, strict=True)), stalls.longest
+    return dict(zip(programs, found, strict=True)), stalls.longest
 
 
 async def endless() -> Trajectory:
     """An answer with 40 programs without end."""
-    return await run_answer(["while 1:0"] * 40, python_tool(PythonToolConfig()), seconds=600)
+    found: Trajectory = await run_answer(
+        ["while 1:0"] * 40, python_tool(PythonToolConfig()), seconds=600
+    )
+    return found
 
 
-async def speed(config: PythonToolConfig) -> list[float]:
+async def speed(config: PythonToolConfig, runs: int) -> list[float]:
     """Seconds of a program that prints a number, each time."""
     times = []
     opened = sandbox_of(config, SandboxConfig())
     await opened.sandbox.start()
-    for _ in range(RUNS):
+    for _ in range(runs):
         started = time.perf_counter()
         assert (await run_program("print(1)", config, opened.sandbox)).output == "1"
         times.append(time.perf_counter() - started)
@@ -61,9 +67,22 @@ async def speed(config: PythonToolConfig) -> list[float]:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "names",
+        nargs="*",
+        metavar="NAME",
+        help="only these programs, without the forty that have no end",
+    )
+    parser.add_argument("--runs", type=int, default=41, help="of the program that does no harm")
+    options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         tempfile.tempdir = folder
-        found, stall = asyncio.run(attack())
+        found, stall = asyncio.run(
+            attack({name: PROGRAMS[name] for name in options.names or PROGRAMS})
+        )
         ended = lost = 0
         print("| program | ok | seconds | the end of its output |\n|---|---|---|---|")
         for name, got in found.items():
@@ -86,14 +105,15 @@ def main() -> None:
             f"event loop stalled at most {stall:.2f} s",
             flush=True,
         )
-        got = asyncio.run(endless())
-        results = got.actions[0].tool_results
-        print(
-            f"40 programs without end in one answer: {len(results) - 1} run, {got.seconds:.0f} s, "
-            f"{results[-1].output!r}"
-        )
+        if not options.names:
+            got = asyncio.run(endless())
+            results = got.actions[0].tool_results
+            print(
+                f"40 programs without end in one answer: {len(results) - 1} run, {got.seconds:.0f} "
+                f"s, {results[-1].output!r}"
+            )
         for packages in (True, False):
-            times = asyncio.run(speed(PythonToolConfig(packages=packages)))
+            times = asyncio.run(speed(PythonToolConfig(packages=packages), options.runs))
             print(
                 f"print(1), packages: {str(packages).lower()}: "
                 f"{statistics.median(times) * 1e3:.0f} ms "

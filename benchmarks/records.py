@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from marl_plugins.core.trajectory import Action, Generation, Task, Trajectory
@@ -66,7 +67,7 @@ def make_run(folder: Path, megabytes: int) -> None:
             )
 
 
-WAYS = {
+WAYS: dict[str, Callable[[Path], Iterable[object]]] = {
     "all trajectories": lambda run: RunReader(run).trajectories(),
     "one step of all": lambda run: RunReader(run).trajectories(Filter(steps=(100, 100))),
     "one task of 24": lambda run: RunReader(run).trajectories(Filter(task="task 7")),

@@ -21,8 +21,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 from hostile_programs import LEVELS, Stalls
 
-from marl_plugins.sandbox import Program, open_sandbox
-from marl_plugins.sandbox.local import LocalSandbox
+from marl_plugins.sandbox import Program, Sandbox, open_sandbox
 from marl_plugins.sandbox.section import SandboxConfig
 
 ROUNDS = 60
@@ -47,7 +46,7 @@ async def bare(source: str, *options: str) -> float:
     return time.perf_counter() - started
 
 
-async def sandboxed(sandbox: LocalSandbox, source: str) -> float:
+async def sandboxed(sandbox: Sandbox, source: str) -> float:
     """Seconds of a program in a sandbox."""
     started = time.perf_counter()
     assert (await sandbox.run(Program(source))).stdout == "1\n"
@@ -66,7 +65,7 @@ def shown(times: list[float], base: list[float]) -> str:
 async def main(rounds: int) -> None:
     imports = [name for name in HEAVY if find_spec(name.partition(".")[0])]
     async with contextlib.AsyncExitStack() as stack:
-        sandboxes: dict[str, LocalSandbox] = {}
+        sandboxes: dict[str, Sandbox] = {}
         for level in LEVELS:
             for what, config in (
                 ("", []),

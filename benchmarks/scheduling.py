@@ -239,8 +239,9 @@ def streamed(
     run: Any = SimpleNamespace(args=options, state=lambda kind: kind())
 
     def part(step: Any) -> StepPart:
-        made: Any = StreamingPart(run, step)
-        made.gradients = Gradients(step)
+        made = StreamingPart(run, step)
+        gradients: Any = Gradients(step)
+        made.gradients = gradients
         return made
 
     return part
@@ -422,9 +423,11 @@ async def one_step(profile: Profile, arm: Arm, seed: int) -> Result:
     policies = {name: Trained(name, profile, seats) for name in pools}
     step = SimulatedStep(arm, tasks, pools, policies)
     ends: dict[int, float] = {}
-    await step.roll_out(
-        rollout.train(tasks, 1, 1), lambda trajectory: ends.setdefault(trajectory.place, now())
-    )
+
+    def note_end(trajectory: Trajectory) -> None:
+        ends.setdefault(trajectory.place, now())
+
+    await step.roll_out(rollout.train(tasks, 1, 1), note_end)
     trajectories = rollout.in_order(step.trajectories)
     rows = {name: rows_to_be(trajectories, name) for name in policies}
     assert sum(map(len, rows.values())) == sum(map(len, plan.values())), "a row was lost"
@@ -441,9 +444,8 @@ async def one_step(profile: Profile, arm: Arm, seed: int) -> Result:
     )
     await asyncio.sleep(profile.sync)
     finished = [ends[place] for place in range(len(tasks))]
-    worked = sum(
-        end - begun for pool in pools.values() for e in pool.engines for _, begun, end in e.served
-    )
+    engines: list[Any] = [engine for pool in pools.values() for engine in pool.engines]
+    worked = sum(end - begun for engine in engines for _, begun, end in engine.served)
     return Result(
         step=now(),
         rollout=max(finished),

@@ -50,7 +50,6 @@ from marl_plugins.engine.runtime.layout import Limit, plan_layout
 from marl_plugins.engine.runtime.tiny_model import resolve
 
 TOKENS = 4096
-ROUNDS = 3
 
 
 def model(seed: int, attention: str = "eager") -> Any:
@@ -140,9 +139,9 @@ def trees(count: int, policies: Sequence[str]) -> dict[str, list[Row]]:
             action.policy, action.shown_ids = policy, tuple(3 + i % 256 for i in action.shown_ids)
             ids = tuple(3 + i % 256 for i in action.generation.ids)
             action.generation = Generation(ids, (-5.5,) * len(ids), "stop", policy, 0)
-            action.returns = draw.random()
+            action.returns = returns = draw.random()
             if draw.random() > 0.05:
-                rows[policy].append(Row(trajectory, action, action.returns))
+                rows[policy].append(Row(trajectory, action, returns))
     return rows
 
 
@@ -170,17 +169,19 @@ def exact(count: int) -> None:
 
 
 def long_conversations(count: int, turns: int, tokens: int) -> list[Row]:
-    draw, rows = random.Random(0), []
+    draw = random.Random(0)
+    rows: list[Row] = []
     for number in range(count):
-        trajectory, before = Trajectory(Task(str(number), "p"), 0, step=1), None
+        trajectory = Trajectory(Task(str(number), "p"), 0, step=1)
+        before: Action | None = None
         for turn in range(turns):
             ids = tuple(draw.randrange(3, 259) for _ in range(tokens))
             shown = tuple(draw.randrange(3, 259) for _ in range(16))
             generation = Generation(ids, (-5.5,) * tokens, "stop", "p", 0)
             before = Action(f"a.{turn}", "a", "p", turn, shown, generation, "", before=before)
-            before.returns = draw.random()
+            before.returns = returns = draw.random()
             trajectory.actions.append(before)
-        rows += [Row(trajectory, action, action.returns) for action in trajectory.actions]
+            rows.append(Row(trajectory, before, returns))
     return rows
 
 
@@ -219,12 +220,12 @@ def _grouped(lengths: list[int], limit: Limit) -> list[list[int]]:
     return [[lengths[layout.ranks[0][i]] for i in batch] for batch in layout.epochs[0][0]]
 
 
-def timing() -> None:
+def timing(length: int, rounds: int) -> None:
     """Forward passes and update, merged against one row per action, in turn."""
-    actors, rows = {"p": model(0, "sdpa")}, {"p": long_conversations(2, 16, 256)}
+    actors, rows = {"p": model(0, "sdpa")}, {"p": long_conversations(2, 16, length)}
     taken: dict[bool, list[float]] = {True: [], False: []}
     gradients = {}
-    for _ in range(ROUNDS):
+    for _ in range(rounds):
         for merge in (True, False):
             started = time.perf_counter()
             gradients[merge] = step(actors, rows, merge, False, Limit(1))
@@ -238,7 +239,7 @@ def timing() -> None:
     }
     ratio = f"{statistics.median(ratios):.1f}x ({min(ratios):.1f}-{max(ratios):.1f})"
     print(
-        f"2 x 16 turns x 256 tokens, forward and update: {shown[True]} merged, {shown[False]} "
+        f"2 x 16 turns x {length} tokens, forward and update: {shown[True]} merged, {shown[False]} "
         f"single: {ratio}"
     )
 
@@ -249,13 +250,17 @@ def main() -> None:
     )
     parser.add_argument("--trees", type=int, default=1000)
     parser.add_argument("--only", choices=["exact", "tokens", "time"])
+    parser.add_argument(
+        "--length", type=int, default=256, help="tokens of a turn, of which the time is measured"
+    )
+    parser.add_argument("--rounds", type=int, default=3, help="measurements of the time")
     args = parser.parse_args()
     if args.only in (None, "tokens"):
         tokens()
     if args.only in (None, "exact"):
         exact(args.trees)
     if args.only in (None, "time"):
-        timing()
+        timing(args.length, args.rounds)
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ tests/hostile_queries.py. About half a minute.
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import hashlib
 import sqlite3
@@ -15,6 +16,7 @@ import statistics
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 from hostile_programs import Stalls
@@ -26,9 +28,9 @@ from marl_plugins.core.loading import load_file
 from marl_plugins.core.recipe.shipped import recipes_root
 from marl_plugins.core.tools import ToolCall
 
-ROUNDS, AT_ONCE = 301, 200
+AT_ONCE = 200
 CONFIG = SqlToolConfig(database="", today="2025-12-31")
-QUERIES = {
+QUERIES: dict[str, tuple[str, list[Any]]] = {
     "a look-up": ("SELECT status FROM orders WHERE id = ?", [4711]),
     "a month by category": (
         "SELECT c.name, sum(l.quantity * l.price) FROM order_lines l JOIN orders o ON o.id = "
@@ -49,13 +51,13 @@ def shown(seconds: list[float]) -> str:
     )
 
 
-async def compare(database: Path) -> None:
+async def compare(database: Path, rounds: int) -> None:
     tool, plain = sql_tool(CONFIG, database), sqlite3.connect(database)
     for name, (query, values) in QUERIES.items():
         text = f"{query}\n{values}".replace("'2025", '"2025').replace("%']", '%"]')
         beside: list[float] = []
         through: list[float] = []
-        for _ in range(ROUNDS):
+        for _ in range(rounds):
             started = time.perf_counter()
             expected = plain.execute(query, values).fetchall()
             between = time.perf_counter()
@@ -120,10 +122,15 @@ def attack(database: Path) -> None:
 
 
 def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=301, help="of each query that is compared")
+    options = parser.parse_args()
     store = load_file(recipes_root() / "ecommerce" / "store.py")
     database = store.database(0)
     print(f"sqlite {sqlite3.sqlite_version}, {database.stat().st_size / 1e6:.1f} MB")
-    asyncio.run(compare(database))
+    asyncio.run(compare(database, options.rounds))
     asyncio.run(crowd(database))
     attack(database)
 

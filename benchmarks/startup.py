@@ -57,30 +57,32 @@ def one_run(flags: Sequence[str]) -> tuple[float, list[float], float]:
         threading.Thread(target=watch, daemon=True).start()
         started = time.monotonic()
         env = {**os.environ, "MARL_BENCH": folder}
-        process = subprocess.Popen(
-            [sys.executable, "-m", "marl_plugins", *words],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-            env=env,
-        )
-        first, beyond = 0.0, []
-        assert process.stdout
-        for line in process.stdout:
-            metrics = json.loads(line)
-            if "report" in metrics:
-                continue
-            if metrics["step"] == 1:
-                first = time.monotonic() - started
-            else:
-                beyond.append(
-                    sum(
-                        v
-                        for k, v in metrics.items()
-                        if k.startswith("seconds/") and k != "seconds/rollout"
+        first, beyond = 0.0, list[float]()
+        try:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "marl_plugins", *words],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                text=True,
+                env=env,
+            )
+            assert process.stdout
+            for line in process.stdout:
+                metrics = json.loads(line)
+                if "report" in metrics:
+                    continue
+                if metrics["step"] == 1:
+                    first = time.monotonic() - started
+                else:
+                    beyond.append(
+                        sum(
+                            v
+                            for k, v in metrics.items()
+                            if k.startswith("seconds/") and k != "seconds/rollout"
+                        )
                     )
-                )
-        running = False
+        finally:
+            running = False
         if process.wait():
             raise RuntimeError("the run failed; run it by hand")
         return first, beyond, peak

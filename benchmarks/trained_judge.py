@@ -134,7 +134,7 @@ def learn(
         taken = logprobs.gather(-1, chosen[..., None])[..., 0]
         loss = -(taken * advantages(reward(chosen / 10, outcomes))).mean()
         optimiser.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         optimiser.step()
 
 

@@ -4,16 +4,21 @@
 Prints the seconds of each run as JSON, after asserting that its rows are the expected ones.
 """
 
+from __future__ import annotations
+
 import json
 import sys
 import time
+from collections.abc import Sequence
+from typing import Any
 
 from trl.experimental.async_grpo.async_rollout_worker import TurnRecord, _chain_to_sequences
 
 
-def records(deltas):
+def records(deltas: Sequence[tuple[list[int], list[int], list[float]]]) -> list[Any]:
     """TRL's turns hold the whole prompt each; ours hold what was added."""
-    made, context = [], []
+    made: list[Any] = []
+    context: list[int] = []
     for shown, sampled, logprobs in deltas:
         context = context + shown
         made.append(TurnRecord(context, sampled, logprobs))
@@ -21,7 +26,7 @@ def records(deltas):
     return made
 
 
-def main():
+def main() -> None:
     with open(sys.argv[1]) as file:
         data = json.load(file)
     chains = [records(deltas) for deltas in data["given"]]

@@ -1,0 +1,235 @@
+"""Every benchmark that a page names runs in its smallest form; what a figure of a page is made with
+would otherwise break unseen.
+
+No figure is looked at: times on a busy machine say nothing.
+"""
+
+import importlib
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import inspected_runs
+import pytest
+
+from benchmarks import (
+    adapters,
+    credit,
+    curriculum,
+    demo,
+    dsbench,
+    kuhn_poker,
+    learning,
+    startup,
+    swarm,
+)
+from marl_plugins.engine.plan.build import build_plan
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "recipes").glob("*/README.md")]
+
+SMALLEST = {
+    "agents": ["starts 1", "requests 1"],
+    "arithmetic": ["--runs 1"],
+    "attacks": ["100 --hogs children"],
+    "blame": ["--tasks 2 --seeds 1"],
+    "coach": ["--calls 20 --rounds 1 --verdict_seconds 0.1-0.2"],
+    "coach_bias": ["--runs 4"],
+    "coach_map": ["--seeds 1 --steps 80", "--seeds 1 --calibrate"],
+    "compat": ["--checks 1 --pairs 1"],
+    "continuous": ["--steps 2 --seeds 1 --devices 1"],
+    "credit": ["--out {recorded} --arms coach --seeds 2"],
+    "demo": ["--out {out} --recorded --arms coach frozen async --seeds 2 --control_seeds 1"],
+    "dsbench": ["--out {out} --recorded --arms strict outcome uniform curriculum --seeds 0 1"],
+    "endurance": ["--steps 20 --trajectories 100"],
+    "gallery": ["{run} --out {out}"],
+    "graphs": ["--repeats 1"],
+    "hostile_coach": ["right digits"],
+    "learning": [
+        "merchant --out {out} --recorded --arms trained outcome frozen --seeds 0 1",
+        "swarm --out {out} --recorded --arms trained async --seeds 0 1",
+    ],
+    "population": ["--seeds 1 --games spread trading --estimators normalised --presets"],
+    "programs": ["--runs 2 'removes its folder'"],
+    "records": ["--megabytes 1"],
+    "sandbox": ["2"],
+    "scheduling": ["--seeds 1", "--controller --trajectories 10"],
+    "sequences": ["--trees 8 --length 8 --rounds 1"],
+    "sql": ["--rounds 2"],
+    "swarm": ["--out {out} --recorded --arms 8/0 4/4 capability stronger --seeds 0 1"],
+    "trained_judge": ["--seeds 0 1 --steps 3"],
+    "viewer": ["--scale 0.005 --only 0"],
+}
+"""Command lines of each, seconds of CPU. `recorded` is a folder with the recorded runs of the demo,
+`run` a run to look at."""
+
+HERE = (
+    "arithmetic",
+    "coach_map",
+    "continuous",
+    "endurance",
+    "population",
+    "scheduling",
+    "sequences",
+    "trained_judge",
+)
+"""Those that run in this process, because imports would take most of their time."""
+
+WITH_ENGINES = {"process_groups": "--turns 3 --models tiny"}
+"""Those that start training processes."""
+
+PLANNED = {
+    "adapters": "its runs are those of benchmarks.startup",
+    "async_steps": "a run of many steps each way",
+    "curriculum": "its runs have 96 steps, and none is recorded",
+    "judge": "three runs and a warm start of a thousand steps",
+    "kuhn_poker": "its runs have 64 steps, and none is recorded",
+    "robustness": "twenty steps beside an endpoint that fails",
+    "startup": "a whole run on three engines; tests/engines has many",
+    "upstream_loop": "fourteen steps of upstream's trainer and of ours; tests/engines compares "
+    "them step by step",
+}
+"""Those that only train, minutes at the least: that their runs can be planned is tested, and why
+nothing else is."""
+
+ELSEWHERE = {
+    "engine_traffic": "eight vLLM engines one after the other; tests/engines/test_adapters.py has "
+    "one with slots",
+    "faults": "whole runs that are killed and resumed; tests/engines/test_runs.py kills and "
+    "resumes two",
+    "gpu": "tests/gpu",
+    "kills": "as faults",
+    "load": "tests/test_trace.py",
+    "trials": "as faults",
+}
+"""Those that have no form of some seconds, or that other tests run."""
+
+
+def test_all_benchmarks_of_the_pages_are_here():
+    named = {
+        name
+        for page in PAGES
+        for name in re.findall(r"\bbenchmarks\.([a-z_]+)\b", page.read_text())
+    } - {"md"}
+    assert named == {*SMALLEST, *WITH_ENGINES, *PLANNED, *ELSEWHERE}
+
+
+def benchmark(name, words):
+    """Run one as a user does, in a process of its own."""
+    command = [sys.executable, "-W", "ignore", "-m", f"benchmarks.{name}", *words]
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+    }
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.strip()
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    top = tmp_path_factory.mktemp("benchmarks")
+    shutil.copytree(ROOT / "benchmarks" / "recorded" / "demo", top / "recorded")
+    inspected_runs.write_run(top / "run", steps=2, tasks=3, samples=2)
+    inspected_runs.write_tokenizers(top / "run")
+    return {"recorded": top / "recorded", "run": top / "run"}
+
+
+@pytest.mark.parametrize(
+    ("name", "words"), [(name, words) for name in HERE for words in SMALLEST[name]]
+)
+def test_it_runs_here_in_its_smallest_form(name, words, monkeypatch, capsys):
+    import torch
+
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # other tests run on the other cores
+    monkeypatch.setattr(sys, "argv", [name, *shlex.split(words)])
+    importlib.import_module(f"benchmarks.{name}").main()
+    torch.set_num_threads(threads)
+    assert capsys.readouterr().out.strip()
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [(name, words) for name, lines in SMALLEST.items() if name not in HERE for words in lines],
+)
+def test_it_runs_in_its_smallest_form(name, words, folders, tmp_path):
+    if name == "gallery" and not (
+        shutil.which("chromium-headless-shell") or shutil.which("chromium")
+    ):
+        pytest.skip("apt-get install chromium-headless-shell")
+    benchmark(name, shlex.split(words.format(out=tmp_path, **folders)))
+
+
+@pytest.mark.engines
+@pytest.mark.parametrize(("name", "words"), WITH_ENGINES.items())
+def test_it_runs_in_its_smallest_form_on_training_processes(name, words):
+    benchmark(name, shlex.split(words))
+
+
+class Planned(Exception):
+    """A run could be planned; it is not made."""
+
+
+class PlanOnly(subprocess.Popen):
+    """In place of `openrlhf train`, the plan of its command line. Everything else is started."""
+
+    def __init__(self, command, **options):
+        if "train" in command:
+            words = command[command.index("train") + 1 :]
+            build_plan([word for word in words if word != "--json"])
+            raise Planned
+        super().__init__(command, **options)
+
+
+TRAINED = [
+    *(f"adapters --models {model}" for model in ("tiny", "tiny:hidden=384,layers=6,heads=6")),
+    *(
+        "async_steps",
+        "async_steps --train.async_enable",
+        "judge",
+        "robustness",
+        "startup",
+        "upstream_loop",
+    ),
+    *(f"credit --arms {arm}" for arm in credit.ARMS),
+    *(f"curriculum --arms {arm}" for arm in curriculum.ARMS),
+    *(f"demo --arms {arm}" for arm in demo.ARMS),
+    *(f"dsbench --arms {arm}" for arm in (*dsbench.ARMS, *dsbench.NAMED, *dsbench.EASY)),
+    *(f"kuhn_poker --arms {arm}" for arm in (*kuhn_poker.ARMS, *kuhn_poker.POPULATIONS)),
+    *(f"learning {system} --arms trained" for system in learning.SYSTEMS),
+    *(f"learning swarm --arms {arm}" for arm in learning.ANY_SYSTEM),
+    *(f"learning merchant --arms {arm}" for arm in ("outcome", "rare_trained", "rare_outcome")),
+    *(f"swarm --arms {arm!r}" for arm in swarm.ARMS if arm != "stronger"),
+]
+"""Benchmarks that train, with each of their arms: their first run."""
+WITH_OUT = (
+    "credit",
+    "curriculum",
+    "demo",
+    "dsbench",
+    "judge",
+    "kuhn_poker",
+    "learning",
+    "robustness",
+    "swarm",
+)
+
+
+@pytest.mark.parametrize("line", TRAINED)
+def test_what_it_trains_can_be_planned(line, tmp_path, monkeypatch):
+    name, *words = shlex.split(line)
+    out = ["--out", str(tmp_path)] if name in WITH_OUT else []
+    monkeypatch.setattr(subprocess, "Popen", PlanOnly)
+    monkeypatch.setattr(sys, "argv", [name, *words, *out])
+    module = importlib.import_module(f"benchmarks.{name}")
+    with pytest.raises(Planned):
+        module.main(1, []) if name == "startup" else module.main()
+
+
+def test_adapters_can_be_planned():
+    build_plan(["--recipe", startup.RECIPE, *adapters.flags("tiny"), *adapters.ADAPTERS])
