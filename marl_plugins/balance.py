@@ -55,7 +55,8 @@ def marl_options(parser: argparse.ArgumentParser) -> None:
         "--balance.gap",
         type=at_least(0),
         default=5,
-        help="requests by which the longest queue has to be longer (queues)",
+        help="with --balance.rule queues: an engine moves if the longest queue has more requests "
+        "than the shortest by more than this",
     )
 
 

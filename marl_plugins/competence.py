@@ -55,13 +55,19 @@ def marl_options(parser: argparse.ArgumentParser) -> None:
         "--competence.eta",
         type=above(0),
         default=0.1,
-        help="how fast a mean reward becomes competence",
+        help="factor of a step's mean reward h in the update of a policy's competence: "
+        "c = c + eta * h - decay * c",
     )
     group.add_argument(
-        "--competence.decay", type=above(0), default=0.1, help="how fast competence is forgotten"
+        "--competence.decay",
+        type=above(0),
+        default=0.1,
+        help="factor of what a step takes off the competence (see --competence.eta)",
     )
-    group.add_argument("--competence.most", type=above(0), default=1.0, help="largest competence")
-    forgets = "what decay multiplies: the competence, or 1 as in the paper"
+    group.add_argument(
+        "--competence.most", type=above(0), default=1.0, help="upper bound of competence"
+    )
+    forgets = "what decay multiplies: c, the competence itself, or the constant 1 as in the paper"
     group.add_argument("--competence.forgets", choices=["c", "1"], default="c", help=forgets)
 
 

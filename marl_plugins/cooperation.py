@@ -48,9 +48,15 @@ def marl_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group(
         "credit by contribution (--plugin marl_plugins.cooperation)"
     ).add_argument
-    factor = "0: an action's own reward; 1: its share of the team's"
+    factor = (
+        "share x of the team's reward in an action's: (1 - x) * its own + x * its part of the sum; "
+        "0: its own alone"
+    )
     add("--cooperation.factor", type=between(0, 1), default=1.0, help=factor)
-    tau = "how evenly the team's reward is shared: 0 to the best contribution alone, inf equally"
+    tau = (
+        "temperature of the softmax over contributions that splits the team's reward: 0 gives all "
+        "to the largest contribution, inf gives everybody the same"
+    )
     add("--cooperation.tau", type=temperature, default=1.0, help=tau)
     negative = (
         "a negative team's reward: the worst contribution has the largest share of it, or "

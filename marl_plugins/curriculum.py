@@ -72,13 +72,14 @@ def marl_options(parser: argparse.ArgumentParser) -> None:
         "--curriculum.floor",
         type=between(0.001, 1),
         default=0.1,
-        help="smallest weight of a task; 1: all the same",
+        help="lower bound of a task's weight 4 * p * (1 - p), where p is its success rate so far; "
+        "1: all tasks weigh the same",
     )
     add(
         "--curriculum.decay",
         type=between(0, 1),
         default=0.5,
-        help="what is left of a task's past when it is drawn again",
+        help="factor of a task's earlier successes and samples whenever it is drawn again",
     )
 
 

@@ -35,7 +35,7 @@ def marl_options(parser: argparse.ArgumentParser) -> None:
         "--filter_agents_data.mode",
         choices=["random", "truncate"],
         default="random",
-        help="which rows are dropped",
+        help="which rows are dropped: drawn by the seed, or the last in the order of tasks",
     )
     group.add_argument(
         "--filter_agents_data.multiple",

@@ -109,7 +109,7 @@ def marl_options(parser: argparse.ArgumentParser) -> None:
         "--opponents.every",
         type=at_least(1),
         default=10,
-        help="versions from one that is kept to the next, at first",
+        help="every N-th version is kept; N doubles whenever more than --opponents.size would be",
     )
     group.add_argument(
         "--opponents.size",

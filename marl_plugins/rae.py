@@ -34,7 +34,8 @@ def marl_options(parser: argparse.ArgumentParser) -> None:
         "--rae.decay",
         type=between(0, 1),
         default=0.95,
-        help="weight of the past in a role's baseline",
+        help="weight of the past in a role's baseline b = decay * b + (1 - decay) * mean reward of "
+        "the step",
     )
 
 

@@ -51,25 +51,33 @@ def marl_options(parser: argparse.ArgumentParser) -> None:
         "--replay.groups",
         type=at_least(0),
         default=1,
-        help="groups that a step draws from earlier ones",
+        help="number of groups (all samples of a task) that a step draws from earlier steps",
     )
     group.add_argument(
-        "--replay.staleness", type=at_least(1), default=4, help="steps that a group may be old"
+        "--replay.staleness",
+        type=at_least(1),
+        default=4,
+        help="age in steps up to which a group is kept",
     )
     group.add_argument(
         "--replay.reward",
         type=at_least(0, float),
         default=0.0,
-        help="a, the reward's part of a priority",
+        help="factor of the mean reward in a group's priority, "
+        "replay.reward * mean reward + replay.advantage * mean |advantage|",
     )
     group.add_argument(
         "--replay.advantage",
         type=at_least(0, float),
         default=1.0,
-        help="b, that of the advantage's size",
+        help="factor of the mean |advantage| in a group's priority",
     )
     group.add_argument(
-        "--replay.beta", type=between(0, 1), default=1.0, help="how far weights undo the priorities"
+        "--replay.beta",
+        type=between(0, 1),
+        default=1.0,
+        help="exponent of the importance weights (N * p) ** -beta of N groups drawn with "
+        "probability p; 1: the bias of the draw is undone, 0: it stays",
     )
 
 

@@ -40,13 +40,14 @@ def marl_options(parser: argparse.ArgumentParser) -> None:
         "--transfer.groups",
         type=at_least(0),
         default=1,
-        help="groups of others for each member and step",
+        help="groups (all samples of a task) of other members that each member learns from in a "
+        "step",
     )
     group.add_argument(
         "--transfer.outcome",
         type=between(0, 1),
         default=1.0,
-        help="least outcome of the role in a group's best sample",
+        help="a group qualifies if its best sample has at least this outcome for the role",
     )
 
 

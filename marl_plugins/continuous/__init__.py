@@ -50,13 +50,13 @@ def marl_options(parser: argparse.ArgumentParser) -> None:
         type=at_least(1),
         default=1,
         metavar="N",
-        help="rollouts after its own by which a task is waited for",
+        help="a task may end up to N rollouts after the one that began it, and is waited for then",
     )
     add(
         "--continuous.ahead",
         type=at_least(1),
         metavar="N",
-        help="tasks of the next step that begin early; default: a quarter",
+        help="tasks of the next step that begin early; default: a quarter of a step's",
     )
 
 

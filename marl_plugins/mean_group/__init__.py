@@ -45,27 +45,39 @@ def marl_options(parser: argparse.ArgumentParser) -> None:
         "--mean_group.groups",
         default=None,
         metavar="A+B,C+D",
-        help="policies; default: each population",
+        help="policies that share one control; default: each population is a group",
     )
     add(
         "--mean_group.scales",
         choices=["reward", "max_tokens", "tau"],
         default="reward",
-        help="what a control multiplies",
+        help="what a member's control multiplies: its rewards, the token limit of its answers, or "
+        "its temperature tau in marl_plugins.cooperation",
     )
-    add("--mean_group.control", type=above(0), default=1.0, help="the group's control")
+    add(
+        "--mean_group.control",
+        type=above(0),
+        default=1.0,
+        help="control a of a group; member i has a * clip(v_i / mean of v, low, high), where v_i "
+        "is the slow mean of its rewards",
+    )
     add(
         "--mean_group.low",
         type=between(0, 1),
         default=0.5,
-        help="smallest share of it for a member",
+        help="lower bound of v_i / mean of v (see --mean_group.control)",
     )
-    add("--mean_group.high", type=at_least(1, float), default=2.0, help="largest share")
+    add(
+        "--mean_group.high",
+        type=at_least(1, float),
+        default=2.0,
+        help="upper bound of v_i / mean of v",
+    )
     add(
         "--mean_group.rate",
         type=between(0, 1),
         default=0.1,
-        help="weight of a step in the slow mean",
+        help="weight of the newest step in the slow mean v_i",
     )
 
 

@@ -45,7 +45,7 @@ def marl_options(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         type=at_least(1),
         default=1,
-        help="nodes with so many seats; a policy is on one of them",
+        help="number of nodes with that many seats each; a policy is on one of them",
     )
     group.add_argument(
         "--process_groups.state_gb",

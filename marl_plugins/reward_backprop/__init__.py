@@ -78,13 +78,13 @@ def marl_options(parser: argparse.ArgumentParser) -> None:
         "--reward_backprop.alpha",
         type=at_least(0, float),
         default=1.0,
-        help="weight of an action's own score",
+        help="weight of an action's own score p in its reward, alpha * p + beta * delta",
     )
     add(
         "--reward_backprop.beta",
         type=at_least(0, float),
         default=1.0,
-        help="weight of its contribution to the outcome",
+        help="weight of its contribution delta to the outcome",
     )
     add(
         "--reward_backprop.attributor",

@@ -64,7 +64,7 @@ def marl_options(parser: argparse.ArgumentParser) -> None:
         "--swarm.external",
         type=at_least(0),
         default=0,
-        help="J, groups of other peers that each step takes in",
+        help="number of other peers' groups (all samples of a task) that each step takes in",
     )
     group.add_argument(
         "--swarm.publish",
@@ -89,7 +89,8 @@ def marl_options(parser: argparse.ArgumentParser) -> None:
         "--swarm.spread",
         type=Number(float, least=0.0, most=1.0),
         default=0.0,
-        help="nonzero: outcomes differ if the largest and the smallest are further apart than this",
+        help="with --swarm.sampler nonzero: a group's outcomes differ if its largest and its "
+        "smallest are further apart than this",
     )
     group.add_argument(
         "--swarm.quota",
@@ -108,13 +109,16 @@ def marl_options(parser: argparse.ArgumentParser) -> None:
         "--swarm.alpha",
         type=at_least(0, float),
         default=1.0,
-        help="capability: how fast a weight falls with s",
+        help="with --swarm.weight capability: exponent of s in the weight of a peer's row, "
+        "(P_peer / P_own) * s ** (1 + alpha). P is a mean outcome over the last five rounds; "
+        "s = exp(mean log-prob of the row here - mean log-prob that the peer recorded)",
     )
     group.add_argument(
         "--swarm.delta",
         type=between(0, 1),
         default=0.5,
-        help="capability: s from 1 - delta to 1 has a weight",
+        help="with --swarm.weight capability: rows whose s (see --swarm.alpha) lies outside "
+        "[1 - delta, 1] have weight 0",
     )
     group.add_argument(
         "--swarm.trust",
