@@ -78,6 +78,8 @@ def test_a_copied_recipe_plans_from_anywhere(tmp_path, monkeypatch, capsys):
 def test_only_a_recipe_is_copied_and_without_its_runs(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert main(["recipes", "copy", "vote", "mine"]) == 0
+    assert not (tmp_path / "mine" / "answers.py").exists()  # what our tests hold the grader to
+    (tmp_path / "mine" / "answers.py").write_text("# the copy's own")
     (tmp_path / "mine" / "run_1" / "run").mkdir(parents=True)
     (tmp_path / "mine" / "run_1" / "run" / "command.json").write_text("[]")
     (tmp_path / "mine" / "services.yaml").write_text("name: postgres\n")
@@ -85,6 +87,7 @@ def test_only_a_recipe_is_copied_and_without_its_runs(tmp_path, monkeypatch, cap
     assert main(["recipes", "copy", "mine", "again"]) == 0
     assert capsys.readouterr().out.count("openrlhf train") == 2
     assert not (tmp_path / "again" / "run_1").exists()
+    assert (tmp_path / "again" / "answers.py").exists()
     assert (tmp_path / "again" / "services.yaml").read_text() == "name: postgres\n"
     assert main(["recipes", "copy", "mine/services.yaml", "other"]) == 2
     assert (

@@ -21,7 +21,7 @@ from marl_plugins.core.options import at_least
 from marl_plugins.core.problems import Problem, at
 from marl_plugins.core.recipe.recipe_yaml import read_recipe
 from marl_plugins.core.recipe.schema import base_of, find_recipe
-from marl_plugins.core.recipe.shipped import shipped_recipes
+from marl_plugins.core.recipe.shipped import recipes_root, shipped_recipes
 from marl_plugins.core.redaction import inert, shown_flag
 from marl_plugins.core.run import Run
 from marl_plugins.core.workflow import Workflow
@@ -323,12 +323,13 @@ def copy(name: str, folder: Path) -> int:
 
 
 def _not_copied(folder: str, names: list[str]) -> set[str]:
-    """Returns the entries of a folder that are no part of a recipe: caches of Python, and folders
-    that runs have written."""
+    """Returns the entries of a folder that are no part of a recipe: caches of Python, folders that
+    runs have written, and the answers that a shipped recipe's grader is held to."""
+    omitted = {"__pycache__"}
+    if recipes_root() in Path(folder).resolve().parents:
+        omitted.add("answers.py")
     return {
-        name
-        for name in names
-        if name == "__pycache__" or (Path(folder) / name / COMMAND_FILE).is_file()
+        name for name in names if name in omitted or (Path(folder) / name / COMMAND_FILE).is_file()
     }
 
 
