@@ -2,6 +2,7 @@
 # make demo      three roles on three policies learn to solve word problems, through the real engines; ten minutes
 # make test      lint, types, all tests, and upstream's own with our plugins loaded and without; the slowest thirty are named
 # make unit      the tests that start no engine, on all cores
+# make unit-fast   core, plan, credit and records of these, on two cores: two minutes
 # make docs      the docs site, into build/site
 # make bench     the benchmarks of docs/benchmarks.md
 # make bench-demo   the demo over five seeds beside its controls; two hours
@@ -20,7 +21,7 @@ unexport PYTHONDONTWRITEBYTECODE
 docs: install
 	$(PY) .ci/site
 
-.PHONY: install browser docs demo test suite beside unit lint bench bench-demo bench-dsbench gpu rehearse
+.PHONY: install browser docs demo test suite beside unit unit-fast lint bench bench-demo bench-dsbench gpu rehearse
 install:
 	@bash .ci/install
 
@@ -35,6 +36,13 @@ lint: install
 
 unit: install
 	$(PYTEST) -n auto -m "not engines"
+
+FAST := trajectory_builder layout rows credit loading plan workflow steps rewards groups estimate messages problems seats \
+	sequences rollout trajectory_record conversation continues resume checkpoints graphs coach reward_backprop records metrics \
+	plugins grading swarm replay curriculum returns scoring advantages reasons
+
+unit-fast: install
+	$(PYTEST) -n 2 -m "not engines" $(FAST:%=tests/test_%.py)
 
 # Types and upstream's own tests beside ours: one of them leaves a core idle.
 test: install browser

@@ -15,6 +15,8 @@ from marl_plugins.engine.hosts import upstream_cli
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = [
     ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "recipes" / "README.md",
     *sorted((ROOT / "docs").glob("*.md")),
     *sorted((ROOT / "recipes").glob("*/README.md")),
 ]
@@ -30,8 +32,10 @@ FOREIGN = {
     "requeue",
     "time",
     "nodes",
+    "pdb",
+    "pid",
 }
-"""Flags of other programs: TensorBoard's, vLLM's server's, Slurm's."""
+"""Flags of other programs: TensorBoard's, vLLM's server's, Slurm's, pytest's, py-spy's."""
 FOLDERS = "tests|benchmarks|docs|examples|recipes|core|plan|runtime|records|processes|coach|asking|hosts|commands|tools|sandbox"
 
 
