@@ -2,7 +2,7 @@
 # make demo      three roles on three policies learn to solve word problems, through the real engines; ten minutes
 # make test      lint, types, all tests, and upstream's own with our plugins loaded and without; the slowest thirty are named
 # make unit      the tests that start no engine, on all cores
-# make unit-fast   core, plan, credit and records of these, on two cores: two minutes
+# make unit-fast   core, plan, credit and records of these: two minutes of CPU
 # make docs      the docs site, into build/site
 # make bench     the benchmarks of docs/benchmarks.md
 # make bench-demo   the demo over five seeds beside its controls; two hours
