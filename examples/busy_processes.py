@@ -21,11 +21,11 @@ class BusyProcesses(OwnProcesses):
     def __init__(self):
         self.seconds = {}
 
-    def processes_of(self, policy, *belongings):
+    def processes_of(self, spec):
         from marl_plugins.engine.processes.launch import TrainingProcesses
 
         seconds = self.seconds
-        seconds[policy] = 0.0
+        seconds[spec.policy] = 0.0
 
         class Timed(TrainingProcesses):
             @contextlib.asynccontextmanager
@@ -35,7 +35,7 @@ class BusyProcesses(OwnProcesses):
                     yield
                 seconds[self.policy] += time.monotonic() - began
 
-        return Timed(policy, *belongings)
+        return Timed(spec)
 
     def metrics(self):
         busy = {f"processes/{policy}/busy": seconds for policy, seconds in self.seconds.items()}

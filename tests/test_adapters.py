@@ -18,6 +18,7 @@ from marl_plugins.adapters.blob import packed, unpacked
 from marl_plugins.builtin.routing import least_loaded
 from marl_plugins.commands.evaluate import only_players, with_models, with_whole_models
 from marl_plugins.core.failures import RunEnded
+from marl_plugins.core.process_backend import TrainingSpec
 from marl_plugins.core.workflow import Call, Sampling
 from marl_plugins.engine.plan.build import build_plan
 from marl_plugins.engine.plan.describe import describe
@@ -443,7 +444,7 @@ def turns_of(names):
     shared, made = SharedProcesses(), []
     for name in names:
         args = SimpleNamespace(algo=None)
-        made.append(AdapterProcesses(shared, name, args, "cpu", None, 1, 600.0, ()))
+        made.append(AdapterProcesses(shared, TrainingSpec(name, args, "cpu", None, 1, 600.0)))
     return made
 
 

@@ -18,6 +18,7 @@ from simulated_run import simulated_trainer
 from marl_plugins.contracts import PluginContract
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.loading import load
+from marl_plugins.core.process_backend import TrainingSpec
 from marl_plugins.core.recipe.shipped import recipes_root
 from marl_plugins.core.rows import Row
 from marl_plugins.engine.plan.build import build_plan
@@ -236,7 +237,8 @@ def test_the_seconds_of_processes_in_use_are_measured_by_policy():
         ]
     )
     backend = backend.run.processes
-    processes = {name: backend.processes_of(name, None, "cpu", None, 1, 1.0, ()) for name in "pq"}
+    specs = [TrainingSpec(name, None, "cpu", None, max_steps=1, silence=1.0) for name in "pq"]
+    processes = {spec.policy: backend.processes_of(spec) for spec in specs}
 
     async def work():
         async with processes["p"].active():

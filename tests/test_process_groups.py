@@ -12,6 +12,7 @@ from refusals import refused
 from virtual_time import run
 
 from marl_plugins.commands.evaluate import only_players
+from marl_plugins.core.process_backend import TrainingSpec
 from marl_plugins.engine.plan.build import build_plan
 from marl_plugins.engine.plan.describe import describe
 from marl_plugins.engine.plan.devices import needed_devices
@@ -324,7 +325,8 @@ def test_work_that_is_given_up_leaves_every_policy_what_it_knows(solver, works):
 
     async def go():
         room = OfStandIns(Seating(1), False, 600.0)
-        members = [SeatedProcesses(room, name, solver, "cpu", None, 10, 600.0) for name in "pqr"]
+        specs = [TrainingSpec(name, solver, "cpu", None, 10, 600.0) for name in "pqr"]
+        members = [SeatedProcesses(room, spec) for spec in specs]
         for member in members:
             member.launch(None)
         tasks = [asyncio.create_task(one_step(members[who], at)) for who, at, _ in works]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from marl_plugins.adapters.bases import base_of, bases_of
 from marl_plugins.adapters.checks import check_adapters
@@ -12,6 +12,7 @@ from marl_plugins.engine.processes.backend import OwnProcesses
 if TYPE_CHECKING:
     from marl_plugins.adapters.processes import SharedProcesses
     from marl_plugins.core.problems import Problem
+    from marl_plugins.core.process_backend import TrainingSpec
     from marl_plugins.core.run import Run
     from marl_plugins.engine.processes.engines import EngineKind
     from marl_plugins.engine.processes.launch import TrainingProcesses
@@ -64,13 +65,11 @@ class SharedBases(OwnProcesses):
         for base in bases_of(run):
             self.shared |= dict.fromkeys(base.trained, SharedProcesses())
 
-    def processes_of(self, *belongings: Any) -> TrainingProcesses:
+    def processes_of(self, spec: TrainingSpec) -> TrainingProcesses:
         from marl_plugins.adapters.processes import AdapterProcesses
 
-        shared = self.shared.get(belongings[0])
-        return (
-            AdapterProcesses(shared, *belongings) if shared else super().processes_of(*belongings)
-        )
+        shared = self.shared.get(spec.policy)
+        return AdapterProcesses(shared, spec) if shared else super().processes_of(spec)
 
     def close(self) -> None:
         self.shared = {}

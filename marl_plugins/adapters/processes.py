@@ -20,6 +20,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from marl_plugins.adapters.worker import RemoteSharedActor
+from marl_plugins.core.process_backend import TrainingSpec
 from marl_plugins.engine.hosts.devices import ranks_of_one_sequence, training_gpus
 from marl_plugins.engine.processes.launch import TrainingProcesses
 from marl_plugins.engine.processes.placement import bundles
@@ -124,11 +125,11 @@ class AdapterProcesses(TrainingProcesses):
 
     Args:
         shared: The processes of its model.
-        belongings: As of `TrainingProcesses`.
+        spec: Parameters of the processes.
     """
 
-    def __init__(self, shared: SharedProcesses, *belongings: Any):
-        super().__init__(*belongings)
+    def __init__(self, shared: SharedProcesses, spec: TrainingSpec):
+        super().__init__(spec)
         self.shared, self.broadcasts = shared, False
         self._turn: set[asyncio.Future[Any]] | None = None
         """What is awaited of the processes in this adapter's turn; None while it is not."""

@@ -4,10 +4,39 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 OBJECT_STORE_BYTES = 2**30
 """Size of Ray's object store without what a back-end keeps there."""
+
+
+@dataclass(frozen=True)
+class TrainingSpec:
+    """The parameters of a policy's training processes.
+
+    Args:
+        policy: The policy's name.
+        args: Its flags.
+        device: `cpu` or `cuda`; on CPU the reference model lives in the policy's processes.
+        tokenizer: The policy's tokenizer.
+        max_steps: Optimiser steps of the whole run, for the learning-rate schedule.
+        silence: Seconds after which processes that have been asked and have answered nothing are
+            ended.
+        extensions: What plugins add to the policy's processes, as "module:Class".
+    """
+
+    policy: str
+    args: SimpleNamespace
+    device: str
+    tokenizer: PreTrainedTokenizerBase
+    max_steps: int
+    silence: float
+    extensions: tuple[str, ...] = ()
 
 
 class ProcessBackend(ABC):
@@ -60,23 +89,9 @@ class ProcessBackend(ABC):
         """Begins to start what policies share. Called before any policy has processes."""
 
     @abstractmethod
-    def processes_of(
-        self,
-        policy: str,
-        args: Any,
-        device: str,
-        tokenizer: Any,
-        max_steps: int,
-        silence: float,
-        extensions: Sequence[str],
-        /,
-    ) -> Any:
+    def processes_of(self, spec: TrainingSpec) -> Any:
         """Returns the `TrainingProcesses` (marl_plugins.engine.processes.launch, or a subclass) of
-        a policy; nothing is started yet.
-
-        The arguments are those of `TrainingProcesses`. A back-end that only hands them on takes
-        them as `*belongings`.
-        """
+        a policy; nothing is started yet."""
 
     def metrics(self) -> dict[str, float]:
         """Returns the numbers of the step that ends."""

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.problems import Problem
-from marl_plugins.core.process_backend import ProcessBackend
+from marl_plugins.core.process_backend import ProcessBackend, TrainingSpec
 from marl_plugins.engine.hosts.devices import critic_gpus
 from marl_plugins.engine.plan.estimate import gb
 from marl_plugins.process_groups.checks import check_seating
@@ -86,11 +86,11 @@ class SharedSeats(ProcessBackend):
         self.room = Room(self.seating, critics, run.recipe.limits.silence_seconds, largest)
         self.room.open()
 
-    def processes_of(self, *belongings: Any) -> SeatedProcesses:
+    def processes_of(self, spec: TrainingSpec) -> SeatedProcesses:
         from marl_plugins.process_groups.room import SeatedProcesses
 
         assert self.room is not None, "open comes first"
-        return SeatedProcesses(self.room, *belongings)
+        return SeatedProcesses(self.room, spec)
 
     def metrics(self) -> dict[str, float]:
         return self.room.metrics() if self.room else {}

@@ -25,6 +25,7 @@ from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from marl_plugins.core.failures import RunEnded
+from marl_plugins.core.process_backend import TrainingSpec
 from marl_plugins.engine.hosts.devices import critic_gpus, training_gpus
 from marl_plugins.engine.hosts.prebuild import clear_abandoned_locks, extensions_folder
 from marl_plugins.engine.processes.deaths import DEATHS
@@ -192,11 +193,11 @@ class SeatedProcesses(TrainingProcesses):
 
     Args:
         room: The seats.
-        belongings: As of `TrainingProcesses`.
+        spec: Parameters of the processes.
     """
 
-    def __init__(self, room: Room, *belongings: Any):
-        super().__init__(*belongings)
+    def __init__(self, room: Room, spec: TrainingSpec):
+        super().__init__(spec)
         self.room = room
         room.members[self.policy] = self
         self.states: dict[str, list[Any]] = {}

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from marl_plugins.core.process_backend import ProcessBackend
+from marl_plugins.core.process_backend import ProcessBackend, TrainingSpec
 
 if TYPE_CHECKING:
     from marl_plugins.builtin.reward_model.scorer import Scorer
@@ -68,8 +68,8 @@ class BesideRewardModel(ProcessBackend):
         scorer.start()
         self.policies.open(run)
 
-    def processes_of(self, *belongings: Any) -> Any:
-        return self.policies.processes_of(*belongings)
+    def processes_of(self, spec: TrainingSpec) -> Any:
+        return self.policies.processes_of(spec)
 
     def metrics(self) -> dict[str, float]:
         return self.policies.metrics()

@@ -4,9 +4,9 @@ whole run."""
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from marl_plugins.core.process_backend import ProcessBackend
+from marl_plugins.core.process_backend import ProcessBackend, TrainingSpec
 from marl_plugins.engine.hosts.devices import critic_gpus, reference_gpus, training_gpus
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ class OwnProcesses(ProcessBackend):
             needed[policy.name] = training_gpus(args) if args.train.colocate_all else alone
         return needed
 
-    def processes_of(self, *belongings: Any) -> TrainingProcesses:
+    def processes_of(self, spec: TrainingSpec) -> TrainingProcesses:
         from marl_plugins.engine.processes.launch import TrainingProcesses
 
-        return TrainingProcesses(*belongings)
+        return TrainingProcesses(spec)

@@ -13,6 +13,7 @@ from ray.util.placement_group import remove_placement_group
 
 from marl_plugins.core.failures import ConfigurationError, RunEnded, raised_by
 from marl_plugins.core.problems import Problem, at
+from marl_plugins.core.process_backend import TrainingSpec
 from marl_plugins.core.threads import in_daemon_thread
 from marl_plugins.engine.hosts.devices import critic_gpus, ranks_of_one_sequence, training_gpus
 from marl_plugins.engine.processes.critic_actor import RemoteCriticActor
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
     from ray import ObjectRef
     from ray.actor import ActorHandle
     from ray.util.placement_group import PlacementGroup
-    from transformers import PreTrainedTokenizerBase
 
 
 class TrainingProcesses:
@@ -41,33 +41,17 @@ class TrainingProcesses:
     trainer.
 
     Args:
-        policy: The policy's name.
-        args: Its flags.
-        device: `cpu` or `cuda`; on CPU the reference model lives in the policy's processes.
-        tokenizer: The policy's tokenizer.
-        max_steps: Optimiser steps of the whole run, for the learning-rate schedule.
-        silence: Seconds after which processes that have been asked and have answered nothing are
-            ended.
-        extensions: What plugins add to the policy's processes, as "module:Class".
+        spec: Their parameters.
     """
 
-    def __init__(
-        self,
-        policy: str,
-        args: SimpleNamespace,
-        device: str,
-        tokenizer: PreTrainedTokenizerBase,
-        max_steps: int,
-        silence: float,
-        extensions: Sequence[str] = (),
-    ):
-        self.policy, self.extensions = policy, tuple(extensions)
-        self.args = args
-        self.on_cpu = device == "cpu"
+    def __init__(self, spec: TrainingSpec):
+        self.policy, self.extensions = spec.policy, spec.extensions
+        self.args = spec.args
+        self.on_cpu = spec.device == "cpu"
         self.broadcasts = not self.on_cpu
         """Whether engines get its weights by upstream's broadcast; else as bytes, through Ray."""
-        self.tokenizer = tokenizer
-        self.max_steps, self.silence = max_steps, silence
+        self.tokenizer = spec.tokenizer
+        self.max_steps, self.silence = spec.max_steps, spec.silence
         self.watchdog = Watchdog(self._end_silent)
         self.where: list[Process] = []
         """Where the processes run."""

@@ -22,7 +22,7 @@ from ray.exceptions import ActorUnschedulableError, GetTimeoutError, RayTaskErro
 
 from marl_plugins.core.failures import RunEnded
 from marl_plugins.core.policy import Policy
-from marl_plugins.core.process_backend import ProcessBackend
+from marl_plugins.core.process_backend import ProcessBackend, TrainingSpec
 from marl_plugins.core.rows import Row
 from marl_plugins.core.sequences import TokenSequence, sequences_of
 from marl_plugins.core.threads import in_daemon_thread
@@ -111,8 +111,19 @@ class UpstreamPolicy(PolicyEngines):
         args = copy.deepcopy(args)
         self.batching = BatchBuilder(args, merge)
         self.tokenizer = tokenizer
-        belongings = (spec.name, args, device, tokenizer, max_steps, silence, extensions)
-        training = (backend or OwnProcesses()).processes_of(*belongings) if spec.trainable else None
+        training = None
+        if spec.trainable:
+            training = (backend or OwnProcesses()).processes_of(
+                TrainingSpec(
+                    policy=spec.name,
+                    args=args,
+                    device=device,
+                    tokenizer=tokenizer,
+                    max_steps=max_steps,
+                    silence=silence,
+                    extensions=tuple(extensions),
+                )
+            )
         super().__init__(spec, args, device, restarts, silence, training, shared, kind)
         self.starting: list[ObjectRef] = []
         """What to wait for until everything is loaded."""
