@@ -12,32 +12,24 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from marl_plugins.core.concurrency import all_of
-from marl_plugins.core.failures import RunEnded, RunPaused
+from marl_plugins.core.failures import RunPaused
 from marl_plugins.core.ledger import Ledger
 from marl_plugins.core.roles import RoleSpec
 from marl_plugins.core.rows import Row
-from marl_plugins.core.run import AnswerLimits, max_lag
+from marl_plugins.core.run import AnswerLimits
 from marl_plugins.core.sampled import SampledActions
 from marl_plugins.core.steps import StepPart
 from marl_plugins.core.trajectory import Task, Trajectory
-from marl_plugins.engine.hook_faults import HookFaults
 from marl_plugins.engine.manager import applies, check_tasks_of_step, chosen_tasks, parts_of
-from marl_plugins.engine.runtime.crediting import CreditAssignment, check_versions
+from marl_plugins.engine.runtime.crediting import CreditAssignment
 from marl_plugins.engine.runtime.exchange import StepExchange
-from marl_plugins.engine.runtime.experience import (
-    ForwardedRows,
-    PreparedRows,
-    PreparedSnapshot,
-    estimate,
-)
+from marl_plugins.engine.runtime.experience import ForwardedRows, PreparedRows, estimate
+from marl_plugins.engine.runtime.guarded_part import HOOK, GuardedPart
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from marl_plugins.engine.runtime.session import Session
-
-
-HOOK = "marl_step"
 
 
 class RunningStep:
@@ -80,7 +72,10 @@ class RunningStep:
         self._crediting = CreditAssignment(
             run, plugins, session.trained, session.estimator, optimiser_steps, self.sampled
         )
-        self.parts: Mapping[str, StepPart] = parts_of(plugins, run, self)
+        self.parts: Mapping[str, StepPart] = {
+            name: GuardedPart(name, part, number, session, self.sampled)
+            for name, part in parts_of(plugins, run, self).items()
+        }
 
     async def roll_out(self, samples: int, tick: Callable[[], None]) -> None:
         """Runs the workflow on all tasks, while the parts work.
@@ -98,12 +93,7 @@ class RunningStep:
                     tick()
             self.ended.set()
 
-        async def work(name: str, part: StepPart) -> None:
-            with HookFaults(name, HOOK):
-                await part.during_rollout()
-            self.sampled.check(name, HOOK)
-
-        await all_of([collect(), *(work(name, part) for name, part in self.parts.items())])
+        await all_of([collect(), *(part.during_rollout() for part in self.parts.values())])
         self.trajectories = self.session.rollout.in_order(self.sampled)
 
     async def trajectory(self, task: Task, place: int, sample: int) -> Trajectory:
@@ -126,18 +116,15 @@ class RunningStep:
         for trajectory in trajectories:
             self._arrived(trajectory)
         for name, record in parts.items():
-            with HookFaults(name, HOOK):
-                self.parts[name].restore(record)
+            self.parts[name].restore(record)
         self.ended.set()
         self.trajectories = self.session.rollout.in_order(self.sampled)
 
     def _arrived(self, trajectory: Trajectory) -> None:
         self.sampled.arrived(trajectory)
         self.trajectories.append(trajectory)
-        for name, part in self.parts.items():
-            with HookFaults(name, HOOK):
-                part.arrived(trajectory)
-            self.sampled.check(name, HOOK, [trajectory])
+        for part in self.parts.values():
+            part.arrived(trajectory)
 
     def _add_tasks(self, place: int, samples: int) -> None:
         """Add the tasks that parts ask for, if all samples of a place have arrived."""
@@ -146,8 +133,7 @@ class RunningStep:
             return
         mine = [t for t in self.trajectories if t.place == place]
         for name, part in self.parts.items():
-            with HookFaults(name, HOOK):
-                more = part.completed(sorted(mine, key=lambda t: t.order))
+            more = part.completed(sorted(mine, key=lambda t: t.order))
             check_tasks_of_step(name, HOOK, self.tasks, more, self.session.train_tasks)
             self.tasks += more
 
@@ -193,11 +179,8 @@ class RunningStep:
         """Returns the rows of the step, credited and selected."""
         own = [t for t in self.trajectories if t not in self.left_out]
         rows = await self._crediting.rows([*own, *self.received])
-        for name, part in self.parts.items():
-            with HookFaults(name, HOOK):
-                await part.rows(list(rows))
-            self.sampled.check_rows(name, HOOK, rows)
-            self.sampled.check(name, HOOK)
+        for part in self.parts.values():
+            await part.rows(rows)
         return rows
 
     def ledger(self, rows: Sequence[Row]) -> Ledger:
@@ -205,11 +188,8 @@ class RunningStep:
         ledger = Ledger.of(self.number, self.trajectories, rows, self.sampled.of)
         if self.received:
             ledger.received = Ledger.of(self.number, self.received, rows, self.sampled.of)
-        for name, part in self.parts.items():
-            with HookFaults(name, HOOK):
-                own = part.ledger()
-            if own is not None:
-                ledger.auxiliary.append(own)
+        own = (part.ledger() for part in self.parts.values())
+        ledger.auxiliary += [one for one in own if one is not None]
         return ledger
 
     async def prepare(self, rows: Sequence[Row]) -> list[PreparedRows]:
@@ -225,58 +205,16 @@ class RunningStep:
             for name, mine in by_policy.items()
         )
         prepared: Sequence[PreparedRows] = estimate(forwarded, self.estimator)
-        for name, part in self.parts.items():
-            given = PreparedSnapshot(prepared)
-            with HookFaults(name, HOOK):
-                prepared = await part.prepared(list(prepared))
-            check_prepared(self, name, given, prepared)
+        for part in self.parts.values():
+            prepared = await part.prepared(prepared)
         return list(prepared)
 
     def metrics(self) -> dict[str, float]:
         """Returns the numbers of all parts."""
         found: dict[str, float] = {}
-        for name, part in self.parts.items():
-            with HookFaults(name, HOOK):
-                found |= part.metrics()
+        for part in self.parts.values():
+            found |= part.metrics()
         return found
-
-
-def check_prepared(
-    step: RunningStep, plugin: str, given: PreparedSnapshot, prepared: Sequence[PreparedRows]
-) -> None:
-    """Checks what a part has made of the values that policies are updated with.
-
-    Args:
-        given: What it was given.
-
-    Raises:
-        RunEnded: A policy has two, or one of another version's rows, or not the rows that it had.
-    """
-    if not isinstance(prepared, list | tuple) or not all(
-        isinstance(p, PreparedRows) for p in prepared
-    ):
-        raise RunPaused(
-            f"plugin {plugin}: {HOOK}: prepared of its part returned {prepared!r:.80}; expected a "
-            "list of PreparedRows"
-        )
-    if changed := given.changed(prepared):
-        raise RunPaused(
-            f"plugin {plugin}: {HOOK} {changed}; what was sampled and selected is trained on as it "
-            "is"
-        )
-    step.sampled.check(plugin, HOOK)
-    policies = [p.policy for p in prepared]
-    if twice := next((name for name in policies if policies.count(name) > 1), None):
-        raise RunEnded(
-            f"plugin {plugin}: its part of step {step.number} gave rows of policy {twice!r}, which "
-            "is updated with rows of its "
-            "role already; a part adds rows of policies that play no role"
-        )
-    check_versions(
-        [row for p in prepared for row in p.rows],
-        step.session.trained,
-        max_lag(step.session.plan.run),
-    )
 
 
 def players(step: RunningStep, task: Task, place: int) -> dict[str, RoleSpec]:
