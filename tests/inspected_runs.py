@@ -5,7 +5,9 @@ import json
 import math
 import random
 
-from marl_plugins.core.trajectory import Action, File, Generation, Task, ToolResult, Trajectory
+from simulated import DraftAction
+
+from marl_plugins.core.trajectory import File, Generation, Task, ToolResult, Trajectory
 from marl_plugins.engine.records.trajectory_record import to_record
 
 HOSTILE = (
@@ -23,7 +25,7 @@ HOSTILE = (
 
 
 def action(rng, role, path, parents=(), before=None, text="", tools=(), tokens=6, **more):
-    made = Action(
+    made = DraftAction(
         path=path,
         role=role,
         policy=role,

@@ -69,13 +69,19 @@ def without_logprobs(trajectories):
     return records, logprobs
 
 
+class DraftAction(Action):
+    """An action that a test may still change as it likes."""
+
+    __setattr__ = object.__setattr__
+
+
 def make_trajectory(edges, policies=None, rewards=None, task="t", sample=0, roles=None):
     """A finished trajectory: `edges` maps each action's path to the paths it saw, in order."""
     trajectory = Trajectory(Task(task, "prompt", "label"), sample, step=1)
     for number, (path, parents) in enumerate(edges.items()):
         policy = (policies or {}).get(path, "p")
         trajectory.actions.append(
-            Action(
+            DraftAction(
                 path=path,
                 role=(roles or {}).get(path, path),
                 policy=policy,
@@ -101,7 +107,7 @@ def conversations(seed, turns, restarts=0.1):
     for number in range(turns):
         before = draw.choice([None, *trajectory.actions]) if draw.random() < 0.9 else None
         sampled = ids(1)
-        action = Action(
+        action = DraftAction(
             f"a.{number}",
             "a",
             "p",

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from openai_server import nonce_in, openai_server
 from refusals import briefs, found_by
 from refusals import refused as refused_plan
-from simulated import make_trajectory
+from simulated import DraftAction, make_trajectory
 
 from marl_plugins.cli import dispatch, main
 from marl_plugins.coach import correcting, corrections, verdict
@@ -22,7 +22,6 @@ from marl_plugins.core.credit import rewards_from_scores
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.scoring import score_trajectory
 from marl_plugins.core.trajectory import (
-    Action,
     Correction,
     Generation,
     Task,
@@ -245,7 +244,7 @@ def test_a_number_without_end_is_no_label():
 def action_of(
     text="said", shown="See 5 pens.", turn_before=None, ids=(7,), role="coder", path="coder.1"
 ):
-    return Action(
+    return DraftAction(
         path=path,
         role=role,
         policy=role,

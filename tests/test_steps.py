@@ -235,7 +235,7 @@ def test_what_cannot_be_trained_is_refused_with_the_plugins_name(tmp_path, wrong
     said = {
         "twice": "plugin plugin 0: its part of step 1 gave rows of policy 'p'",
         "version": "version 0, but would train policy 'p' at version 1",
-        "unknown": "plugin plugin 0: marl_step changed policy of action",
+        "unknown": "plugin plugin 0: marl_step raised AttributeError: policy of action",
     }
     with pytest.raises(RunEnded, match=said[wrong]):
         asyncio.run(trainer.fit(0))

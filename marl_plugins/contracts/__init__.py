@@ -442,10 +442,7 @@ def _action(role: str, policy: str, parents: tuple[str, ...], draw: random.Rando
 
 
 def _sampled(trajectory: Trajectory) -> list[tuple[Any, ...]]:
-    actions = [
-        (a.path, a.role, a.policy, a.turn, a.shown_ids, a.generation, a.text, a.parents, a.score)
-        for a in trajectory.actions
-    ]
+    actions = [(action.path, action.score) for action in trajectory.actions]
     return [(trajectory.outcome, dict(trajectory.outcomes)), *actions]
 
 

@@ -1,22 +1,19 @@
-"""Notes what the rollout of a step has sampled, before any plugin has seen it, and what a plugin
-has changed of it since.
+"""The trajectories of a step and their actions, as the rollout has sampled them, and what a plugin
+has added, dropped or replaced of them since.
 
     sampled = SampledActions()
-    sampled.arrived(trajectory)                                      each trajectory when its
-        rollout has ended
+    sampled.arrived(trajectory)                     each trajectory when its rollout has ended
     sampled.check_credit("brevity.py", "marl_credit", given, answer)     after each plugin
     sampled.check_selection("longest.py", given, answer)
 
-Only rewards, terms, notes and reasons may change. Ids and log-probs are tuples, which nobody can
-change in place: noted are the tuples themselves, so that a check compares references and takes a
-microsecond an action, whatever its length.
+What an action has sampled cannot be changed (`SampledAction`), so which actions there are is all
+that is checked.
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from numbers import Real
 from operator import attrgetter
@@ -26,28 +23,8 @@ from marl_plugins.core.failures import RunPaused
 from marl_plugins.core.rows import Row
 from marl_plugins.core.trajectory import Action, Generation, Trajectory
 
-T = TypeVar("T")
+T = TypeVar("T", Trajectory, Row)
 
-FIELDS = {
-    "path": "path",
-    "role": "role",
-    "policy": "policy",
-    "turn": "turn",
-    "text": "text",
-    "before": "turn before",
-    "extends": "context",
-    "parents": "parents",
-    "derived": "derived parents",
-    "shown_ids": "context's ids",
-    "generation.ids": "sampled ids",
-    "generation.logprobs": "log-probs",
-    "generation.finish": "end",
-    "generation.policy": "sampling policy",
-    "generation.version": "version",
-    "generation.changes": "changes of version",
-}
-"""What of an action nobody may change, and what a message calls it."""
-_values = attrgetter(*FIELDS)
 OF_TRAJECTORY = (
     "task",
     "sample",
@@ -58,15 +35,6 @@ OF_TRAJECTORY = (
     "infrastructure_failure",
 )
 _facts = attrgetter(*OF_TRAJECTORY)
-
-
-def noted(action: Action) -> tuple[Any, ...]:
-    """Returns what of an action nobody may change; None for each where it has lost some of it."""
-    try:
-        values: tuple[Any, ...] = _values(action)
-    except AttributeError:
-        return (None,) * len(FIELDS)
-    return values
 
 
 def unchangeable(generation: Generation) -> Generation:
@@ -89,19 +57,19 @@ def unchangeable(generation: Generation) -> Generation:
 
 
 class SampledActions:
-    """The actions of a step's trajectories as they were sampled."""
+    """The actions of a step's trajectories."""
 
     def __init__(self) -> None:
-        self._actions: dict[Trajectory, dict[Action, tuple[Any, ...]]] = {}
+        self._actions: dict[Trajectory, dict[Action, None]] = {}
         self._facts: dict[Trajectory, tuple[Any, ...]] = {}
 
     def arrived(self, trajectory: Trajectory) -> None:
         """Takes in a trajectory that has ended.
 
         Raises:
-            RunPaused: What scored it has changed what was sampled.
+            RunPaused: What scored it has added or dropped actions.
         """
-        self._actions[trajectory] = trajectory.sampled or {a: noted(a) for a in trajectory.actions}
+        self._actions[trajectory] = dict.fromkeys(trajectory.sampled or trajectory.actions)
         self._facts[trajectory] = _facts(trajectory)
         if changed := self._changed(trajectory):
             raise RunPaused(
@@ -149,9 +117,7 @@ class SampledActions:
             RunPaused: It is not.
         """
         self.check(plugin, "marl_exchange")
-        _members(
-            f"plugin {plugin}: marl_exchange", answer, [*given, *read], "trajectories", _name_of
-        )
+        _members(f"plugin {plugin}: marl_exchange", answer, [*given, *read], "trajectories")
 
     def check_credit(
         self, plugin: str, hook: str, given: Sequence[Trajectory], answer: object
@@ -162,11 +128,11 @@ class SampledActions:
         Raises:
             RunPaused: It is not.
         """
-        same = _members(f"plugin {plugin}: {hook}", answer, given, "trajectories", _name_of)
+        same = _members(f"plugin {plugin}: {hook}", answer, given, "trajectories")
         if missing := [t for t in given if t not in same]:
             count = f"{len(missing)} of {len(given)} trajectories"
             raise RunPaused(
-                f"plugin {plugin}: {hook} removed {count}, the first {_name_of(missing[0])}; "
+                f"plugin {plugin}: {hook} removed {count}, the first {missing[0].name}; "
                 "return what it is given, and leave "
                 "actions out by the reward None"
             )
@@ -180,7 +146,7 @@ class SampledActions:
             RunPaused: It is not.
         """
         hook = "marl_select"
-        kept = _members(f"plugin {plugin}: {hook}", answer, given, "rows", lambda row: row.name)
+        kept = _members(f"plugin {plugin}: {hook}", answer, given, "rows")
         self.check_rows(plugin, hook, given)
         for row in given:
             if (row in kept) == (row.action.left_out is not None):
@@ -210,58 +176,16 @@ class SampledActions:
         self.check(plugin, hook, dict.fromkeys(row.trajectory for row in rows))
 
     def _changed(self, trajectory: Trajectory) -> str:
-        """Returns what is not as it was sampled, as the middle of a sentence; empty where all
-        is."""
-        sampled, name = self._actions[trajectory], _name_of(trajectory)
-        actions = trajectory.actions
-        same = len(actions) == len(sampled) and list(map(noted, actions)) == list(
-            map(sampled.get, actions)
-        )
-        if (
-            same
-            and _facts(trajectory) == self._facts[trajectory]
-            and len(set(actions)) == len(actions)
-        ):
-            return ""
-        return _difference(trajectory, sampled, self._facts[trajectory], name)
+        """Returns what is not as it was, as the middle of a sentence; empty where all is."""
+        sampled, actions = self._actions[trajectory], trajectory.actions
+        if len(actions) != len(sampled) or set(actions) != sampled.keys():
+            return f"added, removed or repeated actions of trajectory {trajectory.name}"
+        now, before = _facts(trajectory), self._facts[trajectory]
+        changed = [name for name, a, b in zip(OF_TRAJECTORY, before, now, strict=True) if a != b]
+        return f"changed {', '.join(changed)} of trajectory {trajectory.name}" if changed else ""
 
 
-def _difference(
-    trajectory: Trajectory,
-    sampled: Mapping[Action, tuple[Any, ...]],
-    facts: tuple[Any, ...],
-    name: str,
-) -> str:
-    counts = Counter(trajectory.actions)
-    for action, number in counts.items():
-        if action not in sampled:
-            return f"added the action {action.path!r} to trajectory {name}"
-        if number > 1:
-            return f"added the action {action.path!r} to trajectory {name} once more"
-        now = noted(action)
-        wrong = [
-            what
-            for what, old, new in zip(FIELDS.values(), sampled[action], now, strict=True)
-            if old != new
-        ]
-        if wrong:
-            return f"changed {', '.join(wrong)} of action {name}/{sampled[action][0]}"
-    if missing := [action for action in sampled if action not in counts]:
-        return (
-            f"removed the action {sampled[missing[0]][0]!r} ({len(missing)} in all) from "
-            f"trajectory {name}"
-        )
-    different = [
-        f
-        for f, old, new in zip(OF_TRAJECTORY, facts, _facts(trajectory), strict=True)
-        if old != new
-    ]
-    return f"changed {', '.join(different)} of trajectory {name}"
-
-
-def _members(
-    who: str, answer: object, given: Sequence[T], what: str, name: Callable[[T], str]
-) -> set[T]:
+def _members(who: str, answer: object, given: Sequence[T], what: str) -> set[T]:
     """The members of a plugin's answer, which are some of those that it was given, each once.
 
     Raises:
@@ -277,16 +201,12 @@ def _members(
             )
         if each not in known:
             raise RunPaused(
-                f"{who} added {name(each)} to the {what}; expected those that it is given, not "
+                f"{who} added {each.name} to the {what}; expected those that it is given, not "
                 "others or copies"
             )
         if each in found:
             raise RunPaused(
-                f"{who} returned {name(each)} twice among the {what}; expected each once"
+                f"{who} returned {each.name} twice among the {what}; expected each once"
             )
         found.add(each)
     return found
-
-
-def _name_of(trajectory: Trajectory) -> str:
-    return trajectory.name

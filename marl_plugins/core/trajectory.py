@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from marl_plugins.core.failures import InfrastructureFailure
 
@@ -151,8 +151,9 @@ class Correction:
 
 
 @dataclass(eq=False)
-class Action:
-    """One generation of one role in one turn.
+class SampledAction:
+    """The part of an action that was shown and sampled. It is trained on as it is, and cannot be
+    set again.
 
     `context_ids + generation.ids` is the very sequence the policy saw and continued. A later turn
     of the same conversation begins with that sequence and stores only what was shown since, so
@@ -180,6 +181,36 @@ class Action:
     parents: tuple[str, ...] = ()
     """Paths of the actions whose output this one saw, directly; the turn before in the same
     conversation is among them."""
+    derived: tuple[str, ...] = field(default=(), kw_only=True)
+    """Those of the parents that nobody has stated: their words stand in what was shown. The
+    action's own path and its seed do not depend on them."""
+    call: int = field(default=0, kw_only=True)
+    """Which call of the role in its conversation: 0 opened it, others continued it
+    (`continues=`)."""
+    extends: bool = field(default=True, kw_only=True)
+    """Whether the context begins with that of the turn before and what it sampled, token for token.
+    False where the chat template shows earlier turns differently once another message follows
+    (thinking that is removed)."""
+    offered: str = field(default="", kw_only=True)
+    """The functions that the chat template shows with the messages (`calls:`), as JSON; in a
+    conversation's first turn."""
+
+    if not TYPE_CHECKING:  # else a type checker would let any name be set
+
+        def __setattr__(self, name: str, value: object) -> None:
+            if name in SampledAction.__dataclass_fields__ and name in self.__dict__:
+                raise AttributeError(
+                    f"{name} of action {self.path} cannot be changed: what was shown and sampled "
+                    "is trained on as it was"
+                )
+            super().__setattr__(name, value)
+
+
+@dataclass(eq=False)
+class Action(SampledAction):
+    """One generation of one role in one turn: what was sampled, and what is written about it on the
+    way to the update."""
+
     tool_results: tuple[ToolResult, ...] = ()
     score: float | None = None
     """In [0, 1]; written by `marl_score_action`. None: nobody gave one."""
@@ -208,25 +239,12 @@ class Action:
     action was not trained on, or they are not recorded."""
     left_out: str | None = None
     """Why the action is not trained on, for the ledger."""
-    call: int = 0
-    """Which call of the role in its conversation: 0 opened it, others continued it
-    (`continues=`)."""
-    extends: bool = True
-    """Whether the context begins with that of the turn before and what it sampled, token for token.
-    False where the chat template shows earlier turns differently once another message follows
-    (thinking that is removed)."""
-    offered: str = ""
-    """The functions that the chat template shows with the messages (`calls:`), as JSON; in a
-    conversation's first turn."""
     start: float = 0.0
     """When it was asked for, in seconds since the step's rollout began."""
     answered: float = 0.0
     """When it had been generated."""
     end: float = 0.0
     """When its tools had answered, too."""
-    derived: tuple[str, ...] = ()
-    """Those of the parents that nobody has stated: their words stand in what was shown. The
-    action's own path and its seed do not depend on them."""
 
     def add_reward(self, term: str, value: float) -> None:
         """Adds a named term to the action's reward.
@@ -414,8 +432,8 @@ class Trajectory:
     """From then until the last score of an action."""
     rollout: float = field(default_factory=time.monotonic, repr=False, compare=False)
     """When the step's rollout began, by `time.monotonic`."""
-    sampled: dict[Action, tuple[Any, ...]] = field(default_factory=dict, repr=False)
-    """Every action as it was sampled (core/sampled.py); a record does not have it."""
+    sampled: list[Action] = field(default_factory=list, repr=False)
+    """Every action that was sampled (core/sampled.py); a record does not have it."""
 
     @property
     def is_evaluation(self) -> bool:

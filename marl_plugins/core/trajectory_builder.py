@@ -39,7 +39,7 @@ from marl_plugins.core.failures import (
 )
 from marl_plugins.core.fields import InvalidCall, as_text
 from marl_plugins.core.roles import Call, Generate, NotInRecipe, RoleSpec
-from marl_plugins.core.sampled import noted, unchangeable
+from marl_plugins.core.sampled import unchangeable
 from marl_plugins.core.scoring import ScoreAction, ScoreCollector
 from marl_plugins.core.seeds import derive_seed
 from marl_plugins.core.tools import OpenTools, RequestedCall, Tool
@@ -339,17 +339,16 @@ class TrajectoryBuilder:
         asked = request(spec, turn, t, path, room, seed)
         with self.branches.asking(path):
             generation = unchangeable(await self._generate(asked))
-        action = action_of(spec, turn, path, parents.stated + parents.derived, generation)
-        action.derived = parents.derived
+        action = action_of(spec, turn, path, parents, generation)
         action.notes, action.start, action.answered = dict(notes), start, t.now()
         t.actions.append(action)
-        t.sampled[action] = noted(action)
+        t.sampled.append(action)
         self._actions[path] = action
         return action
 
 
 def action_of(
-    spec: RoleSpec, turn: Turn, path: str, parents: tuple[str, ...], generation: Generation
+    spec: RoleSpec, turn: Turn, path: str, parents: Parents, generation: Generation
 ) -> Action:
     """Returns the action at a path: what a role has sampled in a turn."""
     return Action(
@@ -367,7 +366,8 @@ def action_of(
         offered=json.dumps(spec.chat.tools)
         if spec.find_calls and spec.chat.tools and turn.before is None
         else "",
-        parents=parents,
+        parents=parents.stated + parents.derived,
+        derived=parents.derived,
     )
 
 

@@ -19,6 +19,7 @@ import ray
 import safetensors.torch
 import torch
 from engines.relay import wait_until
+from simulated import DraftAction as Action
 from simulated import conversations
 
 from marl_plugins.builtin.gae import Gae
@@ -30,7 +31,7 @@ from marl_plugins.core.policy import Policy
 from marl_plugins.core.rows import Row, rows_of, rows_to_be
 from marl_plugins.core.seeds import derive_seed
 from marl_plugins.core.sequences import sequences_of
-from marl_plugins.core.trajectory import Action, Generation, Task, Trajectory
+from marl_plugins.core.trajectory import Generation, Task, Trajectory
 from marl_plugins.core.workflow import Call, Sampling
 from marl_plugins.engine.hosts import cpu
 from marl_plugins.engine.hosts.devices import training_gpus

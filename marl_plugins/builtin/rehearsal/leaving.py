@@ -102,6 +102,6 @@ def _saying(trajectory: Trajectory, text: str) -> Trajectory:
     """A copy of a trajectory in which every action and the answer are one text."""
     said = copy.deepcopy(trajectory)
     for action in said.actions:
-        action.text = text
+        vars(action)["text"] = text
     said.answer = text
     return said

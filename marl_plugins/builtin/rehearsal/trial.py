@@ -160,7 +160,7 @@ class Stage:
         ]
         trial.caught = caught_mistakes(trial.reached.raised, trial.failures, self.file)
         for action in performance.actions:  # whoever reads them now is not the workflow
-            action.text = plain(action.text)
+            vars(action)["text"] = plain(action.text)
             action.tool_results = tuple(
                 replace(r, output=plain(r.output)) for r in action.tool_results
             )
