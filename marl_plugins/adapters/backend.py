@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING
 
 from marl_plugins.adapters.bases import base_of, bases_of
 from marl_plugins.adapters.checks import check_adapters
+from marl_plugins.core.process_backend import EngineKind, TrainingSpec
 from marl_plugins.engine.processes.backend import OwnProcesses
 
 if TYPE_CHECKING:
     from marl_plugins.adapters.processes import SharedProcesses
     from marl_plugins.core.problems import Problem
-    from marl_plugins.core.process_backend import TrainingSpec
     from marl_plugins.core.run import Run
-    from marl_plugins.engine.processes.engines import EngineKind
     from marl_plugins.engine.processes.launch import TrainingProcesses
 
 PREFILL_TOKENS = 1024
@@ -52,7 +51,6 @@ class SharedBases(OwnProcesses):
         if base is None:
             return None
         from marl_plugins.adapters.engine import RemoteAdapterEngine
-        from marl_plugins.engine.processes.engines import EngineKind
 
         tokens = {"max_num_batched_tokens": PREFILL_TOKENS} if run.device == "cpu" else {}
         return EngineKind(

@@ -11,7 +11,9 @@ import random
 from collections.abc import Mapping
 from numbers import Real
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
+
+from pydantic import JsonValue
 
 from marl_plugins.core.section import Section
 
@@ -19,7 +21,7 @@ from marl_plugins.core.section import Section
 class CaseGenerator(Protocol):
     """A triple of generator, prompt and verifier."""
 
-    def case(self, rng: random.Random, given: Any) -> Any:
+    def case(self, rng: random.Random, given: JsonValue) -> JsonValue:
         """Returns a problem as a JSON value.
 
         Args:
@@ -28,10 +30,10 @@ class CaseGenerator(Protocol):
             given: What the node gives it (`given:`), as a JSON value; None without it.
         """
 
-    def prompt(self, case: Any) -> Mapping[str, Any]:
+    def prompt(self, case: JsonValue) -> Mapping[str, object]:
         """Returns fields of the role's prompt."""
 
-    def verify(self, value: Any, case: Any) -> float:
+    def verify(self, value: object, case: JsonValue) -> float:
         """Returns the score of what was read in an answer, in [0, 1]."""
 
 

@@ -51,7 +51,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
 import pluggy
 
@@ -59,6 +59,8 @@ if TYPE_CHECKING:
     import argparse
     from pathlib import Path
     from types import SimpleNamespace
+
+    from pydantic import JsonValue
 
     from marl_plugins.core.command import Command
     from marl_plugins.core.estimators import Estimator
@@ -85,6 +87,9 @@ Purpose = Literal["train", "evaluate", "judge"]
 `openrlhf coach`, which scores recorded actions and starts no engines."""
 
 F = TypeVar("F", bound=Callable[..., Any])
+T = TypeVar("T")
+Chained: TypeAlias = Sequence[T] | Awaitable[Sequence[T]]
+"""What a plugin of a chain gives to the next one, at once or awaited."""
 
 
 @dataclass(frozen=True)
@@ -198,7 +203,7 @@ def marl_configure(run: Run) -> Sequence[Problem | str] | None:
 
 
 @hook("each", own=True)
-def marl_describe(run: Run) -> Mapping[str, Any] | None:
+def marl_describe(run: Run) -> Mapping[str, JsonValue] | None:
     """Parts of the plan, by name, as JSON values. *each*; when the configuration is right, for
     `--dry-run` and `plan.json`.
 
@@ -498,7 +503,9 @@ def marl_score_outcome(run: Run, trajectory: Trajectory) -> Awaitable[Outcome] |
 
 
 @hook("chain", awaited=True)
-def marl_exchange(trajectories: Sequence[Trajectory], run: Run, exchange: Exchange) -> Any:
+def marl_exchange(  # type: ignore[empty-body]
+    trajectories: Sequence[Trajectory], run: Run, exchange: Exchange
+) -> Chained[Trajectory]:
     """Take whole trajectories out of a step, or bring others in, between its rollout and credit.
     *chain, async*; once per step, with all trajectories of the step in its order; engines and tools
     still answer.
@@ -525,7 +532,9 @@ def marl_exchange(trajectories: Sequence[Trajectory], run: Run, exchange: Exchan
 
 
 @hook("chain", awaited=True)
-def marl_credit(trajectories: Sequence[Trajectory], run: Run) -> Any:
+def marl_credit(  # type: ignore[empty-body]
+    trajectories: Sequence[Trajectory], run: Run
+) -> Chained[Trajectory]:
     """Turn scores into one reward (a real number) per action, of one trajectory or more. *chain,
     async*; every trajectory passes
     once: all of a step at the same time or, where no plugin needs the whole step, some as they
@@ -551,7 +560,9 @@ def marl_credit(trajectories: Sequence[Trajectory], run: Run) -> Any:
 
 
 @hook("chain", awaited=True)
-def marl_credit_step(trajectories: Sequence[Trajectory], run: Run) -> Any:
+def marl_credit_step(  # type: ignore[empty-body]
+    trajectories: Sequence[Trajectory], run: Run
+) -> Chained[Trajectory]:
     """Change rewards by what all trajectories of a step show together. *chain, async*; once per
     step, after `marl_credit` of all plugins, with all trajectories of the step in its order. As
     `marl_credit` in everything else.
@@ -571,7 +582,7 @@ def marl_credit_step(trajectories: Sequence[Trajectory], run: Run) -> Any:
 
 
 @hook("chain", awaited=True)
-def marl_select(rows: Sequence[Row], run: Run, steps: int) -> Sequence[Row]:  # type: ignore[empty-body]
+def marl_select(rows: Sequence[Row], run: Run, steps: int) -> Chained[Row]:  # type: ignore[empty-body]
     """Choose the rows to train on, before statistics are taken. *chain, async*; once per step, over
     all policies together.
 
@@ -670,7 +681,7 @@ def marl_log(run: Run, step: int, metrics: dict[str, float]) -> None:
 
 
 @hook("each", own=True)
-def marl_state(run: Run) -> Any:
+def marl_state(run: Run) -> JsonValue:
     """State to keep in checkpoints (JSON values), under the plugin's name; None for nothing.
     *each*; at every save.
 
@@ -689,7 +700,7 @@ def marl_state(run: Run) -> Any:
 
 
 @hook("each", own=True)
-def marl_restore(run: Run, state: Any) -> None:
+def marl_restore(run: Run, state: JsonValue) -> None:
     """Take back what `marl_state` returned; called only for a plugin that has saved state. *each*;
     on resume, before step one.
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from marl_plugins.core.run import PlannedProcesses, Run
+
 if TYPE_CHECKING:
+    from ray.actor import ActorClass
     from transformers import PreTrainedTokenizerBase
 
 OBJECT_STORE_BYTES = 2**30
@@ -39,53 +42,35 @@ class TrainingSpec:
     extensions: tuple[str, ...] = ()
 
 
-class ProcessBackend(ABC):
+@dataclass(frozen=True)
+class EngineKind:
+    """A Ray actor class that engines are started as, with arguments of vLLM's that upstream does
+    not pass on."""
+
+    actor: ActorClass
+    arguments: Mapping[str, object] = field(default_factory=dict)
+
+    def options(self, **options: object) -> SimpleNamespace:
+        """Answers as the actor class does, to upstream's
+        `RolloutRayActor.options(...).remote(...)`."""
+        chosen = self.actor.options(**options)
+        return SimpleNamespace(
+            remote=lambda **arguments: chosen.remote(**arguments, **self.arguments)
+        )
+
+
+class ProcessBackend(PlannedProcesses):
     """Gives every trained policy its training processes, and takes them back.
 
-    `run` is the `Run` of marl_plugins.core.run. `problems`, `devices` and `object_store_bytes`
-    answer while the run is planned, and import neither Ray nor torch. The others are called in the
-    run.
+    What `PlannedProcesses` has is asked while the run is planned, and imports neither Ray nor
+    torch, except `check_cluster`. The rest is called in the run.
     """
 
-    lasting = True
-    """Whether a policy has the same processes for the whole run, so that what they hold between two
-    updates stays."""
-    adapters = False
-    """Whether a policy may be an adapter of its model (`--ds.lora.rank` above 0)."""
-
-    def problems(self, run: Any) -> Sequence[Any]:
-        """Returns what is wrong with giving the policies of this run their processes, as in
-        `marl_configure`."""
-        return []
-
-    @abstractmethod
-    def devices(self, run: Any) -> Mapping[str, int]:
-        """Returns the devices that training processes need, by policy, or together under a name
-        that is shown."""
-
-    def engines_of(self, run: Any, policy: str) -> str:
-        """Returns the policy whose engines answer for this one: itself, unless several share one
-        pool."""
-        return policy
-
-    def engine_kind(self, run: Any, policy: str) -> Any:
-        """Returns what a policy's engines are started as (`EngineKind` of
-        marl_plugins.engine.processes.engines); None: as always."""
+    def engine_kind(self, run: Run, policy: str) -> EngineKind | None:
+        """Returns what a policy's engines are started as; None: as always."""
         return None
 
-    def object_store_bytes(self, run: Any) -> int:
-        """Returns the bytes of Ray's object store that are needed for what the back-end keeps
-        there."""
-        return 0
-
-    def check_cluster(self, run: Any) -> None:  # noqa: B027
-        """Checks the cluster, once Ray has been reached.
-
-        Raises:
-            ConfigurationError: It lacks what the back-end needs.
-        """
-
-    def open(self, run: Any) -> None:  # noqa: B027
+    def open(self, run: Run) -> None:
         """Begins to start what policies share. Called before any policy has processes."""
 
     @abstractmethod
@@ -97,5 +82,5 @@ class ProcessBackend(ABC):
         """Returns the numbers of the step that ends."""
         return {}
 
-    def close(self) -> None:  # noqa: B027
+    def close(self) -> None:
         """Ends what `open` started, at once. The policies' processes have been ended by then."""

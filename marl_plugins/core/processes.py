@@ -10,12 +10,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, Protocol
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, Protocol
 
 from marl_plugins.core.policy import Policy
 from marl_plugins.core.roles import Call
 from marl_plugins.core.rows import Row
 from marl_plugins.core.trajectory import Generation
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 class Engine(Protocol):
@@ -118,11 +122,11 @@ class PolicyProcesses(Protocol):
         """The description of the policy; `spec.trainable` says whether it is updated."""
 
     @property
-    def args(self) -> Any:
+    def args(self) -> SimpleNamespace:
         """The policy's flags."""
 
     @property
-    def tokenizer(self) -> Any:
+    def tokenizer(self) -> PreTrainedTokenizerBase:
         """The policy's tokenizer."""
 
     @property
@@ -137,7 +141,9 @@ class PolicyProcesses(Protocol):
     def engines(self) -> Engines:
         """The policy's engines."""
 
-    async def forward(self, rows: Sequence[Row], known: Sequence[Any] = ()) -> ForwardedRows:
+    async def forward(
+        self, rows: Sequence[Row], known: Sequence[ForwardedRows] = ()
+    ) -> ForwardedRows:
         """Computes the log-probs of policy and reference, and the critic's values, of the rows'
         tokens.
 
@@ -165,7 +171,7 @@ class PolicyProcesses(Protocol):
         done."""
 
     async def extension(
-        self, name: str, method: str, *same: Any, each: Sequence[Any] | None = None
+        self, name: str, method: str, *same: object, each: Sequence[object] | None = None
     ) -> list[Any]:
         """Calls a method of an extension (`marl_extensions`) in every training process of the
         policy, and returns their answers, by rank.

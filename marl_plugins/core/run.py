@@ -3,6 +3,7 @@ last."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -18,7 +19,6 @@ from marl_plugins.core.policy import (
     Policy as Policy,
 )  # copied recipes and plugins import it from here
 from marl_plugins.core.problems import Problem, at, meant
-from marl_plugins.core.process_backend import ProcessBackend
 from marl_plugins.core.recipe.schema import PolicyConfig, Recipe, RoleConfig, Sections
 from marl_plugins.core.recipe.texts import read_text
 from marl_plugins.core.section import Section
@@ -48,6 +48,44 @@ class Answer:
 
 Ask = Callable[[str, Sequence[Mapping[str, str]], int, bool], Awaitable[Answer]]
 """`ask(policy, messages, max_tokens, sampled)`, see `Run.ask` and `Run.sample`."""
+
+
+class PlannedProcesses(ABC):
+    """The part of a `ProcessBackend` (marl_plugins.core.process_backend) that is asked while a run
+    is planned."""
+
+    lasting = True
+    """Whether a policy has the same processes for the whole run, so that what they hold between two
+    updates stays."""
+    adapters = False
+    """Whether a policy may be an adapter of its model (`--ds.lora.rank` above 0)."""
+
+    def problems(self, run: Run) -> Sequence[Problem]:
+        """Returns what is wrong with giving the policies of this run their processes, as in
+        `marl_configure`."""
+        return []
+
+    @abstractmethod
+    def devices(self, run: Run) -> Mapping[str, int]:
+        """Returns the devices that training processes need, by policy, or together under a name
+        that is shown."""
+
+    def engines_of(self, run: Run, policy: str) -> str:
+        """Returns the policy whose engines answer for this one: itself, unless several share one
+        pool."""
+        return policy
+
+    def object_store_bytes(self, run: Run) -> int:
+        """Returns the bytes of Ray's object store that are needed for what the back-end keeps
+        there."""
+        return 0
+
+    def check_cluster(self, run: Run) -> None:  # noqa: B027
+        """Checks the cluster, once Ray has been reached.
+
+        Raises:
+            ConfigurationError: It lacks what the back-end needs.
+        """
 
 
 @dataclass
@@ -157,7 +195,7 @@ class Run(RecipeFiles):
     on_command_line: frozenset[str] = frozenset()
     policies: tuple[Policy, ...] = ()
     policy_args: Mapping[str, SimpleNamespace] = field(default_factory=dict)
-    processes: ProcessBackend | None = None
+    processes: PlannedProcesses | None = None
     need_step: tuple[str, ...] = ()
     advantages: Estimator | None = None
     warnings: tuple[Problem, ...] = ()

@@ -68,11 +68,11 @@ class Section(Model):
         """Returns those of its files that the run's own Python imports."""
         return [file for file in self.files().values() if file.endswith(".py")]
 
-    def compared(self) -> Mapping[str, Any]:
+    def compared(self) -> Mapping[str, pydantic.JsonValue]:
         """Returns what a resumed run must have in common with the saved one, as JSON values."""
         return self.model_dump(mode="json")
 
-    def shown(self) -> Mapping[str, Any]:
+    def shown(self) -> Mapping[str, pydantic.JsonValue]:
         """Returns what `openrlhf recipes show` shows, without secrets: all that is not the
         default."""
         return self.model_dump(mode="json", exclude_defaults=True)

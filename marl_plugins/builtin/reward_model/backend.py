@@ -6,10 +6,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from marl_plugins.core.process_backend import ProcessBackend, TrainingSpec
+from marl_plugins.core.process_backend import EngineKind, ProcessBackend, TrainingSpec
 
 if TYPE_CHECKING:
     from marl_plugins.builtin.reward_model.scorer import Scorer
+    from marl_plugins.core.problems import Problem
     from marl_plugins.core.run import Run
 
 
@@ -32,7 +33,7 @@ class BesideRewardModel(ProcessBackend):
         self.lasting, self.adapters = policies.lasting, policies.adapters
         self._run: Run | None = None
 
-    def problems(self, run: Run) -> Sequence[Any]:
+    def problems(self, run: Run) -> Sequence[Problem]:
         return self.policies.problems(run)
 
     def devices(self, run: Run) -> Mapping[str, int]:
@@ -45,7 +46,7 @@ class BesideRewardModel(ProcessBackend):
     def engines_of(self, run: Run, policy: str) -> str:
         return self.policies.engines_of(run, policy)
 
-    def engine_kind(self, run: Run, policy: str) -> Any:
+    def engine_kind(self, run: Run, policy: str) -> EngineKind | None:
         return self.policies.engine_kind(run, policy)
 
     def object_store_bytes(self, run: Run) -> int:

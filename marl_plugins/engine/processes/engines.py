@@ -7,7 +7,6 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +14,7 @@ import ray
 from ray.exceptions import RayActorError, RayTaskError
 
 from marl_plugins.core.failures import InfrastructureFailure, RunEnded
+from marl_plugins.core.process_backend import EngineKind
 from marl_plugins.core.roles import Call
 from marl_plugins.core.threads import in_daemon_thread
 from marl_plugins.core.trajectory import Generation
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from types import ModuleType
 
     from ray import ObjectRef
-    from ray.actor import ActorClass, ActorHandle
+    from ray.actor import ActorHandle
     from ray.util.placement_group import PlacementGroup
     from vllm import SamplingParams
 
@@ -477,23 +477,6 @@ def substituted(module: ModuleType, **names: Any) -> Iterator[None]:
     finally:
         for name, value in before.items():
             setattr(module, name, value)
-
-
-@dataclass(frozen=True)
-class EngineKind:
-    """A Ray actor class that engines are started as, with arguments of vLLM's that upstream does
-    not pass on."""
-
-    actor: ActorClass
-    arguments: Mapping[str, object] = field(default_factory=dict)
-
-    def options(self, **options: object) -> SimpleNamespace:
-        """Answers as the actor class does, to upstream's
-        `RolloutRayActor.options(...).remote(...)`."""
-        chosen = self.actor.options(**options)
-        return SimpleNamespace(
-            remote=lambda **arguments: chosen.remote(**arguments, **self.arguments)
-        )
 
 
 def start_engines(

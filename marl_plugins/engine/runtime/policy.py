@@ -22,7 +22,7 @@ from ray.exceptions import ActorUnschedulableError, GetTimeoutError, RayTaskErro
 
 from marl_plugins.core.failures import RunEnded
 from marl_plugins.core.policy import Policy
-from marl_plugins.core.process_backend import ProcessBackend, TrainingSpec
+from marl_plugins.core.process_backend import EngineKind, ProcessBackend, TrainingSpec
 from marl_plugins.core.rows import Row
 from marl_plugins.core.sequences import TokenSequence, sequences_of
 from marl_plugins.core.threads import in_daemon_thread
@@ -30,7 +30,6 @@ from marl_plugins.engine.hosts.devices import training_gpus
 from marl_plugins.engine.processes.backend import OwnProcesses
 from marl_plugins.engine.processes.deaths import DEATHS
 from marl_plugins.engine.processes.engines import (
-    EngineKind,
     EnginePool,
     RestartBudget,
     start_engines,

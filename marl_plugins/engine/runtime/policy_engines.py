@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 import ray
 
 from marl_plugins.core.policy import Policy
+from marl_plugins.core.process_backend import EngineKind
 from marl_plugins.core.threads import in_daemon_thread
 from marl_plugins.engine.plan.signature import engine_signature
 from marl_plugins.engine.processes.engines import (
-    EngineKind,
     EnginePool,
     RestartBudget,
     start_engine,

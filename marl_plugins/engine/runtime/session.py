@@ -77,8 +77,9 @@ class Session:
     @property
     def backend(self) -> ProcessBackend:
         """Gives policies their training processes."""
-        assert self.plan.run.processes is not None, "a plan with problems is not run"
-        return self.plan.run.processes
+        backend = self.plan.run.processes
+        assert isinstance(backend, ProcessBackend), "a plan with problems is not run"
+        return backend
 
     @property
     def critics(self) -> bool:
