@@ -11,8 +11,7 @@ something. In the rest of the step another policy could use their devices
 import contextlib
 import time
 
-from marl_plugins import hookimpl
-from marl_plugins.engine.processes.backend import OwnProcesses
+from marl_plugins import OwnProcesses, hookimpl
 
 
 class BusyProcesses(OwnProcesses):
@@ -22,7 +21,7 @@ class BusyProcesses(OwnProcesses):
         self.seconds = {}
 
     def processes_of(self, spec):
-        from marl_plugins.engine.processes.launch import TrainingProcesses
+        from marl_plugins import TrainingProcesses
 
         seconds = self.seconds
         seconds[spec.policy] = 0.0

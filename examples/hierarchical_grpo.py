@@ -10,9 +10,7 @@ openrlhf train --recipe proposer_solver --plugin examples/hierarchical_grpo.py
 
 from dataclasses import dataclass
 
-from marl_plugins import hookimpl
-from marl_plugins.builtin.groups import GroupMean, mean_by
-from marl_plugins.core.estimators import group_key
+from marl_plugins import GroupMean, group_key, hookimpl, mean_by
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,7 @@ openrlhf train --recipe mathchat --plugin examples/maxrl.py --maxrl.by task+role
 
 from dataclasses import dataclass
 
-from marl_plugins import hookimpl
-from marl_plugins.builtin.groups import GroupMean, mean_by
+from marl_plugins import GroupMean, hookimpl, mean_by
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,7 @@ last one: what asynchronous or partial rollouts could save.
 
 import time
 
-from marl_plugins import hookimpl
-from marl_plugins.core.options import between
-from marl_plugins.core.steps import StepPart
+from marl_plugins import StepPart, between, hookimpl
 
 
 class Stragglers(StepPart):

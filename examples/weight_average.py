@@ -13,10 +13,7 @@ whole average; ZeRO 3, where no rank has whole weights, is refused.
 
 from pathlib import Path
 
-from marl_plugins import hookimpl
-from marl_plugins.core.options import at_least, between
-from marl_plugins.core.problems import Problem, at
-from marl_plugins.engine.processes.extension import Extension
+from marl_plugins import Extension, Problem, at, at_least, between, hookimpl
 
 
 class WeightAverage(Extension):

@@ -11,9 +11,7 @@ reward = score - weight max(0, n - words) / words, for an answer of n words
 
 import pydantic
 
-from marl_plugins import hookimpl
-from marl_plugins.core.problems import Problem, at, meant
-from marl_plugins.core.section import Model, Section
+from marl_plugins import Model, Problem, Section, at, hookimpl, meant
 
 
 class Limit(Model):

@@ -18,19 +18,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from marl_plugins import hookimpl
-from marl_plugins.core.options import at_least
-from marl_plugins.core.problems import Problem, at
-from marl_plugins.core.run import is_partial
-from marl_plugins.core.steps import StepPart
-from marl_plugins.engine.plan.signature import differences, engine_signature
+from marl_plugins import Problem, StepPart, at, at_least, engine_differences, hookimpl
 
 if TYPE_CHECKING:
-    from marl_plugins.core.processes import Engine, Engines
-    from marl_plugins.core.run import Run
-    from marl_plugins.core.steps import Step
+    from marl_plugins import Engine, Engines, Run, Step
 
 Move = tuple["Engine", "Engines", "Engines"]
 """An engine, where it is, and where it goes."""
@@ -74,7 +67,7 @@ def marl_configure(run: Run) -> list[Problem]:
             "the start"
         )
         return [Problem("balance.gpus", who, got, fix=leave_out)]
-    if is_partial(run.args):
+    if run.is_partial:
         got = (
             "an engine that pauses for new weights in the middle of answers cannot change its "
             "policy meanwhile"
@@ -103,7 +96,7 @@ def marl_configure(run: Run) -> list[Problem]:
     groups[:] = exchanging(run)
     if not groups:
         differing = {
-            name: differences(_signature(run, trained[0]), _signature(run, name))
+            name: engine_differences(run.policy_args[trained[0]], run.policy_args[name])
             for name in trained[1:]
         }
         return [
@@ -155,8 +148,8 @@ def exchanging(run: Run) -> list[list[str]]:
     groups: list[list[str]] = []
     for policy in run.policies:
         if policy.trainable and _has_engines(run, policy.name):
-            mine = _signature(run, policy.name)
-            group = next((g for g in groups if not differences(_signature(run, g[0]), mine)), None)
+            mine, args = run.policy_args[policy.name], run.policy_args
+            group = next((g for g in groups if not engine_differences(args[g[0]], mine)), None)
             if group is None:
                 groups.append([policy.name])
             else:
@@ -168,10 +161,6 @@ def _has_engines(run: Run, policy: str) -> bool:
     """Returns whether a policy has engines of its own: adapters of one model are answered by the
     same."""
     return run.processes is None or run.processes.engines_of(run, policy) == policy
-
-
-def _signature(run: Run, policy: str) -> dict[str, Any]:
-    return engine_signature(run.policy_args[policy])
 
 
 @hookimpl

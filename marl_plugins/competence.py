@@ -20,11 +20,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 
-from marl_plugins import hookimpl
-from marl_plugins.core.options import above
-from marl_plugins.core.problems import Problem, at
-from marl_plugins.core.run import Run
-from marl_plugins.core.trajectory import Trajectory
+from marl_plugins import Problem, Run, Trajectory, above, at, hookimpl
 
 
 class Competence:

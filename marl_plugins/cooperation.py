@@ -27,10 +27,7 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Literal
 
-from marl_plugins import hookimpl
-from marl_plugins.core.options import between
-from marl_plugins.core.run import Run, ShareTemperatures
-from marl_plugins.core.trajectory import Trajectory
+from marl_plugins import Run, ShareTemperatures, Trajectory, between, hookimpl
 
 
 def temperature(word: str) -> float:

@@ -20,13 +20,7 @@ import math
 import random
 from collections.abc import Mapping, Sequence
 
-from marl_plugins import hookimpl
-from marl_plugins.core.options import between
-from marl_plugins.core.rows import Row
-from marl_plugins.core.run import Run
-from marl_plugins.core.seeds import derive_seed
-from marl_plugins.core.steps import Step, StepPart
-from marl_plugins.core.trajectory import Task
+from marl_plugins import Row, Run, Step, StepPart, Task, between, derive_seed, hookimpl
 
 EASY, HARD = 0.9, 0.1
 """Success rates from which a task counts as too easy, and up to which as too hard, in metrics."""

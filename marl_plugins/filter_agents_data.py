@@ -18,14 +18,10 @@ import random
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from marl_plugins import hookimpl
-from marl_plugins.core.options import at_least
-from marl_plugins.core.rows import Row
-from marl_plugins.core.seeds import derive_seed
-from marl_plugins.engine.hosts.devices import training_gpus
+from marl_plugins import Row, at_least, derive_seed, hookimpl
 
 if TYPE_CHECKING:
-    from marl_plugins.core.run import Run
+    from marl_plugins import Run
 
 
 @hookimpl
@@ -65,7 +61,8 @@ def marl_select(rows: Sequence[Row], run: Run, steps: int) -> list[Row]:
 
 def _batch(run: Run, policy: str, steps: int) -> int:
     args = run.policy_args[policy]
-    return int(args.train.micro_batch_size * training_gpus(args) * steps)
+    devices = args.actor.num_nodes * args.actor.num_gpus_per_node
+    return int(args.train.micro_batch_size * devices * steps)
 
 
 def keep_whole_batches(rows: Sequence[Row], multiple: int, mode: str, run_seed: int) -> list[Row]:

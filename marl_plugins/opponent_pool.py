@@ -24,16 +24,10 @@ from collections.abc import Awaitable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
-from marl_plugins import hookimpl
-from marl_plugins.core.failures import RunEnded
-from marl_plugins.core.files import replace_bytes
-from marl_plugins.core.options import at_least
-from marl_plugins.core.problems import Problem, at
-from marl_plugins.core.run import Run
-from marl_plugins.core.seeds import derive_seed
+from marl_plugins import Problem, Run, RunEnded, at, at_least, derive_seed, hookimpl, replace_bytes
 
 if TYPE_CHECKING:
-    from marl_plugins.core.processes import Follower, PolicyProcesses
+    from marl_plugins import Follower, PolicyProcesses
 
 
 class Pool:

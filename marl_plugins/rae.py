@@ -16,11 +16,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 
-from marl_plugins import hookimpl
-from marl_plugins.core.estimators import Estimator
-from marl_plugins.core.options import between
-from marl_plugins.core.run import Run
-from marl_plugins.core.trajectory import Trajectory
+from marl_plugins import Estimator, Run, Trajectory, between, hookimpl
 
 
 class Baselines(dict[str, float]):

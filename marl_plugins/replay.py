@@ -21,15 +21,22 @@ from collections.abc import Sequence
 from contextlib import suppress
 from statistics import fmean
 
-from marl_plugins import hookimpl
-from marl_plugins.core.exchange import Exchange, RefusedRecord, all_or_none
-from marl_plugins.core.options import at_least, between
-from marl_plugins.core.problems import Problem, at
-from marl_plugins.core.rows import Row
-from marl_plugins.core.run import Run
-from marl_plugins.core.seeds import derive_seed
-from marl_plugins.core.trajectory import Trajectory
-from marl_plugins.engine.records.read import Filter, RunReader
+from marl_plugins import (
+    Exchange,
+    Filter,
+    Problem,
+    RefusedRecord,
+    Row,
+    Run,
+    RunReader,
+    Trajectory,
+    all_or_none,
+    at,
+    at_least,
+    between,
+    derive_seed,
+    hookimpl,
+)
 
 
 class Buffer:

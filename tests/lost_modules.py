@@ -15,7 +15,7 @@ import sys
 os.environ["MARL_PLUGINS_DEVICE"] = "cpu"
 
 from hiding import Hiding
-from test_structure import MODULES
+from test_structure import MODULES, OFFERED
 
 
 def noted(importer, imports=builtins.__import__):
@@ -26,7 +26,10 @@ def noted(importer, imports=builtins.__import__):
         asking = (globals or {}).get("__name__", "")
         if asking.startswith("marl_plugins"):
             importer.setdefault(asking, set()).update(
-                [name, *(f"{name}.{part}" for part in fromlist or ())]
+                [
+                    name,
+                    *(OFFERED.get(f"{name}.{part}", f"{name}.{part}") for part in fromlist or ()),
+                ]
             )
         return imports(name, globals, locals, fromlist, level)
 

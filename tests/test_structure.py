@@ -5,8 +5,10 @@ import copy
 import functools
 from pathlib import Path
 
+import marl_plugins
 from marl_plugins.builtin.rehearsal import check_workflow
 from marl_plugins.commands.evaluate import only_players
+from marl_plugins.core.plugin_names import SHIPPED
 from marl_plugins.engine.plan.build import build_plan
 from marl_plugins.engine.plan.describe import describe
 from marl_plugins.engine.plan.fingerprint import fingerprint
@@ -84,6 +86,7 @@ CACHES = {
 }
 """Functions whose results are kept, and what these are: nothing that a run can change."""
 INDIRECT = {
+    "__init__.py",
     "builtin/agents/launcher.py",
     "cli.py",
     "engine/manager.py",
@@ -131,6 +134,8 @@ def module_of(file):
 
 
 MODULES = {module_of(file).removesuffix(".__init__"): file for file in FILES}
+OFFERED = {f"marl_plugins.{name}": module for name, module in marl_plugins.MODULE_OF.items()}
+"""The module of what is imported from the package itself."""
 
 
 @functools.cache
@@ -162,6 +167,7 @@ def imports_in(file, nodes):
             and node.module.startswith("marl_plugins")
         ):
             names = [f"{node.module}.{alias.name}" for alias in node.names]
+            names = [OFFERED.get(name, name) for name in names]
             names = [name if name in MODULES else node.module for name in names]
         elif isinstance(node, ast.Import):
             names = [alias.name for alias in node.names if alias.name.startswith("marl_plugins")]
@@ -259,6 +265,81 @@ def test_there_is_no_circle():
 
 def test_the_contract_imports_the_core_and_the_run_alone():
     assert {room(name) for name in imported("core/hookspecs.py")} == {"core"}
+
+
+PUBLIC = {"grading", "sandbox", "asking", "contracts"}
+"""Libraries, which recipes and plugins import beside what the package itself offers."""
+INSIDE = {
+    "adapters",
+    "process_groups",
+    "streaming",
+    "flat_sync",
+    "old_logprobs",
+    "coach/corrections.py",
+    "coach/distil.py",
+    "coach/lessons.py",
+    "coach/members.py",
+    "coach/programs.py",
+    "coach/rejudge.py",
+}
+"""Plugins and files of plugins that work inside the training processes, or on plans and records:
+a line `# inside: ...` above the import says so."""
+
+
+def users():
+    """The files that are to import the public names alone: recipes, examples and named plugins; each
+    with its plugin."""
+    for folder in ("recipes", "examples", "tests/recipes"):
+        yield from ((path, "") for path in sorted((PACKAGE.parent / folder).rglob("*.py")))
+    plugins = {name.removeprefix("marl_plugins.") for name in SHIPPED}
+    for file, path in FILES.items():
+        part = file.split("/")[0].removesuffix(".py")
+        if part in plugins - INSIDE and file not in INSIDE:
+            yield path, part
+
+
+def test_recipes_examples_and_plugins_import_the_public_names_alone():
+    others = [
+        f"{path}:{node.lineno}: {module}.{name}"
+        for path, own in users()
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for module, name in (
+            [(node.module or "", alias.name) for alias in node.names]
+            if isinstance(node, ast.ImportFrom)
+            else [(alias.name, "") for alias in node.names]
+        )
+        if f"{module}.".startswith("marl_plugins.")
+        and not (module == "marl_plugins" and name in marl_plugins.__all__)
+        and module.split(".")[1:2] not in [[part] for part in (*PUBLIC, own)]
+    ]
+    assert not others
+
+
+def test_the_public_names_are_few_and_lie_where_the_package_says():
+    """Read, not imported: some need Ray."""
+    assert len(marl_plugins.__all__) <= 90
+    assert set(marl_plugins.__all__) == {"applies_if", "hookimpl", *marl_plugins.MODULE_OF}
+    for_checkers = {
+        (alias.name, node.module)
+        for node in ast.walk(tree_of("__init__.py"))
+        if isinstance(node, ast.ImportFrom) and node.col_offset
+        for alias in node.names
+    }
+    assert for_checkers == set(marl_plugins.MODULE_OF.items())
+    for name, module in marl_plugins.MODULE_OF.items():
+        tree = tree_of(MODULES[module])
+        bound = {node.name for node in tree.body if hasattr(node, "name")}
+        assert name in bound | {bound for bound, _ in module_names(tree)}, name
+
+
+def test_what_works_inside_says_so():
+    marked = {
+        f"{file.split('/')[0]}" if file.split("/")[0] in INSIDE else file
+        for file in FILES
+        if "# inside: " in FILES[file].read_text()
+    }
+    assert marked == INSIDE
 
 
 def test_nothing_is_global():

@@ -1,6 +1,6 @@
 """Products of two numbers, in words; held-out ones have other numbers."""
 
-from marl_plugins.core.trajectory import Task
+from marl_plugins import Task
 
 
 def load(split):

@@ -26,8 +26,10 @@ from marl_plugins.adapters.backend import SharedBases
 from marl_plugins.adapters.bases import bases_of
 
 if TYPE_CHECKING:
+    from marl_plugins import Run
+
+    # inside: works in the training processes
     from marl_plugins.core.process_backend import ProcessBackend
-    from marl_plugins.core.run import Run
 
 
 @hookimpl

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from marl_plugins import OwnProcesses
 from marl_plugins.adapters.bases import base_of, bases_of
 from marl_plugins.adapters.checks import check_adapters
+
+# inside: works in the training processes
 from marl_plugins.core.process_backend import EngineKind, TrainingSpec
-from marl_plugins.engine.processes.backend import OwnProcesses
 
 if TYPE_CHECKING:
+    from marl_plugins import Problem, Run, TrainingProcesses
     from marl_plugins.adapters.processes import SharedProcesses
-    from marl_plugins.core.problems import Problem
-    from marl_plugins.core.run import Run
-    from marl_plugins.engine.processes.launch import TrainingProcesses
 
 PREFILL_TOKENS = 1024
 """Prompt tokens of one engine step on CPU, where vLLM copies an adapter's matrices for each of

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
+# inside: works in the training processes
 from marl_plugins.core.recipe.tiny import is_tiny
 from marl_plugins.engine.hosts.devices import training_gpus
 
 if TYPE_CHECKING:
-    from marl_plugins.core.policy import Policy
-    from marl_plugins.core.run import Run
+    from marl_plugins import Policy, Run
 
 ENGINE_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 """The largest ranks that vLLM's engines can be started for (vllm/config/lora.py); they take

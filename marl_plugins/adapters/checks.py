@@ -6,15 +6,17 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
+from marl_plugins import Problem, at
 from marl_plugins.adapters.bases import Base, bases_of
-from marl_plugins.core.problems import Problem, at
+
+# inside: works in the training processes
 from marl_plugins.core.run import is_partial
 from marl_plugins.engine.hosts.flags import FLAGS
 from marl_plugins.engine.plan.checks.numbers import with_policies_named
 from marl_plugins.engine.plan.describe import flag_value
 
 if TYPE_CHECKING:
-    from marl_plugins.core.run import Run
+    from marl_plugins import Run
 
 WHO = "marl_plugins.adapters"
 OWN = (

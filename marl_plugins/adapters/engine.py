@@ -19,6 +19,7 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+# inside: works in the training processes
 from marl_plugins.engine.processes.engine_actor import HeldWeights, RolloutActor, RunningRequest  # isort: skip  # installs the host support
 
 import ray
@@ -27,8 +28,8 @@ from vllm import SamplingParams
 from vllm.lora.request import LoRARequest
 from vllm.v1.engine.exceptions import EngineDeadError
 
+from marl_plugins import RunEnded
 from marl_plugins.adapters.blob import packed, unpacked
-from marl_plugins.core.failures import RunEnded
 
 if TYPE_CHECKING:
     from vllm import RequestOutput

@@ -19,10 +19,12 @@ import contextlib
 from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from marl_plugins import TrainingProcesses
 from marl_plugins.adapters.worker import RemoteSharedActor
+
+# inside: works in the training processes
 from marl_plugins.core.process_backend import TrainingSpec
 from marl_plugins.engine.hosts.devices import ranks_of_one_sequence, training_gpus
-from marl_plugins.engine.processes.launch import TrainingProcesses
 from marl_plugins.engine.processes.placement import bundles
 
 import ray  # isort: skip

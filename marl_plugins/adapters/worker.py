@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 # Installs the host support, before upstream is imported below.
+# inside: works in the training processes
 from marl_plugins.engine.processes.policy_actor import PolicyActor, Reference  # isort: skip
 import openrlhf.models.actor as upstream_model
 import ray

@@ -58,9 +58,7 @@ def marl_tasks(run: Run, split: str) -> Sequence[Task]:
                 type(wrong[0]).__name__,
                 at(file=run.folder / str(run.recipe.tasks), hook=f"load({split!r})"),
             )
-            raise ConfigurationError(
-                Problem("tasks.type", where, got, "marl_plugins.core.trajectory.Task")
-            )
+            raise ConfigurationError(Problem("tasks.type", where, got, "marl_plugins.Task"))
         limit = run.args.data.max_samples if split == "train" else None
         return tasks[:limit]
     name = run.args.data.prompt_dataset if split == "train" else run.args.eval.dataset
@@ -86,7 +84,7 @@ def _listed(loaded: Any, run: Run, split: str) -> list[Any]:
     )
     got, expected = (
         "nothing" if loaded is None else type(loaded).__name__,
-        "a list of marl_plugins.core.trajectory.Task",
+        "a list of marl_plugins.Task",
     )
     raise ConfigurationError(
         Problem(

@@ -25,7 +25,17 @@ from collections.abc import Awaitable, Generator, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
-from marl_plugins import applies_if, hookimpl
+from marl_plugins import (
+    Command,
+    ConfigurationError,
+    InfrastructureFailure,
+    Problem,
+    Seen,
+    SeenLast,
+    applies_if,
+    at,
+    hookimpl,
+)
 from marl_plugins.asking.askers import Askers
 from marl_plugins.coach.bias import debias
 from marl_plugins.coach.ensemble import Ensemble, weigh_by_agreement
@@ -39,22 +49,12 @@ from marl_plugins.coach.section import CoachConfig
 from marl_plugins.coach.section import may_differ as may_differ
 from marl_plugins.coach.stages import Stages, check_stages
 from marl_plugins.coach.state import CoachState, judged_in
-from marl_plugins.core.command import Command
-from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure
-from marl_plugins.core.problems import Problem, at
-from marl_plugins.core.scoring import Seen, SeenLast
 
 if TYPE_CHECKING:
     import argparse
     from types import SimpleNamespace
 
-    from marl_plugins.core.findings import Finding
-    from marl_plugins.core.hookspecs import Purpose
-    from marl_plugins.core.policy import Policy
-    from marl_plugins.core.run import Run
-    from marl_plugins.core.section import Section
-    from marl_plugins.core.steps import Step, StepPart
-    from marl_plugins.core.trajectory import Action, Trajectory
+    from marl_plugins import Action, Finding, Policy, Run, Section, Step, StepPart, Trajectory
 
 
 @hookimpl
@@ -215,7 +215,7 @@ def marl_doctor(run: Run | None, args: SimpleNamespace, static: bool) -> list[Fi
 
 
 @hookimpl
-async def marl_start(run: Run, purpose: Purpose) -> None:
+async def marl_start(run: Run, purpose: str) -> None:
     """Opens the endpoints' files, and asks each once; an evaluation asks no coach.
 
     Raises:

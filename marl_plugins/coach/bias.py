@@ -41,11 +41,11 @@ from math import hypot, sqrt
 from statistics import NormalDist, fmean
 from typing import TYPE_CHECKING, Any
 
-from marl_plugins.engine.records.intervals import t_quantile
+from marl_plugins import t_quantile
 
 if TYPE_CHECKING:
+    from marl_plugins import Trajectory
     from marl_plugins.coach.metrics import JudgedAction
-    from marl_plugins.core.trajectory import Trajectory
 
 DECAY = 0.95
 """What a step's numbers count a step later: together they count as much as the last twenty

@@ -27,14 +27,15 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+from marl_plugins import Action, ConfigurationError, Problem, Trajectory, at, json_value
 from marl_plugins.coach.notes import NOTES
 from marl_plugins.coach.rejudge import read_trajectories
-from marl_plugins.core.failures import ConfigurationError
-from marl_plugins.core.files import json_value, read_bytes, replace_text
+
+# inside: reads the records of a run
+from marl_plugins.core.files import read_bytes, replace_text
 from marl_plugins.core.options import step_range
-from marl_plugins.core.problems import Problem, at
 from marl_plugins.core.recipe.texts import json_line
-from marl_plugins.core.trajectory import Action, Correction, Trajectory
+from marl_plugins.core.trajectory import Correction
 from marl_plugins.engine.records.read import TRAJECTORIES
 
 NUMBER = re.compile(r"(?<![\w.])[+-]?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?(?!\d)")

@@ -27,6 +27,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from marl_plugins import ConfigurationError, Problem, Seen, SeenLast, at, between, derive_seed
 from marl_plugins.coach import correcting, verdict
 from marl_plugins.coach.corrections import print_report
 from marl_plugins.coach.flags import add_flags
@@ -34,20 +35,17 @@ from marl_plugins.coach.notes import NOTES, digest_of
 from marl_plugins.coach.rejudge import read_trajectories, read_words
 from marl_plugins.coach.state import CoachState
 from marl_plugins.coach.verdict import Verdict
-from marl_plugins.core.failures import ConfigurationError
+
+# inside: plans a run and reads its records
 from marl_plugins.core.files import replace_text
-from marl_plugins.core.options import between, step_range
-from marl_plugins.core.problems import Problem, at
+from marl_plugins.core.options import step_range
 from marl_plugins.core.recipe.texts import json_line
-from marl_plugins.core.scoring import Seen, SeenLast
-from marl_plugins.core.seeds import derive_seed
 from marl_plugins.engine.records.read import TRAJECTORIES
 
 if TYPE_CHECKING:
+    from marl_plugins import Action, Run, Trajectory
     from marl_plugins.asking.request import Request
     from marl_plugins.coach.model import Questions
-    from marl_plugins.core.run import Run
-    from marl_plugins.core.trajectory import Action, Trajectory
 
 REASONS = ("failed", "unjudged", "other_question", "ran_programs")
 COLUMNS = ("actions", "written", "by_rules", *REASONS)

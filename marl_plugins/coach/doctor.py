@@ -12,16 +12,14 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from marl_plugins import ConfigurationError, Finding, check_extra, nearest
 from marl_plugins.asking.askers import Askers
 from marl_plugins.coach.flags import NEEDED, add_flags, endpoint_of
-from marl_plugins.core.failures import ConfigurationError, nearest
-from marl_plugins.core.findings import Finding, check_extra, error, note, ok
 
 if TYPE_CHECKING:
+    from marl_plugins import Problem, Run
     from marl_plugins.asking.asker import Asker
     from marl_plugins.asking.endpoint import Endpoint
-    from marl_plugins.core.problems import Problem
-    from marl_plugins.core.run import Run
 
 LISTING_SECONDS = 10.0
 """Time limit for listing an endpoint's models."""
@@ -69,7 +67,11 @@ def report_untried_coach(run: Run | None, endpoint: Endpoint) -> list[Finding]:
     if run is not None:
         chosen = bool(endpoints_of_run(run))
     return (
-        [note("coach", "not tried (--static)", "openrlhf doctor, without --static, asks it")]
+        [
+            Finding(
+                "coach", None, "not tried (--static)", "openrlhf doctor, without --static, asks it"
+            )
+        ]
         if chosen
         else []
     )
@@ -87,14 +89,20 @@ def probe_coach(asker: Asker, endpoint: Endpoint) -> list[Finding]:
     from marl_plugins.coach.model import trial_request
 
     if asker.replays:
-        return [ok("coach", "answers from a recording")]
+        return [Finding("coach", True, "answers from a recording")]
     started = time.monotonic()
     try:
         asyncio.run(asker.probe(trial_request()))
     except ConfigurationError as wrong:
-        return [error("coach", str(wrong), _fix(endpoint, wrong.problems[0]))]
+        return [Finding("coach", False, str(wrong), _fix(endpoint, wrong.problems[0]))]
     form = {"json": "structured output", "text": "lines of text"}[asker.form]
-    return [ok("coach", f"{endpoint} judges, in {form}, within {time.monotonic() - started:.1f} s")]
+    return [
+        Finding(
+            "coach",
+            True,
+            f"{endpoint} judges, in {form}, within {time.monotonic() - started:.1f} s",
+        )
+    ]
 
 
 def _fix(endpoint: Endpoint, problem: Problem) -> str:
@@ -122,15 +130,18 @@ def report_models(endpoint: Endpoint) -> list[Finding]:
     names, problem = fetch_model_names(endpoint)
     place = urlsplit(endpoint.shown_url).netloc
     if problem:
-        return [note("coach", f"{place}: {problem}", "matters only with --coach.model NAME")]
+        return [
+            Finding("coach", None, f"{place}: {problem}", "matters only with --coach.model NAME")
+        ]
     key = (
         f"takes the key in {endpoint.api_key_env} and has"
         if os.environ.get(endpoint.api_key_env)
         else "has"
     )
     return [
-        note(
+        Finding(
             "coach",
+            None,
             f"{place} {key} {len(names)} models",
             "openrlhf doctor --coach.model NAME asks one of them",
         )

@@ -18,15 +18,14 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from marl_plugins import InfrastructureFailure
 from marl_plugins.coach.verdict import JointVerdict, Verdict
-from marl_plugins.core.failures import InfrastructureFailure
 
 if TYPE_CHECKING:
+    from marl_plugins import Action, Seen
     from marl_plugins.coach.metrics import JudgedAction
     from marl_plugins.coach.section import CoachConfig
     from marl_plugins.coach.state import Coach
-    from marl_plugins.core.scoring import Seen
-    from marl_plugins.core.trajectory import Action
 
 TERM = "disagreement"
 """What a score is changed by, among the terms of the reward."""

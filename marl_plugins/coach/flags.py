@@ -11,14 +11,21 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from marl_plugins.core.failures import ConfigurationError
-from marl_plugins.core.options import above, at_least, between, recipe_file
-from marl_plugins.core.problems import Problem, at, meant
-from marl_plugins.core.redaction import shown_url
+from marl_plugins import (
+    ConfigurationError,
+    Problem,
+    above,
+    at,
+    at_least,
+    between,
+    meant,
+    recipe_file,
+)
+from marl_plugins.asking.endpoint import shown_url
 
 if TYPE_CHECKING:
+    from marl_plugins import Run
     from marl_plugins.asking.endpoint import Endpoint
-    from marl_plugins.core.run import Run
 
 PREFIX = "coach"
 """Of all flags, as messages of the client name them."""

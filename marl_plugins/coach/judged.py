@@ -6,13 +6,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
+from marl_plugins import Step, StepPart
 from marl_plugins.coach.notes import GivenVerdict, noted_verdict
-from marl_plugins.core.steps import Step, StepPart
 
 if TYPE_CHECKING:
+    from marl_plugins import Action, Row
     from marl_plugins.coach.state import CoachState
-    from marl_plugins.core.rows import Row
-    from marl_plugins.core.trajectory import Action
 
 Place = tuple[int, int, str]
 """Where an action is in its step: task, sample and path."""

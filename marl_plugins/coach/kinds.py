@@ -8,22 +8,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from marl_plugins import ConfigurationError, Problem, at, use_tool
 from marl_plugins.coach.ensemble import Ensemble
 from marl_plugins.coach.flags import PREFIX, endpoint_of, kind_of, require_modules
 from marl_plugins.coach.members import config_of, member_args, members_of
 from marl_plugins.coach.memory import training_text
 from marl_plugins.coach.rubric import RubricCoach, load_rules
 from marl_plugins.coach.state import CoachState
-from marl_plugins.core.failures import ConfigurationError
-from marl_plugins.core.problems import Problem, at
-from marl_plugins.core.run import use_tool
 
 if TYPE_CHECKING:
+    from marl_plugins import Run
     from marl_plugins.asking.asker import Asker
     from marl_plugins.asking.cache import KeptAnswers
     from marl_plugins.coach.programs import Programs
     from marl_plugins.coach.state import Coach
-    from marl_plugins.core.run import Run
 
 T = TypeVar("T")
 

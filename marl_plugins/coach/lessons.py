@@ -6,15 +6,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from marl_plugins import Action, Answer, Generation, PreparedRows, Row, Step, Trajectory
 from marl_plugins.coach.judged import JudgedRollout
 from marl_plugins.coach.training import JudgeAnswer, lessons
+
+# inside: trains judges inside the step
 from marl_plugins.core.estimators import WhitenedAdvantages
 from marl_plugins.core.ledger import Ledger
-from marl_plugins.core.rows import Row, auxiliary_rows
-from marl_plugins.core.run import Answer
-from marl_plugins.core.steps import Step
-from marl_plugins.core.trajectory import Action, Generation, Trajectory
-from marl_plugins.engine.runtime.experience import PreparedRows, estimate
+from marl_plugins.core.rows import auxiliary_rows
+from marl_plugins.engine.runtime.experience import estimate
 
 if TYPE_CHECKING:
     from marl_plugins.coach.state import CoachState

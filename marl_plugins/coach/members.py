@@ -8,6 +8,7 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+from marl_plugins import Problem, at, meant, recipe_file
 from marl_plugins.coach.flags import (
     IRRELEVANT,
     KINDS,
@@ -19,13 +20,13 @@ from marl_plugins.coach.flags import (
     policy_problems,
 )
 from marl_plugins.coach.section import CoachConfig, CoachMemberConfig
-from marl_plugins.core.options import recipe_file
-from marl_plugins.core.problems import Problem, at, meant
+
+# inside: parses a member's flags as the plan does
 from marl_plugins.engine.hosts.upstream_cli import Parser
 from marl_plugins.engine.plan.flags import GivenFlag, actions_of, parse_alone
 
 if TYPE_CHECKING:
-    from marl_plugins.core.run import Run
+    from marl_plugins import Run
 
 SHARED = ("cache", "record", "replay", "memory")
 """What all members have together."""

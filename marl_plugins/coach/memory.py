@@ -10,12 +10,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from marl_plugins.engine.records.behaviour import Behaviour
+from marl_plugins import Behaviour
 
 if TYPE_CHECKING:
+    from marl_plugins import Run
     from marl_plugins.coach.bias import BiasMonitor
     from marl_plugins.coach.stages import Stages
-    from marl_plugins.core.run import Run
 
 TITLES = {
     "score": "mean score that you gave it: {:.1f} of 10",

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 from marl_plugins.coach.verdict import JointVerdict
 
 if TYPE_CHECKING:
+    from marl_plugins import Action, Trajectory
     from marl_plugins.coach.verdict import Verdict
-    from marl_plugins.core.trajectory import Action, Trajectory
 
 
 @dataclass(frozen=True)

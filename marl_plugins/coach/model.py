@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from marl_plugins import Problem, Seen, SeenLast, at
 from marl_plugins.asking.marked_answers import kept_as
 from marl_plugins.asking.prompts import (
     FIELDS,
@@ -19,12 +20,10 @@ from marl_plugins.asking.request import Request
 from marl_plugins.coach import correcting, verdict
 from marl_plugins.coach.programs import NO_FILES, Copies, Programs, Work, copied
 from marl_plugins.coach.verdict import Verdict
-from marl_plugins.core.problems import Problem, at
-from marl_plugins.core.scoring import Seen, SeenLast
 
 if TYPE_CHECKING:
+    from marl_plugins import Action
     from marl_plugins.asking.asker import Asker
-    from marl_plugins.core.trajectory import Action
 
 PROMPTS = Path(__file__).parent / "prompts"
 """The package's prompts."""

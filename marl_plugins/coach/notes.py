@@ -20,13 +20,13 @@ import hashlib
 import json
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from marl_plugins import Seen, SeenLast
 from marl_plugins.coach.verdict import JointVerdict, Verdict
-from marl_plugins.core.scoring import Seen, SeenLast
 
 if TYPE_CHECKING:
+    from marl_plugins import Action
     from marl_plugins.asking.request import Request
     from marl_plugins.coach.model import Questions
-    from marl_plugins.core.trajectory import Action
 
 
 NOTES = "coach"

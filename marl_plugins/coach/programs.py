@@ -24,10 +24,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from marl_plugins import InfrastructureFailure, Problem, Tool, ToolCall, at, meant
 from marl_plugins.coach.verdict import ProgramRun
-from marl_plugins.core.failures import InfrastructureFailure
-from marl_plugins.core.problems import Problem, at, meant
-from marl_plugins.core.tools import Tool, ToolCall
+
+# inside: reads workspaces
 from marl_plugins.core.workspace import path_problem, read_files
 
 if TYPE_CHECKING:

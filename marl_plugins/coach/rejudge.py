@@ -19,23 +19,33 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from marl_plugins import (
+    Action,
+    ConfigurationError,
+    Filter,
+    Problem,
+    RunReader,
+    Seen,
+    Trajectory,
+    at,
+    meant,
+    score_trajectory,
+)
 from marl_plugins.asking.askers import Askers
 from marl_plugins.coach.flags import add_flags
 from marl_plugins.coach.members import members_of
 from marl_plugins.coach.metrics import agreements
 from marl_plugins.coach.state import judged_in
-from marl_plugins.core.failures import ConfigurationError
+
+# inside: plans a run and reads its records
 from marl_plugins.core.options import step_range
-from marl_plugins.core.problems import Problem, at, meant
 from marl_plugins.core.recipe.schema import find_recipe
-from marl_plugins.core.scoring import Seen, score_trajectory
-from marl_plugins.core.trajectory import Action, Trajectory
-from marl_plugins.engine.records.read import EXPECTED, TRAJECTORIES, Filter, RunReader, Steps
+from marl_plugins.engine.records.read import EXPECTED, TRAJECTORIES, Steps
 
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-    from marl_plugins.core.run import Run
+    from marl_plugins import Run
     from marl_plugins.engine.plan.plan import Plan
 
 EXAMPLE = """\

@@ -34,17 +34,24 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from marl_plugins.builtin.rehearsal.scorers import try_scorer
+from marl_plugins import (
+    Action,
+    ConfigurationError,
+    Problem,
+    Seen,
+    SeenLast,
+    Trajectory,
+    arity_problem,
+    at,
+    load_file,
+    meant,
+    score_trajectory,
+    try_scorer,
+)
 from marl_plugins.coach.verdict import Verdict
-from marl_plugins.core.failures import ConfigurationError
-from marl_plugins.core.loading import load_file
-from marl_plugins.core.problems import Problem, at, meant
-from marl_plugins.core.scoring import Seen, SeenLast, score_trajectory
-from marl_plugins.core.trajectory import Action, Trajectory
-from marl_plugins.engine.plan.parts import arity_problem
 
 if TYPE_CHECKING:
-    from marl_plugins.core.run import Run
+    from marl_plugins import Run
 
 
 Correct = Callable[[Action, Any], Awaitable[str | None] | str | None]

@@ -4,14 +4,15 @@ verdict."""
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import pydantic
 
+from marl_plugins import FlagValue, Model, Section
+from marl_plugins.asking.endpoint import shown_flag
 from marl_plugins.coach.flags import OF_AN_ENDPOINT
-from marl_plugins.core.redaction import shown_flag
-from marl_plugins.core.section import Factor, FlagValue, Model, Section
 
+Factor = Annotated[float, pydantic.Field(ge=0, allow_inf_nan=False)]
 may_differ = tuple(
     f"coach.{name}" for name in (*OF_AN_ENDPOINT, "deadline") if name not in ("form", "body")
 )

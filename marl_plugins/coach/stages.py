@@ -12,13 +12,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from marl_plugins.core.problems import Problem, at, meant
-from marl_plugins.engine.records.behaviour import ALPHA
+from marl_plugins import Problem, at, meant
 
 if TYPE_CHECKING:
     from marl_plugins.coach.rubric import Criterion
     from marl_plugins.coach.section import CoachStageConfig
 
+ALPHA = 1 / 3
+"""Of the smoothed outcome, as of the metrics of roles (`Behaviour`)."""
 MARGIN = 0.05
 """Of the outcome, so that a bound that is just reached is not crossed back and forth."""
 

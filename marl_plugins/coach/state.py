@@ -10,13 +10,11 @@ from marl_plugins.coach.metrics import JudgedAction
 from marl_plugins.coach.stages import Stages
 
 if TYPE_CHECKING:
+    from marl_plugins import Action, Run, Seen, Trajectory
     from marl_plugins.coach.model import Questions
     from marl_plugins.coach.notes import GivenVerdict
     from marl_plugins.coach.training import JudgeAnswer
     from marl_plugins.coach.verdict import Verdict
-    from marl_plugins.core.run import Run
-    from marl_plugins.core.scoring import Seen
-    from marl_plugins.core.trajectory import Action, Trajectory
 
 
 class Coach(Protocol):

@@ -29,17 +29,16 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 from typing import TYPE_CHECKING
 
+from marl_plugins import Action, Trajectory
 from marl_plugins.asking.marked_answers import kept_as
 from marl_plugins.coach.model import ModelCoach
 from marl_plugins.coach.verdict import Verdict
-from marl_plugins.core.trajectory import Action, Trajectory
 
 if TYPE_CHECKING:
+    from marl_plugins import Answer, Seen
     from marl_plugins.asking.asker import Asker
     from marl_plugins.asking.request import Judgement
     from marl_plugins.coach.model import Questions
-    from marl_plugins.core.run import Answer
-    from marl_plugins.core.scoring import Seen
 
 UNREADABLE = 0.0
 """Reward of an answer that holds no verdict."""

@@ -42,7 +42,7 @@ TASKS = '''"""The tasks of data/train.jsonl and data/eval.jsonl."""
 
 from pathlib import Path
 
-from marl_plugins.core.recipe.tasks import read_tasks
+from marl_plugins import read_tasks
 
 DATA = Path(__file__).parent / "data"
 

@@ -24,18 +24,12 @@ import math
 from collections.abc import Awaitable, Generator
 from typing import TYPE_CHECKING, Any
 
-from marl_plugins import hookimpl
+from marl_plugins import Lateness, Problem, Run, at, at_least, hookimpl
 from marl_plugins.continuous.flight import ContinuousPart, Flight
 from marl_plugins.continuous.gate import Gates
-from marl_plugins.core.options import at_least
-from marl_plugins.core.problems import Problem, at
-from marl_plugins.core.run import Lateness, Run, is_partial, queue_size
 
 if TYPE_CHECKING:
-    from marl_plugins.core.processes import PolicyProcesses
-    from marl_plugins.core.roles import Call
-    from marl_plugins.core.steps import Step, StepPart
-    from marl_plugins.core.trajectory import Generation
+    from marl_plugins import Call, Generation, PolicyProcesses, Step, StepPart
 
 ASYNC, EMA, AHEAD = "train.async_enable", "train.enable_ema", "continuous.ahead"
 
@@ -63,7 +57,7 @@ def marl_options(parser: argparse.ArgumentParser) -> None:
 @hookimpl
 def marl_configure(run: Run) -> list[Problem]:
     args, who = run.args, at(plugin="marl_plugins.continuous")
-    if not queue_size(args):
+    if not run.queue_size:
         got = "late tasks run on during updates, and nothing is sampled then"
         return [Problem("continuous.async", who, got, fix=f"add --{ASYNC}", flags=(ASYNC,))]
     run.state(Lateness).steps = args.continuous.late
@@ -109,20 +103,20 @@ def ahead_of(run: Run) -> int:
 @hookimpl
 def marl_step(run: Run, step: Step) -> StepPart:
     args = run.args
-    samples, late, queue = args.rollout.n_samples_per_prompt, args.continuous.late, queue_size(args)
+    samples, late, queue = args.rollout.n_samples_per_prompt, args.continuous.late, run.queue_size
     return ContinuousPart(step, run.state(Flight), samples, ahead_of(run), late, queue)
 
 
 @hookimpl(wrapper=True)
 def marl_generate(run: Run, call: Call) -> Generator[None, Any, Awaitable[Generation]]:
     answer = yield
-    return answer if is_partial(run.args) else run.state(Gates)[call.policy].ask(answer)
+    return answer if run.is_partial else run.state(Gates)[call.policy].ask(answer)
 
 
 @hookimpl(wrapper=True)
 def marl_sync(run: Run, policy: PolicyProcesses) -> Generator[None, Any, Awaitable[bool]]:
     done = yield
-    return done if is_partial(run.args) else run.state(Gates)[policy.name].change(done)
+    return done if run.is_partial else run.state(Gates)[policy.name].change(done)
 
 
 @hookimpl

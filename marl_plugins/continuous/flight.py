@@ -8,9 +8,7 @@ from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from marl_plugins.core.concurrency import all_of
-from marl_plugins.core.steps import Step, StepPart
-from marl_plugins.core.trajectory import Task, Trajectory
+from marl_plugins import Step, StepPart, Task, Trajectory, all_of
 
 
 @dataclass(eq=False)

@@ -274,7 +274,7 @@ def check_estimator(
     """
     where = at(name=type(estimator).__name__)
     if not isinstance(estimator, Estimator):
-        wanted = "an Estimator of marl_plugins.core.estimators"
+        wanted = "a marl_plugins.Estimator"
         return [Problem("estimator.kind", at(hook="marl_estimator"), where[0].name, wanted)]
     problems = [
         Problem(

@@ -129,7 +129,7 @@ def marl_options(parser: argparse.ArgumentParser) -> None:
 
     Name them after the plugin; they are read as `run.args.<plugin>.<name>` and may stand in a
     recipe's `flags:`. A type of
-    `marl_plugins.core.options` has every wrong value reported with its place: `at_least(1)`,
+    `marl_plugins` has every wrong value reported with its place: `at_least(1)`,
     `above(0)`, `between(0, 1)`, `recipe_file`. Of flags in a mutually exclusive group, one on the
     command line replaces the recipe's.
 
@@ -168,7 +168,7 @@ def marl_sections() -> Mapping[str, type[Section]] | None:
     A name is a key of the recipe (`brevity`), or one below another (`tools.browser`). What is wrong
     with its values is reported with file, line and key. `run.section(Brevity)` is the section in
     all hooks that take `run`; None where the recipe does not have it and a key is required. A
-    field's type may be a `Model` of `marl_plugins.core.section`, or a list or mapping of such.
+    field's type may be a `Model`, or a list or mapping of such.
 
     Example:
 
@@ -186,7 +186,7 @@ def marl_configure(run: Run) -> Sequence[Problem | str] | None:
     """Check the configuration. *each*; once, before anything is started; also for `--dry-run`:
     nothing may be opened or asked over a network here (`marl_start` is for that).
 
-    Returns: problems (marl_plugins.core.problems), each saying where, what was got, what was
+    Returns: problems (`Problem`), each saying where, what was got, what was
     expected and the fix; they are reported together with all others. One of severity `warning`
     prevents nothing. A plain sentence is an error of code `other`.
 
@@ -329,7 +329,7 @@ def marl_processes(run: Run) -> ProcessBackend | None:
     """Returns the back-end that gives policies their training processes. *first*; once at
     configuration, when the policies are
     known. Built-in: every trained policy has processes and devices of its own for the whole run
-    (`marl_plugins.engine.processes.backend.OwnProcesses`).
+    (`OwnProcesses`).
 
     A `ProcessBackend` says before anything starts what it needs of the cluster; Ray is imported in
     its `open`.
@@ -345,7 +345,7 @@ def marl_processes(run: Run) -> ProcessBackend | None:
 @hook("each", own=True)
 def marl_extensions(run: Run) -> Sequence[str] | None:
     """Classes that run inside every training process of every trained policy, in addition to its
-    trainer: subclasses of `marl_plugins.engine.processes.extension.Extension`, each named as
+    trainer: subclasses of `Extension`, each named as
     "module:Class". *each*; once, before processes start; heavy imports belong in that module.
 
     An extension wraps the training step and the weight sync, adds metrics after a fit, and keeps
@@ -418,7 +418,7 @@ def marl_batch(  # type: ignore[empty-body]
 def marl_step(run: Run, step: Step) -> StepPart | None:
     """A plugin's part of one training step. *each*; for every step, before its rollout begins.
 
-    A `StepPart` (marl_plugins.core.steps) sees trajectories as they arrive, may work while the
+    A `StepPart` sees trajectories as they arrive, may work while the
     rollout runs, sees the rows that were credited and selected, may change what policies are
     updated with, and has metrics. It lasts for the step; what lasts longer is kept by the run
     (`run.state`). With `--train.async_enable` the parts of several steps exist at the same time,
@@ -513,7 +513,7 @@ def marl_exchange(  # type: ignore[empty-body]
     Return the list that goes on to credit. `exchange.write(trajectory)` gives the words of a
     trajectory as JSON values, to be sent to other runs; `await exchange.read(record, origin)` lets
     the run's own workflow say such a record again and returns a trajectory, scored by the run's own
-    graders, with `Trajectory.origin` set. It raises `RefusedRecord` of marl_plugins.core.exchange
+    graders, with `Trajectory.origin` set. It raises `RefusedRecord`
     where the words do not fit. What is left out of the list needs a reason:
     `exchange.leave_out(trajectory, reason)`. `await exchange.again(trajectory, origin)` does the
     same with a trajectory of an earlier step of the run, ids and log-probs included. A run that is

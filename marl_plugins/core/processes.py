@@ -9,7 +9,7 @@ engine/runtime/experience.py).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -108,6 +108,10 @@ class ForwardedRows(Protocol):
 class PreparedRows(ForwardedRows, Protocol):
     """The same with their advantages, which the estimator has made of the `ForwardedRows` of all
     policies together."""
+
+    def reweighed(self, weights: Mapping[Row, float]) -> PreparedRows:
+        """Returns the same rows with the advantages of some multiplied by a weight each, which is
+        also written onto their actions."""
 
 
 class PolicyProcesses(Protocol):

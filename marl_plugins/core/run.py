@@ -352,6 +352,25 @@ class Run(RecipeFiles):
         warm = self.section(WarmStartConfig)
         return load_file(self.folder / warm.demonstrations) if warm else None
 
+    @property
+    def queue_size(self) -> int:
+        """Returns how many rollouts wait to be trained."""
+        return queue_size(self.args)
+
+    @property
+    def is_partial(self) -> bool:
+        """Returns whether engines get new weights in the middle of answers."""
+        return is_partial(self.args)
+
+    def longest_answer(self, role: str) -> int:
+        """Returns the maximum number of tokens of one generation of a role, by whatever policy."""
+        own = self.role(role).max_new_tokens
+        limits = [
+            self.policy_args[policy].rollout.max_new_tokens
+            for policy in self.recipe.policies_of(role)
+        ]
+        return int(own or max(limit or 1 for limit in limits))
+
 
 def queue_size(args: SimpleNamespace) -> int:
     """Returns how many rollouts wait to be trained: `--train.async_queue_size` with

@@ -21,7 +21,6 @@ def _flag_value(value: Any) -> Any:
     return value
 
 
-Factor = Annotated[float, pydantic.Field(ge=0, allow_inf_nan=False)]
 FlagValue = Annotated[Any, pydantic.AfterValidator(_flag_value)]
 """A flag's value or, as a list, its values."""
 

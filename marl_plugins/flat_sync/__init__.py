@@ -18,13 +18,13 @@ from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
-from marl_plugins import hookimpl
-from marl_plugins.core.options import at_least
-from marl_plugins.core.problems import Problem, at
+from marl_plugins import Problem, at, at_least, hookimpl
+
+# inside: works in the training processes
 from marl_plugins.engine.hosts.devices import training_gpus
 
 if TYPE_CHECKING:
-    from marl_plugins.core.run import Run
+    from marl_plugins import Run
 
 may_differ = ("flat_sync.*",)
 

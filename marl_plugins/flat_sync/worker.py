@@ -20,7 +20,7 @@ import ray
 import torch
 from torch import Tensor
 
-from marl_plugins.engine.processes.extension import Extension
+from marl_plugins import Extension
 
 
 @dataclass(frozen=True)

@@ -2,12 +2,14 @@
 
 places.py      where an answer stands, and in which form: a box, a line `answer: X`, one word, a
                number
+enclosed.py    what it encloses: a JSON object, a tag, a fenced block
 overlap.py     how far its words are those of the label: exact match and F1
 values.py      whether it has the value of the label: numbers, lists, words, formulas
 
 A grader that runs programs uses `Checker` of the sandbox (marl_plugins/sandbox/checker.py).
 """
 
+from marl_plugins.grading.enclosed import fenced, object_in, tagged
 from marl_plugins.grading.numbers import number
 from marl_plugins.grading.overlap import exact_match, f1, normalised
 from marl_plugins.grading.places import boxed, denied, final, lone_number, negated, stated, word
@@ -20,13 +22,16 @@ __all__ = [
     "denied",
     "exact_match",
     "f1",
+    "fenced",
     "final",
     "lone_number",
     "negated",
     "normalised",
     "number",
+    "object_in",
     "right",
     "same",
     "stated",
+    "tagged",
     "word",
 ]

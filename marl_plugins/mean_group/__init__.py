@@ -20,11 +20,17 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 
-from marl_plugins import hookimpl
-from marl_plugins.core.options import above, at_least, between
-from marl_plugins.core.problems import Problem
-from marl_plugins.core.run import AnswerLimits, Run, ShareTemperatures
-from marl_plugins.core.trajectory import Trajectory
+from marl_plugins import (
+    AnswerLimits,
+    Problem,
+    Run,
+    ShareTemperatures,
+    Trajectory,
+    above,
+    at_least,
+    between,
+    hookimpl,
+)
 from marl_plugins.mean_group.checks import check_groups, check_limits, check_tau, groups_of
 
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from marl_plugins.core.problems import Problem, at, meant
-from marl_plugins.core.run import Run
-from marl_plugins.engine.plan.lengths import longest_answer
+from marl_plugins import Problem, Run, at, meant
 
 SCALES = at(flag="mean_group.scales")
 
@@ -77,7 +75,7 @@ def check_limits(run: Run) -> Iterator[Problem]:
     """Yields why a control of the limits of answers has no effect, or one that is not meant."""
     grouped = {name for group in groups_of(run) for name in group}
     roles = [role for role in run.recipe.roles if grouped & set(run.recipe.policies_of(role))]
-    if roles and all(longest_answer(run, role) == 1 for role in roles):
+    if roles and all(run.longest_answer(role) == 1 for role in roles):
         got = (
             f"max_tokens: has no effect, because answers of {', '.join(roles)} have one token at "
             "most"

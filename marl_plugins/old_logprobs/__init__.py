@@ -25,17 +25,14 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, cast
 
-from marl_plugins import hookimpl
-from marl_plugins.core.problems import Problem, at
-from marl_plugins.core.run import Run, max_lag, queue_size
-from marl_plugins.core.steps import StepPart
-from marl_plugins.core.trajectory import Action
+from marl_plugins import Action, Problem, Run, StepPart, at, hookimpl
+
+# inside: works in the training processes
+from marl_plugins.core.run import max_lag, queue_size
 from marl_plugins.engine.records.trajectory_record import spelled
 
 if TYPE_CHECKING:
-    from marl_plugins.core.processes import PolicyProcesses
-    from marl_plugins.core.rows import Row
-    from marl_plugins.core.steps import Step
+    from marl_plugins import PolicyProcesses, Row, Step
     from marl_plugins.engine.runtime.experience import ForwardedRows, PreparedRows
 
 NOTE, EXTENSION = "old_logprobs", "OldWeights"

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from marl_plugins.engine.processes.extension import Extension
+from marl_plugins import Extension
+
+# inside: works in the training processes
 from marl_plugins.engine.processes.weights_in_place import (
     put_back,
     put_in_place,

@@ -16,16 +16,14 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from marl_plugins import hookimpl
-from marl_plugins.core.options import above, at_least
-from marl_plugins.core.problems import Problem, at
+from marl_plugins import Problem, above, at, at_least, hookimpl
 from marl_plugins.process_groups.backend import SharedSeats
 from marl_plugins.process_groups.checks import WHO
 from marl_plugins.process_groups.seats import Seating
 from marl_plugins.process_groups.states import seats_needed
 
 if TYPE_CHECKING:
-    from marl_plugins.core.run import Run
+    from marl_plugins import Run
 
 may_differ = ("process_groups.*",)
 

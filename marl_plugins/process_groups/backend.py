@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from marl_plugins.core.failures import ConfigurationError
-from marl_plugins.core.problems import Problem
+from marl_plugins import ConfigurationError, Problem
+
+# inside: works in the training processes
 from marl_plugins.core.process_backend import ProcessBackend, TrainingSpec
 from marl_plugins.engine.hosts.devices import critic_gpus
 from marl_plugins.engine.plan.estimate import gb
@@ -15,7 +16,7 @@ from marl_plugins.process_groups.seats import Seating
 from marl_plugins.process_groups.states import state_bytes, states_together
 
 if TYPE_CHECKING:
-    from marl_plugins.core.run import Run
+    from marl_plugins import Run
     from marl_plugins.process_groups.room import Room, SeatedProcesses
 
 

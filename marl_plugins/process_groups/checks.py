@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 
-from marl_plugins.core.problems import Problem, at
+from marl_plugins import Problem, Run, at
+
+# inside: works in the training processes
 from marl_plugins.core.process_backend import OBJECT_STORE_BYTES
-from marl_plugins.core.run import Run
 from marl_plugins.engine.plan.estimate import gb
 from marl_plugins.process_groups.seats import Seating
 from marl_plugins.process_groups.states import seats_needed, state_bytes, states_together

@@ -24,12 +24,14 @@ from ray.exceptions import RayActorError, RayTaskError
 from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from marl_plugins.core.failures import RunEnded
+from marl_plugins import RunEnded, TrainingProcesses
+
+# inside: works in the training processes
 from marl_plugins.core.process_backend import TrainingSpec
 from marl_plugins.engine.hosts.devices import critic_gpus, training_gpus
 from marl_plugins.engine.hosts.prebuild import clear_abandoned_locks, extensions_folder
 from marl_plugins.engine.processes.deaths import DEATHS
-from marl_plugins.engine.processes.launch import TrainingProcesses, not_started
+from marl_plugins.engine.processes.launch import not_started
 from marl_plugins.engine.processes.placement import ready
 from marl_plugins.engine.processes.watchdog import locate
 from marl_plugins.process_groups.seats import Grant, Seat, Seating, SeatRequest, Seats

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+from marl_plugins import Run
+
+# inside: works in the training processes
 from marl_plugins.core.recipe import tiny
-from marl_plugins.core.run import Run
 from marl_plugins.engine.hosts.devices import critic_gpus, training_gpus
 from marl_plugins.engine.plan.estimate import parameters
 from marl_plugins.process_groups.seats import Seating

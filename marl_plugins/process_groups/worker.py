@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+# inside: works in the training processes
 from marl_plugins.engine.hosts import cpu
 from marl_plugins.engine.processes.policy_actor import (
     ON_CPU,

@@ -25,18 +25,24 @@ import math
 import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from marl_plugins import hookimpl
-from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure
-from marl_plugins.core.options import at_least, recipe_file
-from marl_plugins.core.problems import Problem, at, meant
-from marl_plugins.core.scoring import checked_score
+from marl_plugins import (
+    ConfigurationError,
+    InfrastructureFailure,
+    Problem,
+    at,
+    at_least,
+    checked_score,
+    hookimpl,
+    meant,
+    recipe_file,
+)
 
 if TYPE_CHECKING:
-    from marl_plugins.core.run import Run
-    from marl_plugins.core.trajectory import Action, Trajectory
+    from marl_plugins import Action, Run, Trajectory
     from marl_plugins.reward_backprop.backward import Attribution, Attributor
 
 NAME = "reward_backprop"
@@ -44,12 +50,12 @@ NAME = "reward_backprop"
 PROMPT = Path(__file__).parent / "prompts" / "attribute.md"
 
 
+@dataclass
 class BackpropState:
     """The attributor of a run, and the numbers of the current step."""
 
-    def __init__(self) -> None:
-        self.attributor: Attributor | None = None
-        self.metrics: dict[str, float] = {}
+    attributor: Attributor | None = None
+    metrics: dict[str, float] = field(default_factory=dict)
 
 
 def part_weights(word: str) -> str:

@@ -17,9 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from marl_plugins.core.failures import InfrastructureFailure
-from marl_plugins.core.scoring import Seen
-from marl_plugins.core.trajectory import Action, Trajectory
+from marl_plugins import Action, InfrastructureFailure, Seen, Trajectory
 
 
 @dataclass(frozen=True)

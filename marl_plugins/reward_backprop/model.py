@@ -25,9 +25,8 @@ from marl_plugins.asking.request import Request
 from marl_plugins.reward_backprop.backward import Attribution, Residual
 
 if TYPE_CHECKING:
+    from marl_plugins import Action, Seen
     from marl_plugins.asking.asker import Asker
-    from marl_plugins.core.scoring import Seen
-    from marl_plugins.core.trajectory import Action
 
 FIELDS = (*SEEN_FIELDS, "outcome", "value", "left", "residual")
 NUMBER = r"([+-]?(?:10(?:\.0+)?|\d(?:\.\d+)?))(?:\s*/\s*10(?:\.0+)?)?\.?"

@@ -21,8 +21,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 
-from marl_plugins.core.scoring import Seen
-from marl_plugins.core.trajectory import Action
+from marl_plugins import Action, Seen
 from marl_plugins.reward_backprop.backward import Attribution, Residual
 
 NUMBER = re.compile(r"-?\d+(?:,\d{3})*(?:\.\d+)?")

@@ -19,12 +19,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Sequence
 
-from marl_plugins import hookimpl
-from marl_plugins.core.loading import load_file
-from marl_plugins.core.problems import Problem
-from marl_plugins.core.run import Run
-from marl_plugins.core.section import Section
-from marl_plugins.core.trajectory import Action, Trajectory
+from marl_plugins import Action, Problem, Run, Section, Trajectory, hookimpl, load_file
 from marl_plugins.rewards.section import RewardsConfig, Term, check_rewards_section
 
 

@@ -7,11 +7,7 @@ from typing import ClassVar, Literal
 
 import pydantic
 
-from marl_plugins.core.failures import ConfigurationError
-from marl_plugins.core.loading import load_file
-from marl_plugins.core.problems import Problem, at, meant
-from marl_plugins.core.run import Run
-from marl_plugins.core.section import Model, Section
+from marl_plugins import ConfigurationError, Model, Problem, Run, Section, at, load_file, meant
 
 OF_ROUNDS = ("value", "gain")
 

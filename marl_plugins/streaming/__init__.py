@@ -30,15 +30,12 @@ import argparse
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from marl_plugins import hookimpl
-from marl_plugins.core.options import at_least
+from marl_plugins import at_least, hookimpl
 from marl_plugins.streaming.checks import check
 from marl_plugins.streaming.previous_means import PreviousMeans
 
 if TYPE_CHECKING:
-    from marl_plugins.core.problems import Problem
-    from marl_plugins.core.run import Run
-    from marl_plugins.core.steps import Step, StepPart
+    from marl_plugins import Problem, Run, Step, StepPart
 
 
 @hookimpl

@@ -26,6 +26,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+# inside: works in the training processes
 from marl_plugins.core.advantages import Moments
 
 Sums = list[Tensor]

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
+# inside: works in the training processes
 from marl_plugins.core.sequences import TokenSequence
 from marl_plugins.engine.processes.upstream_trainer import ranks_of
 from marl_plugins.engine.runtime.batching import lay_out

@@ -7,14 +7,15 @@ from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING
 
-from marl_plugins.core.policy import Policy
-from marl_plugins.core.problems import Problem, at
+from marl_plugins import Policy, Problem, at
+
+# inside: works in the training processes
 from marl_plugins.core.run import queue_size
 from marl_plugins.engine.plan.estimate import gb, parameters
 from marl_plugins.engine.plan.models import dropout_of
 
 if TYPE_CHECKING:
-    from marl_plugins.core.run import Run
+    from marl_plugins import Run
 
 WHO = "marl_plugins.streaming"
 SHARING = ("train.colocate_all", "vllm.enable_sleep", "ds.enable_sleep")

@@ -20,12 +20,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from marl_plugins import Action, Estimator, Row, RunEnded
+
+# inside: works in the training processes
 from marl_plugins.core.advantages import Moments
-from marl_plugins.core.estimators import Estimator
-from marl_plugins.core.failures import RunEnded
-from marl_plugins.core.rows import Row
 from marl_plugins.core.sequences import TokenSequence
-from marl_plugins.core.trajectory import Action
 from marl_plugins.engine.runtime.experience import (
     Experience,
     ExtensionCall,

@@ -7,17 +7,16 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Generic, TypeVar, cast
 
-from marl_plugins.core.concurrency import all_of
+from marl_plugins import Step, StepPart, Trajectory, all_of
+
+# inside: works in the training processes
 from marl_plugins.core.rows import rows_to_be
-from marl_plugins.core.steps import Step, StepPart
-from marl_plugins.core.trajectory import Trajectory
 from marl_plugins.engine.runtime.experience import ForwardedRows, PreparedRows
 from marl_plugins.streaming.gradients import GradientAccumulation
 from marl_plugins.streaming.previous_means import PreviousMeans
 
 if TYPE_CHECKING:
-    from marl_plugins.core.processes import PolicyProcesses
-    from marl_plugins.core.run import Run
+    from marl_plugins import PolicyProcesses, Run
 
 T = TypeVar("T")
 

@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 # Installs the host support, before upstream is imported below.
+# inside: works in the training processes
 from marl_plugins.engine.hosts import cpu
 
 cpu.install()  # before anything of upstream
@@ -31,7 +32,8 @@ with cpu.flash_attn_stand_in():
     from openrlhf.models.loss import aggregate_loss
     from openrlhf.models.utils import compute_approx_kl
 
-from marl_plugins.engine.processes.extension import Extension, TrainingStep  # noqa: E402
+from marl_plugins import Extension  # noqa: E402
+from marl_plugins.engine.processes.extension import TrainingStep  # noqa: E402
 from marl_plugins.streaming.accumulators import Accumulators, linear  # noqa: E402
 
 

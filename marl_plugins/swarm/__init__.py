@@ -31,18 +31,22 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from marl_plugins import applies_if, hookimpl
-from marl_plugins.core.command import Command
-from marl_plugins.core.options import Number, at_least, between
-from marl_plugins.core.problems import Problem, at
-from marl_plugins.core.run import Run
-from marl_plugins.core.seeds import derive_seed
-from marl_plugins.core.steps import StepPart
+from marl_plugins import (
+    Command,
+    Problem,
+    Run,
+    StepPart,
+    applies_if,
+    at,
+    at_least,
+    between,
+    derive_seed,
+    hookimpl,
+)
 from marl_plugins.swarm.peers import Swarm, learners_of, member_of, members_of, peer_of
 
 if TYPE_CHECKING:
-    from marl_plugins.core.exchange import Exchange
-    from marl_plugins.core.trajectory import Trajectory
+    from marl_plugins import Exchange, Trajectory
     from marl_plugins.swarm.store import RecordStore
 
 PLUGIN = "marl_plugins.swarm"
@@ -87,7 +91,7 @@ def marl_options(parser: argparse.ArgumentParser) -> None:
     )
     group.add_argument(
         "--swarm.spread",
-        type=Number(float, least=0.0, most=1.0),
+        type=between(0.0, 1.0),
         default=0.0,
         help="with --swarm.sampler nonzero: a group's outcomes differ if its largest and its "
         "smallest are further apart than this",
@@ -163,7 +167,7 @@ def marl_configure(run: Run) -> list[Problem]:
 
     options = run.args.swarm
     names = {peer_of(options.peer, member) for member in ("", *members_of(run))}
-    found = wrong_peer(max(names, key=len), at(flag="swarm.peer"))
+    found = wrong_peer(max(names, key=len), "swarm.peer")
     if options.store is None:
         fix = "give --swarm.store the folder that the peers share"
         found.append(

@@ -19,14 +19,11 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from marl_plugins.core.run import Run
-from marl_plugins.core.steps import StepPart
-from marl_plugins.core.trajectory import Trajectory
+from marl_plugins import Run, StepPart, Trajectory
 from marl_plugins.swarm.peers import Swarm, member_of, members_of
 
 if TYPE_CHECKING:
-    from marl_plugins.core.rows import Row
-    from marl_plugins.engine.runtime.experience import PreparedRows
+    from marl_plugins import PreparedRows, Row
 
 ROUNDS = 5
 LEAST_RATIO, MOST_RATIO = 0.1, 10.0
@@ -110,8 +107,6 @@ class CapabilityWeights(StepPart):
         self.given: list[float] = []
 
     async def prepared(self, prepared: Sequence[PreparedRows]) -> Sequence[PreparedRows]:
-        from marl_plugins.engine.runtime.experience import reweighed
-
         found = []
         for p in prepared:
             weights = {
@@ -120,7 +115,7 @@ class CapabilityWeights(StepPart):
                 if row.trajectory.origin and not row.trajectory.replayed
             }
             self.given += weights.values()
-            found.append(reweighed(p, weights) if weights else p)
+            found.append(p.reweighed(weights) if weights else p)
         return found
 
     def _weight(self, row: Row) -> float:

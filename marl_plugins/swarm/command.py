@@ -14,12 +14,7 @@ import pydantic
 from rich.console import Console
 from rich.table import Table
 
-from marl_plugins.core.command import Parser
-from marl_plugins.core.exchange import SCHEMA_VERSION, RefusedRecord
-from marl_plugins.core.failures import ConfigurationError
-from marl_plugins.core.files import read_bytes
-from marl_plugins.core.problems import Problem, at
-from marl_plugins.core.redaction import inert
+from marl_plugins import ConfigurationError, Parser, Problem, RefusedRecord, at, inert
 from marl_plugins.swarm.record import key_of, packed, unpacked
 from marl_plugins.swarm.store import RecordName, RecordStore, wrong_peer
 
@@ -125,11 +120,11 @@ def _print(found: Mapping[str, Mapping[str, Any]]) -> None:
 
 def _add(options: Any) -> int:
     """Write the answers of a file into the store, a record for each task."""
-    if wrong := wrong_peer(options.peer, at(flag="peer")):
+    if wrong := wrong_peer(options.peer, "peer"):
         raise ConfigurationError(wrong)
     groups: dict[str, list[dict[str, object]]] = {}
     problems = []
-    for number, line in enumerate(read_bytes(options.file).splitlines(), start=1):
+    for number, line in enumerate(options.file.read_bytes().splitlines(), start=1):
         if not line.strip():
             continue
         try:
@@ -162,5 +157,5 @@ def _words(given: GivenAnswers, sample: int) -> dict[str, object]:
         {"role": a.role, "shown": "", "text": a.text, "end": "eos", "logprob": 0.0}
         for a in given.answers
     ]
-    task = {"schema": SCHEMA_VERSION, "task": given.task, "prompt": given.prompt, "sample": sample}
+    task = {"schema": 1, "task": given.task, "prompt": given.prompt, "sample": sample}
     return {**task, "tokenizers": {}, "answers": answers}

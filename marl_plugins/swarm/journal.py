@@ -15,7 +15,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from marl_plugins.core.files import json_value, replace_text
+from marl_plugins import json_value, replace_bytes
 
 
 class Journal:
@@ -56,10 +56,8 @@ class Journal:
             OSError: It cannot be written.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
-        replace_text(
-            self._path(step),
-            json.dumps({"run": self.run, "records": dict(records), "metrics": dict(metrics)}),
-        )
+        entry = {"run": self.run, "records": dict(records), "metrics": dict(metrics)}
+        replace_bytes(self._path(step), json.dumps(entry).encode())
 
     def _path(self, step: int) -> Path:
         return self.folder / f"step-{step:06d}{'-' * bool(self.learner)}{self.learner}.json"

@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import secrets
 
-from marl_plugins.core.run import Run
-from marl_plugins.core.trajectory import Trajectory
+from marl_plugins import Run, Trajectory
 
 
 class Swarm:

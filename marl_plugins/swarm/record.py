@@ -9,9 +9,7 @@ from collections.abc import Mapping, Sequence
 
 import pydantic
 
-from marl_plugins.core.exchange import RefusedRecord, TrajectoryWords, read_words
-from marl_plugins.core.files import json_value
-from marl_plugins.core.trajectory import Task
+from marl_plugins import RefusedRecord, Task, TrajectoryWords, json_value, read_words
 
 SCHEMA_VERSION = 1
 MOST_SAMPLES = 1_024

@@ -23,7 +23,7 @@ from typing import Any
 
 import fsspec
 
-from marl_plugins.core.problems import Problem, Where
+from marl_plugins import Problem, at
 
 MOST_RECORD_BYTES = 4 << 20
 """Bytes of a record as it is stored; larger ones are neither written nor read."""
@@ -65,10 +65,12 @@ class RecordName:
         return f"{self.peer}-{self.run}" + ("" if self.round is None else f" step {self.round}")
 
 
-def wrong_peer(peer: str, where: Where) -> list[Problem]:
-    """Returns what is wrong with a peer's name."""
+def wrong_peer(peer: str, flag: str) -> list[Problem]:
+    """Returns what is wrong with a peer's name, which a flag gave."""
     wanted = "letters, digits, dots and underscores, 64 at most, the first a letter or a digit"
-    return [] if PEER.fullmatch(peer) else [Problem("swarm.peer", where, repr(peer), wanted)]
+    return (
+        [] if PEER.fullmatch(peer) else [Problem("swarm.peer", at(flag=flag), repr(peer), wanted)]
+    )
 
 
 class RecordStore:

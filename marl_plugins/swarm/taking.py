@@ -9,11 +9,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 
-from marl_plugins.core.exchange import Exchange, RefusedRecord, TrajectoryWords, all_or_none
-from marl_plugins.core.failures import RunPaused
-from marl_plugins.core.run import Run
-from marl_plugins.core.seeds import derive_seed
-from marl_plugins.core.trajectory import Task, Trajectory
+from marl_plugins import (
+    Exchange,
+    RefusedRecord,
+    Run,
+    RunPaused,
+    Task,
+    Trajectory,
+    TrajectoryWords,
+    all_or_none,
+    derive_seed,
+)
 from marl_plugins.swarm.journal import Journal
 from marl_plugins.swarm.peers import Swarm, noted, peer_of
 from marl_plugins.swarm.record import carried_task, key_of, unpacked

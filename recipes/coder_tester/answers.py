@@ -1,8 +1,8 @@
 """What the grader is held to (`openrlhf recipes check coder_tester`): programs of f(x) = 3 x + 4,
 and tests of them."""
 
+from marl_plugins import Task
 from marl_plugins.contracts.graders import GradedAnswers
-from marl_plugins.core.trajectory import Task
 from marl_plugins.grading.tricks import fenced, leaving
 
 CHECKS = "\n".join(f"assert f({x}) == {3 * x + 4}" for x in (0, 1, 4, 7, 13))

@@ -1,6 +1,6 @@
 """What the tiny models see before training; both slip now and then."""
 
-from marl_plugins.core.demonstrations import Demonstration
+from marl_plugins import Demonstration
 
 SLIPS = 0.25
 

@@ -2,7 +2,7 @@
 
 import random
 
-from marl_plugins.core.trajectory import Task
+from marl_plugins import Task
 
 KINDS = (
     ("f(x) is x times {a} plus {b}", "x * {a} + {b}"),

@@ -3,7 +3,7 @@ and tries once more."""
 
 import asyncio
 
-from marl_plugins.builtin.tools.python import find_programs
+from marl_plugins import find_programs
 
 
 def code(text):

@@ -3,7 +3,7 @@ one time in four."""
 
 from pathlib import Path
 
-from marl_plugins.core.demonstrations import Demonstration
+from marl_plugins import Demonstration
 
 AGAIN = Path(__file__).with_name("prompts").joinpath("tiny", "again.md").read_text()
 RIGHT = 0.75

@@ -3,7 +3,7 @@ needed."""
 
 import random
 
-from marl_plugins.core.trajectory import Task
+from marl_plugins import Task
 
 MONTHS = (
     "January",

@@ -3,7 +3,7 @@
 import random
 import zlib
 
-from marl_plugins.core.trajectory import Task
+from marl_plugins import Task
 
 HELD_OUT = 5
 """One pair of reports in this many is for evaluation."""

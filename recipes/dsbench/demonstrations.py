@@ -1,7 +1,7 @@
 """What the tiny model sees before training: a word for each decision, the wrong one so often that
 ten right ones are rare."""
 
-from marl_plugins.core.demonstrations import Demonstration
+from marl_plugins import Demonstration
 
 from . import pipeline
 

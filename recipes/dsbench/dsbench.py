@@ -14,11 +14,7 @@ from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
 
-from marl_plugins import hookimpl
-from marl_plugins.core.failures import ConfigurationError
-from marl_plugins.core.options import recipe_file
-from marl_plugins.core.tools import Tool
-from marl_plugins.core.trajectory import ToolResult
+from marl_plugins import ConfigurationError, Tool, ToolResult, hookimpl, recipe_file
 
 from . import layout, pipeline
 
@@ -26,7 +22,7 @@ HERE = Path(__file__).resolve().parent
 NEEDED = ("pandas", "scikit-learn", "scipy")
 GENERATED = "generated:"
 GENERATE = (
-    "import sys; from pathlib import Path; from marl_plugins.core.loading import load_file; "
+    "import sys; from pathlib import Path; from marl_plugins import load_file; "
     "load_file(Path(sys.argv[1])).generate(Path(sys.argv[2]), int(sys.argv[3]))"
 )
 
@@ -59,9 +55,9 @@ def marl_tasks(run, split):
 def marl_tools(run):
     """The word's program runs as those of the tool `python` do, with the same limits, in the
     trajectory's workspace."""
-    from marl_plugins.builtin.tools.python import tool_of
+    from marl_plugins import python_tool_of
 
-    python, known = tool_of(run, "agents"), {}
+    python, known = python_tool_of(run, "agents"), {}
 
     async def word(call):
         if not known:
@@ -103,7 +99,7 @@ def root(data):
         raise ConfigurationError(
             f"recipe dsbench: {error.name} is not installed; pip install 'openrlhf-marl[tables]'"
         ) from None
-    from marl_plugins.engine.runtime.tiny_model import made_once
+    from marl_plugins import made_once
 
     sources = [
         (HERE / name).read_bytes()

@@ -17,9 +17,7 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-from marl_plugins.core.failures import ConfigurationError, nearest
-from marl_plugins.core.problems import first_of
-from marl_plugins.core.trajectory import Task
+from marl_plugins import ConfigurationError, Task, first_of, nearest
 
 from . import scorer
 

@@ -3,7 +3,7 @@
 
 import asyncio
 
-from marl_plugins.coach.rubric import Criterion
+from marl_plugins import Criterion
 
 from . import files, root_cause
 from . import tiny_rubric as tiny

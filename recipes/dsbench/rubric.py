@@ -9,8 +9,7 @@ that another one owed. What the last action is worth is capped by the metric, af
 import re
 from pathlib import Path
 
-from marl_plugins.coach.rubric import Criterion
-from marl_plugins.core.scoring import SeenLast
+from marl_plugins import Criterion, SeenLast
 
 from . import files, judging
 

@@ -1,7 +1,7 @@
 """A coach that sees only whether an action's own program ran: who has broken it is not asked. A
 control for tiny_rubric.py."""
 
-from marl_plugins.coach.rubric import Criterion
+from marl_plugins import Criterion
 
 from . import tiny_rubric as tiny
 

@@ -1,7 +1,7 @@
 """The strict coach of the tiny recipe: whether each word is the right one; for the last, also
 whether the task is solved."""
 
-from marl_plugins.coach.rubric import Criterion
+from marl_plugins import Criterion
 
 from . import judging, pipeline
 

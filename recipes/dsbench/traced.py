@@ -7,9 +7,7 @@ The attributor of `marl_plugins.reward_backprop` is replaced. A failure in whose
 be seen is spread over all actions, and a success is shared by all.
 """
 
-from marl_plugins import hookimpl
-from marl_plugins.reward_backprop import BackpropState
-from marl_plugins.reward_backprop.backward import Attribution
+from marl_plugins import Attribution, BackpropState, hookimpl
 
 requires = ("marl_plugins.reward_backprop",)
 

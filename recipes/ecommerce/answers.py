@@ -1,8 +1,8 @@
 """What the grader is held to (`openrlhf recipes check ecommerce/tiny_merchant.yaml`): the
 composer's lines."""
 
+from marl_plugins import Task
 from marl_plugins.contracts.graders import GradedAnswers
-from marl_plugins.core.trajectory import Task
 
 MONTHS = ("January", "May", "June", "July")
 LABEL = [

@@ -1,7 +1,7 @@
 """What the tiny models see before training: the right word, call and figures, now and then with a
 slip."""
 
-from marl_plugins.core.demonstrations import Demonstration
+from marl_plugins import Demonstration
 
 from . import questions
 

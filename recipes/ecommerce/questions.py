@@ -21,8 +21,7 @@ from random import Random
 
 import yaml
 
-from marl_plugins.builtin.tools.sql.queries import ask
-from marl_plugins.core.trajectory import Task
+from marl_plugins import Task, query_database
 
 from . import store
 
@@ -104,7 +103,7 @@ def wrong_queries(limits) -> list[str]:
     found = []
     for kind in (kind for kind in KINDS.values() if kind.sql):
         query, values = kind.bound(dict.fromkeys(kind.parameters))
-        if problem := ask(
+        if problem := query_database(
             store.database(0), f"EXPLAIN {query.strip()}\n{json.dumps(values)}", limits
         ).problem:
             found.append(f"{FILE}:{kind.line}: {kind.name}.sql: {problem}")

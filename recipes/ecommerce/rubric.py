@@ -6,7 +6,7 @@ What a question is about is read off its words and the task's id, as the person'
 
 import re
 
-from marl_plugins.coach.rubric import Criterion
+from marl_plugins import Criterion
 
 from . import grader, questions, workflow
 

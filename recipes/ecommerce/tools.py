@@ -12,18 +12,22 @@ import asyncio
 import json
 import re
 
-from marl_plugins import hookimpl
-from marl_plugins.builtin.tools.sql.queries import ask, find_queries, runner
-from marl_plugins.builtin.tools.sql.section import SqlToolConfig
-from marl_plugins.core.failures import ConfigurationError, nearest
-from marl_plugins.core.options import at_least
-from marl_plugins.core.tools import Tool
-from marl_plugins.core.trajectory import ToolResult
+from marl_plugins import (
+    ConfigurationError,
+    SqlToolConfig,
+    Tool,
+    ToolResult,
+    at_least,
+    hookimpl,
+    nearest,
+    query_database,
+    sql_tool,
+)
 
 from . import questions
 
 store = questions.store
-LIMITS = SqlToolConfig(database="", today=store.TODAY)
+LIMITS = SqlToolConfig(database="", today=store.TODAY, calls_per_answer=4)
 WRITTEN = {"query": "```sql", "lookup": "<lookup>", "what_if": "<what_if>"}
 """How a prompt shows that its role has a tool."""
 
@@ -106,12 +110,7 @@ def marl_tasks(run, split):
 @hookimpl
 def marl_tools(run):
     return [
-        Tool(
-            "query",
-            runner("query", LIMITS, lambda call: store.database(store_of(call))),
-            find_queries,
-            calls_per_answer=4,
-        ),
+        sql_tool(LIMITS, lambda call: store.database(store_of(call)), "query"),
         Tool(
             "lookup",
             lookup,
@@ -155,7 +154,9 @@ async def lookup(call):
     }
     sql, bound = questions.KINDS[name].bound(values)
     text = f"{sql.strip()}\n{json.dumps(bound)}"
-    answer = await asyncio.to_thread(lambda: ask(store.database(store_of(call)), text, LIMITS))
+    answer = await asyncio.to_thread(
+        lambda: query_database(store.database(store_of(call)), text, LIMITS)
+    )
     found = [value for row in answer.rows for value in row if value is not None]
     said = answer.problem or "\n".join(map(questions.shown, found)) or "nothing is there"
     return ToolResult("lookup", call.text, said, ok=bool(found))

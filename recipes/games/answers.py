@@ -4,8 +4,8 @@ jack, against one who bets.
 Who passes loses 1 of at most 2. Who bets loses 2, and whoever says no move has forfeited the game.
 """
 
+from marl_plugins import Task
 from marl_plugins.contracts.graders import GradedAnswers
-from marl_plugins.core.trajectory import Task
 from marl_plugins.grading.forms import ANSWER_FORMS
 
 from . import spiel

@@ -1,6 +1,6 @@
 """What the tiny models see before training: games of players to whom all legal moves are alike."""
 
-from marl_plugins.core.demonstrations import Demonstration
+from marl_plugins import Demonstration
 
 from . import spiel
 

@@ -1,7 +1,7 @@
 """Games of one kind, each with a seed of its own for what chance does. Another game: another name
 here."""
 
-from marl_plugins.core.trajectory import Task
+from marl_plugins import Task
 
 GAME = "kuhn_poker"
 

@@ -1,8 +1,8 @@
 """What the grader is held to (`openrlhf recipes check kuhn_poker`): the first player's move with a
 king, against one who bets."""
 
+from marl_plugins import Task
 from marl_plugins.contracts.graders import GradedAnswers
-from marl_plugins.core.trajectory import Task
 from marl_plugins.grading.forms import ANSWER_FORMS
 
 TASK = Task("KQ", "deal KQ", metadata={"cards": "KQ"})

@@ -8,7 +8,7 @@ moves the other.
 
 from pathlib import Path
 
-from marl_plugins.core.demonstrations import Demonstration
+from marl_plugins import Demonstration
 
 from . import game
 

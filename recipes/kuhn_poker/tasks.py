@@ -1,6 +1,6 @@
 """The six deals, as often as a run needs them; all are played in every step."""
 
-from marl_plugins.core.trajectory import Task
+from marl_plugins import Task
 
 from . import game
 

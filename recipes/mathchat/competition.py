@@ -16,12 +16,17 @@ import random
 import re
 from pathlib import Path
 
-from marl_plugins import hookimpl
-from marl_plugins.core.failures import ConfigurationError
-from marl_plugins.core.options import at_least, recipe_file
-from marl_plugins.core.problems import Problem, at, first_of
-from marl_plugins.core.recipe.tasks import read_tasks
-from marl_plugins.core.trajectory import Task
+from marl_plugins import (
+    ConfigurationError,
+    Problem,
+    Task,
+    at,
+    at_least,
+    first_of,
+    hookimpl,
+    read_tasks,
+    recipe_file,
+)
 from marl_plugins.grading import ACCEPTED, number
 
 FILES = {

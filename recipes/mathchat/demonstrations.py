@@ -5,7 +5,7 @@ learned from them does each part well, most of the time. What is left to learn i
 training.
 """
 
-from marl_plugins.core.demonstrations import Demonstration
+from marl_plugins import Demonstration
 
 SLIPS = {"solver": 0.2, "program": 0.15, "result": 0.1, "verifier": 0.15}
 """How often each of them slips."""

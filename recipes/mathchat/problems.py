@@ -7,7 +7,7 @@ expression alone.
 import random
 import zlib
 
-from marl_plugins.core.trajectory import Task
+from marl_plugins import Task
 
 NAMES = ("Ann", "Tom", "Mia", "Ben", "Eva", "Max", "Zoe", "Leo")
 THINGS = ("pens", "eggs", "cards", "books", "coins", "apples", "stamps", "cups")

@@ -3,7 +3,7 @@ tools, not style."""
 
 import re
 
-from marl_plugins.coach.rubric import Criterion
+from marl_plugins import Criterion
 from marl_plugins.grading import boxed, right, same
 
 

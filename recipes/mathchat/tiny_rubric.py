@@ -3,7 +3,7 @@ does."""
 
 import re
 
-from marl_plugins.coach.rubric import Criterion
+from marl_plugins import Criterion
 
 EXPRESSION = re.compile(r"\d+(?:[+*-]\d+)+")
 

@@ -1,8 +1,8 @@
 """What the grader is held to (`openrlhf recipes check reflect`): programs of `rev`, of which all
 hidden tests have to pass."""
 
+from marl_plugins import Task
 from marl_plugins.contracts.graders import GradedAnswers
-from marl_plugins.core.trajectory import Task
 from marl_plugins.grading.tricks import fenced, leaving
 
 CASES = {"abc": "cba", "fgh": "hgf", "kalo": "olak", "mino": "onim"}

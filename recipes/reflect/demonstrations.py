@@ -1,7 +1,7 @@
 """What the tiny models see before training: plans, programs and advice, now and then with other
 operations than the right ones."""
 
-from marl_plugins.core.demonstrations import Demonstration
+from marl_plugins import Demonstration
 
 from . import tasks
 

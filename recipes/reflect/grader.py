@@ -6,7 +6,7 @@ no program can say itself that it passes, and no test can be read.
 
 from collections import OrderedDict
 
-from marl_plugins.builtin.graph.reading import fenced
+from marl_plugins.grading import fenced
 from marl_plugins.sandbox import Checker
 
 

@@ -12,13 +12,19 @@ Without files the generated tasks of tasks.py take their place.
 
 from pathlib import Path
 
-from marl_plugins import hookimpl
-from marl_plugins.core.failures import ConfigurationError
-from marl_plugins.core.options import at_least
-from marl_plugins.core.problems import Problem, at, first_of
-from marl_plugins.core.recipe.tasks import SUFFIXES, read_tasks
-from marl_plugins.core.trajectory import Task
+from marl_plugins import (
+    ConfigurationError,
+    Problem,
+    Task,
+    at,
+    at_least,
+    first_of,
+    hookimpl,
+    read_tasks,
+)
 
+SUFFIXES = (".json", ".jsonl", ".csv")
+"""Of the files that `read_tasks` reads."""
 FIELDS = ("tests", "test_list")
 """Names of the tests in public data sets."""
 

@@ -9,7 +9,7 @@ import random
 import zlib
 from functools import cache
 
-from marl_plugins.core.trajectory import Task
+from marl_plugins import Task
 
 OPERATIONS = {"rev": "[::-1]", "up": ".upper()", "cut": "[1:]", "end": "[:-1]", "pad": ".zfill(6)"}
 TASKS = {"train": 12000, "eval": 200}

@@ -1,8 +1,8 @@
 """What the grader is held to (`openrlhf recipes check search`): short answers in their tag, paid by
 the words that are right."""
 
+from marl_plugins import Task
 from marl_plugins.contracts.graders import GradedAnswers
-from marl_plugins.core.trajectory import Task
 
 TASK = Task("example", "Which rivers meet in Ulm?", "Danube and Iller", {"people": []})
 SEVERAL = Task("several", "What is Ulm's church?", ["Ulm Minster", "the Minster"], {"people": []})

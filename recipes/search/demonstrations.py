@@ -1,7 +1,7 @@
 """What the tiny models of workflow A see before training: each works with what it is given, right
 or wrong."""
 
-from marl_plugins.core.demonstrations import Demonstration
+from marl_plugins import Demonstration
 
 from . import world
 from .slips import as_json, shown, tagged, typo

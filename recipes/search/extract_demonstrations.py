@@ -1,7 +1,7 @@
 """What the tiny models of workflow B see before training: the extractor hands on the name and what
 it likes."""
 
-from marl_plugins.core.demonstrations import Demonstration
+from marl_plugins import Demonstration
 
 from . import world
 from .demonstrations import answer, queries

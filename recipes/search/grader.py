@@ -3,8 +3,7 @@
 `value` is that of one answer of a role, for `rewards:` which pays what a round has gained.
 """
 
-from marl_plugins.builtin.graph.reading import object_in, tagged
-from marl_plugins.grading import exact_match, f1, normalised
+from marl_plugins.grading import exact_match, f1, normalised, object_in, tagged
 
 
 def score_outcome(trajectory):

@@ -1,7 +1,7 @@
 """In which town and land does somebody live? The town is in the person's document, its land in the
 town's: two searches in turn."""
 
-from marl_plugins.core.trajectory import Task
+from marl_plugins import Task
 
 from . import world
 

@@ -3,7 +3,7 @@ half for one of them."""
 
 import random
 
-from marl_plugins.core.trajectory import Task
+from marl_plugins import Task
 
 from . import world
 

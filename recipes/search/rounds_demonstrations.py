@@ -1,7 +1,7 @@
 """What the tiny models of workflow C see before training: known is `find NAME`, then `town TOWN`,
 then `town TOWN land LAND`."""
 
-from marl_plugins.core.demonstrations import Demonstration
+from marl_plugins import Demonstration
 
 from . import world
 from .slips import as_json, shown, tagged, typo

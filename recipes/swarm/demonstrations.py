@@ -1,6 +1,6 @@
 """What the tiny model sees before training: results, of which half are off by a little."""
 
-from marl_plugins.core.demonstrations import Demonstration
+from marl_plugins import Demonstration
 
 SLIPS = 0.5
 

@@ -4,7 +4,7 @@ text says is its answer, bare."""
 import asyncio
 import re
 
-from marl_plugins.builtin.cases.gym import gym_score
+from marl_plugins import gym_score
 from marl_plugins.grading import boxed, stated
 
 TEXT = re.compile(r"\\(?:text|mathrm|textbf|mathbf)\s*\{([^{}]*)\}")

@@ -4,7 +4,7 @@
 import re
 import zlib
 
-from marl_plugins.builtin.cases.gym import gym_task
+from marl_plugins import gym_task
 
 SPECIALTIES = (
     *(

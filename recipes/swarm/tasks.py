@@ -8,7 +8,7 @@ import random
 import re
 import zlib
 
-from marl_plugins.core.trajectory import Task
+from marl_plugins import Task
 
 FAMILIES = {"plus": ("{a}+{b}", lambda a, b: a + b), "minus": ("{a}-{b}", lambda a, b: a - b)}
 NAME = re.compile(r"(plus|minus)-(\d{1,9})")

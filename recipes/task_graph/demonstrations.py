@@ -1,7 +1,7 @@
 """What the tiny model sees before training: results of sums like the graph's, of which some are off
 by a little."""
 
-from marl_plugins.core.demonstrations import Demonstration
+from marl_plugins import Demonstration
 
 SLIPS = 0.3
 

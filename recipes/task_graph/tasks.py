@@ -1,6 +1,6 @@
 """A task is a name, from which the graph's problems are drawn."""
 
-from marl_plugins.core.trajectory import Task
+from marl_plugins import Task
 
 
 def load(split, count=1024):

@@ -1,7 +1,7 @@
 """What the grader is held to (`openrlhf recipes check tool_user`): the clerk's sum."""
 
+from marl_plugins import Task
 from marl_plugins.contracts.graders import GradedAnswers
-from marl_plugins.core.trajectory import Task
 from marl_plugins.grading.forms import ANSWER_FORMS
 
 TASK = Task(

@@ -1,7 +1,7 @@
 """What the tiny model sees before training: look up one thing after the other, then add up, now and
 then wrongly."""
 
-from marl_plugins.core.demonstrations import Demonstration
+from marl_plugins import Demonstration
 
 SLIPS = 0.3
 

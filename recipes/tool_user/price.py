@@ -8,9 +8,7 @@ in `run`, and raises
 
 import re
 
-from marl_plugins import hookimpl
-from marl_plugins.core.tools import Tool
-from marl_plugins.core.trajectory import ToolResult
+from marl_plugins import Tool, ToolResult, hookimpl
 
 from .tasks import PRICES  # also where the tasks come from a file
 

@@ -3,7 +3,7 @@
 import itertools
 import random
 
-from marl_plugins.core.trajectory import Task
+from marl_plugins import Task
 
 PRICES = {
     "pen": 2,

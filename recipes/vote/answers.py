@@ -1,8 +1,8 @@
 """What the grader is held to (`openrlhf recipes check vote`): the decider's answers, on a question
 whose answer is B."""
 
+from marl_plugins import Task
 from marl_plugins.contracts.graders import GradedAnswers
-from marl_plugins.core.trajectory import Task
 from marl_plugins.grading.forms import ANSWER_FORMS
 
 TASK = Task("3.4-3.41", "Which number is larger? A: 3.4 B: 3.41", "B", {"a": 3.4, "b": 3.41})

@@ -3,7 +3,7 @@ count the votes."""
 
 from collections import Counter
 
-from marl_plugins.core.demonstrations import Demonstration
+from marl_plugins import Demonstration
 
 RIGHT = 0.8
 OTHER = {"A": "B", "B": "A"}

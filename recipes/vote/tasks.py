@@ -3,7 +3,7 @@ were whole numbers."""
 
 import random
 
-from marl_plugins.core.trajectory import Task
+from marl_plugins import Task
 
 
 def decimal(rng):

@@ -7,13 +7,13 @@ milliseconds; what is read is a value, and never code.
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from marl_plugins.builtin.graph.expressions import Expression, Scope
+from marl_plugins.grading.enclosed import fenced, object_in, tagged
 
 FORMS = ("raw", "json", "json.KEY", "tag.NAME", "code", "code.LANGUAGE", "number")
 KINDS: Mapping[str, Any] = {
@@ -27,8 +27,6 @@ KINDS: Mapping[str, Any] = {
 """Kinds of values that a JSON object's keys may be required to have."""
 NUMBER = re.compile(r"-?\d{1,30}(\.\d{1,30})?")
 NAME = re.compile(r"[A-Za-z_][\w-]*")
-MOST_OBJECTS = 20
-"""Places of a text at which an object is looked for."""
 SAMPLES: Mapping[str, Any] = {
     "text": "a word",
     "number": 1,
@@ -124,70 +122,6 @@ def said_as(kind: str, value: Any) -> Any:
         return [value]
     fits = isinstance(value, KINDS[kind]) and (kind == "truth") == isinstance(value, bool)
     return value if fits else SAMPLES[kind]
-
-
-def object_in(text: str) -> dict[str, Any] | None:
-    """Returns the first JSON object in a text, of those that begin at its first braces; None where
-    there is none.
-
-    Numbers that are not finite, and texts that are no Unicode, make it none: neither could be shown
-    to anybody.
-    """
-    decoder = json.JSONDecoder(parse_constant=_refused, parse_float=_finite)
-    begin = -1
-    for _ in range(MOST_OBJECTS):
-        begin = text.find("{", begin + 1)
-        if begin < 0:
-            return None
-        try:
-            found, _ = decoder.raw_decode(text, begin)
-            json.dumps(found, ensure_ascii=False).encode()
-        except (ValueError, RecursionError):
-            continue
-        return found if isinstance(found, dict) else None
-    return None
-
-
-def _refused(constant: str) -> Any:
-    raise ValueError(constant)
-
-
-def _finite(text: str) -> float:
-    value = float(text)
-    if not math.isfinite(value):
-        raise ValueError(text)
-    return value
-
-
-def tagged(text: str, name: str) -> str | None:
-    """Returns what the last `<name>` that is closed encloses; of nested ones the innermost."""
-    last = text.rfind(f"</{name}>")
-    begin = text.rfind(f"<{name}>", 0, last) if last >= 0 else -1
-    return (
-        text[begin + len(name) + 2 : text.index(f"</{name}>", begin)].strip()
-        if begin >= 0
-        else None
-    )
-
-
-def fenced(text: str, language: str) -> str | None:
-    """Returns the last closed block between fences, of a language or of any."""
-    found: str | None = None
-    block: list[str] | None = None
-    wanted = False
-    for line in text.splitlines():
-        if line.lstrip().startswith("```"):
-            if block is None:
-                block, said = [], line.strip().strip("`").strip().lower()
-                wanted = not language or said in (
-                    language.lower(),
-                    {"python": "py"}.get(language.lower()),
-                )
-            else:
-                found, block = ("\n".join(block) if wanted else found), None
-        elif block is not None:
-            block.append(line)
-    return found
 
 
 def number_in(text: str) -> int | float | None:

@@ -128,7 +128,7 @@ def _serve(words: Sequence[str]) -> int:
 
 @hookimpl
 def marl_tools(run: Run) -> list[Tool]:
-    return [tool_of(run)]
+    return [python_tool_of(run)]
 
 
 @hookimpl
@@ -221,7 +221,7 @@ def programs_of(run: Run) -> OnDemandSandbox:
     return kept.sandbox
 
 
-def tool_of(run: Run, user: str = "") -> Tool:
+def python_tool_of(run: Run, user: str = "") -> Tool:
     """Returns a run's tool `python`, also for the tools of plugins that run programs as it does.
 
     Args:
@@ -237,6 +237,9 @@ def tool_of(run: Run, user: str = "") -> Tool:
         return run.state(Workspaces).of(task)
 
     return python_tool(settings_of(run)[0], programs_of(run), workspace)
+
+
+tool_of = python_tool_of  # its name in recipes of recorded runs
 
 
 def find_programs(text: str) -> list[str]:

@@ -17,7 +17,6 @@ from marl_plugins.engine.hosts import upstream_cli
 from marl_plugins.engine.hosts.devices import engine_gpus, training_gpus
 from marl_plugins.engine.plan.devices import fewer_devices, needed_cpus, needed_devices
 from marl_plugins.engine.plan.estimate import estimate
-from marl_plugins.engine.plan.lengths import longest_answer
 from marl_plugins.engine.plan.parts import of_plugin
 from marl_plugins.engine.plan.plan import Plan
 
@@ -41,7 +40,7 @@ def describe(plan: Plan) -> dict[str, Any]:
                 "tools": role.tools,
                 **({"calls": role.calls} if role.calls else {}),
                 "max_turns": role.max_turns,
-                "max_new_tokens": longest_answer(run, name),
+                "max_new_tokens": run.longest_answer(name),
             }
             for name, role in run.recipe.roles.items()
         },

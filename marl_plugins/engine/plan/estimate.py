@@ -30,7 +30,7 @@ from typing import Any
 from marl_plugins.core.recipe.tiny import is_tiny
 from marl_plugins.core.run import Run
 from marl_plugins.engine.hosts.devices import critic_gpus, shares_with_reference, training_gpus
-from marl_plugins.engine.plan.lengths import answers_shown, longest_answer
+from marl_plugins.engine.plan.lengths import answers_shown
 from marl_plugins.engine.plan.plan import Plan
 
 OPERATIONS_PER_SECOND, BYTES_PER_SECOND = 990e12 / 3, 3.35e12 / 2
@@ -171,7 +171,7 @@ def generating(run: Run, sizes: Mapping[str, float], trajectories: int) -> float
         slowest = max(
             _token(run, policy, sizes[policy], trajectories / len(members)) for policy in members
         )
-        seconds += run.role(role).max_turns * longest_answer(run, role) * slowest
+        seconds += run.role(role).max_turns * run.longest_answer(role) * slowest
     return seconds
 
 
@@ -207,7 +207,7 @@ def _training(run: Run, policy: str, size: float, trajectories: int) -> float:
     lengths = [
         min(
             args.data.max_len,
-            answers_shown(run, role) + run.role(role).max_turns * longest_answer(run, role),
+            answers_shown(run, role) + run.role(role).max_turns * run.longest_answer(role),
         )
         / len(run.recipe.policies_of(role))
         for role in run.recipe.roles_of(policy)

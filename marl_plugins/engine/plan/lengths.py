@@ -104,7 +104,7 @@ def _check_role(
     Args:
         limit: Tokens of the policy's longest sequence.
     """
-    wanted = longest_answer(run, role)
+    wanted = run.longest_answer(role)
     empty = empty_messages(run, role)
     fixed = counter.of_messages(empty)
     line, longest = f"{fixed} tokens of prompt", 0
@@ -269,15 +269,6 @@ def _times_shown(run: Run, role: str, empty: Messages) -> int:
     )
 
 
-def longest_answer(run: Run, role: str) -> int:
-    """Returns the maximum number of tokens of one generation of a role, by whatever policy."""
-    own = run.role(role).max_new_tokens
-    limits = [
-        run.policy_args[policy].rollout.max_new_tokens for policy in run.recipe.policies_of(role)
-    ]
-    return int(own or max(limit or 1 for limit in limits))
-
-
 def answers_shown(run: Run, role: str) -> int:
     """Returns the maximum number of tokens of the answers, its own earlier ones included, that a
     role's conversation contains when a call begins in the rehearsal, if each is as long as it may
@@ -286,7 +277,7 @@ def answers_shown(run: Run, role: str) -> int:
     def tokens(trajectory: Trajectory, number: int) -> int:
         shown = " ".join(content for _, content in trajectory.actions[number].opening)
         earlier = [a for a in trajectory.actions[:number] if a.text and a.text in shown]
-        return sum(longest_answer(run, a.role) for a in earlier)
+        return sum(run.longest_answer(a.role) for a in earlier)
 
     return max(
         (

@@ -103,7 +103,7 @@ def _kind(value: Any) -> str:
 def _tool_problems(tool: Any) -> list[Problem]:
     """Returns what is wrong with one of the values that `marl_tools` returned."""
     if not isinstance(tool, Tool):
-        return [Problem("tools.kind", (), _kind(tool), "a Tool of marl_plugins.core.tools")]
+        return [Problem("tools.kind", (), _kind(tool), "a marl_plugins.Tool")]
     if not isinstance(tool.name, str) or not tool.name:
         return [
             Problem("tools.name", (), repr(tool.name), "a tool's name to be a non-empty string")
@@ -126,7 +126,7 @@ def _tool_problems(tool: Any) -> list[Problem]:
     if not isinstance(functions, tuple | list | None) or not all(
         isinstance(f, Function) for f in functions or ()
     ):
-        wanted = "`functions` to be Functions of marl_plugins.core.tools"
+        wanted = "`functions` to be each a marl_plugins.Function"
         problems.append(
             Problem("tools.functions", at(tool=tool.name), f"{functions!r:.80}", wanted)
         )

@@ -43,7 +43,7 @@ class Plan:
                 owners = self.plugins.owners("marl_tasks")
                 where, wanted = (
                     at(plugin=owners, hook="marl_tasks", task=split),
-                    "a list of marl_plugins.core.trajectory.Task",
+                    "a list of marl_plugins.Task",
                 )
                 raise ConfigurationError(Problem("plugin.answer", where, f"{tasks!r:.80}", wanted))
             self._tasks[split] = tasks if isinstance(tasks, FileTasks) else list(tasks)

@@ -62,7 +62,7 @@ def _wrong_section(name: Any, model: Any) -> Problem | None:
         expected = "recipe keys with their models, as in {'brevity': Brevity}"
         return Problem("sections.name", got=f"{name or model!r:.80}", expected=expected)
     if not isinstance(model, type) or not issubclass(model, Section):
-        expected = "a class derived from Section of marl_plugins.core.section"
+        expected = "a class derived from marl_plugins.Section"
         return Problem("sections.model", at(key=name), f"{model!r:.80}", expected)
     if name.partition(".")[0] in Recipe.model_fields:
         return Problem(

@@ -71,6 +71,16 @@ def differences(one: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
     ]
 
 
+def engine_differences(one: SimpleNamespace, other: SimpleNamespace) -> list[str]:
+    """Returns the parts in which engines of two policies differ as they are started; empty: one can
+    take over the weights of the other's policy.
+
+    Args:
+        one, other: The policies' flags.
+    """
+    return differences(engine_signature(one), engine_signature(other))
+
+
 def _of_model(model: str) -> dict[str, Any]:
     if is_tiny(model):
         return {"model": {name: value for name, value in parse(model).items() if name != "seed"}}

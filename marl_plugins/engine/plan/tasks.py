@@ -44,7 +44,7 @@ def check_tasks(plan: Plan) -> list[Problem]:
                 "tasks.kind_of_value",
                 source,
                 f"{other[0]!r:.80}",
-                "each task to be a marl_plugins.core.trajectory.Task",
+                "each task to be a marl_plugins.Task",
             )
         ]
     if not train:

@@ -189,6 +189,24 @@ class PreparedRows:
     extra: ExtraSequences | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
 
+    def reweighed(self, weights: Mapping[Row, float]) -> PreparedRows:
+        """Returns the same rows with the advantages of some multiplied by a weight each, which is
+        also written onto their actions."""
+        items = []
+        for sequence, item in zip(self.sequences, self.items, strict=True):
+            if any(row in weights for row in sequence.rows):
+                item = copy.copy(item)
+                item.advantages = item.advantages.clone()
+                for row, start in zip(sequence.rows, sequence.starts, strict=True):
+                    item.advantages[start - 1 : start - 1 + len(row.action.generation.ids)] *= (
+                        weights.get(row, 1.0)
+                    )
+            items.append(item)
+        for row, weight in weights.items():
+            row.action.advantages = tuple(weight * value for value in row.action.advantages)
+            row.action.advantage = weight * (row.action.advantage or 0.0)
+        return replace(self, items=items)
+
     @property
     def for_policy(self) -> PreparedRows:
         """Returns what the policy itself is trained on: the sequences that are not excluded, or a
@@ -415,25 +433,6 @@ def weighed(rows: Sequence[Row], advantages: Tensor) -> Tensor:
         if set(weights) <= {1.0}
         else advantages * torch.tensor(weights, dtype=advantages.dtype)[:, None]
     )
-
-
-def reweighed(p: PreparedRows, weights: Mapping[Row, float]) -> PreparedRows:
-    """Returns prepared rows with the advantages of some multiplied by a weight each, which is also
-    written onto their actions."""
-    items = []
-    for sequence, item in zip(p.sequences, p.items, strict=True):
-        if any(row in weights for row in sequence.rows):
-            item = copy.copy(item)
-            item.advantages = item.advantages.clone()
-            for row, start in zip(sequence.rows, sequence.starts, strict=True):
-                item.advantages[start - 1 : start - 1 + len(row.action.generation.ids)] *= (
-                    weights.get(row, 1.0)
-                )
-        items.append(item)
-    for row, weight in weights.items():
-        row.action.advantages = tuple(weight * value for value in row.action.advantages)
-        row.action.advantage = weight * (row.action.advantage or 0.0)
-    return replace(p, items=items)
 
 
 def before_statistics(

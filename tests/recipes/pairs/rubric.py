@@ -1,6 +1,6 @@
 """A score of each action from its text alone."""
 
-from marl_plugins.coach.rubric import Criterion
+from marl_plugins import Criterion
 
 
 def even(action, seen):

@@ -1,6 +1,6 @@
 """Three steps of four tasks, and two that are held out."""
 
-from marl_plugins.core.trajectory import Task
+from marl_plugins import Task
 
 
 def load(split):

@@ -1,7 +1,7 @@
 """Sums and differences, generated; train and eval are disjoint by construction: eval takes every
 fifth pair."""
 
-from marl_plugins.core.trajectory import Task
+from marl_plugins import Task
 
 
 def load(split):

@@ -94,11 +94,17 @@ def find_queries(text: str) -> list[str]:
     return FENCE.findall(text)
 
 
-def sql_tool(config: SqlToolConfig, database: Path) -> Tool:
-    """Returns the tool on one database."""
+def sql_tool(
+    config: SqlToolConfig, database: Path | Callable[[ToolCall], Path], name: str = "sql"
+) -> Tool:
+    """Returns the tool.
+
+    Args:
+        database: The file, or which file a call is about.
+    """
     return Tool(
-        "sql",
-        runner("sql", config, lambda call: database),
+        name,
+        runner(name, config, database if callable(database) else lambda call: database),
         find_queries,
         calls_per_answer=config.calls_per_answer,
     )
@@ -117,7 +123,7 @@ def runner(
 
     def answered(call: ToolCall) -> ToolResult:
         started = time.monotonic()
-        answer = ask(database(call), call.text, config)
+        answer = query_database(database(call), call.text, config)
         return ToolResult(
             tool, call.text, answer.text(config), not answer.problem, time.monotonic() - started
         )
@@ -168,7 +174,7 @@ def _csv(values: Iterable[Any]) -> str:
     return line.getvalue()
 
 
-def ask(database: Path, text: str, config: SqlToolConfig) -> Answer:
+def query_database(database: Path, text: str, config: SqlToolConfig) -> Answer:
     """Answers one call, in this thread.
 
     Raises:
@@ -189,6 +195,9 @@ def ask(database: Path, text: str, config: SqlToolConfig) -> Answer:
         raise InfrastructureFailure(
             "tool", f"the database cannot be read: {database}: {error}"
         ) from error
+
+
+ask = query_database  # its name in recipes of recorded runs
 
 
 def read_call(text: str) -> tuple[str, list[Any]]:
