@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from test_structure import MODULES, imported_at_run_time
 
+from marl_plugins.core.moved import present_name
+
 ROOT = Path(__file__).resolve().parent.parent
 CAPABILITIES = {
     "coach": (["coach"], 0),
@@ -47,7 +49,9 @@ CAPABILITIES = {
 
 
 def modules_of(parts):
-    return [f"marl_plugins.{part}" for part in parts]
+    """Under the name that users give, and under that of where they lie."""
+    names = [f"marl_plugins.{part}" for part in parts]
+    return list(dict.fromkeys([*names, *map(present_name, names)]))
 
 
 def belongs(module, parts):

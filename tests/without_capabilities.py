@@ -19,7 +19,7 @@ def refused(*words):
 
 def test_they_are_hidden():
     assert (
-        importlib.util.find_spec("marl_plugins.tools.sql")
+        importlib.util.find_spec("marl_plugins.builtin.tools.sql")
         is importlib.util.find_spec("marl_plugins.coach")
         is None
     )
