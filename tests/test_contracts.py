@@ -410,7 +410,7 @@ def test_what_is_no_estimator_is_said(tmp_path):
     kit = type("Kit", (Contract,), {"plugin": str(file)})()
     with pytest.raises(
         (AssertionError, ConfigurationError),
-        match=r"marl_estimator: expected an Estimator of .*, got object",
+        match=r"marl_estimator: expected a marl_plugins.Estimator, got object",
     ):
         kit.test_advantages_do_not_depend_on_batches()
 

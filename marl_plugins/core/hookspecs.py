@@ -137,8 +137,8 @@ def marl_options(parser: argparse.ArgumentParser) -> None:
 
         @hookimpl
         def marl_options(parser):
-            parser.add_argument("--brevity.limit", type=at_least(1), default=64, help="tokens before
-            the penalty starts")
+            about = "tokens before the penalty starts"
+            parser.add_argument("--brevity.limit", type=at_least(1), default=64, help=about)
     """
 
 
@@ -155,8 +155,8 @@ def marl_commands() -> Sequence[Command] | None:
 
         @hookimpl
         def marl_commands():
-            return [Command("brevity", "RUN", "mean length by role of a run's records",
-            show_lengths)]
+            about = "mean length by role of a run's records"
+            return [Command("brevity", "RUN", about, show_lengths)]
     """
 
 
@@ -196,9 +196,8 @@ def marl_configure(run: Run) -> Sequence[Problem | str] | None:
         def marl_configure(run):
             limit, longest = run.args.brevity.limit, run.args.data.max_len
             if limit > longest:
-                where, got = at(flag="brevity.limit"), f"{limit} is above --data.max_len {longest}:
-                no answer is that long" return [Problem("brevity.limit", where, got, fix="lower it",
-                severity="warning")]
+                where, got = at(flag="brevity.limit"), f"{limit} is above --data.max_len {longest}"
+                return [Problem("brevity.limit", where, got, fix="lower it", severity="warning")]
     """
 
 
@@ -213,8 +212,8 @@ def marl_describe(run: Run) -> Mapping[str, JsonValue] | None:
 
         @hookimpl
         def marl_describe(run):
-            return {"brevity": f"answers of more than {run.args.brevity.limit} tokens are
-            penalised"}
+            limit = run.args.brevity.limit
+            return {"brevity": f"answers of more than {limit} tokens are penalised"}
     """
 
 
@@ -535,10 +534,9 @@ def marl_exchange(  # type: ignore[empty-body]
 def marl_credit(  # type: ignore[empty-body]
     trajectories: Sequence[Trajectory], run: Run
 ) -> Chained[Trajectory]:
-    """Turn scores into one reward (a real number) per action, of one trajectory or more. *chain,
-    async*; every trajectory passes
-    once: all of a step at the same time or, where no plugin needs the whole step, some as they
-        arrive.
+    """Turn scores into one reward (a real number) per action, of one trajectory or more.
+    *chain, async*; every trajectory passes once: all of a step at the same time or, where no plugin
+    needs the whole step, some as they arrive.
 
     Each action's `reward` is its score (its role's outcome, where no action was scored) when the
     first plugin gets it. Change
