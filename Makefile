@@ -1,4 +1,5 @@
-# make install   everything into .venv (once; seconds when nothing has changed)
+# make install   what runs need, into .venv (once; seconds when nothing has changed)
+# make tools     the same with what tests, lint and docs need; `make test` and the like do it themselves
 # make demo      three roles on three policies learn to solve word problems, through the real engines; ten minutes
 # make test      lint, types, all tests, and upstream's own with our plugins loaded and without; the slowest thirty are named
 # make unit      the tests that start no engine, on all cores
@@ -18,34 +19,36 @@ DEMO := runs/demo
 unexport PYTHONDONTWRITEBYTECODE
 
 # The docs site into build/site, without network; a broken link fails it.
-docs: install
+docs: tools
 	$(PY) .ci/site
 
-.PHONY: install browser docs demo test suite beside unit unit-fast lint bench bench-demo bench-dsbench gpu rehearse
+.PHONY: install tools browser docs demo test suite beside unit unit-fast lint bench bench-demo bench-dsbench gpu rehearse
 install:
-	@bash .ci/install
+	@bash .ci/install runs
+tools:
+	@bash .ci/install tests
 
 demo: install
 	@rm -rf $(DEMO)
 	.venv/bin/openrlhf train --recipe recipes/mathchat/tiny.yaml --ckpt.output_dir $(DEMO) --ckpt.path $(DEMO)/checkpoints --ckpt.save_steps 20 --ckpt.max_num 1 --logger.tensorboard_dir $(DEMO)/tensorboard
 
-lint: install
+lint: tools
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m mypy
 
-unit: install
+unit: tools
 	$(PYTEST) -n auto -m "not engines"
 
 FAST := trajectory_builder layout rows credit loading plan workflow steps rewards groups estimate messages problems seats \
 	sequences rollout trajectory_record conversation continues resume checkpoints graphs coach reward_backprop records metrics \
 	plugins grading swarm replay curriculum returns scoring advantages reasons
 
-unit-fast: install
+unit-fast: tools
 	$(PYTEST) -n 2 -m "not engines" $(FAST:%=tests/test_%.py)
 
 # Types and upstream's own tests beside ours: one of them leaves a core idle.
-test: install browser
+test: tools browser
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	@$(MAKE) --no-print-directory --jobs 2 suite beside
