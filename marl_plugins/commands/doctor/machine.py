@@ -62,11 +62,11 @@ def ray_folder() -> Path:
 
 
 def check_python(version: tuple[int, ...], full: str) -> Finding:
-    if version == (3, 11):
+    if version in ((3, 11), (3, 12)):
         return ok("python", f"{full}, {sys.executable}")
-    if version == (3, 12):
-        return note("python", f"{full}, {sys.executable}", "3.11 is tested")
-    return error("python", f"{full}: upstream's stack requires 3.11", "python3.11 -m venv .venv")
+    return error(
+        "python", f"{full}: upstream's stack requires 3.11 or 3.12", "python3.11 -m venv .venv"
+    )
 
 
 def check_system(name: str, processor: str, release: str) -> Finding:
