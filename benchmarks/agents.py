@@ -33,8 +33,8 @@ from typing import Any
 import aiohttp
 
 from marl_plugins.builtin.agents.section import AgentConfig
-from marl_plugins.builtin.agents.server import Endpoint
-from marl_plugins.builtin.agents.session import SentToolFormats, Session
+from marl_plugins.builtin.agents.server import AgentEndpoint
+from marl_plugins.builtin.agents.session import EndpointSession, SentToolFormats
 from marl_plugins.builtin.agents.workflow import AgentWorkflow
 from marl_plugins.core.conversation import ChatFormat
 from marl_plugins.core.recipe.prompts import prompt_renderer
@@ -100,16 +100,16 @@ async def costs(text: str, count: int) -> tuple[float, float]:
     """Milliseconds of CPU of this process for a request over the endpoint, and for a workflow's
     same call; so many at a time."""
     roles, opened, done = {"worker": role()}, asyncio.Event(), asyncio.Event()
-    sessions: list[Session] = []
+    sessions: list[EndpointSession] = []
 
     async def direct(task: Task, roles: Any, tools: Any) -> None:
         for n in range(16):
             await roles.worker(x=f"{n} {text}")
 
-    async with Endpoint().running() as endpoint:
+    async with AgentEndpoint().running() as endpoint:
 
         async def served(task: Task, roles: Roles, tools: Any) -> None:
-            session = Session(calls_of(roles), SentToolFormats(), True, "")
+            session = EndpointSession(calls_of(roles), SentToolFormats(), True, "")
             sessions.append(session)
             if len(sessions) == count:
                 opened.set()

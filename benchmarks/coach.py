@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from marl_plugins.asking.asker import endpoint_asker
-from marl_plugins.asking.endpoint import Endpoint
+from marl_plugins.asking.endpoint import CoachEndpoint
 from marl_plugins.coach.model import PROMPTS, ModelCoach, Questions, read_prompt
 from marl_plugins.core.scoring import Seen
 from marl_plugins.core.trajectory import Action, Generation, Task
@@ -55,7 +55,7 @@ def stats(url: str) -> dict[str, int]:
 
 
 def model_coach(url: str, duties: Mapping[str, str]) -> ModelCoach:
-    endpoint = Endpoint("coach", f"{url}/v1", "m", concurrency=LIMIT, form="text")
+    endpoint = CoachEndpoint("coach", f"{url}/v1", "m", concurrency=LIMIT, form="text")
     prompts = (
         read_prompt(PROMPTS / "action.md", with_label=False),
         read_prompt(PROMPTS / "last_action.md", with_label=True),

@@ -37,7 +37,7 @@ from benchmarks.scheduling import (
     workflow_of,
 )
 from marl_plugins.continuous.flight import ContinuousPart, Flight
-from marl_plugins.continuous.gate import Gate
+from marl_plugins.continuous.gate import LateGate
 from marl_plugins.core.trajectory import Task, Trajectory
 from marl_plugins.engine.runtime.rollout import Rollout
 from marl_plugins.engine.runtime.rollouts import RolloutQueue
@@ -97,7 +97,7 @@ class Run:
             for n, plan in enumerate(plans, 1)
         ]
         self.tasks = [[Task(name, "", "") for name in plan] for plan in self.plans]
-        self.pools, self.flight, self.gate = pools_of(profile, way.arm), Flight(), Gate()
+        self.pools, self.flight, self.gate = pools_of(profile, way.arm), Flight(), LateGate()
         self.rollout: Rollout = rollout_of(profile, way.arm, self.pools, {})
         of_step = [workflow_of(plan, way.arm) for plan in self.plans]
 

@@ -17,7 +17,7 @@ from urllib.parse import urlencode
 
 from playwright.sync_api import sync_playwright
 
-from marl_plugins.commands.inspect.index import Entry, Index
+from marl_plugins.commands.inspect.index import Entry, RunIndex
 from marl_plugins.commands.inspect.page_writer import write_page
 from marl_plugins.commands.inspect.query import Query, query_of, terms_of
 from marl_plugins.commands.inspect.terminal import Browser
@@ -76,7 +76,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path("docs"))
     options = parser.parse_args()
     run, query = RunReader(options.run), query_of(terms_of(options.query))
-    entries = Index(run, query.wanted, query.find).entries
+    entries = RunIndex(run, query.wanted, query.find).entries
     role = query.words.get("role")
     found = [
         (action.advantage, place, action.action)

@@ -36,9 +36,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 from hostile_answers import IN_TEXT, KINDS, Kind, hostile_server
 
 from marl_plugins.asking.asker import Asker, endpoint_asker
-from marl_plugins.asking.endpoint import Endpoint
+from marl_plugins.asking.endpoint import CoachEndpoint
 from marl_plugins.asking.marked_answers import kept_as
-from marl_plugins.asking.request import Request
+from marl_plugins.asking.request import JudgeRequest
 from marl_plugins.coach import verdict
 from marl_plugins.coach.model import trial_request
 from marl_plugins.coach.verdict import Verdict
@@ -111,14 +111,20 @@ async def watch(measured: Measured, before: float) -> None:
 def asker_of(url: str, kind: Kind, form: str, retries: int = 6) -> Asker:
     """Asks as a run does by default (coach/flags.py)."""
     return endpoint_asker(
-        Endpoint("coach", f"{url}/{kind.name}/v1", "m", form=form, retries=retries)
-    )  # type: ignore[arg-type]
+        CoachEndpoint(
+            "coach",
+            f"{url}/{kind.name}/v1",
+            "m",
+            form=form,  # type: ignore[arg-type]
+            retries=retries,
+        )
+    )
 
 
-def question(number: int) -> Request:
+def question(number: int) -> JudgeRequest:
     """One of many different questions for a score of 7."""
     trial = trial_request()
-    return Request(
+    return JudgeRequest(
         lambda nonce, form: f"{number}. {trial.prompt(nonce, form)}",
         trial.parse,
         trial.again,
@@ -126,7 +132,7 @@ def question(number: int) -> Request:
     )
 
 
-async def judged(asker: Asker, request: Request) -> tuple[str, str]:
+async def judged(asker: Asker, request: JudgeRequest) -> tuple[str, str]:
     """What became of a judgement, and what is said about it."""
     try:
         found = kept_as(Verdict, await asker.judge(request))

@@ -31,7 +31,7 @@ from marl_plugins.engine.plan.plan import Plan
 if TYPE_CHECKING:
     from marl_plugins.core.rows import Row
     from marl_plugins.engine.runtime.policy import UpstreamPolicy
-    from marl_plugins.process_groups.room import Room, SeatedProcesses
+    from marl_plugins.process_groups.room import SeatedProcesses, SeatRoom
 
 MODELS = ("tiny", "tiny:hidden=512,layers=4,heads=4", "tiny:hidden=1024,layers=4,heads=4")
 SUMS = Path(__file__).resolve().parent.parent / "tests" / "recipes" / "sums" / "tiny.yaml"
@@ -116,7 +116,7 @@ def timed(processes: SeatedProcesses, seconds: dict[str, list[float]]) -> None:
     processes.await_work = noting  # type: ignore[method-assign]
 
 
-async def spares_ready(room: Room) -> None:
+async def spares_ready(room: SeatRoom) -> None:
     """Wait for the spares, which are ready after a pass of some seconds."""
     await asyncio.gather(*(ready for _, ready in room._spares.values()))
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from marl_plugins import hookimpl
 from marl_plugins.asking.askers import Askers
-from marl_plugins.asking.request import Request
+from marl_plugins.asking.request import JudgeRequest
 from marl_plugins.coach import verdict
 from marl_plugins.coach.rubric import RubricCoach, load_rubric
 from marl_plugins.coach.state import CoachState
@@ -46,7 +46,9 @@ class Through:
         def again(nonce: str, form: str) -> str:
             return verdict.again(nonce, form, False)
 
-        found = Verdict.model_validate(await self.asker.judge(Request(prompt, parse, again, {})))
+        found = Verdict.model_validate(
+            await self.asker.judge(JudgeRequest(prompt, parse, again, {}))
+        )
         assert found.score == score, f"a verdict of {found.score} where the rubric says {score}"
         return found
 

@@ -41,7 +41,7 @@ from marl_plugins.core.rows import Row
 from marl_plugins.core.sequences import TokenSequence, sequences_of
 from marl_plugins.core.trajectory import Action, Generation, Task, Trajectory
 from marl_plugins.engine.runtime.experience import (
-    ForwardedRows,
+    ForwardedExperience,
     estimate,
     forwarded,
     sequence_experience,
@@ -72,7 +72,7 @@ def batches(sequences: Sequence[TokenSequence], limit: Limit) -> list[list[int]]
 @torch.no_grad()
 def forward(
     actor: Any, policy: str, rows: Sequence[Row], merge: bool, limit: Limit
-) -> ForwardedRows:
+) -> ForwardedExperience:
     """The forward passes of a step."""
     sequences, done = sequences_of(rows, merge), []
     for batch in batches(sequences, limit):

@@ -39,7 +39,7 @@ from marl_plugins.engine.hosts import flags, old_flags
 from marl_plugins.engine.plan.build import build_plan
 from marl_plugins.engine.plan.estimate import training_memory
 from marl_plugins.engine.plan.flags import own_parser
-from marl_plugins.rewards.section import RewardsConfig, Term
+from marl_plugins.rewards.section import RewardsConfig, RewardTerm
 from marl_plugins.sandbox.section import SandboxConfig
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
@@ -60,7 +60,7 @@ RECIPE = {
     "`coach: stages:`": CoachStageConfig,
     "`warm_start:`": WarmStartConfig,
     "`rewards:`": RewardsConfig,
-    "`rewards: terms:`": Term,
+    "`rewards: terms:`": RewardTerm,
     "`cases:`": CasesConfig,
 }
 """Headings of recipes.md."""
@@ -70,14 +70,14 @@ GRAPH = {
     "Every node": grammar.NodeConfig,
     "`role:`": grammar.RoleNode,
     "`read:`": grammar.ReadConfig,
-    "`tool:`": grammar.ToolNode,
-    "`let:`": grammar.LetNode,
-    "`map:`": grammar.MapNode,
+    "`tool:`": grammar.ToolSpec,
+    "`let:`": grammar.LetSpec,
+    "`map:`": grammar.MapSpec,
     "In a `map:`": grammar.MapConfig,
-    "`loop:`": grammar.LoopNode,
+    "`loop:`": grammar.LoopSpec,
     "In a `loop:`": grammar.LoopConfig,
     "`graph:`": grammar.GraphNode,
-    "`fail:`": grammar.FailNode,
+    "`fail:`": grammar.FailSpec,
     "`retry:`": grammar.RetryConfig,
     "`choose:`": grammar.ChooseConfig,
 }

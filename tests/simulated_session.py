@@ -17,7 +17,7 @@ import torch
 from rich.console import Console
 from simulated_run import UPDATE
 
-from marl_plugins.builtin.reward_model.backend import BesideRewardModel, Connection
+from marl_plugins.builtin.reward_model.backend import BesideRewardModel, ScorerConnection
 from marl_plugins.builtin.reward_model.scorer import Scorer
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.sequences import sequences_of
@@ -201,7 +201,7 @@ class SimulatedSession(Session):
     def start(self):
         run, world = self.plan.run, {}
         if isinstance(self.backend, BesideRewardModel):
-            run.state(Connection).scorer = SimulatedRewards(run)
+            run.state(ScorerConnection).scorer = SimulatedRewards(run)
         for p in run.policies:
             critic = bool(p.trainable and self.args[p.name].critic.model_name_or_path)
             world[p.name] = SimulatedProcesses(

@@ -26,8 +26,8 @@ from simulated import CharacterChat, make_trajectory, simulated_engine, without_
 from marl_plugins.builtin.agents.metrics import ProgramCounts
 from marl_plugins.builtin.agents.requests import SentTool
 from marl_plugins.builtin.agents.section import AgentConfig
-from marl_plugins.builtin.agents.server import Endpoint
-from marl_plugins.builtin.agents.session import SentToolFormats, Session
+from marl_plugins.builtin.agents.server import AgentEndpoint
+from marl_plugins.builtin.agents.session import EndpointSession, SentToolFormats
 from marl_plugins.builtin.agents.workflow import AgentWorkflow
 from marl_plugins.commands.doctor.needs import imported_modules
 from marl_plugins.core.calls import TAGGED, parse_call
@@ -109,8 +109,8 @@ def served(client, roles, generate=None, derive=True, **more):
     formats = SentToolFormats()
 
     async def workflow(task, roles, tools):
-        async with Endpoint().running() as endpoint, aiohttp.ClientSession() as http:
-            session = Session(calls_of(roles), formats, derive, "here")
+        async with AgentEndpoint().running() as endpoint, aiohttp.ClientSession() as http:
+            session = EndpointSession(calls_of(roles), formats, derive, "here")
 
             session.base_url = endpoint.base_url
 

@@ -36,7 +36,7 @@ def named(*plugins):
         trainer = simulated_trainer(
             folder, lambda t: float(t.sample == 0), eval_steps=2, plugins=plugins
         )
-        parser = upstream_cli.Parser()
+        parser = upstream_cli.UpstreamParser()
         Plugins(plugins).options(parser)
         for name, value in vars(parser.parse_args([])).items():
             group, _, flag = name.partition(".")

@@ -12,7 +12,7 @@ from simulated import make_trajectory
 
 from marl_plugins.builtin import behaviour as plugin
 from marl_plugins.core.ledger import Ledger
-from marl_plugins.engine.records.behaviour import ALARM, LEAST, Behaviour, alarms, welch
+from marl_plugins.engine.records.behaviour import ALARM, MIN_TRAJECTORIES, Behaviour, alarms, welch
 from marl_plugins.engine.records.display import Display
 from marl_plugins.engine.records.intervals import wilson
 from marl_plugins.engine.records.report import legend, summarise
@@ -114,7 +114,7 @@ def test_few_held_out_tasks_cannot_tell_and_raise_no_alarm():
 
 
 def test_there_is_no_alarm_before_there_are_evaluations_to_compare():
-    assert told(1, flat(0.5), flat(0.5), evaluations=LEAST - 1) == []
+    assert told(1, flat(0.5), flat(0.5), evaluations=MIN_TRAJECTORIES - 1) == []
     behaviour = Behaviour()
     evaluation = {"eval/outcome": 0.5, "eval/low": 0.4, "eval/high": 0.6}
     assert [behaviour.observe(evaluation, ["a"]) for _ in range(9)] == [

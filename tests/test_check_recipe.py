@@ -280,8 +280,8 @@ ENDLESS = {
 
 @pytest.mark.parametrize("what", ENDLESS)
 def test_what_never_ends_is_left_behind_and_said_with_its_line(recipe, capsys, monkeypatch, what):
-    monkeypatch.setattr(graders, "SECONDS", 1.0)
-    monkeypatch.setattr(graders, "MOST_CALLS", 50)
+    monkeypatch.setattr(graders, "GRADER_SECONDS", 1.0)
+    monkeypatch.setattr(graders, "MAX_GRADER_CALLS", 50)
     files, line = ENDLESS[what]
     if "grader" in files:
         files = files | {"grader": f"async def score_outcome(trajectory):\n{files['grader']}"}
@@ -292,8 +292,8 @@ def test_what_never_ends_is_left_behind_and_said_with_its_line(recipe, capsys, m
 
 def test_a_mapping_whose_grader_never_ends_is_left_behind(recipe, capsys, monkeypatch):
     """Tasks without a label are graded only there."""
-    monkeypatch.setattr(graders, "SECONDS", 1.0)
-    monkeypatch.setattr(mappings, "SECONDS", 1.0)
+    monkeypatch.setattr(graders, "GRADER_SECONDS", 1.0)
+    monkeypatch.setattr(mappings, "MAPPING_SECONDS", 1.0)
     tasks = RECIPE["tasks.py"].replace("str(n + 1)", "None")
     grader = "import time\n\n\ndef score_outcome(trajectory):\n    time.sleep(1e6)\n"
     assert main(["recipes", "check", recipe(tasks=tasks, grader=grader)]) == 2

@@ -15,7 +15,13 @@ from simulated import credit, make_trajectory
 
 from benchmarks.coach_bias import WITH, WITHOUT, World, first_alarm
 from marl_plugins import coach as plugin
-from marl_plugins.coach.bias import DECAY, MOST_SLOPE, BiasMonitor, TypeSums, slopes_of
+from marl_plugins.coach.bias import (
+    BIAS_DECAY_PER_STEP,
+    MOST_SLOPE,
+    BiasMonitor,
+    TypeSums,
+    slopes_of,
+)
 from marl_plugins.coach.metrics import JudgedAction
 from marl_plugins.coach.state import CoachState
 from marl_plugins.coach.verdict import Verdict
@@ -109,7 +115,7 @@ def test_old_steps_fade_like_weights():
             {("r", "k", f"{step}/{n}"): [(value, 0.0)] for n, value in enumerate(values[-1])}
         )
     found = TypeSums(monitor.sums["r"]["k"].values(), 40)
-    weights = np.repeat(DECAY ** np.arange(39, -1, -1.0), 4)
+    weights = np.repeat(BIAS_DECAY_PER_STEP ** np.arange(39, -1, -1.0), 4)
     assert found.score == pytest.approx(np.average(np.array(values).ravel(), weights=weights))
     assert found.count == pytest.approx(weights.sum() ** 2 / (weights**2).sum())
 

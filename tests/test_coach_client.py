@@ -14,11 +14,11 @@ from refusals import found_by, refused
 
 from marl_plugins.asking.asker import endpoint_asker
 from marl_plugins.asking.cache import KeptAnswers
-from marl_plugins.asking.endpoint import Endpoint
+from marl_plugins.asking.endpoint import CoachEndpoint
 from marl_plugins.asking.exchange import Redirect, _followed
 from marl_plugins.asking.limits import SpendingBudget
 from marl_plugins.asking.reading import seconds_of
-from marl_plugins.asking.request import Request
+from marl_plugins.asking.request import JudgeRequest
 from marl_plugins.coach.model import PROMPTS, ModelCoach, Questions, read_prompt, trial_request
 from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure, RunPaused
 from marl_plugins.core.scoring import SeenLast
@@ -32,7 +32,7 @@ def coach_at(url, budget=None, kept=None, **settings):
         read_prompt(PROMPTS / "action.md", with_label=False),
         read_prompt(PROMPTS / "last_action.md", with_label=True),
     )
-    endpoint = Endpoint(
+    endpoint = CoachEndpoint(
         **{
             "prefix": "coach",
             "base_url": url,
@@ -447,7 +447,7 @@ def test_the_same_question_has_the_same_key_as_in_earlier_releases(action, seen)
 
 def a_request():
     """What another plugin may ask: a word, repeated."""
-    return Request(
+    return JudgeRequest(
         prompt=lambda nonce, form: f"Repeat {nonce}.",
         parse=lambda text, nonce, form: {"word": text} if text == nonce else None,
         again=lambda nonce, form: f"Repeat {nonce} alone.",
@@ -457,7 +457,7 @@ def a_request():
 
 def ask(url, budget=None, **settings):
     async def once():
-        asker = endpoint_asker(Endpoint("grader", url, "m", form="text", **settings), budget)
+        asker = endpoint_asker(CoachEndpoint("grader", url, "m", form="text", **settings), budget)
         try:
             return await asker.judge(a_request())
         finally:
@@ -486,7 +486,7 @@ def test_another_plugins_messages_name_its_own_flags(tmp_path):
             InfrastructureFailure, match=r"no judgement within 0\.1 s \(--grader\.deadline\)"
         ):
             ask(url, deadline=0.1)
-        asker = endpoint_asker(Endpoint("grader", url, "m", timeout=0.1))
+        asker = endpoint_asker(CoachEndpoint("grader", url, "m", timeout=0.1))
         with pytest.raises(
             ConfigurationError, match=r"^grader endpoint .*--grader\.timeout raises the limit"
         ):

@@ -8,7 +8,7 @@ import pytest
 from hostile_answers import IN_TEXT, KINDS, hostile_server
 
 from marl_plugins.asking.asker import endpoint_asker
-from marl_plugins.asking.endpoint import Endpoint
+from marl_plugins.asking.endpoint import CoachEndpoint
 from marl_plugins.asking.marked_answers import kept_as
 from marl_plugins.coach.model import trial_request
 from marl_plugins.coach.verdict import Verdict
@@ -29,7 +29,7 @@ def asker_at(url, kind, form="json"):
         else {"timeout": 30.0 if kind.becomes == "verdict" else 4.0}
     )
     return endpoint_asker(
-        Endpoint("coach", f"{url}/{kind.name}/v1", "m", form=form, retries=0, **limits)
+        CoachEndpoint("coach", f"{url}/{kind.name}/v1", "m", form=form, retries=0, **limits)
     )
 
 

@@ -17,7 +17,7 @@ from marl_plugins.coach import distil
 from marl_plugins.commands.evaluate import only_players
 from marl_plugins.core.credit import rewards_from_scores
 from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure
-from marl_plugins.core.run import Connection
+from marl_plugins.core.run import EngineConnection
 from marl_plugins.core.scoring import Seen, SeenLast
 from marl_plugins.core.trajectory import Generation
 from marl_plugins.core.workflow import Sampling
@@ -84,7 +84,7 @@ def started(recipe, model, *words):
         {"judge": CharacterChat()},
         {"judge": Sampling(1.0, 1.0, None, args.data.max_len)},
     )
-    run.state(Connection).ask = make_ask(generate, chats, samplings, args.train.seed)
+    run.state(EngineConnection).ask = make_ask(generate, chats, samplings, args.train.seed)
     return run
 
 

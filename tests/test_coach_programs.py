@@ -16,7 +16,7 @@ from test_coach_client import coach_at, kept_in
 from marl_plugins.builtin.tools.python import PythonToolConfig, python_tool
 from marl_plugins.coach import distil
 from marl_plugins.coach.notes import note_of
-from marl_plugins.coach.programs import MOST_BYTES, Programs
+from marl_plugins.coach.programs import MOST_BYTES, CoachPrograms
 from marl_plugins.coach.training import TrainedCoach
 from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure
 from marl_plugins.core.run import Answer
@@ -73,7 +73,7 @@ def program(text):
 
 def with_programs(coach, most=3, **limits):
     sandbox = OnDemandSandbox(SandboxConfig(isolation="process"), packages=False)
-    programs = Programs(
+    programs = CoachPrograms(
         python_tool(PythonToolConfig(**{"packages": False, **limits}), sandbox), most
     )
     coach.questions = replace(coach.questions, programs=programs)

@@ -18,7 +18,7 @@ from marl_plugins.coach.lessons import JudgeTraining
 from marl_plugins.coach.model import PROMPTS, Questions, read_prompt
 from marl_plugins.coach.state import CoachState
 from marl_plugins.coach.training import TrainedCoach, rewards
-from marl_plugins.core.run import Connection, Run
+from marl_plugins.core.run import EngineConnection, Run
 from marl_plugins.core.trajectory import Generation
 from marl_plugins.core.workflow import Sampling
 from marl_plugins.engine.runtime.questions import make_ask
@@ -62,7 +62,7 @@ def judged_trainer(folder, say, every, samples=2, workflow=None, **more):
         )
 
     samplings = {"judge": Sampling(0.7, 1.0, None, 8192)}
-    run.state(Connection).ask = make_ask(
+    run.state(EngineConnection).ask = make_ask(
         trainer.session.rollout.generate, {"judge": chat}, samplings, 1
     )
     asker = policy_asker(run, "judge", prefix="coach", max_tokens=512, deadline=60.0)

@@ -17,7 +17,7 @@ from simulated import make_trajectory
 from simulated_session import killed_after, recorded, run_planned
 
 from marl_plugins.continuous.flight import ContinuousPart, Flight
-from marl_plugins.continuous.gate import Gate
+from marl_plugins.continuous.gate import LateGate
 from marl_plugins.contracts import PluginContract
 from marl_plugins.core.ledger import Ledger
 from marl_plugins.core.trajectory import Task
@@ -122,7 +122,7 @@ def test_a_rollout_that_was_lost_before_it_was_trained_is_made_again_of_the_same
 
 @given(st.lists(st.tuples(st.integers(0, 20), st.integers(1, 9), st.booleans()), max_size=20))
 def test_an_answer_is_by_weights_of_one_version_and_nobody_waits_for_ever(events):
-    gate, held = Gate(), {"version": 0, "changing": False}
+    gate, held = LateGate(), {"version": 0, "changing": False}
 
     async def answer(seconds):
         before = held["version"]

@@ -607,7 +607,7 @@ def test_a_script_that_ends_without_its_answer_is_a_problem(script):
 
 @pytest.mark.parametrize("own_session", [False, True], ids=["in its group", "in another session"])
 def test_a_hanging_script_is_killed_with_its_children(own_session, monkeypatch, tmp_path):
-    monkeypatch.setattr(engines, "SECONDS", 3.0)
+    monkeypatch.setattr(engines, "ENGINE_CHECK_SECONDS", 3.0)
     monkeypatch.setattr(engines, "GRACE_SECONDS", 0.5)
     file = tmp_path / "pid"
     script = (

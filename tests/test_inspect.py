@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from marl_plugins.cli import main
 from marl_plugins.commands.inspect import command
 from marl_plugins.commands.inspect.compare import sign_test
-from marl_plugins.commands.inspect.follow import Follower
-from marl_plugins.commands.inspect.index import Index, texts_of
+from marl_plugins.commands.inspect.follow import RunFollower
+from marl_plugins.commands.inspect.index import RunIndex, texts_of
 from marl_plugins.commands.inspect.inspect_log import _clean, sample_of
 from marl_plugins.commands.inspect.page_writer import Tokens
 from marl_plugins.commands.inspect.query import Query, query_of, terms_of
@@ -119,14 +119,14 @@ QUERIES = [
 def test_a_query_selects_what_it_says(run, words, wanted):
     folder, made = run
     query = query_of(words)
-    index = Index(RunReader(folder), query.wanted, query.find)
+    index = RunIndex(RunReader(folder), query.wanted, query.find)
     expected = [(t.step, t.task.id, t.sample) for t in made if wanted(t)]
     assert [entry.key for entry in index.entries] == expected and expected
 
 
 def test_an_entry_opens_the_trajectory_of_its_line(run):
     folder, made = run
-    index = Index(RunReader(folder), Filter())
+    index = RunIndex(RunReader(folder), Filter())
     for entry, trajectory in zip(index.entries, made, strict=True):
         record = json.loads(
             json.dumps(to_record(trajectory), ensure_ascii=False).encode(
@@ -217,7 +217,7 @@ def test_a_record_of_which_much_is_missing_is_shown(tmp_path, capsys, name):
 
 def test_a_record_that_changes_while_it_is_shown_is_refused(tmp_path):
     made = inspected_runs.write_run(tmp_path, steps=1, evaluated=False)
-    index = Index(RunReader(tmp_path), Filter())
+    index = RunIndex(RunReader(tmp_path), Filter())
     path = tmp_path / "trajectories.jsonl"
     path.write_text(
         "resumed\n" + path.read_text()
@@ -238,8 +238,8 @@ def test_a_record_that_changes_while_it_is_shown_is_refused(tmp_path):
 def test_a_run_in_progress_is_followed_line_by_line(tmp_path):
     inspected_runs.write_run(tmp_path, steps=1)
     path, query = tmp_path / "trajectories.jsonl", Query()
-    index = Index(RunReader(tmp_path), query.wanted)
-    follower, before = Follower(index, query), len(index.entries)
+    index = RunIndex(RunReader(tmp_path), query.wanted)
+    follower, before = RunFollower(index, query), len(index.entries)
     more = json.dumps(to_record(inspected_runs.trajectory(random.Random(1), 2, "t0", 0)))
     with path.open("a") as file:
         file.write(more[:100])

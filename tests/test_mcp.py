@@ -18,7 +18,7 @@ from simulated import CharacterChat
 
 from marl_plugins.builtin.tools.mcp.checks import check_mcp
 from marl_plugins.builtin.tools.mcp.section import MCPConfig, MCPServerConfig
-from marl_plugins.builtin.tools.mcp.servers import Server, Servers
+from marl_plugins.builtin.tools.mcp.servers import MCPServer, Servers
 from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure
 from marl_plugins.core.tools import FunctionCall, ToolCall
 from marl_plugins.core.trajectory import Generation, Task
@@ -38,7 +38,7 @@ def offered():
     """What the probe offers; each look starts one."""
 
     async def main():
-        server = Server("probe", MCPServerConfig(command=PROBE), HERE)
+        server = MCPServer("probe", MCPServerConfig(command=PROBE), HERE)
         await server.learn()
         return server.functions
 
@@ -50,7 +50,7 @@ def use(work, /, **config):
     functions = () if {"command", "url"} & config.keys() else offered()
 
     async def main():
-        server = Server("probe", MCPServerConfig(**({"command": PROBE} | config)), HERE)
+        server = MCPServer("probe", MCPServerConfig(**({"command": PROBE} | config)), HERE)
         server.functions = functions
         try:
             if not functions:
@@ -485,7 +485,7 @@ def test_nothing_is_left_of_a_session_that_is_abandoned():
     """A run that is cancelled in the middle of a call ends the server's process."""
 
     async def main():
-        server = Server("probe", MCPServerConfig(command=PROBE), HERE)
+        server = MCPServer("probe", MCPServerConfig(command=PROBE), HERE)
         process = int((await server.run(call("note", text="x"))).output.split()[0])
         waiting = asyncio.create_task(server.run(call("echo_later", text="x", seconds=60)))
         await asyncio.sleep(0.2)

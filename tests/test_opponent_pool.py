@@ -31,7 +31,12 @@ from marl_plugins.engine.manager import Plugins
 from marl_plugins.engine.plan.build import build_plan
 from marl_plugins.engine.plan.describe import describe
 from marl_plugins.engine.plan.fingerprint import fingerprint
-from marl_plugins.engine.plan.resume import Comparison, manifest_of, read_manifest, saved_steps
+from marl_plugins.engine.plan.resume import (
+    ResumeComparison,
+    manifest_of,
+    read_manifest,
+    saved_steps,
+)
 from marl_plugins.engine.processes.engines import EnginePool, RestartBudget
 from marl_plugins.engine.records.write import cut_back
 from marl_plugins.engine.runtime.checkpoints import Checkpoints, broken_files
@@ -512,14 +517,14 @@ def following(monkeypatch):
     policy, started = UpstreamPolicy.__new__(UpstreamPolicy), []
 
     def start():
-        started.append(engines.Engine(Handle(), []))
+        started.append(engines.EngineProcess(Handle(), []))
         return started[-1]
 
     policy.name, policy.version, policy.spec, policy.started = "earlier", 0, Follower.spec, started
     policy.engines = EnginePool(
         "earlier", [], start, policy.restore_engine, RestartBudget(9), 60.0, 4
     )
-    policy.engines.engines = [engines.Engine(Handle(), []) for _ in range(2)]
+    policy.engines.engines = [engines.EngineProcess(Handle(), []) for _ in range(2)]
     return policy
 
 
@@ -663,18 +668,18 @@ def test_whom_it_follows_and_how_the_pool_is_kept_are_compared_on_resume(recipe)
     before = fingerprint(plan)
     assert before["policies"]["earlier"]["follows"] == "player"
     after = fingerprint(build_plan(["--recipe", POOL, "--opponents.every", "3"]))
-    (found,) = Comparison(4, before, after).found
+    (found,) = ResumeComparison(4, before, after).found
     assert brief(found) == ("resume.changed", "opponents.every")
     name = recipe("policies: {earlier: {follows: null, trainable: false}}")
     follows = ("resume.changed", "earlier")
     assert follows in briefs(
-        Comparison(4, before, fingerprint(build_plan(["--recipe", name]))).found
+        ResumeComparison(4, before, fingerprint(build_plan(["--recipe", name]))).found
     )
     del (
         before["policies"]["earlier"]["follows"],
         before["policies"]["player"]["follows"],
     )  # of an earlier release
-    assert follows in briefs(Comparison(4, before, fingerprint(plan)).found)
+    assert follows in briefs(ResumeComparison(4, before, fingerprint(plan)).found)
 
 
 def test_an_evaluation_gives_it_the_weights_of_the_other(tmp_path):

@@ -23,7 +23,12 @@ from marl_plugins.core.failures import RunEnded
 from marl_plugins.core.trajectory import Generation
 from marl_plugins.engine.plan.build import build_plan
 from marl_plugins.engine.plan.describe import describe
-from marl_plugins.engine.processes.engines import Engine, EnginePool, RestartBudget, is_current
+from marl_plugins.engine.processes.engines import (
+    EnginePool,
+    EngineProcess,
+    RestartBudget,
+    is_current,
+)
 from marl_plugins.engine.records.read import RunReader
 from marl_plugins.engine.records.trajectory_record import from_record, to_record
 from marl_plugins.engine.records.write import cut_back
@@ -248,7 +253,7 @@ def test_an_answer_is_current_if_each_of_its_tokens_is(version, changes, possibl
 # --------------------------------------------------------------------------------------------------
 
 
-class PoolEngine(Engine):
+class PoolEngine(EngineProcess):
     """An engine of a real pool; `dies` names the call during which it does."""
 
     def __init__(self, said, dies=""):

@@ -139,7 +139,7 @@ def test_plugins(tmp_path, monkeypatch):
     ],
 )
 def test_recipes(text, expected, tmp_path, monkeypatch):
-    monkeypatch.setattr(recipe_yaml, "LARGEST", 4)
+    monkeypatch.setattr(recipe_yaml, "MAX_YAML_VALUES", 4)
     (tmp_path / "recipe.yaml").write_text(text)
     assert found_by(recipe_yaml.read_recipe, tmp_path / "recipe.yaml") == [expected]
 
@@ -452,8 +452,8 @@ def test_a_server_without_tools(monkeypatch):
 
         close = client
 
-    monkeypatch.setattr(servers, "Session", Silent)
+    monkeypatch.setattr(servers, "MCPSession", Silent)
     server = SimpleNamespace(name="a", config=SimpleNamespace(tools=()))
-    assert found_by(lambda: asyncio.run(servers.Server.learn(server))) == [
+    assert found_by(lambda: asyncio.run(servers.MCPServer.learn(server))) == [
         ("mcp.no_tools", "tools.mcp.a")
     ]

@@ -9,7 +9,15 @@ import problem_codes
 import pytest
 
 from marl_plugins.core.failures import ConfigurationError
-from marl_plugins.core.problems import LISTED, Problem, as_json, at, first_of, meant, problem_of
+from marl_plugins.core.problems import (
+    MAX_LISTED_NAMES,
+    Problem,
+    as_json,
+    at,
+    first_of,
+    meant,
+    problem_of,
+)
 
 TESTS = Path(__file__).resolve().parent
 PACKAGE = problem_codes.PACKAGE
@@ -71,9 +79,9 @@ def test_an_error_keeps_codes_and_places_between_processes():
 
 
 def test_a_long_list_is_counted():
-    many = [Problem("x.y", got=str(n)) for n in range(LISTED + 5)]
+    many = [Problem("x.y", got=str(n)) for n in range(MAX_LISTED_NAMES + 5)]
     error = ConfigurationError(first_of(many, "data.jsonl"))
-    assert len(error.problems) == LISTED + 1 and error.count == LISTED + 5
+    assert len(error.problems) == MAX_LISTED_NAMES + 1 and error.count == MAX_LISTED_NAMES + 5
     assert error.problems[-1].code == "other.more"
 
 

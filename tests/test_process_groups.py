@@ -17,7 +17,7 @@ from marl_plugins.engine.plan.build import build_plan
 from marl_plugins.engine.plan.describe import describe
 from marl_plugins.engine.plan.devices import needed_devices
 from marl_plugins.engine.processes.cluster import _check_devices
-from marl_plugins.process_groups.room import Room, SeatedProcesses
+from marl_plugins.process_groups.room import SeatedProcesses, SeatRoom
 from marl_plugins.process_groups.seats import Seating
 from marl_plugins.process_groups.states import state_bytes
 
@@ -232,7 +232,7 @@ WORK = st.tuples(
     st.lists(WORK, min_size=1, max_size=12),
 )
 def test_no_two_policies_are_on_one_seat_and_all_who_do_not_give_up_are_served(size, counts, works):
-    room, there = Room(Seating(size), False, 600.0), {}
+    room, there = SeatRoom(Seating(size), False, 600.0), {}
     members = [Member(room, name, count, there) for name, count in zip("pqrs", counts, strict=True)]
 
     async def go():
@@ -286,7 +286,7 @@ class Process:
         return SimpleNamespace(remote=remote)
 
 
-class OfStandIns(Room):
+class OfStandIns(SeatRoom):
     def _start(self, seat, kind):
         return Process(), asyncio.create_task(asyncio.sleep(2.0))
 

@@ -14,7 +14,7 @@ from ray.exceptions import OutOfMemoryError, RayActorError
 from simulated import CharacterChat, without_seconds
 from virtual_time import SimulatedEngine, run
 
-from marl_plugins.builtin.routing import IN_FLIGHT, least_loaded
+from marl_plugins.builtin.routing import MAX_REQUESTS_IN_FLIGHT, least_loaded
 from marl_plugins.core.failures import InfrastructureFailure, RunEnded
 from marl_plugins.core.trajectory import Task
 from marl_plugins.core.workflow import Call, RoleSpec, Sampling
@@ -318,7 +318,7 @@ def test_below_the_limit_nothing_waits_and_the_engine_decides():
             [(c.path, begun, ended) for c, begun, ended in e.served] for e in pool.engines
         ]
 
-    default, unlimited = run(go(IN_FLIGHT)), run(go(10**9))
+    default, unlimited = run(go(MAX_REQUESTS_IN_FLIGHT)), run(go(10**9))
     assert default == unlimited and default[0][0] == 0
 
 
@@ -547,4 +547,4 @@ def test_the_flag_reaches_every_pool():
             frozen, run.policy_args[spec.name], "cpu", None, 1, RestartBudget(0), 60.0
         ).engines.in_flight
 
-    assert (limit(), limit("--balance.in_flight", "3")) == (IN_FLIGHT, 3)
+    assert (limit(), limit("--balance.in_flight", "3")) == (MAX_REQUESTS_IN_FLIGHT, 3)

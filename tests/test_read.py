@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure
 from marl_plugins.core.ledger import Ledger
-from marl_plugins.engine.records.read import Filter, RunReader, Tail, records
+from marl_plugins.engine.records.read import FileTail, Filter, RunReader, records
 from marl_plugins.engine.records.trajectory_record import from_record, to_record
 from marl_plugins.engine.records.write import FILES, cut_back
 
@@ -172,7 +172,7 @@ def test_all_that_is_wrong_is_said_at_once_and_the_rest_is_read(folder, tmp_path
 def test_a_run_in_progress_is_followed_line_by_line(folder, tmp_path):
     """However the file grows, and every line once."""
     content, path = (folder / "trajectories.jsonl").read_bytes(), tmp_path / "trajectories.jsonl"
-    tail, found = Tail(path, from_record), []
+    tail, found = FileTail(path, from_record), []
     assert tail.read() == (False, [])
     for size in range(0, len(content), 997):
         path.write_bytes(content[:size])
@@ -196,7 +196,7 @@ def test_a_run_that_was_resumed_is_read_again_from_its_beginning(
     path = directory / "trajectories.jsonl"
     lines = (folder / "trajectories.jsonl").read_bytes().splitlines(keepends=True)
     path.write_bytes(b"".join(lines))
-    tail = Tail(path, dict)
+    tail = FileTail(path, dict)
     tail.read()
     kept = [line for line in lines if json.loads(line)["step"] <= saved]
     cut_back(directory, saved)
@@ -216,7 +216,7 @@ def test_a_run_that_was_resumed_is_read_again_from_its_beginning(
 
 def test_an_evaluation_that_replaces_another_is_read_anew(tmp_path):
     path = tmp_path / "evaluation-last.jsonl"
-    tail = Tail(path, dict)
+    tail = FileTail(path, dict)
     for step in (1, 2):
         (tmp_path / "new").write_text(
             "".join(json.dumps({"step": step, "n": n}) + "\n" for n in range(step, 4))

@@ -12,7 +12,7 @@ from refusals import briefs, found_by, refused
 
 from marl_plugins.builtin.rehearsal import RehearsalResult, check_workflow, rehearse
 from marl_plugins.builtin.rehearsal.labels import marked
-from marl_plugins.builtin.rehearsal.trial import MOST_CALLS
+from marl_plugins.builtin.rehearsal.trial import MAX_ROLE_CALLS
 from marl_plugins.commands.recipes import show
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.recipe.recipe_yaml import read_recipe
@@ -136,12 +136,12 @@ def folder(tmp_path):
 @pytest.fixture(autouse=True)
 def patient(monkeypatch):
     """What blocks is found by `quick`; all else is as slow as the machine is."""
-    monkeypatch.setattr(apart, "SECONDS", 100.0)
+    monkeypatch.setattr(apart, "USER_CODE_SECONDS", 100.0)
 
 
 @pytest.fixture
 def quick(monkeypatch, patient):
-    monkeypatch.setattr(apart, "SECONDS", 0.5)
+    monkeypatch.setattr(apart, "USER_CODE_SECONDS", 0.5)
 
 
 def rehearsed(folder):
@@ -505,7 +505,7 @@ def test_a_workflow_that_blocks_after_an_answer_is_wrong(folder):
 def test_a_loop_that_no_answer_ends_is_said(folder):
     folder.ending("while True:", "    con = await roles.con(question=con)", JUDGE.format("con"))
     folder.warned("rehearsal.unended", "workflow.py:7")
-    assert len(rehearsed(folder).graph.nodes) == MOST_CALLS
+    assert len(rehearsed(folder).graph.nodes) == MAX_ROLE_CALLS
 
 
 @pytest.mark.parametrize("others", ["word", "number"])
@@ -526,7 +526,7 @@ def test_a_loop_that_other_answers_lead_into_and_never_end_is_said(folder):
 
 
 def test_a_loop_of_many_rounds_that_an_answer_ends_sooner_is_fine(folder):
-    rounds = MOST_CALLS + 100
+    rounds = MAX_ROLE_CALLS + 100
     folder.ending(
         f"for _ in range({rounds}):", "    con = await roles.con(question=con)", "    if str(con) "
                                                                                  "== '1':", "        break",
@@ -536,7 +536,7 @@ def test_a_loop_of_many_rounds_that_an_answer_ends_sooner_is_fine(folder):
 
 
 def test_a_workflow_that_waits_is_left_there(folder, monkeypatch):
-    monkeypatch.setattr("marl_plugins.builtin.rehearsal.trial.SECONDS", 0.2)
+    monkeypatch.setattr("marl_plugins.builtin.rehearsal.trial.ROLE_SECONDS", 0.2)
     folder.ending("await asyncio.sleep(30)", JUDGE.format("con")).warned(
         "rehearsal.waits", f"workflow.py:{LAST}"
     )

@@ -25,14 +25,14 @@ SHIPPED = (
 def patient(monkeypatch):
     """What blocks is found by `quick`; all else is as slow as the machine is, and found in a third
     of the trials that there are."""
-    monkeypatch.setattr(apart, "SECONDS", 100.0)
+    monkeypatch.setattr(apart, "USER_CODE_SECONDS", 100.0)
     monkeypatch.setattr(search, "MOST_TRIALS", search.MOST_TRIALS // 3)
     monkeypatch.setattr(search, "SEARCH_SECONDS", 100.0)
 
 
 @pytest.fixture
 def quick(monkeypatch, patient):
-    monkeypatch.setattr(apart, "SECONDS", 1.0)
+    monkeypatch.setattr(apart, "USER_CODE_SECONDS", 1.0)
 
 
 def roles_called(found):

@@ -353,7 +353,10 @@ def test_a_sandbox_that_is_closed_while_it_starts_leaves_nothing_in_the_event_lo
 
 def test_a_number_that_is_free_again_is_not_killed():
     other = subprocess.Popen(["sleep", "60"])
-    server, ended = object.__new__(fork_server.Server), fork_server.Program({}, other.pid, 0)
+    server, ended = (
+        object.__new__(fork_server.ForkServer),
+        fork_server.RunningProgram({}, other.pid, 0),
+    )
     ended.code = 0
     server._kill(ended)
     other.terminate()
@@ -489,7 +492,7 @@ def test_files_that_cannot_be_counted_count_as_too_many(tmp_path, monkeypatch):
     exec(DEEP, {})
     open("a", "w").close()
     os.chdir("/")
-    assert taken.usage(str(tmp_path))[0] > taken.ENTRIES
+    assert taken.usage(str(tmp_path))[0] > taken.MAX_WORKSPACE_ENTRIES
     removal.remove(str(tmp_path))
 
 

@@ -36,7 +36,7 @@ from marl_plugins.sandbox.checks import check_sandbox, describe_sandbox
 from marl_plugins.sandbox.contract import SandboxContract
 from marl_plugins.sandbox.fusion import ServiceSandbox
 from marl_plugins.sandbox.section import SandboxConfig
-from marl_plugins.sandbox.service import LARGEST_REQUEST_BYTES, Room
+from marl_plugins.sandbox.service import LARGEST_REQUEST_BYTES, RequestRoom
 from marl_plugins.sandbox.trial import try_sandbox
 
 LONG = Limits(seconds=60.0)
@@ -651,7 +651,7 @@ def test_a_service_answers_to_its_own_names_alone_and_reads_no_more_than_it_may(
 
 def test_requests_beyond_a_number_of_bytes_wait_and_beyond_a_number_are_refused():
     async def run():
-        room, held, order = Room(100, 3), asyncio.Event(), []
+        room, held, order = RequestRoom(100, 3), asyncio.Event(), []
 
         async def hold(name, count):
             async with room.taken(count):

@@ -14,7 +14,7 @@ from refusals import refused
 
 from marl_plugins.builtin.tools import search as plugin
 from marl_plugins.builtin.tools.search.corpus import Document, read_corpus
-from marl_plugins.builtin.tools.search.index import NOTHING, Index, SharedIndex, search_tool
+from marl_plugins.builtin.tools.search.index import NOTHING, SearchIndex, SharedIndex, search_tool
 from marl_plugins.builtin.tools.search.section import SearchToolConfig
 from marl_plugins.contracts.tools import ToolContract
 from marl_plugins.core.failures import ConfigurationError
@@ -68,7 +68,8 @@ def test_the_best_are_those_of_bm25_and_ties_keep_the_order(texts, query, most):
     documents = [Document(" ".join(words), str(number)) for number, words in enumerate(texts)]
     expected = scores([document.text for document in documents], " ".join(query))
     found = [
-        int(document.title) for document in Index(documents, "text").best(" ".join(query), most)
+        int(document.title)
+        for document in SearchIndex(documents, "text").best(" ".join(query), most)
     ]
     assert len(found) == len(set(found)) == min(most, sum(score > 0 for score in expected))
     by_score = sorted(expected, reverse=True)

@@ -17,7 +17,7 @@ from refusals import refused
 
 from marl_plugins.builtin.tools.sql import queries as sql
 from marl_plugins.builtin.tools.sql.queries import (
-    EXPANSIONS,
+    MAX_TABLE_COPIES,
     STEPS_WITH_PATTERNS,
     ask,
     expansions,
@@ -268,7 +268,7 @@ def test_the_copies_of_tables_in_with_are_not_underestimated(uses, quoted, upper
     copies = 1
     for times in uses:
         copies *= times
-    assert min(copies, EXPANSIONS) <= expansions(
+    assert min(copies, MAX_TABLE_COPIES) <= expansions(
         f"WITH {', '.join(parts)} SELECT count(*) FROM {names[-1]}"
     )
 

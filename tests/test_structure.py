@@ -287,8 +287,8 @@ a line `# inside: ...` above the import says so."""
 
 
 def users():
-    """The files that are to import the public names alone: recipes, examples and named plugins; each
-    with its plugin."""
+    """The files that are to import the public names alone: recipes, examples and named plugins;
+    each with its plugin."""
     for folder in ("recipes", "examples", "tests/recipes"):
         yield from ((path, "") for path in sorted((PACKAGE.parent / folder).rglob("*.py")))
     plugins = {name.removeprefix("marl_plugins.") for name in SHIPPED}

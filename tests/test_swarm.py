@@ -34,8 +34,8 @@ from marl_plugins.engine.manager import Plugins
 from marl_plugins.engine.plan.build import build_plan
 from marl_plugins.engine.records.read import Filter, RunReader
 from marl_plugins.swarm.capability import (
-    ROUNDING,
-    ROUNDS,
+    CAPABILITY_ROUNDING,
+    CAPABILITY_ROUNDS,
     CapabilityWeights,
     note_round,
     ratio,
@@ -586,7 +586,7 @@ def test_a_weight_grows_with_likeness_and_is_nothing_outside_its_bounds(
     of_source, difference, alpha, delta
 ):
     s, found = math.exp(difference), weight(of_source, difference, alpha, delta)
-    if 1 < s <= 1 + ROUNDING:
+    if 1 < s <= 1 + CAPABILITY_ROUNDING:
         assert found == of_source
     elif not 1 - delta <= s <= 1:
         assert found == 0
@@ -604,7 +604,7 @@ def test_a_weight_grows_with_likeness_and_is_nothing_outside_its_bounds(
     st.lists(st.floats(0, 1), min_size=1, max_size=8),
 )
 def test_a_ratio_is_of_the_last_five_rounds_and_within_bounds(theirs, own):
-    outcomes = {"x": theirs[-ROUNDS:], "": own[-ROUNDS:]}
+    outcomes = {"x": theirs[-CAPABILITY_ROUNDS:], "": own[-CAPABILITY_ROUNDS:]}
     noted = {}
     for values, source in ((theirs, "x step 1"), (own, "")):
         for value in values:

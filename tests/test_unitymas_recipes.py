@@ -14,7 +14,7 @@ from simulated import CharacterChat
 from test_overlap import reference
 
 from marl_plugins.builtin.tools.search.corpus import read_corpus
-from marl_plugins.builtin.tools.search.index import Index
+from marl_plugins.builtin.tools.search.index import SearchIndex
 from marl_plugins.core.credit import rewards_from_scores
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.loading import load_file
@@ -139,7 +139,7 @@ def test_what_its_demonstrators_say_fits_the_prompts_and_limits(file):
 def test_perfect_queries_find_every_document(part):
     """Towns are named in their inhabitants' documents as well, which once hid their own."""
     documents = read_corpus(ROOT / "search" / "world.py", part)
-    index = Index(documents, part)
+    index = SearchIndex(documents, part)
     assert all(index.best(document.title, 1) == [document] for document in documents)
 
 

@@ -243,7 +243,7 @@ def test_too_many_files_fail_the_call_and_no_other(chat, where, monkeypatch):
     turns = []
     # 2,000 files take seconds on a disk that is busy with other tests' checkpoints.
     most = 20
-    monkeypatch.setattr("marl_plugins.sandbox.workspace.MOST_FILES", most)
+    monkeypatch.setattr("marl_plugins.sandbox.workspace.MAX_WORKSPACE_FILES", most)
 
     def work(folder, call):
         turns.append(call)

@@ -16,7 +16,7 @@ from types import SimpleNamespace
 from ray.exceptions import RayActorError
 
 from marl_plugins.core.trajectory import Generation
-from marl_plugins.engine.processes.engines import Engine
+from marl_plugins.engine.processes.engines import EngineProcess
 
 
 class _Jumping(selectors.DefaultSelector):
@@ -61,7 +61,7 @@ async def _nowhere():
     return None
 
 
-class SimulatedEngine(Engine):
+class SimulatedEngine(EngineProcess):
     """An engine whose answers take as long as is declared, and are made of the request's seed.
 
     Args:

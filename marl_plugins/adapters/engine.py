@@ -85,9 +85,9 @@ class AdapterEngine(RolloutActor):
         args, kwargs: As upstream's.
     """
 
-    async def __init__(
+    async def __init__(  # type: ignore[misc]  # Ray awaits it
         self, *args: Any, adapters: Mapping[str, int], rank: int, **kwargs: Any
-    ) -> None:  # type: ignore[misc]  # Ray awaits it
+    ) -> None:
         self.numbers = dict(adapters)
         self.held_by: dict[str, HeldWeights] = {}
         self.loaded: set[str] = set()

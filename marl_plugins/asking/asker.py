@@ -23,12 +23,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from marl_plugins.asking.cache import Cache, KeptAnswers
-from marl_plugins.asking.endpoint import Endpoint
-from marl_plugins.asking.limits import Limits, SpendingBudget
+from marl_plugins.asking.endpoint import CoachEndpoint
+from marl_plugins.asking.limits import AskingLimits, SpendingBudget
 from marl_plugins.asking.policy import PolicyTransport, derived_nonce
 from marl_plugins.asking.question import Questioner, random_nonce
 from marl_plugins.asking.repeats import Repeats
-from marl_plugins.asking.request import Form, Judgement, Request, Tally, Transport
+from marl_plugins.asking.request import Form, Judgement, JudgeRequest, RequestTally, Transport
 from marl_plugins.core.redaction import Redaction
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ class Asker:
         self,
         questioner: Questioner,
         transport: Transport,
-        tally: Tally,
+        tally: RequestTally,
         cache: Cache | None = None,
         budget: SpendingBudget | None = None,
     ):
@@ -60,7 +60,7 @@ class Asker:
         self.cache = cache
         self.budget = budget
 
-    async def judge(self, request: Request) -> Judgement:
+    async def judge(self, request: JudgeRequest) -> Judgement:
         """Returns the judgement.
 
         Raises:
@@ -90,7 +90,7 @@ class Asker:
         if self.cache is not None:
             self.cache.kept.open()
 
-    async def probe(self, request: Request) -> None:
+    async def probe(self, request: JudgeRequest) -> None:
         """Tries it before anything is started, and settles the form of the answers.
 
         Raises:
@@ -125,15 +125,15 @@ class Asker:
 
 
 def endpoint_asker(
-    endpoint: Endpoint, budget: SpendingBudget | None = None, kept: KeptAnswers | None = None
+    endpoint: CoachEndpoint, budget: SpendingBudget | None = None, kept: KeptAnswers | None = None
 ) -> Asker:
     """Asks an endpoint, within its limits."""
     from marl_plugins.asking.transport import EndpointTransport  # requires what is optional
 
     budget = budget or SpendingBudget(endpoint.prefix)
-    tally = Tally("requests", "repeats", "cached", "asked_again")
+    tally = RequestTally("requests", "repeats", "cached", "asked_again")
     transport = EndpointTransport(endpoint, budget, tally)
-    limits = Limits(transport, budget, endpoint.concurrency, endpoint.per_minute)
+    limits = AskingLimits(transport, budget, endpoint.concurrency, endpoint.per_minute)
     repeats = Repeats(limits, endpoint.retries, tally)
     form: Form = "text" if endpoint.form == "auto" else endpoint.form
     redaction = endpoint.redaction
@@ -159,7 +159,7 @@ def policy_asker(run: Run, policy: str, *, prefix: str, max_tokens: int, deadlin
         max_tokens: Length of one answer.
         deadline: Seconds of one judgement, both its questions included.
     """
-    tally = Tally("requests", "asked_again")
+    tally = RequestTally("requests", "asked_again")
     transport = PolicyTransport(run, policy, max_tokens, tally)
     questioner = Questioner(
         transport, "text", prefix, deadline, derived_nonce(run.args.train.seed), tally, Redaction()

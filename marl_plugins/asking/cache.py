@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import IO
 
 from marl_plugins.asking.reading import UNREADABLE
-from marl_plugins.asking.request import Judgement, JudgementLayer, Request, Tally
+from marl_plugins.asking.request import Judgement, JudgementLayer, JudgeRequest, RequestTally
 from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure, RunPaused
 from marl_plugins.core.problems import Problem
 from marl_plugins.core.redaction import Redaction
@@ -40,8 +40,8 @@ class Cache:
         self,
         inner: JudgementLayer,
         kept: KeptAnswers,
-        key: Callable[[Request], str],
-        tally: Tally,
+        key: Callable[[JudgeRequest], str],
+        tally: RequestTally,
         redaction: Redaction,
     ):
         self.inner = inner
@@ -51,7 +51,7 @@ class Cache:
         self.redaction = redaction
         self.pending: dict[str, _PendingJudgement] = {}
 
-    async def judge(self, request: Request) -> Judgement:
+    async def judge(self, request: JudgeRequest) -> Judgement:
         """Returns the judgement, kept or fresh; one that nobody waits for any more is cancelled."""
         key = self.key(request)
         known = self.kept.get(key)
@@ -76,7 +76,7 @@ class Cache:
             if not shared.waiting:
                 shared.task.cancel()
 
-    async def _ask(self, key: str, request: Request) -> Judgement:
+    async def _ask(self, key: str, request: JudgeRequest) -> Judgement:
         judgement = await self.inner.judge(request)
         self.kept.put(key, judgement)
         return judgement

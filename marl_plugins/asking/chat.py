@@ -14,8 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from marl_plugins.asking.endpoint import Endpoint
-from marl_plugins.asking.exchange import Answer, Connection, ConnectionFailure, Redirect
+from marl_plugins.asking.endpoint import CoachEndpoint
+from marl_plugins.asking.exchange import ConnectionFailure, HttpAnswer, HttpConnection, Redirect
 from marl_plugins.asking.limits import SpendingBudget
 from marl_plugins.asking.reading import (
     UNREADABLE,
@@ -35,7 +35,7 @@ LONGEST_TEXT_CHARS = 500_000
 """Characters of an answer's text: reading more would hold up the run, and no verdict is as long."""
 
 
-class Refusal(Exception):
+class ChatRefusal(Exception):
     """The model will not answer this question; asking again costs and does not help."""
 
 
@@ -81,12 +81,12 @@ class ChatClient:
         budget: What answers take is added to it.
     """
 
-    def __init__(self, endpoint: Endpoint, budget: SpendingBudget):
+    def __init__(self, endpoint: CoachEndpoint, budget: SpendingBudget):
         self.endpoint = endpoint
         self.budget = budget
         self.redaction = endpoint.redaction
         key = endpoint.api_key or "none"  # local servers take any
-        self.connection = Connection(endpoint.base_url, key, endpoint.timeout)
+        self.connection = HttpConnection(endpoint.base_url, key, endpoint.timeout)
         self._other_model = False
 
     async def close(self) -> None:
@@ -105,12 +105,14 @@ class ChatClient:
             "POST", "chat/completions", self.endpoint.request_body(inquiry), self._read
         )
 
-    async def _exchange(self, method: str, path: str, body: Any, read: Callable[[Answer], T]) -> T:
+    async def _exchange(
+        self, method: str, path: str, body: Any, read: Callable[[HttpAnswer], T]
+    ) -> T:
         """One exchange, and what is read of its answer; raises as `ask` does."""
         problem: Exception
         try:
             return read(await self.connection.exchange(method, path, body))
-        except (ReportedError, Refusal) as error:
+        except (ReportedError, ChatRefusal) as error:
             problem = error.with_traceback(None)
         except TimeoutError:
             problem = TimeoutError()
@@ -126,7 +128,7 @@ class ChatClient:
         finally:
             del problem
 
-    def _read(self, answer: Answer) -> ChatAnswer:
+    def _read(self, answer: HttpAnswer) -> ChatAnswer:
         if answer.status >= 300:
             raise self._failed(answer)
         values = read_json(answer.data)
@@ -141,7 +143,7 @@ class ChatClient:
             choice.get("finish_reason"),
         )
         if refusal or finish == "content_filter":
-            raise Refusal(self.redaction.text(str(refusal or finish), 200))
+            raise ChatRefusal(self.redaction.text(str(refusal or finish), 200))
         if not isinstance(text, str):
             raise MalformedAnswer(f"no text in the answer {self.redaction.text(repr(values), 200)}")
         if len(text) > LONGEST_TEXT_CHARS:
@@ -162,7 +164,7 @@ class ChatClient:
         self.budget.add(*tokens)
         return any(tokens)
 
-    def _failed(self, answer: Answer) -> ReportedError:
+    def _failed(self, answer: HttpAnswer) -> ReportedError:
         """The error that a status reports, in the server's words as far as it has any."""
         try:
             complaint = complaint_in(read_json(answer.data))
@@ -194,7 +196,7 @@ class ChatClient:
                 that can be read.
         """
 
-        def names(answer: Answer) -> list[str]:
+        def names(answer: HttpAnswer) -> list[str]:
             if answer.status >= 300:
                 raise self._failed(answer)
             return [

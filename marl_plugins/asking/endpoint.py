@@ -9,14 +9,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from marl_plugins.asking.request import Inquiry, Request
+from marl_plugins.asking.request import Inquiry, JudgeRequest
 from marl_plugins.core.redaction import Redaction, encodable
 from marl_plugins.core.redaction import shown_flag as shown_flag
 from marl_plugins.core.redaction import shown_url as shown_url
 
 
 @dataclass(frozen=True)
-class Endpoint:
+class CoachEndpoint:
     """The place of a model, and how it is asked.
 
     Args:
@@ -61,7 +61,7 @@ class Endpoint:
         """Takes what authenticates with the endpoint out of what it says."""
         return Redaction([self.api_key or ""], self.base_url, self.body)
 
-    def key(self, request: Request) -> str:
+    def key(self, request: JudgeRequest) -> str:
         """Derives a question's name from all that its answer depends on: model, form, limits and
         the prompt without its nonce.
 

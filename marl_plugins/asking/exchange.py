@@ -47,7 +47,7 @@ class Redirect(Exception):
 
 
 @dataclass(frozen=True)
-class Answer:
+class HttpAnswer:
     """A server's answer; the names of headers are in lower case."""
 
     status: int
@@ -55,7 +55,7 @@ class Answer:
     data: bytes | bytearray
 
 
-class Connection:
+class HttpConnection:
     """Connections to one server, opened when they are first needed; a proxy in the environment is
     used.
 
@@ -82,7 +82,7 @@ class Connection:
         for pool in free:
             await pool.aclose()
 
-    async def exchange(self, method: str, path: str, body: Any = None) -> Answer:
+    async def exchange(self, method: str, path: str, body: Any = None) -> HttpAnswer:
         """Makes one request, and returns its answer.
 
         Args:
@@ -113,7 +113,7 @@ class Connection:
             raise ConnectionFailure(str(error) or type(error).__name__) from error
         raise Redirect(f"redirects more than {REDIRECTS} times, at last to {shown_url(url)}")
 
-    async def _once(self, method: str, url: SplitResult, content: bytes) -> Answer:
+    async def _once(self, method: str, url: SplitResult, content: bytes) -> HttpAnswer:
         free = self._free
         pool = free.pop() if free else self._open(url)
         try:
@@ -135,7 +135,7 @@ class Connection:
             self._turns
         ):  # one answer a turn of the event loop: reading a large one takes a moment
             await asyncio.sleep(0)
-            return Answer(
+            return HttpAnswer(
                 response.status, headers, _decompressed(data, headers.get("content-encoding", ""))
             )
 

@@ -22,7 +22,7 @@ MOST_SPENT_TOKENS = 10**15
 """Tokens in an account; an earlier release added up what any answer claimed."""
 
 
-class Limits:
+class AskingLimits:
     """Sends a request when the limits allow it; a pause before a repeat is outside, and holds no
     slot.
 

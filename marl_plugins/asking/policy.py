@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from marl_plugins.asking.request import Form, Inquiry, Request, Tally
+from marl_plugins.asking.request import Form, Inquiry, JudgeRequest, RequestTally
 from marl_plugins.core.seeds import derive_seed
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ class PolicyTransport:
         max_tokens: Length of one answer.
     """
 
-    def __init__(self, run: Run, policy: str, max_tokens: int, tally: Tally):
+    def __init__(self, run: Run, policy: str, max_tokens: int, tally: RequestTally):
         self.run = run
         self.policy = policy
         self.max_tokens = max_tokens
@@ -49,7 +49,7 @@ class PolicyTransport:
         )
         return inquiry.answer.text
 
-    async def probe(self, request: Request) -> Form:
+    async def probe(self, request: JudgeRequest) -> Form:
         """Returns the form; engines that do not run yet cannot be tried."""
         return "text"
 
@@ -57,10 +57,10 @@ class PolicyTransport:
         """Does nothing: the engines are the run's."""
 
 
-def derived_nonce(run_seed: int) -> Callable[[Request], str]:
+def derived_nonce(run_seed: int) -> Callable[[JudgeRequest], str]:
     """Returns a word for each request, derived from it and the run's seed."""
 
-    def nonce(request: Request) -> str:
+    def nonce(request: JudgeRequest) -> str:
         question = json.dumps(
             request.prompt("", "text")
         )  # in ASCII: a text may hold half a surrogate pair

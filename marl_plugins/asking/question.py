@@ -10,12 +10,19 @@ from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any
 
-from marl_plugins.asking.request import Form, Inquiry, Judgement, MessageLayer, Request, Tally
+from marl_plugins.asking.request import (
+    Form,
+    Inquiry,
+    Judgement,
+    JudgeRequest,
+    MessageLayer,
+    RequestTally,
+)
 from marl_plugins.core.failures import InfrastructureFailure
 from marl_plugins.core.redaction import Redaction
 
 
-def random_nonce(request: Request) -> str:
+def random_nonce(request: JudgeRequest) -> str:
     """Returns a word for a request: hexadecimal digits."""
     return secrets.token_hex(4)
 
@@ -39,8 +46,8 @@ class Questioner:
         form: Form,
         prefix: str,
         deadline: float,
-        nonce: Callable[[Request], str],
-        tally: Tally,
+        nonce: Callable[[JudgeRequest], str],
+        tally: RequestTally,
         redaction: Redaction,
         under_way: AbstractAsyncContextManager[Any] | None = None,
     ):
@@ -53,7 +60,7 @@ class Questioner:
         self.redaction = redaction
         self.under_way = under_way or nullcontext()
 
-    async def judge(self, request: Request) -> Judgement:
+    async def judge(self, request: JudgeRequest) -> Judgement:
         """Returns the judgement, within the deadline."""
         try:
             async with asyncio.timeout(self.deadline) as deadline, self.under_way:
@@ -66,7 +73,7 @@ class Questioner:
                 f"no judgement within {self.deadline:g} s (--{self.prefix}.deadline)",
             ) from None
 
-    async def _ask(self, request: Request) -> Judgement:
+    async def _ask(self, request: JudgeRequest) -> Judgement:
         nonce, form = self.nonce(request), self.form
         messages = [{"role": "user", "content": request.prompt(nonce, form)}]
         inquiry = Inquiry(messages, form, request.schema, sampled=request.heard is not None)
@@ -85,7 +92,7 @@ class Questioner:
         return {name: self.redaction.values(value) for name, value in judgement.items()}
 
     async def _answer(
-        self, inquiry: Inquiry, request: Request, nonce: str
+        self, inquiry: Inquiry, request: JudgeRequest, nonce: str
     ) -> tuple[str, Judgement | None]:
         """The next answer, after those that have something done first, and the judgement in it."""
         text = await self.inner.send(inquiry)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import secrets
 from typing import TYPE_CHECKING
 
-from marl_plugins.asking.request import Inquiry, MessageLayer, Tally, TransientFailure
+from marl_plugins.asking.request import Inquiry, MessageLayer, RequestTally, TransientFailure
 from marl_plugins.core.failures import InfrastructureFailure
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ class Repeats:
         retries: How often it is repeated.
     """
 
-    def __init__(self, inner: MessageLayer, retries: int, tally: Tally):
+    def __init__(self, inner: MessageLayer, retries: int, tally: RequestTally):
         self.inner = inner
         self.retries = retries
         self.tally = tally

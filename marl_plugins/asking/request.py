@@ -20,7 +20,7 @@ Form = Literal["json", "text"]
 
 
 @dataclass(frozen=True)
-class Request:
+class JudgeRequest:
     """One thing to be judged.
 
     Args:
@@ -97,7 +97,7 @@ class JudgementLayer(Protocol):
     further ones are too.
     """
 
-    async def judge(self, request: Request) -> Judgement: ...
+    async def judge(self, request: JudgeRequest) -> Judgement: ...
 
 
 class MessageLayer(Protocol):
@@ -110,7 +110,7 @@ class MessageLayer(Protocol):
 class Transport(MessageLayer, Protocol):
     """The innermost layer: whoever answers."""
 
-    async def probe(self, request: Request) -> Form:
+    async def probe(self, request: JudgeRequest) -> Form:
         """Tries it before anything is started, and finds the form in which it answers.
 
         Raises:
@@ -120,7 +120,7 @@ class Transport(MessageLayer, Protocol):
     async def close(self) -> None: ...
 
 
-class Tally:
+class RequestTally:
     """Counts of the layers, which are kept until they are taken.
 
     Args:

@@ -15,14 +15,14 @@ import itertools
 import re
 import time
 
-from marl_plugins.asking.chat import ChatAnswer, ChatClient, Refusal, ReportedError
-from marl_plugins.asking.endpoint import Endpoint
+from marl_plugins.asking.chat import ChatAnswer, ChatClient, ChatRefusal, ReportedError
+from marl_plugins.asking.endpoint import CoachEndpoint
 from marl_plugins.asking.exchange import ConnectionFailure, Redirect
 from marl_plugins.asking.limits import SpendingBudget
 from marl_plugins.asking.question import random_nonce
 from marl_plugins.asking.reading import MalformedAnswer
 from marl_plugins.asking.repeats import pause_after
-from marl_plugins.asking.request import Form, Inquiry, Request, Tally, TransientFailure
+from marl_plugins.asking.request import Form, Inquiry, JudgeRequest, RequestTally, TransientFailure
 from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure, RunPaused
 from marl_plugins.core.problems import Problem, Where, at
 
@@ -41,7 +41,7 @@ class EndpointTransport:
         budget: What answers take is added to it.
     """
 
-    def __init__(self, endpoint: Endpoint, budget: SpendingBudget, tally: Tally):
+    def __init__(self, endpoint: CoachEndpoint, budget: SpendingBudget, tally: RequestTally):
         self.endpoint = endpoint
         self.budget = budget
         self.tally = tally
@@ -73,7 +73,7 @@ class EndpointTransport:
             raise TransientFailure("coach_unreachable", str(error)) from error
         except Redirect as error:
             raise RunPaused(f"{e}: {error}") from error
-        except Refusal as error:
+        except ChatRefusal as error:
             raise InfrastructureFailure("coach_refused", str(error)) from error
         except MalformedAnswer as error:
             raise TransientFailure("coach_protocol", str(error)) from error
@@ -118,7 +118,7 @@ class EndpointTransport:
             fixes += ["the account has run out of credit"]
         return Problem("endpoint.refused", self._where, str(error), fix="; ".join(fixes))
 
-    async def probe(self, request: Request) -> Form:
+    async def probe(self, request: JudgeRequest) -> Form:
         """Makes one small request, in the first form that the endpoint answers in, within twice the
         time of a request.
 
@@ -143,7 +143,7 @@ class EndpointTransport:
         raise ConfigurationError(problem)
 
     async def _try_form(
-        self, request: Request, form: Form, until: float
+        self, request: JudgeRequest, form: Form, until: float
     ) -> tuple[Problem | None, bool]:
         """Returns what is wrong with an answer in this form, and whether no other form would
         help."""
@@ -167,7 +167,7 @@ class EndpointTransport:
             return Problem("endpoint.redirects", where, str(error)), True
         except ReportedError as error:
             return self._explained(error), error.status not in (400, 422)
-        except (Refusal, MalformedAnswer) as error:
+        except (ChatRefusal, MalformedAnswer) as error:
             got = f"does not answer as an OpenAI-compatible endpoint does: {error}"
             return Problem("endpoint.protocol", where, got), True
         if self.budget.limited and not said.counted:

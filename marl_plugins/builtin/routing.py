@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from marl_plugins.core.trajectory import Generation
 
 
-IN_FLIGHT = 256
+MAX_REQUESTS_IN_FLIGHT = 256
 """More than vLLM computes at once as upstream starts it (max_num_seqs, 128), so that no engine ever
 waits for the controller. Up to that many requests per engine nothing waits at all."""
 
@@ -34,7 +34,7 @@ def marl_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--balance.in_flight",
         type=at_least(1),
-        default=IN_FLIGHT,
+        default=MAX_REQUESTS_IN_FLIGHT,
         metavar="N",
         help="maximum number of requests at one engine; the others wait in the controller, the "
         "oldest task's first",

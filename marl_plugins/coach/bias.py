@@ -26,7 +26,7 @@ data allow are therefore an interval:
 A type has a bias only where m differs for every slope that is left. Where there are few repeats, or
 all tasks of a type are equally hard, many slopes are left, and a difference in difficulty cannot be
 told from a bias: this is said (`unclear`) and raises no alarm. Errors are by task, so a task that
-returns counts once. Sums of tasks are kept, no scores; they fade by `DECAY` a step.
+returns counts once. Sums of tasks are kept, no scores; they fade by `BIAS_DECAY_PER_STEP` a step.
 
 `--coach.debias` takes out of every score how far its type's m_j lies from the mean of all types,
 where this test finds a bias in the steps before, so that the order in which verdicts arrive does
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from marl_plugins import Trajectory
     from marl_plugins.coach.metrics import JudgedAction
 
-DECAY = 0.95
+BIAS_DECAY_PER_STEP = 0.95
 """What a step's numbers count a step later: together they count as much as the last twenty
 steps."""
 LEAST_TASKS = 6.0
@@ -56,7 +56,7 @@ FORGOTTEN = 0.1
 """What the samples of a task count, together, below which it is not kept."""
 LOOKED_THROUGH = 10
 """Steps from one look for such tasks to the next."""
-RELEVANT = 0.02
+RELEVANT_BIAS = 0.02
 """A bias that may be smaller raises no alarm: a fifth of a point of ten, as much as scores that are
 not linear in quality make."""
 MOST_SLOPE = 1.0
@@ -66,7 +66,7 @@ FALSE_ALARMS, LOOKS = 0.05, 20
 steps of a run count."""
 SLOPE_ERRORS = 2.5
 """Standard errors of the interval of slopes."""
-ROUNDING = 1e-9
+SUM_ROUNDING = 1e-9
 """Sums of squares below this are 0."""
 TERM = "debias"
 """What a score is changed by, among the terms of the reward."""
@@ -110,7 +110,7 @@ class Difference:
 
     @property
     def is_bias(self) -> bool:
-        return self.interval.low >= RELEVANT or self.interval.high <= -RELEVANT
+        return self.interval.low >= RELEVANT_BIAS or self.interval.high <= -RELEVANT_BIAS
 
 
 class TypeSums:
@@ -125,7 +125,7 @@ class TypeSums:
         import numpy
 
         at, *sums = numpy.array(list(tasks), dtype=float).T
-        fade = DECAY ** (step - at)
+        fade = BIAS_DECAY_PER_STEP ** (step - at)
         w, s, o, so, oo = (fade * values for values in (sums[0], *sums[2:]))
         ww = fade**2 * sums[1]
         self.weight = float(w.sum())
@@ -162,7 +162,7 @@ def slopes_of(types: Sequence[TypeSums], errors: float) -> Interval:
     low, high = 0.0, MOST_SLOPE
     p, v = (numpy.concatenate([one.between[n] for one in types]) for n in range(2))
     a = float(v.sum()) ** 2 - t * t * float(v @ v)
-    if a > ROUNDING and v.sum() > 0:  # else even the variance of q is not known to be above 0
+    if a > SUM_ROUNDING and v.sum() > 0:  # else even the variance of q is not known to be above 0
         half = float(p.sum() * v.sum()) - t * t * float(p @ v)
         root = sqrt(max(0.0, half * half - a * (float(p.sum()) ** 2 - t * t * float(p @ p))))
         first, last = (half - root) / a, (half + root) / a
@@ -174,7 +174,7 @@ def slopes_of(types: Sequence[TypeSums], errors: float) -> Interval:
     c = numpy.concatenate([one.products for one in types])
     least = float(c.sum()) - t * sqrt(float(c @ c))
     outcomes = float(sum(one.outcomes.sum() for one in types))
-    if least > 0 and outcomes > ROUNDING:
+    if least > 0 and outcomes > SUM_ROUNDING:
         low = min(high, max(low, least / outcomes))
     return Interval(low, high)
 
@@ -254,7 +254,7 @@ class BiasMonitor:
                 types[kind] = {
                     task: sums
                     for task, sums in tasks.items()
-                    if sums[1] * DECAY ** (self.step - sums[0]) >= FORGOTTEN
+                    if sums[1] * BIAS_DECAY_PER_STEP ** (self.step - sums[0]) >= FORGOTTEN
                 }
                 if not types[kind]:
                     del types[kind]
@@ -336,7 +336,7 @@ class BiasMonitor:
 
 def faded(sums: TaskSums, step: int) -> list[float]:
     """Returns a task's sums without their step, as they count in a later one."""
-    by = DECAY ** (step - sums[0])
+    by = BIAS_DECAY_PER_STEP ** (step - sums[0])
     return [by * by * value if place == 1 else by * value for place, value in enumerate(sums[1:])]
 
 

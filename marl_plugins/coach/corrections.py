@@ -40,7 +40,7 @@ from marl_plugins.engine.records.read import TRAJECTORIES
 
 NUMBER = re.compile(r"(?<![\w.])[+-]?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?(?!\d)")
 """Of a text; a unit may follow at once, as in 42kg."""
-DIGITS = 1000
+MAX_INTEGER_DIGITS = 1000
 REASONS = ("empty", "unchanged", "label", "too_long")
 COLUMNS = ("actions", "corrections", "written", *REASONS)
 EXAMPLE = """\
@@ -57,9 +57,9 @@ CORRECTIONS."""
 
 
 def make_parser() -> argparse.ArgumentParser:
-    from marl_plugins.engine.hosts.upstream_cli import Parser
+    from marl_plugins.engine.hosts.upstream_cli import UpstreamParser
 
-    parser = Parser(
+    parser = UpstreamParser(
         prog="openrlhf corrections",
         usage="openrlhf corrections RUN [--to FOLDER] [--steps A:B] [--json]",
         description="Make data sets for supervised training and for DPO of the better actions that "
@@ -264,7 +264,9 @@ def number(text: str) -> Fraction | None:
     """Returns the value of a number; None of one with more digits than any label has, which Python
     would refuse to read."""
     return (
-        Fraction(text.replace(",", "")) if len(text) <= DIGITS and NUMBER.fullmatch(text) else None
+        Fraction(text.replace(",", ""))
+        if len(text) <= MAX_INTEGER_DIGITS and NUMBER.fullmatch(text)
+        else None
     )
 
 

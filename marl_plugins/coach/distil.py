@@ -44,7 +44,7 @@ from marl_plugins.engine.records.read import TRAJECTORIES
 
 if TYPE_CHECKING:
     from marl_plugins import Action, Run, Trajectory
-    from marl_plugins.asking.request import Request
+    from marl_plugins.asking.request import JudgeRequest
     from marl_plugins.coach.model import Questions
 
 REASONS = ("failed", "unjudged", "other_question", "ran_programs")
@@ -65,9 +65,9 @@ coach about the same actions."""
 def make_parser() -> argparse.ArgumentParser:
     """Returns the parser of the command line; flags of `openrlhf train` that are not listed are
     passed on."""
-    from marl_plugins.engine.hosts.upstream_cli import Parser
+    from marl_plugins.engine.hosts.upstream_cli import UpstreamParser
 
-    parser = Parser(
+    parser = UpstreamParser(
         prog="openrlhf verdicts",
         usage="openrlhf verdicts RUN --recipe RECIPE [--coach.* ...] [--to FOLDER] [--steps A:B] "
         "[--held_out SHARE] [--json]",
@@ -192,7 +192,7 @@ def questions_of(run: Run) -> Questions:
 
 def question(
     trajectory: Trajectory, action: Action, note: Mapping[str, Any], questions: Questions
-) -> Request:
+) -> JudgeRequest:
     """Returns the question that the coach was asked of a recorded action."""
     seen = Seen.of(trajectory, action)
     if note["knew_the_label"]:
@@ -224,7 +224,7 @@ def row_of(
     trajectory: Trajectory,
     action: Action,
     note: Mapping[str, Any],
-    request: Request,
+    request: JudgeRequest,
     answer: Answer,
     nonce: str,
     form: str,

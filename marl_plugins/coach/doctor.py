@@ -19,7 +19,7 @@ from marl_plugins.coach.flags import NEEDED, add_flags, endpoint_of
 if TYPE_CHECKING:
     from marl_plugins import Problem, Run
     from marl_plugins.asking.asker import Asker
-    from marl_plugins.asking.endpoint import Endpoint
+    from marl_plugins.asking.endpoint import CoachEndpoint
 
 LISTING_SECONDS = 10.0
 """Time limit for listing an endpoint's models."""
@@ -36,7 +36,7 @@ def check_coach(run: Run | None, args: SimpleNamespace, static: bool) -> list[Fi
     return [extra, *(report_untried_coach(run, endpoint) if static else try_coach(run, endpoint))]
 
 
-def try_coach(run: Run | None, endpoint: Endpoint) -> list[Finding]:
+def try_coach(run: Run | None, endpoint: CoachEndpoint) -> list[Finding]:
     """Asks the run's coach, or the one in the flags, the question that a run asks at start; with
     only a key, lists its models."""
     from marl_plugins.asking.asker import endpoint_asker
@@ -53,7 +53,7 @@ def try_coach(run: Run | None, endpoint: Endpoint) -> list[Finding]:
     return []
 
 
-def endpoints_of_run(run: Run) -> list[tuple[Asker, Endpoint]]:
+def endpoints_of_run(run: Run) -> list[tuple[Asker, CoachEndpoint]]:
     """Returns the endpoints of the run's coaches, as far as they are models at one."""
     from marl_plugins.asking.transport import EndpointTransport
 
@@ -61,7 +61,7 @@ def endpoints_of_run(run: Run) -> list[tuple[Asker, Endpoint]]:
     return [(asker, t.endpoint) for asker, t in askers if isinstance(t, EndpointTransport)]
 
 
-def report_untried_coach(run: Run | None, endpoint: Endpoint) -> list[Finding]:
+def report_untried_coach(run: Run | None, endpoint: CoachEndpoint) -> list[Finding]:
     """Reports, with `--static`, that the coach's endpoint was not tried."""
     chosen = bool(endpoint.model) or endpoint.base_url != default_of("base_url")
     if run is not None:
@@ -84,7 +84,7 @@ def default_of(flag: str) -> Any:
     return parser.get_default(f"coach.{flag}")
 
 
-def probe_coach(asker: Asker, endpoint: Endpoint) -> list[Finding]:
+def probe_coach(asker: Asker, endpoint: CoachEndpoint) -> list[Finding]:
     """Asks one small question in the form that the run would use."""
     from marl_plugins.coach.model import trial_request
 
@@ -105,7 +105,7 @@ def probe_coach(asker: Asker, endpoint: Endpoint) -> list[Finding]:
     ]
 
 
-def _fix(endpoint: Endpoint, problem: Problem) -> str:
+def _fix(endpoint: CoachEndpoint, problem: Problem) -> str:
     """Returns what to type after the endpoint's answer; if it does not have this model, the models
     it has."""
     if problem.code == "endpoint.key":
@@ -124,7 +124,7 @@ def _fix(endpoint: Endpoint, problem: Problem) -> str:
     return "openrlhf docs coach, Endpoints"
 
 
-def report_models(endpoint: Endpoint) -> list[Finding]:
+def report_models(endpoint: CoachEndpoint) -> list[Finding]:
     """Reports the models that an endpoint has: a note in any case, because no flag says that a run
     would use it."""
     names, problem = fetch_model_names(endpoint)
@@ -148,14 +148,14 @@ def report_models(endpoint: Endpoint) -> list[Finding]:
     ]
 
 
-def fetch_model_names(endpoint: Endpoint) -> tuple[list[str], str | None]:
+def fetch_model_names(endpoint: CoachEndpoint) -> tuple[list[str], str | None]:
     """Returns the models that an endpoint lists, or why it lists none."""
     from marl_plugins.asking.limits import SpendingBudget
-    from marl_plugins.asking.request import Tally
+    from marl_plugins.asking.request import RequestTally
     from marl_plugins.asking.transport import EndpointTransport
 
     transport = EndpointTransport(
-        replace(endpoint, timeout=LISTING_SECONDS), SpendingBudget(endpoint.prefix), Tally()
+        replace(endpoint, timeout=LISTING_SECONDS), SpendingBudget(endpoint.prefix), RequestTally()
     )
     try:
         return asyncio.run(transport.model_names()), None

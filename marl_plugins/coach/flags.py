@@ -25,7 +25,7 @@ from marl_plugins.asking.endpoint import shown_url
 
 if TYPE_CHECKING:
     from marl_plugins import Run
-    from marl_plugins.asking.endpoint import Endpoint
+    from marl_plugins.asking.endpoint import CoachEndpoint
 
 PREFIX = "coach"
 """Of all flags, as messages of the client name them."""
@@ -532,18 +532,18 @@ def _too_slow(run: Run) -> list[Problem]:
     return [Problem("coach.too_slow", where, got, fix=fix, severity="warning")]
 
 
-def endpoint_of(args: Any) -> Endpoint:
+def endpoint_of(args: Any) -> CoachEndpoint:
     """Returns the endpoint that the flags describe (`args.base_url`, ...).
 
     Raises:
         ConfigurationError: They contradict each other.
     """
-    from marl_plugins.asking.endpoint import Endpoint
+    from marl_plugins.asking.endpoint import CoachEndpoint
 
     if problems := endpoint_problems(args):
         raise ConfigurationError(problems)
-    names = {f.name for f in fields(Endpoint)} - {"prefix", "body"}
-    return Endpoint(
+    names = {f.name for f in fields(CoachEndpoint)} - {"prefix", "body"}
+    return CoachEndpoint(
         PREFIX, body=json.loads(args.body or "{}"), **{n: getattr(args, n) for n in names}
     )
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from marl_plugins import Run
     from marl_plugins.asking.asker import Asker
     from marl_plugins.asking.cache import KeptAnswers
-    from marl_plugins.coach.programs import Programs
+    from marl_plugins.coach.programs import CoachPrograms
     from marl_plugins.coach.state import Coach
 
 T = TypeVar("T")
@@ -124,14 +124,14 @@ def make_one(
     return ModelCoach(asker, questions), asker
 
 
-def _programs(run: Run) -> Programs | None:
+def _programs(run: Run) -> CoachPrograms | None:
     """Returns what models run programs with, where the recipe lets them."""
     config = config_of(run)
     if not config.tools:
         return None
-    from marl_plugins.coach.programs import Programs
+    from marl_plugins.coach.programs import CoachPrograms
 
-    return Programs(use_tool(run, "python", "the coach"), config.max_calls)
+    return CoachPrograms(use_tool(run, "python", "the coach"), config.max_calls)
 
 
 def told(run: Run, role: str) -> str:

@@ -22,7 +22,7 @@ from marl_plugins.coach.flags import (
 from marl_plugins.coach.section import CoachConfig, CoachMemberConfig
 
 # inside: parses a member's flags as the plan does
-from marl_plugins.engine.hosts.upstream_cli import Parser
+from marl_plugins.engine.hosts.upstream_cli import UpstreamParser
 from marl_plugins.engine.plan.flags import GivenFlag, actions_of, parse_alone
 
 if TYPE_CHECKING:
@@ -194,8 +194,8 @@ def _flag_problems(member: str, flag: str, value: Any, kinds: Sequence[str]) -> 
     ]
 
 
-def _parser() -> Parser:
-    parser = Parser(prog="coach", add_help=False, allow_abbrev=False)
+def _parser() -> UpstreamParser:
+    parser = UpstreamParser(prog="coach", add_help=False, allow_abbrev=False)
     add_flags(parser)
     return parser
 

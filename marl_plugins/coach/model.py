@@ -16,9 +16,9 @@ from marl_plugins.asking.prompts import (
     files_of,
     prompt_fields,
 )
-from marl_plugins.asking.request import Request
+from marl_plugins.asking.request import JudgeRequest
 from marl_plugins.coach import correcting, verdict
-from marl_plugins.coach.programs import NO_FILES, Copies, Programs, Work, copied
+from marl_plugins.coach.programs import NO_FILES, CoachPrograms, ProgramCopies, Work, copied
 from marl_plugins.coach.verdict import Verdict
 
 if TYPE_CHECKING:
@@ -45,14 +45,14 @@ class Questions:
     duties: Mapping[str, str]
     corrections: bool = False
     training: Callable[[str], str] = lambda role: ""
-    programs: Programs | None = None
+    programs: CoachPrograms | None = None
 
-    async def about(self, action: Action, seen: Seen) -> Request:
+    async def about(self, action: Action, seen: Seen) -> JudgeRequest:
         """Does the same as `of`, with the files for its programs."""
         copies = await copied(files_of(action, seen), seen.workspace) if self.programs else NO_FILES
         return self.of(action, seen, copies)
 
-    def of(self, action: Action, seen: Seen, copies: Copies = NO_FILES) -> Request:
+    def of(self, action: Action, seen: Seen, copies: ProgramCopies = NO_FILES) -> JudgeRequest:
         last = isinstance(seen, SeenLast)
         fields = prompt_fields(action, seen, self.duties[action.role]) | {
             "training": self.training(action.role)
@@ -84,7 +84,7 @@ class ModelCoach:
         return kept_as(Verdict, await self.asker.judge(await self.questions.about(action, seen)))
 
 
-def trial_request() -> Request:
+def trial_request() -> JudgeRequest:
     """Returns a request for a score of 7, to try a model before anything is started."""
 
     def prompt(nonce: str, form: str) -> str:
@@ -106,7 +106,7 @@ def _request(
     last: bool,
     corrections: bool = False,
     work: Work | None = None,
-) -> Request:
+) -> JudgeRequest:
     def parse(text: str, nonce: str, form: str) -> dict[str, Any] | None:
         rest, block = (
             correcting.taken_out(text, nonce) if corrections and form == "text" else (text, None)
@@ -129,7 +129,7 @@ def _request(
         return verdict.again(nonce, form, last)
 
     schema = verdict.schema(last)
-    request = Request(
+    request = JudgeRequest(
         prompt, parse, again, correcting.with_correction(schema) if corrections else schema
     )
     if work is None:

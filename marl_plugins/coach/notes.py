@@ -25,7 +25,7 @@ from marl_plugins.coach.verdict import JointVerdict, Verdict
 
 if TYPE_CHECKING:
     from marl_plugins import Action
-    from marl_plugins.asking.request import Request
+    from marl_plugins.asking.request import JudgeRequest
     from marl_plugins.coach.model import Questions
 
 
@@ -82,7 +82,7 @@ def note_of(
     return note
 
 
-def digest_of(request: Request) -> str:
+def digest_of(request: JudgeRequest) -> str:
     """Derives a question's name from its whole text, without its nonce and in the form of lines."""
     text = request.prompt("", "text").encode("utf-8", "surrogatepass")
     return hashlib.blake2b(text, digest_size=8).hexdigest()

@@ -37,14 +37,14 @@ if TYPE_CHECKING:
     from marl_plugins.core.trajectory import File
 
 TOOLS = ("python",)
-MOST_FILES = 1000
+MAX_COACH_FILES = 1000
 """Files that a coach's programs are given."""
 MOST_BYTES = 16 * 2**20
 """Of all files together that a coach's programs are given."""
 
 
 @dataclass(frozen=True)
-class Copies:
+class ProgramCopies:
     """Files as an action left them.
 
     Args:
@@ -55,10 +55,10 @@ class Copies:
     missing: Sequence[str] = ()
 
 
-NO_FILES = Copies({}, ())
+NO_FILES = ProgramCopies({}, ())
 
 
-async def copied(files: Sequence[File], workspace: Path | None) -> Copies:
+async def copied(files: Sequence[File], workspace: Path | None) -> ProgramCopies:
     """Returns the contents of files of a workspace, as their digests say that they are.
 
     Raises:
@@ -66,7 +66,7 @@ async def copied(files: Sequence[File], workspace: Path | None) -> Copies:
     """
     if not files:
         return NO_FILES
-    paths = [file.path for file in files if not path_problem(file.path)][:MOST_FILES]
+    paths = [file.path for file in files if not path_problem(file.path)][:MAX_COACH_FILES]
     try:
         found = (
             await asyncio.to_thread(read_files, workspace, paths, MOST_BYTES)
@@ -79,14 +79,14 @@ async def copied(files: Sequence[File], workspace: Path | None) -> Copies:
         ) from error
     digests = {path: hashlib.sha256(content).hexdigest() for path, content in found.items()}
     same = {file.path for file in files if digests.get(file.path) == file.sha256}
-    return Copies(
+    return ProgramCopies(
         {path: content for path, content in found.items() if path in same},
         [f.path for f in files if f.path not in same],
     )
 
 
 @dataclass(frozen=True)
-class Programs:
+class CoachPrograms:
     """The programs of a coach: the tool and the files that they are run with.
 
     Args:
@@ -112,7 +112,7 @@ class Programs:
 class Work:
     """The programs of one verdict, and what they printed."""
 
-    def __init__(self, programs: Programs, copies: Copies):
+    def __init__(self, programs: CoachPrograms, copies: ProgramCopies):
         self.programs = programs
         self.copies = copies
         self.runs: list[ProgramRun] = []

@@ -62,9 +62,9 @@ verdicts, --coach.budget_tokens N limits what they cost. A frozen policy cannot 
 def make_parser() -> argparse.ArgumentParser:
     """Returns the parser of the command line; flags of `openrlhf train` that are not listed are
     passed on."""
-    from marl_plugins.engine.hosts.upstream_cli import Parser
+    from marl_plugins.engine.hosts.upstream_cli import UpstreamParser
 
-    parser = Parser(
+    parser = UpstreamParser(
         prog="openrlhf coach",
         usage="openrlhf coach RUN --recipe RECIPE [--plugin NAME ...] [--coach.* ...] [--steps "
         "A:B] [--json]",

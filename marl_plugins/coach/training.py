@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from marl_plugins.asking.request import Judgement
     from marl_plugins.coach.model import Questions
 
-UNREADABLE = 0.0
+UNREADABLE_REWARD = 0.0
 """Reward of an answer that holds no verdict."""
 
 
@@ -113,7 +113,7 @@ def rewards(answers: Sequence[tuple[float | None, float]]) -> list[float]:
     """
     shares = iter(shares_in_tau([(s, o) for s, o in answers if s is not None]))
     return [
-        UNREADABLE if s is None else (1 - (s - o) ** 2 + (1 + next(shares)) / 2) / 2
+        UNREADABLE_REWARD if s is None else (1 - (s - o) ** 2 + (1 + next(shares)) / 2) / 2
         for s, o in answers
     ]
 

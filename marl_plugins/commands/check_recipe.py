@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from marl_plugins.contracts.mappings import MappingOutcome
     from marl_plugins.engine.plan.plan import Plan
 
-NAMED = 20
+MAX_NAMED_ANSWERS = 20
 """Answers of each kind that a table names."""
 KNOWN = {
     "right": "right answers are paid",
@@ -143,7 +143,7 @@ def _twice(plan: Plan, split: str) -> dict[str, Any]:
         key = repr((task.prompt, task.metadata, task.files))
         found += [task.id] if key in seen else []
         seen.add(key)
-    return {"count": len(found), "tasks": found[:NAMED]}
+    return {"count": len(found), "tasks": found[:MAX_NAMED_ANSWERS]}
 
 
 def _known(one: GraderFinding) -> dict[str, Any]:
@@ -189,7 +189,11 @@ def _print(
         )
     _counts([one for one in labels if labels_answer or one.kind != "label"], OF_LABELS)
     missed = [one for one in labels if not one.fine and (labels_answer or one.kind != "label")]
-    named = [one for kind in OF_LABELS for one in [m for m in missed if m.kind == kind][:NAMED]]
+    named = [
+        one
+        for kind in OF_LABELS
+        for one in [m for m in missed if m.kind == kind][:MAX_NAMED_ANSWERS]
+    ]
     if rows := [[one.task, one.kind, one.answer, one.outcome] for one in named]:
         print_table(
             "Labels that the grader takes otherwise",

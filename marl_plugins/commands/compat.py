@@ -32,7 +32,7 @@ REPAIR = f"install openrlhf {releases.TRAINED}, or a newer openrlhf-marl"
 def main(words: Sequence[str]) -> int:
     """Prints the findings, and returns the exit code 0 if all are good, 1 if not, 2 if there was
     nothing to check."""
-    parser = upstream_cli.Parser(
+    parser = upstream_cli.UpstreamParser(
         prog="openrlhf compat",
         description="Whether a release of OpenRLHF still has every function, class and flag that "
         "this project depends on.",

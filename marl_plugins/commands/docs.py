@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from marl_plugins.core.failures import ConfigurationError, nearest
 from marl_plugins.core.problems import Problem
 from marl_plugins.core.recipe.shipped import data
-from marl_plugins.engine.hosts.upstream_cli import Parser
+from marl_plugins.engine.hosts.upstream_cli import UpstreamParser
 
 
 def main(words: Sequence[str]) -> int:
@@ -16,7 +16,7 @@ def main(words: Sequence[str]) -> int:
     Raises:
         ConfigurationError: There is no such page.
     """
-    parser = Parser(
+    parser = UpstreamParser(
         prog="openrlhf docs",
         description="The documentation, page by page; without a page, the list of them.",
     )

@@ -16,7 +16,7 @@ from marl_plugins.commands.train import print_plan
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.problems import Problem, at, meant
 from marl_plugins.core.run import Run
-from marl_plugins.engine.hosts.upstream_cli import Parser
+from marl_plugins.engine.hosts.upstream_cli import UpstreamParser
 from marl_plugins.engine.plan.build import build_plan, use_engines_only
 from marl_plugins.engine.plan.describe import first_lines
 from marl_plugins.engine.plan.flags import COMMAND_LINE, split_flags
@@ -34,9 +34,9 @@ NO_TASKS = Problem(
 )
 
 
-def parser() -> Parser:
+def parser() -> UpstreamParser:
     """Returns the flags of `openrlhf eval` that `openrlhf train` does not have."""
-    own = Parser(prog="openrlhf eval", add_help=False, allow_abbrev=False)
+    own = UpstreamParser(prog="openrlhf eval", add_help=False, allow_abbrev=False)
     own.usage = (
         "openrlhf eval --recipe RECIPE [--models FOLDER [--only NAME ...]] [flags of "
         "openrlhf train]"

@@ -16,14 +16,14 @@ from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.options import score_range, step_range
 from marl_plugins.core.problems import Problem, at
 from marl_plugins.core.trajectory import Action, Trajectory
-from marl_plugins.engine.hosts.upstream_cli import Parser
+from marl_plugins.engine.hosts.upstream_cli import UpstreamParser
 from marl_plugins.engine.records.read import EVERYTHING, Filter, RunReader
 from marl_plugins.engine.records.tables import TABLES, reason_left_out, write_table
 
 
-def make_parser() -> Parser:
+def make_parser() -> UpstreamParser:
     """Returns the parser of the command line."""
-    parser = Parser(
+    parser = UpstreamParser(
         prog="openrlhf export",
         description="What became of the actions that a run has recorded, by policy; with --to one "
         "of its tables, for pandas "

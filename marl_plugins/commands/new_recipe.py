@@ -33,7 +33,7 @@ from marl_plugins.engine.hosts import cpu
 from marl_plugins.engine.plan.checks.roles import NAME
 
 MODEL = "Qwen/Qwen2.5-1.5B-Instruct"
-HELD_OUT = 10
+HELD_OUT_TASKS = 10
 """One task in this many is held out where no file of held-out tasks is given."""
 ANSWER_TOKENS, SAMPLES, LARGEST_BATCH = 1024, 4, 64
 LONGEST_FOR_TINY_BYTES = 3000
@@ -333,8 +333,8 @@ def _tasks(wanted: NewRecipe) -> tuple[list[Task], list[Task]]:
     if wanted.eval_data:
         held_out, train = [replace(task, id=f"eval-{task.id}") for task in other], list(given)
     else:
-        held_out = given[HELD_OUT - 1 :: HELD_OUT]
-        train = [task for number, task in enumerate(given) if (number + 1) % HELD_OUT]
+        held_out = given[HELD_OUT_TASKS - 1 :: HELD_OUT_TASKS]
+        train = [task for number, task in enumerate(given) if (number + 1) % HELD_OUT_TASKS]
     words = {" ".join(task.prompt.lower().split()) for task in train}
     return train, [task for task in held_out if " ".join(task.prompt.lower().split()) not in words]
 

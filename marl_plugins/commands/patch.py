@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from marl_plugins.engine.hosts.patches import PatchedTree, load_series, lock_tree, recognise
-from marl_plugins.engine.hosts.upstream_cli import Parser
+from marl_plugins.engine.hosts.upstream_cli import UpstreamParser
 
 ABOUT = """\
 Thin patches for a checkout of an upstream. Training with plugins requires none of them.
@@ -60,13 +60,13 @@ def _build_parser() -> argparse.ArgumentParser:
         f"{series.title}\n" + "\n".join(f"  {p.name}\n      {p.title}" for p in series.patches)
         for series in load_series()
     ]
-    parser = Parser(
+    parser = UpstreamParser(
         prog="openrlhf patch",
         description=ABOUT,
         epilog="Patches:\n" + "\n".join(listed),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    commands = parser.add_subparsers(dest="command", parser_class=Parser)
+    commands = parser.add_subparsers(dest="command", parser_class=UpstreamParser)
     for name, about in (
         ("status", "which patches a tree has"),
         ("apply", "apply patches to a tree; those already applied are skipped"),

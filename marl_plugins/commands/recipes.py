@@ -26,7 +26,7 @@ from marl_plugins.core.redaction import inert, shown_flag
 from marl_plugins.core.run import Run
 from marl_plugins.core.workflow import Workflow
 from marl_plugins.engine.hosts.cpu import device
-from marl_plugins.engine.hosts.upstream_cli import Parser
+from marl_plugins.engine.hosts.upstream_cli import UpstreamParser
 from marl_plugins.engine.manager import Plugins
 from marl_plugins.engine.plan.build import draft_plan
 from marl_plugins.engine.plan.describe import players
@@ -39,10 +39,10 @@ from marl_plugins.engine.plan.workflow_file import WorkflowFile, workflow_of
 
 
 def main(words: Sequence[str]) -> int:
-    parser = Parser(
+    parser = UpstreamParser(
         prog="openrlhf recipes", description="Shipped recipes, and your own made from them."
     )
-    commands = parser.add_subparsers(dest="command", parser_class=Parser)
+    commands = parser.add_subparsers(dest="command", parser_class=UpstreamParser)
     listing = commands.add_parser("list", help="all shipped recipes")
     showing = commands.add_parser("show", help="a recipe's roles, who calls whom, and its settings")
     showing.add_argument("recipe", help="name of a shipped recipe, a folder, or a YAML file")
@@ -177,7 +177,7 @@ def list_all(as_json: bool) -> int:
 
 def defaults_of(plugins: Plugins) -> SimpleNamespace:
     """Returns the plugins' flags with their defaults, nested as in a run."""
-    parser, root = Parser(add_help=False, allow_abbrev=False), SimpleNamespace()
+    parser, root = UpstreamParser(add_help=False, allow_abbrev=False), SimpleNamespace()
     plugins.options(parser)
     for flag, value in vars(parser.parse_args([])).items():
         *parents, last = flag.split(".")

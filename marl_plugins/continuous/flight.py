@@ -12,7 +12,7 @@ from marl_plugins import Step, StepPart, Task, Trajectory, all_of
 
 
 @dataclass(eq=False)
-class Group:
+class TaskInFlight:
     """All samples of a task.
 
     Args:
@@ -27,7 +27,7 @@ class Group:
     work: asyncio.Future[list[Trajectory]]
 
 
-class Lengths:
+class FlightLengths:
     """The sampled tokens of a role's actions, of the tasks that were begun in one rollout."""
 
     def __init__(self) -> None:
@@ -46,9 +46,9 @@ class Lengths:
 class Flight:
     """The tasks that have been begun and not taken, in the order in which they were begun."""
 
-    groups: list[Group] = field(default_factory=list)
-    lengths: dict[int, dict[str, Lengths]] = field(
-        default_factory=lambda: defaultdict(lambda: defaultdict(Lengths))
+    groups: list[TaskInFlight] = field(default_factory=list)
+    lengths: dict[int, dict[str, FlightLengths]] = field(
+        default_factory=lambda: defaultdict(lambda: defaultdict(FlightLengths))
     )
     """By the rollout in which tasks were begun, then by role."""
     saved: dict[str, Any] = field(default_factory=lambda: {"waiting": [], "early": [], "taken": []})
@@ -87,7 +87,7 @@ class ContinuousPart(StepPart):
         return self._groups()
 
     async def _groups(self) -> AsyncGenerator[Sequence[Trajectory], None]:
-        taken = list[Group]()
+        taken = list[TaskInFlight]()
         again = self._taken_before()
         waiting = self._begin_again(again) if again else self._begin()
         mine = set(waiting) if again else self._due(waiting)
@@ -118,13 +118,13 @@ class ContinuousPart(StepPart):
             [],
         )
 
-    def _begin_again(self, tasks: Sequence[tuple[int, str]]) -> list[Group]:
+    def _begin_again(self, tasks: Sequence[tuple[int, str]]) -> list[TaskInFlight]:
         return [
             self._group(self._task(turn, name), turn, place)
             for place, (turn, name) in enumerate(tasks)
         ]
 
-    def _begin(self) -> list[Group]:
+    def _begin(self) -> list[TaskInFlight]:
         """Begin what a saved step has left, the tasks of this step, then some of the next."""
         flight, number = self.flight, self.step.number
         saved = flight.saved
@@ -149,13 +149,13 @@ class ContinuousPart(StepPart):
     def _task(self, turn: int, name: str) -> Task:
         return next(task for task in self.step.planned(turn) if task.id == name)
 
-    def _group(self, task: Task, turn: int, place: int) -> Group:
+    def _group(self, task: Task, turn: int, place: int) -> TaskInFlight:
         samples = all_of(
             self.step.trajectory(task, place, sample) for sample in range(self.samples)
         )
-        return Group(task, turn, self.step.number, asyncio.ensure_future(samples))
+        return TaskInFlight(task, turn, self.step.number, asyncio.ensure_future(samples))
 
-    def _due(self, waiting: Iterable[Group]) -> set[Group]:
+    def _due(self, waiting: Iterable[TaskInFlight]) -> set[TaskInFlight]:
         """The groups that this rollout takes, whenever they are complete."""
         number = self.step.number
         following = {task.id for task in self.step.planned(number + 1)}
@@ -165,7 +165,7 @@ class ContinuousPart(StepPart):
             if g.begun <= number - self.late or (g.turn <= number and g.task.id in following)
         }
 
-    def _take(self, taken: Sequence[Group], again: bool) -> None:
+    def _take(self, taken: Sequence[TaskInFlight], again: bool) -> None:
         """Note what the rollout has taken, now that it is complete."""
         flight, number = self.flight, self.step.number
         flight.groups = [group for group in flight.groups if group not in taken]
@@ -185,7 +185,7 @@ class ContinuousPart(StepPart):
             "taken": [*kept, [number, names]],
         }
 
-    def _note_lengths(self, taken: Sequence[Group]) -> None:
+    def _note_lengths(self, taken: Sequence[TaskInFlight]) -> None:
         number = self.step.number
         for group in taken:
             for action in (a for t in group.work.result() for a in t.actions):

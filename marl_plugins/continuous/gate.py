@@ -11,7 +11,7 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-class Gate:
+class LateGate:
     """The gate before the engines of one policy."""
 
     def __init__(self) -> None:
@@ -42,8 +42,8 @@ class Gate:
             self._open.set()
 
 
-class Gates(defaultdict[str, Gate]):
+class Gates(defaultdict[str, LateGate]):
     """The gates of a run, by policy."""
 
     def __init__(self) -> None:
-        super().__init__(Gate)
+        super().__init__(LateGate)

@@ -47,9 +47,9 @@ if TYPE_CHECKING:
 
 Kind = Literal["right", "wrong", "tricks"]
 FILE = "answers.py"
-MOST_CALLS = 1000
+MAX_GRADER_CALLS = 1000
 """Maximum number of calls of one run of a workflow."""
-SECONDS = 30.0
+GRADER_SECONDS = 30.0
 """Workflow and grader are left behind where no answer has been graded for so long."""
 T = TypeVar("T")
 
@@ -116,12 +116,12 @@ def graded_apart(
         grade: Says after each answer that it goes on.
 
     Raises:
-        ConfigurationError: No answer was graded for `SECONDS`.
+        ConfigurationError: No answer was graded for `GRADER_SECONDS`.
     """
     try:
         # Once around all answers: patches that overlap in time would restore one another's.
         with patch("os._exit", side_effect=SystemExit):  # which would end the check without a word
-            return run_apart(lambda caught: run_on_a_loop(grade(caught)), seconds or SECONDS)
+            return run_apart(lambda caught: run_on_a_loop(grade(caught)), seconds or GRADER_SECONDS)
     except UserCodeTimeout as stuck:
         file = plan.run.folder / str(plan.run.recipe.grader or plan.run.recipe.workflow)
         problem = stuck.problem("the recipe's code, given an answer,", str(file))
@@ -238,8 +238,8 @@ async def _acted(plan: Plan, task: Task, texts: Mapping[str, str]) -> Trajectory
         return await workflow(task, roles, tools)
 
     async def generate(call: Call) -> Generation:
-        if len(made) > MOST_CALLS:
-            said = f"run was still calling roles after {MOST_CALLS} calls"
+        if len(made) > MAX_GRADER_CALLS:
+            said = f"run was still calling roles after {MAX_GRADER_CALLS} calls"
             raise ConfigurationError(
                 Problem("answers.endless", where_of(made[-1].place), said, fix="bound the loop")
             )

@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 
 LabelKind = Literal["label", "wrong", "empty", "another task's"]
 KINDS: tuple[LabelKind, ...] = ("label", "wrong", "empty", "another task's")
-PAID = 0.5
+PAID_OUTCOME = 0.5
 """Least outcome of what counts as paid."""
-AT_ONCE = 64
+CONCURRENT_GRADINGS = 64
 NUMBER = re.compile(r"\d+(?!.*\d)", re.DOTALL)
 """The last digits of a text."""
 ANSWER_KEYS = ("answer", "answers", "label", "labels", "target", "gold", "value", "final_answer")
@@ -95,7 +95,7 @@ def spaced(tasks: Sequence[Task], most: int | None) -> list[Task]:
 
 
 async def _check(plan: Plan, tasks: Sequence[Task], caught: Capture) -> list[LabelOutcome]:
-    role, free = list(plan.run.recipe.roles)[-1], asyncio.Semaphore(AT_ONCE)
+    role, free = list(plan.run.recipe.roles)[-1], asyncio.Semaphore(CONCURRENT_GRADINGS)
     labelled = [(task, texts) for task in tasks if (texts := texts_of(task.label))]
 
     async def graded(task: Task, kind: LabelKind, texts: Sequence[str]) -> LabelOutcome:
@@ -103,9 +103,9 @@ async def _check(plan: Plan, tasks: Sequence[Task], caught: Capture) -> list[Lab
             for text in texts:
                 outcome = await outcome_of(plan, GradedAnswers(task, role=role), text)
                 caught.goes_on()
-                if outcome is not None and outcome >= PAID:
+                if outcome is not None and outcome >= PAID_OUTCOME:
                     break
-        paid = outcome is not None and outcome >= PAID
+        paid = outcome is not None and outcome >= PAID_OUTCOME
         return LabelOutcome(task.id, kind, text, outcome, paid == (kind == "label"))
 
     caught.goes_on()

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 MOST_NEW_TOKENS = 16
 MOST_POSITIONS = 8192
-SECONDS = 60.0
+MAPPING_SECONDS = 60.0
 
 
 class MappingOutcome(NamedTuple):
@@ -87,7 +87,7 @@ def check_mappings(plan: Plan) -> list[MappingOutcome]:
                 sample = partial(
                     _sampled, replace(plan, run=run), run, name, folder, positions, model, calling
                 )
-                found[players] = graded_apart(plan, sample, 2 * SECONDS)
+                found[players] = graded_apart(plan, sample, 2 * MAPPING_SECONDS)
             except ConfigurationError:
                 raise
             except Exception as error:  # of the recipe's own code: the finding
@@ -179,12 +179,12 @@ async def _sampled(
         roles=roles,
         tools=tools,
         generate=generate,
-        seconds=SECONDS,
+        seconds=MAPPING_SECONDS,
     )
     await score_outcome(
         trajectory,
         lambda t: plan.plugins.hook.marl_score_outcome(run=run, trajectory=t),
-        SECONDS,
+        MAPPING_SECONDS,
         roles,
     )
     failure = trajectory.infrastructure_failure or trajectory.agent_failure or ""

@@ -35,9 +35,9 @@ if TYPE_CHECKING:
 
 JUNK = ("", ")]} \x00")
 """Calls that mean nothing to most tools; agents make such calls."""
-ROUNDS = 4
+CONTRACT_ROUNDS = 4
 """How often each call is made at the same time."""
-TRIES = 3
+CONTRACT_TRIES = 3
 """How often a call may block the event loop before the tool is told: on a busy machine, or while it
 imports, any may once."""
 LONGEST_STALL_SECONDS = 0.3
@@ -133,7 +133,9 @@ class ToolContract(Subject):
         async def work(tools: Mapping[str, Tool]) -> None:
             for tool, text in self._examples(tools, self.calls):
                 stalls: list[float] = []
-                while len(stalls) < TRIES and (not stalls or min(stalls) > LONGEST_STALL_SECONDS):
+                while len(stalls) < CONTRACT_TRIES and (
+                    not stalls or min(stalls) > LONGEST_STALL_SECONDS
+                ):
                     async with stall() as longest:
                         result = await answer(tool, text)
                     stalls.append(longest())
@@ -205,10 +207,12 @@ class ToolContract(Subject):
             ]
             alone = [[said(await answer(tool, text)) for tool, text in examples] for _ in range(2)]
             found = await asyncio.gather(
-                *(answer(tool, text) for _ in range(ROUNDS) for tool, text in examples),
+                *(answer(tool, text) for _ in range(CONTRACT_ROUNDS) for tool, text in examples),
                 return_exceptions=True,
             )
-            expected = [pair for _ in range(ROUNDS) for pair in zip(examples, *alone, strict=True)]
+            expected = [
+                pair for _ in range(CONTRACT_ROUNDS) for pair in zip(examples, *alone, strict=True)
+            ]
             for ((tool, text), first, second), result in zip(expected, found, strict=True):
                 if isinstance(result, InfrastructureFailure):  # too busy: it says so
                     continue

@@ -111,7 +111,7 @@ def rewards_from_scores(
             action.reward = action.score if actions_scored else trajectory.outcome_of(action.role)
 
 
-LARGEST = 3.4e38
+LARGEST_FLOAT32 = 3.4e38
 """Rewards become 32-bit numbers."""
 
 
@@ -124,7 +124,9 @@ def check_rewards(plugin: str, hook: str, trajectories: Iterable[Trajectory]) ->
     for trajectory in trajectories:
         for action in trajectory.actions:
             reward = action.reward
-            if reward is not None and not (isinstance(reward, Real) and abs(reward) <= LARGEST):
+            if reward is not None and not (
+                isinstance(reward, Real) and abs(reward) <= LARGEST_FLOAT32
+            ):
                 raise RunPaused(
                     f"plugin {plugin}: {hook} gave action "
                     f"{trajectory.task.id}/{trajectory.sample}/{action.path} the "

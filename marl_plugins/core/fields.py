@@ -11,7 +11,7 @@ from typing import Any
 from marl_plugins.core.trajectory import Action, Generation, ToolResult
 
 CONTAINERS = (list, tuple, deque, Set, KeysView, ValuesView, ItemsView)
-DEEPEST = 5
+MAX_FIELD_DEPTH = 5
 """Levels of containers and attributes in which actions are looked for."""
 
 
@@ -84,7 +84,7 @@ def holds_action(value: Any) -> bool:
     def holds(inner: Any, level: int) -> bool:
         if isinstance(inner, Action):
             return True
-        if isinstance(inner, str) or id(inner) in reached or level > DEEPEST:
+        if isinstance(inner, str) or id(inner) in reached or level > MAX_FIELD_DEPTH:
             return False
         reached.add(id(inner))
         if isinstance(inner, Mapping):

@@ -26,8 +26,9 @@ BUILT_IN = (
     "groups",
     "reinforce_pp",
     "reward_model",
+    "routing",
+    "tools",
 )
-BUILT_IN += ("routing", "tools")
 MACHINERY = (
     "hook_faults",
     "hosts",

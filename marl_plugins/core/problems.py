@@ -155,19 +155,19 @@ def as_json(problem: Problem) -> dict[str, Any]:
     }
 
 
-LISTED = 20
+MAX_LISTED_NAMES = 20
 """Maximum number of problems listed per file."""
 
 
 def first_of(problems: Sequence[Problem | str], place: str | Path) -> list[Problem]:
     """Returns the first problems of a file or folder, and one that counts the others."""
-    left = len(problems) - LISTED
+    left = len(problems) - MAX_LISTED_NAMES
     more = (
         [Problem("other.more", at(file=place), f"{left} more problems like these", count=left)]
         if left > 0
         else []
     )
-    return [*map(problem_of, problems[:LISTED]), *more]
+    return [*map(problem_of, problems[:MAX_LISTED_NAMES]), *more]
 
 
 def close_names(name: str, valid: Iterable[str]) -> list[str]:

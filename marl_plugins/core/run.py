@@ -89,7 +89,7 @@ class PlannedProcesses(ABC):
 
 
 @dataclass
-class Connection:
+class EngineConnection:
     """The way to the run's engines for plugins, once they run."""
 
     ask: Ask | None = None
@@ -260,7 +260,7 @@ class Run(RecipeFiles):
     async def _answer(
         self, policy: str, messages: Sequence[Mapping[str, str]], max_tokens: int, *, sampled: bool
     ) -> Answer:
-        ask = self.state(Connection).ask
+        ask = self.state(EngineConnection).ask
         if ask is None:
             raise RuntimeError("run.ask: the engines are not running; ask from a hook of a step")
         return await ask(policy, messages, max_tokens, sampled)

@@ -77,7 +77,7 @@ class Parents:
 
 
 @dataclass(frozen=True)
-class Request:
+class RoleRequest:
     """A request of a role beside its messages, see `TrajectoryBuilder.answer`."""
 
     spec: RoleSpec
@@ -277,7 +277,7 @@ class TrajectoryBuilder:
             InfrastructureFailure: The engine or a tool is down.
         """
         self.branches.enter()
-        asked = Request(spec or role_of(self.roles, role), notes or {}, waits)
+        asked = RoleRequest(spec or role_of(self.roles, role), notes or {}, waits)
         if continues is not None:
             check_continues(role, continues, self._actions)
             parents = (continues, *parents)
@@ -296,7 +296,7 @@ class TrajectoryBuilder:
 
     async def _converse(
         self,
-        asked: Request,
+        asked: RoleRequest,
         messages: Sequence[dict[str, str]],
         parents: Parents,
         continues: Action | None,

@@ -18,7 +18,7 @@ from typing import Protocol
 
 from marl_plugins.core.trajectory import File
 
-MOST_FILES = 2000
+MAX_WORKSPACE_FILES = 2000
 """Files beyond that are not looked at, and the call that left them has failed."""
 LONGEST_PATH_BYTES, LONGEST_NAME_BYTES = 1024, 255
 """Maximum number of bytes in a file's path, and in each part of it (NAME_MAX of linux/limits.h)."""

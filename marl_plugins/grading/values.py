@@ -23,7 +23,7 @@ from marl_plugins.grading.numbers import (
 )
 from marl_plugins.grading.places import AMOUNT, TAIL, boxed, final, stated
 
-DEEPEST = 16
+MAX_EXPRESSION_DEPTH = 16
 """Maximum number of braces within each other in an answer; a deeper one is right only as the
 label's text."""
 WORDS = re.compile(r"[A-Za-z][A-Za-z '.-]*")
@@ -205,7 +205,7 @@ async def same(answer: str, label: str, budget: Budget | None = None) -> bool:
     a, b = clean(answer), clean(label)
     if a == b:
         return bool(a)
-    if not a or len(a) > LONGEST_CHARS or _depth(a) > DEEPEST:
+    if not a or len(a) > LONGEST_CHARS or _depth(a) > MAX_EXPRESSION_DEPTH:
         return False
     if in_base(a) or in_base(b):
         return in_base(a) == in_base(b)

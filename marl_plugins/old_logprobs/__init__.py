@@ -33,7 +33,7 @@ from marl_plugins.engine.records.trajectory_record import spelled
 
 if TYPE_CHECKING:
     from marl_plugins import PolicyProcesses, Row, Step
-    from marl_plugins.engine.runtime.experience import ForwardedRows, PreparedRows
+    from marl_plugins.engine.runtime.experience import ForwardedExperience, PreparedExperience
 
 NOTE, EXTENSION = "old_logprobs", "OldWeights"
 ASYNC = "train.async_enable"
@@ -76,7 +76,9 @@ class OldLogProbs(StepPart):
         self.found: dict[Action, list[float]] = {}
         """The log-probs of an action's tokens by the weights that sampled them."""
 
-    async def prepared(self, prepared: Sequence[PreparedRows]) -> Sequence[PreparedRows]:
+    async def prepared(
+        self, prepared: Sequence[PreparedExperience]
+    ) -> Sequence[PreparedExperience]:
         for p in prepared:
             await self._forward(
                 self.step.policies[p.policy], [row for row in p.rows if not row.trajectory.origin]
@@ -101,7 +103,7 @@ class OldLogProbs(StepPart):
                 unknown |= {row.action for row in mine}
                 continue
             try:
-                forwarded = cast("ForwardedRows", await policy.forward(mine))
+                forwarded = cast("ForwardedExperience", await policy.forward(mine))
             finally:
                 await policy.extension(EXTENSION, "put_back")
             for row, log_probs in zip(mine, forwarded.tokens.log_probs.tolist(), strict=True):

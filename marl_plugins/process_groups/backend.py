@@ -17,7 +17,7 @@ from marl_plugins.process_groups.states import state_bytes, states_together
 
 if TYPE_CHECKING:
     from marl_plugins import Run
-    from marl_plugins.process_groups.room import Room, SeatedProcesses
+    from marl_plugins.process_groups.room import SeatedProcesses, SeatRoom
 
 
 class SharedSeats(ProcessBackend):
@@ -31,7 +31,7 @@ class SharedSeats(ProcessBackend):
 
     def __init__(self, seating: Seating):
         self.seating = seating
-        self.room: Room | None = None
+        self.room: SeatRoom | None = None
         """Once it is open, and only where a policy is trained."""
 
     def problems(self, run: Run) -> list[Problem]:
@@ -80,11 +80,11 @@ class SharedSeats(ProcessBackend):
     def open(self, run: Run) -> None:
         if not self.devices(run):
             return
-        from marl_plugins.process_groups.room import Room
+        from marl_plugins.process_groups.room import SeatRoom
 
         largest = max(size or 0.0 for size in state_bytes(run).values())
         critics = any(critic_gpus(args) for args in run.policy_args.values())
-        self.room = Room(self.seating, critics, run.recipe.limits.silence_seconds, largest)
+        self.room = SeatRoom(self.seating, critics, run.recipe.limits.silence_seconds, largest)
         self.room.open()
 
     def processes_of(self, spec: TrainingSpec) -> SeatedProcesses:

@@ -39,16 +39,16 @@ from marl_plugins.process_groups.worker import RemoteCriticActor, RemotePolicyAc
 
 from openrlhf.trainer.ray.launcher import RayActorGroup  # isort: skip  # after the host support, installed above
 
-SHARE = 0.2
+SEAT_GPU_SHARE = 0.2
 """Of a seat, for each process in it: the one that computes, its successors, and one that has been
 killed and is not gone yet."""
 TOUCHED_BYTES = 2 * 10**9
 """Most bytes that a spare touches beforehand, and so holds while it waits."""
-TRIES = 3
+MAX_DEAD_SPARES = 3
 """Spares that may die one after the other before one is ready."""
 
 
-class Group(RayActorGroup):  # type: ignore[misc]
+class SeatedGroup(RayActorGroup):  # type: ignore[misc]
     """Upstream's group, whose processes come and go. Whoever holds it meets those that are
     there."""
 
@@ -56,7 +56,7 @@ class Group(RayActorGroup):  # type: ignore[misc]
         self._actor_handlers: list[Any] = []
 
 
-class Room:
+class SeatRoom:
     """The seats of a run, their spares, and the policies that share them.
 
     Args:
@@ -115,7 +115,9 @@ class Room:
         here = PlacementGroupSchedulingStrategy(
             self._nodes[seat.node], placement_group_bundle_index=seat.number
         )
-        process = self.kinds[kind].options(num_cpus=SHARE, num_gpus=SHARE, scheduling_strategy=here)
+        process = self.kinds[kind].options(
+            num_cpus=SEAT_GPU_SHARE, num_gpus=SEAT_GPU_SHARE, scheduling_strategy=here
+        )
         handle = process.remote(1, 0, None, None)
         waiting = [
             state for member in self.members.values() for state in member.states.get(kind, ())
@@ -131,7 +133,7 @@ class Room:
             RunEnded: None becomes ready.
         """
         why = ""
-        for _ in range(TRIES):
+        for _ in range(MAX_DEAD_SPARES):
             waits = (seat, kind) in self._spares
             handle, ready = self._spares.pop((seat, kind)) if waits else self._start(seat, kind)
             try:
@@ -143,7 +145,10 @@ class Room:
                 # It may have held the lock of an operator, for which the next one would wait for
                 # ever.
                 clear_abandoned_locks(extensions_folder("cpu"))
-                why = f"{TRIES} died one after the other, the last: {str(error).splitlines()[0]}"
+                why = (
+                    f"{MAX_DEAD_SPARES} died one after the other, the last: "
+                    f"{str(error).splitlines()[0]}"
+                )
             except TimeoutError:
                 why = f"one was not ready after {self.silence:g} s (limits.silence_seconds)"
                 break
@@ -198,7 +203,7 @@ class SeatedProcesses(TrainingProcesses):
         spec: Parameters of the processes.
     """
 
-    def __init__(self, room: Room, spec: TrainingSpec):
+    def __init__(self, room: SeatRoom, spec: TrainingSpec):
         super().__init__(spec)
         self.room = room
         room.members[self.policy] = self
@@ -213,11 +218,11 @@ class SeatedProcesses(TrainingProcesses):
     def launch(self, shared: Any) -> None:
         """Starts nothing: that waits until the policy computes for the first time."""
         args = self.args
-        self.groups["policy"] = Group(
+        self.groups["policy"] = SeatedGroup(
             args.actor.num_nodes, args.actor.num_gpus_per_node, RemotePolicyActor
         )
         if critic_gpus(args):
-            self.groups["critic"] = Group(
+            self.groups["critic"] = SeatedGroup(
                 args.critic.num_nodes, args.critic.num_gpus_per_node, RemoteCriticActor
             )
 

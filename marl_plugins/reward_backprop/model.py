@@ -21,7 +21,7 @@ from marl_plugins.asking.marked_answers import (
 )
 from marl_plugins.asking.prompts import FIELDS as SEEN_FIELDS
 from marl_plugins.asking.prompts import checked_prompt, prompt_fields, shorten
-from marl_plugins.asking.request import Request
+from marl_plugins.asking.request import JudgeRequest
 from marl_plugins.reward_backprop.backward import Attribution, Residual
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ class ModelAttributor:
             return self.prompt.format(**fields, fence=nonce, form=instruction(nonce, form))
 
         reading = kept_as(
-            AttributionAnswer, await self.asker.judge(Request(prompt, parse, again, SCHEMA))
+            AttributionAnswer, await self.asker.judge(JudgeRequest(prompt, parse, again, SCHEMA))
         )
         return Attribution(reading.contribution / 10, reading.passed_on, reading.explanation)
 

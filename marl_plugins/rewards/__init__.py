@@ -20,7 +20,7 @@ import inspect
 from collections.abc import Sequence
 
 from marl_plugins import Action, Problem, Run, Section, Trajectory, hookimpl, load_file
-from marl_plugins.rewards.section import RewardsConfig, Term, check_rewards_section
+from marl_plugins.rewards.section import RewardsConfig, RewardTerm, check_rewards_section
 
 
 @hookimpl
@@ -61,7 +61,7 @@ def write(action: Action, parts: Sequence[tuple[str, float | None]], unscored: s
         action.add_reward(kind, amount or 0.0)
 
 
-async def amounts(term: Term, trajectory: Trajectory, run: Run) -> dict[str, float | None]:
+async def amounts(term: RewardTerm, trajectory: Trajectory, run: Run) -> dict[str, float | None]:
     """Returns how much of a term each of its actions has, before its weight; None where the number
     is missing."""
     mine = [action for action in trajectory.actions if not term.roles or action.role in term.roles]

@@ -12,7 +12,7 @@ from marl_plugins import ConfigurationError, Model, Problem, Run, Section, at, l
 OF_ROUNDS = ("value", "gain")
 
 
-class Term(Model):
+class RewardTerm(Model):
     """A part of a reward."""
 
     EXAMPLE: ClassVar[str] = "{kind: outcome}"
@@ -36,7 +36,7 @@ class RewardsConfig(Section):
 
     EXAMPLE: ClassVar[str] = "{terms: [{kind: outcome}, {kind: format}]}"
 
-    terms: list[Term] = pydantic.Field([], examples=["[{kind: outcome}, {kind: format}]"])
+    terms: list[RewardTerm] = pydantic.Field([], examples=["[{kind: outcome}, {kind: format}]"])
     """The parts, which are added up."""
     file: str | None = None
     """File with `rewards(trajectory)`, which gives a mapping of actions' paths to named parts, for

@@ -15,7 +15,14 @@ that a program cannot report its own success.
 
 from marl_plugins.sandbox.checker import Checker, CheckResult
 from marl_plugins.sandbox.opening import OnDemandSandbox, open_sandbox
-from marl_plugins.sandbox.program import Language, Limits, Program, ProgramResult, Sandbox, Status
+from marl_plugins.sandbox.program import (
+    Language,
+    Limits,
+    Program,
+    ProgramResult,
+    Sandbox,
+    Status,
+)
 
 __all__ = [
     "CheckResult",

@@ -38,7 +38,7 @@ from marl_plugins.sandbox.section import SandboxConfig
 SOURCE = Path(__file__).with_name("checker_programs.py").read_text()
 FUNCTION, NONE = '{"callable": true}', '{"value": null}'
 """Answers of a program whose functions all return None."""
-ROUNDS = 50
+MAX_DEPENDENT_ROUNDS = 50
 """Maximum number of times that checks ask for answers which depend on answers before."""
 REMEMBERED_CHECKS, REMEMBERED_CHARS = 1000, 20_000
 """Maximum number of checks whose first questions are kept, and of characters of each with its
@@ -137,7 +137,7 @@ class Checker:
         known: list[tuple[str, str]] = []
         left = self._limits.seconds
         these = what, *([checks] if isinstance(checks, str) else checks)
-        for _ in range(ROUNDS):
+        for _ in range(MAX_DEPENDENT_ROUNDS):
             if known or not (unknown := self._first_asked.get(these, [])):
                 completed, report = await self._run(what, self._limits, checks=checks, known=known)
                 # with a program's answers, the program may be to blame: they can be as long as it
@@ -165,7 +165,8 @@ class Checker:
             known += zip(unknown, answers[1 + len(known) :], strict=False)
         return CheckResult(
             False,
-            f"the checks need more than {ROUNDS} answers in turn, each for the next call",
+            f"the checks need more than {MAX_DEPENDENT_ROUNDS} answers in turn, each for the next "
+            "call",
             broken=True,
         )
 

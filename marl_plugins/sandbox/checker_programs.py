@@ -42,7 +42,7 @@ VIEWS: dict[str, tuple[type[Any], Callable[[list[Any]], Any]]] = {
     "values": (type({}.values()), lambda parts: dict(enumerate(parts)).values()),
     "items": (type({}.items()), lambda parts: dict(parts).items()),
 }
-MOST_CALLS = 1000
+MAX_CHECKER_CALLS = 1000
 """Maximum number of calls that checks make."""
 CHECKS = "checks.py"
 """Name of the checks' file in tracebacks."""
@@ -291,8 +291,8 @@ class CheckNames(dict[str, Any]):
         asked for."""
         text = json.dumps(call)
         self.made += 1
-        if self.made > MOST_CALLS:
-            raise TooManyCalls(f"at most {MOST_CALLS} of the program")
+        if self.made > MAX_CHECKER_CALLS:
+            raise TooManyCalls(f"at most {MAX_CHECKER_CALLS} of the program")
         if not self.known.get(text):
             self.unknown.append(text)
             return None
@@ -321,10 +321,10 @@ class CheckNames(dict[str, Any]):
                 kind = RuntimeError
             try:
                 error = (
-                    kind(answer.get("text"))
+                    kind(answer.get("text"))  # type: ignore[misc]
                     if usual
                     else Exception(f"{answer['raised']}: {answer.get('text')}")
-                )  # type: ignore[misc]
+                )
             except TypeError:  # of a class that takes more than a text
                 error = Exception(f"{answer['raised']}: {answer.get('text')}")
             raise error

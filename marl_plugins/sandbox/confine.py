@@ -50,9 +50,9 @@ ABI_TCP = 4
 FIRST_UID = 0x70000000
 """Users of programs where the sandbox is root's: a range that systemd's table of user ids calls
 unused, one for each slot."""
-DESCRIPTORS = 256
+MAX_OPEN_FILES = 256
 """Maximum number of open files of a process."""
-TIMERS = 1024
+MAX_TIMERS = 1024
 """Maximum number of waiting signals and timers of a user."""
 FIRST_ENDED = b"1000"
 """The score of what the kernel ends first where memory is short."""
@@ -176,7 +176,7 @@ def limit(memory: int, seconds: int, file: int, processes: int | None) -> None:
     resource.setrlimit(resource.RLIMIT_AS, (mapped + memory,) * 2)
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
     resource.setrlimit(resource.RLIMIT_FSIZE, (file, file))
-    resource.setrlimit(resource.RLIMIT_NOFILE, (DESCRIPTORS, DESCRIPTORS))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (MAX_OPEN_FILES, MAX_OPEN_FILES))
     for none in (
         resource.RLIMIT_CORE,
         resource.RLIMIT_RTPRIO,
@@ -185,7 +185,7 @@ def limit(memory: int, seconds: int, file: int, processes: int | None) -> None:
     ):
         resource.setrlimit(none, (0, 0))
     _, most = resource.getrlimit(resource.RLIMIT_SIGPENDING)
-    timers = TIMERS if most == resource.RLIM_INFINITY else min(TIMERS, most)
+    timers = MAX_TIMERS if most == resource.RLIM_INFINITY else min(MAX_TIMERS, most)
     resource.setrlimit(resource.RLIMIT_SIGPENDING, (timers, timers))
     if processes is not None:
         resource.setrlimit(resource.RLIMIT_NPROC, (processes, processes))

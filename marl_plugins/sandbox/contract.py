@@ -20,7 +20,7 @@ from typing import ClassVar
 
 from marl_plugins.sandbox import Limits, Program, ProgramResult, Sandbox
 
-AT_ONCE = 50
+CONCURRENT_PROGRAMS = 50
 """Programs that run at the same time."""
 LONG = Limits(seconds=60.0)
 """For what has to end by itself, however slow the machine is."""
@@ -243,10 +243,13 @@ class SandboxContract:
 
     def test_none_is_lost_or_mixed_up(self) -> None:
         programs = [
-            f"import time; time.sleep(0.02); print({n}); open('{n}', 'w')" for n in range(AT_ONCE)
+            f"import time; time.sleep(0.02); print({n}); open('{n}', 'w')"
+            for n in range(CONCURRENT_PROGRAMS)
         ]
         got = self.run_all(programs)
-        assert [(g.stdout, g.names) for g in got] == [(f"{n}\n", (f"{n}",)) for n in range(AT_ONCE)]
+        assert [(g.stdout, g.names) for g in got] == [
+            (f"{n}\n", (f"{n}",)) for n in range(CONCURRENT_PROGRAMS)
+        ]
 
     def test_whatever_a_program_is_it_has_an_answer(self) -> None:
         for source in (

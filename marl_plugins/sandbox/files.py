@@ -16,7 +16,7 @@ from marl_plugins.sandbox.remote import printable
 
 NAMES, NAME_BYTES = 50, 5000
 """Maximum number of names that are listed, and of bytes in them."""
-LISTED = 1000
+MAX_LISTED_FILES = 1000
 """Maximum number of names that are looked at."""
 
 
@@ -63,7 +63,9 @@ def first_names(workspace: Path) -> tuple[str, ...]:
     found: list[str] = []
     try:
         with open_folder(workspace, []) as folder, os.scandir(folder) as entries:
-            names = sorted(os.fsencode(entry.name) for entry in itertools.islice(entries, LISTED))
+            names = sorted(
+                os.fsencode(entry.name) for entry in itertools.islice(entries, MAX_LISTED_FILES)
+            )
     except OSError:
         return ()
     for name in names[:NAMES]:

@@ -63,7 +63,7 @@ with open(
     TEST_RUNNER = f"{runner.read()}\nmain({TEST_WORDS})\n"
 
 
-class Settings(TypedDict):
+class ForkSettings(TypedDict):
     """Settings that a fork server is started with.
 
     Args:
@@ -98,7 +98,7 @@ class Settings(TypedDict):
     filters: bool
 
 
-class Request(TypedDict):
+class ProgramRequest(TypedDict):
     """A program to be run; memory, file, disk and base in bytes."""
 
     run: int
@@ -117,10 +117,10 @@ class Request(TypedDict):
     """Whether it has a /dev/shm of its own."""
 
 
-class Program:
+class RunningProgram:
     """A program that runs."""
 
-    def __init__(self, request: Request, pid: int, init: int):
+    def __init__(self, request: ProgramRequest, pid: int, init: int):
         self.request = request
         self.pid = pid
         self.init = init
@@ -130,7 +130,7 @@ class Program:
 
 def main() -> None:
     """Runs the fork server."""
-    settings: Settings = json.loads(sys.argv[1])
+    settings: ForkSettings = json.loads(sys.argv[1])
     owner, supervisor = (socket.socket(fileno=settings[which]) for which in ("owner", "supervisor"))
     for connection in (owner, supervisor):
         connection.set_inheritable(False)
@@ -147,7 +147,7 @@ def main() -> None:
     gc.collect()
     gc.freeze()  # a collection in a program would copy the shared pages
     tell(owner, ready=True)
-    return Server(settings, owner, supervisor).serve()
+    return ForkServer(settings, owner, supervisor).serve()
 
 
 def prepare_imports(names: list[str]) -> dict[str, str]:
@@ -216,19 +216,19 @@ def receive(connection: socket.socket) -> tuple[dict[str, Any] | None, list[int]
     return json.loads(data) if data else None, descriptors
 
 
-class Server:
+class ForkServer:
     """Forks programs, ends them, and says what came of them."""
 
-    def __init__(self, settings: Settings, owner: socket.socket, supervisor: socket.socket):
+    def __init__(self, settings: ForkSettings, owner: socket.socket, supervisor: socket.socket):
         self.settings = settings
         self.owner = owner
         self.supervisor = supervisor
-        self.programs: dict[int, Program] = {}
+        self.programs: dict[int, RunningProgram] = {}
         """By their number."""
         with open("/proc/self/statm", "rb") as statm:
             _, resident, of_files, *_ = map(int, statm.read().split())
         self.base = (resident - of_files) * resource.getpagesize()
-        self.line = fcntl.fcntl(supervisor.fileno(), fcntl.F_DUPFD_CLOEXEC, confine.DESCRIPTORS)
+        self.line = fcntl.fcntl(supervisor.fileno(), fcntl.F_DUPFD_CLOEXEC, confine.MAX_OPEN_FILES)
         """By which each process tells the supervisor of itself: no program can have a descriptor of
         this number."""
         self.filter = b""
@@ -283,7 +283,7 @@ class Server:
                 self._kill(program)
             return True
         try:
-            self._start(cast("Request", message), descriptors)
+            self._start(cast("ProgramRequest", message), descriptors)
         except OSError as error:
             tell(
                 self.owner,
@@ -310,7 +310,7 @@ class Server:
             self._kill(program)
         return True
 
-    def _start(self, request: Request, descriptors: list[int]) -> None:
+    def _start(self, request: ProgramRequest, descriptors: list[int]) -> None:
         init = 0
         request["base"], request["shm"] = self.base, bool(self.settings["init"])
         if self.settings["init"]:
@@ -327,7 +327,7 @@ class Server:
         if pid == 0:
             become_program(request, descriptors, self)
         self._return()
-        self.programs[request["run"]] = Program(request, pid, init)
+        self.programs[request["run"]] = RunningProgram(request, pid, init)
         tell(self.owner, begun=request["run"])
 
     def _return(self) -> None:
@@ -335,7 +335,7 @@ class Server:
         if self.settings["init"]:
             check(libc.setns(self.home, confine.CLONE_NEWPID), "setns")
 
-    def _kill(self, program: Program) -> None:
+    def _kill(self, program: RunningProgram) -> None:
         """Begin to end a program: with process 1 its whole pid namespace ends; elsewhere what it
         leaves becomes a child here."""
         if program.init or program.code is None:  # else its number may be another process's by now
@@ -385,7 +385,7 @@ def kill(pid: int) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-def become_program(request: Request, descriptors: list[int], server: Server) -> NoReturn:
+def become_program(request: ProgramRequest, descriptors: list[int], server: ForkServer) -> NoReturn:
     """Confines the forked child, and is the program to its end."""
     try:
         prepare(request, descriptors, server)
@@ -414,7 +414,7 @@ def become_program(request: Request, descriptors: list[int], server: Server) -> 
         leave(1)
 
 
-def prepare(request: Request, descriptors: list[int], server: Server) -> None:
+def prepare(request: ProgramRequest, descriptors: list[int], server: ForkServer) -> None:
     """Leaves this process with nothing but the program's rights, and tells the supervisor of it."""
     settings = server.settings
     signal.set_wakeup_fd(-1)
@@ -456,7 +456,7 @@ def prepare(request: Request, descriptors: list[int], server: Server) -> None:
     report(server.line, request, told)
 
 
-def report(line: int, request: Request, descriptors: list[int]) -> None:
+def report(line: int, request: ProgramRequest, descriptors: list[int]) -> None:
     """Tells the supervisor of a program that is about to run, with its process, and the descriptor
     by which its filter asks."""
     with socket.socket(fileno=line) as supervisor:

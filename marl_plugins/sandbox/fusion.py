@@ -43,7 +43,7 @@ from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure
 from marl_plugins.core.problems import Problem, at
 from marl_plugins.core.redaction import Redaction, shown_url
 from marl_plugins.core.workspace import (
-    MOST_FILES,
+    MAX_WORKSPACE_FILES,
     folders_of,
     path_problem,
     read_files,
@@ -327,10 +327,11 @@ class _Job:
         self.files = dict(program.files)
         if workspace is not None:
             write_files(workspace, program.files)
-            paths, entries, _ = remote.plain_files(os.fspath(workspace), MOST_FILES)
-            if entries > MOST_FILES:
+            paths, entries, _ = remote.plain_files(os.fspath(workspace), MAX_WORKSPACE_FILES)
+            if entries > MAX_WORKSPACE_FILES:
                 raise OSError(
-                    f"more than {MOST_FILES} files and folders, and no more travel to a service"
+                    f"more than {MAX_WORKSPACE_FILES} files and folders, and no more travel to a "
+                    "service"
                 )
             self.files = read_files(workspace, paths, RETURNED_BYTES)
             if missing := sorted(paths - self.files.keys()):
@@ -361,7 +362,7 @@ class _Job:
             "chars": limits.output_chars,
             "wanted": list(program.wanted),
             "sent": self._digests(),
-            "entries": MOST_FILES,
+            "entries": MAX_WORKSPACE_FILES,
             "returned": RETURNED_BYTES,
             "tests": {"file": TEST_FILE, "runner": TEST_RUNNER},
         }
@@ -440,8 +441,8 @@ class _Job:
         if self.workspace is None:
             return ""
         paths = (self.files.keys() - result.gone) | changed.keys()
-        if len(paths) + len(folders_of(paths)) > MOST_FILES:
-            return f"more than {MOST_FILES} files and folders"
+        if len(paths) + len(folders_of(paths)) > MAX_WORKSPACE_FILES:
+            return f"more than {MAX_WORKSPACE_FILES} files and folders"
         left = self.files | changed
         if sum(len(left[path]) for path in paths) > RETURNED_BYTES:
             return f"more than {RETURNED_BYTES >> 20} MB of files"
@@ -478,7 +479,7 @@ def _too_much(
 ) -> tuple[Status, str]:
     """Returns why the files of a program stay where they are."""
     what = {
-        "entries": f"more than {MOST_FILES} files and folders",
+        "entries": f"more than {MAX_WORKSPACE_FILES} files and folders",
         "disk": f"its files took more than {disk_mb} MB",
         "returned": f"its files have more than {RETURNED_BYTES >> 20} MB",
     }[exceeded]

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING or __package__:
     from marl_plugins.sandbox import system_calls, taken
-    from marl_plugins.sandbox.fork_server import Request
+    from marl_plugins.sandbox.fork_server import ProgramRequest
     from marl_plugins.sandbox.seccomp import machine
 else:
     import system_calls
@@ -40,7 +40,7 @@ QUESTION, ANSWER = struct.Struct("=QIIiIQ6Q"), struct.Struct("=QqiI")
 SOCKET_PAIRS = 64
 """Maximum number of pairs of sockets at the same time, which hold 0.4 MB each when they are
 full."""
-SHARED = 8
+SHARED_MEMORY_PART = 8
 """Part of a program's memory that it may share without a file: one eighth."""
 IN_FLIGHT_SECONDS, IN_FLIGHT_TICKS = 0.1, 3
 """Seconds after which a call that was allowed is made if its caller sleeps, and else ticks of its
@@ -110,7 +110,7 @@ class AllowedCall:
         return ticks >= self._ticks + IN_FLIGHT_TICKS
 
 
-class Gate:
+class CallGate:
     """The questions of one program.
 
     Args:
@@ -119,14 +119,16 @@ class Gate:
         note: Told what was refused, in words for the answer.
     """
 
-    def __init__(self, request: "Request", listener: int, top: int, note: Callable[[str], None]):
+    def __init__(
+        self, request: "ProgramRequest", listener: int, top: int, note: Callable[[str], None]
+    ):
         self.listener = listener
         self._top = top
         self._note = note
         self._noted: set[str] = set()
         self._tasks = Count(request["processes"], lambda: taken.number_of_tasks(taken.family(top)))
         self._pairs = Count(SOCKET_PAIRS, self._look_at_sockets)
-        self._shared = request["memory"] // SHARED
+        self._shared = request["memory"] // SHARED_MEMORY_PART
         self._batch = (0.0, 0)
         with contextlib.suppress(OSError):  # in Linux 6.6 and later
             fcntl.ioctl(listener, NOTIF_SET_FLAGS, SYNC_WAKE_UP)

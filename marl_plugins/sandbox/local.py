@@ -28,18 +28,18 @@ from marl_plugins.sandbox import levels
 from marl_plugins.sandbox.files import first_names, write_files
 from marl_plugins.sandbox.program import Program, ProgramResult, Status, excess, judge
 from marl_plugins.sandbox.section import Level, SandboxConfig
-from marl_plugins.sandbox.server import Server, new_root, python, unavailable
+from marl_plugins.sandbox.server import SandboxServer, new_root, python, unavailable
 from marl_plugins.sandbox.streams import Stream
 
 if TYPE_CHECKING:
-    from marl_plugins.sandbox.fork_server import Settings
+    from marl_plugins.sandbox.fork_server import ForkSettings
 
 STARTING_SECONDS = 120.0
 """Seconds for a fork server to import what it has to, or to begin a program."""
 LATE_SECONDS = 5.0
 """Seconds in which a program that is to be ended has to have ended; then its fork server is
 replaced."""
-ATTEMPTS = 3
+MAX_START_ATTEMPTS = 3
 """Maximum number of fork servers that a program is given to, as long as it has not begun."""
 SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
 """What is given to a program cannot be changed."""
@@ -71,8 +71,8 @@ class LocalSandbox:
         self._packages = packages
         self._slots = list(range(concurrency or os.cpu_count() or 1))
         self._free = asyncio.Semaphore(len(self._slots))
-        self._servers: dict[tuple[str, ...], asyncio.Task[Server]] = {}
-        self._launched: list[Server] = []
+        self._servers: dict[tuple[str, ...], asyncio.Task[SandboxServer]] = {}
+        self._launched: list[SandboxServer] = []
 
     async def start(self) -> None:
         """Starts the fork server of Python's programs, which the first of them would do otherwise.
@@ -107,12 +107,12 @@ class LocalSandbox:
             await self._free.acquire()
         slot, run = self._slots.pop(), None
         try:
-            for _ in range(ATTEMPTS):
-                run = Run(program, workspace, await self._server(imports), slot)
+            for _ in range(MAX_START_ATTEMPTS):
+                run = LocalRun(program, workspace, await self._server(imports), slot)
                 if (completed := await run.result()) is not None:
                     return completed
             raise InfrastructureFailure(
-                "sandbox", f"{ATTEMPTS} fork servers ended before they began a program"
+                "sandbox", f"{MAX_START_ATTEMPTS} fork servers ended before they began a program"
             )
         finally:
             if (
@@ -126,7 +126,7 @@ class LocalSandbox:
         self._slots.append(slot)
         self._free.release()
 
-    async def _server(self, imports: tuple[str, ...]) -> Server:
+    async def _server(self, imports: tuple[str, ...]) -> SandboxServer:
         """The fork server that has imported these modules, started if there is none."""
         starting = self._servers.get(imports)
         if starting is None or (
@@ -136,7 +136,7 @@ class LocalSandbox:
             starting = self._servers[imports] = asyncio.create_task(self._started(imports))
         return await asyncio.shield(starting)
 
-    async def _started(self, imports: tuple[str, ...]) -> Server:
+    async def _started(self, imports: tuple[str, ...]) -> SandboxServer:
         kept = [str(self._workspaces)] if self._workspaces else []
         read = levels.readable(self.isolation)
         try:
@@ -147,7 +147,7 @@ class LocalSandbox:
             raise unavailable("the sandbox cannot start", error) from error
         root = new_root(shared=user is not None)
         namespaces = self.isolation == "namespaces"
-        settings: Settings = {
+        settings: ForkSettings = {
             "owner": -1,
             "supervisor": -1,
             "root": str(root),
@@ -167,7 +167,7 @@ class LocalSandbox:
         if namespaces:
             own = [*read, os.path.dirname(__file__)]
             command = [*levels.bubblewrap(self.machine.bwrap, own, settings["hidden"]), *command]
-        server = Server(root, settings, command)
+        server = SandboxServer(root, settings, command)
         self._launched.append(server)
         try:
             async with asyncio.timeout(STARTING_SECONDS):
@@ -182,10 +182,10 @@ class LocalSandbox:
         return server
 
 
-class Run:
+class LocalRun:
     """One program in a fork server."""
 
-    def __init__(self, program: Program, workspace: Path | None, server: Server, slot: int):
+    def __init__(self, program: Program, workspace: Path | None, server: SandboxServer, slot: int):
         self.program = program
         self.cleaning: asyncio.Future[None] | None = None
         """Done when its fresh workspace has been removed."""

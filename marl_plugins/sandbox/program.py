@@ -16,7 +16,7 @@ Language = Literal["python", "bash", "pytest"]
 Status = Literal["finished", "failed", "time", "memory", "output", "killed"]
 """finished: exit code 0; failed: another one; killed: by a signal, or for a limit that has no word
 of its own."""
-MOST_FILES = 1000
+MAX_PROGRAM_FILES = 1000
 """Maximum number of files that a program brings, and that it can be asked for."""
 
 
@@ -87,8 +87,8 @@ class Program:
                 f"language {self.language!r}: expected one of {', '.join(get_args(Language))}"
             )
         for what, paths in (("files", self.files), ("wanted", self.wanted)):
-            if len(paths) > MOST_FILES:
-                raise ValueError(f"{len(paths)} {what}: at most {MOST_FILES}")
+            if len(paths) > MAX_PROGRAM_FILES:
+                raise ValueError(f"{len(paths)} {what}: at most {MAX_PROGRAM_FILES}")
             for path in paths:
                 if problem := path_problem(path):
                     raise ValueError(f"{what}: path {path[:200]!r} {problem}")

@@ -38,7 +38,7 @@ EXIT_GRACE_SECONDS = 0.3
 CHUNK_BYTES = 1 << 16
 INHERITED = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PYTHONHOME", "TZ")
 """What programs get of the service's environment."""
-NAMES = 50
+MAX_FILE_NAMES = 50
 
 
 class HeadAndTail:
@@ -100,7 +100,7 @@ def main(settings: dict[str, Any]) -> None:
     for writing in (beginning, *(writing for _, writing in pipes)):
         os.close(writing)
     os.read(begun, 1)  # closed by the child, which has begun or ended
-    watched = WatchedProgram(pid, [reading for reading, _ in pipes], woken, settings)
+    watched = RemoteProgram(pid, [reading for reading, _ in pipes], woken, settings)
     watched.watch()
     result: dict[str, Any] = {
         "stopped": watched.stopped,
@@ -127,7 +127,7 @@ def save(name: str, content: bytes) -> None:
         file.write(content)
 
 
-class WatchedProgram:
+class RemoteProgram:
     """The program as it runs.
 
     Args:
@@ -281,7 +281,7 @@ def pack(settings: dict[str, Any]) -> dict[str, Any]:
     found, entries, size = plain_files("workspace", settings["entries"])
     names: list[bytes] = []
     with contextlib.suppress(OSError):
-        names = sorted(os.listdir(b"workspace"))[:NAMES]
+        names = sorted(os.listdir(b"workspace"))[:MAX_FILE_NAMES]
     about: dict[str, Any] = {
         "names": [printable(name) for name in names],
         "gone": [],

@@ -25,7 +25,7 @@ from marl_plugins.sandbox.fork_server import ENVIRONMENT, LARGEST_MESSAGE_BYTES
 from marl_plugins.sandbox.removal import remove
 
 if TYPE_CHECKING:
-    from marl_plugins.sandbox.fork_server import Settings
+    from marl_plugins.sandbox.fork_server import ForkSettings
 
 CLOSING_SECONDS = 60.0
 """Seconds for a supervisor to end and remove everything."""
@@ -87,7 +87,7 @@ class Listener(Protocol):
         """Notes that the fork server has ended."""
 
 
-class Server:
+class SandboxServer:
     """A supervisor and its fork server.
 
     Args:
@@ -99,7 +99,7 @@ class Server:
         InfrastructureFailure: No process could be started.
     """
 
-    def __init__(self, root: Path, settings: Settings, command: Sequence[str]):
+    def __init__(self, root: Path, settings: ForkSettings, command: Sequence[str]):
         self.root = root
         self.gone = False
         """Whether it takes no more programs."""
@@ -134,7 +134,7 @@ class Server:
             self._loop.add_reader(connection.fileno(), hear)
 
     def _launched(
-        self, settings: Settings, command: Sequence[str], programs: int, control: int
+        self, settings: ForkSettings, command: Sequence[str], programs: int, control: int
     ) -> subprocess.Popen[bytes]:
         """The supervisor's process, which is given its ends of the sockets."""
         own = {

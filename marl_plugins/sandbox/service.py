@@ -31,7 +31,7 @@ from marl_plugins.core.problems import Problem
 from marl_plugins.core.workspace import path_problem, tree_problem
 from marl_plugins.sandbox.opening import open_sandbox
 from marl_plugins.sandbox.program import (
-    MOST_FILES,
+    MAX_PROGRAM_FILES,
     Language,
     Limits,
     Program,
@@ -47,7 +47,7 @@ LARGEST_REQUEST_BYTES = 400 << 20
 """Maximum bytes of a request: a workspace of 256 MB in base64, and its program."""
 WAITING = 2 * LARGEST_REQUEST_BYTES
 """Maximum bytes of all requests whose programs run or wait; what is more is not read yet."""
-REQUESTS = 1000
+MAX_REQUESTS = 1000
 """Maximum number of requests that run or wait."""
 SENDING_SECONDS = 120.0
 """Seconds in which a request has to arrive, once it is read."""
@@ -87,9 +87,9 @@ class RunCode(pydantic.BaseModel):
     @pydantic.field_validator("files", "fetch_files")
     @classmethod
     def _inside(cls, paths: Any) -> Any:
-        if len(paths) > MOST_FILES:
+        if len(paths) > MAX_PROGRAM_FILES:
             raise PydanticCustomError(
-                "files", "at most {most}, got {got}", {"most": MOST_FILES, "got": len(paths)}
+                "files", "at most {most}, got {got}", {"most": MAX_PROGRAM_FILES, "got": len(paths)}
             )
         for path in paths:
             if problem := path_problem(path):
@@ -151,7 +151,7 @@ def _decoded(path: str, text: str) -> bytes:
         raise RequestError("files", f"{path}: not base64 ({error})") from error
 
 
-class Room:
+class RequestRoom:
     """Place for the bytes of requests: who comes when it is full waits, and nothing of it is
     read."""
 
@@ -222,7 +222,7 @@ def application(
         names: By which it is reached, in addition to its addresses, `localhost` and the machine's
             own.
     """
-    room, is_own = Room(WAITING, REQUESTS), own_hosts(names)
+    room, is_own = RequestRoom(WAITING, MAX_REQUESTS), own_hosts(names)
 
     @web.middleware
     async def own(request: web.Request, handler: Handler) -> web.StreamResponse:

@@ -30,15 +30,15 @@ from typing import TYPE_CHECKING, NamedTuple, NoReturn, TypedDict, cast
 
 if TYPE_CHECKING or __package__:
     from marl_plugins.sandbox import confine, taken
-    from marl_plugins.sandbox.fork_server import Request, receive, tell
-    from marl_plugins.sandbox.gate import Gate
+    from marl_plugins.sandbox.fork_server import ProgramRequest, receive, tell
+    from marl_plugins.sandbox.gate import CallGate
     from marl_plugins.sandbox.kernel import libc
     from marl_plugins.sandbox.removal import remove
 else:
     import confine
     import taken
     from fork_server import receive, tell
-    from gate import Gate
+    from gate import CallGate
     from kernel import libc
     from removal import remove
 
@@ -61,7 +61,7 @@ PATIENCE_SECONDS = 5.0
 """Seconds after which a process that cannot be ended is left."""
 
 
-class Settings(TypedDict):
+class SupervisorSettings(TypedDict):
     """Settings that a supervisor is started with.
 
     Args:
@@ -89,7 +89,9 @@ class WatchedProgram:
         control: The socket of its owner, who is told what was refused.
     """
 
-    def __init__(self, request: "Request", top: int, listener: int | None, control: socket.socket):
+    def __init__(
+        self, request: "ProgramRequest", top: int, listener: int | None, control: socket.socket
+    ):
         self.request = request
         self.top = top
         self.listener = listener
@@ -114,11 +116,11 @@ class WatchedProgram:
         return taken.pid_of(self.top)
 
     @cached_property
-    def gate(self) -> Gate:
+    def gate(self) -> CallGate:
         """The gate that answers the program's filter."""
         assert self.listener is not None
         run = self.request["run"]
-        return Gate(
+        return CallGate(
             self.request,
             self.listener,
             self.pid,
@@ -135,7 +137,7 @@ class WatchedProgram:
 
 def main() -> None:
     """Runs the supervisor."""
-    settings: Settings = json.loads(sys.argv[1])
+    settings: SupervisorSettings = json.loads(sys.argv[1])
     libc.prctl(confine.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     owner = os.pidfd_open(os.getppid())
     control = socket.socket(fileno=settings["control"])
@@ -235,7 +237,9 @@ class Supervisor:
         if message is None:
             return False
         top, listener = (*descriptors, None)[:2]
-        watched = WatchedProgram(cast("Request", message), cast("int", top), listener, self.control)
+        watched = WatchedProgram(
+            cast("ProgramRequest", message), cast("int", top), listener, self.control
+        )
         self.watched[message["run"]] = watched
         for descriptor in descriptors:
             self.by_descriptor[descriptor] = watched
@@ -357,8 +361,11 @@ def look_at_files(watched: WatchedProgram) -> ProgramUsage:
     exceeded = None
     if mapped.largest > taken.MAPPINGS:
         exceeded = "killed", f"a process with more than {taken.MAPPINGS} mappings"
-    elif entries > taken.ENTRIES:
-        exceeded = "killed", f"more than {taken.ENTRIES} files, or a path that is too long"
+    elif entries > taken.MAX_WORKSPACE_ENTRIES:
+        exceeded = (
+            "killed",
+            f"more than {taken.MAX_WORKSPACE_ENTRIES} files, or a path that is too long",
+        )
     elif disk > request["disk"]:
         exceeded = "killed", f"its files took more than {request['disk'] >> 20} MB"
     in_kernel = soonest(NEAR * request["memory"] - watched.held, MEMORY_BYTES_PER_SECOND, len(pids))
@@ -386,7 +393,7 @@ def send(pids: Iterable[int], number: signal.Signals) -> None:
             os.kill(pid, number)
 
 
-def living(pids: list[int]) -> list[taken.Process]:
+def living(pids: list[int]) -> list[taken.LivingProcess]:
     """Returns those of these processes that have not ended."""
     return [found for pid in pids if (found := taken.process(pid))]
 

@@ -22,11 +22,11 @@ else:
     from kernel import libc
     from removal import open_folder
 
-ENTRIES = 10_000
+MAX_WORKSPACE_ENTRIES = 10_000
 """Maximum number of files and folders in a workspace."""
 MAPPINGS = 10_000
 """Maximum number of mappings of a process."""
-BEYOND: dict[int | None, int] = {errno.ENAMETOOLONG: ENTRIES + 1}
+BEYOND: dict[int | None, int] = {errno.ENAMETOOLONG: MAX_WORKSPACE_ENTRIES + 1}
 """What counts as more than all of them, because what lies there cannot be counted."""
 TASK_BYTES, MAPPING_BYTES, LOCK_BYTES, WATCH_BYTES, PIPE_BYTES, FILE_BYTES = (
     32 << 10,
@@ -59,7 +59,7 @@ KCMP = {"x86_64": 312, "aarch64": 272}
 KCMP_VM = 1
 
 
-class Process(NamedTuple):
+class LivingProcess(NamedTuple):
     """A process that lives.
 
     Args:
@@ -152,7 +152,7 @@ def pid_of(pidfd: int) -> int:
         return next((int(line.split()[1]) for line in file if line.startswith(b"Pid:")), -1)
 
 
-def process(pid: int) -> Process | None:
+def process(pid: int) -> LivingProcess | None:
     """Returns a process as it is now; None where it has ended."""
     found, task = _numbers(pid), pid
     if "VmRSS" not in found:  # its first thread has ended
@@ -167,7 +167,7 @@ def process(pid: int) -> Process | None:
             return None
     own = found.get("RssAnon", found["VmRSS"]) + found.get("VmSwap", 0)
     threads = found.get("Threads", 1)
-    return Process(
+    return LivingProcess(
         pid, task, threads, own << 10, (found.get("VmPTE", 0) << 10) + threads * TASK_BYTES
     )
 
@@ -191,7 +191,7 @@ def number_of_tasks(pids: Iterable[int]) -> int:
     return found
 
 
-def descriptors(processes: Iterable[Process]) -> Descriptors:
+def descriptors(processes: Iterable[LivingProcess]) -> Descriptors:
     """Returns what the descriptors of these processes hold.
 
     Raises:
@@ -252,7 +252,7 @@ class Mappings(NamedTuple):
     nameless: dict[tuple[int, int], str]
 
 
-def mappings(processes: Iterable[Process]) -> Mappings:
+def mappings(processes: Iterable[LivingProcess]) -> Mappings:
     """Returns what these processes have mapped, up to the first that has more than it may."""
     number = largest = 0
     nameless: dict[tuple[int, int], str] = {}
@@ -295,7 +295,7 @@ def locks_of(pids: set[int]) -> int:
     return sum(int(pid) in pids for pid in LOCK.findall(lines))
 
 
-def proportional(processes: list[Process]) -> int:
+def proportional(processes: list[LivingProcess]) -> int:
     """Returns bytes of memory of processes that are no file's; what they share counts once. Takes
     longer than `Process.own`."""
     found = 0
@@ -317,7 +317,7 @@ def _same_memory(one: int, other: int) -> bool:
     return bool(libc.syscall(KCMP[platform.machine()], one, other, KCMP_VM, 0, 0) == 0)
 
 
-def kernel_bytes(processes: list[Process], opened: Descriptors, mapped: Mappings) -> int:
+def kernel_bytes(processes: list[LivingProcess], opened: Descriptors, mapped: Mappings) -> int:
     """Returns bytes that the kernel holds for what processes have opened, mapped and locked, at
     most; sockets and shared memory are counted where they are made (gate.py)."""
     locks = locks_of({one.pid for one in processes}) * LOCK_BYTES
@@ -336,7 +336,7 @@ def usage(folder: str) -> tuple[int, int]:
     """
     entries = size = 0
     waiting = [folder]
-    while waiting and entries <= ENTRIES:
+    while waiting and entries <= MAX_WORKSPACE_ENTRIES:
         path = waiting.pop()
         try:
             try:
@@ -361,7 +361,7 @@ def _inside(path: str) -> tuple[int, int, list[str]]:
     """
     count, size, folders = 0, 0, []
     with os.scandir(path) as found:
-        for entry in itertools.islice(found, ENTRIES + 1):
+        for entry in itertools.islice(found, MAX_WORKSPACE_ENTRIES + 1):
             count += 1
             try:
                 size += entry.stat(follow_symlinks=False).st_blocks * 512
@@ -374,7 +374,7 @@ def _inside(path: str) -> tuple[int, int, list[str]]:
     return count, size, folders
 
 
-def shared_memory(top: Process) -> int:
+def shared_memory(top: LivingProcess) -> int:
     """Returns bytes of files in a program's own /dev/shm."""
     try:
         found = os.statvfs(f"{top.path}/root/dev/shm")

@@ -22,7 +22,7 @@ from pathlib import Path
 from marl_plugins.core.failures import InfrastructureFailure
 from marl_plugins.core.threads import DaemonThreads
 from marl_plugins.core.trajectory import File, Task
-from marl_plugins.core.workspace import MOST_FILES, OURS, TooManyFiles
+from marl_plugins.core.workspace import MAX_WORKSPACE_FILES, OURS, TooManyFiles
 from marl_plugins.sandbox.removal import remove
 from marl_plugins.sandbox.server import new_root
 
@@ -51,9 +51,9 @@ class Workspaces:
             self._root = self._root or new_root(shared=os.getuid() == 0)
             return self._root
 
-    def of(self, task: Task) -> Workspace:
+    def of(self, task: Task) -> ProgramWorkspace:
         """Makes a new one."""
-        return Workspace(task, self)
+        return ProgramWorkspace(task, self)
 
     def close(self) -> None:
         """Removes them all."""
@@ -69,7 +69,7 @@ class _KnownFile:
     mark: Mark
 
 
-class Workspace:
+class ProgramWorkspace:
     """The folder of one trajectory, an asynchronous context. See `core.tools.Workspace`."""
 
     def __init__(self, task: Task, workspaces: Workspaces):
@@ -129,7 +129,7 @@ class Workspace:
             The paths of what has appeared or changed.
 
         Raises:
-            TooManyFiles: There are more than `MOST_FILES`; the manifest is as it was.
+            TooManyFiles: There are more than `MAX_WORKSPACE_FILES`; the manifest is as it was.
             InfrastructureFailure: They cannot be read, and no program is to blame; likewise.
         """
         assert self._folder is not None
@@ -150,7 +150,7 @@ class Workspace:
             )
         )
 
-    async def __aenter__(self) -> Workspace:
+    async def __aenter__(self) -> ProgramWorkspace:
         return self
 
     async def __aexit__(self, *error: object) -> None:
@@ -177,7 +177,7 @@ def scan(folder: Path, writer: str, known: dict[str, _KnownFile]) -> dict[str, _
 
     Raises:
         OSError: It cannot be read, and no program is to blame.
-        TooManyFiles: There are more than `MOST_FILES`.
+        TooManyFiles: There are more than `MAX_WORKSPACE_FILES`.
     """
     found: dict[str, _KnownFile] = {}
     for path, entry in sorted(_walk(folder)):
@@ -222,8 +222,10 @@ def _walk(folder: Path) -> list[tuple[str, os.stat_result]]:
                     folders += 1
                 elif entry.is_file(follow_symlinks=False) and path.isprintable():
                     found.append((path, entry.stat(follow_symlinks=False)))
-            if len(found) + folders > MOST_FILES:
-                raise TooManyFiles(f"more than {MOST_FILES} files and folders in the workspace")
+            if len(found) + folders > MAX_WORKSPACE_FILES:
+                raise TooManyFiles(
+                    f"more than {MAX_WORKSPACE_FILES} files and folders in the workspace"
+                )
     return found
 
 

@@ -28,8 +28,8 @@ from marl_plugins.core.sequences import TokenSequence
 from marl_plugins.engine.runtime.experience import (
     Experience,
     ExtensionCall,
-    ForwardedRows,
-    PreparedRows,
+    ForwardedExperience,
+    PreparedExperience,
     actions_of,
     before_statistics,
     items_of,
@@ -113,7 +113,7 @@ class GradientAccumulation:
             shaped = self.estimator.shape_within_tasks(rows, rewards).tolist()
             self._returns |= {row.action: value for row, value in zip(rows, shaped, strict=True)}
 
-    async def add(self, f: ForwardedRows) -> None:
+    async def add(self, f: ForwardedExperience) -> None:
         """Computes the gradients of a policy's credited rows and adds them to those before. One
         call after the other for each policy, in the order of the step, and for every row once."""
         estimator, policy = self.estimator, self.policies[f.policy]
@@ -152,7 +152,7 @@ class GradientAccumulation:
             groups[start - 1 : start - 1 + len(row.action.generation.ids)] = number
         return groups
 
-    def prepared(self, prepared: Sequence[PreparedRows]) -> list[PreparedRows]:
+    def prepared(self, prepared: Sequence[PreparedExperience]) -> list[PreparedExperience]:
         """Returns the rows of all policies with what their updates take along.
 
         Raises:
@@ -163,7 +163,7 @@ class GradientAccumulation:
             self.means |= {name: mean for p in prepared for name, (mean, _) in p.last.items()}
         return found
 
-    def _of_policy(self, p: PreparedRows) -> PreparedRows:
+    def _of_policy(self, p: PreparedExperience) -> PreparedExperience:
         """A policy's rows with all that was accumulated, or without anything where that is not
         exact enough."""
         added = self.added.get(p.policy)
@@ -188,7 +188,7 @@ class GradientAccumulation:
         }
         return replace(p, excluded=excluded, calls=(*p.calls, carry), metrics=metrics)
 
-    def _resolved(self, p: PreparedRows, added: Iterable[AccumulatedSequence]) -> bool:
+    def _resolved(self, p: PreparedExperience, added: Iterable[AccumulatedSequence]) -> bool:
         """See `resolved` in accumulators.py."""
         moments: dict[str, Moments] = {}
         for name, of_sequence in (pair for each in added for pair in each.moments()):
@@ -198,7 +198,7 @@ class GradientAccumulation:
             moments, self.means, means, DTYPES[self.policies[p.policy].args.ds.param_dtype]
         )
 
-    def _difference(self, p: PreparedRows, place: int | None) -> str:
+    def _difference(self, p: PreparedExperience, place: int | None) -> str:
         which = (
             "is left out at the step's end"
             if place is None
@@ -215,7 +215,7 @@ class GradientAccumulation:
         )
 
 
-def means_over_rows(p: PreparedRows, kl_in_loss: bool) -> dict[str, float]:
+def means_over_rows(p: PreparedExperience, kl_in_loss: bool) -> dict[str, float]:
     """Returns upstream's metrics that are means over rows, of all rows: upstream sees only those
     whose gradients are not carried.
 

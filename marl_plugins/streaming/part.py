@@ -11,7 +11,7 @@ from marl_plugins import Step, StepPart, Trajectory, all_of
 
 # inside: works in the training processes
 from marl_plugins.core.rows import rows_to_be
-from marl_plugins.engine.runtime.experience import ForwardedRows, PreparedRows
+from marl_plugins.engine.runtime.experience import ForwardedExperience, PreparedExperience
 from marl_plugins.streaming.gradients import GradientAccumulation
 from marl_plugins.streaming.previous_means import PreviousMeans
 
@@ -54,7 +54,7 @@ class StreamingPart(StepPart):
         Ranks that were asked in different orders would wait for each other.
         """
         learning = self.options.gradients and self.step.number > policy.args.critic.freezing_steps
-        in_order = ReorderBuffer[ForwardedRows]()
+        in_order = ReorderBuffer[ForwardedExperience]()
         for _ in range(self.groups.count):
             trajectories = await self.arriving[policy.name].get()
             if self._enough():
@@ -65,7 +65,7 @@ class StreamingPart(StepPart):
                 mine = [row for row in rows if row.action.policy == policy.name]
             else:
                 mine = rows_to_be(trajectories, policy.name)
-            known = cast(ForwardedRows, await policy.forward(mine)) if mine else None
+            known = cast(ForwardedExperience, await policy.forward(mine)) if mine else None
             if known:
                 self.step.forwarded.append(known)
                 self.computed_rows += len(mine)
@@ -79,7 +79,9 @@ class StreamingPart(StepPart):
     def _enough(self) -> bool:
         return bool(self.options.until == "rollout" and self.step.ended.is_set())
 
-    async def prepared(self, prepared: Sequence[PreparedRows]) -> Sequence[PreparedRows]:
+    async def prepared(
+        self, prepared: Sequence[PreparedExperience]
+    ) -> Sequence[PreparedExperience]:
         return self.gradients.prepared(prepared)
 
     def metrics(self) -> dict[str, float]:

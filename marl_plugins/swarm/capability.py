@@ -25,9 +25,9 @@ from marl_plugins.swarm.peers import Swarm, member_of, members_of
 if TYPE_CHECKING:
     from marl_plugins import PreparedRows, Row
 
-ROUNDS = 5
+CAPABILITY_ROUNDS = 5
 LEAST_RATIO, MOST_RATIO = 0.1, 10.0
-ROUNDING = 4e-3
+CAPABILITY_ROUNDING = 4e-3
 """Engine and trainer round differently: of the same weights in bfloat16 their log-probs differ by
 1e-3 in the mean and by 3.9e-3 at most. Without room for that, half of the rows of a peer with equal
 weights would weigh nothing."""
@@ -44,13 +44,14 @@ def source_of(trajectory: Trajectory, members: list[str]) -> str:
 def note_round(
     outcomes: dict[str, list[float]], trajectories: Sequence[Trajectory], members: list[str]
 ) -> None:
-    """Adds the mean outcome of each source in a round, and forgets what is older than `ROUNDS`."""
+    """Adds the mean outcome of each source in a round, and forgets what is older than
+    `CAPABILITY_ROUNDS`."""
     found: dict[str, list[float]] = defaultdict(list)
     for t in trajectories:
         if t.outcome is not None:
             found[source_of(t, members)].append(t.outcome)
     for source, values in found.items():
-        outcomes[source] = [*outcomes.get(source, []), fmean(values)][-ROUNDS:]
+        outcomes[source] = [*outcomes.get(source, []), fmean(values)][-CAPABILITY_ROUNDS:]
 
 
 def ratio(outcomes: Mapping[str, Sequence[float]], source: str, learner: str) -> float:
@@ -77,7 +78,7 @@ def weight(ratio: float, difference: float, alpha: float, delta: float) -> float
         difference: Mean log-prob of its tokens here, minus the sender's.
     """
     s = math.exp(min(difference, 1.0))
-    s = 1.0 if 1.0 < s <= 1.0 + ROUNDING else s
+    s = 1.0 if 1.0 < s <= 1.0 + CAPABILITY_ROUNDING else s
     return ratio * s ** (1.0 + alpha) if 1.0 - delta <= s <= 1.0 else 0.0
 
 

@@ -21,7 +21,7 @@ from marl_plugins.engine.processes.watchdog import locate
 from marl_plugins.engine.runtime.experience import estimate
 from marl_plugins.engine.runtime.policy import UpstreamPolicy, wait_until_loaded
 from marl_plugins.process_groups.backend import SharedSeats
-from marl_plugins.process_groups.room import Room
+from marl_plugins.process_groups.room import SeatRoom
 from marl_plugins.process_groups.seats import Seat, Seating
 from marl_plugins.process_groups.worker import RemotePolicyActor
 
@@ -149,7 +149,7 @@ def test_policies_that_share_seats_compute_what_they_compute_alone(relay, name, 
         policy.stop()
 
     backend = SharedSeats(Seating(seats))
-    backend.room = room = Room(Seating(seats), name == "gae", 600.0, state=1e8)
+    backend.room = room = SeatRoom(Seating(seats), name == "gae", 600.0, state=1e8)
     room.open()
     sharing = policies(args, names, backend)
     assert not any(list(policy.training.handles()) for policy in sharing)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from marl_plugins.core.workflow import Workflow
 
 
-class Programs(dict[str, "Workflow"]):
+class AgentPrograms(dict[str, "Workflow"]):
     """The run's program, once it has been made."""
 
 
@@ -58,7 +58,7 @@ def marl_workflow(run: Run) -> Workflow | None:
         raise ConfigurationError(Problem("agents.extra", at(key="agent"), got, fix=fix))
     from marl_plugins.builtin.agents.workflow import make_workflow
 
-    known = run.state(Programs)
+    known = run.state(AgentPrograms)
     if "" not in known:
         known[""] = make_workflow(config, run.folder)
     return known[""]

@@ -8,19 +8,19 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from marl_plugins.builtin.agents.requests import ChatRequest
-from marl_plugins.builtin.agents.session import Answer
+from marl_plugins.builtin.agents.session import EndpointAnswer
 
 PIECE_CHARS = 16
 """Characters of an answer in one piece of a stream."""
 
 
-def usage_of(answer: Answer) -> dict[str, int]:
+def usage_of(answer: EndpointAnswer) -> dict[str, int]:
     """Returns the tokens of an action: those that were shown, and those that were sampled."""
     shown, sampled = len(answer.action.context_ids), len(answer.action.generation.ids)
     return {"prompt_tokens": shown, "completion_tokens": sampled, "total_tokens": shown + sampled}
 
 
-def completion(request: ChatRequest, answer: Answer) -> dict[str, Any]:
+def completion(request: ChatRequest, answer: EndpointAnswer) -> dict[str, Any]:
     """Returns an answer as a chat completion. Its `id` is the action's path; what the role's own
     tools answered last stands in the message as `tool_output`, which is no part of the protocol."""
     message = answer.message.model_dump(exclude_none=True, exclude={"tool_call_id"})
@@ -37,7 +37,7 @@ def completion(request: ChatRequest, answer: Answer) -> dict[str, Any]:
     return {**about, "choices": [choice], "usage": usage_of(answer)}
 
 
-def completion_chunks(request: ChatRequest, answer: Answer) -> Iterator[bytes]:
+def completion_chunks(request: ChatRequest, answer: EndpointAnswer) -> Iterator[bytes]:
     """Yields the events of a stream that an answer is: its role, its text in pieces, its calls, the
     end, and the usage if asked."""
     about = {

@@ -33,7 +33,7 @@ READY_SECONDS = 120.0
 
 
 @dataclass(frozen=True)
-class ProgramResult:
+class AgentProgramResult:
     """The end of a program.
 
     Args:
@@ -61,7 +61,7 @@ class ProgramResult:
         return next((line.strip() for line in reversed(self.text.splitlines()) if line.strip()), "")
 
 
-class Tail:
+class OutputTail:
     """Reads what a program writes, and keeps the last of it."""
 
     def __init__(self, descriptor: int):
@@ -93,16 +93,16 @@ class Tail:
 
 
 @dataclass(frozen=True)
-class Process:
+class AgentProcess:
     """A process that the launcher has forked: how it is talked to, the status with which it ends,
     and what it writes."""
 
     connection: socket.socket
     ended: asyncio.Future[int]
-    tail: Tail
+    tail: OutputTail
 
 
-class Program(ABC):
+class AgentProgram(ABC):
     """The recipe's program."""
 
     def start(self) -> None:  # noqa: B027
@@ -118,7 +118,7 @@ class Program(ABC):
         return None
 
     @abstractmethod
-    async def run(self, request: Mapping[str, Any]) -> ProgramResult:
+    async def run(self, request: Mapping[str, Any]) -> AgentProgramResult:
         """Runs it once, and ends all that it has started, also where it is cancelled.
 
         Args:
@@ -126,7 +126,7 @@ class Program(ABC):
         """
 
 
-class ForkedProgram(Program):
+class ForkedProgram(AgentProgram):
     """A program, each of whose trajectories is a fork of one launcher.
 
     Args:
@@ -192,13 +192,13 @@ class ForkedProgram(Program):
             weakref.finalize(self, _end, process, ours, self._listener)
         return self._control
 
-    async def run(self, request: Mapping[str, Any]) -> ProgramResult:
+    async def run(self, request: Mapping[str, Any]) -> AgentProgramResult:
         async with self._forked("fork", request["endpoint"]["api_key"]) as process:
             said = await self._exchanged(process.connection, request)
             return _result(said, await process.ended, process.tail)
 
     @asynccontextmanager
-    async def _forked(self, what: str, key: str) -> AsyncIterator[Process]:
+    async def _forked(self, what: str, key: str) -> AsyncIterator[AgentProcess]:
         """Provides a process that the launcher has forked, and ends it.
 
         Args:
@@ -210,7 +210,7 @@ class ForkedProgram(Program):
         read, write = os.pipe()
         ended = self._ended[number] = loop.create_future()
         with self._listening():
-            tail = Tail(read)
+            tail = OutputTail(read)
             try:
                 try:
                     message = f"{what} {number} {key}".encode()
@@ -219,7 +219,7 @@ class ForkedProgram(Program):
                 finally:
                     theirs.close()
                     os.close(write)
-                yield Process(ours, ended, tail)
+                yield AgentProcess(ours, ended, tail)
             except OSError as error:
                 raise InfrastructureFailure(
                     "program", f"the process that starts programs has gone ({error})"
@@ -301,7 +301,7 @@ class SharedProgram(ForkedProgram):
         async with self._forked("share", "shared") as process, Worker.of(process) as worker:
             yield worker
 
-    async def run(self, request: Mapping[str, Any]) -> ProgramResult:
+    async def run(self, request: Mapping[str, Any]) -> AgentProgramResult:
         async with self._workers.used() as worker:
             return await worker.run(str(next(self._numbers)), request)
 
@@ -311,16 +311,16 @@ class Worker:
     cancelled, and for each that ends."""
 
     def __init__(
-        self, process: Process, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+        self, process: AgentProcess, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ):
         self._process = process
         self._reader = reader
         self._writer = writer
-        self._results: dict[str, asyncio.Future[ProgramResult]] = {}
+        self._results: dict[str, asyncio.Future[AgentProgramResult]] = {}
 
     @classmethod
     @asynccontextmanager
-    async def of(cls, process: Process) -> AsyncIterator[Worker]:
+    async def of(cls, process: AgentProcess) -> AsyncIterator[Worker]:
         """Provides the worker that a process is, and hears what that says."""
         reader, writer = await asyncio.open_connection(
             sock=process.connection, limit=MOST_ANSWER_BYTES
@@ -334,9 +334,9 @@ class Worker:
             await asyncio.gather(hears, return_exceptions=True)
             writer.close()
 
-    async def run(self, number: str, request: Mapping[str, Any]) -> ProgramResult:
+    async def run(self, number: str, request: Mapping[str, Any]) -> AgentProgramResult:
         """Runs the program once."""
-        result: asyncio.Future[ProgramResult] = asyncio.get_running_loop().create_future()
+        result: asyncio.Future[AgentProgramResult] = asyncio.get_running_loop().create_future()
         self._results[number] = result
         if self._process.ended.done():
             return await self._gone()
@@ -366,13 +366,13 @@ class Worker:
             if not waiting.done():
                 waiting.set_result(ended)
 
-    async def _gone(self) -> ProgramResult:
+    async def _gone(self) -> AgentProgramResult:
         """Returns how all end with the process."""
         try:
             how = _how(await asyncio.shield(self._process.ended))
         except OSError as error:
             how = f"({error})"
-        return ProgramResult(
+        return AgentProgramResult(
             None,
             "",
             f"the process that programs share ended {how}",
@@ -420,7 +420,7 @@ def _end(
     process.wait()
 
 
-def _result(said: bytes, status: int, tail: Tail) -> ProgramResult:
+def _result(said: bytes, status: int, tail: OutputTail) -> AgentProgramResult:
     """Returns how a forked program has ended, from what it has sent."""
     try:
         result = json.loads(said)
@@ -429,22 +429,22 @@ def _result(said: bytes, status: int, tail: Tail) -> ProgramResult:
     return _end_of(result, _how(status), tail.text())
 
 
-def _end_of(result: Mapping[str, Any], how: str, written: str) -> ProgramResult:
+def _end_of(result: Mapping[str, Any], how: str, written: str) -> AgentProgramResult:
     """Returns how a program has ended, from what it says of that; else `how`."""
     if "answer" in result:
-        return ProgramResult(result["answer"])
+        return AgentProgramResult(result["answer"])
     if "error" in result:
         raised = result["error"]
-        return ProgramResult(
+        return AgentProgramResult(
             None, raised["kind"], raised["text"], raised["place"], f"{raised['traceback']}{written}"
         )
     if "no_text" in result:
-        return ProgramResult(
+        return AgentProgramResult(
             None, "", f"it returned {result['no_text']}; expected a text", traceback=written
         )
     if "status" in result:
-        return ProgramResult(None, "", f"it ended {_how(result['status'])}", traceback=written)
-    return ProgramResult(None, "", f"it ended {how} without an answer", traceback=written)
+        return AgentProgramResult(None, "", f"it ended {_how(result['status'])}", traceback=written)
+    return AgentProgramResult(None, "", f"it ended {how} without an answer", traceback=written)
 
 
 def _how(status: int) -> str:

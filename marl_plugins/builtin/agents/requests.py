@@ -25,7 +25,7 @@ SAMPLING = (
 """Keys that are ignored."""
 
 
-class Refusal(Exception):
+class EndpointRefusal(Exception):
     """A request that cannot be answered as it is; clients do not repeat it.
 
     Args:
@@ -165,7 +165,7 @@ def parse_chat(body: bytes | Mapping[str, Any]) -> ChatRequest:
     except pydantic.ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         place = ".".join(map(str, first["loc"]))
-        raise Refusal(
+        raise EndpointRefusal(
             400, f"not a request that is understood: {place}{': ' if place else ''}{first['msg']}"
         ) from None
     _refuse(request)
@@ -173,28 +173,30 @@ def parse_chat(body: bytes | Mapping[str, Any]) -> ChatRequest:
 
 
 def _refuse(request: ChatRequest) -> None:
-    """Raises `Refusal` where a request asks for something that cannot be trained on."""
+    """Raises `EndpointRefusal` where a request asks for something that cannot be trained on."""
     choice, format = request.tool_choice, (request.response_format or {}).get("type", "text")
     if request.n not in (None, 1):
-        raise Refusal(
+        raise EndpointRefusal(
             400,
             f"n: {request.n} answers were asked for, and a request has one; ask again for another",
         )
     if choice not in (None, "auto", "none"):
-        raise Refusal(400, f"tool_choice: only auto and none are answered; else {MASKED}")
+        raise EndpointRefusal(400, f"tool_choice: only auto and none are answered; else {MASKED}")
     if format != "text":
-        raise Refusal(
+        raise EndpointRefusal(
             400,
             f"response_format: {format} is not answered; {MASKED}. Say in the prompt which form is "
             "wanted",
         )
     if request.logit_bias:
-        raise Refusal(400, f"logit_bias is not answered; {MASKED}")
+        raise EndpointRefusal(400, f"logit_bias is not answered; {MASKED}")
     if request.functions:
-        raise Refusal(400, "functions are not read; send tools")
+        raise EndpointRefusal(400, "functions are not read; send tools")
     if request.audio or (request.modalities or ["text"]) != ["text"]:
-        raise Refusal(400, "modalities: only text is sampled")
+        raise EndpointRefusal(400, "modalities: only text is sampled")
     try:
         json.dumps([m.text for m in request.messages], ensure_ascii=False).encode()
     except UnicodeEncodeError:
-        raise Refusal(400, "a message holds half a surrogate pair, which is no text") from None
+        raise EndpointRefusal(
+            400, "a message holds half a surrogate pair, which is no text"
+        ) from None

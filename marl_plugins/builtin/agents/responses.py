@@ -11,8 +11,8 @@ from typing import Annotated, Any, Literal
 import pydantic
 
 from marl_plugins.builtin.agents.answers import event, usage_of
-from marl_plugins.builtin.agents.requests import ChatRequest, Part, Refusal, parse_chat
-from marl_plugins.builtin.agents.session import Answer
+from marl_plugins.builtin.agents.requests import ChatRequest, EndpointRefusal, Part, parse_chat
+from marl_plugins.builtin.agents.session import EndpointAnswer
 
 PIECE_CHARS = 16
 
@@ -67,17 +67,17 @@ def parse_response(body: bytes) -> ChatRequest:
     except pydantic.ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         place = ".".join(map(str, first["loc"]))
-        raise Refusal(
+        raise EndpointRefusal(
             400, f"not a request that is understood: {place}{': ' if place else ''}{first['msg']}"
         ) from None
     if request.previous_response_id or request.conversation:
-        raise Refusal(
+        raise EndpointRefusal(
             400,
             "previous_response_id and conversation: nothing is stored here; send the whole "
             "conversation as input",
         )
     if request.background:
-        raise Refusal(400, "background: answers are not kept here; ask and wait")
+        raise EndpointRefusal(400, "background: answers are not kept here; ask and wait")
     return parse_chat(
         {
             "model": request.model,
@@ -123,7 +123,7 @@ def _messages(request: ResponseRequest) -> list[dict[str, Any]]:
     return found
 
 
-def response(request: ChatRequest, answer: Answer) -> dict[str, Any]:
+def response(request: ChatRequest, answer: EndpointAnswer) -> dict[str, Any]:
     """Returns an answer as a response. Its `id` is the action's path."""
     cut = answer.finish == "length"
     usage = usage_of(answer)
@@ -156,7 +156,7 @@ def response(request: ChatRequest, answer: Answer) -> dict[str, Any]:
     }
 
 
-def _items(answer: Answer) -> list[dict[str, Any]]:
+def _items(answer: EndpointAnswer) -> list[dict[str, Any]]:
     """The items of an answer: its text, then its calls."""
     path, items = answer.action.path, []
     if answer.message.content or not answer.message.tool_calls:
@@ -187,7 +187,7 @@ def _items(answer: Answer) -> list[dict[str, Any]]:
     return items
 
 
-def events(request: ChatRequest, answer: Answer) -> Iterator[bytes]:
+def events(request: ChatRequest, answer: EndpointAnswer) -> Iterator[bytes]:
     """Yields the events of a stream that an answer is."""
     whole, numbers = response(request, answer), itertools.count()
 

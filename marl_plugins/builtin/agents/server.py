@@ -15,8 +15,8 @@ from aiohttp import web
 
 from marl_plugins.builtin.agents import responses
 from marl_plugins.builtin.agents.answers import completion, completion_chunks
-from marl_plugins.builtin.agents.requests import ChatRequest, Refusal, parse_chat
-from marl_plugins.builtin.agents.session import Answer, Session, failure_of
+from marl_plugins.builtin.agents.requests import ChatRequest, EndpointRefusal, parse_chat
+from marl_plugins.builtin.agents.session import EndpointAnswer, EndpointSession, failure_of
 from marl_plugins.core.failures import AgentFailure
 
 MOST_BYTES = 64 * 2**20
@@ -25,7 +25,7 @@ QUIET_SECONDS = 5.0
 """After so long without an answer a stream begins, and then says that it is alive."""
 
 
-class Endpoint:
+class AgentEndpoint:
     """The endpoint, in one event loop.
 
     Args:
@@ -38,10 +38,10 @@ class Endpoint:
     def __init__(self, listener: socket.socket | None = None) -> None:
         self.base_url = ""
         self._listener = listener
-        self._sessions: dict[str, Session] = {}
+        self._sessions: dict[str, EndpointSession] = {}
 
     @asynccontextmanager
-    async def running(self) -> AsyncIterator[Endpoint]:
+    async def running(self) -> AsyncIterator[AgentEndpoint]:
         """Answers until the end."""
         app = web.Application(client_max_size=MOST_BYTES)
         app.router.add_post("/v1/chat/completions", self._chat)
@@ -63,7 +63,7 @@ class Endpoint:
             await runner.cleanup()
 
     @contextmanager
-    def serving(self, session: Session) -> Iterator[None]:
+    def serving(self, session: EndpointSession) -> Iterator[None]:
         """Answers requests with a session's key until the end."""
         self._sessions[session.key] = session
         try:
@@ -71,10 +71,10 @@ class Endpoint:
         finally:
             del self._sessions[session.key]
 
-    def _session(self, request: web.Request) -> Session:
+    def _session(self, request: web.Request) -> EndpointSession:
         key = request.headers.get("Authorization", "").removeprefix("Bearer ").strip()
         if key not in self._sessions:
-            raise Refusal(
+            raise EndpointRefusal(
                 401, "this key belongs to no trajectory that is running", "invalid_api_key"
             )
         return self._sessions[key]
@@ -82,7 +82,7 @@ class Endpoint:
     async def _models(self, request: web.Request) -> web.StreamResponse:
         try:
             roles = self._session(request).roles
-        except Refusal as error:
+        except EndpointRefusal as error:
             return refused(error)
         return web.json_response({"object": "list", "data": [_about(role) for role in roles]})
 
@@ -90,14 +90,14 @@ class Endpoint:
         try:
             name = request.match_info["name"]
             if name not in self._session(request).roles:
-                raise Refusal(404, f"there is no role {name!r}", "model_not_found")
-        except Refusal as error:
+                raise EndpointRefusal(404, f"there is no role {name!r}", "model_not_found")
+        except EndpointRefusal as error:
             return refused(error)
         return web.json_response(_about(name))
 
     async def _unknown(self, request: web.Request) -> web.StreamResponse:
         return refused(
-            Refusal(
+            EndpointRefusal(
                 404,
                 f"{request.method} {request.path} is not answered here; chat completions, "
                 "responses and models are",
@@ -114,7 +114,7 @@ class Endpoint:
         """Answers a request, whole or in pieces; an error that is known before the first piece has
         its own status."""
         stream: web.StreamResponse | None = None
-        session: Session | None = None
+        session: EndpointSession | None = None
         try:
             session = self._session(request)
             body = await _body(request)
@@ -141,11 +141,13 @@ class Endpoint:
         except asyncio.CancelledError:
             if (task := asyncio.current_task()) and task.cancelling():
                 raise
-            return refused(Refusal(401, "this key's trajectory has ended", "invalid_api_key"))
+            return refused(
+                EndpointRefusal(401, "this key's trajectory has ended", "invalid_api_key")
+            )
         # whatever is no refusal or failure is a bug, which ends the run through the session
         except Exception as error:
             failure = error
-            if session is not None and isinstance(error, Refusal):
+            if session is not None and isinstance(error, EndpointRefusal):
                 session.refused = str(error)
             elif session is not None and not isinstance(error, AgentFailure):
                 session.fail(error)
@@ -163,10 +165,10 @@ class Dialect:
     def parse(self, body: bytes) -> ChatRequest:
         return parse_chat(body)
 
-    def whole(self, request: ChatRequest, answer: Answer) -> Mapping[str, Any]:
+    def whole(self, request: ChatRequest, answer: EndpointAnswer) -> Mapping[str, Any]:
         return completion(request, answer)
 
-    def pieces(self, request: ChatRequest, answer: Answer) -> Iterator[bytes]:
+    def pieces(self, request: ChatRequest, answer: EndpointAnswer) -> Iterator[bytes]:
         return completion_chunks(request, answer)
 
 
@@ -176,10 +178,10 @@ class ResponsesDialect(Dialect):
     def parse(self, body: bytes) -> ChatRequest:
         return responses.parse_response(body)
 
-    def whole(self, request: ChatRequest, answer: Answer) -> Mapping[str, Any]:
+    def whole(self, request: ChatRequest, answer: EndpointAnswer) -> Mapping[str, Any]:
         return responses.response(request, answer)
 
-    def pieces(self, request: ChatRequest, answer: Answer) -> Iterator[bytes]:
+    def pieces(self, request: ChatRequest, answer: EndpointAnswer) -> Iterator[bytes]:
         return responses.events(request, answer)
 
 
@@ -210,7 +212,7 @@ async def _body(request: web.Request) -> bytes:
     try:
         return await request.read()
     except web.HTTPRequestEntityTooLarge:
-        raise Refusal(413, f"a request has at most {MOST_BYTES // 2**20} MB") from None
+        raise EndpointRefusal(413, f"a request has at most {MOST_BYTES // 2**20} MB") from None
 
 
 async def _begun(request: web.Request) -> web.StreamResponse:

@@ -18,8 +18,8 @@ from marl_plugins.builtin.agents.parents import derived_parents, texts_of
 from marl_plugins.builtin.agents.requests import (
     CalledFunction,
     ChatRequest,
+    EndpointRefusal,
     Message,
-    Refusal,
     SentCall,
     SentTool,
 )
@@ -42,7 +42,7 @@ NOTE = "agents"
 
 
 @dataclass(frozen=True)
-class Answer:
+class EndpointAnswer:
     """The answer to a request: a role's last action, as a message of the protocol."""
 
     action: Action
@@ -84,12 +84,12 @@ class SentToolFormats:
 def _shown_tools(role: RoleSpec, sent: Sequence[SentTool]) -> RoleSpec:
     if role.tools:
         own = ", ".join(tool.name for tool in role.tools)
-        raise Refusal(
+        raise EndpointRefusal(
             400,
             f"role {role.name!r} has tools of the recipe ({own}), and takes none with a request",
         )
     if role.finder is None:
-        raise Refusal(
+        raise EndpointRefusal(
             400,
             f"tools: role {role.name!r} does not say how its model calls them; add `calls: PARSER` "
             "to it",
@@ -105,14 +105,14 @@ def _shown_tools(role: RoleSpec, sent: Sequence[SentTool]) -> RoleSpec:
     )
     question, answers = [{"role": "user", "content": "?"}], [{"role": "tool", "content": "?"}]
     if chat.rendered(question) == role.chat.rendered(question):
-        raise Refusal(
+        raise EndpointRefusal(
             400,
             f"tools: the chat template of policy {role.policy!r} shows none, so its model cannot "
             "call any",
         )
     if chat.shows_more(answers):
         what = "shows a tool's name or a call's id with its answer, which it is not given"
-        raise Refusal(400, f"tools: the chat template of policy {role.policy!r} {what}")
+        raise EndpointRefusal(400, f"tools: the chat template of policy {role.policy!r} {what}")
     return replace(
         role,
         chat=chat,
@@ -154,7 +154,7 @@ class ProgramTools:
         answers = [message for message in new if message.role == "tool"]
         for message in answers:
             if message.tool_call_id not in made:
-                raise Refusal(
+                raise EndpointRefusal(
                     400,
                     f"a message of role tool answers {message.tool_call_id!r}, which is no call in "
                     "these messages",
@@ -177,7 +177,7 @@ class ProgramTools:
         self._waiting.clear()
 
 
-class Session:
+class EndpointSession:
     """The requests of one trajectory.
 
     Args:
@@ -208,8 +208,8 @@ class Session:
         """What each action that has been answered said, and so may have been shown."""
         self._by_path: dict[str, Action] = {}
         self._tools = ProgramTools(calls)
-        self._requests: dict[bytes, asyncio.Task[Answer]] = {}
-        self._running: dict[asyncio.Task[Answer], None] = {}
+        self._requests: dict[bytes, asyncio.Task[EndpointAnswer]] = {}
+        self._running: dict[asyncio.Task[EndpointAnswer], None] = {}
 
     @property
     def roles(self) -> Mapping[str, RoleSpec]:
@@ -222,7 +222,7 @@ class Session:
 
     def ask(
         self, request: ChatRequest, body: bytes, after: str | None, repeats: bool
-    ) -> asyncio.Task[Answer]:
+    ) -> asyncio.Task[EndpointAnswer]:
         """Returns the work on a request.
 
         Args:
@@ -239,7 +239,7 @@ class Session:
             work.add_done_callback(self._done)
         return self._requests[digest]
 
-    def _done(self, work: asyncio.Task[Answer]) -> None:
+    def _done(self, work: asyncio.Task[EndpointAnswer]) -> None:
         """Keeps what ended a request and ends the trajectory."""
         self._running.pop(work, None)
         if work.cancelled():
@@ -247,7 +247,7 @@ class Session:
         error = work.exception()
         if error is None or isinstance(error, AgentFailure):
             self.agent_failure = error
-        elif not isinstance(error, Refusal):
+        elif not isinstance(error, EndpointRefusal):
             self.fail(error)
 
     def fail(self, error: BaseException) -> None:
@@ -273,7 +273,7 @@ class Session:
             turn.notes[NOTE] = {"reopened": "branch"}
         self._tools.end()
 
-    async def _answered(self, request: ChatRequest, after: str | None) -> Answer:
+    async def _answered(self, request: ChatRequest, after: str | None) -> EndpointAnswer:
         """Makes the call of a role that a request is, and returns its answer.
 
         Raises:
@@ -305,7 +305,7 @@ class Session:
         """The role as a request wants it: with its tools, and perhaps ended sooner."""
         if request.model not in self.roles:
             what = f"there is no role {request.model!r}{nearest(request.model, self.roles)}"
-            raise Refusal(404, what, "model_not_found")
+            raise EndpointRefusal(404, what, "model_not_found")
         role = shortened(self.roles[request.model], request)
         return self._formats.spec(role, request.offered) if request.offered else role
 
@@ -314,7 +314,7 @@ class Session:
         names = [name.strip() for name in after.split(",") if name.strip()]
         for name in names:
             if name not in self._by_path:
-                raise Refusal(
+                raise EndpointRefusal(
                     400, f"x-marl-after: {name!r} is the id of no answer of this trajectory"
                 )
         return [self._by_path[name] for name in names]
@@ -332,7 +332,7 @@ class Session:
             said, {a: texts for a, texts in self._answers.items() if a is not found.before}
         )
 
-    def _answer(self, spec: RoleSpec, action: Action, tools: bool) -> Answer:
+    def _answer(self, spec: RoleSpec, action: Action, tools: bool) -> EndpointAnswer:
         """The message that answers a request, which is remembered as what may be shown to
         others."""
         found = _calls(spec, action) if tools else []
@@ -356,7 +356,7 @@ class Session:
         self._tools.called(action, calls)
         self._answers[action] = texts_of(action, [call.arguments for call in found])
         self._by_path[action.path] = action
-        return Answer(action, message)
+        return EndpointAnswer(action, message)
 
 
 def shortened(role: RoleSpec, request: ChatRequest) -> RoleSpec:
@@ -368,7 +368,7 @@ def shortened(role: RoleSpec, request: ChatRequest) -> RoleSpec:
     )
 
 
-async def as_refusals(answer: Awaitable[Answer]) -> Answer:
+async def as_refusals(answer: Awaitable[EndpointAnswer]) -> EndpointAnswer:
     """Returns an answer.
 
     Raises:
@@ -378,9 +378,11 @@ async def as_refusals(answer: Awaitable[Answer]) -> Answer:
     try:
         return await answer
     except jinja2.TemplateError as error:
-        raise Refusal(400, f"the model's chat template refuses these messages: {error}") from None
+        raise EndpointRefusal(
+            400, f"the model's chat template refuses these messages: {error}"
+        ) from None
     except ConfigurationError as error:
-        raise Refusal(400, str(error)) from None
+        raise EndpointRefusal(400, str(error)) from None
 
 
 def _calls(spec: RoleSpec, action: Action) -> list[FunctionCall]:
@@ -427,7 +429,7 @@ def _arguments(text: str) -> object:
 
 def failure_of(error: BaseException) -> tuple[int, str, str]:
     """Returns the status, the message and the code of what ended a request."""
-    if isinstance(error, Refusal):
+    if isinstance(error, EndpointRefusal):
         return error.status, str(error), error.code
     if isinstance(error, AgentFailure):
         return 400, str(error), "context_length_exceeded" if error.kind == "context" else error.kind

@@ -15,14 +15,14 @@ from weakref import WeakKeyDictionary
 from marl_plugins.builtin.agents.isolation import refusal
 from marl_plugins.builtin.agents.per_loop import PerLoop
 from marl_plugins.builtin.agents.programs import (
+    AgentProgram,
+    AgentProgramResult,
     ForkedProgram,
-    Program,
-    ProgramResult,
     SharedProgram,
 )
 from marl_plugins.builtin.agents.section import SILENT, AgentConfig
-from marl_plugins.builtin.agents.server import Endpoint
-from marl_plugins.builtin.agents.session import SentToolFormats, Session
+from marl_plugins.builtin.agents.server import AgentEndpoint
+from marl_plugins.builtin.agents.session import EndpointSession, SentToolFormats
 from marl_plugins.core.failures import (
     AgentFailure,
     ConfigurationError,
@@ -57,7 +57,7 @@ class AgentWorkflow(WorkflowFile):
             kind = SharedProgram if config.shared else ForkedProgram
             words = [str((folder / config.file).absolute()), config.function]
             python = config.python and find_program(config.python, folder)
-            self.program: Program = kind(
+            self.program: AgentProgram = kind(
                 words, python, folder.absolute(), environment, config.sandbox
             )
         else:
@@ -67,7 +67,7 @@ class AgentWorkflow(WorkflowFile):
                 *config.command[1:],
             ]
             self.program = ForkedProgram(words, None, folder.absolute(), environment)
-        self._endpoints = PerLoop(lambda: Endpoint(self.program.listener()).running())
+        self._endpoints = PerLoop(lambda: AgentEndpoint(self.program.listener()).running())
         self.ignored: set[str] = set()
         """What requests have said of sampling."""
         self._formats = SentToolFormats()
@@ -87,7 +87,7 @@ class AgentWorkflow(WorkflowFile):
         calls, loop = calls_of(roles), asyncio.get_running_loop()
         place = self._places.setdefault(loop, asyncio.Semaphore(self.config.concurrency))
         async with place, self._endpoints.used() as endpoint:
-            session = Session(calls, self._formats, self.config.derive, self.place)
+            session = EndpointSession(calls, self._formats, self.config.derive, self.place)
             try:
                 with endpoint.serving(session):
                     ended = await self._run(
@@ -100,7 +100,9 @@ class AgentWorkflow(WorkflowFile):
             raise self._failure(ended, session)
         return session.said(ended.answer) or ended.answer
 
-    async def _run(self, session: Session, request: Mapping[str, Any]) -> ProgramResult:
+    async def _run(
+        self, session: EndpointSession, request: Mapping[str, Any]
+    ) -> AgentProgramResult:
         """Runs the program to its end, or until an engine or a bug ends the trajectory."""
         work = asyncio.create_task(self.program.run(request))
         try:
@@ -113,7 +115,7 @@ class AgentWorkflow(WorkflowFile):
             work.cancel()
             await asyncio.gather(work, return_exceptions=True)
 
-    def _failure(self, ended: ProgramResult, session: Session) -> Exception:
+    def _failure(self, ended: AgentProgramResult, session: EndpointSession) -> Exception:
         """Returns what a program that has ended without an answer is to the run."""
         if session.agent_failure is not None:
             return session.agent_failure

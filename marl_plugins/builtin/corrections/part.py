@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from marl_plugins.builtin.corrections.extra import CorrectedActions, corrected_actions
 from marl_plugins.core.steps import Step, StepPart
-from marl_plugins.engine.runtime.experience import PreparedRows
+from marl_plugins.engine.runtime.experience import PreparedExperience
 
 
 class CorrectionsPart(StepPart):
@@ -16,10 +16,12 @@ class CorrectionsPart(StepPart):
     def __init__(self, step: Step):
         self.policies = step.policies
 
-    async def prepared(self, prepared: Sequence[PreparedRows]) -> Sequence[PreparedRows]:
+    async def prepared(
+        self, prepared: Sequence[PreparedExperience]
+    ) -> Sequence[PreparedExperience]:
         return [self._with_corrections(p) for p in prepared]
 
-    def _with_corrections(self, p: PreparedRows) -> PreparedRows:
+    def _with_corrections(self, p: PreparedExperience) -> PreparedExperience:
         if all(row.action.correction is None for row in p.rows):
             return p
         policy = self.policies[p.policy]

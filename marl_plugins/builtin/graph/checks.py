@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from marl_plugins.builtin.graph.expressions import Expression
 from marl_plugins.builtin.graph.files import Spot
-from marl_plugins.builtin.graph.grammar import ReadConfig, ToolNode
+from marl_plugins.builtin.graph.grammar import ReadConfig, ToolSpec
 from marl_plugins.builtin.graph.reading import FORMS, NAME, ReadForm
 from marl_plugins.core.cases import CaseGenerator, CaseSection
 from marl_plugins.core.failures import ConfigurationError
@@ -126,7 +126,7 @@ def check_case(name: str | None, given: bool, known: RecipeParts, spot: Spot) ->
 
 
 def check_tool(
-    name: str, function: str, config: ToolNode, known: RecipeParts, spot: Spot
+    name: str, function: str, config: ToolSpec, known: RecipeParts, spot: Spot
 ) -> list[Problem]:
     """Returns what is wrong with a call of a tool, or of one of its functions."""
     where = spot.below("tool").where

@@ -291,7 +291,7 @@ def case_of(compiler: Compiler, config: grammar.RoleNode, draft: Draft) -> NodeC
     )
 
 
-def tool_maker(compiler: Compiler, config: grammar.ToolNode, draft: Draft) -> Maker:
+def tool_maker(compiler: Compiler, config: grammar.ToolSpec, draft: Draft) -> Maker:
     name, _, function = config.tool.partition(".")
     compiler.problems += check_tool(name, function, config, compiler.known, draft.spot)
     call = draft.expression(config.call, "call") if "call" in config.model_fields_set else None
@@ -303,17 +303,17 @@ def tool_maker(compiler: Compiler, config: grammar.ToolNode, draft: Draft) -> Ma
     return make
 
 
-def let_maker(compiler: Compiler, config: grammar.LetNode, draft: Draft) -> Maker | None:
+def let_maker(compiler: Compiler, config: grammar.LetSpec, draft: Draft) -> Maker | None:
     value = draft.expression(config.let, "let")
     return None if value is None else lambda **shared: nodes.LetNode(value=value, **shared)
 
 
-def fail_maker(compiler: Compiler, config: grammar.FailNode, draft: Draft) -> Maker | None:
+def fail_maker(compiler: Compiler, config: grammar.FailSpec, draft: Draft) -> Maker | None:
     why = draft.expression(config.fail, "fail")
     return None if why is None else lambda **shared: nodes.FailNode(why=why, **shared)
 
 
-def map_maker(compiler: Compiler, config: grammar.MapNode, draft: Draft) -> Maker | None:
+def map_maker(compiler: Compiler, config: grammar.MapSpec, draft: Draft) -> Maker | None:
     inner = config.map
     over = draft.expression(inner.over, "map", "over")
     if over is not None and inner.most is None:
@@ -345,7 +345,7 @@ def unbounded(over: Expression, draft: Draft) -> list[Problem]:
     return []
 
 
-def loop_maker(compiler: Compiler, config: grammar.LoopNode, draft: Draft) -> Maker | None:
+def loop_maker(compiler: Compiler, config: grammar.LoopSpec, draft: Draft) -> Maker | None:
     inner, spot = config.loop, draft.spot.below("loop")
     start = draft.expressions(inner.start, "loop", "start")
     until: Expression | None = None

@@ -23,7 +23,7 @@ MOST_GUESSES = 40
 """Attempts with answers that a condition names."""
 MOST_FORCED = 200
 """Attempts in which a condition is forced."""
-REPEATED = 5
+MAX_LOOP_ROUNDS = 5
 """Times that a role's examples are said in turn, where nodes read its answers in several forms."""
 Lines = Mapping[str, tuple[str | None, ...]]
 
@@ -112,7 +112,7 @@ class GraphExplorer(Explorer):
             if isinstance(node, RoleCallNode):
                 found.setdefault(node.role, []).append(node.reading.example())
         return {
-            role: (said[0],) if len(set(said)) == 1 else tuple(said) * REPEATED
+            role: (said[0],) if len(set(said)) == 1 else tuple(said) * MAX_LOOP_ROUNDS
             for role, said in found.items()
         }
 

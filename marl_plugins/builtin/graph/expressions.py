@@ -20,7 +20,7 @@ from marl_plugins.builtin.graph.values import Absence, as_text, attribute, kind_
 from marl_plugins.core.failures import RecipeError
 from marl_plugins.core.problems import meant
 
-LONGEST = 1_000_000
+MAX_VALUE_LENGTH = 1_000_000
 """Characters of a text, or items of a list, that a sum may make."""
 Scope = Mapping[str, Any]
 """Results, and what was skipped, by name."""
@@ -42,8 +42,8 @@ class BadExpression(Exception):
 
 def _add(left: Any, right: Any) -> Any:
     total = left + right
-    if isinstance(total, str | list) and len(total) > LONGEST:
-        raise ValueError(f"a sum of more than {LONGEST} characters or items")
+    if isinstance(total, str | list) and len(total) > MAX_VALUE_LENGTH:
+        raise ValueError(f"a sum of more than {MAX_VALUE_LENGTH} characters or items")
     return total
 
 

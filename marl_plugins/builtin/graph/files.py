@@ -42,7 +42,7 @@ class Spot:
 
 
 @dataclass(frozen=True)
-class Source:
+class GraphSource:
     """A file with graphs.
 
     Args:
@@ -55,7 +55,7 @@ class Source:
     graphs: Mapping[str, Any] = field(default_factory=dict)
 
 
-Found = tuple[Source, GraphConfig, Spot]
+Found = tuple[GraphSource, GraphConfig, Spot]
 """A graph, with its file and its place there."""
 
 
@@ -94,11 +94,11 @@ class Files:
         return (
             None
             if config is None
-            else (Source(name, tree.origins, config.graphs), config, Spot(tree.origins))
+            else (GraphSource(name, tree.origins, config.graphs), config, Spot(tree.origins))
         )
 
     def called(
-        self, name: str, source: Source, spot: Spot, problems: list[Problem]
+        self, name: str, source: GraphSource, spot: Spot, problems: list[Problem]
     ) -> Found | None:
         """Returns the graph that a node calls, by its name in the same file, or in a file of its
         own.

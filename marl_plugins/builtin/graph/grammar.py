@@ -137,7 +137,7 @@ class RoleNode(NodeConfig):
     it is `None`, one is opened."""
 
 
-class ToolNode(NodeConfig):
+class ToolSpec(NodeConfig):
     """A call of a tool, by the workflow itself."""
 
     tool: str
@@ -150,7 +150,7 @@ class ToolNode(NodeConfig):
     """The arguments of the function."""
 
 
-class LetNode(NodeConfig):
+class LetSpec(NodeConfig):
     """A value."""
 
     let: Value
@@ -171,7 +171,7 @@ class MapConfig(GraphConfig):
     agents."""
 
 
-class MapNode(NodeConfig):
+class MapSpec(NodeConfig):
     """A graph for each item of a list; its value is the list of what each gives, without those that
     give nothing."""
 
@@ -194,7 +194,7 @@ class LoopConfig(GraphConfig):
     """What such a value is in the next round; others stay as they are."""
 
 
-class LoopNode(NodeConfig):
+class LoopSpec(NodeConfig):
     """A graph, round after round; its value is what the last one gives, `.rounds` their number."""
 
     loop: LoopConfig
@@ -211,7 +211,7 @@ class GraphNode(NodeConfig):
     """What it sees, by the names that it has there."""
 
 
-class FailNode(NodeConfig):
+class FailSpec(NodeConfig):
     """The end of the trajectory as a failure of the agents (`no_answer`)."""
 
     fail: Value
@@ -220,11 +220,11 @@ class FailNode(NodeConfig):
 
 KINDS: dict[str, type[NodeConfig]] = {
     "role": RoleNode,
-    "tool": ToolNode,
-    "let": LetNode,
-    "map": MapNode,
-    "loop": LoopNode,
+    "tool": ToolSpec,
+    "let": LetSpec,
+    "map": MapSpec,
+    "loop": LoopSpec,
     "graph": GraphNode,
-    "fail": FailNode,
+    "fail": FailSpec,
 }
 """The kinds of nodes, by the key that makes a node one."""

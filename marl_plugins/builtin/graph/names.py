@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from marl_plugins.builtin.graph.expressions import BadExpression, Expression, written
-from marl_plugins.builtin.graph.files import Source, Spot
+from marl_plugins.builtin.graph.files import GraphSource, Spot
 from marl_plugins.builtin.graph.nodes import DONE, INDEX, LEFT, RESERVED, ROUND, TASK, TRAINING
 from marl_plugins.builtin.graph.values import Result
 from marl_plugins.core.problems import Problem, meant
@@ -38,7 +38,7 @@ class Level:
 
     spot: Spot
     address: str
-    source: Source
+    source: GraphSource
     specs: Mapping[str, Any]
     problems: list[Problem]
     own: tuple[str, ...] = ()

@@ -24,7 +24,7 @@ from marl_plugins.engine.plan.apart import (
     where_of,
 )
 
-MOST = 4
+REHEARSED_TASKS = 4
 """Tasks on which a workflow is run."""
 LOOKED_AT = 10_000
 """Tasks among which others of another kind are looked for."""
@@ -42,7 +42,7 @@ def different(tasks: Iterable[Task]) -> list[Task]:
             *map(type, task.metadata.values()),
         )
         found.setdefault(repr(kind), task)
-        if len(found) == MOST:
+        if len(found) == REHEARSED_TASKS:
             break
     return list(found.values())
 

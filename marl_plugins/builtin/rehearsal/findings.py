@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from marl_plugins.builtin.rehearsal.labels import MARK, MARK_OF_NUMBERS
 from marl_plugins.builtin.rehearsal.noted import plain
-from marl_plugins.builtin.rehearsal.reached import Coverage, Source, spans
-from marl_plugins.builtin.rehearsal.trial import SECONDS, Trial
+from marl_plugins.builtin.rehearsal.reached import Coverage, TracedSource, spans
+from marl_plugins.builtin.rehearsal.trial import ROLE_SECONDS, Trial
 from marl_plugins.core.problems import Problem, at
 from marl_plugins.core.recipe.texts import read_text
 from marl_plugins.core.run import Run
@@ -38,7 +38,7 @@ def shown_labels(trial: Trial) -> list[Problem]:
     ]
 
 
-def answered_labels(trial: Trial, source: Source, file: str) -> list[Problem]:
+def answered_labels(trial: Trial, source: TracedSource, file: str) -> list[Problem]:
     """Returns the mistake of a workflow whose answer has the task's label in it."""
     answer = str(trial.trajectory.answer if trial.trajectory else "").casefold()
     if MARK not in answer and str(MARK_OF_NUMBERS) not in answer:
@@ -57,7 +57,7 @@ def answered_labels(trial: Trial, source: Source, file: str) -> list[Problem]:
     ]
 
 
-def reached_line(trial: Trial, source: Source, pattern: re.Pattern[str]) -> str | None:
+def reached_line(trial: Trial, source: TracedSource, pattern: re.Pattern[str]) -> str | None:
     """Returns the first line that a trial has reached and in which a pattern is found."""
     lines = source.text.splitlines()
     named = [line for line in sorted(trial.reached.lines) if pattern.search(lines[line - 1])]
@@ -174,7 +174,9 @@ def swallowed(
     ]
 
 
-def returned_nothing(trials: Sequence[Trial], run: Run, source: Source, file: str) -> list[Problem]:
+def returned_nothing(
+    trials: Sequence[Trial], run: Run, source: TracedSource, file: str
+) -> list[Problem]:
     """Returns the warning about a workflow that returns an answer or nothing, where the grader
     reads it; `return None` is meant."""
     complete = [trial for trial in trials if trial.complete and trial.trajectory]
@@ -275,7 +277,8 @@ def waited(trials: Iterable[Trial], file: str) -> list[Problem]:
         Problem(
             "rehearsal.waits",
             where_of(trial.left_at or file),
-            f"run was still waiting here after {SECONDS:g} s, although roles and tools answer at "
+            f"run was still waiting here after {ROLE_SECONDS:g} s, although roles and tools answer "
+            "at "
             "once",
             severity="warning",
         )
@@ -303,7 +306,7 @@ def unended(longest: Trial, when: str = "") -> list[Problem]:
     ]
 
 
-def drawn(trials: Iterable[Trial], source: Source, file: str) -> list[Problem]:
+def drawn(trials: Iterable[Trial], source: TracedSource, file: str) -> list[Problem]:
     """Returns the warning about a workflow that draws from a generator of the whole process."""
     drew = [trial for trial in trials if trial.drew]
     if not drew:

@@ -12,7 +12,7 @@ import asyncio
 import copy
 import re
 
-from marl_plugins.builtin.rehearsal.scorers import RUNS_PROGRAMS, SECONDS, answer_of
+from marl_plugins.builtin.rehearsal.scorers import RUNS_PROGRAMS, SCORE_SECONDS, answer_of
 from marl_plugins.core.failures import place_of
 from marl_plugins.core.problems import Problem
 from marl_plugins.core.recipe.texts import read_text
@@ -58,7 +58,7 @@ def paid_for_leaving(plan: Plan) -> list[Problem]:
         trajectory = _saying(complete[0], text)
         try:
             await score_outcome(
-                trajectory, lambda t: answer_of(function, t), SECONDS, list(run.recipe.roles)
+                trajectory, lambda t: answer_of(function, t), SCORE_SECONDS, list(run.recipe.roles)
             )
         except SystemExit:
             left.append(text)

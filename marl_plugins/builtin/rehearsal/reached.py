@@ -34,7 +34,7 @@ NOT_INVENTED = (
 
 
 @dataclass(frozen=True)
-class Source:
+class TracedSource:
     """A workflow's file.
 
     Args:
@@ -46,7 +46,7 @@ class Source:
     text: str
 
     @classmethod
-    def of(cls, workflow: Any) -> Source:
+    def of(cls, workflow: Any) -> TracedSource:
         """Returns the file of a workflow; one without a text where that is installed, or is
         none."""
         file = (
@@ -210,7 +210,7 @@ class Source:
 class Coverage:
     """The parts of a file that one trial, or several, have executed."""
 
-    source: Source
+    source: TracedSource
     entered: set[int] = field(default_factory=set)
     """Functions, by the line of their `def`."""
     lines: set[int] = field(default_factory=set)

@@ -24,7 +24,7 @@ from marl_plugins.builtin.rehearsal.findings import (
     unended,
     waited,
 )
-from marl_plugins.builtin.rehearsal.graph import Graph
+from marl_plugins.builtin.rehearsal.graph import DependencyGraph
 from marl_plugins.builtin.rehearsal.labels import with_marked_label
 from marl_plugins.builtin.rehearsal.reached import Coverage
 from marl_plugins.builtin.rehearsal.replays import replayed
@@ -46,7 +46,7 @@ WORKFLOW = "the workflow"
 """What is tried, in messages."""
 MORE = 12
 """Tasks whose demonstrations are drawn for the search."""
-REPLAYED = 4
+MAX_REPLAYED_TRIALS = 4
 """Scripts of the search that are played on tasks of another kind, too."""
 
 
@@ -65,7 +65,7 @@ class Rehearsal:
         trials: Those on the first task that have reached something.
     """
 
-    graph: Graph = field(default_factory=Graph)
+    graph: DependencyGraph = field(default_factory=DependencyGraph)
     wrong: list[Problem] = field(default_factory=list)
     unclear: list[Problem] = field(default_factory=list)
     trajectories: dict[str, Trajectory] = field(default_factory=dict)
@@ -243,7 +243,9 @@ class Rehearser:
         """Keep what trials on a task of another kind show: with words, with ones, and with scripts
         that the search has found."""
         what = f"{WORKFLOW}, on task {task.id!r},"
-        scripts = [t.script for t in search.trials if t.complete and t.script.lines][:REPLAYED]
+        scripts = [t.script for t in search.trials if t.complete and t.script.lines][
+            :MAX_REPLAYED_TRIALS
+        ]
 
         def play(caught: Capture) -> list[Trial]:
             return [self.stage.play(script, task, caught, noting=False) for script in scripts]
@@ -367,12 +369,12 @@ def kept(first: Sequence[Trial], found: Sequence[Trial] = ()) -> dict[str, Traje
     }
 
 
-def graph_of(trials: Sequence[Trial]) -> Graph:
+def graph_of(trials: Sequence[Trial]) -> DependencyGraph:
     """Returns the graph of who saw whom in the first of the trials in which most roles acted."""
     ended = [(trial, trial.trajectory) for trial in trials if trial.trajectory is not None]
     if not ended:
-        return Graph()
+        return DependencyGraph()
     _, trajectory = max(
         ended, key=lambda pair: (len({a.role for a in pair[1].actions}), pair[0].complete)
     )
-    return Graph.of(trajectory)
+    return DependencyGraph.of(trajectory)

@@ -35,7 +35,7 @@ MOST_TRIED = 40
 """Trials with a word replaced."""
 PART = "partzqx"
 """A word that occurs nowhere else."""
-REPLAYED = 4
+MAX_REPLAYED_TASKS = 4
 """Scripts of the search that are played again."""
 SHARED = (
     "keep what belongs to one task in variables of run: not in a module, a default argument "
@@ -65,7 +65,7 @@ def replayed(
         if second.complete and (differs := difference(first, second, in_order=False))
         else []
     )
-    answered = [t for t in trials[1:] if t.complete and t.script.lines][:REPLAYED]
+    answered = [t for t in trials[1:] if t.complete and t.script.lines][:MAX_REPLAYED_TASKS]
     for trial in [first, *answered]:
         again = Replay(
             stage, by_role(trial.script, list(stage.run.recipe.roles)), task, more, trial

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from marl_plugins.builtin.rehearsal.findings import draws, swallowed
-from marl_plugins.builtin.rehearsal.reached import Coverage, Source
+from marl_plugins.builtin.rehearsal.reached import Coverage, TracedSource
 from marl_plugins.core.failures import place_of
 from marl_plugins.core.loading import load_file
 from marl_plugins.core.problems import Problem, at
@@ -42,7 +42,7 @@ RUNS_PROGRAMS = re.compile(
     r"\b(?:exec|eval|compile|subprocess|Popen|runner|run_program|sandbox|Sandbox|Checker)\b"
 )
 """What a grader's file names that runs programs."""
-SECONDS = 3.0
+SCORE_SECONDS = 3.0
 """A score that takes longer is not waited for."""
 
 
@@ -67,7 +67,7 @@ def try_scorer(
         Mistakes, and warnings.
     """
     rehearsed, where = run.state(RehearsalResult), place_of(function) or what
-    source = Source("", "") if function is None else Source.of(function)
+    source = TracedSource("", "") if function is None else TracedSource.of(function)
     remarks: dict[Problem, None] = {}
     tasks = [t.task for one in (rehearsed.trajectories, *rehearsed.others) for t in one.values()]
 
@@ -125,7 +125,7 @@ def try_scorer(
         return wrong, [*unclear, *remarks]
     except UserCodeTimeout as stuck:
         if may_wait:
-            said = f"{what} was still here after {apart.SECONDS:g} s, and was not tried further"
+            said = f"{what} was still here after {apart.USER_CODE_SECONDS:g} s, and was not tried further"
             return [], [
                 Problem("rehearsal.waits", where_of(stuck.place or where), said, severity="warning")
             ]
@@ -171,7 +171,7 @@ def try_grader(plan: Plan) -> tuple[list[Problem], list[Problem]]:
     async def outcome(trajectory: Trajectory) -> None:
         if not trajectory.agent_failure:  # of which no grader is asked
             await score_outcome(
-                trajectory, lambda t: answer_of(module.score_outcome, t), SECONDS, roles
+                trajectory, lambda t: answer_of(module.score_outcome, t), SCORE_SECONDS, roles
             )
             missing.append(trajectory.outcome is None and not trajectory.infrastructure_failure)
 
@@ -179,7 +179,7 @@ def try_grader(plan: Plan) -> tuple[list[Problem], list[Problem]]:
         def score(action: Action, seen: Seen) -> Coroutine[Any, Any, Any]:
             return answer_of(module.score_action, action, seen)
 
-        await score_trajectory(trajectory, score, None, roles=roles, seconds=SECONDS)
+        await score_trajectory(trajectory, score, None, roles=roles, seconds=SCORE_SECONDS)
 
     for name, score, given in (
         ("score_outcome", outcome, ("trajectory",)),
@@ -241,7 +241,7 @@ def _try_reward_function(plan: Plan) -> tuple[list[Problem], list[Problem]]:
             return reward_function_score(function, scored)
 
         if not trajectory.agent_failure:
-            await score_outcome(trajectory, score, SECONDS, roles)
+            await score_outcome(trajectory, score, SCORE_SECONDS, roles)
 
     return try_scorer(run, "reward_func", outcome, function, may_wait=True)
 

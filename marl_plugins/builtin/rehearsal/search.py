@@ -18,7 +18,7 @@ from itertools import chain, islice
 from marl_plugins.builtin.rehearsal.candidates import AnswerKnowledge, candidates
 from marl_plugins.builtin.rehearsal.noted import Notes
 from marl_plugins.builtin.rehearsal.reached import Coverage
-from marl_plugins.builtin.rehearsal.trial import MOST_CALLS, Stage, Trial
+from marl_plugins.builtin.rehearsal.trial import MAX_ROLE_CALLS, Stage, Trial
 from marl_plugins.core.trajectory import Task
 from marl_plugins.core.workflow import Workflow
 from marl_plugins.engine.plan.apart import Capture
@@ -31,7 +31,7 @@ MORE_CALLS = 60
 """Calls of roles in one trial of the search beyond those of a workflow that takes many."""
 TOGETHER = 25
 """Trials after which somebody may look at the clock."""
-LONG = 10 * MOST_CALLS
+LONG = 10 * MAX_ROLE_CALLS
 """Calls after which a loop is taken for one without an end."""
 AT_A_TIME = 8
 """Scripts that change one speaker of one trial, before another has its turn."""

@@ -14,7 +14,7 @@ from types import CoroutineType
 from typing import Any
 
 from marl_plugins.builtin.rehearsal.noted import NotedText, Notes, plain
-from marl_plugins.builtin.rehearsal.reached import Coverage, Source
+from marl_plugins.builtin.rehearsal.reached import Coverage, TracedSource
 from marl_plugins.core.failures import AgentFailure, InfrastructureFailure
 from marl_plugins.core.fields import InvalidCall
 from marl_plugins.core.loading import users_line
@@ -35,12 +35,12 @@ from marl_plugins.engine.plan.apart import (
 from marl_plugins.engine.plan.script import TOOL, FailureText, Script
 from marl_plugins.engine.plan.scripted_roles import ScriptedChat, scripted_role, tagged_calls
 
-MOST_CALLS = 200
+MAX_ROLE_CALLS = 200
 """A workflow that continues for as long as answers are wrong is left there."""
 LONGEST_SECONDS = 3.0
-"""Of processor time: a workflow of more than `MOST_CALLS` calls that takes longer, because it shows
-all that was said, is left there."""
-SECONDS = 3.0
+"""Of processor time: a workflow of more than `MAX_ROLE_CALLS` calls that takes longer, because it
+shows all that was said, is left there."""
+ROLE_SECONDS = 3.0
 """A workflow that waits longer, for whatever it is, is left there."""
 
 
@@ -57,7 +57,7 @@ class Trial:
         notes: By speaker, what the workflow looked for in the answers.
         answers: By speaker, the number of answers.
         endless: Whether it was still calling roles after as many calls as it may make.
-        left_at: Where it waited when it was left after `SECONDS`.
+        left_at: Where it waited when it was left after `ROLE_SECONDS`.
         drew: Whether it drew from a random generator that all of the process shares.
         caught: The mistakes among what it raised and caught itself.
     """
@@ -106,7 +106,7 @@ class Stage:
         self.run = run
         self.workflow = workflow
         self.file = file
-        self.source = Source.of(workflow)
+        self.source = TracedSource.of(workflow)
         names = {*tools, *(name for role in run.recipe.roles.values() for name in role.tools)}
         self.functions = {name: _functions(name, tools.get(name)) for name in names}
         """What each tool offers to be called by name."""
@@ -133,7 +133,7 @@ class Stage:
         task: Task,
         caught: Capture,
         *,
-        most_calls: int = MOST_CALLS,
+        most_calls: int = MAX_ROLE_CALLS,
         workflow: Workflow | None = None,
         noting: bool = True,
     ) -> Trial:
@@ -176,7 +176,7 @@ class Stage:
         async def one(trial: Trial, task: Task) -> None:
             try:
                 trial.trajectory = await TrialRun(
-                    trial, self.workflow, MOST_CALLS, noting=False, alone=False
+                    trial, self.workflow, MAX_ROLE_CALLS, noting=False, alone=False
                 ).run(self, task)
             except Exception as error:  # the workflow's, of any kind
                 trial.failures.append(failure_of(error, self.file))
@@ -274,7 +274,7 @@ class TrialRun:
             roles=stage.cast(self.chat, tools),
             tools=stage.for_workflow(tools),
             generate=self.generate,
-            seconds=SECONDS,
+            seconds=ROLE_SECONDS,
         )
 
     async def generate(self, call: Call) -> Generation:
@@ -283,7 +283,7 @@ class TrialRun:
         if not self.alone:
             await asyncio.sleep(0)
         number = len(self.chat.texts)
-        slow = number >= MOST_CALLS and time.thread_time() - self.begun > LONGEST_SECONDS
+        slow = number >= MAX_ROLE_CALLS and time.thread_time() - self.begun > LONGEST_SECONDS
         if number >= self.most_calls or slow:
             self.trial.endless = True
             raise InfrastructureFailure("rehearsal", f"more than {number} calls")

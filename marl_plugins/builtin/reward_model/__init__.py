@@ -27,7 +27,7 @@ from collections.abc import Awaitable, Generator
 from typing import TYPE_CHECKING
 
 from marl_plugins import applies_if, hookimpl
-from marl_plugins.builtin.reward_model.backend import BesideRewardModel, Connection
+from marl_plugins.builtin.reward_model.backend import BesideRewardModel, ScorerConnection
 from marl_plugins.builtin.reward_model.checks import FLAG, check_model
 from marl_plugins.builtin.reward_model.scale import Scale
 from marl_plugins.core.problems import Problem, at, meant
@@ -122,7 +122,7 @@ def marl_processes(run: Run) -> Generator[None, ProcessBackend, ProcessBackend]:
 @hookimpl(tryfirst=True)
 @applies_if(scores_actions)
 def marl_score_action(run: Run, action: Action, seen: Seen) -> Awaitable[float | None] | None:
-    scorer = run.state(Connection).scorer
+    scorer = run.state(ScorerConnection).scorer
     if scorer is None or action.role not in run.args.reward_model.roles:
         return None
     return scorer.action(action)
@@ -134,7 +134,7 @@ def marl_score_outcome(
     run: Run, trajectory: Trajectory
 ) -> Generator[None, Awaitable[Outcome] | None, Awaitable[Outcome] | None]:
     others = yield
-    scorer = run.state(Connection).scorer
+    scorer = run.state(ScorerConnection).scorer
     if (
         scorer is None
         or not scores_outcomes(run)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from marl_plugins.core.run import Run
 
 
-class Connection:
+class ScorerConnection:
     """The connection of a run's hooks to what scores; None while there are no processes, as in a
     plan."""
 
@@ -65,7 +65,7 @@ class BesideRewardModel(ProcessBackend):
         from marl_plugins.builtin.reward_model.scorer import Scorer
 
         self._run = run
-        run.state(Connection).scorer = scorer = Scorer(run)
+        run.state(ScorerConnection).scorer = scorer = Scorer(run)
         scorer.start()
         self.policies.open(run)
 
@@ -78,7 +78,7 @@ class BesideRewardModel(ProcessBackend):
     def close(self) -> None:
         self.policies.close()
         if self._run is not None:
-            connection = self._run.state(Connection)
+            connection = self._run.state(ScorerConnection)
             if connection.scorer is not None:
                 connection.scorer.end()
             connection.scorer = None

@@ -102,9 +102,9 @@ def checking_plugins(words: Sequence[str]) -> list[ModuleType]:
     )
 
 
-def build_parser(plugins: Sequence[ModuleType]) -> upstream_cli.Parser:
+def build_parser(plugins: Sequence[ModuleType]) -> upstream_cli.UpstreamParser:
     """Returns the command's own flags, and those of plugins with lines of their own."""
-    parser = upstream_cli.Parser(
+    parser = upstream_cli.UpstreamParser(
         prog="openrlhf doctor",
         usage="openrlhf doctor [--json] [--static] [--recipe RECIPE] [flags of openrlhf train]",
         description="Whether training can work on this machine, and how to fix what prevents it.",

@@ -19,7 +19,7 @@ from marl_plugins.commands.doctor.machine import ray_folder, why_unwritable
 from marl_plugins.core.findings import Finding, error, note, ok
 from marl_plugins.engine.hosts import cpu
 
-SECONDS = 180.0
+ENGINE_CHECK_SECONDS = 180.0
 """Time limit of one trial; a first import on a cold disk takes a minute."""
 GRACE_SECONDS = 5.0
 """Seconds to wait for the output of a trial that was killed."""
@@ -225,14 +225,14 @@ def run_script(
         start_new_session=True,
     )
     try:
-        out, errors = process.communicate(timeout=SECONDS)
+        out, errors = process.communicate(timeout=ENGINE_CHECK_SECONDS)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)  # its children too
         with contextlib.suppress(
             subprocess.TimeoutExpired
         ):  # a child in another session may hold the pipes
             process.communicate(timeout=GRACE_SECONDS)
-        return None, SECONDS, f"not done after {SECONDS:.0f} s"
+        return None, ENGINE_CHECK_SECONDS, f"not done after {ENGINE_CHECK_SECONDS:.0f} s"
     seconds = time.monotonic() - started
     if process.returncode:
         last = [line.strip() for line in errors.splitlines() if line.strip()] or [

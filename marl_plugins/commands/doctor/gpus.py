@@ -14,7 +14,7 @@ from pathlib import Path
 from marl_plugins.core.findings import Finding, error, note, ok
 from marl_plugins.engine.hosts import cpu
 
-SECONDS = 30.0
+NVIDIA_SMI_SECONDS = 30.0
 """Without persistence mode the first call is slow."""
 
 
@@ -51,8 +51,10 @@ def query_gpus() -> Cards:
         "--format=csv,noheader,nounits",
     ]
     try:
-        listed = subprocess.run(query, capture_output=True, text=True, timeout=SECONDS)
-        header = subprocess.run([program], capture_output=True, text=True, timeout=SECONDS)
+        listed = subprocess.run(query, capture_output=True, text=True, timeout=NVIDIA_SMI_SECONDS)
+        header = subprocess.run(
+            [program], capture_output=True, text=True, timeout=NVIDIA_SMI_SECONDS
+        )
     except (OSError, subprocess.TimeoutExpired) as error:
         return Cards(problem=f"nvidia-smi: {error}")
     rows = [[cell.strip() for cell in row] for row in csv.reader(listed.stdout.splitlines())]

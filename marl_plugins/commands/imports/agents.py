@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from marl_plugins.commands.imports import options, validate
-from marl_plugins.commands.imports.read import Source
+from marl_plugins.commands.imports.read import ImportSource
 from marl_plugins.commands.imports.report import Report
 from marl_plugins.commands.imports.shapes import identifier
 
@@ -33,7 +33,7 @@ class Agent:
         return str(self.config.get("role") or self.key)
 
 
-def read_agents(source: Source, report: Report) -> list[Agent]:
+def read_agents(source: ImportSource, report: Report) -> list[Agent]:
     """Returns all agents, in their order.
 
     Raises:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from marl_plugins.commands.imports import options, templates
-from marl_plugins.commands.imports.read import Source
+from marl_plugins.commands.imports.read import ImportSource
 from marl_plugins.commands.imports.report import Report
 from marl_plugins.core.problems import at
 
@@ -20,12 +20,12 @@ variable with the key."""
 
 
 @dataclass(frozen=True)
-class Coach:
+class ImportedCoach:
     flags: dict[str, Any]
     files: dict[str, str] = field(default_factory=dict)
 
 
-def translate_coach(source: Source, report: Report) -> Coach | None:
+def translate_coach(source: ImportSource, report: Report) -> ImportedCoach | None:
     arguments = source.settings.get("workflow_args") or {}
     model, template = arguments.get("coach_model"), arguments.get("coach_prompt_template")
     if not model:
@@ -51,7 +51,7 @@ def translate_coach(source: Source, report: Report) -> Coach | None:
     if arguments.get("enable_ground_truth_eval") is False:
         flags["coach.ground_truth"] = "none"
     if not template:
-        return Coach(flags)
+        return ImportedCoach(flags)
     where = at(
         line=source.where("workflow_args", "coach_prompt_template"), key="coach_prompt_template"
     )
@@ -59,10 +59,10 @@ def translate_coach(source: Source, report: Report) -> Coach | None:
         common, last, notes = templates.split_coach_template(str(template), where)
     except templates.UnknownPlaceholders as error:
         report.problems += error.problems
-        return Coach(flags)
+        return ImportedCoach(flags)
     flags |= {"coach.prompt": "prompts/coach.md", "coach.last_prompt": "prompts/coach_last.md"}
     report.take(
         "workflow_args.coach_prompt_template", options.WORKFLOW_READ["coach_prompt_template"]
     )
     report.notes += notes
-    return Coach(flags, {"prompts/coach.md": common, "prompts/coach_last.md": last})
+    return ImportedCoach(flags, {"prompts/coach.md": common, "prompts/coach_last.md": last})

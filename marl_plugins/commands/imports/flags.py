@@ -9,22 +9,22 @@ from typing import Any
 from marl_plugins.commands.imports import options
 from marl_plugins.commands.imports.agents import Agent
 from marl_plugins.commands.imports.options import Option
-from marl_plugins.commands.imports.read import Source
+from marl_plugins.commands.imports.read import ImportSource
 from marl_plugins.commands.imports.report import Report
 from marl_plugins.core.problems import Problem, at
 from marl_plugins.engine.hosts.flags import FLAGS
 
 
 @dataclass
-class Flags:
+class ImportedFlags:
     """The translated flags: one value for the run, or one per policy (role -> flag -> value)."""
 
     run: dict[str, Any] = field(default_factory=dict)
     policies: dict[str, dict[str, Any]] = field(default_factory=dict)
 
 
-def translate_flags(source: Source, agents: Sequence[Agent], report: Report) -> Flags:
-    flags = Flags()
+def translate_flags(source: ImportSource, agents: Sequence[Agent], report: Report) -> ImportedFlags:
+    flags = ImportedFlags()
     estimator = _estimator(source, agents, report)
     adapters = _values("lora_rank", options.FLAGS_OF["lora_rank"], agents)
     for theirs, option in options.FLAGS_OF.items():
@@ -68,7 +68,7 @@ def translate_flags(source: Source, agents: Sequence[Agent], report: Report) -> 
     return flags
 
 
-def _estimator(source: Source, agents: Sequence[Agent], report: Report) -> str | None:
+def _estimator(source: ImportSource, agents: Sequence[Agent], report: Report) -> str | None:
     """Our name of the estimator, which all agents must share."""
     found = {agent.config.get("advantage_estimator") for agent in agents} - {None}
     if not found:
@@ -92,7 +92,7 @@ def _values(theirs: str, option: Option, agents: Sequence[Agent]) -> dict[str, A
     return {role: value for role, value in ours.items() if value is not None}
 
 
-def list_left_out(source: Source, report: Report) -> None:
+def list_left_out(source: ImportSource, report: Report) -> None:
     """Reports the options without a counterpart that the configuration itself sets."""
     settings = source.settings
     places: list[tuple[tuple[str, ...], Mapping[str, Any]]] = [((), settings)]
@@ -116,7 +116,7 @@ def list_left_out(source: Source, report: Report) -> None:
 
 
 def _set_length(
-    source: Source, agents: Sequence[Agent], flags: dict[str, Any], report: Report
+    source: ImportSource, agents: Sequence[Agent], flags: dict[str, Any], report: Report
 ) -> None:
     """`data.max_len`: the length of prompt and answer together."""
     config = {**source.settings, **agents[0].config}

@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from marl_plugins.commands.imports.agents import Agent
-from marl_plugins.commands.imports.read import Source
+from marl_plugins.commands.imports.read import ImportSource
 from marl_plugins.commands.imports.report import Report
 from marl_plugins.core.problems import Problem, at
 
 
 def translate_policies(
-    source: Source, agents: Sequence[Agent], model: str | None, report: Report
+    source: ImportSource, agents: Sequence[Agent], model: str | None, report: Report
 ) -> dict[str, Any]:
     """Returns the recipe's keys for policies, without their flags.
 
@@ -41,7 +41,7 @@ def translate_policies(
 
 
 def _models(
-    source: Source, agents: Sequence[Agent], model: str | None, report: Report
+    source: ImportSource, agents: Sequence[Agent], model: str | None, report: Report
 ) -> dict[str, Any]:
     """The model of every role."""
     if model is not None:

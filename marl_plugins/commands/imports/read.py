@@ -31,7 +31,7 @@ JSON_FLAGS = ("agents", "default_agent", "workflow_args", "tools_config", "rewar
 
 
 @dataclass
-class Source:
+class ImportSource:
     """The configuration that was read.
 
     Args:
@@ -67,13 +67,13 @@ class Source:
         return None
 
 
-def read(path: Path) -> Source:
+def read(path: Path) -> ImportSource:
     """Reads a configuration.
 
     Raises:
         ConfigurationError: It cannot be read.
     """
-    source = Source(path)
+    source = ImportSource(path)
     source.origins.lines[()] = (path, 1)
     if path.suffix in (".yaml", ".yml"):
         _hydra(source, path)
@@ -154,7 +154,7 @@ def _add_agents_key(origins: Origins, settings: Any) -> None:
         )
 
 
-def _hydra(source: Source, path: Path) -> None:
+def _hydra(source: ImportSource, path: Path) -> None:
     origins = Origins()
     own = parse(read_text(path), path, (), origins)
     if not isinstance(own, dict):
@@ -193,7 +193,7 @@ def merge(base: Any, own: Any) -> Any:
     return own
 
 
-def _script(source: Source) -> None:
+def _script(source: ImportSource) -> None:
     path = source.path
     for words in commands(read_text(path)):
         texts = [word.text for word in words]
@@ -206,7 +206,7 @@ def _script(source: Source) -> None:
     raise ConfigurationError(Problem("imports.launch", at(file=path), got))
 
 
-def _v2_flags(source: Source, words: list[Word]) -> None:
+def _v2_flags(source: ImportSource, words: list[Word]) -> None:
     number = 0
     while number < len(words):
         word = words[number]
@@ -241,7 +241,7 @@ def _v2_flags(source: Source, words: list[Word]) -> None:
             source.settings[name] = True if not read else read[0] if len(read) == 1 else read
 
 
-def _overrides(source: Source, words: list[Word]) -> None:
+def _overrides(source: ImportSource, words: list[Word]) -> None:
     texts = [word.text for word in words]
     name = next(
         (texts[n + 1] for n, text in enumerate(texts[:-1]) if text == "--config-name"), None

@@ -8,14 +8,14 @@ from typing import Any
 
 from marl_plugins.commands.imports import shapes, templates
 from marl_plugins.commands.imports.agents import Agent, names_in_templates
-from marl_plugins.commands.imports.read import Source
+from marl_plugins.commands.imports.read import ImportSource
 from marl_plugins.commands.imports.report import Report
 from marl_plugins.commands.imports.shapes import KINDS, Kind, Shape
 from marl_plugins.core.failures import nearest
 from marl_plugins.core.problems import Problem, Where, at
 
 
-def choose_shape(source: Source, start_from: Kind | None, report: Report) -> Shape:
+def choose_shape(source: ImportSource, start_from: Kind | None, report: Report) -> Shape:
     """Returns the shape of the source's workflow, or the one that `--workflow` names to start
     from."""
     settings = source.settings
@@ -56,7 +56,7 @@ class Template:
 
 
 def translate_prompts(
-    source: Source, shape: Shape, agents: Sequence[Agent], report: Report
+    source: ImportSource, shape: Shape, agents: Sequence[Agent], report: Report
 ) -> dict[str, str]:
     """Returns a prompt for every role; in a debate also `ROLE_again`, for the rounds after the
     first."""
@@ -91,13 +91,15 @@ def translate_prompts(
     return prompts
 
 
-def _configured(source: Source, agent: Agent) -> list[str]:
+def _configured(source: ImportSource, agent: Agent) -> list[str]:
     """The agent's `chat_template`, which may be one text or a list."""
     found = agent.config.get("chat_template") or source.settings.get("chat_template") or []
     return [found] if isinstance(found, str) else [str(text) for text in found]
 
 
-def _templates_in_workflow(source: Source, shape: Shape, agents: Sequence[Agent]) -> list[Template]:
+def _templates_in_workflow(
+    source: ImportSource, shape: Shape, agents: Sequence[Agent]
+) -> list[Template]:
     """The templates in the workflow's file, if an agent lacks one and their number fits the shape;
     else none."""
     file = source.settings.get("workflow_func_path")
@@ -159,7 +161,7 @@ def _check_fields(
 
 
 def translate_roles(
-    source: Source,
+    source: ImportSource,
     shape: Shape,
     agents: Sequence[Agent],
     prompts: Mapping[str, str],
@@ -182,7 +184,7 @@ def translate_roles(
 
 
 def _role(
-    source: Source, shape: Shape, number: int, agent: Agent, report: Report
+    source: ImportSource, shape: Shape, number: int, agent: Agent, report: Report
 ) -> dict[str, Any]:
     arguments = source.settings.get("workflow_args") or {}
     tools = source.settings.get("tools_config") or {}
@@ -204,7 +206,7 @@ def _role(
 
 
 def translate_tools(
-    source: Source, roles: Mapping[str, Mapping[str, Any]], report: Report
+    source: ImportSource, roles: Mapping[str, Mapping[str, Any]], report: Report
 ) -> dict[str, Any]:
     """Returns `tools:` of the recipe; empty if the source sets no time limit."""
     tools = (source.settings.get("tools_config") or {}).get("tools") or {}
@@ -220,7 +222,7 @@ def translate_tools(
 
 
 def write_workflow(
-    source: Source,
+    source: ImportSource,
     shape: Shape,
     names: Sequence[str],
     roles: Mapping[str, Any],

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from marl_plugins.commands.imports.items import find_split, read_items, remove_trained, with_ids
-from marl_plugins.commands.imports.read import Source
+from marl_plugins.commands.imports.read import ImportSource
 from marl_plugins.commands.imports.report import Report
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.problems import Problem, at
@@ -45,7 +45,9 @@ class Tasks:
     train_file: Path
 
 
-def read_grader(source: Source, file: Path | None, has_coach: bool, report: Report) -> str | None:
+def read_grader(
+    source: ImportSource, file: Path | None, has_coach: bool, report: Report
+) -> str | None:
     """Returns the text of `grader.py`: `file` (`--grader`), or the shipped grader for
     mathematics."""
     task = str(source.settings.get("verify_task", "math"))
@@ -75,7 +77,7 @@ def read_grader(source: Source, file: Path | None, has_coach: bool, report: Repo
 
 
 def read_tasks(
-    source: Source, train_data: Path | None, eval_data: Path | None, report: Report
+    source: ImportSource, train_data: Path | None, eval_data: Path | None, report: Report
 ) -> Tasks | None:
     """Returns the items of all data files; None if they cannot be read, which is then a problem."""
     settings = source.settings
@@ -99,7 +101,7 @@ def read_tasks(
     return Tasks(items, held_out, train)
 
 
-def _find_evaluations(source: Source, report: Report) -> list[Path]:
+def _find_evaluations(source: ImportSource, report: Report) -> list[Path]:
     """The files of held-out tasks that the source names."""
     settings = source.settings
     if settings.get("eval_dataset"):
@@ -124,7 +126,7 @@ def _find_evaluations(source: Source, report: Report) -> list[Path]:
 
 
 def _find_file(
-    source: Source, key: str, split: str, flag: str, tell: Callable[[Problem], None]
+    source: ImportSource, key: str, split: str, flag: str, tell: Callable[[Problem], None]
 ) -> Path | None:
     """The data file that an option names; if it is missing, `tell` says so."""
     name = str(source.settings.get(key) or "").removeprefix("json@")

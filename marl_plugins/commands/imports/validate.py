@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from marl_plugins.commands.imports import options, shapes
-from marl_plugins.commands.imports.read import Key, Source
+from marl_plugins.commands.imports.read import ImportSource, Key
 from marl_plugins.core.failures import ConfigurationError, nearest
 from marl_plugins.core.problems import Problem, at
 
@@ -41,7 +41,7 @@ COUNTED = (
 """Keys whose value is a whole number of at least 1."""
 
 
-def check_form(source: Source) -> None:
+def check_form(source: ImportSource) -> None:
     """Checks the type of every value that the import reads.
 
     Raises:
@@ -130,7 +130,7 @@ def _expected_type(key: str, value: Any) -> str | None:
     return None
 
 
-def wrong_numbers(source: Source, configs: Sequence[Mapping[str, Any]]) -> list[Problem]:
+def wrong_numbers(source: ImportSource, configs: Sequence[Mapping[str, Any]]) -> list[Problem]:
     """Returns the numbers that the import calculates with and that are not whole numbers of at
     least 1.
 
@@ -169,7 +169,7 @@ def _is_count(value: Any) -> bool:
     )
 
 
-def find_unknown(source: Source) -> Iterator[Problem]:
+def find_unknown(source: ImportSource) -> Iterator[Problem]:
     """Yields every key that is in no table, and every tool without a counterpart."""
     settings, where = source.settings, source.where
 

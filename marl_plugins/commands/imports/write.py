@@ -19,7 +19,7 @@ import yaml
 
 from marl_plugins.commands.imports import coach, flags, policies, roles, tasks, validate
 from marl_plugins.commands.imports.agents import Agent, read_agents
-from marl_plugins.commands.imports.read import Source, read
+from marl_plugins.commands.imports.read import ImportSource, read
 from marl_plugins.commands.imports.report import Report
 from marl_plugins.commands.imports.shapes import Kind, Shape, identifier
 from marl_plugins.commands.imports.tiny import tiny_yaml
@@ -134,7 +134,7 @@ def convert(path: Path, wanted: ImportRequest) -> ImportResult:
 
 
 def _add_roles(
-    recipe: dict[str, Any], source: Source, shape: Shape, agents: list[Agent], report: Report
+    recipe: dict[str, Any], source: ImportSource, shape: Shape, agents: list[Agent], report: Report
 ) -> dict[str, str]:
     """`roles:`, `workflow:`, `mapping:` and `tools:`; their files."""
     prompts = roles.translate_prompts(source, shape, agents, report)
@@ -152,7 +152,7 @@ def _add_roles(
 
 def _add_flags(
     recipe: dict[str, Any],
-    source: Source,
+    source: ImportSource,
     agents: list[Agent],
     wanted: ImportRequest,
     report: Report,
@@ -166,7 +166,7 @@ def _add_flags(
         recipe["plugins"] = ["marl_plugins.adapters"]
 
 
-def _add_coach(recipe: dict[str, Any], source: Source, report: Report) -> dict[str, str]:
+def _add_coach(recipe: dict[str, Any], source: ImportSource, report: Report) -> dict[str, str]:
     """`plugins:` and the coach's flags; its prompts."""
     found = coach.translate_coach(source, report)
     if found is None:
@@ -177,7 +177,7 @@ def _add_coach(recipe: dict[str, Any], source: Source, report: Report) -> dict[s
 
 
 def _add_tasks(
-    recipe: dict[str, Any], source: Source, wanted: ImportRequest, report: Report
+    recipe: dict[str, Any], source: ImportSource, wanted: ImportRequest, report: Report
 ) -> dict[str, str]:
     """`grader:` and `tasks:`; their files."""
     files = {}

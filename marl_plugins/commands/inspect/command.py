@@ -13,15 +13,15 @@ from marl_plugins.commands.inspect.query import TERMS, Query, nothing_found, que
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.options import at_least
 from marl_plugins.core.problems import Problem, at
-from marl_plugins.engine.hosts.upstream_cli import Parser
+from marl_plugins.engine.hosts.upstream_cli import UpstreamParser
 from marl_plugins.engine.records.read import Filter, RunReader
 
 EXTRA = "pip install 'openrlhf-marl[inspect]'"
 
 
-def make_parser() -> Parser:
+def make_parser() -> UpstreamParser:
     """Builds the command line."""
-    parser = Parser(
+    parser = UpstreamParser(
         prog="openrlhf inspect",
         description="Look at what a run's agents were shown, said and were rewarded for: a list of "
         "trajectories to filter and open "
@@ -149,11 +149,11 @@ def print_list(options: argparse.Namespace, run: RunReader, query: Query) -> Non
     """Prints a line, or everything, of each trajectory."""
     from rich.console import Console
 
-    from marl_plugins.commands.inspect.index import Index
+    from marl_plugins.commands.inspect.index import RunIndex
     from marl_plugins.commands.inspect.shown import trajectory_values
     from marl_plugins.commands.inspect.text import HEADER, entry_line, whole
 
-    index = Index(run, query.wanted, query.find)
+    index = RunIndex(run, query.wanted, query.find)
     if not index.entries:
         raise nothing_found(run, query)
     if options.full:

@@ -19,7 +19,7 @@ from fractions import Fraction
 from math import comb
 from typing import Any
 
-from marl_plugins.commands.inspect.index import Entry, Index
+from marl_plugins.commands.inspect.index import Entry, RunIndex
 from marl_plugins.commands.inspect.page_writer import Side, write_comparison
 from marl_plugins.commands.inspect.query import Query
 from marl_plugins.core.failures import ConfigurationError
@@ -59,7 +59,7 @@ class Pair:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class RunComparison:
     """A comparison of what became of the tasks that two runs share.
 
     Args:
@@ -128,9 +128,9 @@ def compare(options: argparse.Namespace, query: Query) -> int:
     return 0
 
 
-def comparison_of(runs: Sequence[RunReader], query: Query) -> Comparison:
+def comparison_of(runs: Sequence[RunReader], query: Query) -> RunComparison:
     """Pairs the trajectories of two runs."""
-    a, b = (Index(run, query.wanted, query.find) for run in runs)
+    a, b = (RunIndex(run, query.wanted, query.find) for run in runs)
     mine, theirs = (_by_key(index.entries) for index in (a, b))
     pairs = []
     for key, entry in mine.items():
@@ -146,7 +146,7 @@ def comparison_of(runs: Sequence[RunReader], query: Query) -> Comparison:
         Side(b, [theirs[p.step, p.task, p.sample] for p in pairs]),
     )
     names = runs[0].folder.absolute().name, runs[1].folder.absolute().name
-    return Comparison(
+    return RunComparison(
         names, pairs, (len(mine) - shared, len(theirs) - shared), differing(runs), sides
     )
 
@@ -195,7 +195,7 @@ def _last_start(run: RunReader) -> dict[str, str]:
     return flags | files | versions
 
 
-def values_of(found: Comparison) -> dict[str, Any]:
+def values_of(found: RunComparison) -> dict[str, Any]:
     """Makes JSON values of a comparison."""
     return {
         "runs": list(found.names),
@@ -224,7 +224,7 @@ def by_type(pairs: Iterable[Pair]) -> dict[str, tuple[int, int, int]]:
     return {kind: (rose, fell, stayed) for kind, (rose, fell, stayed) in sorted(counts.items())}
 
 
-def print_comparison(found: Comparison, split: str) -> None:
+def print_comparison(found: RunComparison, split: str) -> None:
     """Prints a comparison as tables."""
     from rich.console import Console
     from rich.table import Table

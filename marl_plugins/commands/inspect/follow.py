@@ -6,21 +6,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from marl_plugins.commands.inspect.index import Entry, Index, entry_of
+from marl_plugins.commands.inspect.index import Entry, RunIndex, entry_of
 from marl_plugins.commands.inspect.query import Query
-from marl_plugins.engine.records.read import Tail
+from marl_plugins.engine.records.read import FileTail
 
 
-class Follower:
+class RunFollower:
     """Keeps an index up to date with a run in progress.
 
     Args:
         index: Its entries are replaced by what the files hold now.
     """
 
-    def __init__(self, index: Index, query: Query):
+    def __init__(self, index: RunIndex, query: Query):
         self.index = index
-        self._tails = [Tail(path, _entry) for path in index.files]
+        self._tails = [FileTail(path, _entry) for path in index.files]
         self.index.entries.clear()
         self.update(query)
 

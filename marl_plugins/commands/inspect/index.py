@@ -158,7 +158,7 @@ def entry_of(value: Any) -> Entry:
     return entry
 
 
-class Index:
+class RunIndex:
     """The trajectories of a run that are wanted.
 
     Args:

@@ -19,7 +19,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from marl_plugins.commands.inspect.index import Entry, Index
+from marl_plugins.commands.inspect.index import Entry, RunIndex
 from marl_plugins.commands.inspect.query import Query, nothing_found
 from marl_plugins.commands.inspect.replacement import replacing
 from marl_plugins.commands.inspect.sampling import sampled, share_text
@@ -80,7 +80,7 @@ def write_log(run: RunReader, query: Query, file: Path, most: int) -> str:
         raise ConfigurationError(
             Problem("viewer.log_extra", at(flag="to"), "inspect_ai is not installed", fix=EXTRA)
         ) from None
-    index = Index(run, query.wanted, query.find)
+    index = RunIndex(run, query.wanted, query.find)
     if not index.entries:
         raise nothing_found(run, query)
     entries = sampled(index.entries, most)
@@ -89,7 +89,7 @@ def write_log(run: RunReader, query: Query, file: Path, most: int) -> str:
     return f"{file}: {share_text(entries, index.entries)}, {file.stat().st_size / 2**20:.1f} MB"
 
 
-def log_of(index: Index, entries: Sequence[Entry]) -> EvalLog:
+def log_of(index: RunIndex, entries: Sequence[Entry]) -> EvalLog:
     """Makes the log of some entries."""
     from inspect_ai.log import EvalConfig, EvalDataset, EvalLog, EvalResults, EvalSpec, EvalStats
 

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from marl_plugins.commands.inspect.index import Entry, Index
+from marl_plugins.commands.inspect.index import Entry, RunIndex
 from marl_plugins.commands.inspect.panels import side_by_side
 from marl_plugins.commands.inspect.query import Query, nothing_found
 from marl_plugins.commands.inspect.replacement import replacing
@@ -40,7 +40,7 @@ BLOCK_TRAJECTORIES = 64
 """Trajectories that are compressed together: opening one unpacks so many."""
 GZIP_LEVEL = 6
 """Level 9 takes twice as long for 1 % of the size."""
-DIGITS = 3
+SIGNIFICANT_DIGITS = 3
 """Decimals of log-probs and advantages in the page."""
 
 
@@ -57,7 +57,7 @@ def write_page(run: RunReader, query: Query, file: Path, most: int) -> str:
     Raises:
         ConfigurationError: Nothing is found, records cannot be read, or the page cannot be written.
     """
-    index = Index(run, query.wanted, query.find)
+    index = RunIndex(run, query.wanted, query.find)
     if not index.entries:
         raise nothing_found(run, query)
     entries = sampled(index.entries, most)
@@ -69,7 +69,7 @@ def write_page(run: RunReader, query: Query, file: Path, most: int) -> str:
 class Side:
     """A run of a page, and which of its trajectories the page holds."""
 
-    index: Index
+    index: RunIndex
     entries: Sequence[Entry]
 
 
@@ -181,11 +181,14 @@ class Tokens:
 
 
 def _rounded(values: Sequence[float]) -> list[float | None]:
-    return [None if (known := finite(value)) is None else round(known, DIGITS) for value in values]
+    return [
+        None if (known := finite(value)) is None else round(known, SIGNIFICANT_DIGITS)
+        for value in values
+    ]
 
 
 def index_values(
-    index: Index, entries: Sequence[Entry], more: Sequence[Entry] = ()
+    index: RunIndex, entries: Sequence[Entry], more: Sequence[Entry] = ()
 ) -> Mapping[str, Any]:
     """Makes what the page begins with.
 

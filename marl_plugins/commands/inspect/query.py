@@ -46,7 +46,7 @@ def pattern(word: str) -> re.Pattern[str]:
         ) from None
 
 
-class Term(NamedTuple):
+class QueryTerm(NamedTuple):
     """A term of a query.
 
     Args:
@@ -60,22 +60,24 @@ class Term(NamedTuple):
     help: str
 
 
-TERMS: Mapping[str, Term] = {
-    "step": Term("steps", step_range, "A:B", "steps A to B only, both included"),
-    "task": Term("task", str, "ID", "of one task"),
-    "sample": Term("sample", Number(int, least=0), "N", "the task's sample of this number, from 0"),
-    "role": Term("role", str, "ROLE", "in which a role acted"),
-    "policy": Term("policy", str, "POLICY", "in which a policy acted"),
-    "outcome": Term("outcome", score_range, "A:B", "whose outcome is from A to B"),
-    "score": Term("score", score_range, "A:B", "with an action whose score is from A to B"),
-    "advantage": Term(
+TERMS: Mapping[str, QueryTerm] = {
+    "step": QueryTerm("steps", step_range, "A:B", "steps A to B only, both included"),
+    "task": QueryTerm("task", str, "ID", "of one task"),
+    "sample": QueryTerm(
+        "sample", Number(int, least=0), "N", "the task's sample of this number, from 0"
+    ),
+    "role": QueryTerm("role", str, "ROLE", "in which a role acted"),
+    "policy": QueryTerm("policy", str, "POLICY", "in which a policy acted"),
+    "outcome": QueryTerm("outcome", score_range, "A:B", "whose outcome is from A to B"),
+    "score": QueryTerm("score", score_range, "A:B", "with an action whose score is from A to B"),
+    "advantage": QueryTerm(
         "advantage", number_range, "A:B", "with an action whose mean advantage is from A to B"
     ),
-    "failure": Term("failure", str, "KIND", "that failed or were lost in this way"),
-    "left_out": Term(
+    "failure": QueryTerm("failure", str, "KIND", "that failed or were lost in this way"),
+    "left_out": QueryTerm(
         "left_out", str, "REASON", "with an action left out of training for this reason"
     ),
-    "find": Term(
+    "find": QueryTerm(
         "", pattern, "TEXT", "in whose texts a regular expression is found, whatever its case"
     ),
 }

@@ -19,8 +19,8 @@ from textual.strip import Strip
 from textual.widgets import Footer, Input, Static, Tree
 from textual.widgets.tree import TreeNode
 
-from marl_plugins.commands.inspect.follow import Follower
-from marl_plugins.commands.inspect.index import Entry, Index
+from marl_plugins.commands.inspect.follow import RunFollower
+from marl_plugins.commands.inspect.index import Entry, RunIndex
 from marl_plugins.commands.inspect.query import TERMS, Query, query_of, terms_of
 from marl_plugins.commands.inspect.shown import trajectory_values
 from marl_plugins.commands.inspect.text import (
@@ -164,8 +164,8 @@ class Browser(App[None]):
         super().__init__()
         self.run_reader, self.base = run, Filter(split=query.wanted.split, received=True)
         self.asked = query
-        self.index = Index(run, query.wanted, query.find)
-        self.follower = Follower(self.index, query) if follow else None
+        self.index = RunIndex(run, query.wanted, query.find)
+        self.follower = RunFollower(self.index, query) if follow else None
 
     def compose(self) -> ComposeResult:
         yield Static(HEADER, id="head", markup=False)
@@ -220,8 +220,8 @@ class Browser(App[None]):
     def on_input_submitted(self, event: Input.Submitted) -> None:
         try:
             asked = query_of(terms_of(event.value), self.base)
-            index = Index(self.run_reader, asked.wanted, asked.find)
-            self.follower = Follower(index, asked) if self.follower else None
+            index = RunIndex(self.run_reader, asked.wanted, asked.find)
+            self.follower = RunFollower(index, asked) if self.follower else None
         except ConfigurationError as error:
             self.say(said(error))
             return

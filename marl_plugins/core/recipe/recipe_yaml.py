@@ -16,7 +16,7 @@ import yaml
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.problems import Problem, at
 
-LARGEST = 10_000
+MAX_YAML_VALUES = 10_000
 """Values of a YAML file, with what its aliases stand for; nine lines of aliases of aliases stand
 for 10^9."""
 
@@ -147,8 +147,10 @@ def _read_one(path: Path, origins: Origins, wanted: str) -> dict[str, Any]:
 def build(
     node: yaml.Node, path: Path, key: tuple[str, ...], origins: Origins, loader: yaml.SafeLoader
 ) -> Any:
-    if len(origins.lines) > LARGEST:
-        got = f"has more than {LARGEST} values, counting what its aliases (`*name`) stand for"
+    if len(origins.lines) > MAX_YAML_VALUES:
+        got = (
+            f"has more than {MAX_YAML_VALUES} values, counting what its aliases (`*name`) stand for"
+        )
         raise ConfigurationError(Problem("recipe.too_large", at(file=path), got))
     if isinstance(node, yaml.MappingNode):
         built: dict[str, Any] = {}

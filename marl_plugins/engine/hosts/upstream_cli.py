@@ -151,20 +151,20 @@ def _unsupported(path: Path, got: str) -> ConfigurationError:
     )
 
 
-class Parser(command.Parser):
+class UpstreamParser(command.Parser):
     """A parser of upstream's flags and of ours."""
 
     of_upstream: frozenset[str] = frozenset()
     """Names of upstream's own flags; plugins add theirs later."""
 
 
-def build_parser(root: Path) -> Parser:
+def build_parser(root: Path) -> UpstreamParser:
     """Returns upstream's own parser, with all its flags and defaults."""
     names = {
         "argparse": SimpleNamespace(
             **{
                 **vars(argparse),
-                "ArgumentParser": lambda *_, **__: Parser(
+                "ArgumentParser": lambda *_, **__: UpstreamParser(
                     prog="openrlhf train", allow_abbrev=False
                 ),
             }
@@ -177,7 +177,7 @@ def build_parser(root: Path) -> Parser:
         parser = _execute(code, dict(names))["parser"]
     except Exception as error:
         raise _cannot_run(root / CLI, error, "its parser cannot be built") from None
-    if not isinstance(parser, Parser):
+    if not isinstance(parser, UpstreamParser):
         raise _unsupported(root / CLI, "its `parser` is not an ArgumentParser")
     # argparse's own pattern lacks exponents and takes -1e-5 for a flag.
     parser._negative_number_matcher = re.compile(r"-(\d+\.?\d*|\.\d+)([eE][-+]?\d+)?")

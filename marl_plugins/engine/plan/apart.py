@@ -39,7 +39,7 @@ OTHER_LOOP = "is bound to a different event loop"
 run has one."""
 MAIN_THREAD = ("signal only works in main thread", "threaded environment")
 """What Python and math-verify say of alarms where code is tried in a thread."""
-SECONDS = 10.0
+USER_CODE_SECONDS = 10.0
 """User code that takes longer is left behind."""
 TICK_SECONDS = 0.1
 
@@ -138,12 +138,12 @@ def run_apart(work: Callable[[Capture], T], seconds: float | None = None) -> T:
 
     Args:
         work: Is given what keeps Python's warnings, to which it may say that it goes on.
-        seconds: For all of it, or each part that is done; default: `SECONDS`.
+        seconds: For all of it, or each part that is done; default: `USER_CODE_SECONDS`.
 
     Raises:
         UserCodeTimeout: It was not done in that time.
     """
-    seconds = SECONDS if seconds is None else seconds
+    seconds = USER_CODE_SECONDS if seconds is None else seconds
     results: list[T] = []
     raised: list[BaseException] = []
 

@@ -72,7 +72,7 @@ many."""
 
 
 @dataclass(frozen=True)
-class Request:
+class PlanRequest:
     """A command line with its recipe, before anything of it is checked against plugins and
     upstream.
 
@@ -218,7 +218,7 @@ def draft_plan(words: Sequence[str], plugins: Plugins) -> Plan:
 
 def read_request(
     words: Sequence[str], problems: Problems, plugins: Plugins | None = None
-) -> Request:
+) -> PlanRequest:
     """Returns the command line, the recipe that it names, and the plugins that both name.
 
     Args:
@@ -267,10 +267,10 @@ def read_request(
     ):  # the command line beats the recipe
         recipe = recipe.model_copy(update={"tasks": None})
     flags = [f for f in command_line if f.name not in OWN_FLAGS]
-    return Request(options, flags, plugins, recipe, sections, origins, folder)
+    return PlanRequest(options, flags, plugins, recipe, sections, origins, folder)
 
 
-def repeated_plugins(request: Request) -> list[Problem]:
+def repeated_plugins(request: PlanRequest) -> list[Problem]:
     """Returns the plugins that are named more than once in one place; the command line may repeat
     the recipe's."""
     in_recipe = recipe_plugins(request.recipe, request.folder)
@@ -296,7 +296,7 @@ def recipe_plugins(recipe: Recipe, folder: Path) -> list[str]:
     return [str(folder / name) if name.endswith(".py") else name for name in recipe.plugins]
 
 
-def read_flags(request: Request, plugins: Plugins, problems: Problems) -> Flags:
+def read_flags(request: PlanRequest, plugins: Plugins, problems: Problems) -> Flags:
     """Returns all flags, upstream's and the plugins', each checked."""
     parser = upstream_cli.build_parser(upstream_cli.upstream_root())
     plugins.options(parser)
@@ -310,7 +310,7 @@ def read_flags(request: Request, plugins: Plugins, problems: Problems) -> Flags:
     )
 
 
-def draft_run(request: Request, plugins: Plugins, flags: Flags) -> Run:
+def draft_run(request: PlanRequest, plugins: Plugins, flags: Flags) -> Run:
     """Returns the run before its policies are known."""
     args = flags.args()
     version = upstream_cli.upstream_version()
@@ -341,7 +341,7 @@ def draft_run(request: Request, plugins: Plugins, flags: Flags) -> Run:
 
 
 def with_policies(
-    run: Run, request: Request, plugins: Plugins, flags: Flags, problems: Problems
+    run: Run, request: PlanRequest, plugins: Plugins, flags: Flags, problems: Problems
 ) -> Run:
     """Returns the run with its policies, their flags and models."""
     answered = problems.attempt(lambda: policies_of(plugins, run)) or []
@@ -429,7 +429,7 @@ def _settle_folders(args: SimpleNamespace, shared: SimpleNamespace, policy: str)
 
 
 def model_problems(
-    policy: Policy, args: SimpleNamespace, run: Run, request: Request
+    policy: Policy, args: SimpleNamespace, run: Run, request: PlanRequest
 ) -> list[Problem]:
     """Returns what is wrong with the models of a policy and its critic, with the line of the recipe
     that names its model."""

@@ -122,9 +122,9 @@ def in_force(flags: Iterable[GivenFlag]) -> list[GivenFlag]:
     return kept
 
 
-def own_parser() -> upstream_cli.Parser:
+def own_parser() -> upstream_cli.UpstreamParser:
     """Returns the flags of `openrlhf train` that are not upstream's."""
-    parser = upstream_cli.Parser(prog="openrlhf train", add_help=False, allow_abbrev=False)
+    parser = upstream_cli.UpstreamParser(prog="openrlhf train", add_help=False, allow_abbrev=False)
     add = parser.add_argument_group("multi-agent training").add_argument
     add(
         "--recipe",
@@ -305,7 +305,7 @@ def settle_alternatives(
 
 def check_flag(
     flag: GivenFlag,
-    parser: upstream_cli.Parser,
+    parser: upstream_cli.UpstreamParser,
     actions: Mapping[str, argparse.Action],
     per_policy: bool,
 ) -> list[Problem]:
@@ -513,7 +513,7 @@ class Flags:
 
     def __init__(
         self,
-        parser: upstream_cli.Parser,
+        parser: upstream_cli.UpstreamParser,
         command_line: Iterable[GivenFlag],
         recipe: Sequence[GivenFlag],
         folder: Path,

@@ -85,7 +85,7 @@ class _ManifestForm(TypedDict):
 MANIFEST_FORM = TypeAdapter(_ManifestForm)
 
 
-class Comparison:
+class ResumeComparison:
     """The differences between a saved step's fingerprint and the one of now, as problems:
     `resume.changed` or `resume.fixed`."""
 
@@ -271,7 +271,7 @@ def differences(
     Raises:
         ConfigurationError: There are others.
     """
-    found = Comparison(step, saved, now).found
+    found = ResumeComparison(step, saved, now).found
     if problems := [
         problem for problem in found if problem.code == "resume.fixed" or not with_changes
     ]:

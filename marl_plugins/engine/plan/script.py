@@ -9,7 +9,7 @@ SHOWN_CHARS = 60
 """Characters of an answer in a message."""
 TOOL = "tools."
 """Begins the speaker that is a tool; roles are called by their names alone."""
-TURNS = 20
+MAX_SCRIPT_TURNS = 20
 """Answers of a role that differ from each other in `by_role`."""
 WORD = "answerzq"
 """Begins what an action says when every answer is a word of its own, to be found again wherever it
@@ -92,7 +92,7 @@ def by_role(script: Script, roles: Sequence[str], nth: int = 0) -> Script:
     """
     before = nth * len(roles)
     words = {
-        role: tuple(word(n * TURNS + turn) for turn in range(TURNS))
+        role: tuple(word(n * MAX_SCRIPT_TURNS + turn) for turn in range(MAX_SCRIPT_TURNS))
         for n, role in enumerate(roles, before)
     }
     return replace(

@@ -14,7 +14,7 @@ from marl_plugins.core.recipe.tasks import SUFFIXES, FileTasks, not_json
 from marl_plugins.core.recipe.texts import read_text
 from marl_plugins.core.run import Run
 from marl_plugins.core.trajectory import Task
-from marl_plugins.core.workspace import MOST_FILES, folders_of, path_problem, tree_problem
+from marl_plugins.core.workspace import MAX_WORKSPACE_FILES, folders_of, path_problem, tree_problem
 from marl_plugins.engine.plan.plan import Plan
 
 MOST_NAMED = 5
@@ -330,8 +330,8 @@ def _wrong_file(task: Task) -> Problem | None:
             )
     if problem := tree_problem(task.files):
         return Problem("tasks.file_tree", where, problem)
-    if (count := len(task.files) + len(folders_of(task.files))) > MOST_FILES:
-        got = f"{count} files and folders; a workspace holds at most {MOST_FILES}"
+    if (count := len(task.files) + len(folders_of(task.files))) > MAX_WORKSPACE_FILES:
+        got = f"{count} files and folders; a workspace holds at most {MAX_WORKSPACE_FILES}"
         return Problem("tasks.many_files", where, got, fix="put them into an archive")
     return None
 

@@ -9,7 +9,7 @@ from typing import Any
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.problems import Problem, at, meant
 from marl_plugins.core.recipe.recipe_yaml import RecipeTree
-from marl_plugins.engine.hosts.upstream_cli import Parser
+from marl_plugins.engine.hosts.upstream_cli import UpstreamParser
 from marl_plugins.engine.manager import Plugins
 from marl_plugins.engine.plan.sections import sections_of
 
@@ -71,7 +71,7 @@ def _less(key: str, value: Any, lost: set[str]) -> Any:
 
 
 def _flags(plugins: Plugins) -> set[str]:
-    parser = Parser(add_help=False, allow_abbrev=False)
+    parser = UpstreamParser(add_help=False, allow_abbrev=False)
     plugins.options(parser)
     return {
         option.removeprefix("--") for action in parser._actions for option in action.option_strings

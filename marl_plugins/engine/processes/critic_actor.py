@@ -53,8 +53,9 @@ upstream_critic.NaiveReplayBuffer = MicroBatchBuffer  # and there by the trainer
 
 
 class CriticActor(
-    TrainingProcess, upstream_critic.CriticModelActor.__ray_metadata__.modified_class
-):  # type: ignore[misc]
+    TrainingProcess,
+    upstream_critic.CriticModelActor.__ray_metadata__.modified_class,  # type: ignore[misc]
+):
     """One training process of a policy's critic."""
 
     def init_model_from_pretrained(

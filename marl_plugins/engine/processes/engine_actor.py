@@ -44,7 +44,7 @@ ALIVE_SECONDS = 1.0
 """Seconds between two looks at whether vLLM's own process still runs."""
 PREFILL_TOKENS = 8192
 """Prompt tokens of one engine step on CPU."""
-TURNS = 8
+EVENT_LOOP_TURNS = 8
 """Of the event loop, in which what vLLM has handed to a request reaches whoever reads its answer:
 twice as many as it takes."""
 
@@ -288,7 +288,7 @@ class RolloutActor(_Upstream.__ray_metadata__.modified_class):  # type: ignore[m
         )
         while not queue.empty():  # noqa: ASYNC110  # vLLM's own task takes them
             await asyncio.sleep(0)
-        for _ in range(parts + TURNS):
+        for _ in range(parts + EVENT_LOOP_TURNS):
             await asyncio.sleep(0)
 
     def held_for(self, asked: str) -> HeldWeights:

@@ -22,7 +22,7 @@ from marl_plugins.engine.plan.signature import differences
 from marl_plugins.engine.processes.deaths import DEATHS
 from marl_plugins.engine.processes.placement import ready
 from marl_plugins.engine.processes.request_queue import RequestQueue
-from marl_plugins.engine.processes.watchdog import Process, Watchdog, locate
+from marl_plugins.engine.processes.watchdog import ProcessPlace, Watchdog, locate
 
 if TYPE_CHECKING:
     from types import ModuleType
@@ -34,11 +34,11 @@ if TYPE_CHECKING:
 
 _STARTING = threading.Lock()
 
-Choose = Callable[[list["Engine"]], "Engine"]
+Choose = Callable[[list["EngineProcess"]], "EngineProcess"]
 Restore = Callable[["ActorHandle"], Awaitable[None]]
 
 
-class Engine:
+class EngineProcess:
     """One engine process: its actor handle, its placement group, and the number of requests in
     flight."""
 
@@ -49,7 +49,7 @@ class Engine:
         self.drained: asyncio.Future[None] | None = None
         self.home: EnginePool | None = None
         """The pool that it was started for, once it has left it."""
-        self.where: Process | None = None
+        self.where: ProcessPlace | None = None
         """Where its process runs, once it is known."""
         self.watchdog = Watchdog(self._end_silent)
         self.silent = ""
@@ -143,7 +143,7 @@ class ServedPolicies:
         return lambda: [*before, *given[count:]]
 
 
-class EnginePool(ServedPolicies, RequestQueue[Engine]):
+class EnginePool(ServedPolicies, RequestQueue[EngineProcess]):
     """The engines of a policy, and the requests that wait for one.
 
     Several policies may share a pool (`serve`), where an engine answers for each of them with its
@@ -168,8 +168,8 @@ class EnginePool(ServedPolicies, RequestQueue[Engine]):
     def __init__(
         self,
         policy: str,
-        engines: list[Engine],
-        start: Callable[[], Engine] | None,
+        engines: list[EngineProcess],
+        start: Callable[[], EngineProcess] | None,
         restore: Restore,
         budget: RestartBudget,
         silence: float,
@@ -185,15 +185,15 @@ class EnginePool(ServedPolicies, RequestQueue[Engine]):
         self.signature: Mapping[str, object] = {}
         """What an engine must have in common with this pool's in order to come here; see
         engine/plan/signature.py."""
-        self.travelling: set[Engine] = set()
+        self.travelling: set[EngineProcess] = set()
         """Engines on their way to this pool."""
-        self.away: dict[Engine, EnginePool] = {}
+        self.away: dict[EngineProcess, EnginePool] = {}
         """Engines of this pool that are lent, and where they are or go; those on their way home
         too."""
         self.restarted = 0
         self.remarks: list[str] = []
         """What the console has to say of engines that were replaced."""
-        self._coming: dict[Engine, asyncio.Task[None]] = {}
+        self._coming: dict[EngineProcess, asyncio.Task[None]] = {}
         """Engines on their way: the one that replaces a dead one, by the latter, and one that
         travels, by itself."""
         self._broken: BaseException | None = None
@@ -247,7 +247,7 @@ class EnginePool(ServedPolicies, RequestQueue[Engine]):
         current weights, whatever was asked for.
         """
 
-        async def one(engine: Engine) -> None:
+        async def one(engine: EngineProcess) -> None:
             try:
                 with engine.watchdog.asked(self.silence):
                     await request(engine.handle)
@@ -274,13 +274,13 @@ class EnginePool(ServedPolicies, RequestQueue[Engine]):
         """Lets the engines go on, by the weights that they hold now."""
         await self.on_all(lambda handle: handle.resume_generation.remote())
 
-    async def replace(self, engine: Engine) -> None:
+    async def replace(self, engine: EngineProcess) -> None:
         """Replaces a dead engine, once, however many requests found it dead, and whichever of them
         is given up meanwhile."""
         self._bury(engine)
         await asyncio.shield(self._coming[engine])
 
-    def _bury(self, engine: Engine) -> None:
+    def _bury(self, engine: EngineProcess) -> None:
         """Begin to replace a dead engine, once."""
         if engine in self._coming:
             return
@@ -291,7 +291,9 @@ class EnginePool(ServedPolicies, RequestQueue[Engine]):
             self.engines.remove(engine)
         self._expect(engine, start_replacement(self, engine, self.start))
 
-    def _expect(self, engine: Engine, coming: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def _expect(
+        self, engine: EngineProcess, coming: Coroutine[Any, Any, None]
+    ) -> asyncio.Task[None]:
         task = self._coming[engine] = asyncio.create_task(coming)
         task.add_done_callback(self._arrived)
         return task
@@ -316,7 +318,7 @@ class EnginePool(ServedPolicies, RequestQueue[Engine]):
             engine, pool = lent
             pool.lend(engine, self)
 
-    def lend(self, engine: Engine, to: EnginePool) -> asyncio.Task[None]:
+    def lend(self, engine: EngineProcess, to: EnginePool) -> asyncio.Task[None]:
         """Begins to give an engine to another policy's pool: from now on it is asked for nothing
         here; once it has answered what it was asked it takes over the other policy's weights. If it
         dies meanwhile it is replaced, here or there.
@@ -342,7 +344,7 @@ class EnginePool(ServedPolicies, RequestQueue[Engine]):
         self.engines, self.travelling = [], set()
 
 
-async def travel(engine: Engine, giver: EnginePool, taker: EnginePool) -> None:
+async def travel(engine: EngineProcess, giver: EnginePool, taker: EnginePool) -> None:
     """Brings an engine that has left one pool into another one."""
     if engine.load:
         engine.drained = asyncio.get_running_loop().create_future()
@@ -368,7 +370,9 @@ async def travel(engine: Engine, giver: EnginePool, taker: EnginePool) -> None:
     del taker._coming[engine]
 
 
-async def start_replacement(pool: EnginePool, engine: Engine, start: Callable[[], Engine]) -> None:
+async def start_replacement(
+    pool: EnginePool, engine: EngineProcess, start: Callable[[], EngineProcess]
+) -> None:
     """Replaces an engine that has died in a pool; the new one has the same home."""
     reason, home = engine.fate(pool.silence), engine.home or pool
     engine.kill()
@@ -430,7 +434,7 @@ def is_current(answer: Generation, policy: str, possible: Sequence[int]) -> bool
     )
 
 
-def is_dead(error: Exception, engine: Engine) -> bool:
+def is_dead(error: Exception, engine: EngineProcess) -> bool:
     """Returns whether an error means that the engine is gone: its actor, or vLLM's own process
     behind it.
 
@@ -484,7 +488,7 @@ def start_engines(
     shared_group: PlacementGroup | None,
     seconds: float,
     kind: EngineKind | None = None,
-) -> list[Engine]:
+) -> list[EngineProcess]:
     """Begins to start all engines of a policy: in the placement group of its training processes, or
     each in one of its own.
 
@@ -506,7 +510,9 @@ def start_engines(
     ]
 
 
-def start_engine(args: SimpleNamespace, seconds: float, kind: EngineKind | None = None) -> Engine:
+def start_engine(
+    args: SimpleNamespace, seconds: float, kind: EngineKind | None = None
+) -> EngineProcess:
     """Starts one more engine, in a placement group of its own; see `start_engines`."""
     return _start(args, 1, None, seconds, kind)[0]
 
@@ -517,7 +523,7 @@ def _start(
     shared_group: PlacementGroup | None,
     seconds: float,
     kind: EngineKind | None,
-) -> list[Engine]:
+) -> list[EngineProcess]:
     """Start engines through upstream's own function, with our actor class in the place of
     upstream's.
 
@@ -558,4 +564,4 @@ def _start(
             args.vllm.enable_sleep,
             "processed_logprobs",
         )
-    return [Engine(handle, groups) for handle in handles]
+    return [EngineProcess(handle, groups) for handle in handles]

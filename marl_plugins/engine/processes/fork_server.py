@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import subprocess
 
 
-class Request(TypedDict):
+class ForkRequest(TypedDict):
     """The worker that Ray asks for: its arguments, the script first, its environment and its
     folder."""
 
@@ -171,16 +171,16 @@ def _leave_rays_generator_alone() -> None:
     )
 
 
-def _receive(connection: socket.socket) -> tuple[Request, list[int]]:
+def _receive(connection: socket.socket) -> tuple[ForkRequest, list[int]]:
     """A request, which ends with a newline, and the worker's standard streams."""
     data, streams, _, _ = socket.recv_fds(connection, 2**20, 3)
     while not data.endswith(b"\n"):
         data += connection.recv(2**20)
-    request: Request = json.loads(data)
+    request: ForkRequest = json.loads(data)
     return request, streams
 
 
-def _become(request: Request, streams: list[int]) -> None:
+def _become(request: ForkRequest, streams: list[int]) -> None:
     """Be the worker that was asked for, to its end."""
     import runpy
 
@@ -207,7 +207,7 @@ def _take_over(environment: dict[str, str]) -> None:
 
 def request(address: str, words: list[str]) -> None:
     """Starts a worker for Ray: has the server fork one, or becomes it."""
-    order: Request = {"words": words, "environment": dict(os.environ), "folder": os.getcwd()}
+    order: ForkRequest = {"words": words, "environment": dict(os.environ), "folder": os.getcwd()}
     answer = b""
     with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as connection:
         connection.connect(address)

@@ -22,7 +22,7 @@ from marl_plugins.engine.processes.engines import lacks_its_process
 from marl_plugins.engine.processes.placement import bundles
 from marl_plugins.engine.processes.policy_actor import RemotePolicyActor, RemoteReferenceActor
 from marl_plugins.engine.processes.upstream_trainer import ReferenceInPolicy, UpstreamTrainer
-from marl_plugins.engine.processes.watchdog import Process, Watchdog
+from marl_plugins.engine.processes.watchdog import ProcessPlace, Watchdog
 
 from openrlhf.trainer.ray.launcher import RayActorGroup  # isort: skip  # after the host support, installed above
 from openrlhf.utils import get_strategy  # isort: skip
@@ -53,7 +53,7 @@ class TrainingProcesses:
         self.tokenizer = spec.tokenizer
         self.max_steps, self.silence = spec.max_steps, spec.silence
         self.watchdog = Watchdog(self._end_silent)
-        self.where: list[Process] = []
+        self.where: list[ProcessPlace] = []
         """Where the processes run."""
         self.silent: list[str] = []
         """The processes and their states when the watchdog ended them."""

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ray.actor import ActorHandle
 
 
-class Process(NamedTuple):
+class ProcessPlace(NamedTuple):
     """The place where a process runs."""
 
     host: str
@@ -56,12 +56,12 @@ class Process(NamedTuple):
 
 
 def locate(handle: ActorHandle) -> ObjectRef:
-    """Returns a reference to the `Process` of a Ray actor."""
+    """Returns a reference to the `ProcessPlace` of a Ray actor."""
     return handle.__ray_call__.remote(lambda actor: _here())
 
 
-def _here() -> Process:
-    return Process(socket.gethostname(), os.getpid(), ray.get_runtime_context().get_node_id())
+def _here() -> ProcessPlace:
+    return ProcessPlace(socket.gethostname(), os.getpid(), ray.get_runtime_context().get_node_id())
 
 
 class Watchdog:

@@ -439,7 +439,7 @@ def _is_number(value: Any) -> bool:
         return False
 
 
-class Tail(Generic[T]):
+class FileTail(Generic[T]):
     """Reads what a run in progress adds to a file.
 
     Args:

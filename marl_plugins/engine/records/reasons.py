@@ -41,7 +41,7 @@ def reasons_of(run: RunReader) -> dict[str, list[dict[str, Any]]]:
     Raises:
         ConfigurationError: The records cannot be read.
     """
-    failed, lost, left_out, generated = Tally(), Tally(), Tally(), Counter[str]()
+    failed, lost, left_out, generated = ReasonTally(), ReasonTally(), ReasonTally(), Counter[str]()
     trajectories = 0
     for ledger in run.ledgers():
         trajectories += ledger.trajectories
@@ -69,7 +69,7 @@ def reasons_of(run: RunReader) -> dict[str, list[dict[str, Any]]]:
     }
 
 
-class Tally:
+class ReasonTally:
     """Counts by key, with the first and the last step of each."""
 
     def __init__(self) -> None:

@@ -86,7 +86,7 @@ def record_start(plan: Plan, words: Sequence[str], done: int) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         entries = read_entries(path) if path.exists() else []
-        copies = Copies(plan, path.parent, entries[-1].get("files", {}) if entries else {})
+        copies = FolderCopies(plan, path.parent, entries[-1].get("files", {}) if entries else {})
         flags = split_flags(replayed(words)[0], COMMAND_LINE)
         entry = sealed(
             {
@@ -288,7 +288,7 @@ def _masked(flag: GivenFlag) -> GivenFlag:
     )
 
 
-class Copies:
+class FolderCopies:
     """Copies of a run's recipe and plugins.
 
     Args:
@@ -494,7 +494,7 @@ def _named(plan: Plan, folder: Path) -> Iterator[str]:
             yield file
 
 
-def _repeatable(plan: Plan, flags: Iterable[GivenFlag], copies: Copies) -> list[list[str]]:
+def _repeatable(plan: Plan, flags: Iterable[GivenFlag], copies: FolderCopies) -> list[list[str]]:
     """The flags as lists of name and values that do not depend on the working folder."""
     run, parser = plan.run, upstream_cli.build_parser(upstream_cli.upstream_root())
     plan.plugins.options(parser)

@@ -18,7 +18,7 @@ from marl_plugins.engine.runtime.experience import (
     Experience,
     ExtensionCall,
     ExtraSequences,
-    PreparedRows,
+    PreparedExperience,
     make_experience_batch,
     sequence_experience,
     weightless,
@@ -152,7 +152,7 @@ class RankBatches:
 
 
 def rank_batches(
-    prepared: PreparedRows,
+    prepared: PreparedExperience,
     ranks: int,
     steps: int,
     limit: Limit,
@@ -185,7 +185,7 @@ def rank_batches(
 async def hand_out(
     processes: TrainingProcesses,
     group: RayActorGroup,
-    prepared: PreparedRows,
+    prepared: PreparedExperience,
     steps: int,
     step: int,
     batching: BatchBuilder,

@@ -56,7 +56,7 @@ from marl_plugins.engine.plan.resume import (
 from marl_plugins.engine.records.write import writing
 
 T = TypeVar("T")
-READERS = 8
+DIGEST_THREADS = 8
 """Number of files whose digests are computed at the same time."""
 
 
@@ -317,5 +317,5 @@ def _content_or_error(path: Path) -> tuple[int, str] | OSError:
 
 def of_files(function: Callable[[Path], T], paths: Sequence[Path]) -> list[T]:
     """Applies a function to each file; several are read at the same time."""
-    with ThreadPoolExecutor(min(READERS, os.cpu_count() or 1)) as pool:
+    with ThreadPoolExecutor(min(DIGEST_THREADS, os.cpu_count() or 1)) as pool:
         return list(pool.map(function, paths))

@@ -69,7 +69,7 @@ NAMES = {
 
 
 @dataclass(frozen=True)
-class ForwardedRows:
+class ForwardedExperience:
     """Rows of one policy after their forward passes.
 
     Args:
@@ -158,7 +158,7 @@ class ExtraSequences(Protocol):
 
 
 @dataclass(frozen=True)
-class PreparedRows:
+class PreparedExperience:
     """Rows of one policy with their advantages, ready for an update.
 
     Args:
@@ -189,7 +189,7 @@ class PreparedRows:
     extra: ExtraSequences | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
 
-    def reweighed(self, weights: Mapping[Row, float]) -> PreparedRows:
+    def reweighed(self, weights: Mapping[Row, float]) -> PreparedExperience:
         """Returns the same rows with the advantages of some multiplied by a weight each, which is
         also written onto their actions."""
         items = []
@@ -208,7 +208,7 @@ class PreparedRows:
         return replace(self, items=items)
 
     @property
-    def for_policy(self) -> PreparedRows:
+    def for_policy(self) -> PreparedExperience:
         """Returns what the policy itself is trained on: the sequences that are not excluded, or a
         weightless one where there is none."""
         left = [n for n in range(len(self.items)) if n not in self.excluded]
@@ -235,7 +235,7 @@ class PreparedSnapshot:
             its changes.
     """
 
-    def __init__(self, prepared: Sequence[PreparedRows]):
+    def __init__(self, prepared: Sequence[PreparedExperience]):
         self._rows = {p.policy: Counter(p.rows) for p in prepared}
         self._shown = {p.policy: Counter(map(self._of, p.items)) for p in prepared}
 
@@ -244,7 +244,7 @@ class PreparedSnapshot:
         tensors = (item.sequences, item.action_mask, item.rollout_log_probs)
         return tuple((tensor, tensor._version) for tensor in tensors)
 
-    def changed(self, prepared: Sequence[PreparedRows]) -> str:
+    def changed(self, prepared: Sequence[PreparedExperience]) -> str:
         """Returns what is not as it was, as the middle of a sentence; empty where all is."""
         now = {p.policy: p for p in prepared}
         for policy, rows in self._rows.items():
@@ -275,7 +275,7 @@ def forwarded(
     micro_batches: Iterable[tuple[Sequence[TokenSequence], Experience]],
     kl_coef: float = 0.0,
     clip_range: Sequence[float] | None = None,
-) -> ForwardedRows:
+) -> ForwardedExperience:
     """Returns rows after their forward passes: each row's part of the sequences' tensors.
 
     Args:
@@ -309,7 +309,7 @@ def forwarded(
             found["rollout_log_probs"][number] = found["log_probs"][number]
     computed.sort(key=lambda pair: places[pair[0].rows[0]])  # whatever micro-batches they were in
     sequences, differences = [s for s, _ in computed], [d for _, d in computed]
-    return ForwardedRows(
+    return ForwardedExperience(
         policy, rows, sequences, SampledTokens(**found), differences, kl_coef, clip_range
     )
 
@@ -317,9 +317,9 @@ def forwarded(
 async def completed(
     rows: Sequence[Row],
     sequences: Sequence[TokenSequence],
-    known: Sequence[ForwardedRows],
-    forward: Callable[[list[TokenSequence]], Awaitable[ForwardedRows]],
-) -> ForwardedRows:
+    known: Sequence[ForwardedExperience],
+    forward: Callable[[list[TokenSequence]], Awaitable[ForwardedExperience]],
+) -> ForwardedExperience:
     """Returns rows after their forward passes, of which some are known.
 
     Args:
@@ -339,8 +339,8 @@ def actions_of(sequence: TokenSequence) -> tuple[Action, ...]:
 
 
 def joined(
-    rows: Sequence[Row], sequences: Sequence[TokenSequence], parts: Sequence[ForwardedRows]
-) -> ForwardedRows:
+    rows: Sequence[Row], sequences: Sequence[TokenSequence], parts: Sequence[ForwardedExperience]
+) -> ForwardedExperience:
     """Returns rows as if they had been forwarded at once.
 
     Args:
@@ -381,7 +381,9 @@ def places_of(rows: Sequence[Row]) -> dict[Row, list[int]]:
     return places
 
 
-def estimate(given: Sequence[ForwardedRows], estimator: Estimator) -> list[PreparedRows]:
+def estimate(
+    given: Sequence[ForwardedExperience], estimator: Estimator
+) -> list[PreparedExperience]:
     """Returns advantages of the rows of all policies together: baselines and statistics span all of
     them.
 
@@ -412,7 +414,7 @@ def estimate(given: Sequence[ForwardedRows], estimator: Estimator) -> list[Prepa
             for key in dict.fromkeys(map(estimator.normalisation_group, f.rows))
         }
         prepared.append(
-            PreparedRows(
+            PreparedExperience(
                 f.policy, f.rows, f.sequences, items, f.drift, f.outside_clip_range(mine), last
             )
         )
@@ -436,7 +438,7 @@ def weighed(rows: Sequence[Row], advantages: Tensor) -> Tensor:
 
 
 def before_statistics(
-    f: ForwardedRows, shaped: Tensor, estimator: Estimator
+    f: ForwardedExperience, shaped: Tensor, estimator: Estimator
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Returns the rewards, advantages and returns of a policy's rows, (rows, tokens) all, before
     the estimator's last stage.
@@ -448,7 +450,7 @@ def before_statistics(
     return reward, *estimator.estimate(reward, f.tokens.mask, f.tokens.values)
 
 
-def note_tokens(f: ForwardedRows, advantages: Tensor) -> None:
+def note_tokens(f: ForwardedExperience, advantages: Tensor) -> None:
     """Writes advantages (rows, tokens) and the trainer's log-probs onto the rows' actions, for the
     records: one of each per sampled token, and the mean of the advantages."""
     sampled = f.tokens.mask.bool()
@@ -508,7 +510,7 @@ def row_experience(row: Row) -> Experience:
 
 
 def items_of(
-    f: ForwardedRows, advantages: Tensor, returns: Tensor, total_rewards: Tensor
+    f: ForwardedExperience, advantages: Tensor, returns: Tensor, total_rewards: Tensor
 ) -> list[Experience]:
     """Returns one experience per sequence, as upstream's replay buffer holds it: (T,) and (T-1,)
     tensors, numbers of no dimension.

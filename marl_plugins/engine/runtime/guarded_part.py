@@ -14,7 +14,7 @@ from marl_plugins.core.steps import StepPart
 from marl_plugins.core.trajectory import Task, Trajectory
 from marl_plugins.engine.hook_faults import HookFaults
 from marl_plugins.engine.runtime.crediting import check_versions
-from marl_plugins.engine.runtime.experience import PreparedRows, PreparedSnapshot
+from marl_plugins.engine.runtime.experience import PreparedExperience, PreparedSnapshot
 
 if TYPE_CHECKING:
     from marl_plugins.engine.runtime.session import Session
@@ -66,14 +66,18 @@ class GuardedPart(StepPart):
         self.sampled.check_rows(self.plugin, HOOK, rows)
         self.sampled.check(self.plugin, HOOK)
 
-    async def prepared(self, prepared: Sequence[PreparedRows]) -> Sequence[PreparedRows]:
+    async def prepared(
+        self, prepared: Sequence[PreparedExperience]
+    ) -> Sequence[PreparedExperience]:
         before = PreparedSnapshot(prepared)
         with self._faults:
             answer = await self.part.prepared(list(prepared))
         self._check_prepared(before, answer)
         return answer
 
-    def _check_prepared(self, before: PreparedSnapshot, prepared: Sequence[PreparedRows]) -> None:
+    def _check_prepared(
+        self, before: PreparedSnapshot, prepared: Sequence[PreparedExperience]
+    ) -> None:
         """Checks what policies are to be updated with.
 
         Raises:
@@ -83,7 +87,7 @@ class GuardedPart(StepPart):
         """
         who = f"plugin {self.plugin}: {HOOK}"
         if not isinstance(prepared, list | tuple) or not all(
-            isinstance(p, PreparedRows) for p in prepared
+            isinstance(p, PreparedExperience) for p in prepared
         ):
             raise RunPaused(
                 f"{who}: prepared of its part returned {prepared!r:.80}; expected a list of "

@@ -24,10 +24,10 @@ from marl_plugins.engine.runtime.rollout import Rollout
 if TYPE_CHECKING:
     from types import SimpleNamespace
 
-    from marl_plugins.engine.runtime.experience import PreparedRows
+    from marl_plugins.engine.runtime.experience import PreparedExperience
     from marl_plugins.engine.runtime.policy import UpstreamPolicy
 
-ZERO = 1e-6
+ROUNDING_ERROR = 1e-6
 """Advantages and differences of rewards below this are rounding."""
 MOST_LOG_RATIO = 50.0
 """A ratio above exp of this has left nothing of the others; the weights of the effective sample
@@ -195,8 +195,8 @@ def zero_sum(trajectories: Sequence[Trajectory]) -> bool:
     sums = [sum(values) for values in outcomes]
     return (
         bool(sums)
-        and max(sums) - min(sums) < ZERO
-        and any(max(v) - min(v) > ZERO for v in outcomes)
+        and max(sums) - min(sums) < ROUNDING_ERROR
+        and any(max(v) - min(v) > ROUNDING_ERROR for v in outcomes)
     )
 
 
@@ -321,7 +321,7 @@ def of_log_ratios(prefix: str, log_ratios: Sequence[float]) -> dict[str, float]:
 
 
 def of_step(
-    prepared: Sequence[PreparedRows],
+    prepared: Sequence[PreparedExperience],
     updates: Mapping[str, Mapping[str, float]],
     policies: Iterable[UpstreamPolicy],
     seconds: Mapping[str, float],
@@ -367,7 +367,7 @@ def first_prompts(
 
 
 def remarks(
-    prepared: Sequence[PreparedRows], policies: Iterable[UpstreamPolicy], scope: Scope
+    prepared: Sequence[PreparedExperience], policies: Iterable[UpstreamPolicy], scope: Scope
 ) -> list[str]:
     """Returns what a person should know of a step in addition to its metrics."""
     found = []
@@ -389,7 +389,7 @@ def signal(rows: Sequence[Row], group_by: GroupBy | None) -> dict[str, float]:
     if not rows:
         return {}
     none = all(
-        abs(a) < ZERO
+        abs(a) < ROUNDING_ERROR
         for row in rows
         for a in (row.action.advantages or (row.action.advantage or 0.0,))
     )
@@ -401,12 +401,12 @@ def signal(rows: Sequence[Row], group_by: GroupBy | None) -> dict[str, float]:
         for group in groups.values()
         if len({r.trajectory.sample for r in group}) > 1
     ]
-    flat = [float(max(rewards) - min(rewards) < ZERO) for rewards in compared]
+    flat = [float(max(rewards) - min(rewards) < ROUNDING_ERROR) for rewards in compared]
     return {"signal/none": float(none), **means({"signal/flat_tasks": flat})}
 
 
 def of_updates(
-    prepared: Sequence[PreparedRows], updates: Mapping[str, Mapping[str, float]]
+    prepared: Sequence[PreparedExperience], updates: Mapping[str, Mapping[str, float]]
 ) -> dict[str, float]:
     """Returns the metrics of the updates, by policy, and over all policies."""
     metrics: dict[str, float] = {}

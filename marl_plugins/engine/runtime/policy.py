@@ -41,8 +41,8 @@ from marl_plugins.engine.processes.watchdog import locate
 from marl_plugins.engine.runtime.batching import BatchBuilder, check_steps, hand_out
 from marl_plugins.engine.runtime.experience import (
     NAMES,
-    ForwardedRows,
-    PreparedRows,
+    ForwardedExperience,
+    PreparedExperience,
     completed,
     forwarded,
 )
@@ -204,13 +204,13 @@ class UpstreamPolicy(PolicyEngines):
 
     @while_active
     async def forward(
-        self, rows: Sequence[Row], known: Sequence[ForwardedRows] = ()
-    ) -> ForwardedRows:
+        self, rows: Sequence[Row], known: Sequence[ForwardedExperience] = ()
+    ) -> ForwardedExperience:
         """See `PolicyProcesses.forward`; in micro-batches of `rollout.micro_batch_size` sequences,
         or of so many tokens."""
         return await completed(rows, sequences_of(rows, self.batching.merge), known, self._forward)
 
-    async def _forward(self, sequences: Sequence[TokenSequence]) -> ForwardedRows:
+    async def _forward(self, sequences: Sequence[TokenSequence]) -> ForwardedExperience:
         maker, rows = (
             self.trainer.experience_maker,
             [row for sequence in sequences for row in sequence.rows],
@@ -234,7 +234,7 @@ class UpstreamPolicy(PolicyEngines):
         return found
 
     @while_active
-    async def update(self, prepared: PreparedRows, steps: int, step: int) -> dict[str, float]:
+    async def update(self, prepared: PreparedExperience, steps: int, step: int) -> dict[str, float]:
         """Trains policy and critic on the rows: hand each rank its part, in whole accumulation
         windows, and lets upstream fit.
 
@@ -308,7 +308,11 @@ class UpstreamPolicy(PolicyEngines):
 
 
 def check_finite(
-    policy: str, metrics: Mapping[str, float], prepared: PreparedRows, step: int, param_dtype: str
+    policy: str,
+    metrics: Mapping[str, float],
+    prepared: PreparedExperience,
+    step: int,
+    param_dtype: str,
 ) -> None:
     """Ends the run where an update's losses or gradients are not finite.
 

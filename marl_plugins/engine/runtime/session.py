@@ -13,7 +13,7 @@ from marl_plugins.core.problems import Problem, at
 from marl_plugins.core.process_backend import ProcessBackend
 from marl_plugins.core.recipe.tiny import is_tiny
 from marl_plugins.core.roles import Sampling
-from marl_plugins.core.run import Connection
+from marl_plugins.core.run import EngineConnection
 from marl_plugins.engine.manager import extensions_of
 from marl_plugins.engine.plan.parts import estimator_of, has_critics, tools_of
 from marl_plugins.engine.plan.plan import Plan
@@ -170,7 +170,7 @@ class Session:
 
     def kill(self) -> None:
         """Ends every process of every policy at once, whatever it is doing."""
-        self.plan.run.state(Connection).ask = None
+        self.plan.run.state(EngineConnection).ask = None
         for policy in self.policies.values():
             policy.kill()
         self.backend.close()
@@ -248,6 +248,6 @@ def connect(session: Session) -> None:
         name: Sampling(args.rollout.temperature, args.rollout.top_p, None, args.data.max_len)
         for name, args in session.args.items()
     }
-    run.state(Connection).ask = make_ask(
+    run.state(EngineConnection).ask = make_ask(
         session.rollout.generate, session.chats, samplings, run.args.train.seed
     )

@@ -23,7 +23,7 @@ from marl_plugins.core.trajectory import Task, Trajectory
 from marl_plugins.engine.manager import applies, check_tasks_of_step, chosen_tasks, parts_of
 from marl_plugins.engine.runtime.crediting import CreditAssignment
 from marl_plugins.engine.runtime.exchange import StepExchange
-from marl_plugins.engine.runtime.experience import ForwardedRows, PreparedRows, estimate
+from marl_plugins.engine.runtime.experience import ForwardedExperience, PreparedExperience, estimate
 from marl_plugins.engine.runtime.guarded_part import HOOK, GuardedPart
 
 if TYPE_CHECKING:
@@ -67,7 +67,7 @@ class RunningStep:
         """By phase."""
         self._counts = Counter[int]()
         """Trajectories by place."""
-        self.forwarded: list[ForwardedRows] = []
+        self.forwarded: list[ForwardedExperience] = []
         self.sampled = SampledActions()
         self._crediting = CreditAssignment(
             run, plugins, session.trained, session.estimator, optimiser_steps, self.sampled
@@ -192,19 +192,19 @@ class RunningStep:
         ledger.auxiliary += [one for one in own if one is not None]
         return ledger
 
-    async def prepare(self, rows: Sequence[Row]) -> list[PreparedRows]:
+    async def prepare(self, rows: Sequence[Row]) -> list[PreparedExperience]:
         """Returns the rows with their tensors by policy, their advantages taken over all policies
         together, as the parts leave them."""
         by_policy: dict[str, list[Row]] = {}
         for row in rows:
             by_policy.setdefault(row.action.policy, []).append(row)
-        forwarded: list[ForwardedRows] = await all_of(
+        forwarded: list[ForwardedExperience] = await all_of(
             self.session.trained[name].forward(
                 mine, [f for f in self.forwarded if f.policy == name]
             )
             for name, mine in by_policy.items()
         )
-        prepared: Sequence[PreparedRows] = estimate(forwarded, self.estimator)
+        prepared: Sequence[PreparedExperience] = estimate(forwarded, self.estimator)
         for part in self.parts.values():
             prepared = await part.prepared(prepared)
         return list(prepared)

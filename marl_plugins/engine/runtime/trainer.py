@@ -24,7 +24,7 @@ from marl_plugins.engine.records.write import Records, writing
 from marl_plugins.engine.runtime.checkpoints import Checkpoints
 from marl_plugins.engine.runtime.circuit_breaker import CircuitBreaker
 from marl_plugins.engine.runtime.evaluator import Evaluator
-from marl_plugins.engine.runtime.experience import PreparedRows
+from marl_plugins.engine.runtime.experience import PreparedExperience
 from marl_plugins.engine.runtime.metrics import (
     StepReport,
     first_prompts,
@@ -54,7 +54,7 @@ class TrainedStep:
     """
 
     ledger: Ledger
-    prepared: Sequence[PreparedRows]
+    prepared: Sequence[PreparedExperience]
     updates: Mapping[str, Mapping[str, float]]
     metrics: dict[str, float]
     ended: float
@@ -288,7 +288,7 @@ async def conclude(
 
 
 async def update_all(
-    session: Session, prepared: Sequence[PreparedRows], k: int, step: int
+    session: Session, prepared: Sequence[PreparedExperience], k: int, step: int
 ) -> dict[str, dict[str, float]]:
     """Updates every policy that has rows, all at once, and returns upstream's metrics by policy.
 

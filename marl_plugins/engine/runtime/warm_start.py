@@ -30,7 +30,7 @@ RECIPE_VERSION = 1
 """Raised when the training below changes, so that older caches are not taken for it."""
 
 
-DECAY = 0.3
+DECAY_SHARE_OF_STEPS = 0.3
 """The share of the steps in which the learning rate falls to zero; copying is learned late, at the
 full rate."""
 
@@ -117,7 +117,9 @@ def train(
         )
         schedule = torch.optim.lr_scheduler.LambdaLR(
             optimiser,
-            lambda step: min(1.0, (step + 1) / 50, (config.steps - step) / (DECAY * config.steps)),
+            lambda step: min(
+                1.0, (step + 1) / 50, (config.steps - step) / (DECAY_SHARE_OF_STEPS * config.steps)
+            ),
         )
         for step in range(config.steps):
             batch = rows[step * config.batch_size : (step + 1) * config.batch_size]

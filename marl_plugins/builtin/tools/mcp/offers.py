@@ -49,7 +49,7 @@ CHECKED = (
 )
 """Keywords of a schema that are checked; beside them `properties` and `items`. A pattern may take
 for ever."""
-DEEPEST = 20
+MAX_SCHEMA_DEPTH = 20
 
 
 def functions_of(tools: Iterable[Tool]) -> list[Function]:
@@ -89,7 +89,7 @@ def harmless(value: Any, depth: int = 0) -> Any:
         for mark, instead in MARKS:
             text = text.replace(mark, instead)
         return text
-    if isinstance(value, Mapping | list) and depth > DEEPEST:
+    if isinstance(value, Mapping | list) and depth > MAX_SCHEMA_DEPTH:
         return "..."
     if isinstance(value, Mapping):
         return {harmless(key): harmless(inner, depth + 1) for key, inner in value.items()}
@@ -109,10 +109,10 @@ def simplify_schemas(tools: Iterable[Tool]) -> None:
 def _simple(schema: Mapping[str, Any], depth: int) -> dict[str, Any]:
     left = {keyword: schema[keyword] for keyword in CHECKED if keyword in schema}
     properties, items = schema.get("properties"), schema.get("items")
-    if depth < DEEPEST and isinstance(properties, Mapping):
+    if depth < MAX_SCHEMA_DEPTH and isinstance(properties, Mapping):
         left["properties"] = {
             n: _simple(s, depth + 1) for n, s in properties.items() if isinstance(s, Mapping)
         }
-    if depth < DEEPEST and isinstance(items, Mapping):
+    if depth < MAX_SCHEMA_DEPTH and isinstance(items, Mapping):
         left["items"] = _simple(items, depth + 1)
     return left

@@ -62,13 +62,13 @@ class Servers:
     """The MCP servers of a run."""
 
     def __init__(self) -> None:
-        self._servers: dict[str, Server] = {}
+        self._servers: dict[str, MCPServer] = {}
         self._noise = Noise()
 
-    def of(self, configs: Mapping[str, MCPServerConfig], folder: Path) -> list[Server]:
+    def of(self, configs: Mapping[str, MCPServerConfig], folder: Path) -> list[MCPServer]:
         """Returns the servers of a recipe, which lies in `folder`."""
         for name, config in configs.items():
-            self._servers.setdefault(name, Server(name, config, folder))
+            self._servers.setdefault(name, MCPServer(name, config, folder))
         return list(self._servers.values())
 
     async def try_all(self) -> None:
@@ -96,7 +96,7 @@ class Servers:
         await asyncio.gather(*(server.close() for server in self._servers.values()))
 
 
-class Server:
+class MCPServer:
     """One MCP server of a recipe.
 
     Args:
@@ -112,8 +112,8 @@ class Server:
         self.redaction = Redaction(
             [os.environ.get(v, "") for v in config.variables], url=_filled(config.url)
         )
-        self.sessions: set[Session] = set()
-        self._session: Session | None = None
+        self.sessions: set[MCPSession] = set()
+        self._session: MCPSession | None = None
 
     def tool(self) -> Tool:
         """Returns the server as a tool."""
@@ -143,7 +143,7 @@ class Server:
         names = [function.name for function in self.functions]
         if names and made.name not in names:
             return False, f"there is no tool {made.name!r}{nearest(made.name, names)}"
-        session: Session = call.session or self.session()
+        session: MCPSession = call.session or self.session()
         return await session.call(made.name, dict(made.arguments))
 
     def shown(self, output: str) -> str:
@@ -158,17 +158,17 @@ class Server:
             f"...]\n{text[half - most :]}"
         )
 
-    def session(self) -> Session:
+    def session(self) -> MCPSession:
         """Returns the session that all trajectories share; a new one where it has ended."""
         if self._session is None or self._session.ended:
-            self._session = Session(self)
+            self._session = MCPSession(self)
         return self._session
 
     @asynccontextmanager
-    async def opened(self, task: str, sample: int, step: int) -> AsyncIterator[Session]:
+    async def opened(self, task: str, sample: int, step: int) -> AsyncIterator[MCPSession]:
         """Provides a session of one trajectory; once it has ended, it is not replaced, for its
         state is gone."""
-        session = Session(self)
+        session = MCPSession(self)
         try:
             await session.client()
             yield session
@@ -184,7 +184,7 @@ class Server:
                 them.
         """
         where = at(key=f"tools.mcp.{self.name}")
-        session = Session(self)
+        session = MCPSession(self)
         try:
             await session.client()
         except InfrastructureFailure as failure:
@@ -255,11 +255,11 @@ class Server:
         return shown_url(self.config.url) if self.config.url else self.config.command[0]
 
 
-class Session:
+class MCPSession:
     """One connection to a server, in a task of its own that lasts until `close`, or until the
     server ends it."""
 
-    def __init__(self, server: Server):
+    def __init__(self, server: MCPServer):
         self.functions: list[Function] = []
         self._server = server
         self._said = StderrTail()

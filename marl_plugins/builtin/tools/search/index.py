@@ -40,7 +40,7 @@ FUNCTION = Function(
 """For roles with `calls:`."""
 
 
-class Index:
+class SearchIndex:
     """A corpus by its words.
 
     Args:
@@ -80,9 +80,9 @@ class SharedIndex:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._built: Index | None = None
+        self._built: SearchIndex | None = None
 
-    def of(self, corpus: Path, part: str) -> Index:
+    def of(self, corpus: Path, part: str) -> SearchIndex:
         """Returns the index of the run's corpus.
 
         Raises:
@@ -90,7 +90,7 @@ class SharedIndex:
         """
         with self._lock:
             if self._built is None:
-                self._built = Index(read_corpus(corpus, part), part)
+                self._built = SearchIndex(read_corpus(corpus, part), part)
             return self._built
 
 

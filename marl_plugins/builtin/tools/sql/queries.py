@@ -80,7 +80,7 @@ STEPS_OF_A_DATE = 100
 CPU_SECONDS = 0.4
 """Of one query: where single steps take very long, on patterns made for that, their number does not
 end it in time."""
-EXPANSIONS = 1_000
+MAX_TABLE_COPIES = 1_000
 """Copies that SQLite makes of the tables in WITH before the first step is counted."""
 BROKEN = {
     *(sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CANTOPEN),
@@ -135,7 +135,7 @@ def runner(
 
 
 @dataclass(frozen=True)
-class Answer:
+class QueryResult:
     """The answer to a query.
 
     Args:
@@ -174,7 +174,7 @@ def _csv(values: Iterable[Any]) -> str:
     return line.getvalue()
 
 
-def query_database(database: Path, text: str, config: SqlToolConfig) -> Answer:
+def query_database(database: Path, text: str, config: SqlToolConfig) -> QueryResult:
     """Answers one call, in this thread.
 
     Raises:
@@ -219,10 +219,12 @@ def _answer(
     parameters: list[Any],
     config: SqlToolConfig,
     tables: dict[str, str],
-) -> Answer:
+) -> QueryResult:
     """Raises `sqlite3.Error` where the database is to blame."""
-    if expansions(query) > EXPANSIONS:
-        return Answer(problem="the tables in WITH use each other too often; write a shorter query")
+    if expansions(query) > MAX_TABLE_COPIES:
+        return QueryResult(
+            problem="the tables in WITH use each other too often; write a shorter query"
+        )
     readable = {name.lower() for name in config.tables} or {
         *tables,
         "sqlite_master",
@@ -257,19 +259,19 @@ def _answer(
     try:
         cursor = connection.execute(query, parameters)
         if cursor.description is None:
-            return Answer(problem="there is no query; write one SELECT")
+            return QueryResult(problem="there is no query; write one SELECT")
         rows = cursor.fetchmany(config.rows + 1)
-        return Answer(
+        return QueryResult(
             [name for name, *_ in cursor.description], rows[: config.rows], len(rows) > config.rows
         )
     except (sqlite3.Error, sqlite3.Warning, OverflowError, ValueError) as error:
         if getattr(error, "sqlite_errorcode", 0) & 0xFF in BROKEN:
             raise
         if meter.stopped:
-            return Answer(problem=meter.problem, stopped=meter.stopped)
+            return QueryResult(problem=meter.problem, stopped=meter.stopped)
         connection.set_progress_handler(None, 0)
         connection.set_authorizer(None)
-        return Answer(
+        return QueryResult(
             problem=meter.problem
             or f"{error}{_hint(str(error), connection, readable & tables.keys(), tables)}"
         )
@@ -384,5 +386,5 @@ def expansions(query: str) -> float:
             defined[tokens[at]] += 1
     copies = 1.0
     for name, times in defined.items():
-        copies *= min(max(1.0, uses[name] / times - 1) ** times, 2.0 * EXPANSIONS)
+        copies *= min(max(1.0, uses[name] / times - 1) ** times, 2.0 * MAX_TABLE_COPIES)
     return copies
