@@ -454,7 +454,7 @@ def test_policies_that_a_mapping_leaves_idle_are_a_warning():
             "import re",
             "import re\n1 / 0",
             "grader.py",
-            [("code.failed", "recipe.yaml:9", "grader", "grader.py:4")],
+            [("code.failed", "recipe.yaml:9", "grader", "grader.py:5")],
         ),
         (
             "  verifier: {prompt",

@@ -161,6 +161,8 @@ def test_every_word_of_the_hooks_is_in_the_table():
             "Path",
             "Mapping",
             "SimpleNamespace",
+            "Chained",
+            "JsonValue",
         }
         <= named
     )

@@ -10,6 +10,7 @@ from marl_plugins.commands import COMMANDS
 from marl_plugins.commands.inspect.query import TERMS
 from marl_plugins.core import hookspecs
 from marl_plugins.core.estimators import scope_flags
+from marl_plugins.core.moved import present_name
 from marl_plugins.engine.hosts import upstream_cli
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -91,7 +92,7 @@ def test_every_command_and_hook_exists(page):
 
 def exists(name):
     """Whether there is a module of this name, or a module that defines it; nothing is imported."""
-    path = ROOT.joinpath(*name.split("."))
+    path = ROOT.joinpath(*present_name(name).split("."))
     if path.with_suffix(".py").exists() or path.is_dir():
         return True
     files = [
