@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
     from marl_plugins.builtin.cases.gym import gym_score, gym_task
     from marl_plugins.builtin.groups import GroupMean, mean_by
-    from marl_plugins.builtin.rehearsal.scorers import try_scorer
     from marl_plugins.builtin.tools.python import find_programs, python_tool_of
     from marl_plugins.builtin.tools.sql.queries import query_database, sql_tool
     from marl_plugins.builtin.tools.sql.section import SqlToolConfig
@@ -74,6 +73,7 @@ if TYPE_CHECKING:
     from marl_plugins.core.tools import Function, Tool, ToolCall
     from marl_plugins.core.trajectory import Action, Generation, Task, ToolResult, Trajectory
     from marl_plugins.engine.plan.parts import arity_problem
+    from marl_plugins.engine.plan.rehearsed import RehearsalResult
     from marl_plugins.engine.plan.signature import engine_differences
     from marl_plugins.engine.processes.backend import OwnProcesses
     from marl_plugins.engine.processes.extension import Extension
@@ -125,6 +125,7 @@ __all__ = [
     "PreparedRows",
     "Problem",
     "RefusedRecord",
+    "RehearsalResult",
     "Row",
     "Run",
     "RunEnded",
@@ -179,7 +180,6 @@ __all__ = [
     "set_outcome",
     "sql_tool",
     "t_quantile",
-    "try_scorer",
     "use_tool",
 ]
 
@@ -226,7 +226,7 @@ OFFERED = {
     "engine.runtime.tiny_model": ("made_once",),
     "builtin.cases.gym": ("gym_score", "gym_task"),
     "builtin.groups": ("GroupMean", "mean_by"),
-    "builtin.rehearsal.scorers": ("try_scorer",),
+    "engine.plan.rehearsed": ("RehearsalResult",),
     "builtin.tools.python": ("find_programs", "python_tool_of"),
     "builtin.tools.sql.queries": ("query_database", "sql_tool"),
     "builtin.tools.sql.section": ("SqlToolConfig",),

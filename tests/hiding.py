@@ -22,9 +22,10 @@ class Hiding(PathFinder):
 sys.meta_path[sys.meta_path.index(PathFinder)] = Hiding
 
 if Hiding.hidden:  # plugins are found by their files, too
-    from marl_plugins.core import plugin_names
+    from marl_plugins.core import moved, plugin_names
 
-    plugin_names.SHIPPED = tuple(name for name in plugin_names.SHIPPED if name not in Hiding.hidden)
-    plugin_names.BUILTINS = tuple(
-        name for name in plugin_names.BUILTINS if name not in Hiding.hidden
-    )
+    def shown(names):
+        return tuple(name for name in names if moved.present_name(name) not in Hiding.hidden)
+
+    plugin_names.SHIPPED = shown(plugin_names.SHIPPED)
+    plugin_names.BUILTINS = shown(plugin_names.BUILTINS)

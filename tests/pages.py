@@ -101,6 +101,7 @@ KINDS = {
     "bool": "`true`, `false`",
     "date": "day",
     "list[str]": "list of texts",
+    "Texts": "text, or list of texts",
     "dict[str, str]": "name to text",
     "dict[str, PolicyNames]": "role to policy, or to a list of policies",
     "dict[str, FlagValue]": "flag to value",

@@ -1,11 +1,10 @@
-"""Recipes of four roles behind a router, one for each way in which routers answer; what stands
-behind them can be edited."""
+"""A recipe of three roles behind a router that answers in JSON; what stands behind it can be
+edited."""
 
+import json
 import textwrap
 
-from marl_plugins.builtin.rehearsal import rehearse_plan
 from marl_plugins.engine.plan.build import build_plan
-from marl_plugins.engine.plan.parts import tools_of
 
 RECIPE = """
 name: triage
@@ -54,186 +53,26 @@ TAIL = """\
         raise AgentFailure("no_answer", "there is no such team")
     return await roles.resolver(incident=task.prompt, finding=finding)
 """
-ROUTERS = {
-    "JSON": """\
+JSON = """\
     try:
         team = json.loads(str(route))["team"]
     except (ValueError, KeyError, TypeError):
         raise AgentFailure("no_answer", "the route is no JSON") from None
-""",
-    "JSON, asked for politely": """\
-    try:
-        said = json.loads(route.text.strip())
-    except ValueError:
-        raise AgentFailure("no_answer", "the route is no JSON") from None
-    team = said.get("team") if isinstance(said, dict) else None
-""",
-    "JSON, sure enough": """\
-    try:
-        said = json.loads(str(route))
-        team = said["team"] if said["confidence"] > 0.5 else "nobody"
-    except (ValueError, KeyError, TypeError):
-        raise AgentFailure("no_answer", "the route is no JSON") from None
-""",
-    "tags": """\
-    found = re.search(r"<team>(.*?)</team>", str(route))
-    team = found[1].strip() if found else ""
-""",
-    "a function call": """\
-    found = re.search(r"<tool_call>(.*)</tool_call>", str(route), re.DOTALL)
-    try:
-        call = json.loads(found[1])
-        team = call["arguments"]["team"]
-    except (ValueError, KeyError, TypeError):
-        raise AgentFailure("no_answer", "the router called nothing") from None
-""",
-    "fenced JSON": """\
-    found = re.search(r"```json\\n(.*?)\\n```", str(route), re.DOTALL)
-    if found is None:
-        raise AgentFailure("no_answer", "no block")
-    team = json.loads(found[1]).get("team")
-""",
-    "a number": """\
-    try:
-        team = BY_NUMBER[int(str(route))]
-    except (ValueError, KeyError):
-        raise AgentFailure("no_answer", "no number of a team") from None
-""",
-    "a sentence": """\
-    found = re.search(r"(?:pass|hand) it to the (\\w+) team", str(route).lower())
-    if not found:
-        raise AgentFailure("no_answer", "nobody was named")
-    team = found[1]
-""",
-    "a word of a table": """\
-    team = TEAMS.get(str(route).strip().lower())
-    if team is None:
-        raise AgentFailure("no_answer", "no such team")
-""",
-    "a line": """\
-    said = dict(line.split(": ", 1) for line in str(route).splitlines() if ": " in line)
-    team = said.get("team")
-""",
-    "a word that begins": """\
-    word, _, why = str(route).partition(" because ")
-    if not why:
-        raise AgentFailure("no_answer", "no reason")
-    team = word
-""",
-}
-
-MORE_ROUTERS = {
-    "a dataclass": """\
-    import dataclasses
-    @dataclasses.dataclass
-    class Route:
-        team: str
-        urgency: int
-    try:
-        team = Route(**json.loads(str(route))).team
-    except (ValueError, TypeError):
-        raise AgentFailure("no_answer", "no route") from None
-""",
-    "the name of a member": """\
-    class Team(enum.Enum):
-        REG = "registry"
-        MET = "metrics"
-        NON = "nobody"
-    try:
-        team = Team[str(route).strip()].value
-    except KeyError:
-        raise AgentFailure("no_answer", "no such team") from None
-""",
-    "a call, whose arguments are a text": """\
-    try:
-        call = json.loads(str(route))
-        if call["name"] != "route":
-            raise AgentFailure("no_answer", "another call")
-        team = json.loads(call["arguments"])["team"]
-    except (ValueError, KeyError, TypeError):
-        raise AgentFailure("no_answer", "no call") from None
-""",
-    "a call, as Python writes it": """\
-    import ast
-    try:
-        call = ast.parse(str(route), mode="eval").body
-        if call.func.id != "route_to":
-            raise AgentFailure("no_answer", "another call")
-        team = call.args[0].value
-    except (SyntaxError, AttributeError, IndexError):
-        raise AgentFailure("no_answer", "no call") from None
-""",
-    "XML": """\
-    import xml.etree.ElementTree as tree
-    try:
-        root = tree.fromstring(str(route))
-        team = root.find("team").text if root.tag == "route" else "nobody"
-    except (tree.ParseError, AttributeError):
-        raise AgentFailure("no_answer", "no XML") from None
-""",
-    "a key that is a constant": """\
-    KEY = "team"
-    try:
-        team = json.loads(str(route))[KEY]
-    except (ValueError, KeyError, TypeError):
-        raise AgentFailure("no_answer", "the route is no JSON") from None
-""",
-    "a list in JSON": """\
-    try:
-        steps = json.loads(str(route))["steps"]
-        team = steps[1]["agent"]
-    except (ValueError, KeyError, TypeError, IndexError):
-        raise AgentFailure("no_answer", "no steps") from None
-""",
-    "a list in lines": """\
-    steps = re.findall(r"^\\d+\\. (\\w+)", str(route), re.M)
-    if len(steps) < 2:
-        raise AgentFailure("no_answer", "no list")
-    team = steps[1]
-""",
-    "a word after a phrase": """\
-    phrase, _, value = str(route).partition(":")
-    if phrase.upper() != "TRANSFER TO":
-        raise AgentFailure("no_answer", "no transfer")
-    team = value.strip()
-""",
-    "a word and how sure it is": """\
-    word, comma, sure = str(route).partition(",")
-    try:
-        team = word if float(sure) >= 0.8 else "nobody"
-    except ValueError:
-        raise AgentFailure("no_answer", "no number") from None
-""",
-    "percent": """\
-    found = re.search(r"(\\d+(?:\\.\\d+)?)\\s*%", str(route))
-    if not found:
-        raise AgentFailure("no_answer", "no percent")
-    team = "metrics" if float(found[1]) > 70 else "registry" if float(found[1]) > 30 else "nobody"
-""",
-    "a number in a table": """\
-    sure = {name: float(value) for name, value in re.findall(r"(\\w+): (\\d+\\.\\d+)", str(route))}
-    if not sure:
-        raise AgentFailure("no_answer", "no table")
-    team = max(sure, key=sure.get)
-""",
-    "enough words": """\
-    words = str(route).split()
-    if len(words) < 20:
-        raise AgentFailure("no_answer", "too short a reason")
-    team = words[-1]
-""",
-}
-"""Like `ROUTERS`: others of their kinds."""
+"""
+EXAMPLES = ('{"team": "registry"}', '{"team": "metrics"}')
 
 
 class Triage:
-    """A recipe's folder, whose router answers in one of the ways."""
+    """A recipe's folder, whose router states examples of its answers."""
 
-    def __init__(self, path, router, tail=TAIL, head=HEAD):
+    def __init__(self, path, router="JSON", tail=TAIL, head=HEAD, examples=None):
         self.path = path
-        self.head = head + (ROUTERS | MORE_ROUTERS).get(router, router)
+        self.head = head + (JSON if router == "JSON" else router)
+        if examples is None:
+            examples = EXAMPLES if router == "JSON" else ()
+        stated = f"  router: {{prompt: any.md, example: {json.dumps(examples)}}}"
         files = {
-            "recipe.yaml": RECIPE,
+            "recipe.yaml": RECIPE.replace("  router: {prompt: any.md}", stated),
             "tasks.py": TASKS,
             "grader.py": GRADER,
             "any.md": "{incident}",
@@ -254,7 +93,3 @@ class Triage:
 
     def plan(self, *words):
         return build_plan(["--recipe", str(self.path), *words])
-
-    def rehearsed(self):
-        plan = self.plan()
-        return rehearse_plan(plan, tools_of(plan.plugins, plan.run))

@@ -2,7 +2,9 @@
 the pages say."""
 
 import asyncio
+import re
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -10,6 +12,7 @@ from simulated import make_trajectory
 from test_docs import fenced, simulated
 
 from marl_plugins.contracts import PluginContract
+from marl_plugins.core import hookspecs
 from marl_plugins.core.credit import rewards_from_scores
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.loading import load, load_file
@@ -18,6 +21,7 @@ from marl_plugins.core.rows import Row
 from marl_plugins.core.scoring import set_outcome
 from marl_plugins.core.tools import ToolCall
 from marl_plugins.core.trajectory import Task
+from marl_plugins.engine.manager import Plugins
 from marl_plugins.engine.plan.build import build_plan
 from marl_plugins.engine.plan.describe import first_lines
 from marl_plugins.engine.plan.fingerprint import fingerprint
@@ -215,3 +219,13 @@ def test_what_is_wrong_with_the_section_of_the_page_is_said_with_its_line(hinted
         hinted(text)
     (found,) = map(str, caught.value.problems)
     assert found.endswith(f"hinted.yaml:3: {problem}")
+
+
+@pytest.mark.parametrize("text", [Path("docs/hooks.md").read_text(), hookspecs.__doc__])
+def test_the_version_that_is_shown_is_one_that_the_program_takes(text, tmp_path):
+    (stated,) = re.findall(r"`(MARL_HOOKS = .*?)`", text)
+    file = tmp_path / "written_for.py"
+    file.write_text(
+        f"from marl_plugins import hookimpl\n{stated}\n@hookimpl\ndef marl_log(metrics): pass\n"
+    )
+    assert Plugins([str(file)]).names == (str(file),)

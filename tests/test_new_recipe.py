@@ -68,6 +68,8 @@ def test_it_passes_its_own_check(data, capsys):
         and len(found["labels"]) == 80
         and all(m["actions"] == 2 for m in found["mappings"])
     )
+    (stated,) = [m for m in found["mappings"] if m["mapping"] == "the recipe's, with its examples"]
+    assert stated["outcome"] == 1.0  # the last role's example is right
 
 
 def test_a_tiny_model_alone(data, monkeypatch):

@@ -511,15 +511,20 @@ B_PROMPT = {
 C_WORKFLOW = {
     "unknown role after one answer": ending(
         f"if 'again' in str(pro): await roles.jury(question='')\n{LAST.strip()}",
-        "workflow.py:6: the recipe has no role 'jury'",
+        "workflow.py:6: not reached: line 6",
+        "give the role an example",
+        exit=0,
     ),
     "unknown field after one answer": ending(
         f"match str(con):\n    case 'yes': await roles.pro(question='')\n{LAST.strip()}",
-        "workflow.py:7: role 'pro' was called with the wrong fields",
+        "workflow.py:7: not reached: line 7",
+        "give the role an example",
+        exit=0,
     ),
     "exception after one answer": ending(
         f"if str(pro).startswith('again'): 1 / 0\n{LAST.strip()}",
-        "workflow.py:6: the workflow does not run when role 'pro' says 'again': ZeroDivisionError",
+        "workflow.py:6: not reached: line 6",
+        "give the role an example",
         exit=0,
     ),
     "agents that always fail": ending(

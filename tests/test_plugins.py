@@ -122,6 +122,7 @@ def test_every_hook_has_a_kind_and_the_run():
     assert {kind.name for kind in KINDS.values()} == {"each", "first", "chain", "around"}
     for name in KINDS.keys() - {
         "marl_options",
+        "marl_rehearse",
         "marl_commands",
         "marl_sections",
     }:  # these are asked before there is a run

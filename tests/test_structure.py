@@ -6,7 +6,7 @@ import functools
 from pathlib import Path
 
 import marl_plugins
-from marl_plugins.builtin.rehearsal import check_workflow
+from marl_plugins.builtin.rehearsal.check import check_workflow
 from marl_plugins.commands.evaluate import only_players
 from marl_plugins.core.plugin_names import SHIPPED
 from marl_plugins.engine.plan.build import build_plan
@@ -425,7 +425,7 @@ def test_a_run_is_as_it_was_after_it_was_planned_rehearsed_and_described():
     )
     describe(plan)
     fingerprint(plan)
-    check_workflow(plan, ["python"])
+    check_workflow(plan)
     only_players(plan.run)
     assert before == (plan.run.args, dict(plan.run.policy_args), plan.run.policies, plan.run.recipe)
 

@@ -38,6 +38,7 @@ from marl_plugins import (
     Action,
     ConfigurationError,
     Problem,
+    RehearsalResult,
     Seen,
     SeenLast,
     Trajectory,
@@ -46,7 +47,6 @@ from marl_plugins import (
     load_file,
     meant,
     score_trajectory,
-    try_scorer,
 )
 from marl_plugins.coach.verdict import Verdict
 
@@ -251,5 +251,4 @@ def try_rubric(run: Run, coach: RubricCoach, place: str) -> list[Problem]:
     async def score(trajectory: Trajectory) -> None:
         await score_trajectory(trajectory, share, None, roles=list(run.recipe.roles))
 
-    wrong, unclear = try_scorer(run, place, score, None)
-    return [*wrong, *unclear]
+    return run.state(RehearsalResult).try_scorer(place, score, None)

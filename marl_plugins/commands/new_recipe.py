@@ -249,7 +249,7 @@ def files_of(wanted: NewRecipe) -> dict[str, str]:
         ConfigurationError: The tasks cannot be read, or have no labels.
     """
     train, held_out = _tasks(wanted)
-    roles, asked, files = _asked(wanted)
+    roles, asked, files = _asked(wanted, train[0])
     name = identifier(wanted.folder.resolve().name, ())
     longest = max(len(task.prompt.encode()) for task in (*train, *held_out))
     recipe: dict[str, Any] = {
@@ -290,8 +290,9 @@ def files_of(wanted: NewRecipe) -> dict[str, str]:
     return files
 
 
-def _asked(wanted: NewRecipe) -> tuple[dict[str, Any], dict[str, Any], dict[str, str]]:
-    """The recipe's roles, who asks them, and the texts of the files of both."""
+def _asked(wanted: NewRecipe, task: Task) -> tuple[dict[str, Any], dict[str, Any], dict[str, str]]:
+    """The recipe's roles, who asks them, and the texts of the files of both; the last role's
+    example is the right answer to a task."""
     if program := wanted.program:
         return (
             dict.fromkeys(wanted.roles, program.role),
@@ -302,11 +303,9 @@ def _asked(wanted: NewRecipe) -> tuple[dict[str, Any], dict[str, Any], dict[str,
     files = {f"prompts/{role}.md": text for role, text in prompts.items()} | {
         "workflow.py": write_chain(prompts, ())
     }
-    return (
-        {role: {"prompt": f"prompts/{role}.md"} for role in prompts},
-        {"workflow": "workflow.py"},
-        files,
-    )
+    roles = {role: {"prompt": f"prompts/{role}.md"} for role in prompts}
+    roles[wanted.roles[-1]]["example"] = f"The answer is \\boxed{{{task.label}}}."
+    return roles, {"workflow": "workflow.py"}, files
 
 
 def _tasks(wanted: NewRecipe) -> tuple[list[Task], list[Task]]:

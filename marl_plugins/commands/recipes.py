@@ -6,35 +6,37 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from argparse import Namespace
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from marl_plugins.builtin.rehearsal import rehearse, rehearse_plan
-from marl_plugins.builtin.rehearsal.rehearser import Rehearsal
 from marl_plugins.commands import new_recipe
 from marl_plugins.commands.imports.shapes import KINDS
+from marl_plugins.commands.who_saw_whom import Graph
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.options import at_least
 from marl_plugins.core.problems import Problem, at
 from marl_plugins.core.recipe.recipe_yaml import read_recipe
-from marl_plugins.core.recipe.schema import base_of, find_recipe
+from marl_plugins.core.recipe.schema import Recipe, Sections, base_of, find_recipe
 from marl_plugins.core.recipe.shipped import recipes_root, shipped_recipes
 from marl_plugins.core.redaction import inert, shown_flag
 from marl_plugins.core.run import Run
-from marl_plugins.core.workflow import Workflow
 from marl_plugins.engine.hosts.cpu import device
 from marl_plugins.engine.hosts.upstream_cli import UpstreamParser
 from marl_plugins.engine.manager import Plugins
-from marl_plugins.engine.plan.build import draft_plan
+from marl_plugins.engine.plan.build import collect, draft_plan
 from marl_plugins.engine.plan.describe import players
 from marl_plugins.engine.plan.parts import tools_of
 from marl_plugins.engine.plan.plan import Plan
 from marl_plugins.engine.plan.problems import Problems
+from marl_plugins.engine.plan.rehearsed import RehearsalResult
 from marl_plugins.engine.plan.resume import COMMAND_FILE
 from marl_plugins.engine.plan.sections import load_recipe
+from marl_plugins.engine.plan.tasks import from_hub
 from marl_plugins.engine.plan.workflow_file import WorkflowFile, workflow_of
 
 
@@ -205,22 +207,22 @@ def show(name: str, as_json: bool, as_mermaid: bool = False) -> int:
         else {}
     )
     settings |= {section: shown for section, value in sections.items() if (shown := value.shown())}
-    found = unread.attempt(lambda: _rehearsed(draft_plan(["--recipe", str(path)], plugins)))
-    if found is None:  # without the recipe's own tasks
-        run = Run(recipe, path.parent, defaults_of(plugins), device="", sections=sections)
-        run = replace(run, tools=unread.attempt(lambda: tools_of(plugins, run)) or {})
-        workflow = workflow_of(plugins, run)
-        found = workflow, rehearse(run, workflow, None, run.tools)
-    workflow, seen = found
+    plan = unread.attempt(lambda: draft_plan(["--recipe", str(path)], plugins))
+    if plan is None or not _tasks_are_read(plan, unread):
+        plan = _without_tasks(plan or _least_plan(recipe, path.parent, plugins, sections, unread))
+    workflow, seen = workflow_of(plan.plugins, plan.run), Problems()
+    collect(plugins, seen, "marl_rehearse", plan=plan)
+    fullest = plan.run.state(RehearsalResult).fullest
+    graph = Graph.of(fullest) if fullest else Graph()
     if as_mermaid:
         if isinstance(workflow, WorkflowFile):
-            print(workflow.mermaid() or seen.graph.mermaid())
+            print(workflow.mermaid() or graph.mermaid())
             return 0
-        if not seen.graph.nodes:
-            raise ConfigurationError(seen.wrong + seen.unclear)
-        print(seen.graph.mermaid())
+        if not graph.nodes:
+            raise ConfigurationError(seen)
+        print(graph.mermaid())
         return 0
-    problems = [*unread, *seen.wrong, *seen.unclear]
+    problems = [*unread, *seen]
     about = {
         "name": recipe.name,
         "file": str(path),
@@ -229,9 +231,9 @@ def show(name: str, as_json: bool, as_mermaid: bool = False) -> int:
             role: {**players(recipe, role), **config.model_dump(exclude_defaults=True)}
             for role, config in recipe.roles.items()
         },
-        "graph": seen.graph.lines(),
+        "graph": graph.lines(),
         **({"workflow": workflow.outline()} if isinstance(workflow, WorkflowFile) else {}),
-        **seen.graph.as_json(),
+        **graph.as_json(),
         "problems": problems,
         "settings": settings,
     }
@@ -261,16 +263,35 @@ def show(name: str, as_json: bool, as_mermaid: bool = False) -> int:
         print(f"\nNodes of {recipe.workflow}:" if recipe.workflow else "\nProgram:")
         print("\n".join(f"  {inert(line)}" for line in workflow.outline()))
     print("\nWho sees whom (one run of the workflow with invented answers):")
-    for line in [*seen.graph.lines(), *(f"({problem})" for problem in problems)]:
+    for line in [*graph.lines(), *(f"({problem})" for problem in problems)]:
         print(f"  {inert(line)}")
     print("\nSettings:")
     print("\n".join("  " + line for line in yaml.safe_dump(settings, sort_keys=False).splitlines()))
     return 0
 
 
-def _rehearsed(plan: Plan) -> tuple[Workflow, Rehearsal]:
-    """A plan's workflow and its rehearsal, with all of its tools."""
-    return workflow_of(plan.plugins, plan.run), rehearse_plan(plan, plan.run.tools)
+def _tasks_are_read(plan: Plan, unread: Problems) -> bool:
+    """Returns whether a plan's tasks can be read; a hub's are read when a run starts."""
+    splits = () if from_hub(plan.run) else ("train", "eval")
+    return all(unread.attempt(partial(plan.tasks, split)) is not None for split in splits)
+
+
+def _without_tasks(plan: Plan) -> Plan:
+    """Returns a plan whose workflow is rehearsed on an invented task."""
+    return replace(plan, _tasks={"train": [], "eval": []})
+
+
+def _least_plan(
+    recipe: Recipe, folder: Path, plugins: Plugins, sections: Sections, unread: Problems
+) -> Plan:
+    """Returns what is needed to rehearse a recipe whose flags cannot be read."""
+    args = defaults_of(plugins)
+    args.data = SimpleNamespace(prompt_dataset=None)
+    args.eval = SimpleNamespace(dataset=None)
+    args.reward = SimpleNamespace(remote_url=None)
+    run = Run(recipe, folder, args, device="", sections=sections)
+    tools = unread.attempt(lambda: tools_of(plugins, run)) or {}
+    return Plan(replace(run, tools=tools), plugins, Namespace())
 
 
 def copy(name: str, folder: Path) -> int:

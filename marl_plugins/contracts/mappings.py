@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
@@ -57,13 +57,13 @@ class MappingOutcome(NamedTuple):
 
 def check_mappings(plan: Plan) -> list[MappingOutcome]:
     """Samples a trajectory of the first task with the recipe's mapping, with a policy for each
-    role, and with one for all.
+    role, and with one for all; where roles state examples, also one in which they say these.
 
     Raises:
         ConfigurationError: A chat template refuses what a role shows, or the recipe's code never
             ends.
     """
-    recipe, found = plan.run.recipe, dict[tuple[tuple[str, ...], ...], MappingOutcome]()
+    recipe, found = plan.run.recipe, dict[object, MappingOutcome]()
     tasks = [*plan.tasks("train")[:1], *plan.tasks("eval")[:1]]
     if not tasks:
         return []
@@ -74,18 +74,28 @@ def check_mappings(plan: Plan) -> list[MappingOutcome]:
         for name, role in recipe.roles.items()
     }
     calling = {name for name, role in recipe.roles.items() if role.calls and not role.tools}
-    for name, mapping in (
-        ("the recipe's", recipe.mapping),
-        ("separate", "separate"),
-        ("shared", "shared"),
+    examples = {name: role.example[0] for name, role in recipe.roles.items() if role.example}
+    for name, mapping, said in (
+        ("the recipe's", recipe.mapping, {}),
+        ("separate", "separate", {}),
+        ("shared", "shared", {}),
+        *([("the recipe's, with its examples", recipe.mapping, examples)] if examples else []),
     ):
         other = recipe.model_copy(update={"mapping": mapping, "roles": plain})
-        players = tuple(other.policies_of(role) for role in other.mapped_roles)
+        players = tuple(other.policies_of(role) for role in other.mapped_roles), bool(said)
         if players not in found:
             run = replace(plan.run, recipe=other)
             try:
                 sample = partial(
-                    _sampled, replace(plan, run=run), run, name, folder, positions, model, calling
+                    _sampled,
+                    replace(plan, run=run),
+                    run,
+                    name,
+                    folder,
+                    positions,
+                    model,
+                    calling,
+                    said,
                 )
                 found[players] = graded_apart(plan, sample, 2 * MAPPING_SECONDS)
             except ConfigurationError:
@@ -93,7 +103,7 @@ def check_mappings(plan: Plan) -> list[MappingOutcome]:
             except Exception as error:  # of the recipe's own code: the finding
                 failure = f"{users_line(error, ()) or type(error).__name__}: {error!r}"
                 found[players] = MappingOutcome(
-                    name, sorted({p for each in players for p in each}), 0, None, failure, False
+                    name, sorted({p for each in players[0] for p in each}), 0, None, failure, False
                 )
     return list(found.values())
 
@@ -122,22 +132,29 @@ async def _sampled(
     positions: int,
     model: PreTrainedModel,
     calling: Collection[str],
+    examples: Mapping[str, str],
     caught: Capture,
 ) -> MappingOutcome:
     """Samples one trajectory.
 
     Args:
         calling: Roles that call tools which a program sends.
+        examples: What roles say in place of the model, by role.
     """
     import torch
     from transformers import AutoTokenizer
 
     from marl_plugins.engine.runtime.roles import make_cast
 
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+
     async def generate(call: Call) -> Generation:
         caught.goes_on()
         torch.manual_seed(call.seed)
         context = torch.tensor([call.context_ids])
+        if call.role in examples:
+            ids = tokenizer.encode(examples[call.role], add_special_tokens=False)[: call.max_tokens]
+            return Generation(tuple(ids), (0.0,) * len(ids), "stop", call.policy, 0)
         most = min(call.max_tokens, MOST_NEW_TOKENS)
         ids = model.generate(context, do_sample=True, max_new_tokens=most, pad_token_id=0)[
             0, len(call.context_ids) :

@@ -43,7 +43,7 @@ the run does not wait for whole steps because of it.
 
 `VERSION` is major.minor: the major changes when a plugin that worked may no longer (a hook or an
 argument removed, or another meaning), the minor when something is added. A plugin may state the
-version that it was written for, as `MARL_HOOKS = "2.0"`; another major is refused, and so is a
+version that it was written for, as `MARL_HOOKS = "4.0"`; another major is refused, and so is a
 minor that does not exist yet.
 """
 
@@ -73,6 +73,7 @@ if TYPE_CHECKING:
     from marl_plugins.core.roles import Call
     from marl_plugins.core.rows import Row
     from marl_plugins.core.run import Run
+    from marl_plugins.core.run_plan import RunPlan
     from marl_plugins.core.scoring import Outcome, Seen
     from marl_plugins.core.section import Section
     from marl_plugins.core.steps import Step, StepPart
@@ -178,6 +179,28 @@ def marl_sections() -> Mapping[str, type[Section]] | None:
         @hookimpl
         def marl_sections():
             return {"brevity": Brevity}
+    """
+
+
+@hook("each")
+def marl_rehearse(plan: RunPlan) -> Sequence[Problem | str] | None:
+    """Try the run without any model. *each*; once, when recipe, flags and tasks are right, before
+    `marl_configure`; also for `--dry-run`: nothing may be started or asked over a network here.
+
+    The built-in one runs the workflow with invented answers, tries the grader on what comes of it,
+    and leaves both in `plan.run.state(RehearsalResult)`. `plan.tasks("train")` are the run's tasks,
+    `plan.run` is the run.
+
+    Returns: problems, as `marl_configure` does.
+
+    Example:
+
+        @hookimpl
+        def marl_rehearse(plan):
+            longest = max(len(task.prompt.split()) for task in plan.tasks("train"))
+            if longest > plan.run.section(Brevity).words:
+                got = f"a task of {longest} words is longer than an answer may be"
+                return [Problem("brevity.task", got=got, severity="warning")]
     """
 
 

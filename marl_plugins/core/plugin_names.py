@@ -61,6 +61,7 @@ BUILTINS = (
     "marl_plugins.filtering",
     "marl_plugins.ema",
     "marl_plugins.reward_model",
+    "marl_plugins.builtin.rehearsal",
 )
 """Always active and asked last: what a run does where no named plugin answers."""
 

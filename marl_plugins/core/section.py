@@ -38,7 +38,7 @@ class Model(pydantic.BaseModel):
     mapping has its own (`examples`)."""
 
     @classmethod
-    def example(cls) -> str:
+    def shown_as(cls) -> str:
         """Returns what such a mapping looks like."""
         return cls.EXAMPLE or f"{{{next(iter(cls.model_fields), 'NAME')}: ...}}"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import random
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
+from dataclasses import replace
 from itertools import islice
 
 from marl_plugins.core.demonstrations import Demonstration
@@ -23,9 +23,12 @@ from marl_plugins.engine.plan.apart import (
     run_apart,
     where_of,
 )
+from marl_plugins.engine.plan.script import WORDS, Script
 
 REHEARSED_TASKS = 4
 """Tasks on which a workflow is run."""
+MOST_SAID = 12
+"""Demonstrations of a role that are said."""
 LOOKED_AT = 10_000
 """Tasks among which others of another kind are looked for."""
 
@@ -57,25 +60,44 @@ def copies_of_label(tasks: Sequence[Task]) -> list[str]:
     ]
 
 
-def demonstrated(run: Run, tasks: Sequence[Task]) -> dict[str, list[tuple[str, ...]]]:
-    """Returns what each role says in the recipe's demonstrations of some tasks, in turn; nothing
-    where they cannot be drawn."""
+def drawn(run: Run, tasks: Sequence[Task]) -> tuple[list[object], list[Failure]]:
+    """Returns what the recipe demonstrates of some tasks, and what that raises.
+
+    Raises:
+        UserCodeTimeout: It does not end.
+    """
     module = run.demonstrations_module
     if module is None:
-        return {}
-    found: dict[str, dict[tuple[str, ...], None]] = {}
+        return [], []
+    items: list[object] = []
+    failures: list[Failure] = []
 
     def draw(caught: Capture) -> None:
         rng = random.Random(0)
-        with failures_kept([], "", caught):
+        with failures_kept(failures, place_of(module.demonstrate), caught):
             for task in tasks:
-                for item in module.demonstrate(copy.deepcopy(task), rng):
-                    if isinstance(item, Demonstration):
-                        found.setdefault(item.role, {})[tuple(map(str, item.said))] = None
+                items.extend(module.demonstrate(copy.deepcopy(task), rng))
 
-    with suppress(UserCodeTimeout):  # said by `wrong_demonstrations`
-        run_apart(draw)
-    return {role: list(said) for role, said in found.items()}
+    run_apart(draw)
+    return items, failures
+
+
+def demonstrated(run: Run, tasks: Sequence[Task]) -> list[Script]:
+    """Returns scripts in which each role says what it says in the recipe's demonstrations of some
+    tasks, in turn; none where they cannot be drawn."""
+    try:
+        items, _ = drawn(run, tasks)
+    except UserCodeTimeout:  # said by `wrong_demonstrations`
+        return []
+    found: dict[str, dict[tuple[str, ...], None]] = {}
+    for item in items:
+        if isinstance(item, Demonstration):
+            found.setdefault(item.role, {})[tuple(map(str, item.said))] = None
+    said = {role: list(lines) for role, lines in found.items()}
+    return [
+        replace(WORDS, lines={role: lines[n % len(lines)] for role, lines in said.items()}).named()
+        for n in range(min(MOST_SAID, max(map(len, said.values()), default=0)))
+    ]
 
 
 def wrong_demonstrations(run: Run, task: Task | None) -> list[Problem]:
@@ -85,22 +107,12 @@ def wrong_demonstrations(run: Run, task: Task | None) -> list[Problem]:
     if module is None or task is None or not any(is_tiny(policy.model) for policy in run.policies):
         return []
     place = place_of(module.demonstrate)
-
-    def draw(caught: Capture) -> tuple[list[object], list[Failure]]:
-        drawn: list[object] = []
-        failures: list[Failure] = []
-        with failures_kept(failures, place, caught):
-            drawn += module.demonstrate(copy.deepcopy(task), random.Random(0))
-        return drawn, failures
-
     try:
-        drawn, failures = run_apart(draw)
+        items, failures = drawn(run, [task])
     except UserCodeTimeout as stuck:
         return [stuck.problem("demonstrate", place)]
     fix = ""
-    if (
-        run.args.data.prompt_dataset and not run.recipe.tasks
-    ):  # the demonstrations of a recipe are for its own tasks
+    if run.args.data.prompt_dataset and not run.recipe.tasks:  # for which nothing is demonstrated
         fix = (
             "the tasks are --data.prompt_dataset: give them what `demonstrate` reads, or the "
             "recipe `warm_start: null`"
@@ -110,7 +122,7 @@ def wrong_demonstrations(run: Run, task: Task | None) -> list[Problem]:
     ]
     problems += [
         Problem("rehearsal.demonstration", where_of(place), f"demonstrate{problem}")
-        for item in drawn
+        for item in items
         if (problem := _problem(run, item))
     ]
     return list(dict.fromkeys(problems))

@@ -6,8 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from marl_plugins.builtin.rehearsal.labels import MARK, MARK_OF_NUMBERS
-from marl_plugins.builtin.rehearsal.noted import plain
-from marl_plugins.builtin.rehearsal.reached import Coverage, TracedSource, spans
+from marl_plugins.builtin.rehearsal.traced import Source, Trace, spans
 from marl_plugins.builtin.rehearsal.trial import ROLE_SECONDS, Trial
 from marl_plugins.core.problems import Problem, at
 from marl_plugins.core.recipe.texts import read_text
@@ -20,6 +19,10 @@ from marl_plugins.engine.plan.script import WORD
 SAID = re.compile(f"{WORD}[a-z]{{3}}")
 LABEL = re.compile(r"\blabel\b")
 RANDOM = re.compile(r"\brandom\b|\bshuffle\b|\bchoice\b|\brandint\b|\bsample\b")
+SAYS_NONE = re.compile(
+    r"^(?:async )?def run\(.*\n(?:[ \t].*\n|\n)*?[ \t].*(?:return|=) None\b", re.MULTILINE
+)
+"""`run` says that there is no answer: `return None`, or a variable that is set to it."""
 
 
 def shown_labels(trial: Trial) -> list[Problem]:
@@ -38,7 +41,7 @@ def shown_labels(trial: Trial) -> list[Problem]:
     ]
 
 
-def answered_labels(trial: Trial, source: TracedSource, file: str) -> list[Problem]:
+def answered_labels(trial: Trial, source: Source, file: str) -> list[Problem]:
     """Returns the mistake of a workflow whose answer has the task's label in it."""
     answer = str(trial.trajectory.answer if trial.trajectory else "").casefold()
     if MARK not in answer and str(MARK_OF_NUMBERS) not in answer:
@@ -57,7 +60,7 @@ def answered_labels(trial: Trial, source: TracedSource, file: str) -> list[Probl
     ]
 
 
-def reached_line(trial: Trial, source: TracedSource, pattern: re.Pattern[str]) -> str | None:
+def reached_line(trial: Trial, source: Source, pattern: re.Pattern[str]) -> str | None:
     """Returns the first line that a trial has reached and in which a pattern is found."""
     lines = source.text.splitlines()
     named = [line for line in sorted(trial.reached.lines) if pattern.search(lines[line - 1])]
@@ -130,7 +133,7 @@ def shown_in(calls: Iterable[RoleCall]) -> Iterator[tuple[RoleCall, str, str]]:
     for call in calls:
         if call.action is not None:
             for name, text in call.shown.items():
-                yield call, name, plain(text).casefold()
+                yield call, name, text.casefold()
 
 
 def _listed(roles: Iterable[str]) -> str:
@@ -174,15 +177,13 @@ def swallowed(
     ]
 
 
-def returned_nothing(
-    trials: Sequence[Trial], run: Run, source: TracedSource, file: str
-) -> list[Problem]:
+def returned_nothing(trials: Sequence[Trial], run: Run, source: Source, file: str) -> list[Problem]:
     """Returns the warning about a workflow that returns an answer or nothing, where the grader
     reads it; `return None` is meant."""
     complete = [trial for trial in trials if trial.complete and trial.trajectory]
     silent = [trial for trial in complete if trial.trajectory and trial.trajectory.answer is None]
     grader = run.folder / str(run.recipe.grader)
-    if not silent or len(silent) == len(complete) or source.returns_none:
+    if not silent or len(silent) == len(complete) or SAYS_NONE.search(source.text):
         return []
     if not grader.is_file() or ".answer" not in read_text(grader):
         return []
@@ -200,7 +201,7 @@ def uncalled(trials: Iterable[Trial], roles: Iterable[str]) -> list[str]:
     return [role for role in roles if role not in called]
 
 
-def not_reached(reached: Coverage, missing: Sequence[str], file: str, count: int) -> list[Problem]:
+def not_reached(reached: Trace, missing: Sequence[str], file: str, count: int) -> list[Problem]:
     """Returns warnings about lines that no trial has executed, and about roles that none has
     called.
 
@@ -209,7 +210,7 @@ def not_reached(reached: Coverage, missing: Sequence[str], file: str, count: int
         file: Where the workflow is, as `FILE:LINE`.
         count: Of the trials.
     """
-    if lines := [line for line in reached.missed if line not in reached.source.defensive]:
+    if lines := reached.missed:
         many = len(lines) > 1
         roles = f", where {_listed(missing)} may be called" if missing else ""
         return [
@@ -219,7 +220,8 @@ def not_reached(reached: Coverage, missing: Sequence[str], file: str, count: int
                 f"not reached: {'lines' if many else 'line'} {spans(lines)}{roles}; {count} runs "
                 "with invented answers did not "
                 "lead there, so what stands there is not checked",
-                fix="write `variants()` beside run, which names answers that do",
+                fix="give the role an example of an answer that does (`roles: NAME: example:`), "
+                "or write `variants()` beside run",
                 severity="warning",
             )
         ]
@@ -227,8 +229,9 @@ def not_reached(reached: Coverage, missing: Sequence[str], file: str, count: int
         Problem(
             "rehearsal.never_called",
             where_of(file),
-            f"role {role!r} is never called, whatever the answers",
-            fix="call it, or remove it from the recipe",
+            f"role {role!r} is never called, with any of the invented answers",
+            fix="call it, or remove it from the recipe; where an answer leads to it, give the role "
+            "that says this an example",
             severity="warning",
         )
         for role in missing
@@ -266,6 +269,7 @@ def never_ended(trials: Sequence[Trial], file: str) -> list[Problem]:
             f"every run of the workflow with invented answers ends in a failure ({kinds}), whose "
             "outcome is 0, or none; if no "
             "real answer avoids it, nothing can be learned",
+            fix="give the roles examples of answers that avoid it",
             severity="warning",
         )
     ]
@@ -306,7 +310,7 @@ def unended(longest: Trial, when: str = "") -> list[Problem]:
     ]
 
 
-def drawn(trials: Iterable[Trial], source: TracedSource, file: str) -> list[Problem]:
+def drawn(trials: Iterable[Trial], source: Source, file: str) -> list[Problem]:
     """Returns the warning about a workflow that draws from a generator of the whole process."""
     drew = [trial for trial in trials if trial.drew]
     if not drew:
@@ -324,3 +328,12 @@ def draws(what: str, where: str) -> Problem:
         fix="draw from random.Random(task.id)",
         severity="warning",
     )
+
+
+def unlike(said: str, where: str) -> Problem:
+    """Returns the warning about code that gives something else when it is asked again."""
+    fix = (
+        "a run that is resumed has to repeat: draw from random.Random(task.id); use no clock, and "
+        "no state of the process"
+    )
+    return Problem("rehearsal.unlike", where_of(where), said, fix=fix, severity="warning")

@@ -12,12 +12,16 @@ import asyncio
 import copy
 import re
 
-from marl_plugins.builtin.rehearsal.scorers import RUNS_PROGRAMS, SCORE_SECONDS, answer_of
+from marl_plugins.builtin.rehearsal.scorers import (
+    RUNS_PROGRAMS,
+    SCORE_SECONDS,
+    answer_of,
+    completed,
+)
 from marl_plugins.core.failures import place_of
 from marl_plugins.core.problems import Problem
 from marl_plugins.core.recipe.texts import read_text
 from marl_plugins.core.scoring import score_outcome
-from marl_plugins.core.trajectory import Trajectory
 from marl_plugins.engine.plan.apart import UserCodeTimeout, run_apart, run_on_a_loop, where_of
 from marl_plugins.engine.plan.plan import Plan
 from marl_plugins.engine.plan.rehearsed import RehearsalResult
@@ -31,31 +35,24 @@ FIX = "run the checks apart from the program, with Checker of marl_plugins.sandb
 def paid_for_leaving(plan: Plan) -> list[Problem]:
     """Returns a warning where the recipe's grader pays a program that leaves more than one that
     does nothing."""
-    run, module = plan.run, plan.run.grader_module
-    function = getattr(module, "score_outcome", None)
-    complete = [
-        t
-        for t in run.state(RehearsalResult).trajectories.values()
-        if not (t.agent_failure or t.infrastructure_failure)
-    ]
-    if not (
-        callable(function)
-        and complete
-        and RUNS_PROGRAMS.search(read_text(run.folder / str(run.recipe.grader)))
-    ):
+    run = plan.run
+    function = getattr(run.grader_module, "score_outcome", None)
+    complete = list(completed(run.state(RehearsalResult).trajectories).values())
+    if not (callable(function) and complete) or plan.plugins.claims("marl_score_outcome"):
         return []
-    if plan.plugins.claims("marl_score_outcome"):
+    if not RUNS_PROGRAMS.search(read_text(run.folder / str(run.recipe.grader))):
         return []
     names = tuple(dict.fromkeys(re.findall(r"\b([A-Za-z_]\w*)\(", str(complete[0].task.label))))
-    tried = [
-        (what, form(program)) for what, program in mild(names).items() for form in (str, fenced)
-    ]
+    tried = {form(program): what for what, program in mild(names).items() for form in (str, fenced)}
     place = where_of(place_of(function).removesuffix(": "))
     left: list[str] = []
 
     async def paid(text: str) -> dict[str, float]:
-        """The outcome of each role that says a text."""
-        trajectory = _saying(complete[0], text)
+        """The outcome of each role, where all say a text."""
+        trajectory = copy.deepcopy(complete[0])
+        for action in trajectory.actions:
+            vars(action)["text"] = text
+        trajectory.answer = text
         try:
             await score_outcome(
                 trajectory, lambda t: answer_of(function, t), SCORE_SECONDS, list(run.recipe.roles)
@@ -64,44 +61,30 @@ def paid_for_leaving(plan: Plan) -> list[Problem]:
             left.append(text)
         except Exception:  # which try_grader has named
             return {}
-        found = {
-            role: trajectory.outcome_of(role)
-            for role in {action.role for action in trajectory.actions}
+        outcomes = {
+            action.role: trajectory.outcome_of(action.role) for action in trajectory.actions
         }
-        return {role: outcome for role, outcome in found.items() if outcome is not None}
+        return {role: outcome or 0.0 for role, outcome in outcomes.items()}
 
-    async def all_paid() -> tuple[list[dict[str, float]], list[dict[str, float]]]:
-        found = await asyncio.gather(*(paid(text) for _, text in tried))
-        some = any(outcome > 0 for one in found for outcome in one.values())
-        return found, await asyncio.gather(*map(paid, IDLE)) if some else []
+    async def all_paid(*texts: str) -> list[dict[str, float]]:
+        return await asyncio.gather(*map(paid, texts))
 
     try:
-        found, idle = run_apart(lambda caught: run_on_a_loop(all_paid()))
+        outcomes = run_apart(lambda caught: run_on_a_loop(all_paid(*tried)))
+        some = any(outcome > 0 for one in outcomes for outcome in one.values())
+        idle = run_apart(lambda caught: run_on_a_loop(all_paid(*IDLE))) if some else []
     except UserCodeTimeout:
         return []
     if left:
         said = "score_outcome runs programs in the run's own process: one that leaves ends the run"
         return [Problem("rehearsal.pays_leaving", place, said, fix=FIX, severity="warning")]
-    least = {
-        role: max((one.get(role, 0.0) for one in idle), default=0.0)
-        for one in found
-        for role in one
-    }
-    for (what, _), one in zip(tried, found, strict=True):
-        if roles := sorted(role for role, outcome in one.items() if outcome > least[role]):
-            said = (
-                f"score_outcome pays {one[roles[0]]:g} to role {roles[0]!r} for a program that "
-                f"{what}"
-            )
-            said += f", and {least[roles[0]]:g} for one that does nothing"
-            return [Problem("rehearsal.pays_leaving", place, said, fix=FIX, severity="warning")]
+    for what, one in zip(tried.values(), outcomes, strict=True):
+        for role, outcome in sorted(one.items()):
+            least = max((given.get(role, 0.0) for given in idle), default=0.0)
+            if outcome > least:
+                said = (
+                    f"score_outcome pays {outcome:g} to role {role!r} for a program that {what}, "
+                    f"and {least:g} for one that does nothing"
+                )
+                return [Problem("rehearsal.pays_leaving", place, said, fix=FIX, severity="warning")]
     return []
-
-
-def _saying(trajectory: Trajectory, text: str) -> Trajectory:
-    """A copy of a trajectory in which every action and the answer are one text."""
-    said = copy.deepcopy(trajectory)
-    for action in said.actions:
-        vars(action)["text"] = text
-    said.answer = text
-    return said

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
 from difflib import get_close_matches
 
 from marl_plugins.core.problems import Problem
@@ -19,39 +18,21 @@ CLOSE = 0.8
 def misspelt(run: Run) -> list[Problem]:
     """Returns warnings about what a recipe may leave out, and seems to have under another name: a
     missing `run` is an error."""
+    texts = {path: read_text(path) for path in run.folder.glob("*.py")}
     found = []
     for file, wanted in ((run.recipe.workflow, "variants"), (run.recipe.grader, "score_action")):
         path = run.folder / str(file)
-        defined = (
-            dict(_functions(read_text(path))) if path.suffix == ".py" and path.is_file() else {}
-        )
-        for name in (
-            []
-            if wanted in defined
-            else get_close_matches(wanted, defined, len(defined) or 1, CLOSE)
-        ):
-            if (
-                sum(
-                    len(re.findall(rf"\b{name}\b", read_text(other)))
-                    for other in run.folder.glob("*.py")
-                )
-                == 1
-            ):
-                where, fix = where_of(f"{path}:{defined[name]}"), f"did you mean {wanted!r}?"
+        functions = {
+            node.name: node.lineno
+            for node in ast.parse(texts.get(path, "")).body
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        }
+        for name in get_close_matches(wanted, functions, 1, CLOSE):
+            times = sum(len(re.findall(rf"\b{name}\b", text)) for text in texts.values())
+            if name != wanted and times == 1:
+                where, fix = where_of(f"{path}:{functions[name]}"), f"did you mean {wanted!r}?"
+                said = f"nobody calls {name}"
                 found.append(
-                    Problem(
-                        "rehearsal.misspelt",
-                        where,
-                        f"nobody calls {name}",
-                        fix=fix,
-                        severity="warning",
-                    )
+                    Problem("rehearsal.misspelt", where, said, fix=fix, severity="warning")
                 )
     return found
-
-
-def _functions(text: str) -> Iterator[tuple[str, int]]:
-    """The names of a file's own functions, and their lines."""
-    for node in ast.parse(text).body:
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            yield node.name, node.lineno

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import partial
 
-from marl_plugins.builtin.rehearsal.candidates import AnswerKnowledge
 from marl_plugins.builtin.rehearsal.examples import demonstrated
 from marl_plugins.builtin.rehearsal.findings import (
     answered_labels,
@@ -24,55 +22,44 @@ from marl_plugins.builtin.rehearsal.findings import (
     unended,
     waited,
 )
-from marl_plugins.builtin.rehearsal.graph import DependencyGraph
 from marl_plugins.builtin.rehearsal.labels import with_marked_label
-from marl_plugins.builtin.rehearsal.reached import Coverage
 from marl_plugins.builtin.rehearsal.replays import replayed
-from marl_plugins.builtin.rehearsal.search import LONG, MORE_CALLS, Search
 from marl_plugins.builtin.rehearsal.shown import forgotten_f, shown_objects, unshown_fields
-from marl_plugins.builtin.rehearsal.trial import Stage, Trial
-from marl_plugins.builtin.rehearsal.variants import speakers_of, variants_of
-from marl_plugins.builtin.rehearsal.vocabulary import vocabulary_of
+from marl_plugins.builtin.rehearsal.traced import Trace
+from marl_plugins.builtin.rehearsal.trial import MAX_ROLE_CALLS, Stage, Trial
+from marl_plugins.builtin.rehearsal.variants import variants_of
 from marl_plugins.core.problems import Problem
 from marl_plugins.core.trajectory import Task, Trajectory
 from marl_plugins.core.workflow import Workflow
-from marl_plugins.engine.plan.apart import Capture, UserCodeTimeout, run_apart, sort_out, where_of
-from marl_plugins.engine.plan.script import ONES, WORDS, Script
-from marl_plugins.engine.plan.workflow_file import WorkflowFile
+from marl_plugins.engine.plan.apart import (
+    Capture,
+    Failure,
+    UserCodeTimeout,
+    run_apart,
+    sort_out,
+    where_of,
+)
+from marl_plugins.engine.plan.rehearsed import RehearsalResult
+from marl_plugins.engine.plan.script import (
+    ONES,
+    TOOL,
+    WORDS,
+    FailureText,
+    Script,
+    example_scripts,
+)
+from marl_plugins.engine.plan.workflow_file import Explorer, WorkflowFile
 
 EXAMPLE = Task("example", "an example", "0")
 """Rehearsed where the run's own tasks are not known."""
 WORKFLOW = "the workflow"
 """What is tried, in messages."""
 MORE = 12
-"""Tasks whose demonstrations are drawn for the search."""
-MAX_REPLAYED_TRIALS = 4
-"""Scripts of the search that are played on tasks of another kind, too."""
-
-
-@dataclass
-class Rehearsal:
-    """The findings of a rehearsal.
-
-    Args:
-        graph: Who saw whom.
-        wrong: Mistakes that no answer would change, with file and line.
-        unclear: Warnings: a run might end there, or learn something else than was meant.
-        trajectories: What the workflow left, by when it did ("every answer is a word").
-        others: The same of tasks of another kind.
-        task: The first; None where it was invented.
-        reached: What was executed of the workflow's file; None where nothing was.
-        trials: Those on the first task that have reached something.
-    """
-
-    graph: DependencyGraph = field(default_factory=DependencyGraph)
-    wrong: list[Problem] = field(default_factory=list)
-    unclear: list[Problem] = field(default_factory=list)
-    trajectories: dict[str, Trajectory] = field(default_factory=dict)
-    others: list[dict[str, Trajectory]] = field(default_factory=list)
-    task: Task | None = None
-    reached: Coverage | None = None
-    trials: list[Trial] = field(default_factory=list)
+"""Tasks whose demonstrations are said."""
+LONG = 10 * MAX_ROLE_CALLS
+"""Calls after which a loop is taken for one without an end."""
+Played = tuple[Script, Workflow | None]
+"""A script, and what is run in place of the workflow."""
 
 
 class Rehearser:
@@ -93,235 +80,203 @@ class Rehearser:
         self.task = task or EXAMPLE
         self.copies = copies
         self.more = more
-        self.wrong: dict[Problem, None] = {}
-        self.unclear: dict[Problem, None] = {}
+        self.examples = example_scripts(self.run.recipe.roles)
+        self.reached = Trace(stage.source)
+        self.count = 0
+        self.most_calls = MAX_ROLE_CALLS
+        self.longest: Trial | None = None
+        self.problems: list[Problem] = []
 
-    def rehearse(self, others: Sequence[Task]) -> Rehearsal:
-        """Plays everything, on other tasks too, and returns what was found."""
-        found = Rehearsal(task=self.task if self.sure else None)
+    @property
+    def wrong(self) -> bool:
+        """Returns whether a mistake was found."""
+        return any(problem.severity == "error" for problem in self.problems)
+
+    def rehearse(self, others: Sequence[Task], result: RehearsalResult) -> list[Problem]:
+        """Plays everything, on other tasks too, and returns what is wrong: errors, which no answer
+        would change, and warnings: a run might end there, or learn something else than was meant.
+
+        Args:
+            result: Is told what the workflow left.
+        """
         try:
-            first = self._both(self.task)
-            endless = all(trial.endless for trial in first)
-            if (
-                endless and not (longer := long_trial(self.stage, self.task, WORDS)).endless
-            ):  # a loop of many rounds, which ends
-                first, endless = [longer], False
-            search = self._search(first)
-            variants = self._variants(search)
-            self._add(explored(self.stage.workflow, search))
-            both: dict[str, list[Trial]] = {}
-            if not (self.wrong or waited(first, self.stage.file)):
-                for task in others:
-                    both[task.id] = self._both(task)
-                    search.pass_by(both[task.id])
-                self._look_further(search)
-            self._judge(first, variants, search)
-            for task in others:
-                if task.id in both and not self.wrong:  # it would say the same again
-                    self._judge_other(task, both[task.id], search)
-            found.others = [kept(trials) for trials in both.values()]
-            self._remark(first, search, others)
-            ends = any(trial.complete for trial in search.trials)
-            looping = unended(longer, longer.script.when if ends else "") if endless else None
-            self._add(
-                loops(self.stage, self.task, [*first, *search.trials])
-                if looping is None
-                else looping
-            )
+            self._rehearse(others, result)
         except UserCodeTimeout as stuck:
-            found.wrong = [stuck.problem("run", self.stage.file)]
-            return found
-        found.wrong, found.unclear = list(self.wrong), list(self.unclear)
-        found.reached, found.trials = search.reached, search.trials
-        found.trajectories = kept(first, search.trials)
-        found.graph = graph_of([*first, *search.trials])
-        return found
+            return [stuck.problem("run", self.stage.file)]
+        return self.problems
 
-    def _both(self, task: Task) -> list[Trial]:
-        """Trials with words and with ones, whose mistakes are kept.
+    def _rehearse(self, others: Sequence[Task], result: RehearsalResult) -> None:
+        first = self._played(self.task, of(WORDS, ONES))
+        waits = bool(waited(first, self.stage.file))
+        stated = [] if waits else self._played(self.task, [*of(*self.examples), *self._variants()])
+        said = demonstrated(self.run, [self.task, *self.more[:MORE]] if self.sure else [])
+        guessed = [] if waits else self._played(self.task, self._guesses(said))
+        here = [*first, *stated, *guessed]
+        self._judge(first, stated, guessed)
+        elsewhere: list[Trial] = []
+        for task in [] if waits or self.wrong else others:
+            trials = self._played(task, of(WORDS, ONES, *self.examples[:1]))
+            self._judge_other(task, trials)
+            result.others.append(left(trials))
+            elsewhere += trials
+        self._remark(first, stated, here, elsewhere, others)
+        kept = [*first, *stated[: len(self.examples[:1])]]
+        complete = [trial for trial in here if trial.complete and trial not in kept]
+        kept += complete[: max(0, 2 - sum(trial.complete for trial in kept))]
+        result.trajectories, result.sure = left(kept), self.sure
+        ended = [(trial.complete, trial.trajectory) for trial in here if trial.trajectory]
+        result.answered = any(trajectory.answer is not None for _, trajectory in ended)
+        if ended:
+            most = max(ended, key=lambda one: (len({a.role for a in one[1].actions}), one[0]))
+            result.fullest = most[1]
 
-        The task has a label that can be recognised, and answers note what is looked for; a workflow
-        that may need the real ones is tried again with them.
+    def _played(self, task: Task, played: Iterable[Played]) -> list[Trial]:
+        """Plays scripts, one after the other.
+
+        The task has a label that can be recognised; a workflow that may need the real one is tried
+        again with it.
         """
         marked = with_marked_label(task, self.copies)
 
         def play(caught: Capture) -> list[Trial]:
-            trials = []
-            for script in (WORDS, ONES):
-                trial = self.stage.play(script, marked, caught)
-                self._add(shown_labels(trial))
-                if trial.failed:
-                    trial = self.stage.play(script, task, caught, noting=False).after(trial)
-                if trial.trajectory is not None:
-                    trial.trajectory.task = task
-                trials.append(trial)
-            return trials
+            return [self._one(*one, marked, task, caught) for one in played]
 
-        trials = run_apart(play)
-        self._add(failure.mistake for t in trials for failure in t.failures if failure.certain)
-        return trials
+        return run_apart(play)
 
-    def _search(self, first: Sequence[Trial]) -> Search:
-        """The search, which begins with the first trials."""
-        roles = list(self.run.recipe.roles)
-        marked = with_marked_label(self.task, self.copies)
-        known = knowledge_of(self.stage, marked)
-        most_calls = MORE_CALLS + max(
-            (len(trial.calls) for trial in first if not trial.endless), default=0
-        )
-        search = Search(
-            self.stage, (marked, self.task), known, Coverage(self.stage.source), roles, most_calls
-        )
-        for trial in first:
-            search.add(trial)
-        return search
+    def _one(
+        self, script: Script, workflow: Workflow | None, marked: Task, task: Task, caught: Capture
+    ) -> Trial:
+        self.count += 1
+        play = partial(self.stage.play, script, caught=caught, workflow=workflow)
+        trial = play(marked, most_calls=self.most_calls)
+        if trial.endless and self.longest is None:  # a loop of many rounds may end
+            self.longest = play(marked, most_calls=LONG)
+            if not self.longest.endless:
+                trial, self.most_calls = self.longest, LONG
+        self.reached.add(trial.reached)
+        self._add(shown_labels(trial))
+        self._add(answered_labels(trial, self.stage.source, self.stage.file))
+        if marked != task and (trial.failed or script.says(task.label)):
+            trial = play(task, most_calls=self.most_calls)
+            self.reached.add(trial.reached)
+        if trial.trajectory is not None:
+            trial.trajectory.task = task
+        return trial
 
-    def _variants(self, search: Search) -> list[Trial]:
-        """The trials of the workflow's variants."""
-        speakers = speakers_of(list(self.run.recipe.roles), list(self.stage.functions))
+    def _variants(self) -> Iterator[Played]:
+        """Yields what the workflow says of itself."""
+        speakers = [*self.run.recipe.roles, *(f"{TOOL}{name}" for name in self.stage.functions)]
         variants, problems = variants_of(self.stage.workflow, speakers)
         self._add(problems)
+        for name, variant in variants.items():
+            if isinstance(variant, Script):
+                yield variant, None
+            else:
+                yield Script(f"the variant is {name!r}", WORDS.text), variant
 
-        def play(caught: Capture) -> list[Trial]:
-            trials = []
-            for name, variant in variants.items():
-                if isinstance(variant, Script):
-                    trials.append(search.play(variant, caught))
-                else:
-                    script = replace(WORDS, when=f"the variant is {name!r}")
-                    trials.append(search.play(script, caught, variant))
-            return trials
+    def _guesses(self, said: Sequence[Script]) -> Iterator[Played]:
+        """Yields what else may lead somewhere: the recipe's demonstrations, roles and tools that
+        fail where the workflow asks for that, what a workflow that is no Python wants tried."""
+        yield from of(*said)
+        text = self.stage.source.text
+        begin = self.examples[0] if self.examples else WORDS
+        failing = list(self.run.recipe.roles) if "except" in text else []
+        failing += [f"{TOOL}{name}" for name in self.stage.functions]
+        yield from of(*(begin.saying(by, FailureText("")) for by in failing if text))
+        if isinstance(self.stage.workflow, WorkflowFile):
+            explorer: Explorer = self.stage.workflow.explorer()
+            for attempt in explorer.attempts():
+                yield Script(attempt.when, WORDS.text, attempt.lines), attempt.workflow
+            self._add(explorer.remarks())
 
-        trials = run_apart(play) if variants else []
-        for trial in trials:
-            search.add(trial, keep=True)
-        return trials
+    def _judge(
+        self, first: Sequence[Trial], stated: Sequence[Trial], guessed: Sequence[Trial]
+    ) -> None:
+        """Keep what the trials of the first task show: mistakes, and what some of them raise.
 
-    def _look_further(self, search: Search) -> None:
-        """Search for as long as there is something to reach, and time."""
-        if search.done or isinstance(self.stage.workflow, WorkflowFile):
-            return
-        search.known.said.update(
-            demonstrated(self.run, [self.task, *self.more[:MORE]] if self.sure else [])
-        )
-        while run_apart(search.run_some):
-            pass
-
-    def _judge(self, first: Sequence[Trial], variants: Sequence[Trial], search: Search) -> None:
-        """Keep what the trials of the first task show: mistakes, and what some of them raise."""
-        forgotten = never_awaited(search.trials)
-        found = [trial for trial in search.trials if trial not in first and trial not in variants]
+        What is raised where somebody says what the recipe states is a mistake.
+        """
+        trials = [*first, *stated, *guessed]
+        complete = [trial for trial in (*stated, *guessed) if trial.complete]
         always, sometimes = sort_out(
-            [(t.script.when, t.failures) for t in [*first, *(t for t in found if t.complete)]],
+            raised([*first, *complete]),
             WORKFLOW,
             sure=self.sure,
-            searched=[(t.script.when, t.failures) for t in found if not t.complete],
+            searched=raised(trial for trial in guessed if not trial.complete),
         )
+        forgotten = never_awaited(trials)
+        self._add(f.mistake for trial in trials for f in trial.failures if f.certain)
         self._add(forgotten)
-        self._add(
-            problem for problem in always if not (forgotten and problem.code == "rehearsal.raises")
-        )
-        for trial in variants:
-            self._add(
-                failure.warning(WORKFLOW, trial.script.when).as_error()
-                for failure in trial.failures
-            )
-        for trial in search.trials:
-            if not search.says_the_label(trial.script):
-                self._add(
-                    [
-                        *shown_labels(trial),
-                        *answered_labels(trial, self.stage.source, self.stage.file),
-                    ]
-                )
+        self._add(p for p in always if not (forgotten and p.code == "rehearsal.raises"))
+        wrong = {problem.where for problem in self.problems}
+        for trial in stated:
+            failures = [
+                failure for failure in trial.failures if where_of(failure.place) not in wrong
+            ]
+            self._add(f.warning(WORKFLOW, trial.script.when).as_error() for f in failures)
+        for trial in trials:
             self._add([*lost_dependencies(trial), *shown_nothing(trial)])
         self._add(sometimes)
         if not self.wrong:
-            self._add(problem for trial in search.trials for problem in shown_objects(trial))
+            self._add(problem for trial in trials for problem in shown_objects(trial))
 
-    def _judge_other(self, task: Task, both: Sequence[Trial], search: Search) -> None:
-        """Keep what trials on a task of another kind show: with words, with ones, and with scripts
-        that the search has found."""
+    def _judge_other(self, task: Task, trials: Sequence[Trial]) -> None:
+        """Keep what trials on a task of another kind show."""
         what = f"{WORKFLOW}, on task {task.id!r},"
-        scripts = [t.script for t in search.trials if t.complete and t.script.lines][
-            :MAX_REPLAYED_TRIALS
-        ]
+        tried = [t for t in trials if t.complete or t.script in (WORDS, ONES)]
+        searched = raised(trial for trial in trials if trial not in tried)
+        always, sometimes = sort_out(raised(tried), what, sure=self.sure, searched=searched)
+        self._add([*always, *sometimes, *lost_dependencies(trials[0]), *shown_nothing(trials[0])])
 
-        def play(caught: Capture) -> list[Trial]:
-            return [self.stage.play(script, task, caught, noting=False) for script in scripts]
-
-        more = run_apart(play) if scripts else []
-        search.pass_by(more)
-        tries = [(t.script.when, t.failures) for t in [*both, *(t for t in more if t.complete)]]
-        left = [(t.script.when, t.failures) for t in more if not t.complete]
-        always, sometimes = sort_out(tries, what, sure=self.sure, searched=left)
-        self._add([*always, *sometimes, *lost_dependencies(both[0]), *shown_nothing(both[0])])
-
-    def _remark(self, first: Sequence[Trial], search: Search, others: Sequence[Task]) -> None:
+    def _remark(
+        self,
+        first: Sequence[Trial],
+        stated: Sequence[Trial],
+        here: Sequence[Trial],
+        elsewhere: Sequence[Trial],
+        others: Sequence[Task],
+    ) -> None:
         """Keep what all trials together show."""
-        file, trials = self.stage.file, [*search.trials, *search.elsewhere]
+        file, trials = self.stage.file, [*here, *elsewhere]
         caught = swallowed(
             (failure for trial in trials for failure in trial.caught),
             [self.task, *others, *self.more],
         )
-        ended = [
-            *waited(trials, file),
-            *never_ended(trials, file),
-            *drawn(trials, self.stage.source, file),
-        ]
-        self._add([*ended, *caught])
+        self._add(waited(trials, file))
+        self._add([*never_ended(trials, file), *drawn(trials, self.stage.source, file), *caught])
         if not self.wrong:
-            silent = [trial for trial in search.trials if not search.says_the_label(trial.script)]
-            self._add(
-                replayed(
-                    self.stage, self.task, self.copies, [*others, *self.more], [first[0], *silent]
-                )
-            )
+            again = [first[0], *(t for t in stated if t.complete and t.script.lines)]
+            self._add(replayed(self.stage, self.task, self.copies, [*others, *self.more], again))
             self._add(unused(self.stage, trials))
         if not (self.wrong or any(trial.endless or trial.left_at for trial in first)) and self.sure:
-            found = not_reached(
-                search.reached, uncalled(trials, self.run.recipe.roles), file, search.count
-            )
+            missing = uncalled(trials, self.run.recipe.roles)
+            found = not_reached(self.reached, missing, file, self.count)
             self._add(p for p in found if not (caught and p.code == "rehearsal.never_called"))
+        if self.longest is not None and self.longest.endless:
+            some = any(trial.complete for trial in here)
+            self._add(unended(self.longest, self.longest.script.when if some else ""))
 
     def _add(self, problems: Iterable[Problem]) -> None:
         """Keep mistakes and warnings, of which each code is said once of a place."""
         for problem in problems:
-            kept = self.wrong if problem.severity == "error" else self.unclear
-            if not any(
-                (other.code, other.where) == (problem.code, problem.where) for other in kept
-            ):
-                kept[problem] = None
+            key = (problem.code, problem.where, problem.severity)
+            if not any((p.code, p.where, p.severity) == key for p in self.problems):
+                self.problems.append(problem)
 
 
-def loops(stage: Stage, task: Task, trials: Iterable[Trial]) -> list[Problem]:
-    """Returns the warning about a loop that some answers do not end."""
-    looping = next((trial for trial in trials if trial.endless), None)
-    if looping is None:
-        return []
-    longer = looping if len(looping.calls) >= LONG else long_trial(stage, task, looping.script)
-    return unended(longer, looping.script.when) if longer.endless else []
+def of(*scripts: Script) -> list[Played]:
+    """Returns scripts of the workflow itself."""
+    return [(script, None) for script in scripts]
 
 
-def long_trial(stage: Stage, task: Task, script: Script) -> Trial:
-    """Returns a trial of a script that may make many calls."""
-    return run_apart(partial(stage.play, script, task, most_calls=LONG))
+def left(trials: Iterable[Trial]) -> dict[str, Trajectory]:
+    """Returns the trajectories of trials, by when they came about."""
+    return {t.script.when: t.trajectory for t in trials if t.trajectory is not None}
 
 
-def explored(workflow: Workflow, search: Search) -> list[Problem]:
-    """Plays what a workflow that is no Python says is worth a try, in place of a search in its
-    text, and returns its remarks."""
-    if not isinstance(workflow, WorkflowFile):
-        return []
-    explorer = workflow.explorer()
-
-    def play(caught: Capture) -> None:
-        for attempt in explorer.attempts():
-            script = Script(attempt.when, WORDS.text, attempt.lines)
-            search.add(search.play(script, caught, attempt.workflow), keep=True)
-
-    run_apart(play)
-    return explorer.remarks()
+def raised(trials: Iterable[Trial]) -> list[tuple[str, list[Failure]]]:
+    """Returns what trials have raised, by when."""
+    return [(trial.script.when, trial.failures) for trial in trials]
 
 
 def unused(stage: Stage, trials: Sequence[Trial]) -> list[Problem]:
@@ -333,48 +288,3 @@ def unused(stage: Stage, trials: Sequence[Trial]) -> list[Problem]:
     followups = [] if "continues" in stage.source.text else idle_followups(run, trials)
     silent = returned_nothing(trials, run, stage.source, stage.file)
     return [*unshown_fields(trials, run), *forgotten_f(stage.source, roles), *followups, *silent]
-
-
-def knowledge_of(stage: Stage, task: Task) -> AnswerKnowledge:
-    """Returns what is known of a workflow's answers before the search: its code's vocabulary,
-    names, and what the task says."""
-    roles = list(stage.run.recipe.roles)
-    said = [
-        str(value) if isinstance(value, str | int | float) else ""
-        for value in (task.label, task.id, *task.metadata.values())
-    ]
-    functions = {role: stage.functions_of(role) for role in roles}
-    return AnswerKnowledge(
-        roles,
-        functions,
-        vocabulary_of(stage.workflow),
-        label=said[0],
-        told=list(filter(None, said[1:])),
-    )
-
-
-def kept(first: Sequence[Trial], found: Sequence[Trial] = ()) -> dict[str, Trajectory]:
-    """Returns the trajectories for scorers: of words and ones, and of two other scripts where these
-    did not come to an end."""
-    complete = (
-        []
-        if any(trial.complete for trial in first)
-        else [trial for trial in found if trial.complete]
-    )
-    most = sorted(complete, key=lambda trial: -len({call.spec.name for call in trial.calls}))[:2]
-    return {
-        trial.script.when: trial.trajectory
-        for trial in (*first, *most)
-        if trial.trajectory is not None
-    }
-
-
-def graph_of(trials: Sequence[Trial]) -> DependencyGraph:
-    """Returns the graph of who saw whom in the first of the trials in which most roles acted."""
-    ended = [(trial, trial.trajectory) for trial in trials if trial.trajectory is not None]
-    if not ended:
-        return DependencyGraph()
-    _, trajectory = max(
-        ended, key=lambda pair: (len({a.role for a in pair[1].actions}), pair[0].complete)
-    )
-    return DependencyGraph.of(trajectory)

@@ -6,21 +6,21 @@ import copy
 import inspect
 import random
 import re
-from collections.abc import Callable, Coroutine
-from dataclasses import replace
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from marl_plugins.builtin.rehearsal.findings import draws, swallowed
-from marl_plugins.builtin.rehearsal.reached import Coverage, TracedSource
+from marl_plugins.builtin.rehearsal.findings import draws, swallowed, unlike
+from marl_plugins.builtin.rehearsal.traced import Source, Trace
 from marl_plugins.core.failures import place_of
 from marl_plugins.core.loading import load_file
 from marl_plugins.core.problems import Problem, at
 from marl_plugins.core.recipe.texts import read_text
 from marl_plugins.core.run import Run
 from marl_plugins.core.scoring import Seen, reward_function_score, score_outcome, score_trajectory
-from marl_plugins.core.trajectory import Action, Trajectory
+from marl_plugins.core.trajectory import Action, Task, Trajectory
 from marl_plugins.engine.plan import apart
 from marl_plugins.engine.plan.apart import (
     Capture,
@@ -36,7 +36,7 @@ from marl_plugins.engine.plan.apart import (
 )
 from marl_plugins.engine.plan.parts import arity_problem
 from marl_plugins.engine.plan.plan import Plan
-from marl_plugins.engine.plan.rehearsed import RehearsalResult
+from marl_plugins.engine.plan.rehearsed import RehearsalResult, Score
 
 RUNS_PROGRAMS = re.compile(
     r"\b(?:exec|eval|compile|subprocess|Popen|runner|run_program|sandbox|Sandbox|Checker)\b"
@@ -47,13 +47,8 @@ SCORE_SECONDS = 3.0
 
 
 def try_scorer(
-    run: Run,
-    what: str,
-    score: Callable[[Trajectory], Coroutine[Any, Any, None]],
-    function: Any,
-    *,
-    may_wait: bool = False,
-) -> tuple[list[Problem], list[Problem]]:
+    run: Run, what: str, score: Score, function: Any, *, may_wait: bool = False
+) -> list[Problem]:
     """Scores copies of the rehearsed trajectories; those of tasks of another kind where nothing is
     wrong with the first.
 
@@ -62,109 +57,120 @@ def try_scorer(
         score: Writes scores onto a trajectory; checks them.
         function: The user's function, whose place is named where what it returned is at fault.
         may_wait: Whether a run calls it where it holds nothing up.
-
-    Returns:
-        Mistakes, and warnings.
     """
     rehearsed, where = run.state(RehearsalResult), place_of(function) or what
-    source = TracedSource("", "") if function is None else TracedSource.of(function)
-    remarks: dict[Problem, None] = {}
-    tasks = [t.task for one in (rehearsed.trajectories, *rehearsed.others) for t in one.values()]
+    groups = [rehearsed.trajectories, *rehearsed.others]
+    trial = ScorerTrial(
+        what,
+        score,
+        where,
+        Source("", "") if function is None else Source.of(function),
+        [trajectory.task for group in groups for trajectory in group.values()],
+    )
+    try:
+        for group in groups:
+            tries = run_apart(partial(trial.tries, completed(group) or group))
+            task = next((t.task.id for t in group.values()), "")
+            on = what if group is rehearsed.trajectories else f"{what}, on task {task!r},"
+            wrong, unclear = sort_out(tries, on, sure=rehearsed.sure)
+            if wrong or unclear:
+                break
+        return [*wrong, *unclear, *trial.remarks]
+    except UserCodeTimeout as stuck:
+        if may_wait:
+            at_line = where_of(stuck.place or where)
+            said = (
+                f"{what} was still here after {apart.USER_CODE_SECONDS:g} s, and was not tried "
+                "further"
+            )
+            return [Problem("rehearsal.waits", at_line, said, severity="warning")]
+        return [stuck.problem(what, where)]
+
+
+@dataclass
+class ScorerTrial:
+    """A scorer while it is tried.
+
+    Args:
+        what: Its name, for messages.
+        where: Named where no line of the user's took part.
+        source: Its file.
+        tasks: Those of all trajectories.
+        remarks: Warnings beyond what it raises.
+    """
+
+    what: str
+    score: Score
+    where: str
+    source: Source
+    tasks: Sequence[Task]
+    remarks: dict[Problem, None] = field(default_factory=dict)
 
     def tries(
-        trajectories: dict[str, Trajectory], caught: Capture
+        self, trajectories: Mapping[str, Trajectory], caught: Capture
     ) -> list[tuple[str, list[Failure]]]:
+        """Returns what it raises, by when a trajectory came about."""
         found = []
-        complete = {
-            k: t
-            for k, t in trajectories.items()
-            if not (t.agent_failure or t.infrastructure_failure)
-        }
         with own_loop() as scored:
-            for kind, trajectory in (
-                complete or trajectories
-            ).items():  # a failure is not scored like an answer
-                failures, seen, first = list[Failure](), Coverage(source), copy.deepcopy(trajectory)
+            for kind, trajectory in trajectories.items():
+                failures, trace = list[Failure](), Trace(self.source)
+                first = copy.deepcopy(trajectory)
                 before = shared_generators()
-                with failures_kept(failures, where, caught), seen.watching():
-                    scored(score(first))
+                with failures_kept(failures, self.where, caught), trace.watching():
+                    scored(self.score(first))
                 drew = shared_generators() != before
                 random.setstate(before[0])
                 found.append(
                     (kind, [replace(f, certain=f.certain or not f.raised) for f in failures])
                 )
-                remarks.update(
-                    dict.fromkeys(
-                        swallowed(caught_mistakes(seen.raised, failures, where), tasks, what)
-                    )
-                )
-                if failures or remarks:
+                mistakes = caught_mistakes(trace.raised, failures, self.where)
+                self._remark(swallowed(mistakes, self.tasks, self.what))
+                if failures or self.remarks:
                     continue
                 if drew:
-                    remarks[draws(what, where)] = None
-                elif len(found) == 1 and not RUNS_PROGRAMS.search(source.text):  # those take long
-                    second = copy.deepcopy(trajectory)
-                    scored(score(second))
-                    remarks.update(dict.fromkeys(scored_unlike(first, second, what, where)))
+                    self._remark([draws(self.what, self.where)])
+                elif len(found) == 1 and not RUNS_PROGRAMS.search(self.source.text):
+                    second = copy.deepcopy(trajectory)  # programs take long
+                    scored(self.score(second))
+                    self._remark(scored_unlike(first, second, self.what, self.where))
         return found
 
-    wrong, unclear = list[Problem](), list[Problem]()
-    try:
-        for trajectories in (rehearsed.trajectories, *rehearsed.others):
-            found = run_apart(partial(tries, trajectories))
-            ids = (
-                []
-                if trajectories is rehearsed.trajectories
-                else [t.task.id for t in trajectories.values()]
-            )
-            wrong, unclear = sort_out(
-                found, f"{what}, on task {ids[0]!r}," if ids else what, sure=rehearsed.sure
-            )
-            if wrong or unclear:
-                break
-        return wrong, [*unclear, *remarks]
-    except UserCodeTimeout as stuck:
-        if may_wait:
-            said = f"{what} was still here after {apart.USER_CODE_SECONDS:g} s, and was not tried further"
-            return [], [
-                Problem("rehearsal.waits", where_of(stuck.place or where), said, severity="warning")
-            ]
-        return [stuck.problem(what, where)], []
+    def _remark(self, problems: Iterable[Problem]) -> None:
+        self.remarks.update(dict.fromkeys(problems))
+
+
+def completed(trajectories: Mapping[str, Trajectory]) -> dict[str, Trajectory]:
+    """Returns those that came to their end: a failure is not scored like an answer."""
+    return {
+        when: trajectory
+        for when, trajectory in trajectories.items()
+        if not (trajectory.agent_failure or trajectory.infrastructure_failure)
+    }
 
 
 def scored_unlike(first: Trajectory, second: Trajectory, what: str, where: str) -> list[Problem]:
     """Returns the warning about a scorer that gives the same trajectory other scores when it is
     asked again."""
-    given = [
-        [
-            (f"role {role!r}", t.outcome_of(role))
-            for role in dict.fromkeys(a.role for a in t.actions)
-        ]
-        + [(f"an action of role {a.role!r}", a.score) for a in t.actions]
-        for t in (first, second)
+    roles = dict.fromkeys(action.role for action in first.actions)
+    scores = [(f"role {r!r}", first.outcome_of(r), second.outcome_of(r)) for r in roles]
+    scores += [
+        (f"an action of role {a.role!r}", a.score, b.score)
+        for a, b in zip(first.actions, second.actions, strict=True)
     ]
-    differ = next(
-        ((who, one, two) for (who, one), (_, two) in zip(*given, strict=True) if one != two), None
-    )
-    if differ is None:
-        return []
-    who, one, two = differ
-    said = f"{what} gives {who} {one}, and {two} when the same trajectory is scored again"
-    fix = (
-        "a run that is resumed has to repeat: draw from random.Random(task.id); use no clock, "
-        "and no state of the process"
-    )
-    return [Problem("rehearsal.unlike", where_of(where), said, fix=fix, severity="warning")]
+    for who, one, other in scores:
+        if one != other:
+            said = f"{what} gives {who} {one}, and {other} when the same trajectory is scored again"
+            return [unlike(said, where)]
+    return []
 
 
-def try_grader(plan: Plan) -> tuple[list[Problem], list[Problem]]:
+def try_grader(plan: Plan) -> list[Problem]:
     """Tries the recipe's grader, or the function of `--reward.remote_url`, as far as no plugin
     takes its place."""
     run, module = plan.run, plan.run.grader_module
     if module is None:
         return _try_reward_function(plan)
-    wrong: list[Problem] = []
-    unclear: list[Problem] = []
+    found: list[Problem] = []
     missing: list[bool] = []
     roles = list(run.recipe.roles)
 
@@ -189,50 +195,47 @@ def try_grader(plan: Plan) -> tuple[list[Problem], list[Problem]]:
         if not callable(function) or plan.plugins.claims(f"marl_{name}"):
             continue
         if problem := arity_problem(function, len(given)):
-            wrong.append(replace(problem, fix=f"{name} is called with {' and '.join(given)}"))
-            continue
-        mistakes, remarks = try_scorer(run, name, score, function)
-        wrong, unclear = wrong + mistakes, unclear + remarks
+            found.append(replace(problem, fix=f"{name} is called with {' and '.join(given)}"))
+        else:
+            found += try_scorer(run, name, score, function)
     if missing and all(missing):
-        unclear.append(
+        where = where_of(place_of(module.score_outcome))
+        said = (
+            "score_outcome gave no score for any rehearsed trajectory, and what has none is not "
+            "rewarded"
+        )
+        found.append(
             Problem(
                 "rehearsal.no_score",
-                where_of(place_of(module.score_outcome)),
-                "score_outcome gave no score for any rehearsed trajectory, and what has none is "
-                "not rewarded",
+                where,
+                said,
                 fix="does it end with `return`?",
                 severity="warning",
             )
         )
-    complete = [
-        t
-        for t in run.state(RehearsalResult).trajectories.values()
-        if not (t.agent_failure or t.infrastructure_failure)
-    ]
-    silent = (
-        bool(complete)
-        and all(t.answer is None for t in complete)
-        and not run.state(RehearsalResult).answered
-    )
-    if silent and ".answer" in read_text(run.folder / str(run.recipe.grader)):
-        unclear.append(
+    rehearsed = run.state(RehearsalResult)
+    reads_it = ".answer" in read_text(run.folder / str(run.recipe.grader))
+    if reads_it and completed(rehearsed.trajectories) and not rehearsed.answered:
+        where = at(file=run.folder / run.recipe.workflow)
+        said = "run returns nothing, and the grader reads trajectory.answer"
+        found.append(
             Problem(
                 "rehearsal.no_answer",
-                at(file=run.folder / run.recipe.workflow),
-                "run returns nothing, and the grader reads trajectory.answer",
+                where,
+                said,
                 fix="does it end with `return`?",
                 severity="warning",
             )
         )
-    return wrong, unclear
+    return found
 
 
-def _try_reward_function(plan: Plan) -> tuple[list[Problem], list[Problem]]:
-    """Try upstream's reward function, which a run calls in a thread of its own: it may wait
+def _try_reward_function(plan: Plan) -> list[Problem]:
+    """Tries upstream's reward function, which a run calls in a thread of its own: it may wait
     there."""
     run, file = plan.run, plan.run.args.reward.remote_url
     if not file or plan.plugins.claims("marl_score_outcome"):
-        return [], []
+        return []
     function = load_file(Path(file)).reward_func
     roles = list(run.recipe.roles)
 

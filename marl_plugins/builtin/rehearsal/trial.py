@@ -13,8 +13,7 @@ from dataclasses import dataclass, field, replace
 from types import CoroutineType
 from typing import Any
 
-from marl_plugins.builtin.rehearsal.noted import NotedText, Notes, plain
-from marl_plugins.builtin.rehearsal.reached import Coverage, TracedSource
+from marl_plugins.builtin.rehearsal.traced import Source, Trace
 from marl_plugins.core.failures import AgentFailure, InfrastructureFailure
 from marl_plugins.core.fields import InvalidCall
 from marl_plugins.core.loading import users_line
@@ -22,7 +21,7 @@ from marl_plugins.core.roles import Call, RoleSpec
 from marl_plugins.core.run import Run
 from marl_plugins.core.tools import Function, Tool, ToolCall
 from marl_plugins.core.trajectory import Generation, Task, ToolResult, Trajectory
-from marl_plugins.core.workflow import RoleCall, RoleCalls, Roles, Workflow, calls_of, run_workflow
+from marl_plugins.core.workflow import RoleCall, Roles, Workflow, calls_of, run_workflow
 from marl_plugins.engine.plan.apart import (
     Capture,
     Failure,
@@ -54,7 +53,6 @@ class Trial:
         trajectory: None where the workflow raised something.
         calls: All calls of roles, in order.
         failures: What it raised.
-        notes: By speaker, what the workflow looked for in the answers.
         answers: By speaker, the number of answers.
         endless: Whether it was still calling roles after as many calls as it may make.
         left_at: Where it waited when it was left after `ROLE_SECONDS`.
@@ -63,11 +61,10 @@ class Trial:
     """
 
     script: Script
-    reached: Coverage
+    reached: Trace
     trajectory: Trajectory | None = None
     calls: list[RoleCall] = field(default_factory=list)
     failures: list[Failure] = field(default_factory=list)
-    notes: dict[str, Notes] = field(default_factory=dict)
     answers: Counter[str] = field(default_factory=Counter)
     endless: bool = False
     left_at: str | None = None
@@ -86,12 +83,6 @@ class Trial:
             self.failed or self.trajectory.infrastructure_failure
         )
 
-    def after(self, first: Trial) -> Trial:
-        """Returns the trial, with what one before it has reached and noted."""
-        self.reached.add(first.reached)
-        self.notes = first.notes
-        return self
-
 
 class Stage:
     """A workflow with its roles and tools, to be run as often as there are scripts.
@@ -106,7 +97,7 @@ class Stage:
         self.run = run
         self.workflow = workflow
         self.file = file
-        self.source = TracedSource.of(workflow)
+        self.source = Source.of(workflow)
         names = {*tools, *(name for role in run.recipe.roles.values() for name in role.tools)}
         self.functions = {name: _functions(name, tools.get(name)) for name in names}
         """What each tool offers to be called by name."""
@@ -123,10 +114,6 @@ class Stage:
         }
         self._tools_of = {name: tuple(config.tools) for name, config in run.recipe.roles.items()}
 
-    def functions_of(self, role: str) -> list[str]:
-        """Returns the names of the functions that a role may call."""
-        return [function.name for tool in self._tools_of[role] for function in self.functions[tool]]
-
     def play(
         self,
         script: Script,
@@ -135,20 +122,16 @@ class Stage:
         *,
         most_calls: int = MAX_ROLE_CALLS,
         workflow: Workflow | None = None,
-        noting: bool = True,
     ) -> Trial:
         """Runs the workflow, or another one, once on a copy of a task.
 
         Args:
             caught: Of `run_apart`.
             most_calls: The trial is left where the workflow makes more calls of roles.
-            noting: Whether answers note what is looked for in them. Code that takes nothing but
-                `str` itself refuses those that do, so that what such a trial raises has to be seen
-                without.
         """
-        trial = Trial(script, Coverage(self.source))
+        trial = Trial(script, Trace(self.source))
         performance = TrialRun(
-            trial, workflow or self.workflow, most_calls, noting, going_on=caught.goes_on
+            trial, workflow or self.workflow, most_calls, going_on=caught.goes_on
         )
         before = shared_generators()
         with failures_kept(trial.failures, self.file, caught), trial.reached.watching():
@@ -159,24 +142,17 @@ class Stage:
             failure_of(call.refused, self.file) for call in trial.calls if call.refused
         ]
         trial.caught = caught_mistakes(trial.reached.raised, trial.failures, self.file)
-        for action in performance.actions:  # whoever reads them now is not the workflow
-            vars(action)["text"] = plain(action.text)
-            action.tool_results = tuple(
-                replace(r, output=plain(r.output)) for r in action.tool_results
-            )
-        if trial.trajectory is not None and trial.trajectory.answer is not None:
-            trial.trajectory.answer = plain(trial.trajectory.answer)
         return trial
 
     def play_in_turn(self, groups: Sequence[Sequence[tuple[Script, Task]]]) -> list[list[Trial]]:
         """Runs the workflow on the tasks of each group at the same time, as a run does: the tasks
         themselves, on one loop."""
-        trials = [[Trial(script, Coverage(self.source)) for script, _ in group] for group in groups]
+        trials = [[Trial(script, Trace(self.source)) for script, _ in group] for group in groups]
 
         async def one(trial: Trial, task: Task) -> None:
             try:
                 trial.trajectory = await TrialRun(
-                    trial, self.workflow, MAX_ROLE_CALLS, noting=False, alone=False
+                    trial, self.workflow, MAX_ROLE_CALLS, alone=False
                 ).run(self, task)
             except Exception as error:  # the workflow's, of any kind
                 trial.failures.append(failure_of(error, self.file))
@@ -221,28 +197,23 @@ class TrialRun:
         trial: Trial,
         workflow: Workflow,
         most_calls: int,
-        noting: bool,
         alone: bool = True,
         going_on: Callable[[], None] | None = None,
     ):
-        self.noting, self.going_on, self.begun = noting, going_on, time.thread_time()
+        self.going_on = going_on
+        self.begun = time.thread_time()
         self.alone = alone
         self.trial = trial
         self.workflow = workflow
         self.most_calls = most_calls
         self.chat = ScriptedChat()
-        self.calls: RoleCalls | None = None
-
-    @property
-    def actions(self) -> list[Any]:
-        return self.calls.builder.trajectory.actions if self.calls else []
 
     async def run(self, stage: Stage, task: Task) -> Trajectory:
         """Runs the workflow to its end, or to one of the trial's limits."""
 
         async def watched(task: Task, roles: Roles, tools: Any) -> Any:
-            self.calls = calls_of(roles)
-            self.trial.calls = self.calls.made
+            calls = calls_of(roles)
+            self.trial.calls = calls.made
             awaitable = self.workflow(task, roles, tools)
             if not inspect.isawaitable(awaitable):
                 kind = type(awaitable).__name__
@@ -257,9 +228,7 @@ class TrialRun:
                 self.trial.left_at = users_line(error, ())
                 raise
             finally:
-                self.trial.failures += [
-                    failure_of(error, stage.file) for error in self.calls.misspelt
-                ]
+                self.trial.failures += [failure_of(error, stage.file) for error in calls.misspelt]
             if self.alone and not inspect.isawaitable(returned):
                 refuse_running_tasks()
             return returned
@@ -292,7 +261,7 @@ class TrialRun:
         line = self._line(call.role, number + 1)
         if isinstance(line, FailureText):
             raise AgentFailure("no_answer", f"role {call.role!r} fails in the rehearsal")
-        self.chat.texts.append(self._noted(call.role, line or ""))
+        self.chat.texts.append(line or "")
         return Generation((number,), (0.0,), "stop", call.policy, 0)
 
     def _line(self, speaker: str, number: int) -> str | None:
@@ -300,15 +269,10 @@ class TrialRun:
         self.trial.answers[speaker] += 1
         return self.trial.script.line(speaker, nth, number)
 
-    def _noted(self, speaker: str, text: str) -> str:
-        notes = self.trial.notes.setdefault(speaker, Notes())
-        return NotedText(text, notes) if self.noting else plain(text)
-
     def _tool(self, name: str, functions: tuple[Function, ...]) -> Tool:
         async def answer(call: ToolCall) -> ToolResult:
             text = self._line(f"{TOOL}{name}", 0)
-            output = self._noted(f"{TOOL}{name}", text or "")
-            return ToolResult(name, call.text, output, ok=not isinstance(text, FailureText))
+            return ToolResult(name, call.text, text or "", ok=not isinstance(text, FailureText))
 
         return Tool(name, answer, lambda text: [], functions=functions)
 

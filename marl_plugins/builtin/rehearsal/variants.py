@@ -1,13 +1,10 @@
 """Variants that a workflow names itself, each of which the rehearsal runs.
 
-def variants():                                # beside run in workflow.py, or an attribute of a
-                                               plugin's workflow
+def variants():  # beside run in workflow.py, or an attribute of a plugin's workflow
     return {
-        "billing": {"router": '{"team": "billing"}'},                       # what roles say;
-            several texts: in turn
+        "billing": {"router": '{"team": "billing"}'},  # what roles say; several texts: in turn
         "not found": {"router": '{"team": "billing"}', "tools.lookup": "no such order"},
-        "retry": run_with_a_failure,                                        # or a workflow of its
-            own
+        "retry": run_with_a_failure,  # or a workflow of its own
     }
 """
 
@@ -23,7 +20,7 @@ from marl_plugins.core.problems import Problem, meant
 from marl_plugins.core.workflow import Workflow
 from marl_plugins.engine.plan.apart import failures_kept, run_apart, where_of
 from marl_plugins.engine.plan.parts import arity_problem
-from marl_plugins.engine.plan.script import TOOL, WORDS, Script
+from marl_plugins.engine.plan.script import WORDS, Script
 
 Variants = dict[str, Script | Workflow]
 
@@ -34,9 +31,8 @@ def variants_of(workflow: Workflow, speakers: Collection[str]) -> tuple[Variants
     Args:
         speakers: The roles, and the tools as `tools.NAME`.
     """
-    function: Any = getattr(workflow, "variants", None) or getattr(
-        inspect.getmodule(written(workflow)), "variants", None
-    )
+    module = inspect.getmodule(written(workflow))
+    function = getattr(workflow, "variants", None) or getattr(module, "variants", None)
     if function is None:
         return {}, []
     place = place_of(function)
@@ -60,41 +56,20 @@ def variants_of(workflow: Workflow, speakers: Collection[str]) -> tuple[Variants
         if callable(variant):
             found[name] = variant
         elif isinstance(variant, Mapping) and all(map(_said, variant.values())):
-            problems += [
-                _wrong(
-                    place,
-                    repr(by),
-                    f"a role or tools.NAME in variant {name!r}",
-                    meant(str(by), speakers),
-                )
-                for by in variant
-                if by not in speakers
-            ]
-            said = {
-                by: (text,) if isinstance(text, str) else tuple(text)
-                for by, text in variant.items()
-            }
+            for by in variant.keys() - speakers:
+                wanted = f"a role or tools.NAME in variant {name!r}"
+                problems.append(_wrong(place, repr(by), wanted, meant(str(by), speakers)))
+            said = {by: (s,) if isinstance(s, str) else tuple(s) for by, s in variant.items()}
             found[name] = Script(f"the variant is {name!r}", WORDS.text, said)
         else:
-            problems.append(
-                _wrong(
-                    place,
-                    repr(variant)[:80],
-                    f"variant {name!r} to be texts by role, or a workflow",
-                )
-            )
+            wanted = f"variant {name!r} to be texts by role, or a workflow"
+            problems.append(_wrong(place, repr(variant)[:80], wanted))
     return found, problems
 
 
-def speakers_of(roles: Collection[str], tools: Collection[str]) -> list[str]:
-    """Returns the speakers that a variant may name."""
-    return [*roles, *(f"{TOOL}{name}" for name in tools)]
-
-
 def _said(value: object) -> bool:
-    return isinstance(value, str) or (
-        isinstance(value, list | tuple) and bool(value) and all(isinstance(v, str) for v in value)
-    )
+    texts = value if isinstance(value, list | tuple) else [value]
+    return bool(texts) and all(isinstance(text, str) for text in texts)
 
 
 def _wrong(place: str, got: str, expected: str, fix: str = "") -> Problem:

@@ -31,6 +31,12 @@ def _policy_names(value: Any) -> Any:
     raise PydanticCustomError("policy_names", "")  # worded where the key is known
 
 
+Texts = Annotated[
+    list[str], pydantic.BeforeValidator(lambda value: [value] if isinstance(value, str) else value)
+]
+"""One text or several."""
+
+
 PolicyNames = Annotated[str | list[str], pydantic.PlainValidator(_policy_names)]
 """The policy that plays a role, or the members of its population."""
 
@@ -68,6 +74,9 @@ class RoleConfig(Model):
     """Default: `rollout.max_new_tokens` of its policy."""
     stop: list[str] = []
     """Strings that end a generation."""
+    example: Texts = pydantic.Field([], examples=['\'{"team": "network"}\''])
+    """An answer in the form in which the workflow reads it, or a list of several: what the role
+    says where the recipe is tried without its model."""
 
 
 class PolicyConfig(Model):
@@ -312,7 +321,7 @@ def _split(
         if not isinstance(block, dict):
             tail, model = next(iter(below.items()))
             problems.append(
-                not_a_mapping((head,), f"{{{tail}: {model.example()}}}", block, origins)
+                not_a_mapping((head,), f"{{{tail}: {model.shown_as()}}}", block, origins)
             )
             continue
         for tail, value in block.items():

@@ -154,7 +154,7 @@ def _example(model: type[Model], below: Sequence[str]) -> str:
     if field is not None and field.examples:
         return str(field.examples[0])
     annotation = _annotation(model, below)
-    return annotation.example() if _is_model(annotation) else "{NAME: ...}"
+    return annotation.shown_as() if _is_model(annotation) else "{NAME: ...}"
 
 
 def _is_secret(model: type[Model], below: Sequence[str]) -> bool:

@@ -442,9 +442,10 @@ def sort_out(
                 wrong.setdefault((failure.place, failure.kind or failure.text), failure.mistake)
             elif sure and len(tries) > 1 and always and not failure.outside:
                 said = f"{failure.said} ({what} raises it whatever the agents answer)"
+                fix = "if an answer avoids it, state it: give the role an example"
                 wrong.setdefault(
                     (failure.place, failure.kind),
-                    Problem("rehearsal.raises", where_of(failure.place), said),
+                    Problem("rehearsal.raises", where_of(failure.place), said, fix=fix),
                 )
             else:
                 unclear.setdefault(failure.warning(what, "" if always else when))

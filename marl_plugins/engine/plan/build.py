@@ -17,8 +17,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
-from marl_plugins.builtin.rehearsal import check_workflow
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.loading import line_of, present
 from marl_plugins.core.plugin_names import BUILTINS
@@ -191,8 +191,7 @@ def build_plan(words: Sequence[str]) -> Plan:
             else [*task_warnings(plan), *check_queue(run, plan.counted.get("steps"))]
         )
     if not problems.errors:
-        wrong, unclear = check_workflow(plan, tools)
-        problems += [*wrong, *unclear]
+        collect(plan.plugins, problems, "marl_rehearse", plan=plan)
     if not problems.errors:
         lengths = problems.attempt(lambda: check_lengths(plan)) or Lengths()
         problems += lengths.problems
@@ -453,9 +452,12 @@ def configure_plugins(plan: Plan, problems: Problems) -> None:
         if problems.errors
         else replace(plan.run, advantages=elsewhere.attempt(lambda: estimator_of(plan)))
     )
-    answers = (
-        problems.attempt(lambda: plan.plugins.call_while_planning("marl_configure", run=run)) or []
-    )
+    collect(plan.plugins, problems, "marl_configure", run=run)
+
+
+def collect(plugins: Plugins, problems: Problems, hook: str, **arguments: Any) -> None:
+    """Adds the problems that the plugins return from a hook."""
+    answers = problems.attempt(lambda: plugins.call_while_planning(hook, **arguments)) or []
     for answer in answers:
         listed = [answer] if isinstance(answer, Problem | str) else answer
         if isinstance(listed, list | tuple) and all(
@@ -464,7 +466,7 @@ def configure_plugins(plan: Plan, problems: Problems) -> None:
             problems += map(problem_of, listed)
         else:
             wanted = "a list of Problem or of texts, or None"
-            problems.append(wrong_answer(plan.plugins, "marl_configure", f"{answer!r:.80}", wanted))
+            problems.append(wrong_answer(plugins, hook, f"{answer!r:.80}", wanted))
 
 
 def implicit_recipe() -> RecipeTree:

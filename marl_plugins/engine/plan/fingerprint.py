@@ -87,9 +87,11 @@ def fingerprint(plan: Plan, tools: Mapping[str, Tool] | None = None) -> dict[str
         name: first[name] if all(flags[name] == first[name] for flags in own.values()) else value
         for name, value in compared_flags(plan, run.args).items()
     }
-    values = dict(
-        values_of(run.recipe.model_dump(include={"roles", "workflow", "grader", "tasks"}))
+    compared = run.recipe.model_dump(
+        include={"roles", "workflow", "grader", "tasks"},
+        exclude={"roles": {"__all__": {"example"}}},  # which no run reads
     )
+    values = dict(values_of(compared))
     for name, section in run.sections.items():
         if not isinstance(section, WarmStartConfig):
             values |= values_of(section.compared(), name)

@@ -26,7 +26,7 @@ from marl_plugins.core.trajectory import Task, Trajectory
 from marl_plugins.engine.plan.parts import tools_of
 from marl_plugins.engine.plan.plan import Plan
 from marl_plugins.engine.plan.rehearsed import RehearsalResult
-from marl_plugins.engine.plan.script import WORDS
+from marl_plugins.engine.plan.script import ONES
 from marl_plugins.engine.plan.tasks import from_hub
 
 Messages = Sequence[tuple[str, str]]
@@ -276,14 +276,14 @@ def answers_shown(run: Run, role: str) -> int:
 
     def tokens(trajectory: Trajectory, number: int) -> int:
         shown = " ".join(content for _, content in trajectory.actions[number].opening)
-        earlier = [a for a in trajectory.actions[:number] if a.text and a.text in shown]
-        return sum(run.longest_answer(a.role) for a in earlier)
+        earlier = {a.text: a for a in trajectory.actions[:number] if a.text and a.text in shown}
+        return sum(run.longest_answer(a.role) for a in earlier.values())
 
     return max(
         (
             tokens(t, number)
             for kind, t in run.state(RehearsalResult).trajectories.items()
-            if kind == WORDS.when  # each of which is another word
+            if kind != ONES.when  # which is a part of other texts
             for number, action in enumerate(t.actions)
             if action.role == role
         ),

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from marl_plugins.core.recipe.schema import RoleConfig
+
 SHOWN_CHARS = 60
 """Characters of an answer in a message."""
 TOOL = "tools."
@@ -45,6 +47,11 @@ class Script:
             return self.text(number)
         return said
 
+    def says(self, label: object) -> bool:
+        """Returns whether a speaker says a task's label."""
+        lines = [line for said in self.lines.values() for line in said if line is not None]
+        return isinstance(label, str | int | float) and any(str(label) in line for line in lines)
+
     def saying(self, speaker: str, *lines: str | None) -> Script:
         """Returns the script in which a speaker says these lines, too."""
         return replace(self, when="", lines={**self.lines, speaker: lines}).named()
@@ -56,13 +63,6 @@ class Script:
             for by, lines in self.lines.items()
         ]
         return replace(self, when=" and ".join(said))
-
-    @property
-    def key(self) -> tuple[tuple[str, tuple[str | None, ...]], ...]:
-        """Returns what makes two scripts the same, whatever they are called."""
-        return tuple(
-            sorted((by, (*lines, str(type(lines[-1])))) for by, lines in self.lines.items())
-        )
 
 
 def quoted(lines: Sequence[str | None]) -> str:
@@ -81,6 +81,24 @@ def word(number: int) -> str:
 
 WORDS = Script("every answer is a word", word)
 ONES = Script("every answer is the number 1", lambda number: "1")
+
+
+def example_scripts(roles: Mapping[str, RoleConfig]) -> list[Script]:
+    """Returns scripts of the examples that roles state: all first ones together, then each further
+    one; none where no role states any. After a tool call the role says a word."""
+    said = {
+        role: [(text, None) if "<tool_call>" in text else (text,) for text in config.example]
+        for role, config in roles.items()
+        if config.example
+    }
+    if not said:
+        return []
+    first = {role: lines[0] for role, lines in said.items()}
+    together = Script("every role says its example", word, first)
+    return [
+        together,
+        *(together.saying(role, *line) for role, lines in said.items() for line in lines[1:]),
+    ]
 
 
 def by_role(script: Script, roles: Sequence[str], nth: int = 0) -> Script:

@@ -174,7 +174,7 @@ def _tools(
         if tool not in (tool_names or ()):
             how = (
                 f"it is there where the recipe has its settings: `tools: {{{tool}: "
-                f"{model.example()}}}`"
+                f"{model.shown_as()}}}`"
                 if (model := sections.get(f"tools.{tool}"))
                 else "a plugin's tools are there where the plugin is named (--plugin, or "
                 "`plugins:` in the recipe)"

@@ -13,7 +13,7 @@ TASK = "task"
 
 
 @dataclass(frozen=True)
-class DependencyNode:
+class Node:
     """One action.
 
     Args:
@@ -33,13 +33,13 @@ class DependencyNode:
 
 
 @dataclass(frozen=True)
-class DependencyGraph:
+class Graph:
     """The actions of a trajectory and what each of them saw, in order."""
 
-    nodes: tuple[DependencyNode, ...] = ()
+    nodes: tuple[Node, ...] = ()
 
     @classmethod
-    def of(cls, trajectory: Trajectory) -> DependencyGraph:
+    def of(cls, trajectory: Trajectory) -> Graph:
         """Returns the graph of a trajectory."""
         total = Counter(action.role for action in trajectory.actions)
         count: Counter[str] = Counter()
@@ -52,9 +52,7 @@ class DependencyGraph:
             label = action.role if total[action.role] == 1 else f"{action.role} {number}"
             parents = tuple(ids[p] for p in action.parents)
             continues = ids[action.before.path] if action.before else None
-            nodes.append(
-                DependencyNode(ids[action.path], action.role, number, label, parents, continues)
-            )
+            nodes.append(Node(ids[action.path], action.role, number, label, parents, continues))
         return cls(tuple(nodes))
 
     @property

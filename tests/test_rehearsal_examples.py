@@ -1,42 +1,35 @@
-"""The rehearsal looks for answers until every role and branch is reached, so that no router hides a
-mistake."""
+"""What no word and no number leads to is reached by what the recipe states: examples of roles, and
+variants of the workflow. The rest is named."""
 
 import hashlib
 
 import pytest
 from refusals import brief
-from routers import HEAD, MORE_ROUTERS, ROUTERS, TAIL, Triage
+from routers import HEAD, TAIL, Triage
 
-from marl_plugins.builtin.rehearsal import rehearse_plan, search
 from marl_plugins.commands.recipes import show
 from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.core.recipe.schema import RoleConfig
+from marl_plugins.core.recipe.shipped import shipped_recipes
 from marl_plugins.engine.plan import apart
 from marl_plugins.engine.plan.build import build_plan
-from marl_plugins.engine.plan.parts import tools_of
+from marl_plugins.engine.plan.fingerprint import fingerprint
+from marl_plugins.engine.plan.lengths import answers_shown
+from marl_plugins.engine.plan.rehearsed import RehearsalResult
+from marl_plugins.engine.plan.script import example_scripts
 
-SHIPPED = (
-    "coder_tester/tiny.yaml", "debate/tiny.yaml", "dsbench/tiny.yaml", "ecommerce/tiny_merchant.yaml",
-    "ecommerce/tiny_category.yaml", "games/tiny.yaml", "kuhn_poker/tiny.yaml", "kuhn_poker/pool.yaml", "mathchat/tiny.yaml",
-    "tool_user/tiny.yaml", "vote/tiny.yaml",
-)  # fmt: skip
+TINY = [path for path in shipped_recipes() if path.name.startswith("tiny")]
 
 
 @pytest.fixture(autouse=True)
 def patient(monkeypatch):
-    """What blocks is found by `quick`; all else is as slow as the machine is, and found in a third
-    of the trials that there are."""
+    """What blocks is found by `quick`; all else is as slow as the machine is."""
     monkeypatch.setattr(apart, "USER_CODE_SECONDS", 100.0)
-    monkeypatch.setattr(search, "MOST_TRIALS", search.MOST_TRIALS // 3)
-    monkeypatch.setattr(search, "SEARCH_SECONDS", 100.0)
 
 
 @pytest.fixture
 def quick(monkeypatch, patient):
     monkeypatch.setattr(apart, "USER_CODE_SECONDS", 1.0)
-
-
-def roles_called(found):
-    return {call.spec.name for trial in found.trials for call in trial.calls}
 
 
 def refused(folder, *words):
@@ -52,64 +45,78 @@ def warned(folder):
     return [brief(problem) for problem in folder.plan().run.warnings]
 
 
-# --- everything is reached
-# --------------------------------------------------------------------------------------------------
+# --- examples
 
 
-@pytest.mark.parametrize("name", SHIPPED)
-def test_every_role_and_branch_of_a_shipped_recipe_is_reached(name):
-    plan = build_plan(["--recipe", name])
-    found = rehearse_plan(plan, tools_of(plan.plugins, plan.run))
-    assert (
-        not found.reached.missed
-        and not found.reached.missed_branches
-        and not (found.wrong or found.unclear)
+@pytest.mark.parametrize("path", TINY, ids=lambda path: "/".join(path.parts[-2:]))
+def test_every_line_of_a_shipped_recipe_is_reached(path):
+    warnings = build_plan(["--recipe", str(path)]).run.warnings
+    assert not [warning for warning in warnings if warning.code.startswith("rehearsal.")]
+
+
+def test_all_first_examples_are_said_together_then_each_further_one():
+    stated = {"router": ["to a", "to b"], "a": ["done"], "judge": []}
+    roles = {name: RoleConfig(example=texts) for name, texts in stated.items()}
+    assert [script.lines for script in example_scripts(roles)] == [
+        {"router": ("to a",), "a": ("done",)},
+        {"router": ("to b",), "a": ("done",)},
+    ]
+    assert example_scripts({"judge": RoleConfig()}) == []
+    (script,) = example_scripts({"a": RoleConfig(example="<tool_call>{}</tool_call>")})
+    assert script.line("a", 0, 1) != script.line("a", 1, 2)
+
+
+def test_what_examples_lead_to_is_reached_and_left_for_scorers(tmp_path):
+    run = Triage(tmp_path).plan().run
+    assert run.warnings == ()
+    left = run.state(RehearsalResult)
+    said = left.trajectories["every role says its example"]
+    assert [action.role for action in said.actions] == ["router", "registry", "resolver"]
+    assert answers_shown(run, "resolver") == 8  # of registry, which only an example leads to
+
+
+def test_without_examples_the_lines_are_named_with_the_cure(tmp_path):
+    found = Triage(tmp_path, examples=()).plan().run.warnings
+    assert [brief(warning) for warning in found] == [
+        ("rehearsal.always_fails", "workflow.py:7"),
+        ("rehearsal.not_reached", "workflow.py:13"),
+    ]
+    assert "lines 13-16, 19" in str(found[1]) and "give the role an example" in str(found[1])
+
+
+def test_a_line_to_which_no_example_leads_is_named(tmp_path):
+    folder = Triage(tmp_path, examples=['{"team": "registry"}'])
+    assert warned(folder) == [("rehearsal.not_reached", "workflow.py:15")]
+
+
+def test_what_an_example_raises_is_wrong(tmp_path):
+    folder = Triage(tmp_path)
+    line = folder.edit(METRICS, METRICS + "; 1 / 0")
+    found, said = refused(folder)
+    assert found == [("rehearsal.may_raise", f"workflow.py:{line}")]
+    assert "when role 'router' says '{\"team\": \"metrics\"}'" in said
+
+
+def test_an_example_changes_nothing_that_a_resumed_run_is_compared_by(tmp_path):
+    one, two = tmp_path / "one", tmp_path / "two"
+    one.mkdir(), two.mkdir()
+    prints = [
+        fingerprint(Triage(path, examples=e).plan()) for path, e in ((one, ()), (two, ("x",)))
+    ]
+    assert prints[0]["recipe"] == prints[1]["recipe"]
+
+
+@pytest.mark.parametrize("value", ["5", "[5]", "{a: b}", "true"])
+def test_an_example_is_a_text_or_a_list_of_texts(tmp_path, value):
+    folder = Triage(tmp_path)
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(
+        recipe.read_text().replace("registry: {prompt", f"registry: {{example: {value}, prompt")
     )
-    assert (
-        roles_called(found) == set(plan.run.recipe.roles) or name == "kuhn_poker/pool.yaml"
-    )  # there by another task
-
-
-@pytest.mark.parametrize("router", [*ROUTERS, *MORE_ROUTERS])
-def test_every_role_and_branch_behind_a_router_is_reached(tmp_path, router):
-    found = Triage(tmp_path, router).rehearsed()
-    assert roles_called(found) == {"router", "registry", "metrics", "resolver"}
-    assert not found.reached.missed and not found.reached.missed_branches and not found.wrong
-    assert found.graph.lines()[-1] == "registry -> resolver"
-    may_raise = [brief(problem) for problem in found.unclear]
-    assert may_raise == (
-        [("rehearsal.may_raise", "workflow.py:12")] if router == "fenced JSON" else []
-    )
-
-
-PYDANTIC = """\
-import pydantic, typing
-
-class Step(pydantic.BaseModel, extra="forbid"):
-    team: typing.Literal["registry", "metrics", "nobody"]
-    minutes: int
-
-class Plan(pydantic.BaseModel, extra="forbid"):
-    urgency: typing.Literal["low", "high"]
-    steps: list[Step]
-
-"""
-PLANNER = """\
-    try:
-        team = Plan.model_validate_json(str(route)).steps[0].team
-    except pydantic.ValidationError:
-        raise AgentFailure("no_answer", "no plan") from None
-"""
-
-
-def test_every_role_and_branch_behind_a_model_of_pydantic_is_reached(tmp_path):
-    found = Triage(tmp_path, PLANNER, head=PYDANTIC + HEAD).rehearsed()
-    assert roles_called(found) == {"router", "registry", "metrics", "resolver"}
-    assert not found.reached.missed and not found.wrong
+    assert {code for code, *_ in refused(folder)[0]} == {"recipe.value"}
 
 
 # --- what stands behind a router is checked
-# ---------------------------------------------------------------------------------
 
 RESOLVER = "return await roles.resolver(incident=task.prompt, finding=finding)"
 METRICS = "finding = await roles.metrics(incident=task.prompt, after=[route])"
@@ -127,24 +134,20 @@ BEHIND = {
                  "= ''", "rehearsal.mistake",
         "no role 'metric'",
     ),
-}  # fmt: skip
+}  # fmt: skip  # fmt: skip
 
 
 @pytest.mark.parametrize("mistake", BEHIND)
-@pytest.mark.parametrize(
-    "router", ["JSON", "JSON, asked for politely", "a word of a table", "tags"]
-)
-def test_a_mistake_behind_a_router_is_found(tmp_path, router, mistake):
+def test_a_mistake_behind_a_router_is_found(tmp_path, mistake):
     old, new, code, part = BEHIND[mistake]
-    folder = Triage(tmp_path, router)
+    folder = Triage(tmp_path)
     line = folder.edit(old, new)
     found, said = refused(folder)
     assert found == [(code, f"workflow.py:{line}")] and part in said
 
 
-@pytest.mark.parametrize("router", ["JSON", "a sentence"])
-def test_a_dependency_that_is_lost_behind_a_router_is_said(tmp_path, router):
-    folder = Triage(tmp_path, router)
+def test_a_dependency_that_is_lost_behind_a_router_is_said(tmp_path):
+    folder = Triage(tmp_path)
     line = folder.edit(RESOLVER, RESOLVER.replace("=finding", "=f'found: {finding}'"))
     assert warned(folder) == [("rehearsal.dependency", f"workflow.py:{line}")]
 
@@ -181,44 +184,11 @@ def test_a_workflow_that_no_router_stops_is_refused_where_every_answer_raises_th
 
 def test_an_exception_that_some_answer_avoids_is_a_warning(tmp_path):
     folder = Triage(
-        tmp_path, '    team = {"a": "registry", "b": "metrics", "c": "?"}[str(route)]\n'
+        tmp_path,
+        '    team = {"a": "registry", "b": "metrics", "c": "?"}[str(route)]\n',
+        examples=("a", "b"),
     )
     assert warned(folder) == [("rehearsal.may_raise", "workflow.py:9")]
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "import yaml; yaml.safe_load(yaml.safe_dump({'said': str(route)}))",
-        "assert type(str(route)) is str",
-        "json.loads(json.dumps([str(route), route.text]))",
-        "import sqlite3; sqlite3.connect(':memory:').execute('SELECT ?', (str(route),))",
-        "import copy, pickle; pickle.loads(pickle.dumps(str(route))); copy.deepcopy(route)",
-    ],
-)
-def test_answers_that_note_what_is_looked_for_are_texts_like_others(tmp_path, line):
-    assert warned(Triage(tmp_path, "tags", f"    {line}\n{TAIL}")) == []
-
-
-def test_a_table_with_a_default_hides_nothing(tmp_path):
-    folder = Triage(tmp_path, "    team = TEAMS.get(str(route).strip(), 'registry')\n")
-    line = folder.edit(METRICS, METRICS.replace("incident", "incidnt"))
-    assert refused(folder)[0] == [("rehearsal.mistake", f"workflow.py:{line}")]
-
-
-# --- calls that nobody awaits
-# -----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("router", [*ROUTERS])
-def test_a_router_that_nobody_awaits_is_found_however_the_workflow_ends(tmp_path, router):
-    folder = Triage(tmp_path, router, head=HEAD.replace("await roles.router", "roles.router"))
-    found, said = refused(folder)
-    assert (
-        "rehearsal.mistake",
-        "workflow.py:8",
-    ) in found and "role 'router' is called, and nobody awaits it" in said
-    assert {code for code, *_ in found} == {"rehearsal.mistake"}
 
 
 def test_a_call_that_some_answers_await_is_none(tmp_path):
@@ -230,23 +200,7 @@ def test_a_call_that_some_answers_await_is_none(tmp_path):
     finding = await roles.registry(incident=task.prompt, after=[finding])
     return await roles.resolver(incident=task.prompt, finding=finding)
 """
-    assert warned(Triage(tmp_path, "", tail)) == []
-
-
-# --- what is not reached
-# --------------------------------------------------------------------------------------------------
-
-
-def test_what_no_answer_leads_to_is_named_by_line(tmp_path):
-    folder = Triage(
-        tmp_path, "    import hashlib\n    team = hashlib.sha256(str(route).encode()).hexdigest()\n"
-    )
-    (warning,) = [w for w in folder.plan().run.warnings if w.code == "rehearsal.not_reached"]
-    assert (
-        "not reached: lines 12, 14, 17, where roles 'registry', 'metrics', 'resolver' may be called"
-        in str(warning)
-    )
-    assert brief(warning) == ("rehearsal.not_reached", "workflow.py:12")
+    assert warned(Triage(tmp_path, "", tail, examples=["go on"])) == []
 
 
 def test_a_role_that_the_workflow_does_not_name_is_never_called(tmp_path):
@@ -295,59 +249,6 @@ def test_a_mistake_in_what_a_workflow_does_when_a_role_fails_is_found(tmp_path):
     assert refused(folder)[0] == [("rehearsal.mistake", f"workflow.py:{line}")]
 
 
-def test_a_fallback_for_what_is_no_json_hides_nothing(tmp_path):
-    """Two kinds of answers alone saw one branch, and called the other's role idle."""
-    router = """\
-    try:
-        team = json.loads(str(route))["team"]
-    except Exception:
-        team = "registry"
-"""
-    folder = Triage(tmp_path, router)
-    line = folder.edit(METRICS, METRICS.replace("incident", "incidnt"))
-    assert refused(folder)[0] == [("rehearsal.mistake", f"workflow.py:{line}")]
-
-
-# --- answers in turn, tools, demonstrations
-# ---------------------------------------------------------------------------------
-
-
-TAILS = {
-    "a loop that an answer ends": """\
-    for _ in range(3):
-        said = await roles.metrics(incident=task.prompt)
-        if str(said) == "done":
-            break
-        await roles.registry(incident=said)
-    else:
-        return route
-""",
-    "two answers of one role": """\
-    first = await roles.metrics(incident=task.prompt)
-    second = await roles.metrics(incident=first)
-    if str(first).startswith("open") and str(second).startswith("shut"):
-        await roles.registry(incident="")
-""",
-    "a tool": """\
-    report = await tools.python("1")
-    if not report.ok:
-        await roles.registry(incident="")
-    if "PASS" in report.output:
-        await roles.metrics(incident="")
-""",
-}
-
-
-@pytest.mark.parametrize("tail", TAILS.values(), ids=TAILS)
-def test_answers_may_differ_from_turn_to_turn_and_tools_may_fail(tmp_path, tail):
-    tail += "    await roles.metrics(incident='')\n    await roles.registry(incident='')\n"
-    folder = Triage(
-        tmp_path, "", tail + "    return await roles.resolver(incident='', finding='')\n"
-    )
-    found = folder.rehearsed()
-    assert not found.reached.missed and not found.wrong
-
-
 def test_what_demonstrations_say_leads_where_nothing_else_does(tmp_path):
     folder = Triage(
         tmp_path,
@@ -377,60 +278,8 @@ def test_what_demonstrations_say_leads_where_nothing_else_does(tmp_path):
     recipe.write_text(
         recipe.read_text() + "warm_start: {demonstrations: demonstrations.py, steps: 1}\n"
     )
-    found = folder.rehearsed()
-    assert not found.reached.missed and roles_called(found) == {
-        "router",
-        "registry",
-        "metrics",
-        "resolver",
-    }
+    assert "rehearsal.not_reached" not in [code for code, *_ in warned(folder)]
 
-
-# --- what is shown of a part of an answer
-# -----------------------------------------------------------------------------------
-
-PARTS = {
-    "JSON": '    try:\n        said = json.loads(str(route))\n        team, note = said["team"], '
-    'said["note"]\n'
-    '    except (ValueError, KeyError, TypeError):\n        team, note = "metrics", ""\n',
-    "a pattern": '    found = re.search(r"GO TO (\\w+): *(.+)", str(route))\n'
-    '    team, note = found.groups() if found else ("metrics", "")\n',
-}
-SHOWS_PART = """\
-    if team == "registry":
-        finding = await roles.registry(incident=note)
-    else:
-        finding = await roles.metrics(incident=task.prompt, after=[route])
-    return await roles.resolver(incident=task.prompt, finding=finding)
-"""
-
-
-@pytest.mark.parametrize("parse", PARTS.values(), ids=PARTS)
-def test_a_dependency_that_is_lost_with_a_part_of_an_answer_is_said(tmp_path, parse):
-    folder = Triage(tmp_path, parse, SHOWS_PART)
-    line = (
-        (folder.path / "workflow.py")
-        .read_text()
-        .splitlines()
-        .index("        finding = await roles.registry(incident=note)")
-    )
-    assert warned(folder) == [("rehearsal.dependency", f"workflow.py:{line + 1}")]
-
-
-@pytest.mark.parametrize("parse", PARTS.values(), ids=PARTS)
-def test_a_part_of_an_answer_that_is_named_is_no_lost_dependency(tmp_path, parse):
-    assert (
-        warned(
-            Triage(
-                tmp_path, parse, SHOWS_PART.replace("incident=note", "incident=note, after=[route]")
-            )
-        )
-        == []
-    )
-
-
-# --- variants
-# --------------------------------------------------------------------------------------------------
 
 HIDDEN = "    import hashlib\n    team = hashlib.sha256(str(route).encode()).hexdigest()[:8]\n"
 
@@ -520,10 +369,6 @@ def test_variants_that_are_none_are_refused(tmp_path, variants, part):
     assert [code for code, *_ in found] == ["rehearsal.variants"] and part in said
 
 
-# --- other kinds of mistakes
-# ------------------------------------------------------------------------------------------------
-
-
 def test_a_bounded_loop_of_two_hundred_rounds_is_not_called_unbounded(tmp_path):
     tail = "    for _ in range(200):\n        route = await roles.router(incident=route)\n" + TAIL
     assert warned(Triage(tmp_path, "JSON", tail)) == []
@@ -566,7 +411,7 @@ def test_what_is_shown_differently_the_next_time_is_said(tmp_path, value):
 def test_a_wrong_name_is_said_also_where_its_exception_is_caught(tmp_path, call):
     """It is no role that is never called."""
     tried = f"try: finding = await {call}\n        except Exception: finding = ''"
-    folder = Triage(tmp_path, "    team = str(route)\n")
+    folder = Triage(tmp_path, "    team = str(route)\n", examples=("metrics", "registry"))
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(
         recipe.read_text().replace(
