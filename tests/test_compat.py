@@ -268,7 +268,9 @@ def test_the_workflows_are_yaml_and_ours_runs_every_release():
         *releases.CHECKED,
         releases.TRAINED,
     ]
-    theirs = yaml.safe_load((ROOT / "marl_plugins" / "upstream_ci" / "workflow.yml").read_text())
+    theirs = yaml.safe_load(
+        (ROOT / "marl_plugins" / "commands" / "upstream_ci" / "workflow.yml").read_text()
+    )
     assert theirs["jobs"]["compatibility"]["steps"][-1]["run"] == "openrlhf compat . --tests"
 
 

@@ -109,12 +109,6 @@ def test_what_is_wrong_with_a_section_is_said_with_file_line_and_key(limited, te
     assert f"limited.yaml:3: {problem}" in found
 
 
-@pytest.mark.parametrize("file", FILES, ids=lambda f: f.stem)
-def test_an_example_is_short(file):
-    body = file.read_text().split('"""', 2)[2]
-    assert len([line for line in body.splitlines() if line.strip()]) < 60
-
-
 def rows_of(groups):
     """One row per reward: `groups` maps a task to its rewards."""
     rows, rewards = [], []

@@ -452,10 +452,10 @@ HOLDING = """\
 import asyncio, sys, time
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
-from test_mcp import HERE, PROBE, MCPServerConfig, Server, call
+from test_mcp import HERE, PROBE, MCPServer, MCPServerConfig, call
 
 async def main():
-    server = Server("probe", MCPServerConfig(command=PROBE), HERE)
+    server = MCPServer("probe", MCPServerConfig(command=PROBE), HERE)
     print((await server.run(call("note", text="x"))).output.split()[0], flush=True)
     time.sleep(600)
 

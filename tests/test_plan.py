@@ -722,8 +722,8 @@ def test_a_right_tool_is_there(recipe):
 @pytest.mark.parametrize(
     ("answer", "parts"),
     [
-        ("object()", ["marl_estimator: expected an Estimator", "got object"]),
-        ("Estimator", ["marl_estimator: expected an Estimator", "got type"]),
+        ("object()", ["marl_estimator: expected", "Estimator", "got object"]),
+        ("Estimator", ["marl_estimator: expected", "Estimator", "got type"]),
         ("Mine(needs_critic=True)", ["uses a critic and the run has none"]),
         ("Mine(scope='group')", ["compares groups and does not say which"]),
         ("1 / 0", ["marl_estimator.py:20: marl_estimator: ZeroDivisionError"]),

@@ -14,7 +14,7 @@ from marl_plugins.builtin.rehearsal.check import check_workflow, rehearse
 from marl_plugins.builtin.rehearsal.labels import marked
 from marl_plugins.builtin.rehearsal.trial import MAX_ROLE_CALLS
 from marl_plugins.commands.recipes import show
-from marl_plugins.commands.who_saw_whom import Graph
+from marl_plugins.commands.who_saw_whom import DependencyGraph
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.recipe.recipe_yaml import read_recipe
 from marl_plugins.core.recipe.shipped import shipped_recipes
@@ -157,7 +157,7 @@ def rehearsed(folder):
 
 
 def graph_of(folder):
-    return Graph.of(rehearsed(folder).fullest)
+    return DependencyGraph.of(rehearsed(folder).fullest)
 
 
 JUDGE = "return await roles.judge(question=task.prompt, history={})"

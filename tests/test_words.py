@@ -131,7 +131,7 @@ def test_the_glossary_has_each_word_once():
     assert len(words) == len(set(words)) >= 30
 
 
-VERBLESS = ("hookspecs.py", "contracts/")
+VERBLESS = ("core/hookspecs.py", "contracts/")
 """Where a docstring is something else: a hook's says what a plugin does there, a contract's what is
 promised."""
 NOT_VERBS = frozenset(

@@ -16,7 +16,7 @@ from typing import Any
 
 from marl_plugins.commands import new_recipe
 from marl_plugins.commands.imports.shapes import KINDS
-from marl_plugins.commands.who_saw_whom import Graph
+from marl_plugins.commands.who_saw_whom import DependencyGraph
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.options import at_least
 from marl_plugins.core.problems import Problem, at
@@ -213,7 +213,7 @@ def show(name: str, as_json: bool, as_mermaid: bool = False) -> int:
     workflow, seen = workflow_of(plan.plugins, plan.run), Problems()
     collect(plugins, seen, "marl_rehearse", plan=plan)
     fullest = plan.run.state(RehearsalResult).fullest
-    graph = Graph.of(fullest) if fullest else Graph()
+    graph = DependencyGraph.of(fullest) if fullest else DependencyGraph()
     if as_mermaid:
         if isinstance(workflow, WorkflowFile):
             print(workflow.mermaid() or graph.mermaid())

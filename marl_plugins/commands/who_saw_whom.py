@@ -13,7 +13,7 @@ TASK = "task"
 
 
 @dataclass(frozen=True)
-class Node:
+class DependencyNode:
     """One action.
 
     Args:
@@ -33,13 +33,13 @@ class Node:
 
 
 @dataclass(frozen=True)
-class Graph:
+class DependencyGraph:
     """The actions of a trajectory and what each of them saw, in order."""
 
-    nodes: tuple[Node, ...] = ()
+    nodes: tuple[DependencyNode, ...] = ()
 
     @classmethod
-    def of(cls, trajectory: Trajectory) -> Graph:
+    def of(cls, trajectory: Trajectory) -> DependencyGraph:
         """Returns the graph of a trajectory."""
         total = Counter(action.role for action in trajectory.actions)
         count: Counter[str] = Counter()
@@ -52,7 +52,9 @@ class Graph:
             label = action.role if total[action.role] == 1 else f"{action.role} {number}"
             parents = tuple(ids[p] for p in action.parents)
             continues = ids[action.before.path] if action.before else None
-            nodes.append(Node(ids[action.path], action.role, number, label, parents, continues))
+            nodes.append(
+                DependencyNode(ids[action.path], action.role, number, label, parents, continues)
+            )
         return cls(tuple(nodes))
 
     @property

@@ -243,8 +243,8 @@ def _plain_task(loop: asyncio.AbstractEventLoop, work: Any, **options: Any) -> a
 
 
 def _in_wait_for() -> bool:
-    """Whether `asyncio.wait_for` creates the task, as it does before Python 3.12; its caller goes
-    on only when that has ended."""
+    """Returns whether `asyncio.wait_for` creates the task, as it does before Python 3.12; its
+    caller goes on only when that has ended."""
     if sys.version_info >= (3, 12):
         return False
     frame: FrameType | None = sys._getframe(2)

@@ -43,7 +43,7 @@ the run does not wait for whole steps because of it.
 
 `VERSION` is major.minor: the major changes when a plugin that worked may no longer (a hook or an
 argument removed, or another meaning), the minor when something is added. A plugin may state the
-version that it was written for, as `MARL_HOOKS = "4.0"`; another major is refused, and so is a
+version that it was written for, as `MARL_HOOKS = "4.1"`; another major is refused, and so is a
 minor that does not exist yet.
 """
 
@@ -81,7 +81,7 @@ if TYPE_CHECKING:
     from marl_plugins.core.trajectory import Action, Generation, Task, Trajectory
     from marl_plugins.core.workflow import Workflow
 
-VERSION = "4.0"
+VERSION = "4.1"
 
 Purpose = Literal["train", "evaluate", "judge"]
 """What a run is started for: `openrlhf train`; `openrlhf eval`, which scores outcomes only;

@@ -1,4 +1,4 @@
-"""What a text encloses: a JSON object, what stands in a tag, or a fenced block.
+"""Reads the parts that a text encloses: a JSON object, the text of a tag, a fenced block.
 
 Each takes one pass over the text (`object_in` up to twenty), so that an answer of a megabyte costs
 milliseconds.

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from marl_plugins.builtin.rehearsal.labels import MARK, MARK_OF_NUMBERS
-from marl_plugins.builtin.rehearsal.traced import Source, Trace, spans
+from marl_plugins.builtin.rehearsal.traced import Trace, TracedSource, spans
 from marl_plugins.builtin.rehearsal.trial import ROLE_SECONDS, Trial
 from marl_plugins.core.problems import Problem, at
 from marl_plugins.core.recipe.texts import read_text
@@ -41,7 +41,7 @@ def shown_labels(trial: Trial) -> list[Problem]:
     ]
 
 
-def answered_labels(trial: Trial, source: Source, file: str) -> list[Problem]:
+def answered_labels(trial: Trial, source: TracedSource, file: str) -> list[Problem]:
     """Returns the mistake of a workflow whose answer has the task's label in it."""
     answer = str(trial.trajectory.answer if trial.trajectory else "").casefold()
     if MARK not in answer and str(MARK_OF_NUMBERS) not in answer:
@@ -60,7 +60,7 @@ def answered_labels(trial: Trial, source: Source, file: str) -> list[Problem]:
     ]
 
 
-def reached_line(trial: Trial, source: Source, pattern: re.Pattern[str]) -> str | None:
+def reached_line(trial: Trial, source: TracedSource, pattern: re.Pattern[str]) -> str | None:
     """Returns the first line that a trial has reached and in which a pattern is found."""
     lines = source.text.splitlines()
     named = [line for line in sorted(trial.reached.lines) if pattern.search(lines[line - 1])]
@@ -177,7 +177,9 @@ def swallowed(
     ]
 
 
-def returned_nothing(trials: Sequence[Trial], run: Run, source: Source, file: str) -> list[Problem]:
+def returned_nothing(
+    trials: Sequence[Trial], run: Run, source: TracedSource, file: str
+) -> list[Problem]:
     """Returns the warning about a workflow that returns an answer or nothing, where the grader
     reads it; `return None` is meant."""
     complete = [trial for trial in trials if trial.complete and trial.trajectory]
@@ -282,8 +284,7 @@ def waited(trials: Iterable[Trial], file: str) -> list[Problem]:
             "rehearsal.waits",
             where_of(trial.left_at or file),
             f"run was still waiting here after {ROLE_SECONDS:g} s, although roles and tools answer "
-            "at "
-            "once",
+            "at once",
             severity="warning",
         )
         for trial in trials
@@ -310,7 +311,7 @@ def unended(longest: Trial, when: str = "") -> list[Problem]:
     ]
 
 
-def drawn(trials: Iterable[Trial], source: Source, file: str) -> list[Problem]:
+def drawn(trials: Iterable[Trial], source: TracedSource, file: str) -> list[Problem]:
     """Returns the warning about a workflow that draws from a generator of the whole process."""
     drew = [trial for trial in trials if trial.drew]
     if not drew:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from marl_plugins.builtin.rehearsal.findings import draws, swallowed, unlike
-from marl_plugins.builtin.rehearsal.traced import Source, Trace
+from marl_plugins.builtin.rehearsal.traced import Trace, TracedSource
 from marl_plugins.core.failures import place_of
 from marl_plugins.core.loading import load_file
 from marl_plugins.core.problems import Problem, at
@@ -64,7 +64,7 @@ def try_scorer(
         what,
         score,
         where,
-        Source("", "") if function is None else Source.of(function),
+        TracedSource("", "") if function is None else TracedSource.of(function),
         [trajectory.task for group in groups for trajectory in group.values()],
     )
     try:
@@ -79,10 +79,8 @@ def try_scorer(
     except UserCodeTimeout as stuck:
         if may_wait:
             at_line = where_of(stuck.place or where)
-            said = (
-                f"{what} was still here after {apart.USER_CODE_SECONDS:g} s, and was not tried "
-                "further"
-            )
+            seconds = apart.USER_CODE_SECONDS
+            said = f"{what} was still here after {seconds:g} s, and was not tried further"
             return [Problem("rehearsal.waits", at_line, said, severity="warning")]
         return [stuck.problem(what, where)]
 
@@ -102,7 +100,7 @@ class ScorerTrial:
     what: str
     score: Score
     where: str
-    source: Source
+    source: TracedSource
     tasks: Sequence[Task]
     remarks: dict[Problem, None] = field(default_factory=dict)
 

@@ -12,7 +12,7 @@ from itertools import islice
 from pathlib import Path
 
 from marl_plugins.builtin.rehearsal.findings import shown_in
-from marl_plugins.builtin.rehearsal.traced import Source
+from marl_plugins.builtin.rehearsal.traced import TracedSource
 from marl_plugins.builtin.rehearsal.trial import Trial
 from marl_plugins.core.fields import holds_action
 from marl_plugins.core.problems import Problem
@@ -103,7 +103,7 @@ def _fields(texts: Iterable[str]) -> set[str]:
     }
 
 
-def forgotten_f(source: Source, roles: Sequence[str]) -> list[Problem]:
+def forgotten_f(source: TracedSource, roles: Sequence[str]) -> list[Problem]:
     """Returns texts given to a role in which a variable's name stands in braces, and no `f` before
     the text."""
     return [

@@ -22,7 +22,7 @@ NOT_INVENTED = {"InfrastructureFailure", "TimeoutError", "CancelledError", "Impo
 
 
 @dataclass(frozen=True)
-class Source:
+class TracedSource:
     """A workflow's file.
 
     Args:
@@ -34,7 +34,7 @@ class Source:
     text: str
 
     @classmethod
-    def of(cls, function: Any) -> Source:
+    def of(cls, function: Any) -> TracedSource:
         """Returns the file in which a function stands."""
         module = inspect.getmodule(written(function))
         file = inspect.getsourcefile(module) if module else None
@@ -95,7 +95,7 @@ class Source:
 class Trace:
     """The lines of a file that one trial, or several, have executed."""
 
-    source: Source
+    source: TracedSource
     entered: set[int] = field(default_factory=set)
     """Functions, by the line of their `def`."""
     lines: set[int] = field(default_factory=set)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from types import CoroutineType
 from typing import Any
 
-from marl_plugins.builtin.rehearsal.traced import Source, Trace
+from marl_plugins.builtin.rehearsal.traced import Trace, TracedSource
 from marl_plugins.core.failures import AgentFailure, InfrastructureFailure
 from marl_plugins.core.fields import InvalidCall
 from marl_plugins.core.loading import users_line
@@ -97,7 +97,7 @@ class Stage:
         self.run = run
         self.workflow = workflow
         self.file = file
-        self.source = Source.of(workflow)
+        self.source = TracedSource.of(workflow)
         names = {*tools, *(name for role in run.recipe.roles.values() for name in role.tools)}
         self.functions = {name: _functions(name, tools.get(name)) for name in names}
         """What each tool offers to be called by name."""
