@@ -17,7 +17,6 @@ import pytest
 
 from marl_plugins.cli import main
 from marl_plugins.engine.hosts import marti
-from marl_plugins.engine.hosts.diffs import apply_hunks
 from marl_plugins.engine.hosts.patches import load_series
 
 MINI = Path(__file__).parent / "marti_v2"
@@ -36,12 +35,10 @@ def copy_of(tree, folder):
 
 
 def apply(folder, *names, reverse=False):
-    """With the functions of `openrlhf patch`; the command itself accepts only trees that it knows
-    byte for byte."""
+    """As `openrlhf patch` does; the command itself accepts only trees that it knows byte for
+    byte."""
     for name in names:
-        for file, hunks in PATCH[name].hunks.items():
-            path = folder / file
-            path.write_bytes(apply_hunks(path.read_bytes(), hunks, reverse=reverse))
+        assert PATCH[name].apply(folder, *(["-R"] if reverse else [])) == ""
 
 
 def states(folder):

@@ -1,8 +1,7 @@
 """`openrlhf patch status | apply | revert --to PATH`: thin patches for a checkout of an upstream.
 
 This project does not require them: plugins run on an unmodified upstream. `docs/patches.md`
-explains each patch,
-`engine/hosts/patches.py` how a tree is recognised and changed.
+explains each patch, `engine/hosts/patches.py` how a tree is recognised and changed.
 """
 
 from __future__ import annotations
@@ -112,7 +111,6 @@ def _print_report(
                 for p in patches
             ],
             "changed": changed,
-            "leftovers": [str(path) for path in tree.leftovers()],
         }
         print(json.dumps(report, indent=2))
         return
@@ -135,7 +133,7 @@ def _print_report(
     )
     if changed:
         print("changed: " + ", ".join(changed))
-    if "interrupted" in tree.states.values() or tree.leftovers():
+    if "interrupted" in tree.states.values():
         print(
             "a command was killed here: `openrlhf patch apply` completes it, `openrlhf patch "
             "revert` undoes it"
