@@ -12,6 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from marl_plugins.core.moved import MovedModules
+from marl_plugins.core.version import __version__ as __version__
 
 if TYPE_CHECKING:
     import pluggy
@@ -88,7 +89,6 @@ if TYPE_CHECKING:
     hookimpl = pluggy.HookimplMarker("marl")
     """Marks a function of a plugin as the implementation of the hook of the same name."""
 
-__version__ = "0.1.0"
 
 __all__ = [
     "Action",

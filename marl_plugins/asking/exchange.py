@@ -22,9 +22,9 @@ from urllib.request import getproxies, proxy_bypass
 
 import httpcore
 
-from marl_plugins import __version__
 from marl_plugins.asking.reading import MalformedAnswer
 from marl_plugins.core.redaction import shown_url
+from marl_plugins.core.version import __version__
 
 MOST_BYTES = 3 * 2**20
 """Of one answer: on the wire, headers included, and of its body when it is decompressed."""

@@ -26,10 +26,10 @@ from pathlib import Path
 from types import FrameType, ModuleType
 from typing import TypeGuard
 
-from marl_plugins import __version__
 from marl_plugins.core.failures import ConfigurationError, RunEnded, is_from_outside
 from marl_plugins.core.plugin_names import GROUP, SHIPPED
 from marl_plugins.core.problems import Problem, Where, at, meant
+from marl_plugins.core.version import __version__
 
 FOLDERS = "marl_folder_"
 """Beginning of the names of packages that stand for a user's folder."""

@@ -12,10 +12,10 @@ from collections.abc import Iterable, Iterator
 from types import ModuleType
 from typing import Any
 
-from marl_plugins import __version__
 from marl_plugins.core import hookspecs
 from marl_plugins.core.hookspecs import KINDS, Kind
 from marl_plugins.core.problems import Problem, Where, at, meant
+from marl_plugins.core.version import __version__
 
 
 def wraps(options: Any) -> bool:

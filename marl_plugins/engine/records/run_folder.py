@@ -31,13 +31,13 @@ import yaml
 from pydantic import Field, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
-from marl_plugins import __version__
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.files import json_value, read_bytes, replace_text
 from marl_plugins.core.options import recipe_file
 from marl_plugins.core.problems import Problem, at, first_of
 from marl_plugins.core.recipe.schema import find_recipe
 from marl_plugins.core.redaction import holds_secret, shown_flag
+from marl_plugins.core.version import __version__
 from marl_plugins.engine.hosts import upstream_cli
 from marl_plugins.engine.plan.fingerprint import digest, file_digest
 from marl_plugins.engine.plan.flags import (
