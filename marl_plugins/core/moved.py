@@ -50,6 +50,7 @@ FOLDERS = {
     **{f"core.{name}": f"core.recipe.{name}" for name in SCHEMA},
     **{f"core.{name}": f"engine.records.{name}" for name in RECORDS},
     **{f"core.{name}": f"engine.runtime.{name}" for name in RUNTIME},
+    "grading.places": "grading.extract",
     "plan.rehearsal": "builtin.rehearsal",
     "upstream_ci": "commands.upstream_ci",
     "viewer": "commands.inspect",

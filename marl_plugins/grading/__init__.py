@@ -1,6 +1,6 @@
 """Parts of graders that read an agent's text (docs/recipes.md, "The grader").
 
-places.py      where an answer stands, and in which form: a box, a line `answer: X`, one word, a
+extract.py     where an answer stands, and in which form: a box, a line `answer: X`, one word, a
                number
 enclosed.py    what it encloses: a JSON object, a tag, a fenced block
 overlap.py     how far its words are those of the label: exact match and F1
@@ -10,9 +10,9 @@ A grader that runs programs uses `Checker` of the sandbox (marl_plugins/sandbox/
 """
 
 from marl_plugins.grading.enclosed import fenced, object_in, tagged
+from marl_plugins.grading.extract import boxed, denied, final, lone_number, negated, stated, word
 from marl_plugins.grading.numbers import number
 from marl_plugins.grading.overlap import exact_match, f1, normalised
-from marl_plugins.grading.places import boxed, denied, final, lone_number, negated, stated, word
 from marl_plugins.grading.values import ACCEPTED, clean, right, same
 
 __all__ = [

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from marl_plugins.grading.extract import AMOUNT, TAIL, boxed, final, stated
 from marl_plugins.grading.math_verify import Budget, verified
 from marl_plugins.grading.numbers import (
     BASED,
@@ -21,7 +22,6 @@ from marl_plugins.grading.numbers import (
     plain,
     unfinished,
 )
-from marl_plugins.grading.places import AMOUNT, TAIL, boxed, final, stated
 
 MAX_EXPRESSION_DEPTH = 16
 """Maximum number of braces within each other in an answer; a deeper one is right only as the
