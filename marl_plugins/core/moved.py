@@ -51,6 +51,7 @@ FOLDERS = {
     **{f"core.{name}": f"engine.records.{name}" for name in RECORDS},
     **{f"core.{name}": f"engine.runtime.{name}" for name in RUNTIME},
     "grading.places": "grading.extract",
+    "grading.values": "grading.compare",
     "plan.rehearsal": "builtin.rehearsal",
     "upstream_ci": "commands.upstream_ci",
     "viewer": "commands.inspect",
