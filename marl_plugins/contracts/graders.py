@@ -40,7 +40,7 @@ from marl_plugins.engine.plan.apart import (
 )
 from marl_plugins.engine.plan.parts import tools_of
 from marl_plugins.engine.plan.scripted_roles import ScriptedChat, scripted_role
-from marl_plugins.grading.tricks import TRICKS
+from marl_plugins.grading.exploits import TRICKS
 
 if TYPE_CHECKING:
     from marl_plugins.engine.plan.plan import Plan

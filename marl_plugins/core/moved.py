@@ -52,6 +52,7 @@ FOLDERS = {
     **{f"core.{name}": f"engine.runtime.{name}" for name in RUNTIME},
     "grading.places": "grading.extract",
     "grading.values": "grading.compare",
+    "grading.tricks": "grading.exploits",
     "plan.rehearsal": "builtin.rehearsal",
     "upstream_ci": "commands.upstream_ci",
     "viewer": "commands.inspect",

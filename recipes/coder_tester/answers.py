@@ -3,7 +3,7 @@ and tests of them."""
 
 from marl_plugins import Task
 from marl_plugins.contracts.graders import GradedAnswers
-from marl_plugins.grading.tricks import fenced, leaving
+from marl_plugins.grading.exploits import fenced, leaving
 
 CHECKS = "\n".join(f"assert f({x}) == {3 * x + 4}" for x in (0, 1, 4, 7, 13))
 TASK = Task("0-3-4", "f(x) is x times 3 plus 4", CHECKS, {"expression": "x * 3 + 4"})

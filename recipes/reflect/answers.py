@@ -3,7 +3,7 @@ hidden tests have to pass."""
 
 from marl_plugins import Task
 from marl_plugins.contracts.graders import GradedAnswers
-from marl_plugins.grading.tricks import fenced, leaving
+from marl_plugins.grading.exploits import fenced, leaving
 
 CASES = {"abc": "cba", "fgh": "hgf", "kalo": "olak", "mino": "onim"}
 TASK = Task(

@@ -13,7 +13,7 @@ from marl_plugins.core.recipe.schema import find_recipe
 from marl_plugins.core.recipe.shipped import recipes_root
 from marl_plugins.engine.manager import Plugins
 from marl_plugins.engine.plan.build import build_plan, draft_plan
-from marl_plugins.grading.tricks import TRICKS
+from marl_plugins.grading.exploits import TRICKS
 
 RECIPES = {
     folder.name: "tiny_merchant.yaml" if folder.name == "ecommerce" else "tiny.yaml"

@@ -25,7 +25,7 @@ from marl_plugins.core.scoring import score_outcome
 from marl_plugins.engine.plan.apart import UserCodeTimeout, run_apart, run_on_a_loop, where_of
 from marl_plugins.engine.plan.plan import Plan
 from marl_plugins.engine.plan.rehearsed import RehearsalResult
-from marl_plugins.grading.tricks import fenced, mild
+from marl_plugins.grading.exploits import fenced, mild
 
 IDLE = ("pass", fenced("pass"))
 """A program that does nothing: what it is paid, leaving may be paid too."""
