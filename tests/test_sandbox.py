@@ -35,7 +35,7 @@ from marl_plugins.sandbox import (
     local,
     open_sandbox,
     removal,
-    taken,
+    resource_usage,
 )
 from marl_plugins.sandbox.checks import check_sandbox, describe_sandbox
 from marl_plugins.sandbox.contract import SandboxContract
@@ -492,7 +492,7 @@ def test_files_that_cannot_be_counted_count_as_too_many(tmp_path, monkeypatch):
     exec(DEEP, {})
     open("a", "w").close()
     os.chdir("/")
-    assert taken.usage(str(tmp_path))[0] > taken.MAX_WORKSPACE_ENTRIES
+    assert resource_usage.usage(str(tmp_path))[0] > resource_usage.MAX_WORKSPACE_ENTRIES
     removal.remove(str(tmp_path))
 
 

@@ -33,13 +33,13 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypedDict, cast
 if TYPE_CHECKING or __package__:
     from marl_plugins.sandbox import confine, seccomp, system_calls
     from marl_plugins.sandbox.kernel import check, libc, no_new_privileges
-    from marl_plugins.sandbox.taken import children_of
+    from marl_plugins.sandbox.resource_usage import children_of
 else:
     import confine  # beside this file, where there is no package
     import seccomp
     import system_calls
     from kernel import check, libc, no_new_privileges
-    from taken import children_of
+    from resource_usage import children_of
 
 EXIT_GRACE_SECONDS = 0.3
 """Seconds for a program's children to end after it."""
@@ -139,7 +139,15 @@ def main() -> None:
     confine.no_huge_pages()
     if refused := prepare_imports(settings["imports"]) or warm_up(settings["warm_up"]):
         return tell(owner, **refused)
-    for name in ("confine", "fork_server", "kernel", "removal", "seccomp", "system_calls", "taken"):
+    for name in (
+        "confine",
+        "fork_server",
+        "kernel",
+        "removal",
+        "seccomp",
+        "system_calls",
+        "resource_usage",
+    ):
         sys.modules.pop(name, None)
     os.environ.clear()  # of what the imports have added
     os.environ.update(ENVIRONMENT, PYTEST_DISABLE_PLUGIN_AUTOLOAD="1")

@@ -26,12 +26,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING or __package__:
-    from marl_plugins.sandbox import system_calls, taken
+    from marl_plugins.sandbox import resource_usage, system_calls
     from marl_plugins.sandbox.fork_server import ProgramRequest
     from marl_plugins.sandbox.seccomp import machine
 else:
+    import resource_usage
     import system_calls
-    import taken
     from seccomp import machine
 
 NOTIF_RECV, NOTIF_SEND, NOTIF_SET_FLAGS = 0xC0502100, 0xC0182101, 0x40082104
@@ -99,7 +99,7 @@ class AllowedCall:
         """Returns whether it is sure that the call has been made, or never will be."""
         if time.monotonic() < self._when + IN_FLIGHT_SECONDS:
             return False
-        _, _, after = taken.read(f"/proc/{caller}/stat").rpartition(b")")
+        _, _, after = resource_usage.read(f"/proc/{caller}/stat").rpartition(b")")
         state, *fields = after.split() or [b"X"]
         if (
             state not in b"RD"
@@ -126,7 +126,9 @@ class CallGate:
         self._top = top
         self._note = note
         self._noted: set[str] = set()
-        self._tasks = Count(request["processes"], lambda: taken.number_of_tasks(taken.family(top)))
+        self._tasks = Count(
+            request["processes"], lambda: resource_usage.number_of_tasks(resource_usage.family(top))
+        )
         self._pairs = Count(SOCKET_PAIRS, self._look_at_sockets)
         self._shared = request["memory"] // SHARED_MEMORY_PART
         self._batch = (0.0, 0)
@@ -193,7 +195,7 @@ class CallGate:
         own = process_of(caller)
         if target in (caller, own) and target > 0:
             return 0
-        members = taken.family(self._top)
+        members = resource_usage.family(self._top)
         if call == "pidfd_open":  # by which nothing can be sent
             return 0 if target in members else errno.ESRCH
         if call != "kill" or target == -1:
@@ -209,7 +211,7 @@ class CallGate:
         except OSError as error:
             return error.errno or errno.ESRCH
         try:
-            if pid not in taken.family(
+            if pid not in resource_usage.family(
                 self._top
             ):  # looked at now, while the number is held to be this process's
                 return errno.EPERM
@@ -221,13 +223,17 @@ class CallGate:
         return 0
 
     def _look_at_sockets(self) -> int:
-        processes = [found for pid in taken.family(self._top) if (found := taken.process(pid))]
-        return len(taken.descriptors(processes).sockets) // 2
+        processes = [
+            found
+            for pid in resource_usage.family(self._top)
+            if (found := resource_usage.process(pid))
+        ]
+        return len(resource_usage.descriptors(processes).sockets) // 2
 
 
 def process_of(task: int) -> int:
     """Returns the process of a thread; 0 where it has ended."""
-    lines = taken.read(f"/proc/{task}/status").splitlines()
+    lines = resource_usage.read(f"/proc/{task}/status").splitlines()
     return next((int(line.split()[1]) for line in lines if line.startswith(b"Tgid:")), 0)
 
 

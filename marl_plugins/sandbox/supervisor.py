@@ -4,12 +4,12 @@ what is left, removes folders.
     main() with sys.argv[1] = Settings as JSON
 
 It is a subreaper: whatever a program starts stays below it, in whatever session and whoever of its
-parents has ended. It looks at what each program takes (taken.py), sooner where it could soon be too
-much, and answers what the programs' filters ask (gate.py). Memory is looked at by one thread and
-files by another, so that many files do not hide what is taken of memory meanwhile. When its owner
-closes the socket or ends, in whatever way, everything below it is ended and the folder of all fresh
-workspaces removed. Outside of bubblewrap, whose end nobody inside could survive. Standard library
-only, as in fork_server.py.
+parents has ended. It looks at what each program takes (resource_usage.py), sooner where it could
+soon be too much, and answers what the programs' filters ask (gate.py). Memory is looked at by one
+thread and files by another, so that many files do not hide what is taken of memory meanwhile. When
+its owner closes the socket or ends, in whatever way, everything below it is ended and the folder of
+all fresh workspaces removed. Outside of bubblewrap, whose end nobody inside could survive. Standard
+library only, as in fork_server.py.
 """
 
 import contextlib
@@ -29,14 +29,14 @@ from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple, NoReturn, TypedDict, cast
 
 if TYPE_CHECKING or __package__:
-    from marl_plugins.sandbox import confine, taken
+    from marl_plugins.sandbox import confine, resource_usage
     from marl_plugins.sandbox.fork_server import ProgramRequest, receive, tell
     from marl_plugins.sandbox.gate import CallGate
     from marl_plugins.sandbox.kernel import libc
     from marl_plugins.sandbox.removal import remove
 else:
     import confine
-    import taken
+    import resource_usage
     from fork_server import receive, tell
     from gate import CallGate
     from kernel import libc
@@ -113,7 +113,7 @@ class WatchedProgram:
     @cached_property
     def pid(self) -> int:
         """The process that is above all others, as it is called here; -1 where it has ended."""
-        return taken.pid_of(self.top)
+        return resource_usage.pid_of(self.top)
 
     @cached_property
     def gate(self) -> CallGate:
@@ -315,7 +315,12 @@ class ProgramUsage(NamedTuple):
 
 def look_at_memory(watched: WatchedProgram) -> ProgramUsage:
     """Looks at how many processes and threads a program has, and at their memory."""
-    request, pids, exceeded, stood_still = watched.request, taken.family(watched.pid), None, 0.0
+    request, pids, exceeded, stood_still = (
+        watched.request,
+        resource_usage.family(watched.pid),
+        None,
+        0.0,
+    )
     processes = living(pids)
     tasks = max(1, sum(one.threads for one in processes))
     most = request["memory"] * (1.0 if len(processes) > 1 else SPARE) + request["base"]
@@ -325,7 +330,7 @@ def look_at_memory(watched: WatchedProgram) -> ProgramUsage:
         began = time.monotonic()
         pids = stop(watched.pid)
         processes = living(pids)
-        together = taken.proportional(processes)
+        together = resource_usage.proportional(processes)
         watched.shared = max(0, sum(one.own for one in processes) - together)
         memory = held + together
         if memory <= most:  # else they are ended where they stand
@@ -345,26 +350,26 @@ def look_at_memory(watched: WatchedProgram) -> ProgramUsage:
 
 def look_at_files(watched: WatchedProgram) -> ProgramUsage:
     """Looks at a program's files, and at what its processes have opened and mapped."""
-    request, pids = watched.request, taken.family(watched.pid)
+    request, pids = watched.request, resource_usage.family(watched.pid)
     processes = living(pids)
     try:
-        opened = taken.descriptors(processes)
-    except taken.HiddenProcess:
+        opened = resource_usage.descriptors(processes)
+    except resource_usage.HiddenProcess:
         said = "one of its processes cannot be looked at, because its program may not be read"
         return ProgramUsage(pids, ("killed", said), LOOK_SECONDS)
-    mapped = taken.mappings(processes)
-    watched.held = taken.kernel_bytes(processes, opened, mapped)
+    mapped = resource_usage.mappings(processes)
+    watched.held = resource_usage.kernel_bytes(processes, opened, mapped)
     if request["shm"] and processes:
-        watched.held += taken.shared_memory(processes[0])
-    entries, size = taken.usage(request["folder"])
-    disk = size + taken.nameless_bytes(opened, mapped, request["file"])
+        watched.held += resource_usage.shared_memory(processes[0])
+    entries, size = resource_usage.usage(request["folder"])
+    disk = size + resource_usage.nameless_bytes(opened, mapped, request["file"])
     exceeded = None
-    if mapped.largest > taken.MAPPINGS:
-        exceeded = "killed", f"a process with more than {taken.MAPPINGS} mappings"
-    elif entries > taken.MAX_WORKSPACE_ENTRIES:
+    if mapped.largest > resource_usage.MAPPINGS:
+        exceeded = "killed", f"a process with more than {resource_usage.MAPPINGS} mappings"
+    elif entries > resource_usage.MAX_WORKSPACE_ENTRIES:
         exceeded = (
             "killed",
-            f"more than {taken.MAX_WORKSPACE_ENTRIES} files, or a path that is too long",
+            f"more than {resource_usage.MAX_WORKSPACE_ENTRIES} files, or a path that is too long",
         )
     elif disk > request["disk"]:
         exceeded = "killed", f"its files took more than {request['disk'] >> 20} MB"
@@ -379,7 +384,7 @@ def look_at_files(watched: WatchedProgram) -> ProgramUsage:
 def stop(top: int) -> list[int]:
     """Makes a process and all below it stand still, and returns which they are."""
     pids: dict[int, None] = {}
-    while fresh := [pid for pid in taken.family(top) if pid not in pids]:
+    while fresh := [pid for pid in resource_usage.family(top) if pid not in pids]:
         pids |= dict.fromkeys(fresh)
         send(fresh, signal.SIGSTOP)
     return list(pids)
@@ -393,9 +398,9 @@ def send(pids: Iterable[int], number: signal.Signals) -> None:
             os.kill(pid, number)
 
 
-def living(pids: list[int]) -> list[taken.LivingProcess]:
+def living(pids: list[int]) -> list[resource_usage.LivingProcess]:
     """Returns those of these processes that have not ended."""
-    return [found for pid in pids if (found := taken.process(pid))]
+    return [found for pid in pids if (found := resource_usage.process(pid))]
 
 
 def soonest(room: float, rate: float, tasks: int = CORES) -> float:
@@ -408,7 +413,7 @@ def end_descendants() -> None:
     """Kills all processes below this one, again and again: orphans become children of this one."""
     until = time.monotonic() + PATIENCE_SECONDS
     while reap() and time.monotonic() < until:
-        send(taken.descendants(os.getpid()), signal.SIGKILL)
+        send(resource_usage.descendants(os.getpid()), signal.SIGKILL)
         time.sleep(0.0005)
 
 
