@@ -317,7 +317,7 @@ def test_what_is_wrong_with_cases_is_said_before_the_start(planned, changed, exp
 
 
 def test_a_verifier_that_never_returns_is_found_before_the_start(planned, monkeypatch):
-    monkeypatch.setattr("marl_plugins.engine.plan.apart.USER_CODE_SECONDS", 0.3)
+    monkeypatch.setattr("marl_plugins.engine.plan.user_code_thread.USER_CODE_SECONDS", 0.3)
     monkeypatch.setattr("marl_plugins.builtin.rehearsal.trial.ROLE_SECONDS", 0.3)
     slow = CASES.replace(
         "return float(value == sum(case))", "import time\n        time.sleep(5)\n        return 0.0"

@@ -19,7 +19,7 @@ from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.recipe.recipe_yaml import read_recipe
 from marl_plugins.core.recipe.shipped import shipped_recipes
 from marl_plugins.engine.manager import Plugins
-from marl_plugins.engine.plan import apart
+from marl_plugins.engine.plan import user_code_thread
 from marl_plugins.engine.plan.build import build_plan, draft_plan
 from marl_plugins.engine.plan.rehearsed import RehearsalResult
 from marl_plugins.engine.plan.script import WORDS, word
@@ -142,12 +142,12 @@ def folder(tmp_path):
 @pytest.fixture(autouse=True)
 def patient(monkeypatch):
     """What blocks is found by `quick`; all else is as slow as the machine is."""
-    monkeypatch.setattr(apart, "USER_CODE_SECONDS", 100.0)
+    monkeypatch.setattr(user_code_thread, "USER_CODE_SECONDS", 100.0)
 
 
 @pytest.fixture
 def quick(monkeypatch, patient):
-    monkeypatch.setattr(apart, "USER_CODE_SECONDS", 0.5)
+    monkeypatch.setattr(user_code_thread, "USER_CODE_SECONDS", 0.5)
 
 
 def rehearsed(folder):

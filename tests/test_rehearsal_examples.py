@@ -11,7 +11,7 @@ from marl_plugins.commands.recipes import show
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.recipe.schema import RoleConfig
 from marl_plugins.core.recipe.shipped import shipped_recipes
-from marl_plugins.engine.plan import apart
+from marl_plugins.engine.plan import user_code_thread
 from marl_plugins.engine.plan.build import build_plan
 from marl_plugins.engine.plan.fingerprint import fingerprint
 from marl_plugins.engine.plan.lengths import answers_shown
@@ -24,12 +24,12 @@ TINY = [path for path in shipped_recipes() if path.name.startswith("tiny")]
 @pytest.fixture(autouse=True)
 def patient(monkeypatch):
     """What blocks is found by `quick`; all else is as slow as the machine is."""
-    monkeypatch.setattr(apart, "USER_CODE_SECONDS", 100.0)
+    monkeypatch.setattr(user_code_thread, "USER_CODE_SECONDS", 100.0)
 
 
 @pytest.fixture
 def quick(monkeypatch, patient):
-    monkeypatch.setattr(apart, "USER_CODE_SECONDS", 1.0)
+    monkeypatch.setattr(user_code_thread, "USER_CODE_SECONDS", 1.0)
 
 
 def refused(folder, *words):

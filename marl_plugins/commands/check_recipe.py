@@ -26,9 +26,9 @@ from marl_plugins.core.recipe.recipe_yaml import read_recipe
 from marl_plugins.core.recipe.schema import find_recipe
 from marl_plugins.core.redaction import inert
 from marl_plugins.engine.manager import Plugins
-from marl_plugins.engine.plan.apart import failure_of
 from marl_plugins.engine.plan.build import draft_plan
 from marl_plugins.engine.plan.tasks import check_tasks
+from marl_plugins.engine.plan.user_code_thread import failure_of
 
 if TYPE_CHECKING:
     from marl_plugins.contracts.graders import GraderFinding

@@ -31,15 +31,15 @@ from marl_plugins.core.scoring import score_outcome
 from marl_plugins.core.tools import Tool, ToolCall
 from marl_plugins.core.trajectory import File, Generation, Task, ToolResult, Trajectory
 from marl_plugins.core.workflow import RoleCall, Roles, Tools, calls_of, run_workflow
-from marl_plugins.engine.plan.apart import (
+from marl_plugins.engine.plan.parts import tools_of
+from marl_plugins.engine.plan.scripted_roles import ScriptedChat, scripted_role
+from marl_plugins.engine.plan.user_code_thread import (
     Capture,
     UserCodeTimeout,
-    run_apart,
+    run_in_thread,
     run_on_a_loop,
     where_of,
 )
-from marl_plugins.engine.plan.parts import tools_of
-from marl_plugins.engine.plan.scripted_roles import ScriptedChat, scripted_role
 from marl_plugins.grading.exploits import TRICKS
 
 if TYPE_CHECKING:
@@ -121,7 +121,9 @@ def graded_apart(
     try:
         # Once around all answers: patches that overlap in time would restore one another's.
         with patch("os._exit", side_effect=SystemExit):  # which would end the check without a word
-            return run_apart(lambda caught: run_on_a_loop(grade(caught)), seconds or GRADER_SECONDS)
+            return run_in_thread(
+                lambda caught: run_on_a_loop(grade(caught)), seconds or GRADER_SECONDS
+            )
     except UserCodeTimeout as stuck:
         file = plan.run.folder / str(plan.run.recipe.grader or plan.run.recipe.workflow)
         problem = stuck.problem("the recipe's code, given an answer,", str(file))

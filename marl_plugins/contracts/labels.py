@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from marl_plugins.contracts.graders import GradedAnswers, graded_apart, outcome_of
 from marl_plugins.core.trajectory import Task
-from marl_plugins.engine.plan.apart import Capture
+from marl_plugins.engine.plan.user_code_thread import Capture
 
 if TYPE_CHECKING:
     from marl_plugins.engine.plan.plan import Plan

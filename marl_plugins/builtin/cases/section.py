@@ -17,8 +17,8 @@ from marl_plugins.core.cases import CaseGenerator, CaseSection, is_score
 from marl_plugins.core.failures import ConfigurationError, place_of
 from marl_plugins.core.loading import load_file
 from marl_plugins.core.problems import Problem, at
-from marl_plugins.engine.plan.apart import UserCodeTimeout, run_apart
 from marl_plugins.engine.plan.parts import arity_problem
+from marl_plugins.engine.plan.user_code_thread import UserCodeTimeout, run_in_thread
 
 ARGUMENTS = {"case": ("rng", "given"), "prompt": ("case",), "verify": ("value", "case")}
 """The functions of a case, with their arguments."""
@@ -137,7 +137,7 @@ def try_case(name: str, generator: CaseGenerator, path: Path) -> list[Problem]:
         return [] if case is None else wrong_scores(name, generator, case)
 
     try:
-        return run_apart(work)
+        return run_in_thread(work)
     except UserCodeTimeout as stuck:
         return [stuck.problem(f"case {name!r}", str(path))]
 

@@ -15,15 +15,15 @@ from marl_plugins.core.recipe.prompts import prompt_renderer
 from marl_plugins.core.recipe.tiny import is_tiny
 from marl_plugins.core.run import Run
 from marl_plugins.core.trajectory import Task
-from marl_plugins.engine.plan.apart import (
+from marl_plugins.engine.plan.script import WORDS, Script
+from marl_plugins.engine.plan.user_code_thread import (
     Capture,
     Failure,
     UserCodeTimeout,
     failures_kept,
-    run_apart,
+    run_in_thread,
     where_of,
 )
-from marl_plugins.engine.plan.script import WORDS, Script
 
 REHEARSED_TASKS = 4
 """Tasks on which a workflow is run."""
@@ -78,7 +78,7 @@ def drawn(run: Run, tasks: Sequence[Task]) -> tuple[list[object], list[Failure]]
             for task in tasks:
                 items.extend(module.demonstrate(copy.deepcopy(task), rng))
 
-    run_apart(draw)
+    run_in_thread(draw)
     return items, failures
 
 

@@ -13,8 +13,8 @@ from marl_plugins.core.recipe.texts import read_text
 from marl_plugins.core.run import Run
 from marl_plugins.core.trajectory import Action, Task
 from marl_plugins.core.workflow import RoleCall, forgotten
-from marl_plugins.engine.plan.apart import Failure, where_of
 from marl_plugins.engine.plan.script import WORD
+from marl_plugins.engine.plan.user_code_thread import Failure, where_of
 
 SAID = re.compile(f"{WORD}[a-z]{{3}}")
 LABEL = re.compile(r"\blabel\b")

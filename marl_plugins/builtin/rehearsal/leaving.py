@@ -22,9 +22,14 @@ from marl_plugins.core.failures import place_of
 from marl_plugins.core.problems import Problem
 from marl_plugins.core.recipe.texts import read_text
 from marl_plugins.core.scoring import score_outcome
-from marl_plugins.engine.plan.apart import UserCodeTimeout, run_apart, run_on_a_loop, where_of
 from marl_plugins.engine.plan.plan import Plan
 from marl_plugins.engine.plan.rehearsed import RehearsalResult
+from marl_plugins.engine.plan.user_code_thread import (
+    UserCodeTimeout,
+    run_in_thread,
+    run_on_a_loop,
+    where_of,
+)
 from marl_plugins.grading.exploits import fenced, mild
 
 IDLE = ("pass", fenced("pass"))
@@ -70,9 +75,9 @@ def paid_for_leaving(plan: Plan) -> list[Problem]:
         return await asyncio.gather(*map(paid, texts))
 
     try:
-        outcomes = run_apart(lambda caught: run_on_a_loop(all_paid(*tried)))
+        outcomes = run_in_thread(lambda caught: run_on_a_loop(all_paid(*tried)))
         some = any(outcome > 0 for one in outcomes for outcome in one.values())
-        idle = run_apart(lambda caught: run_on_a_loop(all_paid(*IDLE))) if some else []
+        idle = run_in_thread(lambda caught: run_on_a_loop(all_paid(*IDLE))) if some else []
     except UserCodeTimeout:
         return []
     if left:

@@ -8,7 +8,7 @@ from difflib import get_close_matches
 
 from marl_plugins.core.problems import Problem
 from marl_plugins.core.run import Run
-from marl_plugins.engine.plan.apart import where_of
+from marl_plugins.engine.plan.user_code_thread import where_of
 
 CLOSE = 0.8
 """How much of two names is the same where one is meant for the other."""

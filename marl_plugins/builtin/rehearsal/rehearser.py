@@ -31,14 +31,6 @@ from marl_plugins.builtin.rehearsal.variants import variants_of
 from marl_plugins.core.problems import Problem
 from marl_plugins.core.trajectory import Task, Trajectory
 from marl_plugins.core.workflow import Workflow
-from marl_plugins.engine.plan.apart import (
-    Capture,
-    Failure,
-    UserCodeTimeout,
-    run_apart,
-    sort_out,
-    where_of,
-)
 from marl_plugins.engine.plan.rehearsed import RehearsalResult
 from marl_plugins.engine.plan.script import (
     ONES,
@@ -47,6 +39,14 @@ from marl_plugins.engine.plan.script import (
     FailureText,
     Script,
     example_scripts,
+)
+from marl_plugins.engine.plan.user_code_thread import (
+    Capture,
+    Failure,
+    UserCodeTimeout,
+    run_in_thread,
+    sort_out,
+    where_of,
 )
 from marl_plugins.engine.plan.workflow_file import Explorer, WorkflowFile
 
@@ -141,7 +141,7 @@ class Rehearser:
         def play(caught: Capture) -> list[Trial]:
             return [self._one(*one, marked, task, caught) for one in played]
 
-        return run_apart(play)
+        return run_in_thread(play)
 
     def _one(
         self, script: Script, workflow: Workflow | None, marked: Task, task: Task, caught: Capture

@@ -12,8 +12,8 @@ from marl_plugins.builtin.rehearsal.labels import OTHER_MARKS, with_label, with_
 from marl_plugins.builtin.rehearsal.trial import Stage, Trial
 from marl_plugins.core.problems import Problem
 from marl_plugins.core.trajectory import Task
-from marl_plugins.engine.plan.apart import run_apart, where_of
 from marl_plugins.engine.plan.script import SHOWN_CHARS, by_role
+from marl_plugins.engine.plan.user_code_thread import run_in_thread, where_of
 
 BEFORE_CHARS = 20
 """What is shown of two texts before they differ."""
@@ -116,7 +116,7 @@ class Replay:
     def _played(self, *groups: Sequence[Task]) -> list[list[Trial]]:
         """The trials of groups of tasks, each on copies of its own: a task that is twice in a group
         is the same there. Those of one group say different words."""
-        return run_apart(
+        return run_in_thread(
             lambda caught: self.stage.play_in_turn(
                 [
                     [

@@ -21,22 +21,22 @@ from marl_plugins.core.recipe.texts import read_text
 from marl_plugins.core.run import Run
 from marl_plugins.core.scoring import Seen, reward_function_score, score_outcome, score_trajectory
 from marl_plugins.core.trajectory import Action, Task, Trajectory
-from marl_plugins.engine.plan import apart
-from marl_plugins.engine.plan.apart import (
+from marl_plugins.engine.plan import user_code_thread
+from marl_plugins.engine.plan.parts import arity_problem
+from marl_plugins.engine.plan.plan import Plan
+from marl_plugins.engine.plan.rehearsed import RehearsalResult, Score
+from marl_plugins.engine.plan.user_code_thread import (
     Capture,
     Failure,
     UserCodeTimeout,
     caught_mistakes,
     failures_kept,
     own_loop,
-    run_apart,
+    run_in_thread,
     shared_generators,
     sort_out,
     where_of,
 )
-from marl_plugins.engine.plan.parts import arity_problem
-from marl_plugins.engine.plan.plan import Plan
-from marl_plugins.engine.plan.rehearsed import RehearsalResult, Score
 
 RUNS_PROGRAMS = re.compile(
     r"\b(?:exec|eval|compile|subprocess|Popen|runner|run_program|sandbox|Sandbox|Checker)\b"
@@ -69,7 +69,7 @@ def try_scorer(
     )
     try:
         for group in groups:
-            tries = run_apart(partial(trial.tries, completed(group) or group))
+            tries = run_in_thread(partial(trial.tries, completed(group) or group))
             task = next((t.task.id for t in group.values()), "")
             on = what if group is rehearsed.trajectories else f"{what}, on task {task!r},"
             wrong, unclear = sort_out(tries, on, sure=rehearsed.sure)
@@ -79,7 +79,7 @@ def try_scorer(
     except UserCodeTimeout as stuck:
         if may_wait:
             at_line = where_of(stuck.place or where)
-            seconds = apart.USER_CODE_SECONDS
+            seconds = user_code_thread.USER_CODE_SECONDS
             said = f"{what} was still here after {seconds:g} s, and was not tried further"
             return [Problem("rehearsal.waits", at_line, said, severity="warning")]
         return [stuck.problem(what, where)]

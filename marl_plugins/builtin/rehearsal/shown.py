@@ -17,7 +17,7 @@ from marl_plugins.builtin.rehearsal.trial import Trial
 from marl_plugins.core.fields import holds_action
 from marl_plugins.core.problems import Problem
 from marl_plugins.core.run import Run
-from marl_plugins.engine.plan.apart import where_of
+from marl_plugins.engine.plan.user_code_thread import where_of
 
 OBJECT = re.compile(
     r"<(?:bound method [\w.<>]+ of |built-in (?:method|function) \w+|(?:function|coroutine object) "

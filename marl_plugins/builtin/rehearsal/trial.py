@@ -22,7 +22,9 @@ from marl_plugins.core.run import Run
 from marl_plugins.core.tools import Function, Tool, ToolCall
 from marl_plugins.core.trajectory import Generation, Task, ToolResult, Trajectory
 from marl_plugins.core.workflow import RoleCall, Roles, Workflow, calls_of, run_workflow
-from marl_plugins.engine.plan.apart import (
+from marl_plugins.engine.plan.script import TOOL, FailureText, Script
+from marl_plugins.engine.plan.scripted_roles import ScriptedChat, scripted_role, tagged_calls
+from marl_plugins.engine.plan.user_code_thread import (
     Capture,
     Failure,
     caught_mistakes,
@@ -31,8 +33,6 @@ from marl_plugins.engine.plan.apart import (
     run_on_a_loop,
     shared_generators,
 )
-from marl_plugins.engine.plan.script import TOOL, FailureText, Script
-from marl_plugins.engine.plan.scripted_roles import ScriptedChat, scripted_role, tagged_calls
 
 MAX_ROLE_CALLS = 200
 """A workflow that continues for as long as answers are wrong is left there."""
@@ -126,7 +126,7 @@ class Stage:
         """Runs the workflow, or another one, once on a copy of a task.
 
         Args:
-            caught: Of `run_apart`.
+            caught: Of `run_in_thread`.
             most_calls: The trial is left where the workflow makes more calls of roles.
         """
         trial = Trial(script, Trace(self.source))

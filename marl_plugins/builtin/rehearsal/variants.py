@@ -18,9 +18,9 @@ from typing import Any
 from marl_plugins.core.failures import place_of, written
 from marl_plugins.core.problems import Problem, meant
 from marl_plugins.core.workflow import Workflow
-from marl_plugins.engine.plan.apart import failures_kept, run_apart, where_of
 from marl_plugins.engine.plan.parts import arity_problem
 from marl_plugins.engine.plan.script import WORDS, Script
+from marl_plugins.engine.plan.user_code_thread import failures_kept, run_in_thread, where_of
 
 Variants = dict[str, Script | Workflow]
 
@@ -45,7 +45,7 @@ def variants_of(workflow: Workflow, speakers: Collection[str]) -> tuple[Variants
         with failures_kept(failures, place, caught):
             given.append(function())
 
-    run_apart(call)
+    run_in_thread(call)
     if failures:
         return {}, [Problem("rehearsal.variants", where_of(f.place), f.said) for f in failures]
     if not isinstance(given[0], Mapping):

@@ -132,7 +132,7 @@ class UserCodeTimeout(Exception):
         )
 
 
-def run_apart(work: Callable[[Capture], T], seconds: float | None = None) -> T:
+def run_in_thread(work: Callable[[Capture], T], seconds: float | None = None) -> T:
     """Runs `work` in a thread of its own: nothing else stops code that blocks, and a notebook has
     an event loop already.
 
@@ -267,7 +267,7 @@ def failures_kept(failures: list[Failure], where: str, caught: Capture) -> Itera
 
     Args:
         where: Named where no line of the user's took part.
-        caught: Of `run_apart`.
+        caught: Of `run_in_thread`.
     """
     before = len(caught.warnings)
     try:
