@@ -73,8 +73,8 @@ if TYPE_CHECKING:
     from marl_plugins.core.steps import Step, StepPart
     from marl_plugins.core.tools import Function, Tool, ToolCall
     from marl_plugins.core.trajectory import Action, Generation, Task, ToolResult, Trajectory
-    from marl_plugins.engine.plan.parts import arity_problem
     from marl_plugins.engine.plan.rehearsed import RehearsalResult
+    from marl_plugins.engine.plan.resolve_plugins import arity_problem
     from marl_plugins.engine.plan.signature import engine_differences
     from marl_plugins.engine.processes.backend import OwnProcesses
     from marl_plugins.engine.processes.extension import Extension
@@ -215,7 +215,7 @@ OFFERED = {
     "core.command": ("Command", "Parser"),
     "core.findings": ("Finding", "check_extra"),
     "core.recipe.tasks": ("read_tasks",),
-    "engine.plan.parts": ("arity_problem",),
+    "engine.plan.resolve_plugins": ("arity_problem",),
     "engine.plan.rehearsed": ("RehearsalResult",),
     "engine.plan.signature": ("engine_differences",),
     "engine.processes.backend": ("OwnProcesses",),

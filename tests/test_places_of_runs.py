@@ -38,7 +38,7 @@ from marl_plugins.core.run import use_tool
 from marl_plugins.core.tools import Tool
 from marl_plugins.engine.hosts import prebuild, releases, seams, trees, upstream_cli
 from marl_plugins.engine.manager import Plugins
-from marl_plugins.engine.plan import files, models, parts
+from marl_plugins.engine.plan import files, models, resolve_plugins
 from marl_plugins.engine.plan.build import build_plan
 from marl_plugins.engine.plan.checks import numbers
 from marl_plugins.engine.processes import cluster
@@ -270,7 +270,7 @@ def test_a_tool_in_a_folder_that_nothing_gives():
     plugins = SimpleNamespace(
         owners=lambda hook, run=None: (), call_while_planning=lambda hook, run: [[tool]]
     )
-    assert found_by(parts.tools_of, plugins, None) == [("tools.workspace", "write")]
+    assert found_by(resolve_plugins.tools_of, plugins, None) == [("tools.workspace", "write")]
 
 
 def test_a_tool_that_the_run_does_not_have():

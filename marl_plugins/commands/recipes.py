@@ -30,10 +30,10 @@ from marl_plugins.engine.hosts.upstream_cli import UpstreamParser
 from marl_plugins.engine.manager import Plugins
 from marl_plugins.engine.plan.build import collect, draft_plan
 from marl_plugins.engine.plan.describe import players
-from marl_plugins.engine.plan.parts import tools_of
 from marl_plugins.engine.plan.plan import Plan
 from marl_plugins.engine.plan.problems import Problems
 from marl_plugins.engine.plan.rehearsed import RehearsalResult
+from marl_plugins.engine.plan.resolve_plugins import tools_of
 from marl_plugins.engine.plan.resume import COMMAND_FILE
 from marl_plugins.engine.plan.sections import load_recipe
 from marl_plugins.engine.plan.tasks import from_hub

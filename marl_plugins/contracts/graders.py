@@ -31,7 +31,7 @@ from marl_plugins.core.scoring import score_outcome
 from marl_plugins.core.tools import Tool, ToolCall
 from marl_plugins.core.trajectory import File, Generation, Task, ToolResult, Trajectory
 from marl_plugins.core.workflow import RoleCall, Roles, Tools, calls_of, run_workflow
-from marl_plugins.engine.plan.parts import tools_of
+from marl_plugins.engine.plan.resolve_plugins import tools_of
 from marl_plugins.engine.plan.scripted_roles import ScriptedChat, scripted_role
 from marl_plugins.engine.plan.user_code_thread import (
     Capture,

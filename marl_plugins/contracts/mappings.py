@@ -23,7 +23,7 @@ from marl_plugins.core.scoring import score_outcome
 from marl_plugins.core.tools import ToolCall
 from marl_plugins.core.trajectory import EVALUATION, Generation, ToolResult
 from marl_plugins.core.workflow import run_workflow
-from marl_plugins.engine.plan.parts import tools_of
+from marl_plugins.engine.plan.resolve_plugins import tools_of
 from marl_plugins.engine.plan.scripted_roles import tagged_calls
 from marl_plugins.engine.plan.user_code_thread import Capture
 

@@ -17,7 +17,7 @@ from marl_plugins.core.cases import CaseGenerator, CaseSection, is_score
 from marl_plugins.core.failures import ConfigurationError, place_of
 from marl_plugins.core.loading import load_file
 from marl_plugins.core.problems import Problem, at
-from marl_plugins.engine.plan.parts import arity_problem
+from marl_plugins.engine.plan.resolve_plugins import arity_problem
 from marl_plugins.engine.plan.user_code_thread import UserCodeTimeout, run_in_thread
 
 ARGUMENTS = {"case": ("rng", "given"), "prompt": ("case",), "verify": ("value", "case")}

@@ -19,9 +19,9 @@ from marl_plugins.core.run import Run
 from marl_plugins.core.tools import Tool
 from marl_plugins.core.trajectory import Task
 from marl_plugins.core.workflow import Workflow
-from marl_plugins.engine.plan.parts import arity_problem
 from marl_plugins.engine.plan.plan import Plan
 from marl_plugins.engine.plan.rehearsed import RehearsalResult
+from marl_plugins.engine.plan.resolve_plugins import arity_problem
 from marl_plugins.engine.plan.tasks import from_hub
 from marl_plugins.engine.plan.workflow_file import WorkflowFile, workflow_of
 

@@ -22,9 +22,9 @@ from marl_plugins.core.run import Run
 from marl_plugins.core.scoring import Seen, reward_function_score, score_outcome, score_trajectory
 from marl_plugins.core.trajectory import Action, Task, Trajectory
 from marl_plugins.engine.plan import user_code_thread
-from marl_plugins.engine.plan.parts import arity_problem
 from marl_plugins.engine.plan.plan import Plan
 from marl_plugins.engine.plan.rehearsed import RehearsalResult, Score
+from marl_plugins.engine.plan.resolve_plugins import arity_problem
 from marl_plugins.engine.plan.user_code_thread import (
     Capture,
     Failure,

@@ -18,7 +18,7 @@ from typing import Any
 from marl_plugins.core.failures import place_of, written
 from marl_plugins.core.problems import Problem, meant
 from marl_plugins.core.workflow import Workflow
-from marl_plugins.engine.plan.parts import arity_problem
+from marl_plugins.engine.plan.resolve_plugins import arity_problem
 from marl_plugins.engine.plan.script import WORDS, Script
 from marl_plugins.engine.plan.user_code_thread import failures_kept, run_in_thread, where_of
 

@@ -52,7 +52,9 @@ from marl_plugins.engine.plan.flags import (
 )
 from marl_plugins.engine.plan.lengths import Lengths, check_lengths
 from marl_plugins.engine.plan.models import check_models, hub_warnings, offline_warnings
-from marl_plugins.engine.plan.parts import (
+from marl_plugins.engine.plan.plan import Plan
+from marl_plugins.engine.plan.problems import Problems
+from marl_plugins.engine.plan.resolve_plugins import (
     estimator_of,
     of_plugin,
     policies_of,
@@ -60,8 +62,6 @@ from marl_plugins.engine.plan.parts import (
     tools_of,
     wrong_answer,
 )
-from marl_plugins.engine.plan.plan import Plan
-from marl_plugins.engine.plan.problems import Problems
 from marl_plugins.engine.plan.sections import load_recipe, sections_of
 from marl_plugins.engine.plan.tasks import check_tasks, from_hub, hub_tasks, task_warnings
 from marl_plugins.engine.plan.without import kept_plugins, without

@@ -17,8 +17,8 @@ from marl_plugins.engine.hosts import upstream_cli
 from marl_plugins.engine.hosts.devices import engine_gpus, training_gpus
 from marl_plugins.engine.plan.devices import fewer_devices, needed_cpus, needed_devices
 from marl_plugins.engine.plan.estimate import estimate
-from marl_plugins.engine.plan.parts import of_plugin
 from marl_plugins.engine.plan.plan import Plan
+from marl_plugins.engine.plan.resolve_plugins import of_plugin
 
 PENALTIES = ("reward.overlong_buffer_len", "reward.stop_properly_penalty_coef")
 """Upstream's flags that change rewards after credit."""

@@ -18,8 +18,8 @@ from marl_plugins.core.problems import Problem, at
 from marl_plugins.core.recipe.recipe_yaml import Origins
 from marl_plugins.core.recipe.tasks import SUFFIXES
 from marl_plugins.engine.plan.describe import flag_value
-from marl_plugins.engine.plan.parts import arity_problem
 from marl_plugins.engine.plan.plan import Plan
+from marl_plugins.engine.plan.resolve_plugins import arity_problem
 from marl_plugins.engine.plan.workflow_file import workflow_of
 
 ARGUMENTS: Mapping[str, Sequence[str]] = MappingProxyType(

@@ -28,8 +28,8 @@ from marl_plugins.core.run import Run
 from marl_plugins.core.tools import Tool
 from marl_plugins.engine.hosts.devices import critic_gpus, training_gpus
 from marl_plugins.engine.hosts.flags import FLAGS
-from marl_plugins.engine.plan.parts import estimator_of, of_plugin
 from marl_plugins.engine.plan.plan import Plan
+from marl_plugins.engine.plan.resolve_plugins import estimator_of, of_plugin
 from marl_plugins.engine.plan.workflow_file import workflow_files
 
 FREE = (

@@ -23,9 +23,9 @@ from marl_plugins.core.recipe.tiny import count_tokens, is_tiny, tokens_of
 from marl_plugins.core.run import Run
 from marl_plugins.core.tools import Tool
 from marl_plugins.core.trajectory import Task, Trajectory
-from marl_plugins.engine.plan.parts import tools_of
 from marl_plugins.engine.plan.plan import Plan
 from marl_plugins.engine.plan.rehearsed import RehearsalResult
+from marl_plugins.engine.plan.resolve_plugins import tools_of
 from marl_plugins.engine.plan.script import ONES
 from marl_plugins.engine.plan.tasks import from_hub
 

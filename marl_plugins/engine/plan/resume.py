@@ -28,8 +28,8 @@ from marl_plugins.core.files import json_value, read_bytes
 from marl_plugins.core.problems import Problem, Where, at, first_of
 from marl_plugins.engine.manager import labels_of
 from marl_plugins.engine.plan.fingerprint import digest, fingerprint, matches, values_of
-from marl_plugins.engine.plan.parts import has_critics
 from marl_plugins.engine.plan.plan import Plan
+from marl_plugins.engine.plan.resolve_plugins import has_critics
 
 SCHEMA_VERSION = 3
 """2 and 3 differ in what the manifest says of its files and of itself: their sizes and digests, and

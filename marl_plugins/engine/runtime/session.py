@@ -15,8 +15,8 @@ from marl_plugins.core.recipe.tiny import is_tiny
 from marl_plugins.core.roles import Sampling
 from marl_plugins.core.run import EngineConnection
 from marl_plugins.engine.manager import extensions_of
-from marl_plugins.engine.plan.parts import estimator_of, has_critics, tools_of
 from marl_plugins.engine.plan.plan import Plan
+from marl_plugins.engine.plan.resolve_plugins import estimator_of, has_critics, tools_of
 from marl_plugins.engine.plan.tasks import check_tasks
 from marl_plugins.engine.plan.workflow_file import workflow_of
 from marl_plugins.engine.processes.model_code import refuse_code
