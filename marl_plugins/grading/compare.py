@@ -159,24 +159,25 @@ async def right(text: str | None, label: Any) -> bool:
 def _final(text: str, label: str) -> str:
     """The final answer of a text: in its box; without one its number, or what it says last where
     the label is words."""
-    words, said = _words(label), stated(text)
+    words, statement = _words(label), stated(text)
     if boxed(text) is None:
         if not WORDS.fullmatch(words):
             return final(text)
-        if said is None:
-            said = re.split(r"[:=\n]", text[-TAIL:].strip())[-1]
-            said = said if not YES_NO.match(text) or YES_NO.match(said) else text
-    if words in ("yes", "no") and (short := YES_NO.match(_untypeset(said or ""))):
-        after = _untypeset(said or "")[short.end(1) :]
-        found = BOTH.match(after)
+        if statement is None:
+            statement = re.split(r"[:=\n]", text[-TAIL:].strip())[-1]
+            statement = statement if not YES_NO.match(text) or YES_NO.match(statement) else text
+    if words in ("yes", "no") and (short := YES_NO.match(_untypeset(statement or ""))):
+        after = _untypeset(statement or "")[short.end(1) :]
+        alternatives = BOTH.match(after)
         return (
             ""
-            if found
-            and {one.lower() for one in re.findall(r"(?i)\b(?:yes|no)\b", found[0])} != {words}
+            if alternatives
+            and {one.lower() for one in re.findall(r"(?i)\b(?:yes|no)\b", alternatives[0])}
+            != {words}
             else short[1]
         )
-    said = IT_IS.sub("", said or "") if WORDS.fullmatch(words) else said or ""
-    return said.strip(" *`\"'").rstrip(" *`\"'.") if WORDS.fullmatch(words) else said
+    statement = IT_IS.sub("", statement or "") if WORDS.fullmatch(words) else statement or ""
+    return statement.strip(" *`\"'").rstrip(" *`\"'.") if WORDS.fullmatch(words) else statement
 
 
 def accepted(label: Any) -> list[str]:
@@ -290,7 +291,7 @@ def _is_one_number(text: str) -> bool:
     text = LOWERED.sub("", REMARK.sub(" ", text))
     if TWO.search(text) or text.count("|") % 2:
         return False
-    while (shorter := TERM.sub(lambda found: "" if found["raised"] else "1", text)) != text:
+    while (shorter := TERM.sub(lambda match: "" if match["raised"] else "1", text)) != text:
         text = shorter
     return len(re.findall(r"\d[\d.,]*", text)) <= 1
 
@@ -328,7 +329,7 @@ def clean(text: str) -> str:
     )
     text = re.sub(r"\\(?:[cdst]|nice)frac(?![a-z])", r"\\frac", text)
     text = re.sub(r"\\frac\s*(\d)\s*(\d)(?!\d)", r"\\frac{\1}{\2}", text)
-    text = OVER.sub(lambda found: f"\\frac{{{found[1].strip()}}}{{{found[2].strip()}}}", text)
+    text = OVER.sub(lambda match: f"\\frac{{{match[1].strip()}}}{{{match[2].strip()}}}", text)
     text = re.sub(
         r"\\(?:text|textbf|mathrm|mathbf|mbox)\s*\{(\s*(?:or|and)\s*)\}", r" \1 ", text
     ).strip()
@@ -370,14 +371,14 @@ def parts(text: str) -> tuple[str, list[str]]:
         kind, text = "{", text[2:-2]
     elif re.fullmatch(r"\([^()\[\]]*\)", text):
         kind, text = "(", text[1:-1]
-    found, depth, begin = [], 0, 0
+    pieces, depth, begin = [], 0, 0
     text = SEPARATORS.sub(",", text)
     for place, char in enumerate(text):
         depth += (char in "([{") - (char in ")]}")
         if char in ",;" and depth == 0:
-            found.append(text[begin:place])
+            pieces.append(text[begin:place])
             begin = place + 1
-    parted = [part.strip() for part in (*found, text[begin:]) if part.strip()]
+    parted = [part.strip() for part in (*pieces, text[begin:]) if part.strip()]
     return kind, [one.strip() for part in parted for one in _both(part)]
 
 

@@ -28,11 +28,11 @@ def object_in(text: str) -> dict[str, Any] | None:
         if begin < 0:
             return None
         try:
-            found, _ = decoder.raw_decode(text, begin)
-            json.dumps(found, ensure_ascii=False).encode()
+            value, _ = decoder.raw_decode(text, begin)
+            json.dumps(value, ensure_ascii=False).encode()
         except (ValueError, RecursionError):
             continue
-        return found if isinstance(found, dict) else None
+        return value if isinstance(value, dict) else None
     return None
 
 
@@ -60,19 +60,19 @@ def tagged(text: str, name: str) -> str | None:
 
 def fenced(text: str, language: str) -> str | None:
     """Returns the last closed block between fences, of a language or of any."""
-    found: str | None = None
+    content: str | None = None
     block: list[str] | None = None
-    wanted = False
+    matches = False
     for line in text.splitlines():
         if line.lstrip().startswith("```"):
             if block is None:
-                block, said = [], line.strip().strip("`").strip().lower()
-                wanted = not language or said in (
+                block, info = [], line.strip().strip("`").strip().lower()
+                matches = not language or info in (
                     language.lower(),
                     {"python": "py"}.get(language.lower()),
                 )
             else:
-                found, block = ("\n".join(block) if wanted else found), None
+                content, block = ("\n".join(block) if matches else content), None
         elif block is not None:
             block.append(line)
-    return found
+    return content

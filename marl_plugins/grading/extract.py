@@ -132,12 +132,12 @@ def boxed(text: str) -> str | None:
     """Returns the content of the last \\boxed{...} that has any; empty where the last one is cut
     off, None without any."""
     content = None
-    for start in reversed([found.end() for found in BOX.finditer(text)]):
+    for start in reversed([match.end() for match in BOX.finditer(text)]):
         depth = 1
-        for found in BRACES.finditer(text, start):
-            depth += {"{": 1, "}": -1}.get(found[0], 0)
+        for match in BRACES.finditer(text, start):
+            depth += {"{": 1, "}": -1}.get(match[0], 0)
             if depth == 0:
-                content = text[start : found.start()]
+                content = text[start : match.start()]
                 break
         else:
             return ""
@@ -159,19 +159,19 @@ def stated(text: str) -> str | None:
 def _statements(text: str) -> list[tuple[str, str | None]]:
     """Returns what a text says is its answer, each time, and what stands after that; None for
     prose, which may say nothing of the answer (`the result is clear`)."""
-    text, found = text[-TAIL:], []
+    text, statements = text[-TAIL:], []
     for one in STATED.finditer(text):
         name = "tagged" if one["tagged"] is not None else "said"
         quoted = (
             name == "tagged" or "\n" in text[one.start() : one.start("said")]
         )  # else `> 59` is a relation
-        found.append(
+        statements.append(
             (
                 one[name].strip(MARKUP if quoted else MARKUP.replace(">", "")),
                 None if one["prose"] else text[one.end(name) :],
             )
         )
-    return found
+    return statements
 
 
 def negated(before: str) -> bool:
@@ -221,9 +221,9 @@ def word(text: str | None, words: Collection[str]) -> str:
     choice = re.match(r"\W*(\w)[):.]+[\s*]", text)  # `B: 3.41` and no more
     if choice and "\n" not in text and _names(text, known) == {choice[1]}:
         return choice[1]
-    for said, after in reversed(_statements(text)):
-        if _bare(said).lower() in known or _names(said, known):
-            return _named(said, known)
+    for statement, after in reversed(_statements(text)):
+        if _bare(statement).lower() in known or _names(statement, known):
+            return _named(statement, known)
         if after is not None:
             text = after
             break
@@ -243,13 +243,13 @@ def _named(said: str, known: dict[str, str]) -> str:
     """The word that a stated answer begins with, unless another one stands beside it (`A or B`); or
     the only one in it."""
     bare = _bare(said)
-    found = re.match(r"\w+", bare)
-    if not found or found[0].lower() not in known:
+    match = re.match(r"\w+", bare)
+    if not match or match[0].lower() not in known:
         return _only(said, known)
-    if len(found[0]) == 1 and found[0].islower() and bare != found[0]:  # the article
+    if len(match[0]) == 1 and match[0].islower() and bare != match[0]:  # the article
         return ""
-    gap = GAP.match(bare, found.end())
-    if re.match(r"\W*\?", bare[found.end() : found.end() + 5]):
+    gap = GAP.match(bare, match.end())
+    if re.match(r"\W*\?", bare[match.end() : match.end() + 5]):
         return ""
     other = OTHER.match(bare, gap.end()) if gap else None
     aside = (
@@ -258,20 +258,20 @@ def _named(said: str, known: dict[str, str]) -> str:
     if gap and not (aside or _open(gap[0]) or CORRECTED.search(gap[0])):
         other = None
     answers = other and (other[0].lower() in known or re.fullmatch("[A-HJ-Z]", other[0]))
-    if other and answers and other[0].lower() != found[0].lower():
+    if other and answers and other[0].lower() != match[0].lower():
         return ""
-    return "" if AGAINST.match(bare, found.end()) else known[found[0].lower()]
+    return "" if AGAINST.match(bare, match.end()) else known[match[0].lower()]
 
 
 def _only(text: str, known: dict[str, str]) -> str:
     """The only word that a text names, unless it denies it; letters are none."""
-    found = [
+    mentions = [
         one for one in re.finditer(r"\w+", text) if len(one[0]) > 1 and one[0].lower() in known
     ]
-    if len({one[0].lower() for one in found}) != 1:
+    if len({one[0].lower() for one in mentions}) != 1:
         return ""
-    denied = negated(text[: found[-1].start()]) or AGAINST.match(text, found[-1].end())
-    return "" if denied else known[found[-1][0].lower()]
+    denied = negated(text[: mentions[-1].start()]) or AGAINST.match(text, mentions[-1].end())
+    return "" if denied else known[mentions[-1][0].lower()]
 
 
 def _bare(text: str) -> str:
@@ -292,9 +292,9 @@ def final(text: str) -> str:
     if inside is not None:
         return _expression(inside, first=True, alone=True)
     text = re.sub(r"(?m)^[ \t]*>+[ \t]*", "", text[-TAIL:])  # quoted lines
-    for said, after in reversed(_statements(text)):
-        if re.search(r"\d", plain(said)):
-            return _expression(said, first=True)
+    for statement, after in reversed(_statements(text)):
+        if re.search(r"\d", plain(statement)):
+            return _expression(statement, first=True)
         if after is not None:
             text = after
             break
@@ -379,33 +379,37 @@ def lone_number(text: str) -> str:
     text = plain(text)
     head, equals, tail = text.rpartition("=")
     text = tail if equals and len(head) < 200 and unfinished(head) else text
-    found = list(re.finditer(FIGURE, text))
-    if len(found) > 1 and (day := IN_YEAR.match(text)):
+    figures = list(re.finditer(FIGURE, text))
+    if len(figures) > 1 and (day := IN_YEAR.match(text)):
         text = text[day.end() :]
-        found = list(re.finditer(FIGURE, text))
-    if any(hedged(text, one) or AGAINST.match(text, one.end()) for one in found[:1] + found[-1:]):
+        figures = list(re.finditer(FIGURE, text))
+    if any(
+        hedged(text, one) or AGAINST.match(text, one.end()) for one in figures[:1] + figures[-1:]
+    ):
         return ""
-    cents = [one for one in found if re.match(r"[ \t]*cents?\b", text[one.end() : one.end() + 20])]
+    cents = [
+        one for one in figures if re.match(r"[ \t]*cents?\b", text[one.end() : one.end() + 20])
+    ]
     if (
-        len(found) == 2
+        len(figures) == 2
         and len(cents) == 1
         and "(" in text
-        and not negated(text[: found[0].start()])
+        and not negated(text[: figures[0].start()])
     ):
         return cents[0][0] if not OPEN.search(re.sub(FIGURE, "0", text)) else ""
     if (
-        not found
+        not figures
         or OPEN.search(re.sub(FIGURE, "0", DATE.sub("", text)))
-        or negated(text[: found[0].start()])
+        or negated(text[: figures[0].start()])
     ):
         return ""
-    if len(found) == 1 or not text[: found[0].start()].strip(MARKUP + "$\u20ac\u00a3"):
-        return found[0][0]
+    if len(figures) == 1 or not text[: figures[0].start()].strip(MARKUP + "$\u20ac\u00a3"):
+        return figures[0][0]
     ends = re.search(
-        r"(?:[:=]|\b(?:is|was|are|were))[*_\s$\u20ac\u00a3]*$", text[: found[-1].start()]
+        r"(?:[:=]|\b(?:is|was|are|were))[*_\s$\u20ac\u00a3]*$", text[: figures[-1].start()]
     )
     verbs = re.findall(r"\b(?:is|was|are|were)[*_\s$\u20ac\u00a3]*0", re.sub(FIGURE, "0", text))
-    return found[-1][0] if ends and len(verbs) < 2 else ""
+    return figures[-1][0] if ends and len(verbs) < 2 else ""
 
 
 def _closed(chunk: str) -> bool:

@@ -78,16 +78,16 @@ def answer_one(connection: socket.socket) -> None:
     signal.setitimer(
         signal.ITIMER_PROF, seconds
     )  # its signal ends the process, whatever it is doing
-    said = YES if compare(answer, label) else NO
-    connection.sendall(said + str(time.process_time()).encode())
+    verdict = YES if compare(answer, label) else NO
+    connection.sendall(verdict + str(time.process_time()).encode())
 
 
 def compare(answer: str, label: str) -> bool:
     """Returns whether two formulas have one value."""
     from math_verify import parse, verify
 
-    gold, found = (parse(f"${text}$", parsing_timeout=None) for text in (label, answer))
-    return bool(verify(gold, found, timeout_seconds=None))
+    gold, parsed = (parse(f"${text}$", parsing_timeout=None) for text in (label, answer))
+    return bool(verify(gold, parsed, timeout_seconds=None))
 
 
 if __name__ == "__main__":

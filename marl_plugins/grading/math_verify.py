@@ -49,7 +49,7 @@ async def verified(answer: str, label: str, budget: Budget | None = None) -> boo
         return False
     ours, theirs = socket.socketpair()
     process, control = helper()
-    said = b""
+    reply = b""
     try:
         reader, writer = await asyncio.open_unix_connection(sock=ours)
         try:
@@ -60,20 +60,20 @@ async def verified(answer: str, label: str, budget: Budget | None = None) -> boo
                 ):  # the helper's end, which it hands to a process for this question alone
                     await _hand_over(control, theirs)
                 begun = await reader.read(1)
-            said = await reader.read() if begun == BEGUN else b""
+            reply = await reader.read() if begun == BEGUN else b""
         finally:
             writer.close()
     except OSError:
         pass
     finally:
         ours.close()
-    if not said and process.poll() is not None:
+    if not reply and process.poll() is not None:
         helper.cache_clear()
         raise InfrastructureFailure(
             "grader", f"the process that runs math-verify ended with {process.returncode}"
         )
-    budget.seconds -= float(said[1:] or budget.seconds)
-    return said[:1] == YES
+    budget.seconds -= float(reply[1:] or budget.seconds)
+    return reply[:1] == YES
 
 
 async def _hand_over(control: socket.socket, end: socket.socket) -> None:

@@ -77,10 +77,10 @@ def plain(text: str) -> str:
         text = re.sub(rf"(?<=\d)\s*({VULGAR})|({VULGAR})(?=\d)", r" \1\2 ", text)
         text = RAISED.sub(_marked, OF_UNITS.sub("", text))
         text = re.sub(
-            rf"{VULGAR}|[^\W\D]", lambda found: unicodedata.normalize("NFKC", found[0]), text
+            rf"{VULGAR}|[^\W\D]", lambda match: unicodedata.normalize("NFKC", match[0]), text
         )
-        text = re.sub(r"[^\W\D]", lambda found: str(int(found[0])), text.replace("\u2044", "/"))
-    return SCALE.sub(lambda found: f"e{SCALES[found[1].lower()]}", signed(text))
+        text = re.sub(r"[^\W\D]", lambda match: str(int(match[0])), text.replace("\u2044", "/"))
+    return SCALE.sub(lambda match: f"e{SCALES[match[1].lower()]}", signed(text))
 
 
 def signed(text: str) -> str:
@@ -89,10 +89,10 @@ def signed(text: str) -> str:
     return APART.sub(r"\1\2-", MINUS.sub(r"\1-", text))
 
 
-def _marked(found: re.Match[str]) -> str:
+def _marked(match: re.Match[str]) -> str:
     """Raised or lowered digits as LaTeX writes them."""
-    digits = unicodedata.normalize("NFKC", found[2]).replace("\u2212", "-")
-    return f"{found[1]}{'_' if found[2][-1] in '₀₁₂₃₄₅₆₇₈₉' else '^'}{{{digits}}}"
+    digits = unicodedata.normalize("NFKC", match[2]).replace("\u2212", "-")
+    return f"{match[1]}{'_' if match[2][-1] in '₀₁₂₃₄₅₆₇₈₉' else '^'}{{{digits}}}"
 
 
 def number(text: str) -> Fraction | None:
@@ -115,10 +115,10 @@ def number(text: str) -> Fraction | None:
             if plainly[3] == "10" and plainly[2].isdecimal()
             else None
         )
-    found = NUMBER.fullmatch(text)
-    if not found:
+    match = NUMBER.fullmatch(text)
+    if not match:
         return None
-    sign, digits, power = found.groups()
+    sign, digits, power = match.groups()
     exponent = int(re.findall(r"[+-]?\d+", power)[-1]) if power else 0
     if abs(exponent) > LONGEST_CHARS:
         return None

@@ -61,12 +61,12 @@ def f1(text: str | None, label: Any) -> float:
     Raises:
         ValueError: There is no label.
     """
-    said = normalised(text or "").split()
-    return max(_f1(said, normalised(one).split()) for one in gold(label))
+    words = normalised(text or "").split()
+    return max(_f1(words, normalised(one).split()) for one in gold(label))
 
 
-def _f1(said: list[str], right: list[str]) -> float:
-    if not said or not right:
-        return float(said == right)
-    both = (Counter(said) & Counter(right)).total()
-    return 2 * both / (len(said) + len(right))
+def _f1(words: list[str], right: list[str]) -> float:
+    if not words or not right:
+        return float(words == right)
+    both = (Counter(words) & Counter(right)).total()
+    return 2 * both / (len(words) + len(right))
