@@ -139,8 +139,8 @@ class TypeSums:
         self.outcomes = oo - 2 * self.outcome * o + w * self.outcome**2
         own, several = ww / w, w * w > 1.001 * ww  # of a single sample the difference is rounding
         self.between = tuple(
-            several * (found - own * same)
-            for found, same in ((self.u * self.v, self.products), (self.v * self.v, self.outcomes))
+            several * (moment - own * same)
+            for moment, same in ((self.u * self.v, self.products), (self.v * self.v, self.outcomes))
         )
         """By task, the same sums over pairs of different samples: of score and outcome, and of two
         outcomes."""
@@ -219,15 +219,15 @@ class BiasMonitor:
     def observe(self, step: Iterable[tuple[Trajectory, JudgedAction]]) -> None:
         """Takes in a step's verdicts: of each role one mean score a trajectory, because its actions
         are no independent samples."""
-        found: dict[tuple[str, str, str], dict[Trajectory, list[tuple[float, float]]]] = {}
+        by_key: dict[tuple[str, str, str], dict[Trajectory, list[tuple[float, float]]]] = {}
         for trajectory, judged in step:
             kind, outcome = type_of(trajectory), trajectory.outcome_of(judged.action.role)
             if kind is not None and judged.verdict is not None and outcome is not None:
-                samples = found.setdefault((judged.action.role, kind, trajectory.task.id), {})
+                samples = by_key.setdefault((judged.action.role, kind, trajectory.task.id), {})
                 samples.setdefault(trajectory, []).append((judged.verdict.share, outcome))
         means = {
             key: [(fmean(s for s, _ in some), some[0][1]) for some in of.values()]
-            for key, of in found.items()
+            for key, of in by_key.items()
         }
         self.add(means)
 
@@ -289,37 +289,37 @@ class BiasMonitor:
     def corrections(self) -> dict[str, dict[str, float]]:
         """Returns, by role and type, what is too much in the scores: how far the type lies from the
         mean of all, where it has a bias."""
-        found: dict[str, dict[str, float]] = {}
+        by_role: dict[str, dict[str, float]] = {}
         for role, table in self.tests.items():
             share = 1 - 1 / max(2, len(table))
-            found[role] = {kind: d.bias * share for kind, d in table.items() if d.is_bias}
+            by_role[role] = {kind: d.bias * share for kind, d in table.items() if d.is_bias}
             if len(table) == 1:  # of two types
-                found[role] |= {d.other: -d.bias * share for d in table.values() if d.is_bias}
-        return found
+                by_role[role] |= {d.other: -d.bias * share for d in table.values() if d.is_bias}
+        return by_role
 
     def metrics(self) -> dict[str, float]:
         """Returns the table: by role and type the differences and the bias with its interval; and
         the alarm."""
-        found: dict[str, float] = {}
+        metrics: dict[str, float] = {}
         reasons: dict[str, float] = {}
         for role, table in self.differences(1.96).items():
             for kind, d in table.items():
                 name, test = f"{role}/{kind}", self.tests[role][kind]
-                found |= {
+                metrics |= {
                     f"coach/bias/{name}/score": d.score,
                     f"coach/bias/{name}/success": d.success,
                 }
-                found |= {
+                metrics |= {
                     f"coach/bias/{name}": d.bias,
                     f"coach/bias/{name}/unclear": float(test.unclear),
                 }
-                found |= {
+                metrics |= {
                     f"coach/bias/{name}/low": d.interval.low,
                     f"coach/bias/{name}/high": d.interval.high,
                 }
                 if test.is_bias:
                     reasons[f"alarm/coach_bias/{name}"] = d.bias
-        return {**found, "alarm/coach_bias": float(bool(reasons)), **reasons} if found else {}
+        return {**metrics, "alarm/coach_bias": float(bool(reasons)), **reasons} if metrics else {}
 
     def record(self) -> dict[str, Any]:
         return {"step": self.step, "tasks": self.sums}

@@ -58,11 +58,11 @@ def taken_out(text: str, nonce: str) -> tuple[str, str | None]:
     """Returns an answer without its correction, and the correction; None without one."""
     rows = text.split("\n")
     marks = [
-        (n, found)
+        (n, match)
         for n, row in enumerate(rows)
-        if nonce in row.lower() and (found := MARK.fullmatch(row.strip()))
+        if nonce in row.lower() and (match := MARK.fullmatch(row.strip()))
     ]
-    mine = [(n, found[1].upper()) for n, found in marks if found[2].lower() == nonce]
+    mine = [(n, match[1].upper()) for n, match in marks if match[2].lower() == nonce]
     if [kind for _, kind in mine] != ["CORRECTION", "END"]:
         return text, None
     (first, _), (last, _) = mine

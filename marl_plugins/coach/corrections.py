@@ -255,7 +255,7 @@ def holds(text: str, part: str) -> bool:
     by word, whatever its case."""
     value = number(part)
     if value is not None:
-        return any(number(found) == value for found in NUMBER.findall(text))
+        return any(number(figure) == value for figure in NUMBER.findall(text))
     words = r"\s+".join(re.escape(word) for word in part.split())
     return re.search(rf"(?<!\w){words}(?!\w)", text, re.IGNORECASE) is not None
 

@@ -120,10 +120,10 @@ def main(words: Sequence[str]) -> int:
     """
     from marl_plugins.engine.plan.build import build_plan
 
-    found = read_words(make_parser(), words, own=("to", "steps", "held_out", "form"))
-    if found is None:
+    parsed = read_words(make_parser(), words, own=("to", "steps", "held_out", "form"))
+    if parsed is None:
         return 0
-    options, passed_on = found
+    options, passed_on = parsed
     folder = options.to or options.run / "verdicts"
     files = {side: folder / f"{side}.jsonl" for side in ("train", "held_out")}
     if taken := [path for path in files.values() if path.exists()]:
@@ -208,14 +208,16 @@ Answer = Callable[[str, str], str]
 
 
 def answer_of(action: Action, note: Mapping[str, Any], with_correction: bool) -> Answer:
-    given = Verdict(
+    recorded = Verdict(
         **{name: note[name] for name in Verdict.model_fields if name in note},
         explanation=action.explanation,
     )
 
     def answer(nonce: str, form: str) -> str:
-        said = verdict.answer(given, nonce, form, note["knew_the_label"])
-        return correcting.with_it(said, given.correction, nonce, form) if with_correction else said
+        text = verdict.answer(recorded, nonce, form, note["knew_the_label"])
+        return (
+            correcting.with_it(text, recorded.correction, nonce, form) if with_correction else text
+        )
 
     return answer
 

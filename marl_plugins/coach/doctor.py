@@ -42,7 +42,9 @@ def try_coach(run: Run | None, endpoint: CoachEndpoint) -> list[Finding]:
     from marl_plugins.asking.asker import endpoint_asker
 
     if run is not None:
-        return [found for asker, own in endpoints_of_run(run) for found in probe_coach(asker, own)]
+        return [
+            finding for asker, own in endpoints_of_run(run) for finding in probe_coach(asker, own)
+        ]
     if any(find_spec(name) is None for name in NEEDED):
         return []  # said of the extra
     if endpoint.model:

@@ -138,7 +138,7 @@ def weigh_by_agreement(step: Sequence[JudgedAction]) -> None:
     for action, verdict in ((judged.action, judged.verdict) for judged in step):
         if isinstance(verdict, JointVerdict) and action.score is not None:
             by_role[action.role].append((action, action.score, verdict.disagreement))
-    for found in by_role.values():
-        mean = statistics.fmean(score for _, score, _ in found)
-        for action, score, disagreement in found:
+    for entries in by_role.values():
+        mean = statistics.fmean(score for _, score, _ in entries)
+        for action, score, disagreement in entries:
             action.change_score(mean + (1 - 2 * disagreement) * (score - mean), TERM)

@@ -295,7 +295,7 @@ def check_flags(run: Run) -> list[Problem]:
 def _irrelevant_flags(run: Run, kind: str) -> list[Problem]:
     """Flags that were given together with the coach and have no effect on its kind."""
     args = run.args.coach
-    given = run.on_command_line if f"coach.{kind}" in run.on_command_line else run.given
+    named = run.on_command_line if f"coach.{kind}" in run.on_command_line else run.given
     problems = [
         Problem(
             "coach.irrelevant",
@@ -304,9 +304,9 @@ def _irrelevant_flags(run: Run, kind: str) -> list[Problem]:
             fix="remove it",
         )
         for flag, what in IRRELEVANT[kind].items()
-        if f"coach.{flag}" in given
+        if f"coach.{flag}" in named
     ]
-    if kind != "rubric" and args.ground_truth == "none" and "coach.last_prompt" in given:
+    if kind != "rubric" and args.ground_truth == "none" and "coach.last_prompt" in named:
         problems.append(
             Problem(
                 "coach.last_prompt",

@@ -65,17 +65,17 @@ class JudgeTraining(JudgedRollout):
         return Ledger.of(self.step.number, self.answers, self.own_rows) if self.answers else None
 
     def record(self) -> dict[str, Any]:
-        said = self.state.said
+        by_action = self.state.said
         answers = [
             [
                 *place,
                 [
                     asdict(one.answer) | {"policy": one.policy, "score": one.score}
-                    for one in said[action]
+                    for one in by_action[action]
                 ],
             ]
             for place, action in self.actions
-            if action in said
+            if action in by_action
         ]
         return super().record() | {"said": answers}
 

@@ -150,8 +150,8 @@ def _member_problems(run: Run, name: str, member: CoachMemberConfig) -> list[Pro
         problems.append(Problem("coach.member_name", at(key=key), got, fix="rename it"))
     kinds = kinds_of(member)
     if len(kinds) != 1:
-        got, wanted = " and ".join(kinds) or "none", "one of rubric, model and policy"
-        problems.append(Problem("coach.member_kind", at(key=key), got, wanted))
+        got, expected = " and ".join(kinds) or "none", "one of rubric, model and policy"
+        problems.append(Problem("coach.member_kind", at(key=key), got, expected))
     problems += [
         problem
         for flag, value in member.flags.items()

@@ -45,10 +45,10 @@ def remembered(run: Run, role: str, bias: BiasMonitor) -> list[str]:
     """Returns the numbers of a role, each as a line; none before the first step has been
     finished."""
     smoothed = run.state(Behaviour).smoothed
-    found = {kind: smoothed.get(f"role/{role}/{kind}") for kind in TITLES}
+    values = {kind: smoothed.get(f"role/{role}/{kind}") for kind in TITLES}
     lines = [
         TITLES[kind].format(10 * v if kind == "score" else v)
-        for kind, v in found.items()
+        for kind, v in values.items()
         if v is not None
     ]
     excess = bias.corrections().get(role, {})

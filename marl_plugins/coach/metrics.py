@@ -81,12 +81,12 @@ def measure_members(
         if len(verdict.members) > 1:
             by_role[role].append(verdict.disagreement)
     metrics |= {
-        f"coach/{role}/disagreement": statistics.fmean(found)
-        for role, found in sorted(by_role.items())
+        f"coach/{role}/disagreement": statistics.fmean(disagreements)
+        for role, disagreements in sorted(by_role.items())
     }
     if by_role:
         metrics["coach/disagreement"] = statistics.fmean(
-            d for found in by_role.values() for d in found
+            d for disagreements in by_role.values() for d in disagreements
         )
     return metrics
 
@@ -94,11 +94,11 @@ def measure_members(
 def agreements(step: Sequence[tuple[Trajectory, JudgedAction]]) -> list[bool]:
     """Returns whether each verdict of a last action agrees with its role's outcome; without a claim
     of rightness its score decides."""
-    found = []
+    agreed = []
     for trajectory, judged in step:
         verdict = judged.verdict
         outcome = trajectory.outcome_of(judged.action.role)
         if judged.last and verdict is not None and outcome is not None:
             right = verdict.share >= 0.5 if verdict.correct is None else verdict.correct
-            found.append(right == (outcome >= 0.5))
-    return found
+            agreed.append(right == (outcome >= 0.5))
+    return agreed

@@ -111,12 +111,12 @@ def _request(
         rest, block = (
             correcting.taken_out(text, nonce) if corrections and form == "text" else (text, None)
         )
-        found = verdict.parse(rest, nonce, form, last)
+        parsed = verdict.parse(rest, nonce, form, last)
         if (
-            found is None or found.runs or (found.correction is not None and not corrections)
+            parsed is None or parsed.runs or (parsed.correction is not None and not corrections)
         ):  # not asked for
             return None
-        values = found.model_dump(exclude={"runs"})
+        values = parsed.model_dump(exclude={"runs"})
         if block is not None:
             values["correction"] = block
         if not corrections:

@@ -50,10 +50,10 @@ def noted_verdict(action: Action) -> Verdict | None:
     if (note := action.notes.get(NOTES)) is None:
         return None
     kind = JointVerdict if "members" in note else Verdict
-    said = {name: note[name] for name in kind.model_fields if name in note} | {
+    fields = {name: note[name] for name in kind.model_fields if name in note} | {
         "explanation": action.explanation
     }
-    return kind.model_validate_json(json.dumps(said))
+    return kind.model_validate_json(json.dumps(fields))
 
 
 def note_of(

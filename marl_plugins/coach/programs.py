@@ -68,7 +68,7 @@ async def copied(files: Sequence[File], workspace: Path | None) -> ProgramCopies
         return NO_FILES
     paths = [file.path for file in files if not path_problem(file.path)][:MAX_COACH_FILES]
     try:
-        found = (
+        contents = (
             await asyncio.to_thread(read_files, workspace, paths, MOST_BYTES)
             if workspace is not None
             else {}
@@ -77,10 +77,10 @@ async def copied(files: Sequence[File], workspace: Path | None) -> ProgramCopies
         raise InfrastructureFailure(
             "workspace", f"the files of an action cannot be read: {error}"
         ) from error
-    digests = {path: hashlib.sha256(content).hexdigest() for path, content in found.items()}
+    digests = {path: hashlib.sha256(content).hexdigest() for path, content in contents.items()}
     same = {file.path for file in files if digests.get(file.path) == file.sha256}
     return ProgramCopies(
-        {path: content for path, content in found.items() if path in same},
+        {path: content for path, content in contents.items() if path in same},
         [f.path for f in files if f.path not in same],
     )
 
@@ -138,19 +138,19 @@ class Work:
         """
         left = self.programs.most - len(self.runs)
         find = self.programs.tool.find
-        wanted = find(text) if find else []
-        if not wanted or not left:
+        programs = find(text) if find else []
+        if not programs or not left:
             return None
         shown = []
-        for program in wanted[:left]:
+        for program in programs[:left]:
             result = await self.programs.tool.run(
                 ToolCall(program, "", 0, 0, files=self.copies.contents)
             )
             self.runs.append(ProgramRun(program=program, output=result.output, ok=result.ok))
             shown.append(f"{'ok' if result.ok else 'failed'}: {result.output}")
-        if len(wanted) > left:
+        if len(programs) > left:
             shown.append(
-                f"{len(wanted) - left} more were not run: at most {self.programs.most} are"
+                f"{len(programs) - left} more were not run: at most {self.programs.most} are"
             )
         if self.copies.missing:
             absent = ", ".join(self.copies.missing)

@@ -109,10 +109,10 @@ def main(words: Sequence[str]) -> int:
     """
     from marl_plugins.engine.plan.build import build_plan
 
-    found = read_words(make_parser(), words)
-    if found is None:
+    parsed = read_words(make_parser(), words)
+    if parsed is None:
         return 0
-    options, passed_on = found
+    options, passed_on = parsed
     with (
         tempfile.TemporaryDirectory() as folder
     ):  # the account of what is spent here is not the run's

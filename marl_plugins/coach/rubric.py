@@ -122,8 +122,8 @@ class RubricCoach:
 
     async def _correction(self, action: Action, seen: Seen) -> str | None:
         correct = self.corrections.get(action.role)
-        given = correct(action, seen) if correct else None
-        text = await given if isinstance(given, Awaitable) else given
+        correction = correct(action, seen) if correct else None
+        text = await correction if isinstance(correction, Awaitable) else correction
         if not isinstance(text, str | None):
             raise ValueError(
                 f"CORRECTIONS[{action.role!r}] gave {text!r:.80}; expected a text, or None for no "

@@ -83,13 +83,13 @@ class CoachConfig(Section):
     """Maximum number of programs for one verdict."""
 
     def files(self) -> dict[str, str]:
-        found: dict[str, str] = {}
+        files: dict[str, str] = {}
         for name, member in (self.members or {}).items():
             named = {"rubric": member.rubric} | {
                 flag: member.flags.get(flag) for flag in ("prompt", "last_prompt")
             }
-            found |= {f"{what} of coach {name}": str(file) for what, file in named.items() if file}
-        return found
+            files |= {f"{what} of coach {name}": str(file) for what, file in named.items() if file}
+        return files
 
     def compared(self) -> dict[str, Any]:
         """Returns all but the flags that a resumed run may change."""

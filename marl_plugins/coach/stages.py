@@ -100,11 +100,11 @@ def check_stages(
             name for name in ("until_outcome", "until_step") if getattr(stage, name) is not None
         ]
         if len(ends) != (0 if last else 1):
-            wanted = (
+            expected = (
                 "no end, because none follows it" if last else "one of until_outcome and until_step"
             )
             problems.append(
-                Problem("coach.stage_end", at(key=where), " and ".join(ends) or "neither", wanted)
+                Problem("coach.stage_end", at(key=where), " and ".join(ends) or "neither", expected)
             )
         if stage.ask and not models:
             problems.append(

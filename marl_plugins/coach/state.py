@@ -48,8 +48,8 @@ def judged_in(
     not lost."""
     verdicts = run.state(CoachState).verdicts
     return [
-        (t, JudgedAction(a, given.verdict, given.last))
+        (t, JudgedAction(a, judgement.verdict, judgement.last))
         for t in trajectories
         for a in t.actions
-        if (given := verdicts.pop(a, None)) and not t.infrastructure_failure
+        if (judgement := verdicts.pop(a, None)) and not t.infrastructure_failure
     ]

@@ -134,7 +134,7 @@ def lessons(
 
     The `role` of such an action is `POLICY/ROLE`, ROLE being the one that was judged.
     """
-    found: list[Trajectory] = []
+    judgements: list[Trajectory] = []
     by_role: dict[str, list[Lesson]] = defaultdict(list)
     for trajectory in trajectories:
         mine = Trajectory(trajectory.task, trajectory.sample, trajectory.step)
@@ -151,7 +151,7 @@ def lessons(
             else:
                 by_role[action.role].append(Lesson(action, outcome))
         if mine.actions:
-            found.append(mine)
+            judgements.append(mine)
     metrics: dict[str, float] = {}
     for role, alike in sorted(by_role.items()):
         for lesson, reward in zip(
@@ -162,7 +162,7 @@ def lessons(
             f"coach/trained/{role}/{name}": value for name, value in _measure(alike).items()
         }
         _merge_repeated([lesson.action for lesson in alike])
-    return found, metrics
+    return judgements, metrics
 
 
 def _action(one: JudgeAnswer, number: int) -> Action:
@@ -178,11 +178,11 @@ def _action(one: JudgeAnswer, number: int) -> Action:
     )
 
 
-def _measure(found: Sequence[Lesson]) -> dict[str, float]:
-    verdicts = [(x.action.score, x.outcome) for x in found if x.action.score is not None]
+def _measure(samples: Sequence[Lesson]) -> dict[str, float]:
+    verdicts = [(x.action.score, x.outcome) for x in samples if x.action.score is not None]
     metrics = {
-        "reward": fmean(x.action.reward for x in found if x.action.reward is not None),
-        "unreadable": 1 - len(verdicts) / len(found),
+        "reward": fmean(x.action.reward for x in samples if x.action.reward is not None),
+        "unreadable": 1 - len(verdicts) / len(samples),
     }
     if verdicts:
         metrics["brier"] = fmean((s - o) ** 2 for s, o in verdicts)

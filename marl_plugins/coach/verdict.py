@@ -170,11 +170,13 @@ def answer(verdict: Verdict, nonce: str, form: str, with_label: bool) -> str:
         for r in verdict.explanation.splitlines()
         if nonce not in r.lower() and not any(p.fullmatch(r) for p in forms)
     ]
-    said = "\n".join(rows).strip()
+    explanation = "\n".join(rows).strip()
     if form == "text":
         lines = [f"CORRECT {nonce}: {'yes' if correct else 'no'}"] if with_label else []
-        return "\n".join([*([said] if said else []), *lines, f"SCORE {nonce}: {score}"])
-    fields = {"nonce": nonce, "explanation": said}
+        return "\n".join(
+            [*([explanation] if explanation else []), *lines, f"SCORE {nonce}: {score}"]
+        )
+    fields = {"nonce": nonce, "explanation": explanation}
     criteria = [
         {"name": name, "score": round(value, 2)} for name, value in verdict.criteria.items()
     ]
@@ -185,16 +187,16 @@ def answer(verdict: Verdict, nonce: str, form: str, with_label: bool) -> str:
 
 
 def _parse_json(text: str, nonce: str, with_label: bool) -> Verdict | None:
-    given = json_object(text, nonce)
-    if given is None or (with_label and given.get("correct") is None):
+    fields = json_object(text, nonce)
+    if fields is None or (with_label and fields.get("correct") is None):
         return None
     try:
-        named = given.pop("criteria", [])
+        named = fields.pop("criteria", [])
         criteria = {c["name"]: c["score"] for c in named}
         if len(criteria) < len(named):
             return None
-        given["explanation"] = (given.get("explanation") or "")[:LONGEST_EXPLANATION_CHARS]
-        verdict = Verdict(**given, criteria=criteria)
+        fields["explanation"] = (fields.get("explanation") or "")[:LONGEST_EXPLANATION_CHARS]
+        verdict = Verdict(**fields, criteria=criteria)
     except (pydantic.ValidationError, TypeError, KeyError):
         return None
     return verdict if with_label else verdict.model_copy(update={"correct": None})
