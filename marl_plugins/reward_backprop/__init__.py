@@ -246,13 +246,13 @@ async def marl_credit_step(trajectories: Sequence[Trajectory], run: Run) -> Sequ
     alive = [t for t in trajectories if not t.infrastructure_failure and t.actions]
     async with SingleErrorTaskGroup() as group:
         tasks = [group.create_task(credit_trajectory(t, run)) for t in alive]
-    found = [task.result() for task in tasks]
+    results = [task.result() for task in tasks]
     lost = [
         t
-        for t, result in zip(alive, found, strict=True)
+        for t, result in zip(alive, results, strict=True)
         if isinstance(result, InfrastructureFailure)
     ]
-    gaps = [result for result in found if isinstance(result, float)]
+    gaps = [result for result in results if isinstance(result, float)]
     run.state(BackpropState).metrics = measure(alive, gaps, len(lost))
     if lost:  # only a model's attributions can be unavailable
         from marl_plugins.asking.askers import Askers
@@ -287,7 +287,7 @@ async def credit_trajectory(
             action.reward, action.terms = None, {}
         return None
     try:
-        found = {
+        parts_by_value = {
             value: await backward(
                 trajectory,
                 describe_outcome(trajectory, [r for r in values if values[r] == value]),
@@ -302,7 +302,7 @@ async def credit_trajectory(
         return failure
     raw = {
         value: {path: part.contribution for path, part in parts.items()}
-        for value, parts in found.items()
+        for value, parts in parts_by_value.items()
     }
     contributions = {value: conserve(parts, value) for value, parts in raw.items()}
     for action in trajectory.actions:
@@ -311,7 +311,7 @@ async def credit_trajectory(
             action.reward, action.terms = None, {}
             continue
         delta = contributions[value][action.path]
-        note_contribution(action, delta, found[value][action.path])
+        note_contribution(action, delta, parts_by_value[value][action.path])
         if action.reward is not None:
             process = action.reward if trajectory.actions_scored else 0.0
             action.terms = {"process": args.alpha * process, "contribution": args.beta * delta}
@@ -352,12 +352,12 @@ def measure(
         if NAME in action.notes:
             by_role[action.role].append(action.notes[NAME]["contribution"])
     metrics = {
-        f"backprop/{role}/contribution": statistics.fmean(found)
-        for role, found in sorted(by_role.items())
+        f"backprop/{role}/contribution": statistics.fmean(contributions)
+        for role, contributions in sorted(by_role.items())
     }
     metrics |= {
-        f"backprop/{role}/spread": statistics.pstdev(found)
-        for role, found in sorted(by_role.items())
+        f"backprop/{role}/spread": statistics.pstdev(contributions)
+        for role, contributions in sorted(by_role.items())
     }
     if trajectories:
         metrics["backprop/missing"] = lost / len(trajectories)

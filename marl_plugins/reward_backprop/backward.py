@@ -116,8 +116,8 @@ class SingleErrorTaskGroup(asyncio.TaskGroup):
 
 def _share(to: Mapping[str, float], parent: str, parents: Sequence[str]) -> float:
     """The part of what a child leaves that goes to one of its parents."""
-    wanted = sum(w for p, w in to.items() if p in parents and w > 0)
-    return max(to.get(parent, 0.0), 0.0) / wanted if wanted else 1.0 / len(parents)
+    total = sum(w for p, w in to.items() if p in parents and w > 0)
+    return max(to.get(parent, 0.0), 0.0) / total if total else 1.0 / len(parents)
 
 
 def conserve(contributions: Mapping[str, float], value: float) -> dict[str, float]:

@@ -124,9 +124,9 @@ def parse(text: str, nonce: str, form: str) -> dict[str, Any] | None:
     """Returns the attribution in an answer, or None; as strict as a verdict
     (asking/marked_answers.py)."""
     if form == "json":
-        given = json_object(text, nonce)
+        fields = json_object(text, nonce)
         try:
-            return None if given is None else AttributionAnswer.model_validate(given).model_dump()
+            return None if fields is None else AttributionAnswer.model_validate(fields).model_dump()
         except pydantic.ValidationError:
             return None
     contribution = value_of(text, "CONTRIBUTION", nonce, NUMBER)

@@ -126,21 +126,21 @@ class Rules:
         ]
         if not results or (action.tool_results and action.before is None and "```" in action.text):
             return  # nothing to pass on, or its own program, which may hold any number
-        given = numbers(action.text)
+        figures = numbers(action.text)
         known = " ".join(
             [seen.prompt, *(t for _, t in seen.messages), *(a.text for a in seen.before), *results]
         )
         computed = numbers(
             " ".join(re.findall(r"[=\u2248]\s*(\S+)", action.text))
         )  # in the text itself
-        if given and given[-1] not in numbers(known) and given[-1] not in computed:
-            yield 0.7, f"gives {given[-1]:g}, which is in nothing it had seen"
+        if figures and figures[-1] not in numbers(known) and figures[-1] not in computed:
+            yield 0.7, f"gives {figures[-1]:g}, which is in nothing it had seen"
 
     def _missing(self, action: Action) -> str | None:
         """A file that the action's tools did not find."""
         for result in reversed(action.tool_results):
-            if not result.ok and (found := MISSING.search(result.output)):
-                return found.group(1)
+            if not result.ok and (match := MISSING.search(result.output)):
+                return match.group(1)
         return None
 
     def _producers(self, file: str, seen: Seen) -> list[Action]:
@@ -161,7 +161,7 @@ class Rules:
 
 def numbers(text: str) -> list[float]:
     """Returns the numbers in a text, by value: 60,000 and 60{,}000 and 60000.0 are one."""
-    return [float(found.replace(",", "")) for found in NUMBER.findall(text.replace("{,}", ","))]
+    return [float(figure.replace(",", "")) for figure in NUMBER.findall(text.replace("{,}", ","))]
 
 
 def _failed(action: Action) -> bool:

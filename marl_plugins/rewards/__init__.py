@@ -38,16 +38,18 @@ async def marl_credit(trajectories: Sequence[Trajectory], run: Run) -> Sequence[
     config = run.section(RewardsConfig) or RewardsConfig()
     others = load_file(run.folder / config.file).rewards if config.file else None
     for trajectory in (t for t in trajectories if not t.infrastructure_failure):
-        found: dict[str, list[tuple[str, float | None]]] = {
+        by_action: dict[str, list[tuple[str, float | None]]] = {
             action.path: [] for action in trajectory.actions
         }
         for term in config.terms:
             for path, amount in (await amounts(term, trajectory, run)).items():
-                found[path].append((term.kind, None if amount is None else term.weight * amount))
+                by_action[path].append(
+                    (term.kind, None if amount is None else term.weight * amount)
+                )
         for path, parts in (others(trajectory) if others else {}).items():
-            found[path] += parts.items()
+            by_action[path] += parts.items()
         for action in trajectory.actions:
-            write(action, found[action.path], config.unscored)
+            write(action, by_action[action.path], config.unscored)
     return trajectories
 
 
@@ -81,12 +83,12 @@ async def amounts(term: RewardTerm, trajectory: Trajectory, run: Run) -> dict[st
         case "score":
             return {action.path: action.score for action in mine}
     values = await round_values(term.of, trajectory, run)
-    found: dict[str, float | None] = {}
+    by_action: dict[str, float | None] = {}
     for action in mine:
         number = round_of(action) + term.delay
         before = values.get(number - 1, 0.0) if term.kind == "gain" else 0.0
-        found[action.path] = values[number] - before if number in values else 0.0
-    return found
+        by_action[action.path] = values[number] - before if number in values else 0.0
+    return by_action
 
 
 def round_of(action: Action) -> int:
@@ -99,8 +101,8 @@ def round_of(action: Action) -> int:
 async def round_values(roles: Sequence[str], trajectory: Trajectory, run: Run) -> dict[int, float]:
     """Returns the value of each round: that of the last action of one of the roles in it."""
     last = {round_of(action): action for action in trajectory.actions if action.role in roles}
-    found: dict[int, float] = {}
+    values: dict[int, float] = {}
     for number, action in last.items():
         answer = run.grader_module.value(action, trajectory.task)  # type: ignore[union-attr]  # there is one: see marl_configure
-        found[number] = float(await answer if inspect.isawaitable(answer) else answer)
-    return found
+        values[number] = float(await answer if inspect.isawaitable(answer) else answer)
+    return values
