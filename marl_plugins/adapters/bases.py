@@ -65,15 +65,15 @@ class Base:
 def bases_of(run: Run) -> list[Base]:
     """Returns the models that adapters share; none where no policy is an adapter."""
     adapters = [p for p in run.policies if is_adapter(run, p)]
-    found = []
+    bases = []
     for model in dict.fromkeys(p.model for p in adapters):
         trained = [p.name for p in adapters if p.model == model]
         following = [p.name for p in run.policies if p.follows in trained]
         frozen = [
             p.name for p in run.policies if p.model == model and _asks_the_model(run, p, trained[0])
         ]
-        found.append(Base(model, tuple(trained), tuple(following), tuple(frozen)))
-    return found
+        bases.append(Base(model, tuple(trained), tuple(following), tuple(frozen)))
+    return bases
 
 
 def base_of(run: Run, policy: str) -> Base | None:

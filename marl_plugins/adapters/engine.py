@@ -45,7 +45,7 @@ adapter's B is 0, and it answers as the model does."""
 
 
 def set_adapter(worker: WorkerBase, blob: bytes, number: int) -> None:
-    """Runs inside a vLLM worker: put an adapter into its slot, in the place of the one that was
+    """Puts, inside a vLLM worker, an adapter into its slot, in the place of the one that was
     there.
 
     Raises:
@@ -185,15 +185,17 @@ def distance(one: RequestOutput, other: RequestOutput) -> float:
     """
     ids = one.prompt_token_ids[1:]
     pairs = zip(ids, ids, one.prompt_logprobs[1:], other.prompt_logprobs[1:], strict=True)
-    found: list[float] = [abs(of_a[a].logprob - of_b[b].logprob) for a, b, of_a, of_b in pairs]
+    differences: list[float] = [
+        abs(of_a[a].logprob - of_b[b].logprob) for a, b, of_a, of_b in pairs
+    ]
     first, second = one.outputs[0], other.outputs[0]
     for a, b, of_a, of_b in zip(
         first.token_ids, second.token_ids, first.logprobs, second.logprobs, strict=True
     ):
-        found.append(abs(of_a[a].logprob - of_b[b].logprob))
+        differences.append(abs(of_a[a].logprob - of_b[b].logprob))
         if a != b:
             break
-    return sum(found) / len(found)
+    return sum(differences) / len(differences)
 
 
 RemoteAdapterEngine = ray.remote(AdapterEngine)

@@ -131,7 +131,7 @@ def _handles(flat: Tensor | None) -> dict[str, Any]:
 
 
 def take(worker: Any, bucket: Bucket, handles: Mapping[str, Any] | None) -> None:
-    """Runs inside a vLLM worker: receive a bucket and load its parameters.
+    """Receives a bucket, inside a vLLM worker, and loads its parameters.
 
     Args:
         handles: See `_handles`; None where the bucket is broadcast.

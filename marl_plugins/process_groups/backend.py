@@ -50,7 +50,7 @@ class SharedSeats(ProcessBackend):
         of_nodes = [int(node["Resources"].get("GPU", 0)) for node in ray.nodes() if node["Alive"]]
         seats, nodes = self.seating.seats, self.seating.nodes
         if (
-            self.devices(run) and sum(found // seats for found in of_nodes) < nodes
+            self.devices(run) and sum(gpus // seats for gpus in of_nodes) < nodes
         ):  # they would be waited for, for ever
             got = (
                 f"the plan needs {nodes} nodes with {seats} seats each, and Ray's nodes have "
@@ -61,13 +61,13 @@ class SharedSeats(ProcessBackend):
                 "or larger nodes"
             )
             raise ConfigurationError(Problem("seats.cluster", got=got, fix=fix))
-        store, wanted = (
+        store, needed = (
             int(ray.cluster_resources().get("object_store_memory", 0)),
             self.object_store_bytes(run),
         )
-        if store < wanted:
+        if store < needed:
             got = (
-                f"the states of policies that leave their seats need {gb(wanted)} of Ray's object "
+                f"the states of policies that leave their seats need {gb(needed)} of Ray's object "
                 "store, and this cluster has "
                 f"{gb(store)}"
             )

@@ -82,13 +82,13 @@ def check_seating(run: Run, seating: Seating) -> list[Problem]:
 
 def _without_room(run: Run, seating: Seating, who: str) -> list[Problem]:
     """The problem with states that Ray's object store, or this machine's memory, cannot hold."""
-    sizes, given = state_bytes(run), seating.state_gb
+    sizes, state_gb = state_bytes(run), seating.state_gb
     known = {name: size for name, size in sizes.items() if size is not None}
     total, shown = (
         sum(known.values()),
         ", ".join(f"{name!r} {gb(size)}" for name, size in known.items()),
     )
-    if given is None and len(known) < len(sizes):
+    if state_gb is None and len(known) < len(sizes):
         unknown = ", ".join(repr(name) for name in sizes if name not in known)
         return [
             Problem(
@@ -104,13 +104,13 @@ def _without_room(run: Run, seating: Seating, who: str) -> list[Problem]:
                 flags=("process_groups.state_gb",),
             )
         ]
-    if given is not None and total > given * 1e9:
+    if state_gb is not None and total > state_gb * 1e9:
         return [
             Problem(
                 "seats.state_gb",
                 at(plugin=who),
                 f"the states of the policies need {gb(total)} ({shown}), and "
-                f"--process_groups.state_gb is {given:g}",
+                f"--process_groups.state_gb is {state_gb:g}",
                 fix="raise it or leave it out",
                 flags=("process_groups.state_gb",),
             )

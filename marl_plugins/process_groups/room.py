@@ -276,12 +276,12 @@ class SeatedProcesses(TrainingProcesses):
             await self.await_work("was loaded", *self.load_models(args))
         except RayTaskError as error:
             raise not_started(self.policy, args.actor.model_name_or_path, error) from error
-        given = [
+        loads = [
             h.set_state.remote(s)
             for kind, states in self.states.items()
             for h, s in zip(self._in(kind), states, strict=True)
         ]
-        await self.await_work("was given its state", *given)
+        await self.await_work("was given its state", *loads)
 
     def _empty(self) -> None:
         """End the processes; others may come in their place."""

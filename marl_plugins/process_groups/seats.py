@@ -125,9 +125,9 @@ class Seats:
         """Returns the next request that can be granted now, which is granted; None where no one's
         can."""
         for request in self._candidates():
-            if (found := self._find(request)) is not None:
-                self._give(request, *found)
-                return Grant(request, *found)
+            if (place := self._find(request)) is not None:
+                self._give(request, *place)
+                return Grant(request, *place)
         return None
 
     def _candidates(self) -> Iterator[SeatRequest]:
@@ -146,13 +146,13 @@ class Seats:
         if seats := self.held.get(request.group):
             return seats, ()
         previous = self._previous.get(request.group, ())
-        found = [
+        choices = [
             on
             for node in range(self.seating.nodes)
             if (on := self._find_on(node, request.count, previous))
         ]
         return min(
-            found,
+            choices,
             key=lambda on: (len(on[1]), on[0][0].node not in {s.node for s in previous}),
             default=None,
         )

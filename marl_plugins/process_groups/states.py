@@ -27,7 +27,7 @@ def state_bytes(run: Run) -> dict[str, float | None]:
     an average in float32, 4P. To these come the policy's weights as engines get them, the newest
     and those before them, 2P each.
     """
-    found: dict[str, float | None] = {}
+    by_policy: dict[str, float | None] = {}
     for policy in run.policies:
         if policy.trainable:
             args = run.policy_args[policy.name]
@@ -46,8 +46,8 @@ def state_bytes(run: Run) -> dict[str, float | None]:
             known = [
                 size * part for size, part in zip(sizes, parts, strict=True) if size is not None
             ]
-            found[policy.name] = sum(known) if len(known) == len(parts) else None
-    return found
+            by_policy[policy.name] = sum(known) if len(known) == len(parts) else None
+    return by_policy
 
 
 def _size(model: str) -> float | None:

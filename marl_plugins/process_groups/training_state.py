@@ -113,23 +113,23 @@ def get_state(engine: Any, strategy: Any, extensions: Sequence[Any] = ()) -> Tra
 def set_state(engine: Any, strategy: Any, state: TrainingState) -> list[Any]:
     """Makes a process that has just loaded its model the one whose state this is, and returns the
     states of its extensions."""
-    found = unpacked(state)
+    values = unpacked(state)
     hook = engine.basic_optimizer.register_load_state_dict_pre_hook(in_own_memory)
     try:
-        with _kept_in_memory(engine, found["files"]) as folder:
+        with _kept_in_memory(engine, values["files"]) as folder:
             loaded, _ = engine.load_checkpoint(folder, TAG)
     finally:
         hook.remove()
     assert loaded is not None, "DeepSpeed did not find what it had saved"
-    engine.set_train_batch_size(found["batch"])
-    engine.micro_steps, engine._global_grad_norm = found["micro_steps"], found["grad_norm"]
-    strategy.accumulated_gradient = found["accumulated"]
-    strategy.time_steps.update(found["time_steps"])
-    of_python, of_numpy, of_torch = found["random"]
+    engine.set_train_batch_size(values["batch"])
+    engine.micro_steps, engine._global_grad_norm = values["micro_steps"], values["grad_norm"]
+    strategy.accumulated_gradient = values["accumulated"]
+    strategy.time_steps.update(values["time_steps"])
+    of_python, of_numpy, of_torch = values["random"]
     random.setstate(of_python)
     numpy.random.set_state(of_numpy)
     torch.set_rng_state(of_torch)
-    extensions: list[Any] = found["extensions"]
+    extensions: list[Any] = values["extensions"]
     return extensions
 
 

@@ -98,12 +98,12 @@ class Accumulators:
     def _sum(self, sums: Sums | None, loss: Tensor, keep: bool = True) -> Sums:
         """Adds the gradient of a loss to what is there already; upstream's entropy is compiled, and
         its graph cannot be kept."""
-        given = torch.autograd.grad(
+        gradients = torch.autograd.grad(
             loss, list(self.parameters), retain_graph=keep, allow_unused=True
         )
         if sums is None:
             sums = self._zeros()
-        for total, gradient in zip(sums, given, strict=True):
+        for total, gradient in zip(sums, gradients, strict=True):
             if gradient is not None:
                 total += gradient
         return sums

@@ -76,18 +76,18 @@ class AccumulatedSequence:
             largest: The largest |advantage| of the policy's rows: a ten-thousandth of it is no
                 difference, nor is rounding.
         """
-        found, size = torch.zeros_like(self.advantages), torch.zeros_like(self.advantages)
+        normalised, size = torch.zeros_like(self.advantages), torch.zeros_like(self.advantages)
         for number, name in enumerate(self.names):
             if name in last:
                 mean, deviation = last[name]
-                found = torch.where(
-                    self.groups == number, (self.advantages - mean) / deviation, found
+                normalised = torch.where(
+                    self.groups == number, (self.advantages - mean) / deviation, normalised
                 )
                 size = torch.where(
                     self.groups == number, (self.advantages.abs() + abs(mean)) / deviation, size
                 )
         now = torch.where(self.groups >= 0, item.advantages, 0.0)
-        return bool(((found - now).abs() <= 1e-4 * largest + 1e-5 * size).all())
+        return bool(((normalised - now).abs() <= 1e-4 * largest + 1e-5 * size).all())
 
 
 class GradientAccumulation:
@@ -125,14 +125,16 @@ class GradientAccumulation:
             )
         items = items_of(f, advantages, returns, (reward * f.tokens.mask).sum(-1))
         names = sorted({estimator.normalisation_group(row) for row in f.rows})
-        given = [
+        accumulated = [
             AccumulatedSequence(item.advantages, self._groups(sequence, item, names), names)
             for sequence, item in zip(f.sequences, items, strict=True)
         ]
         if f.policy not in self.added:
             await policy.extension(WORKER, "begin", policy.version, self.affine)
         added = self.added.setdefault(f.policy, {})
-        batches = gradient_batches(policy, f.sequences, items, [each.groups for each in given])
+        batches = gradient_batches(
+            policy, f.sequences, items, [each.groups for each in accumulated]
+        )
         kl_coef = policy.trainer.kl_ctl.value
         answers = await policy.extension(
             WORKER, "add", names, dict(self.means), kl_coef, each=batches.of_ranks
@@ -140,7 +142,9 @@ class GradientAccumulation:
         linear = dict(
             zip(batches.places, (good for answer in answers for good in answer), strict=True)
         )
-        for number, (name, each) in enumerate(zip(sequence_names(f.sequences), given, strict=True)):
+        for number, (name, each) in enumerate(
+            zip(sequence_names(f.sequences), accumulated, strict=True)
+        ):
             if linear[number]:
                 added[name] = each
 
@@ -158,10 +162,10 @@ class GradientAccumulation:
         Raises:
             RunEnded: The step gives a sequence other advantages than it was accumulated with.
         """
-        found = [self._of_policy(p) for p in prepared]
+        updated = [self._of_policy(p) for p in prepared]
         if self.affine:
             self.means |= {name: mean for p in prepared for name, (mean, _) in p.last.items()}
-        return found
+        return updated
 
     def _of_policy(self, p: PreparedExperience) -> PreparedExperience:
         """A policy's rows with all that was accumulated, or without anything where that is not
@@ -238,8 +242,8 @@ def means_over_rows(p: PreparedExperience, kl_in_loss: bool) -> dict[str, float]
 def sequence_names(sequences: Iterable[TokenSequence]) -> list[SequenceName]:
     """Returns the names of sequences."""
     seen: Counter[tuple[Action, ...]] = Counter()
-    found = []
+    names = []
     for actions in map(actions_of, sequences):
-        found.append((actions, seen[actions]))
+        names.append((actions, seen[actions]))
         seen[actions] += 1
-    return found
+    return names

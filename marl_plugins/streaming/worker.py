@@ -113,8 +113,8 @@ class AccumulatedGradients(Extension):
             self.sums.add(
                 terms.policy, e.advantages[chosen], masks, means, terms.without_advantages(kl_coef)
             )
-        found: list[bool] = chosen.tolist()
-        return found
+        accumulated: list[bool] = chosen.tolist()
+        return accumulated
 
     def carry(
         self,
