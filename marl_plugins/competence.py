@@ -69,13 +69,13 @@ def marl_options(parser: argparse.ArgumentParser) -> None:
 
 @hookimpl
 def marl_configure(run: Run) -> list[Problem]:
-    options, found = run.args.competence, []
+    options, problems = run.args.competence, []
     if options.eta > options.decay:
         got = (
             f"{options.eta:g} is above --competence.decay {options.decay:g}: with rewards near 1 "
             "competence stays at its largest"
         )
-        found.append(
+        problems.append(
             Problem("competence.runs_away", at(flag="competence.eta"), got, severity="warning")
         )
     if run.estimator in ("rloo", "dr_grpo", "group_norm", "reinforce_baseline"):
@@ -84,12 +84,12 @@ def marl_configure(run: Run) -> list[Problem]:
             "samples of a task"
         )
         where = at(plugin="marl_plugins.competence")
-        found.append(
+        problems.append(
             Problem(
                 "competence.no_effect", where, got, fix="use reinforce or gae", severity="warning"
             )
         )
-    return found
+    return problems
 
 
 @hookimpl
@@ -100,10 +100,10 @@ def marl_credit_step(trajectories: Sequence[Trajectory], run: Run) -> Sequence[T
     for action in (a for t in trajectories for a in t.actions if a.reward is not None):
         rewards[action.policy].append(action.reward or 0.0)
         action.add_reward("competence", -competence.now.get(action.policy, 0.0))
-    for policy, found in rewards.items():
+    for policy, values in rewards.items():
         c = competence.now.get(policy, 0.0)
         forgotten = c if options.forgets == "c" else 1.0
-        change = options.eta * fmean(sorted(found)) - options.decay * forgotten
+        change = options.eta * fmean(sorted(values)) - options.decay * forgotten
         competence.following[policy] = min(max(c + change, 0.0), options.most)
     return trajectories
 

@@ -88,8 +88,8 @@ def marl_credit_step(trajectories: Sequence[Trajectory], run: Run) -> Sequence[T
                 (gain - mean) / factors.get(a.policy, 1.0)
                 for gain, a in zip(gains, actions, strict=True)
             ]
-        found = shares(gains, sum(rewards), options.tau, options.negative)
-        for action, reward, share in zip(actions, rewards, found, strict=True):
+        action_shares = shares(gains, sum(rewards), options.tau, options.negative)
+        for action, reward, share in zip(actions, rewards, action_shares, strict=True):
             action.add_reward("cooperation", options.factor * (share - reward))
     return trajectories
 

@@ -36,9 +36,9 @@ class Successes(dict[str, tuple[float, float]]):
 
     def note(self, outcomes: Mapping[str, Sequence[float]], decay: float) -> None:
         """Adds the outcomes of a step's samples, by task."""
-        for task, found in outcomes.items():
+        for task, values in outcomes.items():
             s, n = self.get(task, (0.0, 0.0))
-            self[task] = decay * s + math.fsum(found), decay * n + len(found)
+            self[task] = decay * s + math.fsum(values), decay * n + len(values)
 
 
 def weight(p: float, floor: float) -> float:

@@ -150,9 +150,11 @@ async def marl_exchange(
     for number, times in sorted(
         Counter(draw.choices(range(len(keys)), chances, k=o.groups) if keys else ()).items()
     ):
-        said = [exchange.again(t, f"step {keys[number][0]}") for t in buffer.groups[keys[number]]]
+        repeats = [
+            exchange.again(t, f"step {keys[number][0]}") for t in buffer.groups[keys[number]]
+        ]
         with suppress(RefusedRecord):  # the workflow depends on more than on words
-            buffer.weights |= dict.fromkeys(await all_or_none(said), times * weights[number])
+            buffer.weights |= dict.fromkeys(await all_or_none(repeats), times * weights[number])
     return [*trajectories, *buffer.weights]
 
 

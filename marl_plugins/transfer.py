@@ -101,11 +101,13 @@ async def marl_exchange(
         policy.name for policy in run.policies if policy.trainable and policy.name in members
     ):
         offered = [
-            (group, found) for group in groups.values() if (found := sources(group, member, run))
+            (group, origins)
+            for group in groups.values()
+            if (origins := sources(group, member, run))
         ]
         draw = random.Random(derive_seed(run.args.train.seed, "transfer", exchange.step, member))
-        for group, found in draw.sample(offered, min(options.groups, len(offered))):
-            origin = f"{' and '.join(found)} to {member}"
+        for group, origins in draw.sample(offered, min(options.groups, len(offered))):
+            origin = f"{' and '.join(origins)} to {member}"
             asked = [exchange.read(exchange.write(t), origin, policy=member) for t in group]
             with suppress(RefusedRecord):  # its words depend on more than on words
                 transferred += await all_or_none(asked)

@@ -61,13 +61,13 @@ def marl_configure(run: Run) -> list[Problem]:
         got = "late tasks run on during updates, and nothing is sampled then"
         return [Problem("continuous.async", who, got, fix=f"add --{ASYNC}", flags=(ASYNC,))]
     run.state(Lateness).steps = args.continuous.late
-    found, most = list[Problem](), args.rollout.batch_size
+    problems, most = list[Problem](), args.rollout.batch_size
     if ahead_of(run) > most:
         got = (
             f"{ahead_of(run)}: a step has {most} tasks, and those of the next step alone begin "
             "early"
         )
-        found.append(
+        problems.append(
             Problem("continuous.ahead", at(flag=AHEAD), got, f"{most} or less", fix="lower it")
         )
     if args.train.enable_ema:
@@ -75,14 +75,14 @@ def marl_configure(run: Run) -> list[Problem]:
             "engines hold the averaged weights while these are evaluated, and late tasks are "
             "sampled then"
         )
-        found.append(
+        problems.append(
             Problem("continuous.ema", who + at(flag=EMA), got, fix="leave out one of the two")
         )
     got = (
         "which tasks a step has depends on timing, so a run cannot be repeated, and one that is "
         "resumed is another one"
     )
-    found.append(
+    problems.append(
         Problem(
             "continuous.timing",
             who,
@@ -91,7 +91,7 @@ def marl_configure(run: Run) -> list[Problem]:
             severity="warning",
         )
     )
-    return found
+    return problems
 
 
 def ahead_of(run: Run) -> int:

@@ -108,11 +108,11 @@ class ContinuousPart(StepPart):
 
     def _taken_before(self) -> list[tuple[int, str]]:
         """The tasks that this rollout had when it was made before, where that was lost."""
-        found: Iterable[Any] = self.flight.saved["taken"]
+        saved: Iterable[Any] = self.flight.saved["taken"]
         return next(
             (
                 [(turn, name) for turn, name in tasks]
-                for number, tasks in found
+                for number, tasks in saved
                 if number == self.step.number
             ),
             [],
@@ -193,9 +193,9 @@ class ContinuousPart(StepPart):
                 lengths.actions[group.begun == number] += 1
                 lengths.tokens[group.begun == number] += len(action.generation.ids)
         complete = self.flight.lengths.pop(number - self.late, {})
-        found = {role: lengths.bias() for role, lengths in sorted(complete.items())}
+        biases = {role: lengths.bias() for role, lengths in sorted(complete.items())}
         self.found |= {
-            f"role/{role}/first_length": bias for role, bias in found.items() if bias is not None
+            f"role/{role}/first_length": bias for role, bias in biases.items() if bias is not None
         }
 
     def metrics(self) -> Mapping[str, float]:

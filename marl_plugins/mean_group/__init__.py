@@ -124,7 +124,7 @@ def marl_credit_step(trajectories: Sequence[Trajectory], run: Run) -> Sequence[T
             action.add_reward(
                 "mean_group", (means.factors[action.policy] - 1.0) * (action.reward or 0.0)
             )
-    means.latest = {policy: fmean(sorted(found)) for policy, found in rewards.items()}
+    means.latest = {policy: fmean(sorted(values)) for policy, values in rewards.items()}
     return trajectories
 
 

@@ -110,10 +110,10 @@ class OldLogProbs(StepPart):
                 for n, sampled_by in enumerate(row.action.generation.token_versions):
                     if sampled_by == version:
                         values[row.action][n] = log_probs[n]
-        for action, found in values.items():
+        for action, logprobs in values.items():
             if action not in unknown:
-                self.found[action] = found
-                action.notes[NOTE] = spelled(found)
+                self.found[action] = logprobs
+                action.notes[NOTE] = spelled(logprobs)
 
     def metrics(self) -> Mapping[str, float]:
         from marl_plugins.engine.runtime.metrics import of_log_ratios

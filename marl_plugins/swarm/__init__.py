@@ -167,17 +167,17 @@ def marl_configure(run: Run) -> list[Problem]:
 
     options = run.args.swarm
     names = {peer_of(options.peer, member) for member in ("", *members_of(run))}
-    found = wrong_peer(max(names, key=len), "swarm.peer")
+    problems = wrong_peer(max(names, key=len), "swarm.peer")
     if options.store is None:
         fix = "give --swarm.store the folder that the peers share"
-        found.append(
+        problems.append(
             Problem("swarm.store_missing", at(plugin=PLUGIN), "no store is named", fix=fix)
         )
     else:
         try:
             fsspec.core.url_to_fs(options.store)
         except (ValueError, ImportError) as error:
-            found.append(
+            problems.append(
                 Problem("swarm.store", at(flag="swarm.store"), f"{options.store!r}: {error}")
             )
     if 0 < options.keep < options.staleness:
@@ -185,11 +185,11 @@ def marl_configure(run: Run) -> list[Problem]:
             f"{options.keep} is below --swarm.staleness {options.staleness}, so that peers like "
             "this one miss records"
         )
-        found.append(Problem("swarm.keep", at(flag="swarm.keep"), got, severity="warning"))
+        problems.append(Problem("swarm.keep", at(flag="swarm.keep"), got, severity="warning"))
     if options.trust == "generator" and not hasattr(run.tasks_module, "task_of"):
         fix = "write `task_of(id)`, which returns a Task or None, in the recipe's file of tasks"
         got = "the recipe cannot make a task from its id"
-        found.append(Problem("swarm.no_generator", at(flag="swarm.trust"), got, fix=fix))
+        problems.append(Problem("swarm.no_generator", at(flag="swarm.trust"), got, fix=fix))
     if options.weight == "capability" and run.estimator in (
         "rloo",
         "dr_grpo",
@@ -201,16 +201,16 @@ def marl_configure(run: Run) -> list[Problem]:
             "apart, which undoes the baseline"
         )
         where = at(flag=("swarm.weight", "algo.advantage.estimator"))
-        found.append(
+        problems.append(
             Problem("swarm.compared_again", where, got, fix="take reinforce", severity="warning")
         )
     if options.weight == "capability" and options.sampler == "reward":
         got = "the best groups of others are taken, so that others seem more capable than they are"
         fix = "take --swarm.sampler uniform or nonzero"
-        found.append(
+        problems.append(
             Problem("swarm.best_only", at(flag="swarm.weight"), got, fix=fix, severity="warning")
         )
-    return found
+    return problems
 
 
 @hookimpl
@@ -230,8 +230,8 @@ async def marl_exchange(
     taken: list[Trajectory] = []
     numbers: defaultdict[str, float] = defaultdict(float)
     for learner in learners_of(run):
-        found, metrics = await take(store, learner, run, exchange)
-        taken += found
+        fresh, metrics = await take(store, learner, run, exchange)
+        taken += fresh
         for name, number in metrics.items():
             numbers[name] += number
     numbers["swarm/unreachable"] = min(numbers["swarm/unreachable"], 1.0)

@@ -46,11 +46,11 @@ def note_round(
 ) -> None:
     """Adds the mean outcome of each source in a round, and forgets what is older than
     `CAPABILITY_ROUNDS`."""
-    found: dict[str, list[float]] = defaultdict(list)
+    by_source: dict[str, list[float]] = defaultdict(list)
     for t in trajectories:
         if t.outcome is not None:
-            found[source_of(t, members)].append(t.outcome)
-    for source, values in found.items():
+            by_source[source_of(t, members)].append(t.outcome)
+    for source, values in by_source.items():
         outcomes[source] = [*outcomes.get(source, []), fmean(values)][-CAPABILITY_ROUNDS:]
 
 
@@ -108,7 +108,7 @@ class CapabilityWeights(StepPart):
         self.given: list[float] = []
 
     async def prepared(self, prepared: Sequence[PreparedRows]) -> Sequence[PreparedRows]:
-        found = []
+        reweighed = []
         for p in prepared:
             weights = {
                 row: self._weight(row)
@@ -116,8 +116,8 @@ class CapabilityWeights(StepPart):
                 if row.trajectory.origin and not row.trajectory.replayed
             }
             self.given += weights.values()
-            found.append(p.reweighed(weights) if weights else p)
-        return found
+            reweighed.append(p.reweighed(weights) if weights else p)
+        return reweighed
 
     def _weight(self, row: Row) -> float:
         action = row.action

@@ -89,7 +89,7 @@ def _show(options: Any) -> int:
             peer["refused"][f"{name.path}: {error}"] += 1
         except ValueError as error:
             peer["refused"][f"{name.path}: {error}"] += 1
-    found = {
+    by_name = {
         who: {
             **peer,
             "rounds": [min(peer["rounds"]), max(peer["rounds"])] if peer["rounds"] else None,
@@ -97,23 +97,23 @@ def _show(options: Any) -> int:
         }
         for who, peer in sorted(peers.items())
     }
-    print(json.dumps(found, indent=2)) if options.json else _print(found)
+    print(json.dumps(by_name, indent=2)) if options.json else _print(by_name)
     return 0
 
 
-def _print(found: Mapping[str, Mapping[str, Any]]) -> None:
+def _print(peers: Mapping[str, Mapping[str, Any]]) -> None:
     console = Console()
-    if not found:
+    if not peers:
         console.print("no records yet")
         return
     table = Table("peer", "rounds", "records", "trajectories", "damaged", box=None)
-    for who, peer in found.items():
+    for who, peer in peers.items():
         rounds = f"{peer['rounds'][0]} to {peer['rounds'][1]}" if peer["rounds"] else "-"
         table.add_row(
             who, rounds, str(peer["records"]), str(peer["trajectories"]), str(len(peer["refused"]))
         )
     console.print(table)
-    for peer in found.values():
+    for peer in peers.values():
         for line in peer["refused"]:
             console.print(f"damaged: {inert(line)}", markup=False, highlight=False)
 
@@ -128,14 +128,14 @@ def _add(options: Any) -> int:
         if not line.strip():
             continue
         try:
-            given = GivenAnswers.model_validate_json(line)
+            entry = GivenAnswers.model_validate_json(line)
         except pydantic.ValidationError as error:
             first = error.errors(include_url=False, include_input=False)[0]
             got = f"{'.'.join(map(str, first['loc'])) or 'the line'}: {first['msg']}"
             problems.append(Problem("swarm.answers", at(line=f"{options.file}:{number}"), got))
             continue
-        group = groups.setdefault(given.task, [])
-        group.append(_words(given, len(group)))
+        group = groups.setdefault(entry.task, [])
+        group.append(_words(entry, len(group)))
     if problems or not groups:
         raise ConfigurationError(
             problems or Problem("swarm.answers", at(file=options.file), "it holds no answers")
@@ -150,12 +150,12 @@ def _add(options: Any) -> int:
     return 0
 
 
-def _words(given: GivenAnswers, sample: int) -> dict[str, object]:
+def _words(entry: GivenAnswers, sample: int) -> dict[str, object]:
     """Returns answers as the words of a trajectory that were shown to nobody: each role says them
     in their order."""
     answers = [
         {"role": a.role, "shown": "", "text": a.text, "end": "eos", "logprob": 0.0}
-        for a in given.answers
+        for a in entry.answers
     ]
-    task = {"schema": 1, "task": given.task, "prompt": given.prompt, "sample": sample}
+    task = {"schema": 1, "task": entry.task, "prompt": entry.prompt, "sample": sample}
     return {**task, "tokenizers": {}, "answers": answers}

@@ -67,9 +67,9 @@ class RecordName:
 
 def wrong_peer(peer: str, flag: str) -> list[Problem]:
     """Returns what is wrong with a peer's name, which a flag gave."""
-    wanted = "letters, digits, dots and underscores, 64 at most, the first a letter or a digit"
+    expected = "letters, digits, dots and underscores, 64 at most, the first a letter or a digit"
     return (
-        [] if PEER.fullmatch(peer) else [Problem("swarm.peer", at(flag=flag), repr(peer), wanted)]
+        [] if PEER.fullmatch(peer) else [Problem("swarm.peer", at(flag=flag), repr(peer), expected)]
     )
 
 
@@ -85,9 +85,9 @@ class RecordStore:
     """
 
     def __init__(self, address: str):
-        found = fsspec.core.url_to_fs(address)
-        self.files: Any = found[0]
-        self.root = str(found[1]).rstrip("/")
+        opened = fsspec.core.url_to_fs(address)
+        self.files: Any = opened[0]
+        self.root = str(opened[1]).rstrip("/")
 
     def put(self, name: RecordName, content: bytes) -> bool:
         """Writes a record that is not there yet; returns whether it was written.
@@ -144,15 +144,15 @@ class RecordStore:
             OSError: The store cannot be read.
         """
         self.files.invalidate_cache()
-        found = []
+        names = []
         for folder in self._folders():
             number = None if folder == ANSWERS else int(folder)
             if number is not None and rounds is not None and number not in rounds:
                 continue
             for name in self._listed(folder):
                 if match := NAME.fullmatch(name):
-                    found.append(RecordName(number, match[1], match[2], match[3]))
-        return sorted(found, key=lambda name: name.path)
+                    names.append(RecordName(number, match[1], match[2], match[3]))
+        return sorted(names, key=lambda name: name.path)
 
     def remove(self, names: Iterable[RecordName]) -> None:
         """Removes records, if they are there; their peer alone may.

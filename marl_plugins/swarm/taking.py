@@ -122,10 +122,10 @@ class TakenGroups:
     async def draw(self, store: RecordStore, names: Sequence[RecordName]) -> None:
         """Takes as many groups as are asked for, as far as they are there and the sampler wants
         them."""
-        wanted, of_peer = self._options.external, Counter[str]()
+        count, of_peer = self._options.external, Counter[str]()
         tried: list[tuple[RecordName, str, list[Trajectory]]] = []
-        for name in names[: TRIED_PER_TAKEN * wanted]:
-            if len(tried) >= wanted and self._options.sampler != "reward":
+        for name in names[: TRIED_PER_TAKEN * count]:
+            if len(tried) >= count and self._options.sampler != "reward":
                 break
             if self._options.quota and of_peer[name.peer] >= self._options.quota:
                 continue
@@ -150,7 +150,7 @@ class TakenGroups:
             tried.append((name, content, group))
         if self._options.sampler == "reward":
             tried.sort(key=lambda each: -fmean(t.outcome or 0.0 for t in each[2]))
-        for name, content, group in tried[:wanted]:
+        for name, content, group in tried[:count]:
             self._add(name.path, content, group)
 
     async def take(self, path: str, content: str) -> None:
