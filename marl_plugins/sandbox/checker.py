@@ -146,9 +146,9 @@ class Checker:
                     return CheckResult(
                         False, _why(completed, "the checks"), broken=program is None or not known
                     )
-                said, *unknown = report
-                if said != "asks":
-                    return said
+                status, *unknown = report
+                if status != "asks":
+                    return status
             if not known:
                 self._remember(these, unknown)
             if program is None:
@@ -182,8 +182,8 @@ class Checker:
     async def fail_without(self, checks: str) -> bool:
         """Returns whether checks fail a program whose functions all return None; those that do not
         have checked nothing."""
-        found = await self.passed(None, checks)
-        return not (found.passed or found.broken)
+        result = await self.passed(None, checks)
+        return not (result.passed or result.broken)
 
     async def close(self) -> None:
         """Ends the sandbox of the running event loop; what nobody closes ends with this process."""

@@ -175,13 +175,13 @@ def answered(names: dict[str, Any], call: dict[str, Any]) -> dict[str, Any]:
     `missing` of a name."""
     if call["name"] not in names:
         return {"missing": True}
-    found = names[call["name"]]
+    target = names[call["name"]]
     try:
         if "given" not in call:
-            return {"callable": True} if callable(found) else {"value": packed(found)}
-        given, named = map(unpacked, call["given"])
-        value = packed(found(*given, **named))
-        after = [packed(given), packed(named)]
+            return {"callable": True} if callable(target) else {"value": packed(target)}
+        arguments, named = map(unpacked, call["given"])
+        value = packed(target(*arguments, **named))
+        after = [packed(arguments), packed(named)]
         return {"value": value, "changed": after} if after != call["given"] else {"value": value}
     except BaseException as error:
         return raised(error)
@@ -422,18 +422,18 @@ def each(request: dict[str, Any]) -> None:
     """Runs several checks, each on its own; the first line says in turn which of them passed."""
     known, told, unknown = answers_by_call(request["known"]), [], []
     for checks in request["checks"]:
-        said, asked = ended(checks, known)
-        told.append("passed" if said == "passed" else "failed")
+        outcome, asked = ended(checks, known)
+        told.append("passed" if outcome == "passed" else "failed")
         unknown += asked
     write_end(request, " ".join(told), unknown)
 
 
 def answers_by_call(known: list[tuple[str, str]]) -> dict[str, list[str]]:
     """Returns the program's answers by call, in turn; each is taken once."""
-    found: dict[str, list[str]] = {}
+    by_call: dict[str, list[str]] = {}
     for call, answer in known:
-        found.setdefault(call, []).append(answer)
-    return found
+        by_call.setdefault(call, []).append(answer)
+    return by_call
 
 
 def ended(checks: str, known: dict[str, list[str]]) -> tuple[str, list[str]]:
@@ -451,33 +451,33 @@ def ended(checks: str, known: dict[str, list[str]]) -> tuple[str, list[str]]:
             known, {line for first, last in spans for line in range(first, last + 1)}
         )
         exec(compile(SettleInserter().visit(tree), CHECKS, "exec"), asked)
-        for name, found in list(asked.items()):
-            run_tests(name, found)
-        said = "passed" if asked.made else "broken: the checks ask nothing of the program"
+        for name, value in list(asked.items()):
+            run_tests(name, value)
+        outcome = "passed" if asked.made else "broken: the checks ask nothing of the program"
     except BaseException as error:
         told = raised(error)
         where = f"checks.py:{line_of(error)}: " if asked is not None else ""
-        said = (
+        outcome = (
             f"{'failed' if isinstance(error, Exception) and asked is not None else 'broken'} "
             f"{where}{told['raised']}" + (f": {told['text']}" if told["text"] else "")
         )
-    return " ".join(said.split())[:500], asked.unknown if asked is not None else []
+    return " ".join(outcome.split())[:500], asked.unknown if asked is not None else []
 
 
-def run_tests(name: str, found: Any) -> None:
+def run_tests(name: str, value: Any) -> None:
     """Runs what pytest would take for tests: a function `test_*`, and such methods of a class
     `Test*` or of a `TestCase`."""
-    if isinstance(found, type):
+    if isinstance(value, type):
         is_case = any(
-            f"{one.__module__}.{one.__name__}" == "unittest.case.TestCase" for one in found.__mro__
+            f"{one.__module__}.{one.__name__}" == "unittest.case.TestCase" for one in value.__mro__
         )
         tests = [
-            one for one in dir(found) if one.startswith("test") and callable(getattr(found, one))
+            one for one in dir(value) if one.startswith("test") and callable(getattr(value, one))
         ]
         if tests and (is_case or name.startswith("Test")):
-            run_methods(found, tests, is_case)
-    elif name.startswith("test_") and callable(found):
-        run_to_the_end(found())
+            run_methods(value, tests, is_case)
+    elif name.startswith("test_") and callable(value):
+        run_to_the_end(value())
 
 
 def run_methods(kind: type, tests: list[str], is_case: bool) -> None:

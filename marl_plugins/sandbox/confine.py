@@ -89,14 +89,14 @@ def landlock(read: Iterable[str], write: Iterable[str], devices: Iterable[str], 
 
     def allow(path: str, rights: int) -> None:
         try:
-            found = os.open(path, os.O_PATH | os.O_CLOEXEC)
+            descriptor = os.open(path, os.O_PATH | os.O_CLOEXEC)
         except FileNotFoundError:
             return
-        if not stat.S_ISDIR(os.fstat(found).st_mode):
+        if not stat.S_ISDIR(os.fstat(descriptor).st_mode):
             rights &= EXECUTE | WRITE_FILE | READ_FILE | TRUNCATE
-        rule = struct.pack("=Qi", rights & files, found)
+        rule = struct.pack("=Qi", rights & files, descriptor)
         check(libc.syscall(ADD_RULE, ruleset, 1, rule, 0), f"landlock_add_rule {path}")
-        os.close(found)
+        os.close(descriptor)
 
     for path in read:
         allow(path, EXECUTE | READ_FILE | READ_DIR)
@@ -137,12 +137,12 @@ def become(user: int, folder: str) -> None:
             continue
         for entry in entries:
             with contextlib.suppress(OSError):  # too deep as well: it stays another user's
-                found = entry.stat(follow_symlinks=False)
-                if stat.S_ISDIR(found.st_mode):
+                status = entry.stat(follow_symlinks=False)
+                if stat.S_ISDIR(status.st_mode):
                     waiting.append(entry.path)
-                elif found.st_nlink > 1:  # it may be a file of somebody else's
+                elif status.st_nlink > 1:  # it may be a file of somebody else's
                     continue
-                if found.st_uid != user:
+                if status.st_uid != user:
                     os.chown(entry.path, user, user, follow_symlinks=False)
     os.setgroups([])
     os.setresgid(user, user, user)

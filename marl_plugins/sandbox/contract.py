@@ -78,8 +78,8 @@ class SandboxContract:
         """Runs programs at the same time and returns their results."""
 
         async def together() -> list[ProgramResult]:
-            wanted = [Program(p, limits=LONG) if isinstance(p, str) else p for p in programs]
-            return list(await asyncio.gather(*[self._sandbox.run(p, workspace) for p in wanted]))
+            to_run = [Program(p, limits=LONG) if isinstance(p, str) else p for p in programs]
+            return list(await asyncio.gather(*[self._sandbox.run(p, workspace) for p in to_run]))
 
         return self._runner.run(together())
 

@@ -60,7 +60,7 @@ def remove_files(workspace: Path, paths: Iterable[str]) -> None:
 
 def first_names(workspace: Path) -> tuple[str, ...]:
     """Returns the first names in a workspace, such that they can be shown."""
-    found: list[str] = []
+    shown_names: list[str] = []
     try:
         with open_folder(workspace, []) as folder, os.scandir(folder) as entries:
             names = sorted(
@@ -70,7 +70,7 @@ def first_names(workspace: Path) -> tuple[str, ...]:
         return ()
     for name in names[:NAMES]:
         shown = printable(name)
-        if sum(map(len, found)) + len(shown) > NAME_BYTES:
+        if sum(map(len, shown_names)) + len(shown) > NAME_BYTES:
             break
-        found.append(shown)
-    return tuple(found)
+        shown_names.append(shown)
+    return tuple(shown_names)

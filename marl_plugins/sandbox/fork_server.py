@@ -258,7 +258,7 @@ class ForkServer:
         for waiting in (self.owner.fileno(), self.supervisor.fileno(), self.woken):
             poll.register(waiting, select.POLLIN)
         while True:
-            ready = [found for found, _ in poll.poll(self._pause())]
+            ready = [descriptor for descriptor, _ in poll.poll(self._pause())]
             if self.woken in ready:
                 os.read(self.woken, 4096)
             if self.owner.fileno() in ready and not self._ask_owner():

@@ -152,9 +152,9 @@ class ServiceSandbox:
     async def _try(self) -> None:
         cure = "start one with `openrlhf sandbox serve`, or correct tools.sandbox.url"
         try:
-            said = await self._ping()
-            if said != b'"pong"':
-                shown = self._redaction.text(said[:200].decode(errors="replace"), 80)
+            reply = await self._ping()
+            if reply != b'"pong"':
+                shown = self._redaction.text(reply[:200].decode(errors="replace"), 80)
                 got = f'{self.shown}: GET /v1/ping gave {shown!r}, and SandboxFusion answers "pong"'
                 raise ConfigurationError(
                     Problem("sandbox.ping", at(key="tools.sandbox.url"), got, fix=cure)
@@ -166,8 +166,8 @@ class ServiceSandbox:
                 Problem("sandbox.unreachable", at(key="tools.sandbox.url"), got, fix=cure)
             ) from failure
         if (ran.status, ran.stdout) != ("finished", "42\n"):
-            found = ran.reason or ran.stderr[-LAST_WORDS_CHARS:] or ran.stdout
-            got = f"{self.shown}: print(6 * 7) gave {ran.status}: {found!r}"
+            reason = ran.reason or ran.stderr[-LAST_WORDS_CHARS:] or ran.stdout
+            got = f"{self.shown}: print(6 * 7) gave {ran.status}: {reason!r}"
             raise ConfigurationError(
                 Problem("sandbox.answer", at(key="tools.sandbox.url"), got, fix=cure)
             )
@@ -281,10 +281,10 @@ class ServiceSandbox:
             try:
                 response = RunCodeResponse(**json.loads(answer))
             except (ValueError, TypeError, RecursionError, NotInProtocol) as error:
-                said = answer[:LAST_WORDS_CHARS].decode(errors="replace")
+                text = answer[:LAST_WORDS_CHARS].decode(errors="replace")
                 raise self._failure(
                     "sandbox_protocol",
-                    f"an answer that is not in SandboxFusion's protocol: {said!r}",
+                    f"an answer that is not in SandboxFusion's protocol: {text!r}",
                 ) from error
             if not response.files.keys() <= {remote.RESULT, remote.CHANGED}:
                 raise self._failure(
@@ -292,9 +292,9 @@ class ServiceSandbox:
                     f"returned files that were not asked for: {sorted(response.files)[:3]}",
                 )
             return response
-        said = " ".join(answer[:LAST_WORDS_CHARS].decode(errors="replace").split())
+        text = " ".join(answer[:LAST_WORDS_CHARS].decode(errors="replace").split())
         if status in (408, 425, 429) or status >= 500:
-            raise _TransientFailure("sandbox_service", f"HTTP {status}: {said}")
+            raise _TransientFailure("sandbox_service", f"HTTP {status}: {text}")
         if status == 413:
             raise self._failure(
                 "sandbox_refused",
@@ -302,9 +302,9 @@ class ServiceSandbox:
             )
         if status == 422:
             raise RunPaused(
-                self._shown(f"refuses our request (HTTP 422): {_refusals(answer) or said}")
+                self._shown(f"refuses our request (HTTP 422): {_refusals(answer) or text}")
             )
-        raise RunPaused(self._shown(f"HTTP {status} in place of an answer: {said}"))
+        raise RunPaused(self._shown(f"HTTP {status} in place of an answer: {text}"))
 
     def _shown(self, text: str) -> str:
         return self._redaction.text(f"{self.shown}: {text}")
@@ -398,21 +398,23 @@ class _Job:
         """
         ran = response.run_result
         if ran is None or remote.BEGUN not in (ran.stdout or ""):
-            said = (
+            detail = (
                 f"{ran.status.value}, exit code {ran.return_code}: "
                 f"{(ran.stderr or '')[-LAST_WORDS_CHARS:]}"
                 if ran
                 else "no result"
             )
-            raise InfrastructureFailure("sandbox_service", f"did not begin a program ({said})")
+            raise InfrastructureFailure("sandbox_service", f"did not begin a program ({detail})")
         limits = self.program.limits
         seconds = ran.execution_time or 0.0
         if remote.RESULT not in response.files:
             if ran.status is CommandRunStatus.TimeLimitExceeded:
                 return ProgramResult("time", None, "", "", seconds, excess("time", limits))
-            said = (ran.stderr or "").strip()[-LAST_WORDS_CHARS:]
+            detail = (ran.stderr or "").strip()[-LAST_WORDS_CHARS:]
             why = f"its processes ended without a result (exit code {ran.return_code})"
-            return ProgramResult("killed", None, "", "", seconds, f"{why}: {said}" if said else why)
+            return ProgramResult(
+                "killed", None, "", "", seconds, f"{why}: {detail}" if detail else why
+            )
         try:
             result = _Result.model_validate_json(_decoded(response.files[remote.RESULT]))
             changed = _unpacked(_decoded(response.files.get(remote.CHANGED, "")))
@@ -424,14 +426,14 @@ class _Job:
             if problem := next(iter(problems), "") or self._tree_problem(result, changed):
                 raise ValueError(problem)
         except ValueError as error:
-            said = str(error).splitlines()[0]
+            detail = str(error).splitlines()[0]
             return ProgramResult(
                 "killed",
                 None,
                 "",
                 "",
                 seconds,
-                f"what it left as its result cannot be read: {said}",
+                f"what it left as its result cannot be read: {detail}",
             )
         return self._judged(result, changed, min(result.seconds, limits.seconds + STARTING_SECONDS))
 
@@ -503,9 +505,9 @@ async def _body_of(response: aiohttp.ClientResponse) -> bytes:
 def _refusals(answer: bytes) -> str:
     """The places and reasons in a 422 of FastAPI's form; empty where it has another."""
     try:
-        found = json.loads(answer)["detail"]
+        details = json.loads(answer)["detail"]
         return "; ".join(
-            f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in found
+            f"{'.'.join(map(str, problem['loc']))}: {problem['msg']}" for problem in details
         )[:LAST_WORDS_CHARS]
     except (ValueError, KeyError, TypeError):
         return ""

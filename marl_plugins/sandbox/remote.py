@@ -154,8 +154,10 @@ class RemoteProgram:
                 os.set_blocking(descriptor, False)
                 selector.register(descriptor, selectors.EVENT_READ)
             while len(selector.get_map()) > 1 or not ended:
-                found = [key.fd for key, _ in selector.select(max(0.0, until - time.monotonic()))]
-                for descriptor in found:
+                descriptors = [
+                    key.fd for key, _ in selector.select(max(0.0, until - time.monotonic()))
+                ]
+                for descriptor in descriptors:
                     if not self._read(descriptor):
                         selector.unregister(descriptor)
                 if not ended and os.waitid(
@@ -278,7 +280,7 @@ def run_python(text: str) -> None:
 
 def pack(settings: dict[str, Any]) -> dict[str, Any]:
     """Saves what is to be returned of the workspace, and what has to be known of it."""
-    found, entries, size = plain_files("workspace", settings["entries"])
+    paths, entries, size = plain_files("workspace", settings["entries"])
     names: list[bytes] = []
     with contextlib.suppress(OSError):
         names = sorted(os.listdir(b"workspace"))[:MAX_FILE_NAMES]
@@ -294,7 +296,7 @@ def pack(settings: dict[str, Any]) -> dict[str, Any]:
         return {**about, "exceeded": "disk"}
     room = settings["returned"]
     with zipfile.ZipFile(CHANGED + "~", "w") as packed:
-        for path in sorted(found if sent is not None else found.intersection(settings["wanted"])):
+        for path in sorted(paths if sent is not None else paths.intersection(settings["wanted"])):
             try:
                 opened = os.open(f"workspace/{path}", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
             except OSError:  # it may not be read
@@ -310,16 +312,16 @@ def pack(settings: dict[str, Any]) -> dict[str, Any]:
                     continue
                 room -= add(packed, path, file, size)
     os.replace(CHANGED + "~", CHANGED)
-    return {**about, "gone": sorted(sent.keys() - found) if sent is not None else []}
+    return {**about, "gone": sorted(sent.keys() - paths) if sent is not None else []}
 
 
 def digest(file: BinaryIO) -> str:
     """Returns the SHA-256 of a file."""
-    found = hashlib.sha256()
+    hasher = hashlib.sha256()
     for chunk in iter(lambda: file.read(CHUNK_BYTES), b""):
-        found.update(chunk)
+        hasher.update(chunk)
     file.seek(0)
-    return found.hexdigest()
+    return hasher.hexdigest()
 
 
 def add(packed: zipfile.ZipFile, path: str, file: BinaryIO, size: int) -> int:
@@ -336,7 +338,7 @@ def add(packed: zipfile.ZipFile, path: str, file: BinaryIO, size: int) -> int:
 def plain_files(folder: str, most: int) -> tuple[set[str], int, int]:
     """Returns the plain files below a folder, without following links; how many entries there are,
     counted up to `most`, and their bytes."""
-    found: set[str] = set()
+    paths: set[str] = set()
     entries = size = 0
     waiting = [""]
     while waiting and entries <= most:
@@ -352,12 +354,12 @@ def plain_files(folder: str, most: int) -> tuple[set[str], int, int]:
                     if entry.is_dir(follow_symlinks=False):
                         waiting.append(f"{path}/")
                     elif entry.is_file(follow_symlinks=False) and path.isprintable():
-                        found.add(path)
+                        paths.add(path)
                     if entries > most:
                         break
         except OSError:  # closed by the program, or too deep
             continue
-    return found, entries, size
+    return paths, entries, size
 
 
 def printable(name: bytes) -> str:

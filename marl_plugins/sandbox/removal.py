@@ -52,10 +52,10 @@ def empty(top: int) -> None:
 def open_folder(path: str, within: int | None = None) -> int:
     """Returns a folder's descriptor, after its owner was given all rights; never that of a folder
     that a link leads to."""
-    found = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=within)
+    descriptor = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=within)
     try:
-        if stat.S_IMODE(os.stat(found).st_mode) & 0o700 != 0o700:
-            os.chmod(f"/proc/self/fd/{found}", 0o700)
-        return os.open(".", os.O_RDONLY | os.O_DIRECTORY, dir_fd=found)
+        if stat.S_IMODE(os.stat(descriptor).st_mode) & 0o700 != 0o700:
+            os.chmod(f"/proc/self/fd/{descriptor}", 0o700)
+        return os.open(".", os.O_RDONLY | os.O_DIRECTORY, dir_fd=descriptor)
     finally:
-        os.close(found)
+        os.close(descriptor)

@@ -115,14 +115,14 @@ def read(path: str, most: int = -1) -> bytes:
 
 def children_of(pid: int) -> list[int]:
     """Returns the children of a process, whichever of its threads has started them."""
-    found: list[int] = []
+    children: list[int] = []
     try:
         for task in os.listdir(f"/proc/{pid}/task"):
             with open(f"/proc/{pid}/task/{task}/children", "rb") as file:
-                found += map(int, file.read().split())
+                children += map(int, file.read().split())
     except OSError:  # it has ended
         pass
-    return found
+    return children
 
 
 def descendants(top: int) -> Iterator[int]:
@@ -138,12 +138,12 @@ def descendants(top: int) -> Iterator[int]:
 def family(top: int) -> list[int]:
     """Returns a process and all below it, if none starts another meanwhile; those whose parents end
     while this looks are found too."""
-    found: dict[int, None] = {top: None}
+    pids: dict[int, None] = {top: None}
     while True:
-        before = len(found)
-        found |= dict.fromkeys(descendants(top))
-        if len(found) == before:
-            return list(found)
+        before = len(pids)
+        pids |= dict.fromkeys(descendants(top))
+        if len(pids) == before:
+            return list(pids)
 
 
 def pid_of(pidfd: int) -> int:
@@ -154,41 +154,41 @@ def pid_of(pidfd: int) -> int:
 
 def process(pid: int) -> LivingProcess | None:
     """Returns a process as it is now; None where it has ended."""
-    found, task = _numbers(pid), pid
-    if "VmRSS" not in found:  # its first thread has ended
+    numbers, task = _numbers(pid), pid
+    if "VmRSS" not in numbers:  # its first thread has ended
         try:
             tasks = os.listdir(f"/proc/{pid}/task")
         except OSError:
             return None
         for task in map(int, tasks):
-            if "VmRSS" in (found := _numbers(task)):
+            if "VmRSS" in (numbers := _numbers(task)):
                 break
         else:
             return None
-    own = found.get("RssAnon", found["VmRSS"]) + found.get("VmSwap", 0)
-    threads = found.get("Threads", 1)
+    own = numbers.get("RssAnon", numbers["VmRSS"]) + numbers.get("VmSwap", 0)
+    threads = numbers.get("Threads", 1)
     return LivingProcess(
-        pid, task, threads, own << 10, (found.get("VmPTE", 0) << 10) + threads * TASK_BYTES
+        pid, task, threads, own << 10, (numbers.get("VmPTE", 0) << 10) + threads * TASK_BYTES
     )
 
 
 def _numbers(task: int) -> dict[str, int]:
     """The numbers in a task's status."""
-    found = {}
+    numbers = {}
     for line in read(f"/proc/{task}/status").decode(errors="replace").splitlines():
         name, _, value = line.partition(":")
         if name.startswith(("Vm", "Rss", "Threads")):
-            found[name] = int(value.split()[0])
-    return found
+            numbers[name] = int(value.split()[0])
+    return numbers
 
 
 def number_of_tasks(pids: Iterable[int]) -> int:
     """Returns the threads of all these processes, of which each has at least one."""
-    found = 0
+    count = 0
     for pid in pids:
         with contextlib.suppress(OSError):
-            found += len(os.listdir(f"/proc/{pid}/task"))
-    return found
+            count += len(os.listdir(f"/proc/{pid}/task"))
+    return count
 
 
 def descriptors(processes: Iterable[LivingProcess]) -> Descriptors:
@@ -298,7 +298,7 @@ def locks_of(pids: set[int]) -> int:
 def proportional(processes: list[LivingProcess]) -> int:
     """Returns bytes of memory of processes that are no file's; what they share counts once. Takes
     longer than `Process.own`."""
-    found = 0
+    total = 0
     for n, one in enumerate(processes):
         if any(
             _same_memory(one.task, other.task) for other in processes[:n]
@@ -309,8 +309,8 @@ def proportional(processes: list[LivingProcess]) -> int:
             name, _, value = line.partition(b":")
             if name in (b"Pss_Anon", b"SwapPss"):
                 sizes[name] = int(value.split()[0]) << 10
-        found += sum(sizes.values())
-    return found
+        total += sum(sizes.values())
+    return total
 
 
 def _same_memory(one: int, other: int) -> bool:
@@ -340,14 +340,14 @@ def usage(folder: str) -> tuple[int, int]:
         path = waiting.pop()
         try:
             try:
-                count, found, folders = _inside(path)
+                count, bytes_inside, folders = _inside(path)
             except PermissionError:
                 os.close(open_folder(path))
-                count, found, folders = _inside(path)
+                count, bytes_inside, folders = _inside(path)
         except OSError as error:  # removed by the program, or too deep
             entries += BEYOND.get(error.errno or 0, 0)
             continue
-        entries, size = entries + count, size + found
+        entries, size = entries + count, size + bytes_inside
         waiting += folders
     return entries, size
 
@@ -360,8 +360,8 @@ def _inside(path: str) -> tuple[int, int, list[str]]:
         OSError: Its owner may not look into it, or it is not there.
     """
     count, size, folders = 0, 0, []
-    with os.scandir(path) as found:
-        for entry in itertools.islice(found, MAX_WORKSPACE_ENTRIES + 1):
+    with os.scandir(path) as entries:
+        for entry in itertools.islice(entries, MAX_WORKSPACE_ENTRIES + 1):
             count += 1
             try:
                 size += entry.stat(follow_symlinks=False).st_blocks * 512
@@ -377,7 +377,7 @@ def _inside(path: str) -> tuple[int, int, list[str]]:
 def shared_memory(top: LivingProcess) -> int:
     """Returns bytes of files in a program's own /dev/shm."""
     try:
-        found = os.statvfs(f"{top.path}/root/dev/shm")
+        filesystem = os.statvfs(f"{top.path}/root/dev/shm")
     except OSError:  # it has ended
         return 0
-    return (found.f_blocks - found.f_bfree) * found.f_frsize
+    return (filesystem.f_blocks - filesystem.f_bfree) * filesystem.f_frsize

@@ -39,14 +39,14 @@ def main(words: list[str]) -> None:
     os.close(writing)
     status = os.waitpid(child, 0)[1]
     os.set_blocking(reading, False)
-    said = b""
+    reply = b""
     with contextlib.suppress(BlockingIOError):
-        said = os.read(reading, 64)
+        reply = os.read(reading, 64)
     if os.WIFSIGNALED(status):
         signal.signal(os.WTERMSIG(status), signal.SIG_DFL)
         os.kill(os.getpid(), os.WTERMSIG(status))  # so that the limit that it reached is seen
     code = os.WEXITSTATUS(status)
-    if said != drawn + bytes([code]):
+    if reply != drawn + bytes([code]):
         sys.stderr.write(SILENT)
         code = code or 1
     sys.exit(code)

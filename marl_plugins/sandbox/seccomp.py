@@ -108,13 +108,13 @@ def allowing(rules: Mapping[str, "system_calls.Rule"]) -> bytes:
 
 def ranges(numbers: Sequence[int]) -> list[tuple[int, int]]:
     """Returns the first and last of each run of ascending numbers without a gap."""
-    found: list[tuple[int, int]] = []
+    spans: list[tuple[int, int]] = []
     for number in numbers:
-        if found and number == found[-1][1] + 1:
-            found[-1] = found[-1][0], number
+        if spans and number == spans[-1][1] + 1:
+            spans[-1] = spans[-1][0], number
         else:
-            found.append((number, number))
-    return found
+            spans.append((number, number))
+    return spans
 
 
 def sparing(processes: Sequence[int]) -> bytes:
@@ -165,11 +165,11 @@ def install(code: bytes, listened: bool = False) -> int:
     program = struct.pack("HxxxxxxP", len(code) // 8, ctypes.addressof(held))
     no_new_privileges()
     if listened:
-        found: int = libc.syscall(
+        listener: int = libc.syscall(
             SECCOMP[machine()], SET_MODE_FILTER, NEW_LISTENER | WAIT_KILLABLE, program
         )
-        if found >= 0 or ctypes.get_errno() != errno.EINVAL:
-            return check(found, "seccomp")
+        if listener >= 0 or ctypes.get_errno() != errno.EINVAL:
+            return check(listener, "seccomp")
     return check(
         libc.syscall(SECCOMP[machine()], SET_MODE_FILTER, NEW_LISTENER if listened else 0, program),
         "seccomp",
@@ -181,8 +181,8 @@ def problem() -> str:
     are."""
     if machine() not in SECCOMP:
         return f"no seccomp filters on this machine ({machine()}): x86-64 and aarch64 have them"
-    wanted = struct.pack("=I", ASKED)
-    if libc.syscall(SECCOMP[machine()], GET_ACTION_AVAIL, 0, wanted) != 0:
+    action = struct.pack("=I", ASKED)
+    if libc.syscall(SECCOMP[machine()], GET_ACTION_AVAIL, 0, action) != 0:
         return (
             "no seccomp filters with user notification; they are in Linux 5.0 and later, with "
             "CONFIG_SECCOMP_FILTER"

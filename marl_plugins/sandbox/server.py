@@ -143,9 +143,12 @@ class SandboxServer:
             "root": str(self.root),
             "environment": ENVIRONMENT,
         }
-        given = json.dumps({**settings, "owner": programs})
+        settings_json = json.dumps({**settings, "owner": programs})
         return subprocess.Popen(
-            [*python("supervisor", "-S"), json.dumps({**own, "command": [*command, given]})],
+            [
+                *python("supervisor", "-S"),
+                json.dumps({**own, "command": [*command, settings_json]}),
+            ],
             pass_fds=[control, programs],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -280,12 +283,12 @@ class SandboxServer:
             self._loop.remove_reader(connection.fileno())
             connection.close()
         self._said.seek(0)
-        said = self._said.read().decode(errors="replace").strip()[-500:]
+        message = self._said.read().decode(errors="replace").strip()[-500:]
         self._said.close()
         if not self.ready.done():
             self.ready.set_exception(
                 InfrastructureFailure(
-                    "sandbox", f"the sandbox could not be started: {said or 'no message'}"
+                    "sandbox", f"the sandbox could not be started: {message or 'no message'}"
                 )
             )
         for run in list(self._runs.values()):

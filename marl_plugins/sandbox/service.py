@@ -197,8 +197,8 @@ def own_hosts(names: Collection[str]) -> Callable[[str], bool]:
     known = {"localhost", socket.gethostname().lower(), *(name.lower() for name in names)}
 
     def is_own(host: str) -> bool:
-        found = HOST.fullmatch(host)
-        name = found[1].strip("[]").lower() if found else ""
+        match = HOST.fullmatch(host)
+        name = match[1].strip("[]").lower() if match else ""
         return name in known or is_address(name)
 
     return is_own

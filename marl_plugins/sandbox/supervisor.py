@@ -144,11 +144,12 @@ def main() -> None:
     control.set_inheritable(False)
     server, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     os.set_inheritable(theirs.fileno(), True)
-    *command, given = settings["command"]
-    given = json.dumps(
-        json.loads(given) | {"supervisor": theirs.fileno(), "spared": [os.getpid(), os.getppid()]}
+    *command, settings_json = settings["command"]
+    settings_json = json.dumps(
+        json.loads(settings_json)
+        | {"supervisor": theirs.fileno(), "spared": [os.getpid(), os.getppid()]}
     )
-    os.posix_spawn(command[0], [*command, given], settings["environment"], setsid=True)
+    os.posix_spawn(command[0], [*command, settings_json], settings["environment"], setsid=True)
     theirs.close()
     os.close(settings["server"])
     threading.excepthook = fail
@@ -196,10 +197,10 @@ class Supervisor:
             if self.owner in ready:
                 return
             if self.control.fileno() in ready:
-                wanted, _ = receive(self.control)
-                if wanted is None:
+                request, _ = receive(self.control)
+                if request is None:
                     return
-                self.unwanted.put(wanted["remove"])
+                self.unwanted.put(request["remove"])
             for descriptor, events in ready.items():
                 if watched := self.by_descriptor.get(descriptor):
                     self._hear_program(watched, descriptor, events)
@@ -227,7 +228,7 @@ class Supervisor:
                         threading.Thread(
                             target=self._watch, args=(watched, look), daemon=True
                         ).start()
-        for descriptor in [found for found, until in self.paused.items() if until <= now]:
+        for descriptor in [fd for fd, until in self.paused.items() if until <= now]:
             del self.paused[descriptor]
             self.poll.register(descriptor, select.POLLIN)
 
@@ -355,8 +356,8 @@ def look_at_files(watched: WatchedProgram) -> ProgramUsage:
     try:
         opened = resource_usage.descriptors(processes)
     except resource_usage.HiddenProcess:
-        said = "one of its processes cannot be looked at, because its program may not be read"
-        return ProgramUsage(pids, ("killed", said), LOOK_SECONDS)
+        reason = "one of its processes cannot be looked at, because its program may not be read"
+        return ProgramUsage(pids, ("killed", reason), LOOK_SECONDS)
     mapped = resource_usage.mappings(processes)
     watched.held = resource_usage.kernel_bytes(processes, opened, mapped)
     if request["shm"] and processes:
@@ -400,7 +401,7 @@ def send(pids: Iterable[int], number: signal.Signals) -> None:
 
 def living(pids: list[int]) -> list[resource_usage.LivingProcess]:
     """Returns those of these processes that have not ended."""
-    return [found for pid in pids if (found := resource_usage.process(pid))]
+    return [process for pid in pids if (process := resource_usage.process(pid))]
 
 
 def soonest(room: float, rate: float, tasks: int = CORES) -> float:

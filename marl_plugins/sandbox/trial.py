@@ -60,8 +60,8 @@ def try_sandbox(config: SandboxConfig, limits: Limits, packages: bool, used: boo
         )
         correct, endless, hungry = asyncio.run(programs())
     except ConfigurationError as problem:
-        found, _, fix = str(problem).rpartition("; ")
-        return [error_if(used, "sandbox", found or fix, fix)]
+        got, _, fix = str(problem).rpartition("; ")
+        return [error_if(used, "sandbox", got or fix, fix)]
     except (InfrastructureFailure, OSError) as failure:
         return [
             error_if(

@@ -179,12 +179,12 @@ def scan(folder: Path, writer: str, known: dict[str, _KnownFile]) -> dict[str, _
         OSError: It cannot be read, and no program is to blame.
         TooManyFiles: There are more than `MAX_WORKSPACE_FILES`.
     """
-    found: dict[str, _KnownFile] = {}
+    files: dict[str, _KnownFile] = {}
     for path, entry in sorted(_walk(folder)):
         mark = _mark(entry)
         last = known.get(path)
         if last is not None and last.mark == mark:
-            found[path] = last
+            files[path] = last
             continue
         try:
             digest = _digest(folder / path)
@@ -193,10 +193,10 @@ def scan(folder: Path, writer: str, known: dict[str, _KnownFile]) -> dict[str, _
                 raise
             continue
         same = last is not None and last.file.sha256 == digest
-        found[path] = _KnownFile(
+        files[path] = _KnownFile(
             last.file if same and last else File(path, entry.st_size, digest, writer), mark
         )
-    return found
+    return files
 
 
 def _mark(entry: os.stat_result) -> Mark:
@@ -204,7 +204,7 @@ def _mark(entry: os.stat_result) -> Mark:
 
 
 def _walk(folder: Path) -> list[tuple[str, os.stat_result]]:
-    found: list[tuple[str, os.stat_result]] = []
+    files: list[tuple[str, os.stat_result]] = []
     waiting, folders = [""], 0
     while waiting:
         here = waiting.pop()
@@ -221,12 +221,12 @@ def _walk(folder: Path) -> list[tuple[str, os.stat_result]]:
                     waiting.append(f"{path}/")
                     folders += 1
                 elif entry.is_file(follow_symlinks=False) and path.isprintable():
-                    found.append((path, entry.stat(follow_symlinks=False)))
-            if len(found) + folders > MAX_WORKSPACE_FILES:
+                    files.append((path, entry.stat(follow_symlinks=False)))
+            if len(files) + folders > MAX_WORKSPACE_FILES:
                 raise TooManyFiles(
                     f"more than {MAX_WORKSPACE_FILES} files and folders in the workspace"
                 )
-    return found
+    return files
 
 
 def _digest(path: Path) -> str:
