@@ -98,20 +98,20 @@ class PluginContract(ToolContract):
         """A step with nothing to read: what `marl_exchange` returns and leaves out with a reason is
         what it was given."""
         plan = self.plan
-        given = _trajectories(plan.run)
-        before = [_sampled(t) for t in copy.deepcopy(given)]
-        exchange = EmptyExchange(given)
+        trajectories = _trajectories(plan.run)
+        before = [_sampled(t) for t in copy.deepcopy(trajectories)]
+        exchange = EmptyExchange(trajectories)
         answer = asyncio.run(
-            plan.plugins.chain("marl_exchange", given, run=plan.run, exchange=exchange)
+            plan.plugins.chain("marl_exchange", trajectories, run=plan.run, exchange=exchange)
         )
-        assert [_sampled(t) for t in given] == before, (
+        assert [_sampled(t) for t in trajectories] == before, (
             "marl_exchange may leave trajectories out, and not change them"
         )
-        kept = [t for t in given if t in answer]
+        kept = [t for t in trajectories if t in answer]
         assert list(answer) == kept, (
             "marl_exchange has to return trajectories that it was given or has read, in their order"
         )
-        lost = [t.name for t in given if t not in answer and t not in exchange.left]
+        lost = [t.name for t in trajectories if t not in answer and t not in exchange.left]
         assert not lost, (
             f"marl_exchange left out {lost[0]} without a reason; call "
             "exchange.leave_out(trajectory, reason)"
@@ -121,10 +121,10 @@ class PluginContract(ToolContract):
         """Rewards are numbers or None; the trajectories stay, and what was sampled, seen and scored
         in them."""
         plan = self.plan
-        given = _trajectories(plan.run)
-        before = [_sampled(t) for t in copy.deepcopy(given)]
-        credited = _credited(plan, given)
-        assert credited == given, "marl_credit has to return the trajectories it was given"
+        trajectories = _trajectories(plan.run)
+        before = [_sampled(t) for t in copy.deepcopy(trajectories)]
+        credited = _credited(plan, trajectories)
+        assert credited == trajectories, "marl_credit has to return the trajectories it was given"
         assert [_sampled(t) for t in credited] == before, (
             "marl_credit may change reward, terms, notes and unscored only"
         )
@@ -158,8 +158,8 @@ class PluginContract(ToolContract):
         plan, single = self.plan, self.plan
         if not plan.plugins.implements(self.plugin_name, "marl_credit"):
             return
-        given, one_by_one = _trajectories(plan.run), _trajectories(single.run)
-        together = self._credit_alone(plan, given)
+        trajectories, one_by_one = _trajectories(plan.run), _trajectories(single.run)
+        together = self._credit_alone(plan, trajectories)
         apart = {
             k: v for t in reversed(one_by_one) for k, v in self._credit_alone(single, [t]).items()
         }
@@ -177,7 +177,7 @@ class PluginContract(ToolContract):
         (impl,) = (
             i for i in plan.plugins.implementations(hook) if i.plugin_name == self.plugin_name
         )
-        answer = impl.function(*(given[wanted] for wanted in impl.argnames))
+        answer = impl.function(*(given[name] for name in impl.argnames))
         return asyncio.run(_awaited(answer)) if inspect.isawaitable(answer) else answer
 
     def _credit_alone(self, plan: Plan, trajectories: list[Trajectory]) -> dict[str, Any]:
@@ -201,8 +201,10 @@ class PluginContract(ToolContract):
                 None,
             )
 
-        async def score(impl: Any, given: dict[str, Any], check: Callable[[Any], object]) -> None:
-            answer = impl.function(*(given[wanted] for wanted in impl.argnames))
+        async def score(
+            impl: Any, arguments: dict[str, Any], check: Callable[[Any], object]
+        ) -> None:
+            answer = impl.function(*(arguments[argument] for argument in impl.argnames))
             try:
                 check(None if answer is None else await answer)
             except InfrastructureFailure:
@@ -212,18 +214,20 @@ class PluginContract(ToolContract):
 
         for trajectory in _trajectories(plan.run):
             if impl := scorers["marl_score_outcome"]:
-                given = {"run": plan.run, "trajectory": trajectory}
+                arguments = {"run": plan.run, "trajectory": trajectory}
                 asyncio.run(
                     score(
-                        impl, given, partial(set_outcome, trajectory, roles=plan.run.recipe.roles)
+                        impl,
+                        arguments,
+                        partial(set_outcome, trajectory, roles=plan.run.recipe.roles),
                     )
                 )
             for action in trajectory.actions if scorers["marl_score_action"] else ():
-                given = {"run": plan.run, "action": action, "seen": Seen.of(trajectory, action)}
+                arguments = {"run": plan.run, "action": action, "seen": Seen.of(trajectory, action)}
                 asyncio.run(
                     score(
                         scorers["marl_score_action"],
-                        given,
+                        arguments,
                         partial(checked_score, of=f"action of {action.role!r}"),
                     )
                 )
@@ -498,7 +502,7 @@ def _advantages(
         )
         batches.append((part, advantages, mask.long()))
     statistics = estimator.statistics(batches)
-    found = {}
+    means = {}
     for part, advantages, mask in batches:
         if early:
             late = [
@@ -514,8 +518,8 @@ def _advantages(
         else:
             applied = estimator.apply(part, advantages, statistics)
         for row, values, real in zip(part, applied, mask.bool(), strict=True):
-            found[row.name] = float(values[real].mean())
-    return found
+            means[row.name] = float(values[real].mean())
+    return means
 
 
 def _close(one: dict[str, Any], two: dict[str, Any]) -> bool:

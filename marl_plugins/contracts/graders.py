@@ -154,15 +154,17 @@ def _listed(plan: Plan) -> Iterator[GradedAnswers]:
             got = f"answers(tasks) gave {type(graded).__name__}"
             raise ConfigurationError(Problem("answers.type", at(file=path), got, "GradedAnswers"))
         if unknown := {graded.role or roles[-1], *graded.others} - {*roles}:
-            said = f"{', '.join(map(repr, sorted(unknown)))}, which the recipe does not have"
+            unknown_roles = (
+                f"{', '.join(map(repr, sorted(unknown)))}, which the recipe does not have"
+            )
             raise ConfigurationError(
-                Problem("answers.role", at(file=path), said, f"a role: {', '.join(roles)}")
+                Problem("answers.role", at(file=path), unknown_roles, f"a role: {', '.join(roles)}")
             )
         yield replace(graded, role=graded.role or roles[-1])
 
 
 async def _check(plan: Plan, caught: Capture) -> list[GraderFinding]:
-    found: list[GraderFinding] = []
+    findings: list[GraderFinding] = []
 
     async def graded_outcome(graded: GradedAnswers, answer: str) -> float | None:
         try:
@@ -187,8 +189,8 @@ async def _check(plan: Plan, caught: Capture) -> list[GraderFinding]:
                 fine = outcome is not None and (
                     outcome >= graded.paid if kind == "right" else outcome <= graded.unpaid
                 )
-                found.append(GraderFinding(graded, kind, answer, outcome, fine))
-    return found
+                findings.append(GraderFinding(graded, kind, answer, outcome, fine))
+    return findings
 
 
 async def outcome_of(plan: Plan, graded: GradedAnswers, answer: str) -> float | None:
@@ -210,12 +212,12 @@ async def outcome_of(plan: Plan, graded: GradedAnswers, answer: str) -> float | 
                 texts,
             )
         except SystemExit:
-            said = f"it runs programs in its own process, which {answer!r} has left"
+            got = f"it runs programs in its own process, which {answer!r} has left"
             raise ConfigurationError(
                 Problem(
                     "answers.left",
                     at(file=run.folder / str(run.recipe.grader)),
-                    said,
+                    got,
                     fix="run them with Checker",
                 )
             ) from None
@@ -241,9 +243,9 @@ async def _acted(plan: Plan, task: Task, texts: Mapping[str, str]) -> Trajectory
 
     async def generate(call: Call) -> Generation:
         if len(made) > MAX_GRADER_CALLS:
-            said = f"run was still calling roles after {MAX_GRADER_CALLS} calls"
+            got = f"run was still calling roles after {MAX_GRADER_CALLS} calls"
             raise ConfigurationError(
-                Problem("answers.endless", where_of(made[-1].place), said, fix="bound the loop")
+                Problem("answers.endless", where_of(made[-1].place), got, fix="bound the loop")
             )
         return Generation((0,), (0.0,), "stop", call.policy, 0)  # the role's one answer
 

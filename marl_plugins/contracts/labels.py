@@ -118,7 +118,9 @@ async def _check(plan: Plan, tasks: Sequence[Task], caught: Capture) -> list[Lab
             others = (
                 labelled[(number + n) % len(labelled)][1] for n in range(1, min(8, len(labelled)))
             )
-            if other := next((found for found in others if not set(found) & set(texts)), None):
+            if other := next(
+                (answers for answers in others if not set(answers) & set(texts)), None
+            ):
                 yield task, "another task's", [other[-1]]
 
     each = list(asked())

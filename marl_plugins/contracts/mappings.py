@@ -63,7 +63,7 @@ def check_mappings(plan: Plan) -> list[MappingOutcome]:
         ConfigurationError: A chat template refuses what a role shows, or the recipe's code never
             ends.
     """
-    recipe, found = plan.run.recipe, dict[object, MappingOutcome]()
+    recipe, outcomes = plan.run.recipe, dict[object, MappingOutcome]()
     tasks = [*plan.tasks("train")[:1], *plan.tasks("eval")[:1]]
     if not tasks:
         return []
@@ -75,15 +75,15 @@ def check_mappings(plan: Plan) -> list[MappingOutcome]:
     }
     calling = {name for name, role in recipe.roles.items() if role.calls and not role.tools}
     examples = {name: role.example[0] for name, role in recipe.roles.items() if role.example}
-    for name, mapping, said in (
+    for name, mapping, shown in (
         ("the recipe's", recipe.mapping, {}),
         ("separate", "separate", {}),
         ("shared", "shared", {}),
         *([("the recipe's, with its examples", recipe.mapping, examples)] if examples else []),
     ):
         other = recipe.model_copy(update={"mapping": mapping, "roles": plain})
-        players = tuple(other.policies_of(role) for role in other.mapped_roles), bool(said)
-        if players not in found:
+        players = tuple(other.policies_of(role) for role in other.mapped_roles), bool(shown)
+        if players not in outcomes:
             run = replace(plan.run, recipe=other)
             try:
                 sample = partial(
@@ -95,17 +95,17 @@ def check_mappings(plan: Plan) -> list[MappingOutcome]:
                     positions,
                     model,
                     calling,
-                    said,
+                    shown,
                 )
-                found[players] = graded_apart(plan, sample, 2 * MAPPING_SECONDS)
+                outcomes[players] = graded_apart(plan, sample, 2 * MAPPING_SECONDS)
             except ConfigurationError:
                 raise
             except Exception as error:  # of the recipe's own code: the finding
                 failure = f"{users_line(error, ()) or type(error).__name__}: {error!r}"
-                found[players] = MappingOutcome(
+                outcomes[players] = MappingOutcome(
                     name, sorted({p for each in players[0] for p in each}), 0, None, failure, False
                 )
-    return list(found.values())
+    return list(outcomes.values())
 
 
 def _tiny(positions: int) -> tuple[str, PreTrainedModel]:

@@ -84,10 +84,10 @@ class ToolContract(Subject):
                     f"finds a call, or answers = {{{name!r}: []}} where only workflows call it"
                 )
         for kind in ("calls", "bad_calls", "answers"):
-            given = getattr(self, kind)
+            examples = getattr(self, kind)
             problems += [
                 f"{kind} names the tool {name!r}; the plugin brings {[*own]}"
-                for name in given
+                for name in examples
                 if name not in own
             ]
         assert not problems, f"in {type(self).__name__}: " + "\n".join(problems)
@@ -95,13 +95,13 @@ class ToolContract(Subject):
     def test_find_gives_a_list_of_calls(self) -> None:
         """Each a text; none in an empty answer, with which a role's turns would never end."""
         for name, tool in self._tools().items():
-            given = self.answers.get(name, ())
-            for text in ("", "nothing is called here", *given):
-                found = find_calls(tool, text)
-                assert find_calls(tool, text) == found, (
+            examples = self.answers.get(name, ())
+            for text in ("", "nothing is called here", *examples):
+                calls = find_calls(tool, text)
+                assert find_calls(tool, text) == calls, (
                     f"find of tool {name!r} gives another list the second time"
                 )
-                assert found or text not in given, (
+                assert calls or text not in examples, (
                     f"find of tool {name!r} finds no call in {text!r}"
                 )
             assert not find_calls(tool, ""), (
@@ -206,14 +206,14 @@ class ToolContract(Subject):
                 for e in self._examples(tools, kind)
             ]
             alone = [[said(await answer(tool, text)) for tool, text in examples] for _ in range(2)]
-            found = await asyncio.gather(
+            results = await asyncio.gather(
                 *(answer(tool, text) for _ in range(CONTRACT_ROUNDS) for tool, text in examples),
                 return_exceptions=True,
             )
             expected = [
                 pair for _ in range(CONTRACT_ROUNDS) for pair in zip(examples, *alone, strict=True)
             ]
-            for ((tool, text), first, second), result in zip(expected, found, strict=True):
+            for ((tool, text), first, second), result in zip(expected, results, strict=True):
                 if isinstance(result, InfrastructureFailure):  # too busy: it says so
                     continue
                 if isinstance(result, BaseException):
@@ -247,19 +247,19 @@ class ToolContract(Subject):
         if not hasattr(load(self.plugin), "marl_tools"):
             return {}
         plan = plan or self.plan
-        found: dict[str, Tool] = {}
+        tools: dict[str, Tool] = {}
         for impl in plan.plugins.implementations("marl_tools"):
             if impl.plugin_name == self.plugin_name and not (impl.wrapper or impl.hookwrapper):
-                given = impl.function(*[plan.run for _ in impl.argnames])
-                wrong = not isinstance(given, Sequence | None) or not all(
-                    isinstance(tool, Tool) for tool in given or ()
+                offered = impl.function(*[plan.run for _ in impl.argnames])
+                wrong = not isinstance(offered, Sequence | None) or not all(
+                    isinstance(tool, Tool) for tool in offered or ()
                 )
                 assert not wrong, (
-                    f"marl_tools gave {given!r:.80}, expected a list of "
+                    f"marl_tools gave {offered!r:.80}, expected a list of "
                     "marl_plugins.core.workflow.Tool"
                 )
-                found |= {tool.name: tool for tool in given or ()}
-        return found
+                tools |= {tool.name: tool for tool in offered or ()}
+        return tools
 
     def _examples(
         self, tools: Mapping[str, Tool], given: Mapping[str, Sequence[str]]
@@ -331,16 +331,16 @@ def find_calls(tool: Tool, text: str) -> list[str]:
     if tool.find is None:
         return [call.text for call in calls_in([tool], None, text, text) if call.tool is not None]
     try:
-        found: Any = tool.find(text)
+        calls: Any = tool.find(text)
     except Exception as error:  # the plugin's own code, of any kind
         raise AssertionError(
             f"find of tool {tool.name!r} raised {type(error).__name__} on {text!r}: {error}"
         ) from error
-    good = isinstance(found, list) and all(isinstance(call, str) for call in found)
+    good = isinstance(calls, list) and all(isinstance(call, str) for call in calls)
     assert good, (
-        f"find of tool {tool.name!r} gave {found!r:.80} for {text!r}, expected a list of texts"
+        f"find of tool {tool.name!r} gave {calls!r:.80} for {text!r}, expected a list of texts"
     )
-    return list(found)
+    return list(calls)
 
 
 def said(result: ToolResult) -> tuple[str, bool, tuple[str, ...]]:
