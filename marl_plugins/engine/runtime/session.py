@@ -128,7 +128,7 @@ class Session:
         args.actor.model_name_or_path = folder
 
     def start(self) -> None:
-        """Starts every process of every policy at once and wait for all of them."""
+        """Starts every process of every policy at once and waits for all of them."""
         from marl_plugins.engine.processes.engines import RestartBudget
         from marl_plugins.engine.runtime.policy import UpstreamPolicy, start
 
