@@ -143,12 +143,12 @@ def _mistakes_named(plan: Plan) -> Iterator[None]:
 def _twice(plan: Plan, split: str) -> dict[str, Any]:
     """Returns how many tasks of a split have the prompt, the metadata and the files of an earlier
     one, and some of them."""
-    seen, found = set[str](), list[str]()
+    seen, repeated = set[str](), list[str]()
     for task in plan.tasks(split):
         key = repr((task.prompt, task.metadata, task.files))
-        found += [task.id] if key in seen else []
+        repeated += [task.id] if key in seen else []
         seen.add(key)
-    return {"count": len(found), "tasks": found[:MAX_NAMED_ANSWERS]}
+    return {"count": len(repeated), "tasks": repeated[:MAX_NAMED_ANSWERS]}
 
 
 def _known(one: GraderFinding) -> dict[str, Any]:
@@ -209,11 +209,11 @@ def _print(
         print("no task has a label that is a text, so no label was graded")
     for problem in problems:
         print(inert(problem))
-    for split, found in twice.items():
-        if found["count"]:
+    for split, repeats in twice.items():
+        if repeats["count"]:
             print(
-                f"{found['count']} {split} tasks are there twice, the first "
-                f"{inert(repr(found['tasks'][0]))}"
+                f"{repeats['count']} {split} tasks are there twice, the first "
+                f"{inert(repr(repeats['tasks'][0]))}"
             )
     for one in mappings:
         outcome = "no outcome" if one.outcome is None else f"outcome {one.outcome:g}"
@@ -224,8 +224,11 @@ def _print(
         print(inert(f"{line}; {one.failure}" if one.failure else line))
 
 
-def _counts(found: Sequence[Any], kinds: dict[str, str]) -> None:
-    total, fine = Counter(one.kind for one in found), Counter(one.kind for one in found if one.fine)
+def _counts(findings: Sequence[Any], kinds: dict[str, str]) -> None:
+    total, fine = (
+        Counter(one.kind for one in findings),
+        Counter(one.kind for one in findings if one.fine),
+    )
     for kind, what in kinds.items():
         if total[kind]:
             print(f"{fine[kind]} of {total[kind]} {what}")

@@ -101,18 +101,18 @@ def check_release(tree: SourceTree) -> list[Finding]:
 
 
 def _describe_release(tree: SourceTree) -> list[Finding]:
-    found = f"openrlhf {tree.version} ({tree.origin}); {releases.standing(tree.version)}"
+    text = f"openrlhf {tree.version} ({tree.origin}); {releases.standing(tree.version)}"
     if refused := releases.refusal(tree.version):
-        return [note("release", found, str(refused))]
+        return [note("release", text, str(refused))]
     if not releases.known(tree.version):
         return [
             note(
                 "release",
-                found,
+                text,
                 "only a run can show whether it works; openrlhf compat SOURCE --tests checks more",
             )
         ]
-    return [ok("release", found)]
+    return [ok("release", text)]
 
 
 def _check_command_line(tree: SourceTree) -> list[Finding]:
@@ -122,11 +122,11 @@ def _check_command_line(tree: SourceTree) -> list[Finding]:
         nested = upstream_cli.hierarchize(parser.parse_args([]), tree.package)
     except ConfigurationError as wrong:
         return [error("command line", str(problem), REPAIR) for problem in wrong.problems]
-    known, found = flags_of(tree.version), parser.of_upstream
-    gone = [error("flags", f"--{name} is gone", REPAIR) for name in sorted(known - found)]
+    known, present = flags_of(tree.version), parser.of_upstream
+    gone = [error("flags", f"--{name} is gone", REPAIR) for name in sorted(known - present)]
     new = [
         note("flags", f"--{name} is new", "refused when set, until it is in the flag table")
-        for name in sorted(found - known)
+        for name in sorted(present - known)
     ]
     failed = [
         problem

@@ -156,8 +156,8 @@ def with_models(run: Run, folder: Path, only: Sequence[str]) -> Run:
         for name in only
         if name not in names
     ]
-    wanted = list(only) or names
-    for name in wanted:
+    to_load = list(only) or names
+    for name in to_load:
         if name in names and not (folder / saved_as[name] / "config.json").is_file():
             saved = sorted(p.parent.name for p in folder.glob("*/config.json"))
             has = f"it holds weights of {', '.join(saved)}" if saved else "it holds no weights"
@@ -175,7 +175,7 @@ def with_models(run: Run, folder: Path, only: Sequence[str]) -> Run:
             )
     if problems:
         raise ConfigurationError(list(dict.fromkeys(problems)))
-    models = {name: str((folder / saved_as[name]).absolute()) for name in wanted}
+    models = {name: str((folder / saved_as[name]).absolute()) for name in to_load}
     policy_args = {name: copy.deepcopy(args) for name, args in run.policy_args.items()}
     for name, model in models.items():
         policy_args[name].actor.model_name_or_path = model

@@ -53,8 +53,8 @@ def make_parser() -> UpstreamParser:
         help="write the table: FILE.parquet, FILE.arrow or FILE.jsonl; - prints JSON Lines",
     )
     add("--json", action="store_true", help="print the account as one JSON object")
-    wanted = parser.add_argument_group("which actions")
-    add = wanted.add_argument
+    group = parser.add_argument_group("which actions")
+    add = group.add_argument
     add(
         "--steps",
         type=step_range,
@@ -91,7 +91,7 @@ def main(words: Sequence[str]) -> int:
     """
     options = make_parser().parse_args(list(words))
     run = RunReader(options.source)
-    wanted = Filter(
+    chosen = Filter(
         **{
             name: value
             for name, value in vars(options).items()
@@ -99,7 +99,7 @@ def main(words: Sequence[str]) -> int:
         }
     )
     if options.to:
-        found = write_table(TABLES[options.table], run, wanted, options.to)
+        count = write_table(TABLES[options.table], run, chosen, options.to)
     elif options.table != "actions":
         where, fix = (
             at(flag="table", name=options.table),
@@ -107,13 +107,13 @@ def main(words: Sequence[str]) -> int:
         )
         raise ConfigurationError(Problem("export.no_file", where, "a table is written", fix=fix))
     else:
-        accounts = accounts_of(run.actions(wanted))
+        accounts = accounts_of(run.actions(chosen))
         print_accounts(accounts, options.json)
-        found = len(accounts)
-    if not found:
+        count = len(accounts)
+    if not count:
         expected = (
             "the trajectories or evaluations of a run"
-            if wanted == EVERYTHING
+            if chosen == EVERYTHING
             else "actions that were asked for"
         )
         raise ConfigurationError(

@@ -53,8 +53,8 @@ class ExistingProgram:
         Raises:
             ConfigurationError: It is no Python file, or has no such function.
         """
-        found: dict[Path, str] = {}
-        tree = self._read(self.file, found)
+        sources: dict[Path, str] = {}
+        tree = self._read(self.file, sources)
         defined = {name for node in tree.body for name in _defined(node)}
         if self.function not in defined:
             fix = meant(self.function, defined) or "name the function: --function"
@@ -64,15 +64,15 @@ class ExistingProgram:
                 )
             )
         return {
-            f"{FOLDER}/{path.relative_to(self.file.parent)}": text for path, text in found.items()
+            f"{FOLDER}/{path.relative_to(self.file.parent)}": text for path, text in sources.items()
         }
 
-    def _read(self, path: Path, found: dict[Path, str]) -> ast.Module:
+    def _read(self, path: Path, sources: dict[Path, str]) -> ast.Module:
         """The syntax of a file, which is added to those that are found, as are those that it
         imports."""
         try:
-            found[path] = path.read_bytes().decode()
-            tree = ast.parse(found[path])
+            sources[path] = path.read_bytes().decode()
+            tree = ast.parse(sources[path])
         except OSError as error:
             raise ConfigurationError(
                 Problem("new.program", at(file=path), f"cannot be read: {error.strerror}")
@@ -86,8 +86,8 @@ class ExistingProgram:
             raise ConfigurationError(Problem("new.program", at(file=path), got, fix=fix)) from None
         for name in dict.fromkeys(_imported(tree)):
             for beside in self._beside(name):
-                if beside not in found:
-                    self._read(beside, found)
+                if beside not in sources:
+                    self._read(beside, sources)
         return tree
 
     def _beside(self, module: str) -> list[Path]:

@@ -144,23 +144,25 @@ def new(options: argparse.Namespace) -> int:
     Raises:
         ConfigurationError: Everything that prevents it; nothing is written then.
     """
-    wanted = _request(options)
-    files = files_of(wanted)
+    request = _request(options)
+    files = files_of(request)
     try:
-        write_files(files, wanted.folder)
+        write_files(files, request.folder)
     except OSError as error:
         got = f"cannot be written: {error.strerror or error}"
-        raise ConfigurationError(Problem("files.unwritable", at(file=wanted.folder), got)) from None
-    print(f"wrote {len(files)} files to {wanted.folder}")
-    print(f"  openrlhf recipes check {wanted.folder}")
+        raise ConfigurationError(
+            Problem("files.unwritable", at(file=request.folder), got)
+        ) from None
+    print(f"wrote {len(files)} files to {request.folder}")
+    print(f"  openrlhf recipes check {request.folder}")
     if "tiny.yaml" in files:
-        print(f"  openrlhf train --recipe {wanted.folder / 'tiny.yaml'} --dry-run  # on a CPU")
+        print(f"  openrlhf train --recipe {request.folder / 'tiny.yaml'} --dry-run  # on a CPU")
     where = (
         ""
-        if is_tiny(wanted.model)
+        if is_tiny(request.model)
         else f"            # on GPUs; elsewhere, {cpu.DEVICE}=cuda plans for them"
     )
-    print(f"  openrlhf train --recipe {wanted.folder} --dry-run{where}")
+    print(f"  openrlhf train --recipe {request.folder} --dry-run{where}")
     return 0
 
 
@@ -217,7 +219,7 @@ def _request(options: argparse.Namespace) -> NewRecipe:
 
 def wrong_roles(roles: Sequence[str]) -> list[Problem]:
     """Returns what is wrong with names of roles."""
-    where, found = at(flag="roles"), []
+    where, problems = at(flag="roles"), []
     for name in dict.fromkeys(roles):
         if (
             not re.fullmatch(NAME, name)
@@ -225,13 +227,13 @@ def wrong_roles(roles: Sequence[str]) -> list[Problem]:
             or keyword.iskeyword(name)
             or name in TAKEN
         ):
-            wanted = (
+            expected = (
                 "letters, digits and underscores, a letter first, and no word of Python or of "
                 "a workflow"
             )
-            found.append(Problem("new.role", where, repr(name), wanted))
+            problems.append(Problem("new.role", where, repr(name), expected))
         elif roles.count(name) > 1:
-            found.append(
+            problems.append(
                 Problem(
                     "new.role_twice",
                     where,
@@ -239,7 +241,7 @@ def wrong_roles(roles: Sequence[str]) -> list[Problem]:
                     fix="name it once",
                 )
             )
-    return found
+    return problems
 
 
 def files_of(wanted: NewRecipe) -> dict[str, str]:
@@ -311,11 +313,11 @@ def _asked(wanted: NewRecipe, task: Task) -> tuple[dict[str, Any], dict[str, Any
 def _tasks(wanted: NewRecipe) -> tuple[list[Task], list[Task]]:
     """The tasks to train on and the held-out ones, none of which has the prompt of another
     split's."""
-    given = read_tasks(wanted.data, wanted.input_key, wanted.label_key)
+    rows = read_tasks(wanted.data, wanted.input_key, wanted.label_key)
     other = (
         read_tasks(wanted.eval_data, wanted.input_key, wanted.label_key) if wanted.eval_data else []
     )
-    for path, tasks in ((wanted.data, given), (wanted.eval_data, other)):
+    for path, tasks in ((wanted.data, rows), (wanted.eval_data, other)):
         if any(task.label is None for task in tasks):
             fix = (
                 "name the field of the label: --label-key; the usual ones are "
@@ -330,10 +332,10 @@ def _tasks(wanted: NewRecipe) -> tuple[list[Task], list[Task]]:
                 )
             )
     if wanted.eval_data:
-        held_out, train = [replace(task, id=f"eval-{task.id}") for task in other], list(given)
+        held_out, train = [replace(task, id=f"eval-{task.id}") for task in other], list(rows)
     else:
-        held_out = given[HELD_OUT_TASKS - 1 :: HELD_OUT_TASKS]
-        train = [task for number, task in enumerate(given) if (number + 1) % HELD_OUT_TASKS]
+        held_out = rows[HELD_OUT_TASKS - 1 :: HELD_OUT_TASKS]
+        train = [task for number, task in enumerate(rows) if (number + 1) % HELD_OUT_TASKS]
     words = {" ".join(task.prompt.lower().split()) for task in train}
     return train, [task for task in held_out if " ".join(task.prompt.lower().split()) not in words]
 

@@ -154,12 +154,12 @@ def main(words: Sequence[str]) -> int:
 
 def list_all(as_json: bool) -> int:
     """Returns every YAML of every shipped recipe."""
-    found: list[dict[str, Any]] = []
+    recipes: list[dict[str, Any]] = []
     for path in shipped_recipes():
         recipe = base_of(read_recipe(path))
         folder = path.parent.name
         name = folder if path.name == "recipe.yaml" else f"{folder}/{path.name}"
-        found.append(
+        recipes.append(
             {
                 "name": name,
                 "model": recipe.model,
@@ -168,11 +168,11 @@ def list_all(as_json: bool) -> int:
             }
         )
     if as_json:
-        print(json.dumps(found, indent=2))
+        print(json.dumps(recipes, indent=2))
         return 0
     from marl_plugins.commands.tables import print_table
 
-    rows = [[f["name"], str(f["model"]), ", ".join(f["roles"]), f["description"]] for f in found]
+    rows = [[f["name"], str(f["model"]), ", ".join(f["roles"]), f["description"]] for f in recipes]
     print_table("Recipes; train one with --recipe NAME", ["name", "model", "roles", "about"], rows)
     return 0
 

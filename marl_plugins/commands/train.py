@@ -118,14 +118,14 @@ def without_pydantic_plugins() -> Iterator[None]:
     """Keeps pydantic from looking for its plugins in every installed package, which takes a tenth
     of a dry run; nothing runs after one."""
     name = "PYDANTIC_DISABLE_PLUGINS"
-    given = os.environ.get(name)
+    previous = os.environ.get(name)
     os.environ[name] = "__all__"
     try:
         yield
     finally:
         del os.environ[name]
-        if given is not None:
-            os.environ[name] = given
+        if previous is not None:
+            os.environ[name] = previous
 
 
 def print_help(words: Sequence[str]) -> int:

@@ -140,11 +140,14 @@ def lines_of(
     plugin: ModuleType, run: Run | None, options: argparse.Namespace, static: bool
 ) -> list[Finding]:
     """Returns a plugin's own lines."""
-    given = {"run": run, "args": nested(vars(options)), "static": static}
-    wanted = inspect.signature(plugin.marl_doctor).parameters
+    available = {"run": run, "args": nested(vars(options)), "static": static}
+    parameters = inspect.signature(plugin.marl_doctor).parameters
     with users_code(at(hook="marl_doctor"), place=at(plugin=plugin.__name__)):
         return list(
-            plugin.marl_doctor(**{name: given[name] for name in wanted if name in given}) or ()
+            plugin.marl_doctor(
+                **{name: available[name] for name in parameters if name in available}
+            )
+            or ()
         )
 
 
@@ -199,5 +202,5 @@ def examine(
         ThreadPoolExecutor() as pool,
     ):
         return inspected + [
-            finding for found in pool.map(lambda check: check(), trials) for finding in found
+            finding for findings in pool.map(lambda check: check(), trials) for finding in findings
         ]

@@ -54,8 +54,8 @@ print(json.dumps({"ray": ray.__version__, "gpus": gpus, "cpus": cpus}))
 
 def try_engine(device: str) -> list[Finding]:
     """Imports what an engine's process imports."""
-    found, seconds, problem = run_script(ENGINE, device)
-    if found is None:
+    report, seconds, problem = run_script(ENGINE, device)
+    if report is None:
         return [
             error(
                 "engines",
@@ -63,16 +63,16 @@ def try_engine(device: str) -> list[Finding]:
                 _command_for_details(ENGINE, device),
             )
         ]
-    text = f"vLLM {found['vllm']} for {found['device']}, imported in {seconds:.0f} s"
-    if found["device"] != device:
+    text = f"vLLM {report['vllm']} for {report['device']}, imported in {seconds:.0f} s"
+    if report["device"] != device:
         return [
             error(
                 "engines",
                 f"{text}, and the run would be on {device}",
-                f"install vLLM for {device}, or: export {cpu.DEVICE}={found['device']}",
+                f"install vLLM for {device}, or: export {cpu.DEVICE}={report['device']}",
             )
         ]
-    if device == "cuda" and not found["gpus"]:
+    if device == "cuda" and not report["gpus"]:
         return [
             error(
                 "engines",
@@ -85,8 +85,8 @@ def try_engine(device: str) -> list[Finding]:
 
 def try_training(device: str) -> list[Finding]:
     """Imports what a training process imports."""
-    found, seconds, problem = run_script(TRAINING, device)
-    if found is None:
+    report, seconds, problem = run_script(TRAINING, device)
+    if report is None:
         return [
             error(
                 "training",
@@ -94,8 +94,8 @@ def try_training(device: str) -> list[Finding]:
                 _command_for_details(TRAINING, device),
             )
         ]
-    text = f"DeepSpeed {found['deepspeed']} for {found['device']}, imported in {seconds:.0f} s"
-    if found["device"] != device:
+    text = f"DeepSpeed {report['deepspeed']} for {report['device']}, imported in {seconds:.0f} s"
+    if report["device"] != device:
         return [
             error(
                 "training",
@@ -115,11 +115,11 @@ def try_ray() -> list[Finding]:
         prefix="ray-", dir=ray_folder()
     )  # as long as a run's path: socket paths are limited
     try:
-        found, seconds, problem = run_script(RAY, cpu.device(), folder)
+        report, seconds, problem = run_script(RAY, cpu.device(), folder)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     address = os.environ.get("RAY_ADDRESS")
-    if found is None:
+    if report is None:
         if address:
             return [
                 error(
@@ -136,12 +136,12 @@ def try_ray() -> list[Finding]:
             )
         ]
     where = (
-        f"cluster at {address}: {found['cpus']:g} cores, {found['gpus']:g} GPUs"
+        f"cluster at {address}: {report['cpus']:g} cores, {report['gpus']:g} GPUs"
         if address
         else f"started in {seconds:.0f} s"
     )
     return [
-        ok("ray", f"{found['ray']}, {where}"),
+        ok("ray", f"{report['ray']}, {where}"),
         *find_leftovers(Path("/proc"), ray_folder() / "ray"),
     ]
 
@@ -156,11 +156,11 @@ def find_leftovers(processes: Path, sessions: Path) -> list[Finding]:
         if Path(_command_line(folder / "cmdline")[0]).name in ("gcs_server", "raylet")
     ]
     if running:
-        found = (
+        text = (
             f"already running here (processes {', '.join(sorted(running, key=int))}); a run "
             "starts another one"
         )
-        findings.append(note("ray", found, "if it is unused: ray stop"))
+        findings.append(note("ray", text, "if it is unused: ray stop"))
     ended = [
         s
         for s in sorted(sessions.glob("session_*_*"))

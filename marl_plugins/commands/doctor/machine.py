@@ -70,25 +70,21 @@ def check_python(version: tuple[int, ...], full: str) -> Finding:
 
 
 def check_system(name: str, processor: str, release: str) -> Finding:
-    found = f"{name} on {processor}, {release}"
+    text = f"{name} on {processor}, {release}"
     if name != "Linux":
         return error(
-            "system", found, "the engines require Linux: use a Linux machine, WSL 2 or a container"
+            "system", text, "the engines require Linux: use a Linux machine, WSL 2 or a container"
         )
-    return (
-        ok("system", found) if processor == "x86_64" else note("system", found, "x86_64 is tested")
-    )
+    return ok("system", text) if processor == "x86_64" else note("system", text, "x86_64 is tested")
 
 
 def check_cores(have: int, quota: float | None) -> Finding:
     usable = have if quota is None else min(have, quota)
-    found = f"{usable:g}" + (
-        f" of {have}, the limit of this control group" if usable < have else ""
-    )
+    text = f"{usable:g}" + (f" of {have}, the limit of this control group" if usable < have else "")
     return (
-        ok("cores", found)
+        ok("cores", text)
         if usable >= 2
-        else note("cores", found, "a run starts several processes: it will be slow")
+        else note("cores", text, "a run starts several processes: it will be slow")
     )
 
 
@@ -96,23 +92,23 @@ def check_memory(total: int, limit: int | None, free: int) -> Finding:
     """Returns sizes in bytes; `limit` is the control group's, None without one."""
     limited = limit is not None and limit < total
     usable = min(total, limit) if limit is not None else total
-    found = f"{usable / GIB:.1f} GiB" + (
+    text = f"{usable / GIB:.1f} GiB" + (
         f" of {total / GIB:.1f}, the limit of this control group" if limited else ""
     )
-    found += f", {min(free, usable) / GIB:.1f} free"
+    text += f", {min(free, usable) / GIB:.1f} free"
     if usable < 7 * GIB:
         return error(
             "memory",
-            found,
+            text,
             "three policies on CPU take 11 GiB: raise the limit (docker run --memory=16g), or use "
             "a larger machine",
         )
     if min(free, usable) < 6 * GIB:
-        return note("memory", found, "find what uses it: ps aux --sort=-rss | head")
+        return note("memory", text, "find what uses it: ps aux --sort=-rss | head")
     return (
-        ok("memory", found)
+        ok("memory", text)
         if usable >= 11 * GIB
-        else note("memory", found, "the demo takes 11 GiB; fewer policies take less")
+        else note("memory", text, "the demo takes 11 GiB; fewer policies take less")
     )
 
 
@@ -121,8 +117,8 @@ def read_memory_limit(
 ) -> int | None:
     """Returns the smallest limit from our control group up to the root, for either version; None
     without a limit."""
-    found = _read_limits(tree, own, "memory", "memory.max", "memory.limit_in_bytes")
-    values = [int(text) for text in found if text.isdigit()]
+    texts = _read_limits(tree, own, "memory", "memory.max", "memory.limit_in_bytes")
+    values = [int(text) for text in texts if text.isdigit()]
     return min(values, default=None)
 
 
@@ -140,7 +136,7 @@ def read_core_limit(
 def _read_limits(tree: Path, own: Path, controller: str, new: str, old: str | None) -> list[str]:
     """Contents of a limit's files, from our group up; in a container the group's path is often
     absent and the root is ours."""
-    found = []
+    texts = []
     for line in own.read_text().splitlines() if own.is_file() else ():
         _, controllers, path = line.split(":", 2)
         if not controllers:
@@ -151,35 +147,35 @@ def _read_limits(tree: Path, own: Path, controller: str, new: str, old: str | No
             continue
         group = Path(path.lstrip("/"))
         files = [place / part / name for part in (group, *group.parents)]
-        found += [file.read_text().strip() for file in files if file.is_file()]
-    return found
+        texts += [file.read_text().strip() for file in files if file.is_file()]
+    return texts
 
 
 def check_shared_memory(free: int, device: str) -> Finding:
-    found = f"{free / GIB:.1f} GiB free in /dev/shm"
+    text = f"{free / GIB:.1f} GiB free in /dev/shm"
     if free >= GIB:
-        return ok("shared memory", found)
+        return ok("shared memory", text)
     fix = "docker run --shm-size=8g (or --ipc=host), or: mount -o remount,size=8g /dev/shm"
     if (
         device == "cuda"
     ):  # with 64 MiB, a container's default, NCCL fails with "No space left on device"
-        return error("shared memory", found, fix)
-    return note("shared memory", f"{found}: Ray keeps its objects on disk instead", fix)
+        return error("shared memory", text, fix)
+    return note("shared memory", f"{text}: Ray keeps its objects on disk instead", fix)
 
 
 def check_disk(what: str, folder: Path, free: int) -> Finding:
-    found = f"{free / GIB:.0f} GiB free in {folder}"
+    text = f"{free / GIB:.0f} GiB free in {folder}"
     if free < GIB:
         fix = (
             "export RAY_TMPDIR=/a/larger/disk"
             if what == "temporary files"
             else "free some, or start in another folder"
         )
-        return error(what, found, f"{fix}; runs write records, weights and checkpoints")
+        return error(what, text, f"{fix}; runs write records, weights and checkpoints")
     return (
-        ok(what, found)
+        ok(what, text)
         if free >= 5 * GIB
-        else note(what, found, "checkpoints of larger models will not fit")
+        else note(what, text, "checkpoints of larger models will not fit")
     )
 
 

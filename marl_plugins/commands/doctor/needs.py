@@ -58,12 +58,12 @@ def try_plan(words: Sequence[str]) -> tuple[Run | None, list[Finding]]:
 
 def problem_finding(problem: str) -> Finding:
     """Returns a problem of the plan as an error; the text after its last semicolon is the fix."""
-    found, _, fix = problem.rpartition("; ")
+    text, _, fix = problem.rpartition("; ")
     return error(
         "plan",
-        found or fix,
+        text or fix,
         fix
-        if found
+        if text
         else "change it in the recipe (openrlhf docs recipes) or on the command line (openrlhf "
         "docs flags)",
     )
@@ -139,16 +139,16 @@ def imported_modules(run: Run) -> dict[str, Path]:
         *(p for p in recipe.plugins if p.endswith(".py")),
     ]
     names += [file for section in run.sections.values() for file in section.modules()]
-    found: dict[str, Path] = {}
+    modules: dict[str, Path] = {}
     for file in (run.folder / name for name in names if name and name.endswith(".py")):
         for node in _required_nodes(ast.parse(file.read_bytes())):
             if isinstance(node, ast.Import):
-                found |= {alias.name.partition(".")[0]: file for alias in node.names}
+                modules |= {alias.name.partition(".")[0]: file for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-                found[node.module.partition(".")[0]] = file
+                modules[node.module.partition(".")[0]] = file
                 names = [f"{node.module}.{alias.name}" for alias in node.names]
-                found |= {BEHIND[name]: file for name in names if name in BEHIND}
-    return found
+                modules |= {BEHIND[name]: file for name in names if name in BEHIND}
+    return modules
 
 
 def _required_nodes(node: ast.AST) -> Iterator[ast.AST]:

@@ -25,15 +25,15 @@ def check_upstream() -> list[Finding]:
     except ConfigurationError as missing:
         return [error("openrlhf", "not installed", str(missing))]
     version = upstream_cli.upstream_version()
-    found = f"{version} in {root.parent}"
+    text = f"{version} in {root.parent}"
     if refused := refusal(version):
-        release = error("openrlhf", found, str(refused))
+        release = error("openrlhf", text, str(refused))
     elif version == TRAINED:
-        release = ok("openrlhf", found)
+        release = ok("openrlhf", text)
     else:
         release = note(
             "openrlhf",
-            f"{found}; {standing(version)}",
+            f"{text}; {standing(version)}",
             "" if known(version) else f"openrlhf compat {root.parent} --tests",
         )
     return [release, *report_seams(root, version)]

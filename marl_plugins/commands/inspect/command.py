@@ -67,9 +67,9 @@ def make_parser() -> UpstreamParser:
         help="of the evaluations, as far as they are kept, in place of training",
     )
     add("--follow", action="store_true", help="go on with what a run in progress adds")
-    wanted = parser.add_argument_group("which trajectories")
+    group = parser.add_argument_group("which trajectories")
     for name, term in TERMS.items():
-        wanted.add_argument(f"--{name}", metavar=term.metavar, help=term.help)
+        group.add_argument(f"--{name}", metavar=term.metavar, help=term.help)
     return parser
 
 
@@ -136,12 +136,12 @@ def print_json(run: RunReader, query: Query) -> None:
     from marl_plugins.commands.inspect.index import texts_of
     from marl_plugins.commands.inspect.shown import trajectory_values
 
-    found = False
+    printed = False
     for trajectory in run.trajectories(query.wanted):
         if query.find is None or any(map(query.find.search, texts_of(trajectory))):
-            found = True
+            printed = True
             print(json.dumps(trajectory_values(trajectory)))
-    if not found:
+    if not printed:
         raise nothing_found(run, query)
 
 

@@ -108,8 +108,8 @@ def compare(options: argparse.Namespace, query: Query) -> int:
         )
     runs = [RunReader(source) for source in options.source]
     split = query.wanted.split
-    found = comparison_of(runs, query)
-    if not found.pairs:
+    comparison = comparison_of(runs, query)
+    if not comparison.pairs:
         fix = "" if split == "eval" else "compare their evaluations with --evaluations"
         raise ConfigurationError(
             Problem(
@@ -120,11 +120,11 @@ def compare(options: argparse.Namespace, query: Query) -> int:
             )
         )
     if options.html:
-        print(write_comparison(*found.sides, options.html))
+        print(write_comparison(*comparison.sides, options.html))
     elif options.json:
-        print(json.dumps(values_of(found)))
+        print(json.dumps(values_of(comparison)))
     else:
-        print_comparison(found, split)
+        print_comparison(comparison, split)
     return 0
 
 
@@ -158,14 +158,14 @@ def _by_key(entries: Iterable[Entry]) -> dict[tuple[int, str, int], Entry]:
 def first_difference(a: Trajectory, b: Trajectory) -> str:
     """Returns the role of the first action, in the order of the dependency graph, whose text has no
     equal in the other."""
-    said: Mapping[str, Counter[str]] = defaultdict(Counter)
+    texts: Mapping[str, Counter[str]] = defaultdict(Counter)
     for action in b.actions:
-        said[action.role][action.text] += 1
+        texts[action.role][action.text] += 1
     for action in a.actions:
-        if not said[action.role][action.text]:
+        if not texts[action.role][action.text]:
             return action.role
-        said[action.role][action.text] -= 1
-    return next((role for role, left in said.items() if left.total()), "")
+        texts[action.role][action.text] -= 1
+    return next((role for role, left in texts.items() if left.total()), "")
 
 
 def differing(runs: Sequence[RunReader]) -> list[tuple[str, str, str]]:

@@ -50,8 +50,8 @@ class RunFollower:
         return changed
 
     def _is_wanted(self, entry: Entry, query: Query) -> bool:
-        wanted = query.wanted.has_step(entry.step) and query.wanted.has_trajectory(entry)
-        return wanted and (query.find is None or self.index.contains(entry, query.find))
+        included = query.wanted.has_step(entry.step) and query.wanted.has_trajectory(entry)
+        return included and (query.find is None or self.index.contains(entry, query.find))
 
 
 def _entry(value: Mapping[str, Any]) -> Entry:

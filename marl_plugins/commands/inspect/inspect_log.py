@@ -212,13 +212,13 @@ def events_of(action: Mapping[str, Any], created: datetime) -> Iterator[Event]:
             "span_id": name,
         }
 
-    name, *said = action["action"], *messages_of(action)
+    name, *messages = action["action"], *messages_of(action)
     tokens = action["tokens_shown"], action["tokens_sampled"]
     yield SpanBeginEvent(id=name, name=name, type="agent", **when(start))
     yield ModelEvent(
         model=action["policy"],
         role=action["role"],
-        input=said[:-1],
+        input=messages[:-1],
         tools=[],
         tool_choice="auto",
         config=GenerateConfig(),
@@ -226,7 +226,7 @@ def events_of(action: Mapping[str, Any], created: datetime) -> Iterator[Event]:
             model=action["policy"],
             choices=[
                 ChatCompletionChoice(
-                    message=said[-1],
+                    message=messages[-1],
                     stop_reason="stop" if action["finish"] == "stop" else "max_tokens",
                 )
             ],

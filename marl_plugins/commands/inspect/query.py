@@ -141,15 +141,15 @@ def terms_of(line: str) -> dict[str, str]:
         raise ConfigurationError(
             Problem("viewer.value", got=f"{line!r}: {error}", fix="close the quote")
         ) from None
-    found: dict[str, str] = {}
+    terms: dict[str, str] = {}
     loose = []
     for word in words:
         name, sign, value = word.partition("=")
         if sign and name.isidentifier():
-            found[name] = value
+            terms[name] = value
         else:
             loose.append(word)
-    return {**found, **({"find": " ".join(loose)} if loose else {})}
+    return {**terms, **({"find": " ".join(loose)} if loose else {})}
 
 
 def nothing_found(run: RunReader, query: Query) -> ConfigurationError:

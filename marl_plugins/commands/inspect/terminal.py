@@ -182,8 +182,8 @@ class Browser(App[None]):
     def say(self, problem: str = "") -> None:
         """Shows how many there are, or what is wrong with a filter."""
         asked = " ".join(f"{name}={word}" for name, word in self.asked.words.items())
-        found = f"{len(self.index.entries):,} trajectories" + (f" with {asked}" if asked else "")
-        self.screen_stack[0].query_one("#status", Static).update(one_line(problem or found))
+        counted = f"{len(self.index.entries):,} trajectories" + (f" with {asked}" if asked else "")
+        self.screen_stack[0].query_one("#status", Static).update(one_line(problem or counted))
 
     def on_trajectory_list_opened(self) -> None:
         self.open(self.query_one(TrajectoryList).cursor)

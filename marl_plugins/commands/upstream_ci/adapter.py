@@ -84,7 +84,7 @@ def load_actor(kind: type[Any]) -> Any:
 
 def run_fits(actor: Any, rows: list[Any], kind: str) -> list[dict[str, Any]]:
     """Fits the same rows twice, the second time with a weightless row."""
-    found = []
+    findings = []
     gradient: list[torch.Tensor] = []
     weight = max((p for p in actor.engine.module.parameters() if p.requires_grad), key=torch.numel)
     # Upstream's own norm is that of the previous step until the next one.
@@ -97,7 +97,7 @@ def run_fits(actor: Any, rows: list[Any], kind: str) -> list[dict[str, Any]]:
         actor.prepare_fit(len(rows) + len(fill), seed=0)
         status = actor.fit()
         actor.trainer.replay_buffer.clear()
-        found.append(
+        findings.append(
             {
                 "optimiser_steps": status[
                     "critic_optimiser_steps" if kind == "critic" else "optimiser_steps"
@@ -109,7 +109,7 @@ def run_fits(actor: Any, rows: list[Any], kind: str) -> list[dict[str, Any]]:
             }
         )
     actor.check_finite()
-    return found
+    return findings
 
 
 def main() -> None:

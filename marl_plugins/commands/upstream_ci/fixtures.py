@@ -27,8 +27,8 @@ def tree(request: pytest.FixtureRequest) -> Iterator[SourceTree]:
         package = upstream_cli.upstream_root()
         yield SourceTree(package.parent, upstream_cli.upstream_version(), "installed")
     else:
-        with open_tree(source) as found:
-            yield found
+        with open_tree(source) as opened:
+            yield opened
 
 
 @pytest.fixture(scope="session")

@@ -33,7 +33,7 @@ def run_suite(root: Path, environment: Mapping[str, str], *words: str) -> dict[s
             )
         outcomes = {}
         for case in ElementTree.parse(report).iter("testcase"):
-            found = {child.tag for child in case} & {"failure", "error", "skipped"}
-            outcome = "passed" if not found else "skipped" if found == {"skipped"} else "failed"
+            tags = {child.tag for child in case} & {"failure", "error", "skipped"}
+            outcome = "passed" if not tags else "skipped" if tags == {"skipped"} else "failed"
             outcomes[f"{case.get('classname')}::{case.get('name')}"] = outcome
     return outcomes

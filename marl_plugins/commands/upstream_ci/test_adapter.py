@@ -17,9 +17,9 @@ def answer(tree: SourceTree, environment: dict[str, str]) -> dict[str, Any]:
     command = [sys.executable, "-m", "marl_plugins.commands.upstream_ci.adapter"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    assert found["openrlhf"] == [str(tree.package)]
-    return found
+    report: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    assert report["openrlhf"] == [str(tree.package)]
+    return report
 
 
 @pytest.mark.parametrize("model", ["actor", "critic"])
