@@ -59,6 +59,3 @@ def marl_credit(trajectories, run):
             "length", -weight * max(0, len(action.text.split()) - limit.words) / limit.words
         )
     return trajectories
-
-
-MARL_REACH = {"marl_credit": "trajectory"}

@@ -8,10 +8,10 @@
             point or a file
         flags = ["--brevity.limit", "8"]           # what it needs to be given, if anything
 
-No engines, no GPU and no network; a second. A contract of a hook that the plugin does not implement
-passes. The trajectories are
-made up: tasks with several samples, each a chain of the recipe's roles, with scores and outcomes. A
-plugin that brings tools gives example calls of them (tools.py).
+No engines, no GPU and no network; some twenty seconds. A contract of a hook that the plugin does
+not implement passes. The trajectories are made up: tasks with several samples, each a chain of the
+recipe's roles, with scores and outcomes. A plugin that brings tools gives example calls of them
+(tools.py).
 """
 
 from __future__ import annotations
