@@ -29,7 +29,7 @@ from marl_plugins.engine.plan.resume import tag
 from marl_plugins.engine.records.read import RunReader
 from marl_plugins.engine.runtime.checkpoints import Checkpoints
 from marl_plugins.engine.runtime.crediting import check_versions, without_stale
-from marl_plugins.engine.runtime.metrics import of_lag
+from marl_plugins.engine.runtime.metrics import lag_metrics
 from marl_plugins.engine.runtime.saving import StepSaver
 from marl_plugins.engine.runtime.waiting import file_of
 
@@ -337,12 +337,12 @@ def test_a_row_says_its_version_and_what_is_too_old_is_left_out(row, oldest, kep
 def test_ratios_and_the_effective_sample_size_are_those_of_the_tokens():
     rows = rows_at(3)
     rows[0].action.trainer_logprobs = (-0.1 + math.log(2), -0.2)  # the engine's are -0.1 and -0.2
-    found = of_lag(rows, {"p": 5})
+    found = lag_metrics(rows, {"p": 5})
     assert found["policy/p/lag"] == 2 and found["role/a/ratio"] == pytest.approx(1.5)
     assert found["policy/p/ess"] == found["role/a/ess"] == pytest.approx(3**2 / (2 * 5))
     entered = rows_at(0)
     entered[0].trajectory.origin = "bob step 1"
-    assert of_lag([*rows, *entered], {"p": 5}) == found
+    assert lag_metrics([*rows, *entered], {"p": 5}) == found
 
 
 # --- the plan

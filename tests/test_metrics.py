@@ -23,7 +23,7 @@ from marl_plugins.core.trajectory import ToolResult
 from marl_plugins.engine.records.trajectory_record import from_record
 from marl_plugins.engine.records.write import KEPT_TASKS, cut_back
 from marl_plugins.engine.runtime.circuit_breaker import CircuitBreaker
-from marl_plugins.engine.runtime.metrics import held_out, of_updates, remarks, signal, summary
+from marl_plugins.engine.runtime.metrics import held_out, remarks, signal, summary, update_metrics
 
 DOCS = Path(__file__).parent.parent / "docs"
 PAGE = (DOCS / "metrics.md").read_text()
@@ -529,7 +529,7 @@ def test_clipped_returns_are_counted_and_said():
         Estimator(return_scope="trajectory"),
     )
     assert prepared.clipped == 3
-    assert of_updates([prepared], {"p": {}})["rows/clipped"] == 3.0
+    assert update_metrics([prepared], {"p": {}})["rows/clipped"] == 3.0
     policy = SimpleNamespace(engines=SimpleNamespace(remarks=["engine replaced"]))
     said, engine = remarks([prepared], [policy], "trajectory")
     assert said.startswith("3 of 5 returns ") and "--reward.clip_range" in said

@@ -33,7 +33,7 @@ from marl_plugins.engine.records.read import RunReader
 from marl_plugins.engine.records.trajectory_record import from_record, to_record
 from marl_plugins.engine.records.write import cut_back
 from marl_plugins.engine.runtime.crediting import check_versions, without_stale
-from marl_plugins.engine.runtime.metrics import of_changes, of_lag
+from marl_plugins.engine.runtime.metrics import lag_metrics, version_change_metrics
 
 STEPS = 6
 
@@ -217,7 +217,7 @@ def test_the_lag_of_a_row_is_that_of_its_tokens():
     rows = changed_rows(3, (1, 5))
     rows[0].action.trainer_logprobs = (-0.1, -0.2)
     assert rows[0].action.generation.token_versions == [3, 5]
-    assert of_lag(rows, {"p": 5})["policy/p/lag"] == 1 and of_changes(rows) == {
+    assert lag_metrics(rows, {"p": 5})["policy/p/lag"] == 1 and version_change_metrics(rows) == {
         "policy/p/changed": 1
     }
 

@@ -145,7 +145,7 @@ results = st.builds(
 
 @given(st.lists(results, min_size=1, max_size=40), st.randoms())
 def test_the_metrics_of_a_tool(calls, dice):
-    got = metrics.of_tool(calls)
+    got = metrics.tool_metrics(calls)
     statuses = [call.status for call in calls]
     assert got["calls"] == len(calls) == got["failed"] + got["lost"] + statuses.count("ok")
     assert got["lost"] == statuses.count("sandbox")
@@ -153,7 +153,7 @@ def test_the_metrics_of_a_tool(calls, dice):
     assert got["seconds"] == pytest.approx(statistics.fmean(c.seconds for c in calls))
     below = sum(c.seconds <= got["seconds_p95"] for c in calls)
     assert below >= 0.95 * len(calls) > sum(c.seconds < got["seconds_p95"] for c in calls)
-    assert metrics.of_tool(dice.sample(calls, len(calls))) == pytest.approx(got)
+    assert metrics.tool_metrics(dice.sample(calls, len(calls))) == pytest.approx(got)
     assert all(math.isfinite(value) for value in got.values())
 
 

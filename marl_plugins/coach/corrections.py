@@ -164,7 +164,7 @@ def room_of(run: Path, plan: Mapping[str, Any]) -> Room:
     def fits(action: Action, correction: str) -> bool:
         counter, ids = counters[action.policy], action.generation.ids
         tokens = (
-            counter.of_text(correction)
+            counter.count_text(correction)
             if counter
             else len(correction) * max(1, len(ids)) / max(1, len(action.text))
         )

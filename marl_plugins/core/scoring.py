@@ -278,7 +278,7 @@ class ScoreCollector:
             task.cancel()
 
 
-def of_answer(trajectory: Trajectory) -> str:
+def describe_answer(trajectory: Trajectory) -> str:
     """Returns the answer to a task, and which task it is, for a message."""
     answer = "no answer" if trajectory.answer is None else f"the answer {trajectory.answer!r:.200}"
     return f"{answer} to task {trajectory.task.id!r}, sample {trajectory.sample},"
@@ -303,7 +303,7 @@ async def score_outcome(
         return
     lost = trajectory.lost_after(seconds, "its outcome was not scored")
     async with lost, counted(lost.deadline):
-        with while_doing(lambda: f"while {of_answer(trajectory)} was scored"):
+        with while_doing(lambda: f"while {describe_answer(trajectory)} was scored"):
             answer = scorer(trajectory)
             if answer is not None:
                 set_outcome(trajectory, await answer, roles)

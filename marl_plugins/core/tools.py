@@ -252,7 +252,7 @@ class OpenTools:
         return result
 
     async def _timed(self, tool: Tool, wanted: RequestedCall, action: Action | None) -> ToolResult:
-        """Make a call, and keep its result, also where it is lost."""
+        """Makes a call, and keeps its result, also where it is lost."""
         start = self._trajectory.now()
         try:
             with while_doing(lambda: self._by(tool, wanted, action)):
@@ -302,7 +302,7 @@ class OpenTools:
         return self._sessions[tool.name]
 
     async def _run_in(self, workspace: Workspace, tool: Tool, call: ToolCall) -> ToolResult:
-        """Make a call in the trajectory's folder, and note which files it has written."""
+        """Makes a call in the trajectory's folder, and notes which files it has written."""
         async with workspace.turn:
             self._trajectory.workspace = await workspace.opened()
             try:

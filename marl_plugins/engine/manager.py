@@ -398,7 +398,7 @@ def applies(impl: Any, run: Run | None) -> bool:
 
 
 def _call(impl: Any, **arguments: Any) -> Any:
-    """Call one implementation with the arguments that it takes."""
+    """Calls one implementation with the arguments that it takes."""
     return impl.function(*[arguments[name] for name in impl.argnames])
 
 

@@ -116,7 +116,7 @@ class OldLogProbs(StepPart):
                 action.notes[NOTE] = spelled(logprobs)
 
     def metrics(self) -> Mapping[str, float]:
-        from marl_plugins.engine.runtime.metrics import of_log_ratios
+        from marl_plugins.engine.runtime.metrics import log_ratio_metrics
 
         groups: dict[str, list[Action]] = defaultdict(list)
         for action in self.found:
@@ -131,6 +131,8 @@ class OldLogProbs(StepPart):
                     a.trainer_logprobs, self.found[a], a.generation.logprobs, strict=True
                 )
             ]
-            metrics |= of_log_ratios(f"{name}/lag_", [now - old for now, old, _ in tokens])
-            metrics |= of_log_ratios(f"{name}/engine_", [old - engine for _, old, engine in tokens])
+            metrics |= log_ratio_metrics(f"{name}/lag_", [now - old for now, old, _ in tokens])
+            metrics |= log_ratio_metrics(
+                f"{name}/engine_", [old - engine for _, old, engine in tokens]
+            )
         return metrics

@@ -56,11 +56,11 @@ def restrict() -> None:
             module.eval = ast.literal_eval  # type: ignore[attr-defined]
     evaluate = sympy_parser.eval_expr
 
-    def of_a_formula(code: Any, local_dict: dict[str, Any], global_dict: dict[str, Any]) -> Any:
+    def eval_checked(code: Any, local_dict: dict[str, Any], global_dict: dict[str, Any]) -> Any:
         check_formula(code, {**global_dict, **local_dict})
         return evaluate(code, local_dict, global_dict)
 
-    sympy_parser.eval_expr = of_a_formula
+    sympy_parser.eval_expr = eval_checked
 
 
 def check_formula(code: Any, names: dict[str, Any]) -> None:

@@ -209,7 +209,7 @@ class Progress:
             self._performed(index, result)
 
     async def _together(self, started: Iterable[int]) -> None:
-        """Start nodes, and wait: for the first that finishes, or for all of a round."""
+        """Starts nodes, and waits: for the first that finishes, or for all of a round."""
         for index in started:
             node = self.graph.nodes[index]
             work = node.perform(self.runner, self.scope, self._sources(node))
@@ -239,7 +239,7 @@ class Progress:
     # -------------------------------------------------------------------------------------------
 
     async def _begin_round(self) -> None:
-        """Leave in the frontier what is started now."""
+        """Leaves in the frontier what is started now."""
 
     def _may_go_on(self) -> bool:
         """Returns whether something can go on that waits for no node."""
@@ -251,7 +251,7 @@ class Progress:
         return True
 
     def _count(self) -> None:
-        """Write how many nodes have run, and what is left, where expressions read it."""
+        """Writes how many nodes have run, and what is left, where expressions read it."""
 
 
 class Rounds(Progress):
@@ -270,8 +270,8 @@ class Rounds(Progress):
         self.left = dict(graph.budget)
 
     async def _begin_round(self) -> None:
-        """Leave in the frontier what is started now: what has cooled, is covered by the budget, and
-        was chosen."""
+        """Leaves in the frontier what is started now: what has cooled, is covered by the budget,
+        and was chosen."""
         graph = self.graph
         self.frontier += [index for index, until in self.cooling.items() if until <= self.done]
         self.frontier.sort()

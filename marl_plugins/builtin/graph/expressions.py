@@ -321,7 +321,7 @@ class Expression:
         raise AssertionError("unreachable")
 
     def _check_pattern(self, node: ast.expr, given: Sequence[ast.expr]) -> None:
-        """Refuse a pattern that is not written out: one that a model makes may take for ever."""
+        """Refuses a pattern that is not written out: one that a model makes may take for ever."""
         match given:
             case [ast.Constant(value=str() as pattern), _]:
                 try:

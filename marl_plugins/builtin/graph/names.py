@@ -111,7 +111,7 @@ class Level:
         return None if unknown else found
 
     def _check_attribute(self, name: str, read: str, spot: Spot) -> None:
-        """Note the problem with what an expression reads of a name, as far as that is known."""
+        """Notes the problem with what an expression reads of a name, as far as that is known."""
         if name == TASK:
             if read == "label":
                 got, fix = "it reads task.label", "remove it: labels are for graders"

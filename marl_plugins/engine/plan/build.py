@@ -56,7 +56,7 @@ from marl_plugins.engine.plan.plan import Plan
 from marl_plugins.engine.plan.problems import Problems
 from marl_plugins.engine.plan.resolve_plugins import (
     estimator_of,
-    of_plugin,
+    is_from_plugin,
     policies_of,
     processes_of,
     tools_of,
@@ -175,7 +175,7 @@ def build_plan(words: Sequence[str]) -> Plan:
     ]
     if owners := plugins.owners("marl_estimator"):
         estimator = problems.attempt(lambda: estimator_of(plan))
-        if estimator is not None and not of_plugin(estimator):
+        if estimator is not None and not is_from_plugin(estimator):
             got = f"gave nothing, so {run.args.algo.advantage.estimator} trains"
             where, fix = at(plugin=owners, hook="marl_estimator"), "does it end with `return`?"
             problems.append(Problem("plugin.no_estimator", where, got, fix=fix, severity="warning"))

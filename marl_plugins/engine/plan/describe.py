@@ -18,7 +18,7 @@ from marl_plugins.engine.hosts.devices import engine_gpus, training_gpus
 from marl_plugins.engine.plan.devices import fewer_devices, needed_cpus, needed_devices
 from marl_plugins.engine.plan.estimate import estimate
 from marl_plugins.engine.plan.plan import Plan
-from marl_plugins.engine.plan.resolve_plugins import of_plugin
+from marl_plugins.engine.plan.resolve_plugins import is_from_plugin
 
 PENALTIES = ("reward.overlong_buffer_len", "reward.stop_properly_penalty_coef")
 """Upstream's flags that change rewards after credit."""
@@ -77,7 +77,7 @@ def describe(plan: Plan) -> dict[str, Any]:
         "estimator": _estimator(plan),
         "scores": _scorers(plan),
         "rewards": _reward_range(plan),
-        **of_plugins(plan),
+        **plugin_descriptions(plan),
         "output": str(run.output),
         "checkpoints": run.args.ckpt.path,
         "flags": {
@@ -201,7 +201,7 @@ def _estimator(plan: Plan) -> str:
     """Describes which estimator trains: a built-in one by its name, or a plugin's by its class."""
     estimator = plan.plugins.call_while_planning("marl_estimator", run=plan.run)
     name = type(estimator).__name__
-    if not of_plugin(estimator):
+    if not is_from_plugin(estimator):
         plugin = name_of(type(estimator).__module__)
         return f"{plan.run.args.algo.advantage.estimator} ({name} of {plugin})"
     return f"{name} of plugin {' or '.join(plan.plugins.owners('marl_estimator'))}"
@@ -233,7 +233,7 @@ def _scorers(plan: Plan) -> dict[str, str]:
     }
 
 
-def of_plugins(plan: Plan) -> dict[str, Any]:
+def plugin_descriptions(plan: Plan) -> dict[str, Any]:
     """Returns the parts of the plan that plugins describe."""
     answers = plan.plugins.call_while_planning("marl_describe", run=plan.run)
     return {name: value for answer in answers for name, value in answer.items()}
@@ -242,7 +242,9 @@ def of_plugins(plan: Plan) -> dict[str, Any]:
 def first_lines(plan: Plan) -> list[str]:
     """Returns what plugins say at the start of a run: the texts among what they describe."""
     return [
-        f"{name}: {value}" for name, value in of_plugins(plan).items() if isinstance(value, str)
+        f"{name}: {value}"
+        for name, value in plugin_descriptions(plan).items()
+        if isinstance(value, str)
     ]
 
 

@@ -29,7 +29,7 @@ from marl_plugins.core.tools import Tool
 from marl_plugins.engine.hosts.devices import critic_gpus, training_gpus
 from marl_plugins.engine.hosts.flags import FLAGS
 from marl_plugins.engine.plan.plan import Plan
-from marl_plugins.engine.plan.resolve_plugins import estimator_of, of_plugin
+from marl_plugins.engine.plan.resolve_plugins import estimator_of, is_from_plugin
 from marl_plugins.engine.plan.workflow_file import workflow_files
 
 FREE = (
@@ -104,7 +104,7 @@ def fingerprint(plan: Plan, tools: Mapping[str, Tool] | None = None) -> dict[str
         },
         "policies": {p.name: _policy(run, p) for p in run.policies},
         "estimator": type(estimator).__name__
-        if of_plugin(estimator)
+        if is_from_plugin(estimator)
         else run.args.algo.advantage.estimator,
         "recipe": values,
         "warm_start": warm.compared() if warm else None,

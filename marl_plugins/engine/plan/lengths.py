@@ -37,8 +37,8 @@ Messages = Sequence[tuple[str, str]]
 class Counter:
     """A counter of tokens, and what it counts with."""
 
-    of_messages: Callable[[Messages], int]
-    of_text: Callable[[str], int]
+    count_messages: Callable[[Messages], int]
+    count_text: Callable[[str], int]
     source: str
 
 
@@ -106,10 +106,10 @@ def _check_role(
     """
     wanted = run.longest_answer(role)
     empty = empty_messages(run, role)
-    fixed = counter.of_messages(empty)
+    fixed = counter.count_messages(empty)
     line, longest = f"{fixed} tokens of prompt", 0
     if offered := _offered(run, role, tools):
-        fixed += (tokens := counter.of_text(offered))
+        fixed += (tokens := counter.count_text(offered))
         line += f" + {tokens} of its tools"
     if unknown := [tool for tool in run.role(role).tools if tools[tool].functions == ()]:
         line += f" + what {', '.join(unknown)} offers, known at the start" * bool(
@@ -150,7 +150,7 @@ def _check_role(
         line += f" + {longest} of the longest task"
         _compare(found, role, tasks, [limit - fixed - length for length in lengths], limit, wanted)
     if times := _times_continued(run, role):
-        later = counter.of_messages(empty_messages(run, role, later=True))
+        later = counter.count_messages(empty_messages(run, role, later=True))
         line += f" + {times} x {later} of later messages"
         fixed += times * later
     answers = answers_shown(run, role)
@@ -178,7 +178,7 @@ def _check_role(
 def _compare(
     found: Lengths, role: str, tasks: Sequence[Task], left: Sequence[int], limit: int, wanted: int
 ) -> None:
-    """Report the tasks that leave no room for an answer, and those that leave less than the role
+    """Reports the tasks that leave no room for an answer, and those that leave less than the role
     may write."""
     worst = min(left)
     full, short = sum(n < 1 for n in left), sum(1 <= n < wanted for n in left)
@@ -297,7 +297,7 @@ def _task_lengths(tasks: Sequence[Task], counter: Counter, times: int, room: int
     sizes = [times * len(task.prompt.encode()) for task in tasks]
     bound = min(room, max(sizes) - 1)
     return [
-        times * counter.of_text(task.prompt) if size > bound else 0
+        times * counter.count_text(task.prompt) if size > bound else 0
         for task, size in zip(tasks, sizes, strict=True)
     ]
 
@@ -334,12 +334,12 @@ def counter_of(model: str) -> Counter | None:
             ) from None
         return None
 
-    def of_text(text: str) -> int:
+    def count_text(text: str) -> int:
         return len(tokenizer.encode(text, add_special_tokens=False))
 
     return Counter(
-        lambda messages: sum(of_text(content) for _, content in messages),
-        of_text,
+        lambda messages: sum(count_text(content) for _, content in messages),
+        count_text,
         f"with the tokenizer in {model}",
     )
 

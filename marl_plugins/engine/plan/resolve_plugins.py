@@ -181,7 +181,7 @@ def estimator_of(plan: Plan) -> Estimator:
     problems = check_estimator(
         estimator, samples, len(run.trained_roles), run.turns, critic=has_critics(run)
     )
-    if not of_plugin(estimator):
+    if not is_from_plugin(estimator):
         if problems:
             raise ConfigurationError(problems)
         return estimator
@@ -206,6 +206,6 @@ def estimator_of(plan: Plan) -> Estimator:
     return estimator
 
 
-def of_plugin(estimator: object) -> bool:
+def is_from_plugin(estimator: object) -> bool:
     """Returns whether an estimator is not one of the built-in ones."""
     return name_of(type(estimator).__module__) not in BUILTINS

@@ -204,7 +204,7 @@ class AbandonedThread(SystemExit):
 
 
 def _ask_to_end(thread: threading.Thread) -> None:
-    """Raise `AbandonedThread` in a thread that executes Python, so that a busy loop does not last
+    """Raises `AbandonedThread` in a thread that executes Python, so that a busy loop does not last
     for ever.
 
     One that waits is left to it: as long as an exception waits for a thread, CPython 3.11 does not

@@ -202,7 +202,7 @@ def ended_without_raylet(seconds: float) -> Iterator[Callable[[int], None]]:
 
 
 def _shut_down(ours: set[psutil.Process]) -> None:
-    """Leave the cluster, and end the processes that were started for it, with their children."""
+    """Leaves the cluster, and ends the processes that were started for it, with their children."""
     import psutil
     import ray
 
@@ -232,7 +232,7 @@ def _shut_down(ours: set[psutil.Process]) -> None:
 
 
 def _kill(processes: Iterable[psutil.Process]) -> None:
-    """End processes that may have ended."""
+    """Ends processes that may have ended."""
     import psutil
 
     for process in processes:

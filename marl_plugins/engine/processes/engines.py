@@ -281,7 +281,7 @@ class EnginePool(ServedPolicies, RequestQueue[EngineProcess]):
         await asyncio.shield(self._coming[engine])
 
     def _bury(self, engine: EngineProcess) -> None:
-        """Begin to replace a dead engine, once."""
+        """Begins to replace a dead engine, once."""
         if engine in self._coming:
             return
         if self.start is None:
@@ -524,7 +524,7 @@ def _start(
     seconds: float,
     kind: EngineKind | None,
 ) -> list[EngineProcess]:
-    """Start engines through upstream's own function, with our actor class in the place of
+    """Starts engines through upstream's own function, with our actor class in the place of
     upstream's.
 
     Engines that are to sleep do not yet: upstream waits for that (vllm_engine.py:308), which takes

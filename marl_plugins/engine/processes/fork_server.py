@@ -156,7 +156,7 @@ def _prepare_what_workers_share() -> None:
 
 
 def _leave_rays_generator_alone() -> None:
-    """Draw the ids of classes that become actors from the system.
+    """Draws the ids of classes that become actors from the system.
 
     Ray's own generator is seeded in the process that first draws from it. That was this one, when
     it imported an actor's class (`make_actor` of ray/actor.py), and then all workers drew the same
@@ -196,7 +196,7 @@ def _become(request: ForkRequest, streams: list[int]) -> None:
 
 
 def _take_over(environment: dict[str, str]) -> None:
-    """Make this the environment; what stays is not touched, because Ray finds the place of a
+    """Makes this the environment; what stays is not touched, because Ray finds the place of a
     process's title by it."""
     for name in os.environ.keys() - environment.keys():
         del os.environ[name]

@@ -107,7 +107,7 @@ class PolicyActor(TrainingProcess, upstream_actor.PolicyModelActor.__ray_metadat
         )
 
     def _restore_extensions(self) -> None:
-        """Give the extensions the state that the loaded checkpoint has of them; without one they
+        """Gives the extensions the state that the loaded checkpoint has of them; without one they
         begin anew."""
         latest = Path(self.strategy.args.ckpt.path, "_actor", "latest")
         if not (self.strategy.args.ckpt.load_enable and latest.is_file()):

@@ -80,8 +80,8 @@ def _refresh(parameters: Iterable[torch.nn.Parameter]) -> None:
 
 
 def _gathered(mine: Tensor, p: torch.nn.Parameter) -> Tensor:
-    """Return what `held` is to become, of the shares of all ranks, on the parameter's device and in
-    its precision."""
+    """Returns what `held` is to become, of the shares of all ranks, on the parameter's device and
+    in its precision."""
     if is_sharded(p):
         return mine.to(p.dtype)
     whole = torch.zeros(p.numel(), dtype=torch.float32, device=p.device)

@@ -366,7 +366,7 @@ class FolderCopies:
         return self.place(target / path.name)
 
     def _note(self, fresh: Path, copy: Path) -> None:
-        """Keep the digests of a new copy's files."""
+        """Keeps the digests of a new copy's files."""
         for file in _files(fresh):
             if not file.is_symlink():
                 self.files[str((copy / file.relative_to(fresh)).relative_to(self.output))] = (
@@ -374,7 +374,7 @@ class FolderCopies:
                 )
 
     def _keep(self, copy: str) -> None:
-        """Keep the digests of a copy that is used again."""
+        """Keeps the digests of a copy that is used again."""
         root = f"{self.folder.name}/{copy}/"
         self.files |= {
             name: content for name, content in self.known.items() if name.startswith(root)
@@ -454,7 +454,7 @@ def _files(folder: Path) -> list[Path]:
 
 
 def _settle(fresh: Path, copy: Path) -> None:
-    """Move a complete copy to its place, unless it is there and whole."""
+    """Moves a complete copy to its place, unless it is there and whole."""
     files = [file.relative_to(fresh) for file in _files(fresh) if not file.is_symlink()]
     if copy.exists() and all(
         file_digest(copy / file) == file_digest(fresh / file) for file in files

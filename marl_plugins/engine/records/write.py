@@ -130,7 +130,7 @@ class Records:
                 log_rows(self.tensorboard, self.wandb, name, step, rows)
 
     def _evaluation(self, step: int, trajectories: Sequence[Trajectory]) -> None:
-        """Keep an evaluation: which one is the last is not known before the next, so that each has
+        """Keeps an evaluation: which one is the last is not known before the next, so that each has
         a file until then.
 
         The step of these records is the one that the evaluation followed.

@@ -72,7 +72,7 @@ class BatchBuilder:
         longest: int = self.args.data.max_len
         return min(longest, self.limit("train").tokens or longest)
 
-    def of_forward(
+    def forward_batches(
         self, sequences: Sequence[TokenSequence], ranks: int
     ) -> list[tuple[list[TokenSequence], bool]]:
         """Returns the micro-batches of the forward passes, rank by rank, the same number for each;

@@ -245,7 +245,7 @@ class Checkpoints:
             if not mine:
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(folder))
             found += mine
-        contents = of_files(partial(content_of, flush=True), found)
+        contents = map_files(partial(content_of, flush=True), found)
         for folder in {p for path in found for p in path.parents if p.is_relative_to(self.folder)}:
             sync(folder)
         return {
@@ -302,7 +302,7 @@ def broken_files(folder: Path, manifest: Mapping[str, Any]) -> list[Problem]:
             got="is damaged: its content is not what was saved",
         )
         for path, saved, found in zip(
-            paths, files.values(), of_files(_content_or_error, paths), strict=True
+            paths, files.values(), map_files(_content_or_error, paths), strict=True
         )
         if found != tuple(saved)
     ]
@@ -315,7 +315,7 @@ def _content_or_error(path: Path) -> tuple[int, str] | OSError:
         return error
 
 
-def of_files(function: Callable[[Path], T], paths: Sequence[Path]) -> list[T]:
+def map_files(function: Callable[[Path], T], paths: Sequence[Path]) -> list[T]:
     """Applies a function to each file; several are read at the same time."""
     with ThreadPoolExecutor(min(DIGEST_THREADS, os.cpu_count() or 1)) as pool:
         return list(pool.map(function, paths))

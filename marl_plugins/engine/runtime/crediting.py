@@ -115,7 +115,7 @@ class CreditAssignment:
     async def _credit(
         self, trajectories: Sequence[Trajectory], scored: bool, *, whole_step: bool = False
     ) -> Sequence[Trajectory]:
-        """Credit those that have not been credited; return all of them, in the order of the
+        """Credits those that have not been credited; returns all of them, in the order of the
         step."""
         fresh: Sequence[Trajectory] = [t for t in trajectories if t not in self._credited]
         before = [t for t in trajectories if t in self._credited]

@@ -128,7 +128,7 @@ class StepExchange:
         origin: str,
         sampled: Sequence[Generation] = (),
     ) -> Trajectory:
-        """Let the workflow say the words of a record.
+        """Lets the workflow say the words of a record.
 
         Args:
             sampled: What this run has sampled as its answers, one each.
@@ -273,7 +273,7 @@ class _Speaker:
         return ids
 
     def _refusal(self, reason: RefusalReason, detail: str) -> InfrastructureFailure:
-        """Note why the record is refused; the failure that is returned ends the workflow."""
+        """Notes why the record is refused; the failure that is returned ends the workflow."""
         self._refused = self._refused or RefusedRecord(reason, detail)
         return InfrastructureFailure("exchange", detail)
 

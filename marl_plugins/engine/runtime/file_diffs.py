@@ -149,7 +149,7 @@ def _with_ends(lines: Iterator[str]) -> Iterator[str]:
 
 
 def cut(text: str, most: int) -> str:
-    """Cuts a text off after `most` characters, and say so on a line of its own."""
+    """Cuts a text off after `most` characters, and says so on a line of its own."""
     return (
         text
         if len(text) <= most

@@ -40,13 +40,13 @@ class StepReport:
 
     Args:
         metrics: Without the parts' own.
-        of_parts: Asks the step's parts for theirs.
+        part_metrics: Asks the step's parts for theirs.
     """
 
     metrics: dict[str, float]
     trajectories: Sequence[Trajectory]
     ledger: Ledger
-    of_parts: Callable[[], Mapping[str, float]]
+    part_metrics: Callable[[], Mapping[str, float]]
 
 
 async def evaluation(
@@ -66,7 +66,7 @@ async def evaluation(
                 found.append(trajectory)
                 tick()
     found = rollout.in_order(found)
-    by_policy = of_policies(found, "eval/policy") if rollout.cast.has_population else {}
+    by_policy = policy_outcome_metrics(found, "eval/policy") if rollout.cast.has_population else {}
     return {**held_out(found), **by_policy, "eval/seconds": time.monotonic() - started}, found
 
 
@@ -91,7 +91,7 @@ def held_out(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     metrics |= means(
         {f"eval/outcome/{role}": found for role, found in outcomes_by_role(trajectories).items()}
     )
-    metrics |= of_types(trajectories) | of_workflows(trajectories)
+    metrics |= task_type_metrics(trajectories) | workflow_metrics(trajectories)
     scores = [mean(outcomes) for outcomes in by_task.values() if outcomes]
     if not scores or zero_sum(trajectories):
         return metrics
@@ -106,7 +106,7 @@ def held_out(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     }
 
 
-def of_types(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+def task_type_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     """Returns the mean outcome by the tasks' `type`, where there are several: over the tasks of the
     mean over their samples."""
     found: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
@@ -123,7 +123,7 @@ def of_types(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     )
 
 
-def of_workflows(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+def workflow_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     """Returns what workflows have done in an evaluation: the parts of their outcomes, calls and
     form by role, rounds."""
     kept = [t for t in trajectories if not t.infrastructure_failure]
@@ -168,7 +168,9 @@ def outcomes_by_role(trajectories: Sequence[Trajectory]) -> dict[str, list[float
     }
 
 
-def of_policies(trajectories: Sequence[Trajectory], prefix: str = "policy") -> dict[str, float]:
+def policy_outcome_metrics(
+    trajectories: Sequence[Trajectory], prefix: str = "policy"
+) -> dict[str, float]:
     """Returns the mean outcome of the roles that each policy has played, where several play one
     role: over the trajectories in which it acted."""
     found: dict[str, list[float]] = defaultdict(list)
@@ -229,7 +231,7 @@ def summary(trajectories: Sequence[Trajectory], ledger: Ledger) -> dict[str, flo
     for action in actions:
         by_role[action.role].append(action)
     for role, mine in sorted(by_role.items()):
-        metrics |= {f"role/{role}/{name}": value for name, value in of_role(mine).items()}
+        metrics |= {f"role/{role}/{name}": value for name, value in role_metrics(mine).items()}
         acted = [t.outcome_of(role) for t in trajectories if any(a.role == role for a in t.actions)]
         metrics |= means(
             {f"role/{role}/outcome": [outcome for outcome in acted if outcome is not None]}
@@ -252,11 +254,11 @@ def summary(trajectories: Sequence[Trajectory], ledger: Ledger) -> dict[str, flo
             if call.start is not None:
                 by_tool[call.tool].append(call)
     for tool, calls in sorted(by_tool.items()):
-        metrics |= {f"tool/{tool}/{name}": value for name, value in of_tool(calls).items()}
+        metrics |= {f"tool/{tool}/{name}": value for name, value in tool_metrics(calls).items()}
     return metrics
 
 
-def of_rollout(
+def rollout_metrics(
     step: int,
     trajectories: Sequence[Trajectory],
     ledger: Ledger,
@@ -278,7 +280,7 @@ def of_rollout(
     }
 
 
-def of_lag(rows: Sequence[Row], versions: Mapping[str, int]) -> dict[str, float]:
+def lag_metrics(rows: Sequence[Row], versions: Mapping[str, int]) -> dict[str, float]:
     """Returns how far the weights that rows train are from those that sampled them, by policy and
     by role: versions, and what ratios of the two make of the sampled tokens. Rows that entered by
     `marl_exchange` do not count: nothing of this run has sampled them for this step.
@@ -302,15 +304,15 @@ def of_lag(rows: Sequence[Row], versions: Mapping[str, int]) -> dict[str, float]
     }
     for name, mine in sorted(groups.items()):
         log_probs = [(row.action.trainer_logprobs, row.action.generation.logprobs) for row in mine]
-        metrics |= of_log_ratios(
+        metrics |= log_ratio_metrics(
             f"{name}/", [now - then for both in log_probs for now, then in zip(*both, strict=True)]
         )
     return metrics
 
 
-def of_log_ratios(prefix: str, log_ratios: Sequence[float]) -> dict[str, float]:
-    """Returns `ratio` and `ess`, as `of_lag` has them, of the logarithms of ratios, one for each
-    token.
+def log_ratio_metrics(prefix: str, log_ratios: Sequence[float]) -> dict[str, float]:
+    """Returns `ratio` and `ess`, as `lag_metrics` has them, of the logarithms of ratios, one for
+    each token.
 
     Args:
         prefix: Of the metrics' names.
@@ -320,7 +322,7 @@ def of_log_ratios(prefix: str, log_ratios: Sequence[float]) -> dict[str, float]:
     return {f"{prefix}ratio": mean(weights), f"{prefix}ess": ess}
 
 
-def of_step(
+def step_metrics(
     prepared: Sequence[PreparedExperience],
     updates: Mapping[str, Mapping[str, float]],
     policies: Iterable[UpstreamPolicy],
@@ -334,14 +336,14 @@ def of_step(
         tokens: Sampled in the step.
     """
     return {
-        **of_updates(prepared, updates),
+        **update_metrics(prepared, updates),
         "engines/restarted": float(sum(p.engines.restarted for p in policies if p.owns_engines)),
         **{f"seconds/{name}": value for name, value in seconds.items()},
         "tokens_per_second": tokens / seconds["rollout"],
     }
 
 
-def of_changes(rows: Sequence[Row]) -> dict[str, float]:
+def version_change_metrics(rows: Sequence[Row]) -> dict[str, float]:
     """Returns by policy the share of rows that were sampled by weights of several versions
     (`--train.partial_rollout_enable`)."""
     by_policy: dict[str, list[float]] = defaultdict(list)
@@ -405,7 +407,7 @@ def signal(rows: Sequence[Row], group_by: GroupBy | None) -> dict[str, float]:
     return {"signal/none": float(none), **means({"signal/flat_tasks": flat})}
 
 
-def of_updates(
+def update_metrics(
     prepared: Sequence[PreparedExperience], updates: Mapping[str, Mapping[str, float]]
 ) -> dict[str, float]:
     """Returns the metrics of the updates, by policy, and over all policies."""
@@ -444,7 +446,7 @@ def rounds_of(trajectory: Trajectory) -> int:
     return 1 + max((number for number in rounds if number is not None), default=-1)
 
 
-def of_role(actions: Sequence[Action]) -> dict[str, float]:
+def role_metrics(actions: Sequence[Action]) -> dict[str, float]:
     """Returns the metrics of the actions of one role."""
     calls = [result for a in actions for result in a.tool_results]
     metrics = {"actions": float(len(actions))}
@@ -474,7 +476,7 @@ def of_role(actions: Sequence[Action]) -> dict[str, float]:
     return metrics
 
 
-def of_tool(calls: Sequence[ToolResult]) -> dict[str, float]:
+def tool_metrics(calls: Sequence[ToolResult]) -> dict[str, float]:
     """Returns the metrics of the calls of one tool, at least one."""
     seconds = sorted(call.seconds for call in calls)
     return {

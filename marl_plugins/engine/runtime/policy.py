@@ -176,7 +176,7 @@ class UpstreamPolicy(PolicyEngines):
         wait_until_loaded([self], self.engines.silence)
 
     def start(self) -> None:
-        """Starts all processes and wait for them."""
+        """Starts all processes and waits for them."""
         start([self], self.engines.silence)
 
     def kill(self) -> None:
@@ -189,7 +189,7 @@ class UpstreamPolicy(PolicyEngines):
             self._shared = None
 
     def stop(self) -> None:
-        """Ends all processes and wait until they are gone, so that their devices are free; the
+        """Ends all processes and waits until they are gone, so that their devices are free; the
         policy may be started again.
 
         What is not saved is lost; a start with `--ckpt.load_enable` loads the last saved step.
@@ -215,7 +215,7 @@ class UpstreamPolicy(PolicyEngines):
             self.trainer.experience_maker,
             [row for sequence in sequences for row in sequence.rows],
         )
-        batches = self.batching.of_forward(sequences, ranks_of(self.group))
+        batches = self.batching.forward_batches(sequences, ranks_of(self.group))
         samples = [
             self.batching.padded(batch, maker.tokenizer.pad_token_id) for batch, _ in batches
         ]
@@ -337,7 +337,7 @@ def not_finite_error(policy: str, what: str, step: int, which: str) -> RunEnded:
 
 
 def start(policies: Sequence[UpstreamPolicy], silence: float) -> None:
-    """Starts all processes of some policies at the same time, and wait for them.
+    """Starts all processes of some policies at the same time, and waits for them.
 
     Models are loaded for training once all engines sleep that are to: until then an engine has its
     device's memory to itself, as with upstream (train_ppo_ray.py:66-82 and 170).
@@ -376,7 +376,7 @@ def wait_until_loaded(policies: Sequence[UpstreamPolicy], silence: float) -> Non
 
 
 def _wait(policies: Sequence[UpstreamPolicy], silence: float) -> None:
-    """Wait for what processes are doing while they start."""
+    """Waits for what processes are doing while they start."""
     owners = {reference: policy for policy in policies for reference in policy.starting}
     while owners:
         found, _ = ray.wait(list(owners), timeout=silence)
@@ -397,7 +397,7 @@ def _wait(policies: Sequence[UpstreamPolicy], silence: float) -> None:
 
 
 def _wait_until_dead(handle: ActorHandle, seconds: float = 30.0) -> None:
-    """Wait until a killed actor's process has ended."""
+    """Waits until a killed actor's process has ended."""
     try:
         ray.get(handle.__ray_ready__.remote(), timeout=seconds)
     except DEATHS:

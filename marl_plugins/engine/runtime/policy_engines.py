@@ -106,7 +106,7 @@ class PolicyEngines:
 
     async def sync(self, version: int) -> bool:
         """Brings the engines to the current weights of the policy, or of the one that it follows,
-        and call these `version`."""
+        and calls these `version`."""
         if self.spec.follows:
             return await self.hold(await self.weights(), version)
         self.version, self._held, name, on_all = version, None, self.name, self.engines.on_all

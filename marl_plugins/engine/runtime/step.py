@@ -127,7 +127,7 @@ class RunningStep:
             part.arrived(trajectory)
 
     def _add_tasks(self, place: int, samples: int) -> None:
-        """Add the tasks that parts ask for, if all samples of a place have arrived."""
+        """Adds the tasks that parts ask for, if all samples of a place have arrived."""
         self._counts[place] += 1
         if self._counts[place] < samples:
             return
@@ -263,7 +263,7 @@ def arriving_at(step: RunningStep, samples: int) -> AsyncGenerator[Trajectory, N
 async def _given(
     step: RunningStep, plugin: str, source: AsyncGenerator[Sequence[Trajectory], None]
 ) -> AsyncGenerator[Trajectory, None]:
-    """Yield what a part gives; it belongs to this step from now on."""
+    """Yields what a part gives; it belongs to this step from now on."""
     step.tasks = []
     async with aclosing(source):
         async for group in source:

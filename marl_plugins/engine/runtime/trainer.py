@@ -28,12 +28,12 @@ from marl_plugins.engine.runtime.experience import PreparedExperience
 from marl_plugins.engine.runtime.metrics import (
     StepReport,
     first_prompts,
-    of_changes,
-    of_lag,
-    of_policies,
-    of_rollout,
-    of_step,
+    lag_metrics,
+    policy_outcome_metrics,
     remarks,
+    rollout_metrics,
+    step_metrics,
+    version_change_metrics,
 )
 from marl_plugins.engine.runtime.rollouts import RolloutQueue
 from marl_plugins.engine.runtime.saving import StepSaver
@@ -214,7 +214,7 @@ class Trainer:
                 await self.weight_sync.updated(list(trained.updates))
         prepared, policies = trained.prepared, self.session.policies.values()
         metrics = trained.metrics
-        metrics |= of_step(
+        metrics |= step_metrics(
             prepared, trained.updates, policies, step.seconds, metrics["tokens/sampled"]
         )
         metrics |= self.session.backend.metrics()
@@ -240,15 +240,15 @@ class Trainer:
             rows = await step.rows()
             ledger = step.ledger(rows)
             prepared = await step.prepare(rows)
-        metrics = of_rollout(step.number, step.trajectories, ledger, rows, step.estimator)
+        metrics = rollout_metrics(step.number, step.trajectories, ledger, rows, step.estimator)
         if self.session.cast.has_population:
-            metrics |= of_policies(step.trajectories)
+            metrics |= policy_outcome_metrics(step.trajectories)
         if self.rollouts.size:
-            metrics |= of_lag(
+            metrics |= lag_metrics(
                 rows, {name: policy.version for name, policy in self.session.trained.items()}
             )
         if is_partial(self.run.args):
-            metrics |= of_changes(rows)
+            metrics |= version_change_metrics(rows)
         self.display.rollout(step.number, metrics, step.trajectories, ledger)
         with phase("update"):
             updates = await update_all(self.session, prepared, step.optimiser_steps, step.number)
@@ -274,7 +274,7 @@ async def conclude(
     evaluated: list[Trajectory] = []
     paused: RunPaused | None = None
     try:
-        report.metrics.update(report.of_parts())
+        report.metrics.update(report.part_metrics())
         if evaluate:
             found, evaluated = await trainer.evaluate(step)
             report.metrics.update(found)

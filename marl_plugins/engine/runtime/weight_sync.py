@@ -67,7 +67,7 @@ class WeightSync:
         await all_of(self._sync(policy, versions[policy.spec.follows]) for policy in following)
 
     async def _sync(self, policy: UpstreamPolicy, version: int) -> None:
-        """Sync one policy.
+        """Syncs one policy.
 
         Raises:
             RunEnded: It did not happen; what is sampled next would be trained by other weights than

@@ -331,7 +331,7 @@ class MCPSession:
         return not result.is_error, _text_of(result)
 
     async def _end_unless_alive(self, client: Client) -> None:
-        """Give the session up where the server answers nothing any more, so that the next call
+        """Gives the session up where the server answers nothing any more, so that the next call
         opens a new one."""
         from mcp import MCPError
 
