@@ -77,18 +77,18 @@ def calls_in(
     """
     if find is not None:
         return [wanted(tools, call) for call in find(said)]
-    found = [
+    calls = [
         RequestedCall(tool.name, call, tool)
         for tool in tools
         if tool.find
         for call in tool.find(text)
     ]
     by_name = [tool for tool in tools if tool.find is None]
-    return [*found, *(_tagged(by_name, said) if by_name else ())]
+    return [*calls, *(_tagged(by_name, said) if by_name else ())]
 
 
-def _tagged(tools: Sequence[Tool], said: str) -> Iterator[RequestedCall]:
-    for text in TAGGED.findall(outside_thinking(said)):
+def _tagged(tools: Sequence[Tool], answer: str) -> Iterator[RequestedCall]:
+    for text in TAGGED.findall(outside_thinking(answer)):
         call = parse_call(text.strip())
         if call is None:
             why = (

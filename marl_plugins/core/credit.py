@@ -202,12 +202,14 @@ def distances(
 ) -> dict[str, int]:
     """Returns how far every action that depends on the one at `path` is from it, itself
     included."""
-    choose, found = min if distance == "shortest" else max, {path: 0}
+    choose, lengths = min if distance == "shortest" else max, {path: 0}
     for action in trajectory.actions:  # parents come first
         if action.path != path and (
-            ways := [found[parent] + 1 for parent in action.parents if parent in found]
+            ways := [lengths[parent] + 1 for parent in action.parents if parent in lengths]
         ):
-            found[action.path] = choose(ways)
+            lengths[action.path] = choose(ways)
     return (
-        {other: depths[other] - depths[path] for other in found} if distance == "depth" else found
+        {other: depths[other] - depths[path] for other in lengths}
+        if distance == "depth"
+        else lengths
     )

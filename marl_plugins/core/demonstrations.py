@@ -69,15 +69,16 @@ def encode(demonstration: Demonstration, role: RoleSpec) -> tuple[list[int], lis
     chat = role.chat
     ids = list(chat.opening(role.render(demonstration.fields)))
     mask = [0] * len(ids)
-    said: list[int] = []
+    answer_ids: list[int] = []
     for turn, text in enumerate(demonstration.said):
         if turn:
             between = chat.continuation(
-                said, role.answers([ToolResult("", "", demonstration.shown[turn - 1], ok=True)])
+                answer_ids,
+                role.answers([ToolResult("", "", demonstration.shown[turn - 1], ok=True)]),
             )
             ids += between
             mask += [0] * len(between)
-        said = [*chat.tokenizer.encode(text, add_special_tokens=False), *chat.end_of_turn]
-        ids += said
-        mask += [1] * len(said)
+        answer_ids = [*chat.tokenizer.encode(text, add_special_tokens=False), *chat.end_of_turn]
+        ids += answer_ids
+        mask += [1] * len(answer_ids)
     return ids, mask

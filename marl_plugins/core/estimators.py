@@ -241,7 +241,7 @@ def idle_scope_flags(plugin: str, options: Any, given: Collection[str]) -> list[
     idle = {"distance", "origin"} if options.discount == 1.0 else set()
     if options.scope == "action":
         idle |= {"distance"} | ({"discount"} if options.origin == "action" else set())
-    found = []
+    problems = []
     for name in sorted(idle):
         if f"{plugin}.{name}" in given:
             got = (
@@ -249,8 +249,10 @@ def idle_scope_flags(plugin: str, options: Any, given: Collection[str]) -> list[
                 f"--{plugin}.discount {options.discount:g}"
             )
             fix = f"remove it, or give --{plugin}.scope trajectory and --{plugin}.discount 0.9"
-            found.append(Problem("estimator.idle_flag", at(flag=f"{plugin}.{name}"), got, fix=fix))
-    return found
+            problems.append(
+                Problem("estimator.idle_flag", at(flag=f"{plugin}.{name}"), got, fix=fix)
+            )
+    return problems
 
 
 def group_key(row: Row, group_by: GroupBy) -> str:
@@ -274,8 +276,8 @@ def check_estimator(
     """
     where = at(name=type(estimator).__name__)
     if not isinstance(estimator, Estimator):
-        wanted = "a marl_plugins.Estimator"
-        return [Problem("estimator.kind", at(hook="marl_estimator"), where[0].name, wanted)]
+        expected = "a marl_plugins.Estimator"
+        return [Problem("estimator.kind", at(hook="marl_estimator"), where[0].name, expected)]
     problems = [
         Problem(
             "estimator.field",

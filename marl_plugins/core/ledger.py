@@ -88,9 +88,9 @@ def why_untrained(ledger: Ledger, trajectories: Sequence[Trajectory]) -> str:
     return "; ".join(reasons) or "there were no trajectories"
 
 
-def _by_cause(found: Iterable[tuple[str, str]]) -> list[Loss]:
+def _by_cause(causes: Iterable[tuple[str, str]]) -> list[Loss]:
     details: dict[str, Counter[str]] = {}
-    for kind, detail in found:
+    for kind, detail in causes:
         line = " ".join(detail.split()) or "no reason given"
         details.setdefault(kind, Counter())[
             textwrap.shorten(line, LONGEST_DETAIL_CHARS, placeholder=" ...")

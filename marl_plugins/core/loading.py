@@ -44,15 +44,15 @@ a plugin is."""
 def present(names: Iterable[str]) -> list[str]:
     """Returns those of the package's plugins that are there: a capability's folder may be taken
     out."""
-    found = []
+    plugins = []
     for name in names:
         try:
             importlib.import_module(name)
         except ModuleNotFoundError as error:
             if (error.name or "").startswith("marl_plugins"):
                 continue
-        found.append(name)
-    return found
+        plugins.append(name)
+    return plugins
 
 
 def load(name: str) -> ModuleType:

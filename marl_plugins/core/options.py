@@ -110,11 +110,11 @@ def score_range(word: str) -> tuple[float, float]:
     """Returns the type of --outcome: the lowest and the highest outcome."""
     low, colon, high = word.partition(":")
     try:
-        found = float(low or 0), float(high or 1) if colon else float(low)
+        bounds = float(low or 0), float(high or 1) if colon else float(low)
     except ValueError:
         raise argparse.ArgumentTypeError(
             f"{word!r}: expected A:B, A:, :B or A, outcomes being from 0 to 1"
         ) from None
-    if not 0 <= found[0] <= found[1] <= 1:
+    if not 0 <= bounds[0] <= bounds[1] <= 1:
         raise argparse.ArgumentTypeError(f"{word!r}: expected A:B with 0 <= A <= B <= 1")
-    return found
+    return bounds

@@ -39,7 +39,7 @@ surrogate pairs."""
 def inert(text: str) -> str:
     """Returns a text whose control characters are written as escapes, so that they do nothing to a
     terminal."""
-    return CONTROL.sub(lambda found: found[0].encode("unicode_escape").decode("ascii"), text)
+    return CONTROL.sub(lambda match: match[0].encode("unicode_escape").decode("ascii"), text)
 
 
 def encodable(text: str) -> str:
@@ -132,10 +132,10 @@ class Redaction:
     def __init__(
         self, keys: Iterable[str] = (), url: str = "", fields: Mapping[str, Any] | None = None
     ):
-        found = {*keys, *_secrets_in(url), *_secret_texts(fields or {})}
+        secrets = {*keys, *_secrets_in(url), *_secret_texts(fields or {})}
         spelled = {
             way
-            for secret in found
+            for secret in secrets
             for way in (secret, unquote(secret), quote(secret), quote(secret, safe=""))
         }
         spelled |= {json.dumps(secret)[1:-1] for secret in spelled}

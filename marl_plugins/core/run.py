@@ -289,13 +289,13 @@ class Run(RecipeFiles):
         """Returns the policy that the recipe describes under a name, with the model that this run
         gives it."""
         config = self.recipe.policies.get(name, PolicyConfig())
-        given = self.args.actor.model_name_or_path
+        flag_model = self.args.actor.model_name_or_path
         model = config.model or self.recipe.model
         trainable = (
             config.trainable if "trainable" in config.model_fields_set else not config.follows
         )
-        if given and ("actor.model_name_or_path" in self.on_command_line or not model):
-            model = given
+        if flag_model and ("actor.model_name_or_path" in self.on_command_line or not model):
+            model = flag_model
         elif model and model.startswith("."):
             model = str((self.folder / model).absolute())  # a recipe's paths are relative to it
         return Policy(name, model or "", trainable, config.flags, follows=config.follows or "")

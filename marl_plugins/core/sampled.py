@@ -185,7 +185,7 @@ class SampledActions:
         return f"changed {', '.join(changed)} of trajectory {trajectory.name}" if changed else ""
 
 
-def _members(who: str, answer: object, given: Sequence[T], what: str) -> set[T]:
+def _members(who: str, answer: object, offered: Sequence[T], what: str) -> set[T]:
     """The members of a plugin's answer, which are some of those that it was given, each once.
 
     Raises:
@@ -193,9 +193,9 @@ def _members(who: str, answer: object, given: Sequence[T], what: str) -> set[T]:
     """
     if not isinstance(answer, list | tuple):
         raise RunPaused(f"{who} returned {type(answer).__name__}; expected the list of {what}")
-    known, found = set(given), set[T]()
+    known, members = set(offered), set[T]()
     for each in answer:
-        if not isinstance(each, type(given[0]) if given else ()):
+        if not isinstance(each, type(offered[0]) if offered else ()):
             raise RunPaused(
                 f"{who} returned {each!r:.80} among the {what}; expected those that it is given"
             )
@@ -204,9 +204,9 @@ def _members(who: str, answer: object, given: Sequence[T], what: str) -> set[T]:
                 f"{who} added {each.name} to the {what}; expected those that it is given, not "
                 "others or copies"
             )
-        if each in found:
+        if each in members:
             raise RunPaused(
                 f"{who} returned {each.name} twice among the {what}; expected each once"
             )
-        found.add(each)
-    return found
+        members.add(each)
+    return members

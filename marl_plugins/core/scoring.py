@@ -233,13 +233,13 @@ class ScoreCollector:
         assert self.score_action is not None
         task = self.trajectory.task.id
 
-        def said() -> str:
+        def describe() -> str:
             return (
                 f"while role {action.role!r} was scored for {action.text!r:.200}, on task {task!r}"
             )
 
         try:
-            with while_doing(said):
+            with while_doing(describe):
                 verdict = self.score_action(action, seen)
         except InfrastructureFailure as failure:  # of a plain function, which is called here
             self.trajectory.actions_scored, action.unscored = True, failure.kind
@@ -250,7 +250,7 @@ class ScoreCollector:
 
         async def score() -> None:
             try:
-                with while_doing(said):
+                with while_doing(describe):
                     action.score = checked_score(await verdict, f"action of role {action.role!r}")
             except (
                 InfrastructureFailure

@@ -251,18 +251,18 @@ class OpenTools:
         caller.tool_results = (*caller.tool_results, result)
         return result
 
-    async def _timed(self, tool: Tool, wanted: RequestedCall, action: Action | None) -> ToolResult:
+    async def _timed(self, tool: Tool, request: RequestedCall, action: Action | None) -> ToolResult:
         """Makes a call, and keeps its result, also where it is lost."""
         start = self._trajectory.now()
         try:
-            with while_doing(lambda: self._by(tool, wanted, action)):
-                result = checked_result(await self._run(tool, wanted, action), tool)
+            with while_doing(lambda: self._by(tool, request, action)):
+                result = checked_result(await self._run(tool, request, action), tool)
         except (InfrastructureFailure, asyncio.CancelledError) as error:
             kind = error.kind if isinstance(error, InfrastructureFailure) else "cancelled"
             took = self._trajectory.now() - start
             self._kept(
                 ToolResult(
-                    tool.name, wanted.text, str(error), False, took, start=start, failure=kind
+                    tool.name, request.text, str(error), False, took, start=start, failure=kind
                 ),
                 action,
             )
@@ -272,17 +272,17 @@ class OpenTools:
             action,
         )
 
-    def _by(self, tool: Tool, wanted: RequestedCall, action: Action | None) -> str:
+    def _by(self, tool: Tool, request: RequestedCall, action: Action | None) -> str:
         caller = f"role {action.role!r}" if action else "the workflow"
         text = (
             f"{place_of(tool.run)}: tool {tool.name!r}, which {caller} called on task "
             f"{self._trajectory.task.id!r}"
         )
-        return f"by {text} with {wanted.text!r:.200}"
+        return f"by {text} with {request.text!r:.200}"
 
-    async def _run(self, tool: Tool, wanted: RequestedCall, action: Action | None) -> ToolResult:
+    async def _run(self, tool: Tool, request: RequestedCall, action: Action | None) -> ToolResult:
         t = self._trajectory
-        call = ToolCall(wanted.text, t.task.id, t.sample, t.step, function=wanted.function)
+        call = ToolCall(request.text, t.task.id, t.sample, t.step, function=request.function)
         if action is not None:
             call = replace(call, role=action.role, action=action.path, turn=action.turn)
         if tool.open is not None:

@@ -131,10 +131,10 @@ class Generation:
     @property
     def token_versions(self) -> list[int]:
         """The version that sampled each token."""
-        found = [self.version] * len(self.ids)
+        versions = [self.version] * len(self.ids)
         for first, version in self.changes:
-            found[first:] = [version] * (len(found) - first)
-        return found
+            versions[first:] = [version] * (len(versions) - first)
+        return versions
 
 
 @dataclass(frozen=True)
@@ -486,12 +486,12 @@ class Trajectory:
         """Returns the actions that the one at `path` depends on, directly or through others,
         ordered as by `sort`."""
         by_path = {a.path: a for a in self.actions}
-        wanted, reached = list(by_path[path].parents), set()
-        while wanted:
-            parent = wanted.pop()
+        pending, reached = list(by_path[path].parents), set()
+        while pending:
+            parent = pending.pop()
             if parent not in reached and parent in by_path:
                 reached.add(parent)
-                wanted += by_path[parent].parents
+                pending += by_path[parent].parents
         return in_graph_order([a for a in self.actions if a.path in reached]) if reached else []
 
     def descendants(self, path: str) -> set[str]:

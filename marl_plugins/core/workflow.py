@@ -198,7 +198,7 @@ class RoleCalls:
         spec, place = call.spec, call.place
         role = f"role {spec.name!r}"
         texts = call.shown
-        given: list[Action] = []
+        shown_actions: list[Action] = []
         self.refuse_unawaited(call.continues, f"{role} was given, in `continues`,", place)
         for action in listed(call.after, role, place):
             self.refuse_unawaited(action, f"{role} was given, in `after`,", place)
@@ -207,18 +207,18 @@ class RoleCalls:
                     f"{role}: after takes a list of actions, got {type(action).__name__} in it",
                     place,
                 )
-            given.append(action)
+            shown_actions.append(action)
         for name, value in call.fields.items():
             for item in value if isinstance(value, list | tuple) else (value,):
                 self.refuse_unawaited(item, f"{role} was given, as {name!r},", place)
             texts[name], actions = as_text(value, f"{role}, field {name!r}", place)
-            given += actions
+            shown_actions += actions
         if call.messages is not None:
-            return [*call.messages], given
+            return [*call.messages], shown_actions
         try:
             if call.continues is None:
-                return spec.render(texts), given
-            return (spec.render_next or spec.render)(texts)[-1:], given
+                return spec.render(texts), shown_actions
+            return (spec.render_next or spec.render)(texts)[-1:], shown_actions
         except KeyError as error:
             raise InvalidCall(
                 f"{role} was called with the wrong fields: {error.args[0]}", place
@@ -334,7 +334,7 @@ class BoundTool(OfOneTrajectory):
         self._builder = builder
         self._tool = tool
 
-    def __call__(self, *given: Any, **named: Any) -> Awaitable[ToolResult]:
+    def __call__(self, *positional: Any, **named: Any) -> Awaitable[ToolResult]:
         name = self._tool.name
 
         async def call(text: str) -> ToolResult:
@@ -346,7 +346,7 @@ class BoundTool(OfOneTrajectory):
             return await self._builder.call_tool(RequestedCall(name, text, self._tool))
 
         call.__qualname__ = f"tools.{name}"
-        return call(*given, **named)  # what is wrong with them is said of `tools.NAME`
+        return call(*positional, **named)  # what is wrong with them is said of `tools.NAME`
 
     def __getattr__(self, function: str) -> Callable[..., Awaitable[ToolResult]]:
         tool = self._tool

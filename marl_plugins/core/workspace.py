@@ -104,7 +104,7 @@ def read_files(workspace: Path, paths: Iterable[str], most: int) -> dict[str, by
     Raises:
         OSError: They cannot be read, and no program is to blame.
     """
-    found = {}
+    contents = {}
     for path in paths:
         *folders, name = path.split("/")
         try:
@@ -115,13 +115,13 @@ def read_files(workspace: Path, paths: Iterable[str], most: int) -> dict[str, by
                 with open(descriptor, "rb") as file:
                     status = os.fstat(descriptor)
                     if stat.S_ISREG(status.st_mode) and status.st_size <= most:
-                        found[path] = file.read(most)
-                        most -= len(found[path])
+                        contents[path] = file.read(most)
+                        most -= len(contents[path])
         except OSError as error:  # it is not there, or is none that may be read
             if error.errno in OURS:
                 raise
             continue
-    return found
+    return contents
 
 
 @contextlib.contextmanager

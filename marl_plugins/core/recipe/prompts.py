@@ -24,7 +24,7 @@ def prompt_renderer(prompt: str, system: str | None) -> Render:
     prompts.
     """
     formatter = string.Formatter()
-    wanted = {
+    places = {
         name
         for text in (prompt, system or "")
         for _, name, _, _ in formatter.parse(text)
@@ -32,14 +32,14 @@ def prompt_renderer(prompt: str, system: str | None) -> Render:
     }
 
     def render(fields: Mapping[str, str]) -> list[dict[str, str]]:
-        if not fields.keys() >= wanted:
-            unused = fields.keys() - wanted
+        if not fields.keys() >= places:
+            unused = fields.keys() - places
             missing = [
                 f"{{{name}}} was not given{nearest(name, unused)}"
-                for name in sorted(wanted - fields.keys())
+                for name in sorted(places - fields.keys())
             ]
             raise KeyError(
-                f"the prompt has places for {sorted(wanted)}, the workflow gave {sorted(fields)}: "
+                f"the prompt has places for {sorted(places)}, the workflow gave {sorted(fields)}: "
                 f"{', '.join(missing)}"
             )
         messages = (

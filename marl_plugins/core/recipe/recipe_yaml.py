@@ -86,11 +86,11 @@ def yaml_hint(problem: str) -> str:
     return next((hint for part, hint in YAML_HINTS.items() if part in problem), "")
 
 
-def _read(path: Path, origins: Origins, chain: list[Path], wanted: str) -> dict[str, Any]:
+def _read(path: Path, origins: Origins, chain: list[Path], file_form: str) -> dict[str, Any]:
     if path in chain:
         got = f"extends itself: {' -> '.join(str(p) for p in [*chain, path])}"
         raise ConfigurationError(Problem("recipe.extends", at(file=path), got))
-    own = _read_one(path, origins, wanted)
+    own = _read_one(path, origins, file_form)
     base_name = own.pop("extends", None)
     if base_name is None:
         return own
@@ -103,13 +103,13 @@ def _read(path: Path, origins: Origins, chain: list[Path], wanted: str) -> dict[
         raise ConfigurationError(
             Problem("recipe.extends", where, f"{base_name}: no such file: {base_path}")
         )
-    base = _read(base_path, origins, [*chain, path], wanted)
+    base = _read(base_path, origins, [*chain, path], file_form)
     origins.lines.update(mine)
     merged: dict[str, Any] = _merge(base, own)
     return merged
 
 
-def _read_one(path: Path, origins: Origins, wanted: str) -> dict[str, Any]:
+def _read_one(path: Path, origins: Origins, expected: str) -> dict[str, Any]:
     """Returns the values of one file, without those of the file that it extends."""
     try:
         node = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
@@ -122,7 +122,7 @@ def _read_one(path: Path, origins: Origins, wanted: str) -> dict[str, Any]:
                 if isinstance(node, yaml.SequenceNode)
                 else "a single value"
             )
-            raise ConfigurationError(Problem("recipe.value", at(file=path), got, wanted))
+            raise ConfigurationError(Problem("recipe.value", at(file=path), got, expected))
         values: dict[str, Any] = build(node, path, (), origins, yaml.SafeLoader(""))
         return values
     except yaml.MarkedYAMLError as error:

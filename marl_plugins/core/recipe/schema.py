@@ -238,19 +238,21 @@ def check_recipe(
     """
     problems: list[Problem] = []
     values = dict(tree.values)
-    given = _split(values, sections, owners, tree.origins, problems)
+    section_values = _split(values, sections, owners, tree.origins, problems)
     for name in [key for key in values if key not in Recipe.model_fields]:
         known = [*Recipe.model_fields, *(section.partition(".")[0] for section in sections)]
         problems.append(unknown_key((name,), set(known), tree.origins, owners.get(name, "")))
         del values[name]
     recipe = validated(Recipe, values, (), tree.origins, problems)
     problems += _workflow_problems(
-        values, [name for name in given if sections[name].GIVES_WORKFLOW], tree.origins
+        values, [name for name in section_values if sections[name].GIVES_WORKFLOW], tree.origins
     )
-    found: dict[str, Section] = {}
+    instances: dict[str, Section] = {}
     for name, model in sections.items():
-        if name in given:
-            section = validated(model, given[name], tuple(name.split(".")), tree.origins, problems)
+        if name in section_values:
+            section = validated(
+                model, section_values[name], tuple(name.split(".")), tree.origins, problems
+            )
         else:
             section = (
                 None
@@ -258,10 +260,10 @@ def check_recipe(
                 else model()
             )
         if section is not None:
-            found[name] = section
+            instances[name] = section
     if recipe is None or problems:
         raise ConfigurationError(problems)
-    return recipe, found
+    return recipe, instances
 
 
 def _workflow_problems(
@@ -310,7 +312,7 @@ def _split(
     problems: list[Problem],
 ) -> dict[str, Any]:
     """Takes the sections out of a recipe's values and returns them, by name."""
-    given = {name: values.pop(name) for name in sections if name in values}
+    section_values = {name: values.pop(name) for name in sections if name in values}
     for head in dict.fromkeys(name.partition(".")[0] for name in sections if "." in name):
         block = values.pop(head, {})
         below = {
@@ -326,12 +328,12 @@ def _split(
             continue
         for tail, value in block.items():
             if tail in below:
-                given[f"{head}.{tail}"] = value
+                section_values[f"{head}.{tail}"] = value
             else:
                 problems.append(
                     unknown_key((head, tail), below, origins, owners.get(f"{head}.{tail}", ""))
                 )
-    return {name: value for name, value in given.items() if value is not None}
+    return {name: value for name, value in section_values.items() if value is not None}
 
 
 def base_of(tree: RecipeTree) -> Recipe:

@@ -237,9 +237,9 @@ def _listed(path: Path, text: str, problems: list[Problem]) -> Iterator[tuple[st
 def _lines_of_items(text: str) -> Iterator[int]:
     """The lines on which the items of a JSON list begin."""
     decoder, place, line, counted = json.JSONDecoder(), text.index("[") + 1, 1, 0
-    while found := re.compile(r"[\s,]*").match(text, place):
-        line += text.count("\n", counted, found.end())
-        counted = found.end()
+    while gap := re.compile(r"[\s,]*").match(text, place):
+        line += text.count("\n", counted, gap.end())
+        counted = gap.end()
         if text[counted] == "]":
             return
         yield line
@@ -346,7 +346,7 @@ def not_json(value: Any) -> str | None:
             "Circular": "it contains itself",
         }
         return next(
-            (said for start, said in known.items() if str(error).startswith(start)), LONG_NUMBER
+            (reason for start, reason in known.items() if str(error).startswith(start)), LONG_NUMBER
         )
     except TypeError as error:
         return str(error)

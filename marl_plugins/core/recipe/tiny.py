@@ -34,8 +34,8 @@ def parse(model: str) -> dict[str, int]:
         ConfigurationError: Unknown or wrong settings.
     """
     settings = dict(DEFAULTS)
-    _, _, given = model.partition(":")
-    for pair in filter(None, given.split(",")):
+    _, _, pairs = model.partition(":")
+    for pair in filter(None, pairs.split(",")):
         name, _, value = pair.partition("=")
         if (
             name not in settings

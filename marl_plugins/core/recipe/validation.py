@@ -71,32 +71,32 @@ def _explain(error: Any, model: type[Model], prefix: Key, origins: Origins) -> P
     if below[:1] == ["mapping"]:  # else the alternatives of its type stand between
         below = [p for p in below if not p.startswith(("literal[", "dict[", "function-plain["))]
     location = [*prefix, *below]
-    where, given = key_place(location, origins), error["input"]
-    if location == ["mapping"] and not isinstance(given, dict):
-        fix = meant(given, ["separate", "shared"]) if isinstance(given, str) else ""
+    where, value = key_place(location, origins), error["input"]
+    if location == ["mapping"] and not isinstance(value, dict):
+        fix = meant(value, ["separate", "shared"]) if isinstance(value, str) else ""
         return Problem(
             "recipe.value",
             where,
-            repr(given),
+            repr(value),
             "separate, shared, or one `role: policy` per role",
             fix,
         )
     if _is_secret(model, below):
         is_field = _field(model, below) is not None
-        wanted = f"a mapping such as {_example(model, below)}" if is_field else "a text in quotes"
-        return Problem("recipe.value", where, expected=wanted)
+        expected = f"a mapping such as {_example(model, below)}" if is_field else "a text in quotes"
+        return Problem("recipe.value", where, expected=expected)
     if error["type"] == "extra_forbidden":
         around = _annotation(model, below[:-1])
         return unknown_key(location, _fields(around) if _is_model(around) else (), origins)
     if error["type"] == "missing":
         return Problem("recipe.missing_key", where, "this key is missing")
     if error["type"] in ("dict_type", "model_type"):
-        return not_a_mapping(location, _example(model, below), given, origins)
+        return not_a_mapping(location, _example(model, below), value, origins)
     if error["type"] == "flag_value":
-        return _flag_problem(where, location[-1], given)
-    if given is None:
+        return _flag_problem(where, location[-1], value)
+    if value is None:
         return Problem("recipe.no_value", where, "has no value", fix="give one, or remove the key")
-    return Problem("recipe.value", where, repr(given), _expected(error, location[0]))
+    return Problem("recipe.value", where, repr(value), _expected(error, location[0]))
 
 
 def _expected(error: Any, key: str) -> str:
@@ -183,9 +183,9 @@ def _annotation(annotation: Any, below: Sequence[str]) -> Any:
     if get_origin(annotation) in (Union, types.UnionType):
         return next(
             (
-                found
+                inner
                 for a in get_args(annotation)
-                if (found := _annotation(a, below)) not in (None, type(None))
+                if (inner := _annotation(a, below)) not in (None, type(None))
             ),
             None,
         )
