@@ -136,15 +136,15 @@ def guarded(
         return awaited(answer) if inspect.isawaitable(answer) else answer
 
     @functools.wraps(function)
-    def call(*given: Any) -> Any:
+    def call(*arguments: Any) -> Any:
         with faults:
-            answer = function(*given)
+            answer = function(*arguments)
         return finished(answer)
 
     @functools.wraps(function)
-    def around(*given: Any) -> Generator[Any, Any, Any]:
+    def around(*arguments: Any) -> Generator[Any, Any, Any]:
         with faults:
-            answer = yield from function(*given)
+            answer = yield from function(*arguments)
         return finished(answer)
 
     return around if wraps else call

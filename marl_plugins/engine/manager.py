@@ -86,8 +86,8 @@ class Plugins:
 
     def implementations(self, hook: str) -> list[Any]:
         """Returns pluggy's records of a hook's implementations, the last to be called first."""
-        found: list[Any] = getattr(self.manager.hook, hook).get_hookimpls()
-        return found
+        implementations: list[Any] = getattr(self.manager.hook, hook).get_hookimpls()
+        return implementations
 
     def in_order(self, hook: str) -> list[Any]:
         """Returns a hook's implementations, built-ins first, then in the order in which the plugins
@@ -215,11 +215,11 @@ class Plugins:
         """Returns what every plugin keeps in checkpoints, by the plugin's label, without those that
         keep nothing."""
         labels = labels_of(self.names)
-        found = {
+        states = {
             labels[impl.plugin_name]: _call(impl, run=run)
             for impl in self.implementations("marl_state")
         }
-        return {label: state for label, state in found.items() if state is not None}
+        return {label: state for label, state in states.items() if state is not None}
 
     def restore(self, run: Run, states: dict[str, Any]) -> None:
         """Gives each plugin its state back; earlier releases saved it under a file's absolute
@@ -237,15 +237,15 @@ class Plugins:
             RunEnded: One of them is not below `--ckpt.path`.
         """
         folder = Path(run.args.ckpt.path).absolute()
-        found = {
+        owners = {
             p: i.plugin_name for i in self.implementations("marl_files") for p in _call(i, run=run)
         }
-        for path, name in found.items():
+        for path, name in owners.items():
             if not path.is_relative_to(folder):
                 raise RunEnded(
                     f"plugin {name}: marl_files: {path} is not below --ckpt.path {folder}"
                 )
-        return list(found)
+        return list(owners)
 
     def versions(self) -> dict[str, str]:
         """Maps the labels of the active plugins to their versions, for the run's manifest: a file's
@@ -412,7 +412,7 @@ async def _finished(answer: Any) -> Any:
 
 def with_requirements(names: Iterable[str], problems: list[Problem]) -> dict[str, ModuleType]:
     """Returns modules by name: each named plugin, preceded by what it requires."""
-    found: dict[str, ModuleType] = {}
+    modules: dict[str, ModuleType] = {}
     visiting: set[str] = set()
 
     def add(name: str, wanted_by: str | None) -> None:
@@ -427,20 +427,20 @@ def with_requirements(names: Iterable[str], problems: list[Problem]) -> dict[str
         canonical = (
             name_of(module.__name__) if not name.endswith(".py") else str(Path(name).resolve())
         )
-        if canonical in found:
+        if canonical in modules:
             return
         requires = getattr(module, "requires", ())
         if not isinstance(requires, list | tuple) or not all(isinstance(r, str) for r in requires):
-            where, wanted = at(plugin=name, name="requires"), "a list of names of plugins"
-            problems.append(Problem("plugin.requires", where, repr(requires), wanted))
+            where, expected = at(plugin=name, name="requires"), "a list of names of plugins"
+            problems.append(Problem("plugin.requires", where, repr(requires), expected))
             return
         for requirement in requires:
             add(requirement, name)
-        found[canonical] = module
+        modules[canonical] = module
 
     for name in names:
         add(name, None)
-    return found
+    return modules
 
 
 def _awaitable(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -450,8 +450,8 @@ def _awaitable(function: Callable[..., Any]) -> Callable[..., Any]:
         return value
 
     @functools.wraps(function)
-    def call(*given: Any) -> Any:
-        answer = function(*given)
+    def call(*arguments: Any) -> Any:
+        answer = function(*arguments)
         return answer if answer is None or inspect.isawaitable(answer) else ready(answer)
 
     return call

@@ -76,9 +76,9 @@ def misused_hooks(module: ModuleType) -> list[Problem]:
     if not isinstance(may_differ, list | tuple) or not all(
         isinstance(flag, str) for flag in may_differ
     ):
-        wanted = 'names of flags, as in may_differ = ("brevity.url",)'
+        expected = 'names of flags, as in may_differ = ("brevity.url",)'
         problems.append(
-            Problem("plugin.may_differ", at(name="may_differ"), repr(may_differ), wanted)
+            Problem("plugin.may_differ", at(name="may_differ"), repr(may_differ), expected)
         )
     if "marl_state" in hooks and "marl_restore" not in hooks:
         got = "without marl_restore what it saves would never come back"
@@ -162,8 +162,8 @@ def _other_version(written_for: object) -> Problem | None:
     and the fix."""
     parts, where = str(written_for).split("."), at(name="MARL_HOOKS")
     if len(parts) != 2 or not all(re.fullmatch(r"\d{1,4}", part) for part in parts):
-        wanted = f'"major.minor", as in MARL_HOOKS = "{hookspecs.VERSION}"'
-        return Problem("plugin.version", where, repr(written_for), wanted)
+        expected = f'"major.minor", as in MARL_HOOKS = "{hookspecs.VERSION}"'
+        return Problem("plugin.version", where, repr(written_for), expected)
     wanted_version, present = (
         tuple(int(part) for part in version) for version in (parts, hookspecs.VERSION.split("."))
     )
@@ -186,13 +186,13 @@ def _unknown_arguments(module: ModuleType) -> Iterator[Problem]:
         function = getattr(module, name, None)
         if inspect.isfunction(function) and hasattr(function, "marl_impl"):
             known = list(inspect.signature(getattr(hookspecs, name)).parameters)
-            for wanted, parameter in inspect.signature(function).parameters.items():
+            for argument, parameter in inspect.signature(function).parameters.items():
                 if (
-                    wanted not in known and parameter.default is parameter.empty
+                    argument not in known and parameter.default is parameter.empty
                 ):  # one with a default is the plugin's own
-                    got = f"has no argument {wanted!r}"
+                    got = f"has no argument {argument!r}"
                     yield Problem(
-                        "hook.argument", _place(name, function), got, fix=meant(wanted, known)
+                        "hook.argument", _place(name, function), got, fix=meant(argument, known)
                     )
 
 

@@ -186,15 +186,15 @@ def know_processor() -> None:
 
     with contextlib.suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text().split("\n\n")[0].splitlines()
-        said = {
+        fields = {
             name.strip(): value.strip()
             for name, _, value in (line.partition(":") for line in lines)
         }
-        if platform.machine() == "x86_64" and "flags" in said:
+        if platform.machine() == "x86_64" and "flags" in fields:
             known = {
                 "arch": "X86_64",
-                "vendor_id_raw": said.get("vendor_id", ""),
-                "flags": said["flags"].split(),
+                "vendor_id_raw": fields.get("vendor_id", ""),
+                "flags": fields["flags"].split(),
             }
             cpuinfo.get_cpu_info = lambda: dict(known)
 

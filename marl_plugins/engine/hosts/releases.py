@@ -36,16 +36,16 @@ def concerns(releases: str, version: str) -> bool:
 
 def standing(version: str) -> str:
     """Returns how a release was tested, for people."""
-    found = parsed(version)
+    release = parsed(version)
     if version == TRAINED:
         return "trained: whole runs are tested with it"
     if version in CHECKED:
         return (
             "checked: seams, flags, a fit and upstream's own tests; runs are tested with " + TRAINED
         )
-    if found is None:
+    if release is None:
         return "unknown version: only its seams can be checked"
-    if found > Version(TRAINED):
+    if release > Version(TRAINED):
         return f"newer than any release tested here ({TRAINED}): only its seams can be checked"
     return f"not tested ({CHECKED[0]} to {TRAINED} are): only its seams can be checked"
 

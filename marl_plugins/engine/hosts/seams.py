@@ -350,14 +350,14 @@ def check_seams(root: Path, seams: Sequence[Seam], package: str = "openrlhf") ->
             except ConfigurationError as error:
                 read[path] = None
                 problems += map(str, error.problems)
-        found = read[path]
-        if found is None:
+        signatures = read[path]
+        if signatures is None:
             continue
-        if seam.name not in found:
+        if seam.name not in signatures:
             problems.append(f"{package}.{seam.module}.{seam.name} is gone ({seam.why})")
-        elif seam.signature is not None and found[seam.name] != seam.signature:
+        elif seam.signature is not None and signatures[seam.name] != seam.signature:
             problems.append(
-                f"{package}.{seam.module}.{seam.name} takes ({found[seam.name]}), expected "
+                f"{package}.{seam.module}.{seam.name} takes ({signatures[seam.name]}), expected "
                 f"({seam.signature}) ({seam.why})"
             )
     return problems

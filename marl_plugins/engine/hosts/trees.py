@@ -173,12 +173,12 @@ def _unpack(wheel: Path, folder: Path) -> SourceTree:
             )
         ) from None
     if not list(folder.glob("openrlhf-*.dist-info")):
-        found = ", ".join(sorted(p.name for p in folder.glob("*.dist-info"))) or "no *.dist-info"
+        names = ", ".join(sorted(p.name for p in folder.glob("*.dist-info"))) or "no *.dist-info"
         raise ConfigurationError(
             Problem(
                 "trees.other_wheel",
                 where=at(file=wheel),
-                got=f"expected a wheel of openrlhf, it contains {found}",
+                got=f"expected a wheel of openrlhf, it contains {names}",
             )
         )
     return _read_folder(folder)._replace(origin="wheel")
@@ -196,9 +196,9 @@ def download(version: str) -> Path:
         / "releases"
     )
     cache.mkdir(parents=True, exist_ok=True)
-    found = sorted(cache.glob(f"openrlhf-{version}-*.whl"))
-    if found:
-        return found[0]
+    cached = sorted(cache.glob(f"openrlhf-{version}-*.whl"))
+    if cached:
+        return cached[0]
     with tempfile.TemporaryDirectory(dir=cache, prefix=".new-") as fresh:
         command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps"]
         command += ["--only-binary", ":all:", "--dest", fresh]

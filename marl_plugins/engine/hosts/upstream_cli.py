@@ -240,8 +240,8 @@ def validate(args: SimpleNamespace, root: Path) -> tuple[list[Problem], list[Pro
                 )
                 problems.append(Problem("upstream.validation", got=got))
     args.train.agent_func_path, args.reward.remote_url = None, None
-    said = [line for line in printed.getvalue().splitlines() if line.strip()]
-    return problems, [Problem("upstream.warning", got=line, severity="warning") for line in said]
+    lines = [line for line in printed.getvalue().splitlines() if line.strip()]
+    return problems, [Problem("upstream.warning", got=line, severity="warning") for line in lines]
 
 
 def _flags_of(path: Path, error: AssertionError) -> tuple[str, ...]:

@@ -96,9 +96,9 @@ class PlanRequest:
     def without(self) -> dict[str, str]:
         """Policies of the recipe that may be left without a role, and the flag for which they
         are."""
-        given = [] if self.options.mapping is None else [f"--mapping {self.options.mapping}"]
-        given += [f"--without {name}" for name in self.options.without]
-        return dict.fromkeys(self.recipe.policies, " ".join(given)) if given else {}
+        flags = [] if self.options.mapping is None else [f"--mapping {self.options.mapping}"]
+        flags += [f"--without {name}" for name in self.options.without]
+        return dict.fromkeys(self.recipe.policies, " ".join(flags)) if flags else {}
 
 
 @contextmanager
@@ -198,9 +198,9 @@ def build_plan(words: Sequence[str]) -> Plan:
         plan = replace(plan, lengths=lengths.lines)
     configure_plugins(plan, problems)
     problems += check_partial(run)
-    found = problems.placed(request.origins, flags.lines)
-    found.raise_if_any()
-    return replace(plan, run=replace(run, warnings=(*run.warnings, *found.warnings)))
+    placed = problems.placed(request.origins, flags.lines)
+    placed.raise_if_any()
+    return replace(plan, run=replace(run, warnings=(*run.warnings, *placed.warnings)))
 
 
 def draft_plan(words: Sequence[str], plugins: Plugins) -> Plan:
@@ -465,8 +465,8 @@ def collect(plugins: Plugins, problems: Problems, hook: str, **arguments: Any) -
         ):
             problems += map(problem_of, listed)
         else:
-            wanted = "a list of Problem or of texts, or None"
-            problems.append(wrong_answer(plugins, hook, f"{answer!r:.80}", wanted))
+            expected = "a list of Problem or of texts, or None"
+            problems.append(wrong_answer(plugins, hook, f"{answer!r:.80}", expected))
 
 
 def implicit_recipe() -> RecipeTree:

@@ -37,12 +37,12 @@ def _problems(
     role: RoleConfig, tools: Sequence[Tool], sent: bool = False
 ) -> Iterator[tuple[str, Problem]]:
     for key in KINDS:
-        known, given = parser_names(key), getattr(role, key)
-        if known and given is not None and given not in known:
+        known, parser = parser_names(key), getattr(role, key)
+        if known and parser is not None and parser not in known:
             yield (
                 key,
                 Problem(
-                    "calls.parser", got=f"vLLM has no parser {given!r}", fix=meant(given, known)
+                    "calls.parser", got=f"vLLM has no parser {parser!r}", fix=meant(parser, known)
                 ),
             )
     if role.reasoning is not None and role.calls is None:

@@ -46,15 +46,15 @@ def fewer_devices(run: Run) -> dict[str, int]:
     if run.device == "cpu" or not trained:
         return {}
     needed = needed_devices(run)
-    found = {
+    counts = {
         words: sum(needed_devices(_changed(run, trained, change)).values())
         for words, change in _changes([run.policy_args[name] for name in trained])
     }
     if len(trained) > 1:
-        found["--mapping shared"] = max(needed.values())
+        counts["--mapping shared"] = max(needed.values())
     return {
         w: count
-        for w, count in sorted(found.items(), key=lambda item: -item[1])
+        for w, count in sorted(counts.items(), key=lambda item: -item[1])
         if count < sum(needed.values())
     }
 

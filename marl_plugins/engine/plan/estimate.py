@@ -56,7 +56,7 @@ def estimate(plan: Plan) -> dict[str, Any]:
         * run.args.rollout.n_samples_per_prompt
     )
     generate, train = generating(run, known, trajectories), training(run, known, trajectories)
-    found: dict[str, Any] = {
+    estimates: dict[str, Any] = {
         "assumes": ASSUMES,
         "parameters": {name: f"{size / 1e9:.3g} B" for name, size in known.items()},
         "memory": {
@@ -71,10 +71,10 @@ def estimate(plan: Plan) -> dict[str, Any]:
         evaluations = 1 + math.ceil(steps / every) if every > 0 and tasks else 0
         seconds = steps * (generate + train)
         seconds += evaluations * generating(run, known, tasks * run.args.eval.n_samples_per_prompt)
-        found["run"] = (
+        estimates["run"] = (
             f"at most {seconds / 3600:.1f} h: {steps} steps and {evaluations} evaluations"
         )
-    return found
+    return estimates
 
 
 def parameters(model: str) -> float | None:
@@ -87,9 +87,9 @@ def parameters(model: str) -> float | None:
     if folder.is_dir():
         stored = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
         return stored / _bytes_each(folder) if stored else None
-    found = SIZE.findall(folder.name.replace("-", " ").replace("_", " "))
+    sizes = SIZE.findall(folder.name.replace("-", " ").replace("_", " "))
     return max(
-        (float(number) * {"b": 1e9, "m": 1e6}[unit.lower()] for number, unit in found), default=None
+        (float(number) * {"b": 1e9, "m": 1e6}[unit.lower()] for number, unit in sizes), default=None
     )
 
 

@@ -96,7 +96,7 @@ def fingerprint(plan: Plan, tools: Mapping[str, Tool] | None = None) -> dict[str
         if not isinstance(section, WarmStartConfig):
             values |= values_of(section.compared(), name)
     warm = run.section(WarmStartConfig)
-    found: dict[str, Any] = {
+    parts: dict[str, Any] = {
         "mapping": run.recipe.mapping,
         "roles": {
             r: names[0] if len(names := run.recipe.policies_of(r)) == 1 else names
@@ -120,15 +120,15 @@ def fingerprint(plan: Plan, tools: Mapping[str, Tool] | None = None) -> dict[str
             name: [function.schema for function in tool.functions or ()]
             for name, tool in tools.items()
         }
-        found["tools"] = {
+        parts["tools"] = {
             n: [sorted(s["function"]["name"] for s in all_), digest(all_)]
             for n, all_ in offered.items()
         }
     if "train" in plan.counted:
         train = plan.tasks("train")
-        found["tasks"] = [len(train), digest([[t.id, t.prompt] for t in train])]
-        found["labels"] = digest([[t.label, t.metadata] for t in train])
-    result: dict[str, Any] = json.loads(json.dumps(found, default=str))
+        parts["tasks"] = [len(train), digest([[t.id, t.prompt] for t in train])]
+        parts["labels"] = digest([[t.label, t.metadata] for t in train])
+    result: dict[str, Any] = json.loads(json.dumps(parts, default=str))
     return result
 
 
@@ -148,7 +148,7 @@ def file_digest(path: Path) -> str:
 
 def _policy(run: Run, policy: Policy) -> dict[str, Any]:
     args = run.policy_args[policy.name]
-    found = {
+    settings = {
         "model": policy.model,
         "content": model_digest(Path(policy.model)),
         "trainable": policy.trainable,
@@ -156,7 +156,7 @@ def _policy(run: Run, policy: Policy) -> dict[str, Any]:
         "ranks": training_gpus(args),
         "zero_stage": args.ds.zero_stage,
     }
-    return found | ({"critic": critic} if (critic := critic_gpus(args)) else {})
+    return settings | ({"critic": critic} if (critic := critic_gpus(args)) else {})
 
 
 def model_digest(folder: Path) -> str | None:
@@ -239,14 +239,14 @@ def values_of(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 def _files(plan: Plan) -> dict[str, tuple[str, Path]]:
     """Every file that defines the run: what it is, as it is named, and where it is."""
     run, recipe = plan.run, plan.run.recipe
-    found: dict[str, tuple[str, Path]] = {}
+    files: dict[str, tuple[str, Path]] = {}
     for role, config in recipe.roles.items():
         if config.prompt:
-            found[f"prompt of role {role}"] = (config.prompt, run.folder / config.prompt)
+            files[f"prompt of role {role}"] = (config.prompt, run.folder / config.prompt)
         if config.system:
-            found[f"system prompt of role {role}"] = (config.system, run.folder / config.system)
+            files[f"system prompt of role {role}"] = (config.system, run.folder / config.system)
         if config.followup:
-            found[f"followup prompt of role {role}"] = (
+            files[f"followup prompt of role {role}"] = (
                 config.followup,
                 run.folder / config.followup,
             )
@@ -260,17 +260,17 @@ def _files(plan: Plan) -> dict[str, tuple[str, Path]]:
     }
     for what, file in parts.items():
         if file:
-            found[what] = (file, run.folder / file)
+            files[what] = (file, run.folder / file)
     compared = compared_flags(plan, run.args)
     for flag, value in flat(run.args):
         if flag in compared and _is_file(value):
-            found[f"--{flag}"] = (Path(value).name, Path(value))
-    known = {path.resolve() for _, path in found.values()}
+            files[f"--{flag}"] = (Path(value).name, Path(value))
+    known = {path.resolve() for _, path in files.values()}
     folder = run.folder.resolve()
     for path in _own_modules(folder, plan.plugins.names):
         if path not in known:
-            found[f"module {path.relative_to(folder)}"] = (str(path.relative_to(folder)), path)
-    return found
+            files[f"module {path.relative_to(folder)}"] = (str(path.relative_to(folder)), path)
+    return files
 
 
 def _own_modules(folder: Path, plugins: Iterable[str]) -> list[Path]:

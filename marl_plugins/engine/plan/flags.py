@@ -255,14 +255,14 @@ def split_flags(words: Sequence[str], where: str) -> list[GivenFlag]:
 def recipe_flags(flags: Mapping[str, Any], where: Callable[[str], str]) -> list[GivenFlag]:
     """Returns a recipe's `flags:` as on a command line: true is a bare flag, false takes one back,
     a list is several words."""
-    given = []
+    given_flags = []
     for name, value in flags.items():
         if value is False:
-            given.append(GivenFlag(name, (), where(name), off=True))
+            given_flags.append(GivenFlag(name, (), where(name), off=True))
             continue
         values = [] if value is True else value if isinstance(value, list) else [value]
-        given.append(GivenFlag(name, tuple(str(v) for v in values), where(name)))
-    return given
+        given_flags.append(GivenFlag(name, tuple(str(v) for v in values), where(name)))
+    return given_flags
 
 
 def beside_recipe(
@@ -373,8 +373,8 @@ def parse_alone(flag: GivenFlag, parser: argparse.ArgumentParser) -> list[Proble
         ):  # a plugin's `type` may raise anything
             _, rest = parser.parse_known_args(flag.argv)
     except ConfigurationError as error:
-        found = [p if p.names("line") else p.within(line=flag.where) for p in error.problems]
-        return [replace(p, fix=p.fix or meant) for p in found]
+        problems = [p if p.names("line") else p.within(line=flag.where) for p in error.problems]
+        return [replace(p, fix=p.fix or meant) for p in problems]
     if rest:
         got = f"takes fewer values, got {' '.join(flag.words)}"
         return [
@@ -398,12 +398,12 @@ def repeated_flags(
         Problem(
             "flags.repeated",
             at(flag=name),
-            f"is given {len(given)} times ({', '.join(given)})",
+            f"is given {len(occurrences)} times ({', '.join(occurrences)})",
             fix="the last one holds: remove the others",
             severity="warning",
         )
-        for name, given in values.items()
-        if len(set(given)) > 1
+        for name, occurrences in values.items()
+        if len(set(occurrences)) > 1
     ]
 
 
@@ -533,7 +533,7 @@ class Flags:
         self.problems = problems
         self.of_policies = [f for f in command_line if f.name.startswith("policy.")]
         shared = [f for f in command_line if not f.name.startswith("policy.")]
-        given, conflicts = settle_alternatives(
+        settled, conflicts = settle_alternatives(
             [*(beside_recipe(f, folder, self.actions) for f in recipe), *shared], self.parser
         )
         problems += conflicts
@@ -548,20 +548,20 @@ class Flags:
             for flag in recipe
             if flag.name in SECRETS and flag.words
         ]
-        self.given = frozenset(f.name for f in in_force(given))
+        self.given = frozenset(f.name for f in in_force(settled))
         self.on_command_line = frozenset(f.name for f in shared)
-        self.in_recipe = [f for f in in_force(given) if f.name not in self.on_command_line]
+        self.in_recipe = [f for f in in_force(settled) if f.name not in self.on_command_line]
         self.in_policies: dict[str, list[GivenFlag]] = {}
         defaults = {**DEFAULTS, **(CPU_DEFAULTS if device == "cpu" else {})}
         if output:
             chosen = [
-                f.words[0] for f in in_force(given) if f.name == "ckpt.output_dir" and f.words
+                f.words[0] for f in in_force(settled) if f.name == "ckpt.output_dir" and f.words
             ]
             output = chosen[-1] if chosen else output
             defaults |= {"ckpt.output_dir": output, "ckpt.path": f"{output}/checkpoints"}
         self.shared = [
             *recipe_flags(defaults, lambda _: DEFAULT),
-            *self._checked(given, per_policy=False),
+            *self._checked(settled, per_policy=False),
         ]
 
     def _checked(self, flags: Iterable[GivenFlag], per_policy: bool) -> list[GivenFlag]:
@@ -589,8 +589,8 @@ class Flags:
 
     def check_estimator(self, estimator: str) -> None:
         """Reports the flags that have no effect with the run's estimator."""
-        given = [flag for flag in self.shared if flag.name in self.given]
-        self.problems += check_estimator_flags(given, self.actions, estimator)
+        flags = [flag for flag in self.shared if flag.name in self.given]
+        self.problems += check_estimator_flags(flags, self.actions, estimator)
 
     def _parse(self, flags: Iterable[GivenFlag]) -> SimpleNamespace:
         # `--flag` arguments of a recipe are kept even when the command line repeats them: argparse
@@ -608,16 +608,16 @@ class Flags:
         """Returns the flags of each policy's own, from the recipe and the command line."""
         own: dict[str, list[GivenFlag]] = {}
         for policy in policies:
-            given = recipe_flags(
+            own_flags = recipe_flags(
                 policy.flags, partial(origins.where, "policies", policy.name, "flags")
             )
-            own[policy.name] = list(given)
+            own[policy.name] = list(own_flags)
         for flag in self.of_policies:
             name, _, upstream_name = flag.name.partition(".")[2].partition(".")
             where = at(line=flag.where, flag=flag.name)
             if not upstream_name:
-                wanted = "--policy.NAME.FLAG, FLAG being one of upstream's"
-                self.problems.append(Problem("flags.of_policy", where, f"--{flag.name}", wanted))
+                expected = "--policy.NAME.FLAG, FLAG being one of upstream's"
+                self.problems.append(Problem("flags.of_policy", where, f"--{flag.name}", expected))
             elif name not in own:
                 got = f"there is no policy {name!r}"
                 self.problems.append(Problem("flags.no_policy", where, got, fix=meant(name, own)))
@@ -643,14 +643,18 @@ class Flags:
             policies: Where one has a flag of its own, the line for all policies is left out; all
                 policies where none is named.
         """
-        wanted, chosen = (
+        flag_names, chosen = (
             set(names),
             [name for name in policies if name in self.in_policies] or list(self.in_policies),
         )
         own = [flag for name in chosen for flag in self.in_policies[name]]
-        given = [flag.name for flag in own]
-        shared = [flag for flag in self.in_recipe if given.count(flag.name) < max(1, len(chosen))]
-        return [flag.where for flag in (*shared, *own) if flag.in_recipe and flag.name in wanted]
+        own_names = [flag.name for flag in own]
+        shared = [
+            flag for flag in self.in_recipe if own_names.count(flag.name) < max(1, len(chosen))
+        ]
+        return [
+            flag.where for flag in (*shared, *own) if flag.in_recipe and flag.name in flag_names
+        ]
 
     def policy_args(self, own: Sequence[GivenFlag]) -> SimpleNamespace:
         """Returns all flags for one policy, nested.
@@ -660,9 +664,9 @@ class Flags:
         is said.
         """
         args = self._parse(sorted([*self.shared, *own], key=lambda f: f.where == COMMAND_LINE))
-        given = {flag.name for flag in in_force([*self.shared, *own])}
+        names = {flag.name for flag in in_force([*self.shared, *own])}
         for model in ("critic", "ref"):
             for size in AS_THE_POLICY:
-                if f"{model}.{size}" not in given:
+                if f"{model}.{size}" not in names:
                     setattr(getattr(args, model), size, getattr(args.actor, size))
         return args

@@ -53,7 +53,7 @@ class Lengths:
 
 def check_lengths(plan: Plan) -> Lengths:
     """Compares what each role is shown with the length of its policy, after the rehearsal."""
-    run, found = plan.run, Lengths()
+    run, report = plan.run, Lengths()
     tasks = [] if from_hub(run) else [*plan.tasks("train"), *plan.tasks("eval")]
     models = {p.name: p.model for p in run.policies}
     tools = tools_of(plan.plugins, run)
@@ -65,10 +65,10 @@ def check_lengths(plan: Plan) -> Lengths:
             if counter is None:
                 lines.append("not checked: no tokenizer here")
             else:
-                lines.append(_check_role(found, run, role, limit, counter, tasks, tools))
-        found.lines[role] = "; ".join(dict.fromkeys(lines))
-    found.problems = list(dict.fromkeys(found.problems))
-    return found
+                lines.append(_check_role(report, run, role, limit, counter, tasks, tools))
+        report.lines[role] = "; ".join(dict.fromkeys(lines))
+    report.problems = list(dict.fromkeys(report.problems))
+    return report
 
 
 def _looked_at(run: Run, role: str, models: Mapping[str, str]) -> list[tuple[int, str]]:
@@ -90,7 +90,7 @@ def _offered(run: Run, role: str, tools: Mapping[str, Tool]) -> str:
 
 
 def _check_role(
-    found: Lengths,
+    report: Lengths,
     run: Run,
     role: str,
     limit: int,
@@ -104,7 +104,7 @@ def _check_role(
     Args:
         limit: Tokens of the policy's longest sequence.
     """
-    wanted = run.longest_answer(role)
+    answer_tokens = run.longest_answer(role)
     empty = empty_messages(run, role)
     fixed = counter.count_messages(empty)
     line, longest = f"{fixed} tokens of prompt", 0
@@ -116,7 +116,7 @@ def _check_role(
             run.role(role).calls
         )
     if fixed >= limit:
-        found.problems.append(
+        report.problems.append(
             Problem(
                 "lengths.prompt",
                 at(role=role),
@@ -129,15 +129,15 @@ def _check_role(
                 flags=("data.max_len",),
             )
         )
-    elif fixed + wanted > limit:
-        found.problems.append(
+    elif fixed + answer_tokens > limit:
+        report.problems.append(
             Problem(
                 "lengths.prompt_short",
                 at(role=role),
                 (
                     f"its prompt ({run.folder / (run.role(role).prompt or '')}) has {fixed} tokens "
                     "with empty fields, which "
-                    f"leaves less than its max_new_tokens {wanted} in --data.max_len {limit}"
+                    f"leaves less than its max_new_tokens {answer_tokens} in --data.max_len {limit}"
                 ),
                 fix="its answers may be cut off",
                 severity="warning",
@@ -145,10 +145,17 @@ def _check_role(
             )
         )
     elif tasks and (times := _times_shown(run, role, empty)):
-        lengths = _task_lengths(tasks, counter, times, limit - fixed - wanted)
+        lengths = _task_lengths(tasks, counter, times, limit - fixed - answer_tokens)
         longest = max(lengths)
         line += f" + {longest} of the longest task"
-        _compare(found, role, tasks, [limit - fixed - length for length in lengths], limit, wanted)
+        _compare(
+            report,
+            role,
+            tasks,
+            [limit - fixed - length for length in lengths],
+            limit,
+            answer_tokens,
+        )
     if times := _times_continued(run, role):
         later = counter.count_messages(empty_messages(run, role, later=True))
         line += f" + {times} x {later} of later messages"
@@ -157,7 +164,7 @@ def _check_role(
     if answers:
         line += f" + up to {answers} of answers"
     if answers and fixed < limit <= (total := fixed + longest + answers):
-        found.problems.append(
+        report.problems.append(
             Problem(
                 "lengths.answers",
                 at(role=role),
@@ -172,18 +179,23 @@ def _check_role(
                 flags=("data.max_len",),
             )
         )
-    return f"{line}, of {limit} (max_new_tokens {wanted}; {counter.source})"
+    return f"{line}, of {limit} (max_new_tokens {answer_tokens}; {counter.source})"
 
 
 def _compare(
-    found: Lengths, role: str, tasks: Sequence[Task], left: Sequence[int], limit: int, wanted: int
+    report: Lengths,
+    role: str,
+    tasks: Sequence[Task],
+    left: Sequence[int],
+    limit: int,
+    answer_tokens: int,
 ) -> None:
     """Reports the tasks that leave no room for an answer, and those that leave less than the role
     may write."""
     worst = min(left)
-    full, short = sum(n < 1 for n in left), sum(1 <= n < wanted for n in left)
+    full, short = sum(n < 1 for n in left), sum(1 <= n < answer_tokens for n in left)
     if full == len(left):
-        found.problems.append(
+        report.problems.append(
             Problem(
                 "lengths.tasks",
                 at(role=role),
@@ -193,7 +205,7 @@ def _compare(
             )
         )
     elif full:
-        found.problems.append(
+        report.problems.append(
             Problem(
                 "lengths.some_tasks",
                 at(role=role),
@@ -209,13 +221,13 @@ def _compare(
             )
         )
     if short:
-        found.problems.append(
+        report.problems.append(
             Problem(
                 "lengths.short",
                 at(role=role),
                 (
-                    f"{short} of {len(left)} tasks leave less than its max_new_tokens {wanted} in "
-                    f"--data.max_len {limit}"
+                    f"{short} of {len(left)} tasks leave less than its max_new_tokens "
+                    f"{answer_tokens} in --data.max_len {limit}"
                 ),
                 fix="its answers to them may be cut off",
                 severity="warning",

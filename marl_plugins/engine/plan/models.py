@@ -135,7 +135,7 @@ def offline_warnings(
         names: Of models or data sets; folders, files and `tiny` models are none of the hub's.
     """
     flags = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE" if kind == "model" else "HF_DATASETS_OFFLINE")
-    said = next(
+    offline_flag = next(
         (flag for flag in flags if os.environ.get(flag, "").upper() in ("1", "ON", "YES", "TRUE")),
         None,
     )
@@ -147,13 +147,13 @@ def offline_warnings(
     return [
         Problem(
             "hub.offline",
-            got=f"{kind} {name!r} is the hub's, it is not in {hub}, and {said} says that this "
-            "machine is offline",
+            got=f"{kind} {name!r} is the hub's, it is not in {hub}, and {offline_flag} says that "
+            "this machine is offline",
             fix="download it first, or name a folder",
             severity="warning",
         )
         for name in dict.fromkeys(filter(None, names))
-        if said and not is_tiny(name) and not Path(name).exists()
+        if offline_flag and not is_tiny(name) and not Path(name).exists()
         if not (hub / f"{kind}s--{name.replace('/', '--')}").is_dir()
         if kind == "model" or not (sets / name.replace("/", "___")).is_dir()
     ]

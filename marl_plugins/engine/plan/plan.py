@@ -41,11 +41,13 @@ class Plan:
             tasks = self.plugins.call_while_planning("marl_tasks", run=self.run, split=split) or []
             if not isinstance(tasks, Iterable):
                 owners = self.plugins.owners("marl_tasks")
-                where, wanted = (
+                where, expected = (
                     at(plugin=owners, hook="marl_tasks", task=split),
                     "a list of marl_plugins.Task",
                 )
-                raise ConfigurationError(Problem("plugin.answer", where, f"{tasks!r:.80}", wanted))
+                raise ConfigurationError(
+                    Problem("plugin.answer", where, f"{tasks!r:.80}", expected)
+                )
             self._tasks[split] = tasks if isinstance(tasks, FileTasks) else list(tasks)
         return self._tasks[split]
 

@@ -23,8 +23,8 @@ class Problems(list[Problem]):
     """The problems of a plan, and what is worth knowing; plain sentences of users become
     problems."""
 
-    def __iadd__(self, found: Iterable[Problem | str]) -> Self:  # type: ignore[override, misc]
-        self.extend(map(problem_of, found))
+    def __iadd__(self, problems: Iterable[Problem | str]) -> Self:  # type: ignore[override, misc]
+        self.extend(map(problem_of, problems))
         return self
 
     def attempt(self, build: Callable[[], T]) -> T | None:
@@ -110,5 +110,5 @@ def _placed(problem: Problem, origins: Origins, lines: Lines) -> Problem:
     first = problem.where[0] if problem.where else None
     if first and first.kind == "key" and (key := tuple(first.name.split("."))) in origins.lines:
         return problem.within(line=origins.where(*key))
-    found = lines((*problem.flags, *problem.names("flag")), problem.names("policy"))
-    return problem.within(line=dict.fromkeys(found))
+    places = lines((*problem.flags, *problem.names("flag")), problem.names("policy"))
+    return problem.within(line=dict.fromkeys(places))

@@ -37,11 +37,11 @@ def policies_of(plugins: Plugins, run: Run) -> list[Policy]:
         answer or not owners
     ):  # a mapping of no role to any policy is reported with the roles
         return list(answer)
-    wanted = (
+    expected = (
         "a list of Policy of marl_plugins.core.policy, one at least, each with the name of "
         "its model"
     )
-    raise ConfigurationError(wrong_answer(plugins, "marl_policies", f"{answer!r:.80}", wanted))
+    raise ConfigurationError(wrong_answer(plugins, "marl_policies", f"{answer!r:.80}", expected))
 
 
 def wrong_answer(plugins: Plugins, hook: str, got: str, expected: str) -> Problem:
@@ -58,8 +58,8 @@ def processes_of(plugins: Plugins, run: Run) -> ProcessBackend:
     answer = plugins.call_while_planning("marl_processes", run=run)
     if isinstance(answer, ProcessBackend):
         return answer
-    wanted = "a ProcessBackend of marl_plugins.core.process_backend, or None"
-    raise ConfigurationError(wrong_answer(plugins, "marl_processes", _kind(answer), wanted))
+    expected = "a ProcessBackend of marl_plugins.core.process_backend, or None"
+    raise ConfigurationError(wrong_answer(plugins, "marl_processes", _kind(answer), expected))
 
 
 def tools_of(plugins: Plugins, run: Run) -> dict[str, Tool]:
@@ -126,9 +126,9 @@ def _tool_problems(tool: Any) -> list[Problem]:
     if not isinstance(functions, tuple | list | None) or not all(
         isinstance(f, Function) for f in functions or ()
     ):
-        wanted = "`functions` to be each a marl_plugins.Function"
+        expected = "`functions` to be each a marl_plugins.Function"
         problems.append(
-            Problem("tools.functions", at(tool=tool.name), f"{functions!r:.80}", wanted)
+            Problem("tools.functions", at(tool=tool.name), f"{functions!r:.80}", expected)
         )
     for field, function in (("run", tool.run), ("find", tool.find)):
         if callable(function) and (wrong := arity_problem(function, 1)):
@@ -185,17 +185,17 @@ def estimator_of(plan: Plan) -> Estimator:
         if problems:
             raise ConfigurationError(problems)
         return estimator
-    name, wanted = type(estimator).__name__, run.args.algo.advantage.estimator
+    name, chosen = type(estimator).__name__, run.args.algo.advantage.estimator
     by_name = "algo.advantage.estimator" in run.given
     if (
         isinstance(estimator, Estimator)
         and by_name
-        and not (estimator.needs_critic and wanted == "gae")
+        and not (estimator.needs_critic and chosen == "gae")
     ):
         problems.append(
             Problem(
                 "estimator.replaced",
-                got=f"{name} trains, not --algo.advantage.estimator {wanted}",
+                got=f"{name} trains, not --algo.advantage.estimator {chosen}",
                 fix="remove the plugin or the flag",
                 flags=("algo.advantage.estimator",),
             )

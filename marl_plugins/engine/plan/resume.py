@@ -91,7 +91,7 @@ class ResumeComparison:
 
     def __init__(self, step: int, saved: Mapping[str, Any], now: Mapping[str, Any]):
         self.step, self.saved, self.now = step, saved, now
-        self.found: list[Problem] = []
+        self.differences: list[Problem] = []
         self._roles_and_policies()
         self._flags()
         self._files()
@@ -118,7 +118,7 @@ class ResumeComparison:
             else "restore it, accept the change with --resume_with_changes"
         )
         fix = f"{fix}, or start a new run with another --ckpt.path"
-        self.found.append(
+        self.differences.append(
             Problem("resume.fixed", where, got, fix=fix)
             if fixed
             else Problem("resume.changed", where, got, fix=fix)
@@ -271,12 +271,12 @@ def differences(
     Raises:
         ConfigurationError: There are others.
     """
-    found = ResumeComparison(step, saved, now).found
+    changes = ResumeComparison(step, saved, now).differences
     if problems := [
-        problem for problem in found if problem.code == "resume.fixed" or not with_changes
+        problem for problem in changes if problem.code == "resume.fixed" or not with_changes
     ]:
         raise ConfigurationError(problems)
-    return [str(replace(problem, fix="")) for problem in found]
+    return [str(replace(problem, fix="")) for problem in changes]
 
 
 def manifest_of(folder: Path, step: int) -> Path:
@@ -349,10 +349,10 @@ def _manifest(data: bytes) -> dict[str, Any]:
     if schema == SCHEMA_VERSION and not is_whole(value):
         raise ValueError("it is damaged: its content does not have the digest that it names")
     try:
-        found: dict[str, Any] = (
+        manifest: dict[str, Any] = (
             value if schema > 1 else {**value, "run": _from_schema_1(value["run"])}
         )
-        MANIFEST_FORM.validate_python(found)
+        MANIFEST_FORM.validate_python(manifest)
     except (LookupError, TypeError, AttributeError) as error:
         raise ValueError(f"it is damaged: {error!r}") from None
     except ValidationError as error:
@@ -360,7 +360,7 @@ def _manifest(data: bytes) -> dict[str, Any]:
         raise ValueError(
             f"it is damaged: {'.'.join(map(str, first['loc']))}: {first['msg']}"
         ) from None
-    return found
+    return manifest
 
 
 def named_files(path: Path) -> set[str]:
@@ -389,17 +389,19 @@ def way_out(folder: Path, step: int | None = None) -> str:
 
 def _from_schema_1(run: Mapping[str, Any]) -> dict[str, Any]:
     """A fingerprint of the first schema as one of the second, which has less to compare."""
-    found = dict(run)
-    found["flags"] = {name: found.pop(name) for name in [*found] if "." in name} | {
-        "train.seed": found.pop("seed")
+    converted = dict(run)
+    converted["flags"] = {name: converted.pop(name) for name in [*converted] if "." in name} | {
+        "train.seed": converted.pop("seed")
     }
-    found["policy_flags"] = {
-        name: {"train.max_epochs": policy["epochs"]} for name, policy in found["policies"].items()
+    converted["policy_flags"] = {
+        name: {"train.max_epochs": policy["epochs"]}
+        for name, policy in converted["policies"].items()
     }
-    found["plugins"] = {
-        labels_of(found["plugins"])[name]: version for name, version in found["plugins"].items()
+    converted["plugins"] = {
+        labels_of(converted["plugins"])[name]: version
+        for name, version in converted["plugins"].items()
     }
-    return found
+    return converted
 
 
 def tag(step: int) -> str:
@@ -455,8 +457,8 @@ def _missing(folder: Path, manifest: Mapping[str, Any], critics: bool = False) -
             continue
         if not path.is_file():
             problems.append(Problem("resume.missing", at(file=path), "is missing", fix=fix))
-        elif (found := path.stat().st_size) != size:
-            got = f"has {found} bytes and was saved with {size}: it is damaged"
+        elif (actual := path.stat().st_size) != size:
+            got = f"has {actual} bytes and was saved with {size}: it is damaged"
             problems.append(Problem("resume.size", at(file=path), got, fix=fix))
     return problems
 

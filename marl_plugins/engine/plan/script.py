@@ -42,14 +42,14 @@ class Script:
         """Returns the nth answer of a speaker (from 0), which is the run's answer with a number;
         None: a tool answers nothing."""
         lines = self.lines.get(speaker)
-        said = lines[min(nth, len(lines) - 1)] if lines else None
-        if said is None and not speaker.startswith(TOOL):
+        answer = lines[min(nth, len(lines) - 1)] if lines else None
+        if answer is None and not speaker.startswith(TOOL):
             return self.text(number)
-        return said
+        return answer
 
     def says(self, label: object) -> bool:
         """Returns whether a speaker says a task's label."""
-        lines = [line for said in self.lines.values() for line in said if line is not None]
+        lines = [line for answers in self.lines.values() for line in answers if line is not None]
         return isinstance(label, str | int | float) and any(str(label) in line for line in lines)
 
     def saying(self, speaker: str, *lines: str | None) -> Script:
@@ -58,11 +58,11 @@ class Script:
 
     def named(self) -> Script:
         """Returns the script with a `when` that quotes its lines."""
-        said = [
+        quotes = [
             f"{'tool' if by.startswith(TOOL) else 'role'} {by.removeprefix(TOOL)!r} {quoted(lines)}"
             for by, lines in self.lines.items()
         ]
-        return replace(self, when=" and ".join(said))
+        return replace(self, when=" and ".join(quotes))
 
 
 def quoted(lines: Sequence[str | None]) -> str:
@@ -86,18 +86,18 @@ ONES = Script("every answer is the number 1", lambda number: "1")
 def example_scripts(roles: Mapping[str, RoleConfig]) -> list[Script]:
     """Returns scripts of the examples that roles state: all first ones together, then each further
     one; none where no role states any. After a tool call the role says a word."""
-    said = {
+    examples = {
         role: [(text, None) if "<tool_call>" in text else (text,) for text in config.example]
         for role, config in roles.items()
         if config.example
     }
-    if not said:
+    if not examples:
         return []
-    first = {role: lines[0] for role, lines in said.items()}
+    first = {role: lines[0] for role, lines in examples.items()}
     together = Script("every role says its example", word, first)
     return [
         together,
-        *(together.saying(role, *line) for role, lines in said.items() for line in lines[1:]),
+        *(together.saying(role, *line) for role, lines in examples.items() for line in lines[1:]),
     ]
 
 

@@ -63,5 +63,5 @@ def scripted_role(run: Run, name: str, chat: ScriptedChat) -> RoleSpec:
 def tagged_calls(said: str) -> list[FunctionCall]:
     """Returns the calls that a script writes between tags, whatever the format of the role's
     model."""
-    found = [parse_call(str.__str__(text).strip()) for text in TAGGED.findall(str.__str__(said))]
-    return [call for call in found if call is not None]
+    calls = [parse_call(str.__str__(text).strip()) for text in TAGGED.findall(str.__str__(said))]
+    return [call for call in calls if call is not None]

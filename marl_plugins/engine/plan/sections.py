@@ -39,7 +39,7 @@ def sections_of(plugins: Plugins) -> dict[str, type[Section]]:
         ConfigurationError: Some are no sections, or two plugins own the same key; all of them at
             once.
     """
-    found: dict[str, type[Section]] = {}
+    models: dict[str, type[Section]] = {}
     owners: dict[str, str] = {}
     problems: list[Problem] = []
     for impl in plugins.in_order("marl_sections"):
@@ -50,10 +50,10 @@ def sections_of(plugins: Plugins) -> dict[str, type[Section]]:
             if problem := _wrong_section(name, model) or _taken(name, owners):
                 problems.append(problem.within(plugin=plugin, hook="marl_sections"))
             else:
-                found[name], owners[name] = model, plugin
+                models[name], owners[name] = model, plugin
     if problems:
         raise ConfigurationError(problems)
-    return found
+    return models
 
 
 def _wrong_section(name: Any, model: Any) -> Problem | None:
@@ -93,8 +93,8 @@ def _absent_owners(tree: RecipeTree, sections: Mapping[str, type[Section]]) -> d
     section."""
     if all(key in Recipe.model_fields or key in sections for key in tree.values):
         return {}
-    found: dict[str, str] = {}
+    owners: dict[str, str] = {}
     for plugin in present(SHIPPED):
         hook = getattr(load(plugin), "marl_sections", None)
-        found |= dict.fromkeys(hook() if hook else (), plugin)
-    return {name: plugin for name, plugin in found.items() if name not in sections}
+        owners |= dict.fromkeys(hook() if hook else (), plugin)
+    return {name: plugin for name, plugin in owners.items() if name not in sections}

@@ -116,13 +116,13 @@ def _read(file: Path) -> Any:
 def _weights(folder: Path) -> dict[str, Any]:
     """Name, shape and dtype of every tensor, as the heads of safetensors files say; of other files
     with weights their sizes."""
-    found: dict[str, Any] = {}
+    tensors: dict[str, Any] = {}
     for file in sorted(folder.glob("*.safetensors")):
         with file.open("rb") as stream:
             head = json.loads(stream.read(int.from_bytes(stream.read(8), "little")))
-        found |= {
+        tensors |= {
             name: (tensor["dtype"], tensor["shape"])
             for name, tensor in head.items()
             if name != "__metadata__"
         }
-    return found or {file.name: file.stat().st_size for file in sorted(folder.glob("*.bin"))}
+    return tensors or {file.name: file.stat().st_size for file in sorted(folder.glob("*.bin"))}

@@ -251,9 +251,9 @@ def _text_warnings(split: str, tasks: list[Task]) -> list[Problem]:
     for task in tasks:
         alike.setdefault(task.prompt, []).append(task)
     unclear = [task for same in alike.values() if len(same) > 1 for task in _contradicted(same)]
-    found = []
+    warnings = []
     if unclear:
-        found.append(
+        warnings.append(
             Problem(
                 "tasks.contradict",
                 at(task=unclear[0].id),
@@ -265,7 +265,7 @@ def _text_warnings(split: str, tasks: list[Task]) -> list[Problem]:
             )
         )
     if broken := [task for task in tasks if "\0" in task.prompt]:
-        found.append(
+        warnings.append(
             Problem(
                 "tasks.nul",
                 at(task=broken[0].id),
@@ -275,7 +275,7 @@ def _text_warnings(split: str, tasks: list[Task]) -> list[Problem]:
                 severity="warning",
             )
         )
-    return found
+    return warnings
 
 
 def _contradicted(same: list[Task]) -> list[Task]:
@@ -312,8 +312,8 @@ def _wrong_file(task: Task) -> Problem | None:
     """Returns what is wrong with the files that a task brings."""
     where = at(key="files")
     if not isinstance(task.files, dict):
-        wanted = "a dict of a path in the workspace to the file that is copied there"
-        return Problem("tasks.files", where, f"{task.files!r:.80}", wanted)
+        expected = "a dict of a path in the workspace to the file that is copied there"
+        return Problem("tasks.files", where, f"{task.files!r:.80}", expected)
     for name, source in task.files.items():
         if problem := path_problem(name) if isinstance(name, str) else "is no text":
             return Problem(

@@ -78,8 +78,8 @@ class Failure:
     def warning(self, what: str, when: str) -> Problem:
         """Returns the problem of one that other answers may avoid; `when` is empty where all of
         those tried led to it."""
-        said = f"{what} does not run{f' when {when}' if when else ''}: {self.said}"
-        return Problem("rehearsal.may_raise", where_of(self.place), said, severity="warning")
+        text = f"{what} does not run{f' when {when}' if when else ''}: {self.said}"
+        return Problem("rehearsal.may_raise", where_of(self.place), text, severity="warning")
 
 
 def where_of(place: str) -> Where:
@@ -318,7 +318,7 @@ def failure_of(error: BaseException, where: str) -> Failure:
         type(error).__name__,
         f"{text_of(error)}{_hint(error, place)}",
         raised=line is not None,
-        outside=_of_the_network(error) or any(said in text_of(error) for said in MAIN_THREAD),
+        outside=_of_the_network(error) or any(message in text_of(error) for message in MAIN_THREAD),
     )
 
 
@@ -390,7 +390,7 @@ def _hint(error: BaseException, place: str) -> str:
     """Returns what the exception itself does not say, to end its text with."""
     if isinstance(error, AttributeError) and isinstance(error.obj, Action):
         return "; an action's text is `action.text`"
-    if isinstance(error, ValueError) and any(said in text_of(error) for said in MAIN_THREAD):
+    if isinstance(error, ValueError) and any(message in text_of(error) for message in MAIN_THREAD):
         return (
             "; a run calls it in the main thread, where its alarm interrupts all trajectories: "
             "see marl_plugins.grading"
@@ -441,11 +441,11 @@ def sort_out(
             if failure.certain:
                 wrong.setdefault((failure.place, failure.kind or failure.text), failure.mistake)
             elif sure and len(tries) > 1 and always and not failure.outside:
-                said = f"{failure.said} ({what} raises it whatever the agents answer)"
+                text = f"{failure.said} ({what} raises it whatever the agents answer)"
                 fix = "if an answer avoids it, state it: give the role an example"
                 wrong.setdefault(
                     (failure.place, failure.kind),
-                    Problem("rehearsal.raises", where_of(failure.place), said, fix=fix),
+                    Problem("rehearsal.raises", where_of(failure.place), text, fix=fix),
                 )
             else:
                 unclear.setdefault(failure.warning(what, "" if always else when))

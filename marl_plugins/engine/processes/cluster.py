@@ -356,13 +356,13 @@ def _check_devices(run: Run) -> None:
     import ray
 
     needed = sum(needed_devices(run).values())
-    found = int(ray.cluster_resources().get("GPU", 0))
-    if found < needed:
+    total = int(ray.cluster_resources().get("GPU", 0))
+    if total < needed:
         raise ConfigurationError(
             Problem(
                 "devices.too_few",
-                got=f"the plan needs {needed} GPUs ({shown_devices(run)}) and Ray has {found}",
-                fix=too_few(run, found),
+                got=f"the plan needs {needed} GPUs ({shown_devices(run)}) and Ray has {total}",
+                fix=too_few(run, total),
             )
         )
     cpus = int(ray.cluster_resources().get("CPU", 0))
@@ -379,18 +379,18 @@ def _check_devices(run: Run) -> None:
         run.processes.check_cluster(run)
     free, silence = int(ray.available_resources().get("GPU", 0)), run.recipe.limits.silence_seconds
     if free < needed:
-        said = (
-            f"the plan needs {needed} GPUs and {free} of {found} are free: waiting for the "
+        message = (
+            f"the plan needs {needed} GPUs and {free} of {total} are free: waiting for the "
             f"others, at most {silence:g} s"
         )
-        print(f"{said} (limits.silence_seconds)", file=sys.stderr)
+        print(f"{message} (limits.silence_seconds)", file=sys.stderr)
     largest = max(
         (int(node["Resources"].get("GPU", 0)) for node in ray.nodes() if node["Alive"]), default=0
     )
     for policy in run.policies:
         if (size := run.policy_args[policy.name].vllm.tensor_parallel_size) > largest:
-            said = (
+            message = (
                 f"an engine of policy {policy.name!r} has {size} devices "
                 f"(--vllm.tensor_parallel_size), a node at most {largest}"
             )
-            print(f"{said}: what its parts exchange goes over the network", file=sys.stderr)
+            print(f"{message}: what its parts exchange goes over the network", file=sys.stderr)

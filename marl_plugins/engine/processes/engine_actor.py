@@ -116,8 +116,8 @@ def with_root_cause() -> Iterator[None]:
             raise
         with log.open(errors="replace") as lines:
             lines.seek(begin)
-            said = re.findall(r"\b(?:\w+\.)*(\w*(?:Error|Exception): .*)", lines.read())
-        causes = [line for line in said if "root cause" not in line]
+            errors = re.findall(r"\b(?:\w+\.)*(\w*(?:Error|Exception): .*)", lines.read())
+        causes = [line for line in errors if "root cause" not in line]
         if not causes:
             raise
         raise RuntimeError(f"{error}\n{causes[-1]}") from error
@@ -330,10 +330,10 @@ def _kv_bytes(settings: dict[str, Any]) -> int:
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     size = 4 if settings["dtype"] == "float32" else 2
-    wanted = int(
+    needed = int(
         2 * size * config.num_hidden_layers * heads * head * settings["max_model_len"] * 64
     )
-    return max(KV_BYTES[0], min(KV_BYTES[1], wanted))
+    return max(KV_BYTES[0], min(KV_BYTES[1], needed))
 
 
 RemoteRolloutActor = ray.remote(RolloutActor)

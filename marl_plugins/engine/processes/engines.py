@@ -138,9 +138,9 @@ class ServedPolicies:
     def since(self, policy: str) -> Callable[[], list[int]]:
         """Returns what gives the versions by which an answer may be that is asked for now, once it
         is there."""
-        before, given = self.versions[policy], self._given[policy]
-        count = len(given)
-        return lambda: [*before, *given[count:]]
+        before, later = self.versions[policy], self._given[policy]
+        count = len(later)
+        return lambda: [*before, *later[count:]]
 
 
 class EnginePool(ServedPolicies, RequestQueue[EngineProcess]):

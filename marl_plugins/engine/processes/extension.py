@@ -100,13 +100,13 @@ def extension_class(name: str) -> type[Extension]:
         ConfigurationError: The module cannot be imported.
     """
     module, _, attribute = name.rpartition(":")
-    found = getattr(load(module), attribute, None)
-    if not (isinstance(found, type) and issubclass(found, Extension)):
+    candidate = getattr(load(module), attribute, None)
+    if not (isinstance(candidate, type) and issubclass(candidate, Extension)):
         raise TypeError(
             f"marl_extensions names {name!r}: expected a subclass of "
             "marl_plugins.engine.processes.extension.Extension"
         )
-    return found
+    return candidate
 
 
 def chained_step(extensions: Sequence[Extension], last: TrainingStep) -> TrainingStep:
@@ -133,10 +133,10 @@ def called(
     Raises:
         LookupError: The process has no such extension, or several.
     """
-    found = [extension for extension in extensions if type(extension).__name__ == name]
-    if len(found) != 1:
+    matching = [extension for extension in extensions if type(extension).__name__ == name]
+    if len(matching) != 1:
         known = ", ".join(type(extension).__name__ for extension in extensions) or "none"
         raise LookupError(
-            f"a training process has {len(found)} extensions called {name!r}; it has: {known}"
+            f"a training process has {len(matching)} extensions called {name!r}; it has: {known}"
         )
-    return getattr(found[0], method)(*arguments)
+    return getattr(matching[0], method)(*arguments)

@@ -76,10 +76,10 @@ def run_upstream(words: Sequence[str]) -> None:
 
 def number(words: Sequence[str], name: str, default: int) -> int:
     """Returns a whole number given on a command line, else the default."""
-    found = default
+    value = default
     for position, word in enumerate(words):
         if word == f"--{name}" and position + 1 < len(words):
-            found = int(words[position + 1])
+            value = int(words[position + 1])
         elif word.startswith(f"--{name}="):
-            found = int(word.partition("=")[2])
-    return found
+            value = int(word.partition("=")[2])
+    return value

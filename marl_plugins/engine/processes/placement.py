@@ -37,12 +37,12 @@ def ready(group: PlacementGroup, seconds: float) -> PlacementGroup:
     except GetTimeoutError:
         free, there = ray.available_resources(), ray.cluster_resources()
         remove_placement_group(group)
-        found = " and ".join(
+        available = " and ".join(
             f"{free.get(kind, 0):g} of {there.get(kind, 0):g} {kind}s" for kind in ("GPU", "CPU")
         )
         raise RunEnded(
             f"{group.bundle_count} devices with a CPU each were not free within {seconds:g} s "
             "(limits.silence_seconds): Ray has "
-            f"{found} free"
+            f"{available} free"
         ) from None
     return group

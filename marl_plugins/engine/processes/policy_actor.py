@@ -73,8 +73,8 @@ class PolicyActor(TrainingProcess, upstream_actor.PolicyModelActor.__ray_metadat
     @property
     def extensions(self) -> Sequence[Extension]:
         """The extensions that plugins have added to this process."""
-        found: Sequence[Extension] = self.trainer.extensions
-        return found
+        extensions: Sequence[Extension] = self.trainer.extensions
+        return extensions
 
     def extension(self, name: str, method: str, *arguments: Any) -> Any:
         """Calls a method of an extension, by the name of its class."""

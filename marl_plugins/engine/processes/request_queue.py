@@ -64,20 +64,20 @@ class RequestQueue(Generic[E]):
             engine = choose(free)
             engine.load += 1
             return engine
-        given: asyncio.Future[E] = asyncio.get_running_loop().create_future()
-        heapq.heappush(self._queue, (self.order(call), next(self._numbers), choose, given))
+        future: asyncio.Future[E] = asyncio.get_running_loop().create_future()
+        heapq.heappush(self._queue, (self.order(call), next(self._numbers), choose, future))
         self.waiting += 1
         self.hand_out()
         self.tell()
         try:
-            return await given
+            return await future
         except asyncio.CancelledError:
-            if given.cancelled():
+            if future.cancelled():
                 self.waiting -= 1
             elif (
-                given.exception() is None
+                future.exception() is None
             ):  # given up in the moment in which it was given an engine
-                self.free_place(given.result())
+                self.free_place(future.result())
             raise
 
     def free_place(self, engine: E) -> None:
@@ -96,13 +96,13 @@ class RequestQueue(Generic[E]):
         """Gives free places to those that wait, the oldest task's first; refuses all where none
         will ever be free."""
         while self._queue and (refusal := self.refusal()) is not None:
-            *_, given = heapq.heappop(self._queue)
-            if not given.done():
+            *_, future = heapq.heappop(self._queue)
+            if not future.done():
                 self.waiting -= 1
-                given.set_exception(refusal)
+                future.set_exception(refusal)
         while self._queue and (free := self._free()):
-            *_, choose, given = heapq.heappop(self._queue)
-            if given.done():  # given up
+            *_, choose, future = heapq.heappop(self._queue)
+            if future.done():  # given up
                 continue
             self.waiting -= 1
             try:
@@ -110,10 +110,10 @@ class RequestQueue(Generic[E]):
             except (
                 Exception
             ) as error:  # a plugin's: it belongs to the request, not to whoever has freed the place
-                given.set_exception(error)
+                future.set_exception(error)
             else:
                 engine.load += 1
-                given.set_result(engine)
+                future.set_result(engine)
 
     def tell(self) -> None:
         """Calls the watchers."""

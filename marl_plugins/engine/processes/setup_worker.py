@@ -39,6 +39,6 @@ def command(words: list[str]) -> tuple[list[str], dict[str, str]]:
 
 
 if __name__ == "__main__":
-    found, variables = command(sys.argv[1:])
+    argv, variables = command(sys.argv[1:])
     os.environ.update(variables)
-    os.execv(found[0], found)
+    os.execv(argv[0], argv)

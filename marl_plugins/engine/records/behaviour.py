@@ -73,7 +73,7 @@ class Behaviour:
         for name in names:
             before = self.smoothed.get(name, metrics[name])
             self.smoothed[name] = before + ALPHA * (metrics[name] - before)
-        found = {f"{name}/smoothed": self.smoothed[name] for name in names}
+        added = {f"{name}/smoothed": self.smoothed[name] for name in names}
         if scores := [
             metrics[f"role/{role}/score"] for role in roles if f"role/{role}/score" in metrics
         ]:
@@ -84,8 +84,8 @@ class Behaviour:
                 -WINDOW:
             ]
             self.scores = []
-            found |= compare(self.stretches)
-        return found
+            added |= compare(self.stretches)
+        return added
 
     def record(self) -> dict[str, Any]:
         return asdict(self)
@@ -113,13 +113,13 @@ def compare(stretches: Sequence[Stretch]) -> dict[str, float]:
         fmean(after) - fmean(before),
         fmean(s.success for s in late) - fmean(s.success for s in early),
     )
-    found = {f"{ALARM}/score": score, f"{ALARM}/success": success}
+    rises = {f"{ALARM}/score": score, f"{ALARM}/success": success}
     error, degrees = welch(before, after)
     clear = score >= NOTABLE_RISE and score > t_quantile(degrees, ERRORS) * error
     unsure = ERRORS / 1.96 * sqrt(sum(s.half_width**2 for s in (*early, *late))) / half
     flat = success - unsure <= 0.0 and success + unsure < score
     room = fmean(s.success for s in early) < SATURATED_SHARE
-    return {ALARM: float(clear and flat and room), **found}
+    return {ALARM: float(clear and flat and room), **rises}
 
 
 def welch(one: Sequence[float], other: Sequence[float]) -> tuple[float, float]:
@@ -140,14 +140,14 @@ def alarms(metrics: Mapping[str, float | None]) -> dict[str, str]:
         for name, value in metrics.items()
         if name.startswith(PREFIX) and name.count("/") == 1 and value == 1
     ]
-    found = {}
+    reasons = {}
     for name in raised:
         parts = {
             part.removeprefix(f"{name}/"): value
             for part, value in metrics.items()
             if part.startswith(f"{name}/")
         }
-        found[name.removeprefix(PREFIX)] = ", ".join(
+        reasons[name.removeprefix(PREFIX)] = ", ".join(
             f"{part} {v:+.3f}" for part, v in parts.items() if v is not None
         )
-    return found
+    return reasons

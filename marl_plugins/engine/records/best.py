@@ -71,8 +71,8 @@ class Best:
 
     def metrics(self) -> dict[str, float]:
         """Returns metrics for the records: the average, and the best step so far."""
-        found = {} if self.smoothed is None else {"best/smoothed": self.smoothed}
-        return found | ({"best/step": float(self.step)} if self.step else {})
+        metrics = {} if self.smoothed is None else {"best/smoothed": self.smoothed}
+        return metrics | ({"best/step": float(self.step)} if self.step else {})
 
     def state(self) -> dict[str, Any]:
         """Returns the state for the manifest of a saved step."""

@@ -100,13 +100,13 @@ class Display:
     def _counter(self, name: str, total: int) -> Callable[[], None]:
         """Returns what counts a phase's items, and says from time to time how many there have
         been."""
-        done, said = 0, time.monotonic()
+        done, shown_at = 0, time.monotonic()
 
         def count() -> None:
-            nonlocal done, said
+            nonlocal done, shown_at
             done += 1
-            if time.monotonic() - said >= SAID_EVERY_SECONDS:
-                said = time.monotonic()
+            if time.monotonic() - shown_at >= SAID_EVERY_SECONDS:
+                shown_at = time.monotonic()
                 self.say(f"{time.strftime('%H:%M:%S')} {name}: {done} of {total}")
 
         return count

@@ -26,13 +26,13 @@ def pairs_of(run: RunReader, steps: Steps) -> list[dict[str, Any]]:
     Raises:
         ConfigurationError: The records cannot be read.
     """
-    found: dict[tuple[str, str], list[float]] = defaultdict(list)
+    by_pair: dict[tuple[str, str], list[float]] = defaultdict(list)
     path = run.folder / TRAJECTORIES
     for record in records(path, _played, Filter(steps)) if path.exists() else ():
         outcomes, players = record.value
         for mine, other in permutations([role for role in outcomes if role in players], 2):
-            found[players[mine], players[other]].append(outcomes[mine])
-    if len({frozenset(pair) for pair in found}) < 2:
+            by_pair[players[mine], players[other]].append(outcomes[mine])
+    if len({frozenset(pair) for pair in by_pair}) < 2:
         return []
     return [
         {
@@ -41,7 +41,7 @@ def pairs_of(run: RunReader, steps: Steps) -> list[dict[str, Any]]:
             "outcome": sum(values) / len(values),
             "outcomes": len(values),
         }
-        for (policy, against), values in sorted(found.items())
+        for (policy, against), values in sorted(by_pair.items())
     ]
 
 

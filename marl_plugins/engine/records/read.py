@@ -138,13 +138,13 @@ class Filter:
         return self.steps[0] <= step and (self.steps[1] is None or step <= self.steps[1])
 
     def has_action(self, action: ActionLike) -> bool:
-        wanted = (
+        conditions = (
             (self.role, action.role),
             (self.policy, action.policy),
             (self.left_out, action.left_out),
         )
         return (
-            all(value is None or value == found for value, found in wanted)
+            all(value is None or value == actual for value, actual in conditions)
             and _within(self.score, action.score)
             and _within(self.advantage, action.advantage)
         )
@@ -387,10 +387,10 @@ class RunReader:
         """Yields the trajectories that are wanted with the places of their lines; raises as
         `trajectories`."""
         for path, part in self.parts(wanted):
-            found = records(path, from_record, part)
+            candidates = records(path, from_record, part)
             yield from (
                 record
-                for record in found
+                for record in candidates
                 if wanted.has_trajectory(record.value)
                 and (wanted.received or not record.value.origin)
             )
@@ -488,9 +488,9 @@ class FileTail(Generic[T]):
                 return
             number, start, end = self._number + 1, self._end, self._end + len(line)
             try:
-                found = _object(line)
+                value = _object(line)
                 record = Record(
-                    f"{self.path}:{number}", end, _step_of(found), self.form(found), start
+                    f"{self.path}:{number}", end, _step_of(value), self.form(value), start
                 )
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 raise ConfigurationError(_unusable(self.path, number, str(error))) from None

@@ -50,7 +50,11 @@ def reasons_of(run: RunReader) -> dict[str, list[dict[str, Any]]]:
         lost.add(ledger.step, ledger.lost)
         left_out.add(
             ledger.step,
-            {(role, why): n for role, found in ledger.left_out.items() for why, n in found.items()},
+            {
+                (role, why): n
+                for role, counts in ledger.left_out.items()
+                for why, n in counts.items()
+            },
         )
     of_trajectories = {
         what: [
@@ -64,8 +68,8 @@ def reasons_of(run: RunReader) -> dict[str, list[dict[str, Any]]]:
         for (role, why), count, steps in left_out.most_common()
     ]
     return {
-        what: list(map(asdict, found))
-        for what, found in {**of_trajectories, "left_out": of_actions}.items()
+        what: list(map(asdict, reasons))
+        for what, reasons in {**of_trajectories, "left_out": of_actions}.items()
     }
 
 

@@ -119,11 +119,11 @@ def held_out(evaluations: Metrics) -> dict[str, Any] | None:
 
 def alarm_steps(steps: Metrics) -> dict[str, list[int]]:
     """Returns the steps with an alarm, by its name."""
-    found: dict[str, list[int]] = {}
+    by_alarm: dict[str, list[int]] = {}
     for m in steps:
         for name in alarms(m):
-            found.setdefault(name, []).append(int(m["step"]))
-    return found
+            by_alarm.setdefault(name, []).append(int(m["step"]))
+    return by_alarm
 
 
 def best_of(evaluations: Metrics) -> dict[str, Any] | None:

@@ -118,9 +118,7 @@ TRACE = {
     **{"tokens_in": "int64", "tokens_out": "int64", "tools": "calls"},
 }
 TABLES = {
-    "actions": Table(
-        ACTIONS, lambda run, wanted: (row_of(*found) for found in run.actions(wanted))
-    ),
+    "actions": Table(ACTIONS, lambda run, wanted: (row_of(*pair) for pair in run.actions(wanted))),
     "trace": Table(TRACE, lambda run, wanted: (row.model_dump() for row in trace_of(run, wanted))),
 }
 

@@ -75,17 +75,17 @@ def trace_of(run: RunReader, wanted: Filter = EVERYTHING) -> Iterator[TracedActi
         ConfigurationError: A file is missing, or a line cannot be traced.
     """
     for _, steps in groupby(run.recorded(wanted), lambda record: record.step):
-        found: list[TracedAction] = []
+        actions: list[TracedAction] = []
         for record in steps:
             try:
-                found += traced(record.value, wanted)
+                actions += traced(record.value, wanted)
             except ValueError as error:
                 raise ConfigurationError(
                     Problem(
                         "trace.untraceable", at(line=record.place), f"cannot be traced: {error}"
                     )
                 ) from None
-        yield from sorted(found, key=lambda action: action.start)
+        yield from sorted(actions, key=lambda action: action.start)
 
 
 def traced(trajectory: Trajectory, wanted: Filter = EVERYTHING) -> Iterator[TracedAction]:
@@ -138,12 +138,12 @@ def read_trace(path: Path) -> list[TracedAction]:
     Raises:
         ConfigurationError: The file cannot be read, or a line is none of a trace.
     """
-    found = []
+    actions = []
     for number, line in enumerate(read_text(path).split("\n"), 1):
         if not line:  # after the last one
             continue
         try:
-            found.append(TracedAction.model_validate_json(line))
+            actions.append(TracedAction.model_validate_json(line))
         except ValidationError as error:
             why = "; ".join(
                 f"{'.'.join(map(str, e['loc'])) or 'the line'}: {e['msg']}" for e in error.errors()
@@ -152,4 +152,4 @@ def read_trace(path: Path) -> list[TracedAction]:
             raise ConfigurationError(
                 Problem("trace.line", at(line=f"{path}:{number}"), got)
             ) from None
-    return found
+    return actions

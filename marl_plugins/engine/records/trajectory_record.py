@@ -92,11 +92,11 @@ def from_record(record: Mapping[str, Any]) -> Trajectory:
     trajectory.tool_results = tuple(map(_tool_result, record.get("tools", ())))
     trajectory.files = tuple(File(**file) for file in record.get("files", ()))
     actions: dict[str, Action] = {}
-    for given in record["actions"]:
-        if given["continues"] is not None and given["continues"] not in actions:
-            got = f"action {given['action']!r} continues {given['continues']!r}"
+    for action_record in record["actions"]:
+        if action_record["continues"] is not None and action_record["continues"] not in actions:
+            got = f"action {action_record['action']!r} continues {action_record['continues']!r}"
             raise ValueError(f"{got}, which does not stand before it")
-        actions[given["action"]] = _action(given, actions)
+        actions[action_record["action"]] = _action(action_record, actions)
     trajectory.actions = list(actions.values())
     trajectory.actions_scored = record.get(
         "actions_scored", any(a.score is not None for a in trajectory.actions)

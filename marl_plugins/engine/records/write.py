@@ -287,18 +287,18 @@ def move_aside(folder: Path, keep_start: bool = False) -> Path | None:
     Raises:
         ConfigurationError: The folder cannot be written.
     """
-    found = [folder / name for name in LEFT if (folder / name).exists()]
-    if not found:
+    paths = [folder / name for name in LEFT if (folder / name).exists()]
+    if not paths:
         return None
     if (folder / COMMAND_FILE).exists() and not keep_start:
-        found.append((folder / COMMAND_FILE).parent)
+        paths.append((folder / COMMAND_FILE).parent)
     number = 1
     while (folder / f"earlier-{number}").exists():
         number += 1
     aside = folder / f"earlier-{number}"
     try:
         aside.mkdir()
-        for path in found:
+        for path in paths:
             path.rename(aside / path.name)
     except OSError as error:
         raise unwritable("ckpt.output_dir", folder, error) from None

@@ -201,21 +201,23 @@ async def hand_out(
     seed = derive_seed(args.train.seed, "fit", step, processes.policy)
     limit, epochs = batching.limit("train"), args.train.max_epochs
     if of_policy:
-        given = rank_batches(
+        batches = rank_batches(
             prepared.for_policy, ranks_of(group), steps, limit, seed, epochs, prepared.extra
         )
     else:
-        given = rank_batches(prepared, ranks_of(group), steps, limit, seed, epochs)
+        batches = rank_batches(prepared, ranks_of(group), steps, limit, seed, epochs)
     await processes.await_work(
-        doing, *group.async_run_method_batch("append", experience=given.parts)
+        doing, *group.async_run_method_batch("append", experience=batches.parts)
     )
-    await processes.await_work(doing, *group.async_run_method_batch("lay_out", epochs=given.epochs))
     await processes.await_work(
-        doing, *group.async_run_method("prepare_fit", given.layout.accumulation, seed)
+        doing, *group.async_run_method_batch("lay_out", epochs=batches.epochs)
     )
-    for call in (*given.calls, *prepared.calls) if of_policy else ():
+    await processes.await_work(
+        doing, *group.async_run_method("prepare_fit", batches.layout.accumulation, seed)
+    )
+    for call in (*batches.calls, *prepared.calls) if of_policy else ():
         await processes.extension(call.extension, call.method, *call.arguments)
-    return given.layout
+    return batches.layout
 
 
 def upstream_order(seed: int, epochs: int) -> Callable[[int, int], list[int]]:

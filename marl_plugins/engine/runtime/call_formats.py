@@ -53,20 +53,20 @@ def find_calls(
     )
     spoken = _spoken(reasoning, cached, request, ReasoningParserManager)
 
-    def find(said: str) -> list[FunctionCall]:
-        if not (text := spoken(said)):
+    def find(answer: str) -> list[FunctionCall]:
+        if not (text := spoken(answer)):
             return []
-        found = parser(cached, request.tools).extract_tool_calls(
+        extracted = parser(cached, request.tools).extract_tool_calls(
             text, request
         )  # a new one, because they have a state
         return [
             FunctionCall(call.function.name, json_of(call.function.arguments))
-            for call in found.tool_calls
+            for call in extracted.tool_calls
         ]
 
-    def find_or_none(said: str) -> list[FunctionCall]:
+    def find_or_none(answer: str) -> list[FunctionCall]:
         try:
-            return find(said)
+            return find(answer)
         except Exception:  # a parser stumbles over what a model has written: there is no call in it
             return []
 
@@ -95,11 +95,13 @@ def _spoken(
         return outside_thinking
     parser = _class_of("reasoning", name, manager.list_registered(), manager.get_reasoning_parser)
 
-    def spoken(said: str) -> str:
+    def spoken(answer: str) -> str:
         made = parser(tokenizer)
-        if (end := made.reasoning_end_str) and end in said:
-            return said.rpartition(end)[2]  # for some of them (qwen3) a call before the end is one
-        _, content = made.extract_reasoning(said, request)
+        if (end := made.reasoning_end_str) and end in answer:
+            return answer.rpartition(end)[
+                2
+            ]  # for some of them (qwen3) a call before the end is one
+        _, content = made.extract_reasoning(answer, request)
         return content or ""
 
     return spoken

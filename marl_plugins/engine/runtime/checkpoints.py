@@ -239,18 +239,18 @@ class Checkpoints:
         self, parts: Iterable[Path], step: int, more: Iterable[Path]
     ) -> dict[str, tuple[int, str]]:
         """Size and digest of every file of a step, all of it on disk."""
-        found = sorted(more)
+        paths = sorted(more)
         for folder in (part / tag(step) for part in parts):
             mine = sorted(path for path in folder.rglob("*") if path.is_file())
             if not mine:
                 raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(folder))
-            found += mine
-        contents = map_files(partial(content_of, flush=True), found)
-        for folder in {p for path in found for p in path.parents if p.is_relative_to(self.folder)}:
+            paths += mine
+        contents = map_files(partial(content_of, flush=True), paths)
+        for folder in {p for path in paths for p in path.parents if p.is_relative_to(self.folder)}:
             sync(folder)
         return {
             str(path.relative_to(self.folder)): content
-            for path, content in zip(found, contents, strict=True)
+            for path, content in zip(paths, contents, strict=True)
         }
 
     def _delete_old(self, parts: Iterable[Path], step: int, best: int) -> None:
@@ -284,8 +284,8 @@ def content_of(path: Path, flush: bool = False) -> tuple[int, str]:
     with open_file(path) as file:
         if flush:
             os.fsync(file.fileno())
-        found = hashlib.file_digest(file, partial(hashlib.blake2b, digest_size=16))
-        return file.tell(), found.hexdigest()
+        digest = hashlib.file_digest(file, partial(hashlib.blake2b, digest_size=16))
+        return file.tell(), digest.hexdigest()
 
 
 def broken_files(folder: Path, manifest: Mapping[str, Any]) -> list[Problem]:
@@ -294,17 +294,17 @@ def broken_files(folder: Path, manifest: Mapping[str, Any]) -> list[Problem]:
     files = manifest.get("files", {})
     paths = [folder / name for name in files]
     return [
-        Problem("files.unreadable", where=at(file=path), got=f"cannot be read: {found.strerror}")
-        if isinstance(found, OSError)
+        Problem("files.unreadable", where=at(file=path), got=f"cannot be read: {actual.strerror}")
+        if isinstance(actual, OSError)
         else Problem(
             "resume.damaged_file",
             where=at(file=path),
             got="is damaged: its content is not what was saved",
         )
-        for path, saved, found in zip(
+        for path, saved, actual in zip(
             paths, files.values(), map_files(_content_or_error, paths), strict=True
         )
-        if found != tuple(saved)
+        if actual != tuple(saved)
     ]
 
 

@@ -44,13 +44,13 @@ class Evaluator:
 
         Before the first step, extensions keep the weights themselves.
         """
-        metrics, found = await self._play(step)
+        metrics, trajectories = await self._play(step)
         for name, extension in self.further.items() if step else ():
             others, _ = await self._play(step, name, extension)
             metrics |= {
                 f"{name}/{key.removeprefix('eval/')}": value for key, value in others.items()
             }
-        return metrics, found
+        return metrics, trajectories
 
     async def _play(
         self, step: int, name: str = "", extension: str = ""
@@ -59,9 +59,11 @@ class Evaluator:
         await all_of(policy.wake() for policy in session.policies.values())
         if extension:
             await all_of(policy.hold_further(extension) for policy in session.trained.values())
-        metrics, found = await evaluation(session.rollout, session.eval_tasks, args, self.display)
+        metrics, trajectories = await evaluation(
+            session.rollout, session.eval_tasks, args, self.display
+        )
         await all_of(policy.sleep() for policy in session.policies.values())
         if extension:
             await self.weight_sync.again()
-        self.display.evaluation(step, metrics, found, name)
-        return metrics, found
+        self.display.evaluation(step, metrics, trajectories, name)
+        return metrics, trajectories

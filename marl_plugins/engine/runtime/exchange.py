@@ -104,14 +104,14 @@ class StepExchange:
         task, cast = self._task_of(words), self._session.cast
         players = {a.role: cast.played_by(a.role, a.policy) for a in trajectory.actions}
         roles = cast(task, self.step, self._places.get(task.id)) | players
-        said = await self._said(
+        repeated = await self._said(
             words, task, roles, origin, [a.generation for a in trajectory.actions]
         )
-        said.replayed = True
-        return said
+        repeated.replayed = True
+        return repeated
 
-    def _task_of(self, words: TrajectoryWords, given: Task | None = None) -> Task:
-        task = self.tasks.get(words.task, given)
+    def _task_of(self, words: TrajectoryWords, default: Task | None = None) -> Task:
+        task = self.tasks.get(words.task, default)
         if task is None or (task.id, task.prompt) != (words.task, words.prompt):
             raise RefusedRecord(
                 "task",
@@ -217,12 +217,12 @@ class _Speaker:
     async def answer(self, call: Call) -> Generation:
         """Returns what the record has for a request; twins have it in their order, as answers do
         that name no words shown."""
-        given = self._left.get((call.role, call.shown)) or self._left.get((call.role, ""))
-        if not given:
+        answers = self._left.get((call.role, call.shown)) or self._left.get((call.role, ""))
+        if not answers:
             raise self._refusal(
                 "words", f"it has no answer of role {call.role!r} to what that is shown here"
             )
-        (answer, sampled), version = given.popleft(), self._exchange.version(call.policy)
+        (answer, sampled), version = answers.popleft(), self._exchange.version(call.policy)
         if sampled is not None:
             return replace(sampled, version=version, changes=())
         ids = self._ids(answer, self._exchange.chat_of(call), call)

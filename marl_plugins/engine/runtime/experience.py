@@ -284,7 +284,7 @@ def forwarded(
     """
     places = places_of(rows)
     longest = max((len(row.action.generation.ids) for row in rows), default=0)
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     computed: list[tuple[TokenSequence, float]] = []
     for batch, experience in micro_batches:
         diffs = (
@@ -297,7 +297,7 @@ def forwarded(
             whole = getattr(experience, theirs)
             if whole is None:
                 continue
-            mine = found.setdefault(name, torch.zeros(len(rows), longest, dtype=whole.dtype))
+            mine = tensors.setdefault(name, torch.zeros(len(rows), longest, dtype=whole.dtype))
             for values, sequence in zip(whole, batch, strict=True):
                 for row, start in zip(sequence.rows, sequence.starts, strict=True):
                     count = len(row.action.generation.ids)
@@ -306,11 +306,11 @@ def forwarded(
         if (
             row.trajectory.origin and not row.trajectory.replayed
         ):  # no engine of ours: trained on as if these weights had
-            found["rollout_log_probs"][number] = found["log_probs"][number]
+            tensors["rollout_log_probs"][number] = tensors["log_probs"][number]
     computed.sort(key=lambda pair: places[pair[0].rows[0]])  # whatever micro-batches they were in
     sequences, differences = [s for s, _ in computed], [d for _, d in computed]
     return ForwardedExperience(
-        policy, rows, sequences, SampledTokens(**found), differences, kl_coef, clip_range
+        policy, rows, sequences, SampledTokens(**tensors), differences, kl_coef, clip_range
     )
 
 
@@ -354,7 +354,7 @@ def joined(
     }
     theirs = [places_of(part.rows) for part in parts]
     places, longest = places_of(rows), max(len(row.action.generation.ids) for row in rows)
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     diffs = []
     for sequence in sequences:
         index, number = where[actions_of(sequence)]
@@ -364,12 +364,12 @@ def joined(
             place, count = theirs[index][same][0], len(row.action.generation.ids)
             for name, values in vars(part.tokens).items():
                 if values is not None:
-                    mine = found.setdefault(
+                    mine = tensors.setdefault(
                         name, torch.zeros(len(rows), longest, dtype=values.dtype)
                     )
                     mine[places[row], :count] = values[place, :count]
     return replace(
-        parts[0], rows=rows, sequences=sequences, tokens=SampledTokens(**found), diffs=diffs
+        parts[0], rows=rows, sequences=sequences, tokens=SampledTokens(**tensors), diffs=diffs
     )
 
 
@@ -382,7 +382,7 @@ def places_of(rows: Sequence[Row]) -> dict[Row, list[int]]:
 
 
 def estimate(
-    given: Sequence[ForwardedExperience], estimator: Estimator
+    parts: Sequence[ForwardedExperience], estimator: Estimator
 ) -> list[PreparedExperience]:
     """Returns advantages of the rows of all policies together: baselines and statistics span all of
     them.
@@ -392,20 +392,20 @@ def estimate(
     Raises:
         RunEnded: The estimator cannot compare the rows, or gave advantages that are not finite.
     """
-    given = [f for f in given if f.rows]
-    if not given:
+    parts = [f for f in parts if f.rows]
+    if not parts:
         return []
-    rows = [row for f in given for row in f.rows]
+    rows = [row for f in parts for row in f.rows]
     shaped = estimator.shape(rows, torch.tensor([row.reward for row in rows], dtype=torch.float32))
-    rewards = torch.split(shaped, [len(f.rows) for f in given])
+    rewards = torch.split(shaped, [len(f.rows) for f in parts])
     estimates = [
-        before_statistics(f, mine, estimator) for f, mine in zip(given, rewards, strict=True)
+        before_statistics(f, mine, estimator) for f, mine in zip(parts, rewards, strict=True)
     ]
     statistics = estimator.statistics(
-        [(f.rows, a, f.tokens.mask) for f, (_, a, _) in zip(given, estimates, strict=True)]
+        [(f.rows, a, f.tokens.mask) for f, (_, a, _) in zip(parts, estimates, strict=True)]
     )
     prepared = []
-    for f, mine, (reward, raw, returns) in zip(given, rewards, estimates, strict=True):
+    for f, mine, (reward, raw, returns) in zip(parts, rewards, estimates, strict=True):
         advantages = weighed(f.rows, estimator.apply(f.rows, raw, statistics))
         note_tokens(f, advantages)
         items = items_of(f, advantages, returns, (reward * f.tokens.mask).sum(-1))
@@ -549,13 +549,13 @@ def items_of(
 
 def first_of_batch(experience: Experience) -> Experience:
     """Returns the first sample of a batch by itself, without the batch's dimension."""
-    found = copy.copy(experience)
+    first = copy.copy(experience)
     for f in fields(Experience):
         value = getattr(experience, f.name)
         if isinstance(value, Tensor):
-            setattr(found, f.name, value[0])
-    found.info = {name: value[0] for name, value in experience.info.items()}
-    return found
+            setattr(first, f.name, value[0])
+    first.info = {name: value[0] for name, value in experience.info.items()}
+    return first
 
 
 def weightless(item: Experience) -> Experience:

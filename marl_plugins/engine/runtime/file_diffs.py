@@ -78,14 +78,14 @@ class DiffedWorkspace:
         }
         texts = {path: text for path, text in self._texts.items() if path in same}
         room = KEPT_BYTES - sum(files[path].size for path in texts)
-        wanted = [
+        to_read = [
             path for path, file in files.items() if path not in same and file.size <= COMPARED_BYTES
         ]
         try:
-            found = await asyncio.to_thread(read_files, folder, wanted, room)
+            contents = await asyncio.to_thread(read_files, folder, to_read, room)
         except OSError as error:
             raise InfrastructureFailure("workspace", f"files of a workspace: {error}") from error
-        for path, content in found.items():
+        for path, content in contents.items():
             with contextlib.suppress(UnicodeDecodeError):  # a binary file
                 texts[path] = content.decode("utf-8")
         self._files, self._texts = files, texts

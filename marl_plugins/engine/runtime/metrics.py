@@ -57,17 +57,23 @@ async def evaluation(
     Args:
         args: `eval.n_samples_per_prompt` and `eval.temperature`.
     """
-    started, found = time.monotonic(), []
+    started, trajectories = time.monotonic(), []
     with display.phase("evaluation", len(tasks) * args.n_samples_per_prompt, announce=True) as tick:
         async with aclosing(
             rollout.evaluate(tasks, args.n_samples_per_prompt, args.temperature)
         ) as arriving:
             async for trajectory in arriving:
-                found.append(trajectory)
+                trajectories.append(trajectory)
                 tick()
-    found = rollout.in_order(found)
-    by_policy = policy_outcome_metrics(found, "eval/policy") if rollout.cast.has_population else {}
-    return {**held_out(found), **by_policy, "eval/seconds": time.monotonic() - started}, found
+    trajectories = rollout.in_order(trajectories)
+    by_policy = (
+        policy_outcome_metrics(trajectories, "eval/policy") if rollout.cast.has_population else {}
+    )
+    return {
+        **held_out(trajectories),
+        **by_policy,
+        "eval/seconds": time.monotonic() - started,
+    }, trajectories
 
 
 def held_out(trajectories: Sequence[Trajectory]) -> dict[str, float]:
@@ -89,7 +95,10 @@ def held_out(trajectories: Sequence[Trajectory]) -> dict[str, float]:
         "eval/unscored": float(len(trajectories) - lost - sum(map(len, by_task.values()))),
     }
     metrics |= means(
-        {f"eval/outcome/{role}": found for role, found in outcomes_by_role(trajectories).items()}
+        {
+            f"eval/outcome/{role}": outcomes
+            for role, outcomes in outcomes_by_role(trajectories).items()
+        }
     )
     metrics |= task_type_metrics(trajectories) | workflow_metrics(trajectories)
     scores = [mean(outcomes) for outcomes in by_task.values() if outcomes]
@@ -109,16 +118,16 @@ def held_out(trajectories: Sequence[Trajectory]) -> dict[str, float]:
 def task_type_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     """Returns the mean outcome by the tasks' `type`, where there are several: over the tasks of the
     mean over their samples."""
-    found: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    by_type: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for t in trajectories:
         if t.outcome is not None and "type" in t.task.metadata:
-            found[str(t.task.metadata["type"])][t.task.id].append(t.outcome)
+            by_type[str(t.task.metadata["type"])][t.task.id].append(t.outcome)
     if len({t.task.metadata.get("type") for t in trajectories}) < 2 or zero_sum(trajectories):
         return {}
     return means(
         {
             f"eval/type/{kind}": [mean(each) for each in tasks.values()]
-            for kind, tasks in sorted(found.items())
+            for kind, tasks in sorted(by_type.items())
         }
     )
 
@@ -158,13 +167,13 @@ def outcomes_by_role(trajectories: Sequence[Trajectory]) -> dict[str, list[float
     """Returns the outcomes of each role, where the grader gives one per role; an agent failure is
     every role's."""
     roles = sorted({role for t in trajectories for role in t.outcomes})
-    found = {
+    by_role = {
         role: [t.outcome_of(role) for t in trajectories if t.outcomes or t.agent_failure]
         for role in roles
     }
     return {
         role: [outcome for outcome in outcomes if outcome is not None]
-        for role, outcomes in found.items()
+        for role, outcomes in by_role.items()
     }
 
 
@@ -173,7 +182,7 @@ def policy_outcome_metrics(
 ) -> dict[str, float]:
     """Returns the mean outcome of the roles that each policy has played, where several play one
     role: over the trajectories in which it acted."""
-    found: dict[str, list[float]] = defaultdict(list)
+    by_policy: dict[str, list[float]] = defaultdict(list)
     for t in trajectories:
         played = sorted({(a.policy, a.role) for a in t.actions})
         of_each: dict[str, list[float]] = defaultdict(list)
@@ -181,9 +190,9 @@ def policy_outcome_metrics(
             if (outcome := t.outcome_of(role)) is not None:
                 of_each[policy].append(outcome)
         for policy, outcomes in of_each.items():
-            found[policy].append(mean(outcomes))
+            by_policy[policy].append(mean(outcomes))
     return means(
-        {f"{prefix}/{policy}/outcome": outcomes for policy, outcomes in sorted(found.items())}
+        {f"{prefix}/{policy}/outcome": outcomes for policy, outcomes in sorted(by_policy.items())}
     )
 
 
@@ -349,7 +358,9 @@ def version_change_metrics(rows: Sequence[Row]) -> dict[str, float]:
     by_policy: dict[str, list[float]] = defaultdict(list)
     for row in rows:
         by_policy[row.action.policy].append(float(bool(row.action.generation.changes)))
-    return {f"policy/{policy}/changed": mean(found) for policy, found in sorted(by_policy.items())}
+    return {
+        f"policy/{policy}/changed": mean(changed) for policy, changed in sorted(by_policy.items())
+    }
 
 
 def first_prompts(
@@ -372,13 +383,13 @@ def remarks(
     prepared: Sequence[PreparedExperience], policies: Iterable[UpstreamPolicy], scope: Scope
 ) -> list[str]:
     """Returns what a person should know of a step in addition to its metrics."""
-    found = []
+    texts = []
     if clipped := sum(p.clipped for p in prepared):
-        found.append(clipped_returns(clipped, sum(len(p.rows) for p in prepared), scope))
+        texts.append(clipped_returns(clipped, sum(len(p.rows) for p in prepared), scope))
     for policy in policies:
-        found += policy.engines.remarks
+        texts += policy.engines.remarks
         policy.engines.remarks.clear()
-    return found
+    return texts
 
 
 def signal(rows: Sequence[Row], group_by: GroupBy | None) -> dict[str, float]:
@@ -496,4 +507,4 @@ def mean(values: Sequence[float]) -> float:
 
 def means(values: Mapping[str, Sequence[float]]) -> dict[str, float]:
     """Returns the means of those that have any value: what nothing was measured of is no 0."""
-    return {name: mean(found) for name, found in values.items() if found}
+    return {name: mean(numbers) for name, numbers in values.items() if numbers}

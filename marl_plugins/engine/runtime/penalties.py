@@ -29,7 +29,7 @@ TERM = "length"
 def penalise_lengths(trajectories: Iterable[Trajectory], run: Run) -> None:
     """Adds each trained action's penalty to its reward; lengths are compared with the recipe's
     limit of the action's role and policy."""
-    wanted = {
+    penalised = {
         policy.name: args
         for policy in run.policies
         if policy.trainable and (args := run.policy_args[policy.name])
@@ -38,10 +38,10 @@ def penalise_lengths(trajectories: Iterable[Trajectory], run: Run) -> None:
     }
     alike: dict[tuple[str, str], list[Action]] = defaultdict(list)
     for action in (a for t in trajectories for a in t.actions):
-        if action.reward is not None and action.policy in wanted:
+        if action.reward is not None and action.policy in penalised:
             alike[action.role, action.policy].append(action)
     for (role, policy), actions in alike.items():
-        args = wanted[policy]
+        args = penalised[policy]
         limit = run.role(role).max_new_tokens or args.rollout.max_new_tokens
         rewards = torch.tensor([a.reward for a in actions], dtype=torch.float64)
         experience = SimpleNamespace(

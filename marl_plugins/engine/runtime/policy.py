@@ -223,15 +223,15 @@ class UpstreamPolicy(PolicyEngines):
             "computed log-probs", in_daemon_thread(maker.make_experience, samples)
         )
         done = [(batch, e) for (batch, real), e in zip(batches, experiences, strict=True) if real]
-        found = forwarded(
+        experience = forwarded(
             self.name, rows, done, self.trainer.kl_ctl.value, self.args.reward.clip_range
         )
         for name in ("log_probs", "kl", *(["values"] if self.critic else [])):
-            if broken := found.rows_not_finite(name):
+            if broken := experience.rows_not_finite(name):
                 raise not_finite_error(
                     self.name, NAMES[name], rows[0].trajectory.step, f"rows {', '.join(broken[:5])}"
                 )
-        return found
+        return experience
 
     @while_active
     async def update(self, prepared: PreparedExperience, steps: int, step: int) -> dict[str, float]:
@@ -379,14 +379,14 @@ def _wait(policies: Sequence[UpstreamPolicy], silence: float) -> None:
     """Waits for what processes are doing while they start."""
     owners = {reference: policy for policy in policies for reference in policy.starting}
     while owners:
-        found, _ = ray.wait(list(owners), timeout=silence)
-        if not found:
+        done, _ = ray.wait(list(owners), timeout=silence)
+        if not done:
             names = ", ".join(sorted({repr(policy.name) for policy in owners.values()}))
             raise RunEnded(
                 f"{len(owners)} processes of {names} were still loading after another {silence:g} "
                 "s (limits.silence_seconds)"
             )
-        (ready,) = found
+        (ready,) = done
         owner = owners.pop(ready)
         try:
             ray.get(ready)

@@ -60,13 +60,13 @@ class Cast:
                 f"policy {policy!r} plays no role; expected one of "
                 f"{', '.join(sorted(self.policies))}"
             )
-        found = {}
+        roles = {}
         for role, specs in self.members.items():
-            wanted = [spec for spec in specs if spec.policy == policy]
-            found[role] = (
-                wanted[0] if wanted else specs[self._turn(role, len(specs), task, step, place)]
+            matching = [spec for spec in specs if spec.policy == policy]
+            roles[role] = (
+                matching[0] if matching else specs[self._turn(role, len(specs), task, step, place)]
             )
-        return found
+        return roles
 
     def played_by(self, role: str, policy: str) -> RoleSpec:
         """Returns a role as one of its policies plays it.

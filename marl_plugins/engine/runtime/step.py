@@ -211,10 +211,10 @@ class RunningStep:
 
     def metrics(self) -> dict[str, float]:
         """Returns the numbers of all parts."""
-        found: dict[str, float] = {}
+        metrics: dict[str, float] = {}
         for part in self.parts.values():
-            found |= part.metrics()
-        return found
+            metrics |= part.metrics()
+        return metrics
 
 
 def players(step: RunningStep, task: Task, place: int) -> dict[str, RoleSpec]:
@@ -247,15 +247,15 @@ def arriving_at(step: RunningStep, samples: int) -> AsyncGenerator[Trajectory, N
     Raises:
         RunPaused: Two parts give it theirs.
     """
-    given = {
+    sources = {
         name: source for name, part in step.parts.items() if (source := part.source()) is not None
     }
-    if len(given) > 1:
+    if len(sources) > 1:
         raise RunPaused(
-            f"plugins {' and '.join(given)}: source of the parts of both gives step {step.number} "
-            "its trajectories"
+            f"plugins {' and '.join(sources)}: source of the parts of both gives step "
+            f"{step.number} its trajectories"
         )
-    for name, source in given.items():
+    for name, source in sources.items():
         return _given(step, name, source)
     return step.session.rollout.train(step.tasks, samples, step.number, partial(players, step))
 

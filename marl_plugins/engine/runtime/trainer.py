@@ -118,10 +118,10 @@ class Trainer:
         if not self.rollouts.size:
             return
         versions = {name: policy.version for name, policy in self.session.trained.items()}
-        found = read_waiting(self.saving.checkpoints.folder, done, files, self.begin_step)
+        waiting = read_waiting(self.saving.checkpoints.folder, done, files, self.begin_step)
         self.rollouts.waiting |= {
             n: step
-            for n, step in found.items()
+            for n, step in waiting.items()
             if lag_of(step, done, versions) <= possible_lag(self.run)
         }
 
@@ -260,10 +260,10 @@ class Trainer:
     async def evaluate(self, step: int) -> tuple[dict[str, float], list[Trajectory]]:
         """Returns metrics and trajectories of the evaluation tasks, which are shown, and counted
         for the circuit breaker."""
-        metrics, found = await self.evaluator.evaluate(step)
+        metrics, trajectories = await self.evaluator.evaluate(step)
         metrics |= self.best.after(step, metrics, self.display.say)
-        self.breaker.evaluation(step, found)
-        return metrics, found
+        self.breaker.evaluation(step, trajectories)
+        return metrics, trajectories
 
 
 async def conclude(
@@ -276,8 +276,8 @@ async def conclude(
     try:
         report.metrics.update(report.part_metrics())
         if evaluate:
-            found, evaluated = await trainer.evaluate(step)
-            report.metrics.update(found)
+            metrics, evaluated = await trainer.evaluate(step)
+            report.metrics.update(metrics)
     except RunPaused as error:
         paused = error
     try:  # plugins keep what they have learnt from the step: it is trained

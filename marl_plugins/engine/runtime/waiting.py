@@ -65,18 +65,18 @@ def read_waiting(
             completed.
         begin: Makes a step whose rollout has not begun.
     """
-    path, found = file_of(folder, step), {}
+    path, rollouts = file_of(folder, step), {}
     if str(path.relative_to(folder)) not in files:
         return {}
     for line in read_bytes(path).splitlines():
         record: RolloutRecord = json_value(line)
-        rollout = found[record["step"]] = begin(record["step"])
+        rollout = rollouts[record["step"]] = begin(record["step"])
         rollout.seconds |= record["seconds"]
         known = {task.id: task for task in rollout.session.train_tasks}
         tasks = [known[name] for name in record["tasks"]] if "tasks" in record else rollout.tasks
         trajectories = [_trajectory(place, each, tasks) for place, each in record["trajectories"]]
         rollout.put_back(tasks, trajectories, record["parts"])
-    return found
+    return rollouts
 
 
 def lag_of(rollout: RunningStep, done: int, versions: Mapping[str, int]) -> int:
