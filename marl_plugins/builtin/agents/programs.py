@@ -194,8 +194,8 @@ class ForkedProgram(AgentProgram):
 
     async def run(self, request: Mapping[str, Any]) -> AgentProgramResult:
         async with self._forked("fork", request["endpoint"]["api_key"]) as process:
-            said = await self._exchanged(process.connection, request)
-            return _result(said, await process.ended, process.tail)
+            answer = await self._exchanged(process.connection, request)
+            return _result(answer, await process.ended, process.tail)
 
     @asynccontextmanager
     async def _forked(self, what: str, key: str) -> AsyncIterator[AgentProcess]:
@@ -242,12 +242,12 @@ class ForkedProgram(AgentProgram):
         reader, writer = await asyncio.open_connection(sock=connection)
         try:
             writer.write(json.dumps(request).encode() + b"\n")
-            said = b""
+            answer = b""
             while data := await reader.read(2**20):
-                said += data
-                if len(said) > MOST_ANSWER_BYTES:
+                answer += data
+                if len(answer) > MOST_ANSWER_BYTES:
                     return b""
-            return said
+            return answer
         except ConnectionError:  # it has ended before it has read or written everything
             return b""
         finally:
@@ -420,10 +420,10 @@ def _end(
     process.wait()
 
 
-def _result(said: bytes, status: int, tail: OutputTail) -> AgentProgramResult:
+def _result(answer: bytes, status: int, tail: OutputTail) -> AgentProgramResult:
     """Returns how a forked program has ended, from what it has sent."""
     try:
-        result = json.loads(said)
+        result = json.loads(answer)
     except ValueError:
         result = {}
     return _end_of(result, _how(status), tail.text())

@@ -138,10 +138,10 @@ class ChatRequest(pydantic.BaseModel):
     @property
     def limit(self) -> int | None:
         """The most tokens that are wanted."""
-        given = [
+        limits = [
             limit for limit in (self.max_tokens, self.max_completion_tokens) if limit is not None
         ]
-        return min(given, default=None)
+        return min(limits, default=None)
 
     @property
     def stops(self) -> list[str]:

@@ -99,9 +99,9 @@ def parse_response(body: bytes) -> ChatRequest:
 def _messages(request: ResponseRequest) -> list[dict[str, Any]]:
     """The messages that a request's items are; a call belongs to the assistant's message before
     it."""
-    found: list[dict[str, Any]] = []
+    messages: list[dict[str, Any]] = []
     if request.instructions:
-        found.append({"role": "system", "content": request.instructions})
+        messages.append({"role": "system", "content": request.instructions})
     items = (
         [Item(role="user", content=request.input)]
         if isinstance(request.input, str)
@@ -109,18 +109,18 @@ def _messages(request: ResponseRequest) -> list[dict[str, Any]]:
     )
     for item in items:
         if item.type == "message":
-            found.append({"role": item.role, "content": item.content})
+            messages.append({"role": item.role, "content": item.content})
         elif item.type == "function_call":
-            if not found or found[-1]["role"] != "assistant":
-                found.append({"role": "assistant", "content": None})
+            if not messages or messages[-1]["role"] != "assistant":
+                messages.append({"role": "assistant", "content": None})
             call = {
                 "id": item.call_id,
                 "function": {"name": item.name, "arguments": item.arguments},
             }
-            found[-1].setdefault("tool_calls", []).append(call)
+            messages[-1].setdefault("tool_calls", []).append(call)
         elif item.type == "function_call_output":
-            found.append({"role": "tool", "content": item.output, "tool_call_id": item.call_id})
-    return found
+            messages.append({"role": "tool", "content": item.output, "tool_call_id": item.call_id})
+    return messages
 
 
 def response(request: ChatRequest, answer: EndpointAnswer) -> dict[str, Any]:
@@ -191,47 +191,47 @@ def events(request: ChatRequest, answer: EndpointAnswer) -> Iterator[bytes]:
     """Yields the events of a stream that an answer is."""
     whole, numbers = response(request, answer), itertools.count()
 
-    def said(kind: str, **more: Any) -> bytes:
+    def numbered(kind: str, **more: Any) -> bytes:
         return event({"type": kind, "sequence_number": next(numbers), **more}, kind)
 
     begun = {**whole, "status": "in_progress", "output": [], "usage": None}
-    yield said("response.created", response=begun)
-    yield said("response.in_progress", response=begun)
+    yield numbered("response.created", response=begun)
+    yield numbered("response.in_progress", response=begun)
     for index, item in enumerate(whole["output"]):
-        yield from _item_events(said, index, item)
-    yield said(f"response.{whole['status']}", response=whole)
+        yield from _item_events(numbered, index, item)
+    yield numbered(f"response.{whole['status']}", response=whole)
 
 
-def _item_events(said: Any, index: int, item: Mapping[str, Any]) -> Iterator[bytes]:
+def _item_events(numbered: Any, index: int, item: Mapping[str, Any]) -> Iterator[bytes]:
     at = {"item_id": item["id"], "output_index": index}
     if item["type"] == "message":
         part, inside = item["content"][0], {**at, "content_index": 0}
-        yield said(
+        yield numbered(
             "response.output_item.added",
             output_index=index,
             item={**item, "status": "in_progress", "content": []},
         )
-        yield said("response.content_part.added", **inside, part={**part, "text": ""})
+        yield numbered("response.content_part.added", **inside, part={**part, "text": ""})
         for start in range(0, len(part["text"]), PIECE_CHARS):
-            yield said(
+            yield numbered(
                 "response.output_text.delta",
                 **inside,
                 delta=part["text"][start : start + PIECE_CHARS],
                 logprobs=[],
             )
-        yield said("response.output_text.done", **inside, text=part["text"], logprobs=[])
-        yield said("response.content_part.done", **inside, part=part)
+        yield numbered("response.output_text.done", **inside, text=part["text"], logprobs=[])
+        yield numbered("response.content_part.done", **inside, part=part)
     else:
-        yield said(
+        yield numbered(
             "response.output_item.added",
             output_index=index,
             item={**item, "status": "in_progress", "arguments": ""},
         )
-        yield said("response.function_call_arguments.delta", **at, delta=item["arguments"])
-        yield said(
+        yield numbered("response.function_call_arguments.delta", **at, delta=item["arguments"])
+        yield numbered(
             "response.function_call_arguments.done",
             **at,
             name=item["name"],
             arguments=item["arguments"],
         )
-    yield said("response.output_item.done", output_index=index, item=item)
+    yield numbered("response.output_item.done", output_index=index, item=item)

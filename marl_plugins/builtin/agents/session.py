@@ -282,23 +282,23 @@ class EndpointSession:
         """
         spec = self._spec(request)
         self.ignored.update(request.ignored)
-        found = self._conversations.beginning(request.model, request.offered, request.messages)
-        new = request.messages[found.count :]
+        prefix = self._conversations.beginning(request.model, request.offered, request.messages)
+        new = request.messages[prefix.count :]
         stated = None if after is None else self._stated(after)
-        self._tools.take_answers(found.before, request.messages, new)
+        self._tools.take_answers(prefix.before, request.messages, new)
         action = await self.calls.show(
             request.model,
             _messages(new),
             after=stated or (),
-            continues=found.before,
+            continues=prefix.before,
             place=self._place,
             spec=spec,
-            derived=self._derived(new, found) if stated is None else (),
-            notes={NOTE: {"reopened": found.reason}} if found.reason else None,
+            derived=self._derived(new, prefix) if stated is None else (),
+            notes={NOTE: {"reopened": prefix.reason}} if prefix.reason else None,
             waits=(lambda turn: bool(_calls(spec, turn))) if request.offered else None,
         )
         answer = self._answer(spec, action, bool(request.offered))
-        self._conversations.add(found, answer.message, action)
+        self._conversations.add(prefix, answer.message, action)
         return answer
 
     def _spec(self, request: ChatRequest) -> RoleSpec:
@@ -319,23 +319,23 @@ class EndpointSession:
                 )
         return [self._by_path[name] for name in names]
 
-    def _derived(self, new: Sequence[Message], found: Prefix) -> list[Action]:
+    def _derived(self, new: Sequence[Message], prefix: Prefix) -> list[Action]:
         """The actions that a request has probably seen."""
         if self._derive == "all":
             return list(self._answers)
         if not self._derive:
             return []
-        said = "\n".join(
+        text = "\n".join(
             [m.text for m in new] + [c.function.arguments for m in new for c in m.tool_calls or ()]
         )
         return derived_parents(
-            said, {a: texts for a, texts in self._answers.items() if a is not found.before}
+            text, {a: texts for a, texts in self._answers.items() if a is not prefix.before}
         )
 
     def _answer(self, spec: RoleSpec, action: Action, tools: bool) -> EndpointAnswer:
         """The message that answers a request, which is remembered as what may be shown to
         others."""
-        found = _calls(spec, action) if tools else []
+        requested = _calls(spec, action) if tools else []
         calls = [
             SentCall(
                 id=f"call_{action.path}_{number}",
@@ -343,7 +343,7 @@ class EndpointSession:
                     name=call.name, arguments=json.dumps(call.arguments, ensure_ascii=False)
                 ),
             )
-            for number, call in enumerate(found)
+            for number, call in enumerate(requested)
         ]
         text = (
             outside_calls(spec.chat.said(action.generation.ids))
@@ -354,7 +354,7 @@ class EndpointSession:
             role="assistant", content=text if text or not calls else None, tool_calls=calls or None
         )
         self._tools.called(action, calls)
-        self._answers[action] = texts_of(action, [call.arguments for call in found])
+        self._answers[action] = texts_of(action, [call.arguments for call in requested])
         self._by_path[action.path] = action
         return EndpointAnswer(action, message)
 

@@ -42,8 +42,8 @@ def gym_entry(name: str, seed: int, settings: dict[str, Any] | None = None) -> d
 
     with redirect_stdout(io.StringIO()):  # the interpreter of `bf` prints a dot a problem
         entry = create_dataset(name, seed=seed, size=1, **(settings or {}))[0]
-    found: dict[str, Any] = json.loads(json.dumps(entry, default=str))
-    return found
+    plain: dict[str, Any] = json.loads(json.dumps(entry, default=str))
+    return plain
 
 
 def gym_entry_score(name: str, entry: dict[str, Any], answer: str | None) -> float:

@@ -40,11 +40,11 @@ def score(name: str, answer: str | None, entry: dict[str, Any]) -> None:
     restrict()
     verify = get_score_answer_fn(name)
     try:
-        found = float(verify(answer, entry))
+        value = float(verify(answer, entry))
     except BaseException:
-        found = 0.0
+        value = 0.0
     with open(SCORE, "w") as file:
-        file.write(repr(found))
+        file.write(repr(value))
 
 
 def restrict() -> None:
@@ -78,9 +78,9 @@ def check_formula(code: Any, names: dict[str, Any]) -> None:
         if not isinstance(node, FORMULA) or not isinstance(called, ast.Name | None):
             raise ValueError(f"{type(node).__name__} is no part of a formula")
         if isinstance(node, ast.Name):
-            found = names.get(node.id)
-            of_sympy = isinstance(found, Basic) or (
-                isinstance(found, type) and issubclass(found, Basic)
+            value = names.get(node.id)
+            of_sympy = isinstance(value, Basic) or (
+                isinstance(value, type) and issubclass(value, Basic)
             )
             if not of_sympy and node.id not in PLAIN_FUNCTIONS:
                 raise ValueError(f"{node.id} is no name of a formula")

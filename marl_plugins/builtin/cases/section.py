@@ -50,9 +50,9 @@ class CasesConfig(CaseSection):
 
     def generators(self, folder: Path) -> Mapping[str, CaseGenerator]:
         return {
-            name: found
-            for name, found in candidates(folder / self.file).items()
-            if not lacks(found)
+            name: generator
+            for name, generator in candidates(folder / self.file).items()
+            if not lacks(generator)
         }
 
     def limit(self) -> float:
@@ -71,17 +71,17 @@ def candidates(path: Path) -> dict[str, Any]:
         raise ConfigurationError(
             [problem.within(key="cases") for problem in error.problems]
         ) from error
-    public = {name: found for name, found in vars(module).items() if not name.startswith("_")}
+    public = {name: value for name, value in vars(module).items() if not name.startswith("_")}
     return {
-        name: found
-        for name, found in public.items()
-        if not isinstance(found, type | ModuleType) and len(lacks(found)) < len(ARGUMENTS)
+        name: value
+        for name, value in public.items()
+        if not isinstance(value, type | ModuleType) and len(lacks(value)) < len(ARGUMENTS)
     }
 
 
-def lacks(found: Any) -> list[str]:
+def lacks(generator: Any) -> list[str]:
     """Returns the functions of a case that an object does not have."""
-    return [name for name in ARGUMENTS if not callable(getattr(found, name, None))]
+    return [name for name in ARGUMENTS if not callable(getattr(generator, name, None))]
 
 
 def check_cases(config: CasesConfig, folder: Path) -> list[Problem]:
@@ -89,17 +89,17 @@ def check_cases(config: CasesConfig, folder: Path) -> list[Problem]:
     once."""
     path = folder / config.file
     try:
-        found = candidates(path)
+        generators = candidates(path)
     except ConfigurationError as error:
         return list(error.problems)
-    if not found:
+    if not generators:
         got, fix = (
             "has no case",
             "an object with case(rng, given), prompt(case), verify(value, case)",
         )
         return [Problem("cases.none", at(key="cases", file=path), got, fix=fix)]
     problems = []
-    for name, generator in found.items():
+    for name, generator in generators.items():
         if missing := lacks(generator):
             got, fix = f"{name} has no {' and no '.join(missing)}", "write it"
             problems.append(Problem("cases.incomplete", at(key="cases", file=path), got, fix=fix))
@@ -144,9 +144,9 @@ def try_case(name: str, generator: CaseGenerator, path: Path) -> list[Problem]:
 
 def first_case(generator: CaseGenerator) -> Any:
     """Returns a case of the first thing that its generator takes; None where it takes none."""
-    for given in TRIED:
+    for value in TRIED:
         with suppress(Exception):  # it may need what its node gives it
-            return generator.case(random.Random(0), given)
+            return generator.case(random.Random(0), value)
     return None
 
 

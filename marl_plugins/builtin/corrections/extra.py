@@ -48,15 +48,15 @@ def corrected_actions(
     }  # a row may be selected twice
     for action, row in actions.items():
         assert action.correction is not None
-        said = [
+        answer_ids = [
             *tokenizer.encode(action.correction.text, add_special_tokens=False),
             tokenizer.eos_token_id,
         ]
-        ids = [*action.context_ids, *said]
+        ids = [*action.context_ids, *answer_ids]
         if len(ids) > longest:
             too_long += 1
         else:
-            fit.append(CorrectedAction(row.name, ids, len(said), action.correction.coef))
+            fit.append(CorrectedAction(row.name, ids, len(answer_ids), action.correction.coef))
     return fit, too_long
 
 

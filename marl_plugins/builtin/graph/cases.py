@@ -93,11 +93,11 @@ class NodeCase:
         """
         score = await self._call("verify", self.generator.verify, value, case)
         if not is_score(score):
-            said = (
+            message = (
                 f"case {self.name!r}: verify gave {score!r:.80} for the value {value!r:.80}; "
                 "expected a number in [0, 1]"
             )
-            raise InvalidCall(said, place_of(self.generator.verify) or self.place)
+            raise InvalidCall(message, place_of(self.generator.verify) or self.place)
         return float(score)
 
     async def _call(self, name: str, function: Callable[..., T], *arguments: Any) -> T:
@@ -108,25 +108,25 @@ class NodeCase:
             raise
         except Exception as error:  # the recipe's own code, of any kind
             if deadline.expired():
-                said = (
+                message = (
                     f"{name} of case {self.name!r} has not returned after {self.seconds:g} s "
                     "(cases.seconds)"
                 )
-                raise InfrastructureFailure("case", said) from None
+                raise InfrastructureFailure("case", message) from None
             place = users_line(error, ()) or place_of(function) or self.place
             if name == "verify":
-                said = (
+                message = (
                     f"verify raised {type(error).__name__}: {text_of(error)}, for the value "
                     f"{arguments[0]!r:.80}"
                 )
-                raise InvalidCall(f"case {self.name!r}: {said}", place) from error
+                raise InvalidCall(f"case {self.name!r}: {message}", place) from error
             raise RecipeError(
                 place, type(error).__name__, f"case {self.name!r}, {name}: {text_of(error)}"
             ) from error
 
-    def _wrong(self, name: str, said: str) -> RecipeError:
+    def _wrong(self, name: str, reason: str) -> RecipeError:
         place = place_of(getattr(self.generator, name)) or self.place
-        return RecipeError(place, "TypeError", f"case {self.name!r}: {name} {said}")
+        return RecipeError(place, "TypeError", f"case {self.name!r}: {name} {reason}")
 
 
 def is_json(value: Any) -> bool:

@@ -86,10 +86,10 @@ def check_role(
     prompt = known.roles[role]
     if prompt is None or fields is None:
         return []
-    wanted = prompt.opening | (prompt.following if continued else frozenset())
-    unused = [name for name in fields if name not in wanted]
+    places = prompt.opening | (prompt.following if continued else frozenset())
+    unused = [name for name in fields if name not in places]
     problems = []
-    for name in sorted(wanted - {*fields}):
+    for name in sorted(places - {*fields}):
         near = meant(name, unused) if unused else ""
         fix = near or f"with: {{{name}: ...}}"
         problems.append(

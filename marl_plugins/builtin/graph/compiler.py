@@ -50,10 +50,10 @@ class Compiler:
 
     def compile(self, name: str) -> Graph | None:
         """Returns the graph in a file; None where it has problems."""
-        found = self.files.read(name, self.problems)
-        if found is None:
+        entry = self.files.read(name, self.problems)
+        if entry is None:
             return None
-        source, config, spot = found
+        source, config, spot = entry
         return self.graph(
             config, Level(spot, "", source, config.nodes, self.problems, calls=((name, ""),))
         )
@@ -77,11 +77,11 @@ class Compiler:
     def choose(self, config: grammar.ChooseConfig, level: Level) -> nodes.Choice:
         """Returns who chooses what runs next."""
         spot = level.spot.below("choose")
-        found = {
+        expressions = {
             name: level.expression(value, spot.below("with", name), f"choose, with.{name}")
             for name, value in config.fields.items()
         }
-        fields = {name: value for name, value in found.items() if value is not None}
+        fields = {name: value for name, value in expressions.items() if value is not None}
         for name in dict.fromkeys(
             name for value in fields.values() for name in value.hard if name in level.specs
         ):
@@ -142,7 +142,7 @@ class Compiler:
 
     def shared(self, config: grammar.NodeConfig, draft: Draft) -> dict[str, Any]:
         """Returns what every kind of node has."""
-        given, spot, level, found = (
+        fields_set, spot, level, arguments = (
             config.model_fields_set,
             draft.spot,
             draft.level,
@@ -158,16 +158,16 @@ class Compiler:
                         "graph.after", spot.below("after").where, repr(other), "another node", fix
                     )
                 )
-        if "when" in given:
-            found["when"] = draft.expression(config.when, "when", counting=True)
-        if "otherwise" in given:  # it is read where the others are not there
-            found["otherwise"] = level.expression(
+        if "when" in fields_set:
+            arguments["when"] = draft.expression(config.when, "when", counting=True)
+        if "otherwise" in fields_set:  # it is read where the others are not there
+            arguments["otherwise"] = level.expression(
                 config.otherwise, spot.below("otherwise"), draft.what("otherwise")
             )
         if config.retry is not None:
             repeated = draft.expression(config.retry.repeated, "retry", "while", own=True)
             if repeated is not None:
-                found["retry"] = nodes.Retry(config.retry.most, repeated, config.retry.cooldown)
+                arguments["retry"] = nodes.Retry(config.retry.most, repeated, config.retry.cooldown)
         for resource in config.cost:
             if resource not in level.budget:
                 got = f"the graph has no budget of {resource!r}"
@@ -175,7 +175,7 @@ class Compiler:
                 self.problems.append(
                     Problem("graph.budget", spot.below("cost", resource).where, got, fix=fix)
                 )
-        return {**found, "cost": config.cost}
+        return {**arguments, "cost": config.cost}
 
     def body(
         self,
@@ -362,11 +362,11 @@ def loop_maker(compiler: Compiler, config: grammar.LoopSpec, draft: Draft) -> Ma
         if "until" in inner.model_fields_set:
             until = level.expression(inner.until, spot.below("until"), draft.what("loop", "until"))
         for name, value in inner.next.items():
-            found = level.expression(
+            expression = level.expression(
                 value, spot.below("next", name), draft.what("loop", "next", name)
             )
-            if found is not None:
-                following[name] = found
+            if expression is not None:
+                following[name] = expression
 
     body, outer = compiler.body(inner, draft, "loop", (*inner.start, ROUND), after)
     if body is None:
@@ -390,10 +390,10 @@ def graph_maker(compiler: Compiler, config: grammar.GraphNode, draft: Draft) -> 
     level, spot = draft.level, draft.spot.below("graph")
     fields = draft.expressions(config.fields, "with")
     draft.needs([TASK, TRAINING])
-    found = compiler.files.called(config.graph, level.source, spot, compiler.problems)
-    if found is None:
+    entry = compiler.files.called(config.graph, level.source, spot, compiler.problems)
+    if entry is None:
         return None
-    source, inner, place = found
+    source, inner, place = entry
     call = (source.name, config.graph if place.key else "")
     if call in level.calls:
         circle = " -> ".join(graph or file for file, graph in (*level.calls, call))

@@ -71,8 +71,8 @@ class Runner:
         try:
             return await asyncio.gather(*tasks)
         except AgentFailure:
-            found = await asyncio.gather(*tasks, return_exceptions=True)
-            raised = [error for error in found if isinstance(error, BaseException)]
+            results = await asyncio.gather(*tasks, return_exceptions=True)
+            raised = [error for error in results if isinstance(error, BaseException)]
             raise next(
                 (error for error in raised if not isinstance(error, AgentFailure)), raised[0]
             ) from None
@@ -173,22 +173,22 @@ class Progress:
     def _instead(self, node: Node, why: str, sources: Sources) -> Result | Absence:
         if node.otherwise is None or node.otherwise.skipped_in(self.scope):
             return Absence(why, sources)
-        found = node.otherwise(self.scope)
-        return found.of(sources) if isinstance(found, Result) else Result(found, sources=sources)
+        value = node.otherwise(self.scope)
+        return value.of(sources) if isinstance(value, Result) else Result(value, sources=sources)
 
     def _sources(self, node: Node) -> Sources:
         """The actions on which a node depends."""
         scope = self.scope
-        found = [sources for name in node.reads if (sources := scope[name].sources)]
+        parts = [sources for name in node.reads if (sources := scope[name].sources)]
         for names in node.firsts:
-            found += [scope[name].sources for name in until_one_ran(names, scope)]
+            parts += [scope[name].sources for name in until_one_ran(names, scope)]
         if self.base and self.graph.first_to_run[node.index]:
-            found.append(self.base)
+            parts.append(self.base)
         if self.decided:
-            found.append(self.decided)
+            parts.append(self.decided)
         if node.index in self.last:
-            found.append(self.last[node.index].sources)
-        return union(found)
+            parts.append(self.last[node.index].sources)
+        return union(parts)
 
     def _settle(self, index: int, result: Result | Absence, ran: bool = True) -> None:
         self.scope[self.graph.nodes[index].name] = result
@@ -331,9 +331,9 @@ class Rounds(Progress):
         """The actions of all that has settled or been tried, and those that made nodes options,
         which decide how a round begins."""
         settled = [
-            found.sources
+            result.sources
             for node in self.graph.nodes
-            if (found := self.scope.get(node.name)) is not None
+            if (result := self.scope.get(node.name)) is not None
         ]
         made = [self._sources(self.graph.nodes[index]) for index in options]
         return union(
@@ -371,7 +371,7 @@ class Rounds(Progress):
         action = await self.runner.calls.call(
             choose.role, fields, seen, None, choose.place, {"graph": note}
         )
-        said = action.text.strip()
-        note["legal"] = said in names
+        answer = action.text.strip()
+        note["legal"] = answer in names
         self.decided = (action,)
-        return options[names.index(said)] if said in names else options[0]
+        return options[names.index(answer)] if answer in names else options[0]

@@ -77,12 +77,14 @@ class GraphExplorer(Explorer):
     @property
     def conditions(self) -> list[Expression]:
         """All conditions, in the order of the file."""
-        found = [node.when for node in self.nodes] + [
+        conditions = [node.when for node in self.nodes] + [
             node.retry.repeated for node in self.nodes if node.retry
         ]
         graphs = [self.graph, *(node.body for node in self.nodes if isinstance(node, BodyNode))]
         return [
-            c for c in (*found, *self.untils, *(graph.stop for graph in graphs)) if c is not None
+            c
+            for c in (*conditions, *self.untils, *(graph.stop for graph in graphs))
+            if c is not None
         ]
 
     def attempts(self) -> Iterator[Attempt]:
@@ -97,8 +99,8 @@ class GraphExplorer(Explorer):
         while (forced := self._next_forced(tried)) is not None and len(tried) < MOST_FORCED:
             tried.add(forced)
             condition, value = forced
-            said = f"{condition.what} is taken as {'true' if value else 'false'}"
-            yield self._attempt(said, legal, {condition: value})
+            description = f"{condition.what} is taken as {'true' if value else 'false'}"
+            yield self._attempt(description, legal, {condition: value})
 
     def _attempt(
         self, when: str, lines: Lines, forced: Mapping[Expression, bool] | None = None
@@ -107,13 +109,13 @@ class GraphExplorer(Explorer):
 
     def examples(self) -> dict[str, tuple[str | None, ...]]:
         """Returns, by role, answers in the forms in which they are read."""
-        found: dict[str, list[str]] = {}
+        answers: dict[str, list[str]] = {}
         for node in self.nodes:
             if isinstance(node, RoleCallNode):
-                found.setdefault(node.role, []).append(node.reading.example())
+                answers.setdefault(node.role, []).append(node.reading.example())
         return {
-            role: (said[0],) if len(set(said)) == 1 else tuple(said) * MAX_LOOP_ROUNDS
-            for role, said in found.items()
+            role: (texts[0],) if len(set(texts)) == 1 else tuple(texts) * MAX_LOOP_ROUNDS
+            for role, texts in answers.items()
         }
 
     def _guesses(self, legal: Lines) -> Iterator[Attempt]:
@@ -127,22 +129,22 @@ class GraphExplorer(Explorer):
                         break
                     if isinstance(node, RoleCallNode) and node.name in self._behind(condition):
                         guessed += 1
-                        said = node.reading.example(constant)
+                        answer = node.reading.example(constant)
                         yield self._attempt(
-                            f"role {node.role!r} says {said!r}", {**legal, node.role: (said,)}
+                            f"role {node.role!r} says {answer!r}", {**legal, node.role: (answer,)}
                         )
 
     def _behind(self, condition: Expression) -> set[str]:
         """The names on which a condition depends, directly or through others."""
         reads = {node.name: node.reads for node in self.nodes}
-        found: set[str] = set()
-        wanted = list(condition.names)
-        while wanted:
-            name = wanted.pop()
-            if name not in found:
-                found.add(name)
-                wanted += reads.get(name, ())
-        return found
+        reached: set[str] = set()
+        pending = list(condition.names)
+        while pending:
+            name = pending.pop()
+            if name not in reached:
+                reached.add(name)
+                pending += reads.get(name, ())
+        return reached
 
     def _next_forced(self, tried: set[tuple[Expression, bool]]) -> tuple[Expression, bool] | None:
         """The next value to be forced of a condition that has not had it."""

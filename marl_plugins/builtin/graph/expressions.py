@@ -69,7 +69,7 @@ def _join(items: Any, between: str = "\n") -> str:
 
 
 def _first(*candidates: Any) -> Any:
-    return next((found for found in candidates if not isinstance(found, Absence)), None)
+    return next((candidate for candidate in candidates if not isinstance(candidate, Absence)), None)
 
 
 FUNCTIONS: Mapping[str, Callable[..., Any]] = MappingProxyType(
@@ -222,14 +222,14 @@ class Expression:
                 )
             case ast.BoolOp(op=operator, values=values):
                 return ast.BoolOp(operator, [self._raw(value, soft) for value in values])
-            case ast.Call(func=ast.Name(id="first"), args=[_, *_] as given, keywords=[]):
-                code = _call("function_first", *(self._raw(value, True) for value in given))
+            case ast.Call(func=ast.Name(id="first"), args=[_, *_] as arguments, keywords=[]):
+                code = _call("function_first", *(self._raw(value, True) for value in arguments))
                 self._firsts.append(
-                    tuple(value.id for value in given if isinstance(value, ast.Name))
+                    tuple(value.id for value in arguments if isinstance(value, ast.Name))
                 )
                 others = [
                     part
-                    for value in given
+                    for value in arguments
                     if not isinstance(value, ast.Name)
                     for part in ast.walk(value)
                 ]
@@ -294,15 +294,15 @@ class Expression:
                     operators,
                     [self._value(other, soft) for other in others],
                 )
-            case ast.Call(func=ast.Name(id=name), args=given, keywords=[]) if name in FUNCTIONS:
+            case ast.Call(func=ast.Name(id=name), args=arguments, keywords=[]) if name in FUNCTIONS:
                 if name == "matches":
-                    self._check_pattern(node, given)
+                    self._check_pattern(node, arguments)
                 if name == "ran":
                     self._always |= dict.fromkeys(
-                        value.id for value in given if isinstance(value, ast.Name)
+                        value.id for value in arguments if isinstance(value, ast.Name)
                     )
-                    return _call("function_ran", *(self._raw(value, True) for value in given))
-                return _call(f"function_{name}", *(self._value(value, soft) for value in given))
+                    return _call("function_ran", *(self._raw(value, True) for value in arguments))
+                return _call(f"function_{name}", *(self._value(value, soft) for value in arguments))
             case ast.Call(func=ast.Name(id=name)) if name not in FUNCTIONS:
                 self._refuse(
                     node,
@@ -320,9 +320,9 @@ class Expression:
         )
         raise AssertionError("unreachable")
 
-    def _check_pattern(self, node: ast.expr, given: Sequence[ast.expr]) -> None:
+    def _check_pattern(self, node: ast.expr, arguments: Sequence[ast.expr]) -> None:
         """Refuses a pattern that is not written out: one that a model makes may take for ever."""
-        match given:
+        match arguments:
             case [ast.Constant(value=str() as pattern), _]:
                 try:
                     re.compile(pattern)
@@ -343,8 +343,8 @@ def until_one_ran(names: Sequence[str], scope: Scope) -> Iterator[str]:
             return
 
 
-def _call(name: str, *given: ast.expr) -> ast.expr:
-    return ast.Call(ast.Name(name, ast.Load()), list(given), [])
+def _call(name: str, *arguments: ast.expr) -> ast.expr:
+    return ast.Call(ast.Name(name, ast.Load()), list(arguments), [])
 
 
 def _name_of(node: ast.expr) -> str:

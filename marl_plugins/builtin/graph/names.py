@@ -93,22 +93,24 @@ class Level:
             counting: Whether it may read `done` and `left`.
         """
         try:
-            found = Expression(written(value), spot.line, what)
+            expression = Expression(written(value), spot.line, what)
         except BadExpression as error:
             self.problems.append(Problem("graph.expression", spot.where, error.got, fix=error.fix))
             return None
         valid = [*self.names, *((DONE, *([LEFT] if self.budget else [])) if counting else ())]
-        unknown = [name for name in found.names if name not in valid]
+        unknown = [name for name in expression.names if name not in valid]
         for name in unknown:
-            quoted = f"quote it twice where it is a text: \"'{name}'\"" if found.is_name else ""
+            quoted = (
+                f"quote it twice where it is a text: \"'{name}'\"" if expression.is_name else ""
+            )
             fix = "; ".join(filter(None, (meant(name, valid), quoted)))
-            got = f"{found.text!r} reads {name!r}, which is nothing that can be read here"
+            got = f"{expression.text!r} reads {name!r}, which is nothing that can be read here"
             self.problems.append(Problem("graph.unknown_name", spot.where, got, fix=fix))
-        for name, read in found.attributes:
+        for name, read in expression.attributes:
             self._check_attribute(name, read, spot)
-        self.used |= dict.fromkeys(found.hard)
-        self.softly |= dict.fromkeys(found.soft)
-        return None if unknown else found
+        self.used |= dict.fromkeys(expression.hard)
+        self.softly |= dict.fromkeys(expression.soft)
+        return None if unknown else expression
 
     def _check_attribute(self, name: str, read: str, spot: Spot) -> None:
         """Notes the problem with what an expression reads of a name, as far as that is known."""
@@ -183,23 +185,23 @@ class Draft:
             own: Whether it may read the node itself.
         """
         spot = self.spot.below(*key)
-        found = self.level.expression(value, spot, self.what(*key), counting=counting)
-        if found is not None:
-            if self.name in found.names and not own:
+        expression = self.level.expression(value, spot, self.what(*key), counting=counting)
+        if expression is not None:
+            if self.name in expression.names and not own:
                 got, fix = f"node {self.name!r} reads itself", "what repeats is a `loop`"
                 self.level.problems.append(Problem("graph.cycle", spot.where, got, fix=fix))
             self.needs(
                 *(
                     [name for name in names if name != self.name]
-                    for names in (found.hard, found.always)
+                    for names in (expression.hard, expression.always)
                 )
             )
             self.firsts += [
-                tuple(name for name in names if name != self.name) for names in found.firsts
+                tuple(name for name in names if name != self.name) for names in expression.firsts
             ]
-        return found
+        return expression
 
     def expressions(self, values: Mapping[str, Any], *key: str) -> dict[str, Expression]:
         """Returns expressions by name; those with problems are left out."""
-        found = {name: self.expression(value, *key, name) for name, value in values.items()}
-        return {name: value for name, value in found.items() if value is not None}
+        expressions = {name: self.expression(value, *key, name) for name, value in values.items()}
+        return {name: value for name, value in expressions.items() if value is not None}

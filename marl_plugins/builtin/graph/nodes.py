@@ -131,9 +131,9 @@ class RoleCallNode(Node):
             fields = {**{name: as_field(value) for name, value in shown.items()}, **fields}
         note = note_of(self.address, scope)
         earlier = None
-        if self.continues is not None and (found := self.continues(scope)) is not None:
-            earlier = getattr(found, "action", None)
-            if earlier is None and not (isinstance(found, Result) and found.value is None):
+        if self.continues is not None and (continued := self.continues(scope)) is not None:
+            earlier = getattr(continued, "action", None)
+            if earlier is None and not (isinstance(continued, Result) and continued.value is None):
                 raise RecipeError(
                     self.place,
                     "TypeError",
@@ -176,11 +176,11 @@ class ToolNode(Node):
     async def perform(self, execution: Execution, scope: Scope, sources: Sources) -> Result:
         tool = getattr(execution.tools, self.tool)
         if self.call is not None:
-            found = await tool(as_text(self.call.value(scope)))
+            result = await tool(as_text(self.call.value(scope)))
         else:
             arguments = {name: expression.value(scope) for name, expression in self.fields.items()}
-            found = await getattr(tool, self.function)(**arguments)
-        return Result(found.output, found.output, found.output, found.ok, sources=sources)
+            result = await getattr(tool, self.function)(**arguments)
+        return Result(result.output, result.output, result.output, result.ok, sources=sources)
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -231,10 +231,10 @@ class MapNode(BodyNode):
     async def perform(self, execution: Execution, scope: Scope, sources: Sources) -> Result:
         items = self.over.value(scope)
         if not isinstance(items, list):
-            said = f"node {self.name!r}, over: expected a list, got {kind_of(items)}"
-            raise RecipeError(self.place, "TypeError", said)
+            message = f"node {self.name!r}, over: expected a list, got {kind_of(items)}"
+            raise RecipeError(self.place, "TypeError", message)
         seen, around = self.seen(scope), scope.get(NUMBERS, ())
-        found = await execution.all_of(
+        scopes = await execution.all_of(
             [
                 execution.execute(
                     self.body,
@@ -249,10 +249,10 @@ class MapNode(BodyNode):
                 for n, item in enumerate(items[: self.most])
             ]
         )
-        given = [self.body.given(inner) for inner in found]
-        known = () if given and self.body.gives_own else sources
-        values = [result.value for result in given if isinstance(result, Result)]
-        return Result(values, sources=union([*(result.sources for result in given), known]))
+        results = [self.body.given(inner) for inner in scopes]
+        known = () if results and self.body.gives_own else sources
+        values = [result.value for result in results if isinstance(result, Result)]
+        return Result(values, sources=union([*(result.sources for result in results), known]))
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -291,12 +291,14 @@ class LoopNode(BodyNode):
             carried |= {
                 name: following_value(value, inner) for name, value in self.following.items()
             }
-        given = self.body.given(inner)
+        result = self.body.given(inner)
         known = self.body.gives_own or (
             over and self.until is not None and self.body.owns(self.until)
         )
-        all_of = union((given.sources, decided if over else (), () if known else base))
-        return given.of(all_of, turn) if isinstance(given, Result) else Absence(given.why, all_of)
+        all_of = union((result.sources, decided if over else (), () if known else base))
+        return (
+            result.of(all_of, turn) if isinstance(result, Result) else Absence(result.why, all_of)
+        )
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -311,9 +313,9 @@ class GraphCallNode(BodyNode):
             for name, value in self.fields.items()
         }
         inner = await execution.execute(self.body, {**self.seen(scope), **inputs}, sources)
-        given = self.body.given(inner)
-        found = given.sources if self.body.gives_own else union((given.sources, sources))
-        return given.of(found) if isinstance(given, Result) else Absence(given.why, found)
+        result = self.body.given(inner)
+        all_of = result.sources if self.body.gives_own else union((result.sources, sources))
+        return result.of(all_of) if isinstance(result, Result) else Absence(result.why, all_of)
 
 
 def as_result(value: Any, sources: Sources) -> Result:

@@ -83,10 +83,10 @@ def _part(graph: Graph, indent: str) -> Iterator[str]:
                 ToolNode: ("[[", "]]"),
                 FailNode: ("{{", "}}"),
             }.get(type(node), ("[", "]"))
-            said = (
+            label = (
                 node.name if about(node) == f"role {node.name}" else f"{node.name}: {about(node)}"
             )
-            yield f"{indent}{_id(node)}{opened}{_quoted(said)}{closed}"
+            yield f"{indent}{_id(node)}{opened}{_quoted(label)}{closed}"
 
 
 def _edges(graph: Graph, indent: str) -> Iterator[str]:

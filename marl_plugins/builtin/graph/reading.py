@@ -68,10 +68,12 @@ class ReadForm:
         value: Any
         match self.form:
             case "json":
-                found = object_in(text)
-                legal = found is not None and all(self._fits(found, key) for key in self._required)
+                parsed = object_in(text)
+                legal = parsed is not None and all(
+                    self._fits(parsed, key) for key in self._required
+                )
                 return (
-                    found[self.name] if self.name and found is not None and legal else found
+                    parsed[self.name] if self.name and parsed is not None and legal else parsed
                 ), legal
             case "tag":
                 value = tagged(text, self.name)
@@ -87,18 +89,18 @@ class ReadForm:
     def _required(self) -> list[str]:
         return [*self.keys, *([self.name] if self.name and self.name not in self.keys else [])]
 
-    def _fits(self, found: dict[str, Any], key: str) -> bool:
-        if key not in found:
+    def _fits(self, fields: dict[str, Any], key: str) -> bool:
+        if key not in fields:
             return False
         kind = self.keys.get(key)
-        value = found[key]
+        value = fields[key]
         return kind is None or (
             isinstance(value, KINDS[kind]) and (kind == "truth" or not isinstance(value, bool))
         )
 
     def example(self, value: Any = None) -> str:
         """Returns an answer in this form, which says a value."""
-        said = "a word" if value is None else value
+        answer = "a word" if value is None else value
         match self.form:
             case "json":
                 keys = {key: said_as(kind, value) for key, kind in self.keys.items()}
@@ -106,14 +108,16 @@ class ReadForm:
                     keys[self.name] = ["a word"] if value is None else value
                 return json.dumps(keys)
             case "tag":
-                return f"<{self.name}>{said}</{self.name}>"
+                return f"<{self.name}>{answer}</{self.name}>"
             case "code":
                 return f"```{self.name}\n{'pass' if value is None else value}\n```"
             case "number":
                 return str(
-                    said if isinstance(said, int | float) and not isinstance(said, bool) else 1
+                    answer
+                    if isinstance(answer, int | float) and not isinstance(answer, bool)
+                    else 1
                 )
-        return str(said)
+        return str(answer)
 
 
 def said_as(kind: str, value: Any) -> Any:

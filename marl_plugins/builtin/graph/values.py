@@ -93,10 +93,10 @@ class Absence:
 
 def union(parts: Iterable[Sources]) -> Sources:
     """Returns all actions of some sources, each once, in order."""
-    found = [part for part in parts if part]
-    if len(found) <= 1:
-        return found[0] if found else ()
-    return tuple(dict.fromkeys(chain(*found)))
+    nonempty = [part for part in parts if part]
+    if len(nonempty) <= 1:
+        return nonempty[0] if nonempty else ()
+    return tuple(dict.fromkeys(chain(*nonempty)))
 
 
 def plain(value: Any) -> Any:

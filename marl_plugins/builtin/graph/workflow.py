@@ -49,19 +49,19 @@ class GraphWorkflow(WorkflowFile):
             # A node states what it has seen, and which task it runs in may depend on timing.
             with no_branches():
                 results = await Runner(calls, tools, self._watch).execute(self.graph, scope, ())
-            given = self.graph.given(results)
+            result = self.graph.given(results)
         except RecipeError as error:
             if self._watch is not None and error.kind in AVOIDABLE:
                 raise AgentFailure("no_answer", str(error)) from error
             raise
-        if isinstance(given, Absence):
+        if isinstance(result, Absence):
             return None
         return (
-            given.action
-            if given.action is not None
+            result.action
+            if result.action is not None
             else None
-            if given.value is None
-            else as_text(given.value)
+            if result.value is None
+            else as_text(result.value)
         )
 
     def watched(self, watch: Watch) -> GraphWorkflow:

@@ -80,7 +80,7 @@ def marl_configure(run: Run) -> list[Problem]:
             for f in ONLY_WITH
             if f in run.given
         ]
-    found = [
+    problems = [
         Problem(
             "reward_model.no_role",
             at(flag=ROLES),
@@ -93,12 +93,12 @@ def marl_configure(run: Run) -> list[Problem]:
     if scores_outcomes(run) and run.args.reward.remote_url:
         got = "both score the outcome; upstream asks the function alone, and starts no reward model"
         fix = f"remove one of the two, or give the model actions to score: --{ROLES} ROLE"
-        found.append(
+        problems.append(
             Problem(
                 "reward_model.twice", at(flag=FLAG), got, fix=fix, flags=(FLAG, "reward.remote_url")
             )
         )
-    return found + check_model(run)
+    return problems + check_model(run)
 
 
 @hookimpl

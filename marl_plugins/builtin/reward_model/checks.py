@@ -70,10 +70,10 @@ def problems_of(folder: Path, run: Run) -> list[Problem]:
         ]
     try:
         config = read_object(file)
-        found = [
+        problems = [
             p.within(flag=FLAG) for p in (*tokenizer_problems(folder), *weight_problems(folder))
         ]
-        found = found or _head_problems(
+        problems = problems or _head_problems(
             folder, config.get("value_head_prefix", run.args.ds.value_head_prefix)
         )
     except ConfigurationError as error:
@@ -81,10 +81,10 @@ def problems_of(folder: Path, run: Run) -> list[Problem]:
     if run.args.reward.normalize_enable and not ("mean" in config and "std" in config):
         got = f"{file} has no `mean` and `std`, so nothing would be normalised"
         fix = "remove the flag, or write them there, as upstream's train_rm does"
-        found.append(
+        problems.append(
             Problem("reward_model.no_statistics", at(flag="reward.normalize_enable"), got, fix=fix)
         )
-    return found
+    return problems
 
 
 def _head_problems(folder: Path, prefix: str) -> list[Problem]:

@@ -207,11 +207,11 @@ class MCPServer:
         ]
         if not offered:
             problems.append(Problem("mcp.no_tools", where, "it has no tools"))
-        wanted = [offered[name] for name in named or offered if name in offered]
-        problems += [Problem("mcp.offer", where, wrong) for wrong in wrong_offers(wanted)]
+        chosen = [offered[name] for name in named or offered if name in offered]
+        problems += [Problem("mcp.offer", where, wrong) for wrong in wrong_offers(chosen)]
         if problems:
             raise ConfigurationError(problems)
-        self.functions = tuple(wanted)
+        self.functions = tuple(chosen)
 
     async def close(self) -> None:
         """Ends all sessions."""
@@ -350,9 +350,9 @@ class MCPSession:
         await asyncio.wait({self._owner}, timeout=LEAVING_SECONDS)
 
     def _failure(self, why: str) -> InfrastructureFailure:
-        said = self._said.text.strip()[-LAST_WORDS_CHARS:]
+        output = self._said.text.strip()[-LAST_WORDS_CHARS:]
         text = f"MCP server {self._server.name!r} ({self._server.place}): {why}" + (
-            f"; it wrote: {said}" if said else ""
+            f"; it wrote: {output}" if output else ""
         )
         return InfrastructureFailure("tool", self._server.redaction.text(text))
 

@@ -63,18 +63,18 @@ def read_corpus(path: Path, part: str = "all", limit: int | None = None) -> list
             from 1).
     """
     problems: list[Problem] = []
-    found = []
+    documents = []
     for place, item in islice(_items(path, problems), limit):
         document = _document(place, item, part, problems)
         if document is not None:
-            found.append(document)
-    if not (found or problems):
+            documents.append(document)
+    if not (documents or problems):
         problems.append(
             Problem("search.no_documents", at(file=path), "no documents in it", fix=FIX)
         )
     if problems:
         raise ConfigurationError(first_of(problems, path))
-    return found
+    return documents
 
 
 def _items(path: Path, problems: list[Problem]) -> Iterator[tuple[str, Any]]:

@@ -104,10 +104,10 @@ def search_tool(config: SearchToolConfig, corpus: Path, shared: SharedIndex) -> 
                 f"the query has {len(query)} characters; write at most {config.query_chars}",
                 False,
             )
-        found = shared.of(corpus, config.index).best(query, config.results)
+        documents = shared.of(corpus, config.index).best(query, config.results)
         return "\n".join(
-            document.shown(config.document_chars) for document in found
-        ) or NOTHING, bool(found)
+            document.shown(config.document_chars) for document in documents
+        ) or NOTHING, bool(documents)
 
     async def run(call: ToolCall) -> ToolResult:
         output, ok = await asyncio.to_thread(answered, call.text)

@@ -29,11 +29,11 @@ def open_read_only(path: Path) -> sqlite3.Connection:
 
 def tables_of(connection: sqlite3.Connection) -> list[str]:
     """Returns the names of the tables and views."""
-    found = connection.execute(
+    rows = connection.execute(
         "SELECT name FROM sqlite_master WHERE type IN ('table', 'view') AND name NOT LIKE "
         "'sqlite!_%' ESCAPE '!'"
     )
-    return [name for (name,) in found]
+    return [name for (name,) in rows]
 
 
 def columns_of(connection: sqlite3.Connection, table: str) -> list[str]:

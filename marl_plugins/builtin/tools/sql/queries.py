@@ -327,9 +327,11 @@ class Meter:
         """Returns one of SQLite's date functions, answered by SQLite itself, with `now`
         replaced."""
 
-        def function(*given: Any) -> Any:
+        def function(*arguments: Any) -> Any:
             self.steps += STEPS_OF_A_DATE
-            values = list(given) if len(given) > (name == "strftime") else [*given, "now"]
+            values = (
+                list(arguments) if len(arguments) > (name == "strftime") else [*arguments, "now"]
+            )
             words = [value.lower() if isinstance(value, str) else value for value in values]
             if any(
                 isinstance(word, bytes) or word in ("localtime", "utc", "subsec", "subsecond")
