@@ -16,7 +16,6 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import escapes
-import problem_codes
 
 from marl_plugins.builtin import groups, reinforce_pp
 from marl_plugins.builtin.agents.section import AgentConfig
@@ -343,7 +342,6 @@ TABLES = {
     ("flags.md", "This project's own"): own_flags_table,
     ("flags.md", "Upstream's, and what becomes of each"): flags.table,
     ("from_openrlhf.md", "Old flag names"): old_flags.table,
-    ("problems.md", "All codes"): problem_codes.table,
     ("gpu.md", "What fits"): what_fits,
     ("no_effect.md", "By estimator"): estimators_table,
 }

@@ -109,12 +109,12 @@ def test_a_command_line_for_upstreams_trainer_is_checked_before_it_starts(words,
 def test_the_documentation_is_a_command(capsys):
     assert main(["docs"]) == 0
     listed = re.findall(r"openrlhf docs (\S+)", capsys.readouterr().out)
-    assert listed == sorted(path.stem for path in (ROOT / "docs").glob("*.md")) and {
-        "recipes",
-        "slurm",
-    } <= set(listed)
+    pages = {path.stem for path in (ROOT / "docs").glob("*.md")}
+    assert listed == sorted({*pages, "problems"}) and {"recipes", "slurm"} <= pages
     assert main(["docs", "docs/flags.md"]) == 0
     assert capsys.readouterr().out == (ROOT / "docs/flags.md").read_text()
+    assert main(["docs", "problems"]) == 0
+    assert "\n| `docs.unknown` | there is no page PAGE" in capsys.readouterr().out
     assert main(["docs", "flag"]) == 2
     assert "there is no page 'flag'; did you mean 'flags'?" in capsys.readouterr().err
 
@@ -122,7 +122,10 @@ def test_the_documentation_is_a_command(capsys):
 def test_the_pages_that_messages_name_exist():
     for path in (ROOT / "marl_plugins").rglob("*.py"):
         for name in re.findall(r"openrlhf docs ([a-z_]+)", path.read_text()):
-            assert name == "lists" or (data("docs") / f"{name}.md").is_file(), (path, name)
+            assert name in ("lists", "problems") or (data("docs") / f"{name}.md").is_file(), (
+                path,
+                name,
+            )
 
 
 # --- flags

@@ -1,8 +1,8 @@
 """Checks of single functions, each called with one bad input: the code and the place of what they
 return.
 
-What a whole plan says is in the tests of its parts; the sentence of every code is in
-docs/problems.md, which is made from the code.
+What a whole plan says is in the tests of its parts; `openrlhf docs problems` prints the sentence of
+every code.
 """
 
 import sys

@@ -5,9 +5,9 @@ import pickle
 import re
 from pathlib import Path
 
-import problem_codes
 import pytest
 
+from marl_plugins.commands import problem_codes
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.problems import (
     MAX_LISTED_NAMES,
@@ -103,6 +103,11 @@ def codes():
 
 def test_every_code_is_dotted_and_written_out():
     assert not [code for code in codes() if not re.fullmatch(r"[a-z_]+(\.[a-z_0-9]+)+|other", code)]
+
+
+def test_every_code_is_listed_once():
+    listed = re.findall(r"^\| `(.+?)` \|", problem_codes.page(), re.MULTILINE)
+    assert listed == sorted(codes())
 
 
 def test_every_code_is_named_by_a_test():
