@@ -12,11 +12,12 @@ from pathlib import Path
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.findings import Finding, error, note, ok
 from marl_plugins.engine.hosts import cpu, upstream_cli
-from marl_plugins.engine.hosts.prebuild import abandoned_locks, extensions_folder
+from marl_plugins.engine.hosts.prebuild import OPERATORS, abandoned_locks, extensions_folder
 from marl_plugins.engine.hosts.releases import TRAINED, known, refusal, standing
 from marl_plugins.engine.hosts.seams import check_seams, seams_of
 
-OPERATORS = {"cpu": ("fused_adam", "deepspeed_shm_comm"), "cuda": ("fused_adam",)}
+LIBRARIES = {"cpu": tuple(OPERATORS.values()), "cuda": (OPERATORS["FusedAdamBuilder"],)}
+"""The libraries of DeepSpeed's operators that runs on a device load."""
 
 
 def check_upstream() -> list[Finding]:
@@ -60,7 +61,7 @@ def check_operators(device: str) -> list[Finding]:
     use."""
     folder = extensions_folder(device)
     locks = check_locks(folder)
-    missing = [name for name in OPERATORS[device] if not list(folder.glob(f"**/{name}/*.so"))]
+    missing = [name for name in LIBRARIES[device] if not list(folder.glob(f"**/{name}/*.so"))]
     tools = [
         "ninja",
         *(("g++",) if missing else ()),

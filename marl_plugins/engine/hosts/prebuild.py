@@ -1,15 +1,17 @@
 """Build what DeepSpeed would otherwise compile during the first run:
 `python -m marl_plugins.engine.hosts.prebuild`.
 
-Two C++ operators, about a minute. A process that is killed while it builds or loads an operator
-leaves a lock for which every later one would wait forever; such locks are removed here, and at the
-start of a run.
+Two C++ operators, about a minute. A run on CPUs builds them before it starts Ray, whose workers
+would give up meanwhile. A process that is killed while it builds or loads an operator leaves a lock
+for which every later one would wait forever; such locks are removed here, and at the start of a
+run.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -19,7 +21,8 @@ from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.problems import Problem
 from marl_plugins.engine.hosts import cpu
 
-OPERATORS = ("FusedAdamBuilder", "ShareMemCommBuilder")
+OPERATORS = {"FusedAdamBuilder": "fused_adam", "ShareMemCommBuilder": "deepspeed_shm_comm"}
+"""The builders of the operators that CPU runs use, and the name of the library that each builds."""
 
 
 def cache_folder() -> Path:
@@ -62,6 +65,27 @@ def clear_abandoned_locks(folder: Path) -> list[Path]:
     for lock in abandoned:
         lock.unlink(missing_ok=True)
     return abandoned
+
+
+def build_missing_operators() -> None:
+    """Builds the operators of CPU runs where they are not, or waits for whoever is building them.
+
+    Raises:
+        ConfigurationError: They cannot be built; the compiler's output has been printed.
+    """
+    folder = extensions_folder("cpu")
+    if all(list(folder.glob(f"**/{library}/*.so")) for library in OPERATORS.values()):
+        return
+    print("building DeepSpeed's two operators, once: about a minute", file=sys.stderr)
+    build = [sys.executable, "-W", "ignore", "-m", "marl_plugins.engine.hosts.prebuild"]
+    # In a process of its own, because this one has not set what the compiler needs.
+    if subprocess.run(build, stdout=subprocess.DEVNULL).returncode:
+        raise ConfigurationError(
+            Problem(
+                "machine.operators",
+                got="DeepSpeed's operators could not be built; the messages above say why",
+            )
+        )
 
 
 def main() -> int:

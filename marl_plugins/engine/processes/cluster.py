@@ -20,7 +20,11 @@ from marl_plugins.core.problems import Problem
 from marl_plugins.core.process_backend import OBJECT_STORE_BYTES
 from marl_plugins.core.run import Run
 from marl_plugins.engine.hosts import cpu
-from marl_plugins.engine.hosts.prebuild import clear_abandoned_locks, extensions_folder
+from marl_plugins.engine.hosts.prebuild import (
+    build_missing_operators,
+    clear_abandoned_locks,
+    extensions_folder,
+)
 from marl_plugins.engine.plan.devices import needed_cpus, needed_devices, shown_devices, too_few
 from marl_plugins.engine.processes import setup_worker
 from marl_plugins.engine.processes.private_folder import private_folder
@@ -47,6 +51,8 @@ def prepare_environment(run: Run, debug: bool) -> None:
             f"removed the lock of a process that was killed while it loaded an operator: {lock}",
             file=sys.stderr,
         )
+    if run.device == "cpu":
+        build_missing_operators()
     if own_cluster():
         os.environ.update(closed())
     for name, value in quiet(debug).items():
