@@ -170,7 +170,7 @@ def rows(trl: str | None, runs: int) -> None:
             before = Action(
                 f"a.{number}", "a", "p", number, tuple(shown), generation, "", before=before
             )
-            trajectory.actions.append(before)
+            trajectory.actions = [*trajectory.actions, before]
         return [Row(trajectory, action, 1.0) for action in trajectory.actions]
 
     def as_theirs(sequence: TokenSequence) -> tuple[list[int], list[int], list[float]]:

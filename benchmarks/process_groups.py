@@ -90,7 +90,7 @@ def row(policy: str) -> Row:
     )
     action.reward = action.returns = 1.0
     trajectory = Trajectory(Task("t", "p"), 0, step=1)
-    trajectory.actions.append(action)
+    trajectory.actions = [action]
     return Row(trajectory, action, 1.0)
 
 

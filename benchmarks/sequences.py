@@ -180,7 +180,7 @@ def long_conversations(count: int, turns: int, tokens: int) -> list[Row]:
             generation = Generation(ids, (-5.5,) * tokens, "stop", "p", 0)
             before = Action(f"a.{turn}", "a", "p", turn, shown, generation, "", before=before)
             before.returns = returns = draw.random()
-            trajectory.actions.append(before)
+            trajectory.actions = [*trajectory.actions, before]
             rows.append(Row(trajectory, before, returns))
     return rows
 

@@ -485,7 +485,9 @@ def played():
                 workspace=workspace,
                 seconds=300,
             )
-        trajectory.actions.sort(key=lambda a: (list(roles).index(a.role), a.turn))
+        trajectory.actions = sorted(
+            trajectory.actions, key=lambda a: (list(roles).index(a.role), a.turn)
+        )
         return trajectory, shown, judged
 
     with asyncio.Runner() as runner:

@@ -1063,8 +1063,7 @@ def test_a_grader_that_blocks_is_wrong(folder):
 def test_a_grader_is_not_asked_about_failures_and_leaves_nothing_behind(folder):
     folder.write(
         "grader.py",
-        "def score_outcome(t):\n    t.actions.clear()\n    return {'a': 1}['a' if t.answer else "
-        "'b']",
+        "def score_outcome(t):\n    t.actions = ()\n    return {'a': 1}['a' if t.answer else 'b']",
     )
     folder.ending(
         "from marl_plugins.core.failures import AgentFailure",

@@ -206,9 +206,8 @@ def test_twelve_twins_stand_in_the_order_of_their_numbers_everywhere(settings):
     rows = [Row(trajectory, action, 0.0) for action in reversed(twins)]
     assert [row.action for row in sorted(rows, key=lambda row: row.order)] == twins
     again = from_record(to_record(trajectory))
-    again.actions.reverse()
-    again.actions.sort(key=lambda action: path_order(action.path))
-    assert [a.path for a in again.actions] == [a.path for a in trajectory.actions]
+    ordered = sorted(again.actions, key=lambda action: path_order(action.path))
+    assert [a.path for a in ordered] == [a.path for a in trajectory.actions]
 
 
 class Counted(Counter):

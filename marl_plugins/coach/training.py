@@ -140,7 +140,7 @@ def lessons(
         mine = Trajectory(trajectory.task, trajectory.sample, trajectory.step)
         for one in (s for action in trajectory.actions for s in said.get(action, ())):
             action = _action(one, len(mine.actions))
-            mine.actions.append(action)
+            mine.actions = [*mine.actions, action]
             outcome = trajectory.outcome_of(one.action.role)
             if trajectory.infrastructure_failure:
                 action.left_out = f"infrastructure:{trajectory.infrastructure_failure}"

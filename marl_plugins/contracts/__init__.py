@@ -425,9 +425,8 @@ def _trajectories(run: Run) -> list[Trajectory]:
             for role in run.recipe.roles:
                 parents = tuple(a.path for a in trajectory.actions[-1:])
                 members = run.recipe.policies_of(role)
-                trajectory.actions.append(
-                    _action(role, members[task % len(members)], parents, draw)
-                )
+                action = _action(role, members[task % len(members)], parents, draw)
+                trajectory.actions = [*trajectory.actions, action]
             made.append(trajectory)
     missing = made[0].actions[0]
     missing.score, missing.unscored = None, "coach_busy"

@@ -6,8 +6,8 @@ has added, dropped or replaced of them since.
     sampled.check_credit("brevity.py", "marl_credit", given, answer)     after each plugin
     sampled.check_selection("longest.py", given, answer)
 
-What an action has sampled cannot be changed (`SampledAction`), so which actions there are is all
-that is checked.
+What an action has sampled cannot be changed (`SampledAction`), and neither can the tuple of a
+trajectory's actions; that it is still the same tuple is all that is checked.
 """
 
 from __future__ import annotations
@@ -16,25 +16,13 @@ import math
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from numbers import Real
-from operator import attrgetter
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from marl_plugins.core.failures import RunPaused
 from marl_plugins.core.rows import Row
 from marl_plugins.core.trajectory import Action, Generation, Trajectory
 
 T = TypeVar("T", Trajectory, Row)
-
-OF_TRAJECTORY = (
-    "task",
-    "sample",
-    "origin",
-    "step",
-    "place",
-    "agent_failure",
-    "infrastructure_failure",
-)
-_facts = attrgetter(*OF_TRAJECTORY)
 
 
 def unchangeable(generation: Generation) -> Generation:
@@ -60,48 +48,38 @@ class SampledActions:
     """The actions of a step's trajectories."""
 
     def __init__(self) -> None:
-        self._actions: dict[Trajectory, dict[Action, None]] = {}
-        self._facts: dict[Trajectory, tuple[Any, ...]] = {}
+        self._actions: dict[Trajectory, Sequence[Action]] = {}
 
     def arrived(self, trajectory: Trajectory) -> None:
-        """Takes in a trajectory that has ended.
-
-        Raises:
-            RunPaused: What scored it has added or dropped actions.
-        """
-        self._actions[trajectory] = dict.fromkeys(trajectory.sampled or trajectory.actions)
-        self._facts[trajectory] = _facts(trajectory)
-        if changed := self._changed(trajectory):
-            raise RunPaused(
-                f"what scores actions or outcomes, or a tool, {changed}; they may write scores and "
-                "notes only"
-            )
+        """Takes in a trajectory that has ended."""
+        trajectory.actions = tuple(trajectory.actions)
+        self._actions[trajectory] = trajectory.actions
 
     def __iter__(self) -> Iterator[Trajectory]:
         """The trajectories, as they arrived."""
         return iter(self._actions)
 
-    def of(self, trajectory: Trajectory) -> Iterable[Action]:
+    def of(self, trajectory: Trajectory) -> Sequence[Action]:
         """Returns the actions of a trajectory that were sampled."""
-        return self._actions[trajectory].keys()
+        return self._actions[trajectory]
 
     def check(
         self, plugin: str, hook: str, trajectories: Iterable[Trajectory] | None = None
     ) -> None:
-        """Checks that nothing has been changed of what was sampled.
+        """Checks that trajectories have the actions that were sampled.
 
         Args:
             plugin: Who had the trajectories last, in which `hook`.
             trajectories: Default: all that have arrived.
 
         Raises:
-            RunPaused: Something has, with the first trajectory of which it was.
+            RunPaused: One has others.
         """
         for trajectory in self._actions if trajectories is None else trajectories:
-            if changed := self._changed(trajectory):
+            if trajectory.actions is not self._actions[trajectory]:
                 raise RunPaused(
-                    f"plugin {plugin}: {hook} {changed}; what was sampled is trained on as it was "
-                    "sampled"
+                    f"plugin {plugin}: {hook} replaced the actions of trajectory "
+                    f"{trajectory.name}; what was sampled is trained on as it was sampled"
                 )
 
     def check_exchange(
@@ -174,15 +152,6 @@ class SampledActions:
                     f"plugin {plugin}: {hook} gave row {row.name} the reward {row.reward!r:.80}"
                 )
         self.check(plugin, hook, dict.fromkeys(row.trajectory for row in rows))
-
-    def _changed(self, trajectory: Trajectory) -> str:
-        """Returns what is not as it was, as the middle of a sentence; empty where all is."""
-        sampled, actions = self._actions[trajectory], trajectory.actions
-        if len(actions) != len(sampled) or set(actions) != sampled.keys():
-            return f"added, removed or repeated actions of trajectory {trajectory.name}"
-        now, before = _facts(trajectory), self._facts[trajectory]
-        changed = [name for name, a, b in zip(OF_TRAJECTORY, before, now, strict=True) if a != b]
-        return f"changed {', '.join(changed)} of trajectory {trajectory.name}" if changed else ""
 
 
 def _members(who: str, answer: object, offered: Sequence[T], what: str) -> set[T]:

@@ -389,7 +389,9 @@ class Trajectory:
     task: Task
     sample: int
     step: int
-    actions: list[Action] = field(default_factory=list)
+    actions: Sequence[Action] = field(default_factory=list)
+    """In graph order once the workflow has ended; from then on a tuple, which nobody may replace
+    (core/sampled.py)."""
     answer: str | None = None
     """What the workflow returned, as text."""
     returned: str | None = None
@@ -432,8 +434,6 @@ class Trajectory:
     """From then until the last score of an action."""
     rollout: float = field(default_factory=time.monotonic, repr=False, compare=False)
     """When the step's rollout began, by `time.monotonic`."""
-    sampled: list[Action] = field(default_factory=list, repr=False)
-    """Every action that was sampled (core/sampled.py); a record does not have it."""
 
     @property
     def is_evaluation(self) -> bool:
@@ -477,7 +477,7 @@ class Trajectory:
     def sort(self) -> None:
         """Puts the actions into an order that depends on the graph alone: by depth, then by path;
         and the workflow's calls into one that depends on their content."""
-        self.actions = in_graph_order(self.actions)
+        self.actions = tuple(in_graph_order(self.actions))
         self.tool_results = tuple(
             sorted(self.tool_results, key=lambda t: (t.tool, t.call, t.output))
         )

@@ -341,8 +341,7 @@ class TrajectoryBuilder:
             generation = unchangeable(await self._generate(asked))
         action = action_of(spec, turn, path, parents, generation)
         action.notes, action.start, action.answered = dict(notes), start, t.now()
-        t.actions.append(action)
-        t.sampled.append(action)
+        t.actions = [*t.actions, action]
         self._actions[path] = action
         return action
 

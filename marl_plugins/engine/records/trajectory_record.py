@@ -97,7 +97,7 @@ def from_record(record: Mapping[str, Any]) -> Trajectory:
             got = f"action {action_record['action']!r} continues {action_record['continues']!r}"
             raise ValueError(f"{got}, which does not stand before it")
         actions[action_record["action"]] = _action(action_record, actions)
-    trajectory.actions = list(actions.values())
+    trajectory.actions = tuple(actions.values())
     trajectory.actions_scored = record.get(
         "actions_scored", any(a.score is not None for a in trajectory.actions)
     )
