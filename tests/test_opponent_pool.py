@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from ray.exceptions import RayActorError
-from refusals import brief, briefs, found_by, refused
+from refusals import briefs, found_by, refused
 from simulated import without_seconds
 from simulated_run import SimulatedPolicy, simulated_trainer
 
@@ -30,9 +30,9 @@ from marl_plugins.core.policy import Policy
 from marl_plugins.engine.manager import Plugins
 from marl_plugins.engine.plan.build import build_plan
 from marl_plugins.engine.plan.describe import describe
-from marl_plugins.engine.plan.fingerprint import fingerprint
+from marl_plugins.engine.plan.fingerprint import compared, fingerprint
 from marl_plugins.engine.plan.resume import (
-    ResumeComparison,
+    changed,
     manifest_of,
     read_manifest,
     saved_steps,
@@ -667,19 +667,20 @@ def test_whom_it_follows_and_how_the_pool_is_kept_are_compared_on_resume(recipe)
     plan = build_plan(["--recipe", POOL])
     before = fingerprint(plan)
     assert before["policies"]["earlier"]["follows"] == "player"
-    after = fingerprint(build_plan(["--recipe", POOL, "--opponents.every", "3"]))
-    (found,) = ResumeComparison(4, before, after).found
-    assert brief(found) == ("resume.changed", "opponents.every")
+
+    def changes(plan):
+        return briefs(changed(4, compared(before), compared(fingerprint(plan))))
+
+    other = build_plan(["--recipe", POOL, "--opponents.every", "3"])
+    assert changes(other) == [("resume.changed", "opponents.every")]
+    follows = ("resume.changed", "earlier", "follows")
     name = recipe("policies: {earlier: {follows: null, trainable: false}}")
-    follows = ("resume.changed", "earlier")
-    assert follows in briefs(
-        ResumeComparison(4, before, fingerprint(build_plan(["--recipe", name]))).found
-    )
+    assert follows in changes(build_plan(["--recipe", name]))
     del (
         before["policies"]["earlier"]["follows"],
         before["policies"]["player"]["follows"],
     )  # of an earlier release
-    assert follows in briefs(ResumeComparison(4, before, fingerprint(plan)).found)
+    assert follows in changes(plan)
 
 
 def test_an_evaluation_gives_it_the_weights_of_the_other(tmp_path):

@@ -24,8 +24,8 @@ from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.tools import Function, Tool
 from marl_plugins.engine.plan.build import build_plan
 from marl_plugins.engine.plan.fingerprint import FREE as FREE_FLAGS
-from marl_plugins.engine.plan.fingerprint import fingerprint
-from marl_plugins.engine.plan.resume import differences, read_manifest, tag, with_resumption
+from marl_plugins.engine.plan.fingerprint import compared, fingerprint
+from marl_plugins.engine.plan.resume import changed, read_manifest, tag, with_resumption
 from marl_plugins.engine.processes.optimiser_settings import keep_settings_when_loading
 from marl_plugins.engine.records.run_folder import record_start, replayed
 from marl_plugins.engine.records.write import cut_back, move_aside
@@ -123,7 +123,7 @@ def test_what_changes_nothing_of_what_is_learned_may_differ():
 CHANGED_FLAGS = {
     ("actor.adam.lr",): ["--actor.adam.lr", "1e-5"],
     ("algo.kl.init_coef",): ["--algo.kl.init_coef", "0.02"],
-    ("policy.coder.rollout.temperature",): ["--policy.coder.rollout.temperature", "0.7"],
+    ("rollout.temperature",): ["--policy.coder.rollout.temperature", "0.7"],
     ("rollout.batch_size",): ["--rollout.batch_size", "64"],
     ("rollout.n_samples_per_prompt",): ["--rollout.n_samples_per_prompt", "2"],
     ("data.max_len",): ["--data.max_len", "400"],
@@ -141,19 +141,19 @@ def test_what_changes_what_is_learned_is_refused_until_it_is_accepted():
     more = [word for words in CHANGED_FLAGS.values() for word in words]
     found = found_by(resumed, *WORDS, *more)
     assert sorted(found) == sorted(("resume.changed", *where) for where in CHANGED_FLAGS)
-    assert all("--resume_with_changes" in p and "{" not in p for p in refused(*WORDS, *more))
+    assert all("--resume_with_changes" in p for p in refused(*WORDS, *more))
     plan, step = resumed(*WORDS, *more, "--resume_with_changes")
     assert step == 4
     assert briefs(plan.run.warnings) == [("resume.accepted",)] * len(CHANGED_FLAGS)
 
 
 CHANGED_FILES = {
-    ("prompt of role solver", "solver.md"): ("prompts/solver.md", "\n", "\n\n"),
-    ("workflow", "workflow.py"): ("workflow.py", "\n", "\n\n"),
-    ("grader", "grader.py"): ("grader.py", "\n", "\n\n"),
-    ("tasks", "tasks.py"): ("tasks.py", "\n", "\n\n"),
-    ("--coach.rubric", "rubric.py"): ("rubric.py", "\n", "\n\n"),
-    ("module helper.py", "helper.py"): ("helper.py", "1", "2"),
+    ("prompt of role solver",): ("prompts/solver.md", "\n", "\n\n"),
+    ("workflow",): ("workflow.py", "\n", "\n\n"),
+    ("grader",): ("grader.py", "\n", "\n\n"),
+    ("tasks",): ("tasks.py", "\n", "\n\n"),
+    ("--coach.rubric",): ("rubric.py", "\n", "\n\n"),
+    ("module helper.py",): ("helper.py", "1", "2"),
     ("roles.coder.max_turns",): ("recipe.yaml", "max_turns: 3", "max_turns: 2"),
     ("tools.python.memory_mb",): ("recipe.yaml", "memory_mb: 512", "memory_mb: 600"),
     ("actor.adam.lr",): ("tiny.yaml", "1e-3", "1e-4"),
@@ -197,7 +197,7 @@ def test_a_module_of_a_recipe_that_lies_in_a_package_is_noticed_too(project, mon
     words += ["--plugin", "marl_plugins.coach", "--coach.rubric", "games_of_mine/sums/rubric.py"]
     start(*words)
     edit(package / "sums/helper.py", "1", "2")
-    assert found_by(resumed, *words) == [("resume.changed", "module helper.py", "helper.py")]
+    assert found_by(resumed, *words) == [("resume.changed", "module helper.py")]
 
 
 IMPOSSIBLE = {
@@ -206,7 +206,7 @@ IMPOSSIBLE = {
         "2",
     ],
     ("coder", "ds.zero_stage"): ["--ds.zero_stage", "2"],
-    ("coder",): ["--policy.coder.actor.model_name_or_path", "tiny:seed=9"],
+    ("coder", "model"): ["--policy.coder.actor.model_name_or_path", "tiny:seed=9"],
     ("actor.optim",): ["--actor.optim", "muon"],
 }
 
@@ -218,8 +218,8 @@ def test_what_makes_resuming_impossible_cannot_be_accepted():
     found = found_by(resumed, *WORDS, *more, "--resume_with_changes")
     assert {("resume.fixed", *where) for where in IMPOSSIBLE} <= {*found}
     assert {code for code, *_ in found} == {"resume.fixed"}
-    with refuses(("resume.fixed", "mapping")):
-        resumed(*WORDS, "--mapping", "shared", "--resume_with_changes")
+    found = found_by(resumed, *WORDS, "--mapping", "shared", "--resume_with_changes")
+    assert found == [("resume.fixed", "mapping", role) for role in ("solver", "coder", "verifier")]
     mapping = "solver=a,coder=a,verifier=verifier"
     assert found_by(resumed, *WORDS, "--mapping", mapping)[0] == (
         "resume.fixed",
@@ -239,9 +239,10 @@ def test_labels_and_tasks_are_compared(project):
     assert found_by(resumed, *words) == [("resume.changed", "labels of training tasks")]
     rows[3]["input"] = "What?"
     data.write_text(json.dumps(rows))
-    assert found_by(resumed, *words) == [("resume.changed", "training tasks")]
+    changes = [("resume.changed", name) for name in ("training tasks", "labels of training tasks")]
+    assert found_by(resumed, *words) == changes
     data.write_text(json.dumps(rows[:32]))
-    assert found_by(resumed, *words)[0] == ("resume.changed", "number of training tasks")
+    assert found_by(resumed, *words)[:2] == changes
     other = project / "elsewhere.json"  # the same tasks from another file are the same
     rows[3] |= {"input": "What is 3 + 1?", "label": 4}
     other.write_text(json.dumps(rows))
@@ -250,42 +251,26 @@ def test_labels_and_tasks_are_compared(project):
 
 NOW = Function("now", "The time.", {"type": "object", "properties": {"zone": {"type": "string"}}})
 OFFERS = {
-    "the same": ([NOW], None),
-    "one more": ([NOW, replace(NOW, name="tomorrow")], "(added tomorrow)"),
-    "another": ([replace(NOW, name="later")], "(added later; removed now)"),
-    "none": ([], "(removed now)"),
-    "another description": (
-        [replace(NOW, description="Delete everything.")],
-        "(descriptions or arguments)",
-    ),
-    "other arguments": (
-        [replace(NOW, parameters={"type": "object"})],
-        "(descriptions or arguments)",
-    ),
+    "the same": [NOW],
+    "one more": [NOW, replace(NOW, name="tomorrow")],
+    "another": [replace(NOW, name="later")],
+    "none": [],
+    "another description": [replace(NOW, description="Delete everything.")],
+    "other arguments": [replace(NOW, parameters={"type": "object"})],
 }
 
 
 @pytest.mark.usefixtures("project")
 @pytest.mark.parametrize("offer", OFFERS)
 def test_what_a_server_offers_is_compared_once_it_is_known(offer):
-    functions, said = OFFERS[offer]
     start(*WORDS)
-    plan, (was, now) = build_plan([*WORDS, RESUME[0]]), ([NOW], functions)
-    tools = [{"clock": Tool("clock", None, functions=tuple(all_))} for all_ in (was, now)]
-    saved, of_now = (fingerprint(plan, each) for each in tools)
-    for other in (
-        saved,
-        fingerprint(plan),
-        fingerprint(plan, {}),
-    ):  # not known yet, or another tool's
-        assert differences(4, other, saved, with_changes=False) == []
-    if said is None:
-        assert differences(4, saved, of_now, with_changes=False) == []
-        return
-    with pytest.raises(ConfigurationError) as caught:
-        differences(4, saved, of_now, with_changes=False)
-    assert briefs(caught.value.problems) == [("resume.changed", "clock")]
-    assert said in differences(4, saved, of_now, with_changes=True)[0]
+    plan = build_plan([*WORDS, RESUME[0]])
+    tools = [{"clock": Tool("clock", None, functions=tuple(f))} for f in ([NOW], OFFERS[offer])]
+    saved, of_now = (compared(fingerprint(plan, each)) for each in tools)
+    for other in (None, {}):  # not known yet, or another tool's
+        assert changed(4, compared(fingerprint(plan, other)), saved) == []
+    changes = briefs(changed(4, saved, of_now))
+    assert changes == ([] if offer == "the same" else [("resume.changed", "clock")])
 
 
 @pytest.mark.usefixtures("project")
@@ -311,7 +296,7 @@ def test_a_moved_project_and_model_are_the_same(project, monkeypatch):
     monkeypatch.chdir(moved)
     assert resumed(*words)[1] == 4
     edit("model/config.json", "{", "{ ")
-    assert found_by(resumed, *words)[0] == ("resume.fixed", "solver")
+    assert found_by(resumed, *words)[0] == ("resume.fixed", "solver", "model")
 
 
 def test_a_manifest_of_the_release_before_resumes(project):
@@ -349,7 +334,7 @@ def test_a_manifest_of_the_release_before_resumes(project):
     assert found_by(resumed, *words, "--train.seed", "1") == [("resume.changed", "train.seed")]
     assert found_by(resumed, *words, "--train.max_epochs", "2")[0] == (
         "resume.changed",
-        "policy.solver.train.max_epochs",
+        "train.max_epochs",
     )
     assert run.args.train.num_episodes == 1
 

@@ -81,8 +81,6 @@ CACHES = {
     "engine/hosts/upstream_cli.py _hierarchize": "a function of upstream's",
     "commands/doctor/versions.py read_pins": "a shipped file",
     "engine/plan/fingerprint.py _one_of": "compiled patterns",
-    "engine/plan/fingerprint.py _real": "where the file of a loaded module is",
-    "engine/plan/fingerprint.py _real_folder": "where a folder of loaded modules is",
 }
 """Functions whose results are kept, and what these are: nothing that a run can change."""
 INDIRECT = {

@@ -18,11 +18,12 @@ from fnmatch import translate
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 from marl_plugins.core.demonstrations import WarmStartConfig
 from marl_plugins.core.files import open_file
 from marl_plugins.core.policy import Policy
+from marl_plugins.core.problems import Where, at
 from marl_plugins.core.redaction import shown_flag
 from marl_plugins.core.run import Run
 from marl_plugins.core.tools import Tool
@@ -68,6 +69,16 @@ ELSEWHERE = (
     *("data.prompt_dataset", "data.input_key", "data.label_key", "data.max_samples"),  # tasks
 )
 """Flags that are compared by what they lead to."""
+OF_POLICIES = {
+    at(key="trainable"): "trainable",
+    at(flag=("actor.num_nodes", "actor.num_gpus_per_node")): "ranks",
+    at(flag=("critic.num_nodes", "critic.num_gpus_per_node")): "critic",
+    at(flag="ds.zero_stage"): "zero_stage",
+}
+"""Settings of a policy to which its saved optimiser states belong, by the place where they are
+given."""
+FIXED = ("*.optim", "ds.param_dtype")
+"""Flags whose change makes the saved optimiser states unreadable."""
 
 
 def fingerprint(plan: Plan, tools: Mapping[str, Tool] | None = None) -> dict[str, Any]:
@@ -80,24 +91,17 @@ def fingerprint(plan: Plan, tools: Mapping[str, Tool] | None = None) -> dict[str
     """
     run, estimator = plan.run, estimator_of(plan)
     own = {name: compared_flags(plan, args) for name, args in run.policy_args.items()}
-    first = next(
-        iter(own.values())
-    )  # upstream's validation has completed a policy's flags, not the run's
-    shared = {
-        name: first[name] if all(flags[name] == first[name] for flags in own.values()) else value
-        for name, value in compared_flags(plan, run.args).items()
-    }
-    compared = run.recipe.model_dump(
+    shared = next(iter(own.values()))
+    recipe = run.recipe.model_dump(
         include={"roles", "workflow", "grader", "tasks"},
         exclude={"roles": {"__all__": {"example"}}},  # which no run reads
     )
-    values = dict(values_of(compared))
+    values = dict(values_of(recipe))
     for name, section in run.sections.items():
         if not isinstance(section, WarmStartConfig):
             values |= values_of(section.compared(), name)
     warm = run.section(WarmStartConfig)
     parts: dict[str, Any] = {
-        "mapping": run.recipe.mapping,
         "roles": {
             r: names[0] if len(names := run.recipe.policies_of(r)) == 1 else names
             for r in run.recipe.roles
@@ -130,6 +134,66 @@ def fingerprint(plan: Plan, tools: Mapping[str, Tool] | None = None) -> dict[str
         parts["labels"] = digest([[t.label, t.metadata] for t in train])
     result: dict[str, Any] = json.loads(json.dumps(parts, default=str))
     return result
+
+
+class Compared(NamedTuple):
+    """A value of a fingerprint.
+
+    Args:
+        shown: As people know it.
+        value: What is compared: the same, or a digest.
+        fixed: Whether a resumed run cannot change it.
+        required: Whether it is a difference too where only one of two runs has it; of others, what
+            an earlier release did not save is not compared.
+    """
+
+    shown: Any
+    value: Any
+    fixed: bool = False
+    required: bool = False
+
+
+MISSING = Compared(None, None)
+
+
+def compared(run: Mapping[str, Any]) -> dict[Where, Compared]:
+    """Returns a fingerprint, also one that an earlier release has saved, as values by their
+    place."""
+    values: dict[Where, Compared] = {}
+    for role, player in run["roles"].items():
+        values[at(flag="mapping", role=role)] = Compared(player, player, True, True)
+    for name, policy in run["policies"].items():
+        model = policy["model"]
+        content = policy.get("content") or model_digest(Path(model)) or model
+        values[at(policy=name, key="model")] = Compared(model, content, True, True)
+        for place, key in OF_POLICIES.items():
+            value = policy.get(key, 0)
+            values[at(policy=name) + place] = Compared(value, value, True)
+        follows = policy.get("follows")
+        values[at(policy=name, key="follows")] = Compared(follows, follows)
+    for flag, value in run["flags"].items():
+        each = {policy: own.get(flag, value) for policy, own in run.get("policy_flags", {}).items()}
+        first = next(iter(each.values()), value)
+        shown = each if any(other != first for other in each.values()) else first
+        values[at(flag=flag)] = Compared(shown, shown, matches(flag, FIXED))
+    for plugin, version in run["plugins"].items():
+        shown = plugin if plugin.endswith(".py") else version
+        values[at(plugin=plugin)] = Compared(shown, version, required=True)
+    for key, value in run.get("recipe", {}).items():
+        values[at(key=key)] = Compared(value, value)
+    if "warm_start" in run:
+        values[at(key="warm_start")] = Compared(run["warm_start"], run["warm_start"])
+    if "estimator" in run:
+        values[at(name="the estimator")] = Compared(run["estimator"], run["estimator"])
+    for what, file in run.get("files", {}).items():
+        values[at(name=what)] = Compared(*file)
+    for tool, offered in run.get("tools", {}).items():
+        values[at(tool=tool)] = Compared(*offered)
+    if "tasks" in run:
+        values[at(name="training tasks")] = Compared(*run["tasks"])
+    if "labels" in run:
+        values[at(name="labels of training tasks")] = Compared("", run["labels"])
+    return values
 
 
 def digest(value: Any) -> str:
@@ -240,17 +304,14 @@ def _files(plan: Plan) -> dict[str, tuple[str, Path]]:
     """Every file that defines the run: what it is, as it is named, and where it is."""
     run, recipe = plan.run, plan.run.recipe
     files: dict[str, tuple[str, Path]] = {}
+    parts: dict[str, str | None] = {}
     for role, config in recipe.roles.items():
-        if config.prompt:
-            files[f"prompt of role {role}"] = (config.prompt, run.folder / config.prompt)
-        if config.system:
-            files[f"system prompt of role {role}"] = (config.system, run.folder / config.system)
-        if config.followup:
-            files[f"followup prompt of role {role}"] = (
-                config.followup,
-                run.folder / config.followup,
-            )
-    parts = {"workflow": recipe.workflow, "grader": recipe.grader, "tasks": recipe.tasks}
+        parts |= {
+            f"prompt of role {role}": config.prompt,
+            f"system prompt of role {role}": config.system,
+            f"followup prompt of role {role}": config.followup,
+        }
+    parts |= {"workflow": recipe.workflow, "grader": recipe.grader, "tasks": recipe.tasks}
     for section in run.sections.values():
         parts |= section.files()
     parts |= {
@@ -275,44 +336,23 @@ def _files(plan: Plan) -> dict[str, tuple[str, Path]]:
 
 def _own_modules(folder: Path, plugins: Iterable[str]) -> list[Path]:
     """Files of the recipe's folder that its modules import; plugins have their own line."""
-    others = {Path(name) for name in plugins if name.endswith(".py")}
-    inside = f"{folder}{os.sep}"
-    modules = list(sys.modules.items())
-    elsewhere = (
-        # thousands of modules may be loaded, most of them in packages that lie elsewhere as a whole
-        {
-            name
-            for name, module in modules
-            if "." not in name and (file := getattr(module, "__file__", None))
-            if not inside.startswith(f"{os.path.dirname(_real(file))}{os.sep}")
-            and not _real(file).startswith(inside)
-        }
-        | {"marl_plugins"}
-    )
-    own = {
-        Path(_real(file))
-        for name, module in modules
-        if name.partition(".")[0] not in elsewhere and (file := getattr(module, "__file__", None))
-        if _real(file).startswith(inside)
-    } - others
+    inside, installed = f"{folder}{os.sep}", (sys.prefix, sys.base_prefix)
+    loaded = [
+        file
+        for name, module in list(sys.modules.items())
+        if name.partition(".")[0] != "marl_plugins" and (file := getattr(module, "__file__", None))
+    ]
+    own = {  # a link may lead here from anywhere but from what is installed
+        Path(file).resolve()
+        for file in loaded
+        if file.startswith(inside) or not file.startswith(installed)
+    } - {Path(name) for name in plugins if name.endswith(".py")}
     return sorted(
         file
         for file in own
-        if not any(
+        if file.is_relative_to(folder)
+        and not any(
             part.startswith(".") or part == "site-packages"
             for part in file.relative_to(folder).parts
         )
     )
-
-
-@cache
-def _real(file: str) -> str:
-    """A file without links; kept, because many modules are asked for in every plan."""
-    folder, name = os.path.split(file)
-    path = os.path.join(_real_folder(folder), name)
-    return os.path.realpath(path) if os.path.islink(path) else path
-
-
-@cache
-def _real_folder(folder: str) -> str:
-    return os.path.realpath(folder)

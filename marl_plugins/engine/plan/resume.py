@@ -15,19 +15,25 @@ import contextlib
 import json
 import re
 import reprlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, NotRequired
 
-from pydantic import Field, StrictBool, StrictInt, TypeAdapter, ValidationError
+from pydantic import Field, StrictInt, TypeAdapter, ValidationError
 from typing_extensions import TypedDict
 
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.files import json_value, read_bytes
 from marl_plugins.core.problems import Problem, Where, at, first_of
 from marl_plugins.engine.manager import labels_of
-from marl_plugins.engine.plan.fingerprint import digest, fingerprint, matches, values_of
+from marl_plugins.engine.plan.fingerprint import (
+    MISSING,
+    Compared,
+    compared,
+    digest,
+    fingerprint,
+)
 from marl_plugins.engine.plan.plan import Plan
 from marl_plugins.engine.plan.resolve_plugins import has_critics
 
@@ -39,224 +45,54 @@ MANIFEST = "manifest.json"
 COMMAND_FILE = Path("run") / "command.json"
 """In a run's folder: how it was started (engine/records/run_folder.py)."""
 
-FIXED = ("*.optim", "ds.param_dtype")
-"""Flags whose change makes the saved optimiser states unreadable."""
-
-
-class _PolicyForm(TypedDict):
-    model: str
-    trainable: StrictBool
-
-
-class _RunForm(TypedDict):
-    """A fingerprint, as far as it is relied on when it is compared."""
-
-    roles: dict[str, Any]
-    policies: dict[str, _PolicyForm]
-    plugins: dict[str, str]
-    flags: dict[str, Any]
-    policy_flags: NotRequired[dict[str, dict[str, Any]]]
-    recipe: NotRequired[dict[str, Any]]
-    files: NotRequired[dict[str, tuple[str, str]]]
-    warm_start: NotRequired[dict[str, Any] | None]
-    tools: NotRequired[dict[str, tuple[list[str], str]]]
-    tasks: NotRequired[tuple[int, str]]
-
-
-class _BestForm(TypedDict):
-    """The form of what engine/records/best.py keeps."""
-
-    key: str
-    smoothed: float | None
-    step: StrictInt
-    value: float | None
-
 
 class _ManifestForm(TypedDict):
     step: Annotated[StrictInt, Field(ge=1)]
     policies: dict[str, StrictInt]
-    run: _RunForm
     state: dict[str, Any]
-    changes: NotRequired[list[Any]]
-    best: NotRequired[_BestForm]
+    best: NotRequired[dict[str, Any]]
     files: NotRequired[dict[str, tuple[StrictInt, str]]]
 
 
 MANIFEST_FORM = TypeAdapter(_ManifestForm)
 
 
-class ResumeComparison:
-    """The differences between a saved step's fingerprint and the one of now, as problems:
+def changed(
+    step: int, saved: Mapping[Where, Compared], now: Mapping[Where, Compared]
+) -> list[Problem]:
+    """Returns the differences between a saved step's fingerprint and the one of now:
     `resume.changed` or `resume.fixed`."""
-
-    def __init__(self, step: int, saved: Mapping[str, Any], now: Mapping[str, Any]):
-        self.step, self.saved, self.now = step, saved, now
-        self.differences: list[Problem] = []
-        self._roles_and_policies()
-        self._flags()
-        self._files()
-        self._plugins()
-        self._tools()
-        self._tasks()
-
-    def _changed(
-        self, where: Where, before: Any, after: Any, fixed: bool = False, what: str = ""
-    ) -> None:
-        if before != after:
-            changed = (
-                f"was {_shown(before)} when step {self.step} was saved, and is {_shown(after)} now"
+    problems = []
+    for where, known in {**saved, **now}.items():
+        if not known.required and not (where in saved and where in now):
+            continue
+        before, after = saved.get(where, MISSING), now.get(where, MISSING)
+        if before.value == after.value:
+            continue
+        got = f"has changed since step {step} was saved"
+        if before.shown != after.shown:
+            got = (
+                f"was {_shown(before.shown)} when step {step} was saved, and is "
+                f"{_shown(after.shown)} now"
             )
-            self._add(where, f"{what} {changed}".lstrip(), fixed)
-
-    def _since(self, where: Where, what: str, fixed: bool = False) -> None:
-        self._add(where, f"{what} since step {self.step} was saved", fixed)
-
-    def _add(self, where: Where, got: str, fixed: bool) -> None:
-        fix = (
-            "a resumed run cannot change it: restore it"
-            if fixed
-            else "restore it, accept the change with --resume_with_changes"
+        another = "or start a new run with another --ckpt.path"
+        problems.append(
+            Problem(
+                "resume.fixed",
+                where,
+                got,
+                fix=f"a resumed run cannot change it: restore it, {another}",
+            )
+            if known.fixed
+            else Problem(
+                "resume.changed",
+                where,
+                got,
+                fix=f"restore it, accept the change with --resume_with_changes, {another}",
+            )
         )
-        fix = f"{fix}, or start a new run with another --ckpt.path"
-        self.differences.append(
-            Problem("resume.fixed", where, got, fix=fix)
-            if fixed
-            else Problem("resume.changed", where, got, fix=fix)
-        )
-
-    def _both(self, key: str) -> Iterator[tuple[str, Any, Any]]:
-        """The entries of a part that both have."""
-        saved, now = self.saved.get(key) or {}, self.now.get(key) or {}
-        return ((name, saved[name], value) for name, value in now.items() if name in saved)
-
-    def _roles_and_policies(self) -> None:
-        before, after = self.saved["roles"], self.now["roles"]
-        mappings = self.saved.get("mapping", {}), self.now["mapping"]
-        if (
-            before != after
-            and all(isinstance(m, str) for m in mappings)
-            and mappings[0] != mappings[1]
-        ):
-            self._changed(at(flag="mapping"), mappings[0], mappings[1], fixed=True)
-            return
-        for role in dict.fromkeys([*before, *after]):
-            if role not in after or role not in before:
-                self._since(
-                    at(role=role), f"has been {'added' if role in after else 'removed'}", fixed=True
-                )
-            else:
-                self._changed(
-                    at(flag="mapping", role=role),
-                    before[role],
-                    after[role],
-                    fixed=True,
-                    what="its policy",
-                )
-        before, after = self.saved["policies"], self.now["policies"]
-        for policy in dict.fromkeys([*before, *after]):
-            if policy in before and policy in after:
-                self._policy(policy, before[policy], after[policy])
-            elif self.saved["roles"] == self.now["roles"]:
-                self._since(
-                    at(policy=policy),
-                    f"has been {'added' if policy in after else 'removed'}",
-                    fixed=True,
-                )
-
-    def _policy(self, name: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
-        where, contents = at(policy=name), (before.get("content"), after.get("content"))
-        if None in contents:  # a hub's name, or saved by an earlier release
-            if Path(before["model"]).resolve() != Path(after["model"]).resolve():
-                self._changed(where, before["model"], after["model"], fixed=True, what="its model")
-        elif contents[0] != contents[1]:
-            self._since(where, f"its model ({after['model']}) has changed", fixed=True)
-        words = {True: "trained", False: "frozen"}
-        self._changed(where, words[before["trainable"]], words[after["trainable"]], fixed=True)
-        self._changed(where, before.get("follows"), after.get("follows"), what="what it follows")
-        sizes = {
-            "ranks": (
-                "the number of training processes",
-                ("actor.num_nodes", "actor.num_gpus_per_node"),
-            ),
-            "critic": (
-                "the number of its critic's processes",
-                ("critic.num_nodes", "critic.num_gpus_per_node"),
-            ),
-            "zero_stage": ("", ("ds.zero_stage",)),
-        }
-        for key, (what, flags) in sizes.items():
-            of_it = at(policy=name, flag=flags)
-            self._changed(of_it, before.get(key, 0), after.get(key, 0), fixed=True, what=what)
-
-    def _flags(self) -> None:
-        self._changed(
-            at(name="the estimator"),
-            self.saved.get("estimator", self.now["estimator"]),
-            self.now["estimator"],
-        )
-        shared = {flag: (before, after) for flag, before, after in self._both("flags")}
-        for flag, (before, after) in shared.items():
-            self._changed(at(flag=flag), before, after, matches(flag, FIXED))
-        for policy, mine, now in self._both("policy_flags"):
-            for flag in dict.fromkeys([*mine, *now]):
-                before, after = {**self.saved["flags"], **mine}, {**self.now["flags"], **now}
-                if (
-                    flag in before
-                    and flag in after
-                    and (before[flag], after[flag]) != shared.get(flag)
-                ):
-                    where = at(flag=f"policy.{policy}.{flag}")
-                    self._changed(where, before[flag], after[flag], matches(flag, FIXED))
-        for key, before, after in self._both("recipe"):
-            self._changed(at(key=key), before, after)
-        if "warm_start" in self.saved:
-            before, after = (dict(values_of(f["warm_start"] or {})) for f in (self.saved, self.now))
-            for key in dict.fromkeys([*before, *after]):
-                self._changed(at(key=f"warm_start.{key}"), before.get(key), after.get(key))
-
-    def _files(self) -> None:
-        for what, (_, before), (name, after) in self._both("files"):
-            if before != after:
-                self._since(at(name=what, file=name), "has changed")
-
-    def _plugins(self) -> None:
-        before, after = self.saved["plugins"], self.now["plugins"]
-        for name in dict.fromkeys([*before, *after]):
-            if name not in after:
-                self._since(at(plugin=name), "has been removed (--plugin)")
-            elif name not in before:
-                self._since(at(plugin=name), "has been added (--plugin)")
-            elif name.endswith(".py") and before[name] != after[name]:
-                self._since(at(plugin=name), "has changed")
-            else:
-                self._changed(at(plugin=name), before[name], after[name], what="its version")
-
-    def _tools(self) -> None:
-        for tool, (before, was), (after, now) in self._both("tools"):
-            if was != now:
-                added, removed = (
-                    sorted({*a} - {*b}) for a, b in ((after, before), (before, after))
-                )
-                parts = [
-                    f"{what} {', '.join(names)}"
-                    for what, names in (("added", added), ("removed", removed))
-                    if names
-                ]
-                self._since(
-                    at(tool=tool),
-                    "what it offers has changed "
-                    f"({'; '.join(parts) or 'descriptions or arguments'})",
-                )
-
-    def _tasks(self) -> None:
-        if "tasks" not in self.now or "tasks" not in self.saved:
-            return
-        (before, was), (after, now) = self.saved["tasks"], self.now["tasks"]
-        self._changed(at(name="number of training tasks"), before, after)
-        if before == after and was != now:
-            self._since(at(name="training tasks"), "their ids, prompts or order have changed")
-        elif was == now and self.saved.get("labels", self.now["labels"]) != self.now["labels"]:
-            self._since(at(name="labels of training tasks"), "they, or the metadata, have changed")
+    # another mapping has other policies, and their flags
+    return [problem for problem in problems if "mapping" in problem.names("flag")] or problems
 
 
 def _shown(value: Any) -> str:
@@ -264,14 +100,17 @@ def _shown(value: Any) -> str:
 
 
 def differences(
-    step: int, saved: Mapping[str, Any], now: Mapping[str, Any], with_changes: bool
+    step: int,
+    saved: Mapping[Where, Compared],
+    now: Mapping[Where, Compared],
+    with_changes: bool,
 ) -> list[str]:
     """Returns the differences that `--resume_with_changes` has accepted, each as a sentence.
 
     Raises:
         ConfigurationError: There are others.
     """
-    changes = ResumeComparison(step, saved, now).differences
+    changes = changed(step, saved, now)
     if problems := [
         problem for problem in changes if problem.code == "resume.fixed" or not with_changes
     ]:
@@ -332,7 +171,7 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
 
 
 def _manifest(data: bytes) -> dict[str, Any]:
-    """A manifest of any schema that this release reads.
+    """A manifest of any schema that this release reads, its run as it is compared.
 
     Raises:
         ValueError: It is none.
@@ -349,9 +188,8 @@ def _manifest(data: bytes) -> dict[str, Any]:
     if schema == SCHEMA_VERSION and not is_whole(value):
         raise ValueError("it is damaged: its content does not have the digest that it names")
     try:
-        manifest: dict[str, Any] = (
-            value if schema > 1 else {**value, "run": _from_schema_1(value["run"])}
-        )
+        run = value["run"] if schema > 1 else _from_schema_1(value["run"])
+        manifest = {**value, "run": compared(run)}
         MANIFEST_FORM.validate_python(manifest)
     except (LookupError, TypeError, AttributeError) as error:
         raise ValueError(f"it is damaged: {error!r}") from None
@@ -389,19 +227,16 @@ def way_out(folder: Path, step: int | None = None) -> str:
 
 def _from_schema_1(run: Mapping[str, Any]) -> dict[str, Any]:
     """A fingerprint of the first schema as one of the second, which has less to compare."""
-    converted = dict(run)
-    converted["flags"] = {name: converted.pop(name) for name in [*converted] if "." in name} | {
-        "train.seed": converted.pop("seed")
+    flags = {name: value for name, value in run.items() if "." in name}
+    labels = labels_of(run["plugins"])
+    return {
+        **run,
+        "flags": {**flags, "train.seed": run["seed"], "train.max_epochs": None},
+        "policy_flags": {
+            name: {"train.max_epochs": policy["epochs"]} for name, policy in run["policies"].items()
+        },
+        "plugins": {labels[name]: version for name, version in run["plugins"].items()},
     }
-    converted["policy_flags"] = {
-        name: {"train.max_epochs": policy["epochs"]}
-        for name, policy in converted["policies"].items()
-    }
-    converted["plugins"] = {
-        labels_of(converted["plugins"])[name]: version
-        for name, version in converted["plugins"].items()
-    }
-    return converted
 
 
 def tag(step: int) -> str:
@@ -496,7 +331,7 @@ def with_resumption(plan: Plan, remarks: Sequence[Problem] = ()) -> tuple[Plan, 
             raise ConfigurationError(taken(folder, step, run.output))
         try:
             changes = differences(
-                step, manifest["run"], fingerprint(plan), options.resume_with_changes
+                step, manifest["run"], compared(fingerprint(plan)), options.resume_with_changes
             )
             warnings += accepted(changes)
         except ConfigurationError as error:

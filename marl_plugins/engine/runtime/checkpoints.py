@@ -37,6 +37,7 @@ from typing import Any, TypeVar
 from marl_plugins.core.failures import ConfigurationError, RunEnded
 from marl_plugins.core.files import open_file, read_bytes, replace_text, sync
 from marl_plugins.core.problems import Problem, at, first_of
+from marl_plugins.engine.plan.fingerprint import compared
 from marl_plugins.engine.plan.resume import (
     MANIFEST,
     SCHEMA_VERSION,
@@ -115,7 +116,7 @@ class Checkpoints:
             raise ConfigurationError(taken(self.folder, step, self.output))
         if missing := missing_parts(self.folder, manifest, self.critics):
             raise ConfigurationError(missing)
-        changes = differences(step, manifest["run"], self.run, with_changes)
+        changes = differences(step, manifest["run"], compared(self.run), with_changes)
         if broken := broken_files(self.folder, manifest):
             raise ConfigurationError([*first_of(broken, self.folder), damaged(self.folder, step)])
         self.changes = [
