@@ -91,7 +91,14 @@ def _taken(name: str, owners: Mapping[str, str]) -> Problem | None:
 def _absent_owners(tree: RecipeTree, sections: Mapping[str, type[Section]]) -> dict[str, str]:
     """Returns the shipped plugins that would read keys of a recipe which nothing reads, by the
     section."""
-    if all(key in Recipe.model_fields or key in sections for key in tree.values):
+    read = {*Recipe.model_fields, *sections, *(name.partition(".")[0] for name in sections)}
+    below = [
+        f"{key}.{name}"
+        for key, value in tree.values.items()
+        if key not in Recipe.model_fields and key not in sections and isinstance(value, Mapping)
+        for name in value
+    ]
+    if read.issuperset(tree.values) and read.issuperset(below):
         return {}
     owners: dict[str, str] = {}
     for plugin in present(SHIPPED):
