@@ -625,7 +625,7 @@ def test_impossible_numbers_are_fixed_and_reported(config, monkeypatch, capsys):
         ("{problem}", "{problem", ("imports.braces", 12, "coach_prompt_template")),
         ("filter_agents_data: true", "workflow_args: {}", ("recipe.repeated_key", 40)),
         ("agent_workflow:", "\tagent_workflow:", ("imports.unreadable", 4)),
-        ("  - coder: {role: coder}", "  - coder", ("imports.value", 24, "agents")),
+        ("  - coder: {role: coder}", "  - coder", ("imports.value", 24, "agents.1")),
         (
             "    code_interpreter: {type: sandbox_fusion, timeout: 7, rate_limit: 3}",
             "    code_interpreter: 3",
@@ -639,12 +639,12 @@ def test_impossible_numbers_are_fixed_and_reported(config, monkeypatch, capsys):
         (
             "n_samples_per_prompt: 2",
             "n_samples_per_prompt: ${n}",
-            ("imports.value", 32, "n_samples_per_prompt"),
+            ("imports.value", 32, "default_agent.n_samples_per_prompt"),
         ),
         (
             "n_samples_per_prompt: 2",
             "n_samples_per_prompt: 2.5",
-            ("imports.value", 32, "n_samples_per_prompt"),
+            ("imports.value", 32, "default_agent.n_samples_per_prompt"),
         ),
         (
             "timeout: 7,",
@@ -664,7 +664,11 @@ def test_impossible_numbers_are_fixed_and_reported(config, monkeypatch, capsys):
             "chat_template: {a: b}",
             ("imports.value", 40, "chat_template"),
         ),
-        ("  - coder: {role: coder}", "  - coder: {role: [coder]}", ("imports.value", 24, "role")),
+        (
+            "  - coder: {role: coder}",
+            "  - coder: {role: [coder]}",
+            ("imports.value", 24, "agents.1.coder.role"),
+        ),
     ],
 )
 def test_wrong_values_are_named(config, old, new, problem):
@@ -813,19 +817,19 @@ def test_a_file_without_items_is_an_error(tmp_path, text):
     [
         ("a.yaml", "", ("imports.mapping", "a.yaml")),
         ("a.yaml", "agents: 3", ("imports.no_agents", "a.yaml")),
-        ("a.yaml", "agents: [3]", ("imports.value", "a.yaml:1", "agents")),
+        ("a.yaml", "agents: [3]", ("imports.value", "a.yaml:1", "agents.0")),
         ("a.json", '{"agents": ', ("imports.unreadable", "a.json:1")),
-        ("a.json", "[1]", ("imports.value", "a.json:1", "agents")),
+        ("a.json", "[1]", ("imports.value", "a.json:1", "agents.0")),
         ("a.sh", "echo hello", ("imports.launch", "a.sh")),
         ("a.sh", f"{V2} --agents 'no: [' --x", ("imports.unreadable", "a.sh:1")),
-        ("a.sh", f"{V2} --agents 7", ("imports.value", "a.sh:1", "agents")),
+        ("a.sh", f"{V2} --agents 7", ("imports.value", "a.sh:1", "agents.0")),
         (
             "a.sh",
             "python -m marti.cli.commands.train --config-name none",
             ("imports.config_name", "a.sh", "--config-name none"),
         ),
         ("a.toml", "", ("imports.kind", "a.toml")),
-        ("a.yaml", "x: 1\nagents: \x07", ("imports.unreadable", "a.yaml:2")),
+        ("a.yaml", "x: 1\nagents: \x07", ("imports.unreadable", "a.yaml")),
         ("a.yaml", "agents: &all [*all]", ("imports.unreadable", "a.yaml")),
         ("a.yaml", "defaults: [a]\nagents: &all [{}]\n---\n", ("imports.unreadable", "a.yaml:3")),
         ("a.sh", f"{V2} --default_agent", ("imports.no_value", "a.sh:1", "default_agent")),
@@ -868,12 +872,12 @@ def test_scripts_are_split_as_a_shell_would():
 
 
 def test_every_option_has_one_place_and_every_flag_exists():
-    assert not set(options.FLAGS_OF) & set(options.READ) and not set(options.FLAGS_OF) & set(
-        options.LEFT_OUT
-    )
-    assert not set(options.READ) & set(options.LEFT_OUT)
-    for option in options.FLAGS_OF.values():
-        assert FLAGS[option.flag].status in ("all", "policy"), option
+    for place in options.options().values():
+        once = [*place.flags, *place.read, *(n for names in place.left_out.values() for n in names)]
+        assert len(set(once)) == len(once)
+        assert {name for names in place.types.values() for name in names} <= set(once)
+    for flag in options.options()["settings"].flags.values():
+        assert FLAGS[flag].status in ("all", "policy"), flag
 
 
 def test_the_table_is_in_the_documents():

@@ -163,7 +163,7 @@ def test_imports(tmp_path):
     )
     roles._check_fields("{problem} {later}", "p", (), "solver", {"problem"}, report)
     few = tasks.Tasks([{"prompt": "x"}], [], tmp_path / "train.jsonl")
-    tasks.check_amount(few, {"train.batch_size": 2}, report)
+    tasks.fit_flags(few, {"train.batch_size": 2}, report)
     assert briefs(report.problems) == [
         ("imports.no_model", "a.yaml:3", "pretrain", "solver"),
         ("imports.early_field",),

@@ -8,7 +8,7 @@ import re
 import shutil
 from argparse import Namespace
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -87,7 +87,14 @@ def main(words: Sequence[str]) -> int:
         type=Path,
         help="a Hydra .yaml, a .json with agent specifications, or the .sh that launches a run",
     )
-    add("--to", type=Path, required=True, metavar="FOLDER", help="where to; it must not exist yet")
+    add(
+        "--to",
+        dest="folder",
+        type=Path,
+        required=True,
+        metavar="FOLDER",
+        help="where to; it must not exist yet",
+    )
     add(
         "--model",
         metavar="NAME",
@@ -134,9 +141,12 @@ def main(words: Sequence[str]) -> int:
         parser.print_help()
         return 0
     if options.command == "import":
-        from marl_plugins.commands.imports.write import run, wanted_from
+        from marl_plugins.commands.imports.write import ImportRequest, run
 
-        return run(options.source, wanted_from(options))
+        names = [field.name for field in fields(ImportRequest)]
+        return run(
+            options.source, ImportRequest(**{name: getattr(options, name) for name in names})
+        )
     if options.command == "check":
         from marl_plugins.commands.check_recipe import check
 

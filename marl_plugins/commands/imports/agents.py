@@ -7,9 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from marl_plugins.commands.imports import options, validate
+from marl_plugins.commands.imports.options import options
 from marl_plugins.commands.imports.read import ImportSource
-from marl_plugins.commands.imports.report import Report
 from marl_plugins.commands.imports.shapes import identifier
 
 
@@ -33,17 +32,11 @@ class Agent:
         return str(self.config.get("role") or self.key)
 
 
-def read_agents(source: ImportSource, report: Report) -> list[Agent]:
-    """Returns all agents, in their order.
-
-    Raises:
-        ConfigurationError: A number that the import calculates with is not a whole number, with all
-            earlier problems.
-    """
+def read_agents(source: ImportSource) -> list[Agent]:
+    """Returns all agents, in their order."""
     settings = source.settings
-    shared = {
-        k: v for k, v in settings.items() if k in options.FLAGS_OF or k in ("pretrain", "is_tuning")
-    }
+    of_agents = (*options()["settings"].flags, "pretrain", "is_tuning")
+    shared = {name: settings[name] for name in of_agents if name in settings}
     shared |= settings.get("default_agent") or {}
     agents: list[Agent] = []
     for entry in settings["agents"]:
@@ -51,9 +44,7 @@ def read_agents(source: ImportSource, report: Report) -> list[Agent]:
             agent = Agent("", str(key), {**shared, "role": None, **(config or {})})
             named = agent.title if agent.key.isdigit() else agent.key
             agents.append(replace(agent, role=identifier(named, [a.role for a in agents])))
-    if wrong := validate.wrong_numbers(source, [agent.config for agent in agents]):
-        report.raise_problems(wrong)
-    return [replace(agent, config=validate.with_whole_numbers(agent.config)) for agent in agents]
+    return agents
 
 
 def names_in_templates(agents: Sequence[Agent]) -> dict[str, str]:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from marl_plugins.commands.imports import options, templates
+from marl_plugins.commands.imports import templates
+from marl_plugins.commands.imports.options import options
 from marl_plugins.commands.imports.read import ImportSource
 from marl_plugins.commands.imports.report import Report
 from marl_plugins.core.problems import at
@@ -35,8 +36,8 @@ def translate_coach(source: ImportSource, report: Report) -> ImportedCoach | Non
                 "coach"
             )
         return None
-    flags: dict[str, Any] = {"coach.model": model}
-    for theirs, ours in options.COACH_FLAGS.items():
+    table, flags = options()["workflow_args"], dict[str, Any]()
+    for theirs, ours in table.flags.items():
         if arguments.get(theirs) is not None:
             flags[ours] = arguments[theirs]
             report.take(f"workflow_args.{theirs}", f"`{ours}: {arguments[theirs]}`")
@@ -61,8 +62,6 @@ def translate_coach(source: ImportSource, report: Report) -> ImportedCoach | Non
         report.problems += error.problems
         return ImportedCoach(flags)
     flags |= {"coach.prompt": "prompts/coach.md", "coach.last_prompt": "prompts/coach_last.md"}
-    report.take(
-        "workflow_args.coach_prompt_template", options.WORKFLOW_READ["coach_prompt_template"]
-    )
+    report.take("workflow_args.coach_prompt_template", table.read["coach_prompt_template"])
     report.notes += notes
     return ImportedCoach(flags, {"prompts/coach.md": common, "prompts/coach_last.md": last})

@@ -40,7 +40,7 @@ def read_items(
         ConfigurationError: Every broken item.
     """
     rows = _rows(path)
-    columns = list(rows[0][1]) if rows and isinstance(rows[0][1], dict) else []
+    columns = rows[0][1] if rows and isinstance(rows[0][1], dict) else {}
     key, label = choose_keys(
         columns,
         input_key if input_key in columns else None,
@@ -57,10 +57,10 @@ def read_items(
         if label is not None and row.get(label) is not None:
             item["answer"] = row[label]
         rest = _flattened({k: v for k, v in row.items() if k not in (key, label)}, metadata_key)
-        items.append({**item, **{k: v for k, v in rest.items() if k not in item}})
-    labelled = sum("answer" in item for item in items)
-    if labelled not in (0, len(items)):
-        got = f"{len(items) - labelled} of {len(items)} items have no label ({label})"
+        items.append(item | rest | item)
+    without = sum("answer" not in item for item in items)
+    if 0 < without < len(items):
+        got = f"{without} of {len(items)} items have no label ({label})"
         problems.append(Problem("imports.no_label", at(file=path), got))
     if not rows:
         problems.append(Problem("imports.no_items", at(file=path), "has no items"))
@@ -79,36 +79,35 @@ def _flattened(row: dict[str, Any], metadata_key: str | None) -> dict[str, Any]:
 
 
 def _rows(path: Path) -> list[tuple[Where, Any]]:
+    """The items of one JSON value (a list, or an object with one list in it), else one object per
+    line."""
     text = read_text(path)
     try:
         whole = json_value(text.encode())
-        if isinstance(whole, dict):
-            lists = [v for v in whole.values() if isinstance(v, list)]
-            whole = lists[0] if len(lists) == 1 else [whole]
-        if not isinstance(whole, list):
-            expected = "a list of items, or one item per line"
-            raise ConfigurationError(
-                Problem("imports.items", at(file=path), f"{whole!r:.80}", expected)
-            )
-        return [(at(file=path, name=f"item {n}"), row) for n, row in enumerate(whole, 1)]
     except json.JSONDecodeError:
-        pass  # one object per line
+        return _lines(path, text)
     except ValueError as error:
-        raise ConfigurationError(
-            Problem("imports.unreadable", at(file=path), f"cannot be read: {error}")
-        ) from None
+        problem = Problem("imports.unreadable", at(file=path), f"cannot be read: {error}")
+        raise ConfigurationError(problem) from None
+    if isinstance(whole, dict):
+        lists = [value for value in whole.values() if isinstance(value, list)]
+        whole = lists[0] if len(lists) == 1 else [whole]
+    if not isinstance(whole, list):
+        expected = "a list of items, or one item per line"
+        problem = Problem("imports.items", at(file=path), f"{whole!r:.80}", expected)
+        raise ConfigurationError(problem)
+    return [(at(file=path, name=f"item {n}"), row) for n, row in enumerate(whole, 1)]
+
+
+def _lines(path: Path, text: str) -> list[tuple[Where, Any]]:
     rows, problems = list[tuple[Where, Any]](), list[Problem]()
     for number, line in enumerate(text.split("\n"), 1):
+        where = at(line=f"{path}:{number}")
         if line.strip():
             try:
-                rows.append((at(line=f"{path}:{number}"), json_value(line.encode())))
-            except json.JSONDecodeError as error:
-                got = f"not JSON: {error.msg} at column {error.colno}"
-                problems.append(Problem("imports.not_json", at(line=f"{path}:{number}"), got))
+                rows.append((where, json_value(line.encode())))
             except ValueError as error:
-                problems.append(
-                    Problem("imports.not_json", at(line=f"{path}:{number}"), f"not JSON: {error}")
-                )
+                problems.append(Problem("imports.not_json", where, f"not JSON: {error}"))
     if problems:
         raise ConfigurationError(first_of(problems, str(path)))
     return rows
@@ -139,8 +138,7 @@ def remove_trained(
 
 def with_ids(items: Sequence[dict[str, Any]], prefix: str) -> list[dict[str, Any]]:
     """Returns the items with unique ids: their own if those are unique, otherwise numbers."""
-    ids = [item.get("id") for item in items]
-    unique = all(isinstance(name, str | int) for name in ids) and len(
-        {str(name) for name in ids}
-    ) == len(ids)
-    return [{**item, "id": f"{prefix}{ids[n] if unique else n}"} for n, item in enumerate(items)]
+    ids = [str(item["id"]) for item in items if isinstance(item.get("id"), str | int)]
+    if len(set(ids)) < len(items):
+        ids = [str(number) for number in range(len(items))]
+    return [{**item, "id": f"{prefix}{own}"} for item, own in zip(items, ids, strict=True)]

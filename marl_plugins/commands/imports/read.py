@@ -13,13 +13,13 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import yaml
 
 from marl_plugins.commands.imports.shell import Word, commands
 from marl_plugins.core.failures import ConfigurationError
-from marl_plugins.core.problems import Problem, at
+from marl_plugins.core.problems import Problem, Where, at
 from marl_plugins.core.recipe.recipe_yaml import Origins, build
 from marl_plugins.core.recipe.texts import read_text
 
@@ -52,9 +52,8 @@ class ImportSource:
     def sets(self, name: str) -> bool:
         """Returns whether the configuration itself has a key of this name anywhere, rather than a
         file of `defaults:`."""
-        return any(
-            key and key[-1] == name and key not in self.inherited for key in self.origins.lines
-        )
+        own = self.origins.lines.keys() - self.inherited
+        return any(key[-1:] == (name,) for key in own)
 
     def find(self, name: str) -> Path | None:
         """Returns a path in the configuration: as written, or below a folder that contains the
@@ -75,31 +74,30 @@ def read(path: Path) -> ImportSource:
     """
     source = ImportSource(path)
     source.origins.lines[()] = (path, 1)
-    if path.suffix in (".yaml", ".yml"):
-        _hydra(source, path)
-    elif path.suffix == ".json":
-        text = re.sub(
-            r"^\t+", lambda tabs: " " * len(tabs[0]), read_text(path), flags=re.MULTILINE
-        )  # YAML refuses these
-        source.settings = _with_agents_key(parse(text, path, (), source.origins))
-        _add_agents_key(source.origins, source.settings)
-    elif path.suffix == ".sh":
-        _script(source)
-    else:
-        expected = "a .yaml (Hydra), a .json (agent specifications) or a .sh (launch script)"
-        raise ConfigurationError(Problem("imports.kind", at(file=path), expected=expected))
-    if not isinstance(source.settings, dict) or not isinstance(
-        source.settings.get("agents") or None, dict | list
-    ):
-        got, fix = "has no `agents`", "the configuration of a multi-agent run is expected"
-        raise ConfigurationError(Problem("imports.no_agents", at(file=path), got, fix=fix))
-    agents = source.settings["agents"]
+    match path.suffix:
+        case ".yaml" | ".yml":
+            _hydra(source, path)
+        case ".json":
+            _specifications(source)
+        case ".sh":
+            _script(source)
+        case _:
+            expected = "a .yaml (Hydra), a .json (agent specifications) or a .sh (launch script)"
+            raise ConfigurationError(Problem("imports.kind", at(file=path), expected=expected))
+    agents = source.settings.get("agents") or None
+    if not isinstance(agents, dict | list):
+        _refuse("no_agents", at(file=path), "has no `agents`: no multi-agent run is configured")
     if isinstance(agents, dict):
         source.settings["agents"] = [{name: config} for name, config in agents.items()]
-        for key in [k for k in source.origins.lines if k[:1] == ("agents",) and len(k) > 1]:
-            number = list(agents).index(key[1])
-            source.origins.lines["agents", str(number), *key[1:]] = source.origins.lines[key]
+        numbers = {name: str(number) for number, name in enumerate(agents)}
+        for key, line in list(source.origins.lines.items()):
+            if key[0:1] == ("agents",) and len(key) > 1:
+                source.origins.lines["agents", numbers[key[1]], *key[1:]] = line
     return source
+
+
+def _refuse(code: str, where: Where, got: str, expected: str = "", fix: str = "") -> NoReturn:
+    raise ConfigurationError(Problem(f"imports.{code}", where, got, expected, fix)) from None
 
 
 def parse(text: str, path: Path, key: Key, origins: Origins, first_line: int = 1) -> Any:
@@ -109,72 +107,53 @@ def parse(text: str, path: Path, key: Key, origins: Origins, first_line: int = 1
     Raises:
         ConfigurationError: It is not YAML.
     """
+    own = Origins()
     try:
         node = yaml.compose(text, Loader=yaml.SafeLoader)
-        if node is None:
-            return None
-        own = Origins()
-        built = build(node, path, key, own, yaml.SafeLoader(""))
+        built = build(node, path, key, own, yaml.SafeLoader("")) if node else None
     except yaml.MarkedYAMLError as error:
         line = (error.problem_mark.line if error.problem_mark else 0) + first_line
-        where = at(line=f"{path}:{line}")
-        raise ConfigurationError(
-            Problem("imports.unreadable", where, f"cannot be read: {error.problem}")
-        ) from None
+        _refuse("unreadable", at(line=f"{path}:{line}"), f"cannot be read: {error.problem}")
     except yaml.reader.ReaderError as error:
-        line = text.count("\n", 0, error.position) + first_line
         got = f"cannot be read: a control character, {error.character:#x}"
-        raise ConfigurationError(
-            Problem("imports.unreadable", at(line=f"{path}:{line}"), got)
-        ) from None
+        _refuse("unreadable", at(file=path), got)
     except RecursionError:
         got = "cannot be read: a value contains itself (`&x [*x]`), or is nested too deeply"
-        raise ConfigurationError(Problem("imports.unreadable", at(file=path), got)) from None
-    origins.lines.update(
-        {k: (file, line + first_line - 1) for k, (file, line) in own.lines.items()}
-    )
+        _refuse("unreadable", at(file=path), got)
+    for its_key, (file, line) in own.lines.items():
+        origins.lines[its_key] = (file, line + first_line - 1)
     return built
 
 
-def _with_agents_key(built: Any) -> Any:
-    """Agents without the key `agents`, as `{"0": {...}}` or a list of such, are a configuration
-    too."""
-    if isinstance(built, list) or (
-        isinstance(built, dict) and built and all(name.isdigit() for name in built)
-    ):
-        return {"agents": built}
-    return built
-
-
-def _add_agents_key(origins: Origins, settings: Any) -> None:
-    """Move the lines of agents that were written without the key `agents`."""
-    if isinstance(settings, dict) and "agents" in settings and ("agents",) not in origins.lines:
-        origins.lines.update(
-            {("agents", *k): place for k, place in list(origins.lines.items()) if k}
-        )
+def _specifications(source: ImportSource) -> None:
+    """A file of agent specifications, which may lack the key `agents`: `{"0": {...}}`, or a list of
+    such."""
+    tabs = re.compile(r"^\t+", re.MULTILINE)  # which YAML refuses
+    text = tabs.sub(lambda match: " " * len(match[0]), read_text(source.path))
+    built = parse(text, source.path, (), source.origins)
+    if isinstance(built, dict) and not all(name.isdigit() for name in built):
+        source.settings = built
+    elif built:
+        source.settings = {"agents": built}
+        for key, line in list(source.origins.lines.items()):
+            source.origins.lines["agents", *key] = line
 
 
 def _hydra(source: ImportSource, path: Path) -> None:
     origins = Origins()
-    own = parse(read_text(path), path, (), origins)
-    if not isinstance(own, dict):
-        raise ConfigurationError(_no_mapping(path))
+    own = _mapping(path, origins)
     names = own.pop("defaults", [])
     problems = list[Problem]()
     for name in names if isinstance(names, list) else [names]:
         base = path.parent / f"{name}.yaml"
         if name == "_self_":
             continue
-        if not isinstance(name, str) or not base.is_file():
-            where = at(line=origins.where("defaults"), key="defaults", name=str(name))
-            fix = "create it, or delete the entry"
-            problems.append(Problem("imports.defaults", where, f"{base} does not exist", fix=fix))
+        if base.is_file():
+            source.settings = merge(source.settings, _mapping(base, source.origins))
             continue
-        inherited = parse(read_text(base), base, (), source.origins) or {}
-        if not isinstance(inherited, dict):
-            problems.append(_no_mapping(base))
-            continue
-        source.settings = merge(source.settings, inherited)
+        where = at(line=origins.where("defaults"), key="defaults", name=str(name))
+        got, fix = f"{base} does not exist", "create it, or delete the entry"
+        problems.append(Problem("imports.defaults", where, got, fix=fix))
     if problems:
         raise ConfigurationError(problems)
     source.inherited = set(source.origins.lines) - set(origins.lines)
@@ -182,8 +161,11 @@ def _hydra(source: ImportSource, path: Path) -> None:
     source.settings = merge(source.settings, own)
 
 
-def _no_mapping(path: Path) -> Problem:
-    return Problem("imports.mapping", at(file=path), expected="a mapping of keys")
+def _mapping(path: Path, origins: Origins) -> dict[str, Any]:
+    built = parse(read_text(path), path, (), origins)
+    if not isinstance(built, dict):
+        _refuse("mapping", at(file=path), "", expected="a mapping of keys")
+    return built
 
 
 def merge(base: Any, own: Any) -> Any:
@@ -194,98 +176,81 @@ def merge(base: Any, own: Any) -> Any:
 
 
 def _script(source: ImportSource) -> None:
-    path = source.path
-    for words in commands(read_text(path)):
-        texts = [word.text for word in words]
-        if any(V2_LAUNCH in text for text in texts):
-            start = next(n for n, text in enumerate(texts) if V2_LAUNCH in text)
-            return _v2_flags(source, words[start + 1 :])
-        if V01_LAUNCH in texts:
-            return _overrides(source, words[texts.index(V01_LAUNCH) + 1 :])
+    for words in commands(read_text(source.path)):
+        for number, word in enumerate(words):
+            if V2_LAUNCH in word.text:
+                return _v2_flags(source, words[number + 1 :])
+            if word.text == V01_LAUNCH:
+                return _overrides(source, words[number + 1 :])
     got = f"starts neither {V2_LAUNCH} (MARTI-v2) nor {V01_LAUNCH} (MARTI v0.1, MAPPA)"
-    raise ConfigurationError(Problem("imports.launch", at(file=path), got))
+    _refuse("launch", at(file=source.path), got)
 
 
 def _v2_flags(source: ImportSource, words: list[Word]) -> None:
-    number = 0
-    while number < len(words):
-        word = words[number]
-        if not word.text.startswith("--"):
-            where = at(line=f"{source.path}:{word.line}")
-            raise ConfigurationError(Problem("imports.flag", where, f"{word.text!r:.80}", "a flag"))
-        name, equals, inline = word.text[2:].partition("=")
-        values = [Word(inline, word.line)] if equals else []
-        number += 1
-        while not equals and number < len(words) and not words[number].text.startswith("--"):
-            values.append(words[number])
-            number += 1
-        source.origins.lines[(name,)] = (source.path, word.line)
-        if name in JSON_FLAGS and not values:
-            where = at(line=f"{source.path}:{word.line}", flag=name)
-            raise ConfigurationError(
-                Problem("imports.no_value", where, "has no value", fix="JSON is expected")
-            )
-        if name == "agents":
-            found = [
-                parse(_json(v.text), source.path, (name, str(n)), source.origins, v.line)
-                for n, v in enumerate(values)
-            ]
-            source.settings[name] = found
-        elif name in JSON_FLAGS:
-            source.settings[name] = (
-                parse(_json(values[0].text), source.path, (name,), source.origins, values[0].line)
-                or {}
-            )
+    flags: list[tuple[Word, list[Word]]] = []
+    for word in words:
+        if word.text.startswith("--"):
+            name, equals, inline = word.text[2:].partition("=")
+            flags.append((Word(name, word.line), [Word(inline, word.line)] if equals else []))
+        elif flags:
+            flags[-1][1].append(word)
         else:
-            read = [scalar(v.text) for v in values]
-            source.settings[name] = True if not read else read[0] if len(read) == 1 else read
+            where = at(line=f"{source.path}:{word.line}")
+            _refuse("flag", where, f"{word.text!r:.80}", "a flag")
+    for flag, values in flags:
+        name = flag.text
+        source.origins.lines[name,] = (source.path, flag.line)
+        if name in JSON_FLAGS:
+            if not values:
+                where = at(line=f"{source.path}:{flag.line}", flag=name)
+                _refuse("no_value", where, "has no value", fix="JSON is expected")
+            several = name == "agents"
+            parsed = [
+                _json(source, value, (name, str(number)) if several else (name,))
+                for number, value in enumerate(values)
+            ]
+            source.settings[name] = parsed if several else parsed[0] or {}
+        else:
+            scalars = [scalar(value.text) for value in values] or [True]
+            source.settings[name] = scalars[0] if len(scalars) == 1 else scalars
+
+
+def _json(source: ImportSource, word: Word, key: Key) -> Any:
+    """JSON of a script; a template's variable, escaped once too often from the shell, is
+    restored."""
+    return parse(word.text.replace("\\$", "$"), source.path, key, source.origins, word.line)
 
 
 def _overrides(source: ImportSource, words: list[Word]) -> None:
-    texts = [word.text for word in words]
-    name = next(
-        (texts[n + 1] for n, text in enumerate(texts[:-1]) if text == "--config-name"), None
-    )
-    name = name or next(
-        (text.partition("=")[2] for text in texts if text.startswith("--config-name=")), "default"
-    )
+    joined = " ".join(word.text for word in words)
+    named = re.search(r"--config-name[ =](\S+)", joined)
+    name = named[1] if named else "default"
     config = source.find(f"marti/cli/configs/{name}.yaml") or source.find(f"{name}.yaml")
     if config is None:
-        got = f"no marti/cli/configs/{name}.yaml above the script"
-        raise ConfigurationError(
-            Problem("imports.config_name", at(file=source.path, name=f"--config-name {name}"), got)
-        )
+        where = at(file=source.path, name=f"--config-name {name}")
+        _refuse("config_name", where, f"no marti/cli/configs/{name}.yaml above the script")
     _hydra(source, config)
-    for before, word in zip(["", *texts], words, strict=False):
+    before = ""
+    for word in words:
         key, equals, value = word.text.lstrip("+").partition("=")
         path = tuple(key.split("."))
-        if key.startswith("-") or (before.startswith("-") and not equals):
+        of_hydra = key.startswith("-") or (before.startswith("-") and not equals)
+        before = word.text
+        if of_hydra:
             continue  # a flag of Hydra's, or its value
+        where = at(line=f"{source.path}:{word.line}")
         if not equals or not all(path):
-            where = at(line=f"{source.path}:{word.line}")
-            raise ConfigurationError(
-                Problem("imports.override", where, f"{word.text!r:.80}", "key=value", "delete it")
-            )
+            _refuse("override", where, f"{word.text!r:.80}", "key=value", "delete it")
         inner: Any = source.settings
         for part in path[:-1]:
             inner = inner.setdefault(part, {}) if isinstance(inner, dict) else None
         if not isinstance(inner, dict):
-            where = at(line=f"{source.path}:{word.line}", key=key)
-            raise ConfigurationError(
-                Problem("imports.override", where, "it is inside a value that is not settings")
-            )
+            _refuse("override", where + at(key=key), "it is inside a value that is not settings")
         inner[path[-1]] = (
             parse(value, source.path, path, source.origins, word.line) if value else None
         )
-        for length in range(1, len(path) + 1):
-            source.inherited.discard(path[:length])
+        source.inherited -= {path[:length] for length in range(1, len(path) + 1)}
         source.origins.lines[path] = (source.path, word.line)
-
-
-def _json(text: str) -> str:
-    """JSON from a script; a template's variable, escaped once too often from the shell, is
-    restored."""
-    return text.replace("\\$", "$")
 
 
 def scalar(text: str) -> Any:

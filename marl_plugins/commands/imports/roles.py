@@ -224,16 +224,12 @@ def translate_tools(
 def write_workflow(
     source: ImportSource,
     shape: Shape,
-    names: Sequence[str],
     roles: Mapping[str, Any],
     prompts: Mapping[str, str],
     report: Report,
 ) -> str:
-    """Returns `workflow.py`.
-
-    Args:
-        names: The agents' roles, in their order.
-    """
+    """Returns `workflow.py`."""
+    names = list(roles)
     arguments = source.settings.get("workflow_args") or {}
     rounds = arguments.get("num_rounds")
     if shape.kind == "debate":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -59,13 +59,9 @@ def read_grader(
         except ConfigurationError as error:
             report.problems += [problem.within(flag="grader") for problem in error.problems]
             return None
-    where, got = (
-        at(line=source.where("verify_task"), key="verify_task"),
-        f"{task!r} has no grader here",
-    )
-    missing = Problem(
-        "imports.grader", where, got, fix="give --grader FILE with score_outcome(trajectory)"
-    )
+    where = at(line=source.where("verify_task"), key="verify_task")
+    fix = "give --grader FILE with score_outcome(trajectory)"
+    missing = Problem("imports.grader", where, f"{task!r} has no grader here", fix=fix)
     if has_coach:
         fix = (
             "only the coach scores, and evaluations count nothing until you add one (--grader FILE)"
@@ -133,11 +129,9 @@ def _find_file(
     place = source.find(name) if name else None
     found = find_split(place, split) if place else None
     if found is None:
-        got = (
-            f"{name} ({split}) was not found beside the source or above it"
-            if name
-            else "is not set"
-        )
+        got = "is not set"
+        if name:
+            got = f"{name} ({split}) was not found beside the source or above it"
         where = at(line=source.where(key), key=key)
         tell(Problem("imports.data", where, got, fix=f"give {flag} FILE.json or .jsonl"))
     return found
@@ -154,8 +148,12 @@ def data_files(tasks: Tasks, report: Report) -> dict[str, str]:
     return {**files, "tasks.py": TASKS}
 
 
-def check_amount(tasks: Tasks, flags: Mapping[str, Any], report: Report) -> None:
-    """Checks that the training data fills at least one optimiser step."""
+def fit_flags(tasks: Tasks, flags: dict[str, Any], report: Report) -> None:
+    """Leaves out the flags of evaluations without tasks, and checks that the training data fills at
+    least one optimiser step."""
+    if not tasks.held_out:
+        for flag in EVALUATION_FLAGS:
+            flags.pop(flag, None)
     count = min(len(tasks.train), flags.get("data.max_samples", math.inf))
     samples, batch = flags.get("rollout.n_samples_per_prompt", 1), flags.get("train.batch_size", 1)
     if count * samples < batch:

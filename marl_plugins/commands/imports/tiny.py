@@ -7,8 +7,6 @@ from typing import Any
 
 import yaml
 
-from marl_plugins.commands.imports.options import ESTIMATORS
-
 HEAD = {
     "extends": "recipe.yaml",
     "description": "The same with random tiny models on a CPU: shows that everything runs, learns "
@@ -29,24 +27,20 @@ FLAGS = {
     "vllm.tensor_parallel_size": 1,
 }
 NOT_ON_CPU = (
-    *(
-        "train.colocate_all",
-        "train.colocate_actor_ref",
-        "vllm.enable_sleep",
-        "ds.enable_sleep",
-        "ds.adam_offload",
-    ),
-    *(
-        "ds.attn_implementation",
-        "vllm.sync_backend",
-        "reward.overlong_buffer_len",
-        "vllm.gpu_memory_utilization",
-    ),
+    "train.colocate_all",
+    "train.colocate_actor_ref",
+    "vllm.enable_sleep",
+    "ds.enable_sleep",
+    "ds.adam_offload",
+    "ds.attn_implementation",
+    "vllm.sync_backend",
+    "reward.overlong_buffer_len",
+    "vllm.gpu_memory_utilization",
 )
 
 
 def tiny_yaml(recipe: Mapping[str, Any]) -> str:
-    has_critic = recipe["flags"].get("algo.advantage.estimator") == ESTIMATORS["gae"]
+    has_critic = recipe["flags"].get("algo.advantage.estimator") == "gae"
     flags: dict[str, Any] = {
         name: value for name, value in FLAGS.items() if has_critic or not name.startswith("critic.")
     }

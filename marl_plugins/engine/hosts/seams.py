@@ -335,14 +335,14 @@ SEAMS = (
 )
 
 
-def check_seams(root: Path, seams: Sequence[Seam], package: str = "openrlhf") -> list[str]:
+def check_seams(root: Path, seams: Sequence[Seam]) -> list[str]:
     """Returns the seams of a table that a package folder lacks or that differ there."""
     problems = []
     read: dict[Path, dict[str, str | None] | None] = {}
     for seam in seams:
         path = _file(root, seam.module)
         if path is None:
-            problems.append(f"{package}.{seam.module} is gone ({seam.name}: {seam.why})")
+            problems.append(f"openrlhf.{seam.module} is gone ({seam.name}: {seam.why})")
             continue
         if path not in read:
             try:
@@ -354,10 +354,10 @@ def check_seams(root: Path, seams: Sequence[Seam], package: str = "openrlhf") ->
         if signatures is None:
             continue
         if seam.name not in signatures:
-            problems.append(f"{package}.{seam.module}.{seam.name} is gone ({seam.why})")
+            problems.append(f"openrlhf.{seam.module}.{seam.name} is gone ({seam.why})")
         elif seam.signature is not None and signatures[seam.name] != seam.signature:
             problems.append(
-                f"{package}.{seam.module}.{seam.name} takes ({signatures[seam.name]}), expected "
+                f"openrlhf.{seam.module}.{seam.name} takes ({signatures[seam.name]}), expected "
                 f"({seam.signature}) ({seam.why})"
             )
     return problems
