@@ -33,11 +33,10 @@ were added, dropped, repeated or replaced, or a trajectory was in a way that the
 allow, the run is saved and ends, naming the plugin. Any other exception of a hook ends a run in the
 same way, even `sys.exit`, with exit code 1.
 
-The hook that a plugin implements says how much of a step its credit needs: `marl_credit` is given
-one trajectory or more,
-`marl_credit_step` the whole step. Mark an implementation that only some runs need with
-`@marl_plugins.applies_if(condition)`: where `condition(run)` does not hold, it is not called, and
-the run does not wait for whole steps because of it.
+Choose the hook by what you need: `marl_credit` gets one trajectory or more, `marl_credit_step` the
+whole step, for which the run then waits. Mark an implementation that only some runs need with
+`@marl_plugins.applies_if(condition)`: where `condition(run)` is false, it is not called, and the
+run does not wait for it.
 
 `marl_plugins.contracts` has the tests that every plugin has to pass, for its author to run.
 
@@ -125,14 +124,13 @@ def hook(
 
 @hook("each", own=True)
 def marl_options(parser: argparse.ArgumentParser) -> None:
-    """Add flags. *each*; once, before the command line is parsed, so there is no run yet; heavy
-    imports are not allowed here.
+    """Add flags. *each*; once, before the command line is parsed: there is no run yet, and heavy
+    imports are not allowed.
 
-    Name them after the plugin; they are read as `run.args.<plugin>.<name>` and may stand in a
-    recipe's `flags:`. A type of
-    `marl_plugins` has every wrong value reported with its place: `at_least(1)`,
-    `above(0)`, `between(0, 1)`, `recipe_file`. Of flags in a mutually exclusive group, one on the
-    command line replaces the recipe's.
+    Name them after the plugin: `run.args.<plugin>.<name>`. They may stand in a recipe's `flags:`.
+    With a type of `marl_plugins` wrong values are reported with their place: `at_least(1)`,
+    `above(0)`, `between(0, 1)`, `recipe_file`. In a mutually exclusive group, a flag on the command
+    line replaces the recipe's.
 
     Example:
 
@@ -145,9 +143,9 @@ def marl_options(parser: argparse.ArgumentParser) -> None:
 
 @hook("each", own=True)
 def marl_commands() -> Sequence[Command] | None:
-    """Commands of the plugin's own: `openrlhf NAME ...`. *each*; when a command is looked for that
-    is not built in, of all plugins that are found (shipped, entry points) or named with `--plugin`;
-    heavy imports are not allowed here.
+    """The plugin's commands: `openrlhf NAME ...`. *each*; when a command is not built in, of all
+    plugins that are found (shipped, entry points) or named with `--plugin`. Heavy imports are not
+    allowed.
 
     `Command(name, usage, about, main)`; `main(words)` gets the words after the name and returns the
     exit code.
@@ -163,13 +161,13 @@ def marl_commands() -> Sequence[Command] | None:
 
 @hook("each", own=True)
 def marl_sections() -> Mapping[str, type[Section]] | None:
-    """The recipe's keys that the plugin owns, each with its model. *each*; when a recipe is read,
-    so there is no run yet; heavy imports are not allowed here.
+    """The recipe's keys that the plugin owns, each with its model. *each*; when a recipe is read:
+    there is no run yet, and heavy imports are not allowed.
 
-    A name is a key of the recipe (`brevity`), or one below another (`tools.browser`). What is wrong
-    with its values is reported with file, line and key. `run.section(Brevity)` is the section in
-    all hooks that take `run`; None where the recipe does not have it and a key is required. A
-    field's type may be a `Model`, or a list or mapping of such.
+    A name is a key of the recipe (`brevity`), or one below another (`tools.browser`). Wrong values
+    are reported with file, line and key. `run.section(Brevity)` is the section in all hooks that
+    take `run`; None if the recipe does not have it and a key is required. A field's type may be a
+    `Model`, or a list or mapping of such.
 
     Example:
 
@@ -185,10 +183,10 @@ def marl_sections() -> Mapping[str, type[Section]] | None:
 @hook("each")
 def marl_rehearse(plan: RunPlan) -> Sequence[Problem | str] | None:
     """Try the run without any model. *each*; once, when recipe, flags and tasks are right, before
-    `marl_configure`; also for `--dry-run`: nothing may be started or asked over a network here.
+    `marl_configure`; also for `--dry-run`: start nothing and ask nothing over a network.
 
-    The built-in one runs the workflow with invented answers, tries the grader on what comes of it,
-    and leaves both in `plan.run.state(RehearsalResult)`. `plan.tasks("train")` are the run's tasks,
+    The built-in one runs the workflow with invented answers, tries the grader on the results, and
+    leaves both in `plan.run.state(RehearsalResult)`. `plan.tasks("train")` are the run's tasks,
     `plan.run` is the run.
 
     Returns: problems, as `marl_configure` does.
@@ -206,12 +204,12 @@ def marl_rehearse(plan: RunPlan) -> Sequence[Problem | str] | None:
 
 @hook("each")
 def marl_configure(run: Run) -> Sequence[Problem | str] | None:
-    """Check the configuration. *each*; once, before anything is started; also for `--dry-run`:
-    nothing may be opened or asked over a network here (`marl_start` is for that).
+    """Check the configuration. *each*; once, before anything is started; also for `--dry-run`: open
+    nothing and ask nothing over a network (`marl_start` is for that).
 
-    Returns: problems (`Problem`), each saying where, what was got, what was
-    expected and the fix; they are reported together with all others. One of severity `warning`
-    prevents nothing. A plain sentence is an error of code `other`.
+    Returns: problems (`Problem`) with place, what was got, what was expected and the fix, which are
+    reported together with all others. One of severity `warning` prevents nothing. A plain sentence
+    is an error of code `other`.
 
     Example:
 
@@ -242,12 +240,12 @@ def marl_describe(run: Run) -> Mapping[str, JsonValue] | None:
 
 @hook("each", own=True)
 def marl_doctor(run: Run | None, args: SimpleNamespace, static: bool) -> Sequence[Finding] | None:
-    """Lines of `openrlhf doctor`: whether what the plugin needs is there, and works. *each*; of all
+    """Lines of `openrlhf doctor`: whether what the plugin needs exists, and works. *each*; of all
     plugins that are built in, shipped, or named.
 
     `run` is the checked run of `--recipe` or `--plugin`, None without them; `args` are the plugin's
-    flags on doctor's own command line (`args.brevity.limit`). With `static` nothing is started and
-    no request is sent.
+    flags on doctor's own command line (`args.brevity.limit`). With `static`, start nothing and send
+    no request.
 
     Example:
 
@@ -263,8 +261,8 @@ def marl_start(run: Run, purpose: Purpose) -> Awaitable[None] | None:
     whole configuration is right and before any process is started; not for `--dry-run`.
 
     Raise `ConfigurationError` when something is unavailable. The event loop is the run's, but it
-    does not turn again until all processes have started, which takes minutes; `marl_stop` runs in
-    another task, so a task group or cancel scope cannot be opened here and closed there.
+    does not turn again until all processes have started, which takes minutes. `marl_stop` runs in
+    another task: a task group or cancel scope cannot be opened here and closed there.
 
     Example:
 
@@ -277,13 +275,11 @@ def marl_start(run: Run, purpose: Purpose) -> Awaitable[None] | None:
 
 @hook("each", awaited=True, own=True)
 def marl_stop(run: Run) -> Awaitable[None] | None:
-    """Close what `marl_start` or a later hook opened. *each, async*; once, at the end of whatever
-    `marl_start` was called for, also when it failed; after the last other hook, in the run's event
-    loop. Ray and the engines have gone by then.
+    """Close what `marl_start` or a later hook opened. *each, async*; once, in the run's event loop,
+    after the last other hook, also when the run failed. Ray and the engines have gone by then.
 
-    Called for a plugin unless the run failed before its `marl_start` was reached; also when that
-    failed itself. The
-    `marl_stop` of all plugins is called, in reverse order, whatever one of them raises.
+    Called for a plugin whose `marl_start` was reached, even if that failed. The `marl_stop` of all
+    plugins is called, in reverse order, even if one of them raises.
 
     Example:
 
@@ -297,8 +293,7 @@ def marl_stop(run: Run) -> Awaitable[None] | None:
 @hook("first")
 def marl_tasks(run: Run, split: str) -> Sequence[Task] | None:
     """The tasks of a split, `train` or `eval`. *first*; once per split, when the configuration is
-    checked (a hub's: when a run
-    starts). Built-in: the recipe's loader or data files.
+    checked (a hub's: when a run starts). Built-in: the recipe's loader or data files.
 
     Example:
 
@@ -311,13 +306,14 @@ def marl_tasks(run: Run, split: str) -> Sequence[Task] | None:
 @hook("first")
 def marl_workflow(run: Run) -> Workflow | None:
     """Returns the workflow: how roles and tools call each other on one task. *first*; when the
-    configuration is checked, and again
-    at start. Built-in: the recipe's `workflow.py`, graph or program. The check runs the workflow on
-    invented answers, in another thread, before `marl_start`. Its attribute `variants`, if it has
-    one, names answers and workflows that it runs too ([recipes.md](recipes.md#variants)). One that
-    is read from a file of another kind than Python's is a `WorkflowFile` of
-    `marl_plugins.engine.plan.workflow_file`: it says itself what the check tries, how it is drawn,
-    and of which files it is made.
+    configuration is checked, and again at start. Built-in: the recipe's `workflow.py`, graph or
+    program.
+
+    The check runs the workflow on invented answers, in another thread, before `marl_start`. The
+    workflow's attribute `variants`, if it has one, names answers and workflows to be run too
+    ([recipes.md](recipes.md#variants)). A workflow from a file that is not Python is a
+    `WorkflowFile` of `marl_plugins.engine.plan.workflow_file`, which knows what the check tries,
+    how it is drawn, and its files.
 
     Example:
 
@@ -335,8 +331,8 @@ def marl_policies(run: Run) -> Sequence[Policy] | None:
     `mapping` and `policies`.
 
     A plugin that needs one more policy adds it in a wrapper (`run.recipe_policy(name)` makes the
-    one that the recipe describes). A policy of the recipe that the run does without has
-    `excluded_by`, the flag that excludes it.
+    one that the recipe describes). A policy of the recipe that a flag excludes from the run has
+    that flag as `excluded_by`.
 
     Example:
 
@@ -349,12 +345,11 @@ def marl_policies(run: Run) -> Sequence[Policy] | None:
 @hook("first")
 def marl_processes(run: Run) -> ProcessBackend | None:
     """Returns the back-end that gives policies their training processes. *first*; once at
-    configuration, when the policies are
-    known. Built-in: every trained policy has processes and devices of its own for the whole run
-    (`OwnProcesses`).
+    configuration, when the policies are known. Built-in: every trained policy has its own processes
+    and devices for the whole run (`OwnProcesses`).
 
-    A `ProcessBackend` says before anything starts what it needs of the cluster; Ray is imported in
-    its `open`.
+    A `ProcessBackend` states what it needs of the cluster before anything starts; import Ray in its
+    `open`.
 
     Example:
 
@@ -367,12 +362,12 @@ def marl_processes(run: Run) -> ProcessBackend | None:
 @hook("each", own=True)
 def marl_extensions(run: Run) -> Sequence[str] | None:
     """Classes that run inside every training process of every trained policy, in addition to its
-    trainer: subclasses of `Extension`, each named as
-    "module:Class". *each*; once, before processes start; heavy imports belong in that module.
+    trainer: subclasses of `Extension`, each named as "module:Class". *each*; once, before processes
+    start; heavy imports belong in that module.
 
     An extension wraps the training step and the weight sync, adds metrics after a fit, and keeps
-    state in checkpoints. The
-    controller calls its methods by name: `await policy.extension("WeightAverage", "save", folder)`.
+    state in checkpoints. The controller calls its methods by name: `await
+    policy.extension("WeightAverage", "save", folder)`.
 
     Example:
 
@@ -387,8 +382,8 @@ def marl_weights(run: Run) -> Mapping[str, str] | None:
     """Further weights of every trained policy, which an extension keeps: the name of its class, by
     the name of a folder for them. *each*; once, before processes start.
 
-    They are evaluated after the weights, with metrics NAME/outcome and so on, and saved where the
-    weights are: `<ckpt.output_dir>/NAME/POLICY`. The extension puts them into the model for so long
+    They are evaluated after the weights, with metrics NAME/outcome and so on, and saved next to the
+    weights: `<ckpt.output_dir>/NAME/POLICY`. The extension puts them into the model meanwhile
     (`in_place`).
 
     Example:
@@ -423,8 +418,8 @@ def marl_batch(  # type: ignore[empty-body]
 ) -> Sequence[Task]:
     """Choose the tasks of a training step. *chain*; once per step, before its rollout begins.
 
-    `tasks` are those whose turn it is in the data, or what the plugin before has chosen;
-    `all_tasks` are all training tasks. Return as many as there are, none twice. What is chosen must
+    `tasks` are the next ones of the data, or those that the plugin before has chosen; `all_tasks`
+    are all training tasks. Return as many as there are in `tasks`, none twice. The choice must
     depend on the run's seed, the step and saved state alone: a resumed run repeats its steps.
 
     Example:
@@ -440,11 +435,11 @@ def marl_batch(  # type: ignore[empty-body]
 def marl_step(run: Run, step: Step) -> StepPart | None:
     """A plugin's part of one training step. *each*; for every step, before its rollout begins.
 
-    A `StepPart` sees trajectories as they arrive, may work while the
-    rollout runs, sees the rows that were credited and selected, may change what policies are
-    updated with, and has metrics. It lasts for the step; what lasts longer is kept by the run
-    (`run.state`). With `--train.async_enable` the parts of several steps exist at the same time,
-    and what one keeps of a rollout is saved with it (`record`, `restore`).
+    A `StepPart` sees trajectories as they arrive, may work during the rollout, sees the rows that
+    were credited and selected, may change what policies are updated with, and has metrics. It lasts
+    for the step; the run keeps what lasts longer (`run.state`). With `--train.async_enable` the
+    parts of several steps exist at the same time, and what one keeps of a rollout is saved with it
+    (`record`, `restore`).
 
     Example:
 
@@ -463,8 +458,8 @@ def marl_step(run: Run, step: Step) -> StepPart | None:
 @hook("around", awaited=True)
 def marl_generate(run: Run, call: Call, engines: Engines) -> Awaitable[Generation] | None:
     """Answer one request of a role by the engines of its policy. *around, async*; once per action,
-    and for each question of a plugin (`run.ask`), whose `call.role` is empty.
-    Built-in: `marl_plugins.routing`, the least loaded engine.
+    and for each question of a plugin (`run.ask`), whose `call.role` is empty. Built-in:
+    `marl_plugins.routing`, the least loaded engine.
 
     Raise `InfrastructureFailure` when no engine can answer; the trajectory is then left out.
 
@@ -487,13 +482,12 @@ def marl_score_action(run: Run, action: Action, seen: Seen) -> Awaitable[float |
     """Score one action in [0, 1], or None for a missing verdict. *first, async*; once per action,
     while the rollout continues.
 
-    `seen` is a frozen view of what the action depended on, and holds no label. Only for the last
-    action of the recipe's last role is it a `SeenLast`, with the label and the system's answer;
-    that role is scored once the workflow has ended. Write
-    `action.explanation` for people. Raise `InfrastructureFailure` for an unavailable verdict,
-    `RunPaused` where all further ones are unavailable too. Never called in an evaluation. A plain
-    function that returns None leaves the action to the next implementation; None from an awaitable
-    is a missing verdict.
+    `seen` is a frozen view of what the action depended on, without the label. Only for the last
+    action of the recipe's last role it is a `SeenLast`, with the label and the system's answer;
+    that role is scored once the workflow has ended. Write `action.explanation` for people. Raise
+    `InfrastructureFailure` for an unavailable verdict, `RunPaused` if all further ones are
+    unavailable too. A plain function that returns None leaves the action to the next
+    implementation; None from an awaitable is a missing verdict. Never called in an evaluation.
     Built-in: the recipe grader's `score_action`, if it has one.
 
     Example:
@@ -509,11 +503,10 @@ def marl_score_outcome(run: Run, trajectory: Trajectory) -> Awaitable[Outcome] |
     """Score a finished trajectory in [0, 1]. *first, async*; once per trajectory; in evaluations
     too, so be deterministic.
 
-    Returns one number for the team, or one for each role: `{"pro": 1.0, "con": 0.0}`, None for a
-    role without an outcome;
-    `trajectory.outcome` is then their mean. A role that acted and is missing, or a name that is no
-    role, is an error. Not called for agent failures (0 for every role) or infrastructure failures
-    (never scored). None as in `marl_score_action`.
+    Returns one number for the team, or one for each role (`{"pro": 1.0, "con": 0.0}`, None for a
+    role without an outcome), whose mean is then `trajectory.outcome`. A missing role that acted, or
+    a name that is no role, is an error. Not called for agent failures (0 for every role) or
+    infrastructure failures (never scored). None as in `marl_score_action`.
     Built-in: the recipe grader's `score_outcome`, or the function of `--reward.remote_url file.py`.
 
     Example:
@@ -532,14 +525,15 @@ def marl_exchange(  # type: ignore[empty-body]
     *chain, async*; once per step, with all trajectories of the step in its order; engines and tools
     still answer.
 
-    Return the list that goes on to credit. `exchange.write(trajectory)` gives the words of a
-    trajectory as JSON values, to be sent to other runs; `await exchange.read(record, origin)` lets
-    the run's own workflow say such a record again and returns a trajectory, scored by the run's own
-    graders, with `Trajectory.origin` set. It raises `RefusedRecord`
-    where the words do not fit. What is left out of the list needs a reason:
-    `exchange.leave_out(trajectory, reason)`. `await exchange.again(trajectory, origin)` does the
-    same with a trajectory of an earlier step of the run, ids and log-probs included. A run that is
-    resumed repeats its steps, so a plugin keeps what it has taken in on disk, by step.
+    Return the list that goes on to credit; a trajectory that is not in it needs a reason:
+    `exchange.leave_out(trajectory, reason)`.
+
+    `exchange.write(trajectory)` gives the words of a trajectory as JSON values, for other runs.
+    `await exchange.read(record, origin)` replays such a record through the run's own workflow. It
+    returns a trajectory, scored by the run's own graders, with `Trajectory.origin` set, or raises
+    `RefusedRecord` if the words do not fit. `await exchange.again(trajectory, origin)` does the
+    same with a trajectory of an earlier step of the run, ids and log-probs included. A resumed run
+    repeats its steps: keep what was taken in on disk, by step.
 
     Example:
 
@@ -561,14 +555,13 @@ def marl_credit(  # type: ignore[empty-body]
     *chain, async*; every trajectory passes once: all of a step at the same time or, where no plugin
     needs the whole step, some as they arrive.
 
-    Each action's `reward` is its score (its role's outcome, where no action was scored) when the
-    first plugin gets it. Change
-    `action.reward` in place, None to leave an action out (with the reason in `action.unscored`),
-    and return the same trajectories. `action.add_reward(term, value)` also records what the term
-    was; `action.notes` is for anything else worth recording;
-    `action.correction = Correction(text, coef)` has what the action should have been, to be trained
-    on in addition. What needs the whole step is `marl_credit_step`. Raise `RunPaused` to save the
-    step before and end the run.
+    The first plugin gets each action's score as its `reward` (its role's outcome, if no action was
+    scored). Change `action.reward` in place, None to leave an action out (with the reason in
+    `action.unscored`), and return the same trajectories. `action.add_reward(term, value)` also
+    records the term; `action.notes` is for anything else worth recording. `action.correction =
+    Correction(text, coef)` is what the action should have been, to be trained on in addition. If
+    you need the whole step, use `marl_credit_step`. Raise `RunPaused` to save the step before and
+    end the run.
 
     Example:
 
@@ -584,9 +577,9 @@ def marl_credit(  # type: ignore[empty-body]
 def marl_credit_step(  # type: ignore[empty-body]
     trajectories: Sequence[Trajectory], run: Run
 ) -> Chained[Trajectory]:
-    """Change rewards by what all trajectories of a step show together. *chain, async*; once per
-    step, after `marl_credit` of all plugins, with all trajectories of the step in its order. As
-    `marl_credit` in everything else.
+    """Change rewards by all trajectories of a step together. *chain, async*; once per step, after
+    `marl_credit` of all plugins, with all trajectories in the step's order. Otherwise as
+    `marl_credit`.
 
     A run with such a plugin waits for whole steps: `--streaming.gradients` is refused with it.
 
@@ -625,8 +618,7 @@ def marl_select(rows: Sequence[Row], run: Run, steps: int) -> Chained[Row]:  # t
 
 @hook("first")
 def marl_estimator(run: Run) -> Estimator | None:
-    """The advantage estimator. *first*; once at start. Built-in: what `--algo.advantage.estimator`
-    names, which is
+    """The advantage estimator. *first*; once at start. Built-in: by `--algo.advantage.estimator`,
     `marl_plugins.reinforce_pp` (`reinforce`, `flash_reinforce`), `.groups` (`rloo`,
     `reinforce_baseline`, `dr_grpo`, `group_norm`) or `.gae`.
 
@@ -666,14 +658,12 @@ def marl_update(
 @hook("around", awaited=True)
 def marl_sync(run: Run, policy: PolicyProcesses, version: int) -> Awaitable[bool] | None:
     """Bring a policy's engines to the weights of `version`; True when done. *around, async*; once
-    per updated policy and step, and for every trained policy when a run is resumed, with the
-    version that was saved, or begins on a CPU. Wrap the built-in, because `policy.sync` sets the
-    version. With `--train.partial_rollout_enable` it is called during a rollout, while the engines
-    pause.
+    per updated policy and step. Also for every trained policy when a run is resumed, with the saved
+    version, or begins on a CPU. Wrap the built-in, because `policy.sync` sets the version. With
+    `--train.partial_rollout_enable` it is called during a rollout, while the engines pause.
 
-    After a policy come those that follow it (`policy.spec.follows`), with its version; also when a
-    run begins. A follower may
-    be given other weights: `policy.hold(weights, version)` (`Follower` in
+    After a policy come its followers (`policy.spec.follows`), with its version; also when a run
+    begins. A follower may hold other weights: `policy.hold(weights, version)` (`Follower` in
     marl_plugins/core/processes.py).
 
     Built-in: one transfer of the whole state on CPU, upstream's own broadcast on GPUs.
@@ -690,8 +680,8 @@ def marl_sync(run: Run, policy: PolicyProcesses, version: int) -> Awaitable[bool
 @hook("each")
 def marl_log(run: Run, step: int, metrics: dict[str, float]) -> None:
     """See (or add to) the metrics of a finished step before they are written. *each*; once per
-    step, after every other hook of the step, also where its evaluation has paused the run: the step
-    is trained, and saved.
+    step, after every other hook of the step, even if its evaluation has paused the run: the step is
+    trained, and saved.
 
     Example:
 
@@ -738,9 +728,9 @@ def marl_files(run: Run) -> Sequence[Path]:  # type: ignore[empty-body]
     """Files below `--ckpt.path` that belong to the plugin's state. *each*; at every save, after
     `marl_state`.
 
-    Sizes and digests are noted with the step, and are checked before a run is resumed from it. A
-    file that was given here is never
-    changed or removed by the plugin: it is removed together with the last saved step that names it.
+    Sizes and digests are noted with the step, and checked before a run is resumed from it. The
+    plugin never changes or removes such a file: it is removed together with the last saved step
+    that names it.
 
     Example:
 
