@@ -32,13 +32,12 @@ class CoachMemberConfig(Model):
     policy: str | None = None
     """A policy of the run, as of `--coach.policy`."""
     weight: float = pydantic.Field(1.0, gt=0, allow_inf_nan=False)
-    """What its score counts in a mean, among the members that answered."""
+    """Weight of its score in a mean of the members that answered."""
     flags: dict[str, FlagValue] = pydantic.Field(
         {}, examples=["{base_url: http://127.0.0.1:8000/v1}"]
     )
-    """Where it differs from the coach's flags: those of an endpoint and of a model without
-    `coach.`, as in
-    `{base_url: "http://127.0.0.1:8000/v1", api_key_env: OTHER_KEY}`."""
+    """Differences from the coach's flags of an endpoint and a model, without `coach.`: `{base_url:
+    "http://127.0.0.1:8000/v1", api_key_env: OTHER_KEY}`."""
 
 
 class CoachStageConfig(Model):
@@ -53,9 +52,9 @@ class CoachStageConfig(Model):
     until_step: int | None = pydantic.Field(None, ge=1)
     """The last step of the stage."""
     weights: dict[str, Factor] = pydantic.Field({}, examples=["{runs: 3}"])
-    """By the name of a rubric's criterion, what its points are multiplied by."""
+    """Factor of a rubric criterion's points, by the criterion's name."""
     ask: str = ""
-    """What models are told that counts now; it stands for `{training}` in their prompts."""
+    """What counts now, in words for models; it replaces `{training}` in their prompts."""
 
 
 class CoachConfig(Section):
@@ -66,19 +65,18 @@ class CoachConfig(Section):
     members: dict[str, CoachMemberConfig] | None = pydantic.Field(
         None, min_length=1, examples=["{strict: {rubric: strict.py}, large: {model: qwen3-32b}}"]
     )
-    """Each coach by its name, in the place of the coach in the flags; a coach on the command line
+    """Each coach by its name, instead of the coach in the flags; a coach on the command line
     replaces them."""
     combine: Literal["mean", "median", "worst"] = "mean"
-    """One score of those of the members that answered; the worst is the lowest."""
+    """How the scores of the members that answered become one; the worst is the lowest."""
     disagreement: Literal["ignore", "weigh"] = "ignore"
     """`weigh`: the more the members disagree on an action, the closer its score is brought to the
     mean of its role in the step."""
     stages: list[CoachStageConfig] = []
-    """What counts in one stage of the training after the other."""
+    """The stages of the training, in order, and what counts in each."""
     tools: list[str] = []
-    """What models may use before a verdict: `python`, programs on copies of the files that agents
-    left, with the limits of
-    `tools: python:`."""
+    """Tools of models before a verdict: `python` runs programs on copies of the agents' files, with
+    the limits of `tools: python:`."""
     max_calls: int = pydantic.Field(3, ge=1)
     """Maximum number of programs for one verdict."""
 

@@ -28,7 +28,7 @@ class RewardTerm(Model):
     of: list[str] = pydantic.Field([])
     """Of `value` and `gain`: the roles whose answers have a value."""
     delay: int = pydantic.Field(0, ge=0)
-    """Of `value` and `gain`: rounds by which the one that counts is later."""
+    """Of `value` and `gain`: how many rounds later the round that counts is."""
 
 
 class RewardsConfig(Section):
@@ -39,11 +39,11 @@ class RewardsConfig(Section):
     terms: list[RewardTerm] = pydantic.Field([], examples=["[{kind: outcome}, {kind: format}]"])
     """The parts, which are added up."""
     file: str | None = None
-    """File with `rewards(trajectory)`, which gives a mapping of actions' paths to named parts, for
-    what is no sum of these."""
+    """For rewards that are no such sum: a file with `rewards(trajectory)`, which maps actions'
+    paths to named parts."""
     unscored: Literal["leave_out", "zero"] = "leave_out"
-    """An action that lacks a number for one of its terms, or has no term, is left out of training,
-    or that counts 0."""
+    """An action without a number for one of its terms, or without a term: left out of training, or
+    the number counts as 0."""
 
     def files(self) -> Mapping[str, str]:
         return {"rewards": self.file} if self.file else {}

@@ -17,8 +17,8 @@ class SandboxConfig(Section):
 
     isolation: Literal["auto", "process", "landlock", "namespaces", "service"] = "auto"
     """What isolates programs from the machine ([sandbox.md](sandbox.md)); `auto` is the strongest
-    that this machine has. One that
-    it does not have is an error. `service`: they run elsewhere, at `url`."""
+    level that this machine has, and a missing level is an error. `service`: programs run elsewhere,
+    at `url`."""
     url: str = ""
     """With `isolation: service`: address of a SandboxFusion, or of `openrlhf sandbox serve`.
     `$NAME` stands for a variable of the run's environment, where a password belongs."""
@@ -26,8 +26,8 @@ class SandboxConfig(Section):
     """Modules that are imported once, before any program: importing them in a program then takes no
     time."""
     warm_up: str | None = None
-    """A Python file that is run once, after the imports: what it imports late and caches, no
-    program has to do again."""
+    """A Python file that is run once, after the imports: programs need not repeat its late imports
+    and caching."""
 
     def files(self) -> dict[str, str]:
         return {"warm-up of the sandbox": self.warm_up} if self.warm_up else {}

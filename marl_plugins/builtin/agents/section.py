@@ -34,8 +34,8 @@ class AgentConfig(Section):
     """Python file of the program. What it imports is imported once; the file itself in a process of
     its own for each trajectory."""
     function: str = "main"
-    """Its function, plain or async: is given the prompt, and returns the answer. Parameters named
-    `item` (the task with its metadata) and `endpoint` (`base_url` and `api_key`) are given too."""
+    """Its function, plain or async: it takes the prompt and returns the answer. It may also have
+    parameters `item` (the task with its metadata) and `endpoint` (`base_url` and `api_key`)."""
     command: list[str] = []
     """In place of `file`: a program that reads the prompt from its standard input and prints the
     answer. It runs in the recipe's folder, whose files its words may name."""
@@ -43,29 +43,29 @@ class AgentConfig(Section):
     """Python in which `file` runs, with packages of its own. A relative path begins in the recipe's
     folder. Default: the run's."""
     shared: bool = False
-    """Whether all trajectories run in one process, for an async function that takes `endpoint` and
-    uses no environment: a fork for each costs more. What a program keeps in memory is then all
-    trajectories', and one that ends the process ends all."""
+    """Whether all trajectories run in one process, which costs less than a fork for each; for an
+    async function that takes `endpoint` and uses no environment. They then share what a program
+    keeps in memory, and one that ends the process ends all."""
     sandbox: bool = False
-    """Whether `file` runs in namespaces of its own (bubblewrap): it reads the system, Python and
-    the recipe's folder, writes to an empty folder, has none of the run's environment, and reaches
-    the endpoint alone. Default: as the run's user."""
+    """Whether `file` runs in its own namespaces (bubblewrap). It reads the system, Python and the
+    recipe's folder, writes to an empty folder, has none of the run's environment, and reaches the
+    endpoint alone. Default: as the run's user."""
     concurrency: int = pydantic.Field(64, ge=1)
-    """Programs that run at the same time, at most; the others wait, which counts against
+    """Maximum number of programs at the same time; the others wait, which counts against
     `limits.task_seconds`."""
     derive: Literal["all"] | bool = True
     """Whether a call depends on an earlier answer whose text it shows; `all`: on every earlier
     answer. Credit and the coach use what is derived; paths and seeds do not depend on it. A call
     with the header `x-marl-after` states its dependencies itself."""
     crash: Literal["failed", "lost"] = "failed"
-    """What becomes of a trajectory whose program ends without an answer although a role has
-    answered it: `failed` scores 0, because an answer may be the cause; `lost` leaves it out, as one
-    that was never answered always is."""
+    """A trajectory whose program ends without an answer although a role has answered it: `failed`
+    scores 0, because an answer may be the cause; `lost` leaves it out. One that no role answered is
+    always left out."""
     environment: dict[str, str] = pydantic.Field(
         {}, examples=['{OPENAI_AGENTS_DISABLE_TRACING: "0"}']
     )
-    """More environment variables. Without it, frameworks that are known to report elsewhere are
-    told not to."""
+    """More environment variables. By default, variables tell known frameworks not to report
+    elsewhere."""
 
     @property
     def is_given(self) -> bool:

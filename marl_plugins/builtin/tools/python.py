@@ -76,15 +76,15 @@ class PythonToolConfig(Section):
     """Whether programs may import installed packages; without them a program starts in less than
     half the time."""
     workspace: bool = False
-    """Whether all programs of a trajectory work in one folder, which is kept until the trajectory
-    has been scored and begins with the task's files; otherwise each has an empty folder of its
+    """Whether all programs of a trajectory work in one folder, which begins with the task's files
+    and is kept until the trajectory has been scored. Otherwise each has an empty folder of its
     own."""
     calls_per_answer: int = pydantic.Field(16, ge=1)
     """Maximum number of programs run per answer; the others are not run, and the answer's last
     output says how many."""
     seconds_per_trajectory: float = pydantic.Field(60.0, gt=0)
     """Time of all programs of a trajectory, without waiting for a slot; once it is used up, no
-    other program is begun."""
+    further program starts."""
 
     def compared(self) -> dict[str, Any]:
         """Returns all but the number of programs at the same time, which changes nothing of what

@@ -47,8 +47,8 @@ class RoleConfig(Model):
     EXAMPLE: ClassVar[str] = "{prompt: prompts/judge.md}"
 
     prompt: str | None = None
-    """File of the user message; `{field}` is filled by the workflow's call, `{{` and `}}` are
-    braces. Required but where a program has the prompts (`agent:`)."""
+    """File of the user message; the workflow's call fills `{field}`, `{{` and `}}` are braces.
+    Required unless a program has the prompts (`agent:`)."""
     system: str | None = None
     """File of the system message, with fields as in `prompt`."""
     followup: str | None = None
@@ -61,9 +61,8 @@ class RoleConfig(Model):
     `llama3_json`, ...); the model's chat
     template then shows the tools. Default: each tool's own syntax in the text."""
     reasoning: str | None = None
-    """With `calls`: how its model thinks, one of vLLM's reasoning parsers by name (`qwen3`,
-    `deepseek_r1`, ...); what is only
-    thought is no call. Default: what stands in `<think>` blocks is not."""
+    """With `calls`: one of vLLM's reasoning parsers by name (`qwen3`, `deepseek_r1`, ...), which
+    finds the thinking, where no call counts. Default: `<think>` blocks."""
     max_turns: int = pydantic.Field(1, ge=1)
     """Maximum number of generations per call of the role; above 1, a tool's answer starts the next
     turn."""
@@ -75,8 +74,8 @@ class RoleConfig(Model):
     stop: list[str] = []
     """Strings that end a generation."""
     example: Texts = pydantic.Field([], examples=['\'{"team": "network"}\''])
-    """An answer in the form in which the workflow reads it, or a list of several: what the role
-    says where the recipe is tried without its model."""
+    """An answer in the form that the workflow reads, or a list of several: the role says it when
+    the recipe is tried without a model."""
 
 
 class PolicyConfig(Model):
@@ -85,15 +84,15 @@ class PolicyConfig(Model):
     EXAMPLE: ClassVar[str] = "{trainable: false}"
 
     model: str | None = None
-    """Folder, hub name, or `tiny` (built on the spot, see marl_plugins/core/recipe/tiny.py).
-    Default: the recipe's."""
+    """Folder, hub name, or `tiny` (a small random model, built on the spot). Default: the
+    recipe's."""
     trainable: bool = True
     """False: it only generates; its actions are recorded and never trained on. `--coach.policy` may
     name it, and with
     `--coach.train_every` one that is trained."""
     follows: str | None = None
-    """A trained policy whose weights it holds, so that it has no `model` and is not trained: the
-    newest weights, or those of an earlier version with `marl_plugins.opponent_pool`. Not on GPUs
+    """A trained policy whose weights it holds; it then has no `model` and is not trained. The
+    weights are the newest, or an earlier version's with `marl_plugins.opponent_pool`. Not on GPUs
     yet."""
     flags: dict[str, FlagValue] = pydantic.Field({}, examples=["{actor.adam.lr: 1.0e-6}"])
     """Upstream flags for this policy only, such as `actor.adam.lr: 1.0e-6`."""
@@ -105,16 +104,15 @@ class LimitsConfig(Model):
     EXAMPLE: ClassVar[str] = "{task_seconds: 600}"
 
     task_seconds: float = pydantic.Field(600.0, gt=0)
-    """Deadline of a trajectory, which is then lost to infrastructure; its scores have as long
-    again, later ones are missing."""
+    """Deadline of a trajectory, which is then lost to infrastructure. Its scores have as long
+    again; later ones are missing."""
     engine_restarts: int = pydantic.Field(3, ge=0)
     """Number of dead engines that a run replaces; after that its trajectories are lost."""
     silence_seconds: float = pydantic.Field(1800.0, gt=0)
-    """A process that has been asked something and has answered nothing for so long is ended: an
-    engine is replaced, a training process ends the run. More than the longest update or checkpoint
-    takes. At the start it is the time in which one more process
-    has to become ready: on GPUs an engine compiles and captures graphs before that, and devices
-    must be free."""
+    """A process that does not answer a request for this long is killed: an engine is replaced, a
+    training process ends the run. Set it above the longest update or checkpoint. At the start, one
+    more process has to become ready within this time: on GPUs an engine first compiles and captures
+    graphs, and devices must be free."""
 
 
 class Recipe(Model):
@@ -127,7 +125,7 @@ class Recipe(Model):
     )
     workflow: str = ""
     """File with `async def run(task, roles, tools)`, or a graph in YAML ([graphs.md](graphs.md)).
-    Required but where the recipe has a program in its place (`agent:`)."""
+    Required unless the recipe has a program instead (`agent:`)."""
     mapping: Literal["separate", "shared"] | dict[str, PolicyNames] = "separate"
     """Which policy plays which role: one each, one for all, or `role: policy`.
     `role: [policy, policy]` is a population: one of them plays it on each task."""
@@ -142,7 +140,7 @@ class Recipe(Model):
     """File with `load(split)`, giving the tasks of `train` and `eval`. Default: the files in
     `data.prompt_dataset`."""
     plugins: list[str] = []
-    """As after `--plugin`, which adds to them; `--without NAME` takes one out, with the keys and
+    """Names as for `--plugin`, which adds to them; `--without NAME` removes one, with the keys and
     flags here that only it reads."""
     limits: LimitsConfig = LimitsConfig()
     flags: dict[str, FlagValue] = pydantic.Field({}, examples=["{actor.adam.lr: 1.0e-6}"])

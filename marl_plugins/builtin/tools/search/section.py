@@ -18,7 +18,7 @@ class SearchToolConfig(Section):
     """JSON Lines, each a document with `text` and, if it has one, `title`; or a Python file with
     `documents()`, which gives such mappings. `--search.corpus FILE` takes its place."""
     index: Literal["all", "title", "text"] = "all"
-    """What of a document is compared with a query: title and text, or one of them."""
+    """The part of a document that a query is compared with: title and text, or one of them."""
     results: int = pydantic.Field(3, ge=1)
     """Maximum number of documents in an answer."""
     query_chars: int = pydantic.Field(300, ge=1)

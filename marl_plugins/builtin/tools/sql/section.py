@@ -20,10 +20,10 @@ class SqlToolConfig(Section):
     tables: list[str] = []
     """Tables and views that agents may read, each of which has to be there. Default: all."""
     today: date | None = None
-    """What `date('now')` is to a query, as in `2025-12-31`. Default: a query that asks for it is
+    """The day that `date('now')` gives, as in `2025-12-31`. Default: a query that asks for it is
     wrong."""
     rows: int = pydantic.Field(20, ge=1)
-    """Maximum number of rows in an answer, which says whether there are more."""
+    """Maximum number of rows in an answer, which mentions any further ones."""
     output_chars: int = pydantic.Field(2000, ge=100)
     """A longer answer keeps its head, and says so."""
     steps: int = pydantic.Field(2_000_000, ge=1000)
