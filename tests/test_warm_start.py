@@ -53,9 +53,8 @@ def test_it_learns_and_is_cached_by_content(roles):
     demonstrations = draw(demonstrate, TASKS, config)
 
     def start(config=config, demonstrations=demonstrations):
-        return warm_start(
-            MODEL, resolve(MODEL), demonstrations, roles, config, Display(as_json=True)
-        )
+        rows = [encode(d, roles[d.role]) for d in demonstrations]
+        return warm_start(MODEL, resolve(MODEL), rows, config, Display(as_json=True))
 
     threads = torch.get_num_threads()
     folder = start()

@@ -7,8 +7,8 @@ import copy
 from typing import TYPE_CHECKING
 
 from marl_plugins.core.conversation import ChatFormat
-from marl_plugins.core.demonstrations import WarmStartConfig
-from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.core.demonstrations import WarmStartConfig, encode
+from marl_plugins.core.failures import ConfigurationError, place_of
 from marl_plugins.core.problems import Problem, at
 from marl_plugins.core.process_backend import ProcessBackend
 from marl_plugins.core.recipe.tiny import is_tiny
@@ -18,6 +18,7 @@ from marl_plugins.engine.manager import extensions_of
 from marl_plugins.engine.plan.plan import Plan
 from marl_plugins.engine.plan.resolve_plugins import estimator_of, has_critics, tools_of
 from marl_plugins.engine.plan.tasks import check_tasks
+from marl_plugins.engine.plan.user_code_thread import failure_of, where_of
 from marl_plugins.engine.plan.workflow_file import workflow_of
 from marl_plugins.engine.processes.model_code import refuse_code
 from marl_plugins.engine.records.display import Display
@@ -93,27 +94,36 @@ class Session:
 
     def warm_start(self, display: Display) -> None:
         """Trains the tiny models on the recipe's demonstrations, where it has some; it takes
-        seconds when they are in the cache."""
+        seconds when they are in the cache.
+
+        Raises:
+            ConfigurationError: A demonstration is wrong.
+        """
         from marl_plugins.engine.runtime.warm_start import draw, warm_start
 
         config, module = self.plan.run.section(WarmStartConfig), self.plan.run.demonstrations_module
-        if config is None or module is None:
+        # A model of somebody else's has nothing to learn from them.
+        learners = [
+            policy
+            for policy in self.plan.run.policies
+            if is_tiny(policy.model) and policy.name in self.cast.policies
+        ]
+        if config is None or module is None or not learners:
             return
-        demonstrations = draw(module.demonstrate, self.train_tasks, config)
         roles = {role: specs[0] for role, specs in self.cast.members.items()}
-        made: dict[
-            str, str
-        ] = {}  # to encode what the members of a population have in common takes seconds for each
-        for policy in self.plan.run.policies:
-            if (
-                is_tiny(policy.model) and policy.name in self.cast.policies
-            ):  # another one has nothing to learn from them
-                folder = self.args[policy.name].actor.model_name_or_path
-                if policy.model not in made:
-                    made[policy.model] = warm_start(
-                        policy.model, folder, demonstrations, roles, config, display
-                    )
-                self._load_from(policy.name, made[policy.model])
+        try:
+            demonstrations = draw(module.demonstrate, self.train_tasks, config)
+            rows = [encode(d, roles[d.role]) for d in demonstrations]
+        except Exception as error:  # of the user's `demonstrate`, or of what it yields
+            failure = failure_of(error, place_of(module.demonstrate))
+            problem = Problem("warm_start.demonstration", where_of(failure.place), failure.said)
+            raise ConfigurationError(problem) from error
+        made: dict[str, str] = {}
+        for policy in learners:
+            folder = self.args[policy.name].actor.model_name_or_path
+            if policy.model not in made:
+                made[policy.model] = warm_start(policy.model, folder, rows, config, display)
+            self._load_from(policy.name, made[policy.model])
 
     def _load_from(self, policy: str, folder: str) -> None:
         """The folder that a policy's model is loaded from, and its critic's, unless that has a

@@ -12,13 +12,12 @@ import hashlib
 import json
 import os
 import random
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from marl_plugins.core.demonstrations import Demonstration, WarmStartConfig, encode
-from marl_plugins.core.roles import RoleSpec
+from marl_plugins.core.demonstrations import Demonstration, WarmStartConfig
 from marl_plugins.core.trajectory import Task
 from marl_plugins.engine.records.display import Display
 from marl_plugins.engine.runtime.tiny_model import made_once
@@ -57,14 +56,16 @@ def draw(
 def warm_start(
     model: str,
     folder: str,
-    demonstrations: Sequence[Demonstration],
-    roles: Mapping[str, RoleSpec],
+    rows: Sequence[tuple[list[int], list[int]]],
     config: WarmStartConfig,
     display: Display,
 ) -> str:
     """Returns the folder of `model` (whose weights lie in `folder`) after the warm start; trained
-    now unless it is in the cache."""
-    rows = [encode(d, roles[d.role]) for d in demonstrations]
+    now unless it is in the cache.
+
+    Args:
+        rows: The demonstrations, as `encode` returns them.
+    """
     content = json.dumps([RECIPE_VERSION, model, config.model_dump(), rows])
     key = hashlib.blake2b(content.encode(), digest_size=10).hexdigest()
 
