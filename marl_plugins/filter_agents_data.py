@@ -44,6 +44,16 @@ def marl_options(parser: argparse.ArgumentParser) -> None:
 
 
 @hookimpl
+def marl_describe(run: Run) -> dict[str, str]:
+    options = run.args.filter_agents_data
+    multiple = options.multiple or "micro-batch x ranks x optimiser steps"
+    return {
+        "filter_agents_data": f"each policy keeps the largest multiple of {multiple} rows "
+        f"({options.mode}), or all where it has fewer"
+    }
+
+
+@hookimpl
 def marl_select(rows: Sequence[Row], run: Run, steps: int) -> list[Row]:
     options = run.args.filter_agents_data
     keep: set[Row] = set()
