@@ -155,6 +155,17 @@ def test_a_grader_that_pays_everything_is_found(recipe, capsys):
     assert capsys.readouterr().out.splitlines()[2].startswith("0 of 40")
 
 
+def test_a_workflow_that_fails_is_said_where_labels_are_not_paid(recipe, capsys):
+    workflow = (
+        "from marl_plugins import AgentFailure\n\n\nasync def run(task, roles, tools):\n"
+        "    await roles.a(problem=task.prompt)\n    raise AgentFailure('no_answer', 'none left')\n"
+    )
+    folder = recipe(workflow=workflow)
+    assert all("none left" in one.failure for one in labels_of(folder))
+    assert main(["recipes", "check", folder]) == 1
+    assert "failed with 40 of these answers: no_answer: none left" in capsys.readouterr().out
+
+
 def test_copies_of_held_out_tasks_are_found(recipe, capsys):
     tasks = RECIPE["tasks.py"].replace("else 50", "else 15")
     code, found = checked(recipe(tasks=tasks), capsys)

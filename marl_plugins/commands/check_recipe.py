@@ -188,6 +188,7 @@ def _print(
             "are paid, into unpaid="
         )
     if labels and not labels_answer:
+        _failures([one for one in labels if one.kind == "label"])
         print(
             "no label is paid as it stands: the grader wants more than its text, as answers.py "
             "shows"
@@ -205,6 +206,10 @@ def _print(
             ["task", "said", "answer", "outcome"],
             _cells(rows),
         )
+        if len(missed) > len(named):
+            print(f"and {len(missed) - len(named)} more")
+    if labels_answer:
+        _failures(missed)
     if not labels:
         print("no task has a label that is a text, so no label was graded")
     for problem in problems:
@@ -222,6 +227,15 @@ def _print(
             f"tiny model, {outcome}"
         )
         print(inert(f"{line}; {one.failure}" if one.failure else line))
+
+
+def _failures(missed: Sequence[LabelOutcome]) -> None:
+    """Prints why the workflow did not come to its end, the most common reason in full."""
+    failures = Counter(one.failure for one in missed if one.failure).most_common()
+    for failure, count in failures[:1]:
+        more = sum(other for _, other in failures[1:])
+        rest = f"; and {more} more, of other kinds" if more else ""
+        print(inert(f"the workflow failed with {count} of these answers: {failure}{rest}"))
 
 
 def _counts(findings: Sequence[Any], kinds: dict[str, str]) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from marl_plugins.commands.tables import print_table
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.options import score_range, step_range
 from marl_plugins.core.problems import Problem, at
+from marl_plugins.core.redaction import inert
 from marl_plugins.core.trajectory import Action, Trajectory
 from marl_plugins.engine.hosts.upstream_cli import UpstreamParser
 from marl_plugins.engine.records.read import EVERYTHING, Filter, RunReader
@@ -111,15 +112,28 @@ def main(words: Sequence[str]) -> int:
         print_accounts(accounts, options.json)
         count = len(accounts)
     if not count:
-        expected = (
-            "the trajectories or evaluations of a run"
-            if chosen == EVERYTHING
-            else "actions that were asked for"
-        )
-        raise ConfigurationError(
-            Problem("export.no_actions", at(file=options.source), "no actions", expected)
-        )
+        raise ConfigurationError(_nothing(run, chosen, options.source))
     return 0
+
+
+def _nothing(run: RunReader, chosen: Filter, source: Path) -> Problem:
+    """The problem of filters that leave nothing, with the reasons that the run has recorded."""
+    where, no_actions = at(file=source), "no actions"
+    if chosen == EVERYTHING:
+        expected = "the trajectories or evaluations of a run"
+        return Problem("export.no_actions", where, no_actions, expected)
+    asked = [
+        f"--{name} {value}" if isinstance(value, str) else f"--{name}"
+        for name, value in vars(chosen).items()
+        if value != getattr(EVERYTHING, name)
+    ]
+    fix = ""
+    if chosen.left_out:
+        actions = run.actions(replace(chosen, left_out=None))
+        reasons = {action.left_out for _, action in actions if action.left_out}
+        fix = f"reasons there: {', '.join(sorted(reasons)) or 'none'}"
+    got = inert(f"no actions with {' '.join(asked)}")
+    return Problem("export.no_actions", where, got, fix=fix)
 
 
 def accounts_of(actions: Iterable[tuple[Trajectory, Action]]) -> dict[str, Account]:

@@ -70,14 +70,9 @@ def _look(name: str) -> dict[str, Any]:
     """Returns what a plugin is. This package's own are read, not imported, which would take half a
     second."""
     if name in (*SHIPPED, *BUILTINS) and (text := source_of(name)):
-        about, _, _ = text.removeprefix('"""').partition("\n")
+        about, _, _ = text.removeprefix('"""').partition('"""')
         written = set(HOOK.findall(text))
-        return _described(
-            name,
-            __version__,
-            [hook for hook in KINDS if hook in written],
-            about.removesuffix('"""'),
-        )
+        return _described(name, __version__, [hook for hook in KINDS if hook in written], about)
     from marl_plugins.core.failures import ConfigurationError
     from marl_plugins.core.loading import load, version_of
 
@@ -85,11 +80,13 @@ def _look(name: str) -> dict[str, Any]:
         module = load(name)
     except ConfigurationError as error:
         return _described(name, "?", [], f"cannot be loaded: {error}")
-    lines = (module.__doc__ or "").strip().splitlines()
-    return _described(name, version_of(name), list(hooks_of(module)), lines[0] if lines else "")
+    return _described(name, version_of(name), list(hooks_of(module)), module.__doc__ or "")
 
 
-def _described(name: str, version: str, hooks: list[str], about: str) -> dict[str, Any]:
+def _described(name: str, version: str, hooks: list[str], docstring: str) -> dict[str, Any]:
+    """Returns a plugin's values; about it, the first sentence of its docstring."""
+    paragraph = " ".join(docstring.strip().partition("\n\n")[0].split())
+    about = re.split(r"(?<=\.) (?=[A-Z`])", paragraph)[0]
     return {
         "name": name,
         "version": version,

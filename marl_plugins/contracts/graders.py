@@ -168,7 +168,7 @@ async def _check(plan: Plan, caught: Capture) -> list[GraderFinding]:
 
     async def graded_outcome(graded: GradedAnswers, answer: str) -> float | None:
         try:
-            return await outcome_of(plan, graded, answer)
+            return (await outcome_of(plan, graded, answer))[0]
         finally:
             caught.goes_on()
 
@@ -193,8 +193,9 @@ async def _check(plan: Plan, caught: Capture) -> list[GraderFinding]:
     return findings
 
 
-async def outcome_of(plan: Plan, graded: GradedAnswers, answer: str) -> float | None:
-    """The outcome of a role that gives an answer; None where it has none.
+async def outcome_of(plan: Plan, graded: GradedAnswers, answer: str) -> tuple[float | None, str]:
+    """The outcome of a role that gives an answer, None where it has none; and why the workflow did
+    not come to its end, empty where it did.
 
     Raises:
         Exception: What workflow or grader raise.
@@ -221,7 +222,8 @@ async def outcome_of(plan: Plan, graded: GradedAnswers, answer: str) -> float | 
                     fix="run them with Checker",
                 )
             ) from None
-    return trajectory.outcome_of(graded.role)
+    failure = trajectory.infrastructure_failure or trajectory.agent_failure
+    return trajectory.outcome_of(graded.role), f"{failure}: {trajectory.detail}" if failure else ""
 
 
 def _leave(path: Path, content: str, trajectory: Trajectory) -> None:

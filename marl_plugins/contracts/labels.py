@@ -37,6 +37,7 @@ class LabelOutcome(NamedTuple):
     Args:
         outcome: Of the last role, in [0, 1]; None where it has none.
         fine: Whether a label is paid, and anything else is not.
+        failure: Why the workflow did not come to its end; empty where it did.
     """
 
     task: str
@@ -44,6 +45,7 @@ class LabelOutcome(NamedTuple):
     answer: str
     outcome: float | None
     fine: bool
+    failure: str
 
 
 def texts_of(label: Any) -> list[str]:
@@ -101,12 +103,12 @@ async def _check(plan: Plan, tasks: Sequence[Task], caught: Capture) -> list[Lab
     async def graded(task: Task, kind: LabelKind, texts: Sequence[str]) -> LabelOutcome:
         async with free:
             for text in texts:
-                outcome = await outcome_of(plan, GradedAnswers(task, role=role), text)
+                outcome, failure = await outcome_of(plan, GradedAnswers(task, role=role), text)
                 caught.goes_on()
                 if outcome is not None and outcome >= PAID_OUTCOME:
                     break
         paid = outcome is not None and outcome >= PAID_OUTCOME
-        return LabelOutcome(task.id, kind, text, outcome, paid == (kind == "label"))
+        return LabelOutcome(task.id, kind, text, outcome, paid == (kind == "label"), failure)
 
     caught.goes_on()
 

@@ -27,7 +27,8 @@ def make_parser() -> UpstreamParser:
         "trajectories to filter and open "
         "in a terminal, one page for a browser (--html), or JSON Lines (--json). With two runs, "
         "what became better or worse on the "
-        "tasks that both were evaluated on. See openrlhf docs inspect.",
+        "tasks that both were evaluated on. In the list, `low A` is the lowest advantage of an "
+        "action, and `out` the number of actions left out of training. See openrlhf docs inspect.",
         epilog="Examples: openrlhf inspect runs/demo --role coder --outcome 0; openrlhf inspect "
         "runs/demo --html demo.html; "
         "openrlhf inspect runs/demo --task t17 --step 3 --full; openrlhf inspect runs/a runs/b",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import string
 from collections.abc import Callable, Mapping
 
-from marl_plugins.core.failures import nearest
+from marl_plugins.core.problems import close_names
 
 Render = Callable[[Mapping[str, str]], list[dict[str, str]]]
 
@@ -33,14 +33,20 @@ def prompt_renderer(prompt: str, system: str | None) -> Render:
 
     def render(fields: Mapping[str, str]) -> list[dict[str, str]]:
         if not fields.keys() >= places:
-            unused = fields.keys() - places
-            missing = [
-                f"{{{name}}} was not given{nearest(name, unused)}"
-                for name in sorted(places - fields.keys())
+            missing = places - fields.keys()
+            meant = {name: close_names(name, missing) for name in fields.keys() - places}
+            missing -= {name for names in meant.values() for name in names}
+            wrong = [
+                *(
+                    f"{name!r} is unknown; did you mean {close[0]!r}?"
+                    for name, close in meant.items()
+                    if close
+                ),
+                *(f"{{{name}}} was not given" for name in sorted(missing)),
             ]
             raise KeyError(
                 f"the prompt has places for {sorted(places)}, the workflow gave {sorted(fields)}: "
-                f"{', '.join(missing)}"
+                f"{', '.join(wrong)}"
             )
         messages = (
             [{"role": "system", "content": system.format(**fields)}] if system is not None else []

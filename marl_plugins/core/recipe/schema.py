@@ -19,7 +19,13 @@ from pydantic_core import PydanticCustomError
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.problems import Problem, meant
 from marl_plugins.core.recipe.recipe_yaml import Origins, RecipeTree
-from marl_plugins.core.recipe.validation import key_place, not_a_mapping, unknown_key, validated
+from marl_plugins.core.recipe.validation import (
+    key_place,
+    not_a_mapping,
+    unknown_key,
+    validated,
+    without_misspelt,
+)
 from marl_plugins.core.section import FlagValue, Model, Section
 
 
@@ -260,7 +266,7 @@ def check_recipe(
         if section is not None:
             instances[name] = section
     if recipe is None or problems:
-        raise ConfigurationError(problems)
+        raise ConfigurationError(without_misspelt(problems))
     return recipe, instances
 
 
