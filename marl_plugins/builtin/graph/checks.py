@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from marl_plugins.builtin.graph.expressions import Expression
 from marl_plugins.builtin.graph.files import Spot
 from marl_plugins.builtin.graph.grammar import ReadConfig, ToolSpec
-from marl_plugins.builtin.graph.reading import FORMS, NAME, ReadForm
+from marl_plugins.builtin.graph.reading import FORM, FORMS, ReadForm
 from marl_plugins.core.cases import CaseGenerator, CaseSection
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.problems import Problem, meant
@@ -164,26 +164,12 @@ def reading_of(
 ) -> tuple[ReadForm, list[Problem]]:
     """Returns how an answer is read, and what is wrong with it."""
     form, _, name = config.form.partition(".")
-    where = spot.below("read").where
-    reading = ReadForm(form, name, config.keys, default, config.most)
-    if form not in ("raw", "json", "tag", "code", "number") or (name and not NAME.fullmatch(name)):
-        return reading, [
-            Problem(
-                "graph.read",
-                where,
-                repr(config.form),
-                f"one of {', '.join(FORMS)}",
-                meant(form, FORMS),
-            )
-        ]
-    if (bool(name) and form in ("raw", "number")) or (form == "tag" and not name):
-        return reading, [
-            Problem("graph.read", where, repr(config.form), f"one of {', '.join(FORMS)}")
-        ]
-    if config.keys and form != "json":
-        return reading, [
-            Problem(
-                "graph.read", where, f"`keys` are a JSON object's, not {form}'s", fix="as: json"
-            )
-        ]
-    return reading, []
+    where, problems = spot.below("read").where, list[Problem]()
+    if not FORM.fullmatch(config.form):
+        expected = f"one of {', '.join(FORMS)}"
+        problem = Problem("graph.read", where, repr(config.form), expected, meant(form, FORMS))
+        problems.append(problem)
+    elif config.keys and form != "json":
+        got = f"`keys` are a JSON object's, not {form}'s"
+        problems.append(Problem("graph.read", where, got, fix="as: json"))
+    return ReadForm(form, name, config.keys, default, config.most), problems

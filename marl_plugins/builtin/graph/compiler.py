@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import graphlib
 from collections.abc import Callable, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any
 
 from marl_plugins.builtin.graph import grammar, nodes
@@ -28,8 +27,8 @@ from marl_plugins.builtin.graph.nodes import DONE, INDEX, LEFT, ROUND, TASK, TRA
 from marl_plugins.core.problems import Problem, meant
 from marl_plugins.core.recipe.validation import validated
 
-Maker = Callable[..., Node]
-"""Makes a node of what every node has."""
+Own = dict[str, Any]
+"""What a node of one kind has beside what every node has."""
 
 
 class Compiler:
@@ -119,15 +118,16 @@ class Compiler:
             return None
         draft = Draft(name, spot, level)
         shared = self.shared(config, draft)
-        make = MAKERS[kinds[0]](self, config, draft)
+        kind, parts_of = MAKERS[kinds[0]]
+        own = parts_of(self, config, draft)
         order = {other: number for number, other in enumerate(level.specs)}
         otherwise = shared.get("otherwise")
         names = [*draft.names, *(otherwise.names if otherwise else ())]
         level.used |= draft.hard
         level.softly |= dict.fromkeys(names)
-        if make is None:
+        if own is None:
             return None
-        return make(
+        return kind(
             name=name,
             index=index,
             address=level.address_of(name),
@@ -138,6 +138,7 @@ class Compiler:
             waits=tuple(dict.fromkeys(order[other] for other in names if other in order)),
             counts=DONE in draft.reads or LEFT in draft.reads,
             **shared,
+            **own,
         )
 
     def shared(self, config: grammar.NodeConfig, draft: Draft) -> dict[str, Any]:
@@ -241,7 +242,7 @@ def _name(made: Sequence[Node], index: int) -> str:
 # --------------------------------------------------------------------------------------------------
 
 
-def role_maker(compiler: Compiler, config: grammar.RoleNode, draft: Draft) -> Maker:
+def role_parts(compiler: Compiler, config: grammar.RoleNode, draft: Draft) -> Own:
     spot, continued = draft.spot, "continues" in config.model_fields_set
     given_fields = None if config.case else config.fields
     compiler.problems += check_role(config.role, given_fields, continued, compiler.known, spot)
@@ -264,17 +265,13 @@ def role_maker(compiler: Compiler, config: grammar.RoleNode, draft: Draft) -> Ma
     reading, problems = reading_of(config.read, default, spot)
     compiler.problems += problems
 
-    def make(**shared: Any) -> Node:
-        return nodes.RoleCallNode(
-            role=config.role,
-            fields=fields,
-            reading=reading,
-            continues=continues,
-            case=case,
-            **shared,
-        )
-
-    return make
+    return {
+        "role": config.role,
+        "fields": fields,
+        "reading": reading,
+        "continues": continues,
+        "case": case,
+    }
 
 
 def case_of(compiler: Compiler, config: grammar.RoleNode, draft: Draft) -> NodeCase | None:
@@ -291,29 +288,26 @@ def case_of(compiler: Compiler, config: grammar.RoleNode, draft: Draft) -> NodeC
     )
 
 
-def tool_maker(compiler: Compiler, config: grammar.ToolSpec, draft: Draft) -> Maker:
+def tool_parts(compiler: Compiler, config: grammar.ToolSpec, draft: Draft) -> Own:
     name, _, function = config.tool.partition(".")
     compiler.problems += check_tool(name, function, config, compiler.known, draft.spot)
     call = draft.expression(config.call, "call") if "call" in config.model_fields_set else None
     fields = draft.expressions(config.fields, "with")
 
-    def make(**shared: Any) -> Node:
-        return nodes.ToolNode(tool=name, function=function, call=call, fields=fields, **shared)
-
-    return make
+    return {"tool": name, "function": function, "call": call, "fields": fields}
 
 
-def let_maker(compiler: Compiler, config: grammar.LetSpec, draft: Draft) -> Maker | None:
+def let_parts(compiler: Compiler, config: grammar.LetSpec, draft: Draft) -> Own | None:
     value = draft.expression(config.let, "let")
-    return None if value is None else lambda **shared: nodes.LetNode(value=value, **shared)
+    return None if value is None else {"value": value}
 
 
-def fail_maker(compiler: Compiler, config: grammar.FailSpec, draft: Draft) -> Maker | None:
+def fail_parts(compiler: Compiler, config: grammar.FailSpec, draft: Draft) -> Own | None:
     why = draft.expression(config.fail, "fail")
-    return None if why is None else lambda **shared: nodes.FailNode(why=why, **shared)
+    return None if why is None else {"why": why}
 
 
-def map_maker(compiler: Compiler, config: grammar.MapSpec, draft: Draft) -> Maker | None:
+def map_parts(compiler: Compiler, config: grammar.MapSpec, draft: Draft) -> Own | None:
     inner = config.map
     over = draft.expression(inner.over, "map", "over")
     if over is not None and inner.most is None:
@@ -322,12 +316,7 @@ def map_maker(compiler: Compiler, config: grammar.MapSpec, draft: Draft) -> Make
     if over is None or body is None:
         return None
 
-    def make(**shared: Any) -> Node:
-        return nodes.MapNode(
-            over=over, item=inner.item, most=inner.most, body=body, outer=outer, **shared
-        )
-
-    return make
+    return {"over": over, "item": inner.item, "most": inner.most, "body": body, "outer": outer}
 
 
 def unbounded(over: Expression, draft: Draft) -> list[Problem]:
@@ -345,7 +334,7 @@ def unbounded(over: Expression, draft: Draft) -> list[Problem]:
     return []
 
 
-def loop_maker(compiler: Compiler, config: grammar.LoopSpec, draft: Draft) -> Maker | None:
+def loop_parts(compiler: Compiler, config: grammar.LoopSpec, draft: Draft) -> Own | None:
     inner, spot = config.loop, draft.spot.below("loop")
     start = draft.expressions(inner.start, "loop", "start")
     until: Expression | None = None
@@ -372,21 +361,17 @@ def loop_maker(compiler: Compiler, config: grammar.LoopSpec, draft: Draft) -> Ma
     if body is None:
         return None
 
-    def make(**shared: Any) -> Node:
-        return nodes.LoopNode(
-            most=inner.most,
-            start=start,
-            until=until,
-            following=following,
-            body=body,
-            outer=outer,
-            **shared,
-        )
-
-    return make
+    return {
+        "most": inner.most,
+        "start": start,
+        "until": until,
+        "following": following,
+        "body": body,
+        "outer": outer,
+    }
 
 
-def graph_maker(compiler: Compiler, config: grammar.GraphNode, draft: Draft) -> Maker | None:
+def graph_parts(compiler: Compiler, config: grammar.GraphNode, draft: Draft) -> Own | None:
     level, spot = draft.level, draft.spot.below("graph")
     fields = draft.expressions(config.fields, "with")
     draft.needs([TASK, TRAINING])
@@ -410,20 +395,16 @@ def graph_maker(compiler: Compiler, config: grammar.GraphNode, draft: Draft) -> 
     body = compiler.graph(inner, below)
     if body is None:
         return None
-    return lambda **shared: nodes.GraphCallNode(
-        fields=fields, body=body, outer=(TASK, TRAINING, ROUND), **shared
-    )
+    return {"fields": fields, "body": body, "outer": (TASK, TRAINING, ROUND)}
 
 
-MAKERS: Mapping[str, Callable[..., Maker | None]] = MappingProxyType(
-    {
-        "role": role_maker,
-        "tool": tool_maker,
-        "let": let_maker,
-        "map": map_maker,
-        "loop": loop_maker,
-        "graph": graph_maker,
-        "fail": fail_maker,
-    }
-)
-"""What is made of each kind of node; None where it has problems."""
+MAKERS: Mapping[str, tuple[type[Node], Callable[..., Own | None]]] = {
+    "role": (nodes.RoleCallNode, role_parts),
+    "tool": (nodes.ToolNode, tool_parts),
+    "let": (nodes.LetNode, let_parts),
+    "map": (nodes.MapNode, map_parts),
+    "loop": (nodes.LoopNode, loop_parts),
+    "graph": (nodes.GraphCallNode, graph_parts),
+    "fail": (nodes.FailNode, fail_parts),
+}
+"""By kind, the node, and what reads its keys; None where they have problems."""

@@ -13,7 +13,6 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from types import MappingProxyType
 from typing import Any
 
 from marl_plugins.builtin.graph.values import Absence, as_text, attribute, kind_of, plain
@@ -72,30 +71,28 @@ def _first(*candidates: Any) -> Any:
     return next((candidate for candidate in candidates if not isinstance(candidate, Absence)), None)
 
 
-FUNCTIONS: Mapping[str, Callable[..., Any]] = MappingProxyType(
-    {
-        "len": len,
-        "min": min,
-        "max": max,
-        "sum": sum,
-        "abs": abs,
-        "round": round,
-        "int": int,
-        "float": float,
-        "str": as_text,
-        "sorted": sorted,
-        "unique": lambda items: list(dict.fromkeys(items)),
-        "mean": lambda items: sum(items) / len(items) if items else 0.0,
-        "most_common": _most_common,
-        "join": _join,
-        "lines": lambda text: [line for line in text.splitlines() if line.strip()],
-        "strip": lambda text: text.strip(),
-        "lower": lambda text: text.lower(),
-        "matches": lambda pattern, text: re.search(pattern, text) is not None,
-        "ran": lambda node: not isinstance(node, Absence),
-        "first": _first,
-    }
-)
+FUNCTIONS: Mapping[str, Callable[..., Any]] = {
+    "len": len,
+    "min": min,
+    "max": max,
+    "sum": sum,
+    "abs": abs,
+    "round": round,
+    "int": int,
+    "float": float,
+    "str": as_text,
+    "sorted": sorted,
+    "unique": lambda items: list(dict.fromkeys(items)),
+    "mean": lambda items: sum(items) / len(items) if items else 0.0,
+    "most_common": _most_common,
+    "join": _join,
+    "lines": lambda text: [line for line in text.splitlines() if line.strip()],
+    "strip": lambda text: text.strip(),
+    "lower": lambda text: text.lower(),
+    "matches": lambda pattern, text: re.search(pattern, text) is not None,
+    "ran": lambda node: not isinstance(node, Absence),
+    "first": _first,
+}
 """What expressions may call. `ran` and `first` may be given nodes that did not run."""
 SOFT = ("ran", "first")
 OPERATORS = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Mod)
@@ -111,16 +108,14 @@ COMPARISONS = (
     ast.Is,
     ast.IsNot,
 )
-_KNOWN: Mapping[str, Any] = MappingProxyType(
-    {
-        "plain": plain,
-        "attribute": attribute,
-        "add": _add,
-        "multiply": _of_numbers("*", lambda a, b: a * b),
-        "remainder": _of_numbers("%", lambda a, b: a % b),
-        **{f"function_{name}": function for name, function in FUNCTIONS.items()},
-    }
-)
+_KNOWN: Mapping[str, Any] = {
+    "plain": plain,
+    "attribute": attribute,
+    "add": _add,
+    "multiply": _of_numbers("*", lambda a, b: a * b),
+    "remainder": _of_numbers("%", lambda a, b: a % b),
+    **{f"function_{name}": function for name, function in FUNCTIONS.items()},
+}
 """What compiled expressions call."""
 
 
@@ -315,7 +310,7 @@ class Expression:
                 )
         self._refuse(
             node,
-            f"{_name_of(node)} is not part of an expression here",
+            f"{ast.unparse(node)} is not part of an expression here",
             "a workflow in Python can do all else",
         )
         raise AssertionError("unreachable")
@@ -345,17 +340,6 @@ def until_one_ran(names: Sequence[str], scope: Scope) -> Iterator[str]:
 
 def _call(name: str, *arguments: ast.expr) -> ast.expr:
     return ast.Call(ast.Name(name, ast.Load()), list(arguments), [])
-
-
-def _name_of(node: ast.expr) -> str:
-    named = {
-        "Pow": "a power",
-        "JoinedStr": "an f-string",
-        "ListComp": "a comprehension",
-        "Lambda": "a function",
-    }
-    kind = type(node.op).__name__ if isinstance(node, ast.BinOp) else type(node).__name__
-    return named.get(kind, kind)
 
 
 def _said(error: Exception) -> str:

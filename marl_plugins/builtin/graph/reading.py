@@ -26,7 +26,7 @@ KINDS: Mapping[str, Any] = {
 }
 """Kinds of values that a JSON object's keys may be required to have."""
 NUMBER = re.compile(r"-?\d{1,30}(\.\d{1,30})?")
-NAME = re.compile(r"[A-Za-z_][\w-]*")
+FORM = re.compile(r"raw|number|json|code|(json|code|tag)\.[A-Za-z_][\w-]*")
 SAMPLES: Mapping[str, Any] = {
     "text": "a word",
     "number": 1,

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from itertools import chain
-from typing import Any
+from types import NoneType
+from typing import Any, ClassVar
 
 from marl_plugins.core.trajectory import Action
 
@@ -13,66 +15,46 @@ Sources = tuple[Action, ...]
 """The actions that something depends on directly; theirs are their parents."""
 
 
+@dataclass(slots=True, eq=False)
 class Result:
     """The result of a node, or the value of another name of an expression.
 
     Args:
         value: What the name alone means in an expression.
-        text: What was said or answered; default: the value as a role is shown it.
+        words: What was said or answered; None: the value as a role is shown it.
         output: What tools answered.
         ok: Whether an answer had the form in which it is read, or a tool's call succeeded.
         rounds: The number of rounds of a loop.
-        score: Of the answer to a case.
         sources: The actions that it comes from: those that were shown, and those that decided.
         action: The action itself, where the value is one role's answer.
+        score: Of the answer to a case.
     """
 
-    __slots__ = ("_text", "action", "ok", "output", "rounds", "score", "sources", "value")
-
-    READ = ("value", "text", "output", "ok", "rounds", "score")
+    READ: ClassVar = ("value", "text", "output", "ok", "rounds", "score")
     """The attributes that expressions may read."""
 
-    def __init__(
-        self,
-        value: Any,
-        text: str | None = None,
-        output: str = "",
-        ok: bool = True,
-        rounds: int = 0,
-        sources: Sources = (),
-        action: Action | None = None,
-        score: float | None = None,
-    ):
-        self.value = value
-        self._text = text
-        self.output = output
-        self.ok = ok
-        self.rounds = rounds
-        self.sources = sources
-        self.action = action
-        self.score = score
+    value: Any
+    words: str | None = None
+    output: str = ""
+    ok: bool = True
+    rounds: int = 0
+    sources: Sources = ()
+    action: Action | None = None
+    score: float | None = None
 
     @property
     def text(self) -> str:
-        return as_text(self.value) if self._text is None else self._text
+        return as_text(self.value) if self.words is None else self.words
 
     def __bool__(self) -> bool:
         return bool(self.value)
 
     def of(self, sources: Sources, rounds: int = 0) -> Result:
         """Returns the same result, as another node's."""
-        return Result(
-            self.value,
-            self._text,
-            self.output,
-            self.ok,
-            rounds or self.rounds,
-            sources,
-            self.action,
-            self.score,
-        )
+        return replace(self, sources=sources, rounds=rounds or self.rounds)
 
 
+@dataclass(slots=True, eq=False)
 class Absence:
     """The absence of a result: a node did not run.
 
@@ -81,11 +63,8 @@ class Absence:
         sources: The actions that decided it.
     """
 
-    __slots__ = ("sources", "why")
-
-    def __init__(self, why: str, sources: Sources = ()):
-        self.why = why
-        self.sources = sources
+    why: str
+    sources: Sources = ()
 
     def __bool__(self) -> bool:
         return False
@@ -124,6 +103,7 @@ def attribute(value: Any, name: str) -> Any:
 
 
 KINDS = {
+    NoneType: "nothing",
     str: "a text",
     bool: "a truth value",
     int: "a number",
@@ -135,11 +115,7 @@ KINDS = {
 
 def kind_of(value: Any) -> str:
     """Returns what a value is, in words."""
-    return (
-        "nothing"
-        if value is None
-        else KINDS.get(type(value), "a text" if isinstance(value, str) else "something else")
-    )
+    return KINDS.get(type(value), "something else")
 
 
 def as_field(value: Any) -> Any:
