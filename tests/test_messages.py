@@ -18,7 +18,7 @@ from marl_plugins.commands import COMMANDS
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.recipe.shipped import data
 from marl_plugins.engine.hosts import upstream_cli
-from marl_plugins.engine.hosts.old_flags import GONE, OTHER_VALUES, RENAMED
+from marl_plugins.engine.hosts.old_flags import old_flags
 from marl_plugins.engine.plan.build import build_plan
 from marl_plugins.engine.plan.flags import OWN_FLAGS, own_parser
 
@@ -134,8 +134,9 @@ def test_the_pages_that_messages_name_exist():
 
 def test_old_flags_have_names_that_upstream_has_today():
     today = upstream_cli.build_parser(upstream_cli.upstream_root()).of_upstream
-    assert set(RENAMED.values()) <= today
-    assert not {*RENAMED, *GONE} & today and not RENAMED.keys() & GONE.keys()
+    renamed, gone = old_flags().renamed, old_flags().gone
+    assert set(renamed.values()) <= today
+    assert not {*renamed, *gone} & today and not renamed.keys() & gone.keys()
 
 
 def test_other_names_of_values_are_not_valid_ones():
@@ -143,7 +144,7 @@ def test_other_names_of_values_are_not_valid_ones():
     choices = {
         option[2:]: action.choices for action in parser._actions for option in action.option_strings
     }
-    for flag, meant in OTHER_VALUES.items():
+    for flag, meant in old_flags().other_values.items():
         assert not set(meant) & set(choices[flag])
         assert all(
             any(word.strip(",") in choices[flag] for word in said.split())
@@ -569,7 +570,7 @@ def test_the_flags_and_files_of_a_page_exist(page):
     Plugins(["marl_plugins.coach"]).options(parser)
     others = {option for action in own_parser()._actions for option in action.option_strings}
     known = {option for action in parser._actions for option in action.option_strings} | others
-    known |= {f"--{old}" for old in itertools.chain(RENAMED, GONE)}
+    known |= {f"--{old}" for old in itertools.chain(old_flags().renamed, old_flags().gone)}
     slurms = {"--nodes", "--gpus-per-node", "--cpus-per-task", "--time", "--requeue"}
     for flag in re.findall(r"(?<![\w-])--[a-z][\w.-]*\w", commands):
         assert flag in known | slurms or flag.startswith("--policy."), flag

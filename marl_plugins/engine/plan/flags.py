@@ -29,7 +29,7 @@ from marl_plugins.core.redaction import SECRETS
 from marl_plugins.core.run import MOST_IDLE_STEPS
 from marl_plugins.engine.hosts import upstream_cli
 from marl_plugins.engine.hosts.flags import FLAGS
-from marl_plugins.engine.hosts.old_flags import OTHER_VALUES, successor
+from marl_plugins.engine.hosts.old_flags import old_flags, successor
 from marl_plugins.engine.plan.problems import Problems
 from marl_plugins.engine.plan.ranges import CHOICES, RANGES
 
@@ -365,8 +365,6 @@ def parse_alone(flag: GivenFlag, parser: argparse.ArgumentParser) -> list[Proble
     if action is not None and action.nargs == 0 and len(flag.words) == 1:
         got = f"is a switch: it is on when given and takes no value, got {flag.words[0]}"
         return [Problem("flags.switch", where, got, fix="give the flag alone")]
-    other = OTHER_VALUES.get(flag.name, {})
-    meant = "; ".join(other[word] for word in flag.words if word in other)
     try:
         with users_code(
             at(flag=flag.name), place=at(line=flag.where)
@@ -374,6 +372,8 @@ def parse_alone(flag: GivenFlag, parser: argparse.ArgumentParser) -> list[Proble
             _, rest = parser.parse_known_args(flag.argv)
     except ConfigurationError as error:
         problems = [p if p.names("line") else p.within(line=flag.where) for p in error.problems]
+        other = old_flags().other_values.get(flag.name, {})
+        meant = "; ".join(other[word] for word in flag.words if word in other)
         return [replace(p, fix=p.fix or meant) for p in problems]
     if rest:
         got = f"takes fewer values, got {' '.join(flag.words)}"
