@@ -19,7 +19,7 @@ import yaml
 
 from marl_plugins.commands.imports.shell import Word, commands
 from marl_plugins.core.failures import ConfigurationError
-from marl_plugins.core.problems import Problem, Where, at
+from marl_plugins.core.problems import Problem, at
 from marl_plugins.core.recipe.recipe_yaml import Origins, build
 from marl_plugins.core.recipe.texts import read_text
 
@@ -86,7 +86,8 @@ def read(path: Path) -> ImportSource:
             raise ConfigurationError(Problem("imports.kind", at(file=path), expected=expected))
     agents = source.settings.get("agents") or None
     if not isinstance(agents, dict | list):
-        _refuse("no_agents", at(file=path), "has no `agents`: no multi-agent run is configured")
+        got = "has no `agents`: no multi-agent run is configured"
+        _refuse(Problem("imports.no_agents", at(file=path), got))
     if isinstance(agents, dict):
         source.settings["agents"] = [{name: config} for name, config in agents.items()]
         numbers = {name: str(number) for number, name in enumerate(agents)}
@@ -96,8 +97,8 @@ def read(path: Path) -> ImportSource:
     return source
 
 
-def _refuse(code: str, where: Where, got: str, expected: str = "", fix: str = "") -> NoReturn:
-    raise ConfigurationError(Problem(f"imports.{code}", where, got, expected, fix)) from None
+def _refuse(problem: Problem) -> NoReturn:
+    raise ConfigurationError(problem) from None
 
 
 def parse(text: str, path: Path, key: Key, origins: Origins, first_line: int = 1) -> Any:
@@ -113,13 +114,14 @@ def parse(text: str, path: Path, key: Key, origins: Origins, first_line: int = 1
         built = build(node, path, key, own, yaml.SafeLoader("")) if node else None
     except yaml.MarkedYAMLError as error:
         line = (error.problem_mark.line if error.problem_mark else 0) + first_line
-        _refuse("unreadable", at(line=f"{path}:{line}"), f"cannot be read: {error.problem}")
+        got = f"cannot be read: {error.problem}"
+        _refuse(Problem("imports.unreadable", at(line=f"{path}:{line}"), got))
     except yaml.reader.ReaderError as error:
         got = f"cannot be read: a control character, {error.character:#x}"
-        _refuse("unreadable", at(file=path), got)
+        _refuse(Problem("imports.unreadable", at(file=path), got))
     except RecursionError:
         got = "cannot be read: a value contains itself (`&x [*x]`), or is nested too deeply"
-        _refuse("unreadable", at(file=path), got)
+        _refuse(Problem("imports.unreadable", at(file=path), got))
     for its_key, (file, line) in own.lines.items():
         origins.lines[its_key] = (file, line + first_line - 1)
     return built
@@ -164,7 +166,7 @@ def _hydra(source: ImportSource, path: Path) -> None:
 def _mapping(path: Path, origins: Origins) -> dict[str, Any]:
     built = parse(read_text(path), path, (), origins)
     if not isinstance(built, dict):
-        _refuse("mapping", at(file=path), "", expected="a mapping of keys")
+        _refuse(Problem("imports.mapping", at(file=path), "", expected="a mapping of keys"))
     return built
 
 
@@ -183,7 +185,7 @@ def _script(source: ImportSource) -> None:
             if word.text == V01_LAUNCH:
                 return _overrides(source, words[number + 1 :])
     got = f"starts neither {V2_LAUNCH} (MARTI-v2) nor {V01_LAUNCH} (MARTI v0.1, MAPPA)"
-    _refuse("launch", at(file=source.path), got)
+    _refuse(Problem("imports.launch", at(file=source.path), got))
 
 
 def _v2_flags(source: ImportSource, words: list[Word]) -> None:
@@ -196,14 +198,14 @@ def _v2_flags(source: ImportSource, words: list[Word]) -> None:
             flags[-1][1].append(word)
         else:
             where = at(line=f"{source.path}:{word.line}")
-            _refuse("flag", where, f"{word.text!r:.80}", "a flag")
+            _refuse(Problem("imports.flag", where, f"{word.text!r:.80}", "a flag"))
     for flag, values in flags:
         name = flag.text
         source.origins.lines[name,] = (source.path, flag.line)
         if name in JSON_FLAGS:
             if not values:
                 where = at(line=f"{source.path}:{flag.line}", flag=name)
-                _refuse("no_value", where, "has no value", fix="JSON is expected")
+                _refuse(Problem("imports.no_value", where, "has no value", fix="JSON is expected"))
             several = name == "agents"
             parsed = [
                 _json(source, value, (name, str(number)) if several else (name,))
@@ -228,7 +230,8 @@ def _overrides(source: ImportSource, words: list[Word]) -> None:
     config = source.find(f"marti/cli/configs/{name}.yaml") or source.find(f"{name}.yaml")
     if config is None:
         where = at(file=source.path, name=f"--config-name {name}")
-        _refuse("config_name", where, f"no marti/cli/configs/{name}.yaml above the script")
+        got = f"no marti/cli/configs/{name}.yaml above the script"
+        _refuse(Problem("imports.config_name", where, got))
     _hydra(source, config)
     before = ""
     for word in words:
@@ -240,12 +243,20 @@ def _overrides(source: ImportSource, words: list[Word]) -> None:
             continue  # a flag of Hydra's, or its value
         where = at(line=f"{source.path}:{word.line}")
         if not equals or not all(path):
-            _refuse("override", where, f"{word.text!r:.80}", "key=value", "delete it")
+            _refuse(
+                Problem("imports.override", where, f"{word.text!r:.80}", "key=value", "delete it")
+            )
         inner: Any = source.settings
         for part in path[:-1]:
             inner = inner.setdefault(part, {}) if isinstance(inner, dict) else None
         if not isinstance(inner, dict):
-            _refuse("override", where + at(key=key), "it is inside a value that is not settings")
+            _refuse(
+                Problem(
+                    "imports.override",
+                    where + at(key=key),
+                    "it is inside a value that is not settings",
+                )
+            )
         inner[path[-1]] = (
             parse(value, source.path, path, source.origins, word.line) if value else None
         )

@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import yaml
 
@@ -57,12 +57,15 @@ def run(source: Path, wanted: ImportRequest) -> int:
         ConfigurationError: Everything that prevents the import; nothing is written.
     """
     if os.path.lexists(wanted.folder):
-        _refuse("folder_exists", wanted.folder, "exists already", "give a folder that does not")
+        where, fix = at(folder=wanted.folder), "give a folder that does not"
+        raise ConfigurationError(Problem("imports.folder_exists", where, "exists already", fix=fix))
     imported = convert(source, wanted)
     try:
         write_files(imported.files, wanted.folder)
     except OSError as error:
-        _refuse("unwritable", wanted.folder, f"cannot be written: {error.strerror or error}")
+        got = f"cannot be written: {error.strerror or error}"
+        problem = Problem("imports.unwritable", at(folder=wanted.folder), got)
+        raise ConfigurationError(problem) from None
     report = imported.report
     print(
         f"imported {source} to {wanted.folder}: {len(imported.recipe['roles'])} roles, "
@@ -82,10 +85,6 @@ def run(source: Path, wanted: ImportRequest) -> int:
     )
     print(f"  openrlhf train --recipe {tiny} --dry-run  # on a CPU")
     return 0
-
-
-def _refuse(code: str, folder: Path, got: str, fix: str = "") -> NoReturn:
-    raise ConfigurationError(Problem(f"imports.{code}", at(folder=folder), got, fix=fix)) from None
 
 
 def convert(path: Path, wanted: ImportRequest) -> ImportResult:

@@ -11,10 +11,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from fractions import Fraction
 from math import comb
 from typing import Any
@@ -22,6 +20,8 @@ from typing import Any
 from marl_plugins.commands.inspect.index import Entry, RunIndex
 from marl_plugins.commands.inspect.page_writer import Side, write_comparison
 from marl_plugins.commands.inspect.query import Query
+from marl_plugins.commands.inspect.text import one_line
+from marl_plugins.commands.tables import print_table
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.files import json_value
 from marl_plugins.core.problems import Problem, at
@@ -33,58 +33,6 @@ SAME_OUTCOME = 1e-9
 """Outcomes that differ by no more are the same."""
 SHOWN_PAIRS = 20
 """Changed pairs that are listed in the terminal."""
-
-
-@dataclass(frozen=True)
-class Pair:
-    """A task that both runs have an outcome for.
-
-    Args:
-        change: B's outcome minus A's.
-        role: The first role on the graph that said something else; empty where the outcome is the
-            same or nothing differs.
-    """
-
-    step: int
-    task: str
-    sample: int
-    kind: str
-    before: float
-    after: float
-    role: str = ""
-
-    @property
-    def change(self) -> float:
-        return self.after - self.before if abs(self.after - self.before) > SAME_OUTCOME else 0.0
-
-
-@dataclass(frozen=True)
-class RunComparison:
-    """A comparison of what became of the tasks that two runs share.
-
-    Args:
-        unpaired: Number of trajectories with an outcome that only one of the runs has: of A, of B.
-        differing: What was started differently, as (name, A's, B's).
-        sides: The entries of the pairs, in their order.
-    """
-
-    names: tuple[str, str]
-    pairs: Sequence[Pair]
-    unpaired: tuple[int, int]
-    differing: Sequence[tuple[str, str, str]]
-    sides: tuple[Side, Side]
-
-    @property
-    def gained(self) -> list[Pair]:
-        return [pair for pair in self.pairs if pair.change > 0]
-
-    @property
-    def lost(self) -> list[Pair]:
-        return [pair for pair in self.pairs if pair.change < 0]
-
-    @property
-    def p_value(self) -> float:
-        return sign_test(len(self.gained), len(self.lost))
 
 
 def sign_test(gained: int, lost: int) -> float:
@@ -108,47 +56,29 @@ def compare(options: argparse.Namespace, query: Query) -> int:
         )
     runs = [RunReader(source) for source in options.source]
     split = query.wanted.split
-    comparison = comparison_of(runs, query)
-    if not comparison.pairs:
+    sides = paired(runs, query)
+    if not sides[0].entries:
         fix = "" if split == "eval" else "compare their evaluations with --evaluations"
-        raise ConfigurationError(
-            Problem(
-                "viewer.unpaired",
-                at(file=[str(source) for source in options.source]),
-                "the runs share no task with an outcome",
-                fix=fix,
-            )
-        )
+        where = at(file=[str(source) for source in options.source])
+        got = "the runs share no task with an outcome"
+        raise ConfigurationError(Problem("viewer.unpaired", where, got, fix=fix))
     if options.html:
-        print(write_comparison(*comparison.sides, options.html))
-    elif options.json:
-        print(json.dumps(values_of(comparison)))
+        print(write_comparison(*sides, options.html))
+        return 0
+    values = values_of(runs, sides)
+    if options.json:
+        print(json.dumps(values))
     else:
-        print_comparison(comparison, split)
+        print_comparison(values, split)
     return 0
 
 
-def comparison_of(runs: Sequence[RunReader], query: Query) -> RunComparison:
-    """Pairs the trajectories of two runs."""
+def paired(runs: Sequence[RunReader], query: Query) -> tuple[Side, Side]:
+    """Returns the trajectories with an outcome that two runs share, in the same order."""
     a, b = (RunIndex(run, query.wanted, query.find) for run in runs)
     mine, theirs = (_by_key(index.entries) for index in (a, b))
-    pairs = []
-    for key, entry in mine.items():
-        if (other := theirs.get(key)) is None:
-            continue
-        assert entry.outcome is not None and other.outcome is not None
-        changed = abs(other.outcome - entry.outcome) > SAME_OUTCOME
-        role = first_difference(a.open(entry), b.open(other)) if changed else ""
-        pairs.append(Pair(*key, str(entry.metadata.type or ""), entry.outcome, other.outcome, role))
-    shared = len(pairs)
-    sides = (
-        Side(a, [mine[p.step, p.task, p.sample] for p in pairs]),
-        Side(b, [theirs[p.step, p.task, p.sample] for p in pairs]),
-    )
-    names = runs[0].folder.absolute().name, runs[1].folder.absolute().name
-    return RunComparison(
-        names, pairs, (len(mine) - shared, len(theirs) - shared), differing(runs), sides
-    )
+    shared = [key for key in mine if key in theirs]
+    return Side(a, [mine[key] for key in shared]), Side(b, [theirs[key] for key in shared])
 
 
 def _by_key(entries: Iterable[Entry]) -> dict[tuple[int, str, int], Entry]:
@@ -168,13 +98,13 @@ def first_difference(a: Trajectory, b: Trajectory) -> str:
     return next((role for role, left in texts.items() if left.total()), "")
 
 
-def differing(runs: Sequence[RunReader]) -> list[tuple[str, str, str]]:
+def differing(runs: Sequence[RunReader]) -> list[list[str]]:
     """Returns the flags, files and versions that the last starts of two runs do not share; what is
     not recorded is left out."""
     starts = [_last_start(run) for run in runs]
     names = sorted({name for start in starts for name in start})
-    rows = [(name, *(start.get(name, "-") for start in starts)) for name in names]
-    return [(name, a, b) for name, a, b in rows if a != b]
+    rows = [[name, *(start.get(name, "-") for start in starts)] for name in names]
+    return [row for row in rows if row[1] != row[2]]
 
 
 def _last_start(run: RunReader) -> dict[str, str]:
@@ -183,96 +113,85 @@ def _last_start(run: RunReader) -> dict[str, str]:
         flags = {f"--{words[0].lstrip('-')}": " ".join(words[1:]) for words in entry["repeat"]}
         files = {f"file {name}": value[:12] for name, value in entry.get("files", {}).items()}
         versions = {f"version of {name}": str(value) for name, value in entry["versions"].items()}
-    except (
-        OSError,
-        ValueError,
-        KeyError,
-        IndexError,
-        TypeError,
-        AttributeError,
-    ):  # not every folder of records has one
-        return {}
+    except (OSError, ValueError, LookupError, TypeError, AttributeError):
+        return {}  # not every folder of records has one
     return flags | files | versions
 
 
-def values_of(found: RunComparison) -> dict[str, Any]:
-    """Makes JSON values of a comparison."""
+def values_of(runs: Sequence[RunReader], sides: tuple[Side, Side]) -> dict[str, Any]:
+    """Compares the outcomes of two runs; JSON values.
+
+    `gained` and `lost` are the pairs whose outcome rose or fell from A to B, each with the first
+    role on the graph that said something else, empty where nothing differs. `types` counts, for
+    each type of task, the pairs that rose, fell and stayed; `unpaired` those with an outcome that
+    only one of the runs has.
+    """
+    a, b = sides
+    gained, lost, types = list[dict[str, Any]](), list[dict[str, Any]](), dict[str, list[int]]()
+    for before, after in zip(a.entries, b.entries, strict=True):
+        kind = str(before.metadata.type or "")
+        counts = types.setdefault(kind, [0, 0, 0])
+        change = (after.outcome or 0.0) - (before.outcome or 0.0)
+        if abs(change) <= SAME_OUTCOME:
+            counts[2] += 1
+            continue
+        pair = {
+            **dict(zip(("step", "task", "sample"), before.key, strict=True)),
+            "type": kind,
+            "a": before.outcome,
+            "b": after.outcome,
+            "role": first_difference(a.index.open(before), b.index.open(after)),
+        }
+        (gained if change > 0 else lost).append(pair)
+        counts[0 if change > 0 else 1] += 1
+    pairs = len(a.entries)
     return {
-        "runs": list(found.names),
-        "pairs": len(found.pairs),
-        "unpaired": list(found.unpaired),
-        "gained": [_pair(pair) for pair in found.gained],
-        "lost": [_pair(pair) for pair in found.lost],
-        "same": len(found.pairs) - len(found.gained) - len(found.lost),
-        "p_value": found.p_value,
-        "types": {kind: list(counts) for kind, counts in by_type(found.pairs).items()},
-        "differing": [list(row) for row in found.differing],
+        "runs": [run.folder.absolute().name for run in runs],
+        "pairs": pairs,
+        "unpaired": [len(_by_key(side.index.entries)) - pairs for side in sides],
+        "gained": gained,
+        "lost": lost,
+        "same": pairs - len(gained) - len(lost),
+        "p_value": sign_test(len(gained), len(lost)),
+        "types": dict(sorted(types.items())),
+        "differing": differing(runs),
     }
 
 
-def _pair(pair: Pair) -> dict[str, Any]:
-    shown = {"step": pair.step, "task": pair.task, "sample": pair.sample, "type": pair.kind}
-    return shown | {"a": pair.before, "b": pair.after, "role": pair.role}
-
-
-def by_type(pairs: Iterable[Pair]) -> dict[str, tuple[int, int, int]]:
-    """Returns how many pairs of each type of task rose, fell and stayed."""
-    counts: dict[str, list[int]] = {}
-    for pair in pairs:
-        place = 0 if pair.change > 0 else 1 if pair.change < 0 else 2
-        counts.setdefault(pair.kind, [0, 0, 0])[place] += 1
-    return {kind: (rose, fell, stayed) for kind, (rose, fell, stayed) in sorted(counts.items())}
-
-
-def print_comparison(found: RunComparison, split: str) -> None:
+def print_comparison(values: Mapping[str, Any], split: str) -> None:
     """Prints a comparison as tables."""
-    from rich.console import Console
-    from rich.table import Table
-
-    from marl_plugins.commands.inspect.text import one_line
-
-    console = Console(file=sys.stdout, highlight=False, width=None if sys.stdout.isatty() else 120)
-
-    def table(title: str, header: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-        made = Table(title=title, title_justify="left", show_edge=False, pad_edge=False)
-        for name in header:
-            made.add_column(name, overflow="fold")
-        for row in rows:
-            made.add_row(*(one_line(cell).replace("[", r"\[") for cell in row))
-        console.print(made)
-
-    a, b = map(one_line, found.names)
-    what = (
-        "evaluations"
-        if split == "eval"
-        else "training, the same tasks only if seeds and data agree"
-    )
-    same = len(found.pairs) - len(found.gained) - len(found.lost)
+    a, b = map(one_line, values["runs"])
+    only_a, only_b = values["unpaired"]
+    gained, lost = values["gained"], values["lost"]
+    what = "training, the same tasks only if seeds and data agree"
+    if split == "eval":
+        what = "evaluations"
     print(
-        f"A: {a}\nB: {b}\n{len(found.pairs):,} pairs of {what}; only in A {found.unpaired[0]:,}, "
-        f"only in B {found.unpaired[1]:,}"
+        f"A: {a}\nB: {b}\n{values['pairs']:,} pairs of {what}; only in A {only_a:,}, only in B "
+        f"{only_b:,}"
     )
     print(
-        f"B is better on {len(found.gained)}, worse on {len(found.lost)}, the same on {same}; "
-        f"exact p {found.p_value:.3g}"
+        f"B is better on {len(gained)}, worse on {len(lost)}, the same on {values['same']}; exact "
+        f"p {values['p_value']:.3g}"
     )
-    kinds = by_type(found.pairs)
-    if len(kinds) > 1:
-        rows = [[kind or "-", *map(str, counts)] for kind, counts in kinds.items()]
-        table("by type of task", ["type", "better", "worse", "same"], rows)
-    roles = Counter(pair.role or "nothing said differs" for pair in (*found.gained, *found.lost))
-    if roles:
-        table(
+    if len(values["types"]) > 1:
+        rows = [[kind or "-", *map(str, counts)] for kind, counts in values["types"].items()]
+        print_table("by type of task", ["type", "better", "worse", "same"], rows)
+    changed = sorted([*gained, *lost], key=lambda pair: -abs(pair["b"] - pair["a"]))
+    if changed:
+        roles = Counter(pair["role"] or "nothing said differs" for pair in changed)
+        print_table(
             "first role that said something else, where the outcome changed",
             ["role", "pairs"],
-            [[r, str(n)] for r, n in roles.items()],
+            [[role, str(count)] for role, count in roles.items()],
         )
-    changed = sorted((*found.gained, *found.lost), key=lambda pair: -abs(pair.change))[:SHOWN_PAIRS]
-    if changed:
-        cells = [
-            [str(p.step), p.task, str(p.sample), f"{p.before:.3f}", f"{p.after:.3f}", p.role]
-            for p in changed
+        shown = [
+            {**pair, "a": f"{pair['a']:.3f}", "b": f"{pair['b']:.3f}"}
+            for pair in changed[:SHOWN_PAIRS]
         ]
-        table("changed", ["step", "task", "sample", "A", "B", "first role"], cells)
-    if found.differing:
-        table("started differently", ["what", "A", "B"], found.differing)
+        columns = ("step", "task", "sample", "a", "b", "role")
+        rows = [[one_line(str(pair[name])) for name in columns] for pair in shown]
+        print_table("changed", ["step", "task", "sample", "A", "B", "first role"], rows)
+    if values["differing"]:
+        rows = [[one_line(cell) for cell in row] for row in values["differing"]]
+        print_table("started differently", ["what", "A", "B"], rows)
