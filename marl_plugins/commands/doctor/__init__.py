@@ -179,7 +179,7 @@ def examine(
         machine.check_command(),
         *upstream.check_upstream(),
         *versions.check_versions(installed, device, cards),
-        *upstream.check_operators(device),
+        upstream.check_operators(device),
         *needs.check_extras(plan),
         *services.check_trackers(plan.args.logger if plan else None),
         *planned,

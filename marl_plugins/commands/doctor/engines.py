@@ -5,18 +5,16 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shlex
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from pathlib import Path
 from typing import Any
 
 from marl_plugins.commands.doctor.machine import ray_folder, why_unwritable
-from marl_plugins.core.findings import Finding, error, note, ok
+from marl_plugins.core.findings import Finding, error, ok
 from marl_plugins.engine.hosts import cpu
 
 ENGINE_CHECK_SECONDS = 180.0
@@ -27,12 +25,13 @@ GRACE_SECONDS = 5.0
 ENGINE = """
 import marl_plugins.engine.processes.engine_actor, json, torch, vllm, vllm.platforms
 device = vllm.platforms.current_platform.device_type
-print(json.dumps({"vllm": vllm.__version__, "device": device, "gpus": torch.cuda.device_count()}))
+library = f"vLLM {vllm.__version__}"
+print(json.dumps({"library": library, "device": device, "gpus": torch.cuda.device_count()}))
 """
 TRAINING = """
 import marl_plugins.engine.processes.policy_actor, json, deepspeed, deepspeed.accelerator
 device = deepspeed.accelerator.get_accelerator()._name
-print(json.dumps({"deepspeed": deepspeed.__version__, "device": device}))
+print(json.dumps({"library": f"DeepSpeed {deepspeed.__version__}", "device": device}))
 """
 RAY = """
 import json, os, sys
@@ -54,56 +53,34 @@ print(json.dumps({"ray": ray.__version__, "gpus": gpus, "cpus": cpus}))
 
 def try_engine(device: str) -> list[Finding]:
     """Imports what an engine's process imports."""
-    report, seconds, problem = run_script(ENGINE, device)
-    if report is None:
-        return [
-            error(
-                "engines",
-                f"an engine process cannot be started: {problem}",
-                _command_for_details(ENGINE, device),
-            )
-        ]
-    text = f"vLLM {report['vllm']} for {report['device']}, imported in {seconds:.0f} s"
-    if report["device"] != device:
-        return [
-            error(
-                "engines",
-                f"{text}, and the run would be on {device}",
-                f"install vLLM for {device}, or: export {cpu.DEVICE}={report['device']}",
-            )
-        ]
-    if device == "cuda" and not report["gpus"]:
-        return [
-            error(
-                "engines",
-                f"{text}; torch sees no GPU",
-                "python -c 'import torch; torch.cuda.init()' shows why",
-            )
-        ]
-    return [ok("engines", text)]
+    fix = f"install vLLM for {device}, or: export {cpu.DEVICE}=IMPORTED"
+    return [_try_import("engines", "an engine process", ENGINE, device, fix)]
 
 
 def try_training(device: str) -> list[Finding]:
     """Imports what a training process imports."""
-    report, seconds, problem = run_script(TRAINING, device)
+    fix = f"export DS_ACCELERATOR={device}"
+    return [_try_import("training", "a training process", TRAINING, device, fix)]
+
+
+def _try_import(what: str, process: str, script: str, device: str, fix: str) -> Finding:
+    """Imports what a process imports.
+
+    Args:
+        fix: What to do where it would run on another device, IMPORTED.
+    """
+    report, seconds, problem = run_script(script, device)
     if report is None:
-        return [
-            error(
-                "training",
-                f"a training process cannot be started: {problem}",
-                _command_for_details(TRAINING, device),
-            )
-        ]
-    text = f"DeepSpeed {report['deepspeed']} for {report['device']}, imported in {seconds:.0f} s"
+        found = f"{process} cannot be started: {problem}"
+        return error(what, found, _command_for_details(script, device))
+    text = f"{report['library']} for {report['device']}, imported in {seconds:.0f} s"
     if report["device"] != device:
-        return [
-            error(
-                "training",
-                f"{text}, and the run would be on {device}",
-                f"export DS_ACCELERATOR={device}",
-            )
-        ]
-    return [ok("training", text)]
+        found = f"{text}, and the run would be on {device}"
+        return error(what, found, fix.replace("IMPORTED", report["device"]))
+    if device == "cuda" and report.get("gpus") == 0:
+        fix = "python -c 'import torch; torch.cuda.init()' shows why"
+        return error(what, f"{text}; torch sees no GPU", fix)
+    return ok(what, text)
 
 
 def try_ray() -> list[Finding]:
@@ -120,84 +97,16 @@ def try_ray() -> list[Finding]:
         shutil.rmtree(folder, ignore_errors=True)
     address = os.environ.get("RAY_ADDRESS")
     if report is None:
+        found = f"cannot be started: {problem}"
+        fix = "ray start --head shows more; if the path is too long: export RAY_TMPDIR=/tmp"
         if address:
-            return [
-                error(
-                    "ray",
-                    f"the cluster at RAY_ADDRESS={address}: {problem}",
-                    f"ray status --address {address}; or: unset RAY_ADDRESS",
-                )
-            ]
-        return [
-            error(
-                "ray",
-                f"cannot be started: {problem}",
-                "ray start --head shows more; if the path is too long: export RAY_TMPDIR=/tmp",
-            )
-        ]
-    where = (
-        f"cluster at {address}: {report['cpus']:g} cores, {report['gpus']:g} GPUs"
-        if address
-        else f"started in {seconds:.0f} s"
-    )
-    return [
-        ok("ray", f"{report['ray']}, {where}"),
-        *find_leftovers(Path("/proc"), ray_folder() / "ray"),
-    ]
-
-
-def find_leftovers(processes: Path, sessions: Path) -> list[Finding]:
-    """Returns Ray processes that are already running, and session folders whose process has
-    ended."""
-    findings = []
-    running = [
-        folder.name
-        for folder in processes.glob("[0-9]*")
-        if Path(_command_line(folder / "cmdline")[0]).name in ("gcs_server", "raylet")
-    ]
-    if running:
-        text = (
-            f"already running here (processes {', '.join(sorted(running, key=int))}); a run "
-            "starts another one"
-        )
-        findings.append(note("ray", text, "if it is unused: ray stop"))
-    ended = [
-        s
-        for s in sorted(sessions.glob("session_*_*"))
-        if not s.is_symlink() and not (processes / s.name.rpartition("_")[2]).exists()
-    ]
-    size = sum(map(_folder_size, ended))
-    if size > 2**30:
-        names = " ".join(
-            shlex.quote(str(s)) for s in ended[:8]
-        )  # by name: other sessions may be running
-        more = f"  # and then the other {len(ended) - 8}" if len(ended) > 8 else ""
-        findings.append(
-            note(
-                "ray",
-                f"{size / 2**30:.0f} GiB in {len(ended)} ended sessions",
-                f"rm -r {names}{more}",
-            )
-        )
-    return findings
-
-
-def _folder_size(folder: Path) -> int:
-    """Bytes in a folder; unreadable and vanished files are skipped."""
-    size = 0
-    for place, _, files in os.walk(folder):
-        for name in files:
-            with contextlib.suppress(OSError):
-                size += os.lstat(Path(place, name)).st_size
-    return size
-
-
-def _command_line(cmdline: Path) -> list[str]:
-    """A process's command line; empty if the process has just ended."""
-    try:
-        return cmdline.read_bytes().decode(errors="replace").split("\0")
-    except OSError:
-        return [""]
+            found = f"the cluster at RAY_ADDRESS={address}: {problem}"
+            fix = f"ray status --address {address}; or: unset RAY_ADDRESS"
+        return [error("ray", found, fix)]
+    where = f"started in {seconds:.0f} s"
+    if address:
+        where = f"cluster at {address}: {report['cpus']:g} cores, {report['gpus']:g} GPUs"
+    return [ok("ray", f"{report['ray']}, {where}")]
 
 
 def run_script(

@@ -6,13 +6,12 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-import time
 from pathlib import Path
 
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.findings import Finding, error, note, ok
 from marl_plugins.engine.hosts import cpu, upstream_cli
-from marl_plugins.engine.hosts.prebuild import OPERATORS, abandoned_locks, extensions_folder
+from marl_plugins.engine.hosts.prebuild import OPERATORS, extensions_folder
 from marl_plugins.engine.hosts.releases import TRAINED, known, refusal, standing
 from marl_plugins.engine.hosts.seams import check_seams, seams_of
 
@@ -56,17 +55,15 @@ def report_seams(root: Path, version: str) -> list[Finding]:
     return [error("seams", problem, fix) for problem in problems]
 
 
-def check_operators(device: str) -> list[Finding]:
+def check_operators(device: str) -> Finding:
     """Checks DeepSpeed's C++ operators: compiled on first use, checked by ninja on every later
     use."""
     folder = extensions_folder(device)
-    locks = check_locks(folder)
     missing = [name for name in LIBRARIES[device] if not list(folder.glob(f"**/{name}/*.so"))]
-    tools = [
-        "ninja",
-        *(("g++",) if missing else ()),
-        *(("nvcc",) if missing and device != "cpu" else ()),
-    ]
+    state = f"{', '.join(missing)} not built" if missing else f"built in {folder}"
+    tools = ["ninja"]
+    if missing:
+        tools += ["g++"] if device == "cpu" else ["g++", "nvcc"]
     path = cpu.environment()["PATH"] if device == "cpu" else None
     absent = [
         tool
@@ -74,28 +71,14 @@ def check_operators(device: str) -> list[Finding]:
         if not shutil.which(tool, path=path) and not (tool == "nvcc" and has_nvcc())
     ]
     if absent:
-        state = f"{', '.join(missing)} not built" if missing else f"built in {folder}"
-        return [
-            *locks,
-            error(
-                "operators",
-                f"{state}; no {' and no '.join(absent)} on PATH",
-                _fix_for_tools(absent),
-            ),
-        ]
-    if missing:
-        fix = (
-            "the first run takes a minute longer; or: python -m marl_plugins.engine.hosts.prebuild"
-        )
-        return [
-            *locks,
-            note(
-                "operators",
-                f"{', '.join(missing)} not built",
-                fix if device == "cpu" else fix.partition(";")[0],
-            ),
-        ]
-    return [*locks, ok("operators", f"built in {folder}")]
+        found = f"{state}; no {' and no '.join(absent)} on PATH"
+        return error("operators", found, _fix_for_tools(absent))
+    if not missing:
+        return ok("operators", state)
+    fix = "the first run takes a minute longer"
+    if device == "cpu":
+        fix = f"{fix}; or: python -m marl_plugins.engine.hosts.prebuild"
+    return note("operators", state, fix)
 
 
 def has_nvcc() -> bool:
@@ -113,28 +96,3 @@ def _fix_for_tools(absent: list[str]) -> str:
         "nvcc": "install the CUDA toolkit that torch is built for",
     }
     return " && ".join(fixes[tool] for tool in absent)
-
-
-def check_locks(folder: Path) -> list[Finding]:
-    """Reports build locks: whatever loads the operator waits for them, forever if the build was
-    killed."""
-    findings, abandoned = [], abandoned_locks(folder)
-    for lock in sorted(folder.glob("**/lock")):
-        age = time.time() - lock.stat().st_mtime
-        if lock in abandoned:
-            findings.append(
-                error(
-                    "operators",
-                    f"{lock} is left over from a killed build: a run would wait for it forever",
-                    f"rm {lock}",
-                )
-            )
-        elif age > 10:
-            findings.append(
-                note(
-                    "operators",
-                    f"{lock}: a build has been running for {age:.0f} s",
-                    "wait for it; nothing else can load the operator until then",
-                )
-            )
-    return findings

@@ -66,7 +66,6 @@ def check_versions(installed: Installed, device: str, cards: Cards) -> list[Find
         *check_stack(installed, device),
         *check_builds(installed, device, cards),
         *check_requirements(installed, device),
-        *check_duplicates(),
         *check_pins(installed, device),
     ]
 
@@ -287,24 +286,6 @@ def check_requirements(installed: Installed, device: str) -> list[Finding]:
     if not unmet:
         findings.append(ok("versions", "every other requirement of the stack is met"))
     return findings
-
-
-def check_duplicates() -> list[Finding]:
-    """Returns distributions with two versions in one folder: the result of an interrupted
-    installation."""
-    versions: dict[tuple[str, str], set[str]] = defaultdict(set)
-    for distribution in importlib.metadata.distributions():
-        if name := name_of(distribution):
-            versions[str(distribution.locate_file("")), name].add(distribution.version)
-    return [
-        error(
-            "versions",
-            f"{name} is installed twice in {folder}: {', '.join(sorted(found_versions))}",
-            f"pip install --force-reinstall --no-deps {name}",
-        )
-        for (folder, name), found_versions in versions.items()
-        if len(found_versions) > 1 and name in STACK
-    ]
 
 
 def check_pins(installed: Installed, device: str) -> list[Finding]:
