@@ -643,7 +643,7 @@ def test_an_address_may_have_a_query_and_the_environment_a_proxy(action, seen, m
         "/v1/chat/completions?api-version=1",
         "http://coach.example/v1/chat/completions",
     ]
-    assert failure.kind == "coach_unreachable" and "https" in str(failure)
+    assert failure.kind == "coach_unreachable" and "SOCKS" in str(failure)
 
 
 def test_texts_that_utf_8_has_no_bytes_for_are_asked_about_all_the_same(action, seen):

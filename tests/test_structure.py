@@ -75,6 +75,7 @@ CACHES = {
     "sandbox/levels.py examine": "what isolation this machine has: programs get the level that the "
     "plan named",
     "asking/marked_answers.py line_patterns": "compiled patterns",
+    "asking/exchange.py _trusted": "the certificates that are trusted",
     "engine/hosts/upstream_cli.py upstream_root": "where a package is installed",
     "engine/hosts/upstream_cli.py upstream_version": "the release that is installed",
     "engine/hosts/upstream_cli.py _main_block": "a file's statements, compiled",
