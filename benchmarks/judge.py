@@ -2,7 +2,7 @@
 `python -m benchmarks.judge --out FOLDER [--seeds 0 1 2] [--steps 25]`.
 
     1. recipes/mathchat/tiny.yaml with its rubric, a few steps: what a coach says of each action
-    2. `openrlhf verdicts`: the same as a supervised data set, under the short prompts below
+    2. `openrlhf export --table verdicts`: supervised data, under the short prompts below
     3. the coder's model of that run, which can copy, learns to answer like that: the judge
     4. the recipe again with that policy as its coach, which is shown no label:
 
@@ -32,12 +32,12 @@ from typing import Any
 
 import torch
 
-from benchmarks.demo import COACH, MATHCHAT, ROLES, points, train
+from benchmarks.demo import COACH, MATHCHAT, points, train
 from benchmarks.dsbench import cell
 from benchmarks.learning import curve
 from benchmarks.trained_judge import measured
-from marl_plugins.coach.rejudge import read_trajectories
 from marl_plugins.core.demonstrations import WarmStartConfig
+from marl_plugins.engine.records.read import Filter, RunReader
 from marl_plugins.engine.runtime import warm_start
 
 ARMS: dict[str, list[str]] = {"trained": [], "frozen": ["--policy.judge.actor.adam.lr", "0"]}
@@ -127,15 +127,11 @@ def judge(out: Path) -> str:
             100,
             out,
         )
-        data = rubric / "verdicts" / "train.jsonl"
+        data = rubric / "verdicts.jsonl"
         if not data.exists():
             words = [
-                "verdicts",
-                str(rubric),
-                "--recipe",
-                recipe(out, str(rubric / "coder")),
-                "--train.seed",
-                "100",
+                *("export", str(rubric), "--table", "verdicts", "--to", str(data)),
+                *("--recipe", recipe(out, str(rubric / "coder")), "--train.seed", "100"),
             ]
             subprocess.run([sys.executable, "-m", "marl_plugins", *words], check=True)
         teach(rubric / "coder", data, target)
@@ -146,7 +142,7 @@ def quality(folder: Path, steps: tuple[int, int]) -> list[float]:
     """Calibration error, Brier's score and area under the ROC curve of the scores of some steps,
     and the share of missing ones."""
     by_role, missing = defaultdict(list), []
-    for trajectory in read_trajectories(folder, steps, ROLES):
+    for trajectory in RunReader(folder).trajectories(Filter(steps)):
         for action in trajectory.actions:
             missing.append(action.score is None)
             if action.score is not None and trajectory.outcome is not None:

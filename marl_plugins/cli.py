@@ -132,7 +132,11 @@ def plugin_commands(words: Sequence[str]) -> list[Command]:
         ConfigurationError: A named plugin cannot be loaded, or brings a command of a name that is
             taken.
     """
-    from marl_plugins.commands.plugin_commands import commands_of, loaded_commands
+    from marl_plugins.commands.plugin_commands import (
+        commands_of,
+        loaded_commands,
+        named_plugins,
+    )
     from marl_plugins.core.plugin_names import found
 
     named = named_plugins(words) if words else []
@@ -154,15 +158,6 @@ def plugin_commands(words: Sequence[str]) -> list[Command]:
             if plugin in named:
                 raise
     return [c for c in commands.values() if c not in COMMANDS]
-
-
-def named_plugins(words: Sequence[str]) -> list[str]:
-    """Returns the plugins that a command line names with `--plugin`."""
-    from marl_plugins.engine.plan.flags import COMMAND_LINE, split_flags
-
-    first = next((n for n, word in enumerate(words) if word.startswith("--")), len(words))
-    flags = split_flags(words[first:], COMMAND_LINE)
-    return [flag.words[0] for flag in flags if flag.name == "plugin" and flag.words]
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""`openrlhf coach`: the recorded actions of a run, judged again."""
+"""`openrlhf export --table rejudged`: the recorded actions of a run, judged again."""
 
 import json
 import shutil
@@ -75,67 +75,58 @@ def run(tmp_path):
 
 
 def problems(*words):
-    return found_by(dispatch, ["coach", *map(str, words)])
+    return found_by(dispatch, ["export", *map(str, words), "--table", "rejudged"])
 
 
-def report(capsys, *words):
-    assert main(["coach", *map(str, words), "--json"]) == 0
+def account(capsys, *words):
+    assert main(["export", *map(str, words), "--table", "rejudged", "--json"]) == 0
     return json.loads(capsys.readouterr().out)
 
 
 def test_scores_are_compared_with_the_recorded_ones_by_role(run, capsys):
     before = (run / "trajectories.jsonl").read_bytes()
-    found = report(
-        capsys, run, "--recipe", RECIPE, "--coach.rubric", run.parent / "rules.py", "--steps", "1:2"
-    )
-    assert (found["trajectories"], found["steps"], found["missing"]) == (3, [1, 2], {})
-    solver, coder, verifier = (found["roles"][role] for role in ("solver", "coder", "verifier"))
-    assert (solver["actions"], solver["missing"]) == (3, 0)
+    words = ["--recipe", RECIPE, "--coach.rubric", run.parent / "rules.py"]
+    roles = account(capsys, run, *words, "--steps", "1:2")
+    solver, coder, verifier = (roles[role] for role in ("solver", "coder", "verifier"))
+    assert (solver["actions"], solver["missing"]) == (3, {})
     assert solver["recorded"] == pytest.approx(0.3) and solver["score"] == pytest.approx(0.4)
     assert solver["spread"] == pytest.approx(0.1633, abs=1e-3)
     assert solver["correlation"] == pytest.approx(1.0)
     assert coder["recorded"] == pytest.approx(0.5)  # of the two that have a score
-    assert (coder["correlation"], coder["agreement"], solver["agreement"]) == (
-        None,
-        None,
-        None,
-    )  # it does not vary
+    assert coder["correlation"] is coder["agreement"] is solver["agreement"] is None
     # With the label: 0.5, 0, 0.5, of which those of at least a half are called right.
     assert verifier["score"] == pytest.approx(1 / 3)
     assert verifier["agreement"] == pytest.approx(2 / 3)
+    only = account(capsys, run, *words, "--steps", "1:2", "--role", "verifier")
+    assert only == {"verifier": verifier}
     assert (run / "trajectories.jsonl").read_bytes() == before
     assert [path.name for path in run.iterdir()] == ["trajectories.jsonl"]
 
 
-def test_the_table_and_the_file_itself(run, capsys):
+def test_the_table_and_the_file_itself(run, capsys, tmp_path):
     words = ["--recipe", RECIPE, "--coach.rubric", str(run.parent / "rules.py")]
-    assert main(["coach", str(run / "trajectories.jsonl"), *words]) == 0
+    file = str(run / "trajectories.jsonl")
+    assert main(["export", file, *words, "--table", "rejudged"]) == 0
     out = capsys.readouterr()
-    assert "4 trajectories of steps 1 to 3, judged again" in out.out
-    header, solver = (
-        [w for w in line.split() if w.isascii()]
-        for line in out.out.splitlines()
-        if line.startswith(("role ", "solver "))
-    )
-    assert header == [
-        "role",
-        "actions",
-        "missing",
-        "recorded",
-        "score",
-        "spread",
-        "correlation",
-        "agreement",
-    ]
-    assert (len(solver), solver[:3], solver[-1]) == (8, ["solver", "4", "0"], "-")
+    (solver,) = (line for line in out.out.splitlines() if line.startswith("solver "))
+    assert "correlation" in out.out and solver.split()[2] == "4" and solver.split()[-1] == "-"
     assert out.err == ""  # no progress bar where nobody watches
+    words += ["--table", "rejudged", "--to", str(tmp_path / "new.jsonl")]
+    assert main(["export", file, *words]) == 0
+    rows = [json.loads(line) for line in (tmp_path / "new.jsonl").read_text().splitlines()]
+    assert len(rows) == 12
+    assert [(r["recorded"], r["score"]) for r in rows if r["role"] == "solver"][:2] == [
+        (0.1, 0.2),
+        (0.3, 0.4),
+    ]
 
 
 def test_a_recipe_without_a_coach_gets_it_and_its_own_rules_are_the_default(run, capsys):
-    assert report(capsys, run, "--recipe", RECIPE)["trajectories"] == 4
+    assert account(capsys, run, "--recipe", RECIPE)["solver"]["actions"] == 4
     words = [run, "--recipe", ROOT / "tests" / "recipes" / "sums" / "tiny.yaml"]
-    assert problems(capsys, *words) == [("flags.no_flag", "command line")]
-    assert report(capsys, *words, "--coach.rubric", run.parent / "rules.py")["trajectories"] == 4
+    assert problems(*words) == [("coach.none", "marl_plugins.coach")]
+    rules = ["--coach.rubric", run.parent / "rules.py"]
+    assert account(capsys, *words, *rules)["solver"]["actions"] == 4
 
 
 def test_a_model_is_asked_within_its_limits_and_missing_verdicts_are_counted(run, capsys, tmp_path):
@@ -149,75 +140,42 @@ def test_a_model_is_asked_within_its_limits_and_missing_verdicts_are_counted(run
         return verdict(body, 8, correct="no")
 
     with openai_server(answer) as (url, bodies):
-        words = [run, "--recipe", RECIPE, "--coach.model", "m", "--coach.base_url", url]
-        words += [
-            "--ckpt.output_dir",
-            run,
-            "--coach.record",
-            tmp_path / "new.jsonl",
-            "--coach.concurrency",
-            "2",
-        ]
-        found = report(capsys, *words)
+        model = [run, "--recipe", RECIPE, "--coach.model", "m"]
+        words = [*model, "--coach.base_url", url, "--ckpt.output_dir", run, "--coach.record"]
+        words += [tmp_path / "new.jsonl", "--coach.concurrency", "2", "--table", "rejudged"]
+        assert main(["export", *map(str, words), "--json"]) == 0
+        out = capsys.readouterr()
+        roles = json.loads(out.out)
         assert bodies.connections() == 0
-        replayed = report(
-            capsys,
-            run,
-            "--recipe",
-            RECIPE,
-            "--coach.model",
-            "m",
-            "--coach.replay",
-            tmp_path / "new.jsonl",
-        )
-    assert found["missing"] == {"coach_refused": 4}
-    assert found["roles"]["coder"] | {"recorded": None} == {
-        **{"actions": 4, "missing": 4, "recorded": None, "score": None, "spread": None},
-        **{"correlation": None, "agreement": None},
+        replayed = account(capsys, *model, "--coach.replay", tmp_path / "new.jsonl")
+    assert roles["coder"] | {"recorded": None} == {
+        **{"actions": 4, "missing": {"coach_refused": 4}, "recorded": None, "score": None},
+        **{"spread": None, "correlation": None, "agreement": None},
     }
-    assert found["roles"]["verifier"]["agreement"] == 0.5  # it is told that all are wrong
-    assert found["metrics"]["requests"] == 12.0
-    assert (
-        json.loads((run / "coach_spent.json").read_text())["tokens_in"] == 7
-    )  # the run's account is not touched
+    assert roles["verifier"]["agreement"] == 0.5  # it is told that all are wrong
+    assert "requests 12" in out.err
+    # the run's account is not touched
+    assert json.loads((run / "coach_spent.json").read_text())["tokens_in"] == 7
     assert len((tmp_path / "new.jsonl").read_text().splitlines()) == 8
-    assert replayed["roles"]["solver"] == found["roles"]["solver"]
-    assert replayed["missing"] == {"coach_replay": 4}
+    assert replayed["solver"] == roles["solver"]
+    assert replayed["coder"]["missing"] == {"coach_replay": 4}
 
 
 def test_an_endpoint_that_refuses_ends_it_with_its_reason(run, capsys):
-    with openai_server(lambda body, n: verdict(body, 7) if n == 1 else Reply("no", 401)) as (
-        url,
-        _,
-    ):
-        assert (
-            main(
-                [
-                    "coach",
-                    str(run),
-                    "--recipe",
-                    RECIPE,
-                    "--coach.model",
-                    "m",
-                    "--coach.base_url",
-                    url,
-                ]
-            )
-            == 1
-        )
+    refuses = lambda body, n: verdict(body, 7) if n == 1 else Reply("no", 401)  # noqa: E731
+    with openai_server(refuses) as (url, _):
+        words = ["--recipe", RECIPE, "--coach.model", "m", "--coach.base_url", url]
+        assert main(["export", str(run), "--table", "rejudged", *words]) == 1
     assert "refuses the key (401)" in capsys.readouterr().err
 
 
 def test_mistakes_are_refused(run, tmp_path):
     words = ["--recipe", RECIPE]
-    assert main(["coach", "nowhere", *words]) == 2
-    assert problems("nowhere", *words) == [("files.missing", "nowhere")]
-    assert problems(*words) == [("command.run_first", "openrlhf coach")]
-    assert ("flags.command_line",) in problems(run)
+    assert problems("nowhere", *words) == [("records.unreadable", "nowhere")]
     assert problems(run, *words, "--steps", "one") == [("flags.value", "steps")]
-    assert problems(run, *words, "--steps", "7:") == [("records.no_trajectories", run.name)]
+    assert problems(run, *words, "--steps", "7:") == [("export.no_actions", run.name)]
     wrong = problems(run, *words, "--coach.timeout", "0", "--coach.model", "m")
-    assert wrong == [("flags.value", "coach.timeout")]
+    assert wrong == [("flags.value", "command line", "coach.timeout")]
     assert problems(run, *words, "--coach.rubrik", "x") == [
         ("flags.unknown", "command line", "coach.rubrik")
     ]
@@ -238,51 +196,10 @@ def test_lines_that_cannot_be_read_are_named(run):
     lines = file.read_text().splitlines()
     other = json.loads(lines[1])
     other["actions"][0]["role"] = "sovler"
-    lines[1:3] = [
-        json.dumps(other),
-        json.dumps({"schema": 99, "step": 1}),
-        "[]",
-        json.dumps({"schema": 1, "step": 1}),
-    ]
-    file.write_text("\n".join([*lines, lines[0][:100]]))
-    found = problems(run, "--recipe", RECIPE)
-    assert {place for _, place in found} == {
-        f"trajectories.jsonl:{n}" for n in (3, 4, 5)
-    }  # not 8, half a line
-    file.write_text("\n".join([lines[0], lines[1]]))
+    file.write_text("\n".join([lines[0], json.dumps({"schema": 99, "step": 1}), lines[0][:100]]))
+    assert problems(run, "--recipe", RECIPE) == [("records.form", "trajectories.jsonl:2")]
+    file.write_text("\n".join([lines[0], json.dumps(other)]))
     assert problems(run, "--recipe", RECIPE) == [("records.role", "trajectories.jsonl:2")]
-    file.write_text("{\n" * 30)
-    found = problems(run, "--recipe", RECIPE)
-    lines = [("records.damaged", f"trajectories.jsonl:{n}") for n in range(1, 21)]
-    assert found == [*lines, ("other.more", "trajectories.jsonl")]
-
-
-def test_records_of_an_earlier_release_are_judged_and_what_they_lack_is_reported(run, capsys):
-    """They hold no messages that were shown, no returned action, no terms and no notes."""
-    file = run / "trajectories.jsonl"
-    older = []
-    for line in file.read_text().splitlines():
-        record = json.loads(line)
-        for name in ("metadata", "returned", "actions_scored", "seconds"):
-            del record[name]
-        for action in record["actions"]:
-            for name in ("shown", "unscored", "terms", "notes"):
-                del action[name]
-        older.append(json.dumps(record))
-    file.write_text("\n".join(older))
-    words = ["--recipe", RECIPE, "--coach.rubric", str(run.parent / "rules.py")]
-    assert report(capsys, run, *words)["roles"]["solver"]["correlation"] is not None
-    assert main(["coach", str(run), *words]) == 0
-    assert "the records hold no messages that were shown" in capsys.readouterr().out
-
-
-def test_help_teaches_by_an_example(capsys):
-    assert main(["coach", "--help"]) == 0
-    out = capsys.readouterr().out
-    assert "openrlhf coach runs/mine --recipe mathchat/tiny.yaml" in out
-    assert "--coach.base_url" in out and "--steps A:B" in out
-    assert main(["--help"]) == 0
-    assert "openrlhf coach RUN --recipe RECIPE" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -279,9 +279,9 @@ def test_a_plugin_brings_a_command(tmp_path, capsys):
 
 def test_the_shipped_plugins_command_is_listed_and_corrected(capsys):
     assert main(["--help"]) == 0
-    assert "openrlhf coach RUN --recipe RECIPE" in capsys.readouterr().out
-    assert main(["coahc", "x"]) == 2
-    assert "did you mean 'coach'?" in capsys.readouterr().err
+    assert "openrlhf swarm show ADDRESS" in capsys.readouterr().out
+    assert main(["swamr", "x"]) == 2
+    assert "did you mean 'swarm'?" in capsys.readouterr().err
 
 
 def test_the_wheel_carries_recipes_that_can_be_listed_copied_and_planned(tmp_path):

@@ -15,7 +15,7 @@ from simulated import DraftAction, make_trajectory
 
 from marl_plugins.cli import dispatch, main
 from marl_plugins.coach import correcting, corrections, verdict
-from marl_plugins.coach.corrections import leaks, usable, why_refused
+from marl_plugins.coach.corrections import leaks, why_refused
 from marl_plugins.coach.notes import NOTES
 from marl_plugins.coach.rubric import load_rules
 from marl_plugins.core.credit import rewards_from_scores
@@ -376,77 +376,48 @@ def run(tmp_path):
     return folder
 
 
-def report(capsys, *words):
-    assert main(["corrections", *map(str, words), "--json"]) == 0
-    return json.loads(capsys.readouterr().out)
+def export(table, *words):
+    assert main(["export", *map(str, words), "--table", table]) == 0
 
 
-def test_files_in_trls_formats(run, capsys):
+def test_tables_in_trls_formats(run, capsys, tmp_path):
     before = (run / "trajectories.jsonl").read_bytes()
-    told = report(capsys, run)
-    assert told["roles"] == {
-        "coder": {
-            "actions": 10,
-            "corrections": 5,
-            "written": 1,
-            "empty": 1,
-            "unchanged": 1,
-            "label": 1,
-            "too_long": 1,
-        },
-        "verifier": {
-            "actions": 5,
-            "corrections": 0,
-            "written": 0,
-            "empty": 0,
-            "unchanged": 0,
-            "label": 0,
-            "too_long": 0,
-        },
+    export("sft", run, "--json")
+    none = dict.fromkeys(("written", "empty", "unchanged", "label", "too_long"), 0)
+    assert json.loads(capsys.readouterr().out) == {
+        "coder": {"actions": 10, **dict.fromkeys(none, 1)},
+        "verifier": {"actions": 5, **none},
     }
-    sft, dpo = (run / "corrections" / f"coder-{kind}.jsonl" for kind in ("sft", "dpo"))
-    assert told["files"] == {str(sft): 1, str(dpo): 1}
+    files = {table: tmp_path / f"{table}.jsonl" for table in ("sft", "dpo")}
+    for table, file in files.items():
+        export(table, run, "--policy", "coder", "--to", file)
     prompt = [
         {"role": "user", "content": "See 5 pens."},
         {"role": "assistant", "content": "```python\nprint(1)\n```"},
         {"role": "user", "content": "It printed 1."},
     ]
     about = {
-        "task": "t",
-        "sample": 0,
-        "step": 1,
-        "action": "coder.2",
-        "role": "coder",
-        "score": 0.4,
-        "outcome": 0.0,
+        **{"prompt": prompt, "task": "t", "sample": 0, "step": 1, "action": "coder.2"},
+        **{"role": "coder", "score": 0.4, "outcome": 0.0, "reason": "because", "tools": None},
     }
-    about["reason"] = "because"
-    (line,) = map(json.loads, sft.read_text().splitlines())
-    assert line == {
-        "prompt": prompt,
-        "completion": [{"role": "assistant", "content": "better"}],
-        "said": "said",
-        **about,
-    }
-    (line,) = map(json.loads, dpo.read_text().splitlines())
-    answers = {
-        kind: [{"role": "assistant", "content": text}]
-        for kind, text in (("chosen", "better"), ("rejected", "said"))
-    }
-    assert line == {"prompt": prompt, **answers, **about}
+    better, said = ([{"role": "assistant", "content": text}] for text in ("better", "said"))
+    (line,) = map(json.loads, files["sft"].read_text().splitlines())
+    assert line == {"completion": better, "said": "said", **about}
+    (line,) = map(json.loads, files["dpo"].read_text().splitlines())
+    assert line == {"chosen": better, "rejected": said, **about}
     assert (run / "trajectories.jsonl").read_bytes() == before
 
 
-def test_the_files_are_data_sets(run, capsys, tmp_path):
+def test_the_files_are_data_sets(run, tmp_path):
     """As `datasets` reads them, which is what TRL's trainers are given."""
     from datasets import load_dataset
 
-    report(capsys, run)
-    for kind, columns in (
+    for table, columns in (
         ("sft", {"prompt", "completion"}),
         ("dpo", {"prompt", "chosen", "rejected"}),
     ):
-        file = str(run / "corrections" / f"coder-{kind}.jsonl")
+        file = str(tmp_path / f"{table}.jsonl")
+        export(table, run, "--to", file)
         data = load_dataset(
             "json", data_files=file, split="train", cache_dir=str(tmp_path / "cache")
         )
@@ -456,31 +427,23 @@ def test_the_files_are_data_sets(run, capsys, tmp_path):
         assert data[0]["prompt"][-1]["role"] == "user"
 
 
-def test_steps_and_a_folder_of_ones_own(run, capsys, tmp_path):
-    told = report(capsys, run, "--steps", "2:5", "--to", tmp_path / "data")
-    assert told["files"] == {} and told["roles"]["coder"]["corrections"] == 4
-    assert main(["corrections", str(run), "--to", str(tmp_path / "data")]) == 0
+def test_steps_and_the_account(run, capsys):
+    export("sft", run, "--steps", "2:5", "--json")
+    assert json.loads(capsys.readouterr().out)["coder"]["written"] == 0
+    export("dpo", run)
     text = capsys.readouterr().out
-    assert "coder" in text and "too long" in text and "coder-sft.jsonl: 1 lines" in text
+    assert "coder" in text and "too long" in text
 
 
 def test_mistakes_have_exit_code_2_and_say_what_to_do(run, tmp_path):
     def problem(*words):
-        return found_by(dispatch, ["corrections", *map(str, words)])
+        return found_by(dispatch, ["export", *map(str, words), "--table", "sft"])
 
-    assert main(["corrections", str(tmp_path / "none")]) == 2
-    assert problem(tmp_path / "none") == [("files.unreadable", "plan.json")]
-    assert len(problem(run, "--to", run / "plan.json")) == 1
-    assert problem(run, "--steps", "x") == [("flags.value", "steps")]
-    plan = json.loads((run / "plan.json").read_text())
+    assert problem(tmp_path / "none") == [("run_folder.plan", "plan.json")]
+    assert problem(run, "--to", run) == [("export.form", "to", "run")]
     lines = (run / "trajectories.jsonl").read_text().replace('"correction"', '"other"')
     (run / "trajectories.jsonl").write_text(lines)
-    assert problem(run) == [("coach.no_corrections", "trajectories.jsonl")]
-    (run / "trajectories.jsonl").write_text(lines + '{"schema":\n' + lines.splitlines()[-1])
-    assert ("records.damaged", "trajectories.jsonl:6") in problem(run)
-    del plan["roles"]["coder"]["max_new_tokens"]
-    (run / "plan.json").write_text(json.dumps(plan))
-    assert problem(run) == [("run_folder.old", "plan.json")]
+    assert problem(run, "--to", tmp_path / "x.jsonl") == [("export.no_actions", "run")]
     (run / "plan.json").write_text("[]")
     assert problem(run) == [("run_folder.plan", "plan.json")]
 
@@ -488,24 +451,9 @@ def test_mistakes_have_exit_code_2_and_say_what_to_do(run, tmp_path):
 def test_without_a_tokenizer_tokens_are_counted_as_the_action_has_them(run):
     plan = json.loads((run / "plan.json").read_text())
     plan["policies"]["coder"] |= {"model": "somebody/else", "max_len": 103}
-    fits = corrections.room_of(run, plan)
+    (run / "plan.json").write_text(json.dumps(plan))
+    fits = corrections.room_of(run)
     action = action_of("four" * 10, ids=tuple(range(10)))  # four characters a token
     assert fits(action, "x" * 160) and not fits(action, "x" * 164)  # max_new_tokens 40
     action.shown_ids = tuple(range(80))
     assert fits(action, "x" * 92) and not fits(action, "x" * 96)  # 103 - 80 are left
-
-
-def test_lines_of_two_policies_go_to_two_files():
-    rows, counts = usable(
-        [
-            Trajectory(Task("t", "p"), 0, 1, actions=[a])
-            for a in (action_of(role="coder"), action_of(role="verifier"), action_of(role="solver"))
-            if a.notes.update(
-                {NOTES: {"correction": "x", "knew_the_label": False}} if a.role != "solver" else {}
-            )
-            is None
-        ],
-        lambda action, text: True,
-    )
-    assert {policy: len(lines) for policy, lines in rows.items()} == {"coder": 1, "verifier": 1}
-    assert counts["solver"]["actions"] == 1 and counts["solver"]["corrections"] == 0

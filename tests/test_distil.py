@@ -16,8 +16,9 @@ from simulated import make_trajectory
 
 from marl_plugins.cli import dispatch, main
 from marl_plugins.coach import correcting, verdict
-from marl_plugins.coach.distil import held_out
+from marl_plugins.coach.distil import fold
 from marl_plugins.coach.notes import NOTES
+from marl_plugins.coach.tables import TABLES
 from marl_plugins.coach.verdict import Verdict
 from marl_plugins.core.scoring import score_trajectory
 from marl_plugins.core.trajectory import Task, ToolResult
@@ -112,13 +113,23 @@ def copied(folder):
     return Path(shutil.copytree(ROOT / "recipes" / "mathchat", folder / "recipe"))
 
 
-def report(capsys, *words):
-    assert main(["verdicts", *map(str, words), "--json"]) == 0
+def export(*words):
+    assert main(["export", *map(str, words), "--table", "verdicts"]) == 0
+
+
+def account(capsys, *words):
+    export(*words, "--json")
     return json.loads(capsys.readouterr().out)
 
 
+def rows(run, *words):
+    file = run.parent / "verdicts.jsonl"
+    export(run, *words, "--to", file)
+    return lines_of(file)
+
+
 def problem(*words):
-    return found_by(dispatch, ["verdicts", *map(str, words)])
+    return found_by(dispatch, ["export", *map(str, words), "--table", "verdicts"])
 
 
 def lines_of(path):
@@ -157,12 +168,11 @@ def test_each_line_is_the_question_that_was_asked_and_the_verdict_that_was_given
     with openai_server(says) as (url, bodies):
         run = judge(tmp_path, *flags, "--coach.base_url", url)
     shown = [body["messages"][0]["content"] for body in bodies[1:]]  # before it, a trial
-    told = report(capsys, run, "--recipe", RECIPE, *flags, "--form", form, "--held_out", "0")
+    told = account(capsys, run, "--recipe", RECIPE, *flags)
     assert all(
-        count == {**dict.fromkeys(count, 0), "actions": 1, "written": 1}
-        for count in told["roles"].values()
+        count == {**dict.fromkeys(count, 0), "actions": 1, "by_model": 1} for count in told.values()
     )
-    lines = lines_of(run / "verdicts" / "train.jsonl")
+    lines = rows(run, "--recipe", RECIPE, *flags)
     assert sorted(without_nonce(line["prompt"][0]["content"]) for line in lines) == sorted(
         map(without_nonce, shown)
     )
@@ -189,7 +199,7 @@ def test_each_line_is_the_question_that_was_asked_and_the_verdict_that_was_given
         assert (asked["role"], said["role"]) == ("user", "assistant")
 
 
-def test_what_was_said_of_the_training_is_in_the_question(tmp_path, capsys):
+def test_what_was_said_of_the_training_is_in_the_question(tmp_path):
     text = "extends: tiny.yaml\nflags: {coach.rubric: null, coach.model: m}\n"
     text += "coach: {stages: [{until_step: 1, ask: Be brief.}, {ask: Be right.}]}\n"
     recipe = copied(tmp_path) / "staged.yaml"
@@ -198,14 +208,11 @@ def test_what_was_said_of_the_training_is_in_the_question(tmp_path, capsys):
         run = judge(tmp_path, "--coach.base_url", url, recipe=recipe)
     records = (run / "trajectories.jsonl").read_text()
     recipe.write_text(text.replace("Be brief.", "Be anything."))  # the stage of now is another
-    report(capsys, run, "--recipe", recipe)
-    assert all(
-        "Be brief." in line["prompt"][0]["content"]
-        for line in lines_of(run / "verdicts" / "train.jsonl")
-    )
+    lines = rows(run, "--recipe", recipe)
+    assert len(lines) == 3 and all("Be brief." in line["prompt"][0]["content"] for line in lines)
     (run / "trajectories.jsonl").write_text(records.replace("Be brief.", "Be late."))
-    found = problem(run, "--recipe", recipe, "--to", tmp_path / "other")
-    assert found == [("coach.no_verdicts", "trajectories.jsonl")]
+    found = problem(run, "--recipe", recipe, "--to", tmp_path / "other.jsonl")
+    assert found == [("export.no_actions", "run")]
 
 
 def test_what_cannot_be_used_is_counted(tmp_path, capsys):
@@ -224,30 +231,28 @@ def test_what_cannot_be_used_is_counted(tmp_path, capsys):
     (run / "trajectories.jsonl").write_text(
         "".join(json.dumps(record) + "\n" for record in records)
     )
-    told = report(capsys, run, "--recipe", RECIPE, "--coach.model", "m")
+    told = account(capsys, run, "--recipe", RECIPE, "--coach.model", "m")
     none = {
         "actions": 2,
-        "written": 0,
+        "by_model": 0,
         "by_rules": 0,
         "failed": 0,
         "unjudged": 0,
         "other_question": 0,
         "ran_programs": 0,
     }
-    assert told["roles"] == {
-        "solver": none | {"written": 1, "unjudged": 1},
+    assert told == {
+        "solver": none | {"by_model": 1, "unjudged": 1},
         "coder": none | {"failed": 2},
-        "verifier": none | {"written": 1, "other_question": 1},
+        "verifier": none | {"by_model": 1, "other_question": 1},
     }
 
 
 def test_the_verdicts_of_rules_stand_under_the_packages_prompt(tmp_path, capsys):
     run = judge(tmp_path)
-    told = report(capsys, run, "--recipe", RECIPE)
-    assert all(count["written"] == count["by_rules"] == 1 for count in told["roles"].values())
-    for line in lines_of(run / "verdicts" / "train.jsonl") + lines_of(
-        run / "verdicts" / "held_out.jsonl"
-    ):
+    told = account(capsys, run, "--recipe", RECIPE)
+    assert all(count["by_rules"] == 1 and not count["by_model"] for count in told.values())
+    for line in rows(run, "--recipe", RECIPE):
         (asked,), (said,) = line["prompt"], line["completion"]
         assert "You coach one member of a team" in asked["content"] and line["by_rules"]
         found = verdict.parse(
@@ -266,12 +271,12 @@ def test_several_coaches_are_one_judge(tmp_path, capsys):
         )
         run = judge(tmp_path, recipe=recipe)
     shown = {without_nonce(body["messages"][0]["content"]) for body in bodies}
-    told = report(capsys, run, "--recipe", recipe, "--held_out", "0")
-    assert all(count["written"] == 1 and not count["by_rules"] for count in told["roles"].values())
+    told = account(capsys, run, "--recipe", recipe)
+    assert all(count["by_model"] == 1 and not count["by_rules"] for count in told.values())
     records = {
         action["role"]: action for action in lines_of(run / "trajectories.jsonl")[0]["actions"]
     }
-    for line in lines_of(run / "verdicts" / "train.jsonl"):
+    for line in rows(run, "--recipe", recipe):
         assert line["score"] == pytest.approx(records[line["role"]]["score"])
         assert without_nonce(line["prompt"][0]["content"]) in shown
 
@@ -281,55 +286,46 @@ def test_several_coaches_are_one_judge(tmp_path, capsys):
 
 
 def test_a_task_is_on_one_side_in_every_run():
-    names = [f"task {n}" for n in range(4000)]
-    for share in (0.0, 0.1, 0.5, 1.0):
-        sides = [held_out(name, share) for name in names]
-        assert sides == [held_out(name, share) for name in names]
-        assert sum(sides) == pytest.approx(
-            share * len(names), abs=4 * 32
-        )  # four standard deviations
-    assert {name for name in names if held_out(name, 0.1)} <= {
-        name for name in names if held_out(name, 0.5)
-    }
+    folds = [fold(f"task {n}") for n in range(4000)]
+    assert folds == [fold(f"task {n}") for n in range(4000)] and 0 <= min(folds) <= max(folds) < 1
+    for share in (0.1, 0.5):
+        held_out = sum(number < share for number in folds)
+        assert held_out == pytest.approx(share * len(folds), abs=4 * 32)  # standard deviations
 
 
-def test_the_sides_are_data_sets_and_have_no_task_in_common(tmp_path, capsys):
+def test_the_file_is_a_data_set_that_a_share_of_the_tasks_can_be_held_out_of(tmp_path):
     from datasets import load_dataset
 
     run = judge(tmp_path, tasks=12)
-    told = report(capsys, run, "--recipe", RECIPE, "--held_out", "0.5", "--to", tmp_path / "data")
-    assert sum(told["files"].values()) == 36
-    sides = [
-        load_dataset("json", data_files=path, split="train", cache_dir=str(tmp_path / "cache"))
-        for path in told["files"]
-    ]
-    assert all(
-        set(data[0]["prompt"][0]) == set(data[0]["completion"][0]) == {"role", "content"}
-        for data in sides
-    )
-    assert sides[0].column_names == sides[1].column_names and not set(sides[0]["task"]) & set(
-        sides[1]["task"]
-    )
+    export(run, "--recipe", RECIPE, "--to", tmp_path / "verdicts.jsonl")
+    file, cache = str(tmp_path / "verdicts.jsonl"), str(tmp_path / "cache")
+    data = load_dataset("json", data_files=file, split="train", cache_dir=cache)
+    assert set(data[0]["prompt"][0]) == set(data[0]["completion"][0]) == {"role", "content"}
+    held_out = data.filter(lambda row: row["fold"] < 0.5)
+    rest = data.filter(lambda row: row["fold"] >= 0.5)
+    assert len(held_out) and len(rest) and len(held_out) + len(rest) == 36
+    assert not set(held_out["task"]) & set(rest["task"])
 
 
-def test_nothing_is_overwritten_and_mistakes_have_exit_code_2(tmp_path, capsys):
+def test_arrow_keeps_it_too(tmp_path):
+    pandas = pytest.importorskip("pandas")
     run = judge(tmp_path)
-    assert main(["verdicts", str(run), "--recipe", RECIPE]) == 0
-    text = capsys.readouterr().out
-    assert "by rules" in text and "train.jsonl:" in text
-    before = (run / "verdicts" / "train.jsonl").read_bytes()
-    assert {code for code, *_ in problem(run, "--recipe", RECIPE, "--form", "json")} == {
-        "files.exists"
-    }
-    assert (run / "verdicts" / "train.jsonl").read_bytes() == before
-    words = [run, "--recipe", RECIPE, "--to", tmp_path / "new"]
-    assert problem(*words, "--held_out", "2") == [("flags.value", "held_out")]
-    assert problem(*words, "--steps", "7:9") == [("records.no_trajectories", run.name)]
-    assert len(problem(run, "--recipe", RECIPE, "--to", run / "trajectories.jsonl")) == 1
-    assert problem("--recipe", RECIPE) == [("command.run_first", "openrlhf verdicts")]
-    assert not (tmp_path / "new").exists()
-    records = (
-        (run / "trajectories.jsonl").read_text().replace('"notes": {"coach"', '"notes": {"other"')
-    )
-    (run / "trajectories.jsonl").write_text(records)
-    assert problem(*words) == [("coach.no_verdicts", "trajectories.jsonl")]
+    export(run, "--recipe", RECIPE, "--to", tmp_path / "verdicts.parquet")
+    frame = pandas.read_parquet(tmp_path / "verdicts.parquet")
+    assert [set(message) for message in frame["prompt"][0]] == [{"role", "content"}]
+    assert list(frame.columns) == [*TABLES["verdicts"].columns]
+
+
+def test_mistakes_have_exit_code_2(tmp_path, capsys):
+    run = judge(tmp_path)
+    words = [run, "--recipe", RECIPE]
+    export(*words)
+    assert "by rules" in capsys.readouterr().out
+    assert problem(*words, "--steps", "7:9") == [("export.no_actions", run.name)]
+    assert problem(*words, "--coach.modle", "x") == [
+        ("flags.unknown", "command line", "coach.modle")
+    ]
+    records = (run / "trajectories.jsonl").read_text()
+    (run / "trajectories.jsonl").write_text(records.replace('"role": "coder"', '"role": "codr"'))
+    assert problem(*words) == [("records.role", "trajectories.jsonl:1")]
+    assert not (tmp_path / "verdicts.jsonl").exists()

@@ -125,6 +125,7 @@ def test_every_hook_has_a_kind_and_the_run():
         "marl_rehearse",
         "marl_commands",
         "marl_sections",
+        "marl_tables",
     }:  # these are asked before there is a run
         assert "run" in inspect.signature(getattr(hookspecs, name)).parameters, name
 

@@ -275,11 +275,11 @@ INSIDE = {
     "flat_sync",
     "old_logprobs",
     "coach/corrections.py",
-    "coach/distil.py",
     "coach/lessons.py",
     "coach/members.py",
     "coach/programs.py",
     "coach/rejudge.py",
+    "coach/tables.py",
 }
 """Plugins and files of plugins that work inside the training processes, or on plans and records:
 a line `# inside: ...` above the import says so."""

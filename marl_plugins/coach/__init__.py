@@ -13,9 +13,8 @@ left out, and three such steps end the run.
 
 Several of them are one coach as `coach: {members: ...}` of the recipe (ensemble.py).
 
-`openrlhf coach RUN --recipe RECIPE` judges the recorded actions of a run again (rejudge.py),
-`openrlhf corrections RUN` and
-`openrlhf verdicts RUN` make data sets of what a coach has said (corrections.py, distil.py).
+`openrlhf export RUN --table NAME` has what a coach has said as data sets, and judges the recorded
+actions of a run again (tables.py).
 """
 
 from __future__ import annotations
@@ -26,7 +25,6 @@ from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
 from marl_plugins import (
-    Command,
     ConfigurationError,
     InfrastructureFailure,
     Problem,
@@ -68,45 +66,10 @@ def marl_options(parser: argparse.ArgumentParser) -> None:
 
 
 @hookimpl
-def marl_commands() -> list[Command]:
-    return [
-        Command(
-            "coach",
-            "RUN --recipe RECIPE",
-            "judges a run's recorded actions again with another coach",
-            _rejudge,
-        ),
-        Command(
-            "corrections",
-            "RUN",
-            "makes SFT and DPO data of the corrected actions that a run has recorded",
-            _export,
-        ),
-        Command(
-            "verdicts",
-            "RUN --recipe RECIPE",
-            "makes SFT data for a judge of the verdicts that a run has recorded",
-            _distil,
-        ),
-    ]
+def marl_tables() -> dict[str, Any]:
+    from marl_plugins.coach.tables import TABLES
 
-
-def _rejudge(words: Sequence[str]) -> int:
-    from marl_plugins.coach.rejudge import main
-
-    return main(words)
-
-
-def _export(words: Sequence[str]) -> int:
-    from marl_plugins.coach.corrections import main
-
-    return main(words)
-
-
-def _distil(words: Sequence[str]) -> int:
-    from marl_plugins.coach.distil import main
-
-    return main(words)
+    return TABLES
 
 
 @hookimpl(wrapper=True)

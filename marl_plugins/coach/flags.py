@@ -158,7 +158,7 @@ def _add_flags_of_models(group: argparse._ArgumentGroup) -> None:
     add(
         "--coach.corrections",
         action="store_true",
-        help="ask for a better action as well; `openrlhf corrections RUN` makes data sets of them",
+        help="ask for a better action as well; `openrlhf export RUN --table sft` has them",
     )
     add(
         "--coach.memory",

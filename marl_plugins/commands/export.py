@@ -5,27 +5,32 @@ of them (engine/records/tables.py). A run in progress is read as far as it has g
 from __future__ import annotations
 
 import json
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from marl_plugins.commands.plugin_commands import named_plugins, source_of
 from marl_plugins.commands.tables import print_table
 from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.core.loading import load
 from marl_plugins.core.options import score_range, step_range
+from marl_plugins.core.plugin_names import found
 from marl_plugins.core.problems import Problem, at
 from marl_plugins.core.redaction import inert
-from marl_plugins.core.trajectory import Action, Trajectory
+from marl_plugins.core.table import Account, Table
 from marl_plugins.engine.hosts.upstream_cli import UpstreamParser
 from marl_plugins.engine.records.read import EVERYTHING, Filter, RunReader
-from marl_plugins.engine.records.tables import TABLES, reason_left_out, write_table
+from marl_plugins.engine.records.tables import TABLES, write_table
+
+HOOK = "marl_tables"
 
 
-def make_parser() -> UpstreamParser:
+def make_parser(tables: Iterable[str]) -> UpstreamParser:
     """Returns the parser of the command line."""
     parser = UpstreamParser(
         prog="openrlhf export",
+        allow_abbrev=False,
         description="What became of the actions that a run has recorded, by policy; with --to one "
         "of its tables, for pandas "
         "(read_parquet, read_feather, read_json) and everything else that reads Arrow, Parquet or "
@@ -33,7 +38,9 @@ def make_parser() -> UpstreamParser:
         "metrics.",
         epilog="Examples: openrlhf export runs/demo --steps 10:20 --to actions.parquet; openrlhf "
         "export runs/demo --table trace "
-        "--to trace.jsonl",
+        "--to trace.jsonl. Tables of a coach (openrlhf docs coach) take the flags of "
+        "openrlhf train as well: openrlhf export runs/demo --table verdicts --recipe mathchat "
+        "--to verdicts.jsonl",
     )
     add = parser.add_argument
     add(
@@ -44,9 +51,9 @@ def make_parser() -> UpstreamParser:
     )
     add(
         "--table",
-        choices=list(TABLES),
+        choices=list(tables),
         default="actions",
-        help="actions with ids and scores, or their times",
+        help="actions with ids and scores, their times (trace), or a table of a plugin",
     )
     add(
         "--to",
@@ -83,14 +90,33 @@ def make_parser() -> UpstreamParser:
     return parser
 
 
+def all_tables(words: Sequence[str]) -> dict[str, Table]:
+    """Returns the tables by name: the package's own, and those of plugins that are found or
+    named.
+
+    Raises:
+        ConfigurationError: A plugin with tables cannot be loaded.
+    """
+    tables = dict(TABLES)
+    for plugin in dict.fromkeys([*named_plugins(words), *found()]):
+        if HOOK in (source_of(plugin) or ""):
+            tables |= load(plugin).marl_tables()
+    return tables
+
+
 def main(words: Sequence[str]) -> int:
-    """Prints what became of a run's actions, or writes a table of them.
+    """Prints the account of a run's table, by default what became of its actions, or writes it.
 
     Raises:
         ConfigurationError: There are no such records, they cannot be read, or the table cannot be
             written.
     """
-    options = make_parser().parse_args(list(words))
+    tables = all_tables(words)
+    parser = make_parser(tables)
+    options, others = parser.parse_known_args(list(words))
+    table = tables[options.table]
+    if others and not table.plans:
+        parser.error(f"unrecognized arguments: {' '.join(others)}")
     run = RunReader(options.source)
     chosen = Filter(
         **{
@@ -100,17 +126,17 @@ def main(words: Sequence[str]) -> int:
         }
     )
     if options.to:
-        count = write_table(TABLES[options.table], run, chosen, options.to)
-    elif options.table != "actions":
+        count = write_table(table.rows(run, chosen, others), table.columns, options.to)
+    elif table.account is None:
         where, fix = (
             at(flag="table", name=options.table),
             "name a file to write with --to, or - to print JSON Lines",
         )
         raise ConfigurationError(Problem("export.no_file", where, "a table is written", fix=fix))
     else:
-        accounts = accounts_of(run.actions(chosen))
-        print_accounts(accounts, options.json)
-        count = len(accounts)
+        account = table.account(run, chosen, others)
+        print_account(account, options.json)
+        count = len(account)
     if not count:
         raise ConfigurationError(_nothing(run, chosen, options.source))
     return 0
@@ -136,62 +162,29 @@ def _nothing(run: RunReader, chosen: Filter, source: Path) -> Problem:
     return Problem("export.no_actions", where, got, fix=fix)
 
 
-def accounts_of(actions: Iterable[tuple[Trajectory, Action]]) -> dict[str, Account]:
-    """Returns the account of every policy."""
-    accounts: dict[str, Account] = {}
-    for _, action in actions:
-        accounts.setdefault(action.policy, Account()).add(action)
-    return accounts
-
-
-@dataclass
-class Account:
-    """An account of what became of the actions of one policy."""
-
-    HEADER = ("policy", "versions", "actions", "trained", "left out", "tokens shown", "sampled")
-
-    versions: set[int] = field(default_factory=set)
-    trained: int = 0
-    left_out: Counter[str] = field(default_factory=Counter)
-    tokens: Counter[str] = field(default_factory=Counter)
-
-    def add(self, action: Action) -> None:
-        self.versions |= {action.generation.version, action.generation.newest}
-        reason = reason_left_out(action)
-        self.trained += reason is None
-        self.left_out.update([reason] if reason else [])
-        self.tokens.update(shown=len(action.context_ids), sampled=len(action.generation.ids))
-
-    def shown(self) -> dict[str, Any]:
-        actions = self.trained + self.left_out.total()
-        versions = [min(self.versions), max(self.versions)]
-        return {
-            **{"versions": versions, "actions": actions, "trained": self.trained},
-            **{"left_out": dict(self.left_out.most_common())},
-            **{"tokens_shown": self.tokens["shown"], "tokens_sampled": self.tokens["sampled"]},
-        }
-
-    def cells(self) -> list[str]:
-        shown = self.shown()
-        first, last = shown["versions"]
-        reasons = ", ".join(f"{count:,} {reason}" for reason, count in shown["left_out"].items())
-        numbers = (f"{shown[name]:,}" for name in ("actions", "trained"))
-        tokens = (f"{shown[name]:,}" for name in ("tokens_shown", "tokens_sampled"))
-        return [f"{first}" if first == last else f"{first} to {last}", *numbers, reasons, *tokens]
-
-
-def print_accounts(accounts: Mapping[str, Account], as_json: bool) -> None:
-    """Prints the accounts by policy, as a table or as one JSON object; nothing where there are
-    none."""
-    if as_json and accounts:
-        print(
-            json.dumps(
-                {policy: account.shown() for policy, account in sorted(accounts.items())}, indent=2
-            )
-        )
-    elif accounts:
+def print_account(account: Account, as_json: bool) -> None:
+    """Prints an account as a table or as one JSON object; nothing where it is empty."""
+    if as_json and account:
+        print(json.dumps(account, indent=2))
+    elif account:
+        names = next(iter(account.values()))
         print_table(
             "",
-            Account.HEADER,
-            [[policy, *account.cells()] for policy, account in sorted(accounts.items())],
+            ["", *(name.replace("_", " ") for name in names)],
+            [[by, *map(cell, values.values())] for by, values in account.items()],
         )
+
+
+def cell(value: Any) -> str:
+    """Returns a number, a first and a last one, or counts by reason as text."""
+    match value:
+        case None:
+            return "-"
+        case float():
+            return f"{value:.3f}"
+        case [first, last]:
+            return f"{first}" if first == last else f"{first} to {last}"
+        case dict():
+            return ", ".join(f"{count:,} {reason}" for reason, count in value.items())
+        case _:
+            return f"{value:,}"

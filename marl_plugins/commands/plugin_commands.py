@@ -117,3 +117,12 @@ def _check(module: ModuleType, commands: Sequence[object]) -> None:
         raise ConfigurationError(
             Problem("plugin.answer", where, f"{wrong[0]!r:.80}", "a Command with a `main`")
         )
+
+
+def named_plugins(words: Sequence[str]) -> list[str]:
+    """Returns the plugins that a command line names with `--plugin`."""
+    from marl_plugins.engine.plan.flags import COMMAND_LINE, split_flags
+
+    first = next((n for n, word in enumerate(words) if word.startswith("--")), len(words))
+    flags = split_flags(words[first:], COMMAND_LINE)
+    return [flag.words[0] for flag in flags if flag.name == "plugin" and flag.words]

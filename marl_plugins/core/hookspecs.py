@@ -42,7 +42,7 @@ run does not wait for it.
 
 `VERSION` is major.minor: the major changes when a plugin that worked may no longer (a hook or an
 argument removed, or another meaning), the minor when something is added. A plugin may state the
-version that it was written for, as `MARL_HOOKS = "4.1"`; another major is refused, and so is a
+version that it was written for, as `MARL_HOOKS = "4.2"`; another major is refused, and so is a
 minor that does not exist yet.
 """
 
@@ -76,15 +76,16 @@ if TYPE_CHECKING:
     from marl_plugins.core.scoring import Outcome, Seen
     from marl_plugins.core.section import Section
     from marl_plugins.core.steps import Step, StepPart
+    from marl_plugins.core.table import Table
     from marl_plugins.core.tools import Tool
     from marl_plugins.core.trajectory import Action, Generation, Task, Trajectory
     from marl_plugins.core.workflow import Workflow
 
-VERSION = "4.1"
+VERSION = "4.2"
 
 Purpose = Literal["train", "evaluate", "judge"]
 """What a run is started for: `openrlhf train`; `openrlhf eval`, which scores outcomes only;
-`openrlhf coach`, which scores recorded actions and starts no engines."""
+`openrlhf export --table rejudged`, which scores recorded actions and starts no engines."""
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
@@ -156,6 +157,23 @@ def marl_commands() -> Sequence[Command] | None:
         def marl_commands():
             about = "mean length by role of a run's records"
             return [Command("brevity", "RUN", about, show_lengths)]
+    """
+
+
+@hook("each", own=True)
+def marl_tables() -> Mapping[str, Table] | None:
+    """Tables of `openrlhf export RUN --table NAME`, by name. *each*; of all plugins that are found
+    or named with `--plugin`, so there is no run yet; heavy imports are not allowed here.
+
+    A `Table` (marl_plugins/core/table.py) makes rows, and numbers to be printed, of a
+    run's records (`RunReader`), of which of them are asked for (`Filter`), and of words of the
+    command line that are not the command's own.
+
+    Example:
+
+        @hookimpl
+        def marl_tables():
+            return {"lengths": Table({"role": "string", "tokens": "int64"}, rows_of_lengths)}
     """
 
 

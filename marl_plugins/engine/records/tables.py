@@ -4,8 +4,8 @@
     trace     one row per action with what it asked of engines and tools, and when
               (engine/records/trace.py)
 
-Rows are read one by one and written in portions, so a long run needs no more memory than a short
-one.
+Plugins bring others (`marl_tables`). Rows are read one by one and written in portions, so a long
+run needs no more memory than a short one.
 """
 
 from __future__ import annotations
@@ -14,17 +14,18 @@ import contextlib
 import itertools
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.problems import Problem, at
 from marl_plugins.core.redaction import encodable
+from marl_plugins.core.table import Account, Table
 from marl_plugins.core.trajectory import Action, Trajectory
-from marl_plugins.engine.records.read import Filter, RunReader
 from marl_plugins.engine.records.trace import trace_of
 
 PORTION_ROWS = 1000
@@ -32,19 +33,6 @@ PORTION_ROWS = 1000
 FORMS = (".parquet", ".arrow", ".jsonl")
 Row = dict[str, Any]
 Write = Callable[[Sequence[Row]], None]
-
-
-@dataclass(frozen=True)
-class Table:
-    """A table of a run.
-
-    Args:
-        columns: By name what Arrow keeps them as (`arrow_type`).
-        rows: The rows of what is wanted of a run, each by column.
-    """
-
-    columns: Mapping[str, str]
-    rows: Callable[[RunReader, Filter], Iterator[Row]]
 
 
 def reason_left_out(action: Action) -> str | None:
@@ -117,23 +105,67 @@ TRACE = {
     **{"parents": "texts", "start": "double", "answered": "double", "end": "double"},
     **{"tokens_in": "int64", "tokens_out": "int64", "tools": "calls"},
 }
+
+
+@dataclass
+class PolicyAccount:
+    """What became of the actions of one policy."""
+
+    versions: set[int] = field(default_factory=set)
+    trained: int = 0
+    left_out: Counter[str] = field(default_factory=Counter)
+    tokens: Counter[str] = field(default_factory=Counter)
+
+    def add(self, action: Action) -> None:
+        self.versions |= {action.generation.version, action.generation.newest}
+        reason = reason_left_out(action)
+        self.trained += reason is None
+        self.left_out.update([reason] if reason else [])
+        self.tokens.update(shown=len(action.context_ids), sampled=len(action.generation.ids))
+
+    def values(self) -> dict[str, Any]:
+        return {
+            "versions": [min(self.versions), max(self.versions)],
+            "actions": self.trained + self.left_out.total(),
+            "trained": self.trained,
+            "left_out": dict(self.left_out.most_common()),
+            "tokens_shown": self.tokens["shown"],
+            "tokens_sampled": self.tokens["sampled"],
+        }
+
+
+def accounts_of(actions: Iterable[tuple[Trajectory, Action]]) -> Account:
+    """Returns what became of the actions of every policy."""
+    accounts: defaultdict[str, PolicyAccount] = defaultdict(PolicyAccount)
+    for _, action in actions:
+        accounts[action.policy].add(action)
+    return {policy: account.values() for policy, account in sorted(accounts.items())}
+
+
 TABLES = {
-    "actions": Table(ACTIONS, lambda run, wanted: (row_of(*pair) for pair in run.actions(wanted))),
-    "trace": Table(TRACE, lambda run, wanted: (row.model_dump() for row in trace_of(run, wanted))),
+    "actions": Table(
+        ACTIONS,
+        lambda run, wanted, words: (row_of(*pair) for pair in run.actions(wanted)),
+        lambda run, wanted, words: accounts_of(run.actions(wanted)),
+    ),
+    "trace": Table(
+        TRACE, lambda run, wanted, words: (row.model_dump() for row in trace_of(run, wanted))
+    ),
 }
 
 
-def write_table(table: Table, run: RunReader, wanted: Filter, to: str) -> int:
+def write_table(rows: Iterator[Row], columns: Mapping[str, str], to: str) -> int:
     """Writes a table, and returns the number of its rows. The file is there when all of it is; a
     table without rows is not written.
 
     Args:
+        columns: As of `Table`.
         to: The file, whose ending is its form; - prints JSON Lines.
 
     Raises:
         ConfigurationError: It cannot be written, or what writes it is not installed.
     """
-    rows, path = table.rows(run, wanted), Path(to)
+    path = Path(to)
     if to == "-":
         return sum(print(json.dumps(row)) is None for row in rows)
     if path.suffix not in FORMS:
@@ -146,7 +178,7 @@ def write_table(table: Table, run: RunReader, wanted: Filter, to: str) -> int:
         with (
             json_lines(part)
             if path.suffix == ".jsonl"
-            else arrow(part, path.suffix, table.columns) as write
+            else arrow(part, path.suffix, columns) as write
         ):
             while portion := list(itertools.islice(rows, PORTION_ROWS)):
                 write(portion)
@@ -184,19 +216,7 @@ def arrow(path: Path, form: str, columns: Mapping[str, str]) -> Iterator[Write]:
     except ImportError:
         got, fix = "pyarrow is not installed", "pip install 'openrlhf-marl[tables]'"
         raise ConfigurationError(Problem("export.extra", at(flag="to"), got, fix=fix)) from None
-    call = {
-        "tool": "string",
-        "status": "string",
-        "start": "double",
-        "seconds": "double",
-        "bytes": "int64",
-    }
-    types = {
-        "ids": pyarrow.list_(pyarrow.int32()),
-        "numbers": pyarrow.list_(pyarrow.float64()),
-        "texts": pyarrow.list_(pyarrow.string()),
-        "calls": pyarrow.list_(pyarrow.struct(list(call.items()))),
-    }
+    types = nested_types(pyarrow)
     schema = pyarrow.schema([(name, types.get(kind) or kind) for name, kind in columns.items()])
     writer: AbstractContextManager[Any] = (
         pyarrow.parquet.ParquetWriter(str(path), schema)
@@ -205,3 +225,17 @@ def arrow(path: Path, form: str, columns: Mapping[str, str]) -> Iterator[Write]:
     )
     with writer as file:
         yield lambda rows: file.write_table(pyarrow.Table.from_pylist(list(rows), schema))
+
+
+def nested_types(pyarrow: Any) -> dict[str, Any]:
+    """Returns Arrow's types of columns that hold several values each."""
+    text, number, count = pyarrow.string(), pyarrow.float64(), pyarrow.int64()
+    call = {"tool": text, "status": text, "start": number, "seconds": number, "bytes": count}
+    message = {"role": text, "content": text}
+    return {
+        "ids": pyarrow.list_(pyarrow.int32()),
+        "numbers": pyarrow.list_(number),
+        "texts": pyarrow.list_(text),
+        "calls": pyarrow.list_(pyarrow.struct(list(call.items()))),
+        "messages": pyarrow.list_(pyarrow.struct(list(message.items()))),
+    }
