@@ -169,7 +169,8 @@ def test_every_word_of_the_hooks_is_in_the_table():
 
 
 def test_the_contract_tests_of_the_page_run(tmp_path, monkeypatch):
-    code = fenced("hooks.md", "# test_brevity.py")
+    code = fenced("hooks.md", "# test_brevity.py").replace("# recipe = ", "recipe = ")
+    code = code.replace("    your own, as", "  # your own, as")
     (tmp_path / "test_brevity.py").write_text(code)
     (tmp_path / "brevity.py").write_text(
         re.search(r"```python\n(# brevity\.py.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)[

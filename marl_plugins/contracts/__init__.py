@@ -12,32 +12,39 @@ No engines, no GPU and no network; some twenty seconds. A contract of a hook tha
 not implement passes. The trajectories are made up: tasks with several samples, each a chain of the
 recipe's roles, with scores and outcomes. A plugin that brings tools gives example calls of them
 (tools.py).
+
+Tests of what the plugin itself means stand in the same class:
+
+        def test_a_token_over_the_limit_costs_a_hundredth(self):
+            long = made_up_action("solver", tokens=10)
+            self.credit(made_up_trajectory(long))
+            assert long.terms == {"brevity": pytest.approx(-0.02)}
 """
 
 from __future__ import annotations
 
 import asyncio
-import copy
 import dataclasses
-import inspect
 import json
 import math
 import random
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from marl_plugins.contracts.tools import ToolContract
-from marl_plugins.core.credit import rewards_from_scores, sum_over_scope
+from marl_plugins.core.credit import check_rewards, rewards_from_scores, sum_over_scope
 from marl_plugins.core.estimators import Estimator, check_estimator, group_key
 from marl_plugins.core.exchange import RefusedRecord
 from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure, RunEnded
 from marl_plugins.core.plugin_names import BUILTINS
 from marl_plugins.core.rows import Row, rows_of
+from marl_plugins.core.sampled import SampledActions
 from marl_plugins.core.scoring import Seen, checked_score, set_outcome
 from marl_plugins.core.trajectory import Action, Generation, Task, Trajectory
+from marl_plugins.engine.hook_faults import DEBUG
 from marl_plugins.engine.manager import chosen_tasks
 
 if TYPE_CHECKING:
@@ -59,8 +66,16 @@ class PluginContract(ToolContract):
     (marl_plugins/core/hookspecs.py)."""
 
     def test_it_is_active_in_a_run(self) -> None:
-        """Found, its hooks known, its configuration accepted, and nothing opened by planning."""
-        assert self.plugin_name in [*self.plan.run.plugins, *BUILTINS]
+        assert self.plugin_name in [*self.planned().run.plugins, *BUILTINS]
+
+    def credit(self, *trajectories: Trajectory) -> None:
+        """Writes the rewards and terms that a run with the plugin gives these trajectories, for
+        tests of your own.
+
+        Raises:
+            AssertionError: What a run would be ended by.
+        """
+        _credited(self.plan, list(trajectories))
 
     def test_it_starts_and_stops(self) -> None:
         """`marl_stop` closes what `marl_start` opened, also when the run fails, or when a service
@@ -73,6 +88,7 @@ class PluginContract(ToolContract):
     def test_importing_it_is_light(self) -> None:
         """`--help` and `--dry-run` import every plugin that is named; torch and the engines take
         seconds."""
+        assert self.module
         script = (
             "import sys; from marl_plugins.core.loading import load; load(sys.argv[1]); "
             f"print([m for m in {HEAVY!r} if m in sys.modules])"
@@ -90,26 +106,28 @@ class PluginContract(ToolContract):
         same."""
         plan, every = self.plan, [Task(f"t{n}", "p", "l") for n in range(4 * TASKS)]
         state = _states(plan)
-        first = chosen_tasks(plan.plugins, plan.run, 1, every[:TASKS], every)
-        plan.plugins.restore(plan.run, state)
-        assert chosen_tasks(plan.plugins, plan.run, 1, every[:TASKS], every) == first
+        with failing():
+            first = chosen_tasks(plan.plugins, plan.run, 1, every[:TASKS], every)
+            plan.plugins.restore(plan.run, state)
+            assert chosen_tasks(plan.plugins, plan.run, 1, every[:TASKS], every) == first
 
     def test_exchange_keeps_what_was_sampled(self) -> None:
         """A step with nothing to read: what `marl_exchange` returns and leaves out with a reason is
         what it was given."""
         plan = self.plan
         trajectories = _trajectories(plan.run)
-        before = [_sampled(t) for t in copy.deepcopy(trajectories)]
+        before, sampled = _scores(trajectories), _arrived(trajectories)
         exchange = EmptyExchange(trajectories)
-        answer = asyncio.run(
-            plan.plugins.chain("marl_exchange", trajectories, run=plan.run, exchange=exchange)
-        )
-        assert [_sampled(t) for t in trajectories] == before, (
+
+        def check(plugin: str, given: Sequence[Trajectory], answer: object) -> None:
+            sampled.check_exchange(plugin, given, answer, ())
+
+        answer = _chained(plan, "marl_exchange", trajectories, check, exchange=exchange)
+        assert _scores(trajectories) == before, (
             "marl_exchange may leave trajectories out, and not change them"
         )
-        kept = [t for t in trajectories if t in answer]
-        assert list(answer) == kept, (
-            "marl_exchange has to return trajectories that it was given or has read, in their order"
+        assert answer == [t for t in trajectories if t in answer], (
+            "marl_exchange has to return trajectories in their order"
         )
         lost = [t.name for t in trajectories if t not in answer and t not in exchange.left]
         assert not lost, (
@@ -122,16 +140,12 @@ class PluginContract(ToolContract):
         in them."""
         plan = self.plan
         trajectories = _trajectories(plan.run)
-        before = [_sampled(t) for t in copy.deepcopy(trajectories)]
-        credited = _credited(plan, trajectories)
-        assert credited == trajectories, "marl_credit has to return the trajectories it was given"
-        assert [_sampled(t) for t in credited] == before, (
+        before = _scores(trajectories)
+        _credited(plan, trajectories)
+        assert _scores(trajectories) == before, (
             "marl_credit may change reward, terms, notes and unscored only"
         )
-        for action in (a for t in credited for a in t.actions):
-            good = action.reward is None or math.isfinite(action.reward)
-            assert good, f"marl_credit gave {action.path} the reward {action.reward}"
-            json.dumps([action.terms, action.notes])  # recorded
+        json.dumps([[a.terms, a.notes] for t in trajectories for a in t.actions])  # recorded
 
     def test_credit_does_not_depend_on_the_order_of_arrival(self) -> None:
         plan = self.plan
@@ -172,14 +186,6 @@ class PluginContract(ToolContract):
             "after marl_credit the plugin's state depends on how a step is handed to it"
         )
 
-    def _own(self, plan: Plan, hook: str, **given: Any) -> Any:
-        """Returns what the plugin alone makes of a chain's value."""
-        (impl,) = (
-            i for i in plan.plugins.implementations(hook) if i.plugin_name == self.plugin_name
-        )
-        answer = impl.function(*(given[name] for name in impl.argnames))
-        return asyncio.run(_awaited(answer)) if inspect.isawaitable(answer) else answer
-
     def _credit_alone(self, plan: Plan, trajectories: list[Trajectory]) -> dict[str, Any]:
         rewards_from_scores(trajectories)
         self._own(plan, "marl_credit", trajectories=trajectories, run=plan.run)
@@ -192,57 +198,23 @@ class PluginContract(ToolContract):
     def test_scores_lie_between_0_and_1(self) -> None:
         """Scores lie between 0 and 1, or are None where they are missing; an outcome may be one per
         role. An unavailable scorer raises `InfrastructureFailure`."""
-        plan, name = self.plan, self.plugin_name
-        scorers = {}
-        for hook in ("marl_score_action", "marl_score_outcome"):
-            impls = plan.plugins.implementations(hook)
-            scorers[hook] = next(
-                (i for i in impls if i.plugin_name == name and not i.wrapper and not i.hookwrapper),
-                None,
-            )
-
-        async def score(
-            impl: Any, arguments: dict[str, Any], check: Callable[[Any], object]
-        ) -> None:
-            answer = impl.function(*(arguments[argument] for argument in impl.argnames))
-            try:
-                check(None if answer is None else await answer)
-            except InfrastructureFailure:
-                return
-            except ValueError as error:
-                raise AssertionError(str(error)) from error
-
+        plan, roles = self.plan, list(self.plan.run.recipe.roles)
         for trajectory in _trajectories(plan.run):
-            if impl := scorers["marl_score_outcome"]:
-                arguments = {"run": plan.run, "trajectory": trajectory}
-                asyncio.run(
-                    score(
-                        impl,
-                        arguments,
-                        partial(set_outcome, trajectory, roles=plan.run.recipe.roles),
-                    )
-                )
-            for action in trajectory.actions if scorers["marl_score_action"] else ():
-                arguments = {"run": plan.run, "action": action, "seen": Seen.of(trajectory, action)}
-                asyncio.run(
-                    score(
-                        scorers["marl_score_action"],
-                        arguments,
-                        partial(checked_score, of=f"action of {action.role!r}"),
-                    )
-                )
+            given = {"run": plan.run, "trajectory": trajectory}
+            with suppress(InfrastructureFailure):
+                set_outcome(trajectory, self._own(plan, "marl_score_outcome", **given), roles)
+            for action in trajectory.actions:
+                given = {"run": plan.run, "action": action, "seen": Seen.of(trajectory, action)}
+                with suppress(InfrastructureFailure):
+                    score = self._own(plan, "marl_score_action", **given)
+                    checked_score(score, of=f"action of {action.role!r}")
 
     def test_select_chooses_among_the_rows(self) -> None:
         """Every kept row is one that was given, once; every other says why it is left out."""
         plan = self.plan
         rows = _rows(plan.run)
-        kept = list(asyncio.run(plan.plugins.chain("marl_select", rows, run=plan.run, steps=1)))
-        assert len(set(kept)) == len(kept), "marl_select returned a row twice"
-        assert set(kept) <= set(rows), "marl_select returned a row that it was not given"
-        silent = [
-            r.name for r in rows if not any(r is k for k in kept) and r.action.left_out is None
-        ]
-        assert not silent, f"left out without `row.action.left_out`: {silent[:3]}"
+        sampled = _arrived(list(dict.fromkeys(row.trajectory for row in rows)))
+        _chained(plan, "marl_select", rows, sampled.check_selection, steps=1)
 
     def test_advantages_do_not_depend_on_the_order_of_rows(self) -> None:
         rows = _rows(self.plan.run)
@@ -312,7 +284,8 @@ class PluginContract(ToolContract):
     def test_metrics_are_numbers(self) -> None:
         plan = self.plan
         metrics: dict[str, float] = {}
-        plan.plugins.hook.marl_log(run=plan.run, step=1, metrics=metrics)
+        with failing():
+            plan.plugins.hook.marl_log(run=plan.run, step=1, metrics=metrics)
         estimator, rows = _estimator(plan), _rows(plan.run)
         _advantages(estimator, rows)
         metrics |= estimator.metrics(rows)
@@ -400,14 +373,40 @@ class EmptyExchange:
         self.left[trajectory] = reason
 
 
-async def _awaited(answer: Awaitable[Any]) -> Any:
-    return await answer
+@contextmanager
+def failing() -> Iterator[None]:
+    """Fails the test by what would end a run (`with`)."""
+    try:
+        yield
+    except RunEnded as error:
+        raise AssertionError(str(error).removesuffix(DEBUG)) from error.__cause__
+
+
+def _chained(
+    plan: Plan, hook: str, value: Sequence[Any], check: Callable[..., None], **arguments: Any
+) -> list[Any]:
+    """Passes a value through a hook, with the checks of a run after each plugin."""
+    with failing():
+        return list(asyncio.run(plan.plugins.chain(hook, value, check, run=plan.run, **arguments)))
+
+
+def _arrived(trajectories: Sequence[Trajectory]) -> SampledActions:
+    sampled = SampledActions()
+    for trajectory in trajectories:
+        sampled.arrived(trajectory)
+    return sampled
 
 
 def _credited(plan: Plan, trajectories: list[Trajectory]) -> list[Trajectory]:
+    sampled = _arrived(trajectories)
     rewards_from_scores(trajectories)
     for hook in ("marl_credit", "marl_credit_step"):
-        trajectories = list(asyncio.run(plan.plugins.chain(hook, trajectories, run=plan.run)))
+
+        def check(plugin: str, given: Sequence[Trajectory], answer: object, of: str = hook) -> None:
+            sampled.check_credit(plugin, of, given, answer)
+            check_rewards(plugin, of, given)
+
+        _chained(plan, hook, trajectories, check)
     return trajectories
 
 
@@ -417,15 +416,20 @@ def _trajectories(run: Run) -> list[Trajectory]:
     draw, made = random.Random(0), []
     for task in range(TASKS):
         for sample in range(SAMPLES):
-            trajectory = Trajectory(
-                Task(f"t{task}", "2+2=", "4"), sample, step=1, actions_scored=True
+            trajectory = made_up_trajectory(
+                outcome=float(draw.random() < 0.5), task=f"t{task}", sample=sample
             )
-            trajectory.outcome = float(draw.random() < 0.5)
-            trajectory.answer = "4" if trajectory.outcome else "5"
             for role in run.recipe.roles:
                 parents = tuple(a.path for a in trajectory.actions[-1:])
                 members = run.recipe.policies_of(role)
-                action = _action(role, members[task % len(members)], parents, draw)
+                action = made_up_action(
+                    role,
+                    policy=members[task % len(members)],
+                    parents=parents,
+                    tokens=draw.randint(1, 12),
+                    score=draw.random(),
+                    draw=draw,
+                )
                 trajectory.actions = [*trajectory.actions, action]
             made.append(trajectory)
     missing = made[0].actions[0]
@@ -433,20 +437,56 @@ def _trajectories(run: Run) -> list[Trajectory]:
     return made
 
 
-def _action(role: str, policy: str, parents: tuple[str, ...], draw: random.Random) -> Action:
-    ids = tuple(draw.randrange(3, 250) for _ in range(draw.randint(1, 12)))
-    generation = Generation(
-        ids, tuple(-draw.random() for _ in ids), draw.choice(["stop", "length"]), policy, 0
-    )
-    shown = (("user", "2+2="),)
+def made_up_trajectory(
+    *actions: Action, outcome: float | None = 1.0, task: str = "t0", sample: int = 0
+) -> Trajectory:
+    """Makes up a trajectory for a test: a sample of the task "2+2=" with these actions, parents
+    first."""
+    answer = "4" if outcome else "5"
+    trajectory = Trajectory(Task(task, "2+2=", "4"), sample, 1, [*actions], actions_scored=True)
+    trajectory.outcome, trajectory.answer = outcome, answer
+    return trajectory
+
+
+def made_up_action(
+    role: str,
+    text: str = "4",
+    *,
+    policy: str = "",
+    tokens: int = 4,
+    score: float | None = 0.5,
+    parents: Sequence[str] = (),
+    path: str = "",
+    draw: random.Random | None = None,
+) -> Action:
+    """Makes up an action for a test.
+
+    Args:
+        policy, path: Default: as the role is called. Two actions of a trajectory have two paths.
+        tokens: Number of its tokens; their ids and log-probs are drawn.
+        parents: Paths of the actions that it saw.
+    """
+    draw = draw or random.Random(0)
+    ids = tuple(draw.randrange(3, 250) for _ in range(tokens))
+    logprobs, policy = tuple(-draw.random() for _ in ids), policy or role
     return Action(
-        role, role, policy, 0, (1, 2, 3), generation, "4", shown, None, parents, (), draw.random()
+        path or role,
+        role,
+        policy,
+        0,
+        (1, 2, 3),
+        Generation(ids, logprobs, draw.choice(["stop", "length"]), policy, 0),
+        text,
+        (("user", "2+2="),),
+        parents=tuple(parents),
+        score=score,
     )
 
 
-def _sampled(trajectory: Trajectory) -> list[tuple[Any, ...]]:
-    actions = [(action.path, action.score) for action in trajectory.actions]
-    return [(trajectory.outcome, dict(trajectory.outcomes)), *actions]
+def _scores(trajectories: Sequence[Trajectory]) -> list[tuple[Any, ...]]:
+    return [
+        (t.outcome, dict(t.outcomes), [(a.path, a.score) for a in t.actions]) for t in trajectories
+    ]
 
 
 def _rewards(trajectories: Sequence[Trajectory]) -> dict[str, float | None]:

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+import inspect
+from collections.abc import Awaitable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, ClassVar
+from unittest import SkipTest
 
+from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.loading import load
 from marl_plugins.core.plugin_names import name_of
 from marl_plugins.engine.plan.build import build_plan
@@ -23,10 +29,30 @@ class Subject:
     recipe: ClassVar[str] = "mathchat/tiny.yaml"
     """The recipe that it is tried with; a shipped one, or your own."""
 
+    def test_it_is_active_in_a_run(self) -> None:
+        """Found, its hooks known, its configuration accepted, and nothing opened by planning. Where
+        this fails the other contracts are skipped: what is wrong is said once."""
+        self.planned()
+
+    def planned(self) -> Plan:
+        """Returns a run with the plugin, checked and not started; a new one every time.
+
+        Raises:
+            ConfigurationError: The plugin is not found, or the run is refused with it.
+        """
+        return build_plan(["--recipe", self.recipe, "--plugin", self.plugin, *self.flags])
+
     @property
     def plan(self) -> Plan:
-        """A run with the plugin, checked and not started; a new one every time."""
-        return build_plan(["--recipe", self.recipe, "--plugin", self.plugin, *self.flags])
+        """The same for a test, which is skipped where there is none."""
+        with skipped_if_refused():
+            return self.planned()
+
+    @property
+    def module(self) -> ModuleType:
+        """The plugin's module, for a test, which is skipped where there is none."""
+        with skipped_if_refused():
+            return load(self.plugin)
 
     @property
     def plugin_name(self) -> str:
@@ -34,5 +60,26 @@ class Subject:
         return (
             str(Path(self.plugin).resolve())
             if self.plugin.endswith(".py")
-            else name_of(load(self.plugin).__name__)
+            else name_of(self.module.__name__)
         )
+
+    def _own(self, plan: Plan, hook: str, **given: Any) -> Any:
+        """Returns what the plugin alone answers; None where it does not implement the hook."""
+        for impl in plan.plugins.implementations(hook):
+            if impl.plugin_name == self.plugin_name and not (impl.wrapper or impl.hookwrapper):
+                answer = impl.function(*(given[name] for name in impl.argnames))
+                return asyncio.run(_awaited(answer)) if inspect.isawaitable(answer) else answer
+        return None
+
+
+async def _awaited(answer: Awaitable[Any]) -> Any:
+    return await answer
+
+
+@contextmanager
+def skipped_if_refused() -> Iterator[None]:
+    """Skips the test where the configuration is refused (`with`)."""
+    try:
+        yield
+    except ConfigurationError as error:
+        raise SkipTest(f"test_it_is_active_in_a_run fails: {error}") from None

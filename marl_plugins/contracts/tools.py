@@ -26,7 +26,6 @@ from unittest.mock import patch
 from marl_plugins.contracts.subject import Subject
 from marl_plugins.core.calls import calls_in
 from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure
-from marl_plugins.core.loading import load
 from marl_plugins.core.tools import Tool, ToolCall
 from marl_plugins.core.trajectory import ToolResult
 
@@ -244,22 +243,10 @@ class ToolContract(Subject):
 
     def _tools(self, plan: Plan | None = None) -> dict[str, Tool]:
         """The plugin's own tools, by name, in a run or in a new one."""
-        if not hasattr(load(self.plugin), "marl_tools"):
+        if not hasattr(self.module, "marl_tools"):
             return {}
         plan = plan or self.plan
-        tools: dict[str, Tool] = {}
-        for impl in plan.plugins.implementations("marl_tools"):
-            if impl.plugin_name == self.plugin_name and not (impl.wrapper or impl.hookwrapper):
-                offered = impl.function(*[plan.run for _ in impl.argnames])
-                wrong = not isinstance(offered, Sequence | None) or not all(
-                    isinstance(tool, Tool) for tool in offered or ()
-                )
-                assert not wrong, (
-                    f"marl_tools gave {offered!r:.80}, expected a list of "
-                    "marl_plugins.core.workflow.Tool"
-                )
-                tools |= {tool.name: tool for tool in offered or ()}
-        return tools
+        return {tool.name: tool for tool in self._own(plan, "marl_tools", run=plan.run) or ()}
 
     def _examples(
         self, tools: Mapping[str, Tool], given: Mapping[str, Sequence[str]]

@@ -29,6 +29,8 @@ SAMPLING = ("marl_generate", "marl_score_action", "marl_score_outcome")
 """Hooks that say of one trajectory that it failed, by `InfrastructureFailure` or `AgentFailure`."""
 WHILE_WEIGHTS_CHANGE = ("marl_update", "marl_sync", "marl_stop")
 """Hooks in the middle of which nothing can be saved."""
+DEBUG = " (--debug shows all of it)"
+"""At the end of what a run prints of a fault."""
 IN_RUNS = (
     *SAMPLING,
     *WHILE_WEIGHTS_CHANGE,
@@ -91,7 +93,7 @@ class HookFaults:
         return (
             f"plugin {self.plugin}: {self.hook} raised "
             f"{type(error).__name__}{f': {text}' if text else ''}"
-            f"{f', at {line}' if line else ''} (--debug shows all of it)"
+            f"{f', at {line}' if line else ''}{DEBUG}"
         )
 
 
@@ -113,7 +115,7 @@ def no_exit() -> Iterator[None]:
         raise RunPaused(
             f"code of the recipe or of a plugin raised {type(error).__name__}: "
             f"{text_of(error)}{f', at {line}' if line else ''}; "
-            "raise an exception that says what is wrong (--debug shows all of it)"
+            f"raise an exception that says what is wrong{DEBUG}"
         ) from error
 
 
