@@ -5,18 +5,14 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from marl_plugins.asking.reading import UNREADABLE
 from marl_plugins.asking.request import Inquiry, MessageLayer
 from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure, RunPaused
 from marl_plugins.core.problems import Problem, at
-
-if TYPE_CHECKING:
-    from aiolimiter import AsyncLimiter
 
 MOST_SPENT_TOKENS = 10**15
 """Tokens in an account; an earlier release added up what any answer claimed."""
@@ -48,13 +44,12 @@ class AskingLimits:
         whole step."""
         self.in_flight = self.peak = 0
         self._slots = asyncio.Semaphore(concurrency)
-        self._rate: AsyncLimiter | None = None
+        self._turn, self._next = asyncio.Lock(), 0.0
 
     async def send(self, inquiry: Inquiry) -> str:
-        async with AsyncExitStack() as held:
-            await held.enter_async_context(self._slots)
+        async with self._slots:
             if self.per_minute is not None:
-                await held.enter_async_context(self._limiter(self.per_minute))
+                await self._pause(60.0 / self.per_minute)
             if spent := self.budget.spent():
                 raise InfrastructureFailure("coach_budget", f"spent: {spent}")
             self.in_flight += 1
@@ -64,14 +59,13 @@ class AskingLimits:
             finally:
                 self.in_flight -= 1
 
-    def _limiter(self, per_minute: float) -> AsyncLimiter:
-        if self._rate is None:
-            from aiolimiter import AsyncLimiter
-
-            self._rate = AsyncLimiter(
-                1, 60.0 / per_minute
-            )  # one per time slice, not a minute's worth at once
-        return self._rate
+    async def _pause(self, seconds: float) -> None:
+        """Waits until the request before has begun so many seconds ago: one at a time, not a
+        minute's worth at once."""
+        now = asyncio.get_running_loop().time
+        async with self._turn:
+            await asyncio.sleep(max(0.0, self._next - now()))
+            self._next = now() + seconds
 
 
 @dataclass

@@ -3,14 +3,12 @@ after random, growing pauses."""
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 import secrets
-from typing import TYPE_CHECKING
 
 from marl_plugins.asking.request import Inquiry, MessageLayer, RequestTally, TransientFailure
 from marl_plugins.core.failures import InfrastructureFailure
-
-if TYPE_CHECKING:
-    from tenacity import RetryCallState
 
 FIRST_PAUSE_SECONDS, LONGEST_PAUSE_SECONDS = 0.5, 30.0
 """Seconds: a repeat waits a random part of the first, then of twice that, ... up to the longest."""
@@ -30,31 +28,18 @@ class Repeats:
         self.tally = tally
 
     async def send(self, inquiry: Inquiry) -> str:
-        from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt
-
-        attempts = AsyncRetrying(
-            retry=retry_if_exception_type(TransientFailure),
-            stop=stop_after_attempt(self.retries + 1),
-            wait=_pause,
-            reraise=True,
-        )
-        try:
-            async for attempt in attempts:
-                with attempt:
-                    self.tally.counts["repeats"] += attempt.retry_state.attempt_number > 1
-                    return await self.inner.send(inquiry)
-        except TransientFailure as failure:
-            raise InfrastructureFailure(
-                failure.kind, f"{failure}, after {self.retries} repeats"
-            ) from failure
-        raise AssertionError("unreachable: the last attempt returns or raises")
-
-
-def _pause(state: RetryCallState) -> float:
-    failure = state.outcome.exception() if state.outcome else None
-    return pause_after(
-        state.attempt_number, failure.retry_after if isinstance(failure, TransientFailure) else None
-    )
+        for attempt in itertools.count(1):
+            try:
+                return await self.inner.send(inquiry)
+            except TransientFailure as failure:
+                if attempt > self.retries:
+                    raise InfrastructureFailure(
+                        failure.kind, f"{failure}, after {self.retries} repeats"
+                    ) from failure
+                pause = pause_after(attempt, failure.retry_after)
+            await asyncio.sleep(pause)
+            self.tally.counts["repeats"] += 1
+        raise AssertionError("unreachable: attempts are not counted")
 
 
 def pause_after(attempt: int, asked_for: float | None) -> float:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 PREFIX = "coach"
 """Of all flags, as messages of the client name them."""
-NEEDED = ("httpx", "tenacity", "aiolimiter")
+NEEDED = ("httpx",)
 """Modules that a model at an endpoint requires."""
 KINDS = {"rubric": "a rubric", "model": "a model at an endpoint", "policy": "a policy of the run"}
 OF_A_MODEL = ("prompt", "last_prompt", "max_tokens", "deadline", "corrections", "memory")
