@@ -12,6 +12,41 @@ from typing import Any
 from marl_plugins.core.trajectory import Action, File, Generation, Task, ToolResult, Trajectory
 from marl_plugins.engine.records.record_form import check_form
 
+SAME = (
+    "answer",
+    "returned",
+    "outcome",
+    "outcomes",
+    "outcome_parts",
+    "actions_scored",
+    "agent_failure",
+    "infrastructure_failure",
+    "detail",
+    "start",
+    "seconds",
+)
+"""Keys of a trajectory's record that are called as its attributes. What a record of an earlier
+release lacks has the attribute's default."""
+ACTION = {
+    "action": "path",
+    "role": "role",
+    "policy": "policy",
+    "turn": "turn",
+    "text": "text",
+    "score": "score",
+    "unscored": "unscored",
+    "explanation": "explanation",
+    "reward": "reward",
+    "terms": "terms",
+    "notes": "notes",
+    "return": "returns",
+    "left_out": "left_out",
+}
+"""By key of an action's record, the attribute."""
+RARE = ("call", "extends", "offered")
+"""Attributes of an action that are left out of its record where they are the default."""
+TOOL = ("tool", "call", "output", "ok", "failure", "start", "seconds", "diff")
+"""Of a call of a tool, the same; failure and diff are left out where they are empty."""
 SCHEMA_VERSION = 1
 """Version of the records in `trajectories.jsonl`."""
 TIMED = ("seconds", "start", "times")
@@ -40,17 +75,7 @@ def to_record(
         "prompt": trajectory.task.prompt,
         "label": trajectory.task.label,
         "metadata": trajectory.task.metadata,
-        "answer": trajectory.answer,
-        "returned": trajectory.returned,
-        "outcome": trajectory.outcome,
-        "outcomes": trajectory.outcomes,
-        "outcome_parts": trajectory.outcome_parts,
-        "actions_scored": trajectory.actions_scored,
-        "agent_failure": trajectory.agent_failure,
-        "infrastructure_failure": trajectory.infrastructure_failure,
-        "detail": trajectory.detail,
-        "start": trajectory.start,
-        "seconds": trajectory.seconds,
+        **{name: getattr(trajectory, name) for name in SAME},
         **({"files": [asdict(file) for file in trajectory.files]} if trajectory.files else {}),
         **(
             {"tools": list(map(_tool_record, trajectory.tool_results))}
@@ -76,19 +101,10 @@ def from_record(record: Mapping[str, Any]) -> Trajectory:
     check_form(record)
     task = Task(record["task"], record["prompt"], record["label"], record.get("metadata", {}))
     trajectory = Trajectory(task, record["sample"], record["step"])
-    for name in (
-        "answer",
-        "outcome",
-        "outcome_parts",
-        "agent_failure",
-        "infrastructure_failure",
-        "detail",
-    ):
-        setattr(trajectory, name, record[name])
+    for name in SAME:
+        if name in record:
+            setattr(trajectory, name, record[name])
     trajectory.origin = record.get("origin", "")
-    trajectory.outcomes = dict(record.get("outcomes", {}))
-    trajectory.returned = record.get("returned")
-    trajectory.start, trajectory.seconds = record.get("start", 0.0), record.get("seconds", 0.0)
     trajectory.tool_results = tuple(map(_tool_result, record.get("tools", ())))
     trajectory.files = tuple(File(**file) for file in record.get("files", ()))
     actions: dict[str, Action] = {}
@@ -98,9 +114,8 @@ def from_record(record: Mapping[str, Any]) -> Trajectory:
             raise ValueError(f"{got}, which does not stand before it")
         actions[action_record["action"]] = _action(action_record, actions)
     trajectory.actions = tuple(actions.values())
-    trajectory.actions_scored = record.get(
-        "actions_scored", any(a.score is not None for a in trajectory.actions)
-    )
+    if "actions_scored" not in record:
+        trajectory.actions_scored = any(a.score is not None for a in trajectory.actions)
     return trajectory
 
 
@@ -132,39 +147,26 @@ def _record(action: Action, tokens: Mapping[str, Any]) -> dict[str, Any]:
         tokens: Its values per token, where they are written.
     """
     uneven = len(set(action.advantages)) > 1
+    rare = {name: getattr(action, name) for name in RARE}
     return {
-        "action": action.path,
-        "role": action.role,
-        "policy": action.policy,
+        **{key: getattr(action, name) for key, name in ACTION.items()},
         "version": action.generation.version,
         **(
             {"newer": [list(change) for change in action.generation.changes]}
             if action.generation.changes
             else {}
         ),
-        "turn": action.turn,
         "parents": list(action.parents),
         **({"derived": list(action.derived)} if action.derived else {}),
         "continues": action.before.path if action.before else None,
-        **({"call": action.call} if action.call else {}),
-        **({} if action.extends else {"extends": False}),
-        **({"offered": action.offered} if action.offered else {}),
+        **{name: value for name, value in rare.items() if value != getattr(Action, name)},
         "shown": [list(message) for message in action.shown],
         **tokens,
         "finish": action.generation.finish,
-        "text": action.text,
         "times": [action.start, action.answered, action.end],
         "tools": list(map(_tool_record, action.tool_results)),
-        "score": action.score,
-        "unscored": action.unscored,
-        "explanation": action.explanation,
-        "reward": action.reward,
-        "terms": action.terms,
-        "notes": action.notes,
-        "return": action.returns,
         "advantage": action.advantages[0] if action.advantages and not uneven else action.advantage,
         **({"advantages": list(action.advantages)} if uneven and tokens else {}),
-        "left_out": action.left_out,
     }
 
 
@@ -208,38 +210,18 @@ def _read(values: Sequence[float]) -> tuple[float, ...]:
 
 def _tool_record(result: ToolResult) -> dict[str, Any]:
     """A call of a tool as JSON values."""
-    return {
-        "tool": result.tool,
-        "call": result.call,
-        "output": result.output,
-        "ok": result.ok,
-        **({"failure": result.failure} if result.failure else {}),
-        "start": result.start,
-        "seconds": result.seconds,
-        "bytes": result.bytes,
-        "files": list(result.files),
-        **({"diff": result.diff} if result.diff else {}),
-    }
+    values = {name: getattr(result, name) for name in TOOL}
+    if not result.failure:
+        del values["failure"]
+    if not result.diff:
+        del values["diff"]
+    return {**values, "bytes": result.bytes, "files": list(result.files)}
 
 
 def _tool_result(record: Mapping[str, Any]) -> ToolResult:
     """The call of a record."""
-    return ToolResult(
-        tool=record["tool"],
-        call=record["call"],
-        output=record["output"],
-        ok=record["ok"],
-        seconds=record.get("seconds", 0.0),
-        files=tuple(record.get("files", ())),
-        start=record.get("start"),
-        failure=record.get("failure", ""),
-        diff=record.get("diff", ""),
-    )
-
-
-def _changes(record: Mapping[str, Any]) -> tuple[tuple[int, int], ...]:
-    """Returns where the weights changed in the middle of a recorded answer."""
-    return tuple((first, version) for first, version in record.get("newer", ()))
+    values = {name: record[name] for name in TOOL if name in record}
+    return ToolResult(**values, files=tuple(record.get("files", ())))
 
 
 def _action(record: Mapping[str, Any], earlier: Mapping[str, Action]) -> Action:
@@ -248,11 +230,10 @@ def _action(record: Mapping[str, Any], earlier: Mapping[str, Action]) -> Action:
     advantage = record["advantage"]
     even = () if advantage is None else (advantage,) * len(ids)
     start, answered, end = record.get("times", (0.0, 0.0, 0.0))
+    values = {name: record[key] for key, name in ACTION.items() if key in record}
+    values |= {name: record[name] for name in RARE if name in record}
     return Action(
-        path=record["action"],
-        role=record["role"],
-        policy=record["policy"],
-        turn=record["turn"],
+        **values,
         shown_ids=tuple(record["shown_ids"]),
         generation=Generation(
             ids,
@@ -260,28 +241,16 @@ def _action(record: Mapping[str, Any], earlier: Mapping[str, Action]) -> Action:
             record["finish"],
             record["policy"],
             record["version"],
-            _changes(record),
+            tuple((first, version) for first, version in record.get("newer", ())),
         ),
-        text=record["text"],
         shown=tuple((role, text) for role, text in record.get("shown", ())),
         before=earlier[record["continues"]] if record["continues"] else None,
-        call=record.get("call", 0),
-        extends=record.get("extends", True),
-        offered=record.get("offered", ""),
         parents=tuple(record["parents"]),
         derived=tuple(record.get("derived", ())),
         tool_results=tuple(map(_tool_result, record["tools"])),
-        score=record["score"],
-        unscored=record.get("unscored", ""),
-        explanation=record["explanation"],
-        reward=record["reward"],
-        terms=dict(record.get("terms", {})),
-        notes=dict(record.get("notes", {})),
-        returns=record["return"],
         advantage=advantage,
         advantages=tuple(record.get("advantages", even)),
         trainer_logprobs=_read(record.get("trainer_logprobs", ())),
-        left_out=record["left_out"],
         start=start,
         answered=answered,
         end=end,
