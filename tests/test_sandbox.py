@@ -41,6 +41,7 @@ from marl_plugins.sandbox.checks import check_sandbox, describe_sandbox
 from marl_plugins.sandbox.contract import SandboxContract
 from marl_plugins.sandbox.files import write_files
 from marl_plugins.sandbox.local import LocalSandbox
+from marl_plugins.sandbox.pool import Forked
 from marl_plugins.sandbox.section import Level, SandboxConfig
 from marl_plugins.sandbox.workspace import Workspaces
 
@@ -324,18 +325,15 @@ def test_what_takes_too_much_and_cannot_be_ended_ends_with_its_fork_server(place
     monkeypatch.setattr(local, "LATE_SECONDS", 0.3)
 
     async def work(sandbox):
-        running = asyncio.create_task(
-            sandbox.run(Program("open('begun', 'w')\nwhile True: pass", limits=LONG))
-        )
+        endless = Program("open('begun', 'w')\nwhile True: pass", limits=Limits(seconds=3.0))
+        running = asyncio.create_task(sandbox.run(endless))
         while not list(place.glob("*/*/workspace/begun")):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
-        (run,) = sandbox._launched[0]._runs.values()
         os.kill(fork_server_of(place), signal.SIGSTOP)
-        run.hear({"exceeded": 1, "status": "memory", "reason": "too much"})
         return await running
 
     got = opened(work, config={"isolation": "process"})
-    assert (got.status, got.reason) == ("memory", "stopped: too much")
+    assert (got.status, got.reason) == ("time", "stopped after 3 s")
 
 
 @pytest.mark.usefixtures("place")
@@ -353,12 +351,9 @@ def test_a_sandbox_that_is_closed_while_it_starts_leaves_nothing_in_the_event_lo
 
 def test_a_number_that_is_free_again_is_not_killed():
     other = subprocess.Popen(["sleep", "60"])
-    server, ended = (
-        object.__new__(fork_server.ForkServer),
-        fork_server.RunningProgram({}, other.pid, 0),
-    )
+    ended = Forked(other.pid, 0, socket.socket())
     ended.code = 0
-    server._kill(ended)
+    ended.kill()
     other.terminate()
     assert other.wait() == -signal.SIGTERM
 
@@ -367,12 +362,12 @@ def test_a_program_that_no_supervisor_can_watch_does_not_begin():
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     theirs.close()
     with pytest.raises(BrokenPipeError):
-        fork_server.report(ours.detach(), {"run": 1}, [])
+        fork_server.report(ours.detach(), {"slot": 1}, [])
 
 
 @pytest.mark.usefixtures("place")
 def test_a_sandbox_that_cannot_start_says_why(monkeypatch):
-    monkeypatch.setattr("marl_plugins.sandbox.server.BOOT", "import gone")
+    monkeypatch.setattr("marl_plugins.sandbox.pool_owner.BOOT", "import gone")
     with pytest.raises(
         InfrastructureFailure, match=r"(?s)could not be started: .*No module named 'gone'"
     ):

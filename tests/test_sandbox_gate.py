@@ -1,6 +1,7 @@
 """What the gate allows (marl_plugins/sandbox/gate.py): calls that were allowed count until they are
 made for sure."""
 
+import json
 import os
 import select
 import socket
@@ -71,23 +72,25 @@ def test_who_asks_again_has_made_the_call_before(monkeypatch):
 def test_a_filter_that_nobody_is_left_to_ask_by_is_not_waited_for():
     """It is hung up as soon as a program exits, and would be ready in every poll until the kernel
     has taken the program apart."""
-    (control, theirs), (top, other), (listener, asking) = socket.socketpair(), os.pipe(), os.pipe()
+    (control, owner), (server, theirs) = socket.socketpair(), socket.socketpair()
+    (connection, other), (top, process), (listener, asking) = (
+        socket.socketpair(),
+        os.pipe(),
+        os.pipe(),
+    )
+    supervisor = Supervisor(control.fileno(), server, owner.fileno())
+    request = json.dumps({"memory": 1 << 20, "disk": 1 << 20}).encode()
+    socket.send_fds(theirs, [request], [top, connection.fileno(), listener])
+    supervisor._hear_server()
+    (watched,) = supervisor.watched
     os.close(asking)
-    supervisor = Supervisor(control, theirs, -1)
-    request = {"run": 1, "memory": 1 << 20, "disk": 1 << 20}
-    watched = supervisor.watched[1] = WatchedProgram(request, top, listener, control)
-    for descriptor in (top, listener):
-        supervisor.by_descriptor[descriptor] = watched
-        supervisor.poll.register(descriptor, select.POLLIN)
     ((found, events),) = supervisor.poll.poll(0)
-    assert (found, events) == (listener, select.POLLHUP)
-    supervisor._hear_program(watched, listener, events)
+    assert (found, events) == (watched.listener, select.POLLHUP)
+    supervisor._hear_program(watched, found, events)
     assert supervisor.poll.poll(0) == []
-    supervisor._go_on()
-    assert supervisor.poll.poll(0) == []
-    os.close(other)
-    supervisor._hear_program(watched, top, select.POLLHUP)
-    assert not supervisor.watched and not supervisor.by_descriptor and not supervisor.paused
-    supervisor.removed()
-    control.close()
-    theirs.close()
+    os.close(process)
+    ((found, events),) = supervisor.poll.poll(0)
+    supervisor._hear_program(watched, found, events)
+    assert not supervisor.watched and not supervisor.by_descriptor
+    for opened in (control, owner, server, theirs, connection, other):
+        opened.close()

@@ -18,19 +18,14 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING or __package__:
     from marl_plugins.sandbox.kernel import check, libc, no_new_privileges
+    from marl_plugins.sandbox.run_program import limit_each
     from marl_plugins.sandbox.system_calls import ABI_SCOPES
 else:
     from kernel import check, libc, no_new_privileges
+    from run_program import limit_each
     from system_calls import ABI_SCOPES
 
-(
-    PR_SET_PDEATHSIG,
-    PR_CAPBSET_DROP,
-    PR_SET_CHILD_SUBREAPER,
-    PR_CAP_AMBIENT,
-    PR_CAP_AMBIENT_CLEAR_ALL,
-) = 1, 24, 36, 47, 4
-PR_SET_THP_DISABLE = 41
+PR_CAPBSET_DROP, PR_SET_THP_DISABLE, PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL = 24, 41, 47, 4
 CLONE_NEWNS, CLONE_NEWPID = 0x20000, 0x20000000
 MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_BIND, MS_MOVE, MS_REC, MS_PRIVATE = (
     2,
@@ -165,24 +160,15 @@ def no_huge_pages() -> None:
 
 
 def limit(memory: int, seconds: int, file: int, processes: int | None) -> None:
-    """Sets the limits of each process; what is mapped already is not the program's.
+    """Sets the limits of each process.
 
     Args:
         memory, file: In bytes.
         processes: Of the user; None where the user has others.
     """
-    with open("/proc/self/statm", "rb") as statm:
-        mapped = int(statm.read().split()[0]) * resource.getpagesize()
-    resource.setrlimit(resource.RLIMIT_AS, (mapped + memory,) * 2)
-    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (file, file))
+    limit_each(memory, seconds, file)
     resource.setrlimit(resource.RLIMIT_NOFILE, (MAX_OPEN_FILES, MAX_OPEN_FILES))
-    for none in (
-        resource.RLIMIT_CORE,
-        resource.RLIMIT_RTPRIO,
-        resource.RLIMIT_NICE,
-        resource.RLIMIT_MSGQUEUE,
-    ):
+    for none in (resource.RLIMIT_RTPRIO, resource.RLIMIT_NICE, resource.RLIMIT_MSGQUEUE):
         resource.setrlimit(none, (0, 0))
     _, most = resource.getrlimit(resource.RLIMIT_SIGPENDING)
     timers = MAX_TIMERS if most == resource.RLIM_INFINITY else min(MAX_TIMERS, most)

@@ -49,9 +49,8 @@ from marl_plugins.core.workspace import (
     read_files,
     tree_problem,
 )
-from marl_plugins.sandbox import remote
+from marl_plugins.sandbox import remote, run_program
 from marl_plugins.sandbox.files import NAMES, remove_files, write_files
-from marl_plugins.sandbox.fork_server import TEST_FILE, TEST_RUNNER
 from marl_plugins.sandbox.local import RETURNED_BYTES
 from marl_plugins.sandbox.program import Program, ProgramResult, Status, excess, judge
 
@@ -135,7 +134,7 @@ class ServiceSandbox:
         self._free = asyncio.Semaphore(concurrency or os.cpu_count() or 1)
         self._queue = queue
         self._session: aiohttp.ClientSession | None = None
-        self._source = Path(remote.__file__).read_text()
+        self._source = "\n".join(Path(m.__file__).read_text() for m in (run_program, remote))
 
     async def start(self) -> None:
         """Runs a small program.
@@ -344,7 +343,7 @@ class _Job:
         """The request.
 
         Args:
-            source: Of remote.py.
+            source: Of run_program.py and remote.py.
         """
         limits, program = self.program.limits, self.program
         settings = {
@@ -364,7 +363,6 @@ class _Job:
             "sent": self._digests(),
             "entries": MAX_WORKSPACE_FILES,
             "returned": RETURNED_BYTES,
-            "tests": {"file": TEST_FILE, "runner": TEST_RUNNER},
         }
         packed = io.BytesIO()
         with zipfile.ZipFile(packed, "w") as archive:

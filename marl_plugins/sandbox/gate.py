@@ -45,9 +45,6 @@ SHARED_MEMORY_PART = 8
 IN_FLIGHT_SECONDS, IN_FLIGHT_TICKS = 0.1, 3
 """Seconds after which a call that was allowed is made if its caller sleeps, and else ticks of its
 caller's time."""
-BATCH, BATCH_SECONDS = 64, 0.01
-"""Questions of one program that are answered within a time; more of them wait, so that nobody is
-kept busy."""
 SIGNALS = frozenset(system_calls.SIGNALS)
 TASKS = frozenset(("clone", "fork", "vfork"))
 NAMES = {
@@ -131,27 +128,22 @@ class CallGate:
         )
         self._pairs = Count(SOCKET_PAIRS, self._look_at_sockets)
         self._shared = request["memory"] // SHARED_MEMORY_PART
-        self._batch = (0.0, 0)
         with contextlib.suppress(OSError):  # in Linux 6.6 and later
             fcntl.ioctl(listener, NOTIF_SET_FLAGS, SYNC_WAKE_UP)
 
-    def answer(self) -> float:
-        """Answers the next question, and returns how many seconds the one after it has to wait."""
+    def answer(self) -> None:
+        """Answers the next question."""
         question = bytearray(QUESTION.size)
         try:
             fcntl.ioctl(self.listener, NOTIF_RECV, question)
         except OSError:  # who has asked has ended, or was interrupted and asks again
-            return 0.0
+            return
         number, caller, _, call, _, _, *arguments = QUESTION.unpack(question)
         error = self._decide(NAMES.get(call, ""), caller, arguments)
         with contextlib.suppress(OSError):
             fcntl.ioctl(
                 self.listener, NOTIF_SEND, ANSWER.pack(number, 0, -error, 0 if error else CONTINUE)
             )
-        began, count = self._batch
-        now = time.monotonic()
-        self._batch = (now, 1) if now > began + BATCH_SECONDS else (began, count + 1)
-        return began + BATCH_SECONDS - now if self._batch[1] >= BATCH else 0.0
 
     def _decide(self, call: str, caller: int, arguments: list[int]) -> int:
         """The error that a call is answered with; 0 where it may be made."""

@@ -15,20 +15,25 @@ run in the new one.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import fcntl
 import os
+import socket
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from marl_plugins.core.deadlines import not_counted
 from marl_plugins.core.failures import InfrastructureFailure
 from marl_plugins.core.workspace import read_files
-from marl_plugins.sandbox import levels
+from marl_plugins.sandbox import fork_server, levels
 from marl_plugins.sandbox.files import first_names, write_files
+from marl_plugins.sandbox.pool import shut
+from marl_plugins.sandbox.pool_owner import heard, python
 from marl_plugins.sandbox.program import Program, ProgramResult, Status, excess, judge
+from marl_plugins.sandbox.removal import remove
 from marl_plugins.sandbox.section import Level, SandboxConfig
-from marl_plugins.sandbox.server import SandboxServer, new_root, python, unavailable
+from marl_plugins.sandbox.server import SandboxServer, new_root, unavailable
 from marl_plugins.sandbox.streams import Stream
 
 if TYPE_CHECKING:
@@ -148,7 +153,7 @@ class LocalSandbox:
         root = new_root(shared=user is not None)
         namespaces = self.isolation == "namespaces"
         settings: ForkSettings = {
-            "owner": -1,
+            "control": -1,
             "supervisor": -1,
             "root": str(root),
             "imports": list(imports),
@@ -163,7 +168,7 @@ class LocalSandbox:
             "user": user,
             "filters": self.machine.filters,
         }
-        command = python("fork_server", *(() if self._packages else ("-S",)))
+        command = python(fork_server.__file__, "-I", *(() if self._packages else ("-S",)))
         if namespaces:
             own = [*read, os.path.dirname(__file__)]
             command = [*levels.bubblewrap(self.machine.bwrap, own, settings["hidden"]), *command]
@@ -171,14 +176,14 @@ class LocalSandbox:
         self._launched.append(server)
         try:
             async with asyncio.timeout(STARTING_SECONDS):
-                await server.ready
-        except TimeoutError:
+                await server.ready()
+        except BaseException as error:
+            server.end()
+            if not isinstance(error, TimeoutError):
+                raise
             raise InfrastructureFailure(
                 "sandbox", f"the sandbox has not started within {STARTING_SECONDS:.0f} s"
             ) from None
-        finally:
-            if not server.started:
-                server.end()
         return server
 
 
@@ -192,10 +197,10 @@ class LocalRun:
         self._workspace = workspace
         self._server = server
         self._slot = slot
+        self._connection: socket.socket | None = None
         self._loop = asyncio.get_running_loop()
-        self._number = 0
         self._begun: float | None = None
-        self._ended: asyncio.Future[int | None] = self._loop.create_future()
+        self._code: int | None = None
         self._stopped: tuple[Status, str] | None = None
         self._unavailable = ""
         self._refused: list[str] = []
@@ -214,12 +219,12 @@ class LocalRun:
             if self.program.files:
                 await asyncio.to_thread(write_files, folder, self.program.files)
             streams = await self._hand_over(folder)
-            code = await self._end()
+            await self._end()
             if self._unavailable:
                 raise InfrastructureFailure("sandbox", self._unavailable)
             for stream in streams:
                 stream.close()
-            return None if self._begun is None else await self._completed(folder, code, streams)
+            return None if self._begun is None else await self._completed(folder, streams)
         except OSError as error:
             if isinstance(error, FileNotFoundError) and self._workspace is None:
                 self._server.end()  # its folder is gone, so it has ended
@@ -230,34 +235,50 @@ class LocalRun:
                 timer.cancel()
             for stream in streams:
                 stream.close()
-            self._server.forget(self._number)
+            if self._connection is not None:
+                self._connection.close()
             if folder is not None and self._workspace is None:
-                self.cleaning = self._server.remove(folder)
+                self.cleaning = asyncio.create_task(asyncio.to_thread(clean, folder.parent))
 
-    def hear(self, message: dict[str, Any]) -> None:
-        """Takes note of what the fork server says of the program."""
-        limits = self.program.limits
-        if "begun" in message:
-            self._begun = time.monotonic()
-            self._timers.append(
-                self._loop.call_later(limits.seconds, self._stop, "time", excess("time", limits))
-            )
-        elif "unavailable" in message:
-            self._unavailable = message["reason"]
-        elif "refused" in message:
-            self._refused.append(message["refused"])
-        elif "exceeded" in message:
-            self._stop(message["status"], f"stopped: {message['reason']}")
-        elif not self._ended.done():
-            self._ended.set_result(message["ended"] and message["code"])
-
-    def lose(self) -> None:
-        """Takes note that the fork server has ended."""
-        if self._ended.done():
+    async def _end(self) -> None:
+        """Wait until it has ended."""
+        if self._connection is None:
             return
+        self._timers.append(
+            self._loop.call_later(
+                STARTING_SECONDS, lambda: self._give_up() if self._begun is None else None
+            )
+        )
+        hearing = asyncio.create_task(self._hear(self._connection))
+        try:
+            await asyncio.shield(hearing)
+        except asyncio.CancelledError:
+            self._stop("killed", "no longer wanted")
+            await asyncio.wait([hearing])
+            raise
+
+    async def _hear(self, connection: socket.socket) -> None:
+        """Takes note of what the fork server and the supervisor say of the program, to its end."""
+        limits = self.program.limits
+        while message := await heard(connection):
+            if "begun" in message:
+                self._begun = time.monotonic()
+                self._timers.append(
+                    self._loop.call_later(
+                        limits.seconds, self._stop, "time", excess("time", limits)
+                    )
+                )
+            elif "unavailable" in message:
+                self._unavailable = message["unavailable"]
+            elif "refused" in message:
+                self._refused.append(message["refused"])
+            elif "exceeded" in message:
+                self._stop(message["exceeded"], f"stopped: {message['reason']}")
+            else:
+                self._code = message["ended"]
+                return
         if self._begun is not None and self._stopped is None:
             self._unavailable = "the fork server has ended while the program ran"
-        self._ended.set_result(None)
 
     async def _hand_over(self, folder: Path) -> list[Stream]:
         """Give the program to the fork server; the streams that it writes."""
@@ -305,7 +326,7 @@ class LocalRun:
                 "processes": limits.processes,
                 "modules": self.program.modules,
             }
-            self._number = await self._server.begin(self, request, [source, stdin, written, errors])
+            self._connection = await self._server.begin(request, [source, stdin, written, errors])
         except BaseException:
             for stream in streams:
                 stream.close()
@@ -315,20 +336,6 @@ class LocalRun:
                 os.close(descriptor)
         return streams
 
-    async def _end(self) -> int | None:
-        """Wait until it has ended; its exit code."""
-        self._timers.append(
-            self._loop.call_later(
-                STARTING_SECONDS, lambda: self._server.end() if self._begun is None else None
-            )
-        )
-        try:
-            return await asyncio.shield(self._ended)
-        except asyncio.CancelledError:
-            self._stop("killed", "no longer wanted")
-            await asyncio.wait([self._ended])
-            raise
-
     def _wrote(self, count: int) -> None:
         self._written += count
         if self._written > self.program.limits.output_mb << 20:
@@ -337,18 +344,23 @@ class LocalRun:
     def _stop(self, status: Status, reason: str) -> None:
         if self._stopped is None:
             self._stopped = (status, reason)
-            self._server.stop(self._number)
-            self._timers.append(self._loop.call_later(LATE_SECONDS, self._server.end))
+            if self._connection is not None:
+                shut(self._connection, socket.SHUT_WR)
+            self._timers.append(self._loop.call_later(LATE_SECONDS, self._give_up))
 
-    async def _completed(
-        self, folder: Path, code: int | None, streams: list[Stream]
-    ) -> ProgramResult:
+    def _give_up(self) -> None:
+        """Waits no longer, and has the fork server replaced."""
+        self._server.end()
+        if self._connection is not None:
+            shut(self._connection)
+
+    async def _completed(self, folder: Path, streams: list[Stream]) -> ProgramResult:
         assert self._begun is not None
         seconds = time.monotonic() - self._begun
         kept = [stream.kept for stream in streams]
         texts = [part.text() for part in kept] + [""]
         cut = [part.left_out > 0 for part in kept] + [False]
-        status, reason = self._stopped or judge(code, texts[len(streams) - 1])
+        status, reason = self._stopped or judge(self._code, texts[len(streams) - 1])
         if self._refused and status != "finished":
             reason = "; ".join(
                 filter(None, [reason, f"the sandbox refused {', '.join(self._refused)}"])
@@ -360,7 +372,7 @@ class LocalRun:
         )
         return ProgramResult(
             status,
-            None if self._stopped else code,
+            None if self._stopped else self._code,
             *(texts[0], texts[1]),
             seconds,
             reason,
@@ -368,3 +380,10 @@ class LocalRun:
             first_names(folder),
             files,
         )
+
+
+def clean(folder: Path) -> None:
+    """Removes a fresh workspace; what cannot be removed is tried again, with all others, at the
+    end."""
+    with contextlib.suppress(OSError):
+        remove(os.fspath(folder))

@@ -1,8 +1,8 @@
 """A program that a service is sent (fusion.py): it runs one program there, and leaves the result in
 two files.
 
-    a request   this file as a program of Python's, and PACKED: the program, its standard input and
-                its workspace
+    a request   run_program.py and this file as a program of Python's, and PACKED: the program, its
+                standard input and its workspace
     there       a child confines itself to its limits and is the program; this process reads what it
                 writes and stops it
     the answer  RESULT, and CHANGED: files that were asked for, or that the program has made or
@@ -20,7 +20,6 @@ import contextlib
 import hashlib
 import json
 import os
-import resource
 import selectors
 import signal
 import stat
@@ -29,12 +28,18 @@ import time
 import zipfile
 from typing import Any, BinaryIO
 
+if __package__:  # else run_program.py stands before this file
+    from marl_plugins.sandbox.run_program import (
+        BASH,
+        EXIT_GRACE_SECONDS,
+        PROGRAM_FILE,
+        limit_each,
+        run_program,
+    )
+
 PACKED, RESULT, CHANGED = "marl-packed.zip", "marl-result.json", "marl-changed.zip"
 BEGUN = "marl: begun"
 """Written by the child just before it is the program. Without it nothing of the program has run."""
-BASH = "/bin/bash"
-EXIT_GRACE_SECONDS = 0.3
-"""Seconds for a program's children to write something after it has ended."""
 CHUNK_BYTES = 1 << 16
 INHERITED = ("PATH", "LANG", "LC_ALL", "LD_LIBRARY_PATH", "PYTHONHOME", "TZ")
 """What programs get of the service's environment."""
@@ -77,8 +82,7 @@ def main(settings: dict[str, Any]) -> None:
         settings: `language`; `merged`; `modules`; `seconds`, `cpu_seconds`; `memory`, `file`,
             `disk`, `output` in bytes; `chars`; `wanted`, paths; `sent`, the SHA-256 of each file of
             a kept workspace by its path, or null for a fresh one; `entries` and `returned`, the
-            maximum number of files and of bytes that are returned; `tests`, the file of the tests
-            and the program that runs them.
+            maximum number of files and of bytes that are returned.
     """
     here, sys.dont_write_bytecode = os.getcwd(), True
     sys.path[:] = [path for path in sys.path if os.path.abspath(path) != here]
@@ -95,7 +99,7 @@ def main(settings: dict[str, Any]) -> None:
     pipes = [os.pipe() for _ in range(1 if settings["merged"] else 2)]
     pid = os.fork()
     if pid == 0:
-        become_program(settings, [writing for _, writing in pipes])
+        become(settings, [writing for _, writing in pipes])
         return
     for writing in (beginning, *(writing for _, writing in pipes)):
         os.close(writing)
@@ -195,87 +199,26 @@ class RemoteProgram:
         return bool(chunk)
 
 
-def become_program(settings: dict[str, Any], streams: list[int]) -> None:
-    """Becomes the program in the child, to its end, which for Python's is the end of this
-    interpreter."""
+def become(settings: dict[str, Any], streams: list[int]) -> None:
+    """Becomes the program in the child, to its end."""
     os.setsid()
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    source, language = os.path.abspath("program"), settings["language"]
-    with open(source, "rb") as file:
-        text = file.read().decode()
-    if language == "bash" and not os.access(BASH, os.X_OK):
+    if settings["language"] == "bash" and not os.access(BASH, os.X_OK):
         raise FileNotFoundError(f"no {BASH}")
+    source = os.open("program", os.O_RDONLY)
     os.dup2(os.open("stdin", os.O_RDONLY), 0)
     os.chdir("workspace")
     folder = os.getcwd()
     inherited = {name: os.environ[name] for name in INHERITED if name in os.environ}
     os.environ.clear()
     os.environ.update(inherited, HOME=folder, TMPDIR=folder, PYTEST_DISABLE_PLUGIN_AUTOLOAD="1")
-    limit(settings)
+    limit_each(settings["memory"], settings["cpu_seconds"], settings["file"])
+    sys.argv = [PROGRAM_FILE]
     os.write(1, f"{BEGUN}\n".encode())
     os.dup2(streams[0], 1)
     os.dup2(streams[-1], 2)
-    os.closerange(3, CHUNK_BYTES)
-    if language == "bash":
-        for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # by Python
-            signal.signal(ignored, signal.SIG_DFL)
-        os.execve(BASH, ["bash", source], dict(os.environ))
-    if language == "pytest":
-        with open(settings["tests"]["file"], "w", encoding="utf-8") as tests:
-            tests.write(text)
-        text = settings["tests"]["runner"]
-    elif settings["modules"]:
-        sys.path.insert(0, folder)
-    run_python(text)
-
-
-def limit(settings: dict[str, Any]) -> None:
-    """Sets the limits of each process; what is mapped already is not the program's."""
-    with open("/proc/self/statm", "rb") as statm:
-        mapped = int(statm.read().split()[0]) * resource.getpagesize()
-    seconds = settings["cpu_seconds"]
-    for which, soft, hard in (
-        (resource.RLIMIT_AS, mapped + settings["memory"], mapped + settings["memory"]),
-        (resource.RLIMIT_CPU, seconds, seconds + 1),
-        (resource.RLIMIT_FSIZE, settings["file"], settings["file"]),
-        (resource.RLIMIT_CORE, 0, 0),
-    ):
-        most = resource.getrlimit(which)[1]
-        if most != resource.RLIM_INFINITY:
-            soft, hard = min(soft, most), min(hard, most)
-        resource.setrlimit(which, (soft, hard))
-
-
-def run_python(text: str) -> None:
-    """Executes a program in this one's place: its names are those of `__main__`, where the
-    interpreter looks for what to close."""
-    for stream, errors in (
-        (sys.stdin, "surrogateescape"),
-        (sys.stdout, "surrogateescape"),
-        (sys.stderr, "backslashreplace"),
-    ):
-        stream.reconfigure(encoding="utf-8", errors=errors, line_buffering=stream is sys.stderr)  # type: ignore[union-attr]
-    names, system = sys.modules["__main__"].__dict__, sys
-    builtins = names["__builtins__"]
-    names.clear()
-    names.update(
-        __name__="__main__",
-        __builtins__=builtins,
-        __doc__=None,
-        __package__=None,
-        __loader__=None,
-        __spec__=None,
-    )
-    system.argv = ["program.py"]
-    try:
-        exec(compile(text, "program.py", "exec"), names)
-    except SystemExit:
-        raise
-    except BaseException as error:
-        frames = error.__traceback__
-        system.excepthook(type(error), error.with_traceback(frames and frames.tb_next), None)
-        raise SystemExit(1) from None
+    run_program(settings["language"], source, settings["modules"])
 
 
 def pack(settings: dict[str, Any]) -> dict[str, Any]:

@@ -12,14 +12,16 @@ import os
 import platform
 import re
 import stat
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING or __package__:
     from marl_plugins.sandbox.kernel import libc
+    from marl_plugins.sandbox.pool import descendants
     from marl_plugins.sandbox.removal import open_folder
 else:
     from kernel import libc
+    from pool import descendants
     from removal import open_folder
 
 MAX_WORKSPACE_ENTRIES = 10_000
@@ -111,28 +113,6 @@ def read(path: str, most: int = -1) -> bytes:
             return file.read(most)
     except OSError:
         return b""
-
-
-def children_of(pid: int) -> list[int]:
-    """Returns the children of a process, whichever of its threads has started them."""
-    children: list[int] = []
-    try:
-        for task in os.listdir(f"/proc/{pid}/task"):
-            with open(f"/proc/{pid}/task/{task}/children", "rb") as file:
-                children += map(int, file.read().split())
-    except OSError:  # it has ended
-        pass
-    return children
-
-
-def descendants(top: int) -> Iterator[int]:
-    """Yields all processes below one, each before its children: one that is killed now starts no
-    more of them."""
-    waiting = [top]
-    while waiting:
-        for child in children_of(waiting.pop()):
-            yield child
-            waiting.append(child)
 
 
 def family(top: int) -> list[int]:

@@ -1,22 +1,21 @@
 """Stands above a fork server (fork_server.py) and all that it has started: watches programs, ends
 what is left, removes folders.
 
-    main() with sys.argv[1] = Settings as JSON
+    main() with sys.argv[1] = SupervisorSettings as JSON
 
 It is a subreaper: whatever a program starts stays below it, in whatever session and whoever of its
 parents has ended. It looks at what each program takes (resource_usage.py), sooner where it could
-soon be too much, and answers what the programs' filters ask (gate.py). Memory is looked at by one
-thread and files by another, so that many files do not hide what is taken of memory meanwhile. When
-its owner closes the socket or ends, in whatever way, everything below it is ended and the folder of
-all fresh workspaces removed. Outside of bubblewrap, whose end nobody inside could survive. Standard
-library only, as in fork_server.py.
+soon be too much, answers what the programs' filters ask (gate.py), and tells their owner of both,
+by the connection that each program has. Memory is looked at by one thread and files by another, so
+that many files do not hide what is taken of memory meanwhile. When its owner shuts the control
+socket down or ends, in whatever way, everything below it is ended and the folder of all fresh
+workspaces removed. Outside of bubblewrap, whose end nobody inside could survive. Standard library
+only, as in fork_server.py.
 """
 
 import contextlib
 import json
-import math
 import os
-import queue
 import select
 import signal
 import socket
@@ -29,17 +28,31 @@ from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple, NoReturn, TypedDict, cast
 
 if TYPE_CHECKING or __package__:
-    from marl_plugins.sandbox import confine, resource_usage
-    from marl_plugins.sandbox.fork_server import ProgramRequest, receive, tell
+    from marl_plugins.sandbox import resource_usage
+    from marl_plugins.sandbox.fork_server import ForkSettings, ProgramRequest
     from marl_plugins.sandbox.gate import CallGate
-    from marl_plugins.sandbox.kernel import libc
+    from marl_plugins.sandbox.pool import (
+        PATIENCE_SECONDS,
+        become_subreaper,
+        descendants,
+        kill,
+        reaped,
+        receive,
+        tell,
+    )
     from marl_plugins.sandbox.removal import remove
 else:
-    import confine
     import resource_usage
-    from fork_server import receive, tell
     from gate import CallGate
-    from kernel import libc
+    from pool import (
+        PATIENCE_SECONDS,
+        become_subreaper,
+        descendants,
+        kill,
+        reaped,
+        receive,
+        tell,
+    )
     from removal import remove
 
 LOOK_SECONDS, SOONEST_SECONDS = 0.1, 0.005
@@ -57,25 +70,21 @@ SWITCH_SECONDS = 0.001
 PRIORITY = -10
 """Of who looks at programs, where it may have that."""
 CORES = os.cpu_count() or 1
-PATIENCE_SECONDS = 5.0
-"""Seconds after which a process that cannot be ended is left."""
 
 
 class SupervisorSettings(TypedDict):
     """Settings that a supervisor is started with.
 
     Args:
-        control, server: Descriptors: its own socket, and what only the fork server needs.
-        command: What starts the fork server; its last word is the fork server's settings, to be
-            completed.
-        root: Folder of the fresh workspaces, removed at the end.
+        control: The descriptor of the fork server's socket to its owner.
+        command: What starts the fork server, but for its settings.
+        server: These, but for the descriptors and `spared`.
         environment: Of the fork server.
     """
 
     control: int
-    server: int
     command: list[str]
-    root: str
+    server: "ForkSettings"
     environment: dict[str, str]
 
 
@@ -85,17 +94,17 @@ class WatchedProgram:
 
     Args:
         top: A pidfd of the process that is above all of its others.
+        connection: To its owner, who is told what was refused or exceeded.
         listener: The descriptor by which its filter asks, if it has one.
-        control: The socket of its owner, who is told what was refused.
     """
 
     def __init__(
-        self, request: "ProgramRequest", top: int, listener: int | None, control: socket.socket
+        self, request: "ProgramRequest", top: int, connection: int, listener: int | None = None
     ):
         self.request = request
         self.top = top
+        self.connection = socket.socket(fileno=connection)
         self.listener = listener
-        self._control = control
         self.held = 0
         """Bytes that the kernel holds for what its processes have opened and mapped."""
         self.shared = 0
@@ -119,17 +128,17 @@ class WatchedProgram:
     def gate(self) -> CallGate:
         """The gate that answers the program's filter."""
         assert self.listener is not None
-        run = self.request["run"]
         return CallGate(
             self.request,
             self.listener,
             self.pid,
-            lambda what: tell(self._control, run=run, refused=what),
+            lambda what: tell(self.connection, refused=what),
         )
 
     def close(self) -> None:
         """Closes the gate after the program has ended: what it has left gets no answer."""
         self.ended.set()
+        self.connection.close()
         os.close(self.top)
         if self.listener is not None:
             os.close(self.listener)
@@ -138,27 +147,23 @@ class WatchedProgram:
 def main() -> None:
     """Runs the supervisor."""
     settings: SupervisorSettings = json.loads(sys.argv[1])
-    libc.prctl(confine.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    become_subreaper()
     owner = os.pidfd_open(os.getppid())
-    control = socket.socket(fileno=settings["control"])
-    control.set_inheritable(False)
     server, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    os.set_inheritable(theirs.fileno(), True)
-    *command, settings_json = settings["command"]
-    settings_json = json.dumps(
-        json.loads(settings_json)
-        | {"supervisor": theirs.fileno(), "spared": [os.getpid(), os.getppid()]}
-    )
-    os.posix_spawn(command[0], [*command, settings_json], settings["environment"], setsid=True)
-    theirs.close()
-    os.close(settings["server"])
+    with theirs:
+        theirs.set_inheritable(True)
+        descriptors = {"control": settings["control"], "supervisor": theirs.fileno()}
+        spared = {"spared": [os.getpid(), os.getppid()]}
+        command = [
+            *settings["command"],
+            json.dumps({**settings["server"], **descriptors, **spared}),
+        ]
+        os.posix_spawn(command[0], command, settings["environment"], setsid=True)
     threading.excepthook = fail
     sys.setswitchinterval(SWITCH_SECONDS)
-    supervisor = Supervisor(control, server, owner)
-    supervisor.serve()
+    Supervisor(settings["control"], server, owner).serve()
     end_descendants()
-    supervisor.removed()
-    remove(settings["root"])
+    remove(settings["server"]["root"])
 
 
 def fail(raised: threading.ExceptHookArgs) -> NoReturn:
@@ -169,133 +174,96 @@ def fail(raised: threading.ExceptHookArgs) -> NoReturn:
 
 
 class Supervisor:
-    """Watches the programs of one fork server. One thread answers, one removes; two look at each
-    that runs for a while."""
+    """Watches the programs of one fork server. One thread answers; two look at each program that
+    runs for a while."""
 
-    def __init__(self, control: socket.socket, server: socket.socket, owner: int):
-        self.control = control
+    def __init__(self, control: int, server: socket.socket, owner: int):
         self.server = server
-        self.owner = owner
-        self.watched: dict[int, WatchedProgram] = {}
-        """By the number of each program."""
+        self.watched: set[WatchedProgram] = set()
         self.by_descriptor: dict[int, WatchedProgram] = {}
         """By the two descriptors of each program."""
-        self.paused: dict[int, float] = {}
-        """Until when a filter that asks much has to wait, by its descriptor; for ever where nobody
-        is left who could ask."""
         self.poll = select.poll()
-        self.unwanted: queue.Queue[str | None] = queue.Queue()
-        self.removing = threading.Thread(target=self._remove_unwanted, daemon=True)
-        self.removing.start()
+        self.poll.register(control, select.POLLRDHUP)
+        self.poll.register(owner, select.POLLIN)
+        self.poll.register(server, select.POLLIN)
+        self.ends = {control, owner}
 
     def serve(self) -> None:
         """Serves until the owner has gone, or the fork server."""
-        for waiting in (self.control.fileno(), self.server.fileno(), self.owner):
-            self.poll.register(waiting, select.POLLIN)
         while True:
             ready = dict(self.poll.poll(self._pause()))
-            if self.owner in ready:
+            if self.ends & ready.keys():
                 return
-            if self.control.fileno() in ready:
-                request, _ = receive(self.control)
-                if request is None:
-                    return
-                self.unwanted.put(request["remove"])
             for descriptor, events in ready.items():
                 if watched := self.by_descriptor.get(descriptor):
                     self._hear_program(watched, descriptor, events)
             if self.server.fileno() in ready and not self._hear_server():
                 return
-            self._go_on()
+            self._look()
 
     def _pause(self) -> float | None:
         """Milliseconds until something has to be done unasked."""
-        times = [watched.next_look for watched in self.watched.values() if not watched.seen]
-        until = min([*times, *self.paused.values()], default=math.inf)
-        return None if until == math.inf else max(0.0, until - time.monotonic()) * 1000 + 1
+        times = [watched.next_look for watched in self.watched if not watched.seen]
+        return max(0.0, min(times) - time.monotonic()) * 1000 + 1 if times else None
 
-    def _go_on(self) -> None:
-        """Look at programs whose time has come, in threads, for a look may take long; answer
-        filters that had to wait."""
+    def _look(self) -> None:
+        """Look at programs whose time has come, in threads, for a look may take long."""
         now = time.monotonic()
-        for watched in self.watched.values():
+        for watched in self.watched:
             if not watched.seen and watched.next_look <= now:
                 watched.seen = True
                 if (
                     watched.pid > 0
                 ):  # known here: another program may have its descriptor once it has ended
                     for look in (look_at_memory, look_at_files):
-                        threading.Thread(
-                            target=self._watch, args=(watched, look), daemon=True
-                        ).start()
-        for descriptor in [fd for fd, until in self.paused.items() if until <= now]:
-            del self.paused[descriptor]
-            self.poll.register(descriptor, select.POLLIN)
+                        threading.Thread(target=watch, args=(watched, look), daemon=True).start()
 
     def _hear_server(self) -> bool:
         """Note which program is to be watched; whether the fork server is there."""
         message, descriptors = receive(self.server)
         if message is None:
             return False
-        top, listener = (*descriptors, None)[:2]
-        watched = WatchedProgram(
-            cast("ProgramRequest", message), cast("int", top), listener, self.control
-        )
-        self.watched[message["run"]] = watched
-        for descriptor in descriptors:
-            self.by_descriptor[descriptor] = watched
-            self.poll.register(descriptor, select.POLLIN)
+        watched = WatchedProgram(cast("ProgramRequest", message), *descriptors)
+        self.watched.add(watched)
+        for descriptor in (watched.top, watched.listener):
+            if descriptor is not None:
+                self.by_descriptor[descriptor] = watched
+                self.poll.register(descriptor, select.POLLIN)
         return True
 
     def _hear_program(self, watched: WatchedProgram, descriptor: int, events: int) -> None:
         """Answer a program's filter, or forget the program, which has ended."""
-        if descriptor == watched.listener:
-            asks = (
-                events & select.POLLIN
-            )  # else nobody is left who could ask: the program is ending
-            if (wait := watched.gate.answer() if asks else math.inf) > 0:
-                self.poll.unregister(descriptor)
-                self.paused[descriptor] = time.monotonic() + wait
-            return
-        del self.watched[watched.request["run"]]
-        for known in (watched.top, watched.listener):
-            if known is not None:
-                del self.by_descriptor[known]
-                if self.paused.pop(known, None) is None:
-                    self.poll.unregister(known)
-        watched.close()
+        if descriptor == watched.listener and events & select.POLLIN:
+            return watched.gate.answer()
+        self.poll.unregister(descriptor)
+        del self.by_descriptor[descriptor]
+        if descriptor == watched.listener:  # nobody is left who could ask: the program is ending
+            return None
+        self.watched.remove(watched)
+        if watched.listener in self.by_descriptor:
+            self.poll.unregister(watched.listener)
+            del self.by_descriptor[watched.listener]
+        return watched.close()
 
-    def _watch(
-        self, watched: WatchedProgram, look: Callable[[WatchedProgram], "ProgramUsage"]
-    ) -> None:
-        """Look at a program until it has ended; where it takes too much, tell the fork server."""
-        with contextlib.suppress(
-            PermissionError
-        ):  # this thread's: before programs that take what they can
-            os.setpriority(os.PRIO_PROCESS, 0, PRIORITY)
-        pause = 0.0
-        while not watched.ended.wait(pause):
-            started = time.monotonic()
-            seen = look(watched)
-            share = SHARE if seen.pause == LOOK_SECONDS else SHARE_NEAR
-            pause = max(seen.pause, share * (time.monotonic() - started - seen.stood_still))
-            if seen.exceeded:
-                status, reason = seen.exceeded
-                tell(self.server, run=watched.request["run"], status=status, reason=reason)
-                send(seen.pids, signal.SIGKILL)  # at once, however busy the fork server is
-                pause = LOOK_SECONDS
 
-    def removed(self) -> None:
-        """Waits until all that was to be removed is."""
-        self.unwanted.put(None)
-        self.removing.join()
-
-    def _remove_unwanted(self) -> None:
-        """Removes what is not wanted, in a thread of its own, because it may take seconds."""
-        while (folder := self.unwanted.get()) is not None:
-            with contextlib.suppress(OSError):  # tried again, with all others, at the end
-                remove(folder)
-            tell(self.control, removed=folder)
+def watch(watched: WatchedProgram, look: Callable[[WatchedProgram], "ProgramUsage"]) -> None:
+    """Looks at a program until it has ended; where it takes too much, tells its owner and ends
+    it."""
+    with contextlib.suppress(
+        PermissionError
+    ):  # this thread's: before programs that take what they can
+        os.setpriority(os.PRIO_PROCESS, 0, PRIORITY)
+    pause = 0.0
+    while not watched.ended.wait(pause):
+        started = time.monotonic()
+        seen = look(watched)
+        share = SHARE if seen.pause == LOOK_SECONDS else SHARE_NEAR
+        pause = max(seen.pause, share * (time.monotonic() - started - seen.stood_still))
+        if seen.exceeded:
+            status, reason = seen.exceeded
+            tell(watched.connection, exceeded=status, reason=reason)
+            send(seen.pids, signal.SIGKILL)
+            pause = LOOK_SECONDS
 
 
 class ProgramUsage(NamedTuple):
@@ -413,17 +381,8 @@ def soonest(room: float, rate: float, tasks: int = CORES) -> float:
 def end_descendants() -> None:
     """Kills all processes below this one, again and again: orphans become children of this one."""
     until = time.monotonic() + PATIENCE_SECONDS
-    while reap() and time.monotonic() < until:
-        send(resource_usage.descendants(os.getpid()), signal.SIGKILL)
+    while time.monotonic() < until and (left := list(descendants(os.getpid()))):
+        for pid in left:
+            kill(pid)
+        list(reaped())
         time.sleep(0.0005)
-
-
-def reap() -> bool:
-    """Collects what has ended, and returns whether there still are children."""
-    try:
-        for _ in range(1000):  # new ones may end as fast as they are collected
-            if os.waitpid(-1, os.WNOHANG)[0] == 0:
-                break
-    except ChildProcessError:
-        return False
-    return True
