@@ -52,7 +52,7 @@ def marl_options(parser: argparse.ArgumentParser) -> None:
     add("--cooperation.factor", type=between(0, 1), default=1.0, help=factor)
     tau = (
         "temperature of the softmax over contributions that splits the team's reward: 0 gives all "
-        "to the largest contribution, inf gives everybody the same"
+        "to the largest contribution, inf gives all the same"
     )
     add("--cooperation.tau", type=temperature, default=1.0, help=tau)
     negative = (

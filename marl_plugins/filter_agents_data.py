@@ -38,8 +38,8 @@ def marl_options(parser: argparse.ArgumentParser) -> None:
         type=at_least(1),
         default=None,
         metavar="N",
-        help="keep a multiple of N rows per policy; default: micro-batch x ranks x optimiser "
-        "steps, which needs no fill",
+        help="keep a multiple of N rows per policy; a policy with fewer than N rows keeps all. "
+        "Default: micro-batch x ranks x optimiser steps, which needs no fill",
     )
 
 

@@ -203,8 +203,8 @@ def own_flags() -> Iterator[tuple[str, argparse.Action]]:
 
 
 def own_flags_table() -> str:
-    """This project's own flags as Markdown."""
-    lines = ["| flag | of | default | what |", "|---|---|---|---|"]
+    """This project's own flags as Markdown; those that differ in their plugin alone are one row."""
+    rows: dict[tuple[str, str], dict[str, str]] = {}
     for whose, action in own_flags():
         choices = ", ".join(f"`{c}`" for c in action.choices or ())
         value = f" {action.metavar}" if isinstance(action.metavar, str) and not choices else ""
@@ -214,7 +214,12 @@ def own_flags_table() -> str:
             if any(action.default is nothing for nothing in (None, False)) or action.default == []
             else f"`{action.default}`"
         )
-        lines.append(f"| `{action.option_strings[0]}{value}` | {whose} | {default} | {what} |")
+        flag = f"`{action.option_strings[0]}{value}`"
+        rows.setdefault((default, what), {})[flag] = whose.replace("marl_plugins.", "")
+    lines = ["| flag | of | default | what |", "|---|---|---|---|"]
+    for (default, what), flags_of_row in rows.items():
+        owners = ", ".join(dict.fromkeys(flags_of_row.values()))
+        lines.append(f"| {', '.join(flags_of_row)} | {owners} | {default} | {what} |")
     return "\n".join(lines)
 
 

@@ -759,7 +759,7 @@ def test_the_plan_says_what_is_trained_and_by_whom(recipe):
     says(shown["task_source"]["train"], "data.jsonl: problem -> prompt, answer -> label")
     assert shown["estimator"] == "reinforce (ReinforcePlusPlus of marl_plugins.reinforce_pp)"
     says(shown["scores"]["outcomes"], "grader.py: score_outcome")
-    says(shown["scores"]["actions"], "nobody")
+    says(shown["scores"]["actions"], "not scored separately")
     assert shown["rewards"] == "the scores, in [0, 1]"
     assert json.dumps(shown)
 

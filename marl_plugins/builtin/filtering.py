@@ -78,8 +78,7 @@ def marl_options(parser: argparse.ArgumentParser) -> None:
         "--filtering.by",
         default=OUTCOME,
         metavar="ROLE",
-        help="whose scores have to lie within the range, on the mean of a task's samples; default: "
-        "the outcome",
+        help="whose scores have to lie within the range, as the mean over a task's samples",
     )
     group.add_argument(
         "--filtering.most",

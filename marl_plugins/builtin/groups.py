@@ -214,9 +214,8 @@ def marl_options(parser: argparse.ArgumentParser) -> None:
         "--groups.by",
         choices=["task", "task+role", "task+role+turn"],
         default="task",
-        help="which rows are compared with each other: all of a task (for one role with one turn), "
-        "those of a role (which sees the "
-        "same in all samples of a task), or those of a role's turn (whatever it saw)",
+        help="which rows are compared: a task's (for one role with one turn), a role's (which sees "
+        "the same in all samples of a task), or those of a role's turn",
     )
     add_scope_flag(group, "groups")
 

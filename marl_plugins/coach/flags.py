@@ -108,7 +108,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
         "--coach.ground_truth",
         choices=["last", "none"],
         default="last",
-        help="who is judged with the label: the last action of the last role, or nobody",
+        help="what is judged with the label: the last action of the last role, or no action",
     )
     add(
         "--coach.max_missing",
@@ -128,8 +128,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     add(
         "--coach.debias",
         action="store_true",
-        help="take out of the scores what is too much for a task's type (`metadata: type`), where "
-        "the bias monitor finds a bias",
+        help="correct the scores of a task's type (`metadata: type`) by the bias that the bias "
+        "monitor finds",
     )
     _add_flags_of_models(group)
     _add_flags_of_endpoints(group)

@@ -49,8 +49,8 @@ def marl_options(parser: argparse.ArgumentParser) -> None:
         "--process_groups.state_gb",
         metavar="GB",
         type=above(0),
-        help="what Ray's object store has for the states of policies without seats; default: what "
-        "the models' sizes say",
+        help="room in Ray's object store for the states of policies without seats; default: by the "
+        "models' sizes",
     )
 
 

@@ -54,9 +54,8 @@ def marl_options(parser: argparse.ArgumentParser) -> None:
         "--streaming.until",
         choices=["all", "rollout"],
         default="all",
-        help="how long: until all rows are done, in the same micro-batches whatever arrives first; "
-        "or until the "
-        "rollout ends, and the rest is done at once, in micro-batches that depend on timing",
+        help="how long: until all rows are done, in micro-batches that do not depend on timing; or "
+        "until the rollout ends, and the rest at once, in micro-batches that depend on it",
     )
     group.add_argument(
         "--streaming.gradients",

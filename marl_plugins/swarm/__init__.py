@@ -106,8 +106,8 @@ def marl_options(parser: argparse.ArgumentParser) -> None:
         "--swarm.weight",
         choices=["own", "capability"],
         default="own",
-        help="own: what others have made is trained on as if it were own; capability: by how "
-        "capable they and this run are (HACPO)",
+        help="own: peers' rows are trained on as if they were own; capability: they are weighted "
+        "by how capable peers and this run are (HACPO)",
     )
     group.add_argument(
         "--swarm.alpha",
@@ -129,9 +129,8 @@ def marl_options(parser: argparse.ArgumentParser) -> None:
         choices=["tasks", "generator", "labels"],
         default="tasks",
         help="tasks: only tasks that this run has; generator: also those that the recipe's "
-        "`task_of(id)` makes alike; labels: all, "
-        "with the labels that peers send: whoever writes to the store can then teach any answer to "
-        "any question",
+        "`task_of(id)` makes alike; labels: all, with the labels that peers send. Anyone who can "
+        "write to the store can then teach any answer to any question",
     )
     group.add_argument(
         "--swarm.keep",

@@ -62,11 +62,10 @@ ds.param_dtype=policy ds.zpg=policy ds.adam_offload=policy ds.attn_implementatio
 ds.experts_implementation=policy ds.use_liger_kernel=policy ds.grad_accum_dtype=policy
 ds.overlap_comm=policy
 data.disable_fast_tokenizer=policy ds.enable_sleep=policy
-train.num_episodes=all rollout.batch_size=all rollout.n_samples_per_prompt=all
-rollout.micro_batch_size=policy
+train.num_episodes=all rollout.micro_batch_size=policy
 train.max_epochs=policy data.max_len=policy rollout.max_new_tokens=policy data.max_samples=all
 actor.eps_clip=policy actor.eps_clip_low_high=policy actor.dual_clip=policy
-train.micro_batch_size=policy train.batch_size=all rollout.top_p=policy
+rollout.top_p=policy
 rollout.temperature=policy train.seed=all train.full_determinism_enable=policy
 algo.kl.init_coef=policy algo.kl.estimator=policy algo.kl.unbiased_gradient=policy
 algo.kl.use_loss=policy actor.policy_loss_type=policy actor.loss_agg_mode=policy
@@ -87,6 +86,14 @@ logger.wandb.project=all logger.wandb.run_name=all logger.tensorboard_dir=all
 """Flags without a note."""
 
 _NOTED: dict[str, Flag] = {
+    "rollout.batch_size": Flag("all", "tasks of a step"),
+    "rollout.n_samples_per_prompt": Flag("all", "trajectories of each task of a step"),
+    "train.batch_size": Flag(
+        "all",
+        "trajectories per optimiser step, whatever their number of actions: a step makes "
+        "K = rollout.batch_size x rollout.n_samples_per_prompt / train.batch_size optimiser steps",
+    ),
+    "train.micro_batch_size": Flag("policy", "rows per forward pass"),
     "ref.num_gpus_per_node": Flag("policy", _REFERENCE),
     "ref.num_nodes": Flag("policy", _REFERENCE),
     "ref.offload": Flag("policy", "on CPU there is nothing to offload from"),
@@ -96,8 +103,7 @@ _NOTED: dict[str, Flag] = {
     ),
     "ckpt.output_dir": Flag(
         "all",
-        "a folder per policy for its weights, records beside them; with a recipe runs/NAME by "
-        "default",
+        "a folder per policy for its weights, and the records; with a recipe runs/NAME by default",
     ),
     "algo.advantage.estimator": Flag("all", "default here: reinforce (REINFORCE++)"),
     "algo.advantage.gamma": Flag("all", "per sampled token", ("reinforce", "gae")),
@@ -110,7 +116,7 @@ _NOTED: dict[str, Flag] = {
         ("gae",),
     ),
     "critic.save_value_network": Flag(
-        "policy", "saved beside the policy's folder, as `NAME_critic`", ("gae",)
+        "policy", "saved next to the policy's folder, as `NAME_critic`", ("gae",)
     ),
     "critic.value_clip": Flag("policy", "", ("gae",)),
     "critic.num_nodes": Flag("policy", _CRITIC, ("gae",)),
@@ -141,7 +147,7 @@ _NOTED: dict[str, Flag] = {
         "no step is saved, only the final weights and the best ones; the run cannot be resumed",
     ),
     "ds.use_universal_ckpt": Flag(
-        "refused", "upstream saves nothing that could be loaded by it: see What was tried"
+        "refused", "upstream saves nothing that it could load: see What was tried"
     ),
     "rollout.vllm_generate_batch_size": Flag(
         "refused", "all trajectories of a step run concurrently"
@@ -167,20 +173,18 @@ _NOTED: dict[str, Flag] = {
     ),
     "train.async_enable": Flag(
         "all",
-        "the next rollout during an update; which weights sample a step depends on nothing else",
+        "makes the next rollout during an update; the queue alone decides which weights sample it",
     ),
     "train.async_queue_size": Flag(
         "all", "the most rollouts that wait, and the lag of every row but the first ones"
     ),
     "train.partial_rollout_enable": Flag(
         "all",
-        "engines pause in the middle of answers, take the weights of an update, and go on; a run "
-        "cannot be repeated",
+        "engines pause within answers, take new weights and go on; a run cannot be repeated",
     ),
     "train.enable_ema": Flag(
         "all",
-        "in float32, by optimiser steps; saved and evaluated beside the weights, not in their "
-        "place",
+        "in float32, by optimiser steps; saved and evaluated in addition to the weights",
         plugin=_EMA,
     ),
     "train.ema_beta": Flag("policy", "between 0 and 1", plugin=_EMA),
@@ -264,13 +268,15 @@ def flags_of(version: str) -> set[str]:
 
 
 def table() -> str:
-    """Returns the table as Markdown, for `docs/flags.md`."""
-    lines = ["| flag | here | note |", "|---|---|---|"]
+    """Returns the table as Markdown, for `docs/flags.md`: flags with the same note are one row."""
+    rows: dict[tuple[str, str], list[str]] = {}
     for name, flag in sorted(FLAGS.items()):
         only = f"only with estimator {', '.join(flag.estimators)}" if flag.estimators else ""
         releases = f"openrlhf{flag.releases}" if flag.releases else ""
-        lines.append(
-            f"| `--{name}` | {flag.status} | "
-            f"{'; '.join(filter(None, [flag.note, only, releases]))} |"
-        )
+        note = "; ".join(filter(None, [flag.note, only, releases]))
+        rows.setdefault((flag.status, note), []).append(f"`--{name}`")
+    lines = ["| flags | here | note |", "|---|---|---|"]
+    lines += [
+        f"| {', '.join(names)} | {status} | {note} |" for (status, note), names in rows.items()
+    ]
     return "\n".join(lines)

@@ -224,11 +224,11 @@ def _scorers(plan: Plan) -> dict[str, str]:
                 *(["cases"] if run.section(CaseSection) else []),
             ]
         )
-        or by_grader.get("score_action", "nobody: an action has the outcome's score"),
+        or by_grader.get("score_action", "not scored separately; each gets the outcome's score"),
         "outcomes": ", ".join(plan.plugins.owners("marl_score_outcome", run))
         or by_grader.get(
             "score_outcome",
-            f"{shown_flag('reward.remote_url', remote)}: reward_func" if remote else "nobody",
+            f"{shown_flag('reward.remote_url', remote)}: reward_func" if remote else "not scored",
         ),
     }
 

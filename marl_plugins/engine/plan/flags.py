@@ -58,9 +58,8 @@ OWN_FLAGS = (
     ),
 )
 MAX_LAG = (
-    "with --train.partial_rollout_enable: leave out rows of which a token was sampled by weights "
-    "more than N versions older than "
-    "those that it would train; default: none is left out"
+    "with --train.partial_rollout_enable: leave out rows with a token sampled by weights more than "
+    "N versions older than those it would train; default: none"
 )
 COMMAND_LINE = "command line"
 DEFAULT = "default"
@@ -136,16 +135,14 @@ def own_parser() -> upstream_cli.UpstreamParser:
         metavar="NAME",
         action="append",
         default=[],
-        help="use a plugin: dotted name, entry-point name or .py file; may be given several times, "
-        "order counts",
+        help="use a plugin: dotted name, entry-point name or .py file; repeatable, order counts",
     )
     add(
         "--without",
         metavar="NAME",
         action="append",
         default=[],
-        help="take a plugin of the recipe out, with the recipe's keys and flags that only it "
-        "reads; may be given several times",
+        help="remove a plugin of the recipe, with keys and flags that only it reads; repeatable",
     )
     add(
         "--mapping",
@@ -163,9 +160,8 @@ def own_parser() -> upstream_cli.UpstreamParser:
         type=at_least(0),
         default=MOST_IDLE_STEPS,
         metavar="N",
-        help="save the run and end it (exit code 1) after N steps in a row in which no row is "
-        "trained or a tool loses every call, "
-        "or N evaluations that are lost; 0: never",
+        help="save and end the run (exit code 1) after N steps in a row that train no row or in "
+        "which a tool loses every call, or after N lost evaluations; 0: never",
     )
     add("--async.max_lag", dest="max_lag", type=at_least(0), metavar="N", help=MAX_LAG)
     add(
@@ -193,24 +189,21 @@ def own_parser() -> upstream_cli.UpstreamParser:
         "--sequences",
         choices=["conversations", "actions"],
         default="conversations",
-        help="what goes through the models in training: the turns of a conversation as one "
-        "sequence, which computes every token "
-        "once, or every action with its context by itself",
+        help="sequences of training: a conversation's turns as one, which computes every token "
+        "once, or each action with its context",
     )
     add(
         "--no_trainer_logprobs",
         action="store_true",
-        help="leave the trainer's log-probs of the sampled tokens out of trajectories.jsonl; the "
-        "engine's are always recorded",
+        help="do not record the trainer's log-probs in trajectories.jsonl; the engine's always are",
     )
     add(
         "--file_diffs",
         type=at_least(0),
         default=0,
         metavar="CHARACTERS",
-        help="record what each call of a tool changed in the files of the trajectory's workspace, "
-        "as a unified diff of at most so "
-        "many characters per call; default: 0, which records names and sizes only",
+        help="record what each tool call changed in the workspace's files, as a unified diff of at "
+        "most so many characters; 0: names and sizes only",
     )
     add(
         "--logger.trajectories",
@@ -218,10 +211,8 @@ def own_parser() -> upstream_cli.UpstreamParser:
         type=at_least(0),
         default=0,
         metavar="N",
-        help="send so many trajectories of each step, and of each evaluation, to W&B as a table "
-        "and to TensorBoard as text, where "
-        "they are on; tasks are chosen by the seed, so that an evaluation's are the same each time "
-        "(0)",
+        help="send N trajectories of each step and each evaluation to W&B (a table) and "
+        "TensorBoard (text); the seed chooses tasks, the same in every evaluation",
     )
     add("--dry-run", action="store_true", help="check everything, print the plan, start nothing")
     add("--debug", action="store_true", help="show tracebacks and the output of all processes")
