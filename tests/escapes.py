@@ -632,14 +632,11 @@ def words(process):
 
 
 def table():
-    """The attempts and what holds them, as Markdown."""
-    lines = ["| a program tries to | process | landlock | namespaces |", "|---|---|---|---|"]
-    order = (P, L, N)
-    for attempt in ATTEMPTS.values():
-        held = [
-            "held" if order.index(level) >= order.index(attempt.held) else "open" for level in order
-        ]
-        lines.append(f"| {attempt.what} | {' | '.join(held)} |")
+    """The attempts by the weakest level that holds them, as Markdown."""
+    lines = ["| held from | a program tries to |", "|---|---|"]
+    for level in (P, L, N):
+        attempts = [attempt.what for attempt in ATTEMPTS.values() if attempt.held == level]
+        lines.append(f"| `{level}` | {'; '.join(attempts)} |")
     return "\n".join(lines)
 
 
