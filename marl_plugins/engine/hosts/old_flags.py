@@ -15,8 +15,6 @@ from pathlib import Path
 
 import yaml
 
-from marl_plugins.engine.hosts.flags import FLAGS
-
 
 @dataclass(frozen=True)
 class OldFlags:
@@ -47,12 +45,12 @@ def successor(name: str) -> str | None:
 
 
 def table() -> str:
-    """Returns the table as Markdown, for `docs/from_openrlhf.md`."""
+    """Returns the names that are not only spelled anew as Markdown, for `docs/from_openrlhf.md`."""
     old = old_flags()
-    lines = ["| 0.10.1 and older | now | with several policies | note |", "|---|---|---|---|"]
+    lines = ["| 0.10.1 and older | now | note |", "|---|---|---|"]
     lines += [
-        f"| `--{name}` | `--{new}` | {FLAGS[new].status} | {old.notes.get(name, '')} |"
-        for name, new in sorted(old.renamed.items())
+        f"| `--{name}` | `--{old.renamed[name]}` | {why} |"
+        for name, why in sorted(old.notes.items())
     ]
-    lines += [f"| `--{name}` |  |  | {why} |" for name, why in sorted(old.gone.items())]
+    lines += [f"| `--{name}` |  | {why} |" for name, why in sorted(old.gone.items())]
     return "\n".join(lines)
