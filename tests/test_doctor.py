@@ -26,7 +26,6 @@ from marl_plugins.commands.doctor import (
     lines_of,
     machine,
     needs,
-    nested,
     services,
     upstream,
     versions,
@@ -36,7 +35,7 @@ from marl_plugins.commands.tables import print_table
 from marl_plugins.core import findings as findings_module
 from marl_plugins.core.loading import load
 from marl_plugins.core.recipe.shipped import recipes_root
-from marl_plugins.engine.hosts import cpu, prebuild
+from marl_plugins.engine.hosts import cpu, prebuild, upstream_cli
 from marl_plugins.sandbox.section import SandboxConfig
 from marl_plugins.sandbox.trial import try_sandbox
 
@@ -666,7 +665,7 @@ def asked(*words):
 
 def endpoint_in(*words):
     parser = build_parser([load("marl_plugins.coach")])
-    return endpoint_of(nested(vars(parser.parse_args(words))).coach)
+    return endpoint_of(upstream_cli.nested(vars(parser.parse_args(words))).coach)
 
 
 def test_a_coach_that_judges():

@@ -8,7 +8,6 @@ import json
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -70,30 +69,10 @@ def main(words: Sequence[str]) -> int:
         print(parser().format_help(), end="")
         return 0
     flags = split_flags(words, COMMAND_LINE)
-    misspelt = [
-        f.name for f in flags if f.name not in OWN and get_close_matches(f.name, OWN, cutoff=0.7)
-    ]
-    if misspelt:  # the plan's flags do not have ours
-        raise ConfigurationError(
-            [
-                Problem(
-                    "flags.unknown",
-                    at(line=COMMAND_LINE, flag=name),
-                    "unknown flag",
-                    fix=meant(name, OWN),
-                )
-                for name in misspelt
-            ]
-        )
     if resumed := [f.name for f in flags if f.name in TRAINING]:
-        raise ConfigurationError(
-            Problem(
-                "eval.resumed",
-                where=at(flag=resumed[0]),
-                got="continues a training",
-                fix="what a run has saved is evaluated with --recipe RECIPE --models FOLDER",
-            )
-        )
+        fix = "what a run has saved is evaluated with --recipe RECIPE --models FOLDER"
+        where = at(flag=resumed[0])
+        raise ConfigurationError(Problem("eval.resumed", where, "continues a training", fix=fix))
     options = parser().parse_args(
         [w for f in flags if f.name in OWN for w in (f"--{f.name}", *f.words)]
     )

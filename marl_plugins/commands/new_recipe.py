@@ -7,18 +7,18 @@ them (`--agent`, new_program.py). A grader compares the final answer with the la
 from __future__ import annotations
 
 import argparse
-import json
 import keyword
 import os
 import re
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from marl_plugins.commands.imports.items import json_lines, remove_trained
 from marl_plugins.commands.imports.shapes import TAKEN, identifier, write_chain
 from marl_plugins.commands.imports.tiny import tiny_yaml
 from marl_plugins.commands.imports.write import write_files
@@ -28,10 +28,11 @@ from marl_plugins.core.problems import Problem, at
 from marl_plugins.core.recipe.shipped import recipes_root
 from marl_plugins.core.recipe.tasks import LABEL_KEYS, read_tasks
 from marl_plugins.core.recipe.tiny import is_tiny
-from marl_plugins.core.trajectory import Task
 from marl_plugins.engine.hosts import cpu
 from marl_plugins.engine.plan.checks.roles import NAME
 
+Item = dict[str, Any]
+"""A line of a file of tasks."""
 MODEL = "Qwen/Qwen2.5-1.5B-Instruct"
 HELD_OUT_TASKS = 10
 """One task in this many is held out where no file of held-out tasks is given."""
@@ -250,10 +251,10 @@ def files_of(wanted: NewRecipe) -> dict[str, str]:
     Raises:
         ConfigurationError: The tasks cannot be read, or have no labels.
     """
-    train, held_out = _tasks(wanted)
-    roles, asked, files = _asked(wanted, train[0])
+    train, held_out = _items(wanted)
+    roles, asked, files = _asked(wanted, train[0]["answer"])
     name = identifier(wanted.folder.resolve().name, ())
-    longest = max(len(task.prompt.encode()) for task in (*train, *held_out))
+    longest = max(len(item["prompt"].encode()) for item in (*train, *held_out))
     recipe: dict[str, Any] = {
         "name": name,
         "description": f"{(' and ' if wanted.program else ' then ').join(wanted.roles)}, on tasks "
@@ -269,9 +270,9 @@ def files_of(wanted: NewRecipe) -> dict[str, str]:
     files["tasks.py"] = TASKS
     files["grader.py"] = (recipes_root() / "mathchat" / "grader.py").read_text("utf-8")
     files |= {
-        f"data/{split}.jsonl": _lines(tasks)
-        for split, tasks in (("train", train), ("eval", held_out))
-        if tasks
+        f"data/{split}.jsonl": json_lines(items)
+        for split, items in (("train", train), ("eval", held_out))
+        if items
     }
     tiny = yaml.safe_load(tiny_yaml(recipe))
     if longest > LONGEST_FOR_TINY_BYTES:
@@ -292,7 +293,7 @@ def files_of(wanted: NewRecipe) -> dict[str, str]:
     return files
 
 
-def _asked(wanted: NewRecipe, task: Task) -> tuple[dict[str, Any], dict[str, Any], dict[str, str]]:
+def _asked(wanted: NewRecipe, label: Any) -> tuple[dict[str, Any], dict[str, Any], dict[str, str]]:
     """The recipe's roles, who asks them, and the texts of the files of both; the last role's
     example is the right answer to a task."""
     if program := wanted.program:
@@ -306,46 +307,38 @@ def _asked(wanted: NewRecipe, task: Task) -> tuple[dict[str, Any], dict[str, Any
         "workflow.py": write_chain(prompts, ())
     }
     roles = {role: {"prompt": f"prompts/{role}.md"} for role in prompts}
-    roles[wanted.roles[-1]]["example"] = f"The answer is \\boxed{{{task.label}}}."
+    roles[wanted.roles[-1]]["example"] = f"The answer is \\boxed{{{label}}}."
     return roles, {"workflow": "workflow.py"}, files
 
 
-def _tasks(wanted: NewRecipe) -> tuple[list[Task], list[Task]]:
+def _items(wanted: NewRecipe) -> tuple[list[Item], list[Item]]:
     """The tasks to train on and the held-out ones, none of which has the prompt of another
     split's."""
-    rows = read_tasks(wanted.data, wanted.input_key, wanted.label_key)
-    other = (
-        read_tasks(wanted.eval_data, wanted.input_key, wanted.label_key) if wanted.eval_data else []
-    )
-    for path, tasks in ((wanted.data, rows), (wanted.eval_data, other)):
-        if any(task.label is None for task in tasks):
-            fix = (
-                "name the field of the label: --label-key; the usual ones are "
-                f"{', '.join(LABEL_KEYS)}"
-            )
-            raise ConfigurationError(
-                Problem(
-                    "new.no_labels",
-                    at(file=path or wanted.data),
-                    "has tasks without a label",
-                    fix=fix,
-                )
-            )
+    rows = _labelled(wanted.data, wanted)
     if wanted.eval_data:
-        held_out, train = [replace(task, id=f"eval-{task.id}") for task in other], list(rows)
+        train = rows
+        held_out = [
+            {**item, "id": f"eval-{item['id']}"} for item in _labelled(wanted.eval_data, wanted)
+        ]
     else:
         held_out = rows[HELD_OUT_TASKS - 1 :: HELD_OUT_TASKS]
-        train = [task for number, task in enumerate(rows) if (number + 1) % HELD_OUT_TASKS]
-    words = {" ".join(task.prompt.lower().split()) for task in train}
-    return train, [task for task in held_out if " ".join(task.prompt.lower().split()) not in words]
+        train = [item for number, item in enumerate(rows) if (number + 1) % HELD_OUT_TASKS]
+    return train, remove_trained(train, held_out)[0]
 
 
-def _lines(tasks: Sequence[Task]) -> str:
-    rows = [
+def _labelled(path: Path, wanted: NewRecipe) -> list[Item]:
+    """The items of a file, each of which has a label."""
+    tasks = read_tasks(path, wanted.input_key, wanted.label_key)
+    if any(task.label is None for task in tasks):
+        got = "has tasks without a label"
+        fix = (
+            f"name the field of the label: --label-key; the usual ones are {', '.join(LABEL_KEYS)}"
+        )
+        raise ConfigurationError(Problem("new.no_labels", at(file=path), got, fix=fix))
+    return [
         {**task.metadata, "id": task.id, "prompt": task.prompt, "answer": task.label}
         for task in tasks
     ]
-    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
 
 def _prompt(roles: Sequence[str], number: int) -> str:

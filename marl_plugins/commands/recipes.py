@@ -26,7 +26,7 @@ from marl_plugins.core.recipe.shipped import recipes_root, shipped_recipes
 from marl_plugins.core.redaction import inert, shown_flag
 from marl_plugins.core.run import Run
 from marl_plugins.engine.hosts.cpu import device
-from marl_plugins.engine.hosts.upstream_cli import UpstreamParser
+from marl_plugins.engine.hosts.upstream_cli import UpstreamParser, nested
 from marl_plugins.engine.manager import Plugins
 from marl_plugins.engine.plan.build import collect, draft_plan
 from marl_plugins.engine.plan.describe import players
@@ -187,19 +187,6 @@ def list_all(as_json: bool) -> int:
     return 0
 
 
-def defaults_of(plugins: Plugins) -> SimpleNamespace:
-    """Returns the plugins' flags with their defaults, nested as in a run."""
-    parser, root = UpstreamParser(add_help=False, allow_abbrev=False), SimpleNamespace()
-    plugins.options(parser)
-    for flag, value in vars(parser.parse_args([])).items():
-        *parents, last = flag.split(".")
-        place = root
-        for parent in parents:
-            place = vars(place).setdefault(parent, SimpleNamespace())
-        setattr(place, last, value)
-    return root
-
-
 def show(name: str, as_json: bool, as_mermaid: bool = False) -> int:
     """Shows one recipe.
 
@@ -295,7 +282,9 @@ def _least_plan(
     recipe: Recipe, folder: Path, plugins: Plugins, sections: Sections, unread: Problems
 ) -> Plan:
     """Returns what is needed to rehearse a recipe whose flags cannot be read."""
-    args = defaults_of(plugins)
+    parser = UpstreamParser(add_help=False, allow_abbrev=False)
+    plugins.options(parser)
+    args = nested(vars(parser.parse_args([])))
     args.data = SimpleNamespace(prompt_dataset=None)
     args.eval = SimpleNamespace(dataset=None)
     args.reward = SimpleNamespace(remote_url=None)

@@ -13,11 +13,11 @@ import argparse
 import functools
 import inspect
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
-from types import ModuleType, SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from types import ModuleType
+from typing import TYPE_CHECKING
 
 from marl_plugins import __version__
 from marl_plugins.commands.doctor import engines, gpus, machine, needs, services, upstream, versions
@@ -140,7 +140,7 @@ def lines_of(
     plugin: ModuleType, run: Run | None, options: argparse.Namespace, static: bool
 ) -> list[Finding]:
     """Returns a plugin's own lines."""
-    available = {"run": run, "args": nested(vars(options)), "static": static}
+    available = {"run": run, "args": upstream_cli.nested(vars(options)), "static": static}
     parameters = inspect.signature(plugin.marl_doctor).parameters
     with users_code(at(hook="marl_doctor"), place=at(plugin=plugin.__name__)):
         return list(
@@ -149,19 +149,6 @@ def lines_of(
             )
             or ()
         )
-
-
-def nested(flags: Mapping[str, Any]) -> SimpleNamespace:
-    """Returns flags by their dotted names as nested attributes."""
-    root = SimpleNamespace()
-    for name, value in flags.items():
-        *parts, last = name.split(".")
-        below = root
-        for part in parts:
-            below.__dict__.setdefault(part, SimpleNamespace())
-            below = getattr(below, part)
-        setattr(below, last, value)
-    return root
 
 
 def examine(

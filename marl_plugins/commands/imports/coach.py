@@ -56,12 +56,7 @@ def translate_coach(source: ImportSource, report: Report) -> ImportedCoach | Non
     where = at(
         line=source.where("workflow_args", "coach_prompt_template"), key="coach_prompt_template"
     )
-    try:
-        common, last, notes = templates.split_coach_template(str(template), where)
-    except templates.UnknownPlaceholders as error:
-        report.problems += error.problems
-        return ImportedCoach(flags)
+    common, last = templates.split_coach_template(template, where, report)
     flags |= {"coach.prompt": "prompts/coach.md", "coach.last_prompt": "prompts/coach_last.md"}
     report.take("workflow_args.coach_prompt_template", table.read["coach_prompt_template"])
-    report.notes += notes
     return ImportedCoach(flags, {"prompts/coach.md": common, "prompts/coach_last.md": last})

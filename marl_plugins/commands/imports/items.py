@@ -142,3 +142,8 @@ def with_ids(items: Sequence[dict[str, Any]], prefix: str) -> list[dict[str, Any
     if len(set(ids)) < len(items):
         ids = [str(number) for number in range(len(items))]
     return [{**item, "id": f"{prefix}{own}"} for item, own in zip(items, ids, strict=True)]
+
+
+def json_lines(items: Sequence[dict[str, Any]]) -> str:
+    """Returns the text of a file with an item on each line."""
+    return "".join(json.dumps(item, ensure_ascii=False) + "\n" for item in items)

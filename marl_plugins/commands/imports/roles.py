@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from marl_plugins.commands.imports import shapes, templates
@@ -11,7 +10,7 @@ from marl_plugins.commands.imports.agents import Agent, names_in_templates
 from marl_plugins.commands.imports.read import ImportSource
 from marl_plugins.commands.imports.report import Report
 from marl_plugins.commands.imports.shapes import KINDS, Kind, Shape
-from marl_plugins.core.failures import nearest
+from marl_plugins.commands.imports.templates import Template
 from marl_plugins.core.problems import Problem, Where, at
 
 
@@ -39,62 +38,47 @@ def choose_shape(source: ImportSource, start_from: Kind | None, report: Report) 
 # --------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Template:
-    """A template of theirs.
-
-    Args:
-        braces: Whether its fields are `{name}`, else `$name`.
-        variable: The variable of the workflow's file that holds it; empty where the configuration
-            has it.
-    """
-
-    text: str
-    where: Where
-    braces: bool = False
-    variable: str = ""
-
-
 def translate_prompts(
     source: ImportSource, shape: Shape, agents: Sequence[Agent], report: Report
 ) -> dict[str, str]:
     """Returns a prompt for every role; in a debate also `ROLE_again`, for the rounds after the
     first."""
     in_workflow = _templates_in_workflow(source, shape, agents)
+    roles = [agent.role for agent in agents]
+    fields = templates.fields_for(roles, names_in_templates(agents))
     prompts: dict[str, str] = {}
-    for number, agent in enumerate(agents):
-        earlier = [a.role for a in agents[:number]] if shape.kind == "chain" else []
+    for number, role in enumerate(roles):
+        earlier = roles[:number] if shape.kind == "chain" else []
         configured = [
-            Template(text, at(role=agent.role, key="chat_template"))
-            for text in _configured(source, agent)
+            Template(text, at(role=role, key="chat_template"))
+            for text in _configured(source, agents[number])
         ]
-        names = [agent.role, f"{agent.role}_again"] if shape.kind == "debate" else [agent.role]
-        for turn, name in enumerate(names):
+        for turn in range(2 if shape.kind == "debate" else 1):
+            name = f"{role}_again" if turn else role
             if turn < len(configured):
                 template = configured[turn]
             elif in_workflow:
                 template = in_workflow[number if shape.kind == "chain" else turn]
                 report.take(template.variable, f"`prompts/{name}.md`")
             else:
-                sees_others = bool(turn) or (shape.kind == "mixture" and number == len(agents) - 1)
-                prompts[name] = templates.neutral_prompt(earlier, sees_others)
+                decides = shape.kind == "mixture" and number == len(agents) - 1
+                prompts[name] = templates.neutral_prompt(earlier, bool(turn) or decides)
                 report.note(f"prompts/{name}.md: no prompt was found for it; write it")
                 continue
-            prompts[name] = _translate(template, agents, report)
-            known = {
-                "problem",
-                *earlier,
-                *(["others"] if turn or (shape.kind == "mixture" and number) else []),
-            }
-            known |= {"computed"} if any(n < number for n in shape.tools) else set()
-            _check_fields(prompts[name], name, template.where, agent.role, known, report)
+            prompts[name] = templates.to_prompt(template, fields, report)
+            known = {"problem", *earlier}
+            if turn or (shape.kind == "mixture" and number):
+                known.add("others")
+            if any(n < number for n in shape.tools):
+                known.add("computed")
+            _check_fields(prompts[name], name, template.where, role, known, report)
     return prompts
 
 
 def _configured(source: ImportSource, agent: Agent) -> list[str]:
     """The agent's `chat_template`, which may be one text or a list."""
-    found = agent.config.get("chat_template") or source.settings.get("chat_template") or []
-    return [found] if isinstance(found, str) else [str(text) for text in found]
+    texts = agent.config.get("chat_template") or source.settings.get("chat_template") or []
+    return [texts] if isinstance(texts, str) else texts
 
 
 def _templates_in_workflow(
@@ -106,37 +90,9 @@ def _templates_in_workflow(
     path = source.find(str(file).replace("openrlhf/", "marti/", 1)) if file else None
     if path is None or all(_configured(source, agent) for agent in agents):
         return []
-    found = [
-        Template(text, at(file=path, name=name), braces=True, variable=name)
-        for name, text in templates.templates_in(path)
-    ]
+    in_file = templates.templates_in(path)
     expected = {"chain": len(agents), "debate": 2}.get(shape.kind)
-    return found if len(found) == expected else []
-
-
-def _translate(template: Template, agents: Sequence[Agent], report: Report) -> str:
-    roles = [agent.role for agent in agents]
-    try:
-        text, leaks, unknown = templates.to_prompt(
-            template.text, roles, names_in_templates(agents), template.braces
-        )
-    except ValueError as error:  # an unclosed brace
-        report.problem(
-            Problem("imports.braces", template.where, str(error), fix="write {{ and }} for braces")
-        )
-        return templates.escape(template.text)
-    for name in leaks:
-        got = f"{name!r} shows an agent the label"
-        report.problem(Problem("imports.shows_label", template.where, got, fix="delete it"))
-    for name, valid in unknown:
-        got = (
-            f"{name!r} is unknown: no such field can be shown to an agent "
-            f"here{nearest(name, valid)}"
-        )
-        report.unknown(
-            Problem("imports.unknown_field", template.where, got, fix="delete it from the prompt")
-        )
-    return text
+    return in_file if len(in_file) == expected else []
 
 
 def _check_fields(
@@ -145,13 +101,8 @@ def _check_fields(
     fields = templates.fields_of(prompt)
     for field in fields:
         if field not in known:
-            report.problem(
-                Problem(
-                    "imports.early_field",
-                    where,
-                    f"{field!r} is not known yet when {role!r} is called",
-                )
-            )
+            got = f"{field!r} is not known yet when {role!r} is called"
+            report.problem(Problem("imports.early_field", where, got))
     if "problem" not in fields:
         report.note(f"prompts/{name}.md: does not show the task ({{problem}})")
 
@@ -175,10 +126,8 @@ def translate_roles(
             role["followup"] = f"prompts/{agent.role}_again.md"
         if agent.config.get("is_api_model"):
             where = at(line=source.where("agents"), key="is_api_model", role=agent.role)
-            got, fix = (
-                "a model behind an API cannot play it, but a policy",
-                "delete the key to train its pretrain instead",
-            )
+            got = "a model behind an API cannot play it, but a policy"
+            fix = "delete the key to train its pretrain instead"
             report.unknown(Problem("imports.api_model", where, got, fix=fix))
     return roles
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from marl_plugins.commands.imports.items import find_split, read_items, remove_trained, with_ids
+from marl_plugins.commands.imports.items import (
+    find_split,
+    json_lines,
+    read_items,
+    remove_trained,
+    with_ids,
+)
 from marl_plugins.commands.imports.read import ImportSource
 from marl_plugins.commands.imports.report import Report
 from marl_plugins.core.failures import ConfigurationError
@@ -24,7 +29,7 @@ TASKS = '''"""The imported tasks: data/train.jsonl and data/eval.jsonl."""
 
 from pathlib import Path
 
-from marl_plugins.core.recipe.tasks import read_tasks
+from marl_plugins import read_tasks
 
 DATA = Path(__file__).parent / "data"
 
@@ -142,9 +147,8 @@ def data_files(tasks: Tasks, report: Report) -> dict[str, str]:
     files = {}
     for split, items, prefix in (("train", tasks.train, ""), ("eval", tasks.held_out, "eval-")):
         if items:
-            rows = [json.dumps(item, ensure_ascii=False) for item in with_ids(items, prefix)]
-            files[f"data/{split}.jsonl"] = "\n".join(rows) + "\n"
-            report.take(f"{split} data", f"`data/{split}.jsonl`, {len(rows)} tasks")
+            files[f"data/{split}.jsonl"] = json_lines(with_ids(items, prefix))
+            report.take(f"{split} data", f"`data/{split}.jsonl`, {len(items)} tasks")
     return {**files, "tasks.py": TASKS}
 
 

@@ -11,10 +11,11 @@ from __future__ import annotations
 import ast
 import re
 import string
-from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 
 from marl_plugins.asking.prompts import FIELDS, LABEL_FIELDS
+from marl_plugins.commands.imports.report import Report
 from marl_plugins.core.failures import ConfigurationError, nearest
 from marl_plugins.core.problems import Problem, Where, at
 from marl_plugins.core.recipe.texts import read_text
@@ -48,65 +49,83 @@ COACH = {
 THEIR_FORM = re.compile(
     r"^[\s\-*]*\**(PROCESS_SCORE|OUTCOME_SCORE|ANSWER_CORRECT)\**\s*:.*$\n?", re.MULTILINE
 )
-FENCE = "----- {fence} -----"
+ACTION = "----- {fence} -----\n{action}\n----- {fence} -----"
 
 
-class UnknownPlaceholders(ConfigurationError):
-    """A coach's template has placeholders without a counterpart."""
+@dataclass(frozen=True)
+class Template:
+    """A template of theirs.
+
+    Args:
+        braces: Whether its fields are `{name}` (`str.format`), else `$name`.
+        variable: The variable of the workflow's file that holds it; empty where the configuration
+            has it.
+    """
+
+    text: str
+    where: Where
+    braces: bool = False
+    variable: str = ""
 
 
 def escape(text: str) -> str:
     return text.replace("{", "{{").replace("}", "}}")
 
 
-def to_prompt(
-    text: str, roles: list[str], names: dict[str, str], braces: bool
-) -> tuple[str, list[str], list[tuple[str, list[str]]]]:
-    """Returns a template as a prompt of ours, its placeholders that show the label, and its unknown
-    ones with all names that are known.
-
-    The prompt's fields are `problem`, `others`, `computed` and the names of earlier roles.
+def fields_for(roles: list[str], names: dict[str, str]) -> dict[str, str]:
+    """Returns the placeholders of agents' templates, and the fields of ours that they become:
+    `problem`, `others`, `computed` and names of roles.
 
     Args:
         names: What the configuration calls the roles, and our names.
-        braces: Whether placeholders are `{name}` (`str.format`), else `$name`; unknown ones of the
-            second form are text there too.
-
-    Raises:
-        ValueError: An unclosed brace.
     """
-    text = text.replace("\x08", "\\b").replace(
-        "\x0c", "\\f"
-    )  # \boxed and \frac that JSON read as control characters
-    known = {
+    return {
         **dict.fromkeys(TASK, "problem"),
         **dict.fromkeys(OTHERS, "others"),
         **{theirs: roles[number] for theirs, number in ANSWERS.items() if number < len(roles)},
         COMPUTED: "computed",
         **names,
     }
-    leaks: list[str] = []
-    unknown: list[tuple[str, list[str]]] = []
+
+
+def to_prompt(template: Template, fields: dict[str, str], report: Report) -> str:
+    """Returns a template as a prompt of ours; a placeholder that shows the label is reported, and
+    so is an unknown one with braces (`$name` may be text)."""
+    where = template.where
+    # \boxed and \frac that JSON read as control characters
+    text = template.text.replace("\x08", "\\b").replace("\x0c", "\\f")
 
     def field(name: str) -> str | None:
-        if name in known:
-            return "{" + known[name] + "}"
+        if name in fields:
+            return "{" + fields[name] + "}"
         if name in LABELS:
-            leaks.append(name)
-        elif braces:
-            unknown.append((name, list(known)))
+            got = f"{name!r} shows an agent the label"
+            report.problem(Problem("imports.shows_label", where, got, fix="delete it"))
+        elif template.braces:
+            near = nearest(name, fields)
+            got = f"{name!r} is unknown: no such field can be shown to an agent here{near}"
+            fix = "delete it from the prompt"
+            report.unknown(Problem("imports.unknown_field", where, got, fix=fix))
         return None
 
-    if braces:
-        parts = []
-        for literal, name, _, _ in string.Formatter().parse(text):
-            parts.append(escape(literal))
-            if name is not None:
-                parts.append(field(name) or escape("{" + name + "}"))
-        new = "".join(parts)
+    if template.braces:
+        new = "".join(
+            escape(literal) + ("" if name is None else field(name) or escape("{" + name + "}"))
+            for literal, name in _parsed(text, where, report)
+        )
     else:
-        new = re.sub(r"\$([A-Za-z_]\w*)", lambda m: field(m.group(1)) or m.group(), escape(text))
-    return new.rstrip("\n") + "\n", leaks, unknown
+        new = re.sub(r"\$([A-Za-z_]\w*)", lambda m: field(m[1]) or m[0], escape(text))
+    return new.rstrip("\n") + "\n"
+
+
+def _parsed(text: str, where: Where, report: Report) -> list[tuple[str, str | None]]:
+    """The literal parts of a text for `str.format`, each with the placeholder after it."""
+    try:
+        return [(literal, name) for literal, name, _, _ in string.Formatter().parse(text)]
+    except ValueError as error:  # an unclosed brace
+        fix = "write {{ and }} for braces"
+        report.problem(Problem("imports.braces", where, str(error), fix=fix))
+        return []
 
 
 def neutral_prompt(earlier: list[str], sees_others: bool) -> str:
@@ -121,24 +140,24 @@ def fields_of(prompt: str) -> list[str]:
     return list(dict.fromkeys(name for _, name, _, _ in string.Formatter().parse(prompt) if name))
 
 
-def templates_in(path: Path) -> list[tuple[str, str]]:
-    """Returns the templates in a workflow file of theirs, each with its variable's name, in the
-    order of the file."""
+def templates_in(path: Path) -> list[Template]:
+    """Returns the templates in a workflow file of theirs, in the order of the file."""
     try:
         tree = ast.parse(read_text(path), str(path))
     except SyntaxError as error:
         got = f"cannot be read for its prompts: {error}"
         raise ConfigurationError(Problem("imports.unreadable", at(file=path), got)) from None
-    found: list[tuple[int, str, str]] = []
-    for node in ast.walk(tree):
+    assigned = [node for node in ast.walk(tree) if isinstance(node, ast.Assign)]
+    templates = []
+    for node in sorted(assigned, key=lambda node: node.lineno):
         match node:
             case ast.Assign(targets=[ast.Name(id=name)], value=value) if re.search(
                 r"_(prompt|template)$", name
             ):
                 text = _literal(value)
                 if text is not None and "{" in text:
-                    found.append((node.lineno, name, text))
-    return [(name, text) for _, name, text in sorted(found)]
+                    templates.append(Template(text, at(file=path, name=name), True, name))
+    return templates
 
 
 def _literal(value: ast.expr) -> str | None:
@@ -163,56 +182,38 @@ def _variable(part: ast.expr) -> str | None:
     return None
 
 
-def split_coach_template(template: str, where: Where) -> tuple[str, str, list[str]]:
-    """Splits a coach's template into a prompt for all actions, one for the last action, and notes.
-
-    Raises:
-        UnknownPlaceholders: Of the template.
-    """
-    notes, problems, place = [], list[Problem](), ": ".join(name for _, name in where)
-    lines = [m.group().strip() for m in THEIR_FORM.finditer(template)]
-    if lines:
-        notes.append(
+def split_coach_template(template: str, where: Where, report: Report) -> tuple[str, str]:
+    """Splits a coach's template into a prompt for all actions, and one for the last action."""
+    place = ": ".join(name for _, name in where)
+    if lines := [m[0].strip() for m in THEIR_FORM.finditer(template)]:
+        report.note(
             "prompts/coach*.md: lines that request scores in their form were removed: "
             + "; ".join(lines)
         )
-    try:
-        parsed = list(string.Formatter().parse(THEIR_FORM.sub("", template)))
-    except ValueError as error:
-        raise UnknownPlaceholders(
-            Problem("imports.braces", where, str(error), fix="write {{ and }} for braces")
-        ) from None
-    common, last = [], []
-    shown = set()
-    for literal, name, _, _ in parsed:
-        common.append(escape(literal))
-        last.append(escape(literal))
+    common, last, shown = "", "", set()
+    for literal, name in _parsed(THEIR_FORM.sub("", template), where, report):
+        common += escape(literal)
+        last += escape(literal)
         if name is None:
             continue
-        ours = COACH.get(name, name if name in (*FIELDS, *LABEL_FIELDS) else None)
-        if ours is None:
-            got = f"no placeholder {{{name}}} exists{nearest(name, COACH)}"
-            problems.append(
-                Problem("imports.placeholder", where, got, fix="delete it from the template")
-            )
+        ours = COACH.get(name, name)
+        if ours not in (*FIELDS, *LABEL_FIELDS):
+            got, fix = f"no placeholder {{{name}}} exists", "delete it from the template"
+            problem = Problem("imports.placeholder", where, got + nearest(name, COACH), fix=fix)
+            report.problem(problem)
             continue
         shown.add(ours)
-        text = f"{FENCE}\n{{action}}\n{FENCE}" if ours == "action" else "{" + ours + "}"
-        last.append(text)
-        common.append("N/A" if ours in LABEL_FIELDS else text)
+        text = ACTION if ours == "action" else "{" + ours + "}"
+        last += text
+        common += "N/A" if ours in LABEL_FIELDS else text
         if name == "label":
-            notes.append(
+            report.note(
                 f"{place}: {{label}} showed the label when any agent was scored; it is shown only "
-                "for the last action of "
-                "the last role"
+                "for the last action of the last role"
             )
-    if problems:
-        raise UnknownPlaceholders(problems)
-    end = [] if "action" in shown else [f"\n## The step to judge\n{FENCE}\n{{action}}\n{FENCE}\n"]
-    if end:
-        notes.append(f"{place}: has no {{agent_output}}; it was appended")
-    return _with_end(common, end), _with_end(last, end), notes
-
-
-def _with_end(parts: Iterable[str], end: list[str]) -> str:
-    return "".join([*parts, *end]).rstrip("\n") + "\n\n{form}\n"
+    end = ""
+    if "action" not in shown:
+        end = f"\n## The step to judge\n{ACTION}\n"
+        report.note(f"{place}: has no {{agent_output}}; it was appended")
+    common, last = ((text + end).rstrip("\n") + "\n\n{form}\n" for text in (common, last))
+    return common, last

@@ -19,7 +19,7 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from functools import lru_cache
 from pathlib import Path
@@ -201,6 +201,19 @@ def hierarchize(flat: argparse.Namespace, root: Path) -> SimpleNamespace:
     """Returns upstream's nested form of parsed flags: `actor.adam.lr` becomes
     `args.actor.adam.lr`."""
     return _hierarchize(root)(flat)
+
+
+def nested(flags: Mapping[str, Any]) -> SimpleNamespace:
+    """Returns flags by their dotted names as nested attributes, without upstream's help."""
+    root = SimpleNamespace()
+    for name, value in flags.items():
+        *parts, last = name.split(".")
+        below = root
+        for part in parts:
+            below.__dict__.setdefault(part, SimpleNamespace())
+            below = getattr(below, part)
+        setattr(below, last, value)
+    return root
 
 
 def validate(args: SimpleNamespace, root: Path) -> tuple[list[Problem], list[Problem]]:
