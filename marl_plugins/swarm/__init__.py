@@ -29,7 +29,7 @@ import asyncio
 import random
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from marl_plugins import (
     Command,
@@ -321,15 +321,11 @@ def marl_log(run: Run, metrics: dict[str, float]) -> None:
 @hookimpl
 def marl_state(run: Run) -> dict[str, object]:
     swarm = run.state(Swarm)
-    outcomes = {"outcomes": swarm.outcomes} if swarm.outcomes else {}
-    return {"run": swarm.run, "seen": sorted(swarm.seen), **outcomes}
+    return {"run": swarm.run, "seen": sorted(swarm.seen), "outcomes": swarm.outcomes}
 
 
 @hookimpl
-def marl_restore(run: Run, state: Mapping[str, object]) -> None:
-    swarm, seen = run.state(Swarm), state["seen"]
-    assert isinstance(seen, list)
-    swarm.run, swarm.seen = str(state["run"]), set(map(str, seen))
-    outcomes = state.get("outcomes", {})
-    assert isinstance(outcomes, dict)
-    swarm.outcomes = {source: list(values) for source, values in outcomes.items()}
+def marl_restore(run: Run, state: Mapping[str, Any]) -> None:
+    swarm = run.state(Swarm)
+    swarm.run, swarm.seen = state["run"], set(state["seen"])
+    swarm.outcomes = dict(state.get("outcomes", {}))

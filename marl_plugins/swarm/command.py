@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -76,7 +76,7 @@ def _show(options: Any) -> int:
     """Print the peers of a store."""
     store = _store(options.address)
     peers: dict[str, dict[str, Any]] = defaultdict(
-        lambda: {"rounds": [], "records": 0, "trajectories": 0, "refused": Counter()}
+        lambda: {"rounds": [], "records": 0, "trajectories": 0, "refused": []}
     )
     for name in store.names():
         peer = peers[f"{name.peer}-{name.run}"]
@@ -85,15 +85,12 @@ def _show(options: Any) -> int:
             peer["rounds"].append(name.round)
         try:
             peer["trajectories"] += len(unpacked(store.get(name)))
-        except RefusedRecord as error:
-            peer["refused"][f"{name.path}: {error}"] += 1
-        except ValueError as error:
-            peer["refused"][f"{name.path}: {error}"] += 1
+        except (RefusedRecord, ValueError) as error:
+            peer["refused"].append(f"{name.path}: {error}")
     by_name = {
         who: {
             **peer,
             "rounds": [min(peer["rounds"]), max(peer["rounds"])] if peer["rounds"] else None,
-            "refused": list(peer["refused"]),
         }
         for who, peer in sorted(peers.items())
     }

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import fsspec
+from fsspec.implementations.local import LocalFileSystem
 
 from marl_plugins import Problem, at
 
@@ -49,15 +50,18 @@ class RecordName:
     run: str
     key: str
 
-    @property
-    def folder(self) -> str:
-        """The folder that it lies in."""
-        return ANSWERS if self.round is None else f"{self.round:06d}"
+    @classmethod
+    def of(cls, folder: str, file: str) -> RecordName | None:
+        """Returns the name of a file in a folder of the store; None where it is no record's."""
+        match = NAME.fullmatch(file)
+        round_ = None if folder == ANSWERS else int(folder)
+        return cls(round_, match[1], match[2], match[3]) if match else None
 
     @property
     def path(self) -> str:
         """The place in the store, and the name in a journal."""
-        return f"{self.folder}/{self.peer}-{self.run}-{self.key}.json.gz"
+        folder = ANSWERS if self.round is None else f"{self.round:06d}"
+        return f"{folder}/{self.peer}-{self.run}-{self.key}.json.gz"
 
     @property
     def origin(self) -> str:
@@ -104,7 +108,7 @@ class RecordStore:
         if self.files.exists(place):
             return False
         self.files.makedirs(place.rpartition("/")[0], exist_ok=True)
-        if self._is_local:
+        if isinstance(self.files, LocalFileSystem):
             fresh = Path(f"{place}.{os.getpid()}.new")
             fresh.write_bytes(content)
             fresh.replace(place)
@@ -146,13 +150,9 @@ class RecordStore:
         self.files.invalidate_cache()
         names = []
         for folder in self._folders():
-            number = None if folder == ANSWERS else int(folder)
-            if number is not None and rounds is not None and number not in rounds:
-                continue
-            for name in self._listed(folder):
-                if match := NAME.fullmatch(name):
-                    names.append(RecordName(number, match[1], match[2], match[3]))
-        return sorted(names, key=lambda name: name.path)
+            if folder == ANSWERS or rounds is None or int(folder) in rounds:
+                names += [RecordName.of(folder, file) for file in self._listed(folder)]
+        return sorted(filter(None, names), key=lambda name: name.path)
 
     def remove(self, names: Iterable[RecordName]) -> None:
         """Removes records, if they are there; their peer alone may.
@@ -163,14 +163,6 @@ class RecordStore:
         for name in names:
             if self.files.exists(place := f"{self.root}/{name.path}"):
                 self.files.rm_file(place)
-
-    @property
-    def _is_local(self) -> bool:
-        return "file" in (
-            self.files.protocol
-            if isinstance(self.files.protocol, tuple)
-            else (self.files.protocol,)
-        )
 
     def _folders(self) -> list[str]:
         return [

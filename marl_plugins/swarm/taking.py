@@ -23,7 +23,7 @@ from marl_plugins import (
 from marl_plugins.swarm.journal import Journal
 from marl_plugins.swarm.peers import Swarm, noted, peer_of
 from marl_plugins.swarm.record import carried_task, key_of, unpacked
-from marl_plugins.swarm.store import ANSWERS, NAME, RecordName, RecordStore
+from marl_plugins.swarm.store import RecordName, RecordStore
 
 TRIED_PER_TAKEN = 8
 """Records that are read for each that is to be taken, at most."""
@@ -137,13 +137,11 @@ class TakenGroups:
             except OSError:
                 self._refused["unreachable"] += 1
                 continue
-            except RefusedRecord as error:
-                self._refuse(name, error.reason)
+            except (RefusedRecord, ValueError) as error:
+                self._refused[getattr(error, "reason", "schema")] += 1
+                self._swarm.seen.add(noted(name.path, self._learner))
                 continue
-            except ValueError:
-                self._refuse(name, "schema")
-                continue
-            if self._options.sampler == "nonzero" and not self._differ(group):
+            if self._options.sampler == "nonzero" and not differ(group, self._options.spread):
                 self._unlike += 1
                 continue
             of_peer[name.peer] += 1
@@ -160,13 +158,10 @@ class TakenGroups:
             RunPaused: It cannot be said again as it could when the step was first made.
         """
         folder, _, file = path.partition("/")
-        match = NAME.fullmatch(file)
         try:
-            if match is None:
+            name = RecordName.of(folder, file)
+            if name is None:
                 raise RefusedRecord("schema", "no name of a record")
-            name = RecordName(
-                None if folder == ANSWERS else int(folder), match[1], match[2], match[3]
-            )
             self._add(path, content, await self._read(path, content, name.origin))
         except (RefusedRecord, ValueError) as error:
             raise RunPaused(
@@ -213,13 +208,6 @@ class TakenGroups:
                 return None
             return made if isinstance(made, Task) else None
         return None
-
-    def _differ(self, group: Sequence[Trajectory]) -> bool:
-        return differ(group, self._options.spread)
-
-    def _refuse(self, name: RecordName, reason: str) -> None:
-        self._refused[reason] += 1
-        self._swarm.seen.add(noted(name.path, self._learner))
 
     def _add(self, path: str, content: str, group: Sequence[Trajectory]) -> None:
         self.contents[path] = content
