@@ -12,7 +12,7 @@ import time
 import pytest
 
 from marl_plugins.sandbox import gate
-from marl_plugins.sandbox.supervisor import Supervisor, WatchedProgram
+from marl_plugins.sandbox.supervisor import Supervisor
 
 
 @pytest.fixture
