@@ -236,14 +236,19 @@ def test_plugins_know_nothing_of_each_other():
 
 
 def test_the_sandbox_is_as_if_it_came_from_outside():
-    """It imports the core alone, and the tool `python` and the cases of reasoning-gym alone import
-    it."""
+    """It imports the core alone; the tool `python`, the cases of reasoning-gym and what forks
+    processes import it."""
     inside = {module for module in MODULES if module.startswith("marl_plugins.sandbox")}
     used = {name for module in inside for name in imported(MODULES[module])} - inside
     assert {name.split(".")[1] for name in used} == {"core"}
     assert {m for m, file in MODULES.items() if imported(file) & inside} - inside == {
+        "marl_plugins.builtin.agents.isolation",
+        "marl_plugins.builtin.agents.launcher",
+        "marl_plugins.builtin.agents.programs",
+        "marl_plugins.builtin.agents.workflow",
         "marl_plugins.builtin.cases.gym",
         "marl_plugins.builtin.tools.python",
+        "marl_plugins.engine.processes.fork_server",
     }
 
 

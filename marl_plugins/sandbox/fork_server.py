@@ -111,10 +111,6 @@ def main() -> None:
     confine.no_huge_pages()
     if refused := prepare_imports(settings["imports"]) or warm_up(settings["warm_up"]):
         return tell(control, **refused)
-    beside = os.path.dirname(__file__)
-    for name, module in list(sys.modules.items()):
-        if str(getattr(module, "__file__", "")).startswith(f"{beside}{os.sep}"):
-            del sys.modules[name]
     os.environ.clear()  # of what the imports have added
     os.environ.update(ENVIRONMENT, PYTEST_DISABLE_PLUGIN_AUTOLOAD="1")
     confine.drop_bounding_set()

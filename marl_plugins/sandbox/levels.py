@@ -212,29 +212,38 @@ def readable(level: Level) -> list[str]:
     ]
 
 
+def namespaces(bwrap: str, own: Sequence[str], read: Sequence[str]) -> list[str]:
+    """Returns the words that start something in namespaces of its own.
+
+    Args:
+        own: What is done there first.
+        read: Paths that it may read, below /proc and /dev as `own` has them.
+    """
+    words = [bwrap, "--unshare-all", "--die-with-parent", "--chdir", "/", *own]
+    for path in dict.fromkeys(read):
+        if path.startswith(("/proc", "/dev/")) or not os.path.exists(path):
+            continue
+        if os.path.islink(path) and path.count("/") == 1:  # /bin and the like
+            words += ["--symlink", os.readlink(path), path]
+        else:
+            words += ["--ro-bind", path, path]
+    return [*words, "--uid", "65534", "--gid", "65534"] if os.getuid() == 0 else words
+
+
 def bubblewrap(bwrap: str, read: Sequence[str], write: Sequence[str]) -> list[str]:
-    """Returns the words that start something in namespaces of its own, with nothing but these
+    """Returns the words that start a fork server in namespaces of its own, with nothing but these
     paths.
 
     It keeps the capabilities to make a pid and a mount namespace for each program, which gives them
     up. No `--dev`: bubblewrap then makes a second user namespace, and the way back to its own pid
     namespace would be refused.
     """
-    words = [bwrap, "--unshare-all", "--die-with-parent", "--new-session", "--chdir", "/"]
-    for path in read:
-        if path == "/proc" or path.startswith("/dev/"):
-            continue
-        if os.path.islink(path) and path.count("/") == 1:  # /bin and the like
-            words += ["--symlink", os.readlink(path), path]
-        else:
-            words += ["--ro-bind", path, path]
+    own = ["--new-session", "--proc", "/proc", "--dir", "/dev/shm", "--dir", confine.STAGE]
     for path in (*DEVICES, *(path for path in read if path.startswith("/dev/"))):
-        words += ["--dev-bind", path, path]
-    words += ["--dir", "/dev/shm", "--dir", confine.STAGE, "--proc", "/proc"]
-    for path in write:
-        words += ["--bind", path, path]
-    words += ["--cap-add", "CAP_SYS_ADMIN", "--cap-add", "CAP_SETPCAP"]
-    return [*words, "--uid", "65534", "--gid", "65534"] if os.getuid() == 0 else words
+        own += ["--dev-bind", path, path]
+    own += ["--cap-add", "CAP_SYS_ADMIN", "--cap-add", "CAP_SETPCAP"]
+    changed = [word for path in write for word in ("--bind", path, path)]
+    return [*namespaces(bwrap, own, read), *changed]
 
 
 def users(level: Level, paths: Sequence[str], slots: int) -> int | None:

@@ -65,10 +65,15 @@ def shut(connection: socket.socket, how: int = socket.SHUT_RDWR) -> None:
         connection.shutdown(how)
 
 
+def die_with_parent() -> None:
+    """Has this process killed when the one that has forked it ends."""
+    libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
 def become_program(streams: Sequence[int]) -> None:
     """Makes a forked process one of its own: it ends with its parent, has none of its handlers, and
     these standard streams."""
-    libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    die_with_parent()
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     for number, stream in enumerate(streams):

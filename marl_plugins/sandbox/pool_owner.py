@@ -17,10 +17,17 @@ from marl_plugins.sandbox.pool import LARGEST_MESSAGE_BYTES
 
 BUSY_SECONDS = 0.002
 """Seconds between two attempts to send to a pool whose queue is full."""
-BOOT = (
-    "import sys; path = sys.path[:]; sys.path[:0] = {folders!r}; import {module}; "
-    "sys.path[:] = path; {module}.main()"
-)
+BOOT = """
+import sys
+path, known, folders = sys.path[:], set(sys.modules), {folders!r}
+sys.path[:0] = folders
+import {module}
+sys.path[:] = path
+for name in set(sys.modules) - known:  # programs may have modules of the same names
+    if str(getattr(sys.modules[name], "__file__", "")).startswith(tuple(folders)):
+        del sys.modules[name]
+{module}.main()
+"""
 
 
 def python(file: str, *options: str, program: str = "") -> list[str]:

@@ -13,8 +13,6 @@ made, and its server reads what a program writes only when that has ended. Stand
 Python 3.8 only: it runs wherever the service runs Python.
 """
 
-from __future__ import annotations
-
 import base64
 import contextlib
 import hashlib

@@ -26,12 +26,16 @@ class Stream:
         os.set_blocking(descriptor, False)
         self._loop.add_reader(descriptor, self._take)
 
+    def text(self) -> str:
+        """Returns what is kept, also of what is still in the pipe."""
+        for _ in range(16):  # a pipe holds at most 1 MB
+            if self._descriptor < 0 or not self._take():
+                break
+        return self.kept.text()
+
     def close(self) -> None:
         """Takes what is left in the pipe, and closes it."""
-        if self._descriptor >= 0:
-            for _ in range(16):  # a pipe holds at most 1 MB
-                if not self._take():
-                    break
+        self.text()
         if self._descriptor >= 0:
             self._end()
 

@@ -12,14 +12,8 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from marl_plugins.builtin.agents.isolation import refusal
 from marl_plugins.builtin.agents.per_loop import PerLoop
-from marl_plugins.builtin.agents.programs import (
-    AgentProgram,
-    AgentProgramResult,
-    ForkedProgram,
-    SharedProgram,
-)
+from marl_plugins.builtin.agents.programs import AgentProgram, AgentProgramResult, SharedProgram
 from marl_plugins.builtin.agents.section import SILENT, AgentConfig
 from marl_plugins.builtin.agents.server import AgentEndpoint
 from marl_plugins.builtin.agents.session import EndpointSession, SentToolFormats
@@ -34,6 +28,7 @@ from marl_plugins.core.trajectory import Action, Task
 from marl_plugins.core.workflow import RoleCalls, Roles, Tools, calls_of
 from marl_plugins.engine.plan.scripted_roles import ScriptedChat
 from marl_plugins.engine.plan.workflow_file import Attempt, Explorer, WorkflowFile
+from marl_plugins.sandbox.levels import try_bubblewrap
 
 LOST = "program"
 """The kind of a trajectory that is lost because its program ended before any answer."""
@@ -53,20 +48,17 @@ class AgentWorkflow(WorkflowFile):
         self.files = [file for file in config.files().values() if (folder / file).is_file()]
         self.place = str(folder / config.file) if config.file else " ".join(config.command)
         environment = {**SILENT, "PYTHONHASHSEED": "0", **config.environment}
-        if config.file:
-            kind = SharedProgram if config.shared else ForkedProgram
-            words = [str((folder / config.file).absolute()), config.function]
-            python = config.python and find_program(config.python, folder)
-            self.program: AgentProgram = kind(
-                words, python, folder.absolute(), environment, config.sandbox
-            )
-        else:
-            words = [
-                "",
-                find_program(config.command[0], folder) or config.command[0],
-                *config.command[1:],
-            ]
-            self.program = ForkedProgram(words, None, folder.absolute(), environment)
+        kind = SharedProgram if config.shared else AgentProgram
+        words = config.command
+        self.program = kind(
+            file=str((folder / config.file).absolute()) if config.file else "",
+            function=config.function,
+            command=[find_program(word, folder) or word for word in words[:1]] + words[1:],
+            python_program=config.python and find_program(config.python, folder),
+            folder=folder.absolute(),
+            environment=environment,
+            isolated=config.sandbox,
+        )
         self._endpoints = PerLoop(lambda: AgentEndpoint(self.program.listener()).running())
         self.ignored: set[str] = set()
         """What requests have said of sampling."""
@@ -216,7 +208,7 @@ def _problems(config: AgentConfig, folder: Path) -> Iterator[Problem]:
             fix=f"give one of the two: {AgentConfig.EXAMPLE}",
         )
         return
-    if config.sandbox and (config.command or (why := refusal())):
+    if config.sandbox and (config.command or (why := try_bubblewrap()[1])):
         got = "a command runs as the run's user" if config.command else why
         yield Problem(
             "agents.sandbox",

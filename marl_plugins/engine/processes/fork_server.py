@@ -97,8 +97,9 @@ def serve(listener: socket.socket) -> None:
     import threading
 
     from marl_plugins.engine.hosts import cpu
+    from marl_plugins.sandbox.pool import die_with_parent
 
-    _die_with_parent()
+    die_with_parent()
     cpu.install()
     _prepare_what_workers_share()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # no zombies
@@ -184,10 +185,10 @@ def _become(request: ForkRequest, streams: list[int]) -> None:
     """Be the worker that was asked for, to its end."""
     import runpy
 
-    _die_with_parent()
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    for number, stream in enumerate(streams):
-        os.dup2(stream, number)
+    from marl_plugins.sandbox.pool import become_program
+
+    become_program(streams)
+    for stream in streams:
         os.close(stream)
     _take_over(request["environment"])
     os.chdir(request["folder"])
@@ -215,12 +216,6 @@ def request(address: str, words: list[str]) -> None:
         answer = connection.recv(16)
     if not answer:
         os.execv(sys.executable, [sys.executable, *words])
-
-
-def _die_with_parent() -> None:
-    import ctypes
-
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG of linux/prctl.h
 
 
 if __name__ == "__main__":
