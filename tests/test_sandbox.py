@@ -258,7 +258,8 @@ def fork_server_of(place):
     found = [
         p
         for p in pids_of(place)
-        if b"fork_server.main" in words_of(p) and b"supervisor.main" not in words_of(p)
+        if b"sandbox.fork_server import" in words_of(p)
+        and b"sandbox.supervisor import" not in words_of(p)
     ]
     return next(p for p in found if words_of(p).startswith(os.fsencode(sys.executable)))
 
@@ -295,7 +296,7 @@ def test_what_ran_when_a_process_of_the_sandbox_was_killed_is_infrastructures(vi
         )
         while not list(place.glob("*/*/workspace/begun")):  # noqa: ASYNC110
             await asyncio.sleep(0.01)
-        supervisors = [p for p in pids_of(place) if b"supervisor.main" in words_of(p)]
+        supervisors = [p for p in pids_of(place) if b"sandbox.supervisor import" in words_of(p)]
         os.kill(
             fork_server_of(place) if victim == "fork server" else supervisors[0], signal.SIGKILL
         )

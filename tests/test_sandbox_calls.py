@@ -116,7 +116,7 @@ CASES = [
 
 @pytest.mark.parametrize(("call", "arguments", "abi", "own", "expected"), CASES)
 def test_what_comes_of_a_call(call, arguments, abi, own, expected, architecture):
-    code = seccomp.allowing(system_calls.rules(abi, own, LINE))
+    code = seccomp.filter_of(system_calls.rules(abi, own, LINE))
     assert (
         answer(code, architecture, NUMBERS[call][system_calls.COLUMN[architecture]], arguments)
         == expected
@@ -124,7 +124,7 @@ def test_what_comes_of_a_call(call, arguments, abi, own, expected, architecture)
 
 
 def test_what_is_not_listed_is_not_there(architecture):
-    code = seccomp.allowing(system_calls.rules(7, False, LINE))
+    code = seccomp.filter_of(system_calls.rules(7, False, LINE))
     listed = {numbers[system_calls.COLUMN[architecture]] for numbers in NUMBERS.values()}
     found = {
         number: answer(code, architecture, number, ())

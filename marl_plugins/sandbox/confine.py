@@ -14,16 +14,10 @@ import resource
 import stat
 import struct
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING or __package__:
-    from marl_plugins.sandbox.kernel import check, libc, no_new_privileges
-    from marl_plugins.sandbox.run_program import limit_each
-    from marl_plugins.sandbox.system_calls import ABI_SCOPES
-else:
-    from kernel import check, libc, no_new_privileges
-    from run_program import limit_each
-    from system_calls import ABI_SCOPES
+from marl_plugins.sandbox.kernel import check, libc, no_new_privileges
+from marl_plugins.sandbox.run_program import limit_each
+from marl_plugins.sandbox.system_calls import ABI_SCOPES
 
 PR_CAPBSET_DROP, PR_SET_THP_DISABLE, PR_CAP_AMBIENT, PR_CAP_AMBIENT_CLEAR_ALL = 24, 41, 47, 4
 CLONE_NEWNS, CLONE_NEWPID = 0x20000, 0x20000000

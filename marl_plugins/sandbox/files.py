@@ -20,6 +20,22 @@ MAX_LISTED_FILES = 1000
 """Maximum number of names that are looked at."""
 
 
+def own_workspace(workspace: Path | None, workspaces: Path | None) -> Path | None:
+    """Returns a kept workspace, as it is in the folder of all of them.
+
+    Raises:
+        ValueError: It is not in there.
+    """
+    if workspace is None:
+        return None
+    resolved = workspace.resolve(strict=True)
+    if workspaces is None or workspaces not in resolved.parents:
+        raise ValueError(
+            f"workspace {resolved}: expected a folder in the sandbox's own, {workspaces}"
+        )
+    return resolved
+
+
 def write_files(workspace: Path, files: Mapping[str, bytes]) -> None:
     """Writes files by their paths, making the folders that they lie in.
 

@@ -22,20 +22,12 @@ import resource
 import socket
 import sys
 import time
-from typing import TYPE_CHECKING, Any, TypedDict, cast
+from typing import Any, TypedDict, cast
 
-if TYPE_CHECKING or __package__:
-    from marl_plugins.sandbox import confine, seccomp, system_calls
-    from marl_plugins.sandbox.kernel import check, libc, no_new_privileges
-    from marl_plugins.sandbox.pool import Pool, become_program, tell
-    from marl_plugins.sandbox.run_program import BASH, run_program
-else:
-    import confine  # beside this file, where there is no package
-    import seccomp
-    import system_calls
-    from kernel import check, libc, no_new_privileges
-    from pool import Pool, become_program, tell
-    from run_program import BASH, run_program
+from marl_plugins.sandbox import confine, seccomp, system_calls
+from marl_plugins.sandbox.kernel import check, libc, no_new_privileges
+from marl_plugins.sandbox.pool import Pool, become_program, tell
+from marl_plugins.sandbox.run_program import BASH, run_program
 
 ENVIRONMENT = {
     **{"PATH": "/usr/bin:/bin", "LANG": "C.UTF-8"},
@@ -43,6 +35,9 @@ ENVIRONMENT = {
     **{"JE_ARROW_MALLOC_CONF": "background_thread:false"},  # of pyarrow, which pandas imports
 }
 """Also before the imports: a process with several threads cannot be forked."""
+
+
+STARTS_THREADS = "starts threads, which do not survive a fork"
 
 
 class ForkSettings(TypedDict):
@@ -109,7 +104,7 @@ def main() -> None:
     sys.dont_write_bytecode = True
     sys.argv = ["program.py"]
     confine.no_huge_pages()
-    if refused := prepare_imports(settings["imports"]) or warm_up(settings["warm_up"]):
+    if refused := prepare(settings):
         return tell(control, **refused)
     os.environ.clear()  # of what the imports have added
     os.environ.update(ENVIRONMENT, PYTEST_DISABLE_PLUGIN_AUTOLOAD="1")
@@ -120,47 +115,27 @@ def main() -> None:
     return ForkServer(settings, control, supervisor).serve(supervisor)
 
 
-def prepare_imports(names: list[str]) -> dict[str, str]:
-    """Imports what programs import, and returns what is wrong with a name, as `_refused` does;
-    empty where nothing is."""
-    for name in names:
+def prepare(settings: ForkSettings) -> dict[str, str]:
+    """Imports what programs import, and runs the recipe's own program, so that what it imports late
+    and caches is there in every program; returns what is wrong, for the owner, who makes it a
+    problem."""
+    for name in settings["imports"]:
         try:
             __import__(name)
         except BaseException as error:
-            return _refused(
-                "imports",
-                f"{name!r} cannot be imported: {type(error).__name__}: {error}",
-                "remove it",
-            )
-        if has_threads():
-            return _refused(
-                "imports", f"{name!r} starts threads, which do not survive a fork", "remove it"
-            )
-    return {}
-
-
-def _refused(key: str, got: str, fix: str = "") -> dict[str, str]:
-    """A message to the owner, who makes it a problem."""
-    return {"key": key, "refused": got, "fix": fix}
-
-
-def warm_up(source: str) -> dict[str, str]:
-    """Runs the recipe's own program, so that what it imports late and caches is there in every
-    program; returns what is wrong."""
+            got = f"cannot be imported: {type(error).__name__}: {error}"
+        else:
+            got = STARTS_THREADS if has_threads() else ""
+        if got:
+            return {"key": "imports", "refused": f"{name!r} {got}", "fix": "remove it"}
     try:
-        exec(compile(source, "warm_up", "exec"), {"__name__": "warm_up"})
+        exec(compile(settings["warm_up"], "warm_up", "exec"), {"__name__": "warm_up"})
     except BaseException as error:
-        number = (
-            error.__traceback__
-            and error.__traceback__.tb_next
-            and error.__traceback__.tb_next.tb_lineno
-        )
-        return _refused("warm_up", f"line {number}: {type(error).__name__}: {error}")
-    return (
-        _refused("warm_up", "it starts threads, which do not survive a fork")
-        if has_threads()
-        else {}
-    )
+        after = error.__traceback__ and error.__traceback__.tb_next
+        got = f"line {after and after.tb_lineno}: {type(error).__name__}: {error}"
+    else:
+        got = f"it {STARTS_THREADS}" if has_threads() else ""
+    return {"key": "warm_up", "refused": got, "fix": ""} if got else {}
 
 
 def has_threads() -> bool:
@@ -182,11 +157,12 @@ class ForkServer(Pool):
         this number."""
         self.filter = b""
         if settings["abi"]:
-            self.filter = seccomp.allowing(
+            self.filter = seccomp.filter_of(
                 system_calls.rules(settings["abi"], bool(settings["init"]), self.line)
             )
         elif settings["filters"]:
-            self.filter = seccomp.sparing([os.getpid(), *settings["spared"]])
+            spared = system_calls.sparing([os.getpid(), *settings["spared"]])
+            self.filter = seccomp.filter_of(spared, system_calls.ALLOW)
         self.home = os.open("/proc/self/ns/pid", os.O_RDONLY | os.O_CLOEXEC)
 
     def fork(self) -> tuple[int, int]:

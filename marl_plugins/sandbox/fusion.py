@@ -50,7 +50,7 @@ from marl_plugins.core.workspace import (
     tree_problem,
 )
 from marl_plugins.sandbox import remote, run_program
-from marl_plugins.sandbox.files import NAMES, remove_files, write_files
+from marl_plugins.sandbox.files import NAMES, own_workspace, remove_files, write_files
 from marl_plugins.sandbox.local import RETURNED_BYTES
 from marl_plugins.sandbox.program import Program, ProgramResult, Status, excess, judge
 
@@ -179,13 +179,7 @@ class ServiceSandbox:
 
     async def run(self, program: Program, workspace: Path | None = None) -> ProgramResult:
         """Runs a program to its end (program.Sandbox.run)."""
-        if workspace is not None:
-            workspace = workspace.resolve(strict=True)  # noqa: ASYNC240
-            if self._workspaces is None or self._workspaces not in workspace.parents:
-                raise ValueError(
-                    f"workspace {workspace}: expected a folder in the sandbox's own, "
-                    f"{self._workspaces}"
-                )
+        workspace = own_workspace(workspace, self._workspaces)
         async with in_turn(self._free):
             try:
                 job = await asyncio.to_thread(_Job, program, workspace)

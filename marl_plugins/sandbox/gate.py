@@ -23,16 +23,10 @@ import signal
 import struct
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING or __package__:
-    from marl_plugins.sandbox import resource_usage, system_calls
-    from marl_plugins.sandbox.fork_server import ProgramRequest
-    from marl_plugins.sandbox.seccomp import machine
-else:
-    import resource_usage
-    import system_calls
-    from seccomp import machine
+from marl_plugins.sandbox import resource_usage, system_calls
+from marl_plugins.sandbox.fork_server import ProgramRequest
+from marl_plugins.sandbox.seccomp import machine
 
 NOTIF_RECV, NOTIF_SEND, NOTIF_SET_FLAGS = 0xC0502100, 0xC0182101, 0x40082104
 SYNC_WAKE_UP, CONTINUE = 1, 1

@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING
 from marl_plugins.core.deadlines import not_counted
 from marl_plugins.core.failures import InfrastructureFailure
 from marl_plugins.core.workspace import read_files
-from marl_plugins.sandbox import fork_server, levels
-from marl_plugins.sandbox.files import first_names, write_files
+from marl_plugins.sandbox import levels
+from marl_plugins.sandbox.files import first_names, own_workspace, write_files
 from marl_plugins.sandbox.pool import shut
 from marl_plugins.sandbox.pool_owner import heard, python
 from marl_plugins.sandbox.program import Program, ProgramResult, Status, excess, judge
@@ -100,13 +100,7 @@ class LocalSandbox:
 
     async def run(self, program: Program, workspace: Path | None = None) -> ProgramResult:
         """Runs a program to its end (program.Sandbox.run)."""
-        if workspace is not None:
-            workspace = workspace.resolve(strict=True)  # noqa: ASYNC240
-            if self._workspaces is None or self._workspaces not in workspace.parents:
-                raise ValueError(
-                    f"workspace {workspace}: expected a folder in the sandbox's own, "
-                    f"{self._workspaces}"
-                )
+        workspace = own_workspace(workspace, self._workspaces)
         imports = (*self._imports, "pytest") if program.language == "pytest" else self._imports
         async with not_counted():
             await self._free.acquire()
@@ -168,7 +162,9 @@ class LocalSandbox:
             "user": user,
             "filters": self.machine.filters,
         }
-        command = python(fork_server.__file__, "-I", *(() if self._packages else ("-S",)))
+        command = python(
+            "marl_plugins.sandbox.fork_server", "-I", *(() if self._packages else ("-S",))
+        )
         if namespaces:
             own = [*read, os.path.dirname(__file__)]
             command = [*levels.bubblewrap(self.machine.bwrap, own, settings["hidden"]), *command]

@@ -23,12 +23,9 @@ import socket
 import time
 import traceback
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING or __package__:
-    from marl_plugins.sandbox.kernel import libc
-else:
-    from kernel import libc  # beside this file, where there is no package
+from marl_plugins.sandbox.kernel import libc
 
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 REAP_MILLISECONDS = 1

@@ -6,11 +6,12 @@ from __future__ import annotations
 import asyncio
 import errno
 import json
-import os
 import socket
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from pathlib import Path
 from typing import Any
 
 from marl_plugins.sandbox.pool import LARGEST_MESSAGE_BYTES
@@ -18,28 +19,29 @@ from marl_plugins.sandbox.pool import LARGEST_MESSAGE_BYTES
 BUSY_SECONDS = 0.002
 """Seconds between two attempts to send to a pool whose queue is full."""
 BOOT = """
-import sys
-path, known, folders = sys.path[:], set(sys.modules), {folders!r}
-sys.path[:0] = folders
-import {module}
-sys.path[:] = path
-for name in set(sys.modules) - known:  # programs may have modules of the same names
-    if str(getattr(sys.modules[name], "__file__", "")).startswith(tuple(folders)):
-        del sys.modules[name]
-{module}.main()
+import sys, types
+for name, folder in {packages!r}:  # as if they were empty
+    sys.modules[name] = types.ModuleType(name)
+    sys.modules[name].__path__ = [folder]
+from {module} import main
+for name in [name for name in sys.modules if name.startswith("{top}")]:
+    del sys.modules[name]  # of what runs there, which may import the real ones
+main()
 """
 
 
-def python(file: str, *options: str, program: str = "") -> list[str]:
-    """Returns the words that start a module without the package, beside those of this folder.
+def python(module: str, *options: str, program: str = "") -> list[str]:
+    """Returns the words that run the `main` of a module, which may import this package's modules
+    that need the standard library alone, and none of the packages that they are in.
 
     Args:
-        file: Where the module is.
         program: Python's; default: that of this process.
     """
-    module = os.path.basename(file).removesuffix(".py")
-    folders = list(dict.fromkeys([os.path.dirname(file), os.path.dirname(__file__)]))
-    code = BOOT.format(folders=folders, module=module)
+    top, *_ = parts = module.split(".")
+    root = Path(__file__).parents[2]
+    names = {*accumulate(parts[:-1], "{}.{}".format), __package__}
+    packages = [(name, str(root / name.replace(".", "/"))) for name in sorted(names)]
+    code = BOOT.format(packages=packages, module=module, top=top)
     return [program or sys.executable, *options, "-c", code]
 
 

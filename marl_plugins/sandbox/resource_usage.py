@@ -13,16 +13,11 @@ import platform
 import re
 import stat
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-if TYPE_CHECKING or __package__:
-    from marl_plugins.sandbox.kernel import libc
-    from marl_plugins.sandbox.pool import descendants
-    from marl_plugins.sandbox.removal import open_folder
-else:
-    from kernel import libc
-    from pool import descendants
-    from removal import open_folder
+from marl_plugins.sandbox.kernel import libc
+from marl_plugins.sandbox.pool import descendants
+from marl_plugins.sandbox.removal import open_folder
 
 MAX_WORKSPACE_ENTRIES = 10_000
 """Maximum number of files and folders in a workspace."""

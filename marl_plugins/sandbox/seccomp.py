@@ -11,15 +11,10 @@ import os
 import platform
 import struct
 import threading
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
 
-if TYPE_CHECKING or __package__:
-    from marl_plugins.sandbox import system_calls
-    from marl_plugins.sandbox.kernel import check, libc, no_new_privileges
-else:
-    import system_calls
-    from kernel import check, libc, no_new_privileges
+from marl_plugins.sandbox import system_calls
+from marl_plugins.sandbox.kernel import check, libc, no_new_privileges
 
 AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 SECCOMP = {"x86_64": 317, "aarch64": 277}
@@ -27,8 +22,6 @@ SET_MODE_FILTER, GET_ACTION_AVAIL = 1, 2
 NEW_LISTENER, WAIT_KILLABLE = 8, 32
 """The second, of Linux 5.19 and later: no signal but SIGKILL interrupts a question that is being
 answered."""
-PR_SET_CHILD_SUBREAPER = 36
-CLONE_PARENT = 0x8000
 X32 = 0x40000000
 
 LOAD, AND, EQUAL, GREATER, AT_LEAST, BITS, RETURN = 0x20, 0x54, 0x15, 0x25, 0x35, 0x45, 0x06
@@ -76,8 +69,8 @@ def tested(check: "system_calls.Check") -> Code:
     return [*code, outcome(check.action)]
 
 
-def allowing(rules: Mapping[str, "system_calls.Rule"]) -> bytes:
-    """Returns the filter for these rules; other calls have ENOSYS."""
+def filter_of(rules: Mapping[str, "system_calls.Rule"], otherwise: int = errno.ENOSYS) -> bytes:
+    """Returns the filter for these rules, and what comes of other calls, as the kernel reads it."""
     column = system_calls.COLUMN[machine()]
     numbered = sorted(
         ((system_calls.NUMBERS[name][column], rule) for name, rule in rules.items()),
@@ -101,9 +94,10 @@ def allowing(rules: Mapping[str, "system_calls.Rule"]) -> bytes:
             (GREATER, 3, 0, last),
             (AT_LEAST, 0, 1, first),
             outcome(system_calls.ALLOW),
-            outcome(errno.ENOSYS),
+            outcome(otherwise),
         ]
-    return assembled([*code, outcome(errno.ENOSYS)])
+    instructions = [*code, outcome(otherwise)]
+    return b"".join(struct.pack("=HBBI", *instruction) for instruction in instructions)
 
 
 def ranges(numbers: Sequence[int]) -> list[tuple[int, int]]:
@@ -115,42 +109,6 @@ def ranges(numbers: Sequence[int]) -> list[tuple[int, int]]:
         else:
             spans.append((number, number))
     return spans
-
-
-def sparing(processes: Sequence[int]) -> bytes:
-    """Returns the filter that refuses signals to these processes and to everybody, children of the
-    parent's, and to stop being a subreaper.
-
-    It holds mistakes off: a program may find another way.
-    """
-    column = system_calls.COLUMN[machine()]
-    refused: list[tuple[str, int, Iterable[int]]] = [
-        (name, 0, processes) for name in (*system_calls.SIGNALS, "prlimit64") if name != "kill"
-    ]
-    refused += [
-        ("kill", 0, [*processes, -1, *(-pid for pid in processes)]),
-        ("prctl", 0, [PR_SET_CHILD_SUBREAPER]),
-    ]
-    code = begin()
-    for name, argument, values in refused:
-        body = tested(system_calls.Check(argument, system_calls.FULL, tuple(values), errno.EPERM))
-        code += [
-            (EQUAL, 0, len(body) + 1, system_calls.NUMBERS[name][column]),
-            *body,
-            outcome(system_calls.ALLOW),
-        ]
-    body = tested(system_calls.Check(0, CLONE_PARENT, system_calls.ANY, errno.EPERM))
-    code += [
-        (EQUAL, 0, len(body) + 1, system_calls.NUMBERS["clone"][column]),
-        *body,
-        outcome(system_calls.ALLOW),
-    ]
-    return assembled([*code, outcome(system_calls.ALLOW)])
-
-
-def assembled(code: Code) -> bytes:
-    """Returns the instructions as the kernel reads them."""
-    return b"".join(struct.pack("=HBBI", *instruction) for instruction in code)
 
 
 def install(code: bytes, listened: bool = False) -> int:
@@ -202,6 +160,6 @@ def problem() -> str:
 
 def _try(refused: list[OSError]) -> None:
     try:
-        os.close(install(assembled([*begin(), outcome(system_calls.ALLOW)]), listened=True))
+        os.close(install(filter_of({}, system_calls.ALLOW), listened=True))
     except OSError as error:
         refused.append(error)

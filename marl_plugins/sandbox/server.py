@@ -18,7 +18,6 @@ from typing import IO, TYPE_CHECKING, Any
 
 from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure
 from marl_plugins.core.problems import Problem, at
-from marl_plugins.sandbox import supervisor
 from marl_plugins.sandbox.fork_server import ENVIRONMENT
 from marl_plugins.sandbox.pool import shut
 from marl_plugins.sandbox.pool_owner import begin, heard, python, start_pool
@@ -86,7 +85,7 @@ class SandboxServer:
             try:
                 self._said = undone.enter_context(tempfile.TemporaryFile())
                 process, self._control = start_pool(
-                    python(supervisor.__file__, "-I", "-S"),
+                    python("marl_plugins.sandbox.supervisor", "-I", "-S"),
                     own,
                     stdout=subprocess.DEVNULL,
                     stderr=self._said,

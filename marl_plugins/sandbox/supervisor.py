@@ -25,35 +25,21 @@ import time
 import traceback
 from collections.abc import Callable, Iterable
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple, NoReturn, TypedDict, cast
+from typing import NamedTuple, NoReturn, TypedDict, cast
 
-if TYPE_CHECKING or __package__:
-    from marl_plugins.sandbox import resource_usage
-    from marl_plugins.sandbox.fork_server import ForkSettings, ProgramRequest
-    from marl_plugins.sandbox.gate import CallGate
-    from marl_plugins.sandbox.pool import (
-        PATIENCE_SECONDS,
-        become_subreaper,
-        descendants,
-        kill,
-        reaped,
-        receive,
-        tell,
-    )
-    from marl_plugins.sandbox.removal import remove
-else:
-    import resource_usage
-    from gate import CallGate
-    from pool import (
-        PATIENCE_SECONDS,
-        become_subreaper,
-        descendants,
-        kill,
-        reaped,
-        receive,
-        tell,
-    )
-    from removal import remove
+from marl_plugins.sandbox import resource_usage
+from marl_plugins.sandbox.fork_server import ForkSettings, ProgramRequest
+from marl_plugins.sandbox.gate import CallGate
+from marl_plugins.sandbox.pool import (
+    PATIENCE_SECONDS,
+    become_subreaper,
+    descendants,
+    kill,
+    reaped,
+    receive,
+    tell,
+)
+from marl_plugins.sandbox.removal import remove
 
 LOOK_SECONDS, SOONEST_SECONDS = 0.1, 0.005
 """Seconds between two looks at what a program takes, at most and at least."""

@@ -35,12 +35,9 @@ from collections.abc import Awaitable, Iterable, Iterator
 from functools import cached_property
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, NoReturn, TypedDict
+from typing import Any, NoReturn, TypedDict
 
-if TYPE_CHECKING or __package__:
-    from marl_plugins.sandbox.pool import Forked, Pool, become_program, receive, tell
-else:
-    from pool import Forked, Pool, become_program, receive, tell
+from marl_plugins.sandbox.pool import Forked, Pool, become_program, receive, tell
 
 IMPORTED_INSIDE = re.compile(r"^[ \t]+(?:import|from)[ \t]+(\w*)|(__import__|import_module)", re.M)
 """Packages that functions of a file may import themselves, and ways to import any."""

@@ -154,7 +154,7 @@ class AgentProgram:
             "command": list(command),
             "isolated": isolated,
         }
-        self._words = python(launcher.__file__, program=python_program or "")
+        self._words = python(launcher.__name__, program=python_program or "")
         self._known = {**os.environ, **environment}
         if isolated:
             own = [Path(module.__file__).parent for module in (launcher, pool)]

@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import pydantic
 
+Form = TypeVar("Form", bound=pydantic.BaseModel)
 Text = Literal["text", "input_text", "output_text", "refusal"]
 MASKED = "a masked distribution is sampled then, which is not the one that is trained"
 
@@ -153,21 +154,31 @@ class ChatRequest(pydantic.BaseModel):
         )
 
 
-def parse_chat(body: bytes | Mapping[str, Any]) -> ChatRequest:
-    """Returns a request, checked.
+def checked(form: type[Form], body: bytes | Mapping[str, Any]) -> Form:
+    """Returns a request in a form of the protocol.
 
     Raises:
-        Refusal: It is none, or asks for something that cannot be trained on.
+        EndpointRefusal: It is none.
     """
     try:
-        read, validate = ChatRequest.model_validate_json, ChatRequest.model_validate
-        request = read(body) if isinstance(body, bytes) else validate(body)
+        if isinstance(body, bytes):
+            return form.model_validate_json(body)
+        return form.model_validate(body)
     except pydantic.ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
         place = ".".join(map(str, first["loc"]))
         raise EndpointRefusal(
             400, f"not a request that is understood: {place}{': ' if place else ''}{first['msg']}"
         ) from None
+
+
+def parse_chat(body: bytes | Mapping[str, Any]) -> ChatRequest:
+    """Returns a request, checked.
+
+    Raises:
+        EndpointRefusal: It is none, or asks for something that cannot be trained on.
+    """
+    request = checked(ChatRequest, body)
     _refuse(request)
     return request
 

@@ -11,7 +11,13 @@ from typing import Annotated, Any, Literal
 import pydantic
 
 from marl_plugins.builtin.agents.answers import event, usage_of
-from marl_plugins.builtin.agents.requests import ChatRequest, EndpointRefusal, Part, parse_chat
+from marl_plugins.builtin.agents.requests import (
+    ChatRequest,
+    EndpointRefusal,
+    Part,
+    checked,
+    parse_chat,
+)
 from marl_plugins.builtin.agents.session import EndpointAnswer
 
 PIECE_CHARS = 16
@@ -62,14 +68,7 @@ def parse_response(body: bytes) -> ChatRequest:
     Raises:
         Refusal: It is none, or asks for something that cannot be trained on.
     """
-    try:
-        request = ResponseRequest.model_validate_json(body)
-    except pydantic.ValidationError as error:
-        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        place = ".".join(map(str, first["loc"]))
-        raise EndpointRefusal(
-            400, f"not a request that is understood: {place}{': ' if place else ''}{first['msg']}"
-        ) from None
+    request = checked(ResponseRequest, body)
     if request.previous_response_id or request.conversation:
         raise EndpointRefusal(
             400,

@@ -7,15 +7,16 @@ import asyncio
 import json
 import socket
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, suppress
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 from aiohttp import web
 
-from marl_plugins.builtin.agents import responses
 from marl_plugins.builtin.agents.answers import completion, completion_chunks
 from marl_plugins.builtin.agents.requests import ChatRequest, EndpointRefusal, parse_chat
+from marl_plugins.builtin.agents.responses import events, parse_response, response
 from marl_plugins.builtin.agents.session import EndpointAnswer, EndpointSession, failure_of
 from marl_plugins.core.failures import AgentFailure
 
@@ -23,6 +24,20 @@ MOST_BYTES = 64 * 2**20
 """Of a request."""
 QUIET_SECONDS = 5.0
 """After so long without an answer a stream begins, and then says that it is alive."""
+
+
+class Dialect(NamedTuple):
+    """How a request is read, and how it is answered: whole, and in pieces."""
+
+    parse: Callable[[bytes], ChatRequest]
+    whole: Callable[[ChatRequest, EndpointAnswer], Mapping[str, Any]]
+    pieces: Callable[[ChatRequest, EndpointAnswer], Iterator[bytes]]
+
+
+DIALECTS = {
+    "/v1/chat/completions": Dialect(parse_chat, completion, completion_chunks),
+    "/v1/responses": Dialect(parse_response, response, events),
+}
 
 
 class AgentEndpoint:
@@ -43,9 +58,9 @@ class AgentEndpoint:
     @asynccontextmanager
     async def running(self) -> AsyncIterator[AgentEndpoint]:
         """Answers until the end."""
-        app = web.Application(client_max_size=MOST_BYTES)
-        app.router.add_post("/v1/chat/completions", self._chat)
-        app.router.add_post("/v1/responses", self._responses)
+        app = web.Application(client_max_size=MOST_BYTES, middlewares=[refusing])
+        for path, dialect in DIALECTS.items():
+            app.router.add_post(path, partial(self._answer, dialect))
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/v1/models/{name}", self._model)
         app.router.add_route("*", "/{path:.*}", self._unknown)
@@ -80,37 +95,20 @@ class AgentEndpoint:
         return self._sessions[key]
 
     async def _models(self, request: web.Request) -> web.StreamResponse:
-        try:
-            roles = self._session(request).roles
-        except EndpointRefusal as error:
-            return refused(error)
-        return web.json_response({"object": "list", "data": [_about(role) for role in roles]})
+        data = [_about(role) for role in self._session(request).roles]
+        return web.json_response({"object": "list", "data": data})
 
     async def _model(self, request: web.Request) -> web.StreamResponse:
-        try:
-            name = request.match_info["name"]
-            if name not in self._session(request).roles:
-                raise EndpointRefusal(404, f"there is no role {name!r}", "model_not_found")
-        except EndpointRefusal as error:
-            return refused(error)
+        name = request.match_info["name"]
+        if name not in self._session(request).roles:
+            raise EndpointRefusal(404, f"there is no role {name!r}", "model_not_found")
         return web.json_response(_about(name))
 
     async def _unknown(self, request: web.Request) -> web.StreamResponse:
-        return refused(
-            EndpointRefusal(
-                404,
-                f"{request.method} {request.path} is not answered here; chat completions, "
-                "responses and models are",
-            )
-        )
+        what = f"{request.method} {request.path} is not answered here"
+        raise EndpointRefusal(404, f"{what}; chat completions, responses and models are")
 
-    async def _chat(self, request: web.Request) -> web.StreamResponse:
-        return await self._answer(request, Dialect())
-
-    async def _responses(self, request: web.Request) -> web.StreamResponse:
-        return await self._answer(request, ResponsesDialect())
-
-    async def _answer(self, request: web.Request, dialect: Dialect) -> web.StreamResponse:
+    async def _answer(self, dialect: Dialect, request: web.Request) -> web.StreamResponse:
         """Answers a request, whole or in pieces; an error that is known before the first piece has
         its own status."""
         stream: web.StreamResponse | None = None
@@ -141,9 +139,9 @@ class AgentEndpoint:
         except asyncio.CancelledError:
             if (task := asyncio.current_task()) and task.cancelling():
                 raise
-            return refused(
-                EndpointRefusal(401, "this key's trajectory has ended", "invalid_api_key")
-            )
+            raise EndpointRefusal(
+                401, "this key's trajectory has ended", "invalid_api_key"
+            ) from None
         # whatever is no refusal or failure is a bug, which ends the run through the session
         except Exception as error:
             failure = error
@@ -159,30 +157,15 @@ class AgentEndpoint:
         return stream
 
 
-class Dialect:
-    """Chat completions: how a request is read, and how it is answered."""
-
-    def parse(self, body: bytes) -> ChatRequest:
-        return parse_chat(body)
-
-    def whole(self, request: ChatRequest, answer: EndpointAnswer) -> Mapping[str, Any]:
-        return completion(request, answer)
-
-    def pieces(self, request: ChatRequest, answer: EndpointAnswer) -> Iterator[bytes]:
-        return completion_chunks(request, answer)
-
-
-class ResponsesDialect(Dialect):
-    """The Responses API."""
-
-    def parse(self, body: bytes) -> ChatRequest:
-        return responses.parse_response(body)
-
-    def whole(self, request: ChatRequest, answer: EndpointAnswer) -> Mapping[str, Any]:
-        return responses.response(request, answer)
-
-    def pieces(self, request: ChatRequest, answer: EndpointAnswer) -> Iterator[bytes]:
-        return responses.events(request, answer)
+@web.middleware
+async def refusing(
+    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+) -> web.StreamResponse:
+    """Answers a request that is refused."""
+    try:
+        return await handler(request)
+    except EndpointRefusal as error:
+        return refused(error)
 
 
 def refused(error: BaseException) -> web.Response:
