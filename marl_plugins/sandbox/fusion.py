@@ -18,6 +18,7 @@ import asyncio
 import base64
 import binascii
 import hashlib
+import inspect
 import io
 import json
 import os
@@ -134,7 +135,7 @@ class ServiceSandbox:
         self._free = asyncio.Semaphore(concurrency or os.cpu_count() or 1)
         self._queue = queue
         self._session: aiohttp.ClientSession | None = None
-        self._source = "\n".join(Path(m.__file__).read_text() for m in (run_program, remote))
+        self._source = "\n".join(map(inspect.getsource, (run_program, remote)))
 
     async def start(self) -> None:
         """Runs a small program.

@@ -180,19 +180,18 @@ class Pool:
 
     def serve(self, *watched: socket.socket) -> None:
         """Serves until the owner has gone, or whoever is at the other end of what is `watched`."""
-        for descriptor in (self.control, self.woken, *watched):
+        ends = {other.fileno() for other in watched}
+        for descriptor in (self.control.fileno(), self.woken, *ends):
             self.poll.register(descriptor, select.POLLIN)
         while True:
-            ready = [fd for fd, _ in self.poll.poll(REAP_MILLISECONDS if self.ending else None)]
+            ready = {fd for fd, _ in self.poll.poll(REAP_MILLISECONDS if self.ending else None)}
             if self.woken in ready:
                 os.read(self.woken, 4096)
             for forked in self.running.values():
                 if forked.connection.fileno() in ready:
                     self.poll.unregister(forked.connection)
                     forked.kill()
-            if any(other.fileno() in ready for other in watched):
-                break
-            if self.control.fileno() in ready and not self._start():
+            if ready & ends or (self.control.fileno() in ready and not self._start()):
                 break
             self._reap()
         for forked in self._all():

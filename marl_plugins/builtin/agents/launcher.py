@@ -183,7 +183,7 @@ def lies_in(place: str, folder: str) -> bool:
 
 def imports_inside(folder: str) -> set[str]:
     """Returns the packages that functions of the program's files may import themselves."""
-    inside = set()
+    inside = set[str]()
     for module in list(sys.modules.values()):
         place = str(getattr(module, "__file__", ""))
         if lies_in(place, folder):

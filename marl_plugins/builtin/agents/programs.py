@@ -10,7 +10,7 @@ import signal
 import socket
 import subprocess
 import weakref
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -157,13 +157,13 @@ class AgentProgram:
         self._words = python(launcher.__name__, program=python_program or "")
         self._known = {**os.environ, **environment}
         if isolated:
-            own = [Path(module.__file__).parent for module in (launcher, pool)]
+            own = [Path(str(module.__file__)).parent for module in (launcher, pool)]
             self._words = [*words_before(self._words[0], [*own, folder]), *self._words]
             self._known = environment_of(environment)
         self._folder = folder
         self._control: socket.socket | None = None
         self._listener: socket.socket | None = None
-        self._end = weakref.finalize(self, lambda: None)
+        self._end: Callable[[], object] = lambda: None
 
     def start(self) -> socket.socket:
         """Returns the socket to the launcher, which is started where there is none.
