@@ -510,20 +510,20 @@ B_PROMPT = {
 }
 C_WORKFLOW = {
     "unknown role after one answer": ending(
-        f"if 'again' in str(pro): await roles.jury(question='')\n{LAST.strip()}",
-        "workflow.py:6: not reached: line 6",
-        "give the role an example",
-        exit=0,
-    ),
-    "unknown field after one answer": ending(
-        f"match str(con):\n    case 'yes': await roles.pro(question='')\n{LAST.strip()}",
+        f"if 'again' in str(pro):\n    await roles.jury(question='')\n{LAST.strip()}",
         "workflow.py:7: not reached: line 7",
         "give the role an example",
         exit=0,
     ),
+    "unknown field after one answer": ending(
+        f"match str(con):\n    case 'yes':\n        await roles.pro(question='')\n{LAST.strip()}",
+        "workflow.py:8: not reached: line 8",
+        "give the role an example",
+        exit=0,
+    ),
     "exception after one answer": ending(
-        f"if str(pro).startswith('again'): 1 / 0\n{LAST.strip()}",
-        "workflow.py:6: not reached: line 6",
+        f"if str(pro).startswith('again'):\n    1 / 0\n{LAST.strip()}",
+        "workflow.py:7: not reached: line 7",
         "give the role an example",
         exit=0,
     ),
@@ -1104,7 +1104,7 @@ F_MODEL = {
         model__safetensors="x",
     ),
     "tokenizer cut": model(
-        ("files.json", "tokenizer.json"), model__safetensors="x", tokenizer__json="{"
+        ("files.json", "tokenizer.json:1"), model__safetensors="x", tokenizer__json="{"
     ),
     "configuration in UTF-16": model(
         (

@@ -11,7 +11,6 @@ import os
 import shutil
 import sys
 import zipfile
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -25,7 +24,6 @@ from marl_plugins.asking.askers import Askers
 from marl_plugins.asking.policy import PolicyTransport
 from marl_plugins.builtin import reinforce_pp
 from marl_plugins.builtin.recipe import _hub_tasks
-from marl_plugins.builtin.rehearsal.findings import idle_followups
 from marl_plugins.builtin.tools.mcp import servers
 from marl_plugins.cli import dispatch
 from marl_plugins.commands.imports import items, policies, roles, tasks
@@ -277,12 +275,6 @@ def test_a_tool_that_the_run_does_not_have():
     assert found_by(use_tool, SimpleNamespace(tools={}), "python", "the coach") == [
         ("tools.unknown", "python")
     ]
-
-
-def test_a_followup_without_a_second_call():
-    config = SimpleNamespace(followup="again.md", max_turns=1)
-    run = SimpleNamespace(folder=Path("recipe"), recipe=SimpleNamespace(roles={"solver": config}))
-    assert briefs(idle_followups(run, [])) == [("rehearsal.followup", "again.md")]
 
 
 def test_returns_of_several_roles_that_are_normalised_together():

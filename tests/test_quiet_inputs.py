@@ -74,30 +74,6 @@ def test_evaluations_without_tasks_are_said(folder):
     assert "tasks.no_evaluation" in codes(warnings(folder))
 
 
-@pytest.mark.parametrize(
-    ("flag", "kind", "problem"),
-    [("HF_HUB_OFFLINE", "model", "hub.offline"), ("HF_DATASETS_OFFLINE", "dataset", "hub.offline")],
-)
-def test_a_name_of_the_hub_that_is_not_here_is_said_while_offline(
-    folder, tmp_path, monkeypatch, flag, kind, problem
-):
-    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
-    for name in ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE"):
-        monkeypatch.delenv(name, raising=False)
-    if kind == "model":
-        recipe = tmp_path / "recipe.yaml"
-        recipe.write_text(recipe.read_text().replace("model: tiny", "model: nobody/nothing"))
-    else:
-        with_data(folder, ROWS)
-        recipe = tmp_path / "recipe.yaml"
-        recipe.write_text(recipe.read_text().replace("train.json", "nobody/nothing"))
-    assert problem not in [code for code, *_ in warnings(folder)]
-    monkeypatch.setenv(flag, "1")
-    assert [code for code, *_ in warnings(folder)].count(problem) == 1
-    (tmp_path / "hub" / f"{kind}s--nobody--nothing").mkdir(parents=True)
-    assert problem not in [code for code, *_ in warnings(folder)]
-
-
 def test_of_two_columns_that_may_be_the_prompt_the_one_taken_is_said(folder):
     with_data(folder, [{"question": f"q{n}", "problem": f"p{n}", "answer": "x"} for n in range(8)])
     assert "tasks.prompt_field" in codes(warnings(folder))
@@ -138,12 +114,6 @@ def test_prompts_that_contradict_each_other_are_said(folder):
 ])  # fmt: skip
 def test_equal_prompts_may_differ_in_what_the_workflow_is_given(folder, rows):
     assert warnings(with_data(folder, rows)) == []
-
-
-def test_a_nul_in_a_prompt_is_said(folder):
-    assert warnings(
-        with_data(folder, [{"question": f"a\0{n}", "answer": "x"} for n in range(8)])
-    ) == [("tasks.nul", "0")]
 
 
 def test_a_nul_in_a_prompt_file_is_refused(folder):

@@ -429,12 +429,6 @@ def test_what_one_kind_of_answer_raises_is_said(folder, lines, kind, error):
         ("con, continue_=con", "rehearsal.unshown", "did you mean 'continues'?"),
         ("con, draft=con", "rehearsal.unshown", "write {draft} into its prompt"),
         ("con, hint='be short'", "rehearsal.unshown", "write {hint} into its prompt"),
-        (
-            "['It said {con.text}', con]",
-            "rehearsal.braces",
-            "{con} as it stands, in field 'history'",
-        ),
-        ("'Of {task} and ' + con.text, after=[con]", "rehearsal.braces", "{task} as it stands"),
         ("{enum.Enum('E', {'A': 'x'}).A: 1}, after=[con]", "rehearsal.object_shown", "<e.a: 'x'>"),
     ],
 )
@@ -442,31 +436,6 @@ def test_a_field_that_says_something_else_than_was_meant_is_said(folder, value, 
     folder.ending("import enum", JUDGE.format(value))
     assert part in folder.warning()
     folder.warned(code, f"workflow.py:{LAST + 1}")
-
-
-@pytest.mark.parametrize(
-    "value",
-    [
-        "'Write {name} or {0} or {} in braces'",
-        "f'{{con}} is {con}', after=[con]",
-        "'{con}'.format(con=con), after=[con]",
-    ],
-)
-def test_braces_that_are_meant_are_fine(folder, value):
-    assert folder.ending(JUDGE.format(value)).warnings() == []
-
-
-@pytest.mark.parametrize("test", ["str(con) == '1'", "'judge' in str(con)"])
-@pytest.mark.parametrize("end", ["return", "pass", "return None"])
-def test_an_answer_that_is_forgotten_on_one_branch_is_said(folder, test, end):
-    folder.stating("the judge").ending(
-        JUDGE.format("con").replace("return", "judge ="),
-        f"if not ({test}):",
-        "    return judge",
-        end,
-    )
-    warnings = briefs(folder.plan().run.warnings)
-    assert warnings == ([] if end == "return None" else [("rehearsal.no_answer", "workflow.py:3")])
 
 
 def test_errors_at_two_places_are_two_warnings(folder):
@@ -702,17 +671,9 @@ def test_what_trajectories_share_at_the_same_time_is_said(folder, what):
                         "copy.copy(roles)})['roles']", "con = await roles.con(question='')"],
         ["con = 'def <function name>(<arguments>), <coroutine object>'"],
         ["pro = 'Answer as {answer}.'", "await roles.pro(question='as {answer}')", "answer = con"],
-        ["match str(con):", "    case str():", "        pass", "    case other:", "        from "
-                                                                                  "typing import "
-                                                                                  "assert_never",
-         "        assert_never(other)"],
-        ["done, pending = await "
-         "asyncio.wait([asyncio.ensure_future(roles.pro(question=''))])", "for one in pending:",
-         "    one.cancel()"],
-        ["if hasattr(roles, 'critic'):", "    con = await roles.critic(question='')"],
         ["if len(str(con)) > 10**9:", "    assert False, 'nobody says so'"],
     ],
-    ids=["generator left early", "copies", "instruction", "braces before", "assert_never", "cancel", "hasattr", "assert False"],
+    ids=["generator left early", "copies", "instruction", "braces before", "assert False"],
 )  # fmt: skip
 def test_more_that_is_right(folder, lines):
     assert folder.ending(*lines, JUDGE.format("[pro, con]")).warnings() == []
@@ -764,28 +725,6 @@ def test_tasks_of_another_kind_are_tried_with_texts_as_a_run_has_them(folder):
     folder.write("tasks.py", TASKS.replace('{"type": "colour"}', '{"type": "cd"[n > "b"]}'))
     folder.stating("judge").ending(
         "if str(con) == 'judge':", "    assert type(con.text) is str", JUDGE.format("con")
-    )
-    assert folder.warnings() == []
-
-
-@pytest.mark.parametrize("helper", ["return None", "return 1"])
-def test_a_helper_that_returns_none_does_not_hide_an_answer_that_is_forgotten(folder, helper):
-    folder.stating("judge").ending(
-        "help(con)", f"if 'judge' in str(con):\n        {JUDGE.format('con')}"
-    )
-    folder.write(
-        "workflow.py",
-        (folder.path / "workflow.py").read_text() + f"\n\ndef help(text):\n    {helper}\n",
-    )
-    assert ("rehearsal.no_answer", "workflow.py:3") in briefs(folder.plan().run.warnings)
-
-
-def test_a_variable_without_an_answer_is_meant(folder):
-    folder.stating("judge").ending(
-        "answer = None",
-        "if 'judge' in str(con):",
-        "    answer = " + JUDGE.format("con").removeprefix("return "),
-        "return answer",
     )
     assert folder.warnings() == []
 
@@ -960,21 +899,6 @@ READ = (
 )
 
 
-@pytest.mark.parametrize(
-    "call",
-    ["con.text, strct=True", "con.text", "con.text, True, 1", "text=con.text,\n        strct=1"],
-)
-def test_a_call_that_does_not_fit_its_function_is_said_although_it_is_caught(folder, call):
-    folder.ending(*CALLED, *(line.format(call) for line in READ)).warned(
-        "rehearsal.swallowed", f"workflow.py:{LAST + 3}"
-    )
-
-
-@pytest.mark.parametrize("call", ["**{con.text: 1}", "*con.text", "\n        **{con.text: 1}"])
-def test_a_call_whose_arguments_an_answer_gives_may_be_caught(folder, call):
-    assert folder.ending(*CALLED, *(line.format(call) for line in READ)).warnings() == []
-
-
 ONE_FOR_EACH = "{r: secrets.randbelow(10**9) / 10**9 for r in {a.role for a in t.actions}}"
 
 
@@ -1006,30 +930,6 @@ ONE_FOR_EACH = "{r: secrets.randbelow(10**9) / 10**9 for r in {a.role for a in t
 def test_a_grader_that_does_not_repeat_is_a_warning(folder, code, line, kind):
     folder.write("grader.py", code)
     folder.warned(f"rehearsal.{kind}", f"grader.py:{line}")
-
-
-@pytest.mark.parametrize(
-    ("file", "text", "line"),
-    [
-        ("grader.py", GRADER + "def score_actions(action, seen):\n    return 1.0\n", 3),
-        ("grader.py", GRADER + "async def score_acton(action, seen):\n    return 1.0\n", 3),
-        ("workflow.py", GOOD + "def variant():\n    return {}\n", 7),
-    ],
-)
-def test_a_function_that_nobody_calls_and_that_is_nearly_one_that_is_looked_up_is_said(
-    folder, file, text, line
-):
-    folder.write(file, text)
-    folder.warned("rehearsal.misspelt", f"{file}:{line}")
-
-
-def test_a_helper_that_is_called_is_no_misspelt_hook(folder):
-    called = (
-        GRADER.replace("return float(", "return score_actions(")
-        + "def score_actions(equal):\n    return float(equal)\n"
-    )
-    folder.write("grader.py", called)
-    assert folder.warnings() == []
 
 
 def test_a_grader_that_gives_no_score_is_a_warning(folder):

@@ -183,7 +183,7 @@ def recipe_with(folder, text):
     )
     _, sections, origins = load(folder / "recipe.yaml")
     found = check_sandbox(sections["tools.sandbox"], folder, sections["tools.python"].packages)
-    return Problems(found).placed(origins, lambda flags, policies: ())
+    return Problems(found).placed(origins)
 
 
 def test_a_recipes_sandbox_is_checked_before_anything_starts(tmp_path, monkeypatch):

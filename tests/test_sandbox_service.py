@@ -680,7 +680,7 @@ def checked(folder, text):
     )
     _, sections, origins = load(folder / "recipe.yaml")
     found = check_sandbox(sections["tools.sandbox"], folder, sections["tools.python"].packages)
-    return list(map(str, Problems(found).placed(origins, lambda flags, policies: ())))
+    return list(map(str, Problems(found).placed(origins)))
 
 
 @pytest.mark.parametrize(

@@ -11,10 +11,8 @@ tried on what comes of it.
                    loops that do not end, wrong names whose exception is caught
     replays.py     what differs when a task is played again: with another label, beside others at
                    the same time
-    shown.py       objects that are shown as Python writes them, fields that no prompt shows, texts
-                   without their `f`
+    shown.py       objects that are shown as Python writes them, fields that no prompt shows
     scorers.py     the grader, and others that plugins bring
-    misspelt.py    functions that nobody calls, and whose name is nearly one that is looked up
     leaving.py     programs that leave before they are checked, given to a grader that runs programs
     examples.py    the tasks on which it is run, and the demonstrations of the first
 

@@ -9,7 +9,6 @@ from itertools import chain
 
 from marl_plugins.builtin.rehearsal.examples import copies_of_label, different, wrong_demonstrations
 from marl_plugins.builtin.rehearsal.leaving import paid_for_leaving
-from marl_plugins.builtin.rehearsal.misspelt import misspelt
 from marl_plugins.builtin.rehearsal.rehearser import Rehearser
 from marl_plugins.builtin.rehearsal.scorers import try_grader, try_scorer
 from marl_plugins.builtin.rehearsal.trial import Stage
@@ -50,7 +49,6 @@ def check_workflow(plan: Plan) -> list[Problem]:
         *problems,
         *graded,
         *wrong_demonstrations(run, first),
-        *misspelt(run),
         *(paid_for_leaving(plan) if right else []),
     ]
 

@@ -111,15 +111,7 @@ def wrong_demonstrations(run: Run, task: Task | None) -> list[Problem]:
         items, failures = drawn(run, [task])
     except UserCodeTimeout as stuck:
         return [stuck.problem("demonstrate", place)]
-    fix = ""
-    if run.args.data.prompt_dataset and not run.recipe.tasks:  # for which nothing is demonstrated
-        fix = (
-            "the tasks are --data.prompt_dataset: give them what `demonstrate` reads, or the "
-            "recipe `warm_start: null`"
-        )
-    problems = [
-        Problem("rehearsal.demonstration", where_of(f.place), f.said, fix=fix) for f in failures
-    ]
+    problems = [Problem("rehearsal.demonstration", where_of(f.place), f.said) for f in failures]
     problems += [
         Problem("rehearsal.demonstration", where_of(place), f"demonstrate{problem}")
         for item in items

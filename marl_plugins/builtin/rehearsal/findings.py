@@ -8,9 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from marl_plugins.builtin.rehearsal.labels import MARK, MARK_OF_NUMBERS
 from marl_plugins.builtin.rehearsal.traced import Trace, TracedSource, spans
 from marl_plugins.builtin.rehearsal.trial import ROLE_SECONDS, Trial
-from marl_plugins.core.problems import Problem, at
-from marl_plugins.core.recipe.texts import read_text
-from marl_plugins.core.run import Run
+from marl_plugins.core.problems import Problem
 from marl_plugins.core.trajectory import Action, Task
 from marl_plugins.core.workflow import RoleCall, forgotten
 from marl_plugins.engine.plan.script import WORD
@@ -19,10 +17,6 @@ from marl_plugins.engine.plan.user_code_thread import Failure, where_of
 SAID = re.compile(f"{WORD}[a-z]{{3}}")
 LABEL = re.compile(r"\blabel\b")
 RANDOM = re.compile(r"\brandom\b|\bshuffle\b|\bchoice\b|\brandint\b|\bsample\b")
-SAYS_NONE = re.compile(
-    r"^(?:async )?def run\(.*\n(?:[ \t].*\n|\n)*?[ \t].*(?:return|=) None\b", re.MULTILINE
-)
-"""`run` says that there is no answer: `return None`, or a variable that is set to it."""
 
 
 def shown_labels(trial: Trial) -> list[Problem]:
@@ -177,26 +171,6 @@ def swallowed(
     ]
 
 
-def returned_nothing(
-    trials: Sequence[Trial], run: Run, source: TracedSource, file: str
-) -> list[Problem]:
-    """Returns the warning about a workflow that returns an answer or nothing, where the grader
-    reads it; `return None` is meant."""
-    complete = [trial for trial in trials if trial.complete and trial.trajectory]
-    silent = [trial for trial in complete if trial.trajectory and trial.trajectory.answer is None]
-    grader = run.folder / str(run.recipe.grader)
-    if not silent or len(silent) == len(complete) or SAYS_NONE.search(source.text):
-        return []
-    if not grader.is_file() or ".answer" not in read_text(grader):
-        return []
-    said = (
-        f"run returns nothing when {silent[0].script.when}, and an answer otherwise; the grader "
-        "reads trajectory.answer"
-    )
-    fix = "return the answer there too; `return None` says that there is none"
-    return [Problem("rehearsal.no_answer", where_of(file), said, fix=fix, severity="warning")]
-
-
 def uncalled(trials: Iterable[Trial], roles: Iterable[str]) -> list[str]:
     """Returns the roles that no trial has called."""
     called = {call.spec.name for trial in trials for call in trial.calls}
@@ -237,22 +211,6 @@ def not_reached(reached: Trace, missing: Sequence[str], file: str, count: int) -
             severity="warning",
         )
         for role in missing
-    ]
-
-
-def idle_followups(run: Run, trials: Iterable[Trial]) -> list[Problem]:
-    """Returns prompts for calls that continue a conversation, where no call does."""
-    return [
-        Problem(
-            "rehearsal.followup",
-            at(file=run.folder / config.followup),
-            f"role {role!r} has a followup prompt, and the workflow continues no conversation",
-            fix="call it with continues=ACTION, its own last one",
-            severity="warning",
-        )
-        for role, config in run.recipe.roles.items()
-        if config.followup
-        and not any(call.continues is not None for trial in trials for call in trial.calls)
     ]
 
 

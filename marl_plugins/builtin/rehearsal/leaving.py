@@ -75,21 +75,20 @@ def paid_for_leaving(plan: Plan) -> list[Problem]:
         return await asyncio.gather(*map(paid, texts))
 
     try:
-        outcomes = run_in_thread(lambda caught: run_on_a_loop(all_paid(*tried)))
-        some = any(outcome > 0 for one in outcomes for outcome in one.values())
-        idle = run_in_thread(lambda caught: run_on_a_loop(all_paid(*IDLE))) if some else []
+        outcomes = run_in_thread(lambda caught: run_on_a_loop(all_paid(*IDLE, *tried)))
     except UserCodeTimeout:
         return []
+    idle, said = outcomes[: len(IDLE)], ""
     if left:
         said = "score_outcome runs programs in the run's own process: one that leaves ends the run"
-        return [Problem("rehearsal.pays_leaving", place, said, fix=FIX, severity="warning")]
-    for what, one in zip(tried.values(), outcomes, strict=True):
-        for role, outcome in sorted(one.items()):
-            least = max((given.get(role, 0.0) for given in idle), default=0.0)
-            if outcome > least:
+    for what, paid_roles in zip(tried.values(), outcomes[len(IDLE) :], strict=True):
+        for role, outcome in sorted(paid_roles.items()):
+            least = max(paid_idle.get(role, 0.0) for paid_idle in idle)
+            if outcome > least and not said:
                 said = (
                     f"score_outcome pays {outcome:g} to role {role!r} for a program that {what}, "
                     f"and {least:g} for one that does nothing"
                 )
-                return [Problem("rehearsal.pays_leaving", place, said, fix=FIX, severity="warning")]
-    return []
+    if not said:
+        return []
+    return [Problem("rehearsal.pays_leaving", place, said, fix=FIX, severity="warning")]

@@ -9,12 +9,10 @@ from marl_plugins.builtin.rehearsal.examples import demonstrated
 from marl_plugins.builtin.rehearsal.findings import (
     answered_labels,
     drawn,
-    idle_followups,
     lost_dependencies,
     never_awaited,
     never_ended,
     not_reached,
-    returned_nothing,
     shown_labels,
     shown_nothing,
     swallowed,
@@ -24,7 +22,7 @@ from marl_plugins.builtin.rehearsal.findings import (
 )
 from marl_plugins.builtin.rehearsal.labels import with_marked_label
 from marl_plugins.builtin.rehearsal.replays import replayed
-from marl_plugins.builtin.rehearsal.shown import forgotten_f, shown_objects, unshown_fields
+from marl_plugins.builtin.rehearsal.shown import shown_objects, unshown_fields
 from marl_plugins.builtin.rehearsal.traced import Trace
 from marl_plugins.builtin.rehearsal.trial import MAX_ROLE_CALLS, Stage, Trial
 from marl_plugins.builtin.rehearsal.variants import variants_of
@@ -57,7 +55,8 @@ WORKFLOW = "the workflow"
 MORE = 12
 """Tasks whose demonstrations are said."""
 LONG = 10 * MAX_ROLE_CALLS
-"""Calls after which a loop is taken for one without an end."""
+"""Calls after which a loop is taken for one without an end; after the first, fewer are waited
+for."""
 Played = tuple[Script, Workflow | None]
 """A script, and what is run in place of the workflow."""
 
@@ -83,7 +82,7 @@ class Rehearser:
         self.examples = example_scripts(self.run.recipe.roles)
         self.reached = Trace(stage.source)
         self.count = 0
-        self.most_calls = MAX_ROLE_CALLS
+        self.most_calls = LONG
         self.longest: Trial | None = None
         self.problems: list[Problem] = []
 
@@ -112,11 +111,18 @@ class Rehearser:
         said = demonstrated(self.run, [self.task, *self.more[:MORE]] if self.sure else [])
         guessed = [] if waits else self._played(self.task, self._guesses(said))
         here = [*first, *stated, *guessed]
-        self._judge(first, stated, guessed)
+        sometimes = self._judge(WORKFLOW, first, [*stated, *guessed])
+        wrong = {problem.where for problem in self.problems}
+        for trial in stated:  # somebody says what the recipe states
+            stated_failures = [f for f in trial.failures if where_of(f.place) not in wrong]
+            self._add(f.warning(WORKFLOW, trial.script.when).as_error() for f in stated_failures)
+        self._add(sometimes)
+        if not self.wrong:
+            self._add(problem for trial in here for problem in shown_objects(trial))
         elsewhere: list[Trial] = []
         for task in [] if waits or self.wrong else others:
             trials = self._played(task, of(WORDS, ONES, *self.examples[:1]))
-            self._judge_other(task, trials)
+            self._add(self._judge(f"{WORKFLOW}, on task {task.id!r},", trials[:2], trials[2:]))
             result.others.append(left(trials))
             elsewhere += trials
         self._remark(first, stated, here, elsewhere, others)
@@ -149,10 +155,9 @@ class Rehearser:
         self.count += 1
         play = partial(self.stage.play, script, caught=caught, workflow=workflow)
         trial = play(marked, most_calls=self.most_calls)
-        if trial.endless and self.longest is None:  # a loop of many rounds may end
-            self.longest = play(marked, most_calls=LONG)
-            if not self.longest.endless:
-                trial, self.most_calls = self.longest, LONG
+        if trial.endless and self.longest is None:
+            self.longest, self.most_calls = trial, MAX_ROLE_CALLS
+            trial = play(marked, most_calls=self.most_calls)
         self.reached.add(trial.reached)
         self._add(shown_labels(trial))
         self._add(answered_labels(trial, self.stage.source, self.stage.file))
@@ -189,44 +194,30 @@ class Rehearser:
                 yield Script(attempt.when, WORDS.text, attempt.lines), attempt.workflow
             self._add(explorer.remarks())
 
-    def _judge(
-        self, first: Sequence[Trial], stated: Sequence[Trial], guessed: Sequence[Trial]
-    ) -> None:
-        """Keep what the trials of the first task show: mistakes, and what some of them raise.
+    def _judge(self, what: str, first: Sequence[Trial], more: Sequence[Trial]) -> list[Problem]:
+        """Keep the mistakes that trials of a task show, and return what some of them raise.
 
-        What is raised where somebody says what the recipe states is a mistake.
+        Args:
+            what: Is tried, in messages.
+            more: Trials of which only those that came to their end tell what answers avoid.
         """
-        trials = [*first, *stated, *guessed]
-        complete = [trial for trial in (*stated, *guessed) if trial.complete]
-        always, sometimes = sort_out(
-            raised([*first, *complete]),
-            WORKFLOW,
-            sure=self.sure,
-            searched=raised(trial for trial in guessed if not trial.complete),
-        )
+        tried = [*first, *(trial for trial in more if trial.complete)]
+        always, sometimes = sort_out(raised(tried), what, sure=self.sure)
+        trials = [*first, *more]
         forgotten = never_awaited(trials)
         self._add(f.mistake for trial in trials for f in trial.failures if f.certain)
         self._add(forgotten)
         self._add(p for p in always if not (forgotten and p.code == "rehearsal.raises"))
-        wrong = {problem.where for problem in self.problems}
-        for trial in stated:
-            failures = [
-                failure for failure in trial.failures if where_of(failure.place) not in wrong
-            ]
-            self._add(f.warning(WORKFLOW, trial.script.when).as_error() for f in failures)
         for trial in trials:
             self._add([*lost_dependencies(trial), *shown_nothing(trial)])
-        self._add(sometimes)
-        if not self.wrong:
-            self._add(problem for trial in trials for problem in shown_objects(trial))
-
-    def _judge_other(self, task: Task, trials: Sequence[Trial]) -> None:
-        """Keep what trials on a task of another kind show."""
-        what = f"{WORKFLOW}, on task {task.id!r},"
-        tried = [t for t in trials if t.complete or t.script in (WORDS, ONES)]
-        searched = raised(trial for trial in trials if trial not in tried)
-        always, sometimes = sort_out(raised(tried), what, sure=self.sure, searched=searched)
-        self._add([*always, *sometimes, *lost_dependencies(trials[0]), *shown_nothing(trials[0])])
+        known = {failure.place for trial in tried for failure in trial.failures}
+        searched = [
+            failure.warning(what, trial.script.when)
+            for trial in more
+            for failure in trial.failures
+            if self.sure and not failure.certain and failure.place not in known
+        ]
+        return [*sometimes, *searched]
 
     def _remark(
         self,
@@ -252,7 +243,7 @@ class Rehearser:
             missing = uncalled(trials, self.run.recipe.roles)
             found = not_reached(self.reached, missing, file, self.count)
             self._add(p for p in found if not (caught and p.code == "rehearsal.never_called"))
-        if self.longest is not None and self.longest.endless:
+        if self.longest is not None:
             some = any(trial.complete for trial in here)
             self._add(unended(self.longest, self.longest.script.when if some else ""))
 
@@ -280,11 +271,9 @@ def raised(trials: Iterable[Trial]) -> list[tuple[str, list[Failure]]]:
 
 
 def unused(stage: Stage, trials: Sequence[Trial]) -> list[Problem]:
-    """Returns what the recipe says and no trial uses: all of its roles, fields, prompts."""
+    """Returns what the recipe says and no trial uses: all of its roles, fields."""
     run, roles = stage.run, list(stage.run.recipe.roles)
     if len(uncalled(trials, roles)) == len(roles):
         said = "run calls no role, whatever the answers; nothing would be trained"
         return [Problem("rehearsal.no_call", where_of(stage.file), said)]
-    followups = [] if "continues" in stage.source.text else idle_followups(run, trials)
-    silent = returned_nothing(trials, run, stage.source, stage.file)
-    return [*unshown_fields(trials, run), *forgotten_f(stage.source, roles), *followups, *silent]
+    return unshown_fields(trials, run)

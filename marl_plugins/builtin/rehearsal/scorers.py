@@ -149,17 +149,18 @@ def completed(trajectories: Mapping[str, Trajectory]) -> dict[str, Trajectory]:
 def scored_unlike(first: Trajectory, second: Trajectory, what: str, where: str) -> list[Problem]:
     """Returns the warning about a scorer that gives the same trajectory other scores when it is
     asked again."""
-    roles = dict.fromkeys(action.role for action in first.actions)
-    scores = [(f"role {r!r}", first.outcome_of(r), second.outcome_of(r)) for r in roles]
-    scores += [
-        (f"an action of role {a.role!r}", a.score, b.score)
-        for a, b in zip(first.actions, second.actions, strict=True)
-    ]
-    for who, one, other in scores:
+    for one, other in zip(scores_of(first), scores_of(second), strict=True):
         if one != other:
-            said = f"{what} gives {who} {one}, and {other} when the same trajectory is scored again"
+            said = f"{what} gives {one}, and {other} when the same trajectory is scored again"
             return [unlike(said, where)]
     return []
+
+
+def scores_of(trajectory: Trajectory) -> list[float | None]:
+    """Returns the outcomes of its roles, and the scores of its actions."""
+    roles = dict.fromkeys(action.role for action in trajectory.actions)
+    actions = [action.score for action in trajectory.actions]
+    return [*map(trajectory.outcome_of, roles), *actions]
 
 
 def try_grader(plan: Plan) -> list[Problem]:

@@ -3,16 +3,14 @@ no prompt shows."""
 
 from __future__ import annotations
 
-import ast
 import re
 import string
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from difflib import get_close_matches
 from itertools import islice
 from pathlib import Path
 
 from marl_plugins.builtin.rehearsal.findings import shown_in
-from marl_plugins.builtin.rehearsal.traced import TracedSource
 from marl_plugins.builtin.rehearsal.trial import Trial
 from marl_plugins.core.fields import holds_action
 from marl_plugins.core.problems import Problem
@@ -27,8 +25,6 @@ OBJECT = re.compile(
 )
 """Python's notation of what has no text of its own: functions, objects, members of an enumeration;
 in small letters."""
-NAMED = re.compile(r"\{([A-Za-z_]\w*)[\w.\[\]'\"]*\}")
-"""A name in braces, as an f-string has it."""
 KEYWORDS = ("after", "continues")
 """What a call takes besides the fields."""
 CLOSE = 0.75
@@ -100,62 +96,4 @@ def _fields(texts: Iterable[str]) -> set[str]:
         for text in texts
         for _, name, _, _ in string.Formatter().parse(text)
         if name is not None
-    }
-
-
-def forgotten_f(source: TracedSource, roles: Sequence[str]) -> list[Problem]:
-    """Returns texts given to a role in which a variable's name stands in braces, and no `f` before
-    the text."""
-    return [
-        Problem(
-            "rehearsal.braces",
-            where_of(f"{source.file}:{node.lineno}"),
-            f"role {role!r} is shown {{{name}}} as it stands, in field {field!r}, where {name!r} "
-            "is a variable",
-            fix="write f before the text",
-            severity="warning",
-        )
-        for function in source.nodes(ast.FunctionDef, ast.AsyncFunctionDef)
-        for role, field, node in _texts_given(function, roles)
-        for name in NAMED.findall(str(node.value))[:1]
-        if name in _variables(function, node.lineno)
-    ]
-
-
-def _texts_given(
-    function: ast.AST, roles: Sequence[str]
-) -> Iterator[tuple[str, str, ast.Constant]]:
-    """The texts that stand in calls of roles: role, field, text."""
-    for call in ast.walk(function):
-        if (
-            isinstance(call, ast.Call)
-            and isinstance(call.func, ast.Attribute)
-            and call.func.attr in roles
-        ):
-            for keyword in call.keywords:
-                for part in _added(keyword.value):
-                    if (
-                        keyword.arg
-                        and isinstance(part, ast.Constant)
-                        and isinstance(part.value, str)
-                    ):
-                        yield call.func.attr, keyword.arg, part
-
-
-def _added(node: ast.expr) -> Iterator[ast.expr]:
-    """The parts of a sum, of a list, or the node itself."""
-    parts = [node.left, node.right] if isinstance(node, ast.BinOp) else getattr(node, "elts", [])
-    for part in parts:
-        yield from _added(part)
-    if not parts:
-        yield node
-
-
-def _variables(function: ast.AST, before: int) -> set[str]:
-    """The arguments of a function, and what has a value before a line of it."""
-    stored = (
-        n for n in ast.walk(function) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)
-    )
-    return {n.id for n in stored if n.lineno < before} | {
-        n.arg for n in ast.walk(function) if isinstance(n, ast.arg)
     }

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import islice
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -17,8 +16,8 @@ from typing import Any
 from marl_plugins.core.failures import written
 from marl_plugins.core.loading import NOT_USERS
 
-NOT_INVENTED = {"InfrastructureFailure", "TimeoutError", "CancelledError", "ImportError", "OSError"}
-"""Exceptions that no invented answer leads to."""
+REFUSALS = (ast.Raise, ast.Assert)
+AWAITING = (ast.Await, ast.AsyncFor, ast.AsyncWith)
 
 
 @dataclass(frozen=True)
@@ -71,24 +70,18 @@ class TracedSource:
         }  # the lines of comprehensions and classes are those of the function around them
 
     @cached_property
-    def one_line(self) -> dict[int, int]:
-        """Lines in which a test and what it decides about stand together (`if x: BODY`), with the
-        column at which that begins."""
-        tests = [(node.test, node.body[0]) for node in self.nodes(ast.If)]
-        tests += [(node.pattern, node.body[0]) for node in self.nodes(ast.match_case)]
-        return {body.lineno: body.col_offset for t, body in tests if t.end_lineno == body.lineno}
-
-    @cached_property
     def defensive(self) -> set[int]:
-        """Lines that no example is wanted for: branches that end in `raise` or in what says that
-        they are never reached, handlers of exceptions, what is for recipes with a role or a tool
-        more, tasks that are cancelled; but for those that call a role."""
-        found = {node.lineno for node in self.nodes(ast.Assert) if _is(node.test, False)}
-        for node in self.nodes(ast.If, ast.For, ast.match_case, ast.ExceptHandler):
-            for body in (node.body, getattr(node, "orelse", None)):
-                if body and _guards(node, body):
-                    found |= set(range(_head(node, body).lineno, body[-1].end_lineno + 1))
-        return found
+        """Lines that no example is wanted for: handlers of exceptions, and branches that end in
+        `raise` or `assert`; but for those that call a role."""
+        lines: set[int] = set()
+        for node in self.nodes(ast.If, ast.match_case, ast.ExceptHandler):
+            for body in filter(None, (node.body, getattr(node, "orelse", None))):
+                ends = isinstance(node, ast.ExceptHandler) or isinstance(body[-1], REFUSALS)
+                if ends and not any(isinstance(n, AWAITING) for s in body for n in ast.walk(s)):
+                    # a handler, and a case, begins with a line of its own
+                    head = getattr(node, "pattern", node) if body is node.body else body[0]
+                    lines |= set(range(head.lineno, body[-1].end_lineno + 1))
+        return lines
 
 
 @dataclass
@@ -99,8 +92,6 @@ class Trace:
     entered: set[int] = field(default_factory=set)
     """Functions, by the line of their `def`."""
     lines: set[int] = field(default_factory=set)
-    bodies: set[int] = field(default_factory=set)
-    """Of the lines with a test and its body, those whose body was executed."""
     raised: list[BaseException] = field(default_factory=list)
     """What was raised in lines of the file, caught there or not."""
 
@@ -120,17 +111,11 @@ class Trace:
         if frame.f_code.co_filename != self.source.file:
             return None
         self.entered.add(frame.f_code.co_firstlineno)
-        frame.f_trace_opcodes = bool(self.source.one_line)
         return self._executed
 
     def _executed(self, frame: FrameType, event: str, argument: Any) -> Any:
         if event == "line":
             self.lines.add(frame.f_lineno)
-        elif event == "opcode":
-            if frame.f_lineno in self.source.one_line:
-                part = next(islice(frame.f_code.co_positions(), frame.f_lasti // 2, None))
-                if (part[2] or 0) >= self.source.one_line[frame.f_lineno]:
-                    self.bodies.add(frame.f_lineno)
         elif event == "exception" and not any(error is argument[1] for error in self.raised):
             self.raised.append(argument[1])
         return self._executed
@@ -139,14 +124,13 @@ class Trace:
         """Adds what another one has reached."""
         self.entered |= other.entered
         self.lines |= other.lines
-        self.bodies |= other.bodies
 
     @property
     def missed(self) -> list[int]:
         """The lines of entered functions that were never executed, and should be."""
         known = self.source.functions
         lines = set[int]().union(*(known.get(function, ()) for function in self.entered))
-        missed = (lines - self.lines) | (lines & self.source.one_line.keys() - self.bodies)
+        missed = lines - self.lines
         return sorted(missed - self.source.defensive) if missed else []
 
 
@@ -166,43 +150,3 @@ def _inner(code: CodeType) -> Iterator[CodeType]:
         if isinstance(constant, CodeType):
             yield constant
             yield from _inner(constant)
-
-
-def _is(node: ast.expr, value: object) -> bool:
-    return isinstance(node, ast.Constant) and node.value is value
-
-
-def _calls(node: ast.AST, *names: str) -> bool:
-    """Returns whether an expression is a call of a function, or a method, of one of these names."""
-    node = getattr(node, "value", node)
-    function = node.func if isinstance(node, ast.Call) else None
-    return getattr(function, "id", getattr(function, "attr", None)) in names
-
-
-def _guards(node: Any, body: list[ast.stmt]) -> bool:
-    """Returns whether nobody needs to come to a branch."""
-    last = body[-1]
-    if isinstance(node, ast.If) and body is node.body and _calls(node.test, "hasattr"):
-        return True
-    if isinstance(node, ast.ExceptHandler) and node.type is not None:
-        names = {getattr(n, "attr", getattr(n, "id", "")) for n in ast.walk(node.type)}
-        if names & NOT_INVENTED and not names & {"Exception", "ValueError", "AgentFailure"}:
-            return True
-    awaiting = (ast.Await, ast.AsyncFor, ast.AsyncWith)
-    if any(isinstance(n, awaiting) for statement in body for n in ast.walk(statement)):
-        return False
-    if isinstance(node, ast.For):
-        return _calls(last, "cancel")
-    return (
-        isinstance(node, ast.ExceptHandler)
-        or isinstance(last, ast.Raise)
-        or (isinstance(last, ast.Assert) and _is(last.test, False))
-        or _calls(last, "assert_never")
-    )
-
-
-def _head(node: Any, body: list[ast.stmt]) -> Any:
-    """Returns where a branch begins that is entered by its own line: `except X:`, `case X:`."""
-    if isinstance(node, ast.ExceptHandler):
-        return node
-    return node.pattern if isinstance(node, ast.match_case) else body[0]

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from marl_plugins.core.failures import ConfigurationError
-from marl_plugins.core.problems import Problem, at, first_of, meant
+from marl_plugins.core.problems import Problem, Where, at, first_of, meant
 from marl_plugins.core.recipe.texts import read_text
 from marl_plugins.core.seeds import derive_seed
 from marl_plugins.core.trajectory import Task
@@ -203,12 +203,8 @@ def _listed(path: Path, text: str, problems: list[Problem]) -> Iterator[tuple[st
     try:
         items = json.loads(text)
     except json.JSONDecodeError as error:
-        of_lines = all(map(_is_object, text.strip().split("\n", 2)[:2])) and error.lineno > 1
-        hint = (
-            "one object per line belongs in a .jsonl file; rename it" if of_lines else _fault(error)
-        )
         problems.append(
-            Problem("files.json", at(line=f"{path}:{error.lineno}"), f"not JSON: {hint}")
+            Problem("files.json", at(line=f"{path}:{error.lineno}"), f"not JSON: {_fault(error)}")
         )
         return
     lists = [v for v in items.values() if isinstance(v, list)] if isinstance(items, dict) else []
@@ -312,28 +308,9 @@ def _table(path: Path, text: str, problems: list[Problem]) -> Iterator[tuple[str
         )
 
 
-def _is_object(line: str) -> bool:
-    """Returns whether a line is a JSON object by itself."""
-    try:
-        return isinstance(json.loads(line), dict)
-    except (ValueError, RecursionError):
-        return False
-
-
 def _fault(error: json.JSONDecodeError) -> str:
     """Returns what is wrong where JSON cannot be read on, and the column."""
-    before, rest = error.doc[: error.pos].rstrip(), error.doc[error.pos :]
-    if not rest.strip():
-        fault = "it ends too early"
-    elif rest[0] in "]}" and before.endswith(","):
-        fault = f"a comma before {rest[0]}"
-    elif rest.strip() == ",":
-        fault = "a comma after the object"
-    elif rest[0] == "'":
-        fault = "strings are written in double quotes"
-    else:
-        fault = error.msg
-    return f"{fault} at column {error.colno}"
+    return f"{error.msg} at column {error.colno}"
 
 
 def not_json(value: Any) -> str | None:
@@ -363,72 +340,44 @@ def _task(
             Problem("tasks.no_object", at(line=where), _kind(item), expected="an object")
         )
         return None
-    before = len(problems)
-    prompt = as_text(item.get(fields.prompt))
-    if fields.prompt not in item:
-        problems.append(
-            Problem(
-                "tasks.no_field",
-                at(line=where),
-                f"no field {fields.prompt!r} (--data.input_key)",
-                fix=meant(fields.prompt, item),
-            )
-        )
-    elif isinstance(prompt, list):
-        problems.append(
-            Problem(
-                "tasks.messages",
-                at(line=where),
-                (
-                    f"field {fields.prompt!r} must be a non-empty string, or chat messages of "
-                    "which one is there, the user's"
-                ),
-                fix=f"got a list of {len(prompt)}: give `tasks:`, a file with load(split)",
-            )
-        )
-    elif not isinstance(prompt, str) or not prompt.strip():
-        problems.append(
-            Problem(
-                "tasks.prompt",
-                at(line=where),
-                f"field {fields.prompt!r} must be a non-empty string, got {_kind(prompt)}",
-            )
-        )
-    if fields.label and fields.label not in item:
-        problems.append(
-            Problem(
-                "tasks.no_field",
-                at(line=where),
-                f"no field {fields.label!r} (--data.label_key)",
-                fix=meant(fields.label, item),
-            )
-        )
-    elif fields.label and (empty := _empty(item[fields.label])):
-        fix = "give every item a label, or name another field (--data.label_key)"
-        problems.append(
-            Problem(
-                "tasks.empty_label", at(line=where), f"field {fields.label!r} is {empty}", fix=fix
-            )
-        )
-    identity = item.get("id", number)
-    if not isinstance(identity, str | int):
-        problems.append(
-            Problem(
-                "tasks.id",
-                at(line=where),
-                f"field 'id' must be a string or an integer, got {_kind(identity)}",
-            )
-        )
-    if not_json(item):
-        problems += [
-            Problem("tasks.value", at(line=where), f"field {key!r}: {why}")
-            for key, value in item.items()
-            if (why := not_json(value))
-        ]
-    if len(problems) > before:
+    wrong = list(_wrong(at(line=where), item, fields, number))
+    problems += wrong
+    if wrong:
         return None
     rest = {k: v for k, v in item.items() if k not in (fields.prompt, fields.label, "id")}
-    return Task(str(identity), str(prompt), item.get(fields.label) if fields.label else None, rest)
+    identity, prompt = item.get("id", number), as_text(item[fields.prompt])
+    return Task(str(identity), prompt, item.get(fields.label) if fields.label else None, rest)
+
+
+def _wrong(place: Where, item: dict[str, Any], fields: Fields, number: int) -> Iterator[Problem]:
+    """Yields what is wrong with an item of a file."""
+    prompt = as_text(item.get(fields.prompt))
+    if fields.prompt not in item:
+        got = f"no field {fields.prompt!r} (--data.input_key)"
+        yield Problem("tasks.no_field", place, got, fix=meant(fields.prompt, item))
+    elif isinstance(prompt, list):
+        got = (
+            f"field {fields.prompt!r} must be a non-empty string, or chat messages of which one is "
+            "there, the user's"
+        )
+        fix = f"got a list of {len(prompt)}: give `tasks:`, a file with load(split)"
+        yield Problem("tasks.messages", place, got, fix=fix)
+    elif not isinstance(prompt, str) or not prompt.strip():
+        got = f"field {fields.prompt!r} must be a non-empty string, got {_kind(prompt)}"
+        yield Problem("tasks.prompt", place, got)
+    if fields.label and fields.label not in item:
+        got = f"no field {fields.label!r} (--data.label_key)"
+        yield Problem("tasks.no_field", place, got, fix=meant(fields.label, item))
+    elif fields.label and (empty := _empty(item[fields.label])):
+        fix = "give every item a label, or name another field (--data.label_key)"
+        yield Problem("tasks.empty_label", place, f"field {fields.label!r} is {empty}", fix=fix)
+    if not isinstance(identity := item.get("id", number), str | int):
+        got = f"field 'id' must be a string or an integer, got {_kind(identity)}"
+        yield Problem("tasks.id", place, got)
+    if not_json(item):
+        for key, value in item.items():
+            if why := not_json(value):
+                yield Problem("tasks.value", place, f"field {key!r}: {why}")
 
 
 def _empty(label: Any) -> str:

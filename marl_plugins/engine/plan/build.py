@@ -25,7 +25,7 @@ from marl_plugins.core.plugin_names import BUILTINS
 from marl_plugins.core.policy import Policy
 from marl_plugins.core.problems import Problem, at, problem_of
 from marl_plugins.core.recipe.recipe_yaml import Origins, RecipeTree, read_recipe
-from marl_plugins.core.recipe.schema import Recipe, Sections, base_of, find_recipe
+from marl_plugins.core.recipe.schema import Recipe, Sections, find_recipe
 from marl_plugins.core.run import Run
 from marl_plugins.engine.hosts import cpu, releases, upstream_cli
 from marl_plugins.engine.manager import Plugins, need_step
@@ -51,7 +51,7 @@ from marl_plugins.engine.plan.flags import (
     split_flags,
 )
 from marl_plugins.engine.plan.lengths import Lengths, check_lengths
-from marl_plugins.engine.plan.models import check_models, hub_warnings, offline_warnings
+from marl_plugins.engine.plan.models import check_models, hub_warnings
 from marl_plugins.engine.plan.plan import Plan
 from marl_plugins.engine.plan.problems import Problems
 from marl_plugins.engine.plan.resolve_plugins import (
@@ -63,7 +63,7 @@ from marl_plugins.engine.plan.resolve_plugins import (
     wrong_answer,
 )
 from marl_plugins.engine.plan.sections import load_recipe, sections_of
-from marl_plugins.engine.plan.tasks import check_tasks, from_hub, hub_tasks, task_warnings
+from marl_plugins.engine.plan.tasks import check_tasks, from_hub, task_warnings
 from marl_plugins.engine.plan.without import kept_plugins, without
 
 SLOW_SECONDS = 10.0
@@ -169,10 +169,6 @@ def build_plan(words: Sequence[str]) -> Plan:
     problems += [] if tools is None else check_workflow_file(plan, request.origins)
     problems += run.processes.problems(run) if run.policies and run.processes else []
     problems += [*repeated_plugins(request), *hub_warnings(p.model for p in run.policies)]
-    problems += [
-        *offline_warnings((p.model for p in run.policies), "model"),
-        *offline_warnings(hub_tasks(run), "dataset"),
-    ]
     if owners := plugins.owners("marl_estimator"):
         estimator = problems.attempt(lambda: estimator_of(plan))
         if estimator is not None and not is_from_plugin(estimator):
@@ -198,7 +194,9 @@ def build_plan(words: Sequence[str]) -> Plan:
         plan = replace(plan, lengths=lengths.lines)
     configure_plugins(plan, problems)
     problems += check_partial(run)
-    placed = problems.placed(request.origins, flags.lines)
+    typed = {flag.name for flag in request.flags}
+    typed |= {name for name, value in request.recipe.flags.items() if value is False}
+    placed = problems.placed(request.origins, typed, [policy.name for policy in run.policies])
     placed.raise_if_any()
     return replace(plan, run=replace(run, warnings=(*run.warnings, *placed.warnings)))
 
@@ -248,11 +246,7 @@ def read_request(
     origins, folder = tree.origins, tree.path.parent
     if plugins is None:
         plugins = problems.attempt(lambda: Plugins([*tree.plugins, *options.plugin]))
-    if plugins is None:  # the keys and flags of unknown plugins are unknown too
-        recipe = problems.attempt(lambda: base_of(tree))
-        problems += (
-            check_roles(recipe, origins, folder, tool_names=None) if recipe is not None else []
-        )
+    if plugins is None:  # whose keys and flags are unknown too
         raise ConfigurationError(problems.errors)
     loaded = problems.attempt(lambda: load_recipe(tree, plugins))
     if loaded is None:

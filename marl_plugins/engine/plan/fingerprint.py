@@ -69,13 +69,13 @@ ELSEWHERE = (
     *("data.prompt_dataset", "data.input_key", "data.label_key", "data.max_samples"),  # tasks
 )
 """Flags that are compared by what they lead to."""
-OF_POLICIES = {
-    at(key="trainable"): "trainable",
-    at(flag=("actor.num_nodes", "actor.num_gpus_per_node")): "ranks",
-    at(flag=("critic.num_nodes", "critic.num_gpus_per_node")): "critic",
-    at(flag="ds.zero_stage"): "zero_stage",
-}
-"""Settings of a policy to which its saved optimiser states belong, by the place where they are
+OF_POLICIES = (
+    ("trainable", "key", "trainable"),
+    ("ranks", "flag", ("actor.num_nodes", "actor.num_gpus_per_node")),
+    ("critic", "flag", ("critic.num_nodes", "critic.num_gpus_per_node")),
+    ("zero_stage", "flag", "ds.zero_stage"),
+)
+"""Settings of a policy to which its saved optimiser states belong, and the place where each is
 given."""
 FIXED = ("*.optim", "ds.param_dtype")
 """Flags whose change makes the saved optimiser states unreadable."""
@@ -160,39 +160,43 @@ def compared(run: Mapping[str, Any]) -> dict[Where, Compared]:
     """Returns a fingerprint, also one that an earlier release has saved, as values by their
     place."""
     values: dict[Where, Compared] = {}
+
+    def add(
+        shown: Any, value: Any = None, fixed: bool = False, required: bool = False, **at_: Any
+    ) -> None:
+        values[at(**at_)] = Compared(shown, shown if value is None else value, fixed, required)
+
     for role, player in run["roles"].items():
-        values[at(flag="mapping", role=role)] = Compared(player, player, True, True)
+        add(player, fixed=True, required=True, flag="mapping", role=role)
     for name, policy in run["policies"].items():
         model = policy["model"]
         content = policy.get("content") or model_digest(Path(model)) or model
-        values[at(policy=name, key="model")] = Compared(model, content, True, True)
-        for place, key in OF_POLICIES.items():
-            value = policy.get(key, 0)
-            values[at(policy=name) + place] = Compared(value, value, True)
-        follows = policy.get("follows")
-        values[at(policy=name, key="follows")] = Compared(follows, follows)
+        add(model, content, True, True, policy=name, key="model")
+        for key, kind, names in OF_POLICIES:
+            add(policy.get(key, 0), fixed=True, policy=name, **{kind: names})
+        add(policy.get("follows"), policy=name, key="follows")
     for flag, value in run["flags"].items():
         each = {policy: own.get(flag, value) for policy, own in run.get("policy_flags", {}).items()}
         first = next(iter(each.values()), value)
-        shown = each if any(other != first for other in each.values()) else first
-        values[at(flag=flag)] = Compared(shown, shown, matches(flag, FIXED))
+        same = all(other == first for other in each.values())
+        add(first if same else each, fixed=matches(flag, FIXED), flag=flag)
     for plugin, version in run["plugins"].items():
         shown = plugin if plugin.endswith(".py") else version
-        values[at(plugin=plugin)] = Compared(shown, version, required=True)
+        add(shown, version, required=True, plugin=plugin)
     for key, value in run.get("recipe", {}).items():
-        values[at(key=key)] = Compared(value, value)
-    if "warm_start" in run:
-        values[at(key="warm_start")] = Compared(run["warm_start"], run["warm_start"])
-    if "estimator" in run:
-        values[at(name="the estimator")] = Compared(run["estimator"], run["estimator"])
+        add(value, key=key)
     for what, file in run.get("files", {}).items():
-        values[at(name=what)] = Compared(*file)
+        add(*file, name=what)
     for tool, offered in run.get("tools", {}).items():
-        values[at(tool=tool)] = Compared(*offered)
+        add(*offered, tool=tool)
+    if "warm_start" in run:
+        add(run["warm_start"], key="warm_start")
+    if "estimator" in run:
+        add(run["estimator"], name="the estimator")
     if "tasks" in run:
-        values[at(name="training tasks")] = Compared(*run["tasks"])
+        add(*run["tasks"], name="training tasks")
     if "labels" in run:
-        values[at(name="labels of training tasks")] = Compared("", run["labels"])
+        add("", run["labels"], name="labels of training tasks")
     return values
 
 

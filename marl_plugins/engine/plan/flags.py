@@ -99,11 +99,6 @@ class GivenFlag:
     """The policy that it is for, where it was typed as --policy.NAME.FLAG."""
 
     @property
-    def in_recipe(self) -> bool:
-        """Returns whether the flag stands on a line of the recipe."""
-        return self.where not in (COMMAND_LINE, DEFAULT)
-
-    @property
     def argv(self) -> list[str]:
         if len(self.words) == 1:  # a single word may begin with a dash
             return [f"--{self.name}={self.words[0]}"]
@@ -541,8 +536,6 @@ class Flags:
         ]
         self.given = frozenset(f.name for f in in_force(settled))
         self.on_command_line = frozenset(f.name for f in shared)
-        self.in_recipe = [f for f in in_force(settled) if f.name not in self.on_command_line]
-        self.in_policies: dict[str, list[GivenFlag]] = {}
         defaults = {**DEFAULTS, **(CPU_DEFAULTS if device == "cpu" else {})}
         if output:
             chosen = [
@@ -614,38 +607,11 @@ class Flags:
                 self.problems.append(Problem("flags.no_policy", where, got, fix=meant(name, own)))
             else:
                 own[name].append(GivenFlag(upstream_name, flag.words, flag.where, policy=name))
-        for name, flags in own.items():
-            typed = {f.name for f in flags if f.where == COMMAND_LINE}
-            self.in_policies[name] = [
-                f
-                for f in flags
-                if f.where == COMMAND_LINE or f.name not in typed | self.on_command_line
-            ]
         checked = {name: self._checked(flags, per_policy=True) for name, flags in own.items()}
         if estimator is not None:
             for flags in checked.values():
                 self.problems += check_estimator_flags(flags, self.actions, estimator)
         return checked
-
-    def lines(self, names: Iterable[str], policies: Iterable[str]) -> list[str]:
-        """Returns the lines of the recipe on which flags stand, by their names.
-
-        Args:
-            policies: Where one has a flag of its own, the line for all policies is left out; all
-                policies where none is named.
-        """
-        flag_names, chosen = (
-            set(names),
-            [name for name in policies if name in self.in_policies] or list(self.in_policies),
-        )
-        own = [flag for name in chosen for flag in self.in_policies[name]]
-        own_names = [flag.name for flag in own]
-        shared = [
-            flag for flag in self.in_recipe if own_names.count(flag.name) < max(1, len(chosen))
-        ]
-        return [
-            flag.where for flag in (*shared, *own) if flag.in_recipe and flag.name in flag_names
-        ]
 
     def policy_args(self, own: Sequence[GivenFlag]) -> SimpleNamespace:
         """Returns all flags for one policy, nested.

@@ -16,13 +16,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from marl_plugins.core.calls import functions_of
-from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.problems import Problem, at
 from marl_plugins.core.recipe.prompts import prompt_renderer
 from marl_plugins.core.recipe.tiny import count_tokens, is_tiny, tokens_of
 from marl_plugins.core.run import Run
 from marl_plugins.core.tools import Tool
 from marl_plugins.core.trajectory import Task, Trajectory
+from marl_plugins.engine.plan.models import read_object
 from marl_plugins.engine.plan.plan import Plan
 from marl_plugins.engine.plan.rehearsed import RehearsalResult
 from marl_plugins.engine.plan.resolve_plugins import tools_of
@@ -104,7 +104,6 @@ def _check_role(
     Args:
         limit: Tokens of the policy's longest sequence.
     """
-    answer_tokens = run.longest_answer(role)
     empty = empty_messages(run, role)
     fixed = counter.count_messages(empty)
     line, longest = f"{fixed} tokens of prompt", 0
@@ -115,47 +114,35 @@ def _check_role(
         line += f" + what {', '.join(unknown)} offers, known at the start" * bool(
             run.role(role).calls
         )
+    flags = ("data.max_len",)
     if fixed >= limit:
-        report.problems.append(
-            Problem(
-                "lengths.prompt",
-                at(role=role),
-                (
-                    f"its prompt ({run.folder / (run.role(role).prompt or '')}) has {fixed} tokens "
-                    "with empty fields, which "
-                    f"leaves no room for an answer in --data.max_len {limit}"
-                ),
-                fix="shorten it or raise --data.max_len",
-                flags=("data.max_len",),
-            )
+        file = run.folder / (run.role(role).prompt or "")
+        got = (
+            f"its prompt ({file}) has {fixed} tokens with empty fields, which leaves no room for "
+            f"an answer in --data.max_len {limit}"
         )
-    elif fixed + answer_tokens > limit:
-        report.problems.append(
-            Problem(
-                "lengths.prompt_short",
-                at(role=role),
-                (
-                    f"its prompt ({run.folder / (run.role(role).prompt or '')}) has {fixed} tokens "
-                    "with empty fields, which "
-                    f"leaves less than its max_new_tokens {answer_tokens} in --data.max_len {limit}"
-                ),
-                fix="its answers may be cut off",
-                severity="warning",
-                flags=("data.max_len",),
-            )
-        )
+        fix = "shorten it or raise --data.max_len"
+        report.problems.append(Problem("lengths.prompt", at(role=role), got, fix=fix, flags=flags))
     elif tasks and (times := _times_shown(run, role, empty)):
-        lengths = _task_lengths(tasks, counter, times, limit - fixed - answer_tokens)
+        lengths = _task_lengths(tasks, counter, times, limit - fixed - 1)
         longest = max(lengths)
         line += f" + {longest} of the longest task"
-        _compare(
-            report,
-            role,
-            tasks,
-            [limit - fixed - length for length in lengths],
-            limit,
-            answer_tokens,
-        )
+        full = sum(fixed + length >= limit for length in lengths)
+        if full == len(tasks):
+            got, fix = f"no task leaves room for an answer in --data.max_len {limit}", "raise it"
+            report.problems.append(
+                Problem("lengths.tasks", at(role=role), got, fix=fix, flags=flags)
+            )
+        elif full:
+            got = (
+                f"{full} of {len(tasks)} tasks leave no room for an answer in --data.max_len "
+                f"{limit} (the longest is {tasks[lengths.index(longest)].id!r}, "
+                f"{fixed + longest} tokens with the prompt)"
+            )
+            fix = "they count as failures of the agents"
+            report.problems.append(
+                Problem("lengths.some_tasks", at(role=role), got, fix=fix, flags=flags).as_warning()
+            )
     if times := _times_continued(run, role):
         later = counter.count_messages(empty_messages(run, role, later=True))
         line += f" + {times} x {later} of later messages"
@@ -164,76 +151,18 @@ def _check_role(
     if answers:
         line += f" + up to {answers} of answers"
     if answers and fixed < limit <= (total := fixed + longest + answers):
-        report.problems.append(
-            Problem(
-                "lengths.answers",
-                at(role=role),
-                f"its prompt, the longest task and the answers that it is shown have up to {total} "
-                "tokens",
-                fix=(
-                    f"where that leaves no room for its own in --data.max_len {limit}, the "
-                    "trajectory counts as a "
-                    "failure of the agents"
-                ),
-                severity="warning",
-                flags=("data.max_len",),
-            )
+        got = (
+            f"its prompt, the longest task and the answers that it is shown have up to {total} "
+            "tokens"
         )
-    return f"{line}, of {limit} (max_new_tokens {answer_tokens}; {counter.source})"
-
-
-def _compare(
-    report: Lengths,
-    role: str,
-    tasks: Sequence[Task],
-    left: Sequence[int],
-    limit: int,
-    answer_tokens: int,
-) -> None:
-    """Reports the tasks that leave no room for an answer, and those that leave less than the role
-    may write."""
-    worst = min(left)
-    full, short = sum(n < 1 for n in left), sum(1 <= n < answer_tokens for n in left)
-    if full == len(left):
-        report.problems.append(
-            Problem(
-                "lengths.tasks",
-                at(role=role),
-                f"no task leaves room for an answer in --data.max_len {limit}",
-                fix="raise it",
-                flags=("data.max_len",),
-            )
+        fix = (
+            f"where that leaves no room for its own in --data.max_len {limit}, the trajectory "
+            "counts as a failure of the agents"
         )
-    elif full:
         report.problems.append(
-            Problem(
-                "lengths.some_tasks",
-                at(role=role),
-                (
-                    f"{full} of {len(left)} tasks leave no room for an answer in --data.max_len "
-                    f"{limit} (the "
-                    f"longest is {tasks[left.index(worst)].id!r}, {limit - worst} tokens with the "
-                    "prompt)"
-                ),
-                fix="they count as failures of the agents",
-                severity="warning",
-                flags=("data.max_len",),
-            )
+            Problem("lengths.answers", at(role=role), got, fix=fix, flags=flags).as_warning()
         )
-    if short:
-        report.problems.append(
-            Problem(
-                "lengths.short",
-                at(role=role),
-                (
-                    f"{short} of {len(left)} tasks leave less than its max_new_tokens "
-                    f"{answer_tokens} in --data.max_len {limit}"
-                ),
-                fix="its answers to them may be cut off",
-                severity="warning",
-                flags=("data.max_len",),
-            )
-        )
+    return f"{line}, of {limit} (max_new_tokens {run.longest_answer(role)}; {counter.source})"
 
 
 def _times_continued(run: Run, role: str) -> int:
@@ -328,22 +257,12 @@ def counter_of(model: str) -> Counter | None:
         return None
     try:
         from tokenizers import Tokenizer
+
+        tokenizer = Tokenizer.from_file(str(file))
     except ImportError:
         return None
-    try:
-        tokenizer = Tokenizer.from_file(str(file))
-    except (
-        Exception
-    ):  # the library raises nothing more specific; transformers may still read the folder
-        if not _is_json(file):
-            raise ConfigurationError(
-                Problem(
-                    "files.json",
-                    at(file=file),
-                    "not JSON",
-                    fix="download the model's tokenizer again",
-                )
-            ) from None
+    except Exception:  # nothing more specific is raised; transformers may still read the folder
+        read_object(file)
         return None
 
     def count_text(text: str) -> int:
@@ -354,11 +273,3 @@ def counter_of(model: str) -> Counter | None:
         count_text,
         f"with the tokenizer in {model}",
     )
-
-
-def _is_json(file: Path) -> bool:
-    try:
-        json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return False
-    return True

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import os
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, Literal
+from typing import Any
 
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.problems import Problem, at
@@ -82,13 +80,8 @@ def in_folder(folder: Path, name: str) -> Path | None:
 def model_problems(model: str, trusted: bool) -> list[Problem]:
     """Returns what is wrong with one model."""
     if not model:
-        return [
-            Problem(
-                "models.none",
-                got="it has no model",
-                fix="give `model:` in the recipe or --actor.model_name_or_path",
-            )
-        ]
+        fix = "give `model:` in the recipe or --actor.model_name_or_path"
+        return [Problem("models.none", got="it has no model", fix=fix)]
     if is_tiny(model):
         try:
             parse_tiny(model)
@@ -105,58 +98,15 @@ def model_problems(model: str, trusted: bool) -> list[Problem]:
 def missing_model(model: str) -> list[Problem]:
     """Returns what is wrong with a name that is no folder's; nothing where it may be one of the
     hub's."""
-    path = Path(model)
-    if path.is_file():
-        return [
-            Problem(
-                "models.file",
-                got=f"model {model!r} is a file",
-                fix="a folder with config.json, weights and tokenizer is expected",
-            )
-        ]
-    looks_local = model.startswith((".", "/", "~")) or model.count("/") != 1
-    if looks_local and not path.is_dir():
-        return [
-            Problem(
-                "models.unknown",
-                got=f"model {model!r} is neither a folder that exists nor a hub name (owner/name)",
-            )
-        ]
+    if Path(model).is_dir():
+        return []
+    if Path(model).is_file():
+        got, fix = f"model {model!r} is a file", "name its folder"
+        return [Problem("models.file", got=got, fix=fix)]
+    if model.startswith((".", "/", "~")) or model.count("/") != 1:
+        got = f"model {model!r} is neither a folder that exists nor a hub name (owner/name)"
+        return [Problem("models.unknown", got=got)]
     return []
-
-
-def offline_warnings(
-    names: Iterable[str | None], kind: Literal["model", "dataset"]
-) -> list[Problem]:
-    """Returns the warnings of names of the hub's that are not on this machine, while the
-    environment says that it is offline.
-
-    Args:
-        names: Of models or data sets; folders, files and `tiny` models are none of the hub's.
-    """
-    flags = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE" if kind == "model" else "HF_DATASETS_OFFLINE")
-    offline_flag = next(
-        (flag for flag in flags if os.environ.get(flag, "").upper() in ("1", "ON", "YES", "TRUE")),
-        None,
-    )
-    home = Path(os.environ.get("HF_HOME") or Path("~/.cache/huggingface").expanduser())
-    hub = Path(
-        os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE") or home / "hub"
-    )
-    sets = Path(os.environ.get("HF_DATASETS_CACHE") or home / "datasets")
-    return [
-        Problem(
-            "hub.offline",
-            got=f"{kind} {name!r} is the hub's, it is not in {hub}, and {offline_flag} says that "
-            "this machine is offline",
-            fix="download it first, or name a folder",
-            severity="warning",
-        )
-        for name in dict.fromkeys(filter(None, names))
-        if offline_flag and not is_tiny(name) and not Path(name).exists()
-        if not (hub / f"{kind}s--{name.replace('/', '--')}").is_dir()
-        if kind == "model" or not (sets / name.replace("/", "___")).is_dir()
-    ]
 
 
 def hub_warnings(models: Iterable[str]) -> list[Problem]:
@@ -228,52 +178,19 @@ def _config_problems(folder: Path) -> list[Problem]:
     except ConfigurationError as error:
         return error.problems
     names = config.get("architectures")
-    if not isinstance(names, list) or not names or not isinstance(names[0], str):
-        return [
-            Problem(
-                "models.architecture",
-                at(file=file),
-                f"names no architecture (`architectures`), got {names!r}",
-                fix="a causal language model is expected",
-            )
-        ]
-    name = names[0]
-    if "vision_config" in config:
-        return [
-            Problem(
-                "models.vision",
-                at(file=file),
-                f"{name} is a vision-language model, which is not supported",
-                fix="use a language model",
-            )
-        ]
-    if not name.endswith("ForCausalLM"):
-        return [
-            Problem(
-                "models.architecture",
-                at(file=file),
-                f"{name} is not a causal language model, whose architectures end with ForCausalLM",
-            )
-        ]
-    if not config.get("auto_map") and not _known_to_transformers(name):
-        return [
-            Problem(
-                "models.unknown_architecture",
-                at(file=file),
-                f"the installed transformers does not know the architecture {name}",
-            )
-        ]
-    return []
+    name = names[0] if isinstance(names, list) and names else names
+    if str(name).endswith("ForCausalLM") and "vision_config" not in config:
+        return []
+    got = f"`architectures` names {name!r}{' with vision' * ('vision_config' in config)}"
+    expected = "a causal language model, whose architecture ends with ForCausalLM"
+    return [Problem("models.architecture", at(file=file), got, expected)]
 
 
 def tokenizer_problems(folder: Path) -> list[Problem]:
     file = folder / "tokenizer_config.json"
     if not file.is_file():
-        return [
-            Problem(
-                "models.no_tokenizer", at(folder=folder), "the model has no tokenizer_config.json"
-            )
-        ]
+        got = "the model has no tokenizer_config.json"
+        return [Problem("models.no_tokenizer", at(folder=folder), got)]
     try:
         config = read_object(file)
     except ConfigurationError as error:
@@ -281,41 +198,23 @@ def tokenizer_problems(folder: Path) -> list[Problem]:
     templates = [folder / "chat_template.jinja", folder / "chat_template.json"]
     if config.get("chat_template") or any(template.is_file() for template in templates):
         return []
-    return [
-        Problem(
-            "models.no_template",
-            at(folder=folder),
-            "the tokenizer has no chat template (chat_template.jinja, or `chat_template` in "
-            "tokenizer_config.json)",
-            fix="use an instruction-tuned model or add one",
-        )
-    ]
+    got = "the tokenizer has no chat template (chat_template.jinja)"
+    fix = "use an instruction-tuned model or add one"
+    return [Problem("models.no_template", at(folder=folder), got, fix=fix)]
 
 
 def weight_problems(folder: Path) -> list[Problem]:
     """Weights that are not there, or only as the pointers that Git LFS leaves in their place."""
     files = [*folder.glob("*.safetensors"), *folder.glob("*.bin")]
     if not files:
-        return [
-            Problem(
-                "models.no_weights",
-                at(folder=folder),
-                "the model has no weights (*.safetensors, *.bin)",
-            )
-        ]
-    pointers = [
-        file
-        for file in files
-        if file.stat().st_size < 1024 and file.read_bytes().startswith(b"version https://git-lfs")
-    ]
-    return [
-        Problem(
-            "models.pointer",
-            got=f"{file} is a pointer of Git LFS, not weights",
-            fix=f"run `git lfs pull` in {folder}",
-        )
-        for file in pointers[:1]
-    ]
+        got = "the model has no weights (*.safetensors, *.bin)"
+        return [Problem("models.no_weights", at(folder=folder), got)]
+    for file in files:
+        with file.open("rb") as stream:
+            if stream.read(23) == b"version https://git-lfs":
+                got = f"{file} is a pointer of Git LFS, not weights"
+                return [Problem("models.pointer", got=got, fix=f"run `git lfs pull` in {folder}")]
+    return []
 
 
 def _named_code(value: Any) -> Any:
@@ -338,36 +237,12 @@ def read_object(file: Path) -> dict[str, Any]:
         raise ConfigurationError(
             Problem("files.unreadable", got=f"cannot read {file}: {error.strerror}")
         ) from None
-    except json.JSONDecodeError as error:
-        raise ConfigurationError(
-            Problem(
-                "files.json",
-                at(line=f"{file}:{error.lineno}"),
-                f"not JSON: {error.msg} at column {error.colno}",
-            )
-        ) from None
     except (ValueError, RecursionError) as error:
-        raise ConfigurationError(
-            Problem("files.json", at(file=file), f"not JSON: {error}")
-        ) from None
+        line = f"{file}:{error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
+        where = at(line=line) or at(file=file)
+        raise ConfigurationError(Problem("files.json", where, f"not JSON: {error}")) from None
     if not isinstance(value, dict):
         raise ConfigurationError(
             Problem("files.json", at(file=file), str(type(value).__name__), expected="an object")
         )
     return value
-
-
-def _known_to_transformers(architecture: str) -> bool:
-    """Returns whether the installed transformers names an architecture; looked up in its source,
-    because importing it takes seconds."""
-    spec = importlib.util.find_spec("transformers")
-    file = (
-        Path(spec.origin).parent / "models" / "auto" / "modeling_auto.py"
-        if spec and spec.origin
-        else None
-    )
-    return (
-        file is None
-        or not file.is_file()
-        or f'"{architecture}"' in file.read_text(encoding="utf-8")
-    )

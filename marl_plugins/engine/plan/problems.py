@@ -3,7 +3,7 @@ flags stand that it is about."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import replace
 from os.path import realpath
 from typing import TYPE_CHECKING, Self, TypeVar
@@ -15,8 +15,6 @@ if TYPE_CHECKING:
     from marl_plugins.core.recipe.recipe_yaml import Origins
 
 T = TypeVar("T")
-Lines = Callable[[Iterable[str], Iterable[str]], Iterable[str]]
-"""`lines(flags, policies)`."""
 
 
 class Problems(list[Problem]):
@@ -54,15 +52,18 @@ class Problems(list[Problem]):
         if errors := self.errors:
             raise ConfigurationError(errors)
 
-    def placed(self, origins: Origins, lines: Lines) -> Problems:
+    def placed(
+        self, origins: Origins, typed: Collection[str] = (), policies: Sequence[str] = ()
+    ) -> Problems:
         """Returns the problems with the recipe's lines that they are about, where they name none
         yet.
 
         Args:
-            lines: The recipe's lines on which flags stand, by their names and those of policies (of
-                all, where none is named).
+            typed: Names of flags whose lines do not count: those on the command line, and those
+                that the recipe takes back.
+            policies: Those of the run.
         """
-        return Problems(_placed(problem, origins, lines) for problem in self)
+        return Problems(_placed(problem, origins, typed, policies) for problem in self)
 
 
 def each_cause_once(problems: Iterable[Problem]) -> list[Problem]:
@@ -104,11 +105,20 @@ def _united(problems: Sequence[Problem]) -> Problem:
     return replace(first, where=(*around, *first.where[-1:]))
 
 
-def _placed(problem: Problem, origins: Origins, lines: Lines) -> Problem:
+def _placed(
+    problem: Problem, origins: Origins, typed: Collection[str], policies: Sequence[str]
+) -> Problem:
     if problem.names("line"):
         return problem
     first = problem.where[0] if problem.where else None
     if first and first.kind == "key" and (key := tuple(first.name.split("."))) in origins.lines:
         return problem.within(line=origins.where(*key))
-    places = lines((*problem.flags, *problem.names("flag")), problem.names("policy"))
-    return problem.within(line=dict.fromkeys(places))
+    chosen, keys = problem.names("policy") or policies, list[tuple[str, ...]]()
+    for flag in {*problem.flags, *problem.names("flag")}.difference(typed):
+        own = [("policies", name, "flags", flag) for name in chosen]
+        of_policies = {key for key in own if f"policy.{key[1]}.{flag}" in typed}
+        keys += (set(own) & origins.lines.keys()) - of_policies
+        if not own or not {*own} <= of_policies | origins.lines.keys():
+            keys.append(("flags", flag))
+    lines = sorted(origins.lines[key] for key in keys if key in origins.lines)
+    return problem.within(line=dict.fromkeys(f"{path}:{line}" for path, line in lines))

@@ -7,7 +7,6 @@ import asyncio
 import gc
 import linecache
 import random
-import re
 import socket
 import sys
 import threading
@@ -30,10 +29,6 @@ from marl_plugins.engine.plan.script import WORD
 
 T = TypeVar("T")
 NEVER_AWAITED = "was never awaited"
-OTHER_ARGUMENTS = re.compile(
-    r"unexpected keyword argument|missing \d+ required|takes .* positional arguments? but"
-)
-"""What Python says of a call that does not fit its function."""
 OTHER_LOOP = "is bound to a different event loop"
 """What asyncio says of a lock or a semaphore of a module where there is a loop for each trial; a
 run has one."""
@@ -336,23 +331,7 @@ def is_mistake(error: BaseException) -> bool:
         return _is_of_metadata(users_line(error, ()) or "")
     if isinstance(error, AttributeError):
         return type(error.obj).__module__.startswith("marl_plugins.")
-    return isinstance(error, NameError) or (isinstance(error, TypeError) and _is_of_a_call(error))
-
-
-def _is_of_a_call(error: TypeError) -> bool:
-    """Returns whether the arguments that the user's code writes are not those of the function;
-    `**said` are an answer's."""
-    called = traceback.extract_tb(error.__traceback__)[-1:]
-    if not (
-        called
-        and OTHER_ARGUMENTS.search(str(error))
-        and users_line(error, ()) == f"{called[0].filename}:{called[0].lineno}"
-    ):
-        return False
-    first, last = called[0].lineno or 0, called[0].end_lineno or 0
-    return not any(
-        "*" in linecache.getline(called[0].filename, line) for line in range(first, last + 1)
-    )
+    return isinstance(error, NameError)
 
 
 def caught_mistakes(
@@ -415,17 +394,13 @@ Tries = Sequence[tuple[str, Sequence[Failure]]]
 """When something was tried ("every answer is a word"), with what it raised."""
 
 
-def sort_out(
-    tries: Tries, what: str, *, sure: bool, searched: Tries = ()
-) -> tuple[list[Problem], list[Problem]]:
+def sort_out(tries: Tries, what: str, *, sure: bool) -> tuple[list[Problem], list[Problem]]:
     """Sorts failures into mistakes, because every kind of answers leads to them, and warnings.
 
     Args:
         what: What was tried, as the subject of a sentence.
         sure: Whether the tasks are the run's; what is raised on an invented one may not be raised
             in the run.
-        searched: Tries with answers made to lead somewhere: what only they raise is a warning, once
-            for each line.
     """
     wrong: dict[tuple[str, str], Problem] = {}
     unclear: dict[Problem, None] = {}
@@ -449,12 +424,4 @@ def sort_out(
                 )
             else:
                 unclear.setdefault(failure.warning(what, "" if always else when))
-    known = {failure.place for _, failures in tries for failure in failures}
-    for when, failures in searched:
-        for failure in failures:
-            if failure.certain:
-                wrong.setdefault((failure.place, failure.kind or failure.text), failure.mistake)
-            elif sure and failure.place not in known:
-                known.add(failure.place)
-                unclear.setdefault(failure.warning(what, when))
     return list(wrong.values()), list(unclear)
