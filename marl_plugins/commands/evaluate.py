@@ -8,6 +8,7 @@ import json
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,18 @@ def main(words: Sequence[str]) -> int:
         print(parser().format_help(), end="")
         return 0
     flags = split_flags(words, COMMAND_LINE)
+    misspelt = [
+        Problem(
+            "flags.unknown",
+            at(line=COMMAND_LINE, flag=f.name),
+            "unknown flag",
+            fix=meant(f.name, OWN),
+        )
+        for f in flags
+        if f.name not in OWN and get_close_matches(f.name, OWN, cutoff=0.7)
+    ]
+    if misspelt:  # the plan's flags do not have ours
+        raise ConfigurationError(misspelt)
     if resumed := [f.name for f in flags if f.name in TRAINING]:
         fix = "what a run has saved is evaluated with --recipe RECIPE --models FOLDER"
         where = at(flag=resumed[0])

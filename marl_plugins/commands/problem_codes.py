@@ -41,16 +41,22 @@ def page() -> str:
     return f"{PAGE}{table()}\n"
 
 
-def calls() -> Iterator[tuple[Path, ast.Call]]:
-    """Yields each call with its module."""
+def calls() -> Iterator[tuple[ast.Call, Texts]]:
+    """Yields each call of `Problem`, with the texts that names stand for there: what the function
+    around it last assigned them."""
     for path in sorted(PACKAGE.rglob("*.py")):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if (
-                isinstance(node, ast.Call)
-                and isinstance(node.func, ast.Name)
-                and node.func.id == "Problem"
-            ):
-                yield path, node
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        functions = (ast.FunctionDef, ast.AsyncFunctionDef)
+        nodes = [n for n in ast.walk(tree) if isinstance(n, (*functions, ast.Assign, ast.Call))]
+        values: dict[str, ast.expr] = {}
+        for node in sorted(nodes, key=lambda node: (node.lineno, node.col_offset)):
+            if isinstance(node, functions):
+                values = {}
+            elif isinstance(node, ast.Assign):
+                assigned = values | _assigned(node)
+                values = {name: text for name, text in assigned.items() if text is not None}
+            elif isinstance(node.func, ast.Name) and node.func.id == "Problem":
+                yield node, values
 
 
 def code_of(call: ast.Call) -> str:
@@ -68,11 +74,7 @@ def code_of(call: ast.Call) -> str:
 def table() -> str:
     """All codes as Markdown, each with its sentences and fixes."""
     rows: dict[str, dict[tuple[str, str], None]] = defaultdict(dict)
-    known: dict[Path, dict[tuple[int, int], Texts]] = {}
-    for path, call in calls():
-        if path not in known:
-            known[path] = _texts_of(path)
-        values = known[path].get((call.lineno, call.col_offset), {})
+    for call, values in calls():
         parts = {
             name: _template(value, values)
             for name, value in _arguments(call).items()
@@ -114,24 +116,6 @@ def _template(node: ast.expr | None, values: Texts) -> str:
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "meant":
         return "did you mean NAME?"
     return "..."
-
-
-def _texts_of(path: Path) -> dict[tuple[int, int], Texts]:
-    """By line and column of a call: the texts that names stand for, as the function around it last
-    assigned them."""
-    texts: dict[tuple[int, int], Texts] = {}
-    for function in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if not isinstance(function, ast.FunctionDef | ast.AsyncFunctionDef):
-            continue
-        values: dict[str, ast.expr] = {}
-        nodes = [node for node in ast.walk(function) if isinstance(node, ast.Assign | ast.Call)]
-        for node in sorted(nodes, key=lambda node: (node.lineno, node.col_offset)):
-            if isinstance(node, ast.Assign):
-                assigned = values | _assigned(node)
-                values = {name: text for name, text in assigned.items() if text is not None}
-            elif isinstance(node.func, ast.Name) and node.func.id == "Problem":
-                texts[node.lineno, node.col_offset] = dict(values)
-    return texts
 
 
 def _assigned(node: ast.Assign) -> dict[str, ast.expr | None]:

@@ -26,7 +26,6 @@ from marl_plugins.commands.inspect.sampling import sampled, share_text
 from marl_plugins.commands.inspect.shown import trajectory_values
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.problems import Problem, at
-from marl_plugins.core.redaction import encodable
 from marl_plugins.engine.records.panels import PHASES
 from marl_plugins.engine.records.read import RunReader
 
@@ -95,9 +94,7 @@ def log_of(index: RunIndex, entries: Sequence[Entry]) -> EvalLog:
 
     ended = datetime.fromtimestamp(index.files[0].stat().st_mtime, UTC)
     created = ended - timedelta(seconds=seconds_of(index.run))
-    samples = [
-        sample_of(_clean(trajectory_values(index.open(entry))), created) for entry in entries
-    ]
+    samples = [sample_of(trajectory_values(index.open(entry)), created) for entry in entries]
     policies = dict.fromkeys(action.policy for entry in entries for action in entry.actions)
     return EvalLog(
         status="success",
@@ -253,15 +250,3 @@ def events_of(action: Mapping[str, Any], created: datetime) -> Iterator[Event]:
         source="credit", data={key: action[key] for key in CREDIT if key in action}, **when(end)
     )
     yield SpanEndEvent(id=name, **when(end))
-
-
-def _clean(value: Any) -> Any:
-    """Returns JSON values whose texts UTF-8 can encode, which pydantic insists on."""
-    match value:
-        case str():
-            return encodable(value)
-        case dict():
-            return {encodable(key): _clean(part) for key, part in value.items()}
-        case list() | tuple():
-            return [_clean(part) for part in value]
-    return value

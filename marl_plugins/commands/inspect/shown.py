@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from marl_plugins.commands.inspect.index import name_of
+from marl_plugins.core.redaction import encodable
 from marl_plugins.core.trajectory import Action, ToolResult, Trajectory
 from marl_plugins.engine.records.trajectory_record import to_record
 
@@ -61,13 +62,15 @@ def places_of(actions: Sequence[Action]) -> tuple[dict[str, int], dict[str, int]
 
 
 def finite(value: Any) -> Any:
-    """Returns JSON values with None in the place of each number that is not finite, which JSON
-    cannot hold."""
+    """Returns JSON values that every reader takes: None in the place of each number that is not
+    finite, and the escape of half a surrogate pair."""
     match value:
         case float():
             return value if math.isfinite(value) else None
+        case str():
+            return encodable(value)
         case dict():
-            return {key: finite(part) for key, part in value.items()}
+            return {encodable(key): finite(part) for key, part in value.items()}
         case list() | tuple():
             return [finite(part) for part in value]
     return value

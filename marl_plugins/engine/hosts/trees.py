@@ -4,7 +4,6 @@ version; never imported."""
 from __future__ import annotations
 
 import contextlib
-import csv
 import os
 import re
 import subprocess
@@ -82,9 +81,7 @@ def _read_folder(path: Path) -> SourceTree:
         path = path.parents[1]
     pure = sorted(path.glob("openrlhf-*.data/purelib"))
     root = pure[0] if pure else path
-    metadata = sorted(path.glob("openrlhf-*.dist-info"))
-    if metadata:
-        _check_complete(path, metadata[0])
+    metadata = sorted(path.glob("openrlhf-*.dist-info/METADATA"))
     if not (root / "openrlhf").is_dir():
         raise ConfigurationError(
             Problem(
@@ -104,7 +101,7 @@ def _read_folder(path: Path) -> SourceTree:
             )
         )
     if metadata:
-        headers = HeaderParser().parsestr((metadata[0] / "METADATA").read_text(encoding="utf-8"))
+        headers = HeaderParser().parsestr(metadata[0].read_text(encoding="utf-8"))
         return SourceTree(
             root, headers.get("Version", "unknown"), "unpacked wheel" if pure else "installed"
         )
@@ -115,40 +112,6 @@ def _read_folder(path: Path) -> SourceTree:
         else "unknown"
     )
     return SourceTree(root, version, "checkout" if stated.is_file() else "folder")
-
-
-def _check_complete(path: Path, metadata: Path) -> None:
-    """A wheel's RECORD names all its files: those of the package must exist."""
-    record = metadata / "RECORD"
-    for file in (record, metadata / "METADATA"):
-        if not file.is_file():
-            raise ConfigurationError(
-                Problem(
-                    "trees.wheel",
-                    where=at(file=metadata),
-                    got=f"{file.name} is missing, so the wheel is incomplete: unpack it again",
-                )
-            )
-    with record.open(encoding="utf-8", newline="") as lines:
-        names = [
-            row[0]
-            for row in csv.reader(lines)
-            if row and row[0].endswith(".py") and "openrlhf/" in row[0]
-        ]
-    missing = [name for name in names if not (path / name).is_file()]
-    if missing:
-        raise ConfigurationError(
-            Problem(
-                "trees.partly",
-                at(file=path),
-                (
-                    f"partly unpacked: {len(missing)} of the {len(names)} files in the wheel's "
-                    "RECORD are missing, "
-                    f"the first {missing[0]}"
-                ),
-                fix="unpack it again",
-            )
-        )
 
 
 def _unpack(wheel: Path, folder: Path) -> SourceTree:
