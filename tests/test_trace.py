@@ -170,7 +170,7 @@ def test_what_is_no_run_is_said(tmp_path, recorded, capsys):
     refuses(("export.no_actions", recorded.name), recorded, *TRACE, "-", "--steps", "7:")
     assert main(["export", str(recorded), *TRACE, "-", "--steps", "x"]) == 2
     assert main(["export", str(recorded), *TRACE, "-", "--steps", "3:1"]) == 2
-    assert "there is no step from 3 to 1" in capsys.readouterr().err
+    assert "the lower bound stands first: 1:3" in capsys.readouterr().err
     (tmp_path / "tasks.jsonl").write_text('{"prompt": "x"}\n')
     refuses(("export.no_actions", "tasks.jsonl"), tmp_path / "tasks.jsonl", *TRACE, "-")
     with pytest.raises(ConfigurationError) as caught:

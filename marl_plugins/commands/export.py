@@ -158,7 +158,7 @@ def _nothing(run: RunReader, chosen: Filter, source: Path) -> Problem:
         actions = run.actions(replace(chosen, left_out=None))
         reasons = {action.left_out for _, action in actions if action.left_out}
         fix = f"reasons there: {', '.join(sorted(reasons)) or 'none'}"
-    got = inert(f"no actions with {' '.join(asked)}")
+    got = f"no actions with {inert(' '.join(asked))}"
     return Problem("export.no_actions", where, got, fix=fix)
 
 

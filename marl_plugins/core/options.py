@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import argparse
 import math
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -88,33 +88,36 @@ def recipe_file(word: str) -> str:
     return word
 
 
-def step_range(word: str) -> tuple[int, int | None]:
-    """Returns the type of --steps: the first and the last step; None for no last one."""
-    match = re.fullmatch(r"(\d*):(\d*)|(\d+)", word)
-    if match is None:
-        raise argparse.ArgumentTypeError(
-            f"{word!r}: expected A:B, A:, :B or A, steps being whole numbers"
-        )
-    first, last, only = match.groups()
-    if only:
-        return int(only), int(only)
-    if first and last and int(first) > int(last):
-        raise argparse.ArgumentTypeError(
-            f"{word!r}: there is no step from {first} to {last}; the first one stands first: "
-            f"{last}:{first}"
-        )
-    return int(first or 0), int(last) if last else None
+@dataclass(frozen=True)
+class Range:
+    """A range of numbers, both bounds included; called by argparse to convert A:B, A:, :B or A.
+
+    Args:
+        number: What the bounds are.
+        low, high: The bounds where none is written; None for no last one.
+        what: What the numbers are, for the message.
+    """
+
+    number: Number
+    low: float
+    high: float | None
+    what: str
+
+    def __call__(self, word: str) -> tuple[Any, Any]:
+        first, colon, last = word.partition(":")
+        try:
+            low = self.low if colon and not first else self.number(first)
+            high = (self.number(last) if last else self.high) if colon else low
+        except (ValueError, argparse.ArgumentTypeError):
+            expected = f"expected A:B, A:, :B or A, {self.what}"
+            raise argparse.ArgumentTypeError(f"{word!r}: {expected}") from None
+        if high is not None and low > high:
+            first_stands = f"the lower bound stands first: {last}:{first}"
+            raise argparse.ArgumentTypeError(f"{word!r}: {first_stands}")
+        return low, high
 
 
-def score_range(word: str) -> tuple[float, float]:
-    """Returns the type of --outcome: the lowest and the highest outcome."""
-    low, colon, high = word.partition(":")
-    try:
-        bounds = float(low or 0), float(high or 1) if colon else float(low)
-    except ValueError:
-        raise argparse.ArgumentTypeError(
-            f"{word!r}: expected A:B, A:, :B or A, outcomes being from 0 to 1"
-        ) from None
-    if not 0 <= bounds[0] <= bounds[1] <= 1:
-        raise argparse.ArgumentTypeError(f"{word!r}: expected A:B with 0 <= A <= B <= 1")
-    return bounds
+step_range = Range(Number(int, least=0), 0, None, "steps being whole numbers")
+"""The type of --steps: the first and the last step; None for no last one."""
+score_range = Range(between(0, 1), 0.0, 1.0, "outcomes being from 0 to 1")
+"""The type of --outcome: the lowest and the highest outcome."""

@@ -96,18 +96,6 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
 """What expressions may call. `ran` and `first` may be given nodes that did not run."""
 SOFT = ("ran", "first")
 OPERATORS = (ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Mod)
-COMPARISONS = (
-    ast.Eq,
-    ast.NotEq,
-    ast.Lt,
-    ast.LtE,
-    ast.Gt,
-    ast.GtE,
-    ast.In,
-    ast.NotIn,
-    ast.Is,
-    ast.IsNot,
-)
 _KNOWN: Mapping[str, Any] = {
     "plain": plain,
     "attribute": attribute,
@@ -281,9 +269,7 @@ class Expression:
                 return _call(bounded, *pair) if bounded else ast.BinOp(pair[0], operator, pair[1])
             case ast.UnaryOp(op=ast.Not() | ast.USub() as operator, operand=of):
                 return ast.UnaryOp(operator, self._value(of, soft))
-            case ast.Compare(left=left, ops=operators, comparators=others) if all(
-                isinstance(operator, COMPARISONS) for operator in operators
-            ):
+            case ast.Compare(left=left, ops=operators, comparators=others):
                 return ast.Compare(
                     self._value(left, soft),
                     operators,

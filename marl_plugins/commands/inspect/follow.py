@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from marl_plugins.commands.inspect.index import Entry, RunIndex, entry_of
+from marl_plugins.commands.inspect.index import Entry, RunIndex, entry_of, placed
 from marl_plugins.commands.inspect.query import Query
 from marl_plugins.engine.records.read import FileTail
 
@@ -38,12 +38,7 @@ class RunFollower:
                     entry for entry in self.index.entries if entry.file != number
                 ]
             for record in added:
-                entry = record.value
-                entry.file, entry.offset, entry.length = (
-                    number,
-                    record.start,
-                    record.end - record.start,
-                )
+                entry = placed(record, number)
                 if self._is_wanted(entry, query):
                     self.index.entries.append(entry)
             changed = changed or again or bool(added)

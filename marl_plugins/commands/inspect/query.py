@@ -6,6 +6,7 @@ The flags of `openrlhf inspect` and the fragment of a page's address have the sa
 from __future__ import annotations
 
 import argparse
+import math
 import re
 import shlex
 from collections.abc import Callable, Mapping
@@ -13,26 +14,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from marl_plugins.core.failures import ConfigurationError
-from marl_plugins.core.options import Number, score_range, step_range
+from marl_plugins.core.options import Number, Range, score_range, step_range
 from marl_plugins.core.problems import Problem, at, meant
 from marl_plugins.core.redaction import inert
 from marl_plugins.engine.records.read import EVERYTHING, Filter, RunReader
 
-
-def number_range(word: str) -> tuple[float, float]:
-    """Parses A:B, A:, :B or A, the bounds being any finite numbers."""
-    low, colon, high = word.partition(":")
-    any_number = Number()
-    try:
-        bounds = (
-            any_number(low) if low else float("-inf"),
-            (any_number(high) if high else float("inf")) if colon else any_number(low),
-        )
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{word!r}: expected A:B, A:, :B or A") from None
-    if bounds[0] > bounds[1]:
-        raise argparse.ArgumentTypeError(f"{word!r}: the lower bound stands first: {high}:{low}")
-    return bounds
+number_range = Range(Number(), -math.inf, math.inf, "numbers being finite")
+"""The type of --advantage."""
 
 
 def pattern(word: str) -> re.Pattern[str]:

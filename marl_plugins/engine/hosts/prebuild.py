@@ -37,18 +37,6 @@ def extensions_folder(device: str) -> Path:
     return Path(os.environ.get("TORCH_EXTENSIONS_DIR") or cache_folder() / "torch_extensions")
 
 
-def abandoned_locks(folder: Path) -> list[Path]:
-    """Locks below a folder whose owners are gone.
-
-    The owner keeps the file open (torch/utils/file_baton.py of 2.13). The owner on another machine
-    that shares the folder is not seen; without the lock, it and this machine would build the same
-    files at once.
-    """
-    locks = sorted(folder.glob("**/lock"))
-    open_files = set(_open_files()) if locks else set()
-    return [lock for lock in locks if lock.resolve() not in open_files]
-
-
 def _open_files() -> Iterator[Path]:
     """Files that the processes of this machine have open, as far as this user may see them."""
     for process in Path("/proc").glob("[0-9]*"):
@@ -60,8 +48,15 @@ def _open_files() -> Iterator[Path]:
 
 
 def clear_abandoned_locks(folder: Path) -> list[Path]:
-    """Removes the locks whose owners are gone, and returns them."""
-    abandoned = abandoned_locks(folder)
+    """Removes the locks below a folder whose owners are gone, and returns them.
+
+    The owner keeps the file open (torch/utils/file_baton.py of 2.13). The owner on another machine
+    that shares the folder is not seen; without the lock, it and this machine would build the same
+    files at once.
+    """
+    locks = sorted(folder.glob("**/lock"))
+    open_files = set(_open_files()) if locks else set()
+    abandoned = [lock for lock in locks if lock.resolve() not in open_files]
     for lock in abandoned:
         lock.unlink(missing_ok=True)
     return abandoned
