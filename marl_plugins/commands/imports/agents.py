@@ -35,8 +35,12 @@ class Agent:
 def read_agents(source: ImportSource) -> list[Agent]:
     """Returns all agents, in their order."""
     settings = source.settings
-    of_agents = (*options()["settings"].flags, "pretrain", "is_tuning")
-    shared = {name: settings[name] for name in of_agents if name in settings}
+    known = options()["settings"]
+    shared = {
+        name: value
+        for name, value in settings.items()
+        if name in ("pretrain", "is_tuning") or (name in known and known[name].flag)
+    }
     shared |= settings.get("default_agent") or {}
     agents: list[Agent] = []
     for entry in settings["agents"]:

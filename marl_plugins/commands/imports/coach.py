@@ -37,8 +37,9 @@ def translate_coach(source: ImportSource, report: Report) -> ImportedCoach | Non
             )
         return None
     table, flags = options()["workflow_args"], dict[str, Any]()
-    for theirs, ours in table.flags.items():
-        if arguments.get(theirs) is not None:
+    for theirs, option in table.items():
+        ours = option.flag
+        if ours and arguments.get(theirs) is not None:
             flags[ours] = arguments[theirs]
             report.take(f"workflow_args.{theirs}", f"`{ours}: {arguments[theirs]}`")
     for start, url, variable in ENDPOINTS:
@@ -58,5 +59,5 @@ def translate_coach(source: ImportSource, report: Report) -> ImportedCoach | Non
     )
     common, last = templates.split_coach_template(template, where, report)
     flags |= {"coach.prompt": "prompts/coach.md", "coach.last_prompt": "prompts/coach_last.md"}
-    report.take("workflow_args.coach_prompt_template", table.read["coach_prompt_template"])
+    report.take("workflow_args.coach_prompt_template", table["coach_prompt_template"].here)
     return ImportedCoach(flags, {"prompts/coach.md": common, "prompts/coach_last.md": last})

@@ -26,14 +26,13 @@ class ImportedFlags:
 
 def translate_flags(source: ImportSource, agents: Sequence[Agent], report: Report) -> ImportedFlags:
     flags = ImportedFlags()
-    notes = options()["settings"].notes
     estimator = _estimator(source, agents, report)
     adapters = _values("lora_rank", agents)
-    for theirs, ours in options()["settings"].flags.items():
-        values = _values(theirs, agents)
+    for theirs, option in options()["settings"].items():
+        ours, values = option.flag, _values(theirs, agents)
         if ours.startswith("ds.lora."):  # theirs has an alpha and targets for whole models too
             values = {role: value for role, value in values.items() if role in adapters}
-        if not values:
+        if not (ours and values):
             continue
         estimators = FLAGS[ours].estimators
         if estimators and estimator not in estimators:
@@ -41,7 +40,7 @@ def translate_flags(source: ImportSource, agents: Sequence[Agent], report: Repor
                 report.leave_out(theirs, f"only with estimator {', '.join(estimators)}")
         elif len(values) == len(agents) and len(set(map(repr, values.values()))) == 1:
             flags.run[ours] = value = next(iter(values.values()))
-            note = f" ({notes[theirs]})" if theirs in notes else ""
+            note = f" ({option.note})" if option.note else ""
             report.take(theirs, f"`{ours}: {value}`{note}")
         elif FLAGS[ours].status == "policy" and not source.settings.get("shared_agents"):
             for role, value in values.items():
@@ -71,7 +70,7 @@ def _estimator(source: ImportSource, agents: Sequence[Agent], report: Report) ->
     theirs = {agent.config.get("advantage_estimator") or "" for agent in agents} - {""}
     if not theirs:
         report.note("no advantage_estimator is set: theirs defaults to gae, reinforce is used here")
-    known = options()["settings"].values["advantage_estimator"]
+    known = options()["settings"]["advantage_estimator"].values
     estimator = known.get(next(iter(theirs), "reinforce_plus_plus"))
     if len(theirs) > 1 or estimator is None:
         got, expected = ", ".join(sorted(theirs)), f"one of {', '.join(known)}, for all agents"
@@ -82,10 +81,10 @@ def _estimator(source: ImportSource, agents: Sequence[Agent], report: Report) ->
 
 def _values(theirs: str, agents: Sequence[Agent]) -> dict[str, Any]:
     """The option's value in our form for each role that sets it."""
-    values = {}
+    option, values = options()["settings"][theirs], {}
     for agent in agents:
         value = agent.config.get(theirs)
-        converted = options()["settings"].converted(theirs, value)
+        converted = option.converted(value)
         if value is not False and converted is not None:
             values[agent.role] = converted
     return values

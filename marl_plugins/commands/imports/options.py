@@ -1,5 +1,5 @@
 """The options of MARTI and MAPPA, and what each becomes: `options.yaml`, the one table behind the
-import and `docs/marti.md`.
+import.
 
 An option becomes a flag of ours, perhaps with a converted value, is read elsewhere in the import,
 or is left out for a reason. Any other option is unknown, and an error.
@@ -39,48 +39,34 @@ TYPES: dict[str, tuple[Callable[[Any], bool], str]] = {
 }
 """The types of `options.yaml`, and that of all other options: whether a value is of it, and its
 name in messages."""
-
-
 TOOL = "tools_config.tools.NAME"
 
 
 @dataclass(frozen=True)
-class Options:
-    """The options of one place of a configuration, in the form of `options.yaml`."""
+class Option:
+    """What becomes of an option, in the form of `options.yaml`."""
 
-    place: str
-    flags: Mapping[str, str] = field(default_factory=dict)
-    notes: Mapping[str, str] = field(default_factory=dict)
-    values: Mapping[str, Mapping[Any, Any]] = field(default_factory=dict)
-    read: Mapping[str, str] = field(default_factory=dict)
-    left_out: Mapping[str, list[str]] = field(default_factory=dict)
-    types: Mapping[str, list[str]] = field(default_factory=dict)
+    flag: str = ""
+    here: str = ""
+    left_out: str = ""
+    type: str = ""
+    note: str = ""
+    values: Mapping[Any, Any] = field(default_factory=dict)
 
-    @property
-    def reasons(self) -> dict[str, str]:
-        """Returns the options that are left out, each with its reason."""
-        return {name: why for why, names in self.left_out.items() for name in names}
-
-    def type_of(self, name: str) -> str:
-        """Returns the type of an option's values; empty if any value will do."""
-        return next((kind for kind, names in self.types.items() if name in names), "")
-
-    def named(self, name: str) -> str:
-        """Returns an option's name with its place; the settings of agents have none."""
-        return name if self.place == "settings" else f"{self.place}.{name}"
-
-    def converted(self, name: str, value: Any) -> Any:
+    def converted(self, value: Any) -> Any:
         """Returns the value of our flag for a value of theirs; None leaves it out."""
-        values = self.values.get(name, {})
-        return next((ours for theirs, ours in values.items() if theirs == value), value)
+        return next((ours for theirs, ours in self.values.items() if theirs == value), value)
 
 
 @cache
-def options() -> dict[str, Options]:
+def options() -> dict[str, dict[str, Option]]:
     """Returns the options of each place: `settings` (at the top, in `default_agent`, of an agent),
     `workflow_args`, `tools_config` and `tools_config.tools.NAME`."""
     table = yaml.safe_load(Path(__file__).with_name("options.yaml").read_text(encoding="utf-8"))
-    return {place: Options(place, **entries) for place, entries in table.items()}
+    return {
+        place: {name: Option(**option) for name, option in known.items()}
+        for place, known in table.items()
+    }
 
 
 def check(source: ImportSource, report: Report) -> None:
@@ -91,70 +77,54 @@ def check(source: ImportSource, report: Report) -> None:
         ConfigurationError: A value is of a wrong type, with all earlier problems.
     """
     wrong = list[Problem]()
-    for place, written, known in _places(source):
+    for place, written, kind in _places(source):
         if not isinstance(written, dict | None):
             where = at(line=source.where(*place), key=".".join(place))
             wrong.append(Problem("imports.value", where, f"{written!r:.80}", "settings"))
             continue
-        settings = written or {}
-        reasons = known.reasons
-        names = {*known.flags, *known.read, *reasons}
+        settings, known = written or {}, options()[kind]
         for name, value in settings.items():
             where = at(line=source.where(*place, name), key=".".join([*place, name]))
-            type_name = known.type_of(name)
-            fits, expected = TYPES[type_name]
-            if name not in names:
-                got = f"unknown key{nearest(name, names)}"
+            if name not in known:
+                got = f"unknown key{nearest(name, known)}"
                 report.unknown(Problem("imports.unknown_key", where, got, fix="delete it"))
-            elif value is None:
                 continue
-            elif not fits(value):
+            option = known[name]
+            fits, expected = TYPES[option.type]
+            if value is None:
+                continue
+            if not fits(value):
                 wrong.append(Problem("imports.value", where, f"{value!r:.80}", expected))
-            elif type_name == "count":
+            elif option.type == "count":
                 settings[name] = int(value)
-            elif name in reasons and value is not False and (*place, name) not in source.inherited:
-                report.leave_out(known.named(name), reasons[name])
-        kind = settings.get("type")
-        if known.place == TOOL and kind != "sandbox_fusion":
-            got = f"is of type {kind!r}, which has no counterpart (marl_tools adds tools)"
+            elif option.left_out and value is not False and (*place, name) not in source.inherited:
+                theirs = name if kind == "settings" else f"{kind}.{name}"
+                report.leave_out(theirs, option.left_out)
+        if kind == TOOL and settings.get("type") != "sandbox_fusion":
+            theirs = repr(settings.get("type"))
+            got = f"is of type {theirs}, which has no counterpart (marl_tools adds tools)"
             where = at(line=source.where(*place), tool=place[-1])
             report.unknown(Problem("imports.tool", where, got, fix="delete it"))
     if wrong:
         report.raise_problems(wrong)
 
 
-def _places(source: ImportSource) -> Iterator[tuple[Key, Any, Options]]:
-    """Every place that has options, with what is written there."""
-    settings, known = source.settings, options()
-    yield (), settings, known["settings"]
-    yield ("default_agent",), settings.get("default_agent"), known["settings"]
+def _places(source: ImportSource) -> Iterator[tuple[Key, Any, str]]:
+    """Every place that has options, with what is written there, and the place in `options.yaml`."""
+    settings = source.settings
+    yield (), settings, "settings"
+    yield ("default_agent",), settings.get("default_agent"), "settings"
     for number, agent in enumerate(settings["agents"]):
         place = ("agents", str(number))
         configs = agent.items() if isinstance(agent, dict) else [("", agent)]
         for name, config in configs:
-            yield ((*place, name) if name else place), config, known["settings"]
+            yield ((*place, name) if name else place), config, "settings"
     for name in ("workflow_args", "tools_config"):
-        yield (name,), settings.get(name), known[name]
+        yield (name,), settings.get(name), name
     tools = settings.get("tools_config")
     tools = tools.get("tools") if isinstance(tools, dict) else None
     if not isinstance(tools, dict | None):
-        yield ("tools_config", "tools"), tools, known["tools_config"]
+        yield ("tools_config", "tools"), tools, "tools_config"
         return
     for name, config in (tools or {}).items():
-        yield ("tools_config", "tools", name), config, known[TOOL]
-
-
-def table() -> str:
-    """Returns the table of `docs/marti.md`."""
-    lines = ["| theirs | here | note |", "|---|---|---|"]
-    reasons: dict[str, list[str]] = {}
-    for known in options().values():
-        here = {**{name: f"`{flag}`" for name, flag in known.flags.items()}, **known.read}
-        lines += [
-            f"| `{known.named(name)}` | {ours} | {known.notes.get(name, '')} |"
-            for name, ours in here.items()
-        ]
-        for name, why in known.reasons.items():
-            reasons.setdefault(why, []).append(f"`{known.named(name)}`")
-    lines += [f"| {', '.join(names)} | left out | {why} |" for why, names in reasons.items()]
-    return "\n".join(lines) + "\n"
+        yield ("tools_config", "tools", name), config, TOOL
