@@ -41,8 +41,8 @@ from marl_plugins.coach.flags import NEEDED as NEEDED  # named here for `openrlh
 from marl_plugins.coach.flags import add_flags, check_flags, judging_themselves, kind_of
 from marl_plugins.coach.flags import endpoint_of as endpoint_of
 from marl_plugins.coach.members import check_members, coaches_of, config_of, members_of
-from marl_plugins.coach.metrics import measure, measure_members
-from marl_plugins.coach.notes import NOTES, GivenVerdict, note_of
+from marl_plugins.coach.metrics import JudgedAction, measure, measure_members
+from marl_plugins.coach.notes import NOTES, note_of
 from marl_plugins.coach.section import CoachConfig
 from marl_plugins.coach.section import may_differ as may_differ
 from marl_plugins.coach.stages import Stages, check_stages
@@ -229,10 +229,10 @@ async def _score(run: Run, action: Action, seen: Seen) -> float:
         InfrastructureFailure,
         asyncio.CancelledError,
     ) as failure:  # cancelled: it did not come in time
-        state.verdicts[action] = GivenVerdict(None, last)
+        state.verdicts[action] = JudgedAction(action, None, last)
         action.explanation = f"no verdict: {failure or 'it did not come in time'}"
         raise
-    state.verdicts[action] = GivenVerdict(verdict, last)
+    state.verdicts[action] = JudgedAction(action, verdict, last)
     action.explanation = verdict.explanation
     action.notes[NOTES] = note_of(verdict, action, seen, state.questions)
     return verdict.share

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import os
 import time
 from dataclasses import replace
 from importlib.util import find_spec
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from marl_plugins import ConfigurationError, Finding, check_extra, nearest
 from marl_plugins.asking.askers import Askers
-from marl_plugins.coach.flags import NEEDED, add_flags, endpoint_of
+from marl_plugins.coach.flags import DEFAULT_URL, NEEDED, endpoint_of
 
 if TYPE_CHECKING:
     from marl_plugins import Problem, Run
@@ -49,7 +48,7 @@ def try_coach(run: Run | None, endpoint: CoachEndpoint) -> list[Finding]:
         return []  # said of the extra
     if endpoint.model:
         return probe_coach(endpoint_asker(endpoint), endpoint)
-    chosen = endpoint.base_url != default_of("base_url")
+    chosen = endpoint.base_url != DEFAULT_URL
     if chosen or os.environ.get(endpoint.api_key_env):
         return report_models(endpoint)
     return []
@@ -65,7 +64,7 @@ def endpoints_of_run(run: Run) -> list[tuple[Asker, CoachEndpoint]]:
 
 def report_untried_coach(run: Run | None, endpoint: CoachEndpoint) -> list[Finding]:
     """Reports, with `--static`, that the coach's endpoint was not tried."""
-    chosen = bool(endpoint.model) or endpoint.base_url != default_of("base_url")
+    chosen = bool(endpoint.model) or endpoint.base_url != DEFAULT_URL
     if run is not None:
         chosen = bool(endpoints_of_run(run))
     return (
@@ -77,13 +76,6 @@ def report_untried_coach(run: Run | None, endpoint: CoachEndpoint) -> list[Findi
         if chosen
         else []
     )
-
-
-def default_of(flag: str) -> Any:
-    """Returns the default of a flag of the coach's."""
-    parser = argparse.ArgumentParser(add_help=False)
-    add_flags(parser)
-    return parser.get_default(f"coach.{flag}")
 
 
 def probe_coach(asker: Asker, endpoint: CoachEndpoint) -> list[Finding]:

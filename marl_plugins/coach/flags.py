@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 PREFIX = "coach"
 """Of all flags, as messages of the client name them."""
+DEFAULT_URL = "https://api.openai.com/v1"
 NEEDED = ("httpx",)
 """Modules that a model at an endpoint requires."""
 KINDS = {"rubric": "a rubric", "model": "a model at an endpoint", "policy": "a policy of the run"}
@@ -181,7 +182,7 @@ def _add_flags_of_endpoints(group: argparse._ArgumentGroup) -> None:
     add(
         "--coach.base_url",
         metavar="URL",
-        default="https://api.openai.com/v1",
+        default=DEFAULT_URL,
         help="the endpoint: OpenAI, vLLM, SGLang, Ollama (http://localhost:11434/v1), or another "
         "that speaks its protocol",
     )

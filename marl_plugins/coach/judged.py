@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from marl_plugins import Step, StepPart
-from marl_plugins.coach.notes import GivenVerdict, noted_verdict
+from marl_plugins.coach.metrics import JudgedAction
+from marl_plugins.coach.notes import noted_verdict
 
 if TYPE_CHECKING:
     from marl_plugins import Action, Row
@@ -47,4 +48,4 @@ class JudgedRollout(StepPart):
         actions = dict(self.actions)
         for place, sample, path, last in record["last"]:
             action = actions[place, sample, path]
-            self.state.verdicts[action] = GivenVerdict(noted_verdict(action), last)
+            self.state.verdicts[action] = JudgedAction(action, noted_verdict(action), last)

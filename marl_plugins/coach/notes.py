@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from marl_plugins import Seen, SeenLast
 from marl_plugins.coach.verdict import JointVerdict, Verdict
@@ -30,18 +30,6 @@ if TYPE_CHECKING:
 
 
 NOTES = "coach"
-
-
-class GivenVerdict(NamedTuple):
-    """A verdict on an action.
-
-    Args:
-        verdict: None for a missing one.
-        last: Whether it is on the last role's last action.
-    """
-
-    verdict: Verdict | None
-    last: bool
 
 
 def noted_verdict(action: Action) -> Verdict | None:

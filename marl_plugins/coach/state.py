@@ -12,7 +12,6 @@ from marl_plugins.coach.stages import Stages
 if TYPE_CHECKING:
     from marl_plugins import Action, Run, Seen, Trajectory
     from marl_plugins.coach.model import Questions
-    from marl_plugins.coach.notes import GivenVerdict
     from marl_plugins.coach.training import JudgeAnswer
     from marl_plugins.coach.verdict import Verdict
 
@@ -30,7 +29,7 @@ class CoachState:
         self.coach: Coach | None = None
         self.questions: Questions | None = None
         """How the first of its models is asked."""
-        self.verdicts: dict[Action, GivenVerdict] = {}
+        self.verdicts: dict[Action, JudgedAction] = {}
         """Of actions that have had no credit yet, those of rollouts that wait among them."""
         self.said: dict[Action, list[JudgeAnswer]] = {}
         """What policies that are trained have said of an action."""
@@ -48,8 +47,8 @@ def judged_in(
     not lost."""
     verdicts = run.state(CoachState).verdicts
     return [
-        (t, JudgedAction(a, judgement.verdict, judgement.last))
+        (t, judged)
         for t in trajectories
         for a in t.actions
-        if (judgement := verdicts.pop(a, None)) and not t.infrastructure_failure
+        if (judged := verdicts.pop(a, None)) and not t.infrastructure_failure
     ]

@@ -59,14 +59,12 @@ def markdown(pairs: Sequence[Mapping[str, Any]]) -> list[str]:
         return []
     names = sorted({pair["policy"] for pair in pairs})
     cells = {(p["policy"], p["against"]): f"{p['outcome']:.3f} ({p['outcomes']})" for p in pairs}
-    rows = [["policy \\ against", *names], ["---"] * (len(names) + 1)]
-    rows += [[name, *(cells.get((name, other), "-") for other in names)] for name in names]
-    table = [f"| {' | '.join(map(reasons.cell, row))} |" for row in rows]
+    rows = [[name, *(cells.get((name, other), "-") for other in names)] for name in names]
     return [
         "",
         "## Outcomes by pair of policies",
         "",
-        *table,
+        *reasons.table(["policy \\ against", *names], rows),
         "",
         "Mean outcome of the row's policy, and how many.",
     ]

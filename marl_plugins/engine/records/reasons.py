@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import textwrap
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -125,12 +125,7 @@ def markdown(reasons: Mapping[str, Any]) -> list[str]:
             else [r["kind"], share(r), steps_of(r), r["example"] or "-"]
             for r in reasons[what]
         ]
-        lines += [
-            "",
-            f"## {title}",
-            "",
-            *(f"| {' | '.join(map(cell, row))} |" for row in [header, ["---"] * 4, *rows]),
-        ]
+        lines += ["", f"## {title}", "", *table(header, rows)]
     return lines
 
 
@@ -150,6 +145,11 @@ def share(reason: Mapping[str, Any]) -> str:
 def steps_of(reason: Mapping[str, Any]) -> str:
     first, last = reason["steps"]
     return str(first) if first == last else f"{first} to {last}"
+
+
+def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    """Returns the lines of a table in Markdown."""
+    return [f"| {' | '.join(map(cell, row))} |" for row in [header, ["---"] * len(header), *rows]]
 
 
 def cell(text: str) -> str:

@@ -40,6 +40,10 @@ def summarise(metrics: Metrics, roles: Sequence[str]) -> dict[str, Any]:
     names = (*own, "response_length", "truncated", "tool_call_rate", "tool_success")
     evaluations = [m for m in metrics if "eval/tasks" in m]
     evaluated = evaluations[:1], evaluations[1:][-LAST_EVALUATIONS:]
+
+    def pair(name: str, of: Sequence[Metrics] = windows) -> list[float | None]:
+        return [_mean(part, name) for part in of]
+
     return {
         "steps": int(steps[-1]["step"]) if steps else 0,
         "windows": [
@@ -47,27 +51,19 @@ def summarise(metrics: Metrics, roles: Sequence[str]) -> dict[str, Any]:
         ],
         "held_out": held_out(evaluations),
         "roles": {
-            role: {"held_out": [_mean(part, f"eval/outcome/{role}") for part in evaluated]}
-            | {name: [_mean(part, f"role/{role}/{name}") for part in windows] for name in names}
-            | {
-                "parts": {
-                    name: [_mean(part, f"role/{role}/criterion/{name}") for part in windows]
-                    for name in parts[role]
-                }
-            }
-            | {
-                "terms": {
-                    name: [_mean(part, f"role/{role}/reward/{name}") for part in windows]
-                    for name in terms[role]
-                }
+            role: {
+                "held_out": pair(f"eval/outcome/{role}", evaluated),
+                **{name: pair(f"role/{role}/{name}") for name in names},
+                "parts": {name: pair(f"role/{role}/criterion/{name}") for name in parts[role]},
+                "terms": {name: pair(f"role/{role}/reward/{name}") for name in terms[role]},
             }
             for role in roles
         },
         "types": {
-            kind.removeprefix(TYPE): [_mean(part, kind) for part in evaluated]
+            kind.removeprefix(TYPE): pair(kind, evaluated)
             for kind in sorted({name for m in evaluations for name in m if name.startswith(TYPE)})
         },
-        "rounds": [_mean(part, "trajectories/rounds") for part in windows],
+        "rounds": pair("trajectories/rounds"),
         "lost": [
             int(sum(m.get("trajectories/lost") or 0 for m in part)) if part else None
             for part in windows
@@ -217,8 +213,7 @@ def _held_out_cell(part: Mapping[str, Any]) -> str:
 def markdown(summary: Mapping[str, Any], title: str) -> str:
     """Returns the table as Markdown, with what its columns mean."""
     header, rows = table(summary)
-    lines = [f"# {title}", "", "| " + " | ".join(header) + " |", "|---|---|---|"]
-    lines += ["| " + " | ".join(map(reasons.cell, row)) + " |" for row in rows]
+    lines = [f"# {title}", "", *reasons.table(header, rows)]
     below = [
         *pairs.markdown(summary.get("pairs", ())),
         *reasons.markdown(summary.get("reasons", {})),
