@@ -338,8 +338,7 @@ def test_no_more_requests_are_in_flight_than_allowed_and_pauses_hold_no_place(ac
         )  # a third of all requests fail, whosever they are
         verdicts = judge(coach, *different(action, seen, 40))
     assert [v.score for v in verdicts] == [5] * 40
-    assert most[0] <= 4
-    assert coach.asker.questioner.inner.inner.peak == 4
+    assert 1 < most[0] <= 4
 
 
 def test_requests_per_minute_are_spaced(action, seen):

@@ -42,7 +42,6 @@ class AskingLimits:
         self.under_way = asyncio.Semaphore(2 * concurrency)
         """Held by each judgement, so that a repeat does not queue behind the first requests of a
         whole step."""
-        self.in_flight = self.peak = 0
         self._slots = asyncio.Semaphore(concurrency)
         self._turn, self._next = asyncio.Lock(), 0.0
 
@@ -52,12 +51,7 @@ class AskingLimits:
                 await self._pause(60.0 / self.per_minute)
             if spent := self.budget.spent():
                 raise InfrastructureFailure("coach_budget", f"spent: {spent}")
-            self.in_flight += 1
-            self.peak = max(self.peak, self.in_flight)
-            try:
-                return await self.inner.send(inquiry)
-            finally:
-                self.in_flight -= 1
+            return await self.inner.send(inquiry)
 
     async def _pause(self, seconds: float) -> None:
         """Waits until the request before has begun so many seconds ago: one at a time, not a

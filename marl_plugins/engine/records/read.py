@@ -206,20 +206,17 @@ def records(
         problems, broken = [*problems, *broken], []
         try:
             stated = STEP.match(line)
-            step = int(stated[1]) if stated and len(stated[1]) < 16 else None
-            if step is None or decode is None:
-                value = (
-                    None
-                    if step is not None and not _concerns(line, step, wanted)
-                    else _object(line)
-                )
-                step = step if value is None else _step_of(value)
+            value: Any = None
+            if stated is None or len(stated[1]) > 15:
+                value = _object(line)
+                step = _step_of(value)
             else:
-                value = decode(line) if _concerns(line, step, wanted) else None
+                step = int(stated[1])
+                if _concerns(line, step, wanted):
+                    value = (decode or _object)(line)
         except ValueError as error:
             broken = [_unusable(path, number, str(error))]
             continue
-        assert step is not None
         if step < last:
             got = f"step {step} follows step {last}: this line or the one before it is damaged"
             fix = "remove that line (what it recorded is lost), or restore the file from a copy"

@@ -170,11 +170,10 @@ def replayed(words: Sequence[str]) -> tuple[list[str], list[Problem]]:
                 flags=("resume", "plugin"),
             )
         )
-    loading = [
-        f
-        for f in (GivenFlag("ckpt.load_enable", (), COMMAND_LINE),)
-        if f.name not in [m.name for m in more]
-    ]
+    names = {f.name for f in more}
+    loading = (
+        [] if "ckpt.load_enable" in names else [GivenFlag("ckpt.load_enable", (), COMMAND_LINE)]
+    )
     remarks = [
         Problem(
             "resume.secret",
@@ -186,7 +185,7 @@ def replayed(words: Sequence[str]) -> tuple[list[str], list[Problem]]:
             severity="warning",
         )
         for name in entry["secrets"]
-        if name not in [f.name for f in more]
+        if name not in names
     ]
     return [word for flag in (*repeated, *loading, *more, *chosen) for word in flag.argv], remarks
 
