@@ -24,6 +24,7 @@ from marl_plugins.core.workflow import Sampling
 from marl_plugins.engine.plan.build import build_plan
 from marl_plugins.engine.plan.describe import describe
 from marl_plugins.engine.plan.fingerprint import fingerprint
+from marl_plugins.engine.records.read import Filter
 from marl_plugins.engine.runtime.questions import make_ask
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -247,7 +248,7 @@ def test_a_data_set_of_its_verdicts_holds_the_very_words_that_it_was_shown_and_s
     trajectory = make_trajectory({"solver": []})
     only, view = trajectory.actions[0], Seen.of(trajectory, trajectory.actions[0])
     assert scores(run, (only, view)) == [0.8]
-    ((line,), _) = distil.rows_of(run, [trajectory], "text")
+    ((_, _, line),) = distil.verdicts_of(run, [trajectory], Filter())
     assert "".join(map(chr, CharacterChat().opening(line["prompt"]))) == prompts[0]
     assert line["completion"][0]["content"] == answers[0]
 

@@ -24,6 +24,7 @@ from marl_plugins.core.scoring import Seen
 from marl_plugins.core.trajectory import File, Generation
 from marl_plugins.engine.plan.build import build_plan
 from marl_plugins.engine.plan.describe import describe, first_lines
+from marl_plugins.engine.records.read import Filter
 from marl_plugins.sandbox import OnDemandSandbox
 from marl_plugins.sandbox.section import SandboxConfig
 
@@ -336,10 +337,10 @@ def test_a_verdict_after_programs_is_in_no_data_set(recipe):
     trajectory = make_trajectory({"solver": []})
     only = trajectory.actions[0]
     for runs, reason in (
-        ([], "written"),
+        ([], "by_rules"),
         ([{"program": "", "output": "", "ok": True}], "ran_programs"),
     ):
         note = {"score": 7, "knew_the_label": False}
         only.notes["coach"] = {**note, **({"runs": runs} if runs else {})}
-        _, counts = distil.rows_of(run, [trajectory], "text")
-        assert counts["solver"][reason] == 1
+        ((_, result, row),) = distil.verdicts_of(run, [trajectory], Filter())
+        assert result == reason and (row is None) == bool(runs)

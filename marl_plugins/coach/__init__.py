@@ -40,7 +40,13 @@ from marl_plugins.coach.ensemble import Ensemble, weigh_by_agreement
 from marl_plugins.coach.flags import NEEDED as NEEDED  # named here for `openrlhf doctor`
 from marl_plugins.coach.flags import add_flags, check_flags, judging_themselves, kind_of
 from marl_plugins.coach.flags import endpoint_of as endpoint_of
-from marl_plugins.coach.members import check_members, coaches_of, config_of, members_of
+from marl_plugins.coach.members import (
+    check_members,
+    coaches_of,
+    config_of,
+    members_of,
+    of_member,
+)
 from marl_plugins.coach.metrics import JudgedAction, measure, measure_members
 from marl_plugins.coach.notes import NOTES, note_of
 from marl_plugins.coach.section import CoachConfig
@@ -145,8 +151,7 @@ def marl_configure(run: Run) -> list[Problem]:
         correcting |= any(coach.questions.corrections for coach in models.values())
         if run.args.coach.memory or any(s.ask for s in state.stages.stages):
             for name, coach in models.items():
-                wrong = without_training(coach.questions.prompts)
-                problems += [p.within(key=f"coach.members.{name}") if name else p for p in wrong]
+                problems += of_member(name, without_training(coach.questions.prompts))
     if run.args.coach.corrections_coef and not correcting:
         problems.append(
             Problem(
@@ -197,10 +202,7 @@ async def marl_start(run: Run, purpose: str) -> None:
             )
             await asker.probe(trial_request())
         except ConfigurationError as error:
-            problems += [
-                problem.within(key=f"coach.members.{name}") if name else problem
-                for problem in error.problems
-            ]
+            problems += of_member(name, error.problems)
     if problems:
         raise ConfigurationError(problems)
 

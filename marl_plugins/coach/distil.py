@@ -18,17 +18,16 @@ the package's, which is how a judge is taught rules. What cannot be used is coun
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from marl_plugins import Filter, RunReader, Seen, SeenLast, derive_seed
 from marl_plugins.coach import correcting, verdict
 from marl_plugins.coach.corrections import about, message
-from marl_plugins.coach.notes import NOTES, digest_of
+from marl_plugins.coach.notes import NOTES, digest_of, noted_verdict
 from marl_plugins.coach.rejudge import planned, read_trajectories
 from marl_plugins.coach.state import CoachState
-from marl_plugins.coach.verdict import Verdict
 
 if TYPE_CHECKING:
     from marl_plugins import Action, Run, Trajectory
@@ -42,13 +41,19 @@ Row = dict[str, Any]
 def lines_of(
     reader: RunReader, wanted: Filter, words: Sequence[str]
 ) -> Iterator[tuple[Action, str, Row | None]]:
+    run = planned(words).run
+    return verdicts_of(run, read_trajectories(reader, wanted, run), wanted)
+
+
+def verdicts_of(
+    run: Run, trajectories: Iterable[Trajectory], wanted: Filter
+) -> Iterator[tuple[Action, str, Row | None]]:
     """Yields every action, what became of its verdict, and a row where that can be used."""
     from marl_plugins.asking.policy import derived_nonce
 
-    run = planned(words).run
     form = "json" if run.args.coach.form == "json" else "text"
     questions, nonce = questions_of(run), derived_nonce(run.args.train.seed)
-    for trajectory in read_trajectories(reader, wanted, run):
+    for trajectory in trajectories:
         for action in filter(wanted.has_action, trajectory.actions):
             note = action.notes.get(NOTES) or {}
             if "score" not in note:
@@ -62,8 +67,11 @@ def lines_of(
             if not by_rules and note["asked"] != digest_of(request):
                 yield action, "other_question", None
                 continue
-            word = nonce(request)
-            answer = answer_of(action, note, word, form, questions.corrections and not by_rules)
+            word, recorded = nonce(request), noted_verdict(action)
+            assert recorded is not None, "it has a score"
+            answer = verdict.answer(recorded, word, form, note["knew_the_label"])
+            if questions.corrections and not by_rules:
+                answer = correcting.with_it(answer, recorded.correction, word, form)
             yield (
                 action,
                 "by_rules" if by_rules else "by_model",
@@ -103,18 +111,6 @@ def question(
     return replace(
         questions, training=lambda role: note.get("training", ""), corrections=corrections
     ).of(action, seen)
-
-
-def answer_of(
-    action: Action, note: Mapping[str, Any], nonce: str, form: str, with_correction: bool
-) -> str:
-    """Returns what the coach said, as a question with this nonce asks for it."""
-    recorded = Verdict(
-        **{name: note[name] for name in Verdict.model_fields if name in note},
-        explanation=action.explanation,
-    )
-    text = verdict.answer(recorded, nonce, form, note["knew_the_label"])
-    return correcting.with_it(text, recorded.correction, nonce, form) if with_correction else text
 
 
 def fold(task: str) -> float:

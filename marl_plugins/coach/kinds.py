@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from marl_plugins import ConfigurationError, Problem, at, use_tool
 from marl_plugins.coach.ensemble import Ensemble
 from marl_plugins.coach.flags import PREFIX, endpoint_of, kind_of, require_modules
-from marl_plugins.coach.members import config_of, member_args, members_of
+from marl_plugins.coach.members import config_of, member_args, members_of, of_member
 from marl_plugins.coach.memory import training_text
 from marl_plugins.coach.rubric import RubricCoach, load_rules
 from marl_plugins.coach.state import CoachState
@@ -35,24 +35,21 @@ def make_coach(run: Run) -> tuple[Coach | None, dict[str, Asker]]:
             installed; all at once.
     """
     shared = functools.cache(lambda: kept_answers(run))
-    members = members_of(run)
-    if not members:
-        coach, asker = make_one(run, run.args.coach, shared)
-        return coach, {"": asker} if asker is not None else {}
+    members = {name: member_args(run, member) for name, member in members_of(run).items()}
     coaches: dict[str, Coach] = {}
     askers: dict[str, Asker] = {}
     problems: list[Problem] = []
-    for name, member in members.items():
+    for name, args in (members or {"": run.args.coach}).items():
         try:
-            coach, asker = make_one(run, member_args(run, member), shared)
+            coach, asker = make_one(run, args, shared)
         except ConfigurationError as error:
-            problems += [problem.within(key=f"coach.members.{name}") for problem in error.problems]
+            problems += of_member(name, error.problems)
             continue
         coaches |= {name: coach} if coach is not None else {}
         askers |= {name: asker} if asker is not None else {}
     if problems:
         raise ConfigurationError(problems)
-    return Ensemble(coaches, config_of(run)), askers
+    return (Ensemble(coaches, config_of(run)) if members else coaches.get("")), askers
 
 
 def make_one(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -42,6 +42,12 @@ def members_of(run: Run) -> dict[str, CoachMemberConfig]:
     names a coach."""
     replaced = any(f"coach.{kind}" in run.on_command_line for kind in KINDS)
     return {} if replaced else dict(config_of(run).members or {})
+
+
+def of_member(name: str, problems: Iterable[Problem]) -> list[Problem]:
+    """Returns problems of one coach, with the key of the member that it is; empty: there is one
+    coach alone."""
+    return [p.within(key=f"coach.members.{name}") if name else p for p in problems]
 
 
 def config_of(run: Run) -> CoachConfig:
@@ -159,9 +165,9 @@ def _member_problems(run: Run, name: str, member: CoachMemberConfig) -> list[Pro
     ]
     args = member_args(run, member)
     if member.policy:
-        problems += [problem.within(key=key) for problem in policy_problems(run, args)]
+        problems += of_member(name, policy_problems(run, args))
     if member.model:
-        problems += [problem.within(key=key) for problem in endpoint_problems(args)]
+        problems += of_member(name, endpoint_problems(args))
     return problems
 
 

@@ -53,6 +53,29 @@ FIELDS = {
 T = TypeVar("T")
 
 
+def with_tools(
+    test: Callable[[ToolContract, Mapping[str, Tool]], Awaitable[None]],
+) -> Callable[[ToolContract], None]:
+    """Gives a test the plugin's tools, of a run that has started; it passes where there are none,
+    and is skipped, visibly, where their service is unavailable here."""
+
+    def run(self: ToolContract) -> None:
+        if self._tools():
+            try:
+                asyncio.run(started(self, self.plan))
+            except (InfrastructureFailure, ConfigurationError) as failure:
+                raise SkipTest(
+                    f"the tools are unavailable here, so this is not tested: {failure}"
+                ) from failure
+
+    async def started(self: ToolContract, plan: Plan) -> None:
+        async with plan.plugins.started(plan.run, "train"):
+            await test(self, self._tools(plan))
+
+    run.__doc__ = test.__doc__
+    return run
+
+
 class ToolContract(Subject):
     """The promises of `marl_tools`. A plugin without tools passes; one whose tools have no examples
     does not."""
@@ -107,139 +130,118 @@ class ToolContract(Subject):
                 f"find of tool {name!r} finds a call in an empty answer"
             )
 
-    def test_a_tool_answers_its_calls(self) -> None:
+    @with_tools
+    async def test_a_tool_answers_its_calls(self, tools: Mapping[str, Tool]) -> None:
         """`run` is async and gives a `ToolResult`; the examples succeed."""
+        for tool, text in self._examples(tools, self.calls):
+            result = await answer(tool, text)
+            assert result.ok, (
+                f"tool {tool.name!r} answered ok=False to the example call {text!r}: "
+                f"{result.output}"
+            )
+        for name, tool in tools.items():
+            for call in (
+                call for text in self.answers.get(name, ()) for call in find_calls(tool, text)
+            ):
+                await answer(tool, call)
 
-        async def work(tools: Mapping[str, Tool]) -> None:
-            for tool, text in self._examples(tools, self.calls):
-                result = await answer(tool, text)
-                assert result.ok, (
-                    f"tool {tool.name!r} answered ok=False to the example call {text!r}: "
-                    f"{result.output}"
-                )
-            for name, tool in tools.items():
-                for call in (
-                    call for text in self.answers.get(name, ()) for call in find_calls(tool, text)
-                ):
-                    await answer(tool, call)
-
-        self._started(work)
-
-    def test_a_tool_lets_others_work(self) -> None:
+    @with_tools
+    async def test_a_tool_lets_others_work(self, tools: Mapping[str, Tool]) -> None:
         """`run` does not block the event loop, in which all trajectories live; its answer is not
         too large to be shown."""
+        for tool, text in self._examples(tools, self.calls):
+            stalls: list[float] = []
+            while len(stalls) < CONTRACT_TRIES and (
+                not stalls or min(stalls) > LONGEST_STALL_SECONDS
+            ):
+                async with stall() as longest:
+                    result = await answer(tool, text)
+                stalls.append(longest())
+            assert min(stalls) <= LONGEST_STALL_SECONDS, (
+                f"tool {tool.name!r} blocked the event loop for {min(stalls):.1f} s on "
+                f"{text!r}, and with it every other "
+                "trajectory; await what takes long, or call it by asyncio.to_thread"
+            )
+            assert result.bytes <= LARGEST_ANSWER_BYTES, (
+                f"tool {tool.name!r} answered {text!r} with {result.bytes} bytes, which become "
+                "a model's context; cut it to "
+                f"{LARGEST_ANSWER_BYTES} or fewer"
+            )
 
-        async def work(tools: Mapping[str, Tool]) -> None:
-            for tool, text in self._examples(tools, self.calls):
-                stalls: list[float] = []
-                while len(stalls) < CONTRACT_TRIES and (
-                    not stalls or min(stalls) > LONGEST_STALL_SECONDS
-                ):
-                    async with stall() as longest:
-                        result = await answer(tool, text)
-                    stalls.append(longest())
-                assert min(stalls) <= LONGEST_STALL_SECONDS, (
-                    f"tool {tool.name!r} blocked the event loop for {min(stalls):.1f} s on "
-                    f"{text!r}, and with it every other "
-                    "trajectory; await what takes long, or call it by asyncio.to_thread"
-                )
-                assert result.bytes <= LARGEST_ANSWER_BYTES, (
-                    f"tool {tool.name!r} answered {text!r} with {result.bytes} bytes, which become "
-                    "a model's context; cut it to "
-                    f"{LARGEST_ANSWER_BYTES} or fewer"
-                )
-
-        self._started(work)
-
-    def test_a_bad_call_is_an_answer(self) -> None:
+    @with_tools
+    async def test_a_bad_call_is_an_answer(self, tools: Mapping[str, Tool]) -> None:
         """A bad call is answered with `ok=False`, not with an exception: the agents made it, and
         see what became of it."""
+        for tool, text in self._examples(tools, self.calls):
+            await answer(tool, text)  # the tool is not down
+        bad = self._examples(tools, self.bad_calls)
+        for tool, text in (*bad, *((tool, text) for tool in tools.values() for text in JUNK)):
+            try:
+                result = await answer(tool, text)
+            except InfrastructureFailure as failure:
+                raise AssertionError(
+                    f"tool {tool.name!r} is not down, and says so of the call {text!r}: {failure}"
+                ) from failure
+            assert not (result.ok and (tool, text) in bad), (
+                f"tool {tool.name!r} answered ok=True to the bad call {text!r}"
+            )
 
-        async def work(tools: Mapping[str, Tool]) -> None:
-            for tool, text in self._examples(tools, self.calls):
-                await answer(tool, text)  # the tool is not down
-            bad = self._examples(tools, self.bad_calls)
-            for tool, text in (*bad, *((tool, text) for tool in tools.values() for text in JUNK)):
-                try:
-                    result = await answer(tool, text)
-                except InfrastructureFailure as failure:
-                    raise AssertionError(
-                        f"tool {tool.name!r} is not down, and says so of the call {text!r}: "
-                        f"{failure}"
-                    ) from failure
-                assert not (result.ok and (tool, text) in bad), (
-                    f"tool {tool.name!r} answered ok=True to the bad call {text!r}"
-                )
-
-        self._started(work)
-
-    def test_an_outage_is_an_infrastructure_failure(self) -> None:
+    @with_tools
+    async def test_an_outage_is_an_infrastructure_failure(self, tools: Mapping[str, Tool]) -> None:
         """An example is, without network and processes, answered all the same, or raises
         `InfrastructureFailure`: a tool that is down and answers `ok=False` has its agents
         blamed."""
+        for tool, text in self._examples(tools, self.calls):
+            try:
+                with outage():
+                    result = await answer(tool, text)
+            except InfrastructureFailure:
+                continue
+            assert result.ok, (
+                f"tool {tool.name!r} answered ok=False to {text!r} while network and processes "
+                "were unavailable "
+                f"({result.output}); raise InfrastructureFailure"
+            )
 
-        async def work(tools: Mapping[str, Tool]) -> None:
-            for tool, text in self._examples(tools, self.calls):
-                try:
-                    with outage():
-                        result = await answer(tool, text)
-                except InfrastructureFailure:
-                    continue
-                assert result.ok, (
-                    f"tool {tool.name!r} answered ok=False to {text!r} while network and processes "
-                    "were unavailable "
-                    f"({result.output}); raise InfrastructureFailure"
-                )
-
-        self._started(work)
-
-    def test_concurrent_calls_do_not_mix_answers(self) -> None:
+    @with_tools
+    async def test_concurrent_calls_do_not_mix_answers(self, tools: Mapping[str, Tool]) -> None:
         """Each result is its own call's; what is answered alike twice is so among other calls
         too."""
-
-        async def work(tools: Mapping[str, Tool]) -> None:
-            junk = dict.fromkeys(tools, JUNK)
-            examples = [
-                e
-                for kind in (self.calls, self.bad_calls, junk)
-                for e in self._examples(tools, kind)
-            ]
-            alone = [[said(await answer(tool, text)) for tool, text in examples] for _ in range(2)]
-            results = await asyncio.gather(
-                *(answer(tool, text) for _ in range(CONTRACT_ROUNDS) for tool, text in examples),
-                return_exceptions=True,
+        junk = dict.fromkeys(tools, JUNK)
+        examples = [
+            e for kind in (self.calls, self.bad_calls, junk) for e in self._examples(tools, kind)
+        ]
+        alone = [[said(await answer(tool, text)) for tool, text in examples] for _ in range(2)]
+        results = await asyncio.gather(
+            *(answer(tool, text) for _ in range(CONTRACT_ROUNDS) for tool, text in examples),
+            return_exceptions=True,
+        )
+        expected = [
+            pair for _ in range(CONTRACT_ROUNDS) for pair in zip(examples, *alone, strict=True)
+        ]
+        for ((tool, text), first, second), result in zip(expected, results, strict=True):
+            if isinstance(result, InfrastructureFailure):  # too busy: it says so
+                continue
+            if isinstance(result, BaseException):
+                raise result
+            mixed = first == second and said(result) != first
+            assert not mixed, (
+                f"tool {tool.name!r} answered {said(result)} to {text!r} among other calls, "
+                f"alone {first}"
             )
-            expected = [
-                pair for _ in range(CONTRACT_ROUNDS) for pair in zip(examples, *alone, strict=True)
-            ]
-            for ((tool, text), first, second), result in zip(expected, results, strict=True):
-                if isinstance(result, InfrastructureFailure):  # too busy: it says so
-                    continue
-                if isinstance(result, BaseException):
-                    raise result
-                mixed = first == second and said(result) != first
-                assert not mixed, (
-                    f"tool {tool.name!r} answered {said(result)} to {text!r} among other calls, "
-                    f"alone {first}"
-                )
 
-        self._started(work)
-
-    def test_answers_depend_on_the_call_alone(self) -> None:
+    @with_tools
+    async def test_answers_depend_on_the_call_alone(self, tools: Mapping[str, Tool]) -> None:
         """Answers depend on the call alone where the class says `deterministic`: not on whose call
         it is, nor on what was called before."""
-
-        async def work(tools: Mapping[str, Tool]) -> None:
-            for tool, text in self._examples(tools, self.calls) if self.deterministic else ():
-                first = said(await answer(tool, text))
-                other = said(
-                    await answer(tool, text, ToolCall(text, "t1", 3, 2))
-                )  # a workflow's, of another trajectory
-                assert first == other, (
-                    f"tool {tool.name!r} answered {first} to {text!r}, and then {other}"
-                )
-
-        self._started(work)
+        for tool, text in self._examples(tools, self.calls) if self.deterministic else ():
+            first = said(await answer(tool, text))
+            other = said(
+                await answer(tool, text, ToolCall(text, "t1", 3, 2))
+            )  # a workflow's, of another trajectory
+            assert first == other, (
+                f"tool {tool.name!r} answered {first} to {text!r}, and then {other}"
+            )
 
     def _tools(self, plan: Plan | None = None) -> dict[str, Tool]:
         """The plugin's own tools, by name, in a run or in a new one."""
@@ -252,24 +254,6 @@ class ToolContract(Subject):
         self, tools: Mapping[str, Tool], given: Mapping[str, Sequence[str]]
     ) -> list[tuple[Tool, str]]:
         return [(tool, text) for name, tool in tools.items() for text in given.get(name, ())]
-
-    def _started(self, work: Callable[[Mapping[str, Tool]], Awaitable[None]]) -> None:
-        """Do something with the tools of a run that has started; skipped, visibly, where their
-        service is unavailable here."""
-        if not self._tools():
-            return
-        plan = self.plan
-
-        async def started() -> None:
-            async with plan.plugins.started(plan.run, "train"):
-                await work(self._tools(plan))
-
-        try:
-            asyncio.run(started())
-        except (InfrastructureFailure, ConfigurationError) as failure:
-            raise SkipTest(
-                f"the tools are unavailable here, so this is not tested: {failure}"
-            ) from failure
 
 
 async def answer(tool: Tool, text: str, call: ToolCall | None = None) -> ToolResult:
