@@ -14,7 +14,12 @@ from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
-from marl_plugins.engine.records.trace import TracedAction, read_trace
+from marl_plugins.engine.records.trace import TracedAction
+
+
+def read_trace(path: Path) -> list[TracedAction]:
+    """The lines of a trace."""
+    return [TracedAction.model_validate_json(line) for line in path.open(encoding="utf-8")]
 
 
 def spread(values: Sequence[float], unit: str = "") -> str:

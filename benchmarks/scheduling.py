@@ -38,6 +38,7 @@ from typing import Any
 
 os.environ["MARL_PLUGINS_DEVICE"] = "cpu"
 
+from benchmarks.load import read_trace
 from marl_plugins import balance
 from marl_plugins.builtin import routing
 from marl_plugins.core.rows import Row, rows_to_be
@@ -45,7 +46,6 @@ from marl_plugins.core.steps import StepPart
 from marl_plugins.core.trajectory import Action, Task, Trajectory
 from marl_plugins.core.workflow import Call, RoleSpec, Sampling
 from marl_plugins.engine.processes.engines import EnginePool, RestartBudget
-from marl_plugins.engine.records.trace import read_trace
 from marl_plugins.engine.runtime.roles import Cast
 from marl_plugins.engine.runtime.rollout import Rollout
 from marl_plugins.streaming.part import StreamingPart

@@ -2,7 +2,8 @@
 layouts can be compared.
 
 A trace is JSON Lines, one action a line, by step and in the order in which they were asked for; so
-what an action depends on stands before it. Times are seconds since the step's rollout began.
+what an action depends on stands before it. `TracedAction.model_validate_json` reads a line. Times
+are seconds since the step's rollout began.
 
     start        the action is asked for; all its parents have ended
     answered     its last token has been sampled
@@ -15,14 +16,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from itertools import groupby
-from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.problems import Problem, at
-from marl_plugins.core.recipe.texts import read_text
 from marl_plugins.core.trajectory import ToolResult, Trajectory
 from marl_plugins.engine.records.read import EVERYTHING, Filter, RunReader
 
@@ -130,26 +129,3 @@ def _calls(results: Iterable[ToolResult]) -> tuple[TracedCall, ...]:
         for r in results
         if r.start is not None
     )
-
-
-def read_trace(path: Path) -> list[TracedAction]:
-    """Returns the lines of a trace.
-
-    Raises:
-        ConfigurationError: The file cannot be read, or a line is none of a trace.
-    """
-    actions = []
-    for number, line in enumerate(read_text(path).split("\n"), 1):
-        if not line:  # after the last one
-            continue
-        try:
-            actions.append(TracedAction.model_validate_json(line))
-        except ValidationError as error:
-            why = "; ".join(
-                f"{'.'.join(map(str, e['loc'])) or 'the line'}: {e['msg']}" for e in error.errors()
-            )
-            got = f"not a line of a trace: {why}"
-            raise ConfigurationError(
-                Problem("trace.line", at(line=f"{path}:{number}"), got)
-            ) from None
-    return actions
