@@ -161,7 +161,7 @@ def test_moves_that_differ_by_case_alone_are_told_apart():
     for move in ("Bxc3", "bxc3"):
         assert all(
             spiel.move_of(form.format(move), state) == moves[move]
-            for form in ("{}", "I take.\n{}", "Move: {}")
+            for form in ("{}", "I take.\n{}", "Answer: {}")
         )
 
 

@@ -5,7 +5,6 @@ import asyncio
 import subprocess
 import sys
 import time
-from fractions import Fraction
 
 import pytest
 from leaving_programs import HOSTILE
@@ -13,7 +12,7 @@ from leaving_programs import HOSTILE
 from marl_plugins.core.deadlines import counted, in_turn, not_counted
 from marl_plugins.core.scoring import score_outcome
 from marl_plugins.core.trajectory import Task, Trajectory
-from marl_plugins.grading import final, number, right
+from marl_plugins.grading import right
 from marl_plugins.sandbox import Checker
 
 RIGHT = "def f(x):\n    return x * 2 + 1"
@@ -298,53 +297,6 @@ def test_checks_of_nothing_pass_a_program_that_returns_nothing(checks, fail):
     assert asyncio.run(asked()) is fail
 
 
-# --- numbers
-# --------------------------------------------------------------------------------------------------
-
-
-WRITTEN = {
-    "-59": ["minus 59", "It is negative 59.", "\u221259", "Answer: minus 59"],
-    "59": [
-        "５９",
-        "٥٩",
-        "so...59",
-        "59…",
-        "It is 58, not 59? No: 59",
-        "59 m²",
-        "x² = 59",
-        "not 58 but 59",
-    ],
-    "119/2": ["59½", "59 ½", "59.5", "It is 59\u00bd pens"],
-    "59000": ["59 thousand", "59,000", "$59 \\text{ thousand}$", "59×10³", "59 Thousand."],
-    "5900": ["59 hundred"],
-    "3/4": ["¾", "3⁄4", "3/4"],
-    None: [
-        "59²",
-        "5⁹",
-        "59₈",
-        "½59",
-        "not 59",
-        "The answer is not 59.",
-        "≠59",
-        "≥ 59",
-        "¬59",
-        "59‰",
-        "∛59",
-        "59 ± 1",
-        "9 minus 4",
-        "⁵⁹",
-    ],
-}
-
-
-@pytest.mark.parametrize(
-    ("value", "text"), [(value, text) for value, texts in WRITTEN.items() for text in texts]
-)
-def test_a_number_is_read_with_all_that_changes_it(value, text):
-    found = number(final(text))
-    assert found == (None if value is None else Fraction(value))
-
-
 # --- deadlines
 # --------------------------------------------------------------------------------------------------
 
@@ -408,16 +360,15 @@ def test_a_wait_that_outlives_its_deadline_harms_nobody():
 
 
 def test_an_innocent_answer_is_not_lost_behind_those_that_take_long():
-    """More power towers than cores, each of which takes a second of CPU; the innocent has a tenth
-    of the time that they take."""
-    towers = [f"\\boxed{{9^{{9^{{9}}}}+{n}}}" for n in range(12)]
+    """Each power tower takes a second of CPU; the innocent has less time than they take."""
+    towers = [f"\\boxed{{9^{{9^{{9}}}}+{n}}}" for n in range(3)]
     innocent = Trajectory(Task("t", "p", "\\sqrt{8}"), 0, 0, answer="\\boxed{2\\sqrt{2}}")
 
     async def outcome(trajectory):
         return float(await right(trajectory.answer, trajectory.task.label))
 
     async def main():
-        others = [asyncio.create_task(right(tower, "42")) for tower in towers]
+        others = [asyncio.create_task(right(tower, "\\sqrt{8}")) for tower in towers]
         await asyncio.sleep(0.3)
         await score_outcome(innocent, outcome, 1.5, ["a"])
         for other in others:
@@ -595,14 +546,6 @@ def test_a_flood_of_answers_does_not_keep_the_loop_waiting():
 
     worst, passed = asyncio.run(longest())
     assert worst < 0.5 and not passed
-
-
-@pytest.mark.parametrize(
-    "text", ["City 1", "The answer is City 1.", "Answer: **City 1**", "\\boxed{City 1}"]
-)
-def test_words_with_a_figure_are_paid_as_they_stand(text):
-    assert asyncio.run(right(text, "City 1"))
-    assert not asyncio.run(right(text, "City 2"))
 
 
 def test_a_checker_leaves_pythons_limit_of_digits_as_it_is():

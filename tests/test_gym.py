@@ -172,26 +172,14 @@ def test_a_verifier_that_cannot_be_run_is_no_score(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "form",
-    [
-        "**{0}**",
-        "{0}.",
-        "Answer: {0}",
-        "<answer>{0}</answer>",
-        "I look.\n\nAnswer: **{0}**",
-        "`{0}`",
-    ],
+    "form", ["{0}", "\\boxed{{{0}}}", "I look.\n\n$\\boxed{{\\text{{{0}}}}}$", " {0}\n"]
 )
 @pytest.mark.parametrize("name", ["basic_arithmetic", "calendar_arithmetic", "base_conversion"])
-def test_the_grader_reads_what_is_stated(name, form):
+def test_the_grader_reads_a_box_or_all_of_the_answer(name, form):
     grader, task = load_file(FOLDER / "gym_grader.py"), gym_task(name, 1)
     trajectory = make_trajectory({"solver": []}, task=task.id)
-    for answer, outcome in (
-        (form.format(task.label["answer"]), 1.0),
-        (f"\\boxed{{\\text{{{task.label['answer']}}}}}", 1.0),
-    ):
-        trajectory.task, trajectory.answer = task, answer
-        assert asyncio.run(grader.score_outcome(trajectory)) == outcome
+    trajectory.task, trajectory.answer = task, form.format(task.label["answer"])
+    assert asyncio.run(grader.score_outcome(trajectory)) == 1.0
     trajectory.answer = form.format(
         "7" + task.label["answer"]
     )  # which the library may give a part of 1

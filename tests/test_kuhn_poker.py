@@ -219,15 +219,15 @@ def test_what_was_never_sampled_is_the_rest():
         ("j", "p"),
         ("b", "b"),
         ("P", "p"),
-        ("I pass? No: bet", "b"),
-        ("I'd bet.", "b"),
-        ("I'd bet; it's better than to pass", "p"),
+        ("I hold a king.\n**Bet**", "b"),
+        ("I'd bet.", "p"),
+        ("bet or pass", "p"),
         ("", "p"),
         ("x", "p"),
         ("ace", "p"),
     ],
 )
-def test_a_move_is_a_letter_or_the_move_that_a_text_states(text, move):
+def test_a_move_is_a_letter_or_stands_alone_on_the_last_line(text, move):
     assert game.move_of(text) == move
 
 

@@ -55,21 +55,29 @@ def outcome(answer, label):
 
 
 def test_the_grader_judges_as_a_person_does():
-    """Nothing of another value is accepted, and less than 3 % of what is right is refused."""
-
-    async def graded(pairs):
+    async def graded(cases):
         return [
-            (answer, label, judged, await right(answer, label)) for answer, label, judged in pairs
+            (text, label, judged)
+            for text, label, judged in cases
+            if await right(text, label) is not judged
         ]
 
-    pairs = [
-        (f"So it is \\boxed{{{answer}}}", label, judged) for answer, label, judged in BOXED
-    ] + TEXTS
-    found = asyncio.run(graded(pairs))
-    assert len(found) >= 150
-    assert [(answer, label) for answer, label, judged, got in found if got and not judged] == []
-    refused = [(answer, label) for answer, label, judged, got in found if judged and not got]
-    assert len(refused) < 0.03 * sum(judged for _, _, judged in pairs), refused
+    boxes = [(f"So it is \\boxed{{{text}}}", *rest) for text, *rest in cases_of(BOXED)]
+    assert asyncio.run(graded([*boxes, *cases_of(TEXTS)])) == []
+
+
+def cases_of(table):
+    return [
+        (text, label, judged)
+        for label, kinds in table.items()
+        for judged, texts in zip((True, False), kinds, strict=True)
+        for text in texts
+    ]
+
+
+@pytest.mark.parametrize("label", [["1/2", "0.7"], [0.7, 0.5]])
+def test_a_list_of_labels_accepts_each(label):
+    assert outcome("\\boxed{0.5}", label) == 1.0 and outcome("\\boxed{0.6}", label) == 0.0
 
 
 def test_plain_integers_are_compared_as_numbers_without_another_process():
@@ -78,16 +86,6 @@ def test_plain_integers_are_compared_as_numbers_without_another_process():
         for label in ("7", "-7", "0", "120"):
             assert outcome(str(answer), label) == float(int(answer) == int(label)), (answer, label)
     assert {child.pid for child in children()} <= graders
-
-
-@pytest.mark.parametrize(
-    "parts", [["9^{9^{9^9}}", *"234567"], [*"765432", "9^{9^{9^9}}"], ["9^{9^{9}}+1"] * 7]
-)
-def test_an_answer_of_many_parts_has_the_time_of_one(parts):
-    assert outcome("\\boxed{\\sqrt{4}}", "2") == 1.0  # the process has started
-    begun = time.monotonic()
-    assert outcome(f"\\boxed{{{','.join(parts)}}}", "1,2,3,4,5,6,7") == 0.0
-    assert time.monotonic() - begun < 3 * CPU_SECONDS
 
 
 def ended(processes):
@@ -110,8 +108,8 @@ def test_no_answer_ends_the_grader_or_holds_up_others(kind):
 
     async def beside():
         longest, begun = 0.0, time.monotonic()
-        hostile = asyncio.create_task(right(HOSTILE[kind], "42"))
-        innocent = asyncio.create_task(right("\\boxed{\\sqrt{1764}}", "42"))
+        hostile = asyncio.create_task(right(HOSTILE[kind], "2\\sqrt{2}"))
+        innocent = asyncio.create_task(right("\\boxed{\\sqrt{8}}", "2\\sqrt{2}"))
         while not (hostile.done() and innocent.done()):
             await asyncio.sleep(0.01)
             longest, begun = max(longest, time.monotonic() - begun), time.monotonic()
@@ -122,7 +120,7 @@ def test_no_answer_ends_the_grader_or_holds_up_others(kind):
     assert (
         longest < CPU_SECONDS
     )  # not a measurement: a computation on the event loop takes more, and may never end
-    process, _ = helper()
+    process = helper()
     assert ended(lambda: psutil.Process(process.pid).children())
 
 
@@ -131,7 +129,7 @@ def test_what_runs_math_verify_ends_with_the_process_that_asked():
         "import asyncio, os, signal; from marl_plugins.grading.math_verify import helper, "
         "verified\n"
         "assert asyncio.run(verified('\\\\sqrt{4}', '2'))\n"
-        "print(helper()[0].pid, flush=True); os.kill(os.getpid(), signal.SIGKILL)"
+        "print(helper().pid, flush=True); os.kill(os.getpid(), signal.SIGKILL)"
     )
     killed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
@@ -139,13 +137,14 @@ def test_what_runs_math_verify_ends_with_the_process_that_asked():
 
 
 def test_a_grader_whose_process_ended_is_infrastructure_and_starts_again():
-    assert outcome("\\boxed{\\sqrt{4}}", "2") == 1.0
-    process, _ = helper()
+    answer, label = "\\boxed{\\sqrt{8}}", "2\\sqrt{2}"
+    assert outcome(answer, label) == 1.0
+    process = helper()
     process.kill()
     process.wait()
     with pytest.raises(InfrastructureFailure, match="ended with -9"):
-        outcome("\\boxed{\\sqrt{4}}", "2")
-    assert outcome("\\boxed{\\sqrt{4}}", "2") == 1.0
+        outcome(answer, label)
+    assert outcome(answer, label) == 1.0
 
 
 @pytest.mark.parametrize("label", [None, "", " ", []])

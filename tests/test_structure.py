@@ -70,6 +70,7 @@ STATE: dict[str, str] = {
 CACHES = {
     "grading/math_verify.py helper": "the process that runs math-verify, for all graders of this "
     "process",
+    "grading/math_verify.py thread": "the thread that asks it",
     "builtin/cases/gym.py _apart": "the sandbox with reasoning-gym, for all cases and graders of "
     "this process",
     "sandbox/levels.py examine": "what isolation this machine has: programs get the level that the "

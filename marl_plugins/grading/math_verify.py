@@ -1,10 +1,9 @@
 """Questions to math-verify, which knows LaTeX, in a process of its own.
 
-An answer is whatever an agent wrote, and LaTeX of a few characters can keep a computer algebra
-system busy for ever. So math-verify runs in math_process.py, where every answer has limits of CPU
-time and memory, and as many questions are answered at a time as there are cores; it ends with the
-process that asks. An answer that reaches a limit is wrong. Waiting for others does not count
-against the deadline of who asks.
+An answer is whatever an agent wrote, and LaTeX of a few characters (`9^{9^{9}}`) can keep a
+computer algebra system busy for ever. So each question has limits of CPU time and memory there
+(math_process.py), and an answer that reaches one is wrong. One question is answered after the
+other; the wait does not count against the deadline of who asks.
 """
 
 from __future__ import annotations
@@ -12,92 +11,58 @@ from __future__ import annotations
 import asyncio
 import functools
 import json
-import socket
 import subprocess
 import sys
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from marl_plugins.core.deadlines import not_counted
 from marl_plugins.core.failures import InfrastructureFailure
-from marl_plugins.grading.math_process import BEGUN, CPU_SECONDS, YES
 
 PROCESS = Path(__file__).with_name("math_process.py")
 
 
-@dataclass
-class Budget:
-    """The time that one answer has: a list of many parts, each compared with many, has no more than
-    one number.
-
-    Args:
-        seconds: Of CPU, that are left.
-    """
-
-    seconds: float = CPU_SECONDS
-
-
-async def verified(answer: str, label: str, budget: Budget | None = None) -> bool:
-    """Returns what math-verify says; False where it needs too much memory, or more time than is
-    left, which is then none.
+async def verified(answer: str, label: str) -> bool:
+    """Returns whether math-verify finds two formulas equal, within its limits.
 
     Raises:
         InfrastructureFailure: The process that runs it does not work.
     """
-    budget = budget or Budget()
-    if budget.seconds <= 0:
-        return False
-    ours, theirs = socket.socketpair()
-    process, control = helper()
-    reply = b""
+    async with not_counted():
+        return await asyncio.get_running_loop().run_in_executor(thread(), _ask, answer, label)
+
+
+def _ask(answer: str, label: str) -> bool:
+    process = helper()
+    assert process.stdin and process.stdout
     try:
-        reader, writer = await asyncio.open_unix_connection(sock=ours)
-        try:
-            writer.write(json.dumps([answer, label, budget.seconds]).encode() + b"\n")
-            async with not_counted():
-                with (
-                    theirs
-                ):  # the helper's end, which it hands to a process for this question alone
-                    await _hand_over(control, theirs)
-                begun = await reader.read(1)
-            reply = await reader.read() if begun == BEGUN else b""
-        finally:
-            writer.close()
-    except OSError:
-        pass
-    finally:
-        ours.close()
-    if not reply and process.poll() is not None:
+        process.stdin.write(json.dumps([answer, label]) + "\n")
+        process.stdin.flush()
+        reply = process.stdout.readline()
+    except BrokenPipeError:
+        reply = ""
+    if not reply:
         helper.cache_clear()
         raise InfrastructureFailure(
-            "grader", f"the process that runs math-verify ended with {process.returncode}"
+            "grader", f"the process that runs math-verify ended with {process.wait()}"
         )
-    budget.seconds -= float(reply[1:] or budget.seconds)
-    return reply[:1] == YES
-
-
-async def _hand_over(control: socket.socket, end: socket.socket) -> None:
-    """Give the helper the end of a connection, once it has taken those before."""
-    while True:
-        try:
-            socket.send_fds(control, [b"?"], [end.fileno()])
-            return
-        except BlockingIOError:
-            await asyncio.sleep(0.05)
+    return int(reply) == 0
 
 
 @functools.cache
-def helper() -> tuple[subprocess.Popen[bytes], socket.socket]:
-    """Returns the process that runs math-verify, and the socket that it is asked through; it ends
-    when that is closed."""
-    ours, theirs = socket.socketpair()
-    with theirs:  # -P: the modules beside that file are no libraries
-        process = subprocess.Popen(
-            [sys.executable, "-P", str(PROCESS)],
-            stdin=theirs.fileno(),
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-    ours.setblocking(False)
-    return process, ours
+def thread() -> ThreadPoolExecutor:
+    """Returns the thread that asks."""
+    return ThreadPoolExecutor(1, "math-verify")
+
+
+@functools.cache
+def helper() -> subprocess.Popen[str]:
+    """Returns the process that runs math-verify; it ends when its input does."""
+    return subprocess.Popen(  # -P: the modules beside that file are no libraries
+        [sys.executable, "-P", str(PROCESS)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        start_new_session=True,
+    )

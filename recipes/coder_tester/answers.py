@@ -9,50 +9,18 @@ CHECKS = "\n".join(f"assert f({x}) == {3 * x + 4}" for x in (0, 1, 4, 7, 13))
 TASK = Task("0-3-4", "f(x) is x times 3 plus 4", CHECKS, {"expression": "x * 3 + 4"})
 FORMS = (
     "def f(x):\n    return {0}",
-    "```python\ndef f(x):\n    return {0}\n```",
+    "It multiplies and adds:\n\n```python\ndef f(x):\n    return {0}\n```\n\nThat is all.",
     "```py\nf = lambda x: {0}\n```",
-    "It multiplies and adds:\n\n```python\ndef f(x: int) -> int:\n    '''As asked.'''\n    return "
-    "{0}\n```\n\nThat is all.",
-    "```python\nimport math\n\nA = 1\n\ndef helper(x):\n    return {0}\n\ndef f(x):\n    return "
-    "helper(x) * A\n```",
-    "```python\ndef f(x):\n    result = {0}\n    print('f of', x, 'is', result)\n    return "
-    "result\n\nprint(f(2))\n```",
-    "```python\nclass F:\n    def __call__(self, x):\n        return {0}\n\nf = F()\nif __name__ "
-    "== '__main__':\n    f(1)\n```",
-    "First:\n```python\ndef f(x):\n    return None\n```\nBetter:\n```python\ndef f(x, *more, "
-    "**named):\n    return {0}\n```",
-    "```python\nfrom functools import cache\n\n@cache\ndef f(x):\n    return {0}\n\nassert f(0) is "
-    "not None\n```",
-    "```python\ndef f(x):\n    def inner():\n        return {0}\n    for _ in range(3):\n        y "
-    "= inner()\n    return y\n```",
+    "First:\n```python\ndef f(x):\n    return None\n```\nBetter:\n```python\ndef f(x):\n    return "
+    "{0}\n```",
+    "```python\ndef f(x):\n    return {0}\n\nif __name__ == '__main__':\n    print(f(1))\n```",
 )
-RIGHT = ("x * 3 + 4", "4 + 3*x", "x + x + x + 4", "sum([x, x, x, 2, 2])")
-WRONG = ("x * 3 - 4", "x * 4 + 3", "3 * (x + 4)", "str(x * 3 + 4)")
 TRICKS = (
     *map(fenced, leaving(("f",)).values()),
-    "def f(x):\n    raise SystemExit",
-    "import os\ndef f(x):\n    os._exit(0)",
-    "import sys\nsys.exit()",
-    "class E:\n    def __eq__(self, other): return True\nf = lambda x: E()",
-    "class E(str):\n    __eq__ = lambda self, other: True\n    __hash__ = str.__hash__\nf = lambda "
-    "x: E()",
-    "class E:\n    __class__ = int\n    __eq__ = lambda self, other: True\nf = lambda x: E()",
-    "import builtins\nbuiltins.AssertionError = Exception\nf = lambda x: 0",
-    "import json\njson.dumps = lambda *a, **k: 'true'\nf = lambda x: 0",
-    "import sys\nfor name in list(sys.modules):\n    sys.modules[name] = None\nf = lambda x: 0",
-    "import threading, os\nthreading.Timer(0, lambda: os._exit(0)).start()\nf = lambda x: 0",
-    "import os\nif os.fork():\n    os._exit(0)\nf = lambda x: 0",
-    "import os\nfor n in range(20):\n    try:\n        os.write(n, b'passed\\n')\n    except "
-    "OSError:\n        pass\nf = abs",
-    "import sys, io\nprint('passed')\nsys.stdout = io.StringIO()\nf = lambda x: 0",
-    "import sys\nsys.settrace(lambda *a: None)\nf = lambda x: 0",
-    "import os\nfor name in os.listdir('.'):\n    open(name, 'w').write('passed')\nf = lambda x: 0",
-    "def f(x):\n    while True:\n        x = 0 if x else 1\n        break\n    raise "
-    "AssertionError('passed')",
-    "def f(x, known={}): return known.setdefault(x, 4)",
-    "f = lambda x: float('nan')",
-    "f = lambda x: [4, 7, 16, 25, 43]",
     "assert True",
+    "f = lambda x: [4, 7, 16, 25, 43]",
+    f"```python\n{CHECKS}\n```",
+    "one ```python block with the function and nothing else",
 )
 PROGRAM, OTHER = fenced("def f(x):\n    return x * 3 + 4"), fenced("def f(x):\n    return x * 3")
 TESTS = (
@@ -155,16 +123,10 @@ NEVER = (
 
 
 def answers(tasks):
-    programs = [form.format(expression) for form in FORMS for expression in RIGHT]
-    wrong = [form.format(expression) for form in FORMS for expression in WRONG]
-    wrong += [
-        "def g(x):\n    return x * 3 + 4",
-        "def f(x):\n    print(x * 3 + 4)",
-        "x * 3 + 4",
-        "def f(x) return x * 3 + 4",
-    ]
+    right, wrong = ([form.format(one) for form in FORMS] for one in ("x * 3 + 4", "x * 3 - 4"))
+    wrong += ["def g(x):\n    return x * 3 + 4", "x * 3 + 4", "def f(x) return x * 3 + 4"]
     yield GradedAnswers(
-        TASK, programs, wrong, TRICKS, role="coder", others={"tester": "assert f(1) == 7"}
+        TASK, right, wrong, TRICKS, role="coder", others={"tester": "assert f(1) == 7"}
     )
     tests, claims = (
         [*TESTS, *map(fenced, TESTS)],

@@ -7,8 +7,7 @@ SIDES = {"north": "north", "n": "north", "south": "south", "s": "south"}
 
 
 def decision(text):
-    """The side that a text decides for: stated, alone on its last line, or the only one that it
-    names; empty where it is none."""
+    """The side that stands alone on the last line of a text; empty where it is none."""
     return SIDES.get(word(text, SIDES), "")
 
 

@@ -7,20 +7,12 @@ Nothing but what the composer says is read. The parts of the outcome are the que
 
 import re
 
-from marl_plugins.grading import denied, lone_number, number
+from marl_plugins.grading import number
 
-BEGIN = re.compile(
-    r"(?:^[^\w\n]*|(?<=[\s,;|]))(?:(?:answer|question|a|q)\W?\s*)?(\d{1,3})"
-    r"(?:[*_]*(?::|[.)](?!\d))|[ \t]+:(?=[ \t])|[ \t]*\|(?=[^\n|]*\|))[*_:.)]*",
-    re.I | re.M,
-)
-"""Where the answer to a question begins: `2: `, `**2.** `, `Answer 2: `, at the start of a line or
-after the answer before."""
+LINE = re.compile(r"^[ \t>*_#-]*(\d{1,3})[*_]*:[*_]*[ \t]*(\S.*)$", re.MULTILINE)
+"""The answer to a question: `2: 4310`."""
 LARGEST = 10**15
 """No figure of a store is larger."""
-HYPHENS = re.compile("[\u2010-\u2013\u2212]")
-NAME = re.compile(r"[a-z]+-\d{3}|\d{4}-\d\d-\d\d")
-"""Products and days, which are names where a question gives no options."""
 
 
 def score_outcome(trajectory):
@@ -33,19 +25,8 @@ def score_outcome(trajectory):
 
 
 def lines(answer):
-    """What the numbered lines of an answer say, by number; the last one counts. Several may stand
-    on one line, in order."""
-    text, begins = HYPHENS.sub("-", answer or ""), []
-    for found in BEGIN.finditer(text):
-        inside = begins and "\n" not in text[begins[-1].end() : found.start()]
-        if not inside or (int(found[1]) == int(begins[-1][1]) + 1 and ":" in found[0]):
-            begins.append(found)
-    said = {}
-    for found, after in zip(begins, [*begins[1:], None], strict=False):
-        said[int(found[1])] = (
-            text[found.end() : after.start() if after else None].partition("\n")[0].strip()
-        )
-    return {number: one for number, one in said.items() if one}
+    """What the numbered lines of an answer say, by number; the last one counts."""
+    return {int(line[1]): line[2].strip() for line in LINE.finditer(answer or "")}
 
 
 def score(label, text):
@@ -64,24 +45,16 @@ def score(label, text):
 
 
 def number_in(text):
-    """The number of a line that says one."""
-    found = number(lone_number(text))
+    """The number that a line is."""
+    found = number(text)
     return None if found is None or abs(found) > LARGEST else float(found)
 
 
 def names_in(text, options):
-    """The options that a line names, in order, each once."""
-    words = "|".join(sorted(map(re.escape, options), key=len, reverse=True)).lower()
-    pattern = re.compile(rf"(?<![\w-])(?:{words})(?![\w-])", re.IGNORECASE) if options else NAME
-    text = text if options else text.lower()
-    found = [
-        one[0] for one in pattern.finditer(text) if not denied(text, *one.span())
-    ]  # "June, not July" names June
-    exact = [
-        one for one in found if one in options or one.isupper()
-    ]  # "It may be June" names one month
-    said = dict.fromkeys(one.lower() for one in exact or found)
-    return [next((option for option in options if option.lower() == one), one) for one in said]
+    """The names between the commas of a line, in order, each once."""
+    known = {option.lower(): option for option in options}
+    names = [name.strip(" .*_`\"'").lower() for name in text.split(",")]
+    return list(dict.fromkeys(known.get(name, name) for name in names if name))
 
 
 def of_number(label, said):

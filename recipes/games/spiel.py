@@ -6,12 +6,11 @@ is drawn from a seed, so that all games of a task have the same cards.
 """
 
 import random
-import re
 import string
 import zlib
 from functools import cache
 
-from marl_plugins.grading import word
+from marl_plugins.grading import final
 
 SEATS = ("first", "second")
 LETTERS = string.ascii_letters
@@ -109,23 +108,15 @@ def letters_of(state, moves):
 
 
 def move_of(text, state):
-    """The action of a text: of a move alone or its letter, or of the move that it states, ends
-    with, or alone names; else None."""
-    moves, text = moves_of(state), (text or "").strip()
-    if text in moves:
-        return moves[text]
-    if len(text) == 1 and (place := letters_of(state, len(moves)).find(text)) >= 0:
+    """The action of a text: of a move alone on the last line, or of its letter; else None."""
+    moves, last = moves_of(state), (text or "").strip().rpartition("\n")[2].strip()
+    if last in moves:  # a capture may end with `*`, which `final` would leave out
+        return moves[last]
+    last = final(text)
+    if len(last) == 1 and (place := letters_of(state, len(moves)).find(last)) >= 0:
         return list(moves.values())[place]
-    prefix = "move"  # `word` knows words, and a move may be x(0,0)
-    while prefix in text.lower():
-        prefix += "x"
-    names = {f"{prefix}{n}x": move for n, move in enumerate(moves)}
-    for flags in (0, re.IGNORECASE):  # a bishop's Bxc3 may be legal beside a pawn's bxc3
-        for name, move in sorted(names.items(), key=lambda item: -len(item[1])):
-            if len(move) > 1:
-                text = re.sub(rf"(?<!\w){re.escape(move)}(?!\w)", name, text, flags=flags)
-    said = word(text, [*names, *(move for move in moves if len(move) == 1)])
-    return moves.get(names.get(said, said))
+    lowered = {move.lower(): action for move, action in moves.items()}
+    return moves.get(last, lowered.get(last.lower()))
 
 
 def replayed(name, history):

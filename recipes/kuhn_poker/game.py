@@ -36,8 +36,8 @@ def letter(card: str, move: str) -> str:
 
 
 def move_of(text: str) -> str:
-    """`b` or `p`: a letter's move (see `letter`), or the move that a text states, ends with, or
-    alone names; else a pass."""
+    """`b` or `p`: a letter's move (see `letter`), or the move alone on the last line of a text;
+    else a pass."""
     if len(text) == 1 and text.upper() in CARDS:
         return "b" if text.isupper() else "p"
     return word(text, ("pass", "bet", "p", "b"))[:1] or "p"

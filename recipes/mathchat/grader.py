@@ -1,8 +1,8 @@
 """The verifier: whether the final answer is the right one. Deterministic, without a model.
 
-What counts is the last `\\boxed{...}` of the answer; without one, what it states (`answer: X`), or
-its last number with the whole expression that it is a part of. Numbers are compared as numbers,
-lists part by part, words as words, anything else by math-verify.
+What counts is the last `\\boxed{...}` of the answer, as the prompts ask; without one its last line,
+as the tiny models write it. Numbers are compared as numbers, words as words, anything else by
+math-verify.
 """
 
 from marl_plugins.grading import right

@@ -1,9 +1,7 @@
-"""The number of the final answer is the result: in a box, after `answer:`, or the last one of the
-text."""
+"""The answer is the result: in a box, as the prompt asks, or alone on the last line."""
 
-from marl_plugins.grading import clean, final, number
+from marl_plugins.grading import right
 
 
-def score_outcome(trajectory):
-    found = number(clean(final(trajectory.answer or "")))
-    return float(found is not None and found == number(trajectory.task.label))
+async def score_outcome(trajectory):
+    return float(await right(trajectory.answer, trajectory.task.label))

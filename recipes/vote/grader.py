@@ -1,4 +1,4 @@
-"""An answer is the letter A or B, stated (`answer: B`, a box) or alone on the last line."""
+"""An answer is the letter A or B, alone on the last line."""
 
 from marl_plugins.grading import word
 

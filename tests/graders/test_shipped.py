@@ -1,7 +1,5 @@
-"""Every shipped recipe's grader: 40 right and 40 wrong answers as models write them, and 20 that
-want to be paid for nothing."""
-
-from collections import Counter
+"""Every shipped recipe's grader on the answers of its answers.py: right ones, wrong ones, and tricks
+that want to be paid for nothing."""
 
 import pytest
 
@@ -32,9 +30,7 @@ def checked(path):
 def test_a_shipped_grader_pays_what_is_right_and_nothing_else(name):
     found = checked(recipes_root() / name / RECIPES[name])
     assert [(one.kind, one.answer, one.outcome) for one in found if not one.fine] == []
-    own = {(one.kind, one.graded.task.id, one.graded.role, one.answer) for one in found}
-    counts = Counter(kind for kind, *_, answer in own if kind != "tricks" or answer not in TRICKS)
-    assert counts["right"] >= 40 and counts["wrong"] >= 40 and counts["tricks"] >= 20, counts
+    assert {one.kind for one in found if one.answer not in TRICKS} == {"right", "wrong", "tricks"}
 
 
 PAIR = {
