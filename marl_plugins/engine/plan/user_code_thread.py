@@ -25,6 +25,7 @@ from marl_plugins.core.loading import is_users, line_of, text_of, users_line
 from marl_plugins.core.problems import Problem, Where, at
 from marl_plugins.core.roles import NotInRecipe
 from marl_plugins.core.trajectory import Action
+from marl_plugins.engine.plan.held_interpreter import InterpreterWatch
 from marl_plugins.engine.plan.script import WORD
 
 T = TypeVar("T")
@@ -136,7 +137,8 @@ def run_in_thread(work: Callable[[Capture], T], seconds: float | None = None) ->
         seconds: For all of it, or each part that is done; default: `USER_CODE_SECONDS`.
 
     Raises:
-        UserCodeTimeout: It was not done in that time.
+        UserCodeTimeout: It was not done in that time. Work that keeps the interpreter to itself
+            ends the process (held_interpreter.py).
     """
     seconds = USER_CODE_SECONDS if seconds is None else seconds
     results: list[T] = []
@@ -158,10 +160,15 @@ def run_in_thread(work: Callable[[Capture], T], seconds: float | None = None) ->
     ) as recorded:  # here, so that they are put back when the thread is left behind
         warnings.simplefilter("always", RuntimeWarning)
         caught = Capture(recorded)
+        watch = InterpreterWatch()
         thread.start()
-        while thread.is_alive() and caught.ticks < seconds / TICK_SECONDS:
-            thread.join(TICK_SECONDS)  # while the whole machine stands still, one tick passes
-            caught.ticks += 1
+        try:
+            while thread.is_alive() and caught.ticks < seconds / TICK_SECONDS:
+                thread.join(TICK_SECONDS)  # while the whole machine stands still, one tick passes
+                caught.ticks += 1
+                watch.runs()
+        finally:
+            watch.close()
     for warning in recorded:
         if NEVER_AWAITED not in str(warning.message):
             warnings.warn_explicit(

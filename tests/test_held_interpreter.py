@@ -1,0 +1,43 @@
+"""Code that keeps the interpreter to itself ends the process, and its line is said; other code does
+not."""
+
+import subprocess
+import sys
+
+import pytest
+
+PROGRAM = """
+import re, time
+from marl_plugins.engine.plan import held_interpreter
+from marl_plugins.engine.plan.user_code_thread import UserCodeTimeout, run_in_thread
+
+held_interpreter.HELD_SECONDS = 1
+
+
+def grade():
+    {code}
+
+
+try:
+    run_in_thread(lambda caught: grade(), 3)
+    print("done")
+except UserCodeTimeout as stuck:
+    print("left behind at", stuck.place)
+"""
+
+
+@pytest.mark.parametrize(
+    ("code", "exit_code", "said"),
+    [
+        ("re.fullmatch('(a+)+b', 'a' * 40)", 2, 'program.py", line 10 in grade'),
+        ("while True: pass", 0, "left behind at"),
+        ("time.sleep(1.5)", 0, "done"),
+    ],
+)
+def test_only_who_lets_nothing_else_run_ends_the_process(tmp_path, code, exit_code, said):
+    (tmp_path / "program.py").write_text(PROGRAM.format(code=code))
+    ended = subprocess.run(
+        [sys.executable, tmp_path / "program.py"], capture_output=True, text=True, timeout=120
+    )
+    assert ended.returncode == exit_code, ended.stderr
+    assert said in ended.stdout + ended.stderr
