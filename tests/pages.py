@@ -54,15 +54,18 @@ RECIPE = {
     "`tools: search:`": SearchToolConfig,
     "`tools: sandbox:`": SandboxConfig,
     "`tools: mcp: NAME:`": MCPServerConfig,
-    "`coach:`": CoachConfig,
-    "`coach: members: NAME:`": CoachMemberConfig,
-    "`coach: stages:`": CoachStageConfig,
     "`warm_start:`": WarmStartConfig,
     "`rewards:`": RewardsConfig,
     "`rewards: terms:`": RewardTerm,
     "`cases:`": CasesConfig,
 }
 """Headings of recipes.md."""
+COACH = {
+    "`coach:`": CoachConfig,
+    "`coach: members: NAME:`": CoachMemberConfig,
+    "`coach: stages:`": CoachStageConfig,
+}
+"""Headings of coach.md."""
 GRAPH = {
     "A graph": grammar.GraphConfig,
     "A file": grammar.GraphFile,
@@ -84,8 +87,7 @@ GRAPH = {
 SAYS_ITSELF = {
     "Recipe.name": "Lower-case letters, digits and underscores, a letter first.",
     "Recipe.description": "One line, for `openrlhf recipes list`.",
-    "Recipe.roles": "Each role by its name. The last one is scored with the label, where a coach "
-    "is.",
+    "Recipe.roles": "Each role by its name. A coach scores the last one with the label.",
     "Recipe.limits": "Bounds of a run.",
     "PythonToolConfig.seconds": "Wall time; a program that is not done by then is stopped.",
     "WarmStartConfig.steps": "Optimiser steps.",
@@ -95,12 +97,12 @@ SAYS_ITSELF = {
 """Keys that their models have no text for."""
 KINDS = {
     "str": "text",
-    "int": "whole number",
+    "int": "integer",
     "float": "number",
-    "bool": "`true`, `false`",
+    "bool": "`true` or `false`",
     "date": "day",
-    "list[str]": "list of texts",
-    "Texts": "text, or list of texts",
+    "list[str]": "texts",
+    "Texts": "text, or texts",
     "dict[str, str]": "name to text",
     "dict[str, PolicyNames]": "role to policy, or to a list of policies",
     "dict[str, FlagValue]": "flag to value",
@@ -118,12 +120,12 @@ def recipe_table(model: type[Model]) -> str:
     for field, (annotation, text) in _fields(model).items():
         info = model.model_fields[field]
         name = info.alias or field
-        bounds = [f"at least {m.ge}" for m in info.metadata if hasattr(m, "ge")]
-        bounds += [f"above {m.gt}" for m in info.metadata if hasattr(m, "gt")]
+        bounds = [f"≥ {m.ge}" for m in info.metadata if hasattr(m, "ge")]
+        bounds += [f"> {m.gt}" for m in info.metadata if hasattr(m, "gt")]
         default = "required" if info.is_required() else _default(info.default)
         meaning = text or SAYS_ITSELF[f"{model.__name__}.{field}"]
         kind = _kind(annotation)
-        lines.append(f"| `{name}` | {', '.join([kind, *bounds])} | {default} | {meaning} |")
+        lines.append(f"| `{name}` | {' '.join([kind, *bounds])} | {default} | {meaning} |")
     return "\n".join(lines)
 
 
@@ -158,7 +160,9 @@ def _kind(annotation: str) -> str:
             kinds.append(KINDS[part])
         elif part != "None":  # a model of its own
             name = re.sub(r"(?:dict\[str, |list\[)(.*)\]", r"\1", part)
-            headings = {model.__name__: heading for heading, model in (RECIPE | GRAPH).items()}
+            headings = {
+                model.__name__: heading for heading, model in (RECIPE | COACH | GRAPH).items()
+            }
             kinds.append(f"[keys](#{anchor(headings[name])})")
     return ", ".join(kinds)
 
@@ -172,21 +176,6 @@ def _default(value: object) -> str:
     if isinstance(value, Model) or value in (None, "", [], {}):
         return ""
     return f"`{str(value).lower() if isinstance(value, bool) else value}`"
-
-
-def sections_table() -> str:
-    """The keys that shipped plugins read in a recipe, as Markdown."""
-    lines = ["| key | plugin | |", "|---|---|---|"]
-    headings = {re.sub(r"[`: ]+", ".", heading).strip("."): heading for heading in RECIPE}
-    for plugin in [*BUILTINS, *SHIPPED]:
-        for name in load(plugin).marl_sections() if hasattr(load(plugin), "marl_sections") else ():
-            heading = next(h for key, h in headings.items() if key.removesuffix(".NAME") == name)
-            key = ": ".join(name.split("."))
-            lines.append(
-                f"| `{key}:` | `{plugin}`{', built in' if plugin in BUILTINS else ''} | "
-                f"[keys](#{anchor(heading)}) |"
-            )
-    return "\n".join(lines)
 
 
 def own_flags() -> Iterator[tuple[str, argparse.Action]]:
@@ -339,11 +328,14 @@ TABLES = {
         for heading, model in RECIPE.items()
     },
     **{
+        ("coach.md", heading): lambda model=model: recipe_table(model)
+        for heading, model in COACH.items()
+    },
+    **{
         ("graphs.md", heading): lambda model=model: recipe_table(model)
         for heading, model in GRAPH.items()
     },
     ("sandbox.md", "What was tried"): escapes.table,
-    ("recipes.md", "Keys that plugins read"): sections_table,
     ("flags.md", "This project's own"): own_flags_table,
     ("flags.md", "Upstream's, and what becomes of each"): flags.table,
     ("from_openrlhf.md", "Old flag names"): old_flags.table,

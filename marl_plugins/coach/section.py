@@ -26,18 +26,18 @@ class CoachMemberConfig(Model):
     EXAMPLE: ClassVar[str] = "{rubric: strict.py}"
 
     rubric: str | None = None
-    """File with `RUBRIC`, as of `--coach.rubric`."""
+    """As `--coach.rubric`."""
     model: str | None = None
-    """A model at an endpoint, as of `--coach.model`."""
+    """As `--coach.model`."""
     policy: str | None = None
-    """A policy of the run, as of `--coach.policy`."""
+    """As `--coach.policy`."""
     weight: float = pydantic.Field(1.0, gt=0, allow_inf_nan=False)
-    """Weight of its score in a mean of the members that answered."""
+    """Of its score in a mean of the members that answered."""
     flags: dict[str, FlagValue] = pydantic.Field(
         {}, examples=["{base_url: http://127.0.0.1:8000/v1}"]
     )
-    """Differences from the coach's flags of an endpoint and a model, without `coach.`: `{base_url:
-    "http://127.0.0.1:8000/v1", api_key_env: OTHER_KEY}`."""
+    """Differences from the coach's flags, without `coach.`: `{base_url: "http://127.0.0.1:8000/v1",
+    api_key_env: OTHER_KEY}`."""
 
 
 class CoachStageConfig(Model):
@@ -52,9 +52,9 @@ class CoachStageConfig(Model):
     until_step: int | None = pydantic.Field(None, ge=1)
     """The last step of the stage."""
     weights: dict[str, Factor] = pydantic.Field({}, examples=["{runs: 3}"])
-    """Factor of a rubric criterion's points, by the criterion's name."""
+    """Factors of a rubric's points, by the criterion's name."""
     ask: str = ""
-    """What counts now, in words for models; it replaces `{training}` in their prompts."""
+    """What counts now, in words for models."""
 
 
 class CoachConfig(Section):
@@ -65,20 +65,19 @@ class CoachConfig(Section):
     members: dict[str, CoachMemberConfig] | None = pydantic.Field(
         None, min_length=1, examples=["{strict: {rubric: strict.py}, large: {model: qwen3-32b}}"]
     )
-    """Each coach by its name, instead of the coach in the flags; a coach on the command line
+    """Each coach by its name, instead of the coach in the flags. A coach on the command line
     replaces them."""
     combine: Literal["mean", "median", "worst"] = "mean"
-    """How the scores of the members that answered become one; the worst is the lowest."""
+    """How the members' scores become one; `worst` is the lowest."""
     disagreement: Literal["ignore", "weigh"] = "ignore"
-    """`weigh`: the more the members disagree on an action, the closer its score is brought to the
-    mean of its role in the step."""
+    """`weigh`: the more the members disagree on an action, the closer its score comes to the mean
+    of its role in the step."""
     stages: list[CoachStageConfig] = []
-    """The stages of the training, in order, and what counts in each."""
+    """The stages of the training, in order."""
     tools: list[str] = []
-    """Tools of models before a verdict: `python` runs programs on copies of the agents' files, with
-    the limits of `tools: python:`."""
+    """`python`: models may run [programs before a verdict](coach.md#programs-before-a-verdict)."""
     max_calls: int = pydantic.Field(3, ge=1)
-    """Maximum number of programs for one verdict."""
+    """Most programs for one verdict."""
 
     def files(self) -> dict[str, str]:
         files: dict[str, str] = {}

@@ -23,7 +23,7 @@ class WarmStartConfig(Section):
     EXAMPLE: ClassVar[str] = "{demonstrations: demonstrations.py, steps: 100}"
 
     demonstrations: str
-    """File with `demonstrate(task, rng)`, yielding `Demonstration`s of a training task."""
+    """File with `demonstrate(task, rng)`."""
     steps: int = pydantic.Field(ge=1)
     batch_size: int = pydantic.Field(64, ge=1)
     """Demonstrations per step."""

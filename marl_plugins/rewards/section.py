@@ -24,7 +24,7 @@ class RewardTerm(Model):
     weight: float = pydantic.Field(1.0, allow_inf_nan=False)
     """Factor of the number."""
     share: Literal["full", "split"] = "full"
-    """Of `outcome`: whether each of these actions gets all of it, or an equal part."""
+    """Of `outcome`: each of these actions gets all of it, or an equal part."""
     of: list[str] = pydantic.Field([])
     """Of `value` and `gain`: the roles whose answers have a value."""
     delay: int = pydantic.Field(0, ge=0)
@@ -42,8 +42,8 @@ class RewardsConfig(Section):
     """For rewards that are no such sum: a file with `rewards(trajectory)`, which maps actions'
     paths to named parts."""
     unscored: Literal["leave_out", "zero"] = "leave_out"
-    """An action without a number for one of its terms, or without a term: left out of training, or
-    the number counts as 0."""
+    """An action without a term, or without a number for one: left out of training, or the number
+    counts as 0."""
 
     def files(self) -> Mapping[str, str]:
         return {"rewards": self.file} if self.file else {}

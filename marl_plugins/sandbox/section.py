@@ -16,18 +16,16 @@ class SandboxConfig(Section):
     EXAMPLE: ClassVar[str] = "{isolation: auto}"
 
     isolation: Literal["auto", "process", "landlock", "namespaces", "service"] = "auto"
-    """What isolates programs from the machine ([sandbox.md](sandbox.md)); `auto` is the strongest
-    level that this machine has, and a missing level is an error. `service`: programs run elsewhere,
-    at `url`."""
+    """[What isolates programs](sandbox.md); `auto` is the strongest level that this machine has,
+    and another must exist. `service`: programs run at `url`."""
     url: str = ""
     """With `isolation: service`: address of a SandboxFusion, or of `openrlhf sandbox serve`.
-    `$NAME` stands for a variable of the run's environment, where a password belongs."""
+    `$NAME` stands for a variable of the run's environment: put a password there."""
     imports: list[str] = []
-    """Modules that are imported once, before any program: importing them in a program then takes no
-    time."""
+    """Modules that are imported once, before any program."""
     warm_up: str | None = None
-    """A Python file that is run once, after the imports: programs need not repeat its late imports
-    and caching."""
+    """Python file that is run once, after the imports, so that programs need not repeat late
+    imports and caching."""
 
     def files(self) -> dict[str, str]:
         return {"warm-up of the sandbox": self.warm_up} if self.warm_up else {}

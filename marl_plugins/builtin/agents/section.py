@@ -31,41 +31,34 @@ class AgentConfig(Section):
     GIVES_WORKFLOW: ClassVar[bool] = True
 
     file: str | None = None
-    """Python file of the program. What it imports is imported once; the file itself in a process of
-    its own for each trajectory."""
+    """Python file of the program, run in a fresh process per trajectory; what it imports is
+    imported once."""
     function: str = "main"
-    """Its function, plain or async: it takes the prompt and returns the answer. It may also have
-    parameters `item` (the task with its metadata) and `endpoint` (`base_url` and `api_key`)."""
+    """Its function, plain or async, from the prompt to the answer. Optional parameters: `item` (the
+    task with its metadata), `endpoint` (`base_url` and `api_key`)."""
     command: list[str] = []
-    """In place of `file`: a program that reads the prompt from its standard input and prints the
-    answer. It runs in the recipe's folder, whose files its words may name."""
+    """In place of `file`: a program from standard input to standard output, run in the recipe's
+    folder."""
     python: str | None = None
-    """Python in which `file` runs, with packages of its own. A relative path begins in the recipe's
-    folder. Default: the run's."""
+    """Python in which `file` runs, relative to the recipe's folder. Default: the run's."""
     shared: bool = False
-    """Whether all trajectories run in one process, which costs less than a fork for each; for an
-    async function that takes `endpoint` and uses no environment. They then share what a program
-    keeps in memory, and one that ends the process ends all."""
+    """All trajectories run in one process, cheaper, with one memory: for an async function that
+    takes `endpoint` and uses no environment."""
     sandbox: bool = False
-    """Whether `file` runs in its own namespaces (bubblewrap). It reads the system, Python and the
-    recipe's folder, writes to an empty folder, has none of the run's environment, and reaches the
-    endpoint alone. Default: as the run's user."""
+    """`file` runs in namespaces (bubblewrap): it reads the system, Python and the recipe's folder,
+    writes to an empty folder, has none of the run's environment, and reaches the endpoint alone."""
     concurrency: int = pydantic.Field(64, ge=1)
-    """Maximum number of programs at the same time; the others wait, which counts against
-    `limits.task_seconds`."""
+    """Most programs at the same time. Waiting counts against `limits.task_seconds`."""
     derive: Literal["all"] | bool = True
-    """Whether a call depends on an earlier answer whose text it shows; `all`: on every earlier
-    answer. Credit and the coach use what is derived; paths and seeds do not depend on it. A call
-    with the header `x-marl-after` states its dependencies itself."""
+    """A call depends on earlier answers whose text it shows; `all`: on all of them
+    ([agents.md](agents.md))."""
     crash: Literal["failed", "lost"] = "failed"
-    """A trajectory whose program ends without an answer although a role has answered it: `failed`
-    scores 0, because an answer may be the cause; `lost` leaves it out. One that no role answered is
-    always left out."""
+    """A program ends without an answer after a role has answered it: `failed` scores 0, `lost`
+    leaves the trajectory out."""
     environment: dict[str, str] = pydantic.Field(
         {}, examples=['{OPENAI_AGENTS_DISABLE_TRACING: "0"}']
     )
-    """More environment variables. By default, variables tell known frameworks not to report
-    elsewhere."""
+    """More environment variables."""
 
     @property
     def is_given(self) -> bool:

@@ -34,11 +34,11 @@ class CasesConfig(CaseSection):
     EXAMPLE: ClassVar[str] = "cases.py"
 
     file: str
-    """File in which every object with the functions `case`, `prompt` and `verify` is a case, by its
-    name there."""
+    """Every object in it with the functions `case`, `prompt` and `verify` is a case, by its name
+    there."""
     seconds: float = pydantic.Field(5.0, gt=0, allow_inf_nan=False)
-    """Maximum time of one call of a case's functions; past it the trajectory is lost to
-    infrastructure (`case`)."""
+    """Longest call of a case's functions; past it the trajectory is lost to infrastructure
+    (`case`)."""
 
     @pydantic.model_validator(mode="before")
     @classmethod

@@ -65,26 +65,24 @@ class PythonToolConfig(Section):
 
     seconds: float = pydantic.Field(5.0, gt=0)
     memory_mb: int = pydantic.Field(512, ge=64)
-    """Memory of the program, and of its processes together."""
+    """Of the program and its processes together."""
     disk_mb: int = pydantic.Field(1024, ge=1)
-    """Files of the program in its folder; one file has at most `memory_mb`."""
+    """Of its files together; one file has at most `memory_mb`."""
     output_chars: int = pydantic.Field(2000, ge=100)
     """Longer output keeps its head and its tail."""
     concurrency: int | None = pydantic.Field(None, ge=1)
-    """Maximum number at the same time; default: the machine's cores."""
+    """Most programs at the same time. Default: the machine's cores."""
     packages: bool = True
-    """Whether programs may import installed packages; without them a program starts in less than
-    half the time."""
+    """Programs may import installed packages. Without them a program starts in less than half the
+    time."""
     workspace: bool = False
-    """Whether all programs of a trajectory work in one folder, which begins with the task's files
-    and is kept until the trajectory has been scored. Otherwise each has an empty folder of its
-    own."""
+    """All programs of a trajectory work in [one folder](#tools-sandbox). Otherwise each has an
+    empty one."""
     calls_per_answer: int = pydantic.Field(16, ge=1)
-    """Maximum number of programs run per answer; the others are not run, and the answer's last
-    output says how many."""
+    """Most programs run per answer. The last output counts the others."""
     seconds_per_trajectory: float = pydantic.Field(60.0, gt=0)
-    """Time of all programs of a trajectory, without waiting for a slot; once it is used up, no
-    further program starts."""
+    """Time of all programs of a trajectory, without waiting for a slot. After it no program
+    starts."""
 
     def compared(self) -> dict[str, Any]:
         """Returns all but the number of programs at the same time, which changes nothing of what

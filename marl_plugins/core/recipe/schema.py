@@ -53,35 +53,33 @@ class RoleConfig(Model):
     EXAMPLE: ClassVar[str] = "{prompt: prompts/judge.md}"
 
     prompt: str | None = None
-    """File of the user message; the workflow's call fills `{field}`, `{{` and `}}` are braces.
-    Required unless a program has the prompts (`agent:`)."""
+    """File of the user message. A call fills `{field}`; `{{` and `}}` are braces. Required unless a
+    program has the prompts (`agent:`)."""
     system: str | None = None
-    """File of the system message, with fields as in `prompt`."""
+    """File of the system message, with fields too."""
     followup: str | None = None
-    """File of the user message of a call that continues an earlier one (`continues=`), with fields
-    as in `prompt`. Default: that of `prompt`."""
+    """File of the user message of a call that continues an earlier one. Default: `prompt`."""
     tools: list[str] = []
-    """Names of the tools whose calls are looked for in the role's answers."""
+    """Tools whose calls are looked for in the role's answers."""
     calls: str | None = None
-    """Format in which its model calls tools, one of vLLM's tool parsers by name (`hermes`,
-    `llama3_json`, ...); the model's chat
-    template then shows the tools. Default: each tool's own syntax in the text."""
+    """Format of its model's tool calls: a tool parser of vLLM by name
+    ([below](#how-tools-are-called)). Default: each tool's own syntax in the text."""
     reasoning: str | None = None
-    """With `calls`: one of vLLM's reasoning parsers by name (`qwen3`, `deepseek_r1`, ...), which
-    finds the thinking, where no call counts. Default: `<think>` blocks."""
+    """With `calls`: a reasoning parser of vLLM by name (`qwen3`, `deepseek_r1`, ...), which finds
+    the thinking. Default: `<think>` blocks."""
     max_turns: int = pydantic.Field(1, ge=1)
-    """Maximum number of generations per call of the role; above 1, a tool's answer starts the next
+    """Most generations per call of the role. Above 1, it needs tools, whose output starts the next
     turn."""
     endless_tools: Literal["fail", "go_on"] = "fail"
-    """A tool call in the last of several turns: an agent failure, or the workflow continues with
-    that action."""
+    """A tool call in the last of several turns: an agent failure, or it is run and the workflow
+    continues."""
     max_new_tokens: int | None = pydantic.Field(None, ge=1)
     """Default: `rollout.max_new_tokens` of its policy."""
     stop: list[str] = []
     """Strings that end a generation."""
     example: Texts = pydantic.Field([], examples=['\'{"team": "network"}\''])
-    """An answer in the form that the workflow reads, or a list of several: the role says it when
-    the recipe is tried without a model."""
+    """An answer in the form that the workflow reads, or several, for
+    [rehearsals](#the-rehearsal)."""
 
 
 class PolicyConfig(Model):
@@ -90,18 +88,13 @@ class PolicyConfig(Model):
     EXAMPLE: ClassVar[str] = "{trainable: false}"
 
     model: str | None = None
-    """Folder, hub name, or `tiny` (a small random model, built on the spot). Default: the
-    recipe's."""
+    """Folder, hub name, or `tiny` (a small random model). Default: the recipe's."""
     trainable: bool = True
-    """False: it only generates; its actions are recorded and never trained on. `--coach.policy` may
-    name it, and with
-    `--coach.train_every` one that is trained."""
+    """False: its actions are recorded and never trained on."""
     follows: str | None = None
-    """A trained policy whose weights it holds; it then has no `model` and is not trained. The
-    weights are the newest, or an earlier version's with `marl_plugins.opponent_pool`. Not on GPUs
-    yet."""
+    """A trained policy whose weights it holds, instead of a `model`. Not on GPUs yet."""
     flags: dict[str, FlagValue] = pydantic.Field({}, examples=["{actor.adam.lr: 1.0e-6}"])
-    """Upstream flags for this policy only, such as `actor.adam.lr: 1.0e-6`."""
+    """Upstream flags for this policy only: `actor.adam.lr: 1.0e-6`."""
 
 
 class LimitsConfig(Model):
@@ -113,12 +106,10 @@ class LimitsConfig(Model):
     """Deadline of a trajectory, which is then lost to infrastructure. Its scores have as long
     again; later ones are missing."""
     engine_restarts: int = pydantic.Field(3, ge=0)
-    """Number of dead engines that a run replaces; after that its trajectories are lost."""
+    """Dead engines that a run replaces; later trajectories are lost."""
     silence_seconds: float = pydantic.Field(1800.0, gt=0)
-    """A process that does not answer a request for this long is killed: an engine is replaced, a
-    training process ends the run. Set it above the longest update or checkpoint. At the start, one
-    more process has to become ready within this time: on GPUs an engine first compiles and captures
-    graphs, and devices must be free."""
+    """A process that does not answer, or start, within this time is killed. Set it above the
+    longest update or checkpoint, and on GPUs an engine's compilation."""
 
 
 class Recipe(Model):
@@ -130,27 +121,25 @@ class Recipe(Model):
         min_length=1, examples=["{judge: {prompt: prompts/judge.md}}"]
     )
     workflow: str = ""
-    """File with `async def run(task, roles, tools)`, or a graph in YAML ([graphs.md](graphs.md)).
-    Required unless the recipe has a program instead (`agent:`)."""
+    """File with `async def run(task, roles, tools)`, or a [graph](graphs.md) in YAML. Required
+    without `agent:`."""
     mapping: Literal["separate", "shared"] | dict[str, PolicyNames] = "separate"
-    """Which policy plays which role: one each, one for all, or `role: policy`.
-    `role: [policy, policy]` is a population: one of them plays it on each task."""
+    """Which policy plays which role: one each, one for all, or [a list](#policies-name). Of several
+    policies for a role, one plays it on each task."""
     model: str | None = None
-    """Model of every policy that names none. Default: `actor.model_name_or_path`."""
+    """Model of policies that name none. Default: `actor.model_name_or_path`."""
     policies: dict[str, PolicyConfig] = pydantic.Field({}, examples=["{judge: {trainable: false}}"])
-    """Only where a policy differs from the default."""
+    """Where a policy differs from the default."""
     grader: str | None = None
-    """File with `score_outcome(trajectory)` and, if actions are scored one by one,
-    `score_action(action, seen)`."""
+    """File with `score_outcome(trajectory)` and perhaps `score_action(action, seen)`."""
     tasks: str | None = None
-    """File with `load(split)`, giving the tasks of `train` and `eval`. Default: the files in
-    `data.prompt_dataset`."""
+    """File with `load(split)`. Default: the files in `data.prompt_dataset`."""
     plugins: list[str] = []
-    """Names as for `--plugin`, which adds to them; `--without NAME` removes one, with the keys and
-    flags here that only it reads."""
+    """Names as for `--plugin`, which adds to them. `--without NAME` removes one, with its keys and
+    flags."""
     limits: LimitsConfig = LimitsConfig()
     flags: dict[str, FlagValue] = pydantic.Field({}, examples=["{actor.adam.lr: 1.0e-6}"])
-    """Upstream's and the plugins' flags for all policies. The command line wins over them."""
+    """Upstream's and the plugins' flags for all policies."""
 
     def policies_of(self, role: str) -> tuple[str, ...]:
         """Returns the names of the policies that play a role: one, or the members of its

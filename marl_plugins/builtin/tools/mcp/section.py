@@ -25,27 +25,25 @@ class MCPServerConfig(Model):
     EXAMPLE: ClassVar[str] = "{command: [mcp-server-time]}"
 
     command: list[str] = []
-    """A program and its arguments, started in the recipe's folder and spoken to over its standard
-    input and output."""
+    """A program and its arguments, started in the recipe's folder, spoken to over standard input
+    and output."""
     env: dict[str, str] = pydantic.Field({}, repr=False, examples=["{API_KEY: $API_KEY}"])
-    """Its environment, in addition to HOME, LOGNAME, PATH, SHELL, TERM and USER. `$NAME` stands for
-    a variable of the run's own, where secrets belong."""
+    """Its environment, besides HOME, LOGNAME, PATH, SHELL, TERM and USER. `$NAME` stands for a
+    variable of the run's."""
     url: str = ""
     """Address of a server that runs already (streamable HTTP)."""
     headers: dict[str, str] = pydantic.Field({}, repr=False, examples=["{API_KEY: $API_KEY}"])
     """Sent with every request to `url`; `$NAME` as in `env`."""
     tools: list[str] = []
-    """Names of its tools that may be called. Default: all that it has."""
+    """Its tools that may be called. Default: all."""
     per_trajectory: bool = False
-    """Whether each trajectory has a session (and a process) of its own, for a server with a
-    state."""
+    """Each trajectory has a session (and a process) of its own, for a server with a state."""
     seconds: float = pydantic.Field(30.0, gt=0)
     """A call that takes longer is lost to infrastructure, with its trajectory."""
     output_chars: int = pydantic.Field(2000, ge=100)
     """Longer output keeps its head and its tail."""
     calls_per_answer: int = pydantic.Field(16, ge=1)
-    """Maximum number of calls per answer; the others are not made, and the answer's last output
-    says how many."""
+    """Most calls per answer. The last output counts the others."""
 
     @property
     def variables(self) -> list[str]:

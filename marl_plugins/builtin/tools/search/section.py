@@ -15,19 +15,18 @@ class SearchToolConfig(Section):
     EXAMPLE: ClassVar[str] = "{corpus: documents.jsonl}"
 
     corpus: str = ""
-    """JSON Lines, each a document with `text` and, if it has one, `title`; or a Python file with
+    """JSON Lines, each a document with `text` and perhaps `title`; or a Python file with
     `documents()`, which gives such mappings. `--search.corpus FILE` takes its place."""
     index: Literal["all", "title", "text"] = "all"
-    """The part of a document that a query is compared with: title and text, or one of them."""
+    """What a query is compared with: title and text, or one of them."""
     results: int = pydantic.Field(3, ge=1)
-    """Maximum number of documents in an answer."""
+    """Most documents in an answer."""
     query_chars: int = pydantic.Field(300, ge=1)
     """A longer query is wrong."""
     document_chars: int = pydantic.Field(1000, ge=1)
     """A longer document keeps its head, and says so."""
     calls_per_answer: int = pydantic.Field(16, ge=1)
-    """Maximum number of searches per answer; the others are not made, and the answer's last output
-    says how many."""
+    """Most searches per answer. The last output counts the others."""
 
     def files(self) -> dict[str, str]:
         return {"corpus": self.corpus} if self.corpus else {}
