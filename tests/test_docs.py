@@ -359,10 +359,9 @@ def test_a_plan_for_gpus_can_be_made_without_any(monkeypatch):
 # -----------------------------------------------------------------------------------------
 
 
-def test_the_readmes_plugin_works_and_has_fifteen_lines(tmp_path):
+def test_the_readmes_plugin_works(tmp_path):
     readme = (ROOT / "README.md").read_text()
     code = re.search(r"```python\n(# brevity\.py.*?)```", readme, re.DOTALL).group(1)
-    assert len([line for line in code.splitlines() if line.strip()]) <= 15
     file = tmp_path / "brevity.py"
     file.write_text(code)
     words = [
