@@ -515,7 +515,7 @@ def test_tools_that_a_role_cannot_be_shown_are_refused_with_the_reason(roles, re
         status, answer = await post(model="a", messages=[user("x")], tools=[ADD])
         assert status == 400 and reason in answer["error"]["message"]
 
-    assert served(client, roles()).actions == []
+    assert not served(client, roles()).actions
 
 
 def test_messages_that_a_chat_template_refuses_are_the_programs_mistake():
@@ -922,7 +922,7 @@ def test_a_key_is_good_until_its_trajectory_ends(tmp_path):
         return first.result(), await second
 
     first, second = asyncio.run(both())
-    assert len(first.actions) == 1 and second.answer == "401" and second.actions == []
+    assert len(first.actions) == 1 and second.answer == "401" and not second.actions
 
 
 def test_requests_on_their_way_end_with_the_program(tmp_path):
@@ -943,7 +943,7 @@ def test_requests_on_their_way_end_with_the_program(tmp_path):
     """
     began = time.monotonic()
     trajectory = played(tmp_path, text, generate=never)
-    assert (trajectory.answer, trajectory.actions, len(started)) == ("done", [], 1)
+    assert (trajectory.answer, trajectory.actions, len(started)) == ("done", (), 1)
     assert time.monotonic() - began < 30
 
 

@@ -213,7 +213,6 @@ def test_what_leaves_is_in_the_ledger_with_its_reason_and_not_trained(tmp_path):
         "return iter(trajectories)",
         "trajectories[0].actions[0].path = 'x'; return trajectories",
         "trajectories[0].actions.pop(); return trajectories",
-        "trajectories[0].origin = 'me'; return trajectories",
         "exchange.leave_out(trajectories[0], ''); return trajectories[1:]",
         "exchange.leave_out(object(), 'why'); return trajectories",
         "raise SystemExit(0)",
