@@ -711,13 +711,13 @@ def test_shared_agents_have_one_policy(config, monkeypatch):
 
 
 def test_an_existing_folder_is_not_changed(config, tmp_path):
-    with refused(("imports.folder_exists", tmp_path.name)):
+    with refused(("files.exists", tmp_path.name)):
         main(["import", str(config()), "--to", str(tmp_path)])
 
 
 def test_a_link_to_nowhere_is_no_new_folder(config, tmp_path):
     (tmp_path / "made").symlink_to(tmp_path / "elsewhere")
-    with refused(("imports.folder_exists", "made")):
+    with refused(("files.exists", "made")):
         main(["import", str(config()), "--to", str(tmp_path / "made"), "--model", "hub/small"])
     assert not (tmp_path / "elsewhere").exists()
 
@@ -742,7 +742,7 @@ def test_a_disk_that_fills_up_leaves_no_half_recipe(config, tmp_path):
         resource.RLIMIT_FSIZE, (1500, before[1])
     )  # bytes per file: some files are larger
     try:
-        with refused(("imports.unwritable", "made")):
+        with refused(("files.unwritable", "made")):
             main(["import", str(config()), "--to", str(folder), "--model", "hub/small"])
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)

@@ -193,8 +193,9 @@ def _print(
             "no label is paid as it stands: the grader wants more than its text, as answers.py "
             "shows"
         )
-    _counts([one for one in labels if labels_answer or one.kind != "label"], OF_LABELS)
-    missed = [one for one in labels if not one.fine and (labels_answer or one.kind != "label")]
+    counted = [one for one in labels if labels_answer or one.kind != "label"]
+    _counts(counted, OF_LABELS)
+    missed = [one for one in counted if not one.fine]
     named = [
         one
         for kind in OF_LABELS

@@ -10,16 +10,14 @@ known defects (docs/marti.md).
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 
 from marl_plugins.core.failures import ConfigurationError
-from marl_plugins.core.findings import Finding, all_good, error, note, ok
+from marl_plugins.core.findings import Finding, error, note, ok
 from marl_plugins.core.problems import Problem
 from marl_plugins.engine.hosts import marti, releases, upstream_cli
 from marl_plugins.engine.hosts.flags import flags_of
@@ -58,6 +56,8 @@ def main(words: Sequence[str]) -> int:
         "stack",
     )
     options = parser.parse_args(list(words))
+    from marl_plugins.commands.tables import report
+
     if name := marti.recognise(Path(options.source)):
         if options.tests:
             raise ConfigurationError(
@@ -68,18 +68,16 @@ def main(words: Sequence[str]) -> int:
                 )
             )
         findings = marti.check(Path(options.source))
-        _print(name, name, findings, options.json, "it is as expected", "see the lines marked FIX")
-        return 0 if all_good(findings) else 1
+        fix = "see the lines marked FIX"
+        return 0 if report(name, name, findings, options.json, "it is as expected", fix) else 1
     with open_tree(options.source) as tree:
-        findings = check_release(tree)
-        good = all_good(findings)
         intact = "everything that this project depends on is there"
         if releases.refusal(tree.version):
             intact += ", but runs with this release are refused"
-        _print(
+        good = report(
             f"openrlhf {tree.version}",
             tree.version,
-            findings,
+            check_release(tree),
             options.json,
             intact,
             "runs would fail with this release",
@@ -141,24 +139,6 @@ def _check_command_line(tree: SourceTree) -> list[Finding]:
             or [ok("validation", "upstream's own checks of its flags run")]
         ),
     ]
-
-
-def _print(
-    title: str, version: str, findings: Sequence[Finding], as_json: bool, intact: str, broken: str
-) -> None:
-    good = all_good(findings)
-    if as_json:
-        print(
-            json.dumps(
-                {"version": version, "good": good, "findings": [asdict(f) for f in findings]},
-                indent=2,
-            )
-        )
-        return
-    from marl_plugins.commands.tables import print_findings
-
-    print_findings(title, findings)
-    print(intact if good else broken)
 
 
 def _run_tests(tree: SourceTree, quiet: bool) -> bool:

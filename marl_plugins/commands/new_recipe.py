@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import keyword
-import os
 import re
 import sys
 from collections.abc import Sequence
@@ -21,7 +20,7 @@ import yaml
 from marl_plugins.commands.imports.items import json_lines, remove_trained
 from marl_plugins.commands.imports.shapes import TAKEN, identifier, write_chain
 from marl_plugins.commands.imports.tiny import tiny_yaml
-from marl_plugins.commands.imports.write import write_files
+from marl_plugins.commands.new_folder import taken, write_files
 from marl_plugins.commands.new_program import FOLDER, ExistingProgram
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.problems import Problem, at
@@ -147,13 +146,7 @@ def new(options: argparse.Namespace) -> int:
     """
     request = _request(options)
     files = files_of(request)
-    try:
-        write_files(files, request.folder)
-    except OSError as error:
-        got = f"cannot be written: {error.strerror or error}"
-        raise ConfigurationError(
-            Problem("files.unwritable", at(file=request.folder), got)
-        ) from None
+    write_files(files, request.folder)
     print(f"wrote {len(files)} files to {request.folder}")
     print(f"  openrlhf recipes check {request.folder}")
     if "tiny.yaml" in files:
@@ -194,15 +187,7 @@ def _request(options: argparse.Namespace) -> NewRecipe:
             Problem("new.no_program", at(flag=name), "is of a program", fix="name it: --agent")
             for name in more
         ]
-    if os.path.lexists(options.folder):
-        missing.append(
-            Problem(
-                "files.exists",
-                at(file=options.folder),
-                "exists already",
-                fix="give a folder that does not",
-            )
-        )
+    missing += taken(options.folder)
     if missing or (missing := wrong_roles(roles)):
         raise ConfigurationError(missing)
     keys = options.input_key, options.label_key

@@ -16,10 +16,10 @@ from typing import Any
 
 from marl_plugins.commands import new_recipe
 from marl_plugins.commands.imports.shapes import KINDS
+from marl_plugins.commands.new_folder import taken, writing
 from marl_plugins.commands.who_saw_whom import DependencyGraph
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.options import at_least
-from marl_plugins.core.problems import Problem, at
 from marl_plugins.core.recipe.recipe_yaml import read_recipe
 from marl_plugins.core.recipe.schema import Recipe, Sections, base_of, find_recipe
 from marl_plugins.core.recipe.shipped import recipes_root, shipped_recipes
@@ -302,13 +302,9 @@ def copy(name: str, folder: Path) -> int:
     named = find_recipe(name)
     base_of(read_recipe(named))
     source = named.parent
-    if folder.exists():
-        raise ConfigurationError(
-            Problem(
-                "files.exists", at(file=folder), "exists already", fix="give a folder that does not"
-            )
-        )
-    try:
+    if problems := taken(folder):
+        raise ConfigurationError(problems)
+    with writing(folder):
         shutil.copytree(source, folder, ignore=_not_copied)
         files = sorted(
             filter(_is_recipe, folder.glob("*.yaml")),
@@ -316,12 +312,6 @@ def copy(name: str, folder: Path) -> int:
         )
         for path in files:
             _rename(path, re.sub(r"\W", "_", folder.resolve().name.lower()))
-    except OSError as error:
-        raise ConfigurationError(
-            Problem(
-                "files.unwritable", at(file=folder), f"cannot be written: {error.strerror or error}"
-            )
-        ) from None
     print(f"copied {source.resolve().name} to {folder}")
     for path in files:
         outside = [

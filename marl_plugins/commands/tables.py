@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from marl_plugins.core.findings import Finding
+from marl_plugins.core.findings import Finding, all_good
 from marl_plugins.core.redaction import inert
 
 MARKS = {True: "ok", False: "FIX", None: ""}
@@ -37,3 +39,22 @@ def print_findings(title: str, findings: Sequence[Finding]) -> None:
     )
     for line in dict.fromkeys(f"{f.what}: {f.fix}" for f in findings if f.good is False):
         print(inert(line))
+
+
+def report(
+    title: str, version: str, findings: Sequence[Finding], as_json: bool, good: str, bad: str
+) -> bool:
+    """Prints findings as a table with a last line, or as one JSON object, and returns whether none
+    is an error.
+
+    Args:
+        good, bad: The last line.
+    """
+    fine = all_good(findings)
+    if as_json:
+        values = {"version": version, "good": fine, "findings": [asdict(f) for f in findings]}
+        print(json.dumps(values, indent=2))
+    else:
+        print_findings(title, findings)
+        print(good if fine else bad)
+    return fine

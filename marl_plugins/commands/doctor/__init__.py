@@ -12,17 +12,15 @@ from __future__ import annotations
 import argparse
 import functools
 import inspect
-import json
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
 from types import ModuleType
 from typing import TYPE_CHECKING
 
 from marl_plugins import __version__
 from marl_plugins.commands.doctor import engines, gpus, machine, needs, services, upstream, versions
 from marl_plugins.core.failures import ConfigurationError
-from marl_plugins.core.findings import Finding, all_good
+from marl_plugins.core.findings import Finding
 from marl_plugins.core.loading import load, present, users_code
 from marl_plugins.core.plugin_names import BUILTINS, SHIPPED
 from marl_plugins.core.problems import Problem, at
@@ -65,23 +63,16 @@ def main(words: Sequence[str]) -> int:
     if options.recipe:
         find_recipe(options.recipe)  # a missing recipe is a wrong command: exit code 2
     findings = examine(options, [w for w in words if w not in ("--json", "--static")], plugins)
-    good = all_good(findings)
-    if options.json:
-        print(
-            json.dumps(
-                {"version": __version__, "good": good, "findings": [asdict(f) for f in findings]},
-                indent=2,
-            )
-        )
-    else:
-        from marl_plugins.commands.tables import print_findings
+    from marl_plugins.commands.tables import report
 
-        print_findings(f"openrlhf-marl {__version__}", findings)
-        print(
-            "training can work here"
-            if good
-            else "training cannot work here yet: see the lines marked FIX"
-        )
+    good = report(
+        f"openrlhf-marl {__version__}",
+        __version__,
+        findings,
+        options.json,
+        "training can work here",
+        "training cannot work here yet: see the lines marked FIX",
+    )
     return 0 if good else 1
 
 

@@ -7,9 +7,7 @@ then.
 
 from __future__ import annotations
 
-import os
 import shlex
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,8 +21,8 @@ from marl_plugins.commands.imports.read import read
 from marl_plugins.commands.imports.report import Report
 from marl_plugins.commands.imports.shapes import Kind, identifier
 from marl_plugins.commands.imports.tiny import tiny_yaml
+from marl_plugins.commands.new_folder import taken, write_files
 from marl_plugins.core.failures import ConfigurationError
-from marl_plugins.core.problems import Problem, at
 from marl_plugins.engine.hosts import cpu
 
 
@@ -56,16 +54,10 @@ def run(source: Path, wanted: ImportRequest) -> int:
     Raises:
         ConfigurationError: Everything that prevents the import; nothing is written.
     """
-    if os.path.lexists(wanted.folder):
-        where, fix = at(folder=wanted.folder), "give a folder that does not"
-        raise ConfigurationError(Problem("imports.folder_exists", where, "exists already", fix=fix))
+    if problems := taken(wanted.folder):
+        raise ConfigurationError(problems)
     imported = convert(source, wanted)
-    try:
-        write_files(imported.files, wanted.folder)
-    except OSError as error:
-        got = f"cannot be written: {error.strerror or error}"
-        problem = Problem("imports.unwritable", at(folder=wanted.folder), got)
-        raise ConfigurationError(problem) from None
+    write_files(imported.files, wanted.folder)
     report = imported.report
     print(
         f"imported {source} to {wanted.folder}: {len(imported.recipe['roles'])} roles, "
@@ -137,16 +129,3 @@ def convert(path: Path, wanted: ImportRequest) -> ImportResult:
     files["recipe.yaml"] = yaml.safe_dump(recipe, sort_keys=False, width=120, allow_unicode=True)
     files["README.md"] = report.readme(name, description, path)
     return ImportResult(recipe, files, report)
-
-
-def write_files(files: Mapping[str, str], folder: Path) -> None:
-    """Writes all files or none: first into a temporary folder next to the target, which is then
-    renamed."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}-") as temporary:
-        complete = Path(temporary) / folder.name
-        for name, text in files.items():
-            path = complete / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, encoding="utf-8")
-        complete.rename(folder)
