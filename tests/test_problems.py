@@ -18,6 +18,8 @@ from marl_plugins.core.problems import (
     meant,
     problem_of,
 )
+from marl_plugins.core.recipe.prompts import prompt_renderer
+from marl_plugins.core.recipe.validation import without_misspelt
 
 TESTS = Path(__file__).resolve().parent
 PACKAGE = problem_codes.PACKAGE
@@ -91,6 +93,22 @@ def test_an_unknown_name_is_answered_with_what_was_meant():
         meant("x", ["solver", "judge"]) == "valid: judge, solver"
         and meant("x", map(str, range(10, 50))) == ""
     )
+
+
+def test_a_missing_key_that_is_misspelt_beside_it_is_one_problem():
+    def of(code, key):
+        return Problem(code, at(line="recipe.yaml:3", key=key))
+
+    unknown, missing = "recipe.unknown_key", "recipe.missing_key"
+    typo, meant_by_it = of(unknown, "roles.solver.promt"), of(missing, "roles.solver.prompt")
+    elsewhere, alone = of(missing, "roles.judge.prompt"), of(missing, "workflow")
+    assert without_misspelt([typo, meant_by_it, elsewhere, alone]) == [typo, elsewhere, alone]
+
+
+def test_a_misspelt_field_of_a_prompt_is_named_once():
+    with pytest.raises(KeyError) as caught:
+        prompt_renderer("{solution} {advice}", None)({"solutoin": ""})
+    assert str(caught.value).count("solutoin") == 2 and str(caught.value).count("advice") == 2
 
 
 # --- codes
