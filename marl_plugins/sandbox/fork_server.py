@@ -4,8 +4,8 @@ it was.
     main() with sys.argv[1] = ForkSettings as JSON
 
 A pool (pool.py), started once by the supervisor (supervisor.py), inside bubblewrap where the level
-is `namespaces`. With a request come four descriptors (source, standard input, output, errors); the
-child that is forked for it confines itself (confine.py), tells the supervisor of itself, says
+is `namespaces`. With a request come descriptors (source, standard input, output, errors if apart);
+the child that is forked for it confines itself (confine.py), tells the supervisor of itself, says
 `begun` to the owner, and then is the program (run_program.py), without exec. `unavailable` says
 what failed that is not the program's. The supervisor ends programs that take too much.
 
@@ -204,7 +204,7 @@ class ForkServer(Pool):
         settings = self.settings
         confine.offer_itself()
         itself = os.pidfd_open(os.getpid())  # pids differ where the supervisor is
-        become_program(streams)
+        become_program([*streams, streams[-1]][:3])
         if settings["init"]:
             confine.private_mounts(request["folder"], settings["hidden"], request["memory"] // 4)
         os.environ.update(HOME=request["folder"], TMPDIR=request["folder"])

@@ -16,12 +16,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import os
 import socket
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from marl_plugins.core.deadlines import not_counted
 from marl_plugins.core.failures import InfrastructureFailure
@@ -29,7 +28,7 @@ from marl_plugins.core.workspace import read_files
 from marl_plugins.sandbox import levels
 from marl_plugins.sandbox.files import first_names, own_workspace, write_files
 from marl_plugins.sandbox.pool import shut
-from marl_plugins.sandbox.pool_owner import heard, python
+from marl_plugins.sandbox.pool_owner import forked, heard, in_memory, python
 from marl_plugins.sandbox.program import Program, ProgramResult, Status, excess, judge
 from marl_plugins.sandbox.removal import remove
 from marl_plugins.sandbox.section import Level, SandboxConfig
@@ -46,8 +45,6 @@ LATE_SECONDS = 5.0
 replaced."""
 MAX_START_ATTEMPTS = 3
 """Maximum number of fork servers that a program is given to, as long as it has not begun."""
-SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
-"""What is given to a program cannot be changed."""
 RETURNED_BYTES = 256 << 20
 """Maximum number of bytes of the files that a program was asked for."""
 
@@ -209,18 +206,28 @@ class LocalRun:
         Raises:
             InfrastructureFailure: Something failed that is not the program's doing.
         """
-        folder, streams = self._workspace, list[Stream]()
+        folder, program = self._workspace, self.program
+        chars = program.limits.output_chars
         try:
             folder = folder or self._server.fresh()
-            if self.program.files:
-                await asyncio.to_thread(write_files, folder, self.program.files)
-            streams = await self._hand_over(folder)
-            await self._end()
-            if self._unavailable:
-                raise InfrastructureFailure("sandbox", self._unavailable)
-            for stream in streams:
-                stream.close()
-            return None if self._begun is None else await self._completed(folder, streams)
+            if program.files:
+                await asyncio.to_thread(write_files, folder, program.files)
+            with (
+                in_memory(program.source.encode(errors="replace")) as source,
+                in_memory(program.stdin) as stdin,
+            ):
+                async with forked(
+                    self._server.control,
+                    self._request(folder),
+                    [source, stdin],
+                    [chars] if program.merged else [chars, chars],
+                    self._wrote,
+                ) as (connection, streams):
+                    await self._end(connection)
+                    return None if self._begun is None else await self._completed(folder, streams)
+        except ConnectionError:
+            self._server.end()
+            return None
         except OSError as error:
             if isinstance(error, FileNotFoundError) and self._workspace is None:
                 self._server.end()  # its folder is gone, so it has ended
@@ -229,29 +236,30 @@ class LocalRun:
         finally:
             for timer in self._timers:
                 timer.cancel()
-            for stream in streams:
-                stream.close()
-            if self._connection is not None:
-                self._connection.close()
             if folder is not None and self._workspace is None:
                 self.cleaning = asyncio.create_task(asyncio.to_thread(clean, folder.parent))
 
-    async def _end(self) -> None:
-        """Wait until it has ended."""
-        if self._connection is None:
-            return
+    async def _end(self, connection: socket.socket) -> None:
+        """Wait until it has ended.
+
+        Raises:
+            InfrastructureFailure: Something failed that is not the program's doing.
+        """
+        self._connection = connection
         self._timers.append(
             self._loop.call_later(
                 STARTING_SECONDS, lambda: self._give_up() if self._begun is None else None
             )
         )
-        hearing = asyncio.create_task(self._hear(self._connection))
+        hearing = asyncio.create_task(self._hear(connection))
         try:
             await asyncio.shield(hearing)
         except asyncio.CancelledError:
             self._stop("killed", "no longer wanted")
             await asyncio.wait([hearing])
             raise
+        if self._unavailable:
+            raise InfrastructureFailure("sandbox", self._unavailable)
 
     async def _hear(self, connection: socket.socket) -> None:
         """Takes note of what the fork server and the supervisor say of the program, to its end."""
@@ -276,61 +284,20 @@ class LocalRun:
         if self._begun is not None and self._stopped is None:
             self._unavailable = "the fork server has ended while the program ran"
 
-    async def _hand_over(self, folder: Path) -> list[Stream]:
-        """Give the program to the fork server; the streams that it writes."""
-        limits, opened = self.program.limits, []
-
-        def memory(content: bytes) -> int:
-            opened.append(
-                descriptor := os.memfd_create("program", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-            )
-            os.pwrite(descriptor, content, 0)
-            fcntl.fcntl(
-                descriptor, fcntl.F_ADD_SEALS, SEALS
-            )  # else the program may fill it, with memory that nobody counts
-            return descriptor
-
-        def pipe() -> tuple[Stream, int]:
-            reading, writing = os.pipe()
-            opened.append(writing)
-            return Stream(reading, limits.output_chars, self._wrote), writing
-
-        streams = []
-        try:
-            source, stdin = (
-                memory(self.program.source.encode(errors="replace")),
-                memory(self.program.stdin),
-            )
-            out, written = pipe()
-            streams.append(out)
-            errors = written
-            if not self.program.merged:
-                err, errors = pipe()
-                streams.append(err)
-            request = {
-                "slot": self._slot,
-                "folder": str(folder),
-                "language": self.program.language,
-                "memory": limits.memory_mb << 20,
-                "seconds": int(
-                    limits.seconds + 1
-                    if limits.cpu_seconds is None
-                    else max(1.0, limits.cpu_seconds)
-                ),
-                "file": min(limits.file_mb, limits.disk_mb) << 20,
-                "disk": limits.disk_mb << 20,
-                "processes": limits.processes,
-                "modules": self.program.modules,
-            }
-            self._connection = await self._server.begin(request, [source, stdin, written, errors])
-        except BaseException:
-            for stream in streams:
-                stream.close()
-            raise
-        finally:
-            for descriptor in opened:
-                os.close(descriptor)
-        return streams
+    def _request(self, folder: Path) -> dict[str, Any]:
+        limits = self.program.limits
+        seconds = limits.seconds + 1 if limits.cpu_seconds is None else max(1.0, limits.cpu_seconds)
+        return {
+            "slot": self._slot,
+            "folder": str(folder),
+            "language": self.program.language,
+            "memory": limits.memory_mb << 20,
+            "seconds": int(seconds),
+            "file": min(limits.file_mb, limits.disk_mb) << 20,
+            "disk": limits.disk_mb << 20,
+            "processes": limits.processes,
+            "modules": self.program.modules,
+        }
 
     def _wrote(self, count: int) -> None:
         self._written += count
@@ -353,9 +320,8 @@ class LocalRun:
     async def _completed(self, folder: Path, streams: list[Stream]) -> ProgramResult:
         assert self._begun is not None
         seconds = time.monotonic() - self._begun
-        kept = [stream.kept for stream in streams]
-        texts = [part.text() for part in kept] + [""]
-        cut = [part.left_out > 0 for part in kept] + [False]
+        texts = [stream.text() for stream in streams] + [""]
+        cut = [stream.kept.left_out > 0 for stream in streams] + [False]
         status, reason = self._stopped or judge(self._code, texts[len(streams) - 1])
         if self._refused and status != "finished":
             reason = "; ".join(

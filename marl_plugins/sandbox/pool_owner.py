@@ -4,18 +4,23 @@ them."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
+import fcntl
 import json
+import os
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
-from marl_plugins.sandbox.pool import LARGEST_MESSAGE_BYTES
+from marl_plugins.sandbox.pool import LARGEST_MESSAGE_BYTES, shut
+from marl_plugins.sandbox.streams import Stream
 
+SEALS = fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_SEAL
 BUSY_SECONDS = 0.002
 """Seconds between two attempts to send to a pool whose queue is full."""
 BOOT = """
@@ -70,32 +75,68 @@ def start_pool(
     return process, ours
 
 
-async def begin(
-    control: socket.socket, request: Mapping[str, Any], descriptors: Sequence[int]
-) -> socket.socket:
-    """Hands a request over as soon as the pool's queue has room for it, and returns the connection
-    to what is forked for it.
+@contextlib.contextmanager
+def in_memory(content: bytes) -> Iterator[int]:
+    """Provides the descriptor of a file in memory that nobody can change: a program may otherwise
+    fill it, with memory that nobody counts."""
+    descriptor = os.memfd_create("given", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        os.pwrite(descriptor, content, 0)
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, SEALS)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.asynccontextmanager
+async def forked(
+    control: socket.socket,
+    request: Mapping[str, Any],
+    given: Sequence[int],
+    limits: Sequence[int],
+    read: Callable[[int], object] = lambda _: None,
+) -> AsyncIterator[tuple[socket.socket, list[Stream]]]:
+    """Provides a process that a pool has forked, and has it ended: the connection to it, and what
+    it writes.
+
+    Args:
+        given: Descriptors that it is given.
+        limits: How much is kept of each stream that it writes. Their descriptors come after these.
+        read: Called with the number of bytes that it has written each time.
 
     Raises:
-        OSError: The pool has gone.
+        ConnectionError: The pool has gone.
+        OSError: It cannot be handed over.
     """
     message = json.dumps(request).encode()
-    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    with theirs:
-        try:
-            while True:
-                try:
-                    socket.send_fds(control, [message], [theirs.fileno(), *descriptors])
-                    break
-                except OSError as error:
-                    if error.errno not in (errno.EAGAIN, errno.ETOOMANYREFS, errno.ENOBUFS):
-                        raise
-                await asyncio.sleep(BUSY_SECONDS)
-        except BaseException:
-            ours.close()
+    with contextlib.ExitStack() as opened, contextlib.ExitStack() as handed_over:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        handed_over.callback(theirs.close)
+        opened.callback(ours.close)
+        opened.callback(shut, ours)
+        streams, descriptors = [], [theirs.fileno(), *given]
+        for limit in limits:
+            reading, writing = os.pipe()
+            handed_over.callback(os.close, writing)
+            descriptors.append(writing)
+            streams.append(Stream(reading, limit, read))
+            opened.callback(streams[-1].close)
+        while not _sent(control, message, descriptors):  # noqa: ASYNC110 -- nothing says when there is room
+            await asyncio.sleep(BUSY_SECONDS)
+        handed_over.close()
+        ours.setblocking(False)
+        yield ours, streams
+
+
+def _sent(control: socket.socket, message: bytes, descriptors: Sequence[int]) -> bool:
+    """Sends a message, and returns whether the pool's queue has room for it."""
+    try:
+        socket.send_fds(control, [message], descriptors)
+    except OSError as error:
+        if error.errno not in (errno.EAGAIN, errno.ETOOMANYREFS, errno.ENOBUFS):
             raise
-    ours.setblocking(False)
-    return ours
+        return False
+    return True
 
 
 async def heard(connection: socket.socket) -> dict[str, Any] | None:

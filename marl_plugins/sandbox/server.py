@@ -12,15 +12,15 @@ import subprocess
 import tempfile
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING
 
 from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure
 from marl_plugins.core.problems import Problem, at
 from marl_plugins.sandbox.fork_server import ENVIRONMENT
 from marl_plugins.sandbox.pool import shut
-from marl_plugins.sandbox.pool_owner import begin, heard, python, start_pool
+from marl_plugins.sandbox.pool_owner import heard, python, start_pool
 from marl_plugins.sandbox.removal import remove
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ class SandboxServer:
             undone.callback(os.rmdir, root)
             try:
                 self._said = undone.enter_context(tempfile.TemporaryFile())
-                process, self._control = start_pool(
+                process, self.control = start_pool(
                     python("marl_plugins.sandbox.supervisor", "-I", "-S"),
                     own,
                     stdout=subprocess.DEVNULL,
@@ -95,7 +95,7 @@ class SandboxServer:
             except OSError as error:
                 raise unavailable("the sandbox cannot start a process", error) from error
             undone.pop_all()
-        self._release = weakref.finalize(self, release, process, root, self._control, self._said)
+        self._release = weakref.finalize(self, release, process, root, self.control, self._said)
 
     async def ready(self) -> None:
         """Waits until it takes programs.
@@ -104,7 +104,7 @@ class SandboxServer:
             ConfigurationError: A module cannot be imported, or the warm-up fails.
             InfrastructureFailure: It has ended.
         """
-        message = await heard(self._control)
+        message = await heard(self.control)
         if message is None:
             self._said.seek(0)
             detail = self._said.read().decode(errors="replace").strip()[-500:] or "no message"
@@ -128,21 +128,10 @@ class SandboxServer:
         folder.mkdir(0o700)
         return folder
 
-    async def begin(
-        self, request: Mapping[str, Any], descriptors: Sequence[int]
-    ) -> socket.socket | None:
-        """Hands a program over, and returns the connection to it; None where the server has
-        gone."""
-        try:
-            return await begin(self._control, request, descriptors)
-        except ConnectionError:
-            self.end()
-            return None
-
     def end(self) -> None:
         """Takes no more programs, and lets the supervisor end and remove everything."""
         self.gone = True
-        shut(self._control)
+        shut(self.control)
 
     def wait(self) -> None:
         """Blocks until the supervisor has ended."""

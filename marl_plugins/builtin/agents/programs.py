@@ -21,12 +21,14 @@ from marl_plugins.builtin.agents.isolation import environment_of, words_before
 from marl_plugins.builtin.agents.per_loop import PerLoop
 from marl_plugins.core.failures import InfrastructureFailure
 from marl_plugins.sandbox import pool
-from marl_plugins.sandbox.pool_owner import begin, heard, python, start_pool
+from marl_plugins.sandbox.pool_owner import forked, heard, in_memory, python, start_pool
 from marl_plugins.sandbox.streams import Stream
 
 KEPT_BYTES = 8000
 """Of what a program writes, its first and its last half."""
 MOST_ANSWER_BYTES = 16 * 2**20
+LIMITS = MOST_ANSWER_BYTES, KEPT_BYTES
+"""Of the two streams that a process writes: its answer, and its output."""
 READY_SECONDS = 120.0
 """A launcher that has not imported everything by then is not waited for."""
 
@@ -60,68 +62,20 @@ class AgentProgramResult:
         return next((line.strip() for line in reversed(self.text.splitlines()) if line.strip()), "")
 
 
-@dataclass(frozen=True)
-class AgentProcess:
-    """A process that the launcher has forked: what it answers, and what it writes."""
-
-    connection: socket.socket
-    answer: Stream
-    output: Stream
-
-    async def ended(self) -> int:
-        """Waits for its end, and returns its exit code.
-
-        Raises:
-            ConnectionError: Whoever has forked it has gone.
-            OSError: It could not be forked.
-        """
-        message = await heard(self.connection)
-        if message is None:
-            raise ConnectionError("its socket is closed")
-        if "unavailable" in message:
-            raise OSError(message["unavailable"])
-        code: int = message["ended"]
-        return code
-
-
-@asynccontextmanager
-async def forked(control: socket.socket, shared: bool, given: int) -> AsyncIterator[AgentProcess]:
-    """Provides a process that a pool has forked, and has it ended.
-
-    Args:
-        shared: Whether many trajectories run in it.
-        given: Descriptor of what it is asked, or of the socket on which it is.
+async def code_of(connection: socket.socket) -> int:
+    """Waits for the end of a process, and returns its exit code.
 
     Raises:
-        OSError: It cannot be had.
+        ConnectionError: Whoever has forked it has gone.
+        OSError: It could not be forked.
     """
-    request: launcher.LaunchRequest = {"shared": shared}
-    with contextlib.ExitStack() as opened:
-
-        def pipe(limit: int) -> tuple[Stream, int]:
-            reading, writing = os.pipe()
-            stream = Stream(reading, limit, lambda _: None)
-            opened.callback(stream.close)
-            return stream, writing
-
-        (answer, answers), (output, writes) = pipe(MOST_ANSWER_BYTES), pipe(KEPT_BYTES)
-        try:
-            connection = await begin(control, request, [given, answers, writes])
-        finally:
-            os.close(answers)
-            os.close(writes)
-        opened.callback(connection.close)
-        opened.callback(pool.shut, connection)
-        yield AgentProcess(connection, answer, output)
-
-
-@contextmanager
-def packed(request: Mapping[str, Any]) -> Iterator[int]:
-    """Provides the descriptor of a file in memory with what a program is asked."""
-    with os.fdopen(os.memfd_create("request"), "w+b") as file:
-        file.write(json.dumps(request).encode())
-        file.seek(0)
-        yield file.fileno()
+    message = await heard(connection)
+    if message is None:
+        raise ConnectionError("its socket is closed")
+    if "unavailable" in message:
+        raise OSError(message["unavailable"])
+    code: int = message["ended"]
+    return code
 
 
 class AgentProgram:
@@ -214,21 +168,29 @@ class AgentProgram:
         Args:
             request: `prompt`, `item`, `endpoint`, `environment` and `seed`, as JSON values.
         """
-        with self.launched() as control, packed(request) as given:
-            async with forked(control, False, given) as process:
-                code = await process.ended()
-                report = self._report(process, code)
-                return _result(report, f"it ended {_how(code)}", process.output)
+        with self.launched() as control:
+            report, code, output = await self._asked(control, request)
+            return _result(report, f"it ended {_how(code)}", output)
 
-    def _report(self, process: AgentProcess, code: int) -> launcher.Report:
-        """What a process has answered; empty where it has not."""
-        text = process.answer.text()
-        if process.answer.kept.left_out:
-            return {"no_text": f"more than {MOST_ANSWER_BYTES} bytes"}
-        if self._settings["command"]:
-            return {"answer": text.removesuffix("\n")} if code == 0 else {}
-        report: launcher.Report = json.loads(text) if text else {}
-        return report
+    async def _asked(
+        self, control: socket.socket, request: Mapping[str, Any]
+    ) -> tuple[launcher.Report, int, Stream]:
+        """What a process that is forked for a request answers, which is empty where it does not;
+        its exit code; and what it has written."""
+        message: launcher.LaunchRequest = {"shared": False}
+        with in_memory(json.dumps(request).encode()) as given:
+            async with forked(control, message, [given], LIMITS) as (connection, streams):
+                code = await code_of(connection)
+                answer, output = streams
+                report: launcher.Report = {}
+                text = answer.text()
+                if answer.kept.left_out:
+                    report = {"no_text": f"more than {MOST_ANSWER_BYTES} bytes"}
+                elif not self._settings["command"]:
+                    report = json.loads(text or "{}")
+                elif code == 0:
+                    report = {"answer": text.removesuffix("\n")}
+                return report, code, output
 
 
 class SharedProgram(AgentProgram):
@@ -245,22 +207,25 @@ class SharedProgram(AgentProgram):
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         ours.setblocking(False)
         with ours, theirs:
-            async with forked(self.start(), True, theirs.fileno()) as process:
+            message: launcher.LaunchRequest = {"shared": True}
+            async with forked(self.start(), message, [theirs.fileno()], LIMITS) as (
+                connection,
+                streams,
+            ):
                 theirs.close()
-                ended = asyncio.create_task(process.ended())
+                ended = asyncio.create_task(code_of(connection))
                 try:
-                    yield ours, process.output, ended
+                    yield ours, streams[-1], ended
                 finally:
                     ended.cancel()
                     await asyncio.gather(ended, return_exceptions=True)
 
     async def run(self, request: Mapping[str, Any]) -> AgentProgramResult:
-        with self.launched(), packed(request) as given:
+        with self.launched():
             async with self._workers.used() as (control, output, worker_ended):
                 try:
-                    async with forked(control, False, given) as process:
-                        code = await process.ended()
-                        return _result(self._report(process, code), "", output)
+                    report, _, _ = await self._asked(control, request)
+                    return _result(report, "", output)
                 except ConnectionError:
                     how = _how(await asyncio.shield(worker_ended))
                     return _result({}, f"the process that programs share ended {how}", output)
