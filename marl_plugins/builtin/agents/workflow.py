@@ -7,7 +7,9 @@ import asyncio
 import json
 import os
 import shutil
+import symtable
 from collections.abc import Iterator, Mapping
+from importlib.util import decode_source
 from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -240,7 +242,8 @@ def find_program(name: str, folder: Path) -> str | None:
 def _file_problems(config: AgentConfig, file: Path) -> Iterator[Problem]:
     where = at(key="agent.file", file=file)
     try:
-        tree = ast.parse(file.read_bytes())
+        text = decode_source(file.read_bytes())
+        tree = ast.parse(text)
     except OSError as error:
         yield Problem(
             "agents.no_file", where, f"cannot be read: {error.strerror}", fix="correct the path"
@@ -252,7 +255,8 @@ def _file_problems(config: AgentConfig, file: Path) -> Iterator[Problem]:
         return
     if any(isinstance(node, ast.ImportFrom) and node.names[0].name == "*" for node in tree.body):
         return
-    defined = {name for node in tree.body for name in _names(node)}
+    symbols = symtable.symtable(text, str(file), "exec").get_symbols()
+    defined = {s.get_name() for s in symbols if s.is_assigned() or s.is_imported()}
     if config.function not in defined:
         got, fix = f"{file} has no function {config.function}", meant(config.function, defined)
         yield Problem("agents.no_function", at(key="agent.function"), got, fix=fix)
@@ -272,17 +276,3 @@ def _can_be_shared(node: ast.stmt, function: str) -> bool:
         and node.name == function
         and any(argument.arg == "endpoint" for argument in (*node.args.args, *node.args.kwonlyargs))
     )
-
-
-def _names(node: ast.stmt) -> Iterator[str]:
-    """Yields the names that a statement at a module's top defines."""
-    if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-        yield node.name
-        return
-    for inner in ast.walk(node):
-        if isinstance(inner, ast.Name) and isinstance(inner.ctx, ast.Store):
-            yield inner.id
-        elif isinstance(inner, ast.alias):
-            yield (inner.asname or inner.name).partition(".")[0]
-        elif isinstance(inner, ast.FunctionDef | ast.AsyncFunctionDef):
-            yield inner.name
