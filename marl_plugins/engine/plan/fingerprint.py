@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from fnmatch import translate
 from functools import cache
 from pathlib import Path
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any, NamedTuple
 
 from marl_plugins.core.demonstrations import WarmStartConfig
@@ -69,11 +69,13 @@ ELSEWHERE = (
     *("data.prompt_dataset", "data.input_key", "data.label_key", "data.max_samples"),  # tasks
 )
 """Flags that are compared by what they lead to."""
-OF_POLICIES = (
-    ("trainable", "key", "trainable"),
-    ("ranks", "flag", ("actor.num_nodes", "actor.num_gpus_per_node")),
-    ("critic", "flag", ("critic.num_nodes", "critic.num_gpus_per_node")),
-    ("zero_stage", "flag", "ds.zero_stage"),
+OF_POLICIES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    {
+        "trainable": {"key": "trainable"},
+        "ranks": {"flag": ("actor.num_nodes", "actor.num_gpus_per_node")},
+        "critic": {"flag": ("critic.num_nodes", "critic.num_gpus_per_node")},
+        "zero_stage": {"flag": "ds.zero_stage"},
+    }
 )
 """Settings of a policy to which its saved optimiser states belong, and the place where each is
 given."""
@@ -172,8 +174,8 @@ def compared(run: Mapping[str, Any]) -> dict[Where, Compared]:
         model = policy["model"]
         content = policy.get("content") or model_digest(Path(model)) or model
         add(model, content, True, True, policy=name, key="model")
-        for key, kind, names in OF_POLICIES:
-            add(policy.get(key, 0), fixed=True, policy=name, **{kind: names})
+        for key, place in OF_POLICIES.items():
+            add(policy.get(key, 0), fixed=True, policy=name, **place)
         add(policy.get("follows"), policy=name, key="follows")
     for flag, value in run["flags"].items():
         each = {policy: own.get(flag, value) for policy, own in run.get("policy_flags", {}).items()}
