@@ -9,10 +9,7 @@ from itertools import permutations
 from typing import Any
 
 from marl_plugins.engine.records import reasons
-from marl_plugins.engine.records.read import TRAJECTORIES, Filter, RunReader, Steps, records
-
-Played = tuple[Mapping[str, float], Mapping[str, str]]
-"""Of a trajectory: the outcome of each role, and the policy that played it."""
+from marl_plugins.engine.records.read import Filter, RunReader, Steps
 
 
 def pairs_of(run: RunReader, steps: Steps) -> list[dict[str, Any]]:
@@ -27,11 +24,11 @@ def pairs_of(run: RunReader, steps: Steps) -> list[dict[str, Any]]:
         ConfigurationError: The records cannot be read.
     """
     by_pair: dict[tuple[str, str], list[float]] = defaultdict(list)
-    path = run.folder / TRAJECTORIES
-    for record in records(path, _played, Filter(steps)) if path.exists() else ():
-        outcomes, players = record.value
-        for mine, other in permutations([role for role in outcomes if role in players], 2):
-            by_pair[players[mine], players[other]].append(outcomes[mine])
+    for trajectory in run.trajectories(Filter(steps)):
+        players = {action.role: action.policy for action in trajectory.actions}
+        played = [role for role in trajectory.outcomes if role in players]
+        for mine, other in permutations(played, 2):
+            by_pair[players[mine], players[other]].append(trajectory.outcomes[mine])
     if len({frozenset(pair) for pair in by_pair}) < 2:
         return []
     return [
@@ -43,14 +40,6 @@ def pairs_of(run: RunReader, steps: Steps) -> list[dict[str, Any]]:
         }
         for (policy, against), values in sorted(by_pair.items())
     ]
-
-
-def _played(record: Mapping[str, Any]) -> Played:
-    if record.get("origin"):
-        return {}, {}
-    return record.get("outcomes", {}), {
-        action["role"]: action["policy"] for action in record["actions"]
-    }
 
 
 def markdown(pairs: Sequence[Mapping[str, Any]]) -> list[str]:
