@@ -498,10 +498,7 @@ def _states(plan: Plan) -> dict[str, Any]:
 
 
 def _rows(run: Run) -> list[Row]:
-    return _rows_of(_trajectories(run), run)
-
-
-def _rows_of(trajectories: list[Trajectory], run: Run) -> list[Row]:
+    trajectories = _trajectories(run)
     rewards_from_scores(trajectories)
     sum_over_scope(trajectories, "action")
     return rows_of(
