@@ -150,8 +150,8 @@ def _nothing(run: RunReader, chosen: Filter, source: Path) -> Problem:
         return Problem("export.no_actions", where, no_actions, expected)
     asked = [
         f"--{name} {value}" if isinstance(value, str) else f"--{name}"
-        for name, value in vars(chosen).items()
-        if value != getattr(EVERYTHING, name)
+        for name in Filter.__dataclass_fields__  # `vars` has what was cached, too
+        if (value := getattr(chosen, name)) != getattr(EVERYTHING, name)
     ]
     fix = ""
     if chosen.left_out:
