@@ -132,7 +132,7 @@ def test_the_clerk_looks_up_every_price_and_is_told_what_is_not_sold():
             f"<price>{one}</price>",
             "<price>moon</price>",
             f"<price>{two}</price>",
-            f"It is {task.label}.",
+            f"Answer: {task.label}",
         ]
     )
     trajectory = played(plan, task, lambda role, prompt: next(turns))
@@ -141,7 +141,7 @@ def test_the_clerk_looks_up_every_price_and_is_told_what_is_not_sold():
     assert outputs == [f"{one}: {first}", "moon is not sold here", f"{two}: {second}", ""]
     assert [r.ok for a in trajectory.actions for r in a.tool_results].count(False) == 1
     assert trajectory.outcome == 1.0
-    lazy = played(plan, task, lambda role, prompt: f"It is {int(task.label) + 1}.")
+    lazy = played(plan, task, lambda role, prompt: f"Answer: {int(task.label) + 1}")
     assert lazy.outcome == 0.0
 
 
@@ -159,7 +159,7 @@ def test_the_clerk_has_its_prices_also_where_the_tasks_come_from_a_file(tmp_path
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MARL_PLUGINS_DEVICE", "cuda")
         plan = build_plan([*words, "--train.batch_size", "4"])
-    turns = iter(["<price>cup</price>", "<price>pen</price>", "It is 7."])
+    turns = iter(["<price>cup</price>", "<price>pen</price>", "Answer: 7"])
     trajectory = played(plan, plan.tasks("train")[0], lambda role, prompt: next(turns))
     assert [a.tool_output for a in sorted(trajectory.actions, key=lambda a: a.turn)] == [
         "cup: 5",

@@ -5,7 +5,7 @@ what is wrong nor tricks.
     from marl_plugins.contracts.graders import GradedAnswers
 
     def answers(tasks):                    # the recipe's own tasks, of both splits
-        yield GradedAnswers(tasks[0], right=["59", "It is 59."], wrong=["58", "5 9"],
+        yield GradedAnswers(tasks[0], right=["59", "\\boxed{59}"], wrong=["58", "5 9"],
         tricks=["52+7", "58 or 59", "42 59"])
 
 `openrlhf recipes check FOLDER` runs the workflow once for each answer, without models and with

@@ -27,7 +27,7 @@ TRICKS = (
     *(
         "Answer: 59\nAnswer:",
         "the final answer in \\boxed{}",
-        "Give the final answer in \\boxed{}.",
+        "Give the final answer alone, without a unit, in \\boxed{}.",
     ),
 )
 VALUES = {
