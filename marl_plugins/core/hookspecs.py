@@ -125,15 +125,11 @@ def hook(
 
 @hook("each", own=True)
 def marl_options(parser: argparse.ArgumentParser) -> None:
-    """Add flags. *each*; once, before the command line is parsed: there is no run yet, and heavy
-    imports are not allowed.
+    """Add flags. *each*; once, before the command line is parsed: no heavy imports.
 
     Name them after the plugin: `run.args.<plugin>.<name>`. They may stand in a recipe's `flags:`.
-    With a type of `marl_plugins` wrong values are reported with their place: `at_least(1)`,
-    `above(0)`, `between(0, 1)`, `recipe_file`. In a mutually exclusive group, a flag on the command
-    line replaces the recipe's.
-
-    Example:
+    The types `at_least(1)`, `above(0)`, `between(0, 1)` and `recipe_file` report wrong values with
+    their place. In a mutually exclusive group, a flag on the command line replaces the recipe's.
 
         @hookimpl
         def marl_options(parser):
@@ -145,13 +141,10 @@ def marl_options(parser: argparse.ArgumentParser) -> None:
 @hook("each", own=True)
 def marl_commands() -> Sequence[Command] | None:
     """The plugin's commands: `openrlhf NAME ...`. *each*; when a command is not built in, of all
-    plugins that are found (shipped, entry points) or named with `--plugin`. Heavy imports are not
-    allowed.
+    plugins that are found (shipped, entry points) or named with `--plugin`; no heavy imports.
 
     `Command(name, usage, about, main)`; `main(words)` gets the words after the name and returns the
     exit code.
-
-    Example:
 
         @hookimpl
         def marl_commands():
@@ -163,13 +156,10 @@ def marl_commands() -> Sequence[Command] | None:
 @hook("each", own=True)
 def marl_tables() -> Mapping[str, Table] | None:
     """Tables of `openrlhf export RUN --table NAME`, by name. *each*; of all plugins that are found
-    or named with `--plugin`, so there is no run yet; heavy imports are not allowed here.
+    or named; no heavy imports.
 
-    A `Table` (marl_plugins/core/table.py) makes rows, and numbers to be printed, of a
-    run's records (`RunReader`), of which of them are asked for (`Filter`), and of words of the
-    command line that are not the command's own.
-
-    Example:
+    A `Table` makes rows, and numbers to be printed, of a run's records (`RunReader`), a selection
+    (`Filter`), and further words of the command line.
 
         @hookimpl
         def marl_tables():
@@ -179,15 +169,8 @@ def marl_tables() -> Mapping[str, Table] | None:
 
 @hook("each", own=True)
 def marl_sections() -> Mapping[str, type[Section]] | None:
-    """The recipe's keys that the plugin owns, each with its model. *each*; when a recipe is read:
-    there is no run yet, and heavy imports are not allowed.
-
-    A name is a key of the recipe (`brevity`), or one below another (`tools.browser`). Wrong values
-    are reported with file, line and key. `run.section(Brevity)` is the section in all hooks that
-    take `run`; None if the recipe does not have it and a key is required. A field's type may be a
-    `Model`, or a list or mapping of such.
-
-    Example:
+    """The recipe's keys that the plugin owns, each with its model. *each*; when a recipe is read;
+    no heavy imports. [Below a key](#a-section-of-the-recipe) everything is the plugin's.
 
         class Brevity(Section):
             words: int = pydantic.Field(64, ge=1)
@@ -201,15 +184,10 @@ def marl_sections() -> Mapping[str, type[Section]] | None:
 @hook("each")
 def marl_rehearse(plan: RunPlan) -> Sequence[Problem | str] | None:
     """Try the run without any model. *each*; once, when recipe, flags and tasks are right, before
-    `marl_configure`; also for `--dry-run`: start nothing and ask nothing over a network.
+    `marl_configure`; also for `--dry-run`: start nothing and use no network.
 
-    The built-in one runs the workflow with invented answers, tries the grader on the results, and
-    leaves both in `plan.run.state(RehearsalResult)`. `plan.tasks("train")` are the run's tasks,
-    `plan.run` is the run.
-
-    Returns: problems, as `marl_configure` does.
-
-    Example:
+    Returns: problems, as `marl_configure` does. The built-in one runs the workflow with invented
+    answers.
 
         @hookimpl
         def marl_rehearse(plan):
@@ -223,13 +201,10 @@ def marl_rehearse(plan: RunPlan) -> Sequence[Problem | str] | None:
 @hook("each")
 def marl_configure(run: Run) -> Sequence[Problem | str] | None:
     """Check the configuration. *each*; once, before anything is started; also for `--dry-run`: open
-    nothing and ask nothing over a network (`marl_start` is for that).
+    nothing and use no network (`marl_start` is for that).
 
-    Returns: problems (`Problem`) with place, what was got, what was expected and the fix, which are
-    reported together with all others. One of severity `warning` prevents nothing. A plain sentence
-    is an error of code `other`.
-
-    Example:
+    Returns: problems, which are reported together with all others. One of severity `warning`
+    prevents nothing; a plain sentence is an error of code `other`.
 
         @hookimpl
         def marl_configure(run):
@@ -242,12 +217,8 @@ def marl_configure(run: Run) -> Sequence[Problem | str] | None:
 
 @hook("each", own=True)
 def marl_describe(run: Run) -> Mapping[str, JsonValue] | None:
-    """Parts of the plan, by name, as JSON values. *each*; when the configuration is right, for
-    `--dry-run` and `plan.json`.
-
-    A text is also printed first when a run starts, as `NAME: TEXT`.
-
-    Example:
+    """Parts of the plan, by name, as JSON values. *each*; when the configuration is right. They are
+    in `--dry-run` and `plan.json`; a text is also printed when a run starts.
 
         @hookimpl
         def marl_describe(run):
@@ -265,8 +236,6 @@ def marl_doctor(run: Run | None, args: SimpleNamespace, static: bool) -> Sequenc
     flags on doctor's own command line (`args.brevity.limit`). With `static`, start nothing and send
     no request.
 
-    Example:
-
         @hookimpl
         def marl_doctor(run, static):
             return [check_extra("brevity", ["tiktoken"], "counting words", used=run is not None)]
@@ -276,13 +245,11 @@ def marl_doctor(run: Run | None, args: SimpleNamespace, static: bool) -> Sequenc
 @hook("each", awaited=True, own=True)
 def marl_start(run: Run, purpose: Purpose) -> Awaitable[None] | None:
     """Open what the plugin needs (a file, a service), and try it. *each, async*; once, when the
-    whole configuration is right and before any process is started; not for `--dry-run`.
+    configuration is right and before any process is started; not for `--dry-run`.
 
-    Raise `ConfigurationError` when something is unavailable. The event loop is the run's, but it
-    does not turn again until all processes have started, which takes minutes. `marl_stop` runs in
-    another task: a task group or cancel scope cannot be opened here and closed there.
-
-    Example:
+    Raise `ConfigurationError` when something is unavailable. The event loop then stands still until
+    all processes have started, which takes minutes. `marl_stop` runs in another task: don't open a
+    task group here.
 
         @hookimpl
         def marl_start(run, purpose):
@@ -293,13 +260,9 @@ def marl_start(run: Run, purpose: Purpose) -> Awaitable[None] | None:
 
 @hook("each", awaited=True, own=True)
 def marl_stop(run: Run) -> Awaitable[None] | None:
-    """Close what `marl_start` or a later hook opened. *each, async*; once, in the run's event loop,
-    after the last other hook, also when the run failed. Ray and the engines have gone by then.
-
-    Called for a plugin whose `marl_start` was reached, even if that failed. The `marl_stop` of all
-    plugins is called, in reverse order, even if one of them raises.
-
-    Example:
+    """Close what `marl_start` or a later hook opened. *each, async*; once, after the last other
+    hook and the end of the engines, in reverse order of the plugins, also when the run or
+    `marl_start` failed.
 
         @hookimpl
         async def marl_stop(run):
@@ -313,8 +276,6 @@ def marl_tasks(run: Run, split: str) -> Sequence[Task] | None:
     """The tasks of a split, `train` or `eval`. *first*; once per split, when the configuration is
     checked (a hub's: when a run starts). Built-in: the recipe's loader or data files.
 
-    Example:
-
         @hookimpl
         def marl_tasks(run, split):
             return [Task(str(n), f"{n}+{n}=", str(2 * n)) for n in range(100)]
@@ -327,13 +288,9 @@ def marl_workflow(run: Run) -> Workflow | None:
     configuration is checked, and again at start. Built-in: the recipe's `workflow.py`, graph or
     program.
 
-    The check runs the workflow on invented answers, in another thread, before `marl_start`. The
-    workflow's attribute `variants`, if it has one, names answers and workflows to be run too
-    ([recipes.md](recipes.md#variants)). A workflow from a file that is not Python is a
-    `WorkflowFile` of `marl_plugins.engine.plan.workflow_file`, which knows what the check tries,
-    how it is drawn, and its files.
-
-    Example:
+    The check runs it on invented answers, in another thread, before `marl_start`, with the
+    [variants](recipes.md#variants) of its attribute `variants`. A workflow from a file that is not
+    Python is a `WorkflowFile` of `marl_plugins.engine.plan.workflow_file`.
 
         @hookimpl
         def marl_workflow(run):
@@ -348,11 +305,8 @@ def marl_policies(run: Run) -> Sequence[Policy] | None:
     """The trainable and frozen models. *first*; once at configuration. Built-in: the recipe's
     `mapping` and `policies`.
 
-    A plugin that needs one more policy adds it in a wrapper (`run.recipe_policy(name)` makes the
-    one that the recipe describes). A policy of the recipe that a flag excludes from the run has
-    that flag as `excluded_by`.
-
-    Example:
+    Add one more in a wrapper; `run.recipe_policy(name)` makes the one that the recipe describes. A
+    policy that a flag excludes from the run has that flag as `excluded_by`.
 
         @hookimpl(wrapper=True)
         def marl_policies(run):
@@ -366,10 +320,7 @@ def marl_processes(run: Run) -> ProcessBackend | None:
     configuration, when the policies are known. Built-in: every trained policy has its own processes
     and devices for the whole run (`OwnProcesses`).
 
-    A `ProcessBackend` states what it needs of the cluster before anything starts; import Ray in its
-    `open`.
-
-    Example:
+    It states what it needs of the cluster before anything starts; import Ray in its `open`.
 
         @hookimpl
         def marl_processes(run):
@@ -379,15 +330,12 @@ def marl_processes(run: Run) -> ProcessBackend | None:
 
 @hook("each", own=True)
 def marl_extensions(run: Run) -> Sequence[str] | None:
-    """Classes that run inside every training process of every trained policy, in addition to its
-    trainer: subclasses of `Extension`, each named as "module:Class". *each*; once, before processes
-    start; heavy imports belong in that module.
+    """Classes that run inside every training process: subclasses of `Extension`, each named as
+    "module:Class". *each*; once, before processes start; heavy imports belong in that module.
 
     An extension wraps the training step and the weight sync, adds metrics after a fit, and keeps
     state in checkpoints. The controller calls its methods by name: `await
     policy.extension("WeightAverage", "save", folder)`.
-
-    Example:
 
         @hookimpl
         def marl_extensions(run):
@@ -398,13 +346,10 @@ def marl_extensions(run: Run) -> Sequence[str] | None:
 @hook("each", own=True)
 def marl_weights(run: Run) -> Mapping[str, str] | None:
     """Further weights of every trained policy, which an extension keeps: the name of its class, by
-    the name of a folder for them. *each*; once, before processes start.
+    a name. *each*; once, before processes start.
 
-    They are evaluated after the weights, with metrics NAME/outcome and so on, and saved next to the
-    weights: `<ckpt.output_dir>/NAME/POLICY`. The extension puts them into the model meanwhile
-    (`in_place`).
-
-    Example:
+    They are evaluated after the weights, with metrics NAME/outcome and so on, and saved in
+    `<ckpt.output_dir>/NAME/POLICY`. The extension puts them into the model meanwhile (`in_place`).
 
         @hookimpl
         def marl_weights(run):
@@ -414,12 +359,8 @@ def marl_weights(run: Run) -> Mapping[str, str] | None:
 
 @hook("each")
 def marl_tools(run: Run) -> Sequence[Tool] | None:
-    """Tools that roles may name. *each*; while the configuration is checked, and again at start.
-    Built-in: `python`, and `sql` and MCP servers where the recipe has them.
-
-    Two tools of one name are an error.
-
-    Example:
+    """Tools that roles may name, none twice. *each*; while the configuration is checked, and again
+    at start. Built-in: `python`, and those of the recipe's `tools:`.
 
         @hookimpl
         def marl_tools(run):
@@ -436,11 +377,8 @@ def marl_batch(  # type: ignore[empty-body]
 ) -> Sequence[Task]:
     """Choose the tasks of a training step. *chain*; once per step, before its rollout begins.
 
-    `tasks` are the next ones of the data, or those that the plugin before has chosen; `all_tasks`
-    are all training tasks. Return as many as there are in `tasks`, none twice. The choice must
-    depend on the run's seed, the step and saved state alone: a resumed run repeats its steps.
-
-    Example:
+    Return as many as `tasks`, none twice. The choice must depend on the run's seed, the step and
+    saved state alone: a resumed run repeats its steps.
 
         @hookimpl
         def marl_batch(tasks, step, all_tasks):
@@ -453,13 +391,10 @@ def marl_batch(  # type: ignore[empty-body]
 def marl_step(run: Run, step: Step) -> StepPart | None:
     """A plugin's part of one training step. *each*; for every step, before its rollout begins.
 
-    A `StepPart` sees trajectories as they arrive, may work during the rollout, sees the rows that
-    were credited and selected, may change what policies are updated with, and has metrics. It lasts
-    for the step; the run keeps what lasts longer (`run.state`). With `--train.async_enable` the
-    parts of several steps exist at the same time, and what one keeps of a rollout is saved with it
-    (`record`, `restore`).
-
-    Example:
+    A `StepPart` sees trajectories as they arrive, may work during the rollout, sees the selected
+    rows, may change what policies are updated with, and has metrics. It lasts for the step. With
+    `--train.async_enable` those of several steps exist at the same time, and what one keeps of a
+    rollout is saved with it (`record`, `restore`).
 
         @hookimpl
         def marl_step(run, step):
@@ -479,9 +414,7 @@ def marl_generate(run: Run, call: Call, engines: Engines) -> Awaitable[Generatio
     and for each question of a plugin (`run.ask`), whose `call.role` is empty. Built-in:
     `marl_plugins.routing`, the least loaded engine.
 
-    Raise `InfrastructureFailure` when no engine can answer; the trajectory is then left out.
-
-    Example:
+    Raise `InfrastructureFailure` when no engine can answer.
 
         @hookimpl(wrapper=True)
         def marl_generate(run):
@@ -498,17 +431,14 @@ def marl_generate(run: Run, call: Call, engines: Engines) -> Awaitable[Generatio
 @hook("first", awaited=True)
 def marl_score_action(run: Run, action: Action, seen: Seen) -> Awaitable[float | None] | None:
     """Score one action in [0, 1], or None for a missing verdict. *first, async*; once per action,
-    while the rollout continues.
+    while the rollout continues; never in an evaluation. Built-in: the recipe grader's
+    `score_action`.
 
-    `seen` is a frozen view of what the action depended on, without the label. Only for the last
-    action of the recipe's last role it is a `SeenLast`, with the label and the system's answer;
-    that role is scored once the workflow has ended. Write `action.explanation` for people. Raise
-    `InfrastructureFailure` for an unavailable verdict, `RunPaused` if all further ones are
-    unavailable too. A plain function that returns None leaves the action to the next
-    implementation; None from an awaitable is a missing verdict. Never called in an evaluation.
-    Built-in: the recipe grader's `score_action`, if it has one.
-
-    Example:
+    `seen` is a frozen view of what the action depended on. Only for the last action of the recipe's
+    last role, once the workflow has ended, it is a `SeenLast`, with the label and the answer. Write
+    `action.explanation` for people. Raise `InfrastructureFailure` for an unavailable verdict,
+    `RunPaused` if all further ones are unavailable too. A plain function that returns None leaves
+    the action to the next implementation; None from an awaitable is a missing verdict.
 
         @hookimpl
         async def marl_score_action(action, seen):
@@ -518,16 +448,12 @@ def marl_score_action(run: Run, action: Action, seen: Seen) -> Awaitable[float |
 
 @hook("first", awaited=True)
 def marl_score_outcome(run: Run, trajectory: Trajectory) -> Awaitable[Outcome] | None:
-    """Score a finished trajectory in [0, 1]. *first, async*; once per trajectory; in evaluations
-    too, so be deterministic.
+    """Score a finished trajectory in [0, 1]. *first, async*; once per trajectory, except for
+    failures; in evaluations too, so be deterministic. Built-in: the recipe grader's
+    `score_outcome`, or the function of `--reward.remote_url file.py`.
 
-    Returns one number for the team, or one for each role (`{"pro": 1.0, "con": 0.0}`, None for a
-    role without an outcome), whose mean is then `trajectory.outcome`. A missing role that acted, or
-    a name that is no role, is an error. Not called for agent failures (0 for every role) or
-    infrastructure failures (never scored). None as in `marl_score_action`.
-    Built-in: the recipe grader's `score_outcome`, or the function of `--reward.remote_url file.py`.
-
-    Example:
+    Returns one number for the team, or [one per role](recipes.md#outcomes-per-role). None as in
+    `marl_score_action`.
 
         @hookimpl
         async def marl_score_outcome(trajectory):
@@ -540,20 +466,16 @@ def marl_exchange(  # type: ignore[empty-body]
     trajectories: Sequence[Trajectory], run: Run, exchange: Exchange
 ) -> Chained[Trajectory]:
     """Take whole trajectories out of a step, or bring others in, between its rollout and credit.
-    *chain, async*; once per step, with all trajectories of the step in its order; engines and tools
-    still answer.
+    *chain, async*; once per step, with all of its trajectories; engines and tools still answer.
 
     Return the list that goes on to credit; a trajectory that is not in it needs a reason:
     `exchange.leave_out(trajectory, reason)`.
 
-    `exchange.write(trajectory)` gives the words of a trajectory as JSON values, for other runs.
-    `await exchange.read(record, origin)` replays such a record through the run's own workflow. It
-    returns a trajectory, scored by the run's own graders, with `Trajectory.origin` set, or raises
-    `RefusedRecord` if the words do not fit. `await exchange.again(trajectory, origin)` does the
-    same with a trajectory of an earlier step of the run, ids and log-probs included. A resumed run
-    repeats its steps: keep what was taken in on disk, by step.
-
-    Example:
+    `exchange.write(trajectory)` gives its words as JSON values, for other runs. `await
+    exchange.read(record, origin)` replays such a record through the run's own workflow and graders.
+    It returns a trajectory with `Trajectory.origin`, or raises `RefusedRecord`. `await
+    exchange.again(trajectory, origin)` does the same with a trajectory of an earlier step, ids and
+    log-probs included. Keep what was taken in on disk, by step: a resumed run repeats its steps.
 
         @hookimpl
         async def marl_exchange(trajectories, exchange):
@@ -570,18 +492,14 @@ def marl_credit(  # type: ignore[empty-body]
     trajectories: Sequence[Trajectory], run: Run
 ) -> Chained[Trajectory]:
     """Turn scores into one reward (a real number) per action, of one trajectory or more.
-    *chain, async*; every trajectory passes once: all of a step at the same time or, where no plugin
-    needs the whole step, some as they arrive.
+    *chain, async*; every trajectory passes once: a step's together or, where no plugin needs the
+    whole step, as they arrive.
 
-    The first plugin gets each action's score as its `reward` (its role's outcome, if no action was
-    scored). Change `action.reward` in place, None to leave an action out (with the reason in
-    `action.unscored`), and return the same trajectories. `action.add_reward(term, value)` also
-    records the term; `action.notes` is for anything else worth recording. `action.correction =
-    Correction(text, coef)` is what the action should have been, to be trained on in addition. If
-    you need the whole step, use `marl_credit_step`. Raise `RunPaused` to save the step before and
-    end the run.
-
-    Example:
+    The first plugin gets each action's score, or its role's outcome, as `reward`. Change it in
+    place, None to leave an action out (with the reason in `action.unscored`), and return the same
+    trajectories. `action.add_reward(term, value)` also records the term; `action.notes` is for
+    anything else. `action.correction = Correction(text, coef)` is trained on in addition. Raise
+    `RunPaused` to save the step before and end the run.
 
         @hookimpl
         def marl_credit(trajectories):
@@ -596,12 +514,9 @@ def marl_credit_step(  # type: ignore[empty-body]
     trajectories: Sequence[Trajectory], run: Run
 ) -> Chained[Trajectory]:
     """Change rewards by all trajectories of a step together. *chain, async*; once per step, after
-    `marl_credit` of all plugins, with all trajectories in the step's order. Otherwise as
-    `marl_credit`.
+    `marl_credit` of all plugins. Otherwise as `marl_credit`.
 
     A run with such a plugin waits for whole steps: `--streaming.gradients` is refused with it.
-
-    Example:
 
         @hookimpl
         def marl_credit_step(trajectories):
@@ -618,12 +533,8 @@ def marl_select(rows: Sequence[Row], run: Run, steps: int) -> Chained[Row]:  # t
     """Choose the rows to train on, before statistics are taken. *chain, async*; once per step, over
     all policies together.
 
-    `steps` is K, the number of optimiser steps planned; fewer than usual in an episode's last
-    batch.
-
-    Return the kept rows; say why by setting `row.action.left_out` on the others.
-
-    Example:
+    `steps` is the number of optimiser steps planned. Return the kept rows; say why by setting
+    `row.action.left_out` on the others.
 
         @hookimpl
         def marl_select(rows):
@@ -638,12 +549,7 @@ def marl_select(rows: Sequence[Row], run: Run, steps: int) -> Chained[Row]:  # t
 def marl_estimator(run: Run) -> Estimator | None:
     """The advantage estimator. *first*; once at start. Built-in: by `--algo.advantage.estimator`,
     `marl_plugins.reinforce_pp` (`reinforce`, `flash_reinforce`), `.groups` (`rloo`,
-    `reinforce_baseline`, `dr_grpo`, `group_norm`) or `.gae`.
-
-    Return an `Estimator` (marl_plugins/core/estimators.py): override the stages in which it differs
-    from plain returns.
-
-    Example:
+    `reinforce_baseline`, `dr_grpo`, `group_norm`) or `.gae`. See [An estimator](#an-estimator).
 
         @hookimpl
         def marl_estimator(run):
@@ -659,12 +565,8 @@ def marl_update(
     run: Run, policy: PolicyProcesses, prepared: PreparedRows, steps: int, step: int
 ) -> Awaitable[dict[str, float]] | None:
     """Train one policy on rows whose advantages are known. *around, async*; in every step once per
-    policy that has rows, concurrently.
-
-    Returns upstream's metrics. Built-in: `policy.update`: micro-batches for every rank, upstream's
+    policy that has rows, concurrently. Returns metrics. Built-in: `policy.update`, upstream's
     append and fit.
-
-    Example:
 
         @hookimpl(wrapper=True)
         def marl_update(policy, prepared):
@@ -676,17 +578,13 @@ def marl_update(
 @hook("around", awaited=True)
 def marl_sync(run: Run, policy: PolicyProcesses, version: int) -> Awaitable[bool] | None:
     """Bring a policy's engines to the weights of `version`; True when done. *around, async*; once
-    per updated policy and step. Also for every trained policy when a run is resumed, with the saved
-    version, or begins on a CPU. Wrap the built-in, because `policy.sync` sets the version. With
-    `--train.partial_rollout_enable` it is called during a rollout, while the engines pause.
+    per updated policy and step, and when a run begins or is resumed. Wrap the built-in, because
+    `policy.sync` sets the version: one transfer of the whole state on CPU, upstream's own broadcast
+    on GPUs.
 
-    After a policy come its followers (`policy.spec.follows`), with its version; also when a run
-    begins. A follower may hold other weights: `policy.hold(weights, version)` (`Follower` in
-    marl_plugins/core/processes.py).
-
-    Built-in: one transfer of the whole state on CPU, upstream's own broadcast on GPUs.
-
-    Example:
+    With `--train.partial_rollout_enable` it is called during a rollout, while the engines pause.
+    After a policy come its followers (`policy.spec.follows`), which may hold other weights:
+    `policy.hold(weights, version)`.
 
         @hookimpl(wrapper=True)
         def marl_sync(policy, version):
@@ -698,10 +596,7 @@ def marl_sync(run: Run, policy: PolicyProcesses, version: int) -> Awaitable[bool
 @hook("each")
 def marl_log(run: Run, step: int, metrics: dict[str, float]) -> None:
     """See (or add to) the metrics of a finished step before they are written. *each*; once per
-    step, after every other hook of the step, even if its evaluation has paused the run: the step is
-    trained, and saved.
-
-    Example:
+    step, after every other hook of the step, even if its evaluation has paused the run.
 
         @hookimpl
         def marl_log(run, metrics):
@@ -711,12 +606,8 @@ def marl_log(run: Run, step: int, metrics: dict[str, float]) -> None:
 
 @hook("each", own=True)
 def marl_state(run: Run) -> JsonValue:
-    """State to keep in checkpoints (JSON values), under the plugin's name; None for nothing.
-    *each*; at every save.
-
-    A plugin that implements it also implements `marl_restore`.
-
-    Example:
+    """State to keep in checkpoints (JSON values); None for nothing. *each*; at every save, for a
+    plugin that also implements `marl_restore`.
 
         @hookimpl
         def marl_state(run):
@@ -730,10 +621,8 @@ def marl_state(run: Run) -> JsonValue:
 
 @hook("each", own=True)
 def marl_restore(run: Run, state: JsonValue) -> None:
-    """Take back what `marl_state` returned; called only for a plugin that has saved state. *each*;
-    on resume, before step one.
-
-    Example:
+    """Take back what `marl_state` returned; only if there was something. *each*; on resume, before
+    step one.
 
         @hookimpl
         def marl_restore(run, state):
@@ -746,11 +635,8 @@ def marl_files(run: Run) -> Sequence[Path]:  # type: ignore[empty-body]
     """Files below `--ckpt.path` that belong to the plugin's state. *each*; at every save, after
     `marl_state`.
 
-    Sizes and digests are noted with the step, and checked before a run is resumed from it. The
-    plugin never changes or removes such a file: it is removed together with the last saved step
-    that names it.
-
-    Example:
+    They are checked before a run is resumed. Never change or remove one: it is removed together
+    with the last saved step that names it.
 
         @hookimpl
         def marl_files(run):
