@@ -31,7 +31,7 @@ class Model(pydantic.BaseModel):
     A field with `repr=False` may hold a secret: messages do not show what was given.
     """
 
-    model_config = pydantic.ConfigDict(extra="forbid", frozen=True, defer_build=True)
+    model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
 
     EXAMPLE: ClassVar[str] = ""
     """What such a mapping looks like, for messages; default: its first key. A field that is a
