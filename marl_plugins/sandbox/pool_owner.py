@@ -79,7 +79,7 @@ def start_pool(
 def in_memory(content: bytes) -> Iterator[int]:
     """Provides the descriptor of a file in memory that nobody can change: a program may otherwise
     fill it, with memory that nobody counts."""
-    descriptor = os.memfd_create("given", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    descriptor = os.memfd_create("input", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.pwrite(descriptor, content, 0)
         fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, SEALS)
@@ -92,7 +92,7 @@ def in_memory(content: bytes) -> Iterator[int]:
 async def forked(
     control: socket.socket,
     request: Mapping[str, Any],
-    given: Sequence[int],
+    inputs: Sequence[int],
     limits: Sequence[int],
     read: Callable[[int], object] = lambda _: None,
 ) -> AsyncIterator[tuple[socket.socket, list[Stream]]]:
@@ -100,7 +100,7 @@ async def forked(
     it writes.
 
     Args:
-        given: Descriptors that it is given.
+        inputs: Descriptors of what it is given.
         limits: How much is kept of each stream that it writes. Their descriptors come after these.
         read: Called with the number of bytes that it has written each time.
 
@@ -114,7 +114,7 @@ async def forked(
         handed_over.callback(theirs.close)
         opened.callback(ours.close)
         opened.callback(shut, ours)
-        streams, descriptors = [], [theirs.fileno(), *given]
+        streams, descriptors = [], [theirs.fileno(), *inputs]
         for limit in limits:
             reading, writing = os.pipe()
             handed_over.callback(os.close, writing)

@@ -83,19 +83,19 @@ class SandboxServer:
         with contextlib.ExitStack() as undone:
             undone.callback(os.rmdir, root)
             try:
-                self._said = undone.enter_context(tempfile.TemporaryFile())
+                self._errors = undone.enter_context(tempfile.TemporaryFile())
                 process, self.control = start_pool(
                     python("marl_plugins.sandbox.supervisor", "-I", "-S"),
                     own,
                     stdout=subprocess.DEVNULL,
-                    stderr=self._said,
+                    stderr=self._errors,
                     cwd="/",
                     env=ENVIRONMENT,
                 )
             except OSError as error:
                 raise unavailable("the sandbox cannot start a process", error) from error
             undone.pop_all()
-        self._release = weakref.finalize(self, release, process, root, self.control, self._said)
+        self._release = weakref.finalize(self, release, process, root, self.control, self._errors)
 
     async def ready(self) -> None:
         """Waits until it takes programs.
@@ -106,8 +106,8 @@ class SandboxServer:
         """
         message = await heard(self.control)
         if message is None:
-            self._said.seek(0)
-            detail = self._said.read().decode(errors="replace").strip()[-500:] or "no message"
+            self._errors.seek(0)
+            detail = self._errors.read().decode(errors="replace").strip()[-500:] or "no message"
             raise InfrastructureFailure("sandbox", f"the sandbox could not be started: {detail}")
         if "refused" in message:
             where = at(key=f"tools.sandbox.{message['key']}")
@@ -139,13 +139,13 @@ class SandboxServer:
 
 
 def release(
-    process: subprocess.Popen[bytes], root: Path, control: socket.socket, said: IO[bytes]
+    process: subprocess.Popen[bytes], root: Path, control: socket.socket, errors: IO[bytes]
 ) -> None:
     """Shuts the connection down, upon which the supervisor ends and removes everything, and waits
     for it, or does what it has left."""
     shut(control)
     control.close()
-    said.close()
+    errors.close()
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(CLOSING_SECONDS)
     until = time.monotonic() + LATE_SECONDS

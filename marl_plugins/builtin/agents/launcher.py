@@ -154,9 +154,9 @@ def outcome_of(error: BaseException, folder: str) -> Report:
     return {"error": raised}
 
 
-def asked(given: int) -> Any:
+def request_in(descriptor: int) -> Any:
     """Returns what the program is asked."""
-    with open(given, "rb") as file:
+    with open(descriptor, "rb") as file:
         return json.load(file)
 
 
@@ -230,7 +230,7 @@ class Launcher(Pool):
         self, request: dict[str, Any], connection: socket.socket, descriptors: list[int]
     ) -> None:
         connection.close()
-        given, answer, output = descriptors
+        asked, answer, output = descriptors
         become_program([os.open(os.devnull, os.O_RDONLY), output, output])
         sys.stdout, sys.stderr = written_to(1), written_to(2)
         if self.settings["isolated"]:
@@ -239,14 +239,14 @@ class Launcher(Pool):
             os.chdir(folder)
             os.environ.update(HOME=folder, TMPDIR=folder)
         if request["shared"]:
-            self._serve_shared(socket.socket(fileno=given))
+            self._serve_shared(socket.socket(fileno=asked))
             return
-        what = asked(given)
-        os.environ.update(what["environment"])
+        program_request = request_in(asked)
+        os.environ.update(program_request["environment"])
         if self.settings["command"]:
-            self._execute(what["prompt"], answer)
-        random.seed(what["seed"])
-        send(answer, self._report(what))
+            self._execute(program_request["prompt"], answer)
+        random.seed(program_request["seed"])
+        send(answer, self._report(program_request))
         sys.stdout.flush()
 
     def _execute(self, prompt: str, answer: int) -> NoReturn:
@@ -302,10 +302,10 @@ class Launcher(Pool):
         """Runs the program for many trajectories at once, until the owner has gone."""
         import asyncio
 
-        async def run(connection: socket.socket, given: int, answer: int, output: int) -> None:
+        async def run(connection: socket.socket, asked: int, answer: int, output: int) -> None:
             os.close(output)
             try:
-                positional, named = arguments_of(self.function, asked(given))
+                positional, named = arguments_of(self.function, request_in(asked))
                 report = report_of(await self.function(*positional, **named))
             except BaseException as error:  # also `sys.exit()`
                 report = outcome_of(error, self.folder)

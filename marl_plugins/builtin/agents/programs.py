@@ -178,8 +178,8 @@ class AgentProgram:
         """What a process that is forked for a request answers, which is empty where it does not;
         its exit code; and what it has written."""
         message: launcher.LaunchRequest = {"shared": False}
-        with in_memory(json.dumps(request).encode()) as given:
-            async with forked(control, message, [given], LIMITS) as (connection, streams):
+        with in_memory(json.dumps(request).encode()) as asked:
+            async with forked(control, message, [asked], LIMITS) as (connection, streams):
                 code = await code_of(connection)
                 answer, output = streams
                 report: launcher.Report = {}
