@@ -432,7 +432,7 @@ def test_an_answer_that_is_no_list_is_told_with_its_type(hook, tmp_path):
     contract = {"marl_select": "select_chooses_among_the_rows"}.get(
         hook, f"{hook.removeprefix('marl_')}_keeps_what_was_sampled"
     )
-    with pytest.raises(AssertionError, match=rf"{hook} returned int; expected the list of {given}"):
+    with pytest.raises(AssertionError, match=rf"{hook} returned int; .* {given}"):
         getattr(kit, f"test_{contract}")()
 
 

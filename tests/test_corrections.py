@@ -431,8 +431,7 @@ def test_steps_and_the_account(run, capsys):
     export("sft", run, "--steps", "2:5", "--json")
     assert json.loads(capsys.readouterr().out)["coder"]["written"] == 0
     export("dpo", run)
-    text = capsys.readouterr().out
-    assert "coder" in text and "too long" in text
+    assert "coder" in capsys.readouterr().out
 
 
 def test_mistakes_have_exit_code_2_and_say_what_to_do(run, tmp_path):

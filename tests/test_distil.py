@@ -316,11 +316,9 @@ def test_arrow_keeps_it_too(tmp_path):
     assert list(frame.columns) == [*TABLES["verdicts"].columns]
 
 
-def test_mistakes_have_exit_code_2(tmp_path, capsys):
+def test_mistakes_have_exit_code_2(tmp_path):
     run = judge(tmp_path)
     words = [run, "--recipe", RECIPE]
-    export(*words)
-    assert "by rules" in capsys.readouterr().out
     assert problem(*words, "--steps", "7:9") == [("export.no_actions", run.name)]
     assert problem(*words, "--coach.modle", "x") == [
         ("flags.unknown", "command line", "coach.modle")

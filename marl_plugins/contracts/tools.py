@@ -59,7 +59,7 @@ def with_tools(
     """Gives a test the plugin's tools, of a run that has started; it passes where there are none,
     and is skipped, visibly, where their service is unavailable here."""
 
-    def run(self: ToolContract) -> None:
+    def tried(self: ToolContract) -> None:
         if self._tools():
             try:
                 asyncio.run(started(self, self.plan))
@@ -72,8 +72,8 @@ def with_tools(
         async with plan.plugins.started(plan.run, "train"):
             await test(self, self._tools(plan))
 
-    run.__doc__ = test.__doc__
-    return run
+    tried.__doc__ = test.__doc__
+    return tried
 
 
 class ToolContract(Subject):
