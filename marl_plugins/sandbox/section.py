@@ -16,16 +16,15 @@ class SandboxConfig(Section):
     EXAMPLE: ClassVar[str] = "{isolation: auto}"
 
     isolation: Literal["auto", "process", "landlock", "namespaces", "service"] = "auto"
-    """[What isolates programs](sandbox.md); `auto` is the strongest level that this machine has,
-    and another must exist. `service`: programs run at `url`."""
+    """[What isolates programs](sandbox.md); `auto` is the strongest level that this machine has.
+    `service`: programs run at `url`."""
     url: str = ""
-    """With `isolation: service`: address of a SandboxFusion, or of `openrlhf sandbox serve`.
-    `$NAME` stands for a variable of the run's environment: put a password there."""
+    """Of a SandboxFusion, or of `openrlhf sandbox serve`. `$NAME` stands for a variable of the
+    run's environment, for a password."""
     imports: list[str] = []
     """Modules that are imported once, before any program."""
     warm_up: str | None = None
-    """Python file that is run once, after the imports, so that programs need not repeat late
-    imports and caching."""
+    """Python file that is run once, after the imports, for late imports and caching."""
 
     def files(self) -> dict[str, str]:
         return {"warm-up of the sandbox": self.warm_up} if self.warm_up else {}

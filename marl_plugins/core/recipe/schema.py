@@ -53,8 +53,8 @@ class RoleConfig(Model):
     EXAMPLE: ClassVar[str] = "{prompt: prompts/judge.md}"
 
     prompt: str | None = None
-    """File of the user message. A call fills `{field}`; `{{` and `}}` are braces. Required unless a
-    program has the prompts (`agent:`)."""
+    """File of the user message. A call fills `{field}`; `{{` and `}}` are braces. Required without
+    `agent:`."""
     system: str | None = None
     """File of the system message, with fields too."""
     followup: str | None = None
@@ -90,7 +90,7 @@ class PolicyConfig(Model):
     model: str | None = None
     """Folder, hub name, or `tiny` (a small random model). Default: the recipe's."""
     trainable: bool = True
-    """False: its actions are recorded and never trained on."""
+    """False: it only generates; its actions are recorded and never trained on."""
     follows: str | None = None
     """A trained policy whose weights it holds, instead of a `model`. Not on GPUs yet."""
     flags: dict[str, FlagValue] = pydantic.Field({}, examples=["{actor.adam.lr: 1.0e-6}"])

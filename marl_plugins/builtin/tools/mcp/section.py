@@ -25,8 +25,8 @@ class MCPServerConfig(Model):
     EXAMPLE: ClassVar[str] = "{command: [mcp-server-time]}"
 
     command: list[str] = []
-    """A program and its arguments, started in the recipe's folder, spoken to over standard input
-    and output."""
+    """A program and its arguments, spoken to over standard input and output, in the recipe's
+    folder."""
     env: dict[str, str] = pydantic.Field({}, repr=False, examples=["{API_KEY: $API_KEY}"])
     """Its environment, besides HOME, LOGNAME, PATH, SHELL, TERM and USER. `$NAME` stands for a
     variable of the run's."""

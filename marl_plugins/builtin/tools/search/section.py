@@ -15,8 +15,8 @@ class SearchToolConfig(Section):
     EXAMPLE: ClassVar[str] = "{corpus: documents.jsonl}"
 
     corpus: str = ""
-    """JSON Lines, each a document with `text` and perhaps `title`; or a Python file with
-    `documents()`, which gives such mappings. `--search.corpus FILE` takes its place."""
+    """JSON Lines, each a document with `text` and perhaps `title`; or a Python file whose
+    `documents()` gives such mappings. `--search.corpus FILE` replaces it."""
     index: Literal["all", "title", "text"] = "all"
     """What a query is compared with: title and text, or one of them."""
     results: int = pydantic.Field(3, ge=1)
