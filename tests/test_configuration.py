@@ -795,7 +795,11 @@ def test_the_dry_run_is_machine_readable():
 
 def test_the_json_of_plugins_names_the_hooks():
     found = {p["name"]: p["hooks"] for p in json.loads(command("plugins", "--json").stdout)}
-    assert found["marl_plugins.filter_agents_data"] == ["marl_options", "marl_select"]
+    assert found["marl_plugins.filter_agents_data"] == [
+        "marl_options",
+        "marl_describe",
+        "marl_select",
+    ]
 
 
 def test_a_recipe_may_not_extend_itself(tmp_path):

@@ -66,7 +66,7 @@ def only(found, *parts):
 
 @pytest.mark.parametrize(
     "command",
-    [[c.name] for c in COMMANDS] + [["coach"], ["recipes", "copy"], ["patch", "apply"]],
+    [[c.name] for c in COMMANDS] + [["recipes", "copy"], ["patch", "apply"]],
     ids=" ".join,
 )
 @pytest.mark.parametrize("word", ["--help", "-h"])

@@ -1352,17 +1352,13 @@ COMMANDS = {
     ),
     "evaluation without tasks": (["eval", "--recipe", "."], [("tasks.none_held_out",)]),
     "copy over a folder": (["recipes", "copy", ".", "prompts"], [("files.exists", "prompts")]),
-    "verdicts of nothing, without a recipe": (
-        ["verdicts", "nowhere"],
-        [("files.missing", "nowhere"), ("flags.command_line",)],
-    ),
-    "verdicts without a recipe": (
-        ["verdicts", "nowhere"],
-        [("files.missing", "nowhere"), ("flags.command_line",)],
+    "verdicts of nothing": (
+        ["export", "nowhere", "--table", "verdicts"],
+        [("records.unreadable", "nowhere")],
     ),
     "judging nothing, by no recipe": (
-        ["coach", "nowhere", "--recipe", "no"],
-        [("files.missing", "nowhere"), ("recipe.none",)],
+        ["export", "nowhere", "--table", "rejudged", "--recipe", "no"],
+        [("records.unreadable", "nowhere")],
     ),
     "page that does not exist": (["docs", "recipe"], [("docs.unknown",)]),
     "command that is a number": (

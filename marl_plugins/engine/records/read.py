@@ -12,6 +12,7 @@ memory than a short one.
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import os
@@ -302,6 +303,11 @@ def _step_of(value: Mapping[str, Any]) -> int:
     ):
         raise ValueError(f"expected the number of a step as `step`, got {reprlib.repr(step)}")
     return int(step)
+
+
+def missing_run(path: Path) -> Problem:
+    """Returns the problem of a run that is not there."""
+    return _unreadable(path, FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT)))
 
 
 def _unreadable(path: Path, error: OSError) -> Problem:
