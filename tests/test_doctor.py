@@ -651,7 +651,7 @@ def test_a_python_tool_without_a_folder_for_its_programs(monkeypatch, tmp_path):
 
 
 def test_limits_in_which_no_program_can_run():
-    *_, finding = tried(PythonToolConfig(seconds=0.001))
+    *_, finding = tried(PythonToolConfig(seconds=1e-9))
     assert finding.good is False and finding.found
 
 

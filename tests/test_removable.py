@@ -22,7 +22,6 @@ CAPABILITIES = {
     "cases": (["cases"], 0),
     "programs": (["agents"], 0),
     "MCP": (["tools.mcp"], 0),
-    "sandbox": (["sandbox"], 2),  # the tool python, the cases of reasoning-gym
     "reward backpropagation": (["reward_backprop"], 0),
     "streaming": (["streaming"], 0),
     "process groups": (["process_groups"], 0),
