@@ -5,10 +5,10 @@ import asyncio
 import random
 
 import pytest
+from refusals import refused
 from simulated import CharacterChat
 
 from marl_plugins.core.credit import rewards_from_scores
-from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.recipe.prompts import prompt_renderer
 from marl_plugins.core.recipe.shipped import recipes_root
 from marl_plugins.core.scoring import score_outcome
@@ -178,9 +178,7 @@ def test_tasks_for_which_there_are_no_demonstrations_are_told_what_to_do(tmp_pat
         "--data.prompt_dataset",
         str(file),
     ]
-    with pytest.raises(
-        ConfigurationError, match=r"KeyError: 'expression'; .*or the recipe `warm_start: null`"
-    ):
+    with refused(("rehearsal.demonstration", "demonstrations.py:13")):
         build_plan(
             [
                 *words,

@@ -111,7 +111,10 @@ def wrong_demonstrations(run: Run, task: Task | None) -> list[Problem]:
         items, failures = drawn(run, [task])
     except UserCodeTimeout as stuck:
         return [stuck.problem("demonstrate", place)]
-    problems = [Problem("rehearsal.demonstration", where_of(f.place), f.said) for f in failures]
+    fix = "demonstrate what these tasks hold, or give the recipe `warm_start: null`"
+    problems = [
+        Problem("rehearsal.demonstration", where_of(f.place), f.said, fix=fix) for f in failures
+    ]
     problems += [
         Problem("rehearsal.demonstration", where_of(place), f"demonstrate{problem}")
         for item in items
