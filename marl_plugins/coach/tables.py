@@ -39,7 +39,11 @@ CORRECTION = {"reason": "string", "tools": "string", **ACTION}
 
 
 def table_of(
-    columns: dict[str, str], lines: Lines, results: Sequence[str], plans: bool = False
+    columns: dict[str, str],
+    lines: Lines,
+    results: Sequence[str],
+    about: str,
+    plans: bool = False,
 ) -> Table:
     """Makes a table of lines, and its account: by role the number of actions, and how many had each
     of the results."""
@@ -54,7 +58,7 @@ def table_of(
         names = ("actions", *results)
         return {role: {name: count[name] for name in names} for role, count in counts.items()}
 
-    return Table(columns, rows, account, plans)
+    return Table(columns, rows, account, plans, about)
 
 
 TABLES = {
@@ -62,11 +66,13 @@ TABLES = {
         {"prompt": "messages", "completion": "messages", "said": "string", **CORRECTION},
         partial(corrections.lines_of, corrections.sft),
         corrections.RESULTS,
+        "corrected actions, as prompt and completion",
     ),
     "dpo": table_of(
         {"prompt": "messages", "chosen": "messages", "rejected": "messages", **CORRECTION},
         partial(corrections.lines_of, corrections.dpo),
         corrections.RESULTS,
+        "corrected actions, as prompt, chosen and rejected",
     ),
     "verdicts": table_of(
         {
@@ -79,6 +85,7 @@ TABLES = {
         },
         distil.lines_of,
         distil.RESULTS,
+        "what a coach was asked and what it said",
         plans=True,
     ),
     "rejudged": Table(
@@ -86,5 +93,6 @@ TABLES = {
         rejudge.rows_of,
         rejudge.account_of,
         plans=True,
+        about="recorded scores and another coach's",
     ),
 }

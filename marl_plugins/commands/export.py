@@ -5,7 +5,7 @@ of them (engine/records/tables.py). A run in progress is read as far as it has g
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,13 +20,19 @@ from marl_plugins.core.problems import Problem, at
 from marl_plugins.core.redaction import inert
 from marl_plugins.core.table import Account, Table
 from marl_plugins.engine.hosts.upstream_cli import UpstreamParser
-from marl_plugins.engine.records.read import EVERYTHING, Filter, RunReader, missing_run
+from marl_plugins.engine.records.read import (
+    EVERYTHING,
+    Filter,
+    RunReader,
+    missing_run,
+    reason_left_out,
+)
 from marl_plugins.engine.records.tables import TABLES, write_table
 
 HOOK = "marl_tables"
 
 
-def make_parser(tables: Iterable[str]) -> UpstreamParser:
+def make_parser(tables: Mapping[str, Table]) -> UpstreamParser:
     """Returns the parser of the command line."""
     parser = UpstreamParser(
         prog="openrlhf export",
@@ -39,8 +45,8 @@ def make_parser(tables: Iterable[str]) -> UpstreamParser:
         epilog="Examples: openrlhf export runs/demo --steps 10:20 --to actions.parquet; openrlhf "
         "export runs/demo --table trace "
         "--to trace.jsonl. Tables of a coach (openrlhf docs coach) take the flags of "
-        "openrlhf train as well: openrlhf export runs/demo --table verdicts --recipe mathchat "
-        "--to verdicts.jsonl",
+        "openrlhf train as well: openrlhf export runs/demo --table verdicts --recipe "
+        "mathchat/tiny.yaml --to verdicts.jsonl",
     )
     add = parser.add_argument
     add(
@@ -53,7 +59,10 @@ def make_parser(tables: Iterable[str]) -> UpstreamParser:
         "--table",
         choices=list(tables),
         default="actions",
-        help="actions with ids and scores, their times (trace), or a table of a plugin",
+        help="; ".join(
+            f"{name}: {table.about}{' (needs --recipe)' if table.plans else ''}"
+            for name, table in tables.items()
+        ),
     )
     add(
         "--to",
@@ -127,20 +136,25 @@ def main(words: Sequence[str]) -> int:
             if name in Filter.__dataclass_fields__
         }
     )
+    where = at(flag="table", name=options.table)
+    if table.plans and "--recipe" not in " ".join(others):
+        fix = "name the recipe whose coach is meant with --recipe"
+        raise ConfigurationError(Problem("export.no_recipe", where, "no recipe", fix=fix))
     if options.to:
         count = write_table(table.rows(run, chosen, others), table.columns, options.to)
     elif table.account is None:
-        where, fix = (
-            at(flag="table", name=options.table),
-            "name a file to write with --to, or - to print JSON Lines",
-        )
-        raise ConfigurationError(Problem("export.no_file", where, "a table is written", fix=fix))
+        fix = "name a file with --to, or print JSON Lines with --to -"
+        raise ConfigurationError(Problem("export.no_file", where, "it has rows alone", fix=fix))
     else:
         account = table.account(run, chosen, others)
         print_account(account, options.json)
         count = len(account)
+    if not count and chosen == EVERYTHING and options.table != "actions":
+        raise ConfigurationError(Problem("export.no_rows", where, "the run has no row of it"))
     if not count:
         raise ConfigurationError(_nothing(run, chosen, options.source))
+    if options.to not in (None, "-"):
+        print(f"{count:,} rows in {options.to}")
     return 0
 
 
@@ -151,17 +165,24 @@ def _nothing(run: RunReader, chosen: Filter, source: Path) -> Problem:
         expected = "the trajectories or evaluations of a run"
         return Problem("export.no_actions", where, no_actions, expected)
     asked = [
-        f"--{name} {value}" if isinstance(value, str) else f"--{name}"
+        f"--{name} {_written(value)}"
         for name in Filter.__dataclass_fields__  # `vars` has what was cached, too
         if (value := getattr(chosen, name)) != getattr(EVERYTHING, name)
     ]
     fix = ""
     if chosen.left_out:
         actions = run.actions(replace(chosen, left_out=None))
-        reasons = {action.left_out for _, action in actions if action.left_out}
+        reasons = {reason for _, action in actions if (reason := reason_left_out(action))}
         fix = f"reasons there: {', '.join(sorted(reasons)) or 'none'}"
     got = f"no actions with {inert(' '.join(asked))}"
     return Problem("export.no_actions", where, got, fix=fix)
+
+
+def _written(value: Any) -> str:
+    """A filter's value as the command line has it."""
+    if not isinstance(value, tuple):
+        return str(value)
+    return ":".join("" if end is None else str(end) for end in value)
 
 
 def print_account(account: Account, as_json: bool) -> None:
@@ -187,6 +208,6 @@ def cell(value: Any) -> str:
         case [first, last]:
             return f"{first}" if first == last else f"{first} to {last}"
         case dict():
-            return ", ".join(f"{count:,} {reason}" for reason, count in value.items())
+            return ", ".join(f"{count:,} {reason}" for reason, count in value.items()) or "0"
         case _:
             return f"{value:,}"

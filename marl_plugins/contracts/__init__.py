@@ -428,6 +428,7 @@ def _trajectories(run: Run) -> list[Trajectory]:
                     parents=parents,
                     tokens=draw.randint(1, 12),
                     score=draw.random(),
+                    finish=draw.choice(["stop", "length"]),
                     draw=draw,
                 )
                 trajectory.actions = [*trajectory.actions, action]
@@ -455,6 +456,7 @@ def made_up_action(
     policy: str = "",
     tokens: int = 4,
     score: float | None = 0.5,
+    finish: str = "stop",
     parents: Sequence[str] = (),
     path: str = "",
     draw: random.Random | None = None,
@@ -464,6 +466,7 @@ def made_up_action(
     Args:
         policy, path: Default: as the role is called. Two actions of a trajectory have two paths.
         tokens: Number of its tokens; their ids and log-probs are drawn.
+        finish: `stop`, or `length` where it is truncated.
         parents: Paths of the actions that it saw.
     """
     draw = draw or random.Random(0)
@@ -475,7 +478,7 @@ def made_up_action(
         policy,
         0,
         (1, 2, 3),
-        Generation(ids, logprobs, draw.choice(["stop", "length"]), policy, 0),
+        Generation(ids, logprobs, finish, policy, 0),
         text,
         (("user", "2+2="),),
         parents=tuple(parents),

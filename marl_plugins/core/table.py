@@ -22,10 +22,12 @@ class Table:
             (marl_plugins/engine/records/tables.py).
         rows: The rows of what is wanted of a run, each by column.
         account: What is printed where no file is named; None: nothing can be.
-        plans: Whether it takes the words of a plan, such as `--recipe` and a plugin's flags.
+        plans: Whether it takes the words of a plan: `--recipe`, which it needs, and plugins' flags.
+        about: What a row is, for the command's help.
     """
 
     columns: Mapping[str, str]
     rows: Callable[..., Iterator[dict[str, Any]]]
     account: Callable[..., Account] | None = None
     plans: bool = False
+    about: str = ""

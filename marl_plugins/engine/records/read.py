@@ -101,6 +101,16 @@ class TrajectoryLike(Protocol):
     def actions(self) -> Sequence[ActionLike]: ...
 
 
+EVALUATION = "evaluation"
+"""The reason of an evaluation's actions, which records do not write."""
+
+
+def reason_left_out(action: ActionLike) -> str | None:
+    """Returns why an action was not trained on; an evaluation's were never meant to be. None for a
+    trained one."""
+    return action.left_out or (None if action.advantage is not None else EVALUATION)
+
+
 @dataclass(frozen=True)
 class Filter:
     """A filter of trajectories and actions of a run; the default selects all of training.
@@ -141,7 +151,7 @@ class Filter:
         conditions = (
             (self.role, action.role),
             (self.policy, action.policy),
-            (self.left_out, action.left_out),
+            (self.left_out, reason_left_out(action)),
         )
         return (
             all(value is None or value == actual for value, actual in conditions)
@@ -168,7 +178,8 @@ class Filter:
     @cached_property
     def texts(self) -> tuple[bytes, ...]:
         """Returns what a line must contain to be wanted, so that others need not be parsed."""
-        values = (self.task, self.failure, self.role, self.policy, self.left_out)
+        left_out = None if self.left_out == EVALUATION else self.left_out
+        values = (self.task, self.failure, self.role, self.policy, left_out)
         return tuple(
             json.dumps(value).encode() for value in values if value is not None and value.isascii()
         )

@@ -26,6 +26,7 @@ from marl_plugins.core.problems import Problem, at
 from marl_plugins.core.redaction import encodable
 from marl_plugins.core.table import Account, Table
 from marl_plugins.core.trajectory import Action, Trajectory
+from marl_plugins.engine.records.read import reason_left_out
 from marl_plugins.engine.records.trace import trace_of
 
 PORTION_ROWS = 1000
@@ -33,12 +34,6 @@ PORTION_ROWS = 1000
 FORMS = (".parquet", ".arrow", ".jsonl")
 Row = dict[str, Any]
 Write = Callable[[Sequence[Row]], None]
-
-
-def reason_left_out(action: Action) -> str | None:
-    """Returns why an action was not trained on; an evaluation's were never meant to be. None for a
-    trained one."""
-    return action.left_out or (None if action.advantage is not None else "not trained")
 
 
 def row_of(trajectory: Trajectory, action: Action) -> Row:
@@ -147,9 +142,12 @@ TABLES = {
         ACTIONS,
         lambda run, wanted, words: (row_of(*pair) for pair in run.actions(wanted)),
         lambda run, wanted, words: accounts_of(run.actions(wanted)),
+        about="actions with ids and scores",
     ),
     "trace": Table(
-        TRACE, lambda run, wanted, words: (row.model_dump() for row in trace_of(run, wanted))
+        TRACE,
+        lambda run, wanted, words: (row.model_dump() for row in trace_of(run, wanted)),
+        about="requests to engines and tools with their times",
     ),
 }
 
