@@ -1,0 +1,1337 @@
+"""What people get wrong: edits of one working recipe, flags and whole commands, each with the exit
+code, and each problem's code and places.
+
+Every case of `CASES` runs what would be typed, `openrlhf train --recipe . --dry-run`: no traceback,
+and no exit code but 0 and 2. Checks that no recipe reaches are called in test_refusing_checks.py.
+"""
+
+import io
+import json
+from typing import NamedTuple
+
+import pytest
+from refusals import brief
+
+from marl_plugins.cli import dispatch, main
+from marl_plugins.core.failures import ConfigurationError
+
+RECIPE = """\
+name: debate
+description: Two debate, a third decides
+roles:
+  pro: {prompt: prompts/pro.md}
+  con: {prompt: prompts/con.md}
+  judge:
+    prompt: prompts/judge.md
+    max_new_tokens: 8
+workflow: workflow.py
+grader: grader.py
+model: tiny
+flags:
+  data.prompt_dataset: train.json
+  data.max_len: 512
+  rollout.batch_size: 8
+  rollout.max_new_tokens: 16
+  train.batch_size: 8
+  train.micro_batch_size: 4
+"""
+WORKFLOW = """\
+import asyncio
+
+async def run(task, roles, tools):
+    pro = await roles.pro(question=task.prompt, history="")
+    con = await roles.con(question=task.prompt, history=[pro])
+    return await roles.judge(question=task.prompt, history=[pro, con])
+"""
+LAST = "    return await roles.judge(question=task.prompt, history=[pro, con])"
+GRADER = (
+    "def score_outcome(trajectory):\n    return float(trajectory.answer == trajectory.task.label)\n"
+)
+ROWS = [{"question": f"Is {n} even?", "answer": "con" if n % 2 else "pro"} for n in range(16)]
+PROMPT = "Debate: {question}\n{history}\n"
+CONFIG = {"architectures": ["Qwen2ForCausalLM"], "max_position_embeddings": 512}
+FILES = {
+    "recipe.yaml": RECIPE,
+    "workflow.py": WORKFLOW,
+    "grader.py": GRADER,
+    "train.json": json.dumps(ROWS),
+    "prompts/pro.md": PROMPT,
+    "prompts/con.md": PROMPT,
+    "prompts/judge.md": PROMPT,
+}
+SHORT = {
+    "recipe": "recipe.yaml",
+    "workflow": "workflow.py",
+    "grader": "grader.py",
+    "data": "train.json",
+    "pro": "prompts/pro.md",
+    "tasks": "tasks.py",
+    "plugin": "plugin.py",
+    "reward": "reward.py",
+    "demo": "demo.py",
+}
+"""What the edits of a case call the files."""
+
+
+class Case(NamedTuple):
+    """Edits, and what comes of them.
+
+    Args:
+        problems: The errors, or the warnings of a plan, each as `shown` shows it.
+        exit: The exit code; 0 without `problems` is a plan without warnings.
+        words: Flags after `--recipe .`.
+        files: By name, the whole content (None: no such file) or (old, new).
+    """
+
+    problems: tuple
+    exit: int
+    words: tuple
+    files: dict
+
+
+def shown(problem):
+    """Code and places in one text, as in `flags.unknown, :7, actor.adam.rl`, where `:7` is a line of
+    recipe.yaml."""
+    return ", ".join(brief(problem)).replace(", recipe.yaml:", ", :")
+
+
+def case(*problems, exit=2, words="", more=(), **files):
+    words = (*words.split(), *more)
+    if "plugin" in files:
+        words = ("--plugin", "plugin.py", *words)
+    files = {SHORT.get(name, name): content for name, content in files.items()}
+    return Case(problems, exit, words, files)
+
+
+def good(*problems, **edits):
+    return case(*problems, exit=0, **edits)
+
+
+def typed(words, *problems):
+    return case(*problems, words=words)
+
+
+def recipe(old, new, *problems, **more):
+    return case(*problems, recipe=(old, new), **more)
+
+
+def judge(line, *problems, **more):
+    """A key of the role judge instead of its limit, in line 8."""
+    return recipe("max_new_tokens: 8", line, *problems, **more)
+
+
+def key(line, *problems, **more):
+    """One more key of the recipe, in line 12."""
+    return recipe("model: tiny\n", f"model: tiny\n{line}\n", *problems, **more)
+
+
+def flag(line, *problems, **more):
+    """One more flag of the recipe, in line 15."""
+    return recipe("max_len: 512\n", f"max_len: 512\n  {line}\n", *problems, **more)
+
+
+def ending(lines, *problems, **more):
+    """A workflow whose last line is replaced; the first of the new ones is line 6."""
+    return case(
+        *problems, workflow=(LAST, "\n".join(f"    {line}" for line in lines.split("\n"))), **more
+    )
+
+
+def plugin(code, *problems, mark="@hookimpl", **more):
+    """A plugin with one hook, in line 3."""
+    return case(*problems, plugin=f"from marl_plugins import hookimpl\n{mark}\n{code}\n", **more)
+
+
+def answers(hook, value, more=""):
+    """A plugin whose hook answers with a wrong value."""
+    return plugin(
+        f"def {hook}: return {value}", f"plugin.answer, plugin.py, {hook.partition('(')[0]}{more}"
+    )
+
+
+def rows(change):
+    return json.dumps([change(dict(row), n) for n, row in enumerate(ROWS)])
+
+
+def lines(text):
+    return {"recipe": ("train.json", "train.jsonl"), "data": None, "train.jsonl": text}
+
+
+def loader(code, *problems, **more):
+    return recipe(
+        "model: tiny\nflags:\n  data.prompt_dataset: train.json\n",
+        "model: tiny\ntasks: tasks.py\nflags:\n",
+        *problems,
+        tasks=f"from marl_plugins.core.trajectory import Task\n{code}\n",
+        **more,
+    )
+
+
+def tasks(arguments, *problems):
+    return loader(f"def load(split): return [Task({arguments}) for n in range(16)]", *problems)
+
+
+def ends(arguments, code):
+    """Tasks whose label and metadata are wrong in both splits."""
+    return tasks(
+        f"split + str(n), f'{{split}}{{n}}?', {arguments}",
+        f"{code}, train/train0",
+        f"{code}, eval/eval0",
+    )
+
+
+def model(*problems, config=CONFIG, tokenizer=None, **files):
+    files = {f"model/{name.replace('__', '.')}": content for name, content in files.items()}
+    made = {
+        "model/config.json": json.dumps(config),
+        "model/tokenizer_config.json": tokenizer or '{"chat_template": "x"}',
+    }
+    return Case(
+        problems,
+        2 if problems else 0,
+        (),
+        {"recipe.yaml": ("model: tiny", "model: ./model"), **made, **files},
+    )
+
+
+def reward(code, *problems, **more):
+    return recipe(
+        "grader: grader.py\n",
+        "",
+        *problems,
+        words="--reward.remote_url reward.py",
+        reward=f"def reward_func(queries, prompts, labels):\n    {code}\n",
+        **more,
+    )
+
+
+def demonstrations(code, *problems):
+    text = (
+        "from marl_plugins.core.demonstrations import Demonstration\n\ndef demonstrate(task, "
+        "rng):\n    "
+    )
+    return key(
+        "warm_start: {demonstrations: demo.py, steps: 3}", *problems, demo=text + code + "\n"
+    )
+
+
+A_RECIPE = {
+    "policy called run": key(
+        "mapping: {pro: run, con: best, judge: checkpoints}",
+        "files.taken, run",
+        "files.taken, best",
+        "files.taken, checkpoints",
+    ),
+    "name with a capital": recipe("name: debate", "name: Debate", "recipe.value, :1, name"),
+    "name that is yes": recipe("name: debate", "name: yes", "recipe.value, :1, name"),
+    "name that is a number": recipe("name: debate", "name: 3", "recipe.value, :1, name"),
+    "no roles": recipe(
+        RECIPE[RECIPE.index("roles:") : RECIPE.index("workflow")],
+        "roles: {}\n",
+        "recipe.value, :3, roles",
+    ),
+    "role without a value": recipe(
+        "  pro: {prompt: prompts/pro.md}", "  pro:", "recipe.value, :4, roles.pro"
+    ),
+    "unknown key of a role": judge(
+        "max_tokens: 8", "recipe.unknown_key, :8, roles.judge.max_tokens"
+    ),
+    "role without a prompt": recipe(
+        "    prompt: prompts/judge.md\n", "", "recipe.missing_key, :6, roles.judge.prompt"
+    ),
+    "role with a dash": recipe(
+        "  pro: {", "  pro-side: {", "roles.name, :4, pro-side", "policies.name, pro-side"
+    ),
+    "role of 65 letters": recipe(
+        "  pro: {", f"  {'p' * 65}: {{", f"roles.name, :4, {'p' * 65}", f"policies.name, {'p' * 65}"
+    ),
+    "role of the package's own name": recipe("  pro: {", "  _specs: {", "roles.name, :4, _specs"),
+    "role of another case": recipe("  pro: {", "  Pro: {", "rehearsal.mistake, workflow.py:4"),
+    "limit of 0": judge("max_new_tokens: 0", "recipe.value, :8, roles.judge.max_new_tokens"),
+    "limit in words": judge(
+        "max_new_tokens: eight", "recipe.value, :8, roles.judge.max_new_tokens"
+    ),
+    "limit of half a token": judge(
+        "max_new_tokens: 8.5", "recipe.value, :8, roles.judge.max_new_tokens"
+    ),
+    "limit in quotes": good(recipe=("max_new_tokens: 8", "max_new_tokens: '8'")),
+    "limit above max_len": judge("max_new_tokens: 900", "lengths.no_room, :14, judge, judge"),
+    "text for a list": judge("stop: END", "recipe.value, :8, roles.judge.stop"),
+    "tool's name for a list": judge("tools: python", "recipe.value, :8, roles.judge.tools"),
+    "turns without tools": judge("max_turns: 3", "roles.turns, :8, judge"),
+    "choice that does not exist": judge(
+        "endless_tools: no_idea", "recipe.value, :8, roles.judge.endless_tools"
+    ),
+    "mapping misspelt": key("mapping: seperate", "recipe.value, :12, mapping"),
+    "mapping that is a list": key("mapping: [a]", "recipe.value, :12, mapping"),
+    "mapping without a value": key("mapping:", "recipe.value, :12, mapping"),
+    "mapping to a number": key(
+        "mapping: {pro: 3, con: b, judge: b}", "recipe.value, :12, mapping.pro"
+    ),
+    "mapping without a role": key("mapping: {pro: a, con: b}", "roles.unmapped, :12, mapping"),
+    "mapping of nobody": key(
+        "mapping: {}",
+        "roles.unmapped, :12, mapping",
+        "roles.unmapped, :12, mapping",
+        "roles.unmapped, :12, mapping",
+    ),
+    "mapping of an unknown role": key(
+        "mapping: {pro: a, con: a, judge: a, jury: a}", "roles.unknown, :12, mapping"
+    ),
+    "policy that nobody plays": key("policies: {jury: {trainable: false}}", "policies.unused, :12"),
+    "policies all frozen": key(
+        "policies: {pro: {trainable: false}, con: {trainable: false}, judge: {trainable: false}}",
+        "policies.frozen, :12",
+    ),
+    "unknown key of a policy": key(
+        "policies: {pro: {trainble: no}}", "recipe.unknown_key, :12, policies.pro.trainble"
+    ),
+    "trainable maybe": key(
+        "policies: {pro: {trainable: maybe}}", "recipe.value, :12, policies.pro.trainable"
+    ),
+    "whole run's flag of a policy": key(
+        "policies: {pro: {flags: {train.batch_size: 4}}}", "flags.whole_run, :12, train.batch_size"
+    ),
+    "plugins without a value": key("plugins:", "recipe.no_value, :12, plugins"),
+    "plugin that is no list": key("plugins: marl_plugins.coach", "recipe.value, :12, plugins"),
+    "plugin that does not exist": key(
+        "plugins: [marl_plugins.coahc]", "plugin.unknown, marl_plugins.coahc"
+    ),
+    "plugin's file that does not exist": key("plugins: [mine.py]", "files.missing, mine.py"),
+    "deadline of 0": key("limits: {task_seconds: 0}", "recipe.value, :12, limits.task_seconds"),
+    "deadline that is no number": key(
+        "limits: {task_seconds: .nan}", "recipe.value, :12, limits.task_seconds"
+    ),
+    "unknown limit": key("limits: {seconds: 3}", "recipe.unknown_key, :12, limits.seconds"),
+    "setting of a tool that does not exist": key(
+        "tools: {calc: {seconds: 1}}", "recipe.unknown_key, :12, tools.calc"
+    ),
+    "extends what is not there": key("extends: base.yaml", "recipe.extends, :12, extends"),
+    "extends two": key("extends: [a, b]", "recipe.extends, :12, extends"),
+    "merge key": recipe(
+        "  con: {prompt: prompts/con.md}", "  con:\n    <<: {prompt: p}", "recipe.merge_key, :6"
+    ),
+    "anchor": good(
+        recipe=(
+            "pro: {prompt: prompts/pro.md}\n  con: {prompt: prompts/con.md}",
+            "pro: &p {prompt: prompts/pro.md}\n  con: *p",
+        )
+    ),
+    "anchor that does not exist": recipe(
+        "con: {prompt: prompts/con.md}", "con: *p", "recipe.not_yaml, :5"
+    ),
+    "alias of itself": recipe(
+        "description: Two debate, a third decides",
+        "description: &a [*a]",
+        "recipe.unreadable, recipe.yaml",
+    ),
+    "tab": recipe(
+        "    prompt: prompts/judge.md", "\tprompt: prompts/judge.md", "recipe.not_yaml, :7"
+    ),
+    "two documents": case("recipe.not_yaml, :19", recipe=RECIPE + "---\nname: x\n"),
+    "line ends of Windows": good(recipe=RECIPE.replace("\n", "\r\n")),
+    "byte-order mark": good(recipe=b"\xef\xbb\xbf" + RECIPE.encode()),
+    "UTF-16": case("recipe.unreadable, recipe.yaml", recipe=RECIPE.encode("utf-16")),
+    "key that is a list": key("[a]: x", "recipe.value, :12"),
+    "workflow that is a prompt": recipe(
+        "workflow: workflow.py",
+        "workflow: prompts/pro.md",
+        "files.not_python, :9, workflow, pro.md",
+    ),
+    "grader elsewhere": recipe(
+        "grader: grader.py", "grader: ../nope.py", "files.missing, :10, grader, nope.py"
+    ),
+    "no grader": recipe("grader: grader.py\n", "", "scores.none"),
+    "roles that are a list": recipe(
+        RECIPE[RECIPE.index("roles:") : RECIPE.index("workflow")],
+        "roles: [a]\n",
+        "recipe.value, :3, roles",
+    ),
+    "role that is a file": recipe(
+        "{prompt: prompts/pro.md}", "prompts/pro.md", "recipe.value, :4, roles.pro"
+    ),
+    "role that is a keyword": recipe("  pro: {", "  class: {", "roles.keyword, :4, class"),
+    "policy that is a model": key("policies: {pro: tiny}", "recipe.value, :12, policies.pro"),
+    "recipe that is a list": case("recipe.value, recipe.yaml", recipe="- a\n"),
+    "recipe that is empty": case("recipe.value, recipe.yaml", recipe=""),
+    "tag": recipe("name: debate", "name: !foo x", "recipe.not_yaml, :1"),
+    "date that is none": recipe(
+        "description: Two", "description: 2024-13-45 #", "recipe.unreadable, recipe.yaml"
+    ),
+    "extends itself": key("extends: recipe.yaml", "recipe.extends, recipe.yaml"),
+    "extends elsewhere": key("extends: ../other/recipe.yaml", "recipe.extends, :12, extends"),
+    "misspelt keys everywhere": recipe(
+        "model: tiny",
+        "modle: tiny\ntaks: tasks.py\nmapping: {prp: a, con: a, judge: a}",
+        "recipe.unknown_key, :11, modle",
+        "recipe.unknown_key, :12, taks",
+    ),
+    "mistakes of all parts": recipe(
+        "prompts/pro.md",
+        "prompts/por.md",
+        "flags.unknown, command line, actor.adam.rl",
+        "flags.value, command line, rollout.temperature",
+        "files.unreadable, :4, roles.pro.prompt, por.md",
+        "flags.no_policy, command line, policy.por.actor.adam.lr",
+        "plan.batch, :15",
+        "files.missing, :9, workflow, workflow.py",
+        workflow=None,
+        words="--actor.adam.rl 1 --rollout.temperature hot --train.batch_size 5 "
+        "--policy.por.actor.adam.lr 1",
+    ),
+    "workflow that is a folder": case(
+        "files.no_file, :9, workflow, workflow.py", workflow=None, **{"workflow.py/a": ""}
+    ),
+}
+A_FLAG = {
+    "data file that is not there": recipe(
+        "train.json", "nope.json", "tasks.no_file, :13, data.prompt_dataset, nope.json"
+    ),
+    "evaluation file that is not there": flag(
+        "eval.dataset: nope.json", "tasks.no_file, :15, eval.dataset, nope.json"
+    ),
+    "two values": recipe(
+        "max_len: 512",
+        "max_len: [512, 3]",
+        "flags.too_many, :14, data.max_len",
+        "lengths.positions, :14",
+    ),
+    "dashes": flag("--actor.adam.lr: 1e-4", "flags.dashes, :15, --actor.adam.lr"),
+    "exponent": good(recipe=("max_len: 512\n", "max_len: 512\n  actor.adam.lr: 1e-4\n")),
+    "number in words": flag("actor.adam.lr: fast", "flags.value, :15, actor.adam.lr"),
+    "false for a number": recipe(
+        "max_len: 512", "max_len: false", "flags.no_switch, :14, data.max_len", "lengths.positions"
+    ),
+    "true for a number": recipe(
+        "max_len: 512", "max_len: true", "flags.value, :14, data.max_len", "lengths.positions, :14"
+    ),
+    "given twice": flag("data.max_len: 256", "recipe.repeated_key, :15"),
+    "value of a switch": typed(
+        "--train.colocate_all true", "flags.switch, command line, train.colocate_all"
+    ),
+    "flag of one policy that does not exist": typed(
+        "--policy.pro.actor.lr 1", "flags.unknown, command line, policy.pro.actor.lr"
+    ),
+    "folder of a model that is taken for the hub's name": good(
+        "models.hub", words="--actor.model_name_or_path prompts/x"
+    ),
+    "indented differently": recipe("  con: {", "   con: {", "recipe.not_yaml, :5"),
+    "tab": recipe("  con: {", "\tcon: {", "recipe.not_yaml, :5"),
+    "colon in a text": recipe("name: debate", "name: a: b", "recipe.not_yaml, :1"),
+    "dry-run": flag("dry-run: true", "flags.unknown, :15, dry-run"),
+    "one policy's": flag(
+        "policy.pro.actor.adam.lr: 1e-4", "flags.unknown, :15, policy.pro.actor.adam.lr"
+    ),
+    "schedule": flag("actor.lr_scheduler: wavy", "flags.value, :15, actor.lr_scheduler"),
+    "batch that is not divided": recipe(
+        "train.batch_size: 8", "train.batch_size: 3", "plan.batch, :15, :17"
+    ),
+    "tasks beside data": key(
+        "tasks: tasks.py",
+        "flags.pointless, :14, data.prompt_dataset",
+        tasks="def load(split): return []",
+    ),
+    "flag in a mapping": flag("actor: {adam: {lr: 1}}", "recipe.nested_flags, :15, flags.actor"),
+    "flags that are a number": recipe(
+        RECIPE[RECIPE.index("flags:") :], "flags: 3\n", "recipe.value, :12, flags"
+    ),
+    "flag without a value": flag(
+        "logger.wandb.group:", "recipe.no_value, :15, flags.logger.wandb.group"
+    ),
+    "flag of the command line's": flag("max_steps: 3", "flags.unknown, :15, max_steps"),
+    "flag of a base recipe": case(
+        "lengths.positions, base.yaml:14",
+        recipe="extends: base.yaml\n",
+        **{"base.yaml": RECIPE.replace("max_len: 512", "max_len: 5000")},
+    ),
+    "flag of one policy": key(
+        "policies: {pro: {flags: {data.max_len: 5000}}}", "lengths.positions, :12, pro"
+    ),
+    "flag that the command line replaces": flag(
+        "ckpt.output_dir: mine",
+        "files.unwritable, ckpt.output_dir, grader.py",
+        words="--ckpt.output_dir grader.py",
+    ),
+    "flag of one policy that the command line replaces": key(
+        "policies: {pro: {flags: {data.max_len: 500}}}",
+        "lengths.positions, pro",
+        words="--policy.pro.data.max_len 5000",
+    ),
+}
+B_PROMPT = {
+    "file that is not there": case("files.unreadable, :4, roles.pro.prompt, pro.md", pro=None),
+    "folder": recipe(
+        "prompts/judge.md", "prompts", "files.unreadable, :7, roles.judge.prompt, prompts"
+    ),
+    "device": recipe("prompts/judge.md", "/dev/zero", "files.pipe, :7, roles.judge.prompt, zero"),
+    "system prompt that is not there": judge(
+        "system: s.md", "files.unreadable, :8, roles.judge.system, s.md"
+    ),
+    "field of the system prompt": judge(
+        "system: s.md", "rehearsal.mistake, workflow.py:6", **{"s.md": "{are}"}
+    ),
+    "field that nobody gives": case("rehearsal.mistake, workflow.py:4", pro="{nobody}"),
+    "field that is not shown": good(pro="{question}"),
+    "brace": case("roles.braces, :4, roles.pro.prompt, pro.md", pro="{question} {"),
+    "JSON": case("roles.field, :4, roles.pro.prompt, pro.md", pro='{"a": 1} {question}'),
+    "format that is none": case(
+        "roles.format, :4, roles.pro.prompt, pro.md", pro="{question:%d}{history}"
+    ),
+    "conversion that is none": case(
+        "roles.format, :4, roles.pro.prompt, pro.md", pro="{question!x}{history}"
+    ),
+    "field called after": case(
+        "roles.taken_field, :4, roles.pro.prompt, pro.md", pro="{question}{after}"
+    ),
+    "field called class": case(
+        "roles.taken_field, :4, roles.pro.prompt, pro.md", pro="{question}{class}"
+    ),
+    "field called self": good(
+        pro="{question}{self}", workflow=('history="")', 'history="", self="x")')
+    ),
+    "line ends of Windows": good(pro="{question}\r\n{history}"),
+    "1 MB": case("lengths.prompt, :14, pro", pro="x" * 1_000_000 + "{question}"),
+    "field without a name": case("roles.field, :4, roles.pro.prompt, pro.md", pro="{}"),
+    "field of a field": case("roles.field, :4, roles.pro.prompt, pro.md", pro="{question.a}"),
+}
+C_WORKFLOW = {
+    "unknown role after one answer": ending(
+        f"if 'again' in str(pro):\n    await roles.jury(question='')\n{LAST.strip()}",
+        "rehearsal.not_reached, workflow.py:7",
+        exit=0,
+    ),
+    "unknown field after one answer": ending(
+        f"match str(con):\n    case 'yes':\n        await roles.pro(question='')\n{LAST.strip()}",
+        "rehearsal.not_reached, workflow.py:8",
+        exit=0,
+    ),
+    "exception after one answer": ending(
+        f"if str(pro).startswith('again'):\n    1 / 0\n{LAST.strip()}",
+        "rehearsal.not_reached, workflow.py:7",
+        exit=0,
+    ),
+    "agents that always fail": ending(
+        "from marl_plugins.core.failures import AgentFailure\nraise AgentFailure('no_answer', 'x')",
+        "rehearsal.always_fails, workflow.py:3",
+        "rehearsal.never_called, workflow.py:3",
+        exit=0,
+    ),
+    "tool that is always lost": ending(
+        "from marl_plugins.core.failures import InfrastructureFailure\nraise "
+        "InfrastructureFailure('shop', 'x')",
+        "rehearsal.always_fails, workflow.py:3",
+        "rehearsal.never_called, workflow.py:3",
+        exit=0,
+    ),
+    "exception without a text": ending(
+        "class E(Exception):\n    def __str__(self): raise KeyError\nraise E",
+        "rehearsal.raises, workflow.py:8",
+    ),
+    "exception of its own kind": ending(
+        "class E(BaseException): pass\nraise E('x')", "rehearsal.raises, workflow.py:7"
+    ),
+    "syntax": case(
+        "code.syntax, :9, workflow, workflow.py:1", workflow="async def run(task, roles, tools)\n"
+    ),
+    "no function run": case(
+        "files.no_function, :9, workflow", workflow="async def main(task, roles, tools): pass\n"
+    ),
+    "run is a number": case("files.no_function, :9, workflow", workflow="run = 3\n"),
+    "run is a class": case(
+        "rehearsal.mistake, workflow.py", workflow="class run:\n    def __init__(self, *a): pass\n"
+    ),
+    "module that is missing": case(
+        "code.failed, :9, workflow, workflow.py:1", workflow="import nopackage\n"
+    ),
+    "exit": case("code.exit, :9, workflow, workflow.py:1", workflow="exit()\n"),
+    "tool that nobody awaits": ending(
+        f"tools.python('1')\n{LAST.strip()}", "rehearsal.mistake, workflow.py:6"
+    ),
+    "tool's call as a field": ending(
+        "x = tools.python('1')\nreturn await roles.judge(question='', history=x)",
+        "rehearsal.mistake, workflow.py:7",
+    ),
+    "tool's function that nobody awaits": ending(
+        f"tools.python.python(code='1')\n{LAST.strip()}", "rehearsal.mistake, workflow.py:6"
+    ),
+    "tool's function with a text": ending(
+        "await tools.python.python('1')", "rehearsal.raises, workflow.py:6"
+    ),
+    "tool without a text": ending("await tools.python()", "rehearsal.raises, workflow.py:6"),
+    "tool with a number": ending("await tools.python(3)", "rehearsal.raises, workflow.py:6"),
+    "tool with an action": ending("await tools.python(pro)", "rehearsal.raises, workflow.py:6"),
+    "tool that does not exist": ending("await tools.calc('1')", "rehearsal.mistake, workflow.py:6"),
+    "roles by brackets": ending(
+        "await roles['pro'](question='', history='')", "rehearsal.raises, workflow.py:6"
+    ),
+    "roles one by one": ending("for r in roles: await r()", "rehearsal.raises, workflow.py:6"),
+    "roles by name": good(workflow=("await roles.pro(", "await getattr(roles, 'pro')(")),
+    "input": ending("input()", "rehearsal.raises, workflow.py:6"),
+    "recursion": case(
+        "rehearsal.raises, workflow.py:1",
+        workflow="async def run(task, roles, tools):\n    await run(task, roles, tools)\n",
+    ),
+    "task that is changed": ending("task.prompt = ''", "rehearsal.raises, workflow.py:6"),
+    "loop of its own": ending("asyncio.run(asyncio.sleep(0))", "rehearsal.raises, workflow.py:6"),
+    "field of the task": ending("task.subject", "rehearsal.raises, workflow.py:6"),
+    "whole task shown": ending(
+        "return await roles.judge(question='', history=str(task))", "rehearsal.label, workflow.py:6"
+    ),
+    "label out of the metadata": ending(
+        "return await roles.judge(question=task.metadata['gold'], history=[pro, con])",
+        "rehearsal.label, workflow.py:6",
+        data=rows(lambda row, n: row | {"gold": row["answer"]}),
+    ),
+    "metadata that is the label once": good(
+        workflow=("role", "role"),
+        data=rows(lambda row, n: row | {"level": "pro" if n == 0 else "x"}),
+    ),
+    "metadata that some tasks lack": ending(
+        f"task.metadata['hint']\n{LAST.strip()}",
+        "rehearsal.raises, workflow.py:6",
+        data=rows(lambda row, n: row if n else row | {"hint": "x"}),
+    ),
+    "answers that some tasks cannot take": ending(
+        f"if task.metadata['type'] == 'number': int(str(pro))\n{LAST.strip()}",
+        "rehearsal.may_raise, workflow.py:6",
+        exit=0,
+        data=rows(lambda row, n: row | {"type": "number" if n > 4 else "text"}),
+    ),
+    "role that only other tasks call": good(
+        workflow=(LAST, f"    if task.metadata['type'] == 'easy': return con\n{LAST}"),
+        data=rows(lambda row, n: row | {"type": "hard" if n > 3 else "easy"}),
+    ),
+    "nothing returned": ending(
+        LAST.strip().removeprefix("return "), "rehearsal.no_answer, workflow.py", exit=0
+    ),
+    "iterator shown": ending(
+        "return await roles.judge(question='', history=map(str, [pro]))",
+        "rehearsal.mistake, workflow.py:6",
+    ),
+    "actions returned in a dict": ending(
+        "v = " + LAST.strip()[7:] + "\nreturn {'v': v}", "rehearsal.mistake, workflow.py:3"
+    ),
+    "five votes": good(
+        workflow=(
+            LAST,
+            (
+                "    votes = await asyncio.gather(*(roles.con(question='', history='') for _ in "
+                "range(5)))\n"
+                "    return await roles.judge(question='', history=votes)"
+            ),
+        )
+    ),
+    "print": good(workflow=(LAST, f"    print('hello')\n{LAST}")),
+    "network": ending(
+        "import urllib.request\nurllib.request.urlopen('http://127.0.0.1:9')",
+        "rehearsal.may_raise, workflow.py:7",
+        "rehearsal.never_called, workflow.py:3",
+        exit=0,
+    ),
+    "library's exception": case(
+        "code.failed, :9, workflow, workflow.py:2", workflow="import json\njson.loads('[')\n"
+    ),
+    "helper that fails": case(
+        "code.failed, :9, workflow, workflow.py, helper.py:2",
+        workflow="from . import helper\n",
+        **{"helper.py": "\n1 / 0\n"},
+    ),
+    "null byte": case("code.failed, :9, workflow, workflow.py", workflow="x = 1\0\n"),
+}
+D_DATA = {
+    "number of thousands of digits": case(
+        "tasks.long_number, train.jsonl:1",
+        **lines('{"question": "x", "answer": 1' + "0" * 5000 + "}"),
+    ),
+    "long field of a table": case(
+        "lengths.some_tasks, :14, pro",
+        "lengths.some_tasks, :14, con",
+        "lengths.answers, :14, con",
+        "lengths.some_tasks, :14, judge",
+        "lengths.answers, :14, judge",
+        exit=0,
+        recipe=("train.json", "train.csv"),
+        data=None,
+        **{
+            "train.csv": "question,answer\n"
+            + "x" * 200_000
+            + ",pro\n"
+            + "".join(f"Is {n} even?,pro\n" for n in range(16))
+        },
+    ),
+    "list in lines": case("tasks.list_in_lines, train.jsonl:1", **lines("[\n{}\n]")),
+    "commas between lines": case(
+        "files.json, train.jsonl:1", **lines('{"question": "a"},\n{"question": "b"}')
+    ),
+    "last line cut": case(
+        "files.json, train.jsonl:17", **lines("\n".join(map(json.dumps, ROWS)) + "\n{")
+    ),
+    "blank lines": good(**lines("\n\n".join(map(json.dumps, ROWS)))),
+    "line ends of Windows": good(**lines("\r\n".join(map(json.dumps, ROWS)))),
+    "UTF-16": case("files.encoding, tasks, train.jsonl", **lines("{}".encode("utf-16"))),
+    "comment": case("files.json, train.json:1", data="// tasks\n[]"),
+    "two lists": case("tasks.no_list, train.json", data='{"train": [{}], "test": [{}]}'),
+    "texts": case("tasks.no_object, train.json:1: item 1", data='["a"]'),
+    "null": case("tasks.no_list, train.json", data="null"),
+    "empty list": case("tasks.empty_file, train.json", data="[]"),
+    "integer of 5000 digits": case(
+        "tasks.long_number, train.json", data='[{"question": "a", "answer": %s}]' % ("1" * 5000)
+    ),
+    "prompt under another name": case(
+        "tasks.no_prompt_field, train.json:1: item 1",
+        data=rows(lambda r, n: {"frage": "", "answer": ""}),
+    ),
+    "chat under another name": case(
+        "tasks.no_prompt_field, train.json:1: item 1", data=rows(lambda r, n: {"messages": []})
+    ),
+    "comma-separated with semicolons": case(
+        "tasks.separator, train.csv:1",
+        recipe=("train.json", "train.csv"),
+        **{"train.csv": "question;answer\na;b\n"},
+    ),
+    "input key that is not there": typed(
+        "--data.input_key nope", "tasks.no_field, train.json:1: item 1"
+    ),
+    "label key that is not there": typed(
+        "--data.label_key nope", "tasks.no_field, train.json:1: item 1"
+    ),
+    "labels that are null": case(
+        "tasks.empty_label, train.json:1: item 3",
+        data=rows(lambda r, n: r | {"answer": None if n == 2 else 1}),
+    ),
+    "an action taken for its text": ending("return pro.strip()", "rehearsal.raises, workflow.py:6"),
+    "answers that leave no room": recipe(
+        "max_len: 512", "max_len: 60", "lengths.answers, :14, judge", exit=0
+    ),
+    "a grader that one label breaks": case(
+        "rehearsal.raises, grader.py:2",
+        data=rows(lambda r, n: r | {"answer": 5} if n == 5 else r),
+        grader="def score_outcome(trajectory):\n    return float(trajectory.task.label.lower() == "
+        "str(trajectory.answer))\n",
+    ),
+    "a grader that gives a text": case(
+        "rehearsal.mistake, grader.py:1",
+        grader="def score_outcome(trajectory):\n    return '1.0'\n",
+    ),
+    "labels that are empty": case(
+        "tasks.empty_label, train.json:1: item 1",
+        data=rows(lambda r, n: r if n else r | {"answer": ""}),
+    ),
+    "two messages": case(
+        *(f"tasks.messages, train.json:1: item {n}" for n in range(1, 17)),
+        data=rows(lambda r, n: {"prompt": [{"role": "system", "content": ""}, {"role": "user"}]}),
+    ),
+    "prompt that is a number": case(
+        "tasks.prompt, train.json:1: item 1",
+        data=rows(lambda r, n: r if n else r | {"question": n}),
+    ),
+    "prompt that is blank": case(
+        "tasks.prompt, train.json:1: item 4",
+        data=rows(lambda r, n: r | {"question": "" if n == 3 else "x"}),
+    ),
+    "id that is a list": case(
+        "tasks.id, train.json:1: item 1", data=rows(lambda r, n: r if n else r | {"id": [n]})
+    ),
+    "ids that are the same": case(
+        "tasks.same_id, train.json", data=rows(lambda r, n: r | {"id": "x"})
+    ),
+    "braces in a task": good(data=rows(lambda r, n: r | {"question": r["question"] + " {x} {}"})),
+    "too few": case("tasks.too_few, :17", data=json.dumps(ROWS[:3])),
+    "evaluated on what is trained": typed("--eval.dataset train.json", "tasks.leaked"),
+    "kind that is not read": recipe(
+        "train.json", "train.jsonl.gz", "tasks.kind, :13, data.prompt_dataset, train.jsonl.gz"
+    ),
+    "address": typed(
+        "--data.prompt_dataset https://example.org/a.json",
+        "tasks.no_file, data.prompt_dataset, a.json",
+    ),
+    "two files": typed(
+        "--data.prompt_dataset a.json,b.json", "tasks.no_file, data.prompt_dataset, a.json,b.json"
+    ),
+    "every task too long": case(
+        "lengths.tasks, :14, pro",
+        "lengths.tasks, :14, con",
+        "lengths.tasks, :14, judge",
+        data=rows(lambda r, n: r | {"question": f"{n}" + "x" * 900}),
+    ),
+    "evaluated on one that is trained on": case(
+        "tasks.leaked",
+        words="--eval.dataset eval.json",
+        **{
+            "eval.json": json.dumps(
+                [ROWS[3] | {"question": "Is  3 even?"}, {"question": "new", "answer": "x"}]
+            )
+        },
+    ),
+    "every line broken in another way": case(
+        "files.json, train.jsonl:3",
+        "tasks.prompt, train.jsonl:1",
+        "tasks.no_object, train.jsonl:4",
+        "tasks.no_field, train.jsonl:5",
+        "tasks.no_field, train.jsonl:5",
+        "tasks.no_field, train.jsonl:6",
+        **lines('{"question": 3, "answer": 1}\n\nx\n[1]\n{"qestion": "x"}\n{"question": "y"}'),
+    ),
+}
+G_LOADER = {
+    "label of half a pair": ends("chr(0xD800)", "tasks.unicode"),
+    "label of thousands of digits": ends("10**5000", "tasks.json"),
+    "metadata in itself": loader(
+        "def load(split):\n    m = {}\n    m['m'] = m\n    return [Task(split + str(n), "
+        "f'{split}{n}?', '', m) for n in range(16)]",
+        "tasks.json, train/train0",
+        "tasks.json, eval/eval0",
+    ),
+    "good": good(
+        **loader(
+            "def load(split): return [Task(split + str(n), f'{split}{n}?', 'pro') for n in "
+            "range(16)]"
+        ).files
+    ),
+    "dicts": loader("def load(split): return [{'id': 'a'}]", "tasks.type, tasks.py, load('train')"),
+    "text": loader("def load(split): return 'abc'", "tasks.type, tasks.py, load('train')"),
+    "one split only": loader(
+        "def load(split): return {'train': []}[split]", "code.failed, tasks.py:2, marl_tasks"
+    ),
+    "nothing to evaluate": loader(
+        "def load(split):\n    if split == 'train': return [Task('a', 'b')]",
+        "tasks.no_iterable, tasks.py:2, load('eval')",
+    ),
+    "file that is missing": loader(
+        "def load(split): return open('/no/such')", "code.failed, tasks.py:2, marl_tasks"
+    ),
+    "arguments of a task": loader(
+        "def load(split): return [Task(id='a', question='b')]",
+        "code.failed, tasks.py:2, marl_tasks",
+    ),
+    "id that is a number": tasks("n, f'{split}{n}?'", "tasks.text, train/0"),
+    "prompt that is None": tasks("split + str(n), None", "tasks.text, train/train0"),
+    "metadata that is None": ends("'', None", "tasks.metadata"),
+    "metadata that is a list": ends("'', [1]", "tasks.metadata"),
+    "metadata by number": ends("'', {1: 2}", "tasks.metadata"),
+    "label that is a set": ends("{1}", "tasks.json"),
+    "same ids in both splits": tasks("str(n), f'{split}{n}?'", "tasks.both_splits"),
+    "demonstrations of nothing": demonstrations("yield 1", "rehearsal.demonstration, demo.py:3"),
+    "demonstrations that fail": demonstrations("1 / 0", "rehearsal.demonstration, demo.py:4"),
+    "demonstrations of another role": demonstrations(
+        "yield Demonstration('jury', {}, ['x'])", "rehearsal.demonstration, demo.py:3"
+    ),
+    "demonstrations of other fields": demonstrations(
+        "yield Demonstration('pro', {'task': ''}, ['x'])", "rehearsal.demonstration, demo.py:3"
+    ),
+    "ids that are the same": tasks(
+        "'x', f'{split}{n}?'", "tasks.ids, train", "tasks.ids, eval", "tasks.both_splits"
+    ),
+    "exception at import": loader("1 / 0", "code.failed, :12, tasks, tasks.py:2"),
+}
+G_GRADER = {
+    "nan": case(
+        "rehearsal.mistake, grader.py:1", grader="def score_outcome(t): return float('nan')\n"
+    ),
+    "truth value": good(grader="def score_outcome(t): return t.answer == t.task.label\n"),
+    "pair": case("rehearsal.mistake, grader.py:1", grader="def score_outcome(t): return 1.0, {}\n"),
+    "other name": case("files.no_function, :10, grader", grader="def score(t): return 1\n"),
+    "attribute that is not there": case(
+        "rehearsal.raises, grader.py:1", grader="def score_outcome(t): return t.result\n"
+    ),
+    "role without an outcome": case(
+        "rehearsal.mistake, grader.py:1",
+        grader="def score_outcome(t): return {'pro': 1, 'con': 0}\n",
+    ),
+    "outcome of an unknown role": case(
+        "rehearsal.mistake, grader.py:1",
+        grader="def score_outcome(t): return {'pro': 1, 'con': 0, 'judge': 1, 'jury': 1}\n",
+    ),
+    "reward function": reward("return {'rewards': [1.0]}", exit=0),
+    "reward out of range": reward("return {'rewards': [5.0]}", "rehearsal.mistake, reward.py:1"),
+    "reward function that fails": reward("1 / 0", "rehearsal.raises, reward.py:2"),
+    "reward function without return": reward("pass", "rehearsal.mistake, reward.py:1"),
+    "reward that is a number": reward("return 1.0", "rehearsal.mistake, reward.py:1"),
+    "reward for nobody": reward("return []", "rehearsal.mistake, reward.py:1"),
+    "reward function's service": reward(
+        "raise ConnectionRefusedError('down')", "rehearsal.may_raise, reward.py:2", exit=0
+    ),
+    "exception at import": case(
+        "code.failed, :10, grader, grader.py:2", grader="import json\n1 / 0\n"
+    ),
+    "reward function with a mistake": recipe(
+        "grader: grader.py\n",
+        "",
+        "code.syntax, reward.remote_url, reward.py:1",
+        words="--reward.remote_url reward.py",
+        reward="def reward_func(:",
+    ),
+    "reward function of another name": recipe(
+        "grader: grader.py\n",
+        "",
+        "reward.no_function, reward.remote_url",
+        words="--reward.remote_url reward.py",
+        reward="x = 1",
+    ),
+    "reward function beside a grader": case(
+        "flags.pointless, reward.remote_url",
+        "reward.no_function, reward.remote_url",
+        words="--reward.remote_url reward.py",
+        reward="x = 1",
+    ),
+}
+E_COMMAND_LINE = {
+    "checkpoints where the best step is kept": typed(
+        "--ckpt.output_dir out --ckpt.path out/best", "files.taken, ckpt.path"
+    ),
+    "word": case("flags.too_many, command line, recipe", more=["mathchat"]),
+    "one dash": typed("-max_steps 3", "flags.hyphens, command line, recipe"),
+    "dashes of a word processor": typed(
+        "\u2013\u2013max_steps 3", "flags.hyphens, command line, recipe"
+    ),
+    "two values": typed(
+        "--rollout.batch_size 8 9", "flags.too_many, command line, rollout.batch_size"
+    ),
+    "no value": typed("--rollout.batch_size", "flags.value, command line, rollout.batch_size"),
+    "half a task": typed(
+        "--rollout.batch_size 8.5", "flags.value, command line, rollout.batch_size"
+    ),
+    "twice": good("flags.repeated, max_steps", words="--max_steps 2 --max_steps 3"),
+    "twice the same": good(words="--max_steps 2 --max_steps 2"),
+    "with an equals sign": good(words="--max_steps=2"),
+    "beginning of a name": typed("--rollout.batch 8", "flags.unknown, command line, rollout.batch"),
+    "dash for an underscore": typed(
+        "--rollout.batch-size 8", "flags.unknown, command line, rollout.batch-size"
+    ),
+    "mapping of nothing": typed("--mapping=", "flags.mapping, mapping"),
+    "mapping without roles": typed(
+        "--mapping pro=a", "roles.unmapped, mapping", "roles.unmapped, mapping"
+    ),
+    "mapping of an unknown role": typed(
+        "--mapping pro=a,con=a,judge=a,jury=b", "roles.unknown, mapping"
+    ),
+    "recipe twice": typed("--recipe mathchat", "recipe.twice"),
+    "infinite learning rate": typed(
+        "--actor.adam.lr 1e400", "flags.value, command line, actor.adam.lr"
+    ),
+    "no room at all": typed(
+        "--data.max_len 1", "lengths.no_room, :16", "lengths.no_room, judge, judge"
+    ),
+    "schedule that needs more": typed(
+        "--actor.lr_scheduler warmup_stable_decay", "flags.value, command line, actor.lr_scheduler"
+    ),
+    "schedule": good(words="--actor.lr_scheduler linear --critic.lr_scheduler cosine_with_min_lr"),
+    "one sample to compare": typed(
+        "--algo.advantage.estimator rloo --groups.by task+role", "upstream.refused"
+    ),
+    "model by a short name": typed("--actor.model_name_or_path gpt2", "models.unknown"),
+    "model by an address": typed(
+        "--actor.model_name_or_path https://huggingface.co/a/b", "models.unknown"
+    ),
+    "model that is a file": typed("--actor.model_name_or_path grader.py", "models.file"),
+    "tiny model of no width": typed(
+        "--actor.model_name_or_path tiny:heads=3", "models.tiny_heads, tiny:heads=3"
+    ),
+    "output in a file": typed(
+        "--ckpt.output_dir grader.py", "files.unwritable, ckpt.output_dir, grader.py"
+    ),
+    "reward server": case(
+        "reward.file, reward.remote_url",
+        recipe=("grader: grader.py\n", ""),
+        words="--reward.remote_url http://x",
+    ),
+    "policy that does not exist": typed(
+        "--policy.jury.actor.adam.lr 1", "flags.no_policy, command line, policy.jury.actor.adam.lr"
+    ),
+    "coach without a kind": typed("--plugin marl_plugins.coach", "coach.none, marl_plugins.coach"),
+    "coach's file that is not there": typed(
+        "--plugin marl_plugins.coach --coach.rubric nope.py", "files.missing, nope.py"
+    ),
+    "two coaches": typed(
+        "--plugin marl_plugins.coach --coach.rubric grader.py --coach.model x",
+        "flags.exclusive, command line, coach.model, coach.rubric",
+        "rubric.missing, grader.py",
+    ),
+    "resume of nothing": typed("--resume nope", "resume.recipe"),
+    "no positions": typed("--data.max_len 5000", "lengths.positions"),
+    "no epoch": typed("--train.max_epochs 0", "flags.value, command line, train.max_epochs"),
+    "no step": typed("--max_steps 0", "flags.value, command line, max_steps"),
+    "stage that does not exist": typed(
+        "--ds.zero_stage 4", "flags.value, command line, ds.zero_stage"
+    ),
+    "learning rate that is no number": typed(
+        "--actor.adam.lr nan", "flags.value, command line, actor.adam.lr"
+    ),
+    "temperature of 0": typed(
+        "--rollout.temperature 0", "flags.value, command line, rollout.temperature"
+    ),
+    "share above 1": typed("--rollout.top_p 1.5", "flags.value, command line, rollout.top_p"),
+    "discount above 1": typed(
+        "--algo.advantage.estimator gae --algo.advantage.lambd 1.5",
+        "flags.value, command line, algo.advantage.lambd",
+    ),
+    "plugin's flag out of range": typed(
+        "--plugin marl_plugins.filter_agents_data --filter_agents_data.multiple 0",
+        "flags.value, command line, filter_agents_data.multiple",
+    ),
+    "flag of a plugin that is not there": typed(
+        "--coach.policy judge", "flags.unknown, command line, coach.policy"
+    ),
+    "flag of another estimator": typed("--groups.by task", "flags.other_estimator, groups.by"),
+    "flag of yet another estimator": typed(
+        "--gae.scope policy", "flags.other_estimator, gae.scope"
+    ),
+    "flag without effect": typed(
+        "--algo.advantage.lambd 0.9", "flags.idle, command line, algo.advantage.lambd"
+    ),
+    "critic's flag without a critic": typed(
+        "--policy.con.critic.adam.lr 1e-5", "flags.idle, command line, critic.adam.lr"
+    ),
+    "critic's model that does not exist": typed(
+        "--algo.advantage.estimator gae --critic.model_name_or_path /no/such",
+        "models.unknown, critic.model_name_or_path",
+    ),
+    "groups of different roles": typed(
+        "--algo.advantage.estimator rloo --rollout.n_samples_per_prompt 4 --groups.by task",
+        "estimator.roles, groups.by, LeaveOneOut",
+    ),
+    "flag that we replace": typed(
+        "--train.agent_func_path a.py", "flags.replaced, command line, train.agent_func_path"
+    ),
+    "flag that we refuse": typed(
+        "--ds.load_in_4bit", "flags.refused, command line, ds.load_in_4bit"
+    ),
+    "upstream's mode that we refuse": typed("--train.partial_rollout_enable", "upstream.refused"),
+    "whole run's flag of a policy": typed(
+        "--policy.pro.train.batch_size 4", "flags.whole_run, command line, train.batch_size"
+    ),
+    "policy's flag without a name": typed("--policy.a", "flags.of_policy, command line, policy.a"),
+    "mapping without a sign": typed("--mapping nonsense", "flags.mapping, mapping"),
+    "devices that do not fit": typed("--logical_gpus 5", "plan.logical_gpus, logical_gpus"),
+    "GPUs that are not there": typed("--train.colocate_all", "devices.no_gpu"),
+    "packed sequences": typed(
+        "--ds.packing_samples --ds.attn_implementation flex", "devices.packing, ds.packing_samples"
+    ),
+    "attention of GPUs": typed("--ds.attn_implementation flash_attention_2", "devices.attention"),
+    "ring of one": typed("--ds.ring_attn_size 2", "devices.ring_attention"),
+    "micro batch below one sequence": typed(
+        "--train.dynamic_batch_enable --train.max_tokens_per_gpu 100",
+        "lengths.micro_batch, :14, train.max_tokens_per_gpu",
+    ),
+    "rollouts below one sequence": typed(
+        "--train.dynamic_batch_enable --train.max_tokens_per_gpu 600 --rollout.max_tokens_per_gpu 10",
+        "lengths.micro_batch, :14, rollout.max_tokens_per_gpu",
+    ),
+    "model's name of 300 letters": typed(
+        f"--actor.model_name_or_path /{'x' * 300}", f"files.unreadable, {'x' * 300}"
+    ),
+    "folder's name of 300 letters": typed(
+        f"--ckpt.path {'x' * 300}", f"files.unreadable, {'x' * 300}"
+    ),
+    "file's name of 300 letters": typed(
+        f"--data.prompt_dataset {'x' * 300}.json", f"files.unreadable, {'x' * 300}.json"
+    ),
+    "plugin's name of 300 letters": typed(
+        f"--plugin {'x' * 300}.py", f"files.unreadable, {'x' * 300}.py"
+    ),
+    "plugin without a name": case("plugin.name", more=("--plugin", "")),
+}
+POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
+F_MODEL = {
+    "good": model(model__safetensors="x"),
+    "no weights": model("models.no_weights, :11, model"),
+    "weights that are pointers": model("models.pointer, :11", model__safetensors=POINTER),
+    "no architecture": model(
+        "models.architecture, :11, config.json", config={}, model__safetensors="x"
+    ),
+    "translation model": model(
+        "models.architecture, :11, config.json",
+        config={"architectures": ["T5ForConditionalGeneration"]},
+        model__safetensors="x",
+    ),
+    "settings of the tokenizer cut": model(
+        "files.json, pro, pro, con, con, judge, judge, :11, tokenizer_config.json:1",
+        tokenizer="{",
+        model__safetensors="x",
+    ),
+    "tokenizer cut": model(
+        "files.json, tokenizer.json:1", model__safetensors="x", tokenizer__json="{"
+    ),
+    "configuration in UTF-16": model(
+        "files.json, pro, pro, con, con, judge, judge, :11, config.json",
+        model__safetensors="x",
+        config__json="{}".encode("utf-16"),
+    ),
+    "another user's folder": recipe("model: tiny", "model: ~/nope", "models.unknown, :11"),
+    "setting of a tiny model": recipe(
+        "model: tiny", "model: 'tiny:layer=2'", "models.tiny_setting, :11, tiny:layer=2"
+    ),
+}
+WRAPPER = "@hookimpl(wrapper=True)"
+ADD = "def marl_options(parser): parser.add_argument"
+H_PLUGIN = {
+    "wrapper with two yields": plugin(
+        "def marl_tasks(run, split): yield (yield)",
+        "code.failed, plugin.py, marl_tasks",
+        mark=WRAPPER,
+    ),
+    "wrapper that loses the tasks": plugin(
+        "def marl_tasks(run, split): yield", "tasks.none, plugin.py, marl_tasks", mark=WRAPPER
+    ),
+    "tool whose functions are numbers": plugin(
+        "def marl_tools():\n    from marl_plugins.core.tools import Tool\n    async def run(call): "
+        "pass\n"
+        "    return [Tool('t', run, functions=[1])]",
+        "tools.functions, plugin.py, marl_tools, t",
+    ),
+    "tool that is a text": plugin(
+        "def marl_tools(): return ['t']", "tools.kind, plugin.py, marl_tools"
+    ),
+    "version of thousands of digits": plugin(
+        f"def marl_log(): pass\nMARL_HOOKS = '2.{'9' * 5000}'",
+        "plugin.version, plugin.py, MARL_HOOKS",
+    ),
+    "free flags as a text": plugin(
+        "def marl_log(): pass\nmay_differ = 'mine.x'", "plugin.may_differ, plugin.py, may_differ"
+    ),
+    "flag whose type fails": plugin(
+        f"{ADD}('--mine.x', type={{}}.__getitem__)",
+        "code.failed, command line, mine.x",
+        words="--mine.x 3",
+    ),
+    "flag that may be given several times": plugin(
+        f"{ADD}('--mine.x', action='append')", exit=0, words="--mine.x 3 --mine.x 4"
+    ),
+    "twice on the command line": plugin(
+        "def marl_log(): pass", "plugin.twice, plugin", exit=0, words="--plugin ../{}/plugin.py"
+    ),
+    "twice in the recipe": key(
+        "plugins: [one.py, ./one.py]",
+        "plugin.twice, :12, plugins",
+        exit=0,
+        **{"one.py": "from marl_plugins import hookimpl\n@hookimpl\ndef marl_log(): pass\n"},
+    ),
+    "in the recipe and on the command line": plugin(
+        "def marl_log(): pass", exit=0, recipe=("model: tiny", "model: tiny\nplugins: [plugin.py]")
+    ),
+    "flag of another name": plugin(f"{ADD}('--limit')", "plugin.flag_name, plugin.py, limit"),
+    "flag like a policy's": plugin(f"{ADD}('--policy.x')", "plugin.flag_name, plugin.py, policy.x"),
+    "flag that begins others": plugin(
+        f"{ADD}('--actor.adam')", "plugin.flag_prefix, plugin.py, actor.adam"
+    ),
+    "flag that goes on": plugin(
+        f"{ADD}('--actor.adam.lr.x')", "plugin.flag_prefix, plugin.py, actor.adam.lr.x"
+    ),
+    "flag that has to be given": plugin(
+        f"{ADD}('--mine.x', required=True)", "plugin.required_flag, plugin.py"
+    ),
+    "argument without dashes": plugin(f"{ADD}('mine')", "plugin.required_flag, plugin.py"),
+    "flag whose help is no format": plugin(
+        f"{ADD}('--mine.x', help='50% of it')", "plugin.flag_help, plugin.py, mine.x"
+    ),
+    "flag of a wrong default": plugin(
+        f"{ADD}('--mine.x', type=int, default='many')", "flags.value, mine.x"
+    ),
+    "problem as a number": answers("marl_configure(run)", "3"),
+    "problem as True": answers("marl_configure(run)", "True"),
+    "problems that are numbers": answers("marl_configure(run)", "[3]"),
+    "run that is changed": plugin(
+        "def marl_configure(run): run.device = 'x'", "code.failed, plugin.py:3, marl_configure"
+    ),
+    "tasks that are texts": plugin(
+        "def marl_tasks(run, split): return ['a']", "tasks.kind_of_value, plugin.py, marl_tasks"
+    ),
+    "tasks that are a number": answers("marl_tasks(run, split)", "3", ", train"),
+    "workflow that is a text": plugin("def marl_workflow(run): return 'x'", "code.arguments"),
+    "policies that are texts": answers("marl_policies(run)", "['pro']"),
+    "no policies": answers("marl_policies(run)", "[]"),
+    "wrapper that returns nothing": plugin(
+        "def marl_policies(run): yield", "plugin.answer, plugin.py, marl_policies", mark=WRAPPER
+    ),
+    "policy whose model is a number": plugin(
+        "def marl_policies(run):\n    from marl_plugins.core.policy import Policy\n    return "
+        "[Policy('pro', 3)]",
+        "plugin.answer, plugin.py, marl_policies",
+    ),
+    "estimator without return": plugin(
+        "def marl_estimator(run):\n    pass",
+        "plugin.no_estimator, plugin.py, marl_estimator",
+        exit=0,
+    ),
+    "estimator of another scope": plugin(
+        "def marl_estimator(run):\n    from marl_plugins.core.estimators import Estimator\n    "
+        "return Estimator(scope='world')",
+        "estimator.field, plugin.py, Estimator",
+    ),
+    "estimator that discounts by 7": plugin(
+        "def marl_estimator(run):\n    from marl_plugins.core.estimators import Estimator\n    "
+        "return Estimator(gamma=7)",
+        "estimator.gamma, plugin.py, Estimator",
+    ),
+    "state that never comes back": plugin(
+        "def marl_state(run): return {}", "plugin.no_restore, plugin.py, marl_state"
+    ),
+    "hook that is not marked": case(
+        "hook.unmarked, plugin.py, plugin.py:1, marl_credit",
+        plugin="def marl_credit(trajectories): return trajectories\n",
+    ),
+    "hook that does not exist": case(
+        "hook.unknown, plugin.py, plugin.py:4, marl_slect",
+        plugin="from marl_plugins import hookimpl\n\n\n@hookimpl\ndef marl_slect(rows): return "
+        "rows\n",
+    ),
+    "module that is no plugin": typed("--plugin json", "plugin.no_hook, json"),
+    "folder": typed("--plugin prompts/x", "plugin.name, prompts/x"),
+    "syntax": case("code.syntax, plugin.py:1", plugin="def marl_options(:\n"),
+    "exit": case("code.exit, plugin.py:2", plugin="import sys\nsys.exit(3)\n"),
+    "exit in a hook": plugin(
+        "def marl_configure(run): exit()", "code.exit, plugin.py:3, marl_configure"
+    ),
+    **{
+        f"{hook} that fails": plugin(
+            f"def {hook}({arguments}): 1 / 0", f"code.failed, plugin.py:3, {hook}"
+        )
+        for hook, arguments in {
+            "marl_options": "parser",
+            "marl_policies": "run",
+            "marl_tasks": "run, split",
+            "marl_tools": "run",
+            "marl_workflow": "run",
+        }.items()
+    },
+}
+TABLES = {
+    "recipe": A_RECIPE,
+    "flag": A_FLAG,
+    "prompt": B_PROMPT,
+    "workflow": C_WORKFLOW,
+    "data": D_DATA,
+    "loader": G_LOADER,
+    "grader": G_GRADER,
+    "command line": E_COMMAND_LINE,
+    "model": F_MODEL,
+    "plugin": H_PLUGIN,
+}
+CASES = {
+    f"{table}: {name}": made for table, cases in TABLES.items() for name, made in cases.items()
+}
+
+
+def write(folder, edits):
+    for name, content in (FILES | edits).items():
+        if isinstance(content, tuple):
+            old, new = content
+            assert old in FILES[name]
+            content = FILES[name].replace(old, new, 1)
+        if content is not None:
+            path = folder / name
+            path.parent.mkdir(exist_ok=True)
+            path.write_bytes(content if isinstance(content, bytes) else content.encode())
+
+
+@pytest.mark.parametrize("tried", CASES.values(), ids=CASES)
+def test_what_is_typed_gives_a_plan_or_names_culprit_and_fix(tmp_path, monkeypatch, capsys, tried):
+    write(tmp_path, tried.files)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    words = [word.format(tmp_path.name) if "{}" in word else word for word in tried.words]
+    code = main(["train", "--recipe", ".", *words, "--dry-run", "--json"])
+    output = capsys.readouterr()
+    assert code == tried.exit and "Traceback" not in output.err, output.err
+    reported = json.loads(output.out)["problems" if code else "warnings"]
+    assert [*map(shown, reported)] == list(tried.problems), reported
+
+
+COMMANDS = {
+    "flags without a command": typed("--recipe .", "command.expected, openrlhf"),
+    "recipe of a folder without one": typed("train --recipe prompts", "recipe.none"),
+    "recipe that is a grader": typed(
+        "train --recipe grader.py",
+        "recipe.unknown_key, grader.py:1, def score_outcome(trajectory)",
+        "recipe.missing_key, grader.py:1, name",
+        "recipe.missing_key, grader.py:1, roles",
+        "recipe.missing_key, grader.py:1, workflow",
+    ),
+    "recipe that is data": typed("train --recipe train.json", "recipe.value, train.json"),
+    "recipe without a name": typed("train --recipe --dry-run", "flags.value, command line, recipe"),
+    "resume without a folder": typed("train --resume", "resume.folder"),
+    "plugin alone": typed(
+        "train --plugin marl_plugins.routing", "models.none, agent", "scores.none", "tasks.none"
+    ),
+    "help of a recipe that is not there": typed("train --help --recipe nope", "recipe.none"),
+    "evaluation without tasks": typed("eval --recipe .", "tasks.none_held_out"),
+    "copy over a folder": typed("recipes copy . prompts", "files.exists, prompts"),
+    "verdicts of nothing": typed("export nowhere --table verdicts", "records.unreadable, nowhere"),
+    "judging nothing, by no recipe": typed(
+        "export nowhere --table rejudged --recipe no", "records.unreadable, nowhere"
+    ),
+    "page that does not exist": typed("docs recipe", "docs.unknown"),
+    "command that is a number": typed(
+        "hi --plugin three.py", "plugin.answer, three.py, marl_commands"
+    ),
+    "command that does nothing": typed(
+        "hi --plugin idle.py", "plugin.answer, idle.py, marl_commands"
+    ),
+    "word alone": typed("train mathchat", "flags.no_flag, command line"),
+    "misspelt flag of upstream's": typed(
+        "train --actor.adam.rl 1", "flags.unknown, command line, actor.adam.rl"
+    ),
+    "old flag of upstream's": typed("train --pretrain x", "flags.unknown, command line, pretrain"),
+    "flag of ours alone": typed("train --dry-run", "train.no_recipe, dry-run"),
+    "nothing": typed("train", "train.nothing"),
+    "misspelt --recipe": typed("train --recip . --dry-run", "train.no_recipe, recip"),
+    "--recipe without a name": typed("train --recipe= --dry-run", "recipe.none"),
+    "recipe that does not exist": typed("train --recipe mathchatt", "recipe.none"),
+    "recipe's name of 300 letters": typed(f"train --recipe {'x' * 300}", "recipe.unreadable"),
+    "misspelt command": typed("trian", "command.unknown, openrlhf"),
+    "argument that a command does not take": typed(
+        "doctor --nonsense", "doctor.argument, openrlhf doctor"
+    ),
+    "half a command": typed("recipes copy", "flags.command_line"),
+    "evaluation that is resumed": typed("eval --recipe . --resume runs/a", "eval.resumed, resume"),
+}
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_other_commands_name_what_is_wrong(tmp_path, monkeypatch, name):
+    hook = (
+        "from marl_plugins import hookimpl\nfrom marl_plugins.core.command import Command\n"
+        "@hookimpl\ndef marl_commands(): return "
+    )
+    write(tmp_path, {"three.py": f"{hook}[3]", "idle.py": f"{hook}[Command('hi', '', '', None)]"})
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigurationError) as caught:
+        dispatch([*COMMANDS[name].words])
+    assert [*map(shown, caught.value.problems)] == [*COMMANDS[name].problems]
+
+
+FIXES = {
+    "--pretrain x": "--actor.model_name_or_path",
+    "--use_icepop": "--algo.advantage.is_correction_mode",
+    "--perf": "upstream no longer has it",
+    "--policy.pro.actor_learning_rate 1": "--actor.adam.lr",
+    "--max_st 5": "'max_steps'",
+    "--lr 1": "'actor.adam.lr'",
+    "--algo.advantage.estimator grpo": "group_norm",
+    "--coach.policy pro": "--plugin marl_plugins.coach",
+}
+
+
+@pytest.mark.parametrize("words", FIXES)
+def test_a_flag_of_another_name_is_answered_with_its_own(tmp_path, monkeypatch, words):
+    write(tmp_path, {})
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigurationError) as caught:
+        dispatch(["train", "--recipe", ".", *words.split(), "--dry-run"])
+    (problem,) = caught.value.problems
+    assert FIXES[words] in problem.fix
+
+
+def test_what_user_code_prints_is_no_part_of_the_plan(tmp_path, monkeypatch, capsys):
+    write(
+        tmp_path,
+        {
+            "grader.py": "print('mine')\n" + GRADER,
+            "workflow.py": ("import asyncio", "print('too')"),
+        },
+    )
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", "--recipe", ".", "--dry-run", "--json"]) == 0
+    output = capsys.readouterr()
+    assert json.loads(output.out)["recipe"] == "debate"
+    assert {"mine", "too"} <= set(output.err.split())
