@@ -90,9 +90,10 @@ class Case(NamedTuple):
 
 
 def shown(problem):
-    """Code and places in one text, as in `flags.unknown, :7, actor.adam.rl`, where `:7` is a line of
-    recipe.yaml."""
-    return ", ".join(brief(problem)).replace(", recipe.yaml:", ", :")
+    """Code and places in one text: `:7` is a line of recipe.yaml, `--` stands before a flag of the
+    command line."""
+    text = ", ".join(brief(problem))
+    return text.replace(", recipe.yaml:", ", :").replace(", command line, ", ", --")
 
 
 def case(*problems, exit=2, words="", more=(), **files):
@@ -224,7 +225,6 @@ A_RECIPE = {
     ),
     "name with a capital": recipe("name: debate", "name: Debate", "recipe.value, :1, name"),
     "name that is yes": recipe("name: debate", "name: yes", "recipe.value, :1, name"),
-    "name that is a number": recipe("name: debate", "name: 3", "recipe.value, :1, name"),
     "no roles": recipe(
         RECIPE[RECIPE.index("roles:") : RECIPE.index("workflow")],
         "roles: {}\n",
@@ -251,19 +251,14 @@ A_RECIPE = {
     "limit in words": judge(
         "max_new_tokens: eight", "recipe.value, :8, roles.judge.max_new_tokens"
     ),
-    "limit of half a token": judge(
-        "max_new_tokens: 8.5", "recipe.value, :8, roles.judge.max_new_tokens"
-    ),
     "limit in quotes": good(recipe=("max_new_tokens: 8", "max_new_tokens: '8'")),
     "limit above max_len": judge("max_new_tokens: 900", "lengths.no_room, :14, judge, judge"),
     "text for a list": judge("stop: END", "recipe.value, :8, roles.judge.stop"),
-    "tool's name for a list": judge("tools: python", "recipe.value, :8, roles.judge.tools"),
     "turns without tools": judge("max_turns: 3", "roles.turns, :8, judge"),
     "choice that does not exist": judge(
         "endless_tools: no_idea", "recipe.value, :8, roles.judge.endless_tools"
     ),
     "mapping misspelt": key("mapping: seperate", "recipe.value, :12, mapping"),
-    "mapping that is a list": key("mapping: [a]", "recipe.value, :12, mapping"),
     "mapping without a value": key("mapping:", "recipe.value, :12, mapping"),
     "mapping to a number": key(
         "mapping: {pro: 3, con: b, judge: b}", "recipe.value, :12, mapping.pro"
@@ -286,14 +281,10 @@ A_RECIPE = {
     "unknown key of a policy": key(
         "policies: {pro: {trainble: no}}", "recipe.unknown_key, :12, policies.pro.trainble"
     ),
-    "trainable maybe": key(
-        "policies: {pro: {trainable: maybe}}", "recipe.value, :12, policies.pro.trainable"
-    ),
     "whole run's flag of a policy": key(
         "policies: {pro: {flags: {train.batch_size: 4}}}", "flags.whole_run, :12, train.batch_size"
     ),
     "plugins without a value": key("plugins:", "recipe.no_value, :12, plugins"),
-    "plugin that is no list": key("plugins: marl_plugins.coach", "recipe.value, :12, plugins"),
     "plugin that does not exist": key(
         "plugins: [marl_plugins.coahc]", "plugin.unknown, marl_plugins.coahc"
     ),
@@ -302,7 +293,6 @@ A_RECIPE = {
     "deadline that is no number": key(
         "limits: {task_seconds: .nan}", "recipe.value, :12, limits.task_seconds"
     ),
-    "unknown limit": key("limits: {seconds: 3}", "recipe.unknown_key, :12, limits.seconds"),
     "setting of a tool that does not exist": key(
         "tools: {calc: {seconds: 1}}", "recipe.unknown_key, :12, tools.calc"
     ),
@@ -369,10 +359,10 @@ A_RECIPE = {
     "mistakes of all parts": recipe(
         "prompts/pro.md",
         "prompts/por.md",
-        "flags.unknown, command line, actor.adam.rl",
-        "flags.value, command line, rollout.temperature",
+        "flags.unknown, --actor.adam.rl",
+        "flags.value, --rollout.temperature",
         "files.unreadable, :4, roles.pro.prompt, por.md",
-        "flags.no_policy, command line, policy.por.actor.adam.lr",
+        "flags.no_policy, --policy.por.actor.adam.lr",
         "plan.batch, :15",
         "files.missing, :9, workflow, workflow.py",
         workflow=None,
@@ -406,11 +396,9 @@ A_FLAG = {
         "max_len: 512", "max_len: true", "flags.value, :14, data.max_len", "lengths.positions, :14"
     ),
     "given twice": flag("data.max_len: 256", "recipe.repeated_key, :15"),
-    "value of a switch": typed(
-        "--train.colocate_all true", "flags.switch, command line, train.colocate_all"
-    ),
+    "value of a switch": typed("--train.colocate_all true", "flags.switch, --train.colocate_all"),
     "flag of one policy that does not exist": typed(
-        "--policy.pro.actor.lr 1", "flags.unknown, command line, policy.pro.actor.lr"
+        "--policy.pro.actor.lr 1", "flags.unknown, --policy.pro.actor.lr"
     ),
     "folder of a model that is taken for the hub's name": good(
         "models.hub", words="--actor.model_name_or_path prompts/x"
@@ -477,14 +465,8 @@ B_PROMPT = {
     "format that is none": case(
         "roles.format, :4, roles.pro.prompt, pro.md", pro="{question:%d}{history}"
     ),
-    "conversion that is none": case(
-        "roles.format, :4, roles.pro.prompt, pro.md", pro="{question!x}{history}"
-    ),
     "field called after": case(
         "roles.taken_field, :4, roles.pro.prompt, pro.md", pro="{question}{after}"
-    ),
-    "field called class": case(
-        "roles.taken_field, :4, roles.pro.prompt, pro.md", pro="{question}{class}"
     ),
     "field called self": good(
         pro="{question}{self}", workflow=('history="")', 'history="", self="x")')
@@ -500,25 +482,8 @@ C_WORKFLOW = {
         "rehearsal.not_reached, workflow.py:7",
         exit=0,
     ),
-    "unknown field after one answer": ending(
-        f"match str(con):\n    case 'yes':\n        await roles.pro(question='')\n{LAST.strip()}",
-        "rehearsal.not_reached, workflow.py:8",
-        exit=0,
-    ),
-    "exception after one answer": ending(
-        f"if str(pro).startswith('again'):\n    1 / 0\n{LAST.strip()}",
-        "rehearsal.not_reached, workflow.py:7",
-        exit=0,
-    ),
     "agents that always fail": ending(
         "from marl_plugins.core.failures import AgentFailure\nraise AgentFailure('no_answer', 'x')",
-        "rehearsal.always_fails, workflow.py:3",
-        "rehearsal.never_called, workflow.py:3",
-        exit=0,
-    ),
-    "tool that is always lost": ending(
-        "from marl_plugins.core.failures import InfrastructureFailure\nraise "
-        "InfrastructureFailure('shop', 'x')",
         "rehearsal.always_fails, workflow.py:3",
         "rehearsal.never_called, workflow.py:3",
         exit=0,
@@ -551,12 +516,6 @@ C_WORKFLOW = {
         "x = tools.python('1')\nreturn await roles.judge(question='', history=x)",
         "rehearsal.mistake, workflow.py:7",
     ),
-    "tool's function that nobody awaits": ending(
-        f"tools.python.python(code='1')\n{LAST.strip()}", "rehearsal.mistake, workflow.py:6"
-    ),
-    "tool's function with a text": ending(
-        "await tools.python.python('1')", "rehearsal.raises, workflow.py:6"
-    ),
     "tool without a text": ending("await tools.python()", "rehearsal.raises, workflow.py:6"),
     "tool with a number": ending("await tools.python(3)", "rehearsal.raises, workflow.py:6"),
     "tool with an action": ending("await tools.python(pro)", "rehearsal.raises, workflow.py:6"),
@@ -564,7 +523,6 @@ C_WORKFLOW = {
     "roles by brackets": ending(
         "await roles['pro'](question='', history='')", "rehearsal.raises, workflow.py:6"
     ),
-    "roles one by one": ending("for r in roles: await r()", "rehearsal.raises, workflow.py:6"),
     "roles by name": good(workflow=("await roles.pro(", "await getattr(roles, 'pro')(")),
     "input": ending("input()", "rehearsal.raises, workflow.py:6"),
     "recursion": case(
@@ -681,9 +639,6 @@ D_DATA = {
         "tasks.no_prompt_field, train.json:1: item 1",
         data=rows(lambda r, n: {"frage": "", "answer": ""}),
     ),
-    "chat under another name": case(
-        "tasks.no_prompt_field, train.json:1: item 1", data=rows(lambda r, n: {"messages": []})
-    ),
     "comma-separated with semicolons": case(
         "tasks.separator, train.csv:1",
         recipe=("train.json", "train.csv"),
@@ -691,9 +646,6 @@ D_DATA = {
     ),
     "input key that is not there": typed(
         "--data.input_key nope", "tasks.no_field, train.json:1: item 1"
-    ),
-    "label key that is not there": typed(
-        "--data.label_key nope", "tasks.no_field, train.json:1: item 1"
     ),
     "labels that are null": case(
         "tasks.empty_label, train.json:1: item 3",
@@ -713,17 +665,9 @@ D_DATA = {
         "rehearsal.mistake, grader.py:1",
         grader="def score_outcome(trajectory):\n    return '1.0'\n",
     ),
-    "labels that are empty": case(
-        "tasks.empty_label, train.json:1: item 1",
-        data=rows(lambda r, n: r if n else r | {"answer": ""}),
-    ),
     "two messages": case(
         *(f"tasks.messages, train.json:1: item {n}" for n in range(1, 17)),
         data=rows(lambda r, n: {"prompt": [{"role": "system", "content": ""}, {"role": "user"}]}),
-    ),
-    "prompt that is a number": case(
-        "tasks.prompt, train.json:1: item 1",
-        data=rows(lambda r, n: r if n else r | {"question": n}),
     ),
     "prompt that is blank": case(
         "tasks.prompt, train.json:1: item 4",
@@ -744,9 +688,6 @@ D_DATA = {
     "address": typed(
         "--data.prompt_dataset https://example.org/a.json",
         "tasks.no_file, data.prompt_dataset, a.json",
-    ),
-    "two files": typed(
-        "--data.prompt_dataset a.json,b.json", "tasks.no_file, data.prompt_dataset, a.json,b.json"
     ),
     "every task too long": case(
         "lengths.tasks, :14, pro",
@@ -789,20 +730,12 @@ G_LOADER = {
         ).files
     ),
     "dicts": loader("def load(split): return [{'id': 'a'}]", "tasks.type, tasks.py, load('train')"),
-    "text": loader("def load(split): return 'abc'", "tasks.type, tasks.py, load('train')"),
     "one split only": loader(
         "def load(split): return {'train': []}[split]", "code.failed, tasks.py:2, marl_tasks"
     ),
     "nothing to evaluate": loader(
         "def load(split):\n    if split == 'train': return [Task('a', 'b')]",
         "tasks.no_iterable, tasks.py:2, load('eval')",
-    ),
-    "file that is missing": loader(
-        "def load(split): return open('/no/such')", "code.failed, tasks.py:2, marl_tasks"
-    ),
-    "arguments of a task": loader(
-        "def load(split): return [Task(id='a', question='b')]",
-        "code.failed, tasks.py:2, marl_tasks",
     ),
     "id that is a number": tasks("n, f'{split}{n}?'", "tasks.text, train/0"),
     "prompt that is None": tasks("split + str(n), None", "tasks.text, train/train0"),
@@ -815,9 +748,6 @@ G_LOADER = {
     "demonstrations that fail": demonstrations("1 / 0", "rehearsal.demonstration, demo.py:4"),
     "demonstrations of another role": demonstrations(
         "yield Demonstration('jury', {}, ['x'])", "rehearsal.demonstration, demo.py:3"
-    ),
-    "demonstrations of other fields": demonstrations(
-        "yield Demonstration('pro', {'task': ''}, ['x'])", "rehearsal.demonstration, demo.py:3"
     ),
     "ids that are the same": tasks(
         "'x', f'{split}{n}?'", "tasks.ids, train", "tasks.ids, eval", "tasks.both_splits"
@@ -847,12 +777,8 @@ G_GRADER = {
     "reward function that fails": reward("1 / 0", "rehearsal.raises, reward.py:2"),
     "reward function without return": reward("pass", "rehearsal.mistake, reward.py:1"),
     "reward that is a number": reward("return 1.0", "rehearsal.mistake, reward.py:1"),
-    "reward for nobody": reward("return []", "rehearsal.mistake, reward.py:1"),
     "reward function's service": reward(
         "raise ConnectionRefusedError('down')", "rehearsal.may_raise, reward.py:2", exit=0
-    ),
-    "exception at import": case(
-        "code.failed, :10, grader, grader.py:2", grader="import json\n1 / 0\n"
     ),
     "reward function with a mistake": recipe(
         "grader: grader.py\n",
@@ -868,35 +794,22 @@ G_GRADER = {
         words="--reward.remote_url reward.py",
         reward="x = 1",
     ),
-    "reward function beside a grader": case(
-        "flags.pointless, reward.remote_url",
-        "reward.no_function, reward.remote_url",
-        words="--reward.remote_url reward.py",
-        reward="x = 1",
-    ),
 }
 E_COMMAND_LINE = {
     "checkpoints where the best step is kept": typed(
         "--ckpt.output_dir out --ckpt.path out/best", "files.taken, ckpt.path"
     ),
-    "word": case("flags.too_many, command line, recipe", more=["mathchat"]),
-    "one dash": typed("-max_steps 3", "flags.hyphens, command line, recipe"),
-    "dashes of a word processor": typed(
-        "\u2013\u2013max_steps 3", "flags.hyphens, command line, recipe"
-    ),
-    "two values": typed(
-        "--rollout.batch_size 8 9", "flags.too_many, command line, rollout.batch_size"
-    ),
-    "no value": typed("--rollout.batch_size", "flags.value, command line, rollout.batch_size"),
-    "half a task": typed(
-        "--rollout.batch_size 8.5", "flags.value, command line, rollout.batch_size"
-    ),
+    "word": case("flags.too_many, --recipe", more=["mathchat"]),
+    "one dash": typed("-max_steps 3", "flags.hyphens, --recipe"),
+    "dashes of a word processor": typed("\u2013\u2013max_steps 3", "flags.hyphens, --recipe"),
+    "two values": typed("--rollout.batch_size 8 9", "flags.too_many, --rollout.batch_size"),
+    "no value": typed("--rollout.batch_size", "flags.value, --rollout.batch_size"),
+    "half a task": typed("--rollout.batch_size 8.5", "flags.value, --rollout.batch_size"),
     "twice": good("flags.repeated, max_steps", words="--max_steps 2 --max_steps 3"),
     "twice the same": good(words="--max_steps 2 --max_steps 2"),
     "with an equals sign": good(words="--max_steps=2"),
-    "beginning of a name": typed("--rollout.batch 8", "flags.unknown, command line, rollout.batch"),
     "dash for an underscore": typed(
-        "--rollout.batch-size 8", "flags.unknown, command line, rollout.batch-size"
+        "--rollout.batch-size 8", "flags.unknown, --rollout.batch-size"
     ),
     "mapping of nothing": typed("--mapping=", "flags.mapping, mapping"),
     "mapping without roles": typed(
@@ -906,23 +819,18 @@ E_COMMAND_LINE = {
         "--mapping pro=a,con=a,judge=a,jury=b", "roles.unknown, mapping"
     ),
     "recipe twice": typed("--recipe mathchat", "recipe.twice"),
-    "infinite learning rate": typed(
-        "--actor.adam.lr 1e400", "flags.value, command line, actor.adam.lr"
-    ),
+    "infinite learning rate": typed("--actor.adam.lr 1e400", "flags.value, --actor.adam.lr"),
     "no room at all": typed(
         "--data.max_len 1", "lengths.no_room, :16", "lengths.no_room, judge, judge"
     ),
     "schedule that needs more": typed(
-        "--actor.lr_scheduler warmup_stable_decay", "flags.value, command line, actor.lr_scheduler"
+        "--actor.lr_scheduler warmup_stable_decay", "flags.value, --actor.lr_scheduler"
     ),
     "schedule": good(words="--actor.lr_scheduler linear --critic.lr_scheduler cosine_with_min_lr"),
     "one sample to compare": typed(
         "--algo.advantage.estimator rloo --groups.by task+role", "upstream.refused"
     ),
     "model by a short name": typed("--actor.model_name_or_path gpt2", "models.unknown"),
-    "model by an address": typed(
-        "--actor.model_name_or_path https://huggingface.co/a/b", "models.unknown"
-    ),
     "model that is a file": typed("--actor.model_name_or_path grader.py", "models.file"),
     "tiny model of no width": typed(
         "--actor.model_name_or_path tiny:heads=3", "models.tiny_heads, tiny:heads=3"
@@ -936,7 +844,7 @@ E_COMMAND_LINE = {
         words="--reward.remote_url http://x",
     ),
     "policy that does not exist": typed(
-        "--policy.jury.actor.adam.lr 1", "flags.no_policy, command line, policy.jury.actor.adam.lr"
+        "--policy.jury.actor.adam.lr 1", "flags.no_policy, --policy.jury.actor.adam.lr"
     ),
     "coach without a kind": typed("--plugin marl_plugins.coach", "coach.none, marl_plugins.coach"),
     "coach's file that is not there": typed(
@@ -944,43 +852,34 @@ E_COMMAND_LINE = {
     ),
     "two coaches": typed(
         "--plugin marl_plugins.coach --coach.rubric grader.py --coach.model x",
-        "flags.exclusive, command line, coach.model, coach.rubric",
+        "flags.exclusive, --coach.model, coach.rubric",
         "rubric.missing, grader.py",
     ),
     "resume of nothing": typed("--resume nope", "resume.recipe"),
     "no positions": typed("--data.max_len 5000", "lengths.positions"),
-    "no epoch": typed("--train.max_epochs 0", "flags.value, command line, train.max_epochs"),
-    "no step": typed("--max_steps 0", "flags.value, command line, max_steps"),
-    "stage that does not exist": typed(
-        "--ds.zero_stage 4", "flags.value, command line, ds.zero_stage"
-    ),
-    "learning rate that is no number": typed(
-        "--actor.adam.lr nan", "flags.value, command line, actor.adam.lr"
-    ),
-    "temperature of 0": typed(
-        "--rollout.temperature 0", "flags.value, command line, rollout.temperature"
-    ),
-    "share above 1": typed("--rollout.top_p 1.5", "flags.value, command line, rollout.top_p"),
+    "no epoch": typed("--train.max_epochs 0", "flags.value, --train.max_epochs"),
+    "no step": typed("--max_steps 0", "flags.value, --max_steps"),
+    "stage that does not exist": typed("--ds.zero_stage 4", "flags.value, --ds.zero_stage"),
+    "learning rate that is no number": typed("--actor.adam.lr nan", "flags.value, --actor.adam.lr"),
+    "temperature of 0": typed("--rollout.temperature 0", "flags.value, --rollout.temperature"),
+    "share above 1": typed("--rollout.top_p 1.5", "flags.value, --rollout.top_p"),
     "discount above 1": typed(
         "--algo.advantage.estimator gae --algo.advantage.lambd 1.5",
-        "flags.value, command line, algo.advantage.lambd",
+        "flags.value, --algo.advantage.lambd",
     ),
     "plugin's flag out of range": typed(
         "--plugin marl_plugins.filter_agents_data --filter_agents_data.multiple 0",
-        "flags.value, command line, filter_agents_data.multiple",
+        "flags.value, --filter_agents_data.multiple",
     ),
     "flag of a plugin that is not there": typed(
-        "--coach.policy judge", "flags.unknown, command line, coach.policy"
+        "--coach.policy judge", "flags.unknown, --coach.policy"
     ),
     "flag of another estimator": typed("--groups.by task", "flags.other_estimator, groups.by"),
-    "flag of yet another estimator": typed(
-        "--gae.scope policy", "flags.other_estimator, gae.scope"
-    ),
     "flag without effect": typed(
-        "--algo.advantage.lambd 0.9", "flags.idle, command line, algo.advantage.lambd"
+        "--algo.advantage.lambd 0.9", "flags.idle, --algo.advantage.lambd"
     ),
     "critic's flag without a critic": typed(
-        "--policy.con.critic.adam.lr 1e-5", "flags.idle, command line, critic.adam.lr"
+        "--policy.con.critic.adam.lr 1e-5", "flags.idle, --critic.adam.lr"
     ),
     "critic's model that does not exist": typed(
         "--algo.advantage.estimator gae --critic.model_name_or_path /no/such",
@@ -991,16 +890,13 @@ E_COMMAND_LINE = {
         "estimator.roles, groups.by, LeaveOneOut",
     ),
     "flag that we replace": typed(
-        "--train.agent_func_path a.py", "flags.replaced, command line, train.agent_func_path"
+        "--train.agent_func_path a.py", "flags.replaced, --train.agent_func_path"
     ),
-    "flag that we refuse": typed(
-        "--ds.load_in_4bit", "flags.refused, command line, ds.load_in_4bit"
-    ),
-    "upstream's mode that we refuse": typed("--train.partial_rollout_enable", "upstream.refused"),
+    "flag that we refuse": typed("--ds.load_in_4bit", "flags.refused, --ds.load_in_4bit"),
     "whole run's flag of a policy": typed(
-        "--policy.pro.train.batch_size 4", "flags.whole_run, command line, train.batch_size"
+        "--policy.pro.train.batch_size 4", "flags.whole_run, --train.batch_size"
     ),
-    "policy's flag without a name": typed("--policy.a", "flags.of_policy, command line, policy.a"),
+    "policy's flag without a name": typed("--policy.a", "flags.of_policy, --policy.a"),
     "mapping without a sign": typed("--mapping nonsense", "flags.mapping, mapping"),
     "devices that do not fit": typed("--logical_gpus 5", "plan.logical_gpus, logical_gpus"),
     "GPUs that are not there": typed("--train.colocate_all", "devices.no_gpu"),
@@ -1029,7 +925,6 @@ E_COMMAND_LINE = {
     "plugin's name of 300 letters": typed(
         f"--plugin {'x' * 300}.py", f"files.unreadable, {'x' * 300}.py"
     ),
-    "plugin without a name": case("plugin.name", more=("--plugin", "")),
 }
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
 F_MODEL = {
@@ -1090,9 +985,7 @@ H_PLUGIN = {
         "def marl_log(): pass\nmay_differ = 'mine.x'", "plugin.may_differ, plugin.py, may_differ"
     ),
     "flag whose type fails": plugin(
-        f"{ADD}('--mine.x', type={{}}.__getitem__)",
-        "code.failed, command line, mine.x",
-        words="--mine.x 3",
+        f"{ADD}('--mine.x', type={{}}.__getitem__)", "code.failed, --mine.x", words="--mine.x 3"
     ),
     "flag that may be given several times": plugin(
         f"{ADD}('--mine.x', action='append')", exit=0, words="--mine.x 3 --mine.x 4"
@@ -1128,7 +1021,6 @@ H_PLUGIN = {
         f"{ADD}('--mine.x', type=int, default='many')", "flags.value, mine.x"
     ),
     "problem as a number": answers("marl_configure(run)", "3"),
-    "problem as True": answers("marl_configure(run)", "True"),
     "problems that are numbers": answers("marl_configure(run)", "[3]"),
     "run that is changed": plugin(
         "def marl_configure(run): run.device = 'x'", "code.failed, plugin.py:3, marl_configure"
@@ -1139,7 +1031,6 @@ H_PLUGIN = {
     "tasks that are a number": answers("marl_tasks(run, split)", "3", ", train"),
     "workflow that is a text": plugin("def marl_workflow(run): return 'x'", "code.arguments"),
     "policies that are texts": answers("marl_policies(run)", "['pro']"),
-    "no policies": answers("marl_policies(run)", "[]"),
     "wrapper that returns nothing": plugin(
         "def marl_policies(run): yield", "plugin.answer, plugin.py, marl_policies", mark=WRAPPER
     ),
@@ -1157,11 +1048,6 @@ H_PLUGIN = {
         "def marl_estimator(run):\n    from marl_plugins.core.estimators import Estimator\n    "
         "return Estimator(scope='world')",
         "estimator.field, plugin.py, Estimator",
-    ),
-    "estimator that discounts by 7": plugin(
-        "def marl_estimator(run):\n    from marl_plugins.core.estimators import Estimator\n    "
-        "return Estimator(gamma=7)",
-        "estimator.gamma, plugin.py, Estimator",
     ),
     "state that never comes back": plugin(
         "def marl_state(run): return {}", "plugin.no_restore, plugin.py, marl_state"
@@ -1248,7 +1134,7 @@ COMMANDS = {
         "recipe.missing_key, grader.py:1, workflow",
     ),
     "recipe that is data": typed("train --recipe train.json", "recipe.value, train.json"),
-    "recipe without a name": typed("train --recipe --dry-run", "flags.value, command line, recipe"),
+    "recipe without a name": typed("train --recipe --dry-run", "flags.value, --recipe"),
     "resume without a folder": typed("train --resume", "resume.folder"),
     "plugin alone": typed(
         "train --plugin marl_plugins.routing", "models.none, agent", "scores.none", "tasks.none"
@@ -1269,9 +1155,9 @@ COMMANDS = {
     ),
     "word alone": typed("train mathchat", "flags.no_flag, command line"),
     "misspelt flag of upstream's": typed(
-        "train --actor.adam.rl 1", "flags.unknown, command line, actor.adam.rl"
+        "train --actor.adam.rl 1", "flags.unknown, --actor.adam.rl"
     ),
-    "old flag of upstream's": typed("train --pretrain x", "flags.unknown, command line, pretrain"),
+    "old flag of upstream's": typed("train --pretrain x", "flags.unknown, --pretrain"),
     "flag of ours alone": typed("train --dry-run", "train.no_recipe, dry-run"),
     "nothing": typed("train", "train.nothing"),
     "misspelt --recipe": typed("train --recip . --dry-run", "train.no_recipe, recip"),

@@ -102,6 +102,7 @@ class Mine(Estimator):
 @pytest.mark.parametrize(
     ("fields", "run", "code"),
     [
+        ({"gamma": 2}, {}, "estimator.gamma"),
         ({"needs_critic": True}, {}, "estimator.critic"),
         ({"scope": "group"}, {}, "estimator.no_group"),
         ({"scope": "action", "group_by": "task"}, {}, "estimator.scope"),
