@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from refusals import found_by, refused
+from refusals import refused
 
 from marl_plugins.cli import dispatch, main
 from marl_plugins.commands.evaluate import only_players, with_models
@@ -107,47 +107,6 @@ def test_the_file_that_was_named_is_the_first_to_be_tried(tmp_path, monkeypatch,
     assert (
         base_of(read_recipe(Path("2nd/recipe.yaml"))).name == "mathchat"
     )  # a name cannot begin with a digit
-
-
-@pytest.mark.parametrize(
-    ("words", "part"),
-    [
-        (["recipes", "copy", "mathchatt", "x"], "did you mean 'mathchat'?"),
-        (["recipes", "copy", "mathchat", "/proc/x"], "cannot be written"),
-        (["recipes", "shwo"], "invalid choice: 'shwo'"),
-        (
-            ["eval", "--recipe", TINY, "--modles", "runs/a"],
-            "--modles: unknown flag; did you mean 'models'?",
-        ),
-        (["recipes", "copy", "nosuch", "x"], "openrlhf recipes list"),
-        (["evla"], "did you mean 'eval'?"),
-    ],
-)
-def test_what_is_wrong_is_said_with_exit_code_2(words, part, capsys):
-    assert main(words) == 2
-    assert part in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        (["--recipe", TINY, "--only", "solver"], ("eval.only",)),
-        ([], ("flags.nothing",)),
-        (["--recipe", TINY, "--resume", "runs/a"], ("eval.resumed", "resume")),
-        (
-            ["--recipe", TINY, "--eval.dataset", "nosuch.jsonl", "--dry-run"],
-            ("tasks.no_file", "eval.dataset", "nosuch.jsonl"),
-        ),
-    ],
-)
-def test_evaluations_that_cannot_be(words, expected):
-    assert found_by(dispatch, ["eval", *words]) == [expected]
-
-
-def test_help_teaches(capsys):
-    assert main(["recipes"]) == 0 and main(["eval", "--help"]) == 0
-    text = capsys.readouterr().out
-    assert "copy a recipe" in text and "--models FOLDER" in text
 
 
 def test_saved_weights_take_the_place_of_the_recipes_models(tmp_path):

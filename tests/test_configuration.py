@@ -27,14 +27,16 @@ from marl_plugins.engine.plan.fingerprint import fingerprint
 ROOT = Path(__file__).resolve().parent.parent
 SUMS = ROOT / "tests" / "recipes" / "sums"
 TINY = str(SUMS / "tiny.yaml")
-RLOO = ["--algo.advantage.estimator", "rloo", "--rollout.n_samples_per_prompt", "4", "--groups.by"]
-GAE = ["--algo.advantage.estimator", "gae"]
+RLOO = "--algo.advantage.estimator rloo --rollout.n_samples_per_prompt 4 --groups.by"
+
+
+def planned(words="", recipe=TINY):
+    return build_plan(["--recipe", str(recipe), *words.split()])
 
 
 @pytest.fixture
 def recipe(tmp_path):
-    """A copy of the shipped recipe that may be spoilt; `edit(old, new)` changes its tiny.yaml's
-    base."""
+    """A copy of a recipe; `edit(old, new)` changes its tiny.yaml's base."""
     shutil.copytree(SUMS, tmp_path / "mathchat")
     folder = tmp_path / "mathchat"
 
@@ -42,7 +44,7 @@ def recipe(tmp_path):
         text = (folder / file).read_text()
         assert old in text
         (folder / file).write_text(text.replace(old, new))
-        return folder
+        return folder / "tiny.yaml"
 
     edit.folder = folder
     return edit
@@ -59,16 +61,7 @@ def test_every_shipped_recipe_is_valid(path, monkeypatch):
 
 
 def test_a_flag_at_its_default_does_no_harm_with_any_estimator():
-    plan = build_plan(
-        [
-            "--recipe",
-            str(SUMS / "tiny.yaml"),
-            *RLOO,
-            "task+role+turn",
-            "--algo.advantage.gamma",
-            "1.0",
-        ]
-    )
+    plan = planned(f"{RLOO} task+role+turn --algo.advantage.gamma 1.0")
     estimator = plan.plugins.hook.marl_estimator(run=plan.run)
     assert (type(estimator).__name__, estimator.group_by) == ("LeaveOneOut", "task+role+turn")
 
@@ -79,10 +72,8 @@ def test_a_flag_at_its_default_does_no_harm_with_any_estimator():
 )
 def test_every_estimator_of_upstreams_is_there(name):
     grouped = name not in ("reinforce", "flash_reinforce", "gae")
-    more = [*RLOO[2:], "task+role+turn", "--groups.scope", "policy"] if grouped else []
-    plan = build_plan(
-        ["--recipe", str(SUMS / "tiny.yaml"), "--algo.advantage.estimator", name, *more]
-    )
+    more = f"{RLOO} task+role+turn --groups.scope policy" if grouped else ""
+    plan = planned(f"{more} --algo.advantage.estimator {name}")
     estimator = plan.plugins.hook.marl_estimator(run=plan.run)
     assert estimator.needs_critic == (name == "gae")
     assert estimator.return_scope == ("policy" if more else "action")
@@ -90,24 +81,14 @@ def test_every_estimator_of_upstreams_is_there(name):
 
 
 def test_roles_that_are_not_trained_may_differ_within_a_group(recipe):
-    folder = recipe(
-        'coder: {model: "tiny:seed=1"}',
-        'coder: {model: "tiny:seed=1", trainable: false}',
-        file="tiny.yaml",
-    )
-    build_plan(["--recipe", str(folder / "tiny.yaml"), *RLOO, "task+role"])
+    frozen = recipe('"tiny:seed=1"}', '"tiny:seed=1", trainable: false}', "tiny.yaml")
+    planned(f"{RLOO} task+role", frozen)
 
 
 def test_a_critic_starts_from_its_policys_model_or_its_own():
-    words = [
-        "--recipe",
-        str(SUMS / "tiny.yaml"),
-        *GAE,
-        "--policy.coder.critic.model_name_or_path",
-        "tiny:seed=9",
-    ]
-    plan = build_plan(
-        [*words, "--critic.adam.lr", "2e-5", "--policy.solver.critic.adam.lr", "3e-5"]
+    plan = planned(
+        "--algo.advantage.estimator gae --policy.coder.critic.model_name_or_path tiny:seed=9 "
+        "--critic.adam.lr 2e-5 --policy.solver.critic.adam.lr 3e-5"
     )
     run = plan.run
     assert {name: a.critic.model_name_or_path for name, a in run.policy_args.items()} == {
@@ -116,14 +97,9 @@ def test_a_critic_starts_from_its_policys_model_or_its_own():
         "verifier": "tiny:seed=2",
     }
     assert [a.critic.adam.lr for a in run.policy_args.values()] == [3e-5, 2e-5, 2e-5]
-    assert {p["critic"] for p in describe(plan)["policies"].values()} == {
-        "tiny",
-        "tiny:seed=9",
-        "tiny:seed=2",
-    }
     assert describe(plan)["devices"] == {"solver": 3, "coder": 3, "verifier": 3}
     assert fingerprint(plan)["policies"]["solver"]["critic"] == 1
-    plain = build_plan(words[:2])
+    plain = planned()
     assert describe(plain)["policies"]["solver"]["critic"] is None
     assert "critic" not in fingerprint(plain)["policies"]["solver"]
 
@@ -137,43 +113,27 @@ def test_a_critic_starts_from_its_policys_model_or_its_own():
     ],
 )
 def test_one_line_shares_policies_in_full_in_part_or_not(recipe, mapping, policies):
-    folder = recipe(
-        'policies:\n  coder: {model: "tiny:seed=1"}\n  verifier: {model: "tiny:seed=2"}\n',
-        "",
-        file="tiny.yaml",
-    )
-    run = build_plan(["--recipe", str(folder / "tiny.yaml"), "--mapping", mapping]).run
+    of_policies = 'policies:\n  coder: {model: "tiny:seed=1"}\n  verifier: {model: "tiny:seed=2"}\n'
+    run = planned(f"--mapping {mapping}", recipe(of_policies, "", "tiny.yaml")).run
     assert [p.name for p in run.policies] == policies
 
 
 def test_numbers_with_exponents_and_dashes_are_values():
-    tiny = str(SUMS / "tiny.yaml")
-    run = build_plan(
-        ["--recipe", tiny, "--reward.clip_range", "-1e-1", "1", "--logger.wandb.group=-x"]
-    ).run
+    run = planned("--reward.clip_range -1e-1 1 --logger.wandb.group=-x").run
     assert run.args.reward.clip_range == [-0.1, 1.0]
     assert run.args.logger.wandb.group == "-x"
 
 
 def test_false_takes_a_switch_back(recipe):
-    folder = recipe(
-        "  actor.adam.lr: 1e-3",
-        "  actor.adam.lr: 1e-3\n  vllm.enforce_eager: false",
-        file="tiny.yaml",
-    )
-    run = build_plan(["--recipe", str(folder / "tiny.yaml")]).run
+    rate = "  actor.adam.lr: 1e-3"
+    run = planned("", recipe(rate, f"{rate}\n  vllm.enforce_eager: false", "tiny.yaml")).run
     assert run.args.vllm.enforce_eager is False
 
 
 def test_the_command_line_chooses_the_model():
-    tiny = str(SUMS / "tiny.yaml")
-    words = [
-        "--actor.model_name_or_path",
-        "tiny:seed=8",
-        "--policy.coder.actor.model_name_or_path",
-        "tiny:seed=9",
-    ]
-    run = build_plan(["--recipe", tiny, *words]).run
+    run = planned(
+        "--actor.model_name_or_path tiny:seed=8 --policy.coder.actor.model_name_or_path tiny:seed=9"
+    ).run
     assert {p.name: p.model for p in run.policies} == {
         "solver": "tiny:seed=8",
         "coder": "tiny:seed=9",
@@ -182,16 +142,13 @@ def test_the_command_line_chooses_the_model():
 
 
 def test_policies_that_a_mapping_leaves_idle_are_a_warning():
-    run = build_plan(["--recipe", str(SUMS / "tiny.yaml"), "--mapping", "shared"]).run
+    run = planned("--mapping shared").run
     assert [p.name for p in run.policies] == ["shared"]
     assert set(briefs(run.warnings)) == {("policies.idle",)}
 
 
 def test_precedence_command_line_recipe_defaults_upstream():
-    tiny = str(SUMS / "tiny.yaml")
-    run = build_plan(
-        ["--recipe", tiny, "--actor.adam.lr", "3e-4", "--policy.coder.actor.adam.lr", "5e-5"]
-    ).run
+    run = planned("--actor.adam.lr 3e-4 --policy.coder.actor.adam.lr 5e-5").run
     assert run.args.algo.advantage.estimator == "reinforce"  # our default
     assert run.args.rollout.batch_size == 32  # the recipe's
     assert run.args.train.seed == 42  # upstream's
@@ -202,58 +159,39 @@ def test_precedence_command_line_recipe_defaults_upstream():
 @pytest.mark.parametrize(
     ("words", "output", "path"),
     [
-        ([], "runs/vote", "runs/vote/checkpoints"),
-        (["--ckpt.output_dir", "mine"], "mine", "mine/checkpoints"),
-        (["--ckpt.path", "saved"], "runs/vote", "saved"),
+        ("", "runs/vote", "runs/vote/checkpoints"),
+        ("--ckpt.output_dir mine", "mine", "mine/checkpoints"),
+        ("--ckpt.path saved", "runs/vote", "saved"),
     ],
 )
 def test_a_recipe_has_folders_of_its_own_by_default(words, output, path):
-    ckpt = build_plan(["--recipe", "vote/tiny.yaml", *words]).run.args.ckpt
+    ckpt = planned(words, "vote/tiny.yaml").run.args.ckpt
     assert (ckpt.output_dir, ckpt.path) == (output, path)
 
 
-def test_the_command_line_beats_what_the_recipe_says_of_one_policy(recipe):
-    tiny = str(
-        recipe('"tiny:seed=1"}', '"tiny:seed=1", flags: {actor.adam.lr: 7e-3}}', "tiny.yaml")
-        / "tiny.yaml"
-    )
-    for words, rate in (
-        ([], 7e-3),
-        (["--actor.adam.lr", "1e-7"], 1e-7),
-        (["--policy.coder.actor.adam.lr", "2e-7"], 2e-7),
-    ):
-        run = build_plan(["--recipe", tiny, *words]).run
-        assert run.policy_args["coder"].actor.adam.lr == rate
+@pytest.mark.parametrize(
+    ("words", "rate"),
+    [("", 7e-3), ("--actor.adam.lr 1e-7", 1e-7), ("--policy.coder.actor.adam.lr 2e-7", 2e-7)],
+)
+def test_the_command_line_beats_what_the_recipe_says_of_one_policy(recipe, words, rate):
+    tiny = recipe('"tiny:seed=1"}', '"tiny:seed=1", flags: {actor.adam.lr: 7e-3}}', "tiny.yaml")
+    assert planned(words, tiny).run.policy_args["coder"].actor.adam.lr == rate
 
 
 def test_upstreams_completions_reach_every_policy():
-    run = build_plan(["--recipe", str(SUMS / "tiny.yaml"), "--actor.eps_clip", "0.3"]).run
+    run = planned("--actor.eps_clip 0.3").run
     assert all(args.actor.eps_clip_low_high == (0.3, 0.3) for args in run.policy_args.values())
 
 
 def test_a_plugin_alone_makes_one_role_of_upstreams_own_flags(tmp_path):
     (tmp_path / "data.jsonl").write_text('{"input": "1+1=", "label": "2"}\n' * 8)
     (tmp_path / "reward.py").write_text("def reward_func(q, p, l): return {'rewards': [1.0]}\n")
-    plan = build_plan(
-        [
-            "--plugin",
-            "marl_plugins.filter_agents_data",
-            "--actor.model_name_or_path",
-            "tiny",
-            "--data.prompt_dataset",
-            str(tmp_path / "data.jsonl"),
-            "--reward.remote_url",
-            str(tmp_path / "reward.py"),
-            "--rollout.batch_size",
-            "8",
-            "--train.batch_size",
-            "8",
-            "--data.label_key",
-            "label",
-            "--data.max_len",
-            "256",
-        ]
+    words = (
+        "--plugin marl_plugins.filter_agents_data --actor.model_name_or_path tiny "
+        f"--data.prompt_dataset {tmp_path}/data.jsonl --reward.remote_url {tmp_path}/reward.py "
+        "--rollout.batch_size 8 --train.batch_size 8 --data.label_key label --data.max_len 256"
     )
+    plan = build_plan(words.split())
     assert [p.name for p in plan.run.policies] == ["agent"]
     assert plan.tasks("train")[0].label == "2"
 
@@ -425,7 +363,7 @@ def test_a_recipes_data_are_beside_it(recipe, tmp_path, monkeypatch):
 
 
 def test_the_plan_counts_tasks_steps_and_devices():
-    plan = build_plan(["--recipe", "mathchat/tiny.yaml", "--max_steps", "7"])
+    plan = planned("--max_steps 7", "mathchat/tiny.yaml")
     shown = describe(plan)
     assert shown["tasks"] == {"train": len(plan.tasks("train")), "eval": 400, "steps": 7}
     assert shown["devices_together"] == sum(shown["devices"].values())

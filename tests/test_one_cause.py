@@ -13,23 +13,11 @@ from marl_plugins.engine.plan.build import build_plan
 from marl_plugins.engine.plan.problems import Problems, each_cause_once
 
 GONE = {
-    "a prompt": (
-        "mathchat/tiny.yaml",
-        "prompts/tiny/coder.md",
-        "files.unreadable",
-        ["roles.coder.prompt"],
-    ),
     "a prompt of two roles": (
         "debate/tiny.yaml",
         "prompts/tiny/debater.md",
         "files.unreadable",
         ["roles.north.prompt", "roles.south.prompt"],
-    ),
-    "a prompt that demonstrations read too": (
-        "debate/tiny.yaml",
-        "prompts/tiny/again.md",
-        "files.unreadable",
-        ["roles.north.followup", "roles.south.followup"],
     ),
     "the workflow, which the grader imports": (
         "coder_tester/tiny.yaml",
@@ -37,15 +25,7 @@ GONE = {
         "files.missing",
         ["workflow"],
     ),
-    "the grader, which the rubric imports": (
-        "ecommerce/tiny_merchant.yaml",
-        "grader.py",
-        "files.missing",
-        ["grader"],
-    ),
-    "tasks": ("vote/tiny.yaml", "tasks.py", "files.missing", ["tasks"]),
     "a plugin": ("vote/recipe.yaml", "credit.py", "files.missing", []),
-    "what grader and rubric import": ("dsbench/tiny.yaml", "judging.py", "code.failed", ["grader"]),
     "what they import from a file that both import": (
         "dsbench/tiny.yaml",
         "files.py",

@@ -5,6 +5,7 @@ places of what it returns.
 """
 
 import asyncio
+import copy
 import errno
 import fcntl
 import os
@@ -44,8 +45,8 @@ from marl_plugins.core.run import use_tool
 from marl_plugins.core.section import Section
 from marl_plugins.core.tools import Function, Tool
 from marl_plugins.engine.hosts import prebuild, seams, trees, upstream_cli
-from marl_plugins.engine.manager import Plugins
-from marl_plugins.engine.plan import calls, files, models, resolve_plugins, sections
+from marl_plugins.engine.plan import calls, files, resolve_plugins, sections
+from marl_plugins.engine.plan.build import build_plan
 from marl_plugins.engine.plan.checks import numbers, policies
 from marl_plugins.engine.processes import cluster
 from marl_plugins.engine.records import run_folder, tables, trace
@@ -61,9 +62,15 @@ from marl_plugins.sandbox.section import SandboxConfig
 from marl_plugins.streaming import checks as streaming
 
 
-def space(**values):
-    """Nested attributes: `space(a__b=1).a.b`."""
-    root = SimpleNamespace()
+@pytest.fixture(scope="module")
+def run():
+    """A run that has nothing wrong."""
+    return build_plan(["--recipe", "vote/tiny.yaml"]).run
+
+
+def space(root=None, **values):
+    """Nested attributes, as in `space(a__b=1).a.b`, of a copy of `root`."""
+    root = copy.deepcopy(root) or SimpleNamespace()
     for name, value in values.items():
         *parts, last = name.split("__")
         below = root
@@ -154,48 +161,7 @@ def test_followers(follower, code, key):
     assert briefs(found) == [(code, f"policies.b.{key}")]
 
 
-# --- numbers
-
-
-GOOD_NUMBERS = {
-    "train__dynamic_batch_enable": False,
-    "train__max_tokens_per_gpu": 10,
-    "train__colocate_all": False,
-    "rollout__max_tokens_per_gpu": None,
-    "data__max_len": 100,
-    "ds__ring_attn_size": 1,
-    "ds__packing_samples": False,
-    "ds__attn_implementation": "eager",
-    "ds__enable_sleep": False,
-    "ds__zero_stage": 2,
-    "vllm__enable_sleep": False,
-    "vllm__num_engines": 1,
-    "vllm__tensor_parallel_size": 1,
-    "actor__num_nodes": 1,
-    "actor__num_gpus_per_node": 1,
-    "actor__model_name_or_path": "tiny",
-    "critic__model_name_or_path": "tiny",
-    "critic__num_nodes": 1,
-    "critic__num_gpus_per_node": 1,
-    "algo__advantage__estimator": "reinforce",
-}
-
-
 # --- gradients that are taken early
-
-
-GOOD_POLICY = {
-    "train__max_epochs": 1,
-    "ds__zero_stage": 2,
-    "ds__param_dtype": "bf16",
-    "ds__ring_attn_size": 1,
-    "actor__gradient_checkpointing_enable": False,
-    "actor__gradient_checkpointing_reentrant": False,
-    "actor__model_name_or_path": "tiny",
-    "actor__policy_loss_type": "ppo",
-    "algo__advantage__is_correction_level": "off",
-    "reward__clip_range": None,
-}
 
 
 @pytest.mark.parametrize(
@@ -204,10 +170,9 @@ GOOD_POLICY = {
         ({"train__max_epochs": 2}, "reinforce", "streaming.epochs", "train.max_epochs"),
         ({"ds__param_dtype": "fp16"}, "reinforce", "streaming.dtype", "ds.param_dtype"),
         (
-            {
-                "actor__gradient_checkpointing_enable": True,
-                "actor__gradient_checkpointing_reentrant": True,
-            },
+            dict.fromkeys(
+                [f"actor__gradient_checkpointing_{name}" for name in ("enable", "reentrant")], True
+            ),
             "reinforce",
             "streaming.checkpointing",
             "actor.gradient_checkpointing_reentrant",
@@ -227,10 +192,9 @@ GOOD_POLICY = {
         ({"ds__ring_attn_size": 2}, "reinforce", "streaming.ring", "ds.ring_attn_size"),
     ],
 )
-def test_a_policy_whose_gradients_cannot_be_taken_early(changed, estimator, code, flag):
-    found = streaming._of_a_policy(
-        space(**GOOD_POLICY | changed), "p", SimpleNamespace(estimator=estimator)
-    )
+def test_a_policy_whose_gradients_cannot_be_taken_early(run, changed, estimator, code, flag):
+    args = space(run.args, actor__model_name_or_path="tiny", **changed)
+    found = streaming._of_a_policy(args, "p", SimpleNamespace(estimator=estimator))
     assert briefs(found) == [(code, flag)]
 
 
@@ -384,20 +348,13 @@ def test_calls_in_a_models_own_format(role, tools, expected, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("trained", "nodes", "code"),
-    [
-        (False, 1, "seats.unused"),
-        (True, 0, "seats.nodes"),
-    ],
+    ("trained", "nodes", "code"), [(False, 1, "seats.unused"), (True, 0, "seats.nodes")]
 )
-def test_seats(trained, nodes, code):
-    args = space(**GOOD_NUMBERS)
-    run = SimpleNamespace(device="cpu", policies=[policy("p", trained)], policy_args={"p": args})
+def test_seats(run, trained, nodes, code):
+    policies = [policy("p", trained)]
+    run = SimpleNamespace(device="cpu", policies=policies, policy_args={"p": run.args})
     found = seats.check_seating(run, Seating(1, nodes, None))
     assert briefs(found) == [(code, "marl_plugins.process_groups")]
-
-
-# --- commands
 
 
 # --- an endpoint's flags
@@ -505,30 +462,16 @@ def test_operators_that_cannot_be_built(monkeypatch, tmp_path):
 # --- plugins and files
 
 
-def test_plugins(tmp_path, monkeypatch):
+def test_a_plugin_that_needs_a_module(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "odd_plugin.py").write_text("import nothing_of_that_name")
     assert found_by(load, "odd_plugin") == [("plugin.needs_module", "odd_plugin")]
-    (tmp_path / "needy.py").write_text("requires = 3")
-    assert found_by(Plugins, [str(tmp_path / "needy.py")]) == [
-        ("plugin.requires", "needy.py", "requires")
-    ]
-    wrapper = (
-        "from marl_plugins import hookimpl\n@hookimpl(wrapper=True)\ndef marl_log(): return 1\n"
-    )
-    (tmp_path / "wrapper.py").write_text(wrapper)  # it yields nothing
-    assert found_by(Plugins, [str(tmp_path / "wrapper.py")]) == [("plugin.signature", "wrapper.py")]
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("a: [1, 2, 3, 4, 5]", ("recipe.too_large", "recipe.yaml")),
-    ],
-)
-def test_recipes(text, expected, tmp_path, monkeypatch):
+def test_a_recipe_of_too_many_values(tmp_path, monkeypatch):
     monkeypatch.setattr(recipe_yaml, "MAX_YAML_VALUES", 4)
-    (tmp_path / "recipe.yaml").write_text(text)
+    (tmp_path / "recipe.yaml").write_text("a: [1, 2, 3, 4, 5]")
+    expected = ("recipe.too_large", "recipe.yaml")
     assert found_by(recipe_yaml.read_recipe, tmp_path / "recipe.yaml") == [expected]
 
 
@@ -555,12 +498,6 @@ def test_imports(tmp_path):
 
 
 # --- models
-
-
-def test_the_folder_of_a_model(tmp_path):
-    folder = tmp_path / "model"
-    folder.mkdir()
-    assert briefs(models.tokenizer_problems(folder)) == [("models.no_tokenizer", "model")]
 
 
 def test_a_tokenizer_that_ends_no_turn():
@@ -608,21 +545,19 @@ def test_a_dataset_of_the_hub(tmp_path, monkeypatch):
     ]
 
 
-def test_groups_of_ray_for_several_policies(monkeypatch):
+def test_groups_of_ray_for_several_policies(monkeypatch, run):
     for other in ("_lengths", "_batching", "check_placement", "_unlikely"):  # of one policy each
         monkeypatch.setattr(numbers, other, lambda *_: [])
-    wanted = {
-        "ckpt__save_steps": 1,
-        "ckpt__disable_ds": False,
-        "vllm__sync_with_ray": True,
-        "train__batch_size": 1,
-    }
-    args = space(**GOOD_NUMBERS | wanted)
+    args = space(run.args, vllm__sync_with_ray=True, train__batch_size=1)
     run = SimpleNamespace(
-        args=args, trajectories=1, device="cuda", policies=[policy("a"), policy("b")]
+        args=args,
+        trajectories=1,
+        device="cuda",
+        policies=[policy("a"), policy("b")],
+        recipe=run.recipe,
+        policy_args={"a": args, "b": args},
+        logical_gpus=None,
     )
-    run.recipe = space(limits__task_seconds=60.0)
-    run.policy_args, run.logical_gpus = {"a": args, "b": args}, None
     assert briefs(numbers.check_numbers(run)) == [("plan.sync_with_ray",)]
 
 
@@ -665,11 +600,8 @@ def test_returns_of_several_roles_that_are_normalised_together():
         "origin": "action",
     }
     run = space(**{f"args__reinforce_pp__{name}": value for name, value in flags.items()})
-    run.estimator, run.recipe, run.given = (
-        "reinforce",
-        SimpleNamespace(roles=["a", "b"], populations={}),
-        {},
-    )
+    run.estimator, run.given = "reinforce", {}
+    run.recipe = SimpleNamespace(roles=["a", "b"], populations={})
     expected = ("reinforce_pp.trajectory_scope", "reinforce_pp.scope", "reinforce_pp.normalise")
     assert briefs(reinforce_pp.marl_configure(run=run)) == [expected]
 
@@ -721,9 +653,8 @@ def test_a_trajectory_without_times(monkeypatch):
 
 
 def test_checkpoints_that_cannot_be_written(tmp_path):
-    (tmp_path / "solver" / "_actor" / "latest").mkdir(
-        parents=True
-    )  # a folder where a file has to go
+    # A folder where a file has to go.
+    (tmp_path / "solver" / "_actor" / "latest").mkdir(parents=True)
     with refused(("resume.unwritable", "ckpt.path")):
         Checkpoints(tmp_path, 1, {}).open(resume=False)
 
