@@ -1,6 +1,7 @@
 """Problems as values: how they are shown, their codes, and that nothing reads their sentences."""
 
 import ast
+import functools
 import pickle
 import re
 from pathlib import Path
@@ -111,6 +112,7 @@ def test_a_misspelt_field_of_a_prompt_is_named_once():
 # --- codes
 
 
+@functools.cache
 def codes():
     return {problem_codes.code_of(call) for call, _ in problem_codes.calls()}
 
@@ -133,6 +135,7 @@ def test_every_code_is_named_by_a_test():
 # --- nothing reads a sentence
 
 
+@functools.cache
 def trees(folder):
     return {
         str(path.relative_to(folder)): ast.parse(path.read_text(encoding="utf-8"))
