@@ -1083,6 +1083,12 @@ COMMANDS = {
     "flag of an evaluation": typed("eval --recipe . --modles runs/a", "flags.unknown, --modles"),
     "role of an evaluation": typed("eval --recipe . --only pro", "eval.only"),
     "evaluation of nothing": typed("eval", "flags.nothing"),
+    "table that plans, without a recipe": typed(
+        "export . --table rejudged", "export.no_recipe, table, rejudged"
+    ),
+    "table of a run without records": typed(
+        "export . --table trace --to -", "export.no_rows, table, trace"
+    ),
     "half a command": typed("recipes copy", "flags.command_line"),
     "evaluation that is resumed": typed("eval --recipe . --resume runs/a", "eval.resumed, resume"),
 }
@@ -1094,7 +1100,8 @@ def test_other_commands_name_what_is_wrong(tmp_path, monkeypatch, name):
         "from marl_plugins import hookimpl\nfrom marl_plugins.core.command import Command\n"
         "@hookimpl\ndef marl_commands(): return "
     )
-    write(tmp_path, {"three.py": f"{hook}[3]", "idle.py": f"{hook}[Command('hi', '', '', None)]"})
+    plugins = {"three.py": f"{hook}[3]", "idle.py": f"{hook}[Command('hi', '', '', None)]"}
+    write(tmp_path, {**plugins, "trajectories.jsonl": ""})
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigurationError) as caught:
         dispatch([*COMMANDS[name].words])
