@@ -4,13 +4,13 @@ takes how long; and resume."""
 import asyncio
 import json
 from collections import Counter, defaultdict
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import virtual_time
 from hypothesis import given
 from hypothesis import strategies as st
+from planned_once import PlannedOnce
 from plugin_pairs import words
 from refusals import briefs, refused
 from simulated import make_trajectory
@@ -18,15 +18,13 @@ from simulated_session import killed_after, recorded, run_planned
 
 from marl_plugins.continuous.flight import ContinuousPart, Flight
 from marl_plugins.continuous.gate import LateGate
-from marl_plugins.contracts import PluginContract
 from marl_plugins.core.ledger import Ledger
 from marl_plugins.core.trajectory import Task
 from marl_plugins.engine.plan.build import build_plan
 
 
-class TestContract(PluginContract):
+class TestContract(PlannedOnce):
     plugin = "marl_plugins.continuous"
-    recipe = str(Path(__file__).parent / "recipes" / "sums" / "tiny.yaml")
     flags = ("--train.async_enable",)
 
 

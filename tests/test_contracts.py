@@ -7,6 +7,7 @@ from typing import ClassVar
 from unittest import SkipTest
 
 import pytest
+from planned_once import PlannedOnce
 
 from marl_plugins.contracts import PluginContract, made_up_action, made_up_trajectory
 from marl_plugins.contracts.tools import ToolContract
@@ -22,8 +23,9 @@ GROUPS = [
 ]
 
 
-class TestCoach(PluginContract):
+class TestCoach(PlannedOnce):
     plugin = "marl_plugins.coach"
+    recipe = "mathchat/tiny.yaml"
 
 
 class Contract(PluginContract):
@@ -32,51 +34,51 @@ class Contract(PluginContract):
     recipe = str(Path(__file__).parent / "recipes" / "sums" / "tiny.yaml")
 
 
-class TestRewardBackprop(Contract):
+class TestRewardBackprop(PlannedOnce):
     plugin = "marl_plugins.reward_backprop"
 
 
-class TestFilter(Contract):
+class TestFilter(PlannedOnce):
     plugin = "marl_plugins.filter_agents_data"
 
 
-class TestReinforce(Contract):
+class TestReinforce(PlannedOnce):
     plugin = "marl_plugins.reinforce_pp"
     flags = ("--reinforce_pp.normalise", "role")
 
 
-class TestFlashReinforce(Contract):
+class TestFlashReinforce(PlannedOnce):
     plugin = "marl_plugins.reinforce_pp"
     flags = ("--algo.advantage.estimator", "flash_reinforce")
 
 
-class TestGroupNorm(Contract):
+class TestGroupNorm(PlannedOnce):
     plugin = "marl_plugins.groups"
     flags = ("--algo.advantage.estimator", "group_norm", *GROUPS)
 
 
-class TestRloo(Contract):
+class TestRloo(PlannedOnce):
     plugin = "marl_plugins.groups"
     flags = ("--algo.advantage.estimator", "rloo", *GROUPS)
 
 
-class TestGae(Contract):
+class TestGae(PlannedOnce):
     plugin = "marl_plugins.gae"
     flags = ("--algo.advantage.estimator", "gae")
 
 
-class TestVotersCredit(PluginContract):
+class TestVotersCredit(PlannedOnce):
     """It says that it needs one trajectory at a time."""
 
     plugin = "recipes/vote/credit.py"
     recipe = "vote/tiny.yaml"
 
 
-class TestRecipesPlugin(Contract):
+class TestRecipesPlugin(PlannedOnce):
     plugin = "marl_plugins.builtin.recipe"
 
 
-class TestPythonTool(Contract):
+class TestPythonTool(PlannedOnce):
     """It starts processes."""
 
     plugin = "marl_plugins.tools.python"
@@ -344,7 +346,7 @@ def test_a_state_that_is_not_saved_is_told_as_that(tmp_path):
     (tmp_path / "unsaved.py").write_text(UNSAVED)
     (tmp_path / "saved.py").write_text(UNSAVED + SAVED)
     kits = [
-        type("Kit", (PluginContract,), {"plugin": str(tmp_path / f"{name}.py")})()
+        type("Kit", (Contract,), {"plugin": str(tmp_path / f"{name}.py")})()
         for name in ("unsaved", "saved")
     ]
     with pytest.raises(AssertionError, match="marl_state"):
@@ -368,7 +370,7 @@ def test_a_normaliser_that_divides_by_no_deviation_is_told(tmp_path, scope):
         "            out[mine] = (r - r.mean()) / r.std()\n        return out\n\n"
         "@hookimpl\ndef marl_estimator(run): return Mine()\n"
     )
-    kit = type("Kit", (PluginContract,), {"plugin": str(tmp_path / "mine.py")})()
+    kit = type("Kit", (Contract,), {"plugin": str(tmp_path / "mine.py")})()
     with pytest.raises(AssertionError, match=r"all rewards are 0\.0"):
         kit.test_advantages_are_finite_where_all_rewards_are_the_same()
 

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from planned_once import PlannedOnce
 from simulated import make_trajectory
 
 from benchmarks import population
 from marl_plugins import mean_group
 from marl_plugins.competence import Competence
 from marl_plugins.competence import marl_credit_step as with_competence
-from marl_plugins.contracts import PluginContract
 from marl_plugins.cooperation import marl_credit_step as cooperate
 from marl_plugins.cooperation import shares
 from marl_plugins.core.failures import ConfigurationError
@@ -325,7 +325,7 @@ def test_the_benchmarks_mean_group_is_the_plugins():
     assert credit(rewards, 1) == pytest.approx(rewards * [0.5, 1.5])
 
 
-class TestMeanGroup(PluginContract):
+class TestMeanGroup(PlannedOnce):
     plugin = "marl_plugins.mean_group"
 
 
@@ -366,11 +366,11 @@ def test_groups_and_scales_that_cannot_be_or_do_nothing(words, code):
     assert code in {problem.code for problem in found}
 
 
-class TestCooperation(PluginContract):
+class TestCooperation(PlannedOnce):
     plugin = "marl_plugins.cooperation"
 
 
-class TestCompetence(PluginContract):
+class TestCompetence(PlannedOnce):
     plugin = "marl_plugins.competence"
 
 

@@ -2,18 +2,17 @@
 step and state alone."""
 
 import json
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from planned_once import PlannedOnce
 from plugin_pairs import words
 from simulated import without_seconds
 from simulated_session import killed_after, recorded, run_planned
 
-from marl_plugins.contracts import PluginContract
 from marl_plugins.core.failures import RunPaused
 from marl_plugins.core.trajectory import Task
 from marl_plugins.curriculum import Successes, marl_batch, marl_restore, marl_state, weight
@@ -24,9 +23,8 @@ OUTCOMES = st.lists(st.sampled_from([0.0, 0.5, 1.0]), min_size=1, max_size=4)
 TASKS = [Task(f"t{n}", "p") for n in range(12)]
 
 
-class TestContract(PluginContract):
+class TestContract(PlannedOnce):
     plugin = "marl_plugins.curriculum"
-    recipe = str(Path(__file__).parent / "recipes" / "sums" / "tiny.yaml")
 
 
 def run_of(seed=1, floor=0.1, decay=0.5, successes=None):

@@ -12,10 +12,10 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from planned_once import PlannedOnce
 from simulated import make_trajectory
 from simulated_run import simulated_trainer
 
-from marl_plugins.contracts import PluginContract
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.loading import load
 from marl_plugins.core.process_backend import TrainingSpec
@@ -27,39 +27,33 @@ EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
 FILES = sorted(EXAMPLES.glob("*.py"))
 
 
-class Contract(PluginContract):
-    """With a recipe of few tasks: every contract plans several runs."""
-
-    recipe = str(Path(__file__).parent / "recipes" / "sums" / "tiny.yaml")
-
-
-class TestMaxRL(Contract):
+class TestMaxRL(PlannedOnce):
     plugin = str(EXAMPLES / "maxrl.py")
     flags = ("--rollout.n_samples_per_prompt", "4")
 
 
-class TestRAE(Contract):
+class TestRAE(PlannedOnce):
     plugin = "marl_plugins.rae"
 
 
-class TestWeightAverage(Contract):
+class TestWeightAverage(PlannedOnce):
     plugin = str(EXAMPLES / "weight_average.py")
 
 
-class TestBusyProcesses(Contract):
+class TestBusyProcesses(PlannedOnce):
     plugin = str(EXAMPLES / "busy_processes.py")
 
 
-class TestStragglers(Contract):
+class TestStragglers(PlannedOnce):
     plugin = str(EXAMPLES / "stragglers.py")
 
 
-class TestHierarchicalGRPO(Contract):
+class TestHierarchicalGRPO(PlannedOnce):
     plugin = str(EXAMPLES / "hierarchical_grpo.py")
     flags = ("--hierarchical.attempts", "verifier", "--rollout.n_samples_per_prompt", "2")
 
 
-class TestWordLimits(Contract):
+class TestWordLimits(PlannedOnce):
     plugin = str(EXAMPLES / "word_limits.py")
 
 

@@ -16,6 +16,7 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from planned_once import PlannedOnce
 from ray.exceptions import RayActorError
 from refusals import briefs, found_by, refused
 from simulated import without_seconds
@@ -24,7 +25,6 @@ from simulated_run import SimulatedPolicy, simulated_trainer
 from marl_plugins import opponent_pool
 from marl_plugins.cli import main
 from marl_plugins.commands.evaluate import only_players, with_models
-from marl_plugins.contracts import PluginContract
 from marl_plugins.core.failures import ConfigurationError, RunEnded
 from marl_plugins.core.policy import Policy
 from marl_plugins.engine.manager import Plugins
@@ -55,7 +55,7 @@ RUN = {
 }
 
 
-class TestOpponentPool(PluginContract):
+class TestOpponentPool(PlannedOnce):
     plugin = "marl_plugins.opponent_pool"
     recipe = str(ROOT / "tests" / "recipes" / "sums" / "earlier.yaml")
 

@@ -8,10 +8,10 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from planned_once import PlannedOnce
 from simulated import make_trajectory, without_seconds
 from simulated_run import simulated_trainer
 
-from marl_plugins.contracts import PluginContract
 from marl_plugins.core.estimators import Estimator
 from marl_plugins.core.ledger import Ledger
 from marl_plugins.engine.plan.build import build_plan
@@ -68,7 +68,7 @@ def test_a_rows_advantages_are_multiplied_by_its_weight():
     assert weighed([one, half], advantages).tolist() == [[1.0, 2.0], [1.5, 2.0]]
 
 
-class TestReplay(PluginContract):
+class TestReplay(PlannedOnce):
     plugin = PLUGIN
 
 

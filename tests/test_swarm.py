@@ -20,11 +20,11 @@ from typing import ClassVar
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from planned_once import PlannedOnce
 from simulated import make_trajectory, without_seconds
 from simulated_run import SimulatedPolicy, simulated_trainer
 from test_exchange import Chat, recorded
 
-from marl_plugins.contracts import PluginContract
 from marl_plugins.core.exchange import RefusedRecord
 from marl_plugins.core.failures import ConfigurationError, RunPaused
 from marl_plugins.core.policy import Policy
@@ -759,7 +759,7 @@ def test_what_is_no_json_does_not_travel():
         packed([good()], Task("t0", "q0", object()))
 
 
-class TestSwarm(PluginContract):
+class TestSwarm(PlannedOnce):
     plugin = PLUGIN
     flags: ClassVar = [
         "--swarm.store",
