@@ -1,8 +1,8 @@
 """What programs cost as workflows: CPU of the run's process for a request, CPU of a program's
 start, and what 10,000 leave behind.
 
-    python -m benchmarks.agents requests [N]  CPU of a request at the endpoint, and of the same call
-    of a role, N (64) in flight
+    python -m benchmarks.agents requests [N [ROUNDS]]  CPU of a request at the endpoint, and of the
+    same call of a role, N (64) in flight; median of 3 rounds
     python -m benchmarks.agents starts [N]    CPU of a program's start: N (32) forked, and as a new
                                               process
     python -m benchmarks.agents programs [N]  N (128) programs of four requests with the plain
@@ -132,10 +132,10 @@ async def costs(text: str, count: int) -> tuple[float, float]:
     return over / (16 * count) * 1e3, (cpu() - before) / (16 * count) * 1e3
 
 
-def requests(count: int) -> None:
+def requests(count: int, rounds: int) -> None:
     """CPU of the run's process for a request. The client is another process."""
     for length in (32, 4096):
-        found = [asyncio.run(costs(("word " * length)[:length], count)) for _ in range(3)]
+        found = [asyncio.run(costs(("word " * length)[:length], count)) for _ in range(rounds)]
         over, call = (statistics.median(times) for times in zip(*found, strict=True))
         print(
             f"prompts of {length} characters: {over:.2f} ms a request, {call:.2f} ms a call, "
@@ -286,10 +286,10 @@ async def thousands(workflow: Workflow, roles: Mapping[str, RoleSpec], count: in
             )
 
 
-if __name__ == "__main__":
+def main() -> None:
     match sys.argv[1:]:
         case ["requests", *rest]:
-            requests(int(rest[0]) if rest else 64)
+            requests(int(rest[0]) if rest else 64, int(rest[1]) if rest[1:] else 3)
         case ["client", job]:
             asyncio.run(client(*json.loads(job)))
         case ["starts", *rest]:
@@ -300,3 +300,7 @@ if __name__ == "__main__":
             many(int(rest[0]) if rest else 10_000)
         case _:
             print(__doc__)
+
+
+if __name__ == "__main__":
+    main()

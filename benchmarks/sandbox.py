@@ -1,5 +1,5 @@
 """What the sandbox costs, in turn with a bare Python in the same run:
-`python -m benchmarks.sandbox [ROUNDS]`
+`python -m benchmarks.sandbox [ROUNDS [LEVEL ...]]`
 
 `print(1)` by `python -I -c`, by the same without site-packages (`-S`), and at each level that this
 machine has, with and without scikit-learn imported beforehand, in turn; 50 programs at once at each
@@ -15,6 +15,7 @@ import contextlib
 import statistics
 import sys
 import time
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -62,11 +63,11 @@ def shown(times: list[float], base: list[float]) -> str:
     )
 
 
-async def main(rounds: int) -> None:
+async def main(rounds: int, levels: Sequence[str]) -> None:
     imports = [name for name in HEAVY if find_spec(name.partition(".")[0])]
     async with contextlib.AsyncExitStack() as stack:
         sandboxes: dict[str, Sandbox] = {}
-        for level in LEVELS:
+        for level in levels:
             for what, config in (
                 ("", []),
                 (" with " + ", ".join(sorted({n.partition(".")[0] for n in imports})), imports),
@@ -110,4 +111,4 @@ async def main(rounds: int) -> None:
 
 
 if __name__ == "__main__":
-    asyncio.run(main(int(sys.argv[1]) if len(sys.argv) > 1 else ROUNDS))
+    asyncio.run(main(int(sys.argv[1]) if len(sys.argv) > 1 else ROUNDS, sys.argv[2:] or LEVELS))

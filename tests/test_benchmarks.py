@@ -33,12 +33,12 @@ ROOT = Path(__file__).resolve().parent.parent
 PAGES = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "recipes").glob("*/README.md")]
 
 SMALLEST = {
-    "agents": ["starts 1", "requests 1"],
+    "agents": ["starts 1", "requests 1 1"],
     "arithmetic": ["--runs 1"],
     "attacks": ["100 --hogs children"],
     "blame": ["--tasks 2 --seeds 1"],
     "coach": ["--calls 20 --rounds 1 --verdict_seconds 0.1-0.2"],
-    "coach_bias": ["--runs 4"],
+    "coach_bias": ["--runs 1"],
     "coach_map": ["--seeds 1 --steps 80", "--seeds 1 --calibrate"],
     "compat": ["--checks 1 --pairs 1"],
     "continuous": ["--steps 2 --seeds 1 --devices 1"],
@@ -56,7 +56,7 @@ SMALLEST = {
     "population": ["--seeds 1 --games spread trading --estimators normalised --presets"],
     "programs": ["--runs 2 'removes its folder'"],
     "records": ["--megabytes 1"],
-    "sandbox": ["2"],
+    "sandbox": ["2 process"],
     "scheduling": ["--seeds 1", "--controller --trajectories 10"],
     "sequences": ["--trees 8 --length 8 --rounds 1"],
     "sql": ["--rounds 2"],
@@ -68,13 +68,23 @@ SMALLEST = {
 `run` a run to look at."""
 
 HERE = (
+    "agents",
     "arithmetic",
+    "coach",
     "coach_map",
     "continuous",
+    "credit",
+    "demo",
+    "dsbench",
     "endurance",
+    "graphs",
+    "learning",
     "population",
+    "records",
     "scheduling",
     "sequences",
+    "sql",
+    "swarm",
     "trained_judge",
 )
 """Those that run in this process, because imports would take most of their time."""
@@ -142,12 +152,13 @@ def folders(tmp_path_factory):
 @pytest.mark.parametrize(
     ("name", "words"), [(name, words) for name in HERE for words in SMALLEST[name]]
 )
-def test_it_runs_here_in_its_smallest_form(name, words, monkeypatch, capsys):
+def test_it_runs_here_in_its_smallest_form(name, words, folders, tmp_path, monkeypatch, capsys):
     import torch
 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # other tests run on the other cores
-    monkeypatch.setattr(sys, "argv", [name, *shlex.split(words)])
+    monkeypatch.chdir(ROOT)
+    monkeypatch.setattr(sys, "argv", [name, *shlex.split(words.format(out=tmp_path, **folders))])
     importlib.import_module(f"benchmarks.{name}").main()
     torch.set_num_threads(threads)
     assert capsys.readouterr().out.strip()
