@@ -13,6 +13,8 @@ from simulated import CharacterChat, make_trajectory
 
 from marl_plugins.core.scoring import Seen
 
+gc.disable()  # until all test files are imported, of which next to nothing is garbage
+
 settings.register_profile("marl", deadline=None, print_blob=True)
 settings.load_profile("marl")
 
@@ -24,8 +26,8 @@ step. Real runs wait: they are processes of their own."""
 def pytest_collection_finish():
     """What the tests import stays to their end: hundreds of thousands of objects that no collection
     has to visit again."""
-    gc.collect()
     gc.freeze()
+    gc.enable()
     gc.set_threshold(
         20_000, 20, 50
     )  # a twentieth of the time of tests went into looking for garbage

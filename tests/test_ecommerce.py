@@ -37,8 +37,15 @@ store = questions.store
 KINDS = questions.KINDS
 QUERIES = sorted(name for name, kind in KINDS.items() if kind.sql)
 ASSISTANTS = list(questions.SPECIALISTS)
-TASKS = {assistant: questions.load(assistant, "train", 500, 0.76) for assistant in ASSISTANTS}
-LABELS = [label for tasks in TASKS.values() for task in tasks for label in task.label]
+
+
+@functools.cache
+def tasks_of(assistant):
+    return questions.load(assistant, "train", 500, 0.76)
+
+
+def labels():
+    return [label for name in ASSISTANTS for task in tasks_of(name) for label in task.label]
 
 
 # The store
@@ -207,7 +214,7 @@ def test_the_prices_and_discounts_that_pay_follow_from_the_elasticity():
 
 def test_there_are_forty_kinds_and_each_is_asked():
     assert len(KINDS) == 40
-    assert {label["kind"] for label in LABELS} == set(KINDS)
+    assert {label["kind"] for label in labels()} == set(KINDS)
     assert {kind.specialist for kind in KINDS.values()} == {
         s for own in questions.SPECIALISTS.values() for s in own
     }
@@ -232,15 +239,15 @@ def test_router_and_one_specialist_get_the_share_of_the_calls_that_is_asked_for(
 @pytest.mark.parametrize("assistant", ASSISTANTS)
 def test_a_task_is_a_function_of_its_id_and_held_out_stores_are_others(assistant):
     again = questions.load(assistant, "train", 500, 0.76)
-    assert again == TASKS[assistant]
+    assert again == tasks_of(assistant)
     held_out = questions.load(assistant, "eval", 500, 0.76)
     assert len(held_out) == 100
     assert not {t.metadata["store"] for t in held_out} & {
-        t.metadata["store"] for t in TASKS[assistant]
+        t.metadata["store"] for t in tasks_of(assistant)
     }
-    assert not {t.prompt for t in held_out} & {t.prompt for t in TASKS[assistant]}
-    assert {len(t.label) for t in TASKS[assistant]} == {2, 3, 4}
-    for task in TASKS[assistant]:
+    assert not {t.prompt for t in held_out} & {t.prompt for t in tasks_of(assistant)}
+    assert {len(t.label) for t in tasks_of(assistant)} == {2, 3, 4}
+    for task in tasks_of(assistant):
         asked = task.metadata["questions"]
         assert task.prompt.endswith(asked[0]) and len(asked) == len(task.label) == len(set(asked))
         assert task.metadata["type"] == task.label[0]["specialist"] and not any(
@@ -251,7 +258,7 @@ def test_a_task_is_a_function_of_its_id_and_held_out_stores_are_others(assistant
 @pytest.mark.parametrize("assistant", ASSISTANTS)
 def test_what_a_question_leaves_out_was_in_the_question_before(assistant):
     left_out = 0
-    for task in TASKS[assistant]:
+    for task in tasks_of(assistant):
         for one, (label, text) in enumerate(
             zip(task.label, task.metadata["questions"], strict=True)
         ):
@@ -495,7 +502,7 @@ def graded(task, answer):
 
 @pytest.mark.parametrize("assistant", ASSISTANTS)
 def test_the_truth_is_graded_as_right_and_another_tasks_as_wrong(assistant):
-    tasks = TASKS[assistant][:100]
+    tasks = tasks_of(assistant)[:100]
     right = [
         "\n".join(f"{n}: {answer_to(label)}" for n, label in enumerate(task.label, 1))
         for task in tasks
@@ -605,7 +612,7 @@ def test_a_long_answer_is_graded_at_once(much):
     assert time.process_time() - begun < 1
 
 
-@given(st.text(max_size=200), st.sampled_from(LABELS))
+@given(st.text(max_size=200), st.deferred(lambda: st.sampled_from(labels())))
 def test_no_text_is_graded_outside_0_to_1(text, label):
     assert 0.0 <= grader.score(label, text) <= 1.0
 
