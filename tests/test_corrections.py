@@ -438,11 +438,11 @@ def test_mistakes_have_exit_code_2_and_say_what_to_do(run, tmp_path):
     def problem(*words):
         return found_by(dispatch, ["export", *map(str, words), "--table", "sft"])
 
-    assert problem(tmp_path / "none") == [("run_folder.plan", "plan.json")]
+    assert problem(tmp_path / "none") == [("records.unreadable", "none")]
     assert problem(run, "--to", run) == [("export.form", "to", "run")]
     lines = (run / "trajectories.jsonl").read_text().replace('"correction"', '"other"')
     (run / "trajectories.jsonl").write_text(lines)
-    assert problem(run, "--to", tmp_path / "x.jsonl") == [("export.no_actions", "run")]
+    assert problem(run, "--to", tmp_path / "x.jsonl") == [("export.no_rows", "table", "sft")]
     (run / "plan.json").write_text("[]")
     assert problem(run) == [("run_folder.plan", "plan.json")]
 

@@ -562,6 +562,13 @@ def test_locks_are_looked_for_where_torch_builds(monkeypatch, tmp_path):
         assert str(prebuild.extensions_folder("cuda")) == get_default_build_root()
 
 
+def test_operators_that_cannot_be_built_end_a_run_before_it_starts(monkeypatch, tmp_path):
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    monkeypatch.setattr(sys, "executable", "/bin/false")
+    with refused(("machine.operators",)):
+        prebuild.build_missing_operators()
+
+
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_a_start_removes_the_locks_of_builds_that_were_killed(device, monkeypatch, tmp_path):
     """Whatever the device: a process that loads the operator would wait for ever."""

@@ -126,6 +126,8 @@ def test_an_unknown_reason_is_answered_with_those_that_the_run_has(recorded):
         (["RUN", "--steps", "9:"], ("export.no_actions", "RUN")),
         (["RUN", "--role", "nobody"], ("export.no_actions", "RUN")),
         (["RUN", "--table", "trace"], ("export.no_file", "table", "trace")),
+        (["RUN", "--plan", "x"], ("flags.command_line",)),
+        (["RUN", "--table", "verdicts"], ("export.no_recipe", "table", "verdicts")),
         (["RUN", "--to", "rows.csv"], ("export.form", "to", "rows.csv")),
         (["RUN", "--to", "nowhere/rows.parquet"], ("export.unwritable", "to", "rows.parquet")),
     ],

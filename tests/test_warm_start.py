@@ -2,6 +2,7 @@
 
 import contextlib
 import random
+import shutil
 import subprocess
 import sys
 import textwrap
@@ -9,6 +10,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from refusals import refused
 
 from marl_plugins.core.demonstrations import Demonstration, WarmStartConfig, encode
 from marl_plugins.core.trajectory import Task
@@ -19,7 +21,9 @@ transformers = pytest.importorskip("transformers")
 
 from marl_plugins.core.conversation import ChatFormat  # noqa: E402
 from marl_plugins.core.recipe.prompts import prompt_renderer  # noqa: E402
+from marl_plugins.engine.plan.build import build_plan  # noqa: E402
 from marl_plugins.engine.records.display import Display  # noqa: E402
+from marl_plugins.engine.runtime.session import Session  # noqa: E402
 from marl_plugins.engine.runtime.tiny_model import made_once, resolve  # noqa: E402
 from marl_plugins.engine.runtime.warm_start import draw, warm_start  # noqa: E402
 
@@ -46,6 +50,24 @@ def test_demonstrations_are_drawn_from_all_tasks_and_the_same_every_time():
     assert {d.fields["q"] for d in one} >= {t.prompt for t in TASKS}
     other = draw(demonstrate, TASKS, config.model_copy(update={"seed": 1}))
     assert other != one
+
+
+def test_a_task_that_cannot_be_demonstrated_ends_a_run_with_the_place(tmp_path):
+    """The plan has tried the first task alone."""
+    folder = shutil.copytree(Path(__file__).parent / "recipes" / "sums", tmp_path / "sums")
+    (folder / "demonstrations.py").write_text(
+        "seen = []\n"
+        "def demonstrate(task, rng):\n"
+        "    seen.append(task)\n"
+        "    if task.id != seen[0].id:\n"
+        "        raise ValueError(task.id)\n"
+        "    return []\n"
+    )
+    with (folder / "tiny.yaml").open("a") as recipe:
+        recipe.write("warm_start: {demonstrations: demonstrations.py, steps: 1}\n")
+    session = Session(build_plan(["--recipe", str(folder / "tiny.yaml")]))
+    with refused(("warm_start.demonstration", "demonstrations.py:5")):
+        session.warm_start(Display(as_json=True))
 
 
 def test_it_learns_and_is_cached_by_content(roles):

@@ -29,8 +29,8 @@ COMMANDS = (
     ),
     _command(
         "recipes",
-        "list | show | copy | import",
-        "shipped recipes; your own from one of them, or from MARTI",
+        "list | show | copy | new | check | import",
+        "shipped recipes; your own: new, from one of them, or from MARTI; its check",
     ),
     _command(
         "export",

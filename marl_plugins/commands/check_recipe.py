@@ -190,8 +190,8 @@ def _print(
     if labels and not labels_answer:
         _failures([one for one in labels if one.kind == "label"])
         print(
-            "no label is paid as it stands: the grader wants more than its text, as answers.py "
-            "shows"
+            "no label is paid as it stands: the grader wants more than its text; say in answers.py "
+            "which answers are right"
         )
     counted = [one for one in labels if labels_answer or one.kind != "label"]
     _counts(counted, OF_LABELS)
@@ -203,7 +203,7 @@ def _print(
     ]
     if rows := [[one.task, one.kind, one.answer, one.outcome] for one in named]:
         print_table(
-            "Labels that the grader takes otherwise",
+            "Labels that are graded wrongly",
             ["task", "said", "answer", "outcome"],
             _cells(rows),
         )

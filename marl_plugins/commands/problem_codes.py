@@ -13,7 +13,7 @@ TEMPLATE = ("got", "expected", "fix")
 PAGE = """\
 # Problems and their codes
 
-All that is wrong with a recipe, a command line or a plugin is reported at once, before anything
+What is wrong with a recipe, a command line or a plugin is reported before anything
 starts, and the exit code is 2. A problem has a code that does not change with its wording, the
 place, what was got, what was expected, and the fix:
 

@@ -51,6 +51,8 @@ class Demonstration:
     shown: Sequence[str] = ()
 
     def __post_init__(self) -> None:
+        if isinstance(self.said, str):
+            raise ValueError(f"said is a list of answers, got the text {self.said!r:.80}")
         if len(self.shown) != len(self.said) - 1:
             raise ValueError(
                 f"a demonstration of role {self.role!r} has {len(self.said)} answers and "

@@ -33,17 +33,13 @@ def prompt_renderer(prompt: str, system: str | None) -> Render:
 
     def render(fields: Mapping[str, str]) -> list[dict[str, str]]:
         if not fields.keys() >= places:
-            missing = places - fields.keys()
-            meant = {name: close_names(name, missing) for name in fields.keys() - places}
-            missing -= {name for names in meant.values() for name in names}
-            wrong = [
-                *(
-                    f"{name!r} is unknown; did you mean {close[0]!r}?"
-                    for name, close in meant.items()
-                    if close
-                ),
-                *(f"{{{name}}} was not given" for name in sorted(missing)),
-            ]
+            wrong = []
+            for name in sorted(places - fields.keys()):
+                # Which of the two is misspelt, nobody but the author knows.
+                close = close_names(name, fields.keys() - places)
+                wrong.append(
+                    f"{{{name}}} was not given" + (f"; is it {close[0]!r}?" if close else "")
+                )
             raise KeyError(
                 f"the prompt has places for {sorted(places)}, the workflow gave {sorted(fields)}: "
                 f"{', '.join(wrong)}"
