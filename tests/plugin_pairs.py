@@ -61,6 +61,13 @@ SETTINGS = {
     "old_logprobs": {"train.async_enable": None},
 }
 """What gives a plugin something to do in this recipe, where its defaults do not."""
+SMALL = {
+    "rollout.batch_size": "2",
+    "rollout.micro_batch_size": "4",
+    "train.batch_size": "4",
+    "train.micro_batch_size": "4",
+}
+"""Half of the recipe's steps, which is enough to see whether a run works."""
 FLAGS = {
     "filtering": {"algo.dynamic_filtering_enable": None, "algo.dynamic_filtering_range": "0 1"},
     "async": {"train.async_enable": None},
@@ -160,7 +167,7 @@ def tried(folder, names, store):
     folder.mkdir()
     shutil.copytree(store, folder / "store")
     try:
-        plan = build_plan(words(folder, names))
+        plan = build_plan(words(folder, names, **SMALL))
     except ConfigurationError as error:
         without_fix = [p.code for p in error.problems if not p.fix]
         wrong = f"refused without a fix: {', '.join(without_fix)}" if without_fix else ""
@@ -242,7 +249,7 @@ def outcomes(folder):
     run_planned(
         build_plan(
             [
-                *words(peer, ["swarm"]),
+                *words(peer, ["swarm"], **SMALL),
                 "--swarm.peer",
                 "bob",
                 "--swarm.external",
