@@ -126,8 +126,8 @@ def train(plan: Plan, words: Sequence[str]) -> int:
             display.say(problem)
     finally:
         display.say(
-            f"finished step {last} after {time.monotonic() - started:.0f} s; weights and records "
-            f"in {output}"
+            f"finished step {last} after {time.monotonic() - started:.0f} s; weights, records and "
+            f"report.md in {output}; every action: openrlhf inspect {output}"
         )
     return 0
 
