@@ -33,6 +33,7 @@ import psutil
 
 from marl_plugins.engine.processes import fork_server
 from marl_plugins.engine.processes.cluster import quiet
+from marl_plugins.sandbox.pool import die_with_parent
 
 SUBREAPER, PARENT_DEATH = 36, 1  # PR_SET_CHILD_SUBREAPER and PR_SET_PDEATHSIG of linux/prctl.h
 
@@ -183,7 +184,7 @@ def drive(request, streams):
     parent = os.getpid()
     if (server := os.fork()) == 0:
         mine.close()
-        fork_server._die_with_parent()
+        die_with_parent()
         if os.getppid() != parent:
             os._exit(1)
         os.setsid()
