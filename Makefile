@@ -48,7 +48,7 @@ lint: tools
 unit: tools
 	$(PYTEST) -n auto -m "not engines"
 
-FAST := trajectory_builder layout rows credit loading plan workflow steps rewards groups estimate messages problems seats \
+FAST := trajectory_builder layout rows credit loading plan workflow steps rewards groups estimate refusals problems seats \
 	sequences rollout trajectory_record conversation continues resume checkpoints graphs coach reward_backprop records metrics \
 	plugins grading swarm replay curriculum returns scoring advantages reasons
 
