@@ -5,6 +5,7 @@ of them (engine/records/tables.py). A run in progress is read as far as it has g
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -149,12 +150,12 @@ def main(words: Sequence[str]) -> int:
         account = table.account(run, chosen, others)
         print_account(account, options.json)
         count = len(account)
-    if not count and chosen == EVERYTHING and options.table != "actions":
+    if not count and chosen == EVERYTHING and options.table not in TABLES:
         raise ConfigurationError(Problem("export.no_rows", where, "the run has no row of it"))
     if not count:
         raise ConfigurationError(_nothing(run, chosen, options.source))
     if options.to not in (None, "-"):
-        print(f"{count:,} rows in {options.to}")
+        print(f"{count:,} rows in {options.to}", file=sys.stderr)
     return 0
 
 
