@@ -1,7 +1,7 @@
 """Build what DeepSpeed would otherwise compile during the first run:
 `python -m marl_plugins.engine.hosts.prebuild`.
 
-Two C++ operators, about a minute. A run on CPUs builds them before it starts Ray, whose workers
+Two C++ operators, a minute or two. A run on CPUs builds them before it starts Ray, whose workers
 would give up meanwhile. A process that is killed while it builds or loads an operator leaves a lock
 for which every later one would wait forever; such locks are removed here, and at the start of a
 run.
@@ -71,7 +71,7 @@ def build_missing_operators() -> None:
     folder = extensions_folder("cpu")
     if all(list(folder.glob(f"**/{library}/*.so")) for library in OPERATORS.values()):
         return
-    print("building DeepSpeed's two operators, once: about a minute", file=sys.stderr)
+    print("building DeepSpeed's two operators, once: a minute or two", file=sys.stderr)
     build = [sys.executable, "-W", "ignore", "-m", "marl_plugins.engine.hosts.prebuild"]
     # In a process of its own, because this one has not set what the compiler needs.
     if subprocess.run(build, stdout=subprocess.DEVNULL).returncode:
