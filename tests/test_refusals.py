@@ -1086,9 +1086,7 @@ COMMANDS = {
     "table that plans, without a recipe": typed(
         "export . --table rejudged", "export.no_recipe, table, rejudged"
     ),
-    "table of a run without records": typed(
-        "export . --table trace --to -", "export.no_rows, table, trace"
-    ),
+    "table of a run without records": typed("export . --table trace --to -", "export.no_actions, "),
     "half a command": typed("recipes copy", "flags.command_line"),
     "evaluation that is resumed": typed("eval --recipe . --resume runs/a", "eval.resumed, resume"),
 }
