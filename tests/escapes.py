@@ -33,7 +33,7 @@ class Attempt:
     """One attempt.
 
     Args:
-        what: For the docs.
+        what: For the docs; those of one kind have the same.
         program: With names of victims as fields in double braces.
         held: The first level that holds it.
         language: Of the program.
@@ -60,11 +60,11 @@ ATTEMPTS = {
         "read the environment of the run", "import os\nif 'KEY' in os.environ: print('OUT')", P
     ),
     "environment of the parent": Attempt(
-        "read the environment of the run in /proc",
+        "read or trace another process",
         "if b'{{secret}}' in open('/proc/{{owner}}/environ', 'rb').read(): print('OUT')",
     ),
     "memory of the run": Attempt(
-        "read the memory of the run", "open('/proc/{{owner}}/mem', 'rb'); print('OUT')"
+        "read or trace another process", "open('/proc/{{owner}}/mem', 'rb'); print('OUT')"
     ),
     "command lines": Attempt(
         "see what other processes there are",
@@ -72,32 +72,36 @@ ATTEMPTS = {
         "        open(f'/proc/{p}/cmdline').read(); print('OUT'); break",
     ),
     "files of others": Attempt(
-        "read a file of the user's", "if '{{secret}}' in open('{{file}}').read(): print('OUT')"
+        "read files outside its workspace",
+        "if '{{secret}}' in open('{{file}}').read(): print('OUT')",
     ),
     "files by bash": Attempt(
-        "read a file of the user's with bash",
+        "read files outside its workspace",
         "grep -q {{secret}} {{file}} && echo OUT",
         language="bash",
     ),
     "list a folder": Attempt(
-        "list a folder of the user's", "import os\nif os.listdir('{{folder}}'): print('OUT')"
+        "read files outside its workspace", "import os\nif os.listdir('{{folder}}'): print('OUT')"
     ),
-    "passwd": Attempt("read /etc/passwd", "open('/etc/passwd').read(); print('OUT')"),
+    "passwd": Attempt(
+        "read files outside its workspace", "open('/etc/passwd').read(); print('OUT')"
+    ),
     "shadow": Attempt("read /etc/shadow", "open('/etc/shadow').read(); print('OUT')", P),
     "symlink": Attempt(
-        "read through a symbolic link",
+        "read files outside its workspace",
         "import os\nos.symlink('{{file}}', 'a')\nif '{{secret}}' in open('a').read(): print('OUT')",
     ),
     "link": Attempt(
-        "make a hard link to a file of the user's",
+        "read files outside its workspace",
         "import os\nos.link('{{file}}', 'a'); open('a').read(); print('OUT')",
     ),
     "root by proc": Attempt(
-        "read through /proc/PID/root",
+        "read files outside its workspace",
         "if '{{secret}}' in open('/proc/{{victim}}/root{{file}}').read(): print('OUT')",
     ),
     "another workspace": Attempt(
-        "read another workspace", "if '{{secret}}' in open('{{other}}/a').read(): print('OUT')"
+        "read files outside its workspace",
+        "if '{{secret}}' in open('{{other}}/a').read(): print('OUT')",
     ),
     "descriptors": Attempt(
         "use descriptors that were left open",
@@ -108,49 +112,50 @@ ATTEMPTS = {
     ),
     # what it can change
     "write a file": Attempt(
-        "change a file of the user's", "open('{{file}}', 'a').write('x'); print('OUT')"
+        "change files outside its workspace", "open('{{file}}', 'a').write('x'); print('OUT')"
     ),
     "cut a file": Attempt(
-        "empty a file of the user's", "import os\nos.truncate('{{file}}', 0); print('OUT')"
+        "change files outside its workspace", "import os\nos.truncate('{{file}}', 0); print('OUT')"
     ),
     "cut by opening": Attempt(
-        "empty a file by opening it to be read",
+        "change files outside its workspace",
         "import os\nos.open('{{file}}', os.O_RDONLY | os.O_TRUNC); print('OUT')",
     ),
     "cut by the third way of opening": Attempt(
-        "empty a file by opening it neither to be read nor written",
+        "change files outside its workspace",
         "import os\nos.close(os.open('{{file}}', os.O_TRUNC | 3)); print('OUT')",
     ),
     "make a file": Attempt(
-        "make a file in /tmp", "open('/tmp/{{secret}}', 'w').close(); print('OUT')"
+        "change files outside its workspace", "open('/tmp/{{secret}}', 'w').close(); print('OUT')"
     ),
     "make a file in /dev/shm": Attempt(
-        "leave a file in the machine's /dev/shm",
+        "change files outside its workspace",
         "open('/dev/shm/{{secret}}', 'w').close()",
         L,
         status=("no file in /dev/shm",),
     ),
     "another workspace's": Attempt(
-        "change another workspace", "open('{{other}}/b', 'w').close(); print('OUT')"
+        "change files outside its workspace", "open('{{other}}/b', 'w').close(); print('OUT')"
     ),
     "remove": Attempt(
-        "remove a file of the user's", "import os\nos.unlink('{{victim_file}}'); print('OUT')"
+        "change files outside its workspace",
+        "import os\nos.unlink('{{victim_file}}'); print('OUT')",
     ),
     "its parent folder": Attempt(
-        "make a file beside its workspace", "open('../../beside', 'w').close(); print('OUT')"
+        "change files outside its workspace", "open('../../beside', 'w').close(); print('OUT')"
     ),
     "rights": Attempt(
-        "change the rights of a file",
+        "change rights, times or attributes of files",
         "import os\nos.chmod('{{file}}', 0o600)\nif os.stat('{{file}}').st_mode & 0o777 == 0o600: "
         "print('OUT')",
     ),
     "times": Attempt(
-        "change the times of a file",
+        "change rights, times or attributes of files",
         "import os\nos.utime('{{file}}', (1, 1))\nif os.stat('{{file}}').st_mtime == 1: "
         "print('OUT')",
     ),
     "attributes": Attempt(
-        "change attributes of a file",
+        "change rights, times or attributes of files",
         "import os\nos.setxattr('{{file}}', 'user.x', b'1'); print('OUT')",
     ),
     "watch": Attempt(
@@ -170,38 +175,38 @@ ATTEMPTS = {
     ),
     # the network
     "TCP": Attempt(
-        "connect to a local port",
+        "use the network",
         "import socket\nsocket.create_connection(('127.0.0.1', {{tcp}}), 2); print('OUT')",
     ),
     "TCP of IPv6": Attempt(
-        "open a port",
+        "use the network",
         "import socket\ns = socket.socket()\ns.bind(('127.0.0.1', 0)); s.listen(); print('OUT')",
     ),
     "UDP": Attempt(
-        "send a datagram",
+        "use the network",
         "import socket\nsocket.socket(socket.AF_INET, socket.SOCK_DGRAM).sendto(b'x', "
         "('127.0.0.1', {{udp}})); print('OUT')",
     ),
     "names": Attempt(
-        "ask for a name",
+        "use the network",
         "import socket\nsocket.socket(socket.AF_INET, socket.SOCK_DGRAM).connect(('8.8.8.8', 53)); "
         "print('OUT')",
     ),
     "socket with a path": Attempt(
-        "connect to a socket with a path, as Ray and Docker have",
+        "reach a socket of the machine's, as Ray and Docker have",
         "import socket\nsocket.socket(socket.AF_UNIX).connect('{{unix}}'); print('OUT')",
     ),
     "abstract socket": Attempt(
-        "connect to an abstract socket",
+        "reach a socket of the machine's, as Ray and Docker have",
         "import socket\nsocket.socket(socket.AF_UNIX).connect('\\0{{secret}}'); print('OUT')",
     ),
     "datagram from a pair": Attempt(
-        "send from a pair of sockets to a socket with a path",
+        "reach a socket of the machine's, as Ray and Docker have",
         "import socket\na, b = socket.socketpair(socket.AF_UNIX, "
         "socket.SOCK_DGRAM)\na.sendto(b'x', '{{datagrams}}'); print('OUT')",
     ),
     "connect a pair": Attempt(
-        "connect a pair of sockets elsewhere",
+        "reach a socket of the machine's, as Ray and Docker have",
         "import socket\na, b = socket.socketpair(socket.AF_UNIX, "
         "socket.SOCK_DGRAM)\na.connect('{{datagrams}}'); print('OUT')",
     ),
@@ -210,72 +215,73 @@ ATTEMPTS = {
         "if '{{unix}}' in open('/proc/self/net/unix').read(): print('OUT')",
     ),
     "bash's network": Attempt(
-        "connect with bash", "exec 3<>/dev/tcp/127.0.0.1/{{tcp}} && echo OUT", language="bash"
+        "use the network", "exec 3<>/dev/tcp/127.0.0.1/{{tcp}} && echo OUT", language="bash"
     ),
     "socket without the library": Attempt(
-        "make a socket by the system call",
+        "use the network",
         "import ctypes\nif ctypes.CDLL(None).socket(2, 1, 0) >= 0: print('OUT')",
     ),
     # other processes
     "signal": Attempt(
-        "end a process of the user's", "import os\nos.kill({{victim}}, 15); print('OUT')"
+        "signal other processes, or have the kernel do it",
+        "import os\nos.kill({{victim}}, 15); print('OUT')",
     ),
-    "stop the run": Attempt("stop the run", "import os\nos.kill({{owner}}, 0); print('OUT')", P),
+    "stop the run": Attempt("signal the run", "import os\nos.kill({{owner}}, 0); print('OUT')", P),
     "end its parent": Attempt(
-        "end what runs it", "import os\nos.kill(os.getppid() or {{owner}}, 0); print('OUT')", P
+        "signal the run", "import os\nos.kill(os.getppid() or {{owner}}, 0); print('OUT')", P
     ),
     "signal everybody": Attempt(
-        "signal everybody",
+        "signal other processes, or have the kernel do it",
         "import os\ntry:\n    os.kill(-1, 0)\nexcept PermissionError: pass\nos.kill({{victim}}, "
         "0); print('OUT')",
     ),
     "pidfd": Attempt(
-        "signal by a pidfd",
+        "signal other processes, or have the kernel do it",
         "import os, signal\nsignal.pidfd_send_signal(os.pidfd_open({{victim}}), 0); print('OUT')",
     ),
     "signal by the kernel": Attempt(
-        "have the kernel signal a process, as the owner of a pipe",
+        "signal other processes, or have the kernel do it",
         "import fcntl, os, time\nr, w = os.pipe()\nfcntl.fcntl(r, 8, {{victim}}); fcntl.fcntl(r, "
         "10, 28)\n"
         "fcntl.fcntl(r, fcntl.F_SETFL, os.O_RDONLY | os.O_ASYNC); os.write(w, b'x'); print('OUT')",
     ),
     "signal by the kernel to a group": Attempt(
-        "have the kernel signal a group of processes",
+        "signal other processes, or have the kernel do it",
         "import fcntl, os, struct\nr, w = os.pipe()\nfcntl.fcntl(r, 15, struct.pack('ii', 2, "
         "{{victim}})); "
         "fcntl.fcntl(r, fcntl.F_SETFL, os.O_RDONLY | os.O_ASYNC); print('OUT')",
     ),
     "owner by ioctl": Attempt(
-        "make a process the owner of a socket",
+        "signal other processes, or have the kernel do it",
         "import fcntl, socket, struct\na, b = socket.socketpair()\nfor command in (0x8901, "
         "0x8902):\n"
         "    fcntl.ioctl(a, command, struct.pack('i', {{victim}})); print('OUT')",
     ),
     "signal by a lease": Attempt(
-        "have the kernel signal by a lease",
+        "signal other processes, or have the kernel do it",
         "import fcntl, os\nf = os.open('a', os.O_CREAT)\nfcntl.fcntl(f, 8, {{victim}}); "
         "fcntl.fcntl(f, 1024, 0); print('OUT')",
     ),
     "signal by a queue": Attempt(
-        "queue a signal for a process",
+        "signal other processes, or have the kernel do it",
         CALL + "info = (ctypes.c_int * 32)(0, 0, -1, 0, os.getpid())\n"
         "if call(129, 138, {{victim}}, 0, info) == 0 or call(297, 240, {{victim}}, {{victim}}, 0, "
         "info) == 0: print('OUT')",
     ),
     "signal to a thread": Attempt(
-        "signal a thread of a process",
+        "signal other processes, or have the kernel do it",
         CALL
         + "if call(234, 131, {{victim}}, {{victim}}, 0) == 0 or call(200, 130, {{victim}}, 0) == "
         "0: print('OUT')",
     ),
     "signal by a timer": Attempt(
-        "have a timer signal a process",
+        "signal the run",
         CALL + "event = (ctypes.c_int * 16)(0, 0, 15, 4, {{victim}})\nif call(222, 107, 1, event, "
         "buffer) == 0: print('OUT')",
         P,
     ),
     "descriptors of others": Attempt(
-        "take a process's descriptors",
+        "read or trace another process",
         CALL + "if call(438, 438, os.pidfd_open({{victim}}), 0, 0) >= 0: print('OUT')",
     ),
     "file by its number": Attempt(
@@ -341,14 +347,14 @@ ATTEMPTS = {
         "print('OUT')",
     ),
     "ptrace": Attempt(
-        "trace a process",
+        "read or trace another process",
         "import ctypes\nif ctypes.CDLL(None).ptrace(16, {{victim}}, 0, 0) == 0: print('OUT')",
     ),
     "memory of others": Attempt(
-        "open a process's memory", "open('/proc/{{victim}}/mem', 'rb'); print('OUT')"
+        "read or trace another process", "open('/proc/{{victim}}/mem', 'rb'); print('OUT')"
     ),
     "priority": Attempt(
-        "read a process's limits",
+        "read or trace another process",
         "import resource\nresource.prlimit({{victim}}, resource.RLIMIT_CPU); print('OUT')",
     ),
     "shared memory": Attempt(
@@ -378,11 +384,11 @@ ATTEMPTS = {
     ),
     # privileges
     "user namespace": Attempt(
-        "make a user namespace",
+        "make a namespace",
         "import ctypes\nif ctypes.CDLL(None).unshare(0x10000000) == 0: print('OUT')",
     ),
     "namespace by clone": Attempt(
-        "make a namespace by clone",
+        "make a namespace",
         "import ctypes, os\nl = ctypes.CDLL(None)\n"
         "pid = l.syscall(56 if os.uname().machine == 'x86_64' else 220, 0x10000011, 0, 0, "
         "0, 0)\nif pid == 0: os._exit(0)\nif pid > 0: print('OUT')",
@@ -393,16 +399,16 @@ ATTEMPTS = {
         "b'/tmp', b'tmpfs', "
         "0, 0) == 0: print('OUT')",
     ),
-    "setuid": Attempt("become root", "import os\nos.setuid(0); print('OUT')", P),
+    "setuid": Attempt("gain rights", "import os\nos.setuid(0); print('OUT')", P),
     "capabilities": Attempt(
-        "have a capability",
+        "gain rights",
         "if any(int(l.split()[1], 16) for l in open('/proc/self/status') if "
         "l.startswith(('CapPrm', 'CapEff', 'CapInh', 'CapAmb')))"
         ": print('OUT')",
         P,
     ),
     "new privileges": Attempt(
-        "gain rights from a setuid program",
+        "gain rights",
         "import subprocess\nif '\\nNoNewPrivs:\\t0' in open('/proc/self/status').read(): "
         "print('OUT')",
         P,
@@ -413,11 +419,11 @@ ATTEMPTS = {
         "0o4000: print('OUT')",
     ),
     "setuid file by opening": Attempt(
-        "make a setuid file by opening it",
+        "make a setuid file",
         "import os\nos.close(os.open('a', os.O_CREAT | os.O_WRONLY, 0o4755))\nif "
         "os.stat('a').st_mode & 0o4000: print('OUT')",
     ),
-    "chroot": Attempt("chroot", "import os\nos.chroot('.'); print('OUT')", P),
+    "chroot": Attempt("gain rights", "import os\nos.chroot('.'); print('OUT')", P),
     "limits": Attempt(
         "raise its limits",
         "import resource\nfor l in (0, 1, 7, 9): resource.setrlimit(l, (-1, -1)); print('OUT')",
@@ -443,14 +449,14 @@ ATTEMPTS = {
     # what it can take
     "memory": Attempt("take memory", "x = bytearray(10**9)", P, status=("memory",)),
     "memory of children": Attempt(
-        "take memory in children",
+        "take memory",
         "import os, time\nfor n in range(3):\n    if os.fork() == 0:\n"
         "        x = b'x' * (100 << 20); time.sleep(99)\ntime.sleep(99)",
         P,
         status=("memory", "time"),
     ),
     "memory files": Attempt(
-        "take memory in memory files",
+        "take memory",
         "import os, time\nfor n in range(20):\n    os.write(os.memfd_create('x'), bytes(10 << "
         "20))\ntime.sleep(9); print('OUT')",
         P,
@@ -464,7 +470,7 @@ ATTEMPTS = {
         status=("killed", "time"),
     ),
     "deleted files": Attempt(
-        "fill the disk with files that have no name",
+        "fill the disk",
         "import os, time\nkept = []\nfor n in range(100):\n    kept.append(open('a', 'wb')); "
         "kept[-1].write(bytes(8 << 20)); os.unlink('a')\n"
         "time.sleep(9); print('OUT')",
@@ -472,13 +478,13 @@ ATTEMPTS = {
         status=("killed", "time"),
     ),
     "one large file": Attempt(
-        "write one large file",
+        "fill the disk",
         "f = open('a', 'wb')\nfor n in range(100): f.write(bytes(1 << 20))\nf.flush(); "
         "print('OUT')",
         P,
     ),
     "many files": Attempt(
-        "make many files",
+        "fill the disk",
         "import time\nfor n in range(40000): open(str(n), 'w').close()\ntime.sleep(9); "
         "print('OUT')",
         P,
@@ -490,9 +496,9 @@ ATTEMPTS = {
         P,
         status=("killed", "time", "failed", "memory"),
     ),
-    "time": Attempt("run for ever", "while True: pass", P, status=("time",)),
+    "time": Attempt("run or write for ever", "while True: pass", P, status=("time",)),
     "output": Attempt(
-        "write for ever", "while True: print('x' * 10000)", P, status=("output", "time")
+        "run or write for ever", "while True: print('x' * 10000)", P, status=("output", "time")
     ),
     "binary output": Attempt(
         "write what clears a terminal",
@@ -636,7 +642,7 @@ def table():
     lines = ["| held from | a program tries to |", "|---|---|"]
     for level in (P, L, N):
         attempts = [attempt.what for attempt in ATTEMPTS.values() if attempt.held == level]
-        lines.append(f"| `{level}` | {'; '.join(attempts)} |")
+        lines.append(f"| `{level}` | {'; '.join(dict.fromkeys(attempts))} |")
     return "\n".join(lines)
 
 
