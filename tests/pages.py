@@ -293,9 +293,8 @@ def _fits(args: SimpleNamespace, size: float, memory: float) -> bool:
 
 
 def estimators_table() -> str:
-    """The flags that some estimators alone read, as Markdown."""
-    readers = {name: flag.estimators for name, flag in flags.FLAGS.items() if flag.estimators}
-    readers |= {"reinforce_pp.normalise": ("reinforce",), "groups.by": tuple(groups.ESTIMATORS)}
+    """This project's flags that some estimators alone read, as Markdown; flags.md has upstream's."""
+    readers = {"reinforce_pp.normalise": ("reinforce",), "groups.by": tuple(groups.ESTIMATORS)}
     of_plugins = {
         "reinforce_pp": reinforce_pp.ESTIMATORS,
         "groups": tuple(groups.ESTIMATORS),
