@@ -131,7 +131,7 @@ class RoleNode(NodeConfig):
     """Name of the case that the role is shown: its `prompt` gives fields beside those of `with`,
     its `verify` scores what was read."""
     given: Value = None
-    """What the case is made of, beside chance."""
+    """What the case is made of, apart from chance."""
     continues: Value = None
     """A node, or a loop's value, that is the role's last answer, whose conversation goes on; where
     it is `None`, one is opened."""

@@ -67,7 +67,7 @@ def marl_options(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         default=[],
         metavar="ROLE",
-        help="score every action of these roles, in place of the outcome",
+        help="score every action of these roles, instead of the outcome",
     )
 
 

@@ -90,7 +90,7 @@ _NOTED: dict[str, Flag] = {
     "rollout.n_samples_per_prompt": Flag("all", "trajectories of each task of a step"),
     "train.batch_size": Flag(
         "all",
-        "trajectories per optimiser step, whatever their number of actions: a step makes "
+        "trajectories per optimiser step, however many actions they have: a step makes "
         "K = rollout.batch_size x rollout.n_samples_per_prompt / train.batch_size optimiser steps",
     ),
     "train.micro_batch_size": Flag("policy", "rows per forward pass"),

@@ -28,8 +28,8 @@ class MCPServerConfig(Model):
     """A program and its arguments, spoken to over standard input and output, in the recipe's
     folder."""
     env: dict[str, str] = pydantic.Field({}, repr=False, examples=["{API_KEY: $API_KEY}"])
-    """Its environment, besides HOME, LOGNAME, PATH, SHELL, TERM and USER. `$NAME` stands for a
-    variable of the run's."""
+    """Its environment, in addition to HOME, LOGNAME, PATH, SHELL, TERM and USER. `$NAME` stands
+    for a variable of the run's."""
     url: str = ""
     """Address of a server that runs already (streamable HTTP)."""
     headers: dict[str, str] = pydantic.Field({}, repr=False, examples=["{API_KEY: $API_KEY}"])

@@ -37,7 +37,7 @@ def marl_options(parser: argparse.ArgumentParser) -> None:
         "--search.corpus",
         type=recipe_file,
         metavar="FILE",
-        help="the documents, in the place of the recipe's `tools: search:`",
+        help="the documents, instead of those of the recipe's `tools: search:`",
     )
 
 
