@@ -180,7 +180,7 @@ def _default(value: object) -> str:
 
 def own_flags() -> Iterator[tuple[str, argparse.Action]]:
     """This project's own flags of `openrlhf train` and `openrlhf eval`, and whose each is."""
-    parsers = [("`openrlhf train`", own_parser()), ("`openrlhf eval`", evaluate.parser())]
+    parsers = [("`train`", own_parser()), ("`eval`", evaluate.parser())]
     for name in dict.fromkeys([*SHIPPED, *BUILTINS]):
         parser = argparse.ArgumentParser(add_help=False)
         if hasattr(module := load(name), "marl_options"):
