@@ -318,9 +318,7 @@ ATTEMPTS = {
     "faults of its own": Attempt(
         "answer its own page faults", CALL + "if call(323, 282, 1) >= 0: print('OUT')"
     ),
-    "secret memory": Attempt(
-        "hide memory", CALL + "if call(447, 447, 0) >= 0: print('OUT')"
-    ),
+    "secret memory": Attempt("hide memory", CALL + "if call(447, 447, 0) >= 0: print('OUT')"),
     "file system": Attempt(
         "open a file system", CALL + "if call(430, 430, b'tmpfs', 0) >= 0: print('OUT')", P
     ),
