@@ -644,3 +644,23 @@ def test_an_engine_of_one_policy_answers_with_what_it_holds_whoever_is_asked():
         return first[-2:], (await again)[-2:], (await engine.sample([1], None, "p"))[-2:]
 
     assert run(go())[0] == (("p", 3), ("p", -1), ("q", 3))
+
+
+def test_workers_on_other_hosts_are_given_a_piece_itself(monkeypatch):
+    """They cannot map what this host's memory holds."""
+    from marl_plugins.engine.processes.engine_actor import HeldWeights, RolloutActor, load_file
+
+    monkeypatch.setenv("MARL_PLUGINS_DEVICE", "cuda")
+    engine, calls = RolloutActor.__new__(RolloutActor), []
+
+    async def called(function, args):
+        calls.append((function, args))
+        return [True, len(calls) != 1]
+
+    async def nothing():
+        pass
+
+    engine.held, engine.asleep = HeldWeights(), set()
+    engine.llm = SimpleNamespace(collective_rpc=called, reset_prefix_cache=nothing)
+    run(engine.load_state([piece(b"first"), piece(b"second")], "p", 3))
+    assert calls[1] == (load_file, (b"first",)) and len(calls) == 3

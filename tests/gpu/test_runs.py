@@ -152,7 +152,7 @@ def test_models_are_loaded_once_all_engines_sleep(runs):
     """A policy's states are offloaded as soon as its model is loaded; until then an engine has its
     device to itself."""
     events = runs.of("colocated")
-    started = [event["at"] for event in of_kind(events, "engine")]
+    started = [mine[0]["at"] for mine in by_device(of_kind(events, "engine")).values()]
     asleep = [
         next(e["at"] for e in mine if e["event"] == "sleep")
         for mine in by_device(of_kind(events, "sleep")).values()
@@ -199,7 +199,7 @@ def test_nobody_trains_while_an_engine_has_its_cache(runs):
         for event in of_kind(events, "sleep", "wake"):
             if event["event"] == "sleep":
                 assert event["running"] == 0
-                since = event["at"]
+                since = since or event["at"]  # one that replaces another falls asleep as well
             elif since is not None and "kv_cache" in (event["tags"] or ["kv_cache"]):
                 asleep.append((since, event["at"]))
                 since = None
@@ -217,7 +217,7 @@ def test_nobody_trains_while_an_engine_has_its_cache(runs):
 
 @pytest.mark.parametrize(
     ("name", "syncs", "engines"),
-    [("colocated", 9, 1), ("apart", 6, 3), ("shared", 2, 1), ("resumed", 2, 1), ("paper", 6, 2)],
+    [("colocated", 9, 1), ("apart", 6, 3), ("shared", 2, 1), ("resumed", 2, 1), ("paper", 3, 2)],
 )
 def test_engines_hold_the_trainers_weights_after_every_sync(runs, name, syncs, engines):
     """The same bits in every engine of the policy, on shared devices and on others (`apart`, where

@@ -19,6 +19,7 @@ from pathlib import Path  # noqa: E402
 from typing import TYPE_CHECKING, Any  # noqa: E402
 
 import ray  # noqa: E402
+import safetensors.torch  # noqa: E402
 from openrlhf.trainer.ray.vllm_engine import RolloutRayActor as _Upstream  # noqa: E402
 from ray import cloudpickle  # noqa: E402
 from vllm import SamplingParams  # noqa: E402
@@ -26,7 +27,7 @@ from vllm.envs import VLLM_V1_OUTPUT_PROC_CHUNK_SIZE  # noqa: E402
 from vllm.inputs import TokensPrompt  # noqa: E402
 from vllm.utils import random_uuid  # noqa: E402
 
-from marl_plugins.engine.processes.pieces import mapped, tensors_in  # noqa: E402
+from marl_plugins.engine.processes.pieces import joined, mapped, tensors_in  # noqa: E402
 
 if TYPE_CHECKING:
     from ray import ObjectRef
@@ -55,13 +56,21 @@ EVENT_LOOP_TURNS = 8
 twice as many as it takes."""
 
 
-def load_pieces(worker: WorkerBase, paths: Sequence[str]) -> None:
-    """Runs inside a vLLM worker: take over the weights in pieces that are mapped (`mapped`); on CPU
-    those of the whole model at once."""
+def load_pieces(worker: WorkerBase, paths: Sequence[str]) -> bool:
+    """Runs inside a vLLM worker: take over the weights in pieces that are mapped (`mapped`), on CPU
+    those of the whole model at once; whether they are on this host."""
+    if not all(map(os.path.exists, paths)):
+        return False
     if cpu.device() == "cpu":
         reload_all(worker, tensors_in(paths))
     else:
         worker.model_runner.model.load_weights(weights=tensors_in(paths))
+    return True
+
+
+def load_file(worker: WorkerBase, file: bytes) -> None:
+    """Runs inside a vLLM worker on a GPU: take over the weights in a safetensors file."""
+    worker.model_runner.model.load_weights(weights=[*safetensors.torch.load(file).items()])
 
 
 def reload_all(worker: WorkerBase, weights: Iterable[tuple[str, Tensor]]) -> None:
@@ -248,7 +257,9 @@ class RolloutActor(_Upstream.__ray_metadata__.modified_class):  # type: ignore[m
         for some in [pieces] if cpu.device() == "cpu" else [[piece] for piece in pieces]:
             with contextlib.ExitStack() as stack:
                 paths = [stack.enter_context(mapped(await piece)) for piece in some]
-                await self.llm.collective_rpc(load_pieces, args=(paths,))
+                here = await self.llm.collective_rpc(load_pieces, args=(paths,))
+            if not all(here):  # an engine of more devices than this host has
+                await self.llm.collective_rpc(load_file, args=(joined([await some[0]]),))
         await self.llm.reset_prefix_cache()
         self.held.policy, self.held.version = policy, version
 
