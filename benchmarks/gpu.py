@@ -75,18 +75,8 @@ def whole_run(name: str) -> Callable[[Hour], str]:
 
 def sync(name: str) -> Callable[[Hour], str]:
     def answer(hour: Hour) -> str:
-        result = hour.run(name)
-        own, calls = (
-            result.of_policies("sync_upstream_seconds"),
-            result.of_policies("sync_upstream_calls"),
-        )
-        flat, pieces = (
-            result.of_policies("sync_flat_seconds"),
-            result.of_policies("sync_flat_calls"),
-        )
-        same = "the same bits" if all(result.of_policies("sync_same_bits")) else "OTHER BITS"
-        by_upstream = f"upstream's own {own[-1]:.2f} s, {calls[-1]:.0f} calls"
-        return f"{by_upstream}; large pieces {flat[-1]:.2f} s, {pieces[-1]:.0f} calls; {same}"
+        seconds = hour.run(name).observed.seconds
+        return f"into Ray's store {seconds['collect']:.2f} s, to the engine {seconds['sync']:.2f} s"
 
     return answer
 
@@ -190,8 +180,8 @@ ROWS = {
         3,
         whole_run("three"),
     ),
-    "ipc": Row("weight sync by CUDA IPC, and in large pieces", 1, sync("shared")),
-    "broadcast": Row("weight sync by broadcast, and in large pieces", 2, sync("apart")),
+    "sync": Row("weight sync on shared devices", 1, sync("shared")),
+    "apart": Row("weight sync between devices", 2, sync("apart")),
     "drift": Row("engine and trainer in bfloat16", 1, drift),
     "sleep": Row("sleeping and waking", 1, sleep),
     "memory": Row("memory, beside the plan's estimate", 1, memory),

@@ -3,15 +3,11 @@
 
     <output>/observed.jsonl     seconds of every sleep, wake and weight sync of every policy, and
                                 the memory in use before and after
-
-With `OBSERVE_FLAT=1` every weight sync is made twice, by upstream's own way and in large pieces
-(marl_plugins.flat_sync): seconds, calls, and whether the engines hold the same bits after both.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -23,9 +19,7 @@ from marl_plugins import hookimpl
 from marl_plugins.core.run import Run
 from marl_plugins.engine.processes.extension import Extension
 
-NAMES = ("wake", "sleep", "sync")
-LARGE = 512
-"""Megabytes of the large pieces."""
+NAMES = ("wake", "sleep", "collect", "sync")
 
 
 @hookimpl
@@ -81,56 +75,13 @@ def used_memory() -> list[int]:
 
 
 class Observer(Extension):
-    """In every training process: memory of an update, and the two ways of a weight sync beside each
-    other."""
-
-    def __init__(self, trainer: Any):
-        super().__init__(trainer)
-        self.found: dict[str, float] = {}
+    """In every training process: memory of an update."""
 
     def fitted(self, status: dict[str, Any]) -> None:
         import torch
 
         if torch.cuda.is_available():
             status["peak_gb"] = torch.cuda.max_memory_allocated() / 1e9
-        status |= self.found
-
-    def sync(self, following: Callable[[], None]) -> None:
-        import ray
-        import torch
-
-        started = time.perf_counter()
-        following()
-        seconds, first = time.perf_counter() - started, torch.distributed.get_rank() == 0
-        calls = len(list(self.trainer.actor.model.module.parameters()))
-        self.found = {"sync_upstream_seconds": seconds, "sync_upstream_calls": float(calls)}
-        if not os.environ.get("OBSERVE_FLAT"):
-            return
-        from marl_plugins.flat_sync import worker
-
-        engines, digests = self.trainer.vllm_engines if first else [], []
-        digests.append(ray.get([engine.in_workers.remote(digest) for engine in engines]))
-        started = time.perf_counter()
-        worker.send(self.trainer, LARGE * 10**6)
-        self.found["sync_flat_seconds"] = time.perf_counter() - started
-        digests.append(ray.get([engine.in_workers.remote(digest) for engine in engines]))
-        described = [
-            (n, p.dtype, p.shape) for n, p in self.trainer.actor.model.module.named_parameters()
-        ]
-        self.found["sync_flat_calls"] = float(len(list(worker.buckets(described, LARGE * 10**6))))
-        self.found["sync_same_bits"] = float(digests[0] == digests[1])
-
-
-def digest(worker: Any) -> dict[str, int]:
-    """Runs inside a vLLM worker: a number for the bits of every parameter of its model."""
-    import torch
-
-    found = {}
-    for name, parameter in worker.model_runner.get_model().named_parameters():
-        bits = parameter.detach().contiguous().view(-1).view(torch.int16).long()
-        places = torch.arange(1, bits.numel() + 1, device=bits.device) % 65521
-        found[name] = int((bits * places).sum())
-    return found
 
 
 def summary(output: Path) -> SimpleNamespace:

@@ -212,7 +212,7 @@ class Hour:
         )
 
     def _start(self, name: str, words: Sequence[str]) -> tuple[subprocess.Popen[str], Path]:
-        own = {"OBSERVE_FLAT": "1"} if name in FLAT else {}
+        own = {}
         if self.machine.rehearsal:
             own["MARL_STAND_IN"] = str(self.folder / f"{name}.stand_in")
             Path(own["MARL_STAND_IN"]).mkdir(exist_ok=True)
@@ -323,5 +323,3 @@ RUNS: dict[str, Callable[[Machine], list[str]]] = {
     "killed": lambda m: on(1),
 }
 """The flags in which our runs differ. Their logs and command lines are beside their folders."""
-FLAT = ("shared", "apart")
-"""Runs whose weights are synced in both ways."""

@@ -342,7 +342,7 @@ def pools_of(profile: Profile, arm: Arm) -> dict[str, EnginePool]:
         p: arm.pool(
             p,
             engines(p),
-            None,
+            lambda dead: dead,
             restore(p),
             RestartBudget(0),
             600.0,

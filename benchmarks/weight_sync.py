@@ -1,15 +1,21 @@
 """Weight sync through one vLLM engine: the whole state at once, and one call per parameter,
-alternating.
+alternating; and a large one.
 
     python -m benchmarks.weight_sync
+    python -m benchmarks.weight_sync --gb 1     a model of that size: seconds, and peaks of memory
+    python -m benchmarks.weight_sync --gb 5 --no-model      so many bytes through Ray's store
 
 A random model of 33 layers (about 400 tensors). A parameter is one of the engine's: vLLM fuses q, k
 and v, and gate and up, and cannot take over a part of a fused one alone. Both ways end with the
 same weights in the engine, which is asserted by the log-probs of a fixed prompt.
+
+With `--no-model` the pieces are zeros, and vLLM's worker reads them and keeps none: a training
+process, Ray's store, and an engine with a model of 5 GB do not fit a small machine together.
 """
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import os
 import re
@@ -29,12 +35,12 @@ MODEL = "tiny:layers=33,hidden=64"
 
 
 async def measure() -> None:
-    import safetensors.torch
     import torch
     import vllm
     from transformers import AutoModelForCausalLM
 
-    from marl_plugins.engine.processes.engine_actor import load_weights
+    from marl_plugins.engine.processes.engine_actor import load_pieces
+    from marl_plugins.engine.processes.pieces import mapped, piece_of
     from marl_plugins.engine.runtime.tiny_model import resolve
 
     path = resolve(MODEL)
@@ -79,19 +85,21 @@ async def measure() -> None:
                 p.add_(torch.randn_like(p) * 0.01)
         return {name: p.detach().clone() for name, p in model.named_parameters()}
 
+    async def load(weights: dict[str, torch.Tensor]) -> None:
+        with mapped(piece_of(weights)) as path:
+            await engine.collective_rpc(load_pieces, args=([path],))
+
     flat, single = [], []
     for _ in range(RUNS):
         weights = state()
         started = time.perf_counter()
         for group in parameters(weights):
-            await engine.collective_rpc(load_weights, args=(safetensors.torch.save(group),))
+            await load(group)
         single.append(time.perf_counter() - started)
         one_by_one = await logprobs()
-        await engine.collective_rpc(
-            load_weights, args=(safetensors.torch.save(state()),)
-        )  # something else in between
+        await load(state())  # something else in between
         started = time.perf_counter()
-        await engine.collective_rpc(load_weights, args=(safetensors.torch.save(weights),))
+        await load(weights)
         flat.append(time.perf_counter() - started)
         assert await logprobs() == one_by_one
     engine.shutdown()
@@ -116,8 +124,90 @@ def parameters(weights: dict[str, Any]) -> list[dict[str, Any]]:
     return list(groups.values())
 
 
+async def large(gigabytes: float, with_model: bool) -> None:
+    """One sync of a policy whose weights have that size."""
+    import numpy
+    import psutil
+    import ray
+
+    from marl_plugins.core.policy import Policy
+    from marl_plugins.engine.plan.build import build_plan
+    from marl_plugins.engine.processes.cluster import ray_cluster
+    from marl_plugins.engine.processes.engines import RestartBudget
+    from marl_plugins.engine.processes.pieces import PIECE_BYTES
+    from marl_plugins.engine.runtime.policy import UpstreamPolicy
+    from marl_plugins.engine.runtime.session import Session
+
+    layers = max(1, round(gigabytes * 1e9 / 4 / (10 * 1024**2))) if with_model else 1
+    model = f"tiny:hidden=1024,layers={layers},heads=8"
+    words = ["--recipe", "vote/tiny.yaml", "--actor.model_name_or_path", model]
+    run = build_plan(words)
+    spec = run.run.policies[0] if with_model else Policy("still", model, trainable=False)
+    cluster = ray_cluster(run.run, False, None)
+    count = round(gigabytes * 1e9 / PIECE_BYTES)
+    with cluster:
+        session = Session(run)
+        name = run.run.policies[0].name
+        args, tokenizer = session.args[name], session.chats[name].tokenizer
+        policy = UpstreamPolicy(spec, args, "cpu", tokenizer, 100, RestartBudget(0), 600.0)
+        policy.start()
+        place = policy.engines.engines[0].where
+        assert place is not None
+        processes = {"engine": place.pid, "vLLM": place.children[0]}
+        if policy.training is not None:
+            processes["training"] = policy.training.where[0].pid
+        before = {name: psutil.Process(pid).memory_info() for name, pid in processes.items()}
+        if with_model:
+            await policy.sync(0)  # the first touches the store's memory
+            started = time.perf_counter()
+            await policy.collect()
+        else:
+            await policy.engines.engines[0].handle.in_workers.remote(count_bytes)
+            zeros = numpy.zeros(PIECE_BYTES // 4, numpy.float32)
+            pieces = [ray.put(piece_of_zeros(zeros, number)) for number in range(count)]
+            started = time.perf_counter()
+        collected = time.perf_counter() - started
+        await (policy.sync(1) if with_model else policy.give(pieces, 1))
+        seconds = time.perf_counter() - started - collected
+        peaks = ", ".join(
+            f"{name} {before[name].rss / 1e9:.1f} -> {peak(pid) / 1e9:.1f} GB"
+            for name, pid in processes.items()
+        )
+        policy.kill()
+    took = f"into the store {collected:.1f} s, to the engine {seconds:.1f} s"
+    print(f"{gigabytes:g} GB: {took}; {peaks}")
+
+
+def count_bytes(worker: Any) -> None:
+    """Runs inside a vLLM worker: read weights, and keep none."""
+
+    def read(weights_iterator: Any) -> None:
+        for _, value in weights_iterator:
+            value.sum()
+
+    worker.reload_weights = read
+
+
+def piece_of_zeros(zeros: Any, number: int) -> Any:
+    import torch
+
+    from marl_plugins.engine.processes.pieces import piece_of
+
+    return piece_of({f"zeros.{number}": torch.from_numpy(zeros)})
+
+
+def peak(pid: int) -> int:
+    """The largest resident memory that a process has had (bytes)."""
+    with open(f"/proc/{pid}/status") as status:
+        return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM"))
+
+
 def main() -> Any:
-    return asyncio.run(measure())
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--gb", type=float, help="bytes of a large sync, in 1e9")
+    parser.add_argument("--no-model", action="store_true", help="zeros that nobody keeps")
+    options = parser.parse_args()
+    return asyncio.run(large(options.gb, not options.no_model) if options.gb else measure())
 
 
 if __name__ == "__main__":

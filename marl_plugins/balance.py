@@ -61,12 +61,6 @@ def marl_configure(run: Run) -> list[Problem]:
         if policy.trainable and _has_engines(run, policy.name)
     ]
     who, leave_out = at(plugin="marl_plugins.balance"), "leave out the plugin"
-    if run.device != "cpu":
-        got = (
-            "not on GPUs yet: upstream's weight sync has one broadcast group per policy, made at "
-            "the start"
-        )
-        return [Problem("balance.gpus", who, got, fix=leave_out)]
     if run.is_partial:
         got = (
             "an engine that pauses for new weights in the middle of answers cannot change its "

@@ -42,7 +42,7 @@ and answers that take a while."""
 class SimulatedPolicy:
     """A policy whose updates change nothing but its version."""
 
-    trained, broadcasts, owns_engines = True, False, True
+    trained, owns_engines = True, True
     args = SimpleNamespace(ds=SimpleNamespace(param_dtype="fp32"))
     engines = SimpleNamespace(restarted=0, remarks=[])
 
@@ -56,6 +56,8 @@ class SimulatedPolicy:
 
     async def wake(self):
         pass
+
+    collect = wake
 
     async def sleep(self):
         pass

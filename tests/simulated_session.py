@@ -78,7 +78,7 @@ class SimulatedEngines:
 class SimulatedProcesses:
     """A policy of a session: its weights are a digest."""
 
-    broadcasts, followed = False, None
+    followed = None
 
     def __init__(self, spec, args, tokenizer, world, critic, merge=True):
         self.spec, self.name, self.args, self.tokenizer, self.world = (
@@ -102,7 +102,7 @@ class SimulatedProcesses:
     async def wake(self):
         pass
 
-    sleep = wake
+    sleep = collect = wake
 
     async def forward(self, rows, known=()):
         return await completed(rows, sequences_of(rows, self.batching.merge), known, self._forward)

@@ -180,9 +180,6 @@ def test_zero_3_is_refused_on_gpus(monkeypatch):
         build_plan, [*WORDS, "--ds.zero_stage", "3", "--train.colocate_all", "--vllm.enable_sleep"]
     )
     assert {("adapters.zero_stage", "ds.zero_stage"), ("adapters.asleep",)} <= set(found)
-    assert "flat_sync.adapters" in {
-        code for code, *_ in found_by(build_plan, [*WORDS, "--plugin", "marl_plugins.flat_sync"])
-    }
 
 
 def test_what_each_adapter_has_for_itself_may_differ():
@@ -264,7 +261,8 @@ def shared_pool(seconds=5.0, budget=1):
     def engine():
         return SharedEngine({"p": 0, "q": 0}, seconds)
 
-    pool = EnginePool("p", [engine()], engine, restore("p", 3), RestartBudget(budget), 600.0, 9)
+    budget = RestartBudget(budget)
+    pool = EnginePool("p", [engine()], lambda dead: engine(), restore("p", 3), budget, 600.0, 9)
     pool.serve("q", restore("q", 8))
     pool.versions = {"p": (3,), "q": (8,)}
     pool.engines[0].versions = {"p": 3, "q": 8}
@@ -551,8 +549,13 @@ def engine_of(**more):
         set(),
         SimulatedLLM(**more),
     )
-    engine.requests = set()
+    engine.requests, engine.asleep = set(), set()
     return engine
+
+
+async def piece(blob):
+    """What Ray's store has, as whoever awaits a reference to it gets it."""
+    return [blob]
 
 
 BLOB = packed({"a.lora_A.weight": torch.ones(2, 3), "a.lora_B.weight": torch.zeros(3, 2)}, {"r": 2})
@@ -565,7 +568,7 @@ def test_requests_name_the_adapter_and_the_epoch_of_its_weights():
     async def go():
         engine = engine_of()
         for policy, version in (("p", 3), ("q", 8), ("q", 8)):
-            await engine.load_state(BLOB, policy, version)
+            await engine.load_state([piece(BLOB)], policy, version)
         await engine.identify("still", 0)
         engine.llm.asked.clear()
         answers = [await engine.sample([1], None, policy) for policy in ("p", "q", "still")]
@@ -579,11 +582,11 @@ def test_what_is_sampled_over_a_push_of_its_own_adapter_belongs_to_no_version():
     async def go():
         engine = engine_of()
         for policy in "pq":
-            await engine.load_state(BLOB, policy, 3)
+            await engine.load_state([piece(BLOB)], policy, 3)
         engine.llm.pushing = 0.2
         sampling = [asyncio.create_task(engine.sample([1], None, policy)) for policy in "pq"]
         await asyncio.sleep(0.5)
-        await engine.load_state(BLOB, "p", 4)
+        await engine.load_state([piece(BLOB)], "p", 4)
         return [(await one)[-2:] for one in sampling]
 
     assert run(go())[0] == [("p", -1), ("q", 3)]
@@ -594,7 +597,7 @@ def test_an_engine_that_mixes_adapters_and_model_up_is_not_used(wrong):
     """As vLLM 0.29 does on CPU where all slots are taken; and one on which adapters do nothing."""
 
     async def go():
-        await engine_of(**wrong).load_state(BLOB, "p", 1)
+        await engine_of(**wrong).load_state([piece(BLOB)], "p", 1)
 
     with pytest.raises(RunEnded):
         run(go())
@@ -602,20 +605,20 @@ def test_an_engine_that_mixes_adapters_and_model_up_is_not_used(wrong):
 
 def test_an_adapter_is_seen_where_other_tokens_are_as_likely():
     """A random model's: one in four runs of a 10 M one was refused."""
-    assert run(engine_of(flat=True).load_state(BLOB, "p", 1))[0] == 1
+    run(engine_of(flat=True).load_state([piece(BLOB)], "p", 1))
 
 
 def test_an_engine_is_probed_once_for_each_adapter():
     async def go():
         engine = engine_of()
         for version in (1, 2, 3):
-            await engine.load_state(BLOB, "p", version)
+            await engine.load_state([piece(BLOB)], "p", version)
         return engine.llm.pushed, engine.llm.asked
 
     (pushed, asked), _ = run(go())
     assert pushed == [1] * 4 and asked == ["", "", "p@probe"]
     with pytest.raises(RunEnded):
-        run(engine_of().load_state(BLOB, "still", 1))
+        run(engine_of().load_state([piece(BLOB)], "still", 1))
 
 
 def test_an_engine_of_one_policy_answers_with_what_it_holds_whoever_is_asked():
@@ -624,6 +627,7 @@ def test_an_engine_of_one_policy_answers_with_what_it_holds_whoever_is_asked():
     async def go():
         engine = RolloutActor.__new__(RolloutActor)
         engine.held, engine.llm, engine.requests = HeldWeights(), SimulatedLLM(), set()
+        engine.asleep = set()
 
         async def nothing():
             pass
@@ -636,7 +640,27 @@ def test_an_engine_of_one_policy_answers_with_what_it_holds_whoever_is_asked():
         first = await engine.sample([1], None, "p")
         again = asyncio.create_task(engine.sample([1], None, "p"))
         await asyncio.sleep(0.5)
-        assert await engine.load_state(b"", "q", 3) == 1
+        await engine.load_state([], "q", 3)
         return first[-2:], (await again)[-2:], (await engine.sample([1], None, "p"))[-2:]
 
     assert run(go())[0] == (("p", 3), ("p", -1), ("q", 3))
+
+
+def test_workers_on_other_hosts_are_given_a_piece_itself(monkeypatch):
+    """They cannot map what this host's memory holds."""
+    from marl_plugins.engine.processes.engine_actor import HeldWeights, RolloutActor, load_file
+
+    monkeypatch.setenv("MARL_PLUGINS_DEVICE", "cuda")
+    engine, calls = RolloutActor.__new__(RolloutActor), []
+
+    async def called(function, args):
+        calls.append((function, args))
+        return [True, len(calls) != 1]
+
+    async def nothing():
+        pass
+
+    engine.held, engine.asleep = HeldWeights(), set()
+    engine.llm = SimpleNamespace(collective_rpc=called, reset_prefix_cache=nothing)
+    run(engine.load_state([piece(b"first"), piece(b"second")], "p", 3))
+    assert calls[1] == (load_file, (b"first",)) and len(calls) == 3

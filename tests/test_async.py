@@ -408,8 +408,6 @@ def test_on_gpus_engines_and_training_need_devices_of_their_own(monkeypatch):
         "--train.colocate_all",
         "--actor.num_gpus_per_node",
         "1",
-        "--vllm.sync_backend",
-        "nccl",
     ]
     names = ("solver", "coder", "verifier")
     with refused(*(("async.shared_devices", "train.async_enable", name) for name in names)):

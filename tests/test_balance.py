@@ -57,7 +57,7 @@ def pools_of(policies, engines, seconds, in_flight=1, budget=0):
         made = EnginePool(
             policy,
             [engine() for _ in range(engines[number])],
-            engine,
+            lambda dead: engine(),
             restore,
             shared,
             600.0,
@@ -570,12 +570,6 @@ def test_without_two_alike_it_is_refused_with_what_differs(plan):
         "model",
         "--data.max_len",
     ]
-
-
-def test_on_gpus_it_is_refused_with_the_reason(plan, monkeypatch):
-    monkeypatch.setenv("MARL_PLUGINS_DEVICE", "cuda")
-    with refused(("balance.gpus", "marl_plugins.balance")):
-        plan()
 
 
 # --- signatures

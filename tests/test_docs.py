@@ -393,7 +393,6 @@ def test_the_readmes_links_and_commands_exist():
 WORKERS = {
     "builtin/reward_model/worker.py",
     "builtin/reward_model/scorer.py",
-    "flat_sync/worker.py",
     "adapters/worker.py",
     "adapters/processes.py",
     "adapters/engine.py",

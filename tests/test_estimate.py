@@ -48,6 +48,8 @@ def test_the_papers_setting_by_hand():
     hours = (128 * (generate + train) + 33 * evaluation) / 3600
     assert numbers(found["run"]) == [round(hours, 1), 128, 33]
     assert "H100" in found["assumes"]
+    # three policies' 8 GB each into the host's memory and out of it, at 2.3 GB/s
+    assert found["sync"].startswith(f"3 x 8 GB through Ray's store, about {8 / 2.3:.1f} s")
 
 
 def test_more_devices_take_no_longer():

@@ -1,21 +1,13 @@
 """What a run says of training processes that could not be started, or have died."""
 
-import asyncio
-from types import SimpleNamespace
-
 import pytest
 import torch
 from ray.exceptions import ActorUnschedulableError, OutOfMemoryError, RayActorError, RayTaskError
 from refusals import briefs
-from virtual_time import SimulatedEngine, run
 
 from marl_plugins.core.failures import ConfigurationError, RunEnded
-from marl_plugins.core.policy import Policy
-from marl_plugins.engine.processes.engines import EnginePool, RestartBudget
 from marl_plugins.engine.processes.launch import TrainingProcesses, not_started, run_ended_by
 from marl_plugins.engine.processes.training_process import own_part
-from marl_plugins.engine.processes.watchdog import Watchdog
-from marl_plugins.engine.runtime.policy_engines import PolicyEngines
 
 
 def test_a_process_that_was_killed_while_it_started_is_no_error_of_the_model():
@@ -57,7 +49,7 @@ def test_a_process_for_which_there_was_no_memory_is_no_error_of_the_model():
         killed := not_started("solver", "some/model", death), RunEnded
     ) and reason in str(killed)
     processes = object.__new__(TrainingProcesses)
-    processes.policy, processes.silent, processes.engines = "solver", [], []
+    processes.policy, processes.silent = "solver", []
     assert str(run_ended_by(processes, "was synced", death)).endswith(reason)
 
 
@@ -90,83 +82,8 @@ def test_a_death_is_told_by_its_reason_whoever_met_it(wrapped):
         else death
     )
     processes = object.__new__(TrainingProcesses)
-    processes.policy, processes.silent, processes.engines = "solver", [], []
+    processes.policy, processes.silent = "solver", []
     assert str(run_ended_by(processes, "was synced", met)) == (
         "a training process of policy 'solver' died while the policy was synced: The actor died "
         "unexpectedly."
     )
-
-
-@pytest.mark.parametrize("wrapped", [False, True])
-def test_an_engine_that_dies_in_a_weight_sync_is_not_taken_for_a_training_process(wrapped):
-    """On GPUs training processes call the engines, and their tasks fail with these."""
-    death = RayActorError(error_msg="The actor died unexpectedly.")
-    death.actor_id = "ab12"
-    met = (
-        RayTaskError(
-            "ray::PolicyActor.broadcast_to_vllm()", "Traceback", death
-        ).as_instanceof_cause()
-        if wrapped
-        else death
-    )
-    processes = object.__new__(TrainingProcesses)
-    processes.policy, processes.silent = "solver", []
-    processes.engines = [SimpleNamespace(_actor_id=SimpleNamespace(hex=lambda: "ab12"))]
-    assert str(run_ended_by(processes, "was synced", met)).startswith("an engine ")
-    processes.engines = []
-    assert str(run_ended_by(processes, "was synced", met)).startswith("a training process ")
-
-
-def test_an_engine_whose_own_process_dies_in_a_weight_sync_ends_the_run_in_words():
-    """vLLM's process may die where Ray's actor does not: a training process that calls it then
-    fails, and lives."""
-    died = type("EngineDeadError", (Exception,), {})("EngineCore encountered an issue.")
-    met = RayTaskError(
-        "ray::PolicyActor.broadcast_to_vllm()", "Traceback", died
-    ).as_instanceof_cause()
-    processes = object.__new__(TrainingProcesses)
-    processes.policy, processes.silent, processes.engines, processes.silence = (
-        "solver",
-        [],
-        [],
-        60.0,
-    )
-    processes.watchdog = Watchdog(lambda: None)
-
-    async def failing():
-        raise met
-
-    with pytest.raises(RunEnded):
-        asyncio.run(processes.await_work("was synced", failing()))
-
-
-def test_an_engine_that_does_not_wake_for_its_weights_ends_the_run():
-    """Upstream's own trainer waits for it in the driver, where ending the training processes ends
-    no wait."""
-    training, policy = object.__new__(TrainingProcesses), object.__new__(PolicyEngines)
-    training.policy, training.silence, training.watchdog, training.broadcasts = (
-        "solver",
-        60.0,
-        Watchdog(lambda: None),
-        True,
-    )
-    training.groups = {"policy": SimpleNamespace(async_run_method=lambda method: [])}
-    engine = SimulatedEngine("solver", lambda call: 1.0)
-    policy.spec, policy.name, policy.device, policy.training = (
-        Policy("solver", "tiny"),
-        "solver",
-        "cuda",
-        training,
-    )
-    policy.args = SimpleNamespace(vllm=SimpleNamespace(enable_sleep=True))
-    policy.engines = EnginePool("solver", [engine], None, None, RestartBudget(0), 60.0, 1)
-
-    async def go():
-        woken = asyncio.get_running_loop().create_future()
-        engine.handle.wake_up = SimpleNamespace(remote=lambda tags: woken)
-        engine.kill = lambda: woken.set_exception(RayActorError())
-        await policy.sync(3)
-
-    with pytest.raises(RunEnded):
-        run(go())
-    assert engine.silent

@@ -292,7 +292,8 @@ def test_an_engine_that_dies_while_it_is_paused_is_replaced_and_nobody_waits_for
         async def restore(handle):
             restored.append(handle)
 
-        pool = EnginePool("p", [], lambda: PoolEngine(said[2]), restore, RestartBudget(1), 60.0, 4)
+        budget = RestartBudget(1)
+        pool = EnginePool("p", [], lambda dead: PoolEngine(said[2]), restore, budget, 60.0, 4)
         pool.engines = [PoolEngine(said[0]), PoolEngine(said[1], dies)]
         await pool.pause()
         with pool.changing("p", 1):

@@ -3,11 +3,13 @@ before a paid hour begins."""
 
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import ray
 from hypothesis import given
 from hypothesis import strategies as st
+from refusals import refused
 
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.engine.plan.build import build_plan
@@ -56,7 +58,6 @@ GAE = ["--algo.advantage.estimator", "gae"]
         (["--ref.num_nodes", "2"], "devices.reference"),
         (["--policy.coder.ref.num_gpus_per_node", "2"], "devices.reference"),
         (["--ds.param_dtype", "fp16"], "devices.dtype"),
-        (["--vllm.sync_backend", "gloo"], "devices.sync_backend"),
         (["--ds.ring_attn_size", "2"], "devices.ring_size"),
         ([*GAE, "--critic.num_gpus_per_node", "2"], "devices.colocated"),
     ],
@@ -70,9 +71,6 @@ def test_a_reference_on_the_policys_devices_is_as_large_as_the_policy(alone):
     assert codes(*sharing, recipe=alone) == {"devices.reference"}
     assert plan(*sharing, "--algo.kl.init_coef", "0", recipe=alone)  # there is no reference
     assert plan(*sharing[1:], recipe=alone)  # on devices of its own it may have any size
-    assert plan(
-        "--vllm.sync_backend", "gloo", recipe=alone
-    )  # trainer and engine are on two devices
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
@@ -153,6 +151,18 @@ def test_a_ray_of_our_own_counts_a_cpu_for_every_device(alone, monkeypatch, tmp_
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     run = plan(recipe=alone).run
     assert _options(run, False, None, str(tmp_path))["num_cpus"] > needed_cpus(run) == 12
+
+
+@pytest.mark.parametrize("shared", [10**9, 10**12])
+def test_weights_that_the_host_cannot_hold_are_refused(shared, alone, monkeypatch, tmp_path):
+    """Ray would move them to the disk without a word."""
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=shared))
+    memory = SimpleNamespace(total=10**12 if shared == 10**9 else 10**9)
+    monkeypatch.setattr("psutil.virtual_memory", lambda: memory)
+    run = plan("--actor.model_name_or_path", "some/Model-8B", recipe=alone).run
+    with refused(("sync.object_store",)):
+        _options(run, False, None, str(tmp_path))
 
 
 @given(st.integers(1, 4), st.integers(1, 8), st.integers(1, 4))

@@ -20,7 +20,7 @@ import pytest
 import ray
 from refusals import brief, briefs, found_by, refused
 
-from marl_plugins import flat_sync, reward_backprop
+from marl_plugins import reward_backprop
 from marl_plugins.asking.askers import Askers
 from marl_plugins.asking.policy import PolicyTransport
 from marl_plugins.builtin import reinforce_pp
@@ -47,7 +47,7 @@ from marl_plugins.core.tools import Function, Tool
 from marl_plugins.engine.hosts import prebuild, seams, trees, upstream_cli
 from marl_plugins.engine.plan import calls, files, resolve_plugins, sections
 from marl_plugins.engine.plan.build import build_plan
-from marl_plugins.engine.plan.checks import numbers, policies
+from marl_plugins.engine.plan.checks import policies
 from marl_plugins.engine.processes import cluster
 from marl_plugins.engine.records import run_folder, tables, trace
 from marl_plugins.engine.records.write import _locked, cut_back
@@ -214,18 +214,6 @@ def test_a_run_whose_gradients_cannot_be_taken_early():
         "streaming.seats",
     ]
     assert briefs(streaming._of_the_run(run)) == [(code,) for code in codes]
-
-
-def test_flat_sync():
-    run = SimpleNamespace(
-        device="cuda",
-        policies=[SimpleNamespace(name="a", trainable=True)],
-        args=space(vllm__sync_with_ray=True),
-        policy_args={"a": space(ds__lora__rank=0, train__colocate_all=False)},
-    )
-    assert briefs(flat_sync.marl_configure(run=run)) == [
-        ("flat_sync.ray", "marl_plugins.flat_sync")
-    ]
 
 
 # --- sections
@@ -543,22 +531,6 @@ def test_a_dataset_of_the_hub(tmp_path, monkeypatch):
     assert found_by(_hub_tasks, "some/data", run, None, flag) == [
         ("tasks.no_column", flag, "some/data")
     ]
-
-
-def test_groups_of_ray_for_several_policies(monkeypatch, run):
-    for other in ("_lengths", "_batching", "check_placement", "_unlikely"):  # of one policy each
-        monkeypatch.setattr(numbers, other, lambda *_: [])
-    args = space(run.args, vllm__sync_with_ray=True, train__batch_size=1)
-    run = SimpleNamespace(
-        args=args,
-        trajectories=1,
-        device="cuda",
-        policies=[policy("a"), policy("b")],
-        recipe=run.recipe,
-        policy_args={"a": args, "b": args},
-        logical_gpus=None,
-    )
-    assert briefs(numbers.check_numbers(run)) == [("plan.sync_with_ray",)]
 
 
 def test_an_evaluation_that_nothing_scores():

@@ -25,7 +25,6 @@ CAPABILITIES = {
     "reward backpropagation": (["reward_backprop"], 0),
     "streaming": (["streaming"], 0),
     "process groups": (["process_groups"], 0),
-    "flat sync": (["flat_sync"], 0),
     "adapters": (["adapters"], 0),
     "corrections": (["corrections"], 0),
     "dynamic filtering": (["filtering"], 0),

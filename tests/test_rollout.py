@@ -128,7 +128,11 @@ def test_what_a_recipe_raises_ends_the_rollout_at_once(chat):
 @pytest.mark.parametrize(("answers", "moves"), [(True, False), (False, True), (None, False)])
 def test_a_sync_that_did_not_happen_ends_the_run(answers, moves):
     """Else the next step would train on rows that were sampled from other weights."""
-    host = SimpleNamespace(name="p", version=4, trained=True)
+
+    async def collect():
+        pass
+
+    host = SimpleNamespace(name="p", version=4, trained=True, collect=collect)
 
     async def sync(run, policy, version):
         policy.version = version if moves else policy.version

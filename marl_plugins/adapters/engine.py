@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 # inside: works in the training processes
@@ -30,8 +30,10 @@ from vllm.v1.engine.exceptions import EngineDeadError
 
 from marl_plugins import RunEnded
 from marl_plugins.adapters.blob import packed, unpacked
+from marl_plugins.engine.processes.pieces import joined
 
 if TYPE_CHECKING:
+    from ray import ObjectRef
     from vllm import RequestOutput
     from vllm.v1.worker.worker_base import WorkerBase
 
@@ -112,8 +114,8 @@ class AdapterEngine(RolloutActor):
         held.version = version
         return os.getpid()
 
-    async def load_state(self, blob: bytes, policy: str, version: int) -> int:
-        """Takes over a policy's adapter (`blob.packed`), and returns the number of its slot.
+    async def load_state(self, pieces: Sequence[ObjectRef], policy: str, version: int) -> None:
+        """Takes over a policy's adapter (`blob.packed`), which is one piece.
 
         Raises:
             RunEnded: The engine cannot take it, or does not answer as it should beside it.
@@ -122,7 +124,7 @@ class AdapterEngine(RolloutActor):
             raise RunEnded(
                 f"policy {policy!r} is the model itself in this engine, and has no adapter"
             )
-        held, number = self.held_for(policy), self.numbers[policy]
+        held, number, blob = self.held_for(policy), self.numbers[policy], joined([await pieces[0]])
         held.epoch += 1
         held.version = -1
         try:
@@ -137,7 +139,6 @@ class AdapterEngine(RolloutActor):
             ) from error
         self.loaded.add(policy)
         held.version = version
-        return number
 
     def adapter_of(self, held: HeldWeights) -> LoRARequest | None:
         """Returns the policy's adapter; None for the model."""

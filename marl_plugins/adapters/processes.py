@@ -59,7 +59,8 @@ class MemberMethod:
         self.process, self.policy, self.method = process, policy, method
 
     def remote(self, *arguments: Any, **named: Any) -> ObjectRef:
-        reference: ObjectRef = self.process.call.remote(
+        streaming = {"num_returns": "streaming"} if self.method == "pieces" else {}
+        reference: ObjectRef = self.process.call.options(**streaming).remote(
             self.policy, self.method, *arguments, **named
         )
         return reference
@@ -132,7 +133,7 @@ class AdapterProcesses(TrainingProcesses):
 
     def __init__(self, shared: SharedProcesses, spec: TrainingSpec):
         super().__init__(spec)
-        self.shared, self.broadcasts = shared, False
+        self.shared = shared
         self._turn: set[asyncio.Future[Any]] | None = None
         """What is awaited of the processes in this adapter's turn; None while it is not."""
 
@@ -140,11 +141,6 @@ class AdapterProcesses(TrainingProcesses):
         """Begins to start the processes, unless another adapter has."""
         self.shared.launch(self.args, self.silence)
         self.groups = {"policy": self.shared.member(self.policy, self.args)}
-
-    def load(self, engines: Sequence[ActorHandle]) -> list[ObjectRef]:
-        """See `TrainingProcesses.load`; engines get adapters as bytes, so that there is no
-        broadcast to set up."""
-        return super().load(())
 
     @property
     def with_reference(self) -> bool:
@@ -179,12 +175,10 @@ class AdapterProcesses(TrainingProcesses):
         task.add_done_callback(self._turn.discard)
         return await asyncio.shield(task)
 
-    async def weights(self) -> ObjectRef:
-        """Returns a reference to the adapter, as safetensors bytes; it has been read by then."""
+    async def weights(self) -> list[ObjectRef]:
+        """Returns a reference to the adapter, which is one piece."""
         async with self.active():
-            reference = await super().weights()
-            await self.await_work("gave its weights", reference)
-            return reference
+            return await super().weights()
 
     def handles(self) -> Iterator[ActorHandle]:
         yield from self.shared.handles()

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 # Installs the host support, before upstream is imported below.
 # inside: works in the training processes
 from marl_plugins.engine.processes.policy_actor import PolicyActor, Reference  # isort: skip
+import numpy
 import openrlhf.models.actor as upstream_model
 import ray
 import torch
@@ -26,6 +27,7 @@ from transformers import AutoModelForCausalLM
 from marl_plugins.adapters.blob import packed
 from marl_plugins.engine.processes.engines import substituted
 from marl_plugins.engine.processes.master_port import MasterPort
+from marl_plugins.engine.processes.pieces import Piece
 
 if TYPE_CHECKING:
     from openrlhf.utils.deepspeed import DeepspeedStrategy
@@ -92,19 +94,13 @@ class AdapterActor(PolicyActor):
         with self.engine.module.disable_adapter():
             return super().reference_forward(**named)
 
-    def state(self) -> bytes | None:
-        """Returns the adapter as safetensors bytes with PEFT's configuration on rank 0, None on the
-        others.
-
-        Raises:
-            FloatingPointError: A weight is not finite; the names of the tensors are given.
-        """
-        if torch.distributed.get_rank() != 0:
-            return None
-        self.check_finite()
-        model = self.engine.module
-        tensors = get_peft_model_state_dict(model, save_embedding_layers=False)
-        return packed(tensors, model.peft_config["default"].to_dict())
+    def _pieces(self, limit: int) -> Iterator[Piece]:
+        """Yields the adapter with PEFT's configuration, whatever its size."""
+        if torch.distributed.get_rank() == 0:
+            model = self.engine.module
+            tensors = get_peft_model_state_dict(model, save_embedding_layers=False)
+            blob = packed(tensors, model.peft_config["default"].to_dict())
+            yield [numpy.frombuffer(blob, numpy.uint8)]
 
 
 class SharedActor(MasterPort, BaseDistributedActor):  # type: ignore[misc]

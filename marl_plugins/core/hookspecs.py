@@ -42,7 +42,7 @@ run does not wait for it.
 
 `VERSION` is major.minor: the major changes when a plugin that worked may no longer (a hook or an
 argument removed, or another meaning), the minor when something is added. A plugin may state the
-version that it was written for, as `MARL_HOOKS = "4.2"`; another major is refused, and so is a
+version that it was written for, as `MARL_HOOKS = "5.0"`; another major is refused, and so is a
 minor that does not exist yet.
 """
 
@@ -81,7 +81,7 @@ if TYPE_CHECKING:
     from marl_plugins.core.trajectory import Action, Generation, Task, Trajectory
     from marl_plugins.core.workflow import Workflow
 
-VERSION = "4.2"
+VERSION = "5.0"
 
 Purpose = Literal["train", "evaluate", "judge"]
 """What a run is started for: `openrlhf train`; `openrlhf eval`, which scores outcomes only;
@@ -333,9 +333,9 @@ def marl_extensions(run: Run) -> Sequence[str] | None:
     """Classes that run inside every training process: subclasses of `Extension`, each named as
     "module:Class". *each*; once, before processes start; heavy imports belong in that module.
 
-    An extension wraps the training step and the weight sync, adds metrics after a fit, and keeps
-    state in checkpoints. The controller calls its methods by name: `await
-    policy.extension("WeightAverage", "save", folder)`.
+    An extension wraps the training step, adds metrics after a fit, and keeps state in checkpoints.
+    The controller calls its methods by name: `await policy.extension("WeightAverage", "save",
+    folder)`.
 
         @hookimpl
         def marl_extensions(run):
@@ -579,8 +579,7 @@ def marl_update(
 def marl_sync(run: Run, policy: PolicyProcesses, version: int) -> Awaitable[bool] | None:
     """Bring a policy's engines to the weights of `version`; True when done. *around, async*; once
     per updated policy and step, and when a run begins or is resumed. Wrap the built-in, because
-    `policy.sync` sets the version: one transfer of the whole state on CPU, upstream's own broadcast
-    on GPUs.
+    `policy.sync` sets the version: engines take the weights from Ray's store, piece by piece.
 
     With `--train.partial_rollout_enable` it is called during a rollout, while the engines pause.
     After a policy come its followers (`policy.spec.follows`), which may hold other weights:

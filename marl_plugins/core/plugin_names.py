@@ -28,7 +28,6 @@ SHIPPED = (
     "marl_plugins.streaming",
     "marl_plugins.process_groups",
     "marl_plugins.adapters",
-    "marl_plugins.flat_sync",
     "marl_plugins.filter_agents_data",
     "marl_plugins.cooperation",
     "marl_plugins.competence",

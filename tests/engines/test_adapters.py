@@ -8,6 +8,7 @@ import signal
 from types import SimpleNamespace
 
 import pytest
+import ray
 import safetensors.torch
 import torch
 from engines.test_policies import arguments, in_float32, recorded_rows
@@ -90,10 +91,8 @@ async def two_steps(made, order="pqr"):
         metrics = await asyncio.gather(
             *(made[name].update(p, 2, n) for name, p in zip(names, prepared, strict=True))
         )
-        blobs = await asyncio.gather(*(made[name].processes.weights_to_sync() for name in names))
-        for name, value, numbers, blob in zip(
-            names, forwarded, metrics, await asyncio.gather(*blobs), strict=True
-        ):
+        blobs = await asyncio.gather(*(made[name].weights() for name in names))
+        for name, value, numbers, blob in zip(names, forwarded, metrics, blobs, strict=True):
             found[name, n] = value.tokens.log_probs, value.tokens.kl, numbers, adapter_of(blob)
     return found
 
@@ -195,9 +194,9 @@ def test_gradients_of_adapters_during_the_rollout_are_each_its_own(relay):
     rows = {"p": recorded_rows(13, seed=2), "q": recorded_rows(13, seed=3)}
 
     async def moved(name, prepared):
-        before = adapter_of(await (await made[name].processes.weights()))
+        before = adapter_of(await made[name].weights())
         await made[name].update(prepared, 1, 1)
-        after = adapter_of(await (await made[name].processes.weights()))
+        after = adapter_of(await made[name].weights())
         return torch.cat([(after[key] - before[key]).double().flatten() for key in sorted(after)])
 
     async def whole():
@@ -359,8 +358,7 @@ def test_one_engine_answers_for_adapters_and_for_the_model_beside_them(relay):
 
         # What is no adapter of this model.
         handle = p.engines.engines[0].handle
-        blob = await (await q.processes.weights())
-        tensors, config = unpacked(bytes(blob))
+        tensors, config = unpacked(blob := await q.weights())
         for wrong in (
             packed(
                 {name.replace("q_proj", "x_proj"): value for name, value in tensors.items()}, config
@@ -368,9 +366,9 @@ def test_one_engine_answers_for_adapters_and_for_the_model_beside_them(relay):
             packed(tensors, config | {"r": 64}),
         ):
             with pytest.raises(RunEnded):
-                await handle.load_state.remote(wrong, "q", 3)
+                await handle.load_state.remote([ray.put([wrong])], "q", 3)
         with pytest.raises(RunEnded):
-            await handle.load_state.remote(blob, "still", 3)
+            await handle.load_state.remote([ray.put([blob])], "still", 3)
 
     asyncio.run(go())
     p.stop()

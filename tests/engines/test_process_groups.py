@@ -17,6 +17,7 @@ from marl_plugins.builtin.gae import Gae
 from marl_plugins.builtin.reinforce_pp import ReinforcePlusPlus
 from marl_plugins.core.policy import Policy
 from marl_plugins.engine.processes.engines import RestartBudget
+from marl_plugins.engine.processes.pieces import joined
 from marl_plugins.engine.processes.watchdog import locate
 from marl_plugins.engine.runtime.experience import estimate
 from marl_plugins.engine.runtime.policy import UpstreamPolicy, wait_until_loaded
@@ -128,7 +129,8 @@ async def two_joint_steps(made, estimator, after_pass=lambda: None):
             *(policy.update(p, 2, n) for policy, p in zip(made, prepared, strict=True))
         )
         after_pass()
-        weights = [await (await policy.processes.weights_to_sync()) for policy in made]
+        pieces = [await policy.processes.weights() for policy in made]
+        weights = [joined(await asyncio.gather(*some)) for some in pieces]
         found.append((metrics, weights))
     return found
 

@@ -60,7 +60,7 @@ RECIPES = {
         policies:
           first: {flags: {vllm.tensor_parallel_size: 2, ref.num_gpus_per_node: 2}}
           second: {flags: {train.colocate_actor_ref: true}}
-          judge: {trainable: false}
+          judge: {follows: first, model: null}
         flags: {vllm.enable_prefix_caching: true}
     """,
 }
@@ -95,12 +95,9 @@ KILLER = """
     import json, os, psutil, signal
     from pathlib import Path
     from marl_plugins import hookimpl
-    from marl_plugins.engine.processes.extension import Extension
 
     PLANNED = Path(__file__).stem.split("_")
-    FOLDER = Path(os.environ["MARL_STAND_IN"])  # a resumed run has a copy of this file in a folder of its own
-    KILLED = FOLDER / Path(__file__).with_suffix(".json").name
-    ARMED = FOLDER / Path(__file__).with_suffix(".armed").name
+    KILLED = Path(os.environ["MARL_STAND_IN"], Path(__file__).with_suffix(".json").name)
 
     def kill(when, engine):
         killed = json.loads(KILLED.read_text()) if KILLED.exists() else {}
@@ -115,7 +112,7 @@ KILLER = """
         # An engine dies while it sleeps.
         inner = yield
         async def work():
-            if step == 2:
+            if step == 2 and policy.name == "first":
                 kill("asleep", policy.engines.engines[0])
             return await inner
         return work()
@@ -131,31 +128,19 @@ KILLER = """
         return work()
 
     @hookimpl(wrapper=True)
-    def marl_sync(version):
+    def marl_sync(policy, version):
         # vLLM's own process, in which an engine's model is, dies when the weights arrive.
         inner = yield
-        if version == 3 and "syncing" in PLANNED:
-            ARMED.touch()
-        return inner
-
-    @hookimpl
-    def marl_extensions(run):
-        return [f"{__file__}:Killer"]
-
-    class Killer(Extension):
-        def sync(self, following):
-            import ray
-
-            def arm(worker):
-                import os, signal
-                worker.model_runner.get_model().load_weights = lambda weights: os.kill(os.getpid(), signal.SIGKILL)
-
-            if ARMED.exists():
-                ray.get([engine.in_workers.remote(arm) for engine in self.trainer.vllm_engines])
-            following()
+        def arm(worker):
+            import os, signal
+            worker.model_runner.get_model().load_weights = lambda weights: os.kill(os.getpid(), signal.SIGKILL)
+        async def work():
+            if version == 2 and policy.name == "second" and "syncing" in PLANNED:
+                await policy.engines.engines[0].handle.in_workers.remote(arm)
+            return await inner
+        return work()
 """
-"""An engine is killed when the plugin's file is named so: `awake`, or first `asleep`, and `syncing`
-once the run is resumed."""
+"""An engine is killed when the plugin's file is named so: `awake`, `asleep`, or `syncing`."""
 
 
 def pytest_collection_modifyitems(items):
@@ -205,7 +190,7 @@ def several(folder, words, device):
         (recipe / f"{name}.yaml").write_text(textwrap.dedent(text).lstrip("\n"))
     for name, text in FILES.items():
         (recipe / name).write_text(textwrap.dedent(text).lstrip("\n"))
-    for name in ("awake", "asleep_syncing"):
+    for name in ("awake_asleep", "syncing"):
         (recipe / f"{name}.py").write_text(textwrap.dedent(KILLER).lstrip("\n"))
     shutil.copytree(recipes_root() / "mathchat", folder / "mathchat")
     (folder / "mathchat" / "small_paper.yaml").write_text(textwrap.dedent(PAPER).lstrip("\n"))
@@ -220,7 +205,6 @@ def several(folder, words, device):
     own = {
         "MARL_PLUGINS_DEVICE": device,
         "MARL_STAND_IN": str(folder),
-        "OBSERVE_FLAT": "1",
         "MARL_STAND_IN_GPUS": str(DEVICES),
         "PYTHONPATH": path,
     }
@@ -241,29 +225,30 @@ def started(file, *flags):
     ]
 
 
-def resumed(run):
+def resumed(run, *flags):
     """The words of a run that goes on with another one."""
-    return lambda recipe, folder, name: ["--resume", folder / run]
+    return lambda recipe, folder, name: ["--resume", folder / run, *flags]
 
 
 TWO = ("--max_steps", "2")
-KILLED = ("--max_steps", "3", "--ckpt.save_steps", "1", "--eval.steps", "-1")
 WITH_CRITIC = ("--mapping", "shared", "--algo.advantage.estimator", "gae")
-FLAT = ("--plugin", "{recipe}/asleep_syncing.py", "--plugin", "marl_plugins.flat_sync")
+POOL = ("--plugin", "marl_plugins.opponent_pool", "--opponents.every", "1")
+MOVING = ("--plugin", "marl_plugins.balance", "--balance.in_flight", "1")
+WATCHED = ("--plugin", "benchmarks.gpu_observer")
 ON_GPUS = {
-    "colocated": started("colocated", *TWO, "--plugin", "benchmarks.gpu_observer"),
-    "apart": started("apart", *KILLED, "--plugin", "{recipe}/awake.py"),
-    "shared": started("colocated", *KILLED, *WITH_CRITIC, *FLAT),
-    "resumed": resumed("shared"),
-    "paper": started("../mathchat/small_paper", "--max_steps", "1"),
+    "colocated": started("colocated", *TWO, *WATCHED, "--plugin", "{recipe}/awake_asleep.py"),
+    "apart": started("apart", *TWO, *POOL, "--plugin", "{recipe}/syncing.py"),
+    "shared": started("colocated", "--max_steps", "1", "--ckpt.save_steps", "1", *WITH_CRITIC),
+    "resumed": resumed("shared", *TWO),
+    "paper": started("../mathchat/small_paper", "--max_steps", "1", *MOVING),
     "too_few": started("recipe", "--vllm.num_engines", "2", *TWO),
     "no_memory": started(
         "colocated", "--mapping", "shared", "--vllm.gpu_memory_utilization", "0.99", *TWO
     ),
 }
-"""By name: three policies on 3 devices; three on 8, killed in step 2; one for all roles on 1,
-killed in step 2, and resumed, killed in the sync of step 3; three on 6; on more than there are; and
-with more memory than is free."""
+"""By name: three policies on 3 devices, two of whose engines are killed; two and a follower on 8,
+one of whose engines is killed; one for all roles on 1, and resumed; three on 6, whose engines move;
+on more than there are; and with more memory than is free."""
 
 
 @pytest.fixture(scope="session")

@@ -46,13 +46,13 @@ def test_a_row_is_written_whatever_becomes_of_it(tmp_path):
     of_machine.results["zero3"] = Result(0, 12.0, tmp_path / "zero3", tmp_path / "log")
     known = {
         name: gpu.answered(gpu.ROWS[name], of_machine)
-        for name in ("colocated", "ipc", "zero3", "packing", "upstream")
+        for name in ("colocated", "sync", "zero3", "packing", "upstream")
     }
     assert {name: how for name, (how, _) in known.items()} == {
         "colocated": "-",
-        **dict.fromkeys(("ipc", "zero3", "packing", "upstream"), "FAILED"),
+        **dict.fromkeys(("sync", "zero3", "packing", "upstream"), "FAILED"),
     }
-    assert "out of memory" in known["ipc"][1] and str(tmp_path / "log") in known["ipc"][1]
+    assert "out of memory" in known["sync"][1] and str(tmp_path / "log") in known["sync"][1]
     page = gpu.table(
         of_machine.machine, [("a question", how, answer) for how, answer in known.values()]
     )

@@ -58,13 +58,6 @@ def test_a_handle_opens_on_its_device_as_long_as_its_memory_is_there(stand_in, m
         opened(*arguments)
 
 
-def test_one_device_twice_in_a_group_is_refused_as_nccl_does(stand_in, monkeypatch):
-    group = type("Group", (), {"all_gather_obj": lambda self, mine: ["1", mine]})()
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    with pytest.raises(AssertionError, match="duplicate"):
-        stand_in.Communicator(group, 0)
-
-
 def test_weights_are_the_same_if_their_bits_are(stand_in):
     state = {"a": torch.randn(4), "b": torch.randn(2, 2).to(torch.bfloat16)}
     same = {name: state[name].clone() for name in ("b", "a")}

@@ -33,7 +33,6 @@ NOT_ON_CPU = (
     "ds.enable_sleep",
     "ds.adam_offload",
     "ds.attn_implementation",
-    "vllm.sync_backend",
     "reward.overlong_buffer_len",
     "vllm.gpu_memory_utilization",
 )

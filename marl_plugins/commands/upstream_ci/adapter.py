@@ -118,7 +118,7 @@ def main() -> None:
         policy = load_actor(PolicyActor)
         rows = make_experiences(policy, 3)
         answer["actor"] = run_fits(policy, rows, "actor")
-        answer["state_bytes"] = len(policy.state() or b"")
+        answer["state_bytes"] = sum(len(buffer) for piece in policy.pieces() for buffer in piece)
         answer["critic"] = run_fits(load_actor(CriticActor), rows, "critic")
         torch.distributed.destroy_process_group()
     json.dump(answer, sys.stdout)

@@ -92,7 +92,7 @@ class PolicyConfig(Model):
     trainable: bool = True
     """False: it only generates; its actions are recorded and never trained on."""
     follows: str | None = None
-    """A trained policy whose weights it holds, instead of a `model`. Not on GPUs yet."""
+    """A trained policy whose weights it holds, instead of a `model`."""
     flags: dict[str, FlagValue] = pydantic.Field({}, examples=["{actor.adam.lr: 1.0e-6}"])
     """Upstream flags for this policy only: `actor.adam.lr: 1.0e-6`."""
 

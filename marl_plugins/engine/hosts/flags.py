@@ -42,14 +42,14 @@ _SEQUENCE = "on GPUs, with packing; ring_flash_attn has not been run here yet"
 _REFERENCE = (
     "default: as many as the policy has; on CPU the reference lives in the policy's own processes"
 )
+_SYNC = "no effect: weights go through Ray's store"
 _CRITIC = "default: as many as the policy has"
 
 _PLAIN = """
 actor.num_nodes=policy actor.num_gpus_per_node=policy actor.model_name_or_path=policy
 ref.num_nodes=policy ref.num_gpus_per_node=policy ref.offload=policy train.colocate_actor_ref=policy
 train.colocate_all=policy
-vllm.num_engines=policy vllm.tensor_parallel_size=policy vllm.sync_backend=policy
-vllm.sync_with_ray=policy
+vllm.num_engines=policy vllm.tensor_parallel_size=policy
 vllm.enable_prefix_caching=policy vllm.enforce_eager=policy vllm.enable_sleep=policy
 vllm.gpu_memory_utilization=policy
 algo.advantage.is_correction_level=policy algo.advantage.is_correction_mode=policy
@@ -94,6 +94,8 @@ _NOTED: dict[str, Flag] = {
         "K = rollout.batch_size x rollout.n_samples_per_prompt / train.batch_size optimiser steps",
     ),
     "train.micro_batch_size": Flag("policy", "rows per forward pass"),
+    "vllm.sync_backend": Flag("policy", _SYNC),
+    "vllm.sync_with_ray": Flag("policy", _SYNC),
     "ref.num_gpus_per_node": Flag("policy", _REFERENCE),
     "ref.num_nodes": Flag("policy", _REFERENCE),
     "ref.offload": Flag("policy", "on CPU there is nothing to offload from"),

@@ -125,7 +125,10 @@ SEAMS = (
         "Hugging Face weights of one policy",
     ),
     Seam(
-        "trainer.ray.ppo_actor", "PolicyModelActor.broadcast_to_vllm", "self", "weight sync on GPUs"
+        "trainer.ray.ppo_actor",
+        "PolicyModelActor.broadcast_to_vllm",
+        "self",
+        "what upstream's own loop asks for; replaced on CPU",
     ),
     Seam(
         "trainer.ray.ppo_actor",

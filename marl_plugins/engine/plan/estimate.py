@@ -22,12 +22,14 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from marl_plugins.core.recipe.tiny import is_tiny
+from marl_plugins.core.process_backend import OBJECT_STORE_BYTES
+from marl_plugins.core.recipe import tiny
 from marl_plugins.core.run import Run
 from marl_plugins.engine.hosts.devices import critic_gpus, shares_with_reference, training_gpus
 from marl_plugins.engine.plan.lengths import answers_shown
@@ -35,6 +37,8 @@ from marl_plugins.engine.plan.plan import Plan
 
 OPERATIONS_PER_SECOND, BYTES_PER_SECOND = 990e12 / 3, 3.35e12 / 2
 """A second on an H100: a third of its bfloat16 peak, half of its memory's bandwidth."""
+STORE_BYTES_PER_SECOND = 2.3e9
+"""A policy's weights from the device to Ray's store, from there to an engine, and to its device."""
 ASSUMES = (
     "H100 at a third of its peak and half of its bandwidth; every answer as long as it may be; "
     "bfloat16 and Adam; without "
@@ -64,6 +68,7 @@ def estimate(plan: Plan) -> dict[str, Any]:
             for name, size in known.items()
             if run.processes is None or run.processes.engines_of(run, name) == name
         },
+        "sync": sync(run),
         "step": f"at most {generate:.0f} s to generate, {train:.0f} s to train",
     }
     if steps := plan.counted.get("steps"):
@@ -82,7 +87,7 @@ def parameters(model: str) -> float | None:
     number in its name (`Qwen3-4B`, and not the tokens of `Qwen2.5-7B-Instruct-1M`); None where
     neither says."""
     folder = Path(model)
-    if is_tiny(model):
+    if tiny.is_tiny(model):
         return None
     if folder.is_dir():
         stored = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
@@ -114,6 +119,34 @@ def memory(args: SimpleNamespace, size: float, trained: bool) -> str:
     if host := sum(on_host.values()):
         text += f", {gb(host * training_gpus(args))} of the host's"
     return f"{text}; {engine}{_together(args)}"
+
+
+def sync(run: Run) -> str:
+    """Estimates what a weight sync takes; policies are synced at the same time."""
+    sizes = weight_bytes(run)
+    counts = Counter(gb(size) for size in sizes.values())
+    through = " and ".join(f"{count} x {size}" for size, count in counts.items())
+    seconds = max(sizes.values(), default=0.0) / STORE_BYTES_PER_SECOND
+    return f"{through or 'adapters'} through Ray's store, about {seconds:.1f} s"
+
+
+def weight_bytes(run: Run) -> dict[str, float]:
+    """Returns the bytes of the weights that engines are given, by policy, where the model's size is
+    known; an adapter's are few."""
+    sizes: dict[str, float] = {}
+    for policy in run.policies:
+        args = run.policy_args[policy.name]
+        model = args.actor.model_name_or_path
+        size = tiny.parameters(model) if tiny.is_tiny(model) else parameters(model)
+        if size and (policy.trainable or policy.follows) and not args.ds.lora.rank:
+            sizes[policy.name] = size * (4 if args.ds.param_dtype == "fp32" else 2)
+    return sizes
+
+
+def store_bytes(run: Run) -> int:
+    """Returns the bytes that Ray's object store needs."""
+    of_backend = run.processes.object_store_bytes(run) if run.processes else 0
+    return OBJECT_STORE_BYTES + int(sum(weight_bytes(run).values())) + of_backend
 
 
 def training_memory(

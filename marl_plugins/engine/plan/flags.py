@@ -72,7 +72,6 @@ DEFAULTS = {
 """Where this project's default differs from upstream's."""
 CPU_DEFAULTS = {
     "actor.num_gpus_per_node": 1,
-    "vllm.sync_backend": "gloo",
     "vllm.enforce_eager": True,
     "ds.attn_implementation": "eager",
     "ds.zero_stage": 0,

@@ -30,14 +30,11 @@ TOKENIZER = (
 )
 """Beginnings of the names of a tokenizer's files."""
 FLAGS = (
-    *(
-        "tensor_parallel_size",
-        "enable_prefix_caching",
-        "enforce_eager",
-        "gpu_memory_utilization",
-        "enable_sleep",
-    ),
-    "sync_backend",
+    "tensor_parallel_size",
+    "enable_prefix_caching",
+    "enforce_eager",
+    "gpu_memory_utilization",
+    "enable_sleep",
 )
 
 

@@ -7,6 +7,7 @@ import importlib
 import logging
 import os
 import secrets
+import shutil
 import signal
 import sys
 import threading
@@ -17,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 from marl_plugins.core.failures import ConfigurationError, RunEnded
 from marl_plugins.core.problems import Problem
-from marl_plugins.core.process_backend import OBJECT_STORE_BYTES
 from marl_plugins.core.run import Run
 from marl_plugins.engine.hosts import cpu
 from marl_plugins.engine.hosts.prebuild import (
@@ -26,6 +26,7 @@ from marl_plugins.engine.hosts.prebuild import (
     extensions_folder,
 )
 from marl_plugins.engine.plan.devices import needed_cpus, needed_devices, shown_devices, too_few
+from marl_plugins.engine.plan.estimate import gb, store_bytes
 from marl_plugins.engine.processes import setup_worker
 from marl_plugins.engine.processes.private_folder import private_folder
 
@@ -35,6 +36,10 @@ if TYPE_CHECKING:
 
 CLOSING_SECONDS = 30.0
 """Seconds for Ray to end what it has started; then that is killed."""
+RAYS_SHARE = 0.3
+"""Of the memory, which Ray's object store has unless its size is given."""
+WITHOUT_SHARED_MEMORY = 10**10
+"""Largest store that Ray puts elsewhere where /dev/shm has no room for it (services.py:2199)."""
 
 
 def prepare_environment(run: Run, debug: bool) -> None:
@@ -324,6 +329,8 @@ def _private_folder(debug: bool) -> Iterator[str]:
 
 def _options(run: Run, debug: bool, python: str | None, folder: str) -> dict[str, Any]:
     """Arguments of `ray.init`."""
+    import psutil
+
     env = {
         **quiet(debug),
         cpu.DEVICE: run.device,
@@ -338,6 +345,8 @@ def _options(run: Run, debug: bool, python: str | None, folder: str) -> dict[str
         options["runtime_env"]["py_executable"] = python
     if not own_cluster():
         return options
+    shared = max(WITHOUT_SHARED_MEMORY, shutil.disk_usage("/dev/shm").free)
+    _check_store(run, min(psutil.virtual_memory().total, shared))
     env["VLLM_RPC_BASE_PATH"] = folder  # vLLM's engines never remove their sockets
     options |= {
         "address": "local",
@@ -349,13 +358,32 @@ def _options(run: Run, debug: bool, python: str | None, folder: str) -> dict[str
         options |= {
             "num_gpus": run.logical_gpus or needed,
             "num_cpus": needed + 4,
-            "object_store_memory": OBJECT_STORE_BYTES
-            + (run.processes.object_store_bytes(run) if run.processes else 0),
+            "object_store_memory": store_bytes(run),
         }
     # every device is reserved with a CPU; Ray counts those of the machine, or of its container
     else:
         options["num_cpus"] = max(os.cpu_count() or 1, needed_cpus(run) + 4)
+        if store_bytes(run) > RAYS_SHARE * psutil.virtual_memory().total:
+            options["object_store_memory"] = store_bytes(run)
     return options
+
+
+def _check_store(run: Run, there: float) -> None:
+    """Refuses weights that Ray's store cannot hold: it would move them to the disk without a word.
+
+    Raises:
+        ConfigurationError: The store needs more than there is.
+    """
+    if (needed := store_bytes(run)) > there:
+        raise ConfigurationError(
+            Problem(
+                "sync.object_store",
+                got=f"weights on their way to engines, and what else is in Ray's object store, "
+                f"need {gb(needed)}, and there is room for {gb(there)}",
+                fix="use smaller models or fewer policies (--mapping), or give it more memory: "
+                "/dev/shm of this machine, or ray start --object-store-memory",
+            )
+        )
 
 
 def _check_devices(run: Run) -> None:
@@ -381,6 +409,8 @@ def _check_devices(run: Run) -> None:
                 fix="start Ray with more (ray start --num-cpus); they are counted, not measured",
             )
         )
+    if not own_cluster():
+        _check_store(run, ray.cluster_resources().get("object_store_memory", 0))
     if run.processes is not None:
         run.processes.check_cluster(run)
     free, silence = int(ray.available_resources().get("GPU", 0)), run.recipe.limits.silence_seconds

@@ -12,13 +12,14 @@ import contextlib  # noqa: E402
 import os  # noqa: E402
 import re  # noqa: E402
 import tempfile  # noqa: E402
-from collections.abc import Callable, Iterator  # noqa: E402
+from collections.abc import Callable, Iterable, Iterator, Sequence  # noqa: E402
 from copy import deepcopy  # noqa: E402
 from dataclasses import dataclass  # noqa: E402
 from pathlib import Path  # noqa: E402
 from typing import TYPE_CHECKING, Any  # noqa: E402
 
 import ray  # noqa: E402
+import safetensors.torch  # noqa: E402
 from openrlhf.trainer.ray.vllm_engine import RolloutRayActor as _Upstream  # noqa: E402
 from ray import cloudpickle  # noqa: E402
 from vllm import SamplingParams  # noqa: E402
@@ -26,7 +27,11 @@ from vllm.envs import VLLM_V1_OUTPUT_PROC_CHUNK_SIZE  # noqa: E402
 from vllm.inputs import TokensPrompt  # noqa: E402
 from vllm.utils import random_uuid  # noqa: E402
 
+from marl_plugins.engine.processes.pieces import joined, mapped, tensors_in  # noqa: E402
+
 if TYPE_CHECKING:
+    from ray import ObjectRef
+    from torch import Tensor
     from vllm import RequestOutput
     from vllm.lora.request import LoRARequest
     from vllm.v1.worker.worker_base import WorkerBase
@@ -42,6 +47,8 @@ unit is a whole GiB, whose pages take two seconds to touch."""
 
 ALIVE_SECONDS = 1.0
 """Seconds between two looks at whether vLLM's own process still runs."""
+PARTS = ("weights", "kv_cache")
+"""vLLM's names for what sleeps."""
 PREFILL_TOKENS = 8192
 """Prompt tokens of one engine step on CPU."""
 EVENT_LOOP_TURNS = 8
@@ -49,24 +56,37 @@ EVENT_LOOP_TURNS = 8
 twice as many as it takes."""
 
 
-def load_weights(worker: WorkerBase, blob: bytes) -> int:
-    """Runs inside a vLLM worker: take over the whole state at once; the number of tensors.
+def load_pieces(worker: WorkerBase, paths: Sequence[str]) -> bool:
+    """Runs inside a vLLM worker: take over the weights in pieces that are mapped (`mapped`), on CPU
+    those of the whole model at once; whether they are on this host."""
+    if not all(map(os.path.exists, paths)):
+        return False
+    if cpu.device() == "cpu":
+        reload_all(worker, tensors_in(paths))
+    else:
+        worker.model_runner.model.load_weights(weights=tensors_in(paths))
+    return True
+
+
+def load_file(worker: WorkerBase, file: bytes) -> None:
+    """Runs inside a vLLM worker on a GPU: take over the weights in a safetensors file."""
+    worker.model_runner.model.load_weights(weights=[*safetensors.torch.load(file).items()])
+
+
+def reload_all(worker: WorkerBase, weights: Iterable[tuple[str, Tensor]]) -> None:
+    """Runs inside a vLLM worker on CPU: take over all weights.
 
     `reload_weights` rather than `load_weights`: the CPU backend has prepacked its matrices. It
     leaves one of them stale: an output head that is tied to the embedding shares its weight but
     keeps a packed copy of its own (vocab_parallel_embedding.py:62-66), so heads and embeddings are
     packed again.
     """
-    import safetensors.torch
-
-    state = safetensors.torch.load(bytes(blob))
-    worker.reload_weights(weights_iterator=iter(state.items()))
+    worker.reload_weights(weights_iterator=iter(weights))
     for module in worker.model_runner.get_model().modules():
         if (
             hasattr(module, "cpu_linear") and module.weight.numel()
         ):  # linear layers keep nothing but the packed copy
             module.quant_method.process_weights_after_loading(module)
-    return len(state)
 
 
 def call_unpickled(worker: WorkerBase, pickled: bytes) -> object:
@@ -178,6 +198,7 @@ class RolloutActor(_Upstream.__ray_metadata__.modified_class):  # type: ignore[m
     async def __init__(self, *args: Any, **kwargs: Any) -> None:  # type: ignore[misc]  # Ray awaits it
         self.held = HeldWeights()
         self.requests: set[RunningRequest] = set()
+        self.asleep: set[str] = set()
         if cpu.device() == "cpu":
             kwargs["dtype"] = cpu.engine_dtype()
             kwargs["kv_cache_memory_bytes"] = _kv_bytes(kwargs)
@@ -215,24 +236,39 @@ class RolloutActor(_Upstream.__ray_metadata__.modified_class):  # type: ignore[m
         self.held.policy, self.held.version = policy, version
         return os.getpid()
 
-    async def load_state(self, blob: bytes, policy: str, version: int) -> int:
-        """Takes over a policy's whole state (safetensors bytes), and returns the number of
-        tensors."""
+    async def sleep(self, level: int = 1) -> None:
+        """Gives the device's memory to others; does nothing where it has been given."""
+        if not self.asleep:
+            await super().sleep(level)
+        self.asleep = set(PARTS)
+
+    async def wake_up(self, tags: Sequence[str] = PARTS) -> None:
+        """Takes back the memory of those parts that are asleep."""
+        asleep = [tag for tag in tags if tag in self.asleep]
+        await super().wake_up(asleep)
+        self.asleep -= set(asleep)
+
+    async def load_state(self, pieces: Sequence[ObjectRef], policy: str, version: int) -> None:
+        """Takes over a policy's weights, awake or asleep: one piece after the other, on CPU all at
+        once."""
         self.held.epoch += 1
         self.held.version = -1
-        counts = await self.llm.collective_rpc(load_weights, args=(blob,))
+        await self.wake_up(["weights"])
+        for some in [pieces] if cpu.device() == "cpu" else [[piece] for piece in pieces]:
+            with contextlib.ExitStack() as stack:
+                paths = [stack.enter_context(mapped(await piece)) for piece in some]
+                here = await self.llm.collective_rpc(load_pieces, args=(paths,))
+            if not all(here):  # an engine of more devices than this host has
+                await self.llm.collective_rpc(load_file, args=(joined([await some[0]]),))
         await self.llm.reset_prefix_cache()
         self.held.policy, self.held.version = policy, version
-        count: int = counts[0]
-        return count
 
     async def in_workers(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
         """Calls `function(worker, *arguments)` in every vLLM worker of this engine, and returns
         their answers.
 
-        For extensions of training processes that bring weights to engines in a way of their own
-        (`Extension.sync`). The function is in an installed module or inside another function:
-        engines cannot import the file of a plugin.
+        The function is in an installed module or inside another function: engines cannot import the
+        file of a plugin.
         """
         answers: list[Any] = await self.llm.collective_rpc(
             call_unpickled, args=(cloudpickle.dumps((function, arguments)),)

@@ -40,11 +40,24 @@ Restore = Callable[["ActorHandle"], Awaitable[None]]
 
 class EngineProcess:
     """One engine process: its actor handle, its placement group, and the number of requests in
-    flight."""
+    flight.
 
-    def __init__(self, handle: ActorHandle, groups: list[PlacementGroup]):
+    Args:
+        handle: Ray's.
+        groups: The placement groups that are its own.
+        shared: The one that it shares with training processes, if it does.
+        number: Its number among those that share it.
+    """
+
+    def __init__(
+        self,
+        handle: ActorHandle,
+        groups: Sequence[PlacementGroup],
+        shared: PlacementGroup | None = None,
+        number: int = 0,
+    ):
         self.handle = handle
-        self.groups = groups
+        self.groups, self.shared, self.number = groups, shared, number
         self.load = 0
         self.drained: asyncio.Future[None] | None = None
         self.home: EnginePool | None = None
@@ -156,8 +169,7 @@ class EnginePool(ServedPolicies, RequestQueue[EngineProcess]):
 
     Args:
         policy: Its name; of several the first one's.
-        start: Starts one more engine (blocking, called in a thread), to replace a dead one; None
-            where that is impossible and a dead engine ends the run.
+        start: Starts an engine in the place of a dead one (blocking, called in a thread).
         restore: Gives a new engine, by its handle, the policy's current weights.
         budget: Shared by all pools of the run.
         silence: Seconds after which an engine that has been asked and has answered nothing is
@@ -169,7 +181,7 @@ class EnginePool(ServedPolicies, RequestQueue[EngineProcess]):
         self,
         policy: str,
         engines: list[EngineProcess],
-        start: Callable[[], EngineProcess] | None,
+        start: Callable[[EngineProcess], EngineProcess],
         restore: Restore,
         budget: RestartBudget,
         silence: float,
@@ -190,6 +202,8 @@ class EnginePool(ServedPolicies, RequestQueue[EngineProcess]):
         self.away: dict[EngineProcess, EnginePool] = {}
         """Engines of this pool that are lent, and where they are or go; those on their way home
         too."""
+        self.asleep = False
+        """Whether the engines are to sleep, those that replace dead ones too."""
         self.restarted = 0
         self.remarks: list[str] = []
         """What the console has to say of engines that were replaced."""
@@ -284,12 +298,9 @@ class EnginePool(ServedPolicies, RequestQueue[EngineProcess]):
         """Begins to replace a dead engine, once."""
         if engine in self._coming:
             return
-        if self.start is None:
-            died = f"an engine of policy {self.policy!r} {engine.fate(self.silence)}"
-            raise RunEnded(f"{died}; engines are not replaced in a running job on GPUs yet")
         if engine in self.engines:  # else it was about to leave
             self.engines.remove(engine)
-        self._expect(engine, start_replacement(self, engine, self.start))
+        self._expect(engine, start_replacement(self, engine))
 
     def _expect(
         self, engine: EngineProcess, coming: Coroutine[Any, Any, None]
@@ -355,10 +366,10 @@ async def travel(engine: EngineProcess, giver: EnginePool, taker: EnginePool) ->
             with engine.watchdog.asked(taker.silence):
                 await taker.restore(engine.handle)
         except (*DEATHS, RayTaskError) as error:
-            if not is_dead(error, engine) or taker.start is None:
+            if not is_dead(error, engine):
                 raise
             taker.travelling.remove(engine)
-            await start_replacement(taker, engine, taker.start)
+            await start_replacement(taker, engine)
         else:
             taker.engines.append(engine)
             taker.hand_out()
@@ -370,19 +381,22 @@ async def travel(engine: EngineProcess, giver: EnginePool, taker: EnginePool) ->
     del taker._coming[engine]
 
 
-async def start_replacement(
-    pool: EnginePool, engine: EngineProcess, start: Callable[[], EngineProcess]
-) -> None:
-    """Replaces an engine that has died in a pool; the new one has the same home."""
+async def start_replacement(pool: EnginePool, engine: EngineProcess) -> None:
+    """Replaces an engine that has died in a pool; the new one has the same home and the same
+    devices, and sleeps where the others do."""
     reason, home = engine.fate(pool.silence), engine.home or pool
     engine.kill()
+    if engine.where is not None:
+        await in_daemon_thread(engine.where.end)
     while pool.budget.left > 0:
         pool.budget.left -= 1
-        replacement = await in_daemon_thread(start)
+        replacement = await in_daemon_thread(pool.start, engine)
         try:
             with replacement.watchdog.asked(pool.silence):
-                await pool.restore(replacement.handle)
                 replacement.where = await locate(replacement.handle)
+                await pool.restore(replacement.handle)
+                if pool.asleep:
+                    await replacement.handle.sleep.remote()
         except (*DEATHS, RayTaskError) as error:
             replacement.kill()
             if not is_dead(error, replacement):
@@ -436,18 +450,12 @@ def is_current(answer: Generation, policy: str, possible: Sequence[int]) -> bool
 
 def is_dead(error: Exception, engine: EngineProcess) -> bool:
     """Returns whether an error means that the engine is gone: its actor, or vLLM's own process
-    behind it.
+    behind an actor that still runs.
 
-    Not when another process has died, of which the engine awaited something (a policy's weights).
+    Not when another process has died, of which the engine awaited something.
     """
     if isinstance(error, DEATHS):
         return getattr(error, "actor_id", None) in (None, engine.handle._actor_id.hex())
-    return lacks_its_process(error)
-
-
-def lacks_its_process(error: Exception) -> bool:
-    """Returns whether an error means that vLLM's own process is gone, behind an engine's actor that
-    still runs."""
     return type(getattr(error, "cause", None)).__name__ == "EngineDeadError"
 
 
@@ -501,31 +509,27 @@ def start_engines(
     Raises:
         RunEnded: They were not.
     """
-    if shared_group is not None:
-        return _start(args, args.vllm.num_engines, shared_group, seconds, kind)
-    return [
-        engine
-        for _ in range(args.vllm.num_engines)
-        for engine in _start(args, 1, None, seconds, kind)
-    ]
+    numbers = range(args.vllm.num_engines)
+    return [start_engine(args, shared_group, n, seconds, kind) for n in numbers]
+
+
+def start_again(
+    args: SimpleNamespace, seconds: float, kind: EngineKind | None, dead: EngineProcess
+) -> EngineProcess:
+    """Starts an engine in the place of a dead one; see `start_engines`."""
+    return start_engine(args, dead.shared, dead.number, seconds, kind)
 
 
 def start_engine(
-    args: SimpleNamespace, seconds: float, kind: EngineKind | None = None
-) -> EngineProcess:
-    """Starts one more engine, in a placement group of its own; see `start_engines`."""
-    return _start(args, 1, None, seconds, kind)[0]
-
-
-def _start(
     args: SimpleNamespace,
-    count: int,
     shared_group: PlacementGroup | None,
+    number: int,
     seconds: float,
     kind: EngineKind | None,
-) -> list[EngineProcess]:
-    """Starts engines through upstream's own function, with our actor class in the place of
-    upstream's.
+) -> EngineProcess:
+    """Starts an engine through upstream's own function, with our actor class in the place of
+    upstream's: of those that share a placement group the one with this number, which says its
+    devices.
 
     Engines that are to sleep do not yet: upstream waits for that (vllm_engine.py:308), which takes
     a minute or two on a GPU, and other policies' engines can start meanwhile (`start` in
@@ -537,20 +541,25 @@ def _start(
 
     kind = kind or EngineKind(RemoteRolloutActor)
     groups: list[PlacementGroup] = []
+    count = 1 if shared_group is None else number + 1
+    left_out = [SimpleNamespace(remote=lambda **arguments: None)] * (count - 1)
+
+    def options(**options: Any) -> SimpleNamespace:
+        return left_out.pop() if left_out else kind.options(**options)
 
     def placement_group(*arguments: Any, **options: Any) -> PlacementGroup:
         groups.append(ready(ray.util.placement_group(*arguments, **options), seconds))
         return groups[-1]
 
     substitutes = {
-        "RolloutRayActor": kind,
+        "RolloutRayActor": SimpleNamespace(options=options),
         "placement_group": placement_group,
         "batch_vllm_engine_call": lambda *arguments, **options: None,
     }
     # One at a time: two dead engines may be replaced at once, and the substitution holds for the
     # whole process.
     with _STARTING, substituted(upstream, **substitutes):
-        handles = upstream.create_vllm_engines(
+        *_, handle = upstream.create_vllm_engines(
             count,
             args.vllm.tensor_parallel_size,
             args.actor.model_name_or_path,
@@ -564,4 +573,4 @@ def _start(
             args.vllm.enable_sleep,
             "processed_logprobs",
         )
-    return [EngineProcess(handle, groups) for handle in handles]
+    return EngineProcess(handle, groups, shared_group, number)

@@ -62,11 +62,6 @@ class Extension:
         """Adds metrics (floats) after a fit, and forgets what belonged to it; also called after a
         fit that failed, with no status."""
 
-    def sync(self, following: Callable[[], None]) -> None:
-        """Brings the weights to the engines, on GPUs; `following` is the rest of the chain, at its
-        end upstream's own broadcast."""
-        following()
-
     @contextlib.contextmanager
     def in_place(self) -> Iterator[None]:
         """Puts weights that the extension keeps (`marl_weights`) in the place of the model's, which
@@ -115,14 +110,6 @@ def chained_step(extensions: Sequence[Extension], last: TrainingStep) -> Trainin
     for extension in reversed(extensions):
         step = functools.partial(extension.training_step, step)
     return step
-
-
-def chained_sync(extensions: Sequence[Extension], last: Callable[[], None]) -> Callable[[], None]:
-    """Makes the weight sync through all extensions, the first one outermost."""
-    sync = last
-    for extension in reversed(extensions):
-        sync = functools.partial(extension.sync, sync)
-    return sync
 
 
 def called(

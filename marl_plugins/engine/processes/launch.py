@@ -18,7 +18,6 @@ from marl_plugins.core.threads import in_daemon_thread
 from marl_plugins.engine.hosts.devices import critic_gpus, ranks_of_one_sequence, training_gpus
 from marl_plugins.engine.processes.critic_actor import RemoteCriticActor
 from marl_plugins.engine.processes.deaths import DEATHS, Death
-from marl_plugins.engine.processes.engines import lacks_its_process
 from marl_plugins.engine.processes.placement import bundles
 from marl_plugins.engine.processes.policy_actor import RemotePolicyActor, RemoteReferenceActor
 from marl_plugins.engine.processes.upstream_trainer import ReferenceInPolicy, UpstreamTrainer
@@ -31,7 +30,7 @@ if TYPE_CHECKING:
     from types import SimpleNamespace
 
     from openrlhf.utils.deepspeed import DeepspeedStrategy
-    from ray import ObjectRef
+    from ray import ObjectRef, ObjectRefGenerator
     from ray.actor import ActorHandle
     from ray.util.placement_group import PlacementGroup
 
@@ -48,8 +47,6 @@ class TrainingProcesses:
         self.policy, self.extensions = spec.policy, spec.extensions
         self.args = spec.args
         self.on_cpu = spec.device == "cpu"
-        self.broadcasts = not self.on_cpu
-        """Whether engines get its weights by upstream's broadcast; else as bytes, through Ray."""
         self.tokenizer = spec.tokenizer
         self.max_steps, self.silence = spec.max_steps, spec.silence
         self.watchdog = Watchdog(self._end_silent)
@@ -61,11 +58,6 @@ class TrainingProcesses:
         """Upstream's actor groups: `policy`, and `critic` and `reference` where they have processes
         of their own."""
         self.trainer: UpstreamTrainer | None = None
-        self.engines: list[ActorHandle] = []
-        """Handles of the policy's engines, which upstream's own broadcast goes to."""
-        self._synced: ObjectRef | None = None
-        """A reference to the weights that the engines were last given; None on GPUs and before the
-        first time."""
         self._placements: list[PlacementGroup] = []  # of these processes alone
 
     def launch(self, shared: PlacementGroup | None) -> None:
@@ -76,20 +68,14 @@ class TrainingProcesses:
         """
         self.groups = start_groups(self.args, self.on_cpu, shared, self._placements, self.silence)
 
-    def load(self, engines: Sequence[ActorHandle]) -> list[ObjectRef]:
+    def load(self) -> list[ObjectRef]:
         """Begins to load the models, and returns what to wait for until they are loaded."""
-        self.engines, group, reference = (
-            list(engines),
-            self.groups["policy"],
-            self.groups.get("reference"),
-        )
+        group, reference = self.groups["policy"], self.groups.get("reference")
         reference = (
             ReferenceInPolicy(group) if reference is None and self.with_reference else reference
         )
         strategy, critic = _strategy(self.args, training_gpus(self.args)), self.groups.get("critic")
-        self.trainer = UpstreamTrainer(
-            strategy, group, reference, self.engines, self.tokenizer, critic
-        )
+        self.trainer = UpstreamTrainer(strategy, group, reference, self.tokenizer, critic)
         return self.load_models(self.args)
 
     @property
@@ -102,7 +88,7 @@ class TrainingProcesses:
         for."""
         model, strategy = args.actor.model_name_or_path, _strategy(args, training_gpus(args))
         loading: list[ObjectRef] = self.groups["policy"].async_init_model_from_pretrained(
-            strategy, model, self.max_steps, self.engines, self.with_reference, self.extensions
+            strategy, model, self.max_steps, None, self.with_reference, self.extensions
         )
         if "reference" in self.groups:
             ranks = args.ref.num_nodes * args.ref.num_gpus_per_node
@@ -141,7 +127,7 @@ class TrainingProcesses:
         self._kill()
         for placement in self._placements:
             remove_placement_group(placement)
-        self.groups, self.trainer, self._placements, self._synced = {}, None, [], None
+        self.groups, self.trainer, self._placements = {}, None, []
 
     async def save(self, tag: str, state: dict[str, Any]) -> None:
         """Saves a checkpoint of the policy and its critic under a tag."""
@@ -189,26 +175,18 @@ class TrainingProcesses:
         status: dict[str, float] = await self.await_work(f"was updated in step {step}", fit)
         return status
 
-    async def weights(self) -> ObjectRef:
-        """Returns a reference to all weights of the policy's model, as safetensors bytes."""
-        return self.groups["policy"].async_run_method("state")[0]
+    async def weights(self) -> list[ObjectRef]:
+        """Returns references to all weights of the policy's model, in pieces (pieces.py), once all
+        of them are in Ray's store; they outlive these processes."""
+        return await self.pieces()
 
-    async def weights_to_sync(self) -> ObjectRef:
-        """Returns the same, for all engines, and keeps it for those that come later."""
-        self._synced = None  # first: there need not be room for two of them
-        self._synced = await self.weights()
-        return self._synced
-
-    async def restore(self, handle: ActorHandle, version: int) -> None:
-        """Gives an engine the weights that the policy's others hold, and calls these `version`; the
-        processes may be busy."""
-        blob = self._synced if self._synced is not None else await self.weights()
-        try:
-            await handle.load_state.remote(blob, self.policy, version)
-        except DEATHS as error:
-            if isinstance(error, OutOfMemoryError) or error.actor_id == handle._actor_id.hex():
-                raise  # the new engine has died too
-            raise run_ended_by(self, "gave a new engine its weights", error) from error
+    async def pieces(self, extension: str = "") -> list[ObjectRef]:
+        """Returns what `weights` does of the processes that are there, or of the weights that an
+        extension keeps."""
+        streams = self.groups["policy"].async_run_method("pieces", extension)
+        given = asyncio.gather(*[_all_of(stream) for stream in streams])
+        by_rank: list[list[ObjectRef]] = await self.await_work("gave its weights", given)
+        return by_rank[0]
 
     async def await_work(self, doing: str, *work: Any) -> Any:
         """Awaits work of the processes; one that died ends the run in a state that can be resumed.
@@ -224,12 +202,23 @@ class TrainingProcesses:
             with self.watchdog.asked(self.silence):
                 results = await asyncio.gather(*work)
         except (*DEATHS, RayTaskError) as error:
-            if isinstance(error, DEATHS) or lacks_its_process(error):
+            if isinstance(error, DEATHS):
                 raise run_ended_by(self, doing, error) from error
             if (ended := ended_by_work(self.policy, doing, raised_by(error))) is None:
                 raise
             raise ended from error
         return results[0] if len(results) == 1 else results
+
+
+async def _all_of(stream: ObjectRefGenerator) -> list[ObjectRef]:
+    """Returns all that a process streams.
+
+    Raises:
+        RayTaskError: It has failed; what it streamed before is of no use.
+    """
+    pieces = [piece async for piece in stream]
+    await stream.completed()
+    return pieces
 
 
 def start_groups(
@@ -271,17 +260,7 @@ def start_groups(
 
 
 def run_ended_by(processes: TrainingProcesses, doing: str, error: Death | RayTaskError) -> RunEnded:
-    """Returns what ends the run when a training process has died, or on GPUs an engine that was
-    being given weights."""
-    dead = getattr(raised_by(error), "actor_id", None)
-    if lacks_its_process(error) or (
-        dead and dead in [engine._actor_id.hex() for engine in processes.engines]
-    ):
-        return RunEnded(
-            f"an engine of policy {processes.policy!r} died while the policy {doing}; engines are "
-            "not replaced in a running job on "
-            "GPUs yet"
-        )
+    """Returns what ends the run when a training process has died."""
     if processes.silent:
         return RunEnded(
             f"the training processes of policy {processes.policy!r} answered nothing for "

@@ -11,7 +11,7 @@ with cpu.flash_attn_stand_in():
     import openrlhf.models  # noqa: F401
 
 import contextlib  # noqa: E402
-from collections.abc import Sequence  # noqa: E402
+from collections.abc import Iterator, Sequence  # noqa: E402
 from pathlib import Path  # noqa: E402
 from typing import TYPE_CHECKING, Any  # noqa: E402
 
@@ -24,6 +24,7 @@ import marl_plugins.engine.processes.weighing_trainer  # noqa: E402, F401  # ups
 from marl_plugins.engine.processes.extension import Extension, called, make_extensions  # noqa: E402
 from marl_plugins.engine.processes.master_port import MasterPort  # noqa: E402
 from marl_plugins.engine.processes.optimiser_settings import keep_settings_when_loading  # noqa: E402
+from marl_plugins.engine.processes.pieces import PIECE_BYTES, Piece, piece_of, portions  # noqa: E402
 from marl_plugins.engine.processes.replay import MicroBatchBuffer  # noqa: E402
 from marl_plugins.engine.processes.training_process import TrainingProcess  # noqa: E402
 
@@ -57,10 +58,8 @@ class PolicyActor(TrainingProcess, upstream_actor.PolicyModelActor.__ray_metadat
         keep_settings_when_loading(strategy)
         # upstream's average is in the weights' own precision: see marl_plugins/builtin/ema
         strategy.args.train.enable_ema = False
-        # Without engines no NCCL group is set up; on CPU the weights go as one object instead.
-        super().init_model_from_pretrained(
-            strategy, pretrain, max_steps, None if ON_CPU else vllm_engines
-        )
+        # Without engines no NCCL group is set up.
+        super().init_model_from_pretrained(strategy, pretrain, max_steps, None)
         self.vllm_engines = vllm_engines
         self.engine = self.actor.model
         if ON_CPU:
@@ -123,15 +122,10 @@ class PolicyActor(TrainingProcess, upstream_actor.PolicyModelActor.__ray_metadat
                 extension.restore(state)
 
     def broadcast_to_vllm(self) -> None:
-        """Syncs weights as upstream's own loop asks for it; on CPU the whole state in one
-        transfer."""
-        if not ON_CPU:
-            super().broadcast_to_vllm()
-            return
-        state = self.state()
-        if state is not None:
-            blob = ray.put(state)
-            ray.get([engine.load_state.remote(blob, "", 0) for engine in self.vllm_engines or ()])
+        """Syncs weights as upstream's own loop asks for it, on CPU."""
+        pieces = [ray.put(piece) for piece in self.pieces()]
+        if pieces:
+            ray.get([engine.load_state.remote(pieces, "", 0) for engine in self.vllm_engines or ()])
         torch.distributed.barrier()
 
     def save_model(self, folder: str | None = None, extension: str = "") -> None:
@@ -143,15 +137,10 @@ class PolicyActor(TrainingProcess, upstream_actor.PolicyModelActor.__ray_metadat
         ckpt = self.strategy.args.ckpt
         own, ckpt.output_dir = ckpt.output_dir, folder or ckpt.output_dir
         try:
-            with self.extension(extension, "in_place") if extension else contextlib.nullcontext():
+            with self._weights_of(extension):
                 super().save_model()
         finally:
             ckpt.output_dir = own
-
-    def state_of(self, extension: str) -> bytes | None:
-        """Returns what `state` does, of the weights that an extension keeps."""
-        with self.extension(extension, "in_place"):
-            return self.state()
 
     def reference_forward(self, **kwargs: torch.Tensor | None) -> torch.Tensor:
         """Returns the reference model's log-probs, as upstream's `ReferenceModelActor.forward`."""
@@ -160,30 +149,39 @@ class PolicyActor(TrainingProcess, upstream_actor.PolicyModelActor.__ray_metadat
         )
         return forward
 
-    def state(self) -> bytes | None:
-        """Returns the whole state as safetensors bytes on rank 0, None on the others.
+    def _weights_of(self, extension: str) -> contextlib.AbstractContextManager[None]:
+        """Puts an extension's weights in the model's place, if one is named."""
+        if not extension:
+            return contextlib.nullcontext()
+        in_place: contextlib.AbstractContextManager[None] = self.extension(extension, "in_place")
+        return in_place
+
+    def pieces(self, extension: str = "", limit: int = PIECE_BYTES) -> Iterator[Piece]:
+        """Yields the model's weights, or those that an extension keeps, in pieces of at most
+        `limit` bytes on rank 0, and nothing on the others. Every rank is asked.
 
         Raises:
             FloatingPointError: A weight is not finite; the names of the tensors are given.
         """
-        import deepspeed
-        import safetensors.torch
-
-        first, parameters = (
-            torch.distributed.get_rank() == 0,
-            dict(self.engine.module.named_parameters()),
-        )
-        if first or self.strategy.stage == 3:
+        with self._weights_of(extension):
             self.check_finite()
-        with deepspeed.zero.GatheredParameters(
-            [*parameters.values()], enabled=self.strategy.stage == 3
-        ):
-            if not first:
-                return None
-            blob: bytes = safetensors.torch.save(
-                {name: p.detach().contiguous().cpu() for name, p in parameters.items()}
-            )
-        return blob
+            yield from self._pieces(limit)
+        torch.cuda.empty_cache()  # an engine may wake on this device
+
+    def _pieces(self, limit: int) -> Iterator[Piece]:
+        import deepspeed
+
+        sharded = self.strategy.stage == 3
+        parameters = dict(self.engine.module.named_parameters())
+        sizes = {
+            name: (p.ds_numel if sharded else p.numel()) * p.element_size()
+            for name, p in parameters.items()
+        }
+        for names in portions(sizes, limit):
+            some = {name: parameters[name] for name in names}
+            with deepspeed.zero.GatheredParameters([*some.values()], enabled=sharded):
+                if torch.distributed.get_rank() == 0:
+                    yield piece_of(some)
 
 
 class Reference:

@@ -70,19 +70,18 @@ class ReferenceInPolicy:
 
 
 class UpstreamTrainer(BasePPOTrainer):  # type: ignore[misc]
-    """Upstream's trainer of one policy: KL controller, experience maker, update and broadcast are
-    its own."""
+    """Upstream's trainer of one policy: KL controller, experience maker and update are its
+    own."""
 
     def __init__(
         self,
         strategy: DeepspeedStrategy,
         group: RayActorGroup,
         reference: RayActorGroup | ReferenceInPolicy | None,
-        engines: list[ActorHandle],
         tokenizer: PreTrainedTokenizerBase,
         critic: RayActorGroup | None = None,
     ):
-        super().__init__(strategy, group, critic, None, reference, engines, tokenizer)
+        super().__init__(strategy, group, critic, None, reference, [], tokenizer)
         self.experience_maker = ExperienceMaker(
             group, critic, None, reference, self.kl_ctl, strategy, tokenizer
         )

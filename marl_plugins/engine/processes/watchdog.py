@@ -12,7 +12,8 @@ import contextlib
 import os
 import signal
 import socket
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import ray
@@ -23,6 +24,10 @@ if TYPE_CHECKING:
     from ray.actor import ActorHandle
 
 
+GONE_SECONDS = 30.0
+"""Within which a process that was killed is gone, and its children."""
+
+
 class ProcessPlace(NamedTuple):
     """The place where a process runs."""
 
@@ -30,17 +35,29 @@ class ProcessPlace(NamedTuple):
     pid: int
     node: str
     """Ray's id of the host."""
+    children: tuple[int, ...] = ()
+    """The processes that it has started, in turn or by those, as vLLM's own."""
 
     def kill(self) -> None:
         """Ends it by SIGKILL. `ray.kill` only asks, which a stopped process does not hear."""
+        with contextlib.suppress(ProcessLookupError):
+            self._there(os.kill, self.pid, signal.SIGKILL)
+
+    def end(self) -> None:
+        """Ends it and its children, and waits for that: what they held of a device is free then."""
+        waiting = self._there(_end, (self.pid, *self.children))
+        if waiting is not None:
+            ray.get(waiting)
+
+    def _there(self, function: Callable[..., None], *arguments: object) -> ObjectRef | None:
+        """Calls a function on the host; the reference is to an answer that has yet to come."""
         if self.host == socket.gethostname():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, signal.SIGKILL)
-        else:
-            there = NodeAffinitySchedulingStrategy(self.node, soft=False)
-            ray.remote(num_cpus=0, scheduling_strategy=there)(os.kill).remote(
-                self.pid, signal.SIGKILL
-            )
+            function(*arguments)
+            return None
+        there = NodeAffinitySchedulingStrategy(self.node, soft=False)
+        task = ray.remote(num_cpus=0, scheduling_strategy=there)(function)
+        reference: ObjectRef = task.remote(*arguments)
+        return reference
 
     def __str__(self) -> str:
         """Returns the place, with the process's state if it runs on this machine."""
@@ -61,7 +78,29 @@ def locate(handle: ActorHandle) -> ObjectRef:
 
 
 def _here() -> ProcessPlace:
-    return ProcessPlace(socket.gethostname(), os.getpid(), ray.get_runtime_context().get_node_id())
+    import psutil
+
+    children = tuple(child.pid for child in psutil.Process().children(recursive=True))
+    node = ray.get_runtime_context().get_node_id()
+    return ProcessPlace(socket.gethostname(), os.getpid(), node, children)
+
+
+def _end(pids: Sequence[int]) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    until = time.monotonic() + GONE_SECONDS
+    while time.monotonic() < until and any(map(_runs, pids)):
+        time.sleep(0.02)
+
+
+def _runs(pid: int) -> bool:
+    import psutil
+
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
 
 
 class Watchdog:

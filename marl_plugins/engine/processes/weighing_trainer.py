@@ -16,7 +16,7 @@ with cpu.flash_attn_stand_in():
 import openrlhf.trainer.ray.ppo_actor as upstream_actor  # noqa: E402
 import torch  # noqa: E402
 
-from marl_plugins.engine.processes.extension import Extension, chained_step, chained_sync  # noqa: E402
+from marl_plugins.engine.processes.extension import Extension, chained_step  # noqa: E402
 
 if TYPE_CHECKING:
     from openrlhf.trainer.ppo_utils.experience import Experience
@@ -85,10 +85,6 @@ class WeighingTrainer(upstream_actor.ActorPPOTrainer):  # type: ignore[misc]
         )
         self.last = {"metrics": dict.fromkeys(status["metrics"], 0.0), "weights": status["weights"]}
         return status
-
-    def broadcast_to_vllm(self) -> None:
-        """Does upstream's weight sync, through the extensions."""
-        chained_sync(self.extensions, super().broadcast_to_vllm)()
 
 
 def without_fill(share: float | torch.Tensor, rows: float, fill: float) -> float | torch.Tensor:

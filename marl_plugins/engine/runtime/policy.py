@@ -9,7 +9,6 @@ A frozen policy has engines only.
 
 from __future__ import annotations
 
-import asyncio
 import copy
 import functools
 import math
@@ -159,16 +158,15 @@ class UpstreamPolicy(PolicyEngines):
             self.training.launch(self._shared)
         if self.owns_engines:
             self.engines.engines = start_engines(self.args, self._shared, silence, self.kind)
+            self.engines.asleep = self.args.vllm.enable_sleep
             self.starting = (
-                [e.sleep.remote() for e in self.engines.handles]
-                if self.args.vllm.enable_sleep
-                else []
+                [e.sleep.remote() for e in self.engines.handles] if self.engines.asleep else []
             )
 
     def load(self) -> None:
         """Begins to load the models, once the engines that are to sleep do."""
         handles = self.engines.handles
-        self.starting = self.training.load(handles) if self.training is not None else []
+        self.starting = self.training.load() if self.training is not None else []
         self.starting += [handle.identify.remote(self.name, self.version) for handle in handles]
 
     def wait(self) -> None:
@@ -296,15 +294,11 @@ class UpstreamPolicy(PolicyEngines):
     async def hold_further(self, extension: str) -> None:
         """Brings the engines to the weights that an extension keeps (`marl_weights`), until the
         next sync."""
-        await self.hold(await self._weights_of(extension), self.version)
+        await self.give(await self._pieces(extension), self.version)
 
     @while_active
-    async def _weights_of(self, extension: str) -> bytes:
-        asked = self.group.async_run_method("state_of", extension)
-        by_rank: list[bytes] = await self.processes.await_work(
-            f"gave weights of {extension}", asyncio.gather(*asked)
-        )
-        return by_rank[0]
+    async def _pieces(self, extension: str) -> list[ObjectRef]:
+        return await self.processes.pieces(extension)
 
 
 def check_finite(

@@ -7,9 +7,12 @@ of them owns these.
 
 from __future__ import annotations
 
+import asyncio
 import functools
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import numpy
 import ray
 
 from marl_plugins.core.policy import Policy
@@ -19,9 +22,10 @@ from marl_plugins.engine.plan.signature import engine_signature
 from marl_plugins.engine.processes.engines import (
     EnginePool,
     RestartBudget,
-    start_engine,
+    start_again,
 )
 from marl_plugins.engine.processes.launch import TrainingProcesses
+from marl_plugins.engine.processes.pieces import joined
 
 if TYPE_CHECKING:
     from types import SimpleNamespace
@@ -41,9 +45,9 @@ class PolicyEngines:
 
     followed: PolicyEngines | None = None
     """The policy that this one follows, where that one is trained in this run."""
-    _held: ObjectRef | None = None
-    """Ray's reference to the weights that `hold` gave the engines, for an engine that replaces one
-    of them."""
+    _held: Sequence[ObjectRef] | None = None
+    """The weights that the engines have or are about to have, in pieces, for an engine that
+    replaces one of them; None before the first time."""
 
     def __init__(
         self,
@@ -64,14 +68,16 @@ class PolicyEngines:
             training,
         )
         self.version, self.kind, self.owns_engines = 0, kind, shared is None
+        self._settled = asyncio.Event()
+        """Not from `collect` to `sync`: a new engine waits for what it is to be given."""
+        self._settled.set()
         if shared is not None:
             self.engines = shared
             shared.serve(spec.name, self.restore_engine)
             return
-        replaceable = device == "cpu" or (training is not None and not self.broadcasts)
-        replace = functools.partial(start_engine, args, silence, kind) if replaceable else None
+        start = functools.partial(start_again, args, silence, kind)
         self.engines = EnginePool(
-            spec.name, [], replace, self.restore_engine, restarts, silence, args.balance.in_flight
+            spec.name, [], start, self.restore_engine, restarts, silence, args.balance.in_flight
         )
         self.engines.signature = engine_signature(args)
 
@@ -79,12 +85,6 @@ class PolicyEngines:
     def trained(self) -> bool:
         """Returns whether it is updated, whether or not its processes are running."""
         return self.spec.trainable
-
-    @property
-    def broadcasts(self) -> bool:
-        """Returns whether its engines get weights by upstream's broadcast, and so begin with the
-        model that it begins with."""
-        return self.training is not None and self.training.broadcasts
 
     @property
     def processes(self) -> TrainingProcesses:
@@ -95,63 +95,64 @@ class PolicyEngines:
     async def weights(self) -> bytes:
         """See `Follower.weights`: the current weights, as safetensors; a policy that follows
         another one gives that one's."""
-        source = self.followed or self
-        assert source.training is not None, (
-            f"policy {self.spec.follows!r}, which {self.name!r} follows, is not in this run"
-        )
-        weights: bytes = await source.processes.await_work(
-            f"gave its weights to {self.name!r}", await source.processes.weights()
-        )
-        return weights
+        pieces = await self._source.processes.weights()
+        return await in_daemon_thread(joined, await asyncio.gather(*pieces))
+
+    @property
+    def _source(self) -> PolicyEngines:
+        """The policy whose weights it has."""
+        return self.followed or self
+
+    async def collect(self) -> None:
+        """Brings the weights of its processes into Ray's store, for `sync`; what engines had is
+        given up first, because there need not be room for both."""
+        self._settled.clear()
+        self._held = None
+        self._held = await self.processes.weights()
 
     async def sync(self, version: int) -> bool:
         """Brings the engines to the current weights of the policy, or of the one that it follows,
         and calls these `version`."""
-        if self.spec.follows:
-            return await self.hold(await self.weights(), version)
-        self.version, self._held, name, on_all = version, None, self.name, self.engines.on_all
-        done = functools.partial(self.processes.await_work, f"gave its engines version {version}")
-        with self.engines.changing(name, version):
-            if not self.broadcasts:
-                blob = await self.processes.weights_to_sync()
-                await done(on_all(lambda handle: handle.load_state.remote(blob, name, version)))
-            else:
-                # What upstream's trainer does (ppo_trainer.py:311-316), which waits for engines
-                # without a limit.
-                training = self.processes.groups["policy"]
-                await done(*training.async_run_method("check_finite"))
-                if self.args.vllm.enable_sleep:
-                    await on_all(lambda handle: handle.wake_up.remote(tags=["weights"]))
-                await done(*training.async_run_method("broadcast_to_vllm"))
-                await done(on_all(lambda handle: handle.identify.remote(name, version)))
-        return True
+        source = self._source
+        if source is self and self._settled.is_set():
+            await self.collect()
+        return await self.give(source._held or await source.processes.weights(), version)
 
     async def hold(self, weights: bytes, version: int) -> bool:
         """See `Follower.hold`: bring the engines to these weights and call them `version`."""
-        held, name = await in_daemon_thread(ray.put, weights), self.name
-        self._held, self.version = held, version  # first, for an engine that is replaced meanwhile
+        piece = [numpy.frombuffer(weights, numpy.uint8)]
+        return await self.give([await in_daemon_thread(ray.put, piece)], version)
+
+    async def give(self, pieces: Sequence[ObjectRef], version: int) -> bool:
+        """Brings the engines to weights in pieces, and calls them `version`."""
+        # First, for an engine that is replaced meanwhile.
+        self._held, self.version, name = pieces, version, self.name
+        self._settled.set()
         with self.engines.changing(name, version):
-            await self.engines.on_all(lambda handle: handle.load_state.remote(held, name, version))
+            await self.engines.on_all(
+                lambda handle: handle.load_state.remote(pieces, name, version)
+            )
         return True
 
     async def wake(self) -> None:
         """Wakes the engines that share their devices with the training processes, before a
         rollout."""
         if self.args.vllm.enable_sleep and self.owns_engines:
+            self.engines.asleep = False
             await self.engines.on_all(lambda handle: handle.wake_up.remote())
 
     async def sleep(self) -> None:
         """Gives the devices to the training processes after a rollout, as upstream does
         (samples_generator.py:100-113)."""
         if self.args.vllm.enable_sleep and self.owns_engines:
+            self.engines.asleep = True
             await self.engines.on_all(lambda handle: handle.sleep.remote())
 
     async def restore_engine(self, handle: ActorHandle) -> None:
-        """Gives a new engine the weights that the others hold; those of a frozen policy it has
-        loaded itself."""
+        """Gives a new engine the weights that the others hold; those that a policy begins with it
+        has loaded itself."""
+        await self._settled.wait()
         if self._held is not None:
             await handle.load_state.remote(self._held, self.name, self.version)
-        elif self.trained:
-            await self.processes.restore(handle, self.version)
         else:
             await handle.identify.remote(self.name, self.version)

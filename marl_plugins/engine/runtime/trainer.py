@@ -134,7 +134,7 @@ class Trainer:
         """Trains from the step after `done` to the end, and returns the last step's number."""
         args = self.run.args
         self.saving.last = done
-        await self.weight_sync.begin(resumed=bool(done))
+        await self.weight_sync.begin()
         evaluating = self.session.eval_tasks and args.eval.steps > 0
         if evaluating and not done:
             metrics, evaluated = await self.evaluate(0)

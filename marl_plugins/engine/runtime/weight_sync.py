@@ -3,7 +3,7 @@ them."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 
 from marl_plugins.core.concurrency import all_of
@@ -20,20 +20,17 @@ class WeightSync:
     def __init__(self, session: Session):
         self.session = session
 
-    async def begin(self, resumed: bool) -> None:
+    async def begin(self) -> None:
         """Syncs what a run begins with: engines have loaded the original models, no adapters, and
         on CPU in float32 whatever is trained."""
-        trained = self.session.trained
-        due = [p for p in trained.values() if resumed or not p.broadcasts]
-        await all_of(self._sync(policy, policy.version) for policy in due)
-        await self._follow(trained)
+        await self.again()
+        await self._follow(self.session.trained)
 
     async def updated(self, names: Sequence[str]) -> None:
         """Syncs every updated policy's engines to its new weights, then those of the policies that
         follow it."""
-        policies = [self.session.trained[name] for name in names]
         async with self._paused(names):
-            await all_of(self._sync(policy, policy.version + 1) for policy in policies)
+            await self._bring({name: self.session.trained[name].version + 1 for name in names})
             await self._follow(names)
 
     @asynccontextmanager
@@ -59,7 +56,14 @@ class WeightSync:
     async def again(self) -> None:
         """Syncs the weights that the engines of trained policies had before others were put in
         their place."""
-        await all_of(self._sync(policy, policy.version) for policy in self.session.trained.values())
+        await self._bring({name: p.version for name, p in self.session.trained.items()})
+
+    async def _bring(self, versions: Mapping[str, int]) -> None:
+        """Syncs policies; no engine wakes before all weights are in the host's memory, because it
+        may share a device with training processes."""
+        trained = self.session.trained
+        await all_of(trained[name].collect() for name in versions)
+        await all_of(self._sync(trained[name], version) for name, version in versions.items())
 
     async def _follow(self, names: Collection[str]) -> None:
         versions = {name: self.session.trained[name].version for name in names}

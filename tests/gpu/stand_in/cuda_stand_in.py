@@ -4,15 +4,12 @@ without one.
     MARL_STAND_IN=FOLDER MARL_STAND_IN_GPUS=3 PYTHONPATH=tests/gpu/stand_in:.
     MARL_PLUGINS_DEVICE=cuda openrlhf train ...
 
-`sitecustomize.py` installs it in every process. It answers only what a device, its driver and NCCL
-would:
+`sitecustomize.py` installs it in every process. It answers only what a device and its driver would:
 
     devices      Ray is told of so many GPUs; a process's device is what Ray has left in its
                  CUDA_VISIBLE_DEVICES
     CUDA IPC     a handle names a file in FOLDER, which goes with the tensor; it opens only on the
                  device that made it
-    NCCL         a group of processes on different devices, whose broadcast goes through vLLM's own
-                 TCP store
     flash-attn   transformers' own attention (`sdpa`)
     rings        every rank gathers all keys and values, instead of ring_flash_attn
     memory       an engine that asks for more than is free does not start
@@ -23,12 +20,12 @@ An engine of several devices is one engine, and a process on each of its devices
 weights as vLLM's workers do: vLLM's Ray executor knows no CPUs.
 
 Everything above runs as it is: Ray's placement groups and shares, vLLM's engine, scheduler and
-sleep states, DeepSpeed's ZeRO with offloaded states, upstream's trainer and its weight sync by
-broadcast and by IPC. What no real device would forgive is an
+sleep states, DeepSpeed's ZeRO with offloaded states, upstream's trainer and its weight sync by IPC,
+our own through Ray's store. What no real device would forgive is an
 `AssertionError` in the process that does it. What happens is written to FOLDER/log.jsonl, one event
 a line.
 
-It cannot show kernels, numbers of a GPU, memory, speed, and real NCCL. REPLACED has the lines of
+It cannot show kernels, numbers of a GPU, memory and speed. REPLACED has the lines of
 upstream's stack that it stands
 for: where one of them has changed, tests/gpu/test_stand_in.py fails.
 """
@@ -56,15 +53,11 @@ REPLACED = {
     "openrlhf/trainer/ray/ppo_actor.py": [
         "from torch.multiprocessing.reductions import reduce_tensor",
         "ipc_handle = reduce_tensor(weight)",
-        "self._model_update_group.broadcast(param.data, src=0, stream=torch.cuda.current_stream())",
     ],
     "openrlhf/trainer/ray/vllm_worker_wrap.py": [
-        'weight = torch.empty(shape, dtype=dtype, device="cuda")',
-        "self._model_update_group.broadcast(weight, src=0, stream=torch.cuda.current_stream())",
         "list_args[6] = device_id",
         "self.model_runner.model.load_weights(weights=[(name, weight)])",
     ],
-    "openrlhf/utils/distributed_util.py": ["pynccl = PyNcclCommunicator(pg, device=device)"],
     "openrlhf/utils/deepspeed/deepspeed_utils.py": [
         "def offload_deepspeed_states(model, pin_memory=True, non_blocking=True):",
         "def reload_deepspeed_states(model, non_blocking=True):",
@@ -84,9 +77,6 @@ REPLACED = {
     "vllm/v1/worker/gpu_worker.py": [
         "self._get_sleep_mode_backend().suspend(level)",
         "self._get_sleep_mode_backend().resume(tags)",
-    ],
-    "vllm/distributed/device_communicators/pynccl.py": [
-        "def broadcast(self, tensor: torch.Tensor, src: int, stream=None):"
     ],
 }
 """Lines of installed packages that the stand-in replaces, or counts on being called by, by file."""
@@ -172,8 +162,8 @@ def install():
     sys.meta_path.insert(0, Imports)
 
 
-# --- devices, CUDA IPC, NCCL
-# ----------------------------------------------------------------------------------------------
+# --- devices, CUDA IPC
+# --------------------------------------------------------------------------------------------------
 
 
 def _install_cuda(install):
@@ -216,32 +206,6 @@ def opened(file, made_on, *arguments):
     assert arguments[4] in (0, None), f"a process has one device, of index 0, not {arguments[4]}"
     assert Path(file).is_file(), "the memory that a handle points to was freed before it was read"
     return torch.load(file)
-
-
-class Communicator:
-    """vLLM's `PyNcclCommunicator`, as far as weight sync goes."""
-
-    def __init__(self, group, device, library_path=None):
-        self.group = group
-        everyone = group.all_gather_obj(globals()["device"]())
-        assert len(set(everyone)) == len(everyone), f"NCCL: duplicate GPU in one group, {everyone}"
-        record(
-            "nccl group",
-            address=f"{group.store.host}:{group.store.port}",
-            rank=group.rank,
-            size=group.world_size,
-        )
-
-    def broadcast(self, tensor, src, stream=None):
-        if self.group.rank == src:
-            self.group.broadcast_obj(tensor.detach().clone(), src)
-        else:
-            tensor.copy_(self.group.broadcast_obj(None, src))
-
-
-@after("vllm.distributed.device_communicators.pynccl")
-def _pynccl(module):
-    module.PyNcclCommunicator = Communicator
 
 
 @after("ray")
@@ -349,9 +313,8 @@ def _engine(module):
 
     async def calling(self, method, *arguments, **options):
         name = getattr(method, "__name__", method)
-        if name != "init_process_group":
-            assert self.awake["weights"], f"{name} in an engine that has no weights"
-            assert not self.running, f"{name} while {self.running} requests run"
+        assert self.awake["weights"], f"{name} in an engine that has no weights"
+        assert not self.running, f"{name} while {self.running} requests run"
         record("call", method=name)
         asked = [worker.call.remote(method, *options["args"]) for worker in self.others]
         answers = await rpc(self, method, *arguments, **options)
@@ -403,47 +366,19 @@ def other_workers(args):
 
 
 class OtherWorker:
-    """A worker that holds a device, and answers the calls of weight sync with upstream's own code
-    (`WorkerWrap`)."""
+    """A worker that holds a device, and takes weights."""
 
     def __init__(self, model, rank, share):
-        self.rank, self.expected, self.worker, self.arrived = (
-            rank,
-            checkpoint_names(model),
-            None,
-            {},
-        )
+        self.expected, self.arrived = checkpoint_names(model), {}
         record("worker", rank=rank, share=share)
 
     def device(self):
         return device()
 
-    def call(self, method, *arguments):
-        if self.worker is None:
-            self.worker = self.started()
-        if callable(method):
-            return method(self.worker, *arguments)
-        if method == "init_process_group":
-            address, port, offset, *rest = arguments
-            arguments = (address, port, offset + self.rank, *rest)
-        return getattr(self.worker, method)(*arguments)
-
-    def started(self):
-        import torch
-        from openrlhf.trainer.ray.vllm_worker_wrap import WorkerWrap
-
-        torch.distributed.init_process_group(
-            "gloo", store=torch.distributed.HashStore(), rank=0, world_size=1
-        )
-        worker = WorkerWrap()
-        worker.device, worker.model_config = (
-            torch.device("cpu"),
-            types.SimpleNamespace(dtype=torch.bfloat16),
-        )
-        worker.model_runner = types.SimpleNamespace(
-            model=types.SimpleNamespace(load_weights=self.load)
-        )
-        return worker
+    def call(self, function, *arguments):
+        model = types.SimpleNamespace(load_weights=self.load)
+        worker = types.SimpleNamespace(model_runner=types.SimpleNamespace(model=model))
+        return function(worker, *arguments)
 
     def load(self, weights):
         self.arrived |= {name: value.clone() for name, value in weights}
@@ -485,17 +420,10 @@ def _worker(module):
         return set(given)
 
     def take_over(self):
-        import safetensors.torch
-
-        from marl_plugins.engine.processes.engine_actor import load_weights
+        from marl_plugins.engine.processes.engine_actor import reload_all
 
         del self.model_runner.get_model().load_weights
-        load_weights(
-            self,
-            safetensors.torch.save(
-                {name: value.contiguous() for name, value in self.arrived.items()}
-            ),
-        )
+        reload_all(self, self.arrived.items())
         record("weights", tensors=len(self.arrived), digest=digest(self.arrived))
         self.arrived = {}
         keep(self)
@@ -543,22 +471,6 @@ def digest(state):
         zlib.crc32(name.encode() + value.detach().contiguous().view(torch.uint8).numpy().tobytes())
         for name, value in state.items()
     )
-
-
-@after("openrlhf.trainer.ray.vllm_worker_wrap")
-def _worker_wrap(module):
-    update = module.WorkerWrap.update_weight
-
-    @functools.wraps(update)
-    def update_weight(self, *arguments, **options):
-        import torch
-
-        with replaced(
-            torch, "empty", lambda *size, device=None, **more: empty(*size, **more)
-        ) as empty:
-            return update(self, *arguments, **options)
-
-    module.WorkerWrap.update_weight = update_weight
 
 
 @contextlib.contextmanager
@@ -690,10 +602,10 @@ def _as_on_cpu(kind):
 @after("marl_plugins.engine.processes.policy_actor")
 def _policy_actor(module):
     _as_on_cpu(module.PolicyActor)
-    sync = module.PolicyActor.broadcast_to_vllm
+    give = module.PolicyActor.pieces
 
-    @functools.wraps(sync)
-    def broadcast_to_vllm(self):
+    @functools.wraps(give)
+    def pieces(self, *arguments):
         import deepspeed
 
         parameters = dict(self.engine.module.named_parameters())
@@ -702,9 +614,9 @@ def _policy_actor(module):
         ):
             sent = digest(parameters)
         with recorded("sync", digest=sent):
-            sync(self)
+            yield from give(self, *arguments)
 
-    module.PolicyActor.broadcast_to_vllm = broadcast_to_vllm
+    module.PolicyActor.pieces = pieces
 
 
 @after("marl_plugins.engine.processes.critic_actor")

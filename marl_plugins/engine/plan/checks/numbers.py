@@ -59,23 +59,6 @@ def check_numbers(run: Run) -> list[Problem]:
                 flags=("rollout.batch_size", "rollout.n_samples_per_prompt", "train.batch_size"),
             )
         )
-    if (
-        run.device != "cpu"
-        and sum(p.trainable for p in run.policies) > 1
-        and args.vllm.sync_with_ray
-    ):
-        problems.append(
-            Problem(
-                "plan.sync_with_ray",
-                got=(
-                    "--vllm.sync_with_ray is for one policy: upstream calls the group of every "
-                    "policy 'openrlhf' "
-                    "(ppo_actor.py:128)"
-                ),
-                fix="leave it out, the engines are then synchronised over torch's own groups",
-                flags=("vllm.sync_with_ray",),
-            )
-        )
     problems += with_policies_named(
         {
             p.name: [

@@ -76,21 +76,10 @@ def _on_gpus(a: Any) -> Iterator[Problem]:
         yield Problem(
             "devices.dtype",
             at(flag="ds.param_dtype"),
-            f"{a.ds.param_dtype}: engines are always bfloat16 (vllm_engine.py:273), and take no "
-            "other weights "
-            "(vllm_worker_wrap.py:39)",
+            f"{a.ds.param_dtype}: engines are always bfloat16 (vllm_engine.py:273), and would "
+            "answer by other weights than those that are trained",
             fix="use bf16",
             flags=("ds.param_dtype",),
-        )
-    if a.train.colocate_all and a.vllm.sync_backend != "nccl":
-        yield Problem(
-            "devices.sync_backend",
-            at(flag="vllm.sync_backend"),
-            f"{a.vllm.sync_backend}: with --train.colocate_all a training process and an engine "
-            "would be two ranks of one NCCL "
-            "group on one device, which NCCL refuses (ppo_actor.py:101)",
-            fix="leave it out, weights then go by CUDA IPC",
-            flags=("vllm.sync_backend", "train.colocate_all"),
         )
     same = ranks_of_one_sequence(a)
     counts = {"actor": training_gpus(a), "critic": critic_gpus(a)}

@@ -101,14 +101,6 @@ def _follower(
     if run.recipe.policies.get(policy.name, PolicyConfig()).model:
         got = f"it has the model of {name}, which it follows"
         yield "model", Problem("policies.model_of_follower", got=got, fix="remove the key")
-    if run.device != "cpu":
-        got = (
-            "not on GPUs yet: upstream's weight sync reaches the engines of one policy only (one "
-            "broadcast group each, "
-            "ppo_actor.py:108)"
-        )
-        fix = "use `trainable: false` with a model of its own"
-        yield "follows", Problem("policies.follower_on_gpus", got=got, fix=fix)
 
 
 OF_ADAPTERS = ("ds.lora.alpha", "ds.lora.target_modules", "ds.lora.dropout")
