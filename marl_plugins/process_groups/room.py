@@ -210,8 +210,8 @@ class SeatedProcesses(TrainingProcesses):
         self.states: dict[str, list[Any]] = {}
         """By group, a reference to the state of each process; empty while the processes are there,
         and before their first time."""
-        self._weights: Any = None
-        """A reference to the current weights, as safetensors, once they are known."""
+        self._weights: list[Any] | None = None
+        """References to the current weights, in pieces, once they are known."""
         self._leaving: asyncio.Task[None] | None = None
         self._changing = asyncio.Lock()
 
@@ -327,7 +327,7 @@ class SeatedProcesses(TrainingProcesses):
         self._weights = None
         return await super().fit(step)
 
-    async def weights(self) -> Any:
+    async def weights(self) -> list[Any]:
         """See `TrainingProcesses.weights`; of a policy without processes those that it had."""
         if self._weights is None:
             async with self.active():
