@@ -103,7 +103,7 @@ def test_on_gpus_one_model_is_estimated_and_its_adapters_take_turns(monkeypatch)
     assert [*shared["estimate"]["memory"]] == ["solver"] and len(whole["estimate"]["memory"]) == 3
     assert "weights 2 GB)" in shared["estimate"]["memory"]["solver"]
     assert (shared["devices_together"], whole["devices_together"]) == (2, 6)
-    assert [*shared.get("fewer_devices", {})] in ([], ["--mapping shared"])
+    assert min(shared["fewer_devices"].values()) == 1
 
 
 def test_frozen_policies_and_followers_are_answered_by_the_same_engines(tmp_path):
@@ -176,10 +176,8 @@ def test_what_an_adapter_cannot_be_is_refused_with_its_flag(words, expected):
 
 def test_zero_3_is_refused_on_gpus(monkeypatch):
     monkeypatch.setenv("MARL_PLUGINS_DEVICE", "cuda")
-    found = found_by(
-        build_plan, [*WORDS, "--ds.zero_stage", "3", "--train.colocate_all", "--vllm.enable_sleep"]
-    )
-    assert {("adapters.zero_stage", "ds.zero_stage"), ("adapters.asleep",)} <= set(found)
+    found = found_by(build_plan, [*WORDS, "--ds.zero_stage", "3"])
+    assert ("adapters.zero_stage", "ds.zero_stage") in found
 
 
 def test_what_each_adapter_has_for_itself_may_differ():
@@ -549,7 +547,7 @@ def engine_of(**more):
         set(),
         SimulatedLLM(**more),
     )
-    engine.requests, engine.asleep = set(), set()
+    engine.requests, engine.asleep, engine.adapters = set(), set(), {}
     return engine
 
 

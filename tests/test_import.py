@@ -580,8 +580,7 @@ def test_agents_that_differ_in_a_run_wide_option_are_an_error(config):
 
 
 def test_adapters_stay_adapters(config, monkeypatch):
-    """An alpha without a rank, which their defaults have, is nothing; engines of adapters do not
-    sleep."""
+    """An alpha without a rank, which their defaults have, is nothing."""
     lora = "\n  lora_alpha: 32\n  target_modules: all-linear"
     path = config(
         ("n_samples_per_prompt: 2", f"n_samples_per_prompt: 2\n  lora_rank: 16{lora}"),
@@ -591,7 +590,7 @@ def test_adapters_stay_adapters(config, monkeypatch):
     assert {(args.ds.lora.rank, args.ds.lora.alpha) for args in run.policy_args.values()} == {
         (16, 32)
     }
-    assert run.processes.adapters and not run.args.train.colocate_all
+    assert run.processes.adapters and run.args.train.colocate_all
     whole = config(("lora_rank: 16", "lora_rank: 0"))
     assert (
         loads(

@@ -53,7 +53,6 @@ WITHOUT_ADAPTERS = ("lm_head", "embed_tokens")
 """Modules that upstream's Actor does not train as adapters right, or vLLM's engines have none
 for."""
 OF_A_REFERENCE = ("ref.offload", "train.colocate_actor_ref")
-SLEEPING = ("train.colocate_all", "vllm.enable_sleep", "ds.enable_sleep")
 
 
 def check_adapters(run: Run) -> list[Problem]:
@@ -126,17 +125,6 @@ def _of_one(args: SimpleNamespace) -> Iterator[Problem]:
     if args.ds.use_liger_kernel:
         got = "it brings a model class of its own, whose weights adapters do not share"
         yield Problem("adapters.liger", at(flag="ds.use_liger_kernel"), got, fix="remove it")
-    if asleep := tuple(flag for flag in SLEEPING if flag_value(args, flag)):
-        got = (
-            f"{', '.join(f'--{flag}' for flag in asleep)}: adapters in engines that sleep have "
-            "not been tried"
-        )
-        yield Problem(
-            "adapters.asleep",
-            got=got,
-            fix="switch that off: adapters take little room",
-            flags=asleep,
-        )
     if is_partial(args):
         got = "adapters that change in the middle of answers have not been tried"
         yield Problem(

@@ -20,7 +20,12 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 # inside: works in the training processes
-from marl_plugins.engine.processes.engine_actor import HeldWeights, RolloutActor, RunningRequest  # isort: skip  # installs the host support
+from marl_plugins.engine.processes.engine_actor import (  # isort: skip  # installs the host support
+    PARTS,
+    HeldWeights,
+    RolloutActor,
+    RunningRequest,
+)
 
 import ray
 import torch
@@ -92,9 +97,11 @@ class AdapterEngine(RolloutActor):
     ) -> None:
         self.numbers = dict(adapters)
         self.held_by: dict[str, HeldWeights] = {}
+        self.adapters: dict[str, bytes] = {}
+        """What is to be in each policy's slot; the others answer as the model, which a new adapter
+        equals."""
         self.loaded: set[str] = set()
-        """The policies whose adapters are in their slots; the others answer as the model, which a
-        new adapter equals."""
+        """The policies whose adapters are there, since the engine has started or woken."""
         slots = len(adapters) + 1
         kwargs |= {
             "enable_lora": True,
@@ -115,22 +122,47 @@ class AdapterEngine(RolloutActor):
         return os.getpid()
 
     async def load_state(self, pieces: Sequence[ObjectRef], policy: str, version: int) -> None:
-        """Takes over a policy's adapter (`blob.packed`), which is one piece.
+        """Takes over a policy's adapter (`blob.packed`), which is one piece; asleep, when it wakes.
 
         Raises:
-            RunEnded: The engine cannot take it, or does not answer as it should beside it.
+            RunEnded: As of `_put`; or the policy has no adapter here.
         """
         if policy not in self.numbers:
             raise RunEnded(
                 f"policy {policy!r} is the model itself in this engine, and has no adapter"
             )
-        held, number, blob = self.held_for(policy), self.numbers[policy], joined([await pieces[0]])
+        held = self.held_for(policy)
+        self.adapters[policy] = joined([await pieces[0]])
         held.epoch += 1
         held.version = -1
+        if not self.asleep:
+            await self._put(policy)
+        held.version = version
+
+    async def sleep(self, level: int = 1) -> None:
+        await super().sleep(level)
+        self.loaded.clear()
+
+    async def wake_up(self, tags: Sequence[str] = PARTS) -> None:
+        """Takes back memory; once all is there, puts every adapter into its slot again, and tries
+        whether it has an effect there. vLLM has lost adapters in sleep (issue 39934)."""
+        await super().wake_up(tags)
+        if not self.asleep:
+            for policy in self.adapters:
+                if policy not in self.loaded:
+                    await self._put(policy)
+
+    async def _put(self, policy: str) -> None:
+        """Puts a policy's adapter into its slot.
+
+        Raises:
+            RunEnded: The engine cannot take it, or does not answer as it should beside it.
+        """
+        blob = self.adapters[policy]
         try:
             if policy not in self.loaded:
                 await self._probe(blob, policy)
-            await self.llm.collective_rpc(set_adapter, args=(blob, number))
+            await self.llm.collective_rpc(set_adapter, args=(blob, self.numbers[policy]))
         except EngineDeadError:  # it is replaced
             raise
         except Exception as error:  # of vLLM's worker, as whatever its transport makes of it
@@ -138,7 +170,6 @@ class AdapterEngine(RolloutActor):
                 f"policy {policy!r}: its engine cannot take its adapter: {error}"
             ) from error
         self.loaded.add(policy)
-        held.version = version
 
     def adapter_of(self, held: HeldWeights) -> LoRARequest | None:
         """Returns the policy's adapter; None for the model."""

@@ -82,20 +82,22 @@ class SharedProcesses:
         """Upstream's group, once it is launched."""
         self._placement: PlacementGroup | None = None
 
-    def launch(self, args: SimpleNamespace, seconds: float) -> None:
+    def launch(self, args: SimpleNamespace, engines: PlacementGroup | None, seconds: float) -> None:
         """Begins to start the processes, once, however many adapters ask for it.
 
         Args:
             args: Those of any adapter: what concerns processes is equal in all.
+            engines: The placement group that they share with the engines, if they do.
             seconds: How long their devices may take to be free.
         """
         if self.group is not None:
             return
         ranks = training_gpus(args)
-        self._placement = bundles(ranks, seconds) if ranks > 1 else None
+        self._placement = bundles(ranks, seconds) if ranks > 1 and engines is None else None
         nodes, each = args.actor.num_nodes, args.actor.num_gpus_per_node
+        placement, share = engines or self._placement, 0.2 if engines else 1
         self.group = RayActorGroup(
-            nodes, each, RemoteSharedActor, self._placement, 1, ranks_of_one_sequence(args)
+            nodes, each, RemoteSharedActor, placement, share, ranks_of_one_sequence(args)
         )
 
     def handles(self) -> Sequence[ActorHandle]:
@@ -138,8 +140,9 @@ class AdapterProcesses(TrainingProcesses):
         """What is awaited of the processes in this adapter's turn; None while it is not."""
 
     def launch(self, shared: PlacementGroup | None) -> None:
-        """Begins to start the processes, unless another adapter has."""
-        self.shared.launch(self.args, self.silence)
+        """Begins to start the processes, unless another adapter has; the first one owns the
+        engines."""
+        self.shared.launch(self.args, shared, self.silence)
         self.groups = {"policy": self.shared.member(self.policy, self.args)}
 
     @property

@@ -63,6 +63,17 @@ RECIPES = {
           judge: {follows: first, model: null}
         flags: {vllm.enable_prefix_caching: true}
     """,
+    "adapters": """
+        extends: recipe.yaml
+        policies:
+          second: {model: tiny}
+          judge: {model: tiny}
+        flags: {ds.lora.rank: 4, ds.lora.alpha: 8}
+    """,
+    "adapters_colocated": """
+        extends: adapters.yaml
+        flags: {train.colocate_all: true, vllm.enable_sleep: true, ds.enable_sleep: true, vllm.gpu_memory_utilization: 0.5}
+    """,
 }
 PAPER = """
     extends: paper.yaml
@@ -190,7 +201,7 @@ def several(folder, words, device):
         (recipe / f"{name}.yaml").write_text(textwrap.dedent(text).lstrip("\n"))
     for name, text in FILES.items():
         (recipe / name).write_text(textwrap.dedent(text).lstrip("\n"))
-    for name in ("awake_asleep", "syncing"):
+    for name in ("awake_asleep", "syncing", "awake"):
         (recipe / f"{name}.py").write_text(textwrap.dedent(KILLER).lstrip("\n"))
     shutil.copytree(recipes_root() / "mathchat", folder / "mathchat")
     (folder / "mathchat" / "small_paper.yaml").write_text(textwrap.dedent(PAPER).lstrip("\n"))
@@ -234,6 +245,7 @@ TWO = ("--max_steps", "2")
 WITH_CRITIC = ("--mapping", "shared", "--algo.advantage.estimator", "gae")
 POOL = ("--plugin", "marl_plugins.opponent_pool", "--opponents.every", "1")
 MOVING = ("--plugin", "marl_plugins.balance", "--balance.in_flight", "1")
+ADAPTERS = ("--plugin", "marl_plugins.adapters")
 WATCHED = ("--plugin", "benchmarks.gpu_observer")
 ON_GPUS = {
     "colocated": started("colocated", *TWO, *WATCHED, "--plugin", "{recipe}/awake_asleep.py"),
@@ -241,6 +253,7 @@ ON_GPUS = {
     "shared": started("colocated", "--max_steps", "1", "--ckpt.save_steps", "1", *WITH_CRITIC),
     "resumed": resumed("shared", *TWO),
     "paper": started("../mathchat/small_paper", "--max_steps", "1", *MOVING),
+    "adapters": started("adapters_colocated", *TWO, *ADAPTERS, "--plugin", "{recipe}/awake.py"),
     "too_few": started("recipe", "--vllm.num_engines", "2", *TWO),
     "no_memory": started(
         "colocated", "--mapping", "shared", "--vllm.gpu_memory_utilization", "0.99", *TWO
@@ -248,7 +261,8 @@ ON_GPUS = {
 }
 """By name: three policies on 3 devices, two of whose engines are killed; two and a follower on 8,
 one of whose engines is killed; one for all roles on 1, and resumed; three on 6, whose engines move;
-on more than there are; and with more memory than is free."""
+three adapters on 1, whose engine is killed; on more than there are; and with more memory than is
+free."""
 
 
 @pytest.fixture(scope="session")
@@ -259,5 +273,7 @@ def runs(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def on_cpu(tmp_path_factory):
-    """The run of three policies on the CPU path, its engines in bfloat16 as on GPUs."""
-    return several(tmp_path_factory.mktemp("cpu"), {"same": started("recipe", *TWO)}, "cpu")
+    """The runs of three policies and of three adapters on the CPU path, their engines in bfloat16
+    as on GPUs."""
+    words = {"same": started("recipe", *TWO), "adapters": started("adapters", *TWO, *ADAPTERS)}
+    return several(tmp_path_factory.mktemp("cpu"), words, "cpu")

@@ -43,6 +43,7 @@ def by_device(events):
         ("shared", 0),
         ("resumed", 0),
         ("paper", 0),
+        ("adapters", 0),
         ("too_few", 2),
         ("no_memory", 2),
     ],
@@ -53,7 +54,8 @@ def test_every_run_ends_as_it_should_and_gives_its_devices_back(runs, name, code
 
 
 @pytest.mark.parametrize(
-    ("name", "policies"), [("colocated", ("first", "second")), ("apart", ("second",))]
+    ("name", "policies"),
+    [("colocated", ("first", "second")), ("apart", ("second",)), ("adapters", ("first",))],
 )
 def test_an_engine_that_is_killed_is_replaced_on_its_own_devices(runs, name, policies):
     """Awake, asleep, or while it takes weights; on devices that it shares, and on its own."""
@@ -119,6 +121,7 @@ def test_an_engine_that_finds_too_little_memory_says_so(runs):
         ("shared", [["CriticActor", "PolicyActor", "ReferenceActor", "engine"]]),
         ("resumed", [["CriticActor", "PolicyActor", "ReferenceActor", "engine"]]),
         ("paper", [["PolicyActor", "ReferenceActor", "engine"]] * 6),
+        ("adapters", [["SharedActor", "engine", "engine"]]),
         (
             "apart",
             [
@@ -272,14 +275,15 @@ def test_a_sync_is_a_call_for_each_piece(runs):
 # -------------------------------------------------------------------------------------------------
 
 
-def test_ids_rows_and_losses_are_those_of_the_cpu_path(runs, on_cpu):
+@pytest.mark.parametrize(("name", "same"), [("colocated", "same"), ("adapters", "adapters")])
+def test_ids_rows_and_losses_are_those_of_the_cpu_path(runs, on_cpu, name, same):
     """Processes of its own for the reference, offloaded states, engines that sleep, are killed and
     replaced change nothing of what is trained: ids, context, rewards, advantages and losses have
     the same bits."""
-    assert on_cpu.codes["same"] == 0, on_cpu.text("same")[-3000:]
+    assert on_cpu.codes[same] == 0, on_cpu.text(same)[-3000:]
     mine, theirs = (
-        runs.lines("colocated", "trajectories.jsonl"),
-        on_cpu.lines("same", "trajectories.jsonl"),
+        runs.lines(name, "trajectories.jsonl"),
+        on_cpu.lines(same, "trajectories.jsonl"),
     )
     assert theirs
     for a, b in zip(mine, theirs, strict=False):
@@ -292,12 +296,12 @@ def test_ids_rows_and_losses_are_those_of_the_cpu_path(runs, on_cpu):
             ]
     metrics = [
         [m for m in r.lines(n, "metrics.jsonl") if 0 < m["step"] < 3]
-        for r, n in ((runs, "colocated"), (on_cpu, "same"))
+        for r, n in ((runs, name), (on_cpu, same))
     ]
     for one, two in zip(*metrics, strict=True):
         for policy in TRAINED:
-            for name in SAME_BITS:
-                key = f"policy/{policy}/{name}"
+            for metric in SAME_BITS:
+                key = f"policy/{policy}/{metric}"
                 assert one[key] == two[key], key
 
 

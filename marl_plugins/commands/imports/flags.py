@@ -58,8 +58,6 @@ def translate_flags(source: ImportSource, agents: Sequence[Agent], report: Repor
             "formed that way"
         )
     _set_length(source, agents, flags.run, report)
-    if adapters:
-        _fit_adapters(flags.run, report)
     _fit_engines(flags.run, report)
     _fit_batch(flags.run, report)
     return flags
@@ -101,19 +99,6 @@ def _set_length(
     if longest is not None:
         flags["data.max_len"] = longest
         report.take("max_len, prompt_max_len", f"`data.max_len: {longest}`")
-
-
-def _fit_adapters(flags: dict[str, Any], report: Report) -> None:
-    """Gives engines devices of their own: with adapters they cannot sleep."""
-    sharing = [
-        flag
-        for flag in ("train.colocate_all", "vllm.enable_sleep", "ds.enable_sleep")
-        if flags.pop(flag, None)
-    ]
-    if sharing:
-        report.note(
-            f"lora_rank: engines with adapters do not sleep here; left out: {', '.join(sharing)}"
-        )
 
 
 def _fit_engines(flags: dict[str, Any], report: Report) -> None:

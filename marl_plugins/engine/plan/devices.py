@@ -86,9 +86,7 @@ Change = Mapping[str, Any]
 
 def _changes(trained: Sequence[SimpleNamespace]) -> Iterator[tuple[str, Change]]:
     """Flags with which policies may need fewer devices, as typed and as values."""
-    if any(
-        args.train.colocate_all or args.ds.lora.rank for args in trained
-    ):  # adapters do not share devices with engines
+    if any(args.train.colocate_all for args in trained):
         return
     share, narrow = {"train.colocate_actor_ref": True}, {"vllm.tensor_parallel_size": 1}
     yield "--train.colocate_actor_ref", share

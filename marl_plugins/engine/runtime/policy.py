@@ -152,7 +152,7 @@ class UpstreamPolicy(PolicyEngines):
         """Begins to start all processes; engines that share their devices with training processes
         are to sleep."""
         silence = self.engines.silence
-        if self.trained and self.args.train.colocate_all:
+        if self.trained and self.owns_engines and self.args.train.colocate_all:
             self._shared = bundles(training_gpus(self.args), silence)
         if self.training is not None:
             self.training.launch(self._shared)
