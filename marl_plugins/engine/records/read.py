@@ -21,13 +21,14 @@ import reprlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import IO, Any, Generic, Literal, NamedTuple, Protocol, TypeVar
 
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.files import json_value, open_file
 from marl_plugins.core.ledger import Ledger
-from marl_plugins.core.problems import Problem, at, first_of
+from marl_plugins.core.problems import Problem, at, first_of, meant
 from marl_plugins.core.trajectory import Action, Trajectory
 from marl_plugins.engine.records.trajectory_record import from_record
 
@@ -426,6 +427,22 @@ class RunReader:
         yield self.folder / EVALUATIONS, replace(wanted, steps=(first, before))
         if step is not None:
             yield last, wanted
+
+
+NAMED_AMONG = 1000
+"""Actions among which the roles and policies of a run are looked for."""
+
+
+def name_meant(run: RunReader, wanted: Filter) -> str:
+    """Returns what to do about a role or policy that the run does not have; empty where it has
+    what is asked for."""
+    everything = Filter(split=wanted.split, received=wanted.received)
+    actions = [action for _, action in islice(run.actions(everything), NAMED_AMONG)]
+    asked = (
+        (wanted.role, {action.role for action in actions}),
+        (wanted.policy, {action.policy for action in actions}),
+    )
+    return next((meant(name, names) for name, names in asked if name and name not in names), "")
 
 
 def _metrics(value: dict[str, Any]) -> dict[str, Any]:
