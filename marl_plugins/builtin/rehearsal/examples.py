@@ -9,7 +9,7 @@ from dataclasses import replace
 from itertools import islice
 
 from marl_plugins.core.demonstrations import Demonstration
-from marl_plugins.core.failures import place_of
+from marl_plugins.core.failures import nearest, place_of
 from marl_plugins.core.problems import Problem
 from marl_plugins.core.recipe.prompts import prompt_renderer
 from marl_plugins.core.recipe.tiny import is_tiny
@@ -129,7 +129,7 @@ def _problem(run: Run, item: object) -> str | None:
     if not isinstance(item, Demonstration):
         return f" yields {item!r:.80}, expected a Demonstration of marl_plugins.core.demonstrations"
     if item.role not in run.recipe.roles:
-        return f": there is no role {item.role!r}; the recipe has {', '.join(run.recipe.roles)}"
+        return f": there is no role {item.role!r}{nearest(item.role, run.recipe.roles)}"
     try:
         prompt_renderer(run.prompt(item.role), run.system(item.role))(item.fields)
     except KeyError as error:

@@ -171,13 +171,14 @@ def try_grader(plan: Plan) -> list[Problem]:
         return _try_reward_function(plan)
     found: list[Problem] = []
     missing: list[bool] = []
-    roles = list(run.recipe.roles)
+    roles, rehearsed = list(run.recipe.roles), run.state(RehearsalResult)
 
     async def outcome(trajectory: Trajectory) -> None:
         if not trajectory.agent_failure:  # of which no grader is asked
             await score_outcome(
                 trajectory, lambda t: answer_of(module.score_outcome, t), SCORE_SECONDS, roles
             )
+            rehearsed.by_role |= bool(trajectory.outcomes)
             missing.append(trajectory.outcome is None and not trajectory.infrastructure_failure)
 
     async def actions(trajectory: Trajectory) -> None:
@@ -212,7 +213,6 @@ def try_grader(plan: Plan) -> list[Problem]:
                 severity="warning",
             )
         )
-    rehearsed = run.state(RehearsalResult)
     reads_it = ".answer" in read_text(run.folder / str(run.recipe.grader))
     if reads_it and completed(rehearsed.trajectories) and not rehearsed.answered:
         where = at(file=run.folder / run.recipe.workflow)

@@ -52,6 +52,13 @@ class RecipeTree:
         names = [name for name in named if isinstance(name, str)] if isinstance(named, list) else []
         return [str(self.path.parent / name) if name.endswith(".py") else name for name in names]
 
+    @property
+    def flags(self) -> dict[str, Any]:
+        """Its flags, as far as they have values."""
+        named = self.values.get("flags")
+        flags = named.items() if isinstance(named, dict) else ()
+        return {str(k): v for k, v in flags if v is not None and not isinstance(v, dict)}
+
 
 RECIPE = "a recipe, which is a mapping of keys, as in `name: mine`"
 
