@@ -63,17 +63,17 @@ class RecipeTree:
 RECIPE = "a recipe, which is a mapping of keys, as in `name: mine`"
 
 
-def read_recipe(path: Path, wanted: str = RECIPE) -> RecipeTree:
+def read_recipe(path: Path, expected: str = RECIPE) -> RecipeTree:
     """Reads a recipe, or another file of that form, and those that it extends.
 
     Args:
-        wanted: What the file is to be, for messages.
+        expected: What the file is to be, for messages.
 
     Raises:
         ConfigurationError: A file cannot be read, or is no YAML that a recipe may have.
     """
     origins = Origins()
-    return RecipeTree(path, _read(path, origins, [], wanted), origins)
+    return RecipeTree(path, _read(path, origins, [], expected), origins)
 
 
 YAML_HINTS = {
