@@ -10,7 +10,7 @@ from marl_plugins import __version__
 from marl_plugins.commands import COMMANDS
 from marl_plugins.core.command import Command
 from marl_plugins.core.failures import ConfigurationError, RunEnded
-from marl_plugins.core.problems import Problem, as_json, at, meant
+from marl_plugins.core.problems import Problem, as_json, at, meant, with_relative_paths
 from marl_plugins.core.redaction import inert
 
 USAGE = """\
@@ -54,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except RunEnded as error:
         if debug:
             raise
-        print(f"error: {inert(str(error))}", file=sys.stderr)
+        print(f"error: {inert(with_relative_paths(str(error)))}", file=sys.stderr)
         return 1
     except KeyboardInterrupt as error:
         print(inert(str(error)) or "interrupted", file=sys.stderr)

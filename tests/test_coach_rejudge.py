@@ -172,8 +172,8 @@ def test_an_endpoint_that_refuses_ends_it_with_its_reason(run, capsys):
 def test_mistakes_are_refused(run, tmp_path):
     words = ["--recipe", RECIPE]
     assert problems("nowhere", *words) == [("records.unreadable", "nowhere")]
-    assert problems(run, *words, "--steps", "one") == [("flags.value", "steps")]
-    assert problems(run, *words, "--steps", "7:") == [("export.no_actions", run.name)]
+    assert problems(run, *words, "--step", "one") == [("flags.value", "step")]
+    assert problems(run, *words, "--step", "7:") == [("export.no_actions", run.name)]
     wrong = problems(run, *words, "--coach.timeout", "0", "--coach.model", "m")
     assert wrong == [("flags.value", "command line", "coach.timeout")]
     assert problems(run, *words, "--coach.rubrik", "x") == [

@@ -236,6 +236,19 @@ def test_a_plugin_brings_a_command(tmp_path, capsys):
         dispatch(["count", "x", "--plugin", str(tmp_path / "second.py")])
 
 
+def test_the_help_has_a_plugins_flags_under_a_heading_with_their_defaults(tmp_path, capsys):
+    (tmp_path / "brevity.py").write_text(
+        "from marl_plugins import hookimpl\n\n@hookimpl\ndef marl_options(parser):\n"
+        "    parser.add_argument('--brevity.limit', type=int, default=8, help='longest')\n"
+        "    parser.add_argument('--brevity.off', action='store_true', help='none is long')\n"
+    )
+    assert main(["train", "--plugin", str(tmp_path / "brevity.py"), "--help"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    plugins, upstream = text.index("other flags of plugins:"), text.index("upstream:")
+    assert plugins < text.index("longest (default: 8)") < text.index("none is long") < upstream
+    assert text.index("--actor.adam.lr", plugins) > upstream
+
+
 def test_the_shipped_plugins_command_is_listed_and_corrected(capsys):
     assert main(["--help"]) == 0
     assert "openrlhf swarm show ADDRESS" in capsys.readouterr().out

@@ -310,6 +310,11 @@ def test_the_json_of_a_plan_and_of_plugins(capsys):
     plan = json.loads(capsys.readouterr().out)
     assert plan["devices"] == {"solver": 2, "coder": 2, "verifier": 2}
     assert plan["step"]["optimiser_steps"] == 1
+    assert plan["scores"]["outcomes"].endswith("grader.py: score_outcome")
+    assert main(["train", "--recipe", "kuhn_poker/tiny.yaml", "--dry-run", "--json"]) == 0
+    plan = json.loads(capsys.readouterr().out)
+    assert plan["scores"]["outcomes"].endswith(", one per role")
+    assert plan["warm_start"]["demonstrations"] == "demonstrations.py"
     assert main(["plugins", "--json"]) == 0
     hooks = {plugin["name"]: plugin["hooks"] for plugin in json.loads(capsys.readouterr().out)}
     assert hooks["marl_plugins.filter_agents_data"] == [

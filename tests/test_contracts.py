@@ -280,6 +280,17 @@ def test_credit_that_needs_the_step_and_says_otherwise_is_found(liar, hook, tmp_
             kit.test_marl_credit_works_on_one_trajectory_at_a_time()
 
 
+def test_a_reward_that_is_no_number_is_told_as_that_alone(tmp_path):
+    (tmp_path / "nan.py").write_text(
+        "from marl_plugins import hookimpl\n\n@hookimpl\ndef marl_credit(trajectories):\n"
+        "    trajectories[0].actions[-1].reward = float('nan')\n    return trajectories\n"
+    )
+    kit = type("Kit", (Contract,), {"plugin": str(tmp_path / "nan.py")})()
+    for name in (name for name in dir(kit) if "credit" in name and name.startswith("test_")):
+        with pytest.raises(AssertionError, match="expected a finite number"):
+            getattr(kit, name)()
+
+
 BASELINE = """
 from marl_plugins import hookimpl
 from marl_plugins.core.estimators import Estimator

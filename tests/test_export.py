@@ -3,6 +3,7 @@ of the records."""
 
 import asyncio
 import json
+import re
 from collections import Counter
 
 import pytest
@@ -97,6 +98,14 @@ def test_its_account_is_the_ledgers(recorded, capsys):
     )
     assert main(["export", str(recorded)]) == 0
     assert "left out" in capsys.readouterr().out
+
+
+def test_an_account_of_several_policies_has_a_total(capsys):
+    one = {"versions": [0, 2], "actions": 3, "left_out": {"stale": 1}, "mean": 0.5}
+    other = {"versions": [0, 1], "actions": 4, "left_out": {"stale": 2, "frozen": 1}, "mean": 1.0}
+    export.print_account({"a": one, "b": other}, as_json=False)
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert re.split(r"\s*[│|]\s*", last.strip()) == ["total", "-", "7", "3 stale, 1 frozen", "-"]
 
 
 def test_a_run_that_goes_on_is_read_as_far_as_it_has_got(recorded, tmp_path, capsys):

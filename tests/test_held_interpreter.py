@@ -41,3 +41,33 @@ def test_only_who_lets_nothing_else_run_ends_the_process(tmp_path, code, exit_co
     )
     assert ended.returncode == exit_code, ended.stderr
     assert said in ended.stdout + ended.stderr
+
+
+RUN = """
+import asyncio, re
+from marl_plugins.engine.runtime import lifetime
+
+lifetime.SILENT_SECONDS, lifetime.BEAT_SECONDS = 1, 0.1
+
+
+def score_outcome():
+    re.fullmatch("(a+)+b", "a" * 25)
+
+
+async def work():
+    await asyncio.sleep(0)
+    score_outcome()
+
+
+with asyncio.Runner() as loop:
+    lifetime.run_until_terminated(loop, None, work())
+"""
+
+
+def test_a_run_names_the_grader_that_lets_nothing_else_run(tmp_path):
+    (tmp_path / "program.py").write_text(RUN)
+    ended = subprocess.run(
+        [sys.executable, tmp_path / "program.py"], capture_output=True, text=True, timeout=120
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert 'program.py", line 9 in score_outcome' in ended.stderr

@@ -386,6 +386,9 @@ def test_wrong_words_are_refused_with_their_place(run):
     assert refused(folder, "--advantage", "2:1") == [("viewer.value", "advantage")]
     assert refused(folder, "--to", "run.csv") == [("viewer.log_suffix", "to")]
     assert refused(folder, "--role", "nobody") == [("viewer.nothing", str(folder))]
+    with pytest.raises(ConfigurationError) as caught:
+        command.main([str(folder), "--role", "codr"])
+    assert "'coder'" in caught.value.problems[0].fix
     assert refused(folder, folder, folder) == [("viewer.runs", "openrlhf inspect")]
     assert refused(folder, folder, "--full") == [("viewer.two_runs", "full", "follow", "to")]
     with pytest.raises(ConfigurationError) as caught:

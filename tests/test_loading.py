@@ -23,6 +23,15 @@ def refused(path):
     return str(caught.value.problems[0])
 
 
+def test_nothing_is_written_into_a_folder_that_is_read(tmp_path, monkeypatch):
+    """It may be what a run has recorded."""
+    monkeypatch.setattr(sys, "dont_write_bytecode", False)
+    folder = write(tmp_path / "recorded", grader="from . import tasks", tasks="")
+    load_file(folder / "grader.py")
+    assert sorted(path.name for path in folder.iterdir()) == ["grader.py", "tasks.py"]
+    assert sys.dont_write_bytecode is False
+
+
 def test_files_of_a_folder_import_each_other(tmp_path):
     folder = write(
         tmp_path / "pair",

@@ -233,7 +233,7 @@ def test_files_that_no_workspace_can_begin_with(recipe, files, code):
         "    return [Task(f'{split}{n}', f'{split} {n}?', 'x', files=given(n)) for n in "
         "range(64)]\n"
     )
-    with refused((code, "train/train7", "files")):
+    with refused((code, "tasks.py", "train/train7", "files")):
         recipe.plan()
 
 
@@ -322,7 +322,7 @@ def test_a_batch_of_more_than_all_tasks_says_the_real_size(recipe):
             "from marl_plugins.core.trajectory import Task\n\n"
             "def load(split):\n    return [Task(str(n), f'{n}?', float('nan')) for n in range(64 * "
             "(split == 'train'))]\n",
-            [("tasks.json", "train/0")],
+            [("tasks.json", "tasks.py", "train/0")],
         ),
     ],
 )

@@ -26,6 +26,13 @@ TESTS = Path(__file__).resolve().parent
 PACKAGE = problem_codes.PACKAGE
 
 
+def test_files_below_the_working_directory_are_relative_to_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    here, above = tmp_path / "mine" / "grader.py", tmp_path.parent / "grader.py"
+    shown = str(Problem("x.y", at(line=f"{here}:3"), f"{here} and {above}{here}"))
+    assert shown == f"mine/grader.py:3: mine/grader.py and {above}{here}"
+
+
 def problems():
     where = at(
         line=["a.yaml:1", "a.yaml:2"], policy="solver", flag=("actor.adam.lr", "ds.zero_stage")

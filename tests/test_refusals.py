@@ -176,8 +176,8 @@ def ends(arguments, code):
     """Tasks whose label and metadata are wrong in both splits."""
     return tasks(
         f"split + str(n), f'{{split}}{{n}}?', {arguments}",
-        f"{code}, train/train0",
-        f"{code}, eval/eval0",
+        f"{code}, tasks.py, train/train0",
+        f"{code}, tasks.py, eval/eval0",
     )
 
 
@@ -336,6 +336,15 @@ A_RECIPE = {
         "modle: tiny\ntaks: tasks.py\nmapping: {prp: a, con: a, judge: a}",
         "recipe.unknown_key, :11, modle",
         "recipe.unknown_key, :12, taks",
+    ),
+    "keys and flags": recipe(
+        "model: tiny\nflags:\n",
+        "modle: tiny\nflags:\n  actor.adam.rl: 1\n  actor: {adam.lr: 1}\n",
+        "recipe.unknown_key, :11, modle",
+        "recipe.nested_flags, :14, flags.actor",
+        "flags.unknown, :13, actor.adam.rl",
+        "flags.unknown, --mapp",
+        words="--mapp shared",
     ),
     "mistakes of all parts": recipe(
         "prompts/pro.md",
@@ -697,8 +706,8 @@ G_LOADER = {
         "def load(split):\n    if split == 'train': return [Task('a', 'b')]",
         "tasks.no_iterable, tasks.py:2, load('eval')",
     ),
-    "id that is a number": tasks("n, f'{split}{n}?'", "tasks.text, train/0"),
-    "prompt that is None": tasks("split + str(n), None", "tasks.text, train/train0"),
+    "id that is a number": tasks("n, f'{split}{n}?'", "tasks.text, tasks.py, train/0"),
+    "prompt that is None": tasks("split + str(n), None", "tasks.text, tasks.py, train/train0"),
     "metadata that is None": ends("'', None", "tasks.metadata"),
     "metadata that is a list": ends("'', [1]", "tasks.metadata"),
     "metadata by number": ends("'', {1: 2}", "tasks.metadata"),
@@ -707,7 +716,10 @@ G_LOADER = {
     "demonstrations of nothing": demonstrations("yield 1", "rehearsal.demonstration, demo.py:3"),
     "demonstrations that fail": demonstrations("1 / 0", "rehearsal.demonstration, demo.py:4"),
     "ids that are the same": tasks(
-        "'x', f'{split}{n}?'", "tasks.ids, train", "tasks.ids, eval", "tasks.both_splits"
+        "'x', f'{split}{n}?'",
+        "tasks.ids, tasks.py, train",
+        "tasks.ids, tasks.py, eval",
+        "tasks.both_splits",
     ),
     "exception at import": loader("1 / 0", "code.failed, :12, tasks, tasks.py:2"),
 }

@@ -120,6 +120,14 @@ def test_a_report_is_written_as_a_table_and_a_picture(tmp_path):
         assert "matplotlib" in problem
 
 
+def test_a_reward_that_is_the_outcome_has_one_row():
+    lines = [step(n, **{"role/a/score": n / 10, "role/a/outcome": n / 10}) for n in (1, 2)]
+    assert [row[0] for row in table(summarise(lines, ["a"]))[1]] == ["a: score"]
+    lines = [step(n, **{"role/a/score": 1.0, "role/a/outcome": 1.0}) for n in (1, 2)]
+    rows = [row[0] for row in table(summarise(lines, ["a"]))[1]]
+    assert rows == ["a: score", "a: reward", "a: outcome in training"]
+
+
 def test_a_run_without_evaluations_has_a_report_too(tmp_path):
     (tmp_path / "metrics.jsonl").write_text(
         '{"step": 1, "role/a/reward": 0.5, "role/a/response_length": 3}\n'

@@ -196,10 +196,11 @@ def _print(
     counted = [one for one in labels if labels_answer or one.kind != "label"]
     _counts(counted, OF_LABELS)
     missed = [one for one in counted if not one.fine]
+    unlike = {(one.kind, one.answer, one.outcome): one for one in reversed(missed)}
     named = [
         one
         for kind in OF_LABELS
-        for one in [m for m in missed if m.kind == kind][:MAX_NAMED_ANSWERS]
+        for one in [m for m in reversed(unlike.values()) if m.kind == kind][:MAX_NAMED_ANSWERS]
     ]
     if rows := [[one.task, one.kind, one.answer, one.outcome] for one in named]:
         print_table(

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +27,7 @@ from marl_plugins.engine.records.read import (
     Filter,
     RunReader,
     missing_run,
+    name_meant,
     reason_left_out,
 )
 from marl_plugins.engine.records.tables import TABLES, write_table
@@ -43,7 +45,7 @@ def make_parser(tables: Mapping[str, Table]) -> UpstreamParser:
         "(read_parquet, read_feather, read_json) and everything else that reads Arrow, Parquet or "
         "JSON Lines. See openrlhf docs "
         "metrics.",
-        epilog="Examples: openrlhf export runs/demo --steps 10:20 --to actions.parquet; openrlhf "
+        epilog="Examples: openrlhf export runs/demo --step 10:20 --to actions.parquet; openrlhf "
         "export runs/demo --table trace "
         "--to trace.jsonl. Tables of a coach (openrlhf docs coach) take the flags of "
         "openrlhf train as well: openrlhf export runs/demo --table verdicts --recipe "
@@ -74,7 +76,9 @@ def make_parser(tables: Mapping[str, Table]) -> UpstreamParser:
     group = parser.add_argument_group("which actions")
     add = group.add_argument
     add(
+        "--step",
         "--steps",
+        dest="steps",
         type=step_range,
         default=EVERYTHING.steps,
         metavar="A:B",
@@ -166,11 +170,11 @@ def _nothing(run: RunReader, chosen: Filter, source: Path) -> Problem:
         expected = "the trajectories or evaluations of a run"
         return Problem("export.no_actions", where, no_actions, expected)
     asked = [
-        f"--{name} {_written(value)}"
+        f"--{'step' if name == 'steps' else name} {_written(value)}"
         for name in Filter.__dataclass_fields__  # `vars` has what was cached, too
         if (value := getattr(chosen, name)) != getattr(EVERYTHING, name)
     ]
-    fix = ""
+    fix = name_meant(run, chosen)
     if chosen.left_out:
         actions = run.actions(replace(chosen, left_out=None))
         reasons = {reason for _, action in actions if (reason := reason_left_out(action))}
@@ -192,11 +196,20 @@ def print_account(account: Account, as_json: bool) -> None:
         print(json.dumps(account, indent=2))
     elif account:
         names = next(iter(account.values()))
-        print_table(
-            "",
-            ["", *(name.replace("_", " ") for name in names)],
-            [[by, *map(cell, values.values())] for by, values in account.items()],
-        )
+        rows = [[by, *map(cell, values.values())] for by, values in account.items()]
+        if len(rows) > 1:
+            columns = zip(*(values.values() for values in account.values()), strict=True)
+            rows.append(["total", *(cell(total(column)) for column in columns)])
+        print_table("", ["", *(name.replace("_", " ") for name in names)], rows)
+
+
+def total(column: Sequence[Any]) -> Any:
+    """Returns the sum of counts, or of counts by reason; None of anything else, such as means."""
+    if all(isinstance(value, int) for value in column):
+        return sum(column)
+    if all(isinstance(value, dict) for value in column):
+        return dict(sum(map(Counter, column), Counter()).most_common())
+    return None
 
 
 def cell(value: Any) -> str:

@@ -81,8 +81,8 @@ def add_parser(commands: Any) -> None:
         help="a recipe of one's own, from names of roles and a file of tasks",
         description="Write a recipe that passes --dry-run, to be changed: roles that follow each "
         "other, a grader that compares "
-        "the last one's final answer with the label, the tasks, and a tiny.yaml for a laptop's "
-        "CPU. With --agent an existing "
+        "the last one's final answer with the label, one policy for all roles (`mapping: shared`), "
+        "the tasks, and a tiny.yaml for a laptop's CPU. With --agent an existing "
         "program asks the roles as models of an OpenAI-compatible endpoint (openrlhf docs agents).",
         epilog="Examples: openrlhf recipes new my_recipe --roles planner,solver --data tasks.jsonl "
         "--model Qwen/Qwen3-4B; "

@@ -135,7 +135,16 @@ def print_help(words: Sequence[str]) -> int:
     from marl_plugins.engine.plan.flags import own_parser
 
     upstream = upstream_cli.build_parser(upstream_cli.upstream_root())
+    known = {*upstream._actions}
     mentioned_plugins(words).options(upstream)
+    options, plugins = upstream._optionals, upstream.add_argument_group("other flags of plugins")
+    plugins._group_actions = [action for action in options._group_actions if action not in known]
+    options.title = "upstream"
+    options._group_actions = [action for action in options._group_actions if action in known]
+    upstream._action_groups.sort(key=lambda group: group is options)
+    for action in {*upstream._actions} - known:
+        if action.nargs != 0 and action.default not in (None, "", []):
+            action.help = f"{action.help or ''} (default: %(default)s)".strip()
     ours = own_parser()
     ours.usage = "openrlhf train --recipe RECIPE [--plugin NAME ...] [flags]"
     ours.description = (

@@ -189,6 +189,8 @@ class PluginContract(ToolContract):
     def _credit_alone(self, plan: Plan, trajectories: list[Trajectory]) -> dict[str, Any]:
         rewards_from_scores(trajectories)
         self._own(plan, "marl_credit", trajectories=trajectories, run=plan.run)
+        with failing():
+            check_rewards(self.plugin_name, "marl_credit", trajectories)
         return {
             f"{t.task.id}/{t.sample}/{a.path}": (a.reward, a.terms, a.notes, a.unscored)
             for t in trajectories

@@ -67,16 +67,16 @@ def outside_thinking(text: str) -> str:
 
 
 def calls_in(
-    tools: Sequence[Tool], find: FindCalls | None, text: str, said: str
+    tools: Sequence[Tool], find: FindCalls | None, text: str, complete: str
 ) -> list[RequestedCall]:
     """Returns the calls in a role's answer.
 
     Args:
         find: The model's own format; None: each tool's syntax, and tags for those without one.
-        text, said: The answer without its special tokens, and with them.
+        text, complete: The answer without its special tokens, and with them.
     """
     if find is not None:
-        return [wanted(tools, call) for call in find(said)]
+        return [wanted(tools, call) for call in find(complete)]
     calls = [
         RequestedCall(tool.name, call, tool)
         for tool in tools
@@ -84,7 +84,7 @@ def calls_in(
         for call in tool.find(text)
     ]
     by_name = [tool for tool in tools if tool.find is None]
-    return [*calls, *(_tagged(by_name, said) if by_name else ())]
+    return [*calls, *(_tagged(by_name, complete) if by_name else ())]
 
 
 def _tagged(tools: Sequence[Tool], answer: str) -> Iterator[RequestedCall]:

@@ -19,7 +19,7 @@ class Parser(argparse.ArgumentParser):
         try:
             return super().parse_known_args(args, namespace)
         except argparse.ArgumentError as error:
-            name = error.argument_name or ""
+            name = (error.argument_name or "").partition("/")[0]  # the first of its names
             where = at(flag=name[2:]) if name.startswith("--") else at(name=name)
             raise ConfigurationError(Problem("flags.value", where, error.message)) from None
 

@@ -232,18 +232,18 @@ def returns_of(options: Any) -> dict[str, Any]:
     }
 
 
-def idle_scope_flags(plugin: str, options: Any, given: Collection[str]) -> list[Problem]:
+def idle_scope_flags(plugin: str, options: Any, flags: Collection[str]) -> list[Problem]:
     """Returns the flags of returns that were given and change nothing.
 
     Args:
-        given: Names of the flags that were given.
+        flags: Names of the flags that were given.
     """
     idle = {"distance", "origin"} if options.discount == 1.0 else set()
     if options.scope == "action":
         idle |= {"distance"} | ({"discount"} if options.origin == "action" else set())
     problems = []
     for name in sorted(idle):
-        if f"{plugin}.{name}" in given:
+        if f"{plugin}.{name}" in flags:
             got = (
                 f"would have no effect with --{plugin}.scope {options.scope} and "
                 f"--{plugin}.discount {options.discount:g}"

@@ -18,23 +18,23 @@ class Finding:
     fix: str = ""
 
 
-def ok(what: str, found: str) -> Finding:
-    return Finding(what, True, found)
+def ok(what: str, text: str) -> Finding:
+    return Finding(what, True, text)
 
 
-def note(what: str, found: str, fix: str = "") -> Finding:
+def note(what: str, text: str, fix: str = "") -> Finding:
     """Makes a note: worth knowing; nothing fails because of it."""
-    return Finding(what, None, found, fix)
+    return Finding(what, None, text, fix)
 
 
-def error(what: str, found: str, fix: str) -> Finding:
+def error(what: str, text: str, fix: str) -> Finding:
     """Makes an error: nothing works until this is fixed; the fix is a command where one exists."""
-    return Finding(what, False, found, fix)
+    return Finding(what, False, text, fix)
 
 
-def error_if(used: bool, what: str, found: str, fix: str) -> Finding:
+def error_if(used: bool, what: str, text: str, fix: str) -> Finding:
     """Makes an error if a run would use it, otherwise a note."""
-    return (error if used else note)(what, found, fix)
+    return (error if used else note)(what, text, fix)
 
 
 def all_good(findings: Iterable[Finding]) -> bool:

@@ -165,11 +165,14 @@ def _module(name: str, path: Path, folders: list[str] | None = None) -> ModuleTy
     spec = importlib.util.spec_from_file_location(name, path, submodule_search_locations=folders)
     assert spec and spec.loader
     module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    before, sys.dont_write_bytecode = sys.dont_write_bytecode, True  # it may be a run's record
     try:
         spec.loader.exec_module(module)
     except BaseException:
         del sys.modules[name]
         raise
+    finally:
+        sys.dont_write_bytecode = before
     return module
 
 

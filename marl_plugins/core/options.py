@@ -118,6 +118,6 @@ class Range:
 
 
 step_range = Range(Number(int, least=0), 0, None, "steps being whole numbers")
-"""The type of --steps: the first and the last step; None for no last one."""
+"""The type of --step: the first and the last step; None for no last one."""
 score_range = Range(between(0, 1), 0.0, 1.0, "outcomes being from 0 to 1")
 """The type of --outcome: the lowest and the highest outcome."""

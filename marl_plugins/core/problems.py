@@ -10,6 +10,8 @@ prints all codes with their sentences, read from the calls of `Problem`.
 from __future__ import annotations
 
 import difflib
+import os
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -120,11 +122,21 @@ def problem_of(problem: Problem | str) -> Problem:
 
 def sentence(problem: Problem) -> str:
     """Returns a problem as people read it: `PLACE: expected EXPECTED, got GOT; FIX`, or
-    `PLACE: GOT; FIX`."""
+    `PLACE: GOT; FIX`; files below the working directory are relative to it."""
     got = problem.got
     if problem.expected:
         got = f"expected {problem.expected}, got {got}" if got else f"expected {problem.expected}"
-    return ": ".join([*_shown(problem.where), "; ".join(filter(None, (got, problem.fix)))])
+    parts = [*_shown(problem.where), "; ".join(filter(None, (got, problem.fix)))]
+    return with_relative_paths(": ".join(parts))
+
+
+def with_relative_paths(text: str) -> str:
+    """Returns a message in which files below the working directory are relative to it."""
+    try:
+        folder = os.getcwd()
+    except FileNotFoundError:  # it has been removed
+        return text
+    return re.sub(rf"(?<![\w.~/-]){re.escape(folder)}/(?=\S)", "", text)
 
 
 def _shown(where: Where) -> Iterator[str]:

@@ -3,8 +3,8 @@ has added, dropped or replaced of them since.
 
     sampled = SampledActions()
     sampled.arrived(trajectory)                     each trajectory when its rollout has ended
-    sampled.check_credit("brevity.py", "marl_credit", given, answer)     after each plugin
-    sampled.check_selection("longest.py", given, answer)
+    sampled.check_credit("brevity.py", "marl_credit", trajectories, answer)     after each plugin
+    sampled.check_selection("longest.py", rows, answer)
 
 What an action has sampled cannot be changed (`SampledAction`), and neither can the tuple of a
 trajectory's actions; that it is still the same tuple is all that is checked.
@@ -83,7 +83,11 @@ class SampledActions:
                 )
 
     def check_exchange(
-        self, plugin: str, given: Sequence[Trajectory], answer: object, read: Collection[Trajectory]
+        self,
+        plugin: str,
+        trajectories: Sequence[Trajectory],
+        answer: object,
+        read: Collection[Trajectory],
     ) -> None:
         """Checks that a plugin's exchange is of the trajectories that it was given and of those
         that it has read, each once.
@@ -95,10 +99,10 @@ class SampledActions:
             RunPaused: It is not.
         """
         self.check(plugin, "marl_exchange")
-        _members(f"plugin {plugin}: marl_exchange", answer, [*given, *read], "trajectories")
+        _members(f"plugin {plugin}: marl_exchange", answer, [*trajectories, *read], "trajectories")
 
     def check_credit(
-        self, plugin: str, hook: str, given: Sequence[Trajectory], answer: object
+        self, plugin: str, hook: str, trajectories: Sequence[Trajectory], answer: object
     ) -> None:
         """Checks that a plugin's credit is of the trajectories that it was given, all of them, each
         once, with their actions.
@@ -106,17 +110,17 @@ class SampledActions:
         Raises:
             RunPaused: It is not.
         """
-        same = _members(f"plugin {plugin}: {hook}", answer, given, "trajectories")
-        if missing := [t for t in given if t not in same]:
-            count = f"{len(missing)} of {len(given)} trajectories"
+        same = _members(f"plugin {plugin}: {hook}", answer, trajectories, "trajectories")
+        if missing := [t for t in trajectories if t not in same]:
+            count = f"{len(missing)} of {len(trajectories)} trajectories"
             raise RunPaused(
                 f"plugin {plugin}: {hook} removed {count}, the first {missing[0].name}; "
                 "return what it is given, and leave "
                 "actions out by the reward None"
             )
-        self.check(plugin, hook, given)
+        self.check(plugin, hook, trajectories)
 
-    def check_selection(self, plugin: str, given: Sequence[Row], answer: object) -> None:
+    def check_selection(self, plugin: str, rows: Sequence[Row], answer: object) -> None:
         """Checks that a plugin's selection is of the rows that it was given, each once, with a
         reason for each that is not in it.
 
@@ -124,9 +128,9 @@ class SampledActions:
             RunPaused: It is not.
         """
         hook = "marl_select"
-        kept = _members(f"plugin {plugin}: {hook}", answer, given, "rows")
-        self.check_rows(plugin, hook, given)
-        for row in given:
+        kept = _members(f"plugin {plugin}: {hook}", answer, rows, "rows")
+        self.check_rows(plugin, hook, rows)
+        for row in rows:
             if (row in kept) == (row.action.left_out is not None):
                 how = "kept and left out" if row in kept else "neither kept nor left out"
                 raise RunPaused(

@@ -197,7 +197,7 @@ class OpenTools:
         await self._left.__aexit__(*error)
 
     async def run(
-        self, wanted: Sequence[RequestedCall], action: Action | None = None
+        self, calls: Sequence[RequestedCall], action: Action | None = None
     ) -> tuple[ToolResult, ...]:
         """Returns the results of the calls of one answer, or of the workflow, made in turn; in
         place of all that are beyond a tool's limits, one that says so. Each is kept with the
@@ -207,10 +207,10 @@ class OpenTools:
         as lost to infrastructure.
         """
         results: list[ToolResult] = []
-        asked = Counter(call.tool.name if call.tool else "" for call in wanted)
+        asked = Counter(call.tool.name if call.tool else "" for call in calls)
         made: Counter[str] = Counter()
         exhausted: set[str] = set()
-        for call in wanted:
+        for call in calls:
             name = call.tool.name if call.tool else ""
             if name in exhausted:
                 continue

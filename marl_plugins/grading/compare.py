@@ -27,6 +27,8 @@ PLAIN_NAMES = {
 """Names that leave nothing to calculate but fractions, roots and products."""
 MATRIX_WORK = re.compile(r"\\end\s*\{\w+\}\s*(?:[^\s\\]|\\(?:begin|cdot|times))")
 """A matrix that is still to be added, multiplied or inverted."""
+UNEQUAL = re.compile(r"(?:[<>!]|\\not)\s*=")
+"""What is no equation: `x >= 5`, `\\not= 5`."""
 BASED = re.compile(r"\d\s*_")
 """A number in another base, `2016_8`: math-verify leaves out the base."""
 
@@ -82,9 +84,12 @@ async def same(answer: str, label: str) -> bool:
         said = bare(answer)  # a letter alone is a choice or a variable, whose case counts
         return said == wanted or (len(wanted) > 1 and said.lower() == wanted.lower())
     a, b = clean(answer), clean(label)
-    if "=" not in b:
-        a = ASSIGNED.sub("", a).rpartition("=")[2].strip()
     value = number(b)
+    if "=" not in b:
+        *before, a = (side.strip() for side in ASSIGNED.sub("", a).split("="))
+        numbers = [each for side in before if (each := number(side)) is not None]
+        if UNEQUAL.search(answer) or any(value is None or not close(n, value) for n in numbers):
+            return False
     if value is not None:
         mine = number(a)
         return mine is not None and close(mine, value)

@@ -44,9 +44,9 @@ def words_before(python: str, paths: Sequence[Path]) -> list[str]:
     return namespaces(find_bubblewrap(), OWN, read)
 
 
-def environment_of(given: Mapping[str, str]) -> dict[str, str]:
+def environment_of(variables: Mapping[str, str]) -> dict[str, str]:
     """Returns what a program in namespaces knows of the run's environment: nothing that could be a
     secret."""
     return {name: os.environ[name] for name in ("PATH", "LANG", "TZ") if name in os.environ} | dict(
-        given
+        variables
     )

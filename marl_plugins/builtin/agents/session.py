@@ -390,10 +390,10 @@ def _calls(spec: RoleSpec, action: Action) -> list[FunctionCall]:
     return spec.find_calls(spec.chat.said(action.generation.ids)) if spec.find_calls else []
 
 
-def outside_calls(said: str) -> str:
+def outside_calls(answer: str) -> str:
     """Returns what stands in an answer beside its calls; nothing where these are not between
     tags."""
-    return TAGGED.sub("", said).strip() if TAGGED.search(said) else ""
+    return TAGGED.sub("", answer).strip() if TAGGED.search(answer) else ""
 
 
 def _spelled(called: CalledFunction) -> str:

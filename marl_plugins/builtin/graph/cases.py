@@ -61,7 +61,7 @@ class NodeCase:
             RecipeError: A function of the case raises something, or gives what is no JSON.
             InfrastructureFailure: One does not return.
         """
-        given = None if self.given is None else as_given(self.given.value(scope))
+        value = None if self.given is None else as_given(self.given.value(scope))
         seed = derive_seed(
             builder.run_seed,
             "case",
@@ -69,7 +69,7 @@ class NodeCase:
             self.address,
             *scope.get(NUMBERS, ()),
         )
-        case = await self._call("case", self.generator.case, random.Random(seed), given)
+        case = await self._call("case", self.generator.case, random.Random(seed), value)
         if not is_json(case):
             raise self._wrong(
                 "case",

@@ -103,15 +103,15 @@ def check_role(
     return problems
 
 
-def check_case(name: str | None, given: bool, known: RecipeParts, spot: Spot) -> list[Problem]:
+def check_case(name: str | None, has_given: bool, known: RecipeParts, spot: Spot) -> list[Problem]:
     """Returns what is wrong with the case of a node; None: it has none.
 
     Args:
-        given: Whether the node says what the case is made of.
+        has_given: Whether the node says what the case is made of.
     """
     if name is None:
         got, fix = "`given` is a case's, and the node has none", "case: NAME"
-        return [Problem("graph.case", spot.below("given").where, got, fix=fix)] if given else []
+        return [Problem("graph.case", spot.below("given").where, got, fix=fix)] if has_given else []
     where = spot.below("case").where
     if known.cases is None:
         return [

@@ -279,12 +279,12 @@ def case_of(compiler: Compiler, config: grammar.RoleNode, draft: Draft) -> NodeC
     known, has_given = compiler.known, "given" in config.model_fields_set
     problems = check_case(config.case, has_given, known, draft.spot)
     compiler.problems += problems
-    given = draft.expression(config.given, "given") if has_given else None
+    value = draft.expression(config.given, "given") if has_given else None
     if config.case is None or problems or known.cases is None:
         return None
     address = draft.level.address_of(draft.name)
     return NodeCase(
-        config.case, known.cases[config.case], given, known.case_seconds, address, draft.spot.line
+        config.case, known.cases[config.case], value, known.case_seconds, address, draft.spot.line
     )
 
 

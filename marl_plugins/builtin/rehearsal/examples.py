@@ -9,7 +9,7 @@ from dataclasses import replace
 from itertools import islice
 
 from marl_plugins.core.demonstrations import Demonstration
-from marl_plugins.core.failures import place_of
+from marl_plugins.core.failures import nearest, place_of
 from marl_plugins.core.problems import Problem
 from marl_plugins.core.recipe.prompts import prompt_renderer
 from marl_plugins.core.recipe.tiny import is_tiny
@@ -36,7 +36,7 @@ LOOKED_AT = 10_000
 def different(tasks: Iterable[Task]) -> list[Task]:
     """Returns the first task, and the first few whose label or metadata have another form: other
     keys, other types of values."""
-    found: dict[object, Task] = {}
+    by_kind: dict[object, Task] = {}
     for task in islice(tasks, LOOKED_AT):
         kind = (
             type(task.label),
@@ -44,10 +44,10 @@ def different(tasks: Iterable[Task]) -> list[Task]:
             *task.metadata,
             *map(type, task.metadata.values()),
         )
-        found.setdefault(repr(kind), task)
-        if len(found) == REHEARSED_TASKS:
+        by_kind.setdefault(repr(kind), task)
+        if len(by_kind) == REHEARSED_TASKS:
             break
-    return list(found.values())
+    return list(by_kind.values())
 
 
 def copies_of_label(tasks: Sequence[Task]) -> list[str]:
@@ -89,14 +89,16 @@ def demonstrated(run: Run, tasks: Sequence[Task]) -> list[Script]:
         items, _ = drawn(run, tasks)
     except UserCodeTimeout:  # said by `wrong_demonstrations`
         return []
-    found: dict[str, dict[tuple[str, ...], None]] = {}
+    distinct: dict[str, dict[tuple[str, ...], None]] = {}
     for item in items:
         if isinstance(item, Demonstration):
-            found.setdefault(item.role, {})[tuple(map(str, item.said))] = None
-    said = {role: list(lines) for role, lines in found.items()}
+            distinct.setdefault(item.role, {})[tuple(map(str, item.said))] = None
+    answers = {role: list(lines) for role, lines in distinct.items()}
     return [
-        replace(WORDS, lines={role: lines[n % len(lines)] for role, lines in said.items()}).named()
-        for n in range(min(MOST_SAID, max(map(len, said.values()), default=0)))
+        replace(
+            WORDS, lines={role: lines[n % len(lines)] for role, lines in answers.items()}
+        ).named()
+        for n in range(min(MOST_SAID, max(map(len, answers.values()), default=0)))
     ]
 
 
@@ -129,7 +131,7 @@ def _problem(run: Run, item: object) -> str | None:
     if not isinstance(item, Demonstration):
         return f" yields {item!r:.80}, expected a Demonstration of marl_plugins.core.demonstrations"
     if item.role not in run.recipe.roles:
-        return f": there is no role {item.role!r}; the recipe has {', '.join(run.recipe.roles)}"
+        return f": there is no role {item.role!r}{nearest(item.role, run.recipe.roles)}"
     try:
         prompt_renderer(run.prompt(item.role), run.system(item.role))(item.fields)
     except KeyError as error:

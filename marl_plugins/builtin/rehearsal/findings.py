@@ -40,7 +40,7 @@ def answered_labels(trial: Trial, source: TracedSource, file: str) -> list[Probl
     answer = str(trial.trajectory.answer if trial.trajectory else "").casefold()
     if MARK not in answer and str(MARK_OF_NUMBERS) not in answer:
         return []
-    said = (
+    got = (
         "run returns the task's label: whatever the agents say, the grader is asked about the "
         "right answer"
     )
@@ -48,7 +48,7 @@ def answered_labels(trial: Trial, source: TracedSource, file: str) -> list[Probl
         Problem(
             "rehearsal.label_answer",
             where_of(reached_line(trial, source, LABEL) or file),
-            said,
+            got,
             fix="return an action",
         )
     ]
@@ -83,17 +83,17 @@ def lost_dependencies(trial: Trial) -> list[Problem]:
     actions = [call.action for call in trial.calls if call.action is not None]
     by_path = {action.path: action for action in actions}
     by_word = {action.text: action for action in actions}
-    found: dict[tuple[str, str, str], list[str]] = {}
+    roles: dict[tuple[str, str, str], list[str]] = {}
     for call, name, text in shown_in(trial.calls):
         words = dict.fromkeys(SAID.findall(text))
         if not words:
             continue
         known = ancestors(call.action, by_path)
-        for said in words:
-            action = by_word.get(said)
+        for word in words:
+            action = by_word.get(word)
             if action is not None and action.path not in known:
-                found.setdefault((call.place, call.spec.name, name), []).append(action.role)
-    return [lost_dependency(*where, others) for where, others in found.items()]
+                roles.setdefault((call.place, call.spec.name, name), []).append(action.role)
+    return [lost_dependency(*where, others) for where, others in roles.items()]
 
 
 def lost_dependency(place: str, role: str, name: str, others: Iterable[str]) -> Problem:
@@ -113,12 +113,12 @@ def lost_dependency(place: str, role: str, name: str, others: Iterable[str]) -> 
 def ancestors(action: Action | None, by_path: dict[str, Action]) -> set[str]:
     """Returns the paths of the actions that one depends on, directly or through others."""
     reached: set[str] = set()
-    wanted = list(action.parents) if action else []
-    while wanted:
-        path = wanted.pop()
+    left = list(action.parents) if action else []
+    while left:
+        path = left.pop()
         if path not in reached and path in by_path:
             reached.add(path)
-            wanted += by_path[path].parents
+            left += by_path[path].parents
     return reached
 
 
@@ -289,10 +289,10 @@ def draws(what: str, where: str) -> Problem:
     )
 
 
-def unlike(said: str, where: str) -> Problem:
+def unlike(got: str, where: str) -> Problem:
     """Returns the warning about code that gives something else when it is asked again."""
     fix = (
         "a run that is resumed has to repeat: draw from random.Random(task.id); use no clock, and "
         "no state of the process"
     )
-    return Problem("rehearsal.unlike", where_of(where), said, fix=fix, severity="warning")
+    return Problem("rehearsal.unlike", where_of(where), got, fix=fix, severity="warning")

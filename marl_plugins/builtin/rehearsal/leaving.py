@@ -78,17 +78,17 @@ def paid_for_leaving(plan: Plan) -> list[Problem]:
         outcomes = run_in_thread(lambda caught: run_on_a_loop(all_paid(*IDLE, *tried)))
     except UserCodeTimeout:
         return []
-    idle, said = outcomes[: len(IDLE)], ""
+    idle, got = outcomes[: len(IDLE)], ""
     if left:
-        said = "score_outcome runs programs in the run's own process: one that leaves ends the run"
+        got = "score_outcome runs programs in the run's own process: one that leaves ends the run"
     for what, paid_roles in zip(tried.values(), outcomes[len(IDLE) :], strict=True):
         for role, outcome in sorted(paid_roles.items()):
             least = max(paid_idle.get(role, 0.0) for paid_idle in idle)
-            if outcome > least and not said:
-                said = (
+            if outcome > least and not got:
+                got = (
                     f"score_outcome pays {outcome:g} to role {role!r} for a program that {what}, "
                     f"and {least:g} for one that does nothing"
                 )
-    if not said:
+    if not got:
         return []
-    return [Problem("rehearsal.pays_leaving", place, said, fix=FIX, severity="warning")]
+    return [Problem("rehearsal.pays_leaving", place, got, fix=FIX, severity="warning")]

@@ -108,8 +108,8 @@ class Rehearser:
         first = self._played(self.task, of(WORDS, ONES))
         waits = bool(waited(first, self.stage.file))
         stated = [] if waits else self._played(self.task, [*of(*self.examples), *self._variants()])
-        said = demonstrated(self.run, [self.task, *self.more[:MORE]] if self.sure else [])
-        guessed = [] if waits else self._played(self.task, self._guesses(said))
+        demonstrations = demonstrated(self.run, [self.task, *self.more[:MORE]] if self.sure else [])
+        guessed = [] if waits else self._played(self.task, self._guesses(demonstrations))
         here = [*first, *stated, *guessed]
         sometimes = self._judge(WORKFLOW, first, [*stated, *guessed])
         wrong = {problem.where for problem in self.problems}
@@ -179,10 +179,10 @@ class Rehearser:
             else:
                 yield Script(f"the variant is {name!r}", WORDS.text), variant
 
-    def _guesses(self, said: Sequence[Script]) -> Iterator[Played]:
+    def _guesses(self, demonstrations: Sequence[Script]) -> Iterator[Played]:
         """Yields what else may lead somewhere: the recipe's demonstrations, roles and tools that
         fail where the workflow asks for that, what a workflow that is no Python wants tried."""
-        yield from of(*said)
+        yield from of(*demonstrations)
         text = self.stage.source.text
         begin = self.examples[0] if self.examples else WORDS
         failing = list(self.run.recipe.roles) if "except" in text else []
@@ -241,8 +241,8 @@ class Rehearser:
             self._add(unused(self.stage, trials))
         if not (self.wrong or any(trial.endless or trial.left_at for trial in first)) and self.sure:
             missing = uncalled(trials, self.run.recipe.roles)
-            found = not_reached(self.reached, missing, file, self.count)
-            self._add(p for p in found if not (caught and p.code == "rehearsal.never_called"))
+            problems = not_reached(self.reached, missing, file, self.count)
+            self._add(p for p in problems if not (caught and p.code == "rehearsal.never_called"))
         if self.longest is not None:
             some = any(trial.complete for trial in here)
             self._add(unended(self.longest, self.longest.script.when if some else ""))
@@ -274,6 +274,6 @@ def unused(stage: Stage, trials: Sequence[Trial]) -> list[Problem]:
     """Returns what the recipe says and no trial uses: all of its roles, fields."""
     run, roles = stage.run, list(stage.run.recipe.roles)
     if len(uncalled(trials, roles)) == len(roles):
-        said = "run calls no role, whatever the answers; nothing would be trained"
-        return [Problem("rehearsal.no_call", where_of(stage.file), said)]
+        got = "run calls no role, whatever the answers; nothing would be trained"
+        return [Problem("rehearsal.no_call", where_of(stage.file), got)]
     return unshown_fields(trials, run)

@@ -80,8 +80,8 @@ def try_scorer(
         if may_wait:
             at_line = where_of(stuck.place or where)
             seconds = user_code_thread.USER_CODE_SECONDS
-            said = f"{what} was still here after {seconds:g} s, and was not tried further"
-            return [Problem("rehearsal.waits", at_line, said, severity="warning")]
+            got = f"{what} was still here after {seconds:g} s, and was not tried further"
+            return [Problem("rehearsal.waits", at_line, got, severity="warning")]
         return [stuck.problem(what, where)]
 
 
@@ -108,7 +108,7 @@ class ScorerTrial:
         self, trajectories: Mapping[str, Trajectory], caught: Capture
     ) -> list[tuple[str, list[Failure]]]:
         """Returns what it raises, by when a trajectory came about."""
-        found = []
+        tries = []
         with own_loop() as scored:
             for kind, trajectory in trajectories.items():
                 failures, trace = list[Failure](), Trace(self.source)
@@ -118,7 +118,7 @@ class ScorerTrial:
                     scored(self.score(first))
                 drew = shared_generators() != before
                 random.setstate(before[0])
-                found.append(
+                tries.append(
                     (kind, [replace(f, certain=f.certain or not f.raised) for f in failures])
                 )
                 mistakes = caught_mistakes(trace.raised, failures, self.where)
@@ -127,11 +127,11 @@ class ScorerTrial:
                     continue
                 if drew:
                     self._remark([draws(self.what, self.where)])
-                elif len(found) == 1 and not RUNS_PROGRAMS.search(self.source.text):
+                elif len(tries) == 1 and not RUNS_PROGRAMS.search(self.source.text):
                     second = copy.deepcopy(trajectory)  # programs take long
                     scored(self.score(second))
                     self._remark(scored_unlike(first, second, self.what, self.where))
-        return found
+        return tries
 
     def _remark(self, problems: Iterable[Problem]) -> None:
         self.remarks.update(dict.fromkeys(problems))
@@ -151,8 +151,8 @@ def scored_unlike(first: Trajectory, second: Trajectory, what: str, where: str) 
     asked again."""
     for one, other in zip(scores_of(first), scores_of(second), strict=True):
         if one != other:
-            said = f"{what} gives {one}, and {other} when the same trajectory is scored again"
-            return [unlike(said, where)]
+            got = f"{what} gives {one}, and {other} when the same trajectory is scored again"
+            return [unlike(got, where)]
     return []
 
 
@@ -169,15 +169,16 @@ def try_grader(plan: Plan) -> list[Problem]:
     run, module = plan.run, plan.run.grader_module
     if module is None:
         return _try_reward_function(plan)
-    found: list[Problem] = []
+    problems: list[Problem] = []
     missing: list[bool] = []
-    roles = list(run.recipe.roles)
+    roles, rehearsed = list(run.recipe.roles), run.state(RehearsalResult)
 
     async def outcome(trajectory: Trajectory) -> None:
         if not trajectory.agent_failure:  # of which no grader is asked
             await score_outcome(
                 trajectory, lambda t: answer_of(module.score_outcome, t), SCORE_SECONDS, roles
             )
+            rehearsed.by_role |= bool(trajectory.outcomes)
             missing.append(trajectory.outcome is None and not trajectory.infrastructure_failure)
 
     async def actions(trajectory: Trajectory) -> None:
@@ -186,47 +187,48 @@ def try_grader(plan: Plan) -> list[Problem]:
 
         await score_trajectory(trajectory, score, None, roles=roles, seconds=SCORE_SECONDS)
 
-    for name, score, given in (
+    for name, score, arguments in (
         ("score_outcome", outcome, ("trajectory",)),
         ("score_action", actions, ("action", "seen")),
     ):
         function = getattr(module, name, None)
         if not callable(function) or plan.plugins.claims(f"marl_{name}"):
             continue
-        if problem := arity_problem(function, len(given)):
-            found.append(replace(problem, fix=f"{name} is called with {' and '.join(given)}"))
+        if problem := arity_problem(function, len(arguments)):
+            problems.append(
+                replace(problem, fix=f"{name} is called with {' and '.join(arguments)}")
+            )
         else:
-            found += try_scorer(run, name, score, function)
+            problems += try_scorer(run, name, score, function)
     if missing and all(missing):
         where = where_of(place_of(module.score_outcome))
-        said = (
+        got = (
             "score_outcome gave no score for any rehearsed trajectory, and what has none is not "
             "rewarded"
         )
-        found.append(
+        problems.append(
             Problem(
                 "rehearsal.no_score",
                 where,
-                said,
+                got,
                 fix="does it end with `return`?",
                 severity="warning",
             )
         )
-    rehearsed = run.state(RehearsalResult)
     reads_it = ".answer" in read_text(run.folder / str(run.recipe.grader))
     if reads_it and completed(rehearsed.trajectories) and not rehearsed.answered:
         where = at(file=run.folder / run.recipe.workflow)
-        said = "run returns nothing, and the grader reads trajectory.answer"
-        found.append(
+        got = "run returns nothing, and the grader reads trajectory.answer"
+        problems.append(
             Problem(
                 "rehearsal.no_answer",
                 where,
-                said,
+                got,
                 fix="does it end with `return`?",
                 severity="warning",
             )
         )
-    return found
+    return problems
 
 
 def _try_reward_function(plan: Plan) -> list[Problem]:

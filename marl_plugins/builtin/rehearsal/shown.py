@@ -41,13 +41,13 @@ def shown_objects(trial: Trial) -> list[Problem]:
         Problem(
             "rehearsal.object_shown",
             where_of(call.place),
-            f"role {call.spec.name!r} is shown {found[0]!r:.80} in field {name!r}",
+            f"role {call.spec.name!r} is shown {match[0]!r:.80} in field {name!r}",
             fix="write the text that it is to see: call what is a function, and name the part of "
             "an object that is a text",
-            severity="warning" if found["member"] else "error",
+            severity="warning" if match["member"] else "error",
         )
         for call, name, text in shown_in(trial.calls)
-        if (found := OBJECT.search(text)) and found[0] not in repr(task).casefold()
+        if (match := OBJECT.search(text)) and match[0] not in repr(task).casefold()
     ]
 
 
@@ -62,7 +62,7 @@ def unshown_fields(trials: Iterable[Trial], run: Run) -> list[Problem]:
         for name, value in call.fields.items()
     }
     prompts: list[bytes] = []
-    found = []
+    problems = []
     for (role, name), (place, value) in calls.items():
         if name in _fields((run.prompt(role), run.system(role) or "", run.followup(role) or "")):
             continue
@@ -70,16 +70,16 @@ def unshown_fields(trials: Iterable[Trial], run: Run) -> list[Problem]:
         if any(f"{{{name}}}".encode() in text for text in prompts):
             continue
         close = get_close_matches(name, KEYWORDS, 1, CLOSE) if holds_action(value) else []
-        said = f"role {role!r} is given field {name!r}, which no prompt shows"
+        got = f"role {role!r} is given field {name!r}, which no prompt shows"
         fix = (
             f"did you mean {close[0]!r}?"
             if close
             else f"write {{{name}}} into its prompt, or do not give the field"
         )
-        found.append(
-            Problem("rehearsal.unshown", where_of(place), said, fix=fix, severity="warning")
+        problems.append(
+            Problem("rehearsal.unshown", where_of(place), got, fix=fix, severity="warning")
         )
-    return found
+    return problems
 
 
 def _prompts_of(run: Run) -> Iterable[Path]:

@@ -136,13 +136,13 @@ class Trace:
 
 def spans(lines: Iterable[int]) -> str:
     """Returns lines as a reader writes them: `12-14, 20`."""
-    found: list[list[int]] = []
+    runs: list[list[int]] = []
     for line in sorted(lines):
-        if found and line <= found[-1][1] + 1:
-            found[-1][1] = line
+        if runs and line <= runs[-1][1] + 1:
+            runs[-1][1] = line
         else:
-            found.append([line, line])
-    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in found)
+            runs.append([line, line])
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)
 
 
 def _inner(code: CodeType) -> Iterator[CodeType]:

@@ -39,32 +39,32 @@ def variants_of(workflow: Workflow, speakers: Collection[str]) -> tuple[Variants
     if problem := arity_problem(function, 0):
         return {}, [replace(problem, fix="variants is called without arguments")]
     failures: list[Any] = []
-    given: list[Any] = []
+    answers: list[Any] = []
 
     def call(caught: Any) -> None:
         with failures_kept(failures, place, caught):
-            given.append(function())
+            answers.append(function())
 
     run_in_thread(call)
     if failures:
         return {}, [Problem("rehearsal.variants", where_of(f.place), f.said) for f in failures]
-    if not isinstance(given[0], Mapping):
-        return {}, [_wrong(place, repr(given[0])[:80], "a mapping of names to variants")]
-    found: Variants = {}
+    if not isinstance(answers[0], Mapping):
+        return {}, [_wrong(place, repr(answers[0])[:80], "a mapping of names to variants")]
+    variants: Variants = {}
     problems: list[Problem] = []
-    for name, variant in given[0].items():
+    for name, variant in answers[0].items():
         if callable(variant):
-            found[name] = variant
+            variants[name] = variant
         elif isinstance(variant, Mapping) and all(map(_said, variant.values())):
             for by in variant.keys() - speakers:
-                wanted = f"a role or tools.NAME in variant {name!r}"
-                problems.append(_wrong(place, repr(by), wanted, meant(str(by), speakers)))
-            said = {by: (s,) if isinstance(s, str) else tuple(s) for by, s in variant.items()}
-            found[name] = Script(f"the variant is {name!r}", WORDS.text, said)
+                expected = f"a role or tools.NAME in variant {name!r}"
+                problems.append(_wrong(place, repr(by), expected, meant(str(by), speakers)))
+            lines = {by: (s,) if isinstance(s, str) else tuple(s) for by, s in variant.items()}
+            variants[name] = Script(f"the variant is {name!r}", WORDS.text, lines)
         else:
-            wanted = f"variant {name!r} to be texts by role, or a workflow"
-            problems.append(_wrong(place, repr(variant)[:80], wanted))
-    return found, problems
+            expected = f"variant {name!r} to be texts by role, or a workflow"
+            problems.append(_wrong(place, repr(variant)[:80], expected))
+    return variants, problems
 
 
 def _said(value: object) -> bool:

@@ -52,21 +52,28 @@ class RecipeTree:
         names = [name for name in named if isinstance(name, str)] if isinstance(named, list) else []
         return [str(self.path.parent / name) if name.endswith(".py") else name for name in names]
 
+    @property
+    def flags(self) -> dict[str, Any]:
+        """Its flags, as far as they have values."""
+        named = self.values.get("flags")
+        flags = named.items() if isinstance(named, dict) else ()
+        return {str(k): v for k, v in flags if v is not None and not isinstance(v, dict)}
+
 
 RECIPE = "a recipe, which is a mapping of keys, as in `name: mine`"
 
 
-def read_recipe(path: Path, wanted: str = RECIPE) -> RecipeTree:
+def read_recipe(path: Path, expected: str = RECIPE) -> RecipeTree:
     """Reads a recipe, or another file of that form, and those that it extends.
 
     Args:
-        wanted: What the file is to be, for messages.
+        expected: What the file is to be, for messages.
 
     Raises:
         ConfigurationError: A file cannot be read, or is no YAML that a recipe may have.
     """
     origins = Origins()
-    return RecipeTree(path, _read(path, origins, [], wanted), origins)
+    return RecipeTree(path, _read(path, origins, [], expected), origins)
 
 
 YAML_HINTS = {

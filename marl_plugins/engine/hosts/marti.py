@@ -40,11 +40,11 @@ def check(root: Path) -> list[Finding]:
     host, package = recognise(root), _package(root)
     if host != V2:
         name = "MAPPA's repository, built on MARTI v0.1" if host == MAPPA else "MARTI v0.1"
-        found = (
+        text = (
             f"{name}: only importing is supported; its trainer shares nothing with MARTI-v2's, "
             "so nothing is checked"
         )
-        return [note("marti", found, "openrlhf recipes import CONFIG.yaml --to FOLDER")]
+        return [note("marti", text, "openrlhf recipes import CONFIG.yaml --to FOLDER")]
     series = next(series for series in load_series() if series.title == V2)
     defects = [_check_defect(patch, package.parent) for patch in series.patches]
     return [ok("marti", f"MARTI-v2 in {package}"), *defects]

@@ -128,12 +128,12 @@ class Series:
 
 def load_series(folder: Path | None = None) -> list[Series]:
     """Returns every shipped series."""
-    found = []
+    every_series = []
     for path in sorted((folder or data("patches")).glob("*/*/tree.yaml")):
         tree = TreeFile.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
         patches = map(_read_patch, sorted(path.parent.glob("*.patch")))
-        found.append(Series(path.parent, tree, tuple(patches)))
-    return found
+        every_series.append(Series(path.parent, tree, tuple(patches)))
+    return every_series
 
 
 def _read_patch(path: Path) -> Patch:
@@ -158,7 +158,7 @@ class PatchedTree:
         """Returns the names of the patches in these states."""
         return frozenset(name for name, state in self.states.items() if state in states)
 
-    def change(self, wanted: frozenset[str]) -> list[str]:
+    def change(self, patches: frozenset[str]) -> list[str]:
         """Applies exactly these patches to the tree, and returns the changed files.
 
         Raises:
@@ -168,8 +168,8 @@ class PatchedTree:
         with _copies(self.root, self.series) as copies:
             _take_back(copies, self.series)
             for patch in self.series.patches:
-                if patch.name in wanted and (why := patch.apply(copies)):
-                    names = ", ".join(sorted(wanted))
+                if patch.name in patches and (why := patch.apply(copies)):
+                    names = ", ".join(sorted(patches))
                     got = (
                         f"{self.series.title}: {names} cannot be applied without the others: {why}"
                     )

@@ -23,7 +23,7 @@ from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.loading import line_of, present
 from marl_plugins.core.plugin_names import BUILTINS
 from marl_plugins.core.policy import Policy
-from marl_plugins.core.problems import Problem, at, problem_of
+from marl_plugins.core.problems import Problem, at, problem_of, with_relative_paths
 from marl_plugins.core.recipe.recipe_yaml import Origins, RecipeTree, read_recipe
 from marl_plugins.core.recipe.schema import Recipe, Sections, find_recipe
 from marl_plugins.core.run import Run
@@ -125,9 +125,8 @@ def _naming_what_is_slow() -> Iterator[None]:
     def watch() -> None:
         while not done.wait(SLOW_SECONDS):
             if place := line_of(planning):
-                print(
-                    f"still planning: {place} has not ended yet (Ctrl-C ends it)", file=sys.stderr
-                )
+                text = f"still planning: {place} has not ended yet (Ctrl-C ends it)"
+                print(with_relative_paths(text), file=sys.stderr)
 
     threading.Thread(target=watch, name="still planning", daemon=True).start()
     try:
@@ -142,7 +141,8 @@ def build_plan(words: Sequence[str]) -> Plan:
     """Returns a checked plan from the words after `openrlhf train`.
 
     Raises:
-        ConfigurationError: Everything that is wrong, at once.
+        ConfigurationError: Everything that is wrong with keys and flags, at once; of code, which
+            is tried with right ones only, at once too.
     """
     if impossible := releases.refusal(upstream_cli.upstream_version()):
         raise ConfigurationError(impossible)
@@ -248,8 +248,12 @@ def read_request(
         plugins = problems.attempt(lambda: Plugins([*tree.plugins, *options.plugin]))
     if plugins is None:  # whose keys and flags are unknown too
         raise ConfigurationError(problems.errors)
+    flags = [f for f in command_line if f.name not in OWN_FLAGS]
     loaded = problems.attempt(lambda: load_recipe(tree, plugins))
-    if loaded is None:
+    if loaded is None:  # what can be known of the flags all the same
+        recipe = Recipe.model_construct(name="unknown", roles={}, flags=tree.flags)
+        request = PlanRequest(options, flags, plugins, recipe, {}, origins, folder)
+        problems.attempt(lambda: read_flags(request, plugins, problems))
         raise ConfigurationError(problems.errors)
     recipe, sections = loaded
     if options.mapping is not None:
@@ -259,7 +263,6 @@ def read_request(
         f.name == "data.prompt_dataset" for f in command_line
     ):  # the command line beats the recipe
         recipe = recipe.model_copy(update={"tasks": None})
-    flags = [f for f in command_line if f.name not in OWN_FLAGS]
     return PlanRequest(options, flags, plugins, recipe, sections, origins, folder)
 
 

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from marl_plugins.core.cases import CaseSection
+from marl_plugins.core.demonstrations import WarmStartConfig
 from marl_plugins.core.plugin_names import name_of
 from marl_plugins.core.problems import as_json
 from marl_plugins.core.recipe.schema import Recipe
@@ -18,6 +19,7 @@ from marl_plugins.engine.hosts.devices import engine_gpus, training_gpus
 from marl_plugins.engine.plan.devices import fewer_devices, needed_cpus, needed_devices
 from marl_plugins.engine.plan.estimate import estimate
 from marl_plugins.engine.plan.plan import Plan
+from marl_plugins.engine.plan.rehearsed import RehearsalResult
 from marl_plugins.engine.plan.resolve_plugins import is_from_plugin
 
 PENALTIES = ("reward.overlong_buffer_len", "reward.stop_properly_penalty_coef")
@@ -77,6 +79,7 @@ def describe(plan: Plan) -> dict[str, Any]:
         "estimator": _estimator(plan),
         "scores": _scorers(plan),
         "rewards": _reward_range(plan),
+        **({"warm_start": warm.model_dump()} if (warm := run.section(WarmStartConfig)) else {}),
         **plugin_descriptions(plan),
         "output": str(run.output),
         "checkpoints": run.args.ckpt.path,
@@ -216,6 +219,8 @@ def _scorers(plan: Plan) -> dict[str, str]:
         for kind in ("score_action", "score_outcome")
         if hasattr(run.grader_module, kind)
     }
+    if run.state(RehearsalResult).by_role:
+        by_grader["score_outcome"] += ", one per role"
     remote = run.args.reward.remote_url
     return {
         "actions": ", ".join(

@@ -28,6 +28,8 @@ class RehearsalResult:
         """Whether their task is one of the run's, and not invented."""
         self.answered = False
         """Whether the workflow has returned an answer in any trial."""
+        self.by_role = False
+        """Whether the grader has given one outcome per role."""
         self.scorer_trial: Callable[[str, Score, Any], list[Problem]] | None = None
         """How the rehearsal tries a scorer; None where the run was not rehearsed."""
 

@@ -60,8 +60,8 @@ def scripted_role(run: Run, name: str, chat: ScriptedChat) -> RoleSpec:
     )
 
 
-def tagged_calls(said: str) -> list[FunctionCall]:
+def tagged_calls(answer: str) -> list[FunctionCall]:
     """Returns the calls that a script writes between tags, whatever the format of the role's
     model."""
-    calls = [parse_call(str.__str__(text).strip()) for text in TAGGED.findall(str.__str__(said))]
+    calls = [parse_call(str.__str__(text).strip()) for text in TAGGED.findall(str.__str__(answer))]
     return [call for call in calls if call is not None]

@@ -6,6 +6,7 @@ import json
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +58,9 @@ def check_tasks(plan: Plan) -> list[Problem]:
             )
         )
     for split, tasks in (("train", train), ("eval", evaluation)):
-        problems += _of_split(split, tasks)
+        named = isinstance(tasks, FileTasks) or owners or not run.recipe.tasks
+        file = at() if named else at(file=run.folder / str(run.recipe.tasks))
+        problems += (replace(p, where=file + p.where) for p in _of_split(split, tasks))
         if any(problem.code == "tasks.text" for problem in problems):
             return problems
     return [*problems, *_in_both(run, train, evaluation), *_best_metric_problems(run, evaluation)]

@@ -8,9 +8,10 @@ goes to standard error.
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from rich.console import Console
@@ -34,13 +35,14 @@ from marl_plugins.core.ledger import (
     unscored_actions,
     why_untrained,
 )
+from marl_plugins.core.problems import with_relative_paths
 from marl_plugins.core.redaction import inert
 from marl_plugins.core.trajectory import Trajectory
 from marl_plugins.engine.records.behaviour import PREFIX, alarms
 from marl_plugins.engine.records.step_table import StepTable
 
 SAID_EVERY_SECONDS = 30.0
-"""How often a log file is told how far a phase is."""
+"""How often a log file is told that a phase lasts, and how far it is."""
 
 
 class Display:
@@ -58,7 +60,7 @@ class Display:
 
     def say(self, text: str) -> None:
         """Prints a line for people."""
-        self.console.print(inert(text), markup=False, soft_wrap=True)
+        self.console.print(inert(with_relative_paths(text)), markup=False, soft_wrap=True)
 
     @contextmanager
     def phase(self, name: str, total: int | None = None, announce: bool = False) -> Iterator[Any]:
@@ -67,13 +69,12 @@ class Display:
 
         Args:
             announce: Say that it begins, and when, where there is no terminal to draw progress on:
-                for what may take long. How far it is, of a total, is said every
-                `SAID_EVERY_SECONDS`.
+                for what may take long. That it lasts, and how far it is, of a total, is said
+                every `SAID_EVERY_SECONDS`.
         """
         if not self.console.is_terminal:
-            if announce:
-                self.say(f"{time.strftime('%H:%M:%S')} {name} ...")
-            yield self._counter(name, total) if announce and total else lambda: None
+            with self._repeated(name, total) if announce else nullcontext(lambda: None) as count:
+                yield count
             return
         if self._progress is None:
             columns = (
@@ -97,19 +98,28 @@ class Display:
                 progress.stop()
                 self._progress = None
 
-    def _counter(self, name: str, total: int) -> Callable[[], None]:
-        """Returns what counts a phase's items, and says from time to time how many there have
-        been."""
-        done, shown_at = 0, time.monotonic()
+    @contextmanager
+    def _repeated(self, name: str, total: int | None) -> Iterator[Callable[[], None]]:
+        """Says that a phase begins, and every so often for how long it has lasted; yields what
+        counts its items."""
+        done, ended, began = 0, threading.Event(), time.monotonic()
 
         def count() -> None:
-            nonlocal done, shown_at
+            nonlocal done
             done += 1
-            if time.monotonic() - shown_at >= SAID_EVERY_SECONDS:
-                shown_at = time.monotonic()
-                self.say(f"{time.strftime('%H:%M:%S')} {name}: {done} of {total}")
 
-        return count
+        def repeat() -> None:
+            while not ended.wait(SAID_EVERY_SECONDS):
+                items = f"{done} of {total}, " if total else ""
+                seconds = f"{time.monotonic() - began:.0f} s"
+                self.say(f"{time.strftime('%H:%M:%S')} {name}: {items}{seconds}")
+
+        self.say(f"{time.strftime('%H:%M:%S')} {name} ...")
+        threading.Thread(target=repeat, name=name, daemon=True).start()
+        try:
+            yield count
+        finally:
+            ended.set()
 
     def step(self, metrics: Mapping[str, float], steps: int, left: float | None) -> None:
         """Shows a finished step.

@@ -21,13 +21,14 @@ import reprlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import islice
 from pathlib import Path
 from typing import IO, Any, Generic, Literal, NamedTuple, Protocol, TypeVar
 
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.files import json_value, open_file
 from marl_plugins.core.ledger import Ledger
-from marl_plugins.core.problems import Problem, at, first_of
+from marl_plugins.core.problems import Problem, at, first_of, meant
 from marl_plugins.core.trajectory import Action, Trajectory
 from marl_plugins.engine.records.trajectory_record import from_record
 
@@ -196,7 +197,7 @@ def _within(bounds: tuple[float, float] | None, value: float | None) -> bool:
 def records(
     path: Path,
     form: Callable[[Any], T],
-    wanted: Filter = EVERYTHING,
+    selection: Filter = EVERYTHING,
     decode: Callable[[bytes], Any] | None = None,
 ) -> Iterator[Record[T]]:
     """Yields the records of a file in order; their steps never decrease.
@@ -206,7 +207,7 @@ def records(
             where it cannot.
         decode: Parses a line that begins with its step into something other than a dict, for
             `form`; raises ValueError.
-        wanted: Records of other steps are left out, without a check of their content.
+        selection: Records of other steps are left out, without a check of their content.
 
     Raises:
         ConfigurationError: At the end, names all lines that are damaged, recorded twice, or of
@@ -224,7 +225,7 @@ def records(
                 step = _step_of(value)
             else:
                 step = int(stated[1])
-                if _concerns(line, step, wanted):
+                if _concerns(line, step, selection):
                     value = (decode or _object)(line)
         except ValueError as error:
             broken = [_unusable(path, number, str(error))]
@@ -243,7 +244,7 @@ def records(
                 "remove this line, or restore the file from a copy",
             )
             problems.append(Problem("records.twice", at(line=f"{path}:{number}"), got, fix=fix))
-        elif value is not None and wanted.has_step(step):
+        elif value is not None and selection.has_step(step):
             try:
                 yield Record(f"{path}:{number}", end, step, form(value), end - len(line))
             except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -292,9 +293,9 @@ def _lines(path: Path) -> Iterator[tuple[int, int, bytes]]:
         raise ConfigurationError(_unreadable(path, error)) from None
 
 
-def _concerns(line: bytes, step: int, wanted: Filter) -> bool:
+def _concerns(line: bytes, step: int, selection: Filter) -> bool:
     """Returns whether a line may be one that is wanted."""
-    return wanted.has_step(step) and all(text in line for text in wanted.texts)
+    return selection.has_step(step) and all(text in line for text in selection.texts)
 
 
 def _object(line: bytes) -> dict[str, Any]:
@@ -378,54 +379,72 @@ class RunReader:
         if path.exists():
             yield from (record.value for record in records(path, Ledger.from_record, Filter(steps)))
 
-    def trajectories(self, wanted: Filter = EVERYTHING) -> Iterator[Trajectory]:
+    def trajectories(self, selection: Filter = EVERYTHING) -> Iterator[Trajectory]:
         """Yields the trajectories that are wanted, by step and in the order of their tasks.
 
         Raises:
             ConfigurationError: A file is missing or cannot be read, or lines of it are no
                 trajectories.
         """
-        for record in self.recorded(wanted):
+        for record in self.recorded(selection):
             yield record.value
 
-    def actions(self, wanted: Filter = EVERYTHING) -> Iterator[tuple[Trajectory, Action]]:
+    def actions(self, selection: Filter = EVERYTHING) -> Iterator[tuple[Trajectory, Action]]:
         """Yields the actions that are wanted, each with its trajectory; raises as
         `trajectories`."""
-        for trajectory in self.trajectories(wanted):
+        for trajectory in self.trajectories(selection):
             yield from (
-                (trajectory, action) for action in trajectory.actions if wanted.has_action(action)
+                (trajectory, action)
+                for action in trajectory.actions
+                if selection.has_action(action)
             )
 
-    def recorded(self, wanted: Filter = EVERYTHING) -> Iterator[Record[Trajectory]]:
+    def recorded(self, selection: Filter = EVERYTHING) -> Iterator[Record[Trajectory]]:
         """Yields the trajectories that are wanted with the places of their lines; raises as
         `trajectories`."""
-        for path, part in self.parts(wanted):
+        for path, part in self.parts(selection):
             candidates = records(path, from_record, part)
             yield from (
                 record
                 for record in candidates
-                if wanted.has_trajectory(record.value)
-                and (wanted.received or not record.value.origin)
+                if selection.has_trajectory(record.value)
+                and (selection.received or not record.value.origin)
             )
 
-    def parts(self, wanted: Filter) -> Iterator[tuple[Path, Filter]]:
+    def parts(self, selection: Filter) -> Iterator[tuple[Path, Filter]]:
         """Yields the files with what is wanted, and what is wanted of each.
 
         All trajectories of the last evaluation are in a file of its own, and some of them in the
         other.
         """
         last = self.folder / LAST_EVALUATION
-        if self.file or wanted.split == "train":
-            yield self.file or self.folder / TRAJECTORIES, wanted
+        if self.file or selection.split == "train":
+            yield self.file or self.folder / TRAJECTORIES, selection
             return
         step = (
             next((record.step for record in records(last, dict)), None) if last.exists() else None
         )
-        first, until = wanted.steps
+        first, until = selection.steps
         before = until if step is None else step - 1 if until is None else min(until, step - 1)
-        yield self.folder / EVALUATIONS, replace(wanted, steps=(first, before))
+        yield self.folder / EVALUATIONS, replace(selection, steps=(first, before))
         if step is not None:
-            yield last, wanted
+            yield last, selection
+
+
+NAMED_AMONG = 1000
+"""Actions among which the roles and policies of a run are looked for."""
+
+
+def name_meant(run: RunReader, selection: Filter) -> str:
+    """Returns what to do about a role or policy that the run does not have; empty where it has
+    what is asked for."""
+    everything = Filter(split=selection.split, received=selection.received)
+    actions = [action for _, action in islice(run.actions(everything), NAMED_AMONG)]
+    asked = (
+        (selection.role, {action.role for action in actions}),
+        (selection.policy, {action.policy for action in actions}),
+    )
+    return next((meant(name, names) for name, names in asked if name and name not in names), "")
 
 
 def _metrics(value: dict[str, Any]) -> dict[str, Any]:

@@ -171,6 +171,10 @@ def table(summary: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
     for role, values in summary["roles"].items():
         for name, (title, form) in forms.items():
             pair = values[name]
+            if name == "reward" and pair == values["score"] and not values["terms"]:
+                continue
+            if name == "outcome" and pair == values["reward"]:
+                continue
             if pair == [None, None] or (name in ("truncated", "tool_call_rate") and not any(pair)):
                 continue
             if name == "calls" and {*pair} <= {1.0, None}:

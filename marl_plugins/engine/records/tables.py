@@ -140,13 +140,13 @@ def accounts_of(actions: Iterable[tuple[Trajectory, Action]]) -> Account:
 TABLES = {
     "actions": Table(
         ACTIONS,
-        lambda run, wanted, words: (row_of(*pair) for pair in run.actions(wanted)),
-        lambda run, wanted, words: accounts_of(run.actions(wanted)),
+        lambda run, selection, words: (row_of(*pair) for pair in run.actions(selection)),
+        lambda run, selection, words: accounts_of(run.actions(selection)),
         about="actions with ids and scores",
     ),
     "trace": Table(
         TRACE,
-        lambda run, wanted, words: (row.model_dump() for row in trace_of(run, wanted)),
+        lambda run, selection, words: (row.model_dump() for row in trace_of(run, selection)),
         about="requests to engines and tools with their times",
     ),
 }

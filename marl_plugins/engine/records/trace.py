@@ -63,21 +63,21 @@ class TracedAction(BaseModel):
     tools: tuple[TracedCall, ...] = ()
 
 
-def trace_of(run: RunReader, wanted: Filter = EVERYTHING) -> Iterator[TracedAction]:
+def trace_of(run: RunReader, selection: Filter = EVERYTHING) -> Iterator[TracedAction]:
     """Yields the trace of the recorded actions that are wanted.
 
     Args:
-        wanted: The calls of a workflow have no role and no policy: they are left out where one is
-            asked for.
+        selection: The calls of a workflow have no role and no policy: they are left out where one
+            is asked for.
 
     Raises:
         ConfigurationError: A file is missing, or a line cannot be traced.
     """
-    for _, steps in groupby(run.recorded(wanted), lambda record: record.step):
+    for _, steps in groupby(run.recorded(selection), lambda record: record.step):
         actions: list[TracedAction] = []
         for record in steps:
             try:
-                actions += traced(record.value, wanted)
+                actions += traced(record.value, selection)
             except ValueError as error:
                 raise ConfigurationError(
                     Problem(
@@ -87,7 +87,7 @@ def trace_of(run: RunReader, wanted: Filter = EVERYTHING) -> Iterator[TracedActi
         yield from sorted(actions, key=lambda action: action.start)
 
 
-def traced(trajectory: Trajectory, wanted: Filter = EVERYTHING) -> Iterator[TracedAction]:
+def traced(trajectory: Trajectory, selection: Filter = EVERYTHING) -> Iterator[TracedAction]:
     """Yields the actions of a trajectory, and the calls of its workflow.
 
     Raises:
@@ -98,13 +98,13 @@ def traced(trajectory: Trajectory, wanted: Filter = EVERYTHING) -> Iterator[Trac
         "task": trajectory.task.id,
         "sample": trajectory.sample,
     }
-    if not wanted.of_actions and (calls := _calls(trajectory.tool_results)):
+    if not selection.of_actions and (calls := _calls(trajectory.tool_results)):
         start, end = (
             min(call.start for call in calls),
             max(call.start + call.seconds for call in calls),
         )
         yield TracedAction(**of, start=start, answered=start, end=end, tools=calls)
-    for action in filter(wanted.has_action, trajectory.actions):
+    for action in filter(selection.has_action, trajectory.actions):
         if not action.end:
             raise ValueError("it has no times, because an earlier release has written it")
         yield TracedAction(

@@ -125,10 +125,10 @@ class CreditAssignment:
         for hook in ("marl_credit", *(["marl_credit_step"] if whole_step else [])):
 
             def check(
-                plugin: str, given: Sequence[Trajectory], answer: object, hook: str = hook
+                plugin: str, trajectories: Sequence[Trajectory], answer: object, hook: str = hook
             ) -> None:
-                self.sampled.check_credit(plugin, hook, given, answer)
-                check_rewards(plugin, hook, given)
+                self.sampled.check_credit(plugin, hook, trajectories, answer)
+                check_rewards(plugin, hook, trajectories)
 
             await self.plugins.chain(hook, fresh, check, run=self.run)
         penalise_lengths(fresh, self.run)

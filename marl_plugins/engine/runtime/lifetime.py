@@ -4,6 +4,7 @@ own services, the work in the event loop."""
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import signal
 import sys
 import threading
@@ -21,6 +22,10 @@ if TYPE_CHECKING:
 
     from marl_plugins.engine.runtime.session import Session
 
+STDERR = 2
+SILENT_SECONDS = 60
+"""Longest time for which nothing else runs on the event loop before it is said what does."""
+BEAT_SECONDS = 5
 T = TypeVar("T")
 
 
@@ -84,6 +89,7 @@ def run_until_terminated(loop: asyncio.Runner, session: Session, work: Coroutine
             terminated = True
             task.cancel()
 
+        beating = asyncio.create_task(naming_what_holds_the_loop())
         with _on_sigterm(terminate):
             try:
                 return await work
@@ -92,6 +98,7 @@ def run_until_terminated(loop: asyncio.Runner, session: Session, work: Coroutine
                 session.kill()
                 raise
             finally:
+                beating.cancel()
                 left = asyncio.all_tasks() - before  # they end while Ray still runs
                 for other in left:
                     other.cancel()
@@ -112,6 +119,17 @@ def run_until_terminated(loop: asyncio.Runner, session: Session, work: Coroutine
         if terminated:
             raise KeyboardInterrupt from None
         raise RuntimeError("something was cancelled in this run that nobody interrupted") from error
+
+
+async def naming_what_holds_the_loop() -> None:
+    """Makes faulthandler write the lines of all threads where the event loop stands still: a
+    grader's regular expression that backtracks keeps even the interpreter to itself."""
+    try:
+        while True:
+            faulthandler.dump_traceback_later(SILENT_SECONDS, file=STDERR)
+            await asyncio.sleep(BEAT_SECONDS)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 @contextmanager

@@ -144,9 +144,11 @@ class RunningStep:
             return
         exchange = StepExchange(self.session, self.number, self.tasks, self.trajectories)
 
-        def check(plugin: str, given: Sequence[Trajectory], answer: Sequence[Trajectory]) -> None:
-            self.sampled.check_exchange(plugin, given, answer, exchange.received)
-            for trajectory in given:
+        def check(
+            plugin: str, trajectories: Sequence[Trajectory], answer: Sequence[Trajectory]
+        ) -> None:
+            self.sampled.check_exchange(plugin, trajectories, answer, exchange.received)
+            for trajectory in trajectories:
                 if (
                     trajectory not in answer
                     and trajectory not in exchange.left
