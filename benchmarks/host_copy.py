@@ -74,7 +74,8 @@ def of_store(count: int, between: torch.Tensor) -> dict[str, float]:
         log_to_driver=False,
         logging_level="ERROR",
     )
-    weights, kept = np.ones(count, np.uint8), []
+    weights = np.ones(count, np.uint8)
+    kept: list[Any] = []
 
     def put() -> None:
         kept.clear()

@@ -8,9 +8,9 @@ processes use deterministic kernels (`--train.full_determinism_enable`, which le
 are). On CPU training repeats anyway, and an engine has one request at a time
 (`--balance.in_flight 1`).
 
-It is tried (probe.py): what an engine is asked first is asked alone and then among eight others.
-Other bits end the run (`determinism.off`), and so does a process that did not get what was set.
-`OUTPUT/run/determinism.jsonl` has what each process has seen, and what was tried.
+It is tried (probe.py): what an engine is asked first is asked alone, and then twice among eight
+others. Other bits end the run (`determinism.off`), and so does a process that did not get what was
+set. `OUTPUT/run/determinism.jsonl` has what each process has seen, and what was tried.
 
 Not promised: equal bits on other devices, with another number of them, other drivers or other
 releases of the stack; that engine and trainer agree, whose kernels differ; and an adapter's kernels

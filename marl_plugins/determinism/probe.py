@@ -49,15 +49,22 @@ async def probe(run: Run, call: Call, engines: Engines, engine: Any) -> None:
     ask = functools.partial(
         engines.generate, choose=lambda free: engine if engine in free else free[0]
     )
-    alone = await ask(question(call, 0))
-    among, *_ = await asyncio.gather(*[ask(question(call, n)) for n in range(OTHERS + 1)])
-    equal = (alone.ids, alone.logprobs) == (among.ids, among.logprobs)
+    first, *others = (question(call, number) for number in range(OTHERS + 1))
+    alone = await ask(first)
+    # As the first of a batch, and as one that joins it.
+    ahead, *_, behind = await asyncio.gather(*map(ask, (first, *others, first)))
+    wrong = [answer for answer in (ahead, behind) if said(answer) != said(alone)]
     for worker in await engine.handle.in_workers.remote(seen_by_worker):
-        note(run, call.policy, "engine", worker, equal=equal)
+        note(run, call.policy, "engine", worker, equal=not wrong)
         if run.device != "cpu" and worker["environment"]["VLLM_BATCH_INVARIANT"] != "1":
             raise off(call.policy, "an engine was started without VLLM_BATCH_INVARIANT=1")
-    if not equal:
-        raise off(call.policy, f"among {OTHERS} others {difference(alone, among)}")
+    if wrong:
+        raise off(call.policy, f"among {OTHERS} others {difference(alone, wrong[0])}")
+
+
+def said(answer: Generation) -> tuple[tuple[int, ...], tuple[float, ...]]:
+    """Returns what of an answer is to repeat."""
+    return answer.ids, answer.logprobs
 
 
 def question(call: Call, number: int) -> Call:
