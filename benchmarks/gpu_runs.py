@@ -308,6 +308,7 @@ def write_recipes(machine: Machine, folder: Path) -> Path:
             ("train.colocate_all", "vllm.enable_sleep", "ds.enable_sleep"), False
         ),
     }
+    few = {} if machine.tiny else {"rollout.batch_size": 8, "train.batch_size": 32}
     lora = {
         "extends": "gpu.yaml",
         "plugins": ["marl_plugins.coach", "marl_plugins.adapters", "marl_plugins.determinism"],
@@ -316,6 +317,8 @@ def write_recipes(machine: Machine, folder: Path) -> Path:
             "ds.lora.alpha": 32,
             "actor.adam.lr": 1e-4,
             "vllm.enforce_eager": True,
+            **few,
+            **({} if machine.tiny else {"rollout.max_new_tokens": 128, "data.max_len": 1024}),
             # the stand-in's engines are the CPU's
             **({"balance.in_flight": 1} if machine.rehearsal else {}),
         },
@@ -331,6 +334,7 @@ def write_recipes(machine: Machine, folder: Path) -> Path:
         },
         "plugins": ["marl_plugins.coach", "marl_plugins.process_groups"],
         "flags": {
+            **few,
             "rollout.max_new_tokens": 24,
             "data.max_len": 384,
             "coach.rubric": "tiny_rubric.py",
