@@ -49,7 +49,7 @@ ASYNC, IN_FLIGHT, CACHE = (
 def marl_configure(run: Run) -> list[Problem]:
     who, every = at(plugin="marl_plugins.determinism"), [run.args, *run.policy_args.values()]
     if run.args.train.async_enable:
-        got = "when weights change is then a matter of timing"
+        got = "nothing of it has been tried with engines that sample while training runs"
         return [Problem("determinism.async", who, got, fix=f"leave out --{ASYNC}", flags=(ASYNC,))]
     if run.device != "cpu":
         run.state(ProcessEnvironment).update(ON_GPUS)
