@@ -34,7 +34,7 @@ class Probes:
         Raises:
             ConfigurationError: One of them does not repeat its answer.
         """
-        for engine in engines.engines:
+        for engine in [*engines.engines]:  # one may be replaced meanwhile
             if (key := (engine, call.policy)) not in self.made:
                 self.made[key] = asyncio.create_task(probe(run, call, engines, engine))
             await asyncio.shield(self.made[key])
