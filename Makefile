@@ -10,7 +10,7 @@
 # make bench     the benchmarks of docs/benchmarks.md
 # make bench-demo   the demo over five seeds beside its controls; two hours
 # make gpu       the first hour on GPUs: what works there, in ten minutes, as a table (docs/gpu.md)
-# make rehearse  the same on a stand-in for GPUs, all thirteen rows; `make test` has other whole runs on it (tests/gpu)
+# make rehearse  the same on a stand-in for GPUs, all rows; `make test` has other whole runs on it (tests/gpu)
 # make bench-dsbench   does a coach help where success is rare: five arms over three seeds; five hours
 
 PY := .venv/bin/python

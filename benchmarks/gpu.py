@@ -173,6 +173,64 @@ def separate(hour: Hour) -> str:
     return f"three policies on three devices {shown(three)}, one shared on one {shown(shared)}"
 
 
+def ways(hour: Hour) -> str:
+    """What a weight's way through the host's memory takes, part by part, without an engine."""
+    rates = json.loads(hour.run("ways").log.read_text().splitlines()[-1])
+    return "GB/s: " + ", ".join(f"{name} {value:g}" for name, value in rates.items())
+
+
+def adapters(hour: Hour) -> str:
+    """Three adapters whose training and engine take turns on one device."""
+    result = hour.run("lora")
+    tried = [line["equal"] for line in result.lines("run/determinism.jsonl") if "equal" in line]
+    drift = max(m["drift/max"] for m in result.metrics)
+    return (
+        f"{whole_run('lora')(hour)}; drift {drift:.4f} nats at most; {sum(tried)} of {len(tried)} "
+        "probes alone and among others equal"
+    )
+
+
+def same_as_lora(name: str) -> Callable[[Hour], str]:
+    """How much of a run has the bits of the run `lora`."""
+
+    def answer(hour: Hour) -> str:
+        results = hour.run("lora"), hour.run(name)
+        pairs = list(zip(*(result.actions() for result in results), strict=True))
+        equal = {
+            key: sum(one[key] == other[key] for one, other in pairs) for key in COMPARED_OF_ACTIONS
+        }
+        first, second = (result.metrics for result in results)
+        metrics = [
+            before[key] == after[key]
+            for before, after in zip(first, second, strict=True)
+            for key in before
+            if key.startswith("policy/") and key.rpartition("/")[2] in COMPARED_METRICS
+        ]
+        counts = ", ".join(f"{key} {count}" for key, count in equal.items())
+        replaced = second[-1]["engines/restarted"]
+        return (
+            f"of {len(pairs)} actions equal: {counts}; {sum(metrics)} of {len(metrics)} metrics; "
+            f"{replaced:.0f} engines replaced"
+        )
+
+    return answer
+
+
+def groups(hour: Hour) -> str:
+    """Three policies whose training processes come and go on the device of their engines."""
+    result = hour.run("groups")
+    last, most = result.metrics[-1], result.observed.most
+    changes = last.get("process_groups/changes", 0)
+    seconds = last.get("process_groups/seconds", 0.0)
+    used = "unknown" if most is None else f"{most / 1024:.1f} GiB at most"
+    return (
+        f"{whole_run('groups')(hour)}; {changes:.0f} changes in {seconds:.1f} s; "
+        f"memory of the device {used}"
+    )
+
+
+COMPARED_OF_ACTIONS = ("ids", "shown_ids", "reward", "advantage", "logprobs")
+COMPARED_METRICS = ("policy_loss", "kl", "actor_grad_norm", "return", "optimiser_steps")
 ROWS = {
     "upstream": Row("one policy beside upstream's own trainer, the same flags", 1, beside_upstream),
     "colocated": Row(
@@ -190,6 +248,13 @@ ROWS = {
     "packing": Row("packed sequences", 1, packing("packed")),
     "repeat": Row("one seed, sampled twice (packed and not)", 1, repeat),
     "ring": Row("packed sequences that two devices share (ring attention)", 2, packing("ring")),
+    "ways": Row("the host's memory as the way of weights, without an engine", 1, ways),
+    "lora": Row("three adapters and their engine on one device, deterministic", 1, adapters),
+    "lora_killed": Row("the same, with kill -9 of the engine", 1, same_as_lora("lora_killed")),
+    "groups": Row(
+        "three policies, whose processes come and go, and their engines on one device", 1, groups
+    ),
+    "lora_again": Row("the adapters' run again", 1, same_as_lora("lora_again")),
     "resume": Row("kill -9, and resumed", 1, resume),
     "separate": Row("three policies, or one for all roles", 3, separate),
 }

@@ -74,11 +74,21 @@ class Result:
     @property
     def metrics(self) -> list[dict[str, Any]]:
         """Of every training step."""
-        file = self.output / "metrics.jsonl"
-        lines = (
+        return [line for line in self.lines("metrics.jsonl") if line["step"]]
+
+    def lines(self, name: str) -> list[dict[str, Any]]:
+        """What a file of the run's folder holds; nothing where there is none."""
+        file = self.output / name
+        return (
             [json.loads(line) for line in file.read_text().splitlines()] if file.is_file() else []
         )
-        return [line for line in lines if line["step"]]
+
+    def actions(self) -> list[dict[str, Any]]:
+        """All that were recorded, in the order of steps, tasks and samples."""
+        rows = sorted(
+            self.lines("trajectories.jsonl"), key=lambda t: (t["step"], t["task"], t["sample"])
+        )
+        return [action for row in rows for action in row["actions"]]
 
     @property
     def observed(self) -> SimpleNamespace:
@@ -88,8 +98,7 @@ class Result:
         """Of every step, trajectory (task and sample) and action: the ids that an engine has
         sampled."""
         found: dict[int, dict[tuple[str, int], list[list[int]]]] = {}
-        for line in (self.output / "trajectories.jsonl").read_text().splitlines():
-            row = json.loads(line)
+        for row in self.lines("trajectories.jsonl"):
             found.setdefault(row["step"], {})[row["task"], row["sample"]] = [
                 action["ids"] for action in row["actions"]
             ]
@@ -151,23 +160,30 @@ class Hour:
     def _make(self, name: str) -> Result:
         if name in ("ours", "upstream"):
             return self._execute(name, self.words_of_loop(name), upstream_loop.LOOPS[name][1])
+        if name == "ways":
+            return self._execute(name, [])
         if name == "resumed":
             killed = self.kill("killed")
             return self._execute(name, ["--resume", str(killed.output)], output=killed.output)
+        steps = "3" if RECIPE_OF.get(name) == "lora" else "2"
         return self._execute(
-            name, [*self.words(name), "--max_steps", "2", "--ckpt.save_steps", "-1"]
+            name, [*self.words(name), "--max_steps", steps, "--ckpt.save_steps", "-1"]
         )
 
     def words(self, name: str) -> list[str]:
         """The command line of one of our runs."""
-        recipe = self.recipes / ("apart.yaml" if name == "apart" else "gpu.yaml")
         words = [
             "--recipe",
-            str(recipe),
+            str(self.recipes / f"{RECIPE_OF.get(name, 'gpu')}.yaml"),
             "--plugin",
             "benchmarks.gpu_observer",
         ]  # by a name that engines know, too
-        return [*words, "--ckpt.output_dir", str(self.folder / name), *RUNS[name](self.machine)]
+        return [
+            *words,
+            "--ckpt.output_dir",
+            str(self.folder / name),
+            *(word.format(recipes=self.recipes) for word in RUNS[name](self.machine)),
+        ]
 
     def words_of_loop(self, name: str) -> list[str]:
         """The command line of one policy on one device, for upstream's own trainer and for ours."""
@@ -216,7 +232,8 @@ class Hour:
         if self.machine.rehearsal:
             own["MARL_STAND_IN"] = str(self.folder / f"{name}.stand_in")
             Path(own["MARL_STAND_IN"]).mkdir(exist_ok=True)
-        command = [sys.executable, "-u", "-m", "marl_plugins", "train", *words]
+        module = ["benchmarks.host_copy"] if name == "ways" else ["marl_plugins", "train"]
+        command = [sys.executable, "-u", "-m", *module, *words]
         (self.folder / f"{name}.sh").write_text(" ".join(command) + "\n")
         pipes: dict[str, Any] = {
             "stdout": subprocess.PIPE,
@@ -291,9 +308,70 @@ def write_recipes(machine: Machine, folder: Path) -> Path:
             ("train.colocate_all", "vllm.enable_sleep", "ds.enable_sleep"), False
         ),
     }
-    (folder / "gpu.yaml").write_text(json.dumps(recipe))  # JSON is YAML
-    (folder / "apart.yaml").write_text(json.dumps(apart))
+    few = {} if machine.tiny else {"rollout.batch_size": 8, "train.batch_size": 32}
+    lora = {
+        "extends": "gpu.yaml",
+        "plugins": ["marl_plugins.coach", "marl_plugins.adapters", "marl_plugins.determinism"],
+        "flags": {
+            "ds.lora.rank": 16,
+            "ds.lora.alpha": 32,
+            "actor.adam.lr": 1e-4,
+            "vllm.enforce_eager": True,
+            **few,
+            **({} if machine.tiny else {"rollout.max_new_tokens": 128, "data.max_len": 1024}),
+            # the stand-in's engines are the CPU's
+            **({"balance.in_flight": 1} if machine.rehearsal else {}),
+        },
+    }
+    size = "" if machine.rehearsal else "hidden=1024,layers=48,heads=16,positions=1024,"
+    groups = {
+        "extends": "gpu.yaml",
+        "roles": {name: {"prompt": f"prompts/tiny/{name}.md"} for name in roles},
+        "model": f"tiny:{size}seed=0",
+        "policies": {
+            name: {"model": f"tiny:{size}seed={seed}"}
+            for seed, name in enumerate(("coder", "verifier"), start=1)
+        },
+        "plugins": ["marl_plugins.coach", "marl_plugins.process_groups"],
+        "flags": {
+            **few,
+            "rollout.max_new_tokens": 24,
+            "data.max_len": 384,
+            "coach.rubric": "tiny_rubric.py",
+            "process_groups.seats": 1,
+            "ds.enable_sleep": False,  # processes that are gone have nothing on the device
+            "vllm.gpu_memory_utilization": 0.15,
+            "vllm.enforce_eager": True,
+        },
+    }
+    recipes = {"gpu": recipe, "apart": apart, "lora": lora, "groups": groups}
+    for name, content in recipes.items():
+        (folder / f"{name}.yaml").write_text(json.dumps(content))  # JSON is YAML
+    (folder / "killer.py").write_text(KILLER)
     return folder
+
+
+KILLER = """
+import os
+import signal
+
+from marl_plugins import hookimpl
+
+
+class Killed:
+    already = False
+
+
+@hookimpl(wrapper=True)
+def marl_generate(run, call, engines):
+    inner = yield
+    state = run.state(Killed)
+    if call.step == 2 and not state.already:
+        state.already = True
+        os.kill(engines.engines[0].where.pid, signal.SIGKILL)
+    return inner
+"""
+"""A plugin that kills the engine (SIGKILL) which is asked first in step 2."""
 
 
 def pair(machine: Machine) -> int:
@@ -321,5 +399,15 @@ RUNS: dict[str, Callable[[Machine], list[str]]] = {
     "packed": lambda m: [*on(1), "--ds.packing_samples"],
     "ring": lambda m: [*on(2), "--ds.packing_samples", "--ds.ring_attn_size", "2"],
     "killed": lambda m: on(1),
+    "lora": lambda m: [],
+    "lora_again": lambda m: [],
+    "lora_killed": lambda m: ["--plugin", "{recipes}/killer.py"],
+    "groups": lambda m: [],
 }
 """The flags in which our runs differ. Their logs and command lines are beside their folders."""
+RECIPE_OF = {
+    "apart": "apart",
+    **dict.fromkeys(("lora", "lora_again", "lora_killed"), "lora"),
+    "groups": "groups",
+}
+"""The recipes of runs that have others than `gpu.yaml`."""

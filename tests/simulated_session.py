@@ -46,6 +46,19 @@ def tokenizer_of(model):
     return AutoTokenizer.from_pretrained(model)
 
 
+class SimulatedEngine:
+    """One engine, which has a worker."""
+
+    load, home = 0, None
+
+    @property
+    def handle(self):
+        async def answered(function):
+            return [{}]
+
+        return SimpleNamespace(in_workers=SimpleNamespace(remote=answered))
+
+
 class SimulatedEngines:
     """The engines of one policy, two of them, which are never busy."""
 
@@ -53,7 +66,7 @@ class SimulatedEngines:
 
     def __init__(self, policy):
         self.policy, self.owner = policy.name, policy
-        self.engines = [SimpleNamespace(load=0, home=None) for _ in range(2)]
+        self.engines = [SimulatedEngine() for _ in range(2)]
         self.watchers, self.remarks = [], []
 
     async def pause(self):

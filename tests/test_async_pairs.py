@@ -172,7 +172,7 @@ OF_COACH = """
 model: "tiny:positions=8192"
 policies: {coach: {trainable: false}}
 """
-REFUSED = {"streaming", "curriculum", "filtering"}
+REFUSED = {"streaming", "curriculum", "filtering", "determinism"}
 EVERY_PART = sorted({*parts(), *COACHES, *CONTROLS} - TIMED - REFUSED - {"async", "swarm"})
 """Without `swarm`, whose records name the run that they are of; it is above."""
 

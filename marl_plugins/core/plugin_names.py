@@ -38,6 +38,7 @@ SHIPPED = (
     "marl_plugins.swarm",
     "marl_plugins.continuous",
     "marl_plugins.old_logprobs",
+    "marl_plugins.determinism",
     "marl_plugins.viewer",
 )
 """The capabilities in this package that a user names."""

@@ -391,6 +391,10 @@ class Lateness:
     steps = 0
 
 
+class ProcessEnvironment(dict[str, str]):
+    """What plugins add to the environment of all processes of the run, in `marl_configure`."""
+
+
 class ShareTemperatures(dict[str, float]):
     """The factor of the temperature at which a policy's actions get their shares of a team's
     reward, by policy: above 0. One plugin of a run sets it between two steps; where it names no

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from marl_plugins.core.failures import ConfigurationError, RunEnded
 from marl_plugins.core.problems import Problem
-from marl_plugins.core.run import Run
+from marl_plugins.core.run import ProcessEnvironment, Run
 from marl_plugins.engine.hosts import cpu
 from marl_plugins.engine.hosts.prebuild import (
     build_missing_operators,
@@ -335,6 +335,7 @@ def _options(run: Run, debug: bool, python: str | None, folder: str) -> dict[str
         **quiet(debug),
         cpu.DEVICE: run.device,
         **(cpu.environment() if run.device == "cpu" else {}),
+        **run.state(ProcessEnvironment),
     }
     options: dict[str, Any] = {
         "runtime_env": {"env_vars": env},

@@ -66,6 +66,8 @@ NAMES = {
     "base_log_probs": "base_action_log_probs",
 }
 """What upstream's `Experience` calls the tensors."""
+LOGPROB_STEP = 2.0**-10
+"""Nats. Training takes the difference of an engine's log-probs to the trainer's in such steps."""
 
 
 @dataclass(frozen=True)
@@ -509,6 +511,18 @@ def row_experience(row: Row) -> Experience:
     return sequence_experience(sequence)
 
 
+def in_steps(log_probs: Tensor, rollout: Tensor) -> Tensor:
+    """Returns an engine's log-probs, whose difference to the trainer's is rounded to a step.
+
+    The rest of an engine's batch decides the last bits of its log-probs, and
+    `--algo.advantage.is_correction_*` makes weights of the loss of them. Where engine and trainer
+    have the same weights in float32 they differ by far less than half a step, and the difference is
+    0 whatever the batch was. Where it is larger (a lag, replayed rows, bfloat16), a token whose
+    difference lies beside the middle of two steps may still be rounded either way.
+    """
+    return log_probs + ((rollout - log_probs) / LOGPROB_STEP).round() * LOGPROB_STEP
+
+
 def items_of(
     f: ForwardedExperience, advantages: Tensor, returns: Tensor, total_rewards: Tensor
 ) -> list[Experience]:
@@ -525,7 +539,8 @@ def items_of(
         for name, value in vars(f.tokens).items()
         if value is not None and name != "mask"
     }
-    tensors |= {"advantages": advantages, "returns": returns}
+    rollout = in_steps(f.tokens.log_probs, f.tokens.rollout_log_probs)
+    tensors |= {"rollout_log_probs": rollout, "advantages": advantages, "returns": returns}
     kl = (f.tokens.kl * f.tokens.mask).sum(-1) / f.tokens.mask.sum(-1)
     items = []
     for sequence, diff in zip(f.sequences, f.diffs, strict=True):

@@ -70,6 +70,7 @@ REPLACED = {
         'self.collective_rpc("sleep", kwargs=dict(level=level))',
         'self.collective_rpc("wake_up", kwargs=dict(tags=tags))',
     ],
+    "vllm/model_executor/determinism/batch_invariant.py": ["def init_batch_invariance():"],
     "vllm/v1/worker/utils.py": ["if init_snapshot.free_memory < requested_memory:"],
     "vllm/v1/engine/utils.py": [
         '"See root cause above. "'
@@ -448,6 +449,14 @@ def _worker(module):
         execute_model,
         sleep,
         wake_up,
+    )
+
+
+@after("vllm.model_executor.determinism.batch_invariant")
+def _batch_invariant(module):
+    """Its kernels are a GPU's; the CPU's depend on the batch."""
+    module.init_batch_invariance = lambda: record(
+        "batch invariant", asked=os.environ.get("VLLM_BATCH_INVARIANT") == "1"
     )
 
 
