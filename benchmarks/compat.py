@@ -69,6 +69,8 @@ def main() -> None:
         for pair in range(options.pairs):
             for name in sorted(commands, reverse=pair % 2 == 1):
                 times[name].append(time_command(commands[name], env, "invalid int value: 'x'"))
+    if not options.pairs:
+        return
     added = [a - b for a, b in zip(times["through"], times["direct"], strict=True)]
     print(
         f"upstream's start: {statistics.median(times['direct']):.2f} s; passing through adds "

@@ -74,6 +74,15 @@ def pytest_runtest_logreport(report):
         )
 
 
+@pytest.fixture(scope="session")
+def template(tmp_path_factory):
+    """What forks runs (engines/template.py), one for all processes of a session."""
+    from engines.template import Template
+
+    folder = tmp_path_factory.getbasetemp()
+    return Template(folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder)
+
+
 @pytest.fixture
 def chat():
     return CharacterChat()

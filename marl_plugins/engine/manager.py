@@ -40,6 +40,15 @@ Check = Callable[[str, Any, Any], None]
 """What a link of a chain is held to: `check(plugin, given, answer)`."""
 
 
+class _Manager(pluggy.PluginManager):
+    """pluggy's, which looks at every name of every module at every plan: a sixth of its time."""
+
+    def parse_hookimpl_opts(self, plugin: Any, name: str) -> Any:
+        if not hasattr(vars(plugin).get(name), "marl_impl"):
+            return None
+        return super().parse_hookimpl_opts(plugin, name)
+
+
 class Plugins:
     """The active plugins of a run.
 
@@ -52,7 +61,7 @@ class Plugins:
     """
 
     def __init__(self, names: Sequence[str]):
-        self.manager = pluggy.PluginManager("marl")
+        self.manager = _Manager("marl")
         self.manager.add_hookspecs(hookspecs)
         problems: list[Problem] = []
         named = with_requirements(names, problems)

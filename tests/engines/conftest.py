@@ -1,6 +1,7 @@
 """Real processes: Ray, DeepSpeed, vLLM. Runs are started once for all tests of this folder: they
 take most of its time."""
 
+import copy
 import os
 import signal
 import textwrap
@@ -8,7 +9,6 @@ from pathlib import Path
 
 import pytest
 from engines.relay import Started, write_recipe
-from engines.template import Template
 
 from marl_plugins.engine.hosts import cpu
 
@@ -68,13 +68,6 @@ def relay(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def template(tmp_path_factory):
-    """What forks runs, one for all processes of a session."""
-    folder = tmp_path_factory.getbasetemp()
-    return Template(folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder)
-
-
-@pytest.fixture(scope="session")
 def undisturbed(tmp_path_factory, relay, template):
     """Three policies (one frozen, one on two ranks), ragged rows, tool turns, three steps, saved
     every second."""
@@ -112,8 +105,8 @@ def killed(tmp_path_factory, relay):
     """An engine is killed in the rollout of step 1, another one stopped in step 2, the driver
     killed in the update of step 3.
 
-    It and `resumed` start as users start them; the run that they are compared with is forked from
-    the template.
+    It starts as users start it; the run that it is compared with, and the one that goes on with it,
+    are forked from the template.
     """
     folder = tmp_path_factory.mktemp("disturbed")
     (relay / "watched.yaml").write_text("extends: recipe.yaml\nlimits: {silence_seconds: 60}\n")
@@ -133,7 +126,9 @@ def killed(tmp_path_factory, relay):
 
 
 @pytest.fixture(scope="session")
-def resumed(killed, relay):
+def resumed(killed, relay, template):
     """The killed run is resumed; it may load for as long as a busy machine takes."""
     (relay / "watched.yaml").write_text("extends: recipe.yaml\nlimits: {silence_seconds: 600}\n")
-    return killed.run("--ckpt.load_enable")
+    run = copy.copy(killed)
+    run.template = template
+    return run.run("--ckpt.load_enable")

@@ -10,9 +10,11 @@ seconds of CPU for each run.
     driver     `python -m marl_plugins`, from there on as a user starts it; its fork server comes
                from the template as well
 
-Ray is imported by nobody in advance: it reads the environment then. One run that is killed and
-resumed is started as users start it (`killed` and `resumed` in conftest.py), and compared with a
-run that was forked.
+tests/gpu/several.py is a driver that has a fork server of its own imports in the same way.
+
+Ray is imported by nobody in advance: it reads the environment then. One run that is killed is
+started as users start it (`killed` in conftest.py), and compared with a run that was forked; it is
+resumed by a run that is forked.
 """
 
 import contextlib
@@ -28,9 +30,11 @@ import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import psutil
 
+from marl_plugins.engine.hosts import cpu
 from marl_plugins.engine.processes import fork_server
 from marl_plugins.engine.processes.cluster import quiet
 from marl_plugins.sandbox.pool import die_with_parent
@@ -51,6 +55,8 @@ class Template:
         listener = socket.socket(socket.AF_UNIX)
         listener.bind(self.address)
         listener.listen(64)
+        root = Path(__file__).parents[2]  # where benchmarks are
+        path = [str(root), *filter(None, [os.environ.get("PYTHONPATH")])]
         with (folder / "template.log").open("w") as log:
             subprocess.Popen(
                 [sys.executable, "-P", __file__, str(listener.fileno())],
@@ -58,7 +64,12 @@ class Template:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env={**os.environ, **quiet(False)},
+                env={
+                    **os.environ,
+                    **cpu.environment(),
+                    **quiet(False),
+                    "PYTHONPATH": os.pathsep.join(path),
+                },
                 start_new_session=True,
             )
         listener.close()
@@ -73,9 +84,9 @@ class Template:
             return None
         return connection
 
-    def start(self, words, environment, out, errors):
+    def start(self, words, environment, out, errors, module="marl_plugins"):
         """`python -m marl_plugins WORDS` here, with its output in two open files."""
-        return self._forked(words, environment, [out, errors])
+        return self._forked([module, *words], environment, [out, errors])
 
     def start_server(self, listener, debug):
         """A fork server, in the place of
@@ -180,6 +191,27 @@ def keep(connection, request, streams):
 def drive(request, streams):
     """Be the driver, after a process that may become its fork server has been forked from the same
     imports."""
+    if serving := with_fork_server(streams):
+        return serving
+    null = os.open(os.devnull, os.O_RDONLY)
+    for number, stream in enumerate((null, *streams)):
+        os.dup2(stream, number)
+        os.close(stream)
+    os.setsid()
+    fork_server._take_over(request["environment"])
+    os.chdir(request["folder"])
+    module, *words = request["words"]
+    sys.argv = [module, *words]
+    return lambda: runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+def with_fork_server(streams=()):
+    """Forks what becomes this process's fork server when it starts one. Returns in both: None, and
+    in the fork what it is to do.
+
+    Args:
+        streams: Open files that the fork server does not need.
+    """
     mine, its = socket.socketpair()
     parent = os.getpid()
     if (server := os.fork()) == 0:
@@ -207,20 +239,14 @@ def drive(request, streams):
         return Server(server)
 
     fork_server.start_server = start_server
-    null = os.open(os.devnull, os.O_RDONLY)
-    for number, stream in enumerate((null, *streams)):
-        os.dup2(stream, number)
-        os.close(stream)
-    os.setsid()
-    fork_server._take_over(request["environment"])
-    os.chdir(request["folder"])
-    sys.argv = ["marl_plugins", *request["words"]]
-    return lambda: runpy.run_module("marl_plugins", run_name="__main__", alter_sys=True)
+    return None
 
 
 def serve_workers(order, listener):
-    """Be a fork server."""
+    """Be a fork server, whose engines compute in another type if the test says so."""
     fork_server._take_over(order["environment"])
+    if dtype := os.environ.get("MARL_TEST_ENGINES"):
+        cpu.engine_dtype = lambda: dtype
     return lambda: fork_server.serve(socket.socket(fileno=listener))
 
 
@@ -239,8 +265,6 @@ class Server:
 
 def import_all():
     """What the driver and the workers of a run import, but for Ray."""
-    from marl_plugins.engine.hosts import cpu
-
     cpu.install()
     fork_server._prepare_what_workers_share()
     import matplotlib.pyplot  # noqa: F401
@@ -248,6 +272,10 @@ def import_all():
 
     import marl_plugins.cli
     import marl_plugins.engine.runtime.driver  # noqa: F401
+
+    os.register_at_fork(after_in_child=renew_thread_pool)
+    gc.collect()
+    gc.freeze()
 
 
 def renew_thread_pool():
@@ -264,8 +292,5 @@ def renew_thread_pool():
 
 if __name__ == "__main__":
     import_all()
-    os.register_at_fork(after_in_child=renew_thread_pool)
-    gc.collect()
-    gc.freeze()
     become = serve(socket.socket(fileno=int(sys.argv[1])))
     become()

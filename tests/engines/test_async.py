@@ -70,7 +70,10 @@ def test_what_is_of_the_lag_is_told_from_what_is_of_the_engine(whole):
 def test_a_run_that_is_killed_while_a_rollout_waits_repeats_the_undisturbed_one(
     whole, relay, template, tmp_path
 ):
+    """On seats on which policies take turns: their processes come and go while engines sample the
+    next rollout."""
     words = [*WORDS, "--plugin", str(relay / "dies.py")]
+    words += ["--plugin", "marl_plugins.process_groups", "--process_groups.seats", "2"]
     run = Started(tmp_path, relay / "silent.yaml", *words, template=template)
     run.run(code=-signal.SIGKILL)
     assert len((tmp_path / "checkpoints" / "waiting" / "step2.jsonl").read_text().splitlines()) == 1
@@ -78,19 +81,6 @@ def test_a_run_that_is_killed_while_a_rollout_waits_repeats_the_undisturbed_one(
     (one, mine), (two, others) = map(without_logprobs, (run.trajectories, whole.trajectories))
     assert one == two and mine == pytest.approx(others, abs=1e-2)
     assert run.ledger == whole.ledger
-    for name in ("first", "second"):
-        mine, theirs = (
-            (each.output / name / "model.safetensors").read_bytes() for each in (run, whole)
-        )
-        assert mine == theirs
-
-
-def test_policies_that_take_turns_on_their_seats_train_the_same(whole, relay, template, tmp_path):
-    """Their processes come and go while engines sample the next rollout."""
-    words = [*WORDS, "--plugin", "marl_plugins.process_groups", "--process_groups.seats", "2"]
-    run = Started(tmp_path, relay / "silent.yaml", *words, template=template).run()
-    (one, _), (two, _) = map(without_logprobs, (run.trajectories, whole.trajectories))
-    assert one == two
     for name in ("first", "second"):
         mine, theirs = (
             (each.output / name / "model.safetensors").read_bytes() for each in (run, whole)

@@ -25,15 +25,12 @@ if "wait" in sys.argv:
 """
 
 
-@pytest.fixture(scope="module", params=["started", "forked"])
-def python(request):
-    """A server that is started as in a run, and one that is forked as in most tests of this
-    folder."""
+@pytest.fixture(scope="module")
+def python(template):
+    """A server that is forked as in most tests of this folder; `killed` (conftest.py) is a run with
+    one that is started as in a run."""
     with pytest.MonkeyPatch.context() as patch:
-        if request.param == "forked":
-            patch.setattr(
-                fork_server, "start_server", request.getfixturevalue("template").start_server
-            )
+        patch.setattr(fork_server, "start_server", template.start_server)
         with fork_server.fork_server(debug=False) as command:
             yield command
 

@@ -13,6 +13,8 @@ import pytest
 from engines.relay import FILES
 
 from marl_plugins.core.recipe.shipped import recipes_root
+from marl_plugins.engine.hosts import cpu
+from marl_plugins.engine.processes.cluster import quiet
 
 HERE = Path(__file__).resolve().parent
 DEVICES = 8
@@ -193,8 +195,8 @@ class Runs:
         return (self.folder / f"{name}.txt").read_text()
 
 
-def several(folder, words, device):
-    """Runs by name, on so many devices, or on the CPU."""
+def written(folder, words):
+    """What runs read, by name with their words: recipes and plugins are written into the folder."""
     recipe = folder / "relay"
     recipe.mkdir()
     for name, text in RECIPES.items():
@@ -205,19 +207,20 @@ def several(folder, words, device):
         (recipe / f"{name}.py").write_text(textwrap.dedent(KILLER).lstrip("\n"))
     shutil.copytree(recipes_root() / "mathchat", folder / "mathchat")
     (folder / "mathchat" / "small_paper.yaml").write_text(textwrap.dedent(PAPER).lstrip("\n"))
-    runs = [
-        {"name": name, "words": [*map(str, given(recipe, folder, name))]}
-        for name, given in words.items()
-    ]
+    return {name: [*map(str, given(recipe, folder, name))] for name, given in words.items()}
+
+
+def several(folder, words):
+    """Runs by name, on so many devices."""
+    runs = [{"name": name, "words": own} for name, own in written(folder, words).items()]
     (folder / "runs.json").write_text(json.dumps(runs))
-    path = os.pathsep.join(
-        [str(HERE / "stand_in"), str(HERE.parent.parent), os.environ.get("PYTHONPATH", "")]
-    )
+    places = [HERE / "stand_in", HERE.parent, HERE.parent.parent, os.environ.get("PYTHONPATH", "")]
     own = {
-        "MARL_PLUGINS_DEVICE": device,
+        **quiet(False),
+        "MARL_PLUGINS_DEVICE": "cuda",
         "MARL_STAND_IN": str(folder),
         "MARL_STAND_IN_GPUS": str(DEVICES),
-        "PYTHONPATH": path,
+        "PYTHONPATH": os.pathsep.join(map(str, places)),
     }
     with (folder / "log.txt").open("w") as log:
         command = [sys.executable, str(HERE / "several.py"), str(folder)]
@@ -268,12 +271,20 @@ free."""
 @pytest.fixture(scope="session")
 def runs(tmp_path_factory):
     """On eight devices of the stand-in."""
-    return several(tmp_path_factory.mktemp("gpus"), ON_GPUS, "cuda")
+    return several(tmp_path_factory.mktemp("gpus"), ON_GPUS)
 
 
 @pytest.fixture(scope="session")
-def on_cpu(tmp_path_factory):
+def on_cpu(tmp_path_factory, template):
     """The runs of three policies and of three adapters on the CPU path, their engines in bfloat16
     as on GPUs."""
-    words = {"same": started("recipe", *TWO), "adapters": started("adapters", *TWO, *ADAPTERS)}
-    return several(tmp_path_factory.mktemp("cpu"), words, "cpu")
+    folder = tmp_path_factory.mktemp("cpu")
+    given = {"same": started("recipe", *TWO), "adapters": started("adapters", *TWO, *ADAPTERS)}
+    environment = {**os.environ, **cpu.environment(), "MARL_TEST_ENGINES": "bfloat16"}
+    codes = {}
+    for name, words in written(folder, given).items():
+        with (folder / f"{name}.txt").open("w") as out:
+            run = template.start(["train", *words], environment, out, out)
+            codes[name] = run.wait(timeout=400)
+    (folder / "codes.json").write_text(json.dumps(codes))
+    return Runs(folder)

@@ -9,11 +9,14 @@ has printed.
 """
 
 import contextlib
+import functools
 import json
 import math
 import sys
 import time
 from pathlib import Path
+
+from engines import template
 
 from marl_plugins.cli import main
 from marl_plugins.engine.plan.build import build_plan
@@ -85,4 +88,6 @@ def mark(folder, name):
 
 
 if __name__ == "__main__":
-    every(Path(sys.argv[1]))
+    template.import_all()
+    become = template.with_fork_server() or functools.partial(every, Path(sys.argv[1]))
+    become()

@@ -150,9 +150,6 @@ def install():
     """Have what is imported in this process changed."""
     from marl_plugins.engine.hosts import cpu
 
-    if cpu.device() == "cpu":  # a run that is compared: the same numbers in its engines
-        cpu.engine_dtype = lambda: "bfloat16"
-        return
     for name, value in cpu.environment().items():
         if name != cpu.DEVICE:
             os.environ.setdefault(name, value)
