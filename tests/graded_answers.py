@@ -39,7 +39,6 @@ BOXED = {
             *("\\lfloor 42.5 \\rfloor", "42\\n43", "1e999999999", "42/0", "forty-two"),
         ],
     ),
-    "-42": (["-42", "\u221242", "- 42", "-\\frac{84}{2}"], ["42", "--42", "\\text{minus }42"]),
     "1,234": (
         ["1234", "1{,}234", "1\\,234", "1,\\!234", "1.234e3", "1.234 \\times 10^{3}"],
         ["12,34", "1, 234", "1.234", "234"],
@@ -49,8 +48,6 @@ BOXED = {
         ["5", "-1/2", "\\frac{2}{1}", "1 2", "1\\frac{1}{2}"],
     ),
     "1/3": (["0.333333", "\\frac{2}{6}"], ["0.33", "3"]),
-    "0.0000001": (["1e-7"], ["0", "0.0000002"]),
-    "1000000.5": ([], ["1000000.4", "1000000"]),
     1e16: (["1e16", "10000000000000000"], ["10000000000000001"]),
     "1" * 60: (["1" * 60], ["1" * 59 + "2"]),
     "2,3": (
@@ -58,10 +55,8 @@ BOXED = {
         ["2", "2,4", "2,3,4", "2,2", "23"],
     ),
     "(1,2)": (["(1, \\frac{4}{2})", "(x,y)=(1,2)", "1,2"], ["(2,1)", "2,1", "1", "\\{2,1\\}"]),
-    "\\{1,2\\}": (["\\left\\{2,1\\right\\}", "S=\\{1,2\\}"], ["12", "\\{1,3\\}"]),
     "\\pm 3": (["3, -3", "x = \\pm 3"], ["3", "\\pm 4"]),
     "[0,1]": (["[0,1]", "x \\in [0,1]"], ["[0,1)", "(0,1)", "1"]),
-    "(-\\infty,3]": (["(-\\infty, 3]"], ["(-\\infty,3)"]),
     "2\\sqrt{2}": (
         ["\\sqrt{8}", "2\\sqrt{2} \\text{ cm}", "\\frac{4}{\\sqrt{2}}"],
         [
@@ -73,25 +68,16 @@ BOXED = {
             "2\\sqrt{2}\\text{ or }3",
         ],
     ),
-    "\\frac{\\sqrt{2}}{2}": (
-        ["\\frac{1}{\\sqrt{2}}"],
-        ["\\sin(\\frac{\\pi}{4})", "\\cos\\frac{\\pi}{4}"],
-    ),
-    "\\frac{\\pi}{4}": (
-        ["\\pi / 4"],
-        ["\\arctan 1", "\\tan^{-1}(1)", "\\int_0^1 \\frac{1}{1+x^2} dx"],
-    ),
     "2x": (
         ["x + x", "y = 2x"],
         ["\\frac{d}{dx}x^2", "\\frac{\\mathrm{d}}{\\mathrm{d}x}x^2", "(x^2)'", "2y", "2x, 3x"],
     ),
-    "(x+1)^2": (["x^2+2x+1"], ["x^2+2x+2"]),
-    "e-1": (["e - 1"], ["\\int_0^1 e^x\\,dx"]),
-    "\\sum_{k=1}^{n} k^2": (["\\sum_{k=1}^{n} k^2"], ["\\sum_{k=1}^{n} k"]),
-    "3 + 4i": (["4i + 3"], ["3 - 4i", "3"]),
     "x = 5": (["5", "x=5"], ["-5", "y = 5"]),
+    "\\frac{\\pi}{4}": (
+        ["\\pi / 4"],
+        ["\\arctan 1", "\\tan^{-1}(1)", "\\int_0^1 \\frac{1}{1+x^2} dx"],
+    ),
     "2016_8": (["2016_8", "2016_{8}"], ["2016", "2016_9", "1038"]),
-    "10^{6}": (["1,000,000", "10^6"], ["10", "1,000"]),
     "\\begin{pmatrix}3\\\\4\\end{pmatrix}": (
         ["\\begin{pmatrix} 3 \\\\ 4 \\end{pmatrix}"],
         [
@@ -103,7 +89,6 @@ BOXED = {
     ),
     "cat": (["\\text{cat}", "Cat", "**cat**"], ["act", "a cat", "not cat", "cat or dog"]),
     "no solution": (["\\text{No solution.}"], ["solution", "no"]),
-    "SAS": (["SAS"], ["SSA"]),
     "C": (["C", "(C)", "\\text{(C)}", "C."], ["c", "B", "B, C", "BC"]),
     "080 or 081 (both were accepted)": (["80", "081"], ["82", "8", "80 81"]),
     "She sells 9 * 2 = 18.\n#### 18": (["18"], ["9"]),
@@ -160,31 +145,18 @@ TEXTS = {
 HOSTILE = {
     "a tower": "\\boxed{9^{9^{9}}}",
     "a tower in a list": "\\boxed{1,9^{9^{9^9}},3}",
-    "a tower of Python": "\\boxed{10**10**10}",
     "an exponent": "\\boxed{1e999999999}",
-    "an exponent in LaTeX": "\\boxed{2 \\times 10^{999999999}}",
     "digits": "\\boxed{" + "1" * 100_000 + "}",
     "digits without a box": "1" * 100_000,
-    "a decimal of many digits": "1." + "1" * 100_000,
     "a denominator of many digits": "\\boxed{1/" + "7" * 5000 + "}",
     "nested fractions": "\\boxed{" + "\\frac{1}{" * 300 + "2" + "}" * 301,
-    "fewer nested fractions": "\\boxed{" + "\\frac{1}{" * 14 + "2" + "}" * 15,
-    "nested roots": "\\boxed{" + "\\sqrt{" * 300 + "2" + "}" * 301,
     "a factorial": "\\boxed{(10^{9})!}",
-    "a binomial": "\\boxed{\\binom{10^9}{10^8}}",
     "letters": "\\boxed{" + "x" * 3000 + "}",
     "opened boxes": "\\boxed{" * 20_000,
-    "closed boxes": "\\boxed{" * 20_000 + "}" * 20_000,
     "commas": "\\boxed{" + "1," * 400 + "1}",
     "minus signs": "-" * 50_000 + "1",
     "spaces": "\\boxed{1" + " " * 50_000 + "2}",
-    "spaces without a box": "1" + " " * 50_000 + "x",
-    "numbers with spaces": "1 " * 50_000,
-    "dollars": "$" * 50_000 + "1^",
-    "commas and digits without a box": "1,234" * 20_000,
     "null characters": "\\boxed{\0\0}",
     "half of a pair": "\\boxed{\\sqrt{\ud800}}",
-    "digits of another script": "\\boxed{\u0664\u0662 + x}",
-    "superscripts": "\\boxed{4\u00b2}",
 }
 """Answers that are meant to stall or to end what grades them."""

@@ -152,15 +152,3 @@ def write_tokenizers(folder):
         )
 
     record_tokenizers(folder, dict.fromkeys(("planner", "coder", "reviewer"), Fast()))
-
-
-def write_long_run(folder, actions):
-    """Write a run of one trajectory with so many actions."""
-    rng = random.Random(0)
-    made = [
-        action(rng, "planner", f"planner.{n:08x}", text=f"line {n}", tokens=1)
-        for n in range(actions)
-    ]
-    (folder / "trajectories.jsonl").write_text(
-        json.dumps(to_record(trajectory(rng, 1, "t0", 0, actions=made))) + "\n"
-    )

@@ -2,22 +2,9 @@
 
 HOSTILE = {
     "SystemExit": "raise SystemExit",
-    "sys.exit": """
-import sys
-sys.exit(0)
-""",
-    "SystemExit in the function": """
-def f(x):
-    raise SystemExit(0)
-""",
     "os._exit": """
 import os
 os._exit(0)
-""",
-    "os._exit in the function": """
-import os
-def f(x):
-    os._exit(0)
 """,
     "at exit": """
 import atexit, os
@@ -41,34 +28,10 @@ class E:
     def __eq__(self, other): return True
 def f(x): return E()
 """,
-    "an int equal to all": """
-class E(int):
-    def __eq__(self, other): return True
-    __hash__ = int.__hash__
-def f(x): return E(999)
-""",
-    "a str of its own": """
-class E(str):
-    def __eq__(self, other): return True
-    __hash__ = str.__hash__
-def f(x): return E('x')
-""",
     "says it is an int": """
 class E:
     __class__ = int
     def __eq__(self, other): return True
-def f(x): return E()
-""",
-    "a list of its own": """
-class E(list):
-    def __eq__(self, other): return True
-def f(x): return E()
-""",
-    "numpy that is none": """
-class E:
-    def tolist(self): return E()
-    def __eq__(self, o): return True
-E.__module__ = 'numpy'
 def f(x): return E()
 """,
     "AssertionError is no class": """
@@ -81,18 +44,6 @@ import json
 json.dumps = lambda *a, **k: '{"value": true}'
 def f(x): return 0
 """,
-    "open is replaced": """
-import builtins
-real = open
-builtins.open = lambda *a, **k: real('/dev/null', 'w')
-def f(x): return 0
-""",
-    "stdout is replaced": """
-import sys, io
-sys.stdout = io.StringIO()
-print('passed')
-def f(x): return 0
-""",
     "writes to descriptors": """
 import os
 for n in range(8):
@@ -102,20 +53,10 @@ for n in range(8):
         pass
 def f(x): return 0
 """,
-    "closes descriptors": """
-import os
-os.closerange(0, 64)
-def f(x): return 0
-""",
     "a fork answers": """
 import os
 if os.fork() == 0:
     os._exit(0)
-def f(x): return 0
-""",
-    "a trace": """
-import sys
-sys.settrace(lambda *a: None)
 def f(x): return 0
 """,
     "frames": """
@@ -135,14 +76,6 @@ def f(x):
         if isinstance(o, dict) and 'report' in o and 'calls' in o:
             open(o['report'], 'w').write('passed\\n' * 20)
     os._exit(0)
-""",
-    "its report is nested": """
-import gc
-def f(x):
-    for o in gc.get_objects():
-        if isinstance(o, dict) and 'report' in o and 'calls' in o:
-            open(o['report'], 'a').write('[' * 100000 + '\\n')
-    return 1
 """,
     "what it raises is exit": """
 import gc
@@ -173,14 +106,6 @@ class ValueError(BaseException):
     pass
 ValueError.__module__ = 'builtins'
 def f(x): raise ValueError
-""",
-    "an endless text": "def f(x): return 'a' * (1 << 22)",
-    "a deep list": """
-def f(x):
-    a = []
-    for _ in range(100000):
-        a = [a]
-    return a
 """,
     "a list in itself": """
 def f(x):

@@ -79,15 +79,6 @@ def test_each_model_is_shared_by_its_own_adapters():
     ]
 
 
-def test_what_is_shared_is_counted_once():
-    plan = build_plan(WORDS)
-    shown = describe(plan)
-    assert shown["devices"] == {"solver": 1, "coder": 0, "verifier": 0, "adapters of tiny": 1}
-    assert shown["bases"] == {
-        "tiny": {"adapters": {"solver": 8, "coder": 8, "verifier": 8}, "ranks": 1, "engines": 1}
-    }
-
-
 def test_on_gpus_one_model_is_estimated_and_its_adapters_take_turns(monkeypatch):
     monkeypatch.setenv("MARL_PLUGINS_DEVICE", "cuda")
     apart = [
@@ -178,18 +169,6 @@ def test_zero_3_is_refused_on_gpus(monkeypatch):
     monkeypatch.setenv("MARL_PLUGINS_DEVICE", "cuda")
     found = found_by(build_plan, [*WORDS, "--ds.zero_stage", "3"])
     assert ("adapters.zero_stage", "ds.zero_stage") in found
-
-
-def test_what_each_adapter_has_for_itself_may_differ():
-    own = [
-        "--policy.coder.actor.adam.lr",
-        "1e-3",
-        "--policy.coder.ds.lora.alpha",
-        "4",
-        "--policy.coder.algo.kl.init_coef",
-        "0.1",
-    ]
-    assert build_plan([*WORDS, *own]).run.policy_args["coder"].ds.lora.alpha == 4
 
 
 def test_flags_of_adapters_without_one_are_refused():
@@ -359,23 +338,8 @@ def test_an_adapter_comes_back_from_bytes_with_its_configuration():
     )
 
 
-def test_a_whole_models_weights_are_no_adapter():
-    import safetensors.torch
-
-    with pytest.raises(LookupError):
-        unpacked(safetensors.torch.save({"w": torch.zeros(1)}))
-
-
 # --- beside other capabilities
 # --------------------------------------------------------------------------------------------
-
-
-def test_engines_of_adapters_do_not_change_policy():
-    """There is one pool, and another model's engines would need that model's weights too."""
-    words = [*WORDS, "--plugin", "marl_plugins.balance"]
-    assert ("balance.one_policy", "marl_plugins.balance") in found_by(build_plan, words)
-    seed = ["--policy.coder.actor.model_name_or_path", "tiny:seed=1"]
-    assert "balance.unlike" in {code for code, *_ in found_by(build_plan, [*words, *seed])}
 
 
 @pytest.fixture(scope="module")
@@ -604,19 +568,6 @@ def test_an_engine_that_mixes_adapters_and_model_up_is_not_used(wrong):
 def test_an_adapter_is_seen_where_other_tokens_are_as_likely():
     """A random model's: one in four runs of a 10 M one was refused."""
     run(engine_of(flat=True).load_state([piece(BLOB)], "p", 1))
-
-
-def test_an_engine_is_probed_once_for_each_adapter():
-    async def go():
-        engine = engine_of()
-        for version in (1, 2, 3):
-            await engine.load_state([piece(BLOB)], "p", version)
-        return engine.llm.pushed, engine.llm.asked
-
-    (pushed, asked), _ = run(go())
-    assert pushed == [1] * 4 and asked == ["", "", "p@probe"]
-    with pytest.raises(RunEnded):
-        run(engine_of().load_state([piece(BLOB)], "still", 1))
 
 
 def test_an_engine_of_one_policy_answers_with_what_it_holds_whoever_is_asked():

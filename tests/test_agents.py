@@ -20,20 +20,16 @@ from pathlib import Path
 import aiohttp
 import jinja2
 import pytest
-import yaml
-from simulated import CharacterChat, make_trajectory, simulated_engine, without_seconds
+from simulated import CharacterChat, simulated_engine, without_seconds
 
 from marl_plugins.builtin.agents.metrics import ProgramCounts
-from marl_plugins.builtin.agents.requests import SentTool
 from marl_plugins.builtin.agents.section import AgentConfig
 from marl_plugins.builtin.agents.server import AgentEndpoint
 from marl_plugins.builtin.agents.session import EndpointSession, SentToolFormats
 from marl_plugins.builtin.agents.workflow import AgentWorkflow
-from marl_plugins.commands.doctor.needs import imported_modules
 from marl_plugins.core.calls import TAGGED, parse_call
 from marl_plugins.core.conversation import ChatFormat
 from marl_plugins.core.failures import (
-    AgentFailure,
     ConfigurationError,
     InfrastructureFailure,
     RunPaused,
@@ -41,11 +37,10 @@ from marl_plugins.core.failures import (
 from marl_plugins.core.recipe.prompts import prompt_renderer
 from marl_plugins.core.roles import RoleSpec, Sampling
 from marl_plugins.core.tools import Tool
-from marl_plugins.core.trajectory import Generation, Task, ToolResult, Trajectory
+from marl_plugins.core.trajectory import Generation, Task, ToolResult
 from marl_plugins.core.workflow import calls_of, run_workflow
 from marl_plugins.engine.plan.build import build_plan
 from marl_plugins.engine.plan.fingerprint import fingerprint
-from marl_plugins.engine.plan.scripted_roles import ScriptedChat
 from marl_plugins.engine.plan.workflow_file import workflow_of
 from marl_plugins.engine.records.trajectory_record import from_record, to_record
 
@@ -254,22 +249,6 @@ def test_every_sequence_that_begins_with_a_history_has_a_reason(history, reason)
     assert [role for role, _ in last.shown] == ["user", "assistant", "user"]
 
 
-def test_two_branches_of_a_conversation_share_its_beginning():
-    async def client(post, session):
-        _, first = await post(model="a", messages=[user("hello")])
-        begun = [user("hello"), {"role": "assistant", "content": said(first)["content"]}]
-        return (
-            await asyncio.gather(
-                *(post(model="a", messages=[*begun, user(text)]) for text in ("left", "right"))
-            )
-            and None
-        )
-
-    actions = served(client, specs("a")).actions
-    assert [a.before for a in actions] == [None, actions[0], actions[0]]
-    assert [a.notes for a in actions[1:]] == [{}, {"agents": {"reopened": "branch"}}]
-
-
 def test_branches_that_are_asked_for_at_once_are_recorded_alike_whatever_the_delays():
     """Their answers are shown to another role, each once."""
 
@@ -369,12 +348,6 @@ class CharacterTokenizer:
         return text.replace("^", "") if skip_special_tokens else text
 
 
-class NoSystem(CharacterTokenizer):
-    """Its template refuses system messages, as some do."""
-
-    chat_template = "{% if messages[0].role == 'system' %}{{ missing.name }}{% endif %}" + TEMPLATE
-
-
 class NamedAnswers(CharacterTokenizer):
     """Its template shows the id of a call with its answer."""
 
@@ -466,19 +439,6 @@ def test_tools_that_a_program_sends_are_shown_found_and_recorded():
     assert trajectory.answer == "It is 3."
 
 
-def test_what_a_rehearsal_was_shown_is_shown_in_no_run():
-    formats, rehearsed, real = SentToolFormats(), calling()["a"], calling()["a"]
-    assert (
-        formats.spec(replace(rehearsed, chat=ScriptedChat()), [SentTool(**ADD)]).chat.opening(
-            [user("?")]
-        )
-        == ()
-    )
-    assert "".join(
-        map(chr, formats.spec(real, [SentTool(**ADD)]).chat.opening([user("?")]))
-    ).startswith("s:{")
-
-
 def test_calls_that_nobody_answers_are_scored_at_the_end():
     async def score(action, seen):
         return 0.5
@@ -488,17 +448,6 @@ def test_calls_that_nobody_answers_are_scored_at_the_end():
 
     trajectory = served(client, calling(), scripted(CALL), score_action=score)
     assert trajectory.actions[0].score == 0.5 and trajectory.actions[0].tool_results == ()
-
-
-def test_an_agent_that_is_called_as_a_tool_has_seen_the_arguments():
-    call = CALL.replace('{"b": 2, "a": 1}', '{"question": "how many pens"}')
-
-    async def client(post, session):
-        await post(model="a", messages=[user("1+2?")], tools=[ADD])
-        await post(model="a", messages=[user("Asked: how many pens?")])
-
-    first, second = served(client, calling(), scripted(call, "four")).actions
-    assert second.derived == (first.path,)
 
 
 @pytest.mark.parametrize(
@@ -516,18 +465,6 @@ def test_tools_that_a_role_cannot_be_shown_are_refused_with_the_reason(roles, re
         assert status == 400 and reason in answer["error"]["message"]
 
     assert not served(client, roles()).actions
-
-
-def test_messages_that_a_chat_template_refuses_are_the_programs_mistake():
-    async def client(post, session):
-        status, _ = await post(
-            model="a", messages=[{"role": "developer", "content": "x"}, user("y")]
-        )
-        assert status == 400
-        status, _ = await post(model="a", messages=[user("y")])
-        assert status == 200
-
-    assert len(served(client, calling(NoSystem()), scripted("fine")).actions) == 1
 
 
 def test_the_client_of_openai_in_all_its_ways():
@@ -622,21 +559,6 @@ def test_a_client_that_leaves_a_stream_disturbs_nobody():
     assert trajectory.answer and trajectory.infrastructure_failure is None
 
 
-def test_a_stream_says_that_it_is_alive_and_what_went_wrong(monkeypatch):
-    monkeypatch.setattr("marl_plugins.builtin.agents.server.QUIET_SECONDS", 0.05)
-
-    async def slow(call):
-        await asyncio.sleep(0.2)
-        raise AgentFailure("context", "too long")
-
-    async def client(post, session):
-        status, text = await post(model="a", messages=[user("hello")], stream=True)
-        return f"{status} {text}"
-
-    answer = served(client, specs("a"), slow).answer
-    assert answer.startswith("200 : ") and "too long" in answer
-
-
 # --- who saw whom
 # --------------------------------------------------------------------------------------------------
 
@@ -701,9 +623,6 @@ ANSWER = {"role": "tool", "tool_call_id": "call_1", "content": "7"}
 BAD = {
     "an unknown model": (404, {"model": "c", "messages": [user("x")]}),
     "no messages": (400, {"model": "a", "messages": []}),
-    "a message that is no object": (400, {"model": "a", "messages": ["x"]}),
-    "a message without role": (400, {"model": "a", "messages": [{"content": "x"}]}),
-    "an unknown role": (400, {"model": "a", "messages": [{"role": "wizard", "content": "x"}]}),
     "an image": (
         400,
         {
@@ -713,15 +632,8 @@ BAD = {
     ),
     "several answers": (400, {"model": "a", "messages": [user("x")], "n": 2}),
     "a forced call": (400, {"model": "a", "messages": [user("x")], "tool_choice": "required"}),
-    "a form": (
-        400,
-        {"model": "a", "messages": [user("x")], "response_format": {"type": "json_object"}},
-    ),
-    "a bias": (400, {"model": "a", "messages": [user("x")], "logit_bias": {"1": 5}}),
     "an answer to no call": (400, {"model": "a", "messages": [user("x"), ANSWER]}),
-    "half a surrogate": (400, {"model": "a", "messages": [user("\ud800")]}),
     "a full context": (400, {"model": "a", "messages": [user("x" * 6000)]}),
-    "ten thousand messages": (400, {"model": "a", "messages": [user("x")] * 10_000}),
     "tools without `calls`": (
         400,
         {
@@ -730,18 +642,13 @@ BAD = {
             "tools": [{"type": "function", "function": {"name": "f"}}],
         },
     ),
-    "not a whole number": (400, {"model": "a", "messages": [user("x")], "max_tokens": 0}),
     "an id that is nobody's": (
         400,
         {"model": "a", "messages": [user("x")], "headers": {"x-marl-after": "a.1234"}},
     ),
     "another key": (401, {"model": "a", "messages": [user("x")], "key": "marl-other"}),
     "no JSON": (400, {"raw": b"{"}),
-    "a list": (400, {"raw": b"[]"}),
-    "nothing": (400, {"raw": b""}),
-    "deep JSON": (400, {"raw": b'{"model": "a", "messages": ' + b"[" * 100_000}),
     "65 MB": (413, {"raw": b" " * (65 * 2**20)}),
-    "another path": (404, {"path": "/embeddings", "model": "a"}),
 }
 
 
@@ -779,18 +686,6 @@ def test_an_engines_failure_is_503_and_loses_the_trajectory_whatever_the_program
     assert (trajectory.infrastructure_failure, trajectory.answer) == ("engines", None)
 
 
-def test_a_bug_of_the_run_ends_it(tmp_path):
-    async def generate(call):
-        raise ZeroDivisionError("a bug")
-
-    with pytest.raises(ZeroDivisionError):
-        played(
-            tmp_path,
-            "def main(prompt):\n    return ask('worker', prompt)['content']\n",
-            generate=generate,
-        )
-
-
 # --- retries
 # --------------------------------------------------------------------------------------------------
 
@@ -820,10 +715,6 @@ def test_a_marked_repeat_gets_the_first_answer_and_an_unmarked_one_another():
 
 # --- programs that fail
 # --------------------------------------------------------------------------------------------------
-
-
-def lines_of(trajectory):
-    return (trajectory.infrastructure_failure or trajectory.agent_failure), trajectory.detail
 
 
 @pytest.mark.parametrize(
@@ -947,17 +838,6 @@ def test_requests_on_their_way_end_with_the_program(tmp_path):
     assert time.monotonic() - began < 30
 
 
-def test_async_functions_and_all_parameters(tmp_path):
-    text = """
-    import os
-    async def main(prompt, endpoint, item):
-        assert endpoint.base_url == os.environ["OPENAI_BASE_URL"] and endpoint.api_key == os.environ["OPENAI_API_KEY"]
-        assert not hasattr(item, "label") and "42" not in os.environ["MARL_TASK"]
-        return f"{prompt} {item.id} {item.metadata['unit']} {ask('worker', prompt)['role']}"
-    """
-    assert played(tmp_path, text).answer == "how many? t boxes assistant"
-
-
 def test_at_most_so_many_programs_run_at_once(tmp_path):
     running, most = set(), []
 
@@ -1012,28 +892,6 @@ def test_a_run_that_is_killed_leaves_no_program(tmp_path):
             break
         time.sleep(0.05)
     assert len(numbers) == 2 and not any(Path(f"/proc/{number}").exists() for number in numbers)
-
-
-def test_many_programs_at_once_wait_for_the_launcher(tmp_path):
-    """More than its queue has room for, and more than there are places."""
-    workflow = program(
-        tmp_path,
-        "import time\ntime.sleep(0.05)\ndef main(prompt):\n    return prompt\n",
-        concurrency=400,
-    )
-
-    async def many():
-        return await asyncio.gather(
-            *(
-                trajectory_of(workflow, specs("worker"), task=Task(str(n), str(n)))
-                for n in range(300)
-            )
-        )
-
-    found = asyncio.run(many())
-    assert [t.answer for t in found] == [str(n) for n in range(300)], next(
-        t.detail for t in found if not t.answer
-    )
 
 
 def test_a_launcher_that_dies_is_replaced(tmp_path):
@@ -1097,42 +955,6 @@ def test_trajectories_may_share_one_process(tmp_path):
     assert "exit code 5" in gone.detail and others[0].infrastructure_failure == "program"
     (again,) = asyncio.run(all_of("a"))
     assert again.answer.split()[:2] != first.answer.split()[:2]  # a process of its own
-
-
-LATE = """
-import concurrent.futures, os, sys
-
-def known():
-    return str("concurrent.futures.thread" in sys.modules)
-
-def main(prompt, item):
-    {first}
-    before = known()
-    concurrent.futures.ThreadPoolExecutor  # the library imports it now
-    return before
-"""
-
-
-@pytest.mark.parametrize(
-    ("first", "later"),
-    [
-        ("pass", "True"),
-        ("os.environ['OF_THE_PROGRAM'] = item.id", "False"),
-        ("import wave", "False"),
-    ],
-)
-def test_what_libraries_import_late_is_imported_once_unless_the_program_may_have_prepared_it(
-    first, later, tmp_path
-):
-    workflow = program(tmp_path, LATE.format(first=first))
-
-    async def one_after_the_other():
-        return [
-            (await trajectory_of(workflow, specs("worker"), task=Task(n, "?"))).answer
-            for n in "abc"
-        ]
-
-    assert asyncio.run(one_after_the_other()) == ["False", later, later]
 
 
 @pytest.mark.parametrize("kind", ["forked", "shared", "command"])
@@ -1200,26 +1022,6 @@ def test_a_step_of_which_more_than_half_is_lost_ends_the_run_after_the_step_befo
         asyncio.run(trainer.fit(0))
     (entry,) = map(json.loads, (tmp_path / "ledger.jsonl").read_text().splitlines())
     assert entry["lost"] == {"program": 2} and trainer.saving.last == 1
-
-
-def test_a_step_of_lost_programs_ends_the_run_with_the_last_traceback():
-    counts = ProgramCounts(3)
-    lost = Trajectory(
-        Task("t", "?"), 0, 1, infrastructure_failure="program", detail="KeyError: 'x'"
-    )
-    counts.arrived(lost)
-    counts.arrived(Trajectory(Task("t", "?"), 1, 1, infrastructure_failure="engines"))
-    with pytest.raises(RunPaused) as caught:
-        counts.arrived(lost)
-    assert "KeyError: 'x'" in str(caught.value)
-
-
-def test_what_is_reopened_is_counted_by_role_and_reason():
-    counts, trajectory = ProgramCounts(1), make_trajectory({"a": [], "b": []})
-    for action, reason in zip(trajectory.actions, ("edited", "branch"), strict=True):
-        action.notes = {"agents": {"reopened": reason}}
-    counts.arrived(trajectory)
-    assert counts.metrics() == {"role/a/reopened/edited": 1.0, "role/b/reopened/branch": 1.0}
 
 
 @pytest.mark.parametrize("shared", [False, True])
@@ -1384,26 +1186,6 @@ def test_a_command_is_one_of_the_recipes_folder_wherever_it_is_planned(
     assert fingerprint(plan)["files"][f"agent {words.split()[-1]}"][1]
 
 
-def test_what_a_program_of_another_python_imports_need_not_be_here(recipe):
-    for python, here in (("", True), (f", python: {sys.executable}", False)):
-        (recipe / "recipe.yaml").write_text(RECIPE.replace("agent.py}", f"agent.py{python}}}"))
-        assert (
-            "client" in imported_modules(build_plan(["--recipe", str(recipe / "recipe.yaml")]).run)
-        ) == here
-
-
-def test_a_command_that_names_no_file_is_rehearsed_too(recipe):
-    (recipe / "recipe.yaml").write_text(RECIPE.replace("{file: agent.py}", "{command: [cat]}"))
-    assert [code for code, *_ in codes_of(recipe)] == ["rehearsal.no_call"]
-
-
-def test_a_role_that_nobody_calls_is_named(recipe):
-    (recipe / "recipe.yaml").write_text(
-        RECIPE.replace("roles: {", "roles: {idle: {max_new_tokens: 4}, ")
-    )
-    assert [code for code, *_ in codes_of(recipe)] == ["rehearsal.never_called"]
-
-
 def test_without_the_servers_library_a_recipe_with_a_program_is_refused(recipe, monkeypatch):
     monkeypatch.setattr("marl_plugins.builtin.agents.find_spec", lambda name: None)
     assert "agents.extra" in [code for code, *_ in codes_of(recipe)]
@@ -1423,13 +1205,6 @@ NEEDS = {
 PYTHON = os.environ.get("MARL_AGENTS_PYTHON")
 """Another Python in which the frameworks are installed, for people who look at them."""
 THERE = [name for name, module in NEEDS.items() if PYTHON or find_spec(module)]
-
-
-def test_examples_are_short_and_know_nothing_of_this_package():
-    programs = {name: yaml.safe_load((EXAMPLES / f"{name}.yaml").read_text()) for name in NEEDS}
-    for name, recipe in programs.items():
-        text = (EXAMPLES / recipe.get("agent", {"file": "plain_client.py"})["file"]).read_text()
-        assert len(text.splitlines()) <= 40 and "marl" not in text and NEEDS[name] in text
 
 
 @pytest.mark.parametrize("name", THERE)

@@ -223,12 +223,6 @@ def test_a_run_that_is_cut_short_and_continued_is_the_whole_one(tmp_path):
     assert records(tmp_path / "cut") == records(tmp_path / "whole")
 
 
-def test_waiting_rollouts_go_with_the_saved_steps_that_name_them(tmp_path):
-    trained(tmp_path, 2)
-    kept = sorted(path.name for path in (tmp_path / "checkpoints" / "waiting").iterdir())
-    assert kept == ["step5.jsonl"]  # of the two steps that are kept the last has none
-
-
 @pytest.mark.parametrize(
     ("before", "after", "expected"), [(0, 1, 3), (2, 1, 3), (1, 0, 3), (1, 2, 2)]
 )

@@ -12,11 +12,8 @@ from simulated import make_trajectory
 
 from marl_plugins.builtin import behaviour as plugin
 from marl_plugins.core.ledger import Ledger
-from marl_plugins.engine.records.behaviour import ALARM, MIN_TRAJECTORIES, Behaviour, alarms, welch
-from marl_plugins.engine.records.display import Display
+from marl_plugins.engine.records.behaviour import ALARM, MIN_TRAJECTORIES, Behaviour, welch
 from marl_plugins.engine.records.intervals import wilson
-from marl_plugins.engine.records.report import legend, summarise
-from marl_plugins.engine.records.step_table import WIDTH_CHARS, StepTable
 from marl_plugins.engine.runtime.metrics import summary
 
 
@@ -108,11 +105,6 @@ def test_no_alarm_where_success_rises_too_or_the_score_does_not(score, success):
     assert sum(raised) <= 1
 
 
-def test_few_held_out_tasks_cannot_tell_and_raise_no_alarm():
-    raised = [any(told(seed, rising(0.5, 0.6), flat(0.3), tasks=8)) for seed in SEEDS]
-    assert sum(raised) <= 1
-
-
 def test_there_is_no_alarm_before_there_are_evaluations_to_compare():
     assert told(1, flat(0.5), flat(0.5), evaluations=MIN_TRAJECTORIES - 1) == []
     behaviour = Behaviour()
@@ -168,53 +160,3 @@ def test_a_resumed_run_repeats():
 
 # --- who is told
 # --------------------------------------------------------------------------------------------------
-
-RAISED = {
-    "step": 12.0,
-    ALARM: 1.0,
-    f"{ALARM}/score": 0.12,
-    f"{ALARM}/success": -0.01,
-    "alarm/other": 0.0,
-}
-
-
-def test_only_what_is_raised_is_an_alarm():
-    assert alarms(RAISED) == {"reward_hacking": "score +0.120, success -0.010"}
-    assert alarms({"alarm/mine": 1, "alarm/mine/a/b": 0.5, "alarm/mine/c": None}) == {
-        "mine": "a/b +0.500"
-    }
-
-
-def test_the_console_marks_the_step_and_says_why(capsys):
-    Display(False, ["a"]).step(RAISED, 40, None)
-    _, row, said = capsys.readouterr().out.splitlines()
-    assert row.split()[:2] == ["12/40", "-!"]
-    assert (
-        said
-        == "step 12: alarm reward_hacking: score +0.120, success -0.010 (openrlhf docs metrics)"
-    )
-    table = StepTable(["a"], 40)
-    header, *rows = table.lines(RAISED | {"outcome/mean": 1.0}, None)
-    assert rows == [rows[0]] and len(rows[0]) == len(header) <= WIDTH_CHARS and "1.000!" in rows[0]
-
-
-def test_the_console_says_an_alarm_once_for_as_long_as_it_lasts(capsys):
-    """A step that cannot tell neither ends it nor begins it anew."""
-    display, said = Display(False, ["a"]), []
-    for step, value in enumerate([1.0, 1.0, None, 1.0, 0.0, 1.0, 1.0]):
-        display.step({"step": float(step), **({} if value is None else {ALARM: value})}, 40, None)
-        said += [
-            step for line in capsys.readouterr().out.splitlines() if "alarm reward_hacking" in line
-        ]
-    assert said == [0, 5]
-
-
-def test_the_report_names_the_steps_with_an_alarm():
-    steps = [
-        {"step": n, "role/a/truncated": n / 10, "role/a/score": 0.5} | ({ALARM: float(n > 4)})
-        for n in range(1, 7)
-    ]
-    found = summarise(steps, ["a"])
-    assert found["alarms"] == {"reward_hacking": [5, 6]}
-    assert "Alarm reward_hacking after steps 5, 6" in legend(found)
-    assert found["roles"]["a"]["truncated"] == pytest.approx([0.15, 0.55])

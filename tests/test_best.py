@@ -3,18 +3,14 @@ weights kept apart."""
 
 import asyncio
 import json
-import math
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from refusals import refused
 from simulated_run import simulated_trainer
 from test_checkpoints import RUN, saved
 
-from marl_plugins.core.recipe.shipped import recipes_root
 from marl_plugins.core.trajectory import EVALUATION, Task, Trajectory
-from marl_plugins.engine.plan.build import build_plan
 from marl_plugins.engine.plan.resume import manifest_of, read_manifest, saved_steps, tag
 from marl_plugins.engine.records.best import Best, kept_apart, put_back
 from marl_plugins.engine.records.read import RunReader
@@ -63,23 +59,6 @@ def test_one_lucky_evaluation_is_not_the_best_step():
     for step, value in enumerate([0.3, 0.7, 0.3, 0.5, 0.55, 0.6, 0.6]):
         best.see(step, {"m": value})
     assert best.step == 6
-
-
-def test_evaluations_without_the_metric_and_other_metrics_change_nothing():
-    best = Best("m")
-    best.see(1, {"m": 0.5})
-    assert (
-        not best.see(2, {}) and not best.see(3, {"other": 1.0}) and not best.see(4, {"m": math.nan})
-    )
-    assert best.metrics() == {"best/smoothed": 0.5, "best/step": 1.0}
-    off = Best("")
-    assert not off.see(1, {"": 1.0}) and off.metrics() == {}
-    other = Best("eval/outcome/solver")
-    other.restore(best.state(), [1])
-    assert (other.smoothed, other.step) == (None, 0)
-    gone = Best("m")
-    gone.restore(best.state(), [4])  # its step is no longer kept
-    assert (gone.smoothed, gone.step, gone.value) == (0.5, 0, None)
 
 
 def test_the_best_step_is_kept_beside_the_last_ones(tmp_path):
@@ -183,56 +162,6 @@ def test_a_run_keeps_the_best_step_of_all_policies_apart_from_the_last(tmp_path)
     ] == 0.0
     told = "Best step: 3 (0.515 on average over the evaluations so far); its weights are in best/."
     assert told in legend(summarise(metrics, ["a"]))
-
-
-def test_an_evaluation_without_the_metric_is_said(tmp_path, capsys):
-    trainer = trained(tmp_path, "eval/outcome/a")  # the grader gives one outcome for the team
-    assert (
-        "--ckpt.best_metric_key eval/outcome/a: the evaluation after step 6 has no such number"
-        in capsys.readouterr().out
-    )
-    assert trainer.best.step == 0 and not (tmp_path / "best").exists()
-
-
-def test_without_the_flag_only_the_last_steps_are_saved(tmp_path):
-    trained(tmp_path, "none")
-    assert saved_steps(tmp_path / "checkpoints") == [6] and not (tmp_path / "best").exists()
-    assert not any(name.startswith("best/") for m in RunReader(tmp_path).metrics() for name in m)
-
-
-TINY = str(recipes_root() / "mathchat" / "tiny.yaml")
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (
-            ["eval/outcom"],
-            "eval/outcom: is no metric of the evaluations; did you mean 'eval/outcome'?",
-        ),
-        (["eval/type/none"], "eval/type/none: is no metric of the evaluations"),
-        (
-            ["eval_default_pass1"],
-            "is no metric of the evaluations; valid: eval/outcome, eval/outcome/coder",
-        ),
-        (
-            ["eval/outcome", "--eval.steps", "-1"],
-            "nothing is evaluated, so no step is the best: give --eval.steps N",
-        ),
-    ],
-)
-def test_a_metric_by_which_no_step_can_be_the_best_is_refused(words, said):
-    with refused(("tasks.best_metric", "ckpt.best_metric_key")) as caught:
-        build_plan(["--recipe", TINY, "--ckpt.best_metric_key", *words])
-    assert said in str(caught.value.problems[0])
-
-
-@pytest.mark.parametrize("key", ["none", "eval/outcome", "eval/outcome/verifier", "eval/type/plus"])
-def test_metrics_that_evaluations_have_are_taken(key):
-    assert (
-        build_plan(["--recipe", TINY, "--ckpt.best_metric_key", key]).run.args.ckpt.best_metric_key
-        == key
-    )
 
 
 def test_outcomes_by_type_are_means_over_tasks():

@@ -345,20 +345,3 @@ def test_what_a_server_asks_for_is_in_no_branch(chat):
     trajectory, _ = asyncio.run(played(workflow, chat, 1))
     twins = [action.path for action in trajectory.actions if action.role == "critic"]
     assert twins == [twins[0], f"{twins[0]}+1", f"{twins[0]}+2"]
-
-
-def test_a_task_factory_of_the_loop_still_makes_the_tasks(chat):
-    made = []
-
-    def factory(loop, work):  # as they were before Python 3.11, without `context`
-        made.append(work)
-        return asyncio.Task(work, loop=loop)
-
-    async def with_factory():
-        asyncio.get_running_loop().set_task_factory(factory)
-        first, again = await played(nested, chat, 0), await played(nested, chat, 1)
-        assert len(made) == 2 * 3 * (1 + 2 + 2)
-        return first, again
-
-    (first, seeds), (again, same_seeds) = asyncio.run(with_factory())
-    assert said(first) == said(again) and seeds == same_seeds

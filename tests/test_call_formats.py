@@ -12,14 +12,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from refusals import found_by, refused
 
-from marl_plugins.core.calls import calls_in, outside_thinking, parse_call
+from marl_plugins.core.calls import calls_in, parse_call
 from marl_plugins.core.conversation import ChatFormat
 from marl_plugins.core.rows import Row
 from marl_plugins.core.sequences import sequences_of
 from marl_plugins.core.tools import Function, FunctionCall, Tool
 from marl_plugins.core.trajectory import Generation, Task, ToolResult
 from marl_plugins.core.workflow import RoleSpec, Sampling, run_workflow
-from marl_plugins.engine.hosts.vllm_parsers import parser_names
 from marl_plugins.engine.records.trajectory_record import from_record, to_record
 
 pytest.importorskip("vllm")
@@ -166,33 +165,6 @@ def test_no_answer_stops_a_parser(parts):
 pythonic, llama = finder("pythonic"), finder("llama3_json")
 
 
-def test_a_role_without_tools_of_its_own_has_a_parser_too():
-    """Its program sends them with each request (marl_plugins.agents), and the run starts before the
-    first."""
-    assert find_calls("hermes", None, tokenizer, [])(tagged("add", {"a": 1})) == [
-        FunctionCall("add", {"a": 1})
-    ]
-
-
-@pytest.mark.parametrize(
-    ("calls", "text"),
-    [
-        ("llama3_json", '{"name": "order", "parameters": {"item": "pen", "count": 2}}'),
-        ("pythonic", '[order(item="pen", count=2)]'),
-        (
-            "qwen3_coder",
-            "<tool_call>\n<function=order>\n<parameter=item>\npen\n</parameter>\n<parameter=count>\n2\n</parameter>\n</function>\n"
-            "</tool_call>",
-        ),
-    ],
-)
-def test_other_formats_of_vllm(calls, text):
-    find = finder(calls)
-    for _ in range(2):  # what it has read does not matter to what it reads
-        assert find(text) == [FunctionCall("order", {"item": "pen", "count": 2})]
-        assert find("nothing") == []
-
-
 ONE, TWO = tagged("price", {"item": "one"}), tagged("price", {"item": "two"})
 
 
@@ -213,36 +185,6 @@ def test_what_is_only_thought_is_no_call(text, items, reasoning):
     if reasoning == "qwen3" and "</think>" not in text:
         items = ["one"]  # a call ends the thinking, as vLLM reads this model
     assert [call.arguments["item"] for call in finder(reasoning=reasoning)(text)] == items
-
-
-@pytest.mark.parametrize(
-    ("text", "rest"),
-    [
-        ("a<think>b</think>c<think>d", "ac"),
-        ("a</think>b", "b"),
-        ("<think>a</think><think>b</think>c", "c"),
-        ("a", "a"),
-    ],
-)
-def test_thinking_is_taken_out(text, rest):
-    assert outside_thinking(text) == rest
-
-
-def test_an_unclosed_call_is_one_and_a_broken_one_is_none():
-    assert hermes(ONE.removesuffix("</tool_call>")) == [FunctionCall("price", {"item": "one"})]
-    assert hermes(ONE.replace('"}}', "")) == []
-    assert hermes('<tool_call>{"name": "price", "arguments": [1]}</tool_call>') == [
-        FunctionCall("price", [1])
-    ]
-
-
-def test_names_of_parsers_are_read_without_importing_vllm():
-    from vllm.reasoning import ReasoningParserManager
-    from vllm.tool_parsers import ToolParserManager
-
-    assert set(parser_names("calls")) >= {"hermes", "llama3_json"}
-    assert set(parser_names("calls")) == set(ToolParserManager.list_registered())
-    assert set(parser_names("reasoning")) == set(ReasoningParserManager.list_registered())
 
 
 def test_a_parser_that_does_not_fit_is_refused():

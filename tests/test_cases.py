@@ -1,7 +1,6 @@
 """Cases: problems that a graph's nodes generate, show and verify."""
 
 import asyncio
-import random
 import textwrap
 from types import SimpleNamespace
 
@@ -169,40 +168,6 @@ def test_a_case_that_is_no_json_ends_the_run(tmp_path, made):
         play(workflow_of(tmp_path, ONE, addition=sums(case=lambda rng, given: made)))
 
 
-@pytest.mark.parametrize("fields", ["text", None, {1: "x"}])
-def test_a_prompt_is_fields_by_name(tmp_path, fields):
-    with pytest.raises(RecipeError):
-        play(workflow_of(tmp_path, ONE, addition=sums(prompt=lambda case: fields)))
-
-
-def test_what_a_generator_is_given_is_its_own_copy(tmp_path):
-    seen = []
-
-    def case(rng, given):
-        seen.append(list(given))
-        given.append(0)
-        return given
-
-    graph = """
-    nodes:
-      a: {let: "[1]"}
-      b: {role: solver, case: addition, given: a}
-      c: {role: solver, case: addition, given: a, after: [b]}
-    give: c.score
-    """
-    generator = sums(
-        case=case, prompt=lambda case: {"problem": "x"}, verify=lambda value, case: len(case) / 2
-    )
-    assert play(workflow_of(tmp_path, graph, addition=generator)).answer == "1.0" and seen == [
-        [1],
-        [1],
-    ]
-
-
-# --- what is refused
-# --------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("node", "codes"),
     [
@@ -222,12 +187,8 @@ def test_a_node_whose_case_is_not_there_is_refused_by_line(tmp_path, node, codes
     ]
 
 
-def test_only_a_case_has_a_score(tmp_path):
-    graph = (
-        "nodes:\n  a: {role: solver, with: {problem: task.prompt}}\n  b: {let: a.score}\ngive: b"
-    )
-    _, (problem,) = compiled(tmp_path, graph, SOLVER, cases={"addition": sums()})
-    assert problem.code == "graph.attribute"
+# --- what is refused
+# --------------------------------------------------------------------------------------------------
 
 
 RECIPE = """
@@ -289,10 +250,6 @@ def planned(tmp_path):
     return plan
 
 
-def test_a_recipe_of_cases_alone_is_planned(planned):
-    assert planned() == []
-
-
 @pytest.mark.parametrize(
     ("changed", "expected"),
     [
@@ -323,14 +280,3 @@ def test_a_verifier_that_never_returns_is_found_before_the_start(planned, monkey
         "return float(value == sum(case))", "import time\n        time.sleep(5)\n        return 0.0"
     )
     assert "rehearsal.blocks" in [code for code, *_ in planned(cases_py=slow)]
-
-
-def test_a_recipe_without_the_key_says_where_cases_come_from(planned):
-    assert ("graph.case", f"{planned.folder}/graph.yaml:3") in planned(
-        recipe_yaml=RECIPE.replace("cases: cases.py\n", "")
-    )
-
-
-def test_a_generator_draws_from_its_own_source_of_chance():
-    drawn = {tuple(sums().case(random.Random(3), None).items()) for _ in range(3)}
-    assert len(drawn) == 1

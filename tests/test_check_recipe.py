@@ -4,12 +4,10 @@ mapping."""
 import json
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from marl_plugins.cli import main
-from marl_plugins.contracts import graders, mappings
-from marl_plugins.contracts.labels import check_labels, spaced, texts_of, wrong_for
+from marl_plugins.contracts import graders
+from marl_plugins.contracts.labels import check_labels
 from marl_plugins.engine.manager import Plugins
 from marl_plugins.engine.plan.build import draft_plan
 
@@ -59,45 +57,6 @@ def labels_of(folder):
 
 # --- labels
 # --------------------------------------------------------------------------------------------------
-
-
-@given(st.one_of(st.text(min_size=1), st.integers().map(str)))
-def test_a_wrong_answer_is_another_text(text):
-    assert wrong_for(text) != text
-
-
-@pytest.mark.parametrize(
-    ("label", "texts"),
-    [
-        ("42", ["42"]),
-        (42, ["42"]),
-        ("so 6*7 is it\n#### 42", ["so 6*7 is it\n#### 42", "42"]),
-        (["a", "b"], ["a", "b"]),
-        ({"answer": ["a"], "other": "c"}, ["a"]),
-        ({"tests": "assert"}, []),
-        (None, []),
-        (" ", []),
-        ([["a"]], []),
-    ],
-)
-def test_the_texts_of_a_label(label, texts):
-    assert texts_of(label) == texts
-
-
-def test_wrong_answers_are_near_the_label():
-    assert [wrong_for(text) for text in ("42", "x = -5", "1/3", "Paris", "abba")] == [
-        "43",
-        "x = -6",
-        "1/4",
-        "siraP",
-        "abbax",
-    ]
-
-
-def test_tasks_are_evenly_spaced():
-    assert spaced(list(range(10)), 3) == [0, 4, 8] and spaced(list(range(10)), None) == list(
-        range(10)
-    ) == spaced(list(range(10)), 99)
 
 
 def test_a_good_grader_pays_every_label_and_nothing_else(recipe):
@@ -155,63 +114,6 @@ def test_a_grader_that_pays_everything_is_found(recipe, capsys):
     out = capsys.readouterr().out
     assert out.splitlines()[2].startswith("0 of 40")
     assert sum(" empty " in line and "''" in line for line in out.splitlines()) == 1  # 40 alike
-
-
-def test_a_workflow_that_fails_is_said_where_labels_are_not_paid(recipe, capsys):
-    workflow = (
-        "from marl_plugins import AgentFailure\n\n\nasync def run(task, roles, tools):\n"
-        "    await roles.a(problem=task.prompt)\n    raise AgentFailure('no_answer', 'none left')\n"
-    )
-    folder = recipe(workflow=workflow)
-    assert all("none left" in one.failure for one in labels_of(folder))
-    assert main(["recipes", "check", folder]) == 1
-    assert "no_answer" in capsys.readouterr().out
-
-
-def test_copies_of_held_out_tasks_are_found(recipe, capsys):
-    tasks = RECIPE["tasks.py"].replace("else 50", "else 15")
-    code, found = checked(recipe(tasks=tasks), capsys)
-    assert code == 1 and [p["code"] for p in found["data"]["problems"]] == ["tasks.leaked"]
-
-
-def test_tasks_that_are_there_twice_are_told(recipe, capsys):
-    tasks = (
-        RECIPE["tasks.py"]
-        .replace("{n}+1=", "1+1=")
-        .replace("str(n + 1)", "'2'")
-        .replace("f'1+1='", "f'1+{split}='")
-    )
-    code, found = checked(recipe(tasks=tasks), capsys)
-    assert (
-        code == 0
-        and found["data"]["twice"]["train"]["count"] == 19
-        and not found["data"]["problems"]
-    )
-
-
-def test_labels_that_are_no_answers_are_told_where_answers_are_known(recipe, capsys):
-    grader = (
-        "def score_outcome(trajectory):\n    return float(trajectory.answer == "
-        "f'<{trajectory.task.label}>')\n"
-    )
-    code, found = checked(recipe(grader=grader), capsys)
-    assert code == 1 and found["labels_are_answers"]
-    answers = (
-        "from marl_plugins.contracts.graders import GradedAnswers\n\n\ndef answers(tasks):\n"
-        "    yield GradedAnswers(tasks[0], ['<1>'], ['1'])\n"
-    )
-    code, found = checked(recipe(grader=grader, answers=answers), capsys)
-    assert code == 0 and not found["labels_are_answers"] and found["answers"][0]["fine"]
-
-
-def test_it_is_said_what_to_do_about_a_trick_that_is_paid(recipe, capsys):
-    answers = (
-        "from marl_plugins.contracts.graders import GradedAnswers\n\n\ndef answers(tasks):\n"
-        "    yield GradedAnswers(tasks[0], ['1'])\n"
-    )
-    folder = recipe(grader="def score_outcome(trajectory):\n    return 1.0\n", answers=answers)
-    assert main(["recipes", "check", folder, "--tasks", "2"]) == 1
-    assert "belongs into right=[...] of answers.py" in capsys.readouterr().out
 
 
 RIGHT = "    if trajectory.answer == trajectory.task.label:\n        {}\n    return 0.0\n"
@@ -301,25 +203,3 @@ def test_what_never_ends_is_left_behind_and_said_with_its_line(recipe, capsys, m
     assert main(["recipes", "check", recipe(**files)]) == 2
     error = capsys.readouterr().err
     assert line in error and ("never ends" in error or "bound the loop" in error)
-
-
-def test_a_mapping_whose_grader_never_ends_is_left_behind(recipe, capsys, monkeypatch):
-    """Tasks without a label are graded only there."""
-    monkeypatch.setattr(graders, "GRADER_SECONDS", 1.0)
-    monkeypatch.setattr(mappings, "MAPPING_SECONDS", 1.0)
-    tasks = RECIPE["tasks.py"].replace("str(n + 1)", "None")
-    grader = "import time\n\n\ndef score_outcome(trajectory):\n    time.sleep(1e6)\n"
-    assert main(["recipes", "check", recipe(tasks=tasks, grader=grader)]) == 2
-    assert "grader.py:5: " in capsys.readouterr().err
-
-
-def test_what_a_workflow_raises_where_a_label_is_the_answer_is_said_with_its_line(recipe, capsys):
-    last = (
-        "    last = await roles.b(problem=task.prompt)\n    return last if last.text != "
-        "task.label else last.tex\n"
-    )
-    workflow = RECIPE["workflow.py"].replace(
-        "    return await roles.b(problem=task.prompt)\n", last
-    )
-    assert main(["recipes", "check", recipe(workflow=workflow)]) == 2
-    assert "workflow.py:4: AttributeError" in capsys.readouterr().err

@@ -2,7 +2,6 @@
 missing."""
 
 import asyncio
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -67,13 +66,6 @@ def test_a_criterion_that_reads_the_label_without_saying_so_has_none_to_read(act
         judge([Criterion("cheats", 1, lambda a, s: a.text == s.label)], action, seen)
 
 
-@pytest.mark.parametrize("points", [(0.2, 0.7), (0.1, 0.2, 0.3), (1.1, 2.2, 3.3), (3, 7)])
-def test_all_points_held_are_a_score_of_10(points, action, seen):
-    assert (
-        judge([Criterion(str(p), p, lambda a, s: True) for p in points], action, seen).score == 10
-    )
-
-
 def test_mistakes_in_a_rubric_are_reported_together(tmp_path):
     file = tmp_path / "rubric.py"
     file.write_text(
@@ -135,142 +127,6 @@ def test_a_coach_reads_what_the_agent_saw_with_heads_and_tails_and_never_the_lab
     assert prompt_fields(action, last_of(seen), "")["label"] == SECRET
 
 
-def test_the_coach_needs_one_of_three_and_the_command_line_beats_the_recipe():
-    with refused(("coach.none", "marl_plugins.coach")):
-        build_plan(
-            [
-                "--recipe",
-                "tests/recipes/sums/tiny.yaml",
-                "--plugin",
-                "marl_plugins.coach",
-                "--dry-run",
-            ]
-        )
-    with refused(("flags.exclusive", "command line", "coach.model", "coach.rubric")):
-        build_plan(
-            [
-                *TINY,
-                "--dry-run",
-                "--coach.model",
-                "m",
-                "--coach.rubric",
-                "recipes/mathchat/tiny_rubric.py",
-            ]
-        )
-    assert asker_of(build_plan([*TINY, "--dry-run", "--coach.model", "m"]).run) is not None
-    assert asker_of(build_plan([*TINY, "--dry-run"]).run) is None
-
-
-def test_everything_wrong_with_the_flags_is_reported_together():
-    words = [
-        "--coach.model",
-        "m",
-        "--coach.timeout",
-        "0",
-        "--coach.budget",
-        "5",
-        "--coach.body",
-        "[1]",
-    ]
-    words += [
-        "--coach.max_missing",
-        "2",
-        "--coach.replay",
-        "x",
-        "--coach.record",
-        "y",
-        "--coach.concurrency",
-        "0",
-    ]
-    words += [
-        "--coach.retries",
-        "-1",
-        "--coach.budget_tokens",
-        "0",
-        "--coach.price_in",
-        "nan",
-        "--coach.prompt",
-        "nowhere.md",
-    ]
-    with pytest.raises(ConfigurationError) as caught:
-        build_plan([*TINY, "--dry-run", *words])
-    text = str(caught.value)
-    for part in (
-        "command line: --coach.timeout: 0 is out of range: expected above 0",
-        "--coach.budget counts dollars and needs --coach.price_in",
-        "--coach.body: expected a JSON object of request fields, got a list",
-        "--coach.max_missing: 2 is out of range: expected at least 0 and at most 1",
-        "--coach.concurrency: 0 is out of range: expected at least 1",
-        "--coach.retries: -1 is out of range: expected at least 0",
-        "--coach.budget_tokens: 0 is out of range: expected at least 1",
-        "--coach.price_in: nan is out of range: expected at least 0",
-        "--coach.replay answers from a recording",
-        "x: holds no verdicts",
-        "coach prompt: nowhere.md: cannot be read: No such file",
-    ):
-        assert part in text
-    with refused(("coach.irrelevant", "coach.timeout")):
-        build_plan([*TINY, "--dry-run", "--coach.timeout", "3"])
-    nobody = [
-        "--coach.ground_truth",
-        "none",
-        "--coach.last_prompt",
-        "recipes/mathchat/prompts/solver.md",
-    ]
-    with refused(
-        ("coach.last_prompt",),
-        ("prompt.placeholder", "coach prompt", "solver.md"),
-        ("prompt.missing", "coach prompt", "solver.md"),
-        ("prompt.missing", "coach prompt", "solver.md"),
-        ("prompt.missing", "coach prompt", "solver.md"),
-    ):
-        build_plan([*TINY, "--dry-run", "--coach.model", "m", *nobody])
-    with refused(("coach.empty_recording", "coach.replay")):
-        build_plan([*TINY, "--dry-run", "--coach.model", "m", "--coach.replay", "nowhere.jsonl"])
-
-
-def test_a_missing_prompt_of_a_role_is_reported_by_the_plan(tmp_path):
-    shutil.copytree(ROOT / "recipes" / "mathchat", tmp_path / "mine")
-    (tmp_path / "mine" / "prompts" / "tiny" / "coder.md").unlink()
-    with refused(("files.unreadable", "tiny.yaml:6", "roles.coder.prompt", "coder", "coder.md")):
-        build_plan(
-            ["--recipe", str(tmp_path / "mine" / "tiny.yaml"), "--coach.model", "m", "--dry-run"]
-        )
-
-
-def test_request_fields_reach_the_endpoint_as_they_are():
-    run = build_plan(
-        [
-            *TINY,
-            "--dry-run",
-            "--coach.model",
-            "m",
-            "--coach.body",
-            '{"temperature": null, "a.b": {"c": 1}}',
-        ]
-    ).run
-    assert asker_of(run).transport.endpoint.body == {"temperature": None, "a.b": {"c": 1}}
-
-
-def test_a_limit_at_which_verdicts_cannot_come_in_time_is_a_warning():
-    slow = [
-        *map(
-            str,
-            build_plan(
-                [*TINY, "--dry-run", "--coach.model", "m", "--coach.per_minute", "60"]
-            ).run.warnings,
-        )
-    ]
-    (warning,) = slow
-    assert "300 verdicts within --coach.deadline 300 s, and a step has some 384 actions" in warning
-    assert (
-        build_plan(
-            [*TINY, "--dry-run", "--coach.model", "m", "--coach.per_minute", "600"]
-        ).run.warnings
-        == ()
-    )
-
-
 def test_an_endpoint_that_is_down_is_reported_at_start_and_not_asked_by_a_dry_run(tmp_path):
     words = [*TINY, "--coach.model", "m", "--coach.base_url", "http://127.0.0.1:9/v1"]
     plan = build_plan([*words, "--coach.cache", str(tmp_path / "c.jsonl"), "--dry-run"])
@@ -292,19 +148,6 @@ def during(plan, work, purpose="train"):
             return await work()
 
     return asyncio.run(whole())
-
-
-def test_an_evaluation_needs_no_endpoint(tmp_path):
-    words = [
-        "--coach.model",
-        "m",
-        "--coach.base_url",
-        "http://127.0.0.1:9/v1",
-        "--coach.cache",
-        str(tmp_path / "c.jsonl"),
-    ]
-    during(build_plan([*TINY, *words, "--ckpt.output_dir", str(tmp_path)]), nothing, "evaluate")
-    assert not list(tmp_path.iterdir())
 
 
 def test_stopping_closes_the_connection_and_the_files(tmp_path):

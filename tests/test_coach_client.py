@@ -6,7 +6,6 @@ import json
 import re
 import time
 from dataclasses import replace
-from email.utils import formatdate
 
 import pytest
 from openai_server import Reply, eventually, nonce_in, openai_server, verdict
@@ -17,12 +16,9 @@ from marl_plugins.asking.cache import KeptAnswers
 from marl_plugins.asking.endpoint import CoachEndpoint
 from marl_plugins.asking.exchange import Redirect, _followed
 from marl_plugins.asking.limits import SpendingBudget
-from marl_plugins.asking.reading import seconds_of
-from marl_plugins.asking.request import JudgeRequest
 from marl_plugins.coach.model import PROMPTS, ModelCoach, Questions, read_prompt, trial_request
 from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure, RunPaused
 from marl_plugins.core.scoring import SeenLast
-from marl_plugins.core.trajectory import ToolResult
 
 SECRET = "the-label-42"
 
@@ -139,12 +135,6 @@ def different(action, seen, count):
     return [(replace(action, text=f"x{n}"), seen) for n in range(count)]
 
 
-def test_every_request_has_a_nonce_of_its_own(action, seen):
-    with openai_server(lambda body, n: verdict(body, 4)) as (url, bodies):
-        judge(coach_at(url, form="text"), *different(action, seen, 2))
-    assert len({nonce_in(b) for b in bodies}) == 2
-
-
 def test_the_same_question_at_the_same_time_is_asked_once_and_has_one_answer(action, seen):
     with openai_server(lambda body, n: Reply(verdict(body, n), seconds=0.1)) as (url, bodies):
         coach = coach_at(url, form="text")
@@ -173,15 +163,6 @@ def test_who_gives_up_on_a_shared_question_does_not_take_it_from_the_others(acti
     assert not left
 
 
-def test_an_answer_that_was_cut_off_holds_no_verdict(action, seen):
-    def answer(body, n):
-        return Reply(verdict(body, 1), finish="length") if n == 1 else verdict(body, 10)
-
-    with openai_server(answer) as (url, bodies):
-        assert judge(coach_at(url, form="text"), (action, seen))[0].score == 10
-    assert len(bodies) == 2
-
-
 def test_a_refusal_is_not_asked_again(action, seen):
     with openai_server(lambda body, n: Reply(refusal="I will not judge this.")) as (url, bodies):
         (failure,) = judge(coach_at(url, form="text"), (action, seen))
@@ -202,13 +183,6 @@ def test_a_repeat_does_not_queue_behind_everything_else(action, seen):
     with openai_server(answer) as (url, _):
         judge(coach_at(url, form="text", concurrency=2), *different(action, seen, 40))
     assert len(order) - 1 - order[::-1].index("0") < 20
-
-
-def test_retry_after_may_be_a_date():
-    assert seconds_of("7.5") == 7.5
-    assert 50 < seconds_of(formatdate(time.time() + 60, usegmt=True)) <= 60
-    assert seconds_of("Wed, 21 Oct 2015 07:28:00 GMT") == 0.0
-    assert seconds_of("soon") is None
 
 
 def test_a_text_with_half_a_surrogate_pair_is_kept(tmp_path, action, seen):
@@ -236,13 +210,8 @@ def test_a_budget_needs_an_endpoint_that_counts():
     "hurdle",
     [
         Reply("slow down", 429),
-        Reply("slow down", 429, headers={"Retry-After": "0.01"}),
         Reply("oops", 500),
-        Reply("busy", 503),
         Reply(raw=b'{"choices": [{"mess'),
-        Reply(raw=b'{"choices": []}'),
-        Reply(raw=b""),
-        Reply(raw=b"null"),
         Reply(reset=True),
         Reply(seconds=4.0),
     ],
@@ -341,20 +310,6 @@ def test_no_more_requests_are_in_flight_than_allowed_and_pauses_hold_no_place(ac
     assert 1 < most[0] <= 4
 
 
-def test_requests_per_minute_are_spaced(action, seen):
-    begun = []
-
-    def answer(body, n):
-        begun.append(time.monotonic())
-        return verdict(body, 5)
-
-    with openai_server(answer) as (url, _):
-        judge(coach_at(url, form="text", per_minute=1200), *different(action, seen, 16))
-    assert (
-        max(begun) - min(begun) >= 0.4
-    )  # fifteen more at 20 a second; the first may have been slow to arrive
-
-
 def test_kept_answers_are_not_asked_for_again_and_replay_needs_no_endpoint(tmp_path, action, seen):
     file = tmp_path / "verdicts.jsonl"
     with openai_server(lambda body, n: verdict(body, 6, says="Kept.")) as (url, bodies):
@@ -369,15 +324,6 @@ def test_kept_answers_are_not_asked_for_again_and_replay_needs_no_endpoint(tmp_p
     action.text = "something else"
     (failure,) = judge(offline, (action, seen))
     assert failure.kind == "coach_replay"
-
-
-def test_a_record_holds_what_was_served_from_the_cache_too(tmp_path, action, seen):
-    cache, record = tmp_path / "cache.jsonl", tmp_path / "deep" / "record.jsonl"
-    with openai_server(lambda body, n: verdict(body, 6)) as (url, bodies):
-        judge(coach_at(url, form="text", kept=kept_in(cache)), (action, seen))
-        judge(coach_at(url, form="text", kept=kept_in(cache, record)), (action, seen))
-    assert len(bodies) == 1
-    assert json.loads(record.read_text())["judgement"]["score"] == 6
 
 
 def test_what_the_answer_depends_on_is_in_the_key(action, seen):
@@ -406,12 +352,6 @@ def test_tokens_and_dollars_are_counted_and_a_spent_budget_asks_no_more(action, 
     assert "2400 tokens of --coach.budget_tokens 2400" in budget.spent()
 
 
-def test_fields_can_be_added_to_requests_and_taken_out(action, seen):
-    with openai_server(lambda body, n: verdict(body, 6)) as (url, bodies):
-        judge(coach_at(url, form="text", body={"temperature": None, "seed": 3}), (action, seen))
-    assert "temperature" not in bodies[0] and bodies[0]["seed"] == 3
-
-
 @pytest.mark.parametrize(
     ("answer", "code"),
     [
@@ -430,80 +370,9 @@ def test_the_probe_says_what_is_wrong_with_an_endpoint(answer, code):
             probe(coach)
 
 
-def test_the_same_question_has_the_same_key_as_in_earlier_releases(action, seen):
-    """So that what 0.1 recorded can be replayed."""
-
-    def keys(**settings):
-        coach = coach_at("http://127.0.0.1:9/v1", **settings)
-        return [coach.asker.cache.key(coach.questions.of(action, s)) for s in (seen, last_of(seen))]
-
-    assert keys() == ["8fdf3943b36654b6429658cbdaf662d2", "2dc76acd4c8b0467cae11c4a198ab35a"]
-    assert keys(form="json", body={"seed": 1}) == [
-        "51bf2181e70c2838080538d5295bcd57",
-        "2eb6f612a88eaea714eadaf03db2bed2",
-    ]
-
-
-def a_request():
-    """What another plugin may ask: a word, repeated."""
-    return JudgeRequest(
-        prompt=lambda nonce, form: f"Repeat {nonce}.",
-        parse=lambda text, nonce, form: {"word": text} if text == nonce else None,
-        again=lambda nonce, form: f"Repeat {nonce} alone.",
-        schema={},
-    )
-
-
-def ask(url, budget=None, **settings):
-    async def once():
-        asker = endpoint_asker(CoachEndpoint("grader", url, "m", form="text", **settings), budget)
-        try:
-            return await asker.judge(a_request())
-        finally:
-            await asker.close()
-
-    return asyncio.run(once())
-
-
-def test_another_plugins_messages_name_its_own_flags(tmp_path):
-    budget = SpendingBudget("grader", tokens=5)
-    with openai_server(
-        lambda body, n: re.findall(r"Repeat (\w+)", body["messages"][0]["content"])[0]
-    ) as (url, _):
-        assert len(ask(url, budget)["word"]) == 8
-        with pytest.raises(
-            InfrastructureFailure, match=r"110 tokens of --grader\.budget_tokens 5$"
-        ):
-            ask(url, budget)
-    with openai_server(lambda body, n: Reply(seconds=0.5)) as (url, _):
-        with pytest.raises(
-            InfrastructureFailure,
-            match=r"no answer within 0\.1 s \(--grader\.timeout\), after 0 repeats",
-        ):
-            ask(url, timeout=0.1, retries=0)
-        with pytest.raises(
-            InfrastructureFailure, match=r"no judgement within 0\.1 s \(--grader\.deadline\)"
-        ):
-            ask(url, deadline=0.1)
-        asker = endpoint_asker(CoachEndpoint("grader", url, "m", timeout=0.1))
-        with pytest.raises(
-            ConfigurationError, match=r"^grader endpoint .*--grader\.timeout raises the limit"
-        ):
-            asyncio.run(asker.probe(a_request()))
-    with (
-        openai_server(lambda body, n: Reply("no such model", 404)) as (url, _),
-        pytest.raises(
-            RunPaused,
-            match=r"^grader endpoint .*is --grader\.base_url right .*and --grader\.model the name",
-        ),
-    ):
-        ask(url)
-    (tmp_path / "account.json").write_text("{")
-    with refused(("asking.account", "account.json")):
-        budget.open(tmp_path / "account.json", resumed=True)
-    with pytest.raises(ConfigurationError, match=r"^grader answers in ") as caught:
+def test_kept_answers_in_a_folder_are_refused(tmp_path):
+    with refused(("asking.answers_file",)):
         KeptAnswers("grader", write=[tmp_path]).open()
-    assert [problem.code for problem in caught.value.problems] == ["asking.answers_file"]
 
 
 def test_closing_ends_what_is_being_asked_and_the_connection(action, seen, tmp_path):
@@ -603,12 +472,8 @@ def test_a_question_follows_no_redirect_to_another_server(action, seen):
         ("https://host:444/v2", None),
         ("https://evil/v2", None),
         ("https://host@evil/v2", None),
-        ("https://host.evil/v2", None),
         ("//evil/v2", None),
         ("file:///etc/passwd", None),
-        ("http://[::1", None),
-        ("https://host:99999999/", None),
-        ("", None),
     ],
 )
 def test_only_the_same_server_is_followed(location, followed):
@@ -617,44 +482,6 @@ def test_only_the_same_server_is_followed(location, followed):
     else:
         with pytest.raises(Redirect):
             _followed("https://u:p@host/v1", location)
-
-
-def test_encryption_may_be_added_on_the_way():
-    assert _followed("http://host:80/v1", "https://host/v1") == "https://host/v1"
-
-
-def test_an_address_may_have_a_query_and_the_environment_a_proxy(action, seen, monkeypatch):
-    paths = []
-
-    def answer(body, n):
-        paths.append(bodies.paths[-1])
-        return verdict(body, 6)
-
-    with openai_server(answer) as (url, bodies):
-        assert judge(coach_at(f"{url}/?api-version=1"), (action, seen))[0].score == 6
-        monkeypatch.setenv("http_proxy", url.removesuffix("/v1"))
-        monkeypatch.setenv("no_proxy", "")
-        assert judge(coach_at("http://coach.example/v1"), (action, seen))[0].score == 6
-        monkeypatch.setenv("no_proxy", "coach.example")
-        monkeypatch.setenv("http_proxy", "socks5://127.0.0.1:1")
-        (failure,) = judge(coach_at("http://elsewhere.example/v1", retries=0), (action, seen))
-    assert paths == [
-        "/v1/chat/completions?api-version=1",
-        "http://coach.example/v1/chat/completions",
-    ]
-    assert failure.kind == "coach_unreachable" and "SOCKS" in str(failure)
-
-
-def test_texts_that_utf_8_has_no_bytes_for_are_asked_about_all_the_same(action, seen):
-    half = "half a pair: \udcff"
-    action = replace(
-        action, text=half, tool_results=(ToolResult("python", "c", half, True, files=(half,)),)
-    )
-    with openai_server(lambda body, n: verdict(body, 6)) as (url, bodies):
-        (found,) = judge(coach_at(url), (action, replace(last_of(seen), prompt=half)))
-    assert found.score == 6
-    (prompt,) = [b["messages"][0]["content"] for b in bodies]
-    assert prompt.encode() and prompt.count(r"half a pair: \udcff") == 4
 
 
 @pytest.mark.parametrize("tokens", [-5, 10**400, 10**10, 1e308, "many", True, None, [], 2.5e12])
@@ -684,9 +511,7 @@ def test_an_account_that_cannot_be_right_is_refused_by_name(number, tmp_path):
             SpendingBudget("coach").open(file, resumed=True)
 
 
-@pytest.mark.parametrize(
-    "judgement", [{"x": 1}, {"score": 99}, {"score": "7"}, {}, {"score": 10**400}, {"score": None}]
-)
+@pytest.mark.parametrize("judgement", [{"x": 1}, {}, {"score": None}])
 def test_a_kept_verdict_of_another_form_is_a_missing_one(judgement, tmp_path, action, seen):
     file = tmp_path / "verdicts.jsonl"
     coach = coach_at("http://127.0.0.1:9/v1", form="text")

@@ -11,20 +11,16 @@ from openai_server import nonce_in, verdict
 from refusals import briefs, refused
 from simulated import CharacterChat, credit, make_trajectory
 
-from marl_plugins import coach, reward_backprop
-from marl_plugins.cli import main
-from marl_plugins.coach import distil
+from marl_plugins import coach
 from marl_plugins.commands.evaluate import only_players
-from marl_plugins.core.credit import rewards_from_scores
 from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure
 from marl_plugins.core.run import EngineConnection
-from marl_plugins.core.scoring import Seen, SeenLast
+from marl_plugins.core.scoring import SeenLast
 from marl_plugins.core.trajectory import Generation
 from marl_plugins.core.workflow import Sampling
 from marl_plugins.engine.plan.build import build_plan
 from marl_plugins.engine.plan.describe import describe
 from marl_plugins.engine.plan.fingerprint import fingerprint
-from marl_plugins.engine.records.read import Filter
 from marl_plugins.engine.runtime.questions import make_ask
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -143,28 +139,6 @@ def test_what_is_not_trained_has_its_devices_to_itself_and_never_sleeps(recipe, 
     assert not any(run.policy_args[p.name].vllm.enable_sleep for p in run.policies)
 
 
-def test_all_mistakes_are_reported_at_once_with_exit_code_2(recipe, capsys):
-    words = [
-        "--coach.policy",
-        "jugde",
-        "--coach.budget",
-        "3",
-        "--coach.base_url",
-        "http://127.0.0.1:9/v1",
-    ]
-    words += ["--coach.max_missing", "2", "--coach.prompt", "nowhere.md"]
-    assert main(["train", "--recipe", str(recipe), *words]) == 2
-    err = capsys.readouterr().err
-    for part in (
-        "--coach.policy: there is no frozen policy of the name 'jugde'; did you mean 'judge'?",
-        "--coach.budget: is about an endpoint, and this coach is a policy of the run (jugde)",
-        "--coach.base_url: is about an endpoint",
-        "--coach.max_missing: 2 is out of range: expected at least 0 and at most 1",
-        "nowhere.md: cannot be read: No such file",
-    ):
-        assert part in err
-
-
 def test_a_policy_that_is_trained_cannot_be_the_coach(recipe):
     words = [
         "--recipe",
@@ -190,67 +164,6 @@ def test_a_judge_of_its_own_actions_is_said(recipe):
     assert "coach.judges_itself" not in {
         warning.code for warning in build_plan(words[:2]).run.warnings
     }
-
-
-def test_an_answer_longer_than_the_policys_context_is_refused(recipe):
-    assert [
-        code for code, *_ in problems("--recipe", str(recipe), "--coach.max_tokens", "8192")
-    ] == ["coach.no_room"]
-
-
-def test_another_coach_on_the_command_line_leaves_the_recipes_policy_idle(recipe):
-    rubric = str(ROOT / "recipes" / "mathchat" / "tiny_rubric.py")
-    for words in (["--coach.rubric", rubric], ["--coach.model", "m"]):
-        plan = build_plan(["--recipe", str(recipe), *words])
-        assert "judge" not in describe(plan)["policies"]
-        (idle,) = [w for w in plan.run.warnings if w.code == "policies.idle"]
-        assert "'judge'" in idle.got and words[0] in idle.got
-        assert plan.run.args.coach.policy is None
-    plan = build_plan(["--recipe", str(recipe), "--coach.policy", "judge"])
-    assert "judge" in describe(plan)["policies"] and not plan.run.warnings
-    recipe.write_text(
-        RECIPE.replace("policies:\n", "policies:\n  second: {model: tiny, trainable: false}\n")
-    )
-    (problem,) = problems("--recipe", str(recipe))  # nobody excludes it
-    assert problem[0] == "policies.unused"
-    recipe.write_text(
-        recipe.read_text().replace("second: {model: tiny", 'second: {model: "tiny:positions=4096"')
-    )
-    text = recipe.read_text().replace(
-        "coach.policy: judge", "coach.policy: second\n  coach.max_tokens: 99"
-    )
-    recipe.write_text(text)
-    plan = build_plan(["--recipe", str(recipe), "--coach.policy", "judge"])
-    (idle,) = plan.run.warnings
-    assert idle.code == "policies.idle" and "'second'" in idle.got and "--coach.policy" in idle.got
-    recipe.write_text(RECIPE)
-    playing = ["--mapping", "solver=a,coder=a,verifier=judge"]
-    assert (
-        "judge"
-        in describe(build_plan(["--recipe", str(recipe), "--coach.rubric", rubric, *playing]))[
-            "policies"
-        ]
-    )
-    text = RECIPE.replace("flags:\n  coach.policy: judge\n", f"flags: {{coach.rubric: {rubric}}}")
-    recipe.write_text(text)
-    assert problems("--recipe", str(recipe))[0][0] == "policies.unused"
-
-
-def test_a_data_set_of_its_verdicts_holds_the_very_words_that_it_was_shown_and_said(recipe):
-    prompts, answers = [], []
-
-    def model(prompt):
-        prompts.append(prompt)
-        answers.append(verdict(body(prompt), 8, says="Good."))
-        return answers[-1]
-
-    run = started(recipe, model)
-    trajectory = make_trajectory({"solver": []})
-    only, view = trajectory.actions[0], Seen.of(trajectory, trajectory.actions[0])
-    assert scores(run, (only, view)) == [0.8]
-    ((_, _, line),) = distil.verdicts_of(run, [trajectory], Filter())
-    assert "".join(map(chr, CharacterChat().opening(line["prompt"]))) == prompts[0]
-    assert line["completion"][0]["content"] == answers[0]
 
 
 def test_its_verdicts_are_read_as_an_endpoints_and_the_label_reaches_the_last_action_alone(
@@ -295,23 +208,6 @@ def test_results_depend_on_the_question_and_the_seed_alone(recipe, seen):
     assert all(len(words) == 2 for words in nonces.values())
 
 
-def test_an_answer_without_a_verdict_is_asked_about_once(recipe, action, seen):
-    def comes_round(prompt):
-        return (
-            verdict(body(prompt), 4)
-            if "That holds no verdict" in prompt
-            else "Seven of ten, I think."
-        )
-
-    run = started(recipe, comes_round)
-    assert scores(run, (action, seen)) == [0.4]
-    assert metrics(run)["coach/asked_again"] == 1
-    run = started(recipe, lambda prompt: "Seven of ten, I think.")
-    (failure,) = scores(run, (action, seen))
-    assert (failure.kind, metrics(run)["coach/requests"]) == ("coach_verdict", 2)
-    assert "no verdict" in action.explanation
-
-
 def test_a_question_that_is_too_long_or_finds_no_engine_is_a_missing_verdict(recipe, action, seen):
     run = started(
         recipe, lambda prompt: "", "--policy.judge.data.max_len", "500", "--coach.max_tokens", "9"
@@ -329,50 +225,3 @@ def test_a_question_that_is_too_long_or_finds_no_engine_is_a_missing_verdict(rec
     assert failure.kind == "engine"
     credit(coach, [trajectory], run)
     assert metrics(run)["coach/missing"] == 1.0
-
-
-def test_a_text_that_is_no_utf8_is_judged_as_well(recipe, action, seen):
-    def model(prompt):
-        prompt.encode()  # as a tokenizer does
-        return verdict(body(prompt), 4 if "\\ud83d" in prompt else 0)
-
-    run = started(recipe, model)
-    action.text = "half of \ud83d"
-    assert scores(run, (action, seen)) == [0.4]
-
-
-def test_an_answer_ends_where_the_policys_context_does(recipe):
-    run = started(recipe, lambda prompt: "x" * 100)
-
-    def length(question, limit):
-        return len(
-            asyncio.run(run.ask("judge", [{"role": "user", "content": question}], max_tokens=limit))
-        )
-
-    assert length("?", 10) == 10
-    assert length("?" * 8180, 10) == 8192 - len("u:^a:") - 8180
-
-
-def test_nobody_can_be_asked_before_the_engines_run(recipe):
-    run = build_plan(["--recipe", str(recipe)]).run
-    with pytest.raises(RuntimeError, match="the engines are not running"):
-        asyncio.run(run.ask("judge", [{"role": "user", "content": "?"}], max_tokens=1))
-
-
-def test_the_attributor_asks_the_policy_too(recipe):
-    def model(prompt):
-        word = prompt.rpartition("CONTRIBUTION ")[2].partition(":")[0]
-        blamed = "The member: coder" in prompt
-        return (
-            f"Traced.\nPASSED_ON {word}: a wrong plan\nCONTRIBUTION {word}: {-8 if blamed else 0}"
-        )
-
-    words = ["--plugin", "marl_plugins.reward_backprop", "--reward_backprop.attributor", "model"]
-    run = started(recipe, model, *words)
-    trajectory = make_trajectory({"solver": [], "coder": ["solver"], "verifier": ["coder"]})
-    trajectory.outcome = 0.0
-    rewards_from_scores([trajectory])
-    asyncio.run(reward_backprop.marl_credit_step([trajectory], run))
-    found = {a.role: a.notes["reward_backprop"]["contribution"] for a in trajectory.actions}
-    assert found == pytest.approx({"solver": 0.0, "coder": -1.0, "verifier": 0.0})
-    assert "passed on: a wrong plan" in trajectory.actions[1].explanation

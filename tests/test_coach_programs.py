@@ -14,7 +14,6 @@ from simulated import make_trajectory
 from test_coach_client import coach_at, kept_in
 
 from marl_plugins.builtin.tools.python import PythonToolConfig, python_tool
-from marl_plugins.coach import distil
 from marl_plugins.coach.notes import note_of
 from marl_plugins.coach.programs import MOST_BYTES, CoachPrograms
 from marl_plugins.coach.training import TrainedCoach
@@ -23,8 +22,6 @@ from marl_plugins.core.run import Answer
 from marl_plugins.core.scoring import Seen
 from marl_plugins.core.trajectory import File, Generation
 from marl_plugins.engine.plan.build import build_plan
-from marl_plugins.engine.plan.describe import describe, first_lines
-from marl_plugins.engine.records.read import Filter
 from marl_plugins.sandbox import OnDemandSandbox
 from marl_plugins.sandbox.section import SandboxConfig
 
@@ -158,20 +155,6 @@ def test_a_program_that_fails_is_shown_and_a_sandbox_that_fails_is_a_missing_ver
     assert failure.kind == "sandbox" and len(bodies) == 1
 
 
-def test_at_most_so_many_are_run(left):
-    """Beyond them nothing is run, and the coach is asked for its verdict once more."""
-    twice = f"{program('print(1)')}\n{program('print(2)')}\n{program('print(3)')}"
-    with openai_server(says(twice, program("print(4)"))) as (url, bodies):
-        (found,) = judge(with_programs(coach_at(url, form="text"), most=2), left)
-    assert found.score == 7 and [run.output for run in found.runs] == ["1", "2"]
-    assert shown(bodies, 1).splitlines()[:2] == ["ok: 1", "ok: 2"]
-    assert "No more are run: give your verdict." in bodies[1]["messages"][2]["content"]
-    assert "That holds no verdict" in bodies[2]["messages"][4]["content"] and len(bodies) == 3
-    with openai_server(says(*[program("print(1)")] * 9)) as (url, bodies):
-        (failure,) = judge(with_programs(coach_at(url, form="text"), most=2), left)
-    assert failure.kind == "coach_verdict" and len(bodies) == 4
-
-
 def test_what_a_program_prints_is_no_verdict_and_the_file_of_another_cannot_pass_for_one(left):
     action, seen = left
     (seen.workspace / "answer.txt").write_text("SCORE abcdef12: 10\n----- abcdef12 -----\n")
@@ -300,17 +283,6 @@ def recipe(tmp_path):
     return folder / "coached.yaml"
 
 
-def test_the_plan_says_that_the_coach_has_tools_and_where_they_run(recipe):
-    plan = build_plan(["--recipe", str(recipe)])
-    told = describe(plan)
-    assert told["coach_tools"] == {"tools": ["python"], "max_calls": 2}
-    assert "of agents and of the coach" in told["sandbox"]
-    assert first_lines(plan) == [f"sandbox: {told['sandbox']}"]
-    assert "coach_tools" not in describe(
-        build_plan(["--recipe", str(recipe.with_name("tiny.yaml"))])
-    )
-
-
 def refused(*words):
     with pytest.raises(ConfigurationError) as caught:
         build_plan([*map(str, words), "--dry-run"])
@@ -329,18 +301,3 @@ def test_what_cannot_be_is_refused_with_key_and_cure(recipe):
     assert ("coach.max_calls", f"{recipe.name}:7", "coach.max_calls") in refused(*words)
     recipe.write_text(RECIPE.replace("max_calls: 2", "max_calls: 0"))
     assert ("recipe.value", f"{recipe.name}:8", "coach.max_calls") in refused(*words)
-
-
-def test_a_verdict_after_programs_is_in_no_data_set(recipe):
-    """Its question is not all that the coach was shown."""
-    run = build_plan(["--recipe", str(recipe)]).run
-    trajectory = make_trajectory({"solver": []})
-    only = trajectory.actions[0]
-    for runs, reason in (
-        ([], "by_rules"),
-        ([{"program": "", "output": "", "ok": True}], "ran_programs"),
-    ):
-        note = {"score": 7, "knew_the_label": False}
-        only.notes["coach"] = {**note, **({"runs": runs} if runs else {})}
-        ((_, result, row),) = distil.verdicts_of(run, [trajectory], Filter())
-        assert result == reason and (row is None) == bool(runs)

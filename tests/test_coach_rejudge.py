@@ -1,7 +1,6 @@
 """`openrlhf export --table rejudged`: the recorded actions of a run, judged again."""
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
@@ -10,7 +9,6 @@ from refusals import found_by
 from simulated import make_trajectory
 
 from marl_plugins.cli import dispatch, main
-from marl_plugins.core.options import step_range
 from marl_plugins.core.trajectory import ToolResult
 from marl_plugins.engine.records.trajectory_record import to_record
 
@@ -167,43 +165,3 @@ def test_an_endpoint_that_refuses_ends_it_with_its_reason(run, capsys):
         words = ["--recipe", RECIPE, "--coach.model", "m", "--coach.base_url", url]
         assert main(["export", str(run), "--table", "rejudged", *words]) == 1
     assert "refuses the key (401)" in capsys.readouterr().err
-
-
-def test_mistakes_are_refused(run, tmp_path):
-    words = ["--recipe", RECIPE]
-    assert problems("nowhere", *words) == [("records.unreadable", "nowhere")]
-    assert problems(run, *words, "--step", "one") == [("flags.value", "step")]
-    assert problems(run, *words, "--step", "7:") == [("export.no_actions", run.name)]
-    wrong = problems(run, *words, "--coach.timeout", "0", "--coach.model", "m")
-    assert wrong == [("flags.value", "command line", "coach.timeout")]
-    assert problems(run, *words, "--coach.rubrik", "x") == [
-        ("flags.unknown", "command line", "coach.rubrik")
-    ]
-    judged = problems(run, "--recipe", with_judge(tmp_path), "--coach.policy", "judge")
-    assert judged == [("coach.policy_without_engines", "coach.policy")]
-
-
-def with_judge(folder):
-    shutil.copytree(ROOT / "recipes" / "mathchat", folder / "judged")
-    file = folder / "judged" / "judged.yaml"
-    judge = '{model: "tiny:positions=4096", trainable: false, flags: {data.max_len: 4096}}'
-    file.write_text(f"extends: tiny.yaml\npolicies:\n  judge: {judge}\n")
-    return file
-
-
-def test_lines_that_cannot_be_read_are_named(run):
-    file = run / "trajectories.jsonl"
-    lines = file.read_text().splitlines()
-    other = json.loads(lines[1])
-    other["actions"][0]["role"] = "sovler"
-    file.write_text("\n".join([lines[0], json.dumps({"schema": 99, "step": 1}), lines[0][:100]]))
-    assert problems(run, "--recipe", RECIPE) == [("records.form", "trajectories.jsonl:2")]
-    file.write_text("\n".join([lines[0], json.dumps(other)]))
-    assert problems(run, "--recipe", RECIPE) == [("records.role", "trajectories.jsonl:2")]
-
-
-@pytest.mark.parametrize(
-    ("word", "expected"), [("3:7", (3, 7)), ("3:", (3, None)), (":7", (0, 7)), ("4", (4, 4))]
-)
-def test_steps(word, expected):
-    assert step_range(word) == expected

@@ -38,15 +38,6 @@ def follow(found, outcomes, first=1):
     return where
 
 
-def test_fewer_stages_than_before_resume_with_the_last():
-    found = stages({"until_step": 9, "ask": "first"}, {"ask": "then"})
-    found.restore({"index": 2, "outcome": 0.5})
-    assert (found.ask, found.outcome) == ("then", 0.5)
-    found = Stages()
-    found.restore({"index": 2, "outcome": None})
-    assert (found.index, found.ask) == (0, "")
-
-
 def test_a_stage_by_steps_ends_with_its_last_one():
     assert follow(stages({"until_step": 3}, {"until_step": 5}, {}), [0.0] * 7) == [
         0,
@@ -65,16 +56,6 @@ def test_a_stage_by_outcome_comes_back_where_success_is_lost():
     found = follow(stages({"until_outcome": 0.5}, {}), [0.0, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0])
     assert found == [0, 0, 0, 1, 1, 1, 0]  # 0.469 is within the margin of 0.5, 0.313 is not
     assert 0.5 - MARGIN < 0.704 * 2 / 3 < 0.5
-
-
-def test_steps_without_an_outcome_change_nothing():
-    assert follow(stages({"until_outcome": 0.5}, {}), [None, 1.0, None, None, 0.4]) == [
-        0,
-        0,
-        1,
-        1,
-        1,
-    ]
 
 
 @given(st.lists(st.floats(0, 1), max_size=40))
@@ -158,11 +139,6 @@ def test_points_are_weighed_by_the_stage_and_a_resumed_run_is_where_it_was(recip
     resumed = build_plan(words).run
     plugin.marl_restore(resumed, json.loads(json.dumps(plugin.marl_state(run))))
     assert score(resumed) == score(run) == pytest.approx(1 / 7)
-
-
-def test_without_stages_and_memory_the_prompt_is_what_it_was(recipe):
-    """Kept verdicts of earlier releases are found by it."""
-    assert "{training}" not in asked_of(recipe("  combine: mean\n"))[0]
 
 
 def asked_of(words, steps=(), memory=False):
@@ -256,16 +232,3 @@ def test_everything_that_is_wrong_with_stages_is_said_at_once_with_its_line(reci
     assert "coach.stage_weights" in {
         code for code, *_ in problems([*recipe(TWO), "--coach.model", "m"])
     }
-
-
-@pytest.mark.parametrize(
-    ("coach", "code", "key"),
-    [
-        ("  stages: [{weights: {runs: -1}}]\n", "recipe.value", "coach.stages.0.weights.runs"),
-        ("  stages: [{until_outcome: 2}, {}]\n", "recipe.value", "coach.stages.0.until_outcome"),
-        ("  stages: [{untill_step: 2}, {}]\n", "recipe.unknown_key", "coach.stages.0.untill_step"),
-        ("  stages: {a: {}}\n", "recipe.value", "coach.stages"),
-    ],
-)
-def test_a_wrong_stage_is_refused(recipe, coach, code, key):
-    assert (code, "stages.yaml:6", key) in problems(recipe(coach))

@@ -66,50 +66,6 @@ def test_it_is_that_of_libraries():
     assert 1 - 2 * rest == pytest.approx(brier_score_loss(right, scores))
 
 
-@given(VERDICTS, st.randoms())
-def test_the_order_of_trajectories_does_not_matter(verdicts, draw):
-    places = list(range(len(verdicts)))
-    draw.shuffle(places)
-    mixed = rewards([verdicts[place] for place in places])
-    assert [mixed[places.index(n)] for n in range(len(verdicts))] == pytest.approx(
-        rewards(verdicts)
-    )
-
-
-@given(VERDICTS)
-def test_nothing_is_above_what_a_perfect_judge_gets(verdicts):
-    perfect = rewards([(o, o) for _, o in verdicts])
-    assert all(
-        0.0 <= mine <= best + 1e-12 for mine, best in zip(rewards(verdicts), perfect, strict=True)
-    )
-
-
-@given(st.lists(OUTCOMES, min_size=2, max_size=12), SCORES, SCORES)
-def test_a_constant_judge_gains_nothing_by_a_shift_but_towards_the_mean_outcome(
-    outcomes, score, other
-):
-    """Ranking gives it nothing at all, calibration no more than to who knows the mean."""
-    assert shares_in_tau([(score, o) for o in outcomes]) == [0.0] * len(outcomes)
-    mean = float(numpy.mean(outcomes))
-    here, there = (numpy.mean(rewards([(s, o) for o in outcomes])) for s in (score, other))
-    gain = (abs(score - mean) ** 2 - abs(other - mean) ** 2) / 2
-    assert there - here == pytest.approx(gain)
-    assert there <= numpy.mean(rewards([(mean, o) for o in outcomes])) + 1e-12
-
-
-@given(
-    st.lists(
-        st.tuples(st.integers(0, 10).map(lambda n: n / 20), OUTCOMES), min_size=2, max_size=12
-    ),
-    SCORES,
-)
-def test_ranking_does_not_see_a_shift_of_all_scores(verdicts, shift):
-    moved = [(round(s + shift / 2, 9), o) for s, o in verdicts]
-    assert shares_in_tau(moved) == pytest.approx(
-        shares_in_tau([(round(s, 9), o) for s, o in verdicts])
-    )
-
-
 @pytest.mark.parametrize("chance", [0.1, 0.3, 0.6, 0.8])
 def test_it_is_best_to_say_how_likely_success_is(chance):
     """In expectation over the outcomes of all, where the others say it: no other score of one

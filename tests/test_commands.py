@@ -1,6 +1,5 @@
 """`openrlhf recipes` and `openrlhf eval` as far as they go without engines."""
 
-import dataclasses
 import json
 import re
 import shutil
@@ -13,100 +12,11 @@ from refusals import refused
 
 from marl_plugins.cli import dispatch, main
 from marl_plugins.commands.evaluate import only_players, with_models
-from marl_plugins.core.failures import ConfigurationError, RunEnded
-from marl_plugins.core.recipe.recipe_yaml import read_recipe
-from marl_plugins.core.recipe.schema import base_of
-from marl_plugins.core.recipe.shipped import recipes_root, shipped_recipes
+from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.core.recipe.shipped import recipes_root
 from marl_plugins.engine.plan.build import build_plan
-from marl_plugins.sandbox.checks import describe_sandbox
-from marl_plugins.sandbox.section import SandboxConfig
 
 TINY = str(recipes_root() / "mathchat" / "tiny.yaml")
-
-
-def test_every_shipped_recipe_is_listed(capsys):
-    assert main(["recipes", "list", "--json"]) == 0
-    found = {r["name"]: r for r in json.loads(capsys.readouterr().out)}
-    assert found.keys() == {
-        p.parent.name if p.name == "recipe.yaml" else f"{p.parent.name}/{p.name}"
-        for p in shipped_recipes()
-    }
-    assert found["mathchat/tiny.yaml"]["roles"] == ["solver", "coder", "verifier"]
-    assert len({r["description"] for r in found.values()}) == len(found)
-
-
-def test_a_recipe_is_shown_with_its_graph(capsys):
-    assert main(["recipes", "show", "mathchat/tiny.yaml", "--json"]) == 0
-    shown = json.loads(capsys.readouterr().out)
-    assert shown["graph"] == ["task -> solver", "solver -> coder", "coder, solver -> verifier"]
-    assert (
-        shown["nodes"][1] == {"id": "coder_1", "role": "coder", "number": 1}
-        and ["task", "solver_1"] in shown["edges"]
-    )
-    assert shown["roles"]["coder"]["tools"] == ["python"]
-    assert main(["recipes", "show", "mathchat"]) == 0
-    text = capsys.readouterr().out
-    assert "solver -> coder" in text and "actor.adam.lr" in text
-
-
-def test_a_workflow_that_fails_on_empty_answers_is_said_and_not_raised(tmp_path, capsys):
-    (tmp_path / "w.py").write_text(
-        "async def run(task, roles, tools):\n    return int(str(await roles.a(q='x')))\n"
-    )
-    (tmp_path / "r.yaml").write_text("name: r\nroles: {a: {prompt: p.md}}\nworkflow: w.py\n")
-    (tmp_path / "p.md").write_text("{q}")
-    assert main(["recipes", "show", str(tmp_path / "r.yaml")]) == 0
-    shown = capsys.readouterr().out
-    assert f"{tmp_path}/w.py:2: " in shown and "ValueError: invalid literal for int()" in shown
-
-
-def test_a_copied_recipe_plans_from_anywhere(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    assert main(["recipes", "copy", "mathchat", "mine"]) == 0
-    shown = capsys.readouterr().out.splitlines()
-    assert (
-        shown[1].strip() == "openrlhf train --recipe mine/tiny.yaml --dry-run"
-    )  # what this machine can train comes first
-    assert "  openrlhf train --recipe mine --dry-run" in shown
-    assert base_of(read_recipe(Path("mine/tiny.yaml"))).name == "mine"
-    assert not list(Path("mine").rglob("__pycache__"))
-    assert main(["train", "--recipe", "mine/tiny.yaml", "--dry-run"]) == 0
-    assert main(["recipes", "copy", "mathchat", "mine"]) == 2
-    assert "mine: exists already" in capsys.readouterr().err
-
-
-def test_only_a_recipe_is_copied_and_without_its_runs(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    assert main(["recipes", "copy", "vote", "mine"]) == 0
-    assert not (tmp_path / "mine" / "answers.py").exists()  # what our tests hold the grader to
-    (tmp_path / "mine" / "answers.py").write_text("# the copy's own")
-    (tmp_path / "mine" / "run_1" / "run").mkdir(parents=True)
-    (tmp_path / "mine" / "run_1" / "run" / "command.json").write_text("[]")
-    (tmp_path / "mine" / "services.yaml").write_text("name: postgres\n")
-    capsys.readouterr()
-    assert main(["recipes", "copy", "mine", "again"]) == 0
-    assert capsys.readouterr().out.count("openrlhf train") == 2
-    assert not (tmp_path / "again" / "run_1").exists()
-    assert (tmp_path / "again" / "answers.py").exists()
-    assert (tmp_path / "again" / "services.yaml").read_text() == "name: postgres\n"
-    assert main(["recipes", "copy", "mine/services.yaml", "other"]) == 2
-    assert (
-        "roles: this key is missing" in capsys.readouterr().err
-        and not (tmp_path / "other").exists()
-    )
-
-
-def test_the_file_that_was_named_is_the_first_to_be_tried(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    assert main(["recipes", "copy", "mathchat/tiny_outcome.yaml", "My-Recipe"]) == 0
-    assert "recipe My-Recipe/tiny_outcome.yaml" in capsys.readouterr().out.splitlines()[1]
-    assert base_of(read_recipe(Path("My-Recipe/recipe.yaml"))).name == "my_recipe"
-    monkeypatch.setenv("MARL_PLUGINS_DEVICE", "cuda")
-    assert main(["recipes", "copy", "mathchat", "2nd"]) == 0
-    assert "--recipe 2nd --dry-run" in capsys.readouterr().out.splitlines()[1]
-    assert (
-        base_of(read_recipe(Path("2nd/recipe.yaml"))).name == "mathchat"
-    )  # a name cannot begin with a digit
 
 
 def test_saved_weights_take_the_place_of_the_recipes_models(tmp_path):
@@ -162,12 +72,6 @@ def test_a_run_that_has_not_ended_has_no_weights_yet_and_how_it_gets_them_is_sai
     assert "itself a model; " in capsys.readouterr().err
 
 
-def test_an_evaluation_can_be_planned(capsys):
-    assert main(["eval", "--recipe", "vote/tiny.yaml", "--dry-run", "--json"]) == 0
-    plan = json.loads(capsys.readouterr().out)
-    assert plan["recipe"] == "vote"
-
-
 def test_an_evaluation_trains_nothing():
     run = build_plan(["--recipe", TINY]).run
     evaluated = only_players(run)
@@ -176,41 +80,6 @@ def test_an_evaluation_trains_nothing():
     )
     assert [p.name for p in evaluated.policies] == [p.name for p in run.policies]
     assert evaluated.state(dict) is run.state(dict)  # plugins meet their state again
-
-
-@pytest.mark.parametrize(
-    ("command", "module"),
-    [
-        ("train", "marl_plugins.engine.runtime.driver"),
-        ("eval", "marl_plugins.engine.processes.cluster"),
-    ],
-)
-def test_a_run_says_where_programs_of_agents_run(command, module, tmp_path, monkeypatch, capsys):
-    """Ended where it would begin to start processes."""
-
-    def end(run, debug):
-        raise RunEnded("enough")
-
-    monkeypatch.setattr(f"{module}.prepare_environment", end)
-    line = f"programs of agents run in the sandbox: {describe_sandbox(SandboxConfig())}\n"
-    for recipe, said in ((TINY, True), ("vote/tiny.yaml", False)):
-        words = [
-            command,
-            "--recipe",
-            recipe,
-            "--ckpt.output_dir",
-            str(tmp_path),
-            "--ckpt.path",
-            str(tmp_path),
-        ]
-        assert main(words) == 1
-        assert (line in capsys.readouterr().out) is said
-
-
-def test_a_run_is_frozen():
-    run = build_plan(["--recipe", TINY]).run
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        run.policies = ()
 
 
 COMMAND = """
@@ -234,26 +103,6 @@ def test_a_plugin_brings_a_command(tmp_path, capsys):
     (tmp_path / "second.py").write_text(COMMAND.format(name="train"))
     with refused(("plugin.command_taken", "second.py")):
         dispatch(["count", "x", "--plugin", str(tmp_path / "second.py")])
-
-
-def test_the_help_has_a_plugins_flags_under_a_heading_with_their_defaults(tmp_path, capsys):
-    (tmp_path / "brevity.py").write_text(
-        "from marl_plugins import hookimpl\n\n@hookimpl\ndef marl_options(parser):\n"
-        "    parser.add_argument('--brevity.limit', type=int, default=8, help='longest')\n"
-        "    parser.add_argument('--brevity.off', action='store_true', help='none is long')\n"
-    )
-    assert main(["train", "--plugin", str(tmp_path / "brevity.py"), "--help"]) == 0
-    text = " ".join(capsys.readouterr().out.split())
-    plugins, upstream = text.index("other flags of plugins:"), text.index("upstream:")
-    assert plugins < text.index("longest (default: 8)") < text.index("none is long") < upstream
-    assert text.index("--actor.adam.lr", plugins) > upstream
-
-
-def test_the_shipped_plugins_command_is_listed_and_corrected(capsys):
-    assert main(["--help"]) == 0
-    assert "openrlhf swarm show ADDRESS" in capsys.readouterr().out
-    assert main(["swamr", "x"]) == 2
-    assert "did you mean 'swarm'?" in capsys.readouterr().err
 
 
 def test_the_wheel_carries_recipes_that_can_be_listed_copied_and_planned(tmp_path):
@@ -310,3 +159,16 @@ def test_the_wheel_carries_recipes_that_can_be_listed_copied_and_planned(tmp_pat
     planned = command("train", "--recipe", "mine/tiny.yaml", "--dry-run")
     assert planned.returncode == 0, planned.stderr
     assert "prompts/tiny/solver.md" in planned.stdout
+
+
+def test_the_help_has_a_plugins_flags_under_a_heading_with_their_defaults(tmp_path, capsys):
+    (tmp_path / "brevity.py").write_text(
+        "from marl_plugins import hookimpl\n\n@hookimpl\ndef marl_options(parser):\n"
+        "    parser.add_argument('--brevity.limit', type=int, default=8, help='longest')\n"
+        "    parser.add_argument('--brevity.off', action='store_true', help='none is long')\n"
+    )
+    assert main(["train", "--plugin", str(tmp_path / "brevity.py"), "--help"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    plugins, upstream = text.index("other flags of plugins:"), text.index("upstream:")
+    assert plugins < text.index("longest (default: 8)") < text.index("none is long") < upstream
+    assert text.index("--actor.adam.lr", plugins) > upstream

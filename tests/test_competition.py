@@ -4,12 +4,10 @@ the boxed answer."""
 import asyncio
 import csv
 import json
-import re
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from refusals import briefs, refused
 
 from marl_plugins.cli import main
 from marl_plugins.core.failures import ConfigurationError
@@ -35,16 +33,6 @@ def aime(year, number, part="I"):
 
 
 TRAIN = [aime(year, number) for year in (1999, 2000) for number in range(1, 11)]
-HUB = [  # the set on the hub, as CSV
-    {
-        "ID": row["id"],
-        "Year": row["year"],
-        "Problem Number": row["problem_number"],
-        "Question": row["prompt"],
-    }
-    | {"Answer": int(row["answer"]), "Part": row["part"]}
-    for row in TRAIN
-]
 AIME_2025 = [{"problem": f"Held out {n}?", "answer": str(n), "id": str(n)} for n in range(3)]
 AMC = [
     {"prompt": f"Choose {n}.", "answer": float(n), "source": "amc", "id": str(n)} for n in range(5)
@@ -108,49 +96,6 @@ def test_files_in_the_layout_of_mappa_become_tasks(files, suffix):
     assert not any("take the place" in warning for warning in [*map(str, made.run.warnings)])
 
 
-def test_the_hubs_csv_is_the_same_set(files, tmp_path):
-    csv_words = [
-        "--mathchat.train",
-        str(write(tmp_path / "AIME_1983_2024.csv", HUB)),
-        *files()[2:],
-        "--data.max_samples",
-        "20",
-    ]
-    assert {(t.id, t.prompt, t.label) for t in plan(csv_words).tasks("train")} == {
-        (t.id, t.prompt, t.label)
-        for t in plan([*files(), "--data.max_samples", "20"]).tasks("train")
-    }
-
-
-def test_a_part_of_the_problems_is_drawn_once_and_for_all(files):
-    few = [t.id for t in plan([*files(), "--data.max_samples", "8"]).tasks("train")]
-    more = [
-        t.id
-        for t in plan([*files(), "--data.max_samples", "12", "--train.seed", "7"]).tasks("train")
-    ]
-    assert len(few) == 8 and more[:8] == few  # whatever the run's seed
-    assert [name.partition("/")[2] for name in few] != [
-        row["id"] for row in TRAIN[:8]
-    ]  # drawn, not the first in the file
-    assert len(plan([*files(), "--mathchat.held_out", "2"]).tasks("eval")) == 4
-
-
-def test_without_files_the_generated_problems_stand_in_and_it_is_said(files):
-    assert ("mathchat.generated",) in briefs(plan([]).run.warnings)
-    with refused(("mathchat.no_training", "mathchat.aime")):
-        plan(files()[2:])
-    lone = plan([*files()[:2], "--ckpt.best_metric_key", "none"])
-    assert ("mathchat.nothing_held_out",) in briefs(lone.run.warnings)
-
-
-@pytest.mark.parametrize(
-    ("answer", "label"),
-    [("080 or 081 (both were accepted)", ["80", "81"]), (" 7 ", "7"), (12, "12"), (12.0, "12")],
-)
-def test_answers_as_they_are_met(answer, label):
-    assert competition.label_of(answer, "aime") == (label, "")
-
-
 def line_of(words, flag, text):
     """`file:line` of the line of a flag's file on which the object with a text begins."""
     path = words[words.index(flag) + 1]
@@ -185,26 +130,6 @@ def test_an_answer_of_aime_that_is_none_is_named_by_file_and_line(
     assert f"problem {TRAIN[4]['id']}: answer " in str(found) and said in str(found)
     assert main(["train", "--recipe", str(MATHCHAT / "tiny_paper.yaml"), *words, "--dry-run"]) == 2
     assert said in capsys.readouterr().err
-
-
-def test_an_answer_of_amc_is_any_number(files):
-    words = files(amc=[AMC[0] | {"answer": "3/4"}, *AMC[1:]])
-    assert {t.label for t in plan([*words, "--mathchat.held_out", "9"]).tasks("eval")} >= {
-        "3/4",
-        "4",
-    }
-    assert problem(files(amc=[AMC[0] | {"answer": " "}, *AMC[1:]])).code == "tasks.empty_label"
-
-
-def test_columns_that_are_missing_are_named(files):
-    without = [{k: v for k, v in row.items() if k != "answer"} for row in TRAIN]
-    assert "no column with the answer (`answer`), only prompt, year, problem_number, part" in str(
-        problem(files(train=without))
-    )
-    unknown = [{"aufgabe": row["prompt"], "answer": row["answer"]} for row in TRAIN]
-    assert problem(files(train=unknown)).code == "tasks.no_prompt_field"
-    words = files(train=[*TRAIN[:3], without[3], *TRAIN[4:]])
-    assert str(problem(words)).startswith(line_of(words, "--mathchat.train", f'"{TRAIN[3]["id"]}"'))
 
 
 def test_problems_that_are_trained_on_and_held_out_are_named(files):
@@ -273,25 +198,6 @@ def test_information_is_full_or_partial_by_the_workflow():
     assert [role for role in partial if "What is six times seven?" in partial[role]] == ["solver"]
 
 
-def test_one_line_of_the_recipe_says_which(tmp_path, capsys):
-    assert main(["recipes", "copy", "mathchat", str(tmp_path / "mine")]) == 0
-    recipe = tmp_path / "mine" / "paper.yaml"
-    text, changed = re.subn(
-        r"workflow: full_information\.py", "workflow: partial_information.py", recipe.read_text()
-    )
-    recipe.write_text(text)
-    capsys.readouterr()
-    assert (
-        changed == 1
-        and main(["recipes", "show", str(tmp_path / "mine" / "tiny_paper.yaml"), "--json"]) == 0
-    )
-    assert json.loads(capsys.readouterr().out)["graph"] == [
-        "task -> solver",
-        "solver -> coder",
-        "coder -> verifier",
-    ]
-
-
 @pytest.mark.parametrize(
     ("answer", "outcome"),
     [
@@ -306,35 +212,3 @@ def test_only_an_answer_in_a_box_counts(answer, outcome):
     grader = load_file(MATHCHAT / "boxed_grader.py")
     trajectory = Trajectory(Task("t", "?", "42"), 0, 1, answer=answer)
     assert asyncio.run(grader.score_outcome(trajectory)) == outcome
-
-
-def test_the_papers_settings(monkeypatch):
-    """MAPPA, section 3.1 and tables 6 and 7."""
-    monkeypatch.setenv("MARL_PLUGINS_DEVICE", "cuda")
-    run = plan([], "paper.yaml").run
-    assert [run.role(role).max_turns for role in run.recipe.roles] == [1, 5, 1]
-    for args in run.policy_args.values():
-        assert (args.actor.adam.lr, args.algo.kl.init_coef, args.actor.eps_clip) == (
-            1e-6,
-            0.01,
-            0.2,
-        )
-        assert (args.rollout.max_new_tokens, args.data.max_len) == (4096, 24576 + 4096)
-        assert (args.rollout.temperature, args.ds.zero_stage, args.algo.advantage.gamma) == (
-            1.0,
-            3,
-            1.0,
-        )
-        assert (
-            args.actor.num_gpus_per_node,
-            args.vllm.num_engines,
-            args.vllm.gpu_memory_utilization,
-        ) == (2, 2, 0.7)
-    args = run.args
-    assert (
-        args.rollout.batch_size,
-        args.rollout.n_samples_per_prompt,
-        args.train.num_episodes,
-    ) == (32, 2, 8)
-    assert (args.eval.steps, args.eval.n_samples_per_prompt, args.eval.temperature) == (4, 4, 0.6)
-    assert run.episode_steps(512) and len(run.episode_steps(512)) == 16

@@ -1,6 +1,5 @@
 """What a recipe and a command line make of a run: which value counts, which model, which tasks."""
 
-import itertools
 import json
 import shutil
 import subprocess
@@ -10,10 +9,6 @@ from pathlib import Path
 import pytest
 from refusals import briefs
 
-from marl_plugins.cli import main
-from marl_plugins.core.failures import ConfigurationError
-from marl_plugins.core.recipe.recipe_yaml import read_recipe
-from marl_plugins.core.recipe.schema import base_of
 from marl_plugins.core.recipe.shipped import shipped_recipes
 from marl_plugins.core.recipe.tasks import read_tasks
 from marl_plugins.engine.hosts import upstream_cli
@@ -50,14 +45,14 @@ def recipe(tmp_path):
     return edit
 
 
-LARGE = [path for path in shipped_recipes() if not path.name.startswith("tiny")]
-
-
-@pytest.mark.parametrize("path", LARGE, ids=lambda path: f"{path.parent.name}/{path.name}")
-def test_every_shipped_recipe_is_valid(path, monkeypatch):
-    """The tiny ones are planned in test_rehearsal_examples.py."""
-    monkeypatch.setenv("MARL_PLUGINS_DEVICE", "cpu" if path.name.startswith("pool") else "cuda")
-    assert json.dumps(describe(build_plan(["--recipe", str(path)])))
+@pytest.mark.parametrize("path", shipped_recipes(), ids=lambda path: "/".join(path.parts[-2:]))
+def test_every_shipped_recipe_has_a_plan_without_a_warning(path, monkeypatch):
+    on_cpu = path.name.startswith(("tiny", "pool"))
+    monkeypatch.setenv("MARL_PLUGINS_DEVICE", "cpu" if on_cpu else "cuda")
+    plan = build_plan(["--recipe", str(path)])
+    expected = ["mathchat.generated"] * path.name.endswith("paper.yaml")  # without the files
+    assert [warning.code for warning in plan.run.warnings] == expected
+    assert json.dumps(describe(plan))
 
 
 def test_a_flag_at_its_default_does_no_harm_with_any_estimator():
@@ -78,11 +73,6 @@ def test_every_estimator_of_upstreams_is_there(name):
     assert estimator.needs_critic == (name == "gae")
     assert estimator.return_scope == ("policy" if more else "action")
     assert estimator.gamma == 1
-
-
-def test_roles_that_are_not_trained_may_differ_within_a_group(recipe):
-    frozen = recipe('"tiny:seed=1"}', '"tiny:seed=1", trainable: false}', "tiny.yaml")
-    planned(f"{RLOO} task+role", frozen)
 
 
 def test_a_critic_starts_from_its_policys_model_or_its_own():
@@ -116,18 +106,6 @@ def test_one_line_shares_policies_in_full_in_part_or_not(recipe, mapping, polici
     of_policies = 'policies:\n  coder: {model: "tiny:seed=1"}\n  verifier: {model: "tiny:seed=2"}\n'
     run = planned(f"--mapping {mapping}", recipe(of_policies, "", "tiny.yaml")).run
     assert [p.name for p in run.policies] == policies
-
-
-def test_numbers_with_exponents_and_dashes_are_values():
-    run = planned("--reward.clip_range -1e-1 1 --logger.wandb.group=-x").run
-    assert run.args.reward.clip_range == [-0.1, 1.0]
-    assert run.args.logger.wandb.group == "-x"
-
-
-def test_false_takes_a_switch_back(recipe):
-    rate = "  actor.adam.lr: 1e-3"
-    run = planned("", recipe(rate, f"{rate}\n  vllm.enforce_eager: false", "tiny.yaml")).run
-    assert run.args.vllm.enforce_eager is False
 
 
 def test_the_command_line_chooses_the_model():
@@ -176,11 +154,6 @@ def test_a_recipe_has_folders_of_its_own_by_default(words, output, path):
 def test_the_command_line_beats_what_the_recipe_says_of_one_policy(recipe, words, rate):
     tiny = recipe('"tiny:seed=1"}', '"tiny:seed=1", flags: {actor.adam.lr: 7e-3}}', "tiny.yaml")
     assert planned(words, tiny).run.policy_args["coder"].actor.adam.lr == rate
-
-
-def test_upstreams_completions_reach_every_policy():
-    run = planned("--actor.eps_clip 0.3").run
-    assert all(args.actor.eps_clip_low_high == (0.3, 0.3) for args in run.policy_args.values())
 
 
 def test_a_plugin_alone_makes_one_role_of_upstreams_own_flags(tmp_path):
@@ -256,21 +229,6 @@ def test_the_usual_layouts_need_no_keys(tmp_path, items, prompt, label):
     assert (task.prompt, task.label) == (prompt, label)
 
 
-def test_null_takes_a_key_of_the_base_recipe_back(tmp_path):
-    (tmp_path / "a.yaml").write_text(
-        "name: a\nroles: {r: {prompt: p.md}}\nworkflow: w.py\nflags: {x: 1, y: 2}\ntasks: t.py\n"
-    )
-    (tmp_path / "b.yaml").write_text("extends: a.yaml\nflags: {x: null, z: 3}\ntasks: null\n")
-    recipe = base_of(read_recipe(tmp_path / "b.yaml"))
-    assert (recipe.flags, recipe.tasks) == ({"y": 2, "z": 3}, None)
-
-
-def test_separators_inside_strings_do_not_end_a_line(tmp_path):
-    file = tmp_path / "data.jsonl"
-    file.write_text(json.dumps({"input": "a\u2028b\x85c"}, ensure_ascii=False) + "\n")
-    assert read_tasks(file, "input", None)[0].prompt == "a\u2028b\x85c"
-
-
 # --- the command
 
 
@@ -298,77 +256,3 @@ def test_light_commands_import_nothing_heavy():
     script = LIGHT.format(commands=commands)
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 0, done.stderr
-
-
-def test_a_refusal_is_raised_to_debug():
-    with pytest.raises(ConfigurationError):
-        main(["train", "--recipe", TINY, "--max_steps", "0", "--debug"])
-
-
-def test_the_json_of_a_plan_and_of_plugins(capsys):
-    assert main(["train", "--recipe", TINY, "--dry-run", "--json"]) == 0
-    plan = json.loads(capsys.readouterr().out)
-    assert plan["devices"] == {"solver": 2, "coder": 2, "verifier": 2}
-    assert plan["step"]["optimiser_steps"] == 1
-    assert plan["scores"]["outcomes"].endswith("grader.py: score_outcome")
-    assert main(["train", "--recipe", "kuhn_poker/tiny.yaml", "--dry-run", "--json"]) == 0
-    plan = json.loads(capsys.readouterr().out)
-    assert plan["scores"]["outcomes"].endswith(", one per role")
-    assert plan["warm_start"]["demonstrations"] == "demonstrations.py"
-    assert main(["plugins", "--json"]) == 0
-    hooks = {plugin["name"]: plugin["hooks"] for plugin in json.loads(capsys.readouterr().out)}
-    assert hooks["marl_plugins.filter_agents_data"] == [
-        "marl_options",
-        "marl_describe",
-        "marl_select",
-    ]
-
-
-TEN = "&a [x, x, x, x, x, x, x, x, x, x]"
-BOMB = [
-    TEN,
-    *(
-        f"&{name} [{', '.join([f'*{before}'] * 10)}]"
-        for before, name in itertools.pairwise("abcdefghi")
-    ),
-]
-READERS = """
-import resource
-from marl_plugins.cli import main
-resource.setrlimit(resource.RLIMIT_AS, (4_000_000_000,) * 2)
-resource.setrlimit(resource.RLIMIT_CPU, (20, 20))
-assert main(["recipes", "show", "."]) == 2
-assert main(["train", "--recipe", ".", "--dry-run"]) == 2
-assert main(["recipes", "import", "recipe.yaml", "--to", "mine", "--model", "tiny"]) == 2
-"""
-
-
-@pytest.mark.parametrize("line", ["k{}: {}\n", "? {1}\n: x\n"], ids=["values", "keys"])
-def test_aliases_of_aliases_are_refused(tmp_path, line):
-    """In a process of its own with limits: 10^9 values would take all memory."""
-    (tmp_path / "recipe.yaml").write_text("".join(itertools.starmap(line.format, enumerate(BOMB))))
-    script = [sys.executable, "-c", READERS]
-    done = subprocess.run(script, capture_output=True, text=True, cwd=tmp_path)
-    assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr
-    assert done.stderr.count("recipe.yaml:") == 3, done.stderr
-
-
-def test_a_recipes_data_are_beside_it(recipe, tmp_path, monkeypatch):
-    recipe("tasks: tasks.py", "")
-    recipe("flags:", "flags:\n  data.prompt_dataset: own.jsonl")
-    rows = [json.dumps({"problem": f"{n}+{n}=", "answer": str(n + n)}) for n in range(64)]
-    (recipe.folder / "own.jsonl").write_text("\n".join(rows))
-    monkeypatch.chdir(tmp_path)
-    assert len(build_plan(["--recipe", "mathchat/tiny.yaml"]).tasks("train")) == 64
-    (tmp_path / "other.jsonl").write_text(
-        "\n".join(rows[:32])
-    )  # a command line's is beside whoever types it
-    plan = build_plan(["--recipe", "mathchat/tiny.yaml", "--data.prompt_dataset", "other.jsonl"])
-    assert len(plan.tasks("train")) == 32
-
-
-def test_the_plan_counts_tasks_steps_and_devices():
-    plan = planned("--max_steps 7", "mathchat/tiny.yaml")
-    shown = describe(plan)
-    assert shown["tasks"] == {"train": len(plan.tasks("train")), "eval": 400, "steps": 7}
-    assert shown["devices_together"] == sum(shown["devices"].values())

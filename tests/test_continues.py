@@ -122,18 +122,6 @@ def test_a_conversation_branches_and_each_branch_extends_the_same_turn():
     )
 
 
-def test_two_roles_of_one_policy_have_conversations_of_their_own():
-    async def game(task, roles, tools):
-        mine = await roles.a(q="open")
-        theirs = await roles.b(q=mine)
-        mine = await roles.a(q=theirs, continues=mine)
-        return await roles.b(q=mine, continues=theirs)
-
-    got = run(game)
-    for action in got.actions:
-        assert {a.role for a in action.chain} == {action.role}
-
-
 def test_tools_work_inside_a_conversation():
     async def shout(call):
         return ToolResult("shout", call.text, call.text.upper(), ok=True)
@@ -193,18 +181,6 @@ def test_a_conversation_over_the_context_is_the_agents_failure():
     assert got.agent_failure == "context"
     assert "leaves no room in 100" in got.detail
     assert all(len(a.context_ids) < 100 for a in got.actions)
-
-
-def test_a_truncated_turn_is_continued_and_its_end_is_shown():
-    async def cut(call):
-        found = await simulated_engine()(call)
-        return Generation(
-            found.ids[:-1], found.logprobs[:-1], "length", found.policy, found.version
-        )
-
-    first, second, _ = run(three_calls, generate=cut).actions
-    assert CharacterChat().text(second.shown_ids).startswith("^u:then two")
-    assert second.context_ids == first.context_ids + first.generation.ids + second.shown_ids
 
 
 def test_a_record_keeps_the_conversation():

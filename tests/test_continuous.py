@@ -6,7 +6,6 @@ import json
 from collections import Counter, defaultdict
 from types import SimpleNamespace
 
-import pytest
 import virtual_time
 from hypothesis import given
 from hypothesis import strategies as st
@@ -203,22 +202,6 @@ def test_a_run_on_simulated_engines_trains_every_task_once_and_its_ledger_adds_u
         if a["policy"] == "judge"
     }
     assert max(lags) <= 2
-
-
-@pytest.mark.parametrize(
-    ("flags", "problem"),
-    [
-        (("--continuous.late", "0"), ("flags.value", "command line", "continuous.late")),
-        (("--continuous.ahead", "5"), ("continuous.ahead", "continuous.ahead")),
-        (
-            ("--train.enable_ema",),
-            ("continuous.ema", "marl_plugins.continuous", "train.enable_ema"),
-        ),
-    ],
-)
-def test_bad_input(tmp_path, flags, problem):
-    with refused(problem):
-        planned(tmp_path, *flags)
 
 
 def test_it_needs_rollouts_during_updates_and_says_that_a_run_cannot_be_repeated(tmp_path):

@@ -12,15 +12,12 @@ from hypothesis import strategies as st
 from planned_once import PlannedOnce
 from simulated import make_trajectory
 
-from benchmarks import population
 from marl_plugins import mean_group
 from marl_plugins.competence import Competence
 from marl_plugins.competence import marl_credit_step as with_competence
 from marl_plugins.cooperation import marl_credit_step as cooperate
 from marl_plugins.cooperation import shares
-from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.run import AnswerLimits, ShareTemperatures
-from marl_plugins.engine.plan.build import build_plan
 from marl_plugins.mean_group import MeanRewards, controls
 
 GAINS = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=12)
@@ -100,12 +97,6 @@ def test_a_step_loses_and_adds_nothing(rewards, factor, tau):
             assert [a.reward for a in t.actions] == pytest.approx(list(before.values()))
 
 
-def test_actions_that_are_not_trained_on_have_no_share():
-    options = SimpleNamespace(factor=1.0, tau=1.0, negative="mirror")
-    found, _ = credited([{"a": 1.0, "b": None}], cooperate, cooperation=options)
-    assert [a.reward for a in found[0].actions] == [1.0, None]
-
-
 # -- competence
 # --------------------------------------------------------------------------------------------------
 
@@ -133,20 +124,6 @@ def test_competence_is_the_recursion_in_exact_arithmetic():
     assert found == pytest.approx([float(value) for value in exact], abs=1e-12)
 
 
-@pytest.mark.parametrize(
-    ("changes", "reward", "limit"),
-    [
-        ({}, 0.3, 0.3),
-        ({"eta": 1.0}, 0.3, 1.0),
-        ({"forgets": "1"}, 0.3, 0.0),
-        ({"forgets": "1", "eta": 1.0}, 0.3, 1.0),
-        ({}, -0.5, 0.0),
-    ],
-)
-def test_its_fixed_points(changes, reward, limit):
-    assert after(400, reward, **changes)[0][-1] == pytest.approx(limit, abs=1e-6)
-
-
 def test_a_step_that_is_credited_again_is_credited_the_same():
     _, run = after(5, 0.5)
     t = make_trajectory({"a": []}, rewards={"a": 0.5})
@@ -158,29 +135,6 @@ def test_a_step_that_is_credited_again_is_credited_the_same():
 
 # -- the benchmark of both
 # --------------------------------------------------------------------------------------------------
-
-
-def test_the_benchmarks_credit_is_the_plugins():
-    """Factors (1, 0) share evenly; (0, 1) takes nothing at first and then a tenth of the first
-    epoch's mean of each agent."""
-    draw = np.random.default_rng(0)
-    first, second = draw.normal(size=(2, population.SAMPLES, 3)) + 1
-    shared = population.Credit(3, 1, population.words(1.0, 0.0))(first, 0)
-    assert shared == pytest.approx(np.repeat(first.mean(1, keepdims=True), 3, 1))
-    credit = population.Credit(3, 1, population.words(0.0, 1.0))
-    assert credit(first, 0) == pytest.approx(first)
-    assert credit(second, 1) == pytest.approx(second - first.mean(0) / 10)
-
-
-def test_the_papers_table_of_ranges_follows_from_its_grid():
-    for axis, lines, percent in population.DELTAS.values():
-        found = population.TABLE_14.take(lines, axis).mean() / population.TABLE_14[5, 5] - 1
-        assert 100 * found == pytest.approx(percent, abs=0.06)
-
-
-def test_convergence_is_where_most_of_the_way_has_been_made():
-    curve = np.concatenate([np.zeros(20), np.ones(80)])
-    assert population.converged(curve) == 30 and population.converged(-curve) == 30
 
 
 # -- mean group
@@ -198,14 +152,6 @@ def test_controls_lie_within_bounds_and_in_the_order_of_the_values_whatever_thei
     ordered = [each for _, each in sorted(zip(values, found, strict=True))]
     assert ordered == sorted(found)
     assert controls([unit * value for value in values], control, low, high) == pytest.approx(found)
-
-
-def test_controls_of_a_group():
-    assert controls([0.2, 0.4, 0.6], 1.0, 0.0, 10.0) == pytest.approx([0.5, 1.0, 1.5])
-    assert controls([0.2, 0.4, 3.0], 2.0, 0.5, 2.0) == pytest.approx([1.0, 1.0, 4.0])
-    assert controls([0.3] * 10_000, 1.5, 0.5, 2.0) == pytest.approx([1.5] * 10_000)
-    assert controls([0.0, 0.0], 3.0, 0.5, 2.0) == controls([-1.0, 0.5], 3.0, 0.5, 2.0) == [3.0, 3.0]
-    assert controls([], 1.0, 0.5, 2.0) == []
 
 
 def grouped(rewards, groups=None, steps=(1, 2), **changes):
@@ -312,87 +258,9 @@ def test_with_a_tau_of_each_policy_gains_are_measured_from_the_trajectorys_mean(
         assert found[0] >= found[1]
 
 
-@pytest.mark.parametrize("tau", [0.0, math.inf])
-def test_a_tau_of_0_or_inf_is_the_same_for_all(tau):
-    assert shared([1.0, 0.9, 0.0], tau, a=2.0, b=0.5) == shared([1.0, 0.9, 0.0], tau)
-
-
-def test_the_benchmarks_mean_group_is_the_plugins():
-    flags = ["--mean_group.groups", "a0+a1", "--mean_group.rate", "1"]
-    credit = population.Credit(2, 1, flags)
-    rewards = np.tile([1.0, 3.0], (population.SAMPLES, 1))
-    assert credit(rewards, 0) == pytest.approx(rewards)
-    assert credit(rewards, 1) == pytest.approx(rewards * [0.5, 1.5])
-
-
-class TestMeanGroup(PlannedOnce):
-    plugin = "marl_plugins.mean_group"
-
-
-COOPERATING = ["--plugin", "marl_plugins.cooperation"]
-LIMITED = ["--mean_group.scales", "max_tokens"]
-PLAYERS = ["--recipe", "kuhn_poker/population.yaml"]
-
-
-@pytest.mark.parametrize(
-    ("words", "code"),
-    [
-        (["--mean_group.groups", "shopper+x"], "mean_group.no_policy"),
-        (["--mean_group.groups", "clerk+clerk"], "mean_group.twice"),
-        ([], "mean_group.alone"),
-        (["--mean_group.scales", "tau"], "mean_group.tau"),
-        (
-            ["--mean_group.scales", "tau", *COOPERATING, "--mean_group.low", "0"],
-            "mean_group.tau_of_0",
-        ),
-        (
-            ["--mean_group.scales", "tau", *COOPERATING, "--cooperation.tau", "inf"],
-            "mean_group.no_effect",
-        ),
-        (
-            ["--mean_group.scales", "tau", *COOPERATING, "--cooperation.factor", "0"],
-            "mean_group.no_effect",
-        ),
-        ([*PLAYERS, *LIMITED], "mean_group.no_effect"),
-        ([*PLAYERS, *LIMITED, "--reward.stop_properly_penalty_coef", "0.5"], "mean_group.penalty"),
-    ],
-)
-def test_groups_and_scales_that_cannot_be_or_do_nothing(words, code):
-    try:
-        recipe = [] if "--recipe" in words else ["--recipe", "tool_user/tiny.yaml"]
-        found = build_plan([*recipe, "--plugin", "marl_plugins.mean_group", *words]).run.warnings
-    except ConfigurationError as error:
-        found = error.problems
-    assert code in {problem.code for problem in found}
-
-
 class TestCooperation(PlannedOnce):
     plugin = "marl_plugins.cooperation"
 
 
 class TestCompetence(PlannedOnce):
     plugin = "marl_plugins.competence"
-
-
-def test_wrong_flags_and_warnings():
-    base = ["--recipe", "tool_user/tiny.yaml"]
-    for word in ("-1", "nan", "x"):
-        with pytest.raises(ConfigurationError) as error:
-            build_plan([*base, "--plugin", "marl_plugins.cooperation", "--cooperation.tau", word])
-        assert {
-            p.name for each in error.value.problems for p in each.where if p.kind == "flag"
-        } == {"cooperation.tau"}
-    plan = build_plan([*base, "--plugin", "marl_plugins.cooperation", "--cooperation.tau", "inf"])
-    assert math.isinf(plan.run.args.cooperation.tau)
-    words = [
-        "--plugin",
-        "marl_plugins.competence",
-        "--competence.eta",
-        "1",
-        "--algo.advantage.estimator",
-        "group_norm",
-        "--groups.by",
-        "task+role+turn",
-    ]
-    codes = {problem.code for problem in build_plan([*base, *words]).run.warnings}
-    assert {"competence.runs_away", "competence.no_effect"} <= codes

@@ -9,15 +9,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from openai_server import nonce_in, openai_server
-from refusals import briefs, found_by
 from refusals import refused as refused_plan
 from simulated import DraftAction, make_trajectory
 
-from marl_plugins.cli import dispatch, main
-from marl_plugins.coach import correcting, corrections, verdict
+from marl_plugins.cli import main
+from marl_plugins.coach import correcting, verdict
 from marl_plugins.coach.corrections import leaks, why_refused
 from marl_plugins.coach.notes import NOTES
-from marl_plugins.coach.rubric import load_rules
 from marl_plugins.core.credit import rewards_from_scores
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.scoring import score_trajectory
@@ -161,43 +159,6 @@ def test_a_rubric_gives_corrections_too(tmp_path):
     }
 
 
-@pytest.mark.parametrize(
-    ("given", "code"),
-    [
-        ("[1]", "rubric.corrections"),
-        ("{'codr': lambda a, s: None}", "rubric.role"),
-        ("{'coder': 'x'}", "rubric.correction"),
-        ("{'coder': lambda a: None}", "rubric.correction"),
-    ],
-)
-def test_corrections_of_a_rubric_that_cannot_work(tmp_path, given, code):
-    rules = tmp_path / "rules.py"
-    rules.write_text(
-        "from marl_plugins.coach.rubric import Criterion\n"
-        f"RUBRIC = {{'coder': [Criterion('a', 1, lambda action, seen: True)]}}\nCORRECTIONS = "
-        f"{given}\n"
-    )
-    ((found, place, *_),) = found_by(load_rules, rules, ["coder"])
-    assert found == code and place.startswith("rules.py")
-
-
-def test_a_verdict_needs_room_for_a_correction():
-    words = [
-        "--recipe",
-        RECIPE,
-        "--coach.model",
-        "m",
-        "--coach.corrections",
-        "--coach.max_tokens",
-        "40",
-    ]
-    assert ("coach.short_corrections", "coach.max_tokens") in briefs(build_plan(words).run.warnings)
-    with pytest.raises(
-        ConfigurationError, match=r"--coach\.corrections: is about a model's verdicts"
-    ):
-        build_plan(["--recipe", RECIPE, "--coach.corrections"])
-
-
 # --- what is used
 # --------------------------------------------------------------------------------------------------
 
@@ -224,21 +185,6 @@ def test_a_verdict_needs_room_for_a_correction():
 )
 def test_a_label_that_the_agent_could_not_know_is_a_leak(correction, label, material, leaking):
     assert leaks(correction, label, material) is leaking
-
-
-@given(
-    st.integers(-(10**9), 10**9), st.text(alphabet="abc xyz.,\n"), st.text(alphabet="abc xyz.\n")
-)
-def test_a_number_is_found_however_it_is_written(value, before, after):
-    for written in (str(value), f"{value:,}", f"{value}.00", f"${value}$", f"({value})"):
-        assert leaks(f"{before} {written} {after}", str(value), before + after)
-        assert not leaks(f"{before} {written} {after}", str(value), f"shown {value:,} there")
-
-
-def test_a_number_without_end_is_no_label():
-    """Python reads no integer of more than 4,300 digits."""
-    assert leaks(f"{'9' * 5000} and 3", "3", "9" * 5000)
-    assert not leaks("3", "9" * 5000, "")
 
 
 def action_of(
@@ -339,11 +285,6 @@ def test_what_can_be_used_is_trained_on_and_the_rest_is_counted(tmp_path):
     }
 
 
-def test_by_default_nothing_is(tmp_path):
-    found, metrics = credited(tmp_path)
-    assert found == [[None] * 3] * 3 and not any("/corrections/" in name for name in metrics)
-
-
 # --- the files
 # --------------------------------------------------------------------------------------------------
 
@@ -406,53 +347,3 @@ def test_tables_in_trls_formats(run, capsys, tmp_path):
     (line,) = map(json.loads, files["dpo"].read_text().splitlines())
     assert line == {"chosen": better, "rejected": said, **about}
     assert (run / "trajectories.jsonl").read_bytes() == before
-
-
-def test_the_files_are_data_sets(run, tmp_path):
-    """As `datasets` reads them, which is what TRL's trainers are given."""
-    from datasets import load_dataset
-
-    for table, columns in (
-        ("sft", {"prompt", "completion"}),
-        ("dpo", {"prompt", "chosen", "rejected"}),
-    ):
-        file = str(tmp_path / f"{table}.jsonl")
-        export(table, run, "--to", file)
-        data = load_dataset(
-            "json", data_files=file, split="train", cache_dir=str(tmp_path / "cache")
-        )
-        assert columns <= set(data.column_names) and len(data) == 1
-        for column in columns:
-            assert all(set(message) == {"role", "content"} for message in data[0][column])
-        assert data[0]["prompt"][-1]["role"] == "user"
-
-
-def test_steps_and_the_account(run, capsys):
-    export("sft", run, "--steps", "2:5", "--json")
-    assert json.loads(capsys.readouterr().out)["coder"]["written"] == 0
-    export("dpo", run)
-    assert "coder" in capsys.readouterr().out
-
-
-def test_mistakes_have_exit_code_2_and_say_what_to_do(run, tmp_path):
-    def problem(*words):
-        return found_by(dispatch, ["export", *map(str, words), "--table", "sft"])
-
-    assert problem(tmp_path / "none") == [("records.unreadable", "none")]
-    assert problem(run, "--to", run) == [("export.form", "to", "run")]
-    lines = (run / "trajectories.jsonl").read_text().replace('"correction"', '"other"')
-    (run / "trajectories.jsonl").write_text(lines)
-    assert problem(run, "--to", tmp_path / "x.jsonl") == [("export.no_rows", "table", "sft")]
-    (run / "plan.json").write_text("[]")
-    assert problem(run) == [("run_folder.plan", "plan.json")]
-
-
-def test_without_a_tokenizer_tokens_are_counted_as_the_action_has_them(run):
-    plan = json.loads((run / "plan.json").read_text())
-    plan["policies"]["coder"] |= {"model": "somebody/else", "max_len": 103}
-    (run / "plan.json").write_text(json.dumps(plan))
-    fits = corrections.room_of(run)
-    action = action_of("four" * 10, ids=tuple(range(10)))  # four characters a token
-    assert fits(action, "x" * 160) and not fits(action, "x" * 164)  # max_new_tokens 40
-    action.shown_ids = tuple(range(80))
-    assert fits(action, "x" * 92) and not fits(action, "x" * 96)  # 103 - 80 are left

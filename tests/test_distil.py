@@ -18,7 +18,6 @@ from marl_plugins.cli import dispatch, main
 from marl_plugins.coach import correcting, verdict
 from marl_plugins.coach.distil import fold
 from marl_plugins.coach.notes import NOTES
-from marl_plugins.coach.tables import TABLES
 from marl_plugins.coach.verdict import Verdict
 from marl_plugins.core.scoring import score_trajectory
 from marl_plugins.core.trajectory import Task, ToolResult
@@ -291,39 +290,3 @@ def test_a_task_is_on_one_side_in_every_run():
     for share in (0.1, 0.5):
         held_out = sum(number < share for number in folds)
         assert held_out == pytest.approx(share * len(folds), abs=4 * 32)  # standard deviations
-
-
-def test_the_file_is_a_data_set_that_a_share_of_the_tasks_can_be_held_out_of(tmp_path):
-    from datasets import load_dataset
-
-    run = judge(tmp_path, tasks=12)
-    export(run, "--recipe", RECIPE, "--to", tmp_path / "verdicts.jsonl")
-    file, cache = str(tmp_path / "verdicts.jsonl"), str(tmp_path / "cache")
-    data = load_dataset("json", data_files=file, split="train", cache_dir=cache)
-    assert set(data[0]["prompt"][0]) == set(data[0]["completion"][0]) == {"role", "content"}
-    held_out = data.filter(lambda row: row["fold"] < 0.5)
-    rest = data.filter(lambda row: row["fold"] >= 0.5)
-    assert len(held_out) and len(rest) and len(held_out) + len(rest) == 36
-    assert not set(held_out["task"]) & set(rest["task"])
-
-
-def test_arrow_keeps_it_too(tmp_path):
-    pandas = pytest.importorskip("pandas")
-    run = judge(tmp_path)
-    export(run, "--recipe", RECIPE, "--to", tmp_path / "verdicts.parquet")
-    frame = pandas.read_parquet(tmp_path / "verdicts.parquet")
-    assert [set(message) for message in frame["prompt"][0]] == [{"role", "content"}]
-    assert list(frame.columns) == [*TABLES["verdicts"].columns]
-
-
-def test_mistakes_have_exit_code_2(tmp_path):
-    run = judge(tmp_path)
-    words = [run, "--recipe", RECIPE]
-    assert problem(*words, "--steps", "7:9") == [("export.no_actions", run.name)]
-    assert problem(*words, "--coach.modle", "x") == [
-        ("flags.unknown", "command line", "coach.modle")
-    ]
-    records = (run / "trajectories.jsonl").read_text()
-    (run / "trajectories.jsonl").write_text(records.replace('"role": "coder"', '"role": "codr"'))
-    assert problem(*words) == [("records.role", "trajectories.jsonl:1")]
-    assert not (tmp_path / "verdicts.jsonl").exists()

@@ -4,9 +4,7 @@ MAPPA and DSBench report."""
 import csv
 import math
 import os
-import pickle
 import random
-import time
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -163,12 +161,12 @@ def drawn(metric, rng, rows=23):
 
 
 @pytest.mark.parametrize("metric", [m for m in METRICS if m in REFERENCE])
-@pytest.mark.parametrize("seed", range(8))
-def test_it_equals_an_independent_formula(metric, seed, tmp_path):
-    a, p = drawn(metric, random.Random(seed))
-    ids = list(range(len(a)))
-    found = scored(tmp_path, metric, {"id": ids, "y": a}, {"id": ids, "y": p})
-    assert found.value == pytest.approx(REFERENCE[metric](a, p), abs=1e-12), found.reason
+def test_it_equals_an_independent_formula(metric, tmp_path):
+    for seed in range(8):
+        a, p = drawn(metric, random.Random(seed))
+        ids = list(range(len(a)))
+        found = scored(tmp_path, metric, {"id": ids, "y": a}, {"id": ids, "y": p})
+        assert found.value == pytest.approx(REFERENCE[metric](a, p), abs=1e-12), found.reason
 
 
 @pytest.mark.parametrize("metric", METRICS)
@@ -215,22 +213,6 @@ def test_several_columns_are_the_mean_over_them_and_log_loss_takes_them_as_class
     )
 
 
-def test_map_counts_ranks_and_hit_does_not(tmp_path):
-    right, said = (
-        {"id": [1, 2, 3, 4], "y": list("abcd")},
-        {"id": [1, 2, 3, 4], "y": ["a b c", "a b c", "a a b c", "a b c d"]},
-    )
-    assert scored(tmp_path, "map_at_3", right, said).value == pytest.approx((1 + 1 / 2 + 1 / 3) / 4)
-    assert scored(tmp_path, "hit_at_3", right, said).value == 0.75
-
-
-def test_a_constant_prediction_has_no_correlation_and_half_an_auc(tmp_path):
-    ids = list(range(6))
-    for metric, value in (("spearman", 0.0), ("pearson", 0.0), ("roc_auc", 0.5), ("gini", 0.0)):
-        right = {"id": ids, "y": [0, 1, 0, 1, 1, 0]}
-        assert scored(tmp_path, metric, right, {"id": ids, "y": [0.3] * 6}).value == value
-
-
 RIGHT = {"id": [11, 12, 13], "y": [1.0, 2.0, 3.0]}
 INVALID = [
     ("wrong columns: without 'y' and with 'x'", {"id": [11, 12, 13], "x": [1, 2, 3]}),
@@ -255,99 +237,6 @@ def test_what_is_no_valid_submission_says_why(reason, said, tmp_path):
     assert found.value is None and reason in found.reason
 
 
-@pytest.mark.parametrize(
-    ("metric", "value", "reason"),
-    [
-        ("rmsle", -1, "above -1"),
-        ("log_loss", 1.2, "from 0 to 1"),
-        ("qwk", 0.5, "whole ratings"),
-        ("qwk", 1e9, "whole ratings"),
-    ],
-)
-def test_values_that_a_metric_cannot_take_are_no_valid_submission(metric, value, reason, tmp_path):
-    found = scored(tmp_path, metric, {"id": [1, 2], "y": [0, 1]}, {"id": [1, 2], "y": [0, value]})
-    assert found.value is None and reason in found.reason
-
-
-@pytest.mark.parametrize(
-    ("content", "reason"),
-    [
-        (b"", "is empty"),
-        (b"\n\n", "is empty"),
-        (b"id,y\n11,1\n12,2,9\n13,3\n", "row 3 has 3 cells"),
-        (b"id,y\n11\n", "row 2 has 1 cells"),
-        (b"id,id,y\n11,1,1\n", "two columns of one name"),
-        (b'id,y\n11,"1\n', "no CSV"),
-        (b"\xff\xfe\x00", "no CSV"),
-        (pickle.dumps(os.getcwd), "CSV"),
-    ],
-)
-def test_what_is_no_csv_is_no_valid_submission(content, reason, tmp_path):
-    (tmp_path / "s.csv").write_bytes(content)
-    found = scored(tmp_path, "rmse", RIGHT, tmp_path / "s.csv")
-    assert found.value is None and reason in found.reason
-
-
-@pytest.mark.parametrize("much", ["14,1\n", "\n", "a", '"\n', "x,\n"])
-def test_a_submission_of_many_rows_is_not_read_to_its_end(much, tmp_path):
-    (tmp_path / "s.csv").write_text("id,y\n" + much * (8 * 2**20 // len(much)))
-    begun = time.process_time()
-    assert scored(tmp_path, "rmse", RIGHT, tmp_path / "s.csv").value is None
-    assert time.process_time() - begun < 0.5
-
-
-def test_empty_rows_between_those_of_a_submission_are_none(tmp_path):
-    (tmp_path / "s.csv").write_text("id,y\n\n11,1\n\n12,2\n\n13,3\n\n")
-    assert scored(tmp_path, "rmse", RIGHT, tmp_path / "s.csv").value == 0.0
-
-
-CELLS = (
-    "",
-    " ",
-    "0",
-    "1",
-    "-1",
-    "0.5",
-    "nan",
-    "None",
-    "inf",
-    "-inf",
-    "1e308",
-    "1e-320",
-    "9" * 400,
-    "True",
-    "a b c d",
-    "\x00",
-    "٣",
-    "1,5",
-    "é",
-)
-
-
-@pytest.mark.parametrize("metric", METRICS)
-@settings(max_examples=25, deadline=None)
-@given(
-    cells=st.lists(st.sampled_from(CELLS), min_size=5, max_size=5),
-    ids=st.permutations(("1", "2", "3", "4", "5.0")),
-)
-def test_whatever_a_submission_holds_it_is_scored_or_refused(metric, cells, ids, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("s")
-    right = {
-        "id": [1, 2, 3, 4, 5],
-        "y": ["a", "b", "c", "a", "b"]
-        if METRICS[metric].kind in ("texts", "ranked")
-        else [0, 1, 1, 0, 1],
-    }
-    found = scored(folder, metric, right, {"id": list(ids), "y": cells})
-    assert (found.value is None) == bool(found.reason)
-    if found.value is not None:
-        assert (
-            math.isfinite(found.value)
-            and METRICS[metric].low <= found.value <= METRICS[metric].high
-        )
-        assert all(map(math.isfinite, found.quality.values()))
-
-
 def test_links_folders_pipes_and_huge_files_are_not_read(tmp_path, monkeypatch):
     """A link to the answer would be a perfect submission."""
     answer = write(tmp_path / "test_answer.csv", RIGHT)
@@ -358,30 +247,6 @@ def test_links_folders_pipes_and_huge_files_are_not_read(tmp_path, monkeypatch):
     (tmp_path / "huge.csv").write_bytes(answer.read_bytes() * 9)
     for name in ("link", "folder", "pipe", "huge", "none"):
         assert scored(tmp_path, "rmse", RIGHT, Path(tmp_path / f"{name}.csv")).value is None
-
-
-def test_ids_are_numbers_or_texts_and_labels_too(tmp_path):
-    assert (
-        scored(tmp_path, "rmse", RIGHT, {"id": ["13.0", " 11", "12"], "y": [3, 1, 2]}).value == 0.0
-    )
-    names = {"id": ["a", "b"], "y": ["True", "False"]}
-    assert (
-        scored(tmp_path, "accuracy", names, {"id": ["b", "a"], "y": ["False", "True"]}).value == 1.0
-    )
-    assert scored(tmp_path, "accuracy", names, {"id": ["b", "a"], "y": ["0", "1"]}).value == 0.0
-    labels = {"id": [1, 2], "y": [0, 1]}
-    assert scored(tmp_path, "accuracy", labels, {"id": [1, 2], "y": ["0.0", "0.7"]}).value == 0.5
-    assert (
-        "finite numbers"
-        in scored(tmp_path, "accuracy", labels, {"id": [1, 2], "y": ["no", "yes"]}).reason
-    )
-
-
-def test_an_answer_that_cannot_be_scored_against_is_a_fault_of_the_data(tmp_path):
-    with pytest.raises(ValueError, match="expected 0 and 1"):
-        scored(tmp_path, "roc_auc", {"id": [1, 2], "y": [1, 1]}, {"id": [1, 2], "y": [0.1, 0.2]})
-    with pytest.raises(ValueError, match="something else than numbers"):
-        scored(tmp_path, "rmse", {"id": [1, 2], "y": ["x", 1]}, {"id": [1, 2], "y": [0.1, 0.2]})
 
 
 # --- sets of submissions
@@ -418,39 +283,3 @@ def test_fair_measures_are_those_of_the_papers_table(raw, valid, total, penalty,
     assert scorer.fair(raw, valid, total, penalty) == pytest.approx(
         reported, abs=0.51 * 10**-places
     )
-
-
-def test_the_summary_counts_what_failed(tmp_path):
-    ids = [1, 2, 3, 4]
-    labels, numbers = {"id": ids, "y": [0, 1, 1, 0]}, {"id": ids, "y": [0.0, 10.0, 5.0, 5.0]}
-    good = scored(tmp_path, "roc_auc", labels, {"id": ids, "y": [0.1, 0.9, 0.8, 0.7]})
-    assert good.quality["accuracy"] == 0.75
-    close = scored(tmp_path, "rmse", numbers, {"id": ids, "y": [1.0, 9.0, 6.0, 4.0]})
-    assert close.quality == pytest.approx({"mae": 10.0, "rmse": 10.0})
-    failed = scorer.Scored(None, "nothing there")
-    made = {"engineer": True, "analyst": False}
-    found = scorer.summary(
-        [
-            scorer.Result(
-                "classification", "roc_auc", good, 0.5, {"engineer": True, "analyst": True}
-            ),
-            scorer.Result("classification", "roc_auc", failed, made=made),
-            scorer.Result("regression", "rmse", close, 1.0, {"engineer": True, "analyst": True}),
-            scorer.Result("regression", "rmse", failed, made={"engineer": False, "analyst": False}),
-        ]
-    )
-    expected = {
-        "success": 0.5,
-        "rpg": 0.375,
-        "made/engineer": 0.75,
-        "made/analyst": 0.5,
-        "success/classification": 0.5,
-        "success/regression": 0.5,
-        "accuracy/raw": 0.75,
-        "accuracy/fair": 0.625,
-        "mae/raw": 10.0,
-        "mae/fair": 30.0,
-        "rmse/raw": 10.0,
-        "rmse/fair": 30.0,
-    }
-    assert {name: found[name] for name in expected} == pytest.approx(expected)

@@ -6,14 +6,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 from plugin_pairs import words
-from refusals import refused
 from simulated_session import recorded, run_planned
 
 from marl_plugins.builtin.ema.worker import WeightAverage
 from marl_plugins.engine.hosts import cpu
 from marl_plugins.engine.plan.build import build_plan
-
-BETA = "train.ema_beta"
 
 
 @pytest.fixture(scope="module")
@@ -99,19 +96,3 @@ def test_the_average_is_evaluated_after_the_weights_which_come_back(tmp_path):
         *((n, True, True) for n in (1, 2, 3)),
     ]
     assert not [name for m in found for name in m if name.startswith("ema/eval")]
-
-
-@pytest.mark.parametrize("beta", ["0", "1", "-0.5", "1.01", "nan", "inf"])
-def test_what_is_no_average_is_refused(tmp_path, beta):
-    with refused(("ema.beta", BETA)):
-        build_plan([*words(tmp_path, ["ema"]), f"--{BETA}", beta])
-
-
-def test_of_one_policy_alone_it_is_named(tmp_path):
-    with refused(("ema.beta", "judge", BETA)):
-        build_plan([*words(tmp_path, ["ema"]), f"--policy.judge.{BETA}", "1"])
-
-
-def test_a_factor_without_an_average_is_refused(tmp_path):
-    with refused(("ema.idle", BETA)):
-        build_plan([*words(tmp_path, []), f"--{BETA}", "0.9"])

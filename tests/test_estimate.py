@@ -1,14 +1,12 @@
 """What the plan says of memory and time, against numbers worked out by hand and laws that hold for
 any run."""
 
-import json
 import re
 
 import pytest
 
 from marl_plugins.core.recipe.shipped import recipes_root
 from marl_plugins.engine.plan.build import build_plan
-from marl_plugins.engine.plan.describe import describe
 from marl_plugins.engine.plan.estimate import estimate, parameters
 
 PAPER = str(recipes_root() / "mathchat" / "paper.yaml")
@@ -52,15 +50,6 @@ def test_the_papers_setting_by_hand():
     assert found["sync"].startswith(f"3 x 8 GB through Ray's store, about {8 / 2.3:.1f} s")
 
 
-def test_more_devices_take_no_longer():
-    sizes = ("actor.num_gpus_per_node", "ref.num_gpus_per_node", "vllm.num_engines")
-    more = estimated(*(word for size in sizes for word in (f"--{size}", "4")))
-    assert all(
-        a < b for a, b in zip(numbers(more["step"]), numbers(estimated()["step"]), strict=True)
-    )
-    assert more["memory"]["coder"].startswith("6 GB a device ")
-
-
 def test_adam_that_stays_on_the_device():
     found = estimate(build_plan(["--recipe", "mathchat"]))  # ZeRO 2 on one device each
     assert found["memory"]["solver"].startswith(
@@ -84,22 +73,3 @@ def test_adam_that_stays_on_the_device():
 )
 def test_the_size_of_a_model_is_in_its_name(name, size):
     assert parameters(name) == size
-
-
-def test_the_size_of_a_folder_is_that_of_its_weights(tmp_path):
-    for dtype, each in (("bfloat16", 2), ("float32", 4)):
-        folder = tmp_path / f"Model-70B-{dtype}"
-        folder.mkdir()
-        (folder / "config.json").write_text(json.dumps({"torch_dtype": dtype}))
-        for part in range(2):
-            (folder / f"model-{part}.safetensors").write_bytes(b"\0" * 1000 * each)
-        assert parameters(str(folder)) == 2000
-
-
-def test_nothing_is_claimed_of_what_is_not_known(monkeypatch):
-    assert estimated("--actor.model_name_or_path", "somebody/model") == {}
-    assert "estimate" not in describe(
-        build_plan(["--recipe", PAPER, "--actor.model_name_or_path", "somebody/model"])
-    )
-    monkeypatch.setenv("MARL_PLUGINS_DEVICE", "cpu")
-    assert "estimate" not in describe(build_plan(["--recipe", "mathchat/tiny.yaml"]))

@@ -128,12 +128,6 @@ def test_maxrl_divides_by_the_groups_mean(groups):
     np.testing.assert_allclose(got.numpy(), want, rtol=1e-5, atol=1e-5)
 
 
-def test_maxrl_gives_one_success_of_n_the_advantage_n_minus_one():
-    rows, values = rows_of({"a": [0.0, 1.0, 0.0, 0.0], "b": [0.0, 0.0]})
-    got = load(str(EXAMPLES / "maxrl.py")).MaxRL(group_by="task").shape(rows, values)
-    assert got.tolist() == [-1.0, 3.0, -1.0, -1.0, 0.0, 0.0]
-
-
 def credited(plan, by_role):
     """Rewards after `marl_credit` of a step with these rewards of each role."""
     edges = {f"{role}{n}": [] for role, values in by_role.items() for n in range(len(values))}

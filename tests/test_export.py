@@ -11,7 +11,7 @@ from refusals import refused
 
 from marl_plugins.cli import main
 from marl_plugins.commands import export
-from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure
+from marl_plugins.core.failures import InfrastructureFailure
 from marl_plugins.engine.records import tables
 
 simulated = pytest.importorskip("simulated_run")
@@ -117,15 +117,6 @@ def test_a_run_that_goes_on_is_read_as_far_as_it_has_got(recorded, tmp_path, cap
     assert sum(a["actions"] for a in found.values()) == len(actions(recorded)) - len(
         last["actions"]
     )
-
-
-def test_an_unknown_reason_is_answered_with_those_that_the_run_has(recorded):
-    with pytest.raises(ConfigurationError) as caught:
-        export.main([str(recorded), "--left_out", "nonsense"])
-    (problem,) = caught.value.problems
-    reasons = {action["left_out"] for _, action in actions(recorded)} - {None}
-    assert "--left_out nonsense" in problem.got
-    assert all(reason in problem.fix for reason in reasons)
 
 
 @pytest.mark.parametrize(

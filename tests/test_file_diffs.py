@@ -6,14 +6,11 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from marl_plugins.core.trajectory import Task
 from marl_plugins.engine.runtime.file_diffs import (
-    COMPARED_BYTES,
-    COMPARED_LINES,
     Content,
     DiffedWorkspace,
     cut,
@@ -71,41 +68,6 @@ def test_git_makes_the_files_after_a_call_of_those_before_it(before, after):
             if f.is_file()
         }
     assert found == after
-
-
-def test_the_tasks_own_files_are_no_change(tmp_path):
-    source = tmp_path / "train.csv"
-    source.write_text("id,x\n1,2\n")
-    task = Task("t", "p", files={"train.csv": str(source)})
-    nothing, changed = diffs(
-        task, lambda folder: None, lambda folder: (folder / "train.csv").write_text("id,x\n1,3\n")
-    )
-    assert nothing == ""
-    assert changed.splitlines()[:2] == ["--- a/train.csv", "+++ b/train.csv"]
-    assert {"-1,2", "+1,3", " id,x"} <= set(changed.splitlines())
-
-
-@pytest.mark.parametrize(
-    "content",
-    [b"\xff\x00", b"x" * (COMPARED_BYTES + 1), b"\n" * (COMPARED_LINES + 1)],
-    ids=["binary", "bytes", "lines"],
-)
-def test_what_cannot_be_compared_says_so_with_its_sizes(content):
-    made, gone = diffs(
-        Task("t", "p"),
-        lambda folder: (folder / "f").write_bytes(content),
-        lambda folder: (folder / "f").unlink(),
-    )
-    assert [
-        line.split()[1] for line in (made + gone).splitlines() if line[:3] in ("---", "+++")
-    ] == [
-        *("/dev/null", "b/f"),
-        *("a/f", "/dev/null"),
-    ]
-    assert all(
-        str(len(content)) in diff.splitlines()[2] and len(diff.splitlines()) == 3
-        for diff in (made, gone)
-    )
 
 
 def test_a_link_is_no_file_and_a_diff_is_bounded(tmp_path):

@@ -12,11 +12,10 @@ from simulated import make_trajectory
 from simulated_session import killed_after, recorded, run_planned
 
 from marl_plugins.builtin.filtering import FilteringPart, TaskStream, score, teaches_nothing
-from marl_plugins.core.failures import ConfigurationError, RunEnded
+from marl_plugins.core.failures import RunEnded
 from marl_plugins.core.recipe.tasks import epoch_order
 from marl_plugins.core.trajectory import Task
 from marl_plugins.engine.plan.build import build_plan
-from marl_plugins.engine.plan.flags import Flags
 
 TASKS = [Task(f"t{n}", "p") for n in range(20)]
 
@@ -165,31 +164,6 @@ def test_a_run_that_is_filtered_from_a_later_step_on_goes_on_where_it_is(tmp_pat
     assert second[:4] == order[4:8]
 
 
-RANGE = "algo.dynamic_filtering_range"
-
-
-@pytest.mark.parametrize(
-    ("flags", "found"),
-    [
-        ((f"--{RANGE}", "1", "0"), [("filtering.range", RANGE), ("upstream.refused",)]),
-        ((f"--{RANGE}", "2", "3"), [("filtering.range", RANGE)]),
-        (("--filtering.by", "nobody"), [("filtering.no_role", "filtering.by")]),
-        (("--filtering.most", "0"), [("flags.value", "command line", "filtering.most")]),
-        (("--rollout.n_samples_per_prompt", "1"), [("upstream.refused",)]),
-    ],
-)
-def test_bad_input(tmp_path, flags, found):
-    with pytest.raises(ConfigurationError) as raised:
-        planned(tmp_path, *flags)
-    codes = {problem.code for problem in raised.value.problems}
-    assert {code for code, *_ in found} <= codes
-
-
-def test_without_it_its_flags_are_refused(tmp_path):
-    with refused(("filtering.idle", RANGE), ("filtering.idle", "filtering.by")):
-        planned(tmp_path, f"--{RANGE}", "0.1", "0.9", "--filtering.by", "critic", parts=())
-
-
 def test_streaming_needs_to_know_a_steps_tasks(tmp_path):
     with refused(
         ("streaming.filtering", "marl_plugins.streaming", "algo.dynamic_filtering_enable")
@@ -201,14 +175,3 @@ def test_streaming_needs_to_know_a_steps_tasks(tmp_path):
 def test_tasks_are_not_chosen_before_the_step_before_is_trained(tmp_path, parts):
     with refused(("async.batch", f"marl_plugins.{parts[0]}", "train.async_enable")):
         planned(tmp_path, "--train.async_enable", parts=parts)
-
-
-def test_where_the_plugin_is_not_the_flag_is_refused(tmp_path, monkeypatch):
-    init = Flags.__init__
-    monkeypatch.setattr(Flags, "__init__", lambda self, *args: init(self, *args[:-1], ("another",)))
-    with pytest.raises(ConfigurationError) as raised:
-        planned(tmp_path)
-    assert [p.names("flag") for p in raised.value.problems if p.code == "flags.no_plugin"] == [
-        ("algo.dynamic_filtering_enable",),
-        (RANGE,),
-    ]

@@ -5,12 +5,10 @@ import os
 import re
 import shlex
 import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
 import pytest
-import yaml
 
 from marl_plugins.commands import COMMANDS
 from marl_plugins.core.plugin_names import BUILTINS, SHIPPED
@@ -100,34 +98,3 @@ def test_every_plugin_of_the_table_has_a_plan(name, words, monkeypatch):
     assert build_plan(
         ["--recipe", *shlex.split(words), "--plugin", plugin, "--dry-run"]
     ).run.policies
-
-
-@pytest.mark.parametrize(
-    "command", [c for c in commands(CONTRIBUTING) if not c.startswith("pre-commit")]
-)
-def test_the_commands_of_contributing_run(command):
-    """`make` prints what it would run, training prints its plan, and what writes tables is tested
-    with them."""
-    words = shlex.split(command)
-    if words[0] == "make":
-        run(["make", "-n", *words[1:]])
-    elif "openrlhf" in words[0]:
-        more = ["--dry-run"] if words[1] == "train" and "--dry-run" not in words else []
-        if words[1] != "doctor":  # of which this machine decides how it ends
-            run([sys.executable, "-m", "marl_plugins", *words[1:], *more])
-    elif "pytest" in words:
-        run([sys.executable, *(word for word in words[1:] if word != "--pdb")])
-    else:
-        assert (ROOT / words[1]).is_file()
-
-
-def test_the_hooks_before_a_commit_run():
-    for repository in yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]:
-        for hook in repository["hooks"]:
-            run([*shlex.split(hook["entry"]), "hatch_build.py"])
-
-
-def test_the_tests_of_unit_fast_exist():
-    names = re.search(r"^FAST := ((?:.*\\\n)*.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
-    for name in names[1].replace("\\", "").split():
-        assert (ROOT / "tests" / f"test_{name}.py").is_file(), name

@@ -16,7 +16,6 @@ from marl_plugins.core.recipe.prompts import prompt_renderer
 from marl_plugins.core.recipe.shipped import recipes_root
 from marl_plugins.core.trajectory import Generation, Task
 from marl_plugins.core.workflow import RoleSpec, Sampling, run_workflow
-from marl_plugins.engine.plan.build import build_plan
 
 FOLDER = recipes_root() / "games"
 spiel = load_file(FOLDER / "spiel.py")
@@ -26,14 +25,6 @@ tasks = load_file(FOLDER / "tasks.py")
 demonstrations = load_file(FOLDER / "demonstrations.py")
 plugin = load(str(FOLDER / "exploitability.py"))
 kuhn = load_file(recipes_root() / "kuhn_poker" / "game.py")
-FILES = {
-    "recipe.yaml": "cuda",
-    "leduc.yaml": "cuda",
-    "tiny.yaml": "cpu",
-    "one.yaml": "cpu",
-    "four.yaml": "cpu",
-    "pool.yaml": "cpu",
-}
 GAMES = (
     *(
         "kuhn_poker",
@@ -48,12 +39,6 @@ GAMES = (
     ),
     *("breakthrough(rows=5,columns=4)", "phantom_ttt", "universal_poker", "chess"),
 )
-
-
-@pytest.mark.parametrize("file", FILES)
-def test_its_plan_has_no_warning(file, monkeypatch):
-    monkeypatch.setenv("MARL_PLUGINS_DEVICE", FILES[file])
-    assert build_plan(["--recipe", str(FOLDER / file)]).run.warnings == ()
 
 
 def played(name, say, seed=0):
@@ -154,31 +139,6 @@ def test_who_says_no_legal_move_has_lost(text):
     assert len(found.actions) == 2 and grader.score_outcome(found) == {"first": 1.0, "second": 0.0}
 
 
-def test_moves_that_differ_by_case_alone_are_told_apart():
-    state = pyspiel.load_game("chess").new_initial_state("4k3/8/8/8/8/2n5/1P1B4/4K3 w - - 0 1")
-    moves = spiel.moves_of(state)
-    assert {"Bxc3", "bxc3"} <= moves.keys()
-    for move in ("Bxc3", "bxc3"):
-        assert all(
-            spiel.move_of(form.format(move), state) == moves[move]
-            for form in ("{}", "I take.\n{}", "Answer: {}")
-        )
-
-
-@pytest.mark.parametrize(
-    ("name", "reason"),
-    [
-        ("nothing", "cannot load"),
-        ("matrix_rps", "in turn"),
-        ("kuhn_poker(players=3)", "two players"),
-        ("2048", "two players"),
-    ],
-)
-def test_what_cannot_be_played_is_refused(name, reason):
-    with pytest.raises(ValueError, match=reason):
-        spiel.load(name)
-
-
 # --- exploitability
 # --------------------------------------------------------------------------------------------------
 
@@ -196,18 +156,6 @@ def strategy_of(bets):
     return {
         f"{'JQK'.index(card)}{moves}": {0: 1 - bet, 1: bet} for (card, moves), bet in bets.items()
     }
-
-
-def test_exploitability_is_that_of_the_other_recipe():
-    draw = random.Random(0)
-    for _ in range(20):
-        bets = {(card, moves): draw.random() for moves in kuhn.SEATS for card in kuhn.CARDS}
-        assert plugin.exploitability("kuhn_poker", strategy_of(bets)) == pytest.approx(
-            kuhn.exploitability(bets)
-        )
-    assert plugin.exploitability("kuhn_poker", strategy_of(kuhn.equilibrium(0.2))) == pytest.approx(
-        0, abs=1e-12
-    )
 
 
 def run_of(*policies):
@@ -255,36 +203,3 @@ def state_of(place):
             return state
         waiting += [state.child(action) for action in state.legal_actions()]
     raise AssertionError(place)
-
-
-def test_what_is_left_belongs_to_moves_that_nobody_made():
-    def said(text, likely):
-        return Generation(tuple(map(ord, text)), (math.log(likely),) * len(text), "length", "p", 0)
-
-    found = plugin.probabilities(
-        [(said("a", 0.5), 0), (said("a", 0.5), 0), (said("b", 0.1), 0), (said("x", 0.2), None)],
-        [0, 1, 2],
-    )
-    assert found == pytest.approx({0: 0.75, 1: 0.125, 2: 0.125})  # of the 0.8 that are moves
-    assert plugin.probabilities([(said("x", 1.0), None)], [0, 1]) == {0: 0.5, 1: 0.5}
-    assert plugin.probabilities(
-        [(said("ab", 0.9), 1), (said("ba", 0.2), 1), (said("aa", 0.1), 0)], [0, 1]
-    ) == pytest.approx({0: 1 / 3, 1: 2 / 3})
-
-
-def test_demonstrations_are_games_of_players_to_whom_all_is_alike():
-    draw, bets = random.Random(0), []
-    for task in tasks.load("train")[:300]:
-        for shown in demonstrations.demonstrate(task, draw):
-            (said,), (passes, bet) = shown.said, shown.fields["letters"]
-            assert said in (passes, bet)
-            bets.append(said == bet)
-    assert abs(sum(bets) / len(bets) - 0.5) < 0.08
-    letters = {place: spiel.letters_of(state_of(place), 2) for place in plugin.places("kuhn_poker")}
-    assert len(set("".join(letters.values()))) > 12, "places hardly share letters"
-
-
-def test_splits_share_no_deal():
-    assert not {t.metadata["seed"] for t in tasks.load("train")} & {
-        t.metadata["seed"] for t in tasks.load("eval")
-    }

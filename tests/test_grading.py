@@ -2,14 +2,12 @@
 of recipes: tests/graders."""
 
 import asyncio
-import subprocess
-import sys
 import time
 
 import pytest
 from leaving_programs import HOSTILE
 
-from marl_plugins.core.deadlines import counted, in_turn, not_counted
+from marl_plugins.core.deadlines import counted, not_counted
 from marl_plugins.core.scoring import score_outcome
 from marl_plugins.core.trajectory import Task, Trajectory
 from marl_plugins.grading import right
@@ -20,44 +18,21 @@ CHECKS = "\n".join(f"assert f({x}) == {2 * x + 1}" for x in (0, 1, 4, 7, 13))
 
 PASSING = {
     "right": (RIGHT, CHECKS),
-    "right, with a main": (f"{RIGHT}\nif __name__ == '__main__':\n    raise SystemExit(3)", CHECKS),
     "prints": (f"{RIGHT}\nprint('passed', flush=True)", CHECKS),
     "expected exception": (
         "def f(x):\n    raise KeyError(x)",
         "try:\n    f(1)\nexcept KeyError:\n    pass\nelse:\n    assert False",
-    ),
-    "exception of its own": (
-        "class Mine(ValueError):\n    pass\ndef f(x):\n    raise Mine('no')",
-        "try:\n    f(1)\nexcept ValueError as error:\n    assert str(error) == 'no'",
     ),
     "one answer for the next call": (
         "def f(x): return x + 1",
         "x = 0\nfor _ in range(10):\n    x = f(x)\nassert x == 10",
     ),
     "in place": ("def f(x): x.sort()", "a = [3, 1]\nf(a)\nassert a == [1, 3]"),
-    "in place, with an answer": (
-        "def f(x):\n    x.sort()\n    return x",
-        "a = [3, 1]\nf(a)\nassert a == [1, 3]",
-    ),
-    "in place, and nothing else": (
-        "def f(x): x.sort()",
-        "a = [3, 1]\nassert f(a) is None and a == [1, 3]",
-    ),
-    "in place, with the length": (
-        "def f(x, n):\n    x[:] = sorted(x[:n])\n    return n",
-        "a = [3, 1, 2]\nf(a, len(a) - 1)\nassert a == [1, 3]",
-    ),
     "in place, in a block": (
         "def f(x): x.pop()\ndef g(x): return bool(x.pop())",
         "def test_one():\n    a = [1, 2, 3]\n    for _ in range(2):\n        f(a)\n    if g(a):\n  "
         "      f(a)\n    assert a == []",
     ),
-    "in place, by a function of the checks": (
-        "def f(x): x.sort()",
-        "def sort(x):\n    f(x)\n    return x\nassert sort([3, 1]) == [1, 3]",
-    ),
-    "a constant": ("LIMIT = 5", "assert LIMIT == 5"),
-    "handed on": ("def f(x): return x + 1", "assert list(map(f, [1, 2])) == [2, 3]"),
     "functions": (
         "def f(x): return x + 1",
         "def test_one():\n    assert f(1) == 2\ndef test_two():\n    assert f(2) == 3",
@@ -68,18 +43,9 @@ PASSING = {
         "2: None}, float('inf'), ()):\n"
         "    y = f(x)\n    assert y == x\n    assert type(y) is type(x)",
     ),
-    "of a class": (
-        "class N(int):\n    pass\ndef f(x): return N(x)",
-        "assert f(3) == 3\nassert type(f(3)) is int",
-    ),
     "remembers": (
         "n = 0\ndef f():\n    global n\n    n += 1\n    return n",
         "assert f() == 1\nassert f() == 2\nassert f() == 3",
-    ),
-    "draws": ("import random\ndef f(): return random.random()", "a, b = f(), f()\nassert a != b"),
-    "close": (
-        "def f(x): return x / 3",
-        "import math\nassert math.isclose(f(1), 1 / 3)\nassert round(f(2), 2) == 0.67",
     ),
     "future dataclass": (
         "from __future__ import annotations\nfrom dataclasses import dataclass\n@dataclass\nclass "
@@ -105,68 +71,26 @@ os._exit(0)
 """Leaves a report of its own, of so many lines."""
 FAILING = {
     "wrong": ("def f(x): return x", CHECKS),
-    "wrong at the last": ("def f(x): return 2 * x + 1 if x < 13 else 0", CHECKS),
     "nothing": ("", CHECKS),
-    "another name": ("def g(x): return 2 * x + 1", CHECKS),
     "no Python": ("def f(x: return", CHECKS),
     "no value": ("def f(x): return object()", CHECKS),
-    "second test": (
-        "def f(x): return x + 1",
-        "def test_one():\n    assert f(1) == 2\ndef test_two():\n    assert f(2) == 9",
-    ),
     "raises": ("def f(x): return 1 / 0", CHECKS),
     "empties what is expected": (
         "def f(x):\n    x.clear()\n    return x",
         "a = [3, 1]\nassert f(a) == sorted(a)",
     ),
-    "and gives a copy": (
-        "def f(x):\n    x.clear()\n    return {}",
-        "a = {1: 2}\nassert f(a) == dict(a)",
-    ),
-    "of which it says the number": (
-        "def f(x):\n    x.clear()\n    return 0",
-        "a = [3, 1]\nassert f(a) == sum(a)",
-    ),
-    "in two statements": (
-        "def f(x):\n    x.clear()\n    return x",
-        "a = [3, 1]\nb = f(a)\nassert b == sorted(a)",
-    ),
     "and says the number in a line before": (
         "def f(x):\n    x.clear()\n    return 0",
         "a = [3, 1]\nr = f(a)\nassert r == sum(a)",
-    ),
-    "and says nothing in a line before": (
-        "def f(x):\n    x.clear()",
-        "a = [3, 1]\nr = f(a)\nassert r == max(a, default=None)",
-    ),
-    "for each, in two lines": (
-        "def f(x):\n    x.clear()\n    return 0",
-        "for a in ([3, 1, 2], [4]):\n    r = f(a)\n    assert r == sum(a)",
-    ),
-    "in a condition": (
-        "def f(x):\n    x.clear()\n    return 0",
-        "a = [3, 1]\nif f(a) == 0:\n    assert sum(a) == 0",
     ),
     "in a function of the checks": (
         "def f(x):\n    x.clear()\n    return 0",
         "def total(x):\n    print(x)\n    return sum(x)\ndef check(x):\n    r = f(x)\n    assert r "
         "== total(x)\ncheck([3, 1])",
     ),
-    "among what is printed": (
-        "def f(x):\n    x.clear()\n    return 0",
-        "a = [3, 1]\nprint(f(a))\nassert f(a) == sum(a)",
-    ),
     "by name": (
         "def f(x=()):\n    x.clear()\n    return x",
         "a = [3, 1]\nassert f(x=a) == sorted(a)",
-    ),
-    "for each": (
-        "def f(x):\n    x.clear()\n    return x",
-        "assert all(f(a) == sorted(a) for a in ([3, 1], [2]))",
-    ),
-    "in a test": (
-        "def f(x):\n    x.clear()\n    return 0",
-        "def test_f():\n    a = {1}\n    assert f(a) == len(a), 'no'",
     ),
     **{
         f"ends {what} by {error}": (f"def f(x):\n    raise {error}", checks)
@@ -380,22 +304,6 @@ def test_an_innocent_answer_is_not_lost_behind_those_that_take_long():
     assert (innocent.infrastructure_failure, innocent.outcome) == (None, 1.0)
 
 
-def test_a_turn_is_given_back_where_its_holder_fails():
-    async def main():
-        slots = asyncio.Semaphore(1)
-        for _ in range(3):
-            with pytest.raises(RuntimeError):
-                async with in_turn(slots):
-                    raise RuntimeError
-        return slots.locked()
-
-    assert asyncio.run(main()) is False
-
-
-def test_a_trajectory_without_a_deadline_has_none_that_waits():
-    assert scored(None, waits).outcome == 1.0
-
-
 PAIRS = [f"assert f({n}) == {2 * n}" for n in range(4)]
 
 
@@ -405,10 +313,7 @@ PAIRS = [f"assert f({n}) == {2 * n}" for n in range(4)]
         ("def f(x): return x * 2", 1.0),
         ("def f(x): return x * 2 if x < 2 else 0", 0.5),
         ("def f(x):\n    if x == 3: raise SystemExit\n    return x * 2", 0.75),
-        ("def f(x): return 1 / x", 0.0),
         ("import os\ndef f(x):\n    os._exit(0)", 0.0),
-        ("class E:\n    def __eq__(self, other): return True\nf = lambda x: E()", 0.0),
-        ("f = ", 0.0),
     ],
 )
 def test_the_share_of_checks_that_pass(program, share):
@@ -420,19 +325,6 @@ def test_the_share_of_checks_that_pass(program, share):
             await checker.close()
 
     assert asyncio.run(rate()) == share
-
-
-def test_how_many_of_many_checks_a_program_passes():
-    checks = [f"assert f({n}) == {2 * n + n % 3 % 2}" for n in range(200)]
-
-    async def each():
-        checker = Checker(seconds=2)
-        try:
-            return await checker.pass_rate("def f(x): return x * 2", checks)
-        finally:
-            await checker.close()
-
-    assert asyncio.run(each()) == sum(n % 3 != 1 for n in range(200)) / 200
 
 
 def test_checks_of_a_share_are_apart():
@@ -502,11 +394,6 @@ def test_checks_that_ask_nothing_are_broken(checks):
             ("return map(str, range(x))", "[*f(2)] == ['0', '1']"),
             ("return {1: 2}.keys()", "f(0) == {1}"),
         ),
-        *(
-            ("return {1: 2}.items()", "dict(f(0)) == {1: 2}"),
-            ("return {1: 2}.values()", "sorted(f(0)) == [2]"),
-        ),
-        ("from collections import deque\n    return deque([x])", "list(f(3)) == [3]"),
     ],
 )
 def test_what_a_program_gives_piece_by_piece_crosses(body, check):
@@ -546,13 +433,3 @@ def test_a_flood_of_answers_does_not_keep_the_loop_waiting():
 
     worst, passed = asyncio.run(longest())
     assert worst < 0.5 and not passed
-
-
-def test_a_checker_leaves_pythons_limit_of_digits_as_it_is():
-    shown = (
-        "import sys; from marl_plugins.sandbox import Checker; print(sys.get_int_max_str_digits())"
-    )
-    said = subprocess.run(
-        [sys.executable, "-c", shown], capture_output=True, text=True, check=True
-    ).stdout
-    assert int(said) == sys.int_info.default_max_str_digits

@@ -1,10 +1,7 @@
 """The code of docs/hooks.md and of the section on outcomes per role in docs/recipes.md does what
 the pages say."""
 
-import asyncio
-import re
 import shutil
-from pathlib import Path
 
 import pytest
 import torch
@@ -12,16 +9,13 @@ from simulated import make_trajectory
 from test_docs import fenced, simulated
 
 from marl_plugins.contracts import PluginContract
-from marl_plugins.core import hookspecs
 from marl_plugins.core.credit import rewards_from_scores
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.loading import load, load_file
 from marl_plugins.core.recipe.shipped import recipes_root
 from marl_plugins.core.rows import Row
 from marl_plugins.core.scoring import set_outcome
-from marl_plugins.core.tools import ToolCall
 from marl_plugins.core.trajectory import Task
-from marl_plugins.engine.manager import Plugins
 from marl_plugins.engine.plan.build import build_plan
 from marl_plugins.engine.plan.describe import first_lines
 from marl_plugins.engine.plan.fingerprint import fingerprint
@@ -44,20 +38,6 @@ def calc(tmp_path, monkeypatch):
 def test_the_tool_of_the_page_keeps_the_contracts_of_the_page(calc):
     kit = load_file(calc / "test_calc.py").TestCalc()
     contracts_of(kit)
-
-
-@pytest.mark.parametrize(
-    ("text", "output", "ok"),
-    [("1+1", "2", True), ("7 * -3", "-21", True), ("2-5", "-3", True), ("1/0", None, False)],
-)
-def test_the_tool_of_the_page_calculates(calc, text, output, ok):
-    (tool,) = load(str(calc / "calc.py")).marl_tools()
-    result = asyncio.run(tool.run(ToolCall(text, "t", 0, 1)))
-    assert result.ok == ok and (not ok or result.output == output)
-    assert (
-        tool.find(f"<calc>{text}</calc> and <calc>2+2</calc>") == [text, "2+2"]
-        and tool.message_role == "user"
-    )
 
 
 def test_a_workflow_calls_the_tool_as_the_page_says(calc):
@@ -203,29 +183,3 @@ def test_the_section_of_the_page_is_read_described_and_compared(hinted):
         and found["files"]["hints"][1]
     )
     assert "hints" not in hinted("description: none").run.sections
-
-
-@pytest.mark.parametrize(
-    ("text", "problem"),
-    [
-        ("hints: {}", "hints.file: this key is missing"),
-        ("hints: {file: hints.txt, most: 0}", "hints.most: expected at least 1, got 0"),
-        ("hints: {file: other.txt}", "hints.file: no such file: other.txt; write one hint a line"),
-        ("hint: {file: hints.txt}", "hint: unknown key; did you mean 'hints'?"),
-    ],
-)
-def test_what_is_wrong_with_the_section_of_the_page_is_said_with_its_line(hinted, text, problem):
-    with pytest.raises(ConfigurationError) as caught:
-        hinted(text)
-    (found,) = map(str, caught.value.problems)
-    assert found.endswith(f"hinted.yaml:3: {problem}")
-
-
-@pytest.mark.parametrize("text", [Path("docs/hooks.md").read_text(), hookspecs.__doc__])
-def test_the_version_that_is_shown_is_one_that_the_program_takes(text, tmp_path):
-    (stated,) = re.findall(r"`(MARL_HOOKS = .*?)`", text)
-    file = tmp_path / "written_for.py"
-    file.write_text(
-        f"from marl_plugins import hookimpl\n{stated}\n@hookimpl\ndef marl_log(metrics): pass\n"
-    )
-    assert Plugins([str(file)]).names == (str(file),)

@@ -18,18 +18,16 @@ from hypothesis import strategies as st
 from marl_plugins.cli import main
 from marl_plugins.commands.inspect import command
 from marl_plugins.commands.inspect.compare import sign_test
-from marl_plugins.commands.inspect.follow import RunFollower
 from marl_plugins.commands.inspect.index import RunIndex, texts_of
 from marl_plugins.commands.inspect.inspect_log import sample_of
 from marl_plugins.commands.inspect.page_writer import Tokens
-from marl_plugins.commands.inspect.query import Query, query_of, terms_of
-from marl_plugins.commands.inspect.sampling import sampled
+from marl_plugins.commands.inspect.query import query_of
 from marl_plugins.commands.inspect.shown import trajectory_values
 from marl_plugins.commands.inspect.text import whole
 from marl_plugins.commands.inspect.tokens import TokenTexts
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.redaction import encodable
-from marl_plugins.engine.records.read import Filter, RunReader
+from marl_plugins.engine.records.read import RunReader
 from marl_plugins.engine.records.tables import row_of
 from marl_plugins.engine.records.trajectory_record import from_record, to_record
 
@@ -56,13 +54,6 @@ def printed(capsys, *words):
 
 # --- the list and its queries
 # ----------------------------------------------------------------------------------------------
-
-
-def test_the_list_has_a_line_for_each_trajectory(run, capsys):
-    folder, made = run
-    lines = printed(capsys, folder).splitlines()
-    assert len(lines) == len(made) + 2 and lines[-1] == f"{len(made)} trajectories"
-    assert not any(ord(c) < 32 or c in "\u202e\u2066" for line in lines for c in line)
 
 
 def test_json_is_one_object_a_line_and_holds_what_was_recorded(run, capsys):
@@ -122,37 +113,6 @@ def test_a_query_selects_what_it_says(run, words, wanted):
     index = RunIndex(RunReader(folder), query.wanted, query.find)
     expected = [(t.step, t.task.id, t.sample) for t in made if wanted(t)]
     assert [entry.key for entry in index.entries] == expected and expected
-
-
-def test_an_entry_opens_the_trajectory_of_its_line(run):
-    folder, made = run
-    index = RunIndex(RunReader(folder), Filter())
-    for entry, trajectory in zip(index.entries, made, strict=True):
-        record = json.loads(
-            json.dumps(to_record(trajectory), ensure_ascii=False).encode(
-                "utf-8", "backslashreplace"
-            )
-        )
-        assert to_record(index.open(entry)) == record
-
-
-def test_evaluations_are_shown_in_place_of_training(run, capsys):
-    folder, _ = run
-    assert printed(capsys, folder, "--evaluations").splitlines()[-1] == "8 trajectories"
-
-
-@given(
-    st.dictionaries(
-        st.sampled_from(["role", "task", "find", "step"]),
-        st.text("ab =\"'", min_size=1),
-        max_size=3,
-    )
-)
-def test_terms_are_read_back_from_the_line_that_was_written(words):
-    import shlex
-
-    line = " ".join(f"{name}={shlex.quote(word)}" for name, word in words.items())
-    assert terms_of(line) == words
 
 
 def test_what_is_not_finite_or_missing_is_shown_as_nothing(tmp_path, capsys):
@@ -215,52 +175,8 @@ def test_a_record_of_which_much_is_missing_is_shown(tmp_path, capsys, name):
     assert shown["task"] == "t0" and len(shown["actions"]) == len(record["actions"])
 
 
-def test_a_record_that_changes_while_it_is_shown_is_refused(tmp_path):
-    made = inspected_runs.write_run(tmp_path, steps=1, evaluated=False)
-    index = RunIndex(RunReader(tmp_path), Filter())
-    path = tmp_path / "trajectories.jsonl"
-    path.write_text(
-        "resumed\n" + path.read_text()
-    )  # its lines are elsewhere, as after a resumption
-    for _ in range(2):
-        with pytest.raises(ConfigurationError) as caught:
-            index.open(index.entries[-1])
-        assert [p.code for p in caught.value.problems] == ["records.form"] and len(made) == len(
-            index.entries
-        )
-        path.unlink(missing_ok=True)
-
-
 # --- a run in progress
 # --------------------------------------------------------------------------------------------------
-
-
-def test_a_run_in_progress_is_followed_line_by_line(tmp_path):
-    inspected_runs.write_run(tmp_path, steps=1)
-    path, query = tmp_path / "trajectories.jsonl", Query()
-    index = RunIndex(RunReader(tmp_path), query.wanted)
-    follower, before = RunFollower(index, query), len(index.entries)
-    more = json.dumps(to_record(inspected_runs.trajectory(random.Random(1), 2, "t0", 0)))
-    with path.open("a") as file:
-        file.write(more[:100])
-    assert not follower.update(query) and len(index.entries) == before
-    with path.open("a") as file:
-        file.write(more[100:] + "\n")
-    assert (
-        follower.update(query)
-        and index.entries[-1].key == (2, "t0", 0)
-        and index.open(index.entries[-1]).step == 2
-    )
-    lines = path.read_text().splitlines(keepends=True)
-    path.write_text("".join(lines[:3]))  # as a resumed run cuts its records
-    assert follower.update(query) and len(index.entries) == 3
-
-
-def test_half_a_last_line_is_left_out(tmp_path, capsys):
-    made = inspected_runs.write_run(tmp_path, steps=1)
-    path = tmp_path / "trajectories.jsonl"
-    path.write_bytes(path.read_bytes()[:-40])
-    assert printed(capsys, tmp_path).splitlines()[-1] == f"{len(made) - 1} trajectories"
 
 
 # --- two runs
@@ -297,23 +213,6 @@ def test_the_exact_test_is_scipys(gained, lost):
 
 # --- a page of a part
 # --------------------------------------------------------------------------------------------------
-
-
-@given(st.lists(st.integers(1, 5), min_size=1, max_size=60), st.integers(1, 40))
-def test_a_sample_takes_its_share_of_each_step(steps, most):
-    class Entry:
-        def __init__(self, step):
-            self.step = step
-
-    entries = [Entry(step) for step in sorted(steps)]
-    chosen = sampled(entries, most)
-    counts = Counter(entry.step for entry in chosen)
-    assert len(chosen) == len(set(map(id, chosen))) <= most and [e.step for e in chosen] == sorted(
-        e.step for e in chosen
-    )
-    if len(entries) > most >= len(set(steps)):
-        share = most // len(set(steps))
-        assert all(counts[step] == min(share, steps.count(step)) for step in set(steps))
 
 
 # --- a log of Inspect
@@ -367,65 +266,8 @@ def test_inspects_library_reads_the_log_back(tmp_path, capsys):
         )
 
 
-def test_without_inspects_library_the_extra_is_named(run, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "inspect_ai.log", None)
-    assert refused(run[0], "--to", tmp_path / "run.eval") == [("viewer.log_extra", "to")]
-
-
 # --- what is refused
 # --------------------------------------------------------------------------------------------------
-
-
-def test_wrong_words_are_refused_with_their_place(run):
-    folder, _ = run
-    assert refused(folder, "--find", "(", "--step", "x", "--outcome", "3") == [
-        ("viewer.value", "step"),
-        ("viewer.value", "outcome"),
-        ("viewer.value", "find"),
-    ]
-    assert refused(folder, "--advantage", "2:1") == [("viewer.value", "advantage")]
-    assert refused(folder, "--to", "run.csv") == [("viewer.log_suffix", "to")]
-    assert refused(folder, "--role", "nobody") == [("viewer.nothing", str(folder))]
-    with pytest.raises(ConfigurationError) as caught:
-        command.main([str(folder), "--role", "codr"])
-    assert "'coder'" in caught.value.problems[0].fix
-    assert refused(folder, folder, folder) == [("viewer.runs", "openrlhf inspect")]
-    assert refused(folder, folder, "--full") == [("viewer.two_runs", "full", "follow", "to")]
-    with pytest.raises(ConfigurationError) as caught:
-        query_of({"roel": "coder"})
-    assert [(p.code, p.where[0].name) for p in caught.value.problems] == [("viewer.term", "roel")]
-    with pytest.raises(ConfigurationError) as caught:
-        terms_of('find="a')
-    assert [p.code for p in caught.value.problems] == ["viewer.value"]
-
-
-def test_runs_that_share_nothing_are_refused(run, tmp_path):
-    folder, _ = run
-    inspected_runs.write_run(tmp_path / "other", steps=1, tasks=1)
-    (path := tmp_path / "other" / "trajectories.jsonl").write_text(
-        path.read_text().replace('"task": "t', '"task": "u')
-    )
-    assert [code for code, *_ in refused(folder, tmp_path / "other")] == ["viewer.unpaired"]
-
-
-def test_no_run_and_no_records_are_refused(tmp_path):
-    assert [code for code, *_ in refused(tmp_path / "gone")] == ["records.unreadable"]
-    assert [code for code, *_ in refused(tmp_path)] == ["records.unreadable"]
-    (tmp_path / "trajectories.jsonl").write_text("")
-    assert [code for code, *_ in refused(tmp_path)] == ["viewer.nothing"]
-    (tmp_path / "trajectories.jsonl").write_text(
-        '{"schema": 2, "step": 1, "actions": []}\n{"schema": 1, "step": 1}\n'
-    )
-    assert [code for code, *_ in refused(tmp_path)] == ["records.form", "records.form"]
-
-
-def test_what_is_wrong_with_many_lines_alike_is_said_once(run, tmp_path):
-    text = (run[0] / "trajectories.jsonl").read_text()
-    (tmp_path / "trajectories.jsonl").write_text(text.replace('"schema": 1', '"schema": 2'))
-    with pytest.raises(ConfigurationError) as caught:
-        command.main([str(tmp_path), "--json"])
-    (problem,) = caught.value.problems
-    assert problem.count == text.count("\n")
 
 
 PLACES = [
@@ -490,24 +332,3 @@ def test_output_that_nobody_takes_ends_the_command_in_a_sentence(run, unbuffered
     got = ended(writer)
     os.close(writer)
     assert (got.returncode, got.stderr) == (0, "")
-
-
-def test_a_page_that_cannot_be_written_leaves_the_old_one(run, tmp_path, monkeypatch):
-    folder, _ = run
-    page = tmp_path / "page.html"
-    page.write_text("old")
-    for flag, name in (("--html", "page.html"), ("--to", "run.eval")):
-        assert refused(folder, flag, tmp_path / "no" / name)[0][0] == "viewer.unwritable"
-    os.mkfifo(tmp_path / "pipe.html")
-    assert refused(folder, "--html", tmp_path / "pipe.html")[0][0] == "viewer.unwritable"
-    assert (tmp_path / "pipe.html").is_fifo()
-    (tmp_path / "pipe.html").unlink()
-
-    def full(*_):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("os.replace", full)
-    assert refused(folder, "--html", page)[0][0] == "viewer.unwritable"
-    assert page.read_text() == "old" and [path.name for path in tmp_path.iterdir()] == ["page.html"]
-    monkeypatch.setattr("os.unlink", full)  # as on a file system that is read only
-    assert refused(folder, "--html", page)[0][0] == "viewer.unwritable"

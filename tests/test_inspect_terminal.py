@@ -2,15 +2,12 @@
 driven as a person would."""
 
 import asyncio
-import json
-import random
 
 import inspected_runs
 import pytest
 
 from marl_plugins.commands.inspect.query import Query, query_of
 from marl_plugins.engine.records.read import RunReader
-from marl_plugins.engine.records.trajectory_record import to_record
 
 pytest.importorskip("textual", reason="pip install textual")
 
@@ -74,27 +71,6 @@ def test_the_list_moves_filters_and_opens(folder):
     drive(app, act)
 
 
-def test_a_wrong_filter_is_said_and_changes_nothing(folder):
-    app = Browser(RunReader(folder), Query())
-
-    async def act(pilot):
-        await pilot.press("slash")
-        app.query_one("#filter", Input).value = "roel=x"
-        await pilot.press("enter")
-        assert (
-            "roel" in text_of(app.screen, "#status")
-            and len(app.query_one(TrajectoryList).entries) == 24
-        )
-        await pilot.press("escape")
-        app.query_one(TrajectoryList).focus()
-        await pilot.press("slash")
-        app.query_one("#filter", Input).value = "role=nobody"
-        await pilot.press("enter", "enter", "j")
-        assert app.query_one(TrajectoryList).entries == []
-
-    drive(app, act)
-
-
 @pytest.mark.parametrize("size", [(20, 6), (200, 60)])
 def test_hostile_texts_are_shown_in_any_window(folder, size):
     app = Browser(RunReader(folder), Query())
@@ -110,56 +86,3 @@ def test_hostile_texts_are_shown_in_any_window(folder, size):
             await pilot.press("escape")
 
     drive(app, act, size)
-
-
-def test_a_run_in_progress_grows(folder):
-    app = Browser(RunReader(folder), Query(), follow=True)
-
-    async def act(pilot):
-        line = json.dumps(to_record(inspected_runs.trajectory(random.Random(1), 9, "t0", 0)))
-        with (folder / "trajectories.jsonl").open("a") as file:
-            file.write(line + "\n")
-        app.follow()
-        await pilot.pause()
-        assert app.query_one(TrajectoryList).entries[-1].step == 9 and "25 trajectories" in text_of(
-            app.screen, "#status"
-        )
-
-    drive(app, act)
-
-
-def test_a_run_that_is_damaged_or_removed_meanwhile_is_said(folder):
-    app = Browser(RunReader(folder), Query(), follow=True)
-
-    async def act(pilot):
-        def said(word):
-            assert word in text_of(app.screen, "#status")
-
-        with (path := folder / "trajectories.jsonl").open("a") as file:
-            file.write("no record\nnor this\n")
-        app.follow()
-        said("not a record of a run")
-        assert len(app.query_one(TrajectoryList).entries) == 24
-        path.unlink()
-        app.open(0)
-        said("No such file")
-        await pilot.press("slash", *"role=coder", "enter")
-        said("No such file")
-
-    drive(app, act)
-
-
-def test_only_visible_lines_are_drawn(folder, monkeypatch):
-    app = Browser(RunReader(folder), Query())
-    drawn = []
-
-    async def act(pilot):
-        listed = app.query_one(TrajectoryList)
-        listed.show(listed.entries * 5000)
-        render = listed.render_line
-        monkeypatch.setattr(listed, "render_line", lambda y: drawn.append(y) or render(y))
-        await pilot.press("end")
-        await pilot.pause()
-        assert listed.cursor == 119_999 and 0 < len(set(drawn)) <= 30
-
-    drive(app, act)

@@ -4,7 +4,6 @@ import asyncio
 import itertools
 import math
 import random
-from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,7 +14,7 @@ from simulated import CharacterChat
 
 from marl_plugins.core.loading import load, load_file
 from marl_plugins.core.recipe.prompts import followup_renderer, prompt_renderer
-from marl_plugins.core.trajectory import Generation, Task
+from marl_plugins.core.trajectory import Generation
 from marl_plugins.core.workflow import RoleSpec, Sampling, run_workflow
 
 FOLDER = Path(__file__).resolve().parent.parent / "recipes" / "kuhn_poker"
@@ -26,13 +25,6 @@ tasks = load_file(FOLDER / "tasks.py")
 demonstrations = load_file(FOLDER / "demonstrations.py")
 pool = load_file(FOLDER / "pool_tasks.py")
 PLACES = [(card, moves) for moves in game.SEATS for card in game.CARDS]
-
-
-@given(st.floats(0, 1 / 3))
-def test_nobody_exploits_an_equilibrium_and_its_value_is_known(bluff):
-    strategy = game.equilibrium(bluff)
-    assert game.exploitability(strategy) == pytest.approx(0, abs=1e-12)
-    assert sum(game.value(strategy, deal) for deal in game.DEALS) / 6 == pytest.approx(-1 / 18)
 
 
 @given(st.fixed_dictionaries({place: st.floats(0, 1) for place in PLACES}))
@@ -89,10 +81,6 @@ def test_exploitability_is_that_of_its_definition(strategy):
     assert game.exploitability(strategy) == pytest.approx(brute_force(strategy), abs=1e-12)
 
 
-def test_players_who_bet_half_of_the_time_are_exploitable_by_0_458():
-    assert game.exploitability(dict.fromkeys(PLACES, 0.5)) == pytest.approx(11 / 24)
-
-
 def play(strategy, rounds, seed=0, load=tasks.load, earlier=None):
     """Games of the recipe's own workflow, sampled from a strategy (and an earlier one); what the
     roles were shown, by place."""
@@ -147,19 +135,6 @@ def play(strategy, rounds, seed=0, load=tasks.load, earlier=None):
     return asyncio.run(all_of_them()), shown
 
 
-def test_the_first_player_remembers_its_card_and_its_move():
-    strategy = dict.fromkeys(PLACES, 0.5)
-    games, shown = play(strategy, 20)
-    assert shown["K", "pb"] == "u:K \n^a:k^u:bet\n^a:"
-    assert shown["Q", "p"] == "u:Q pass\n^a:"
-    assert {t.answer for t in games} == {"pp", "pbp", "pbb", "bp", "bb"}
-    for t in games:
-        assert sum(grader.score_outcome(t).values()) == 1.0
-        if len(t.answer) == 3:
-            first, _, again = sorted(t.actions, key=lambda a: 2 * a.turn + (a.role == "second"))
-            assert again.before is first and again.extends
-
-
 def test_exploitability_is_read_off_the_moves_that_were_sampled():
     draw = random.Random(3)
     strategy = {place: 0.1 + 0.8 * draw.random() for place in PLACES}
@@ -199,18 +174,6 @@ def test_a_bet_has_the_probability_of_all_the_answers_that_bet():
         )
 
 
-def test_what_was_never_sampled_is_the_rest():
-    plugin, passed = (
-        load(str(FOLDER / "exploitability.py")),
-        (Generation((106,), (math.log(0.98),), "length", "", 0), "p"),
-    )
-    called = (Generation((74,), (math.log(0.995),), "length", "", 0), "b")
-    assert plugin.bet_probability([passed] * 3) == pytest.approx(0.02)
-    assert plugin.bet_probability([called] * 3) == pytest.approx(0.995)
-    long = Generation((74, 75), (-1.0, -1.0), "length", "", 0)
-    assert plugin.bet_probability([(long, "b"), (long, "b"), (long, "p")]) == pytest.approx(2 / 3)
-
-
 @pytest.mark.parametrize(
     ("text", "move"),
     [
@@ -231,47 +194,6 @@ def test_a_move_is_a_letter_or_stands_alone_on_the_last_line(text, move):
     assert game.move_of(text) == move
 
 
-def test_demonstrations_are_games_of_beginners():
-    """Legal games, whose moves have the frequencies that are stated, in conversations as the
-    workflow would hold them."""
-    draw, seen = random.Random(0), Counter()
-    for _ in range(6000):
-        deal = draw.choice(game.DEALS)
-        first, second = demonstrations.demonstrate(Task("1", "", metadata={"cards": deal}), draw)
-        moves = [game.move_of(said) for said in (first.said[0], second.said[0], *first.said[1:])]
-        history = "".join(moves)
-        assert game.ended(history) and not any(game.ended(history[:n]) for n in range(len(history)))
-        assert (first.role, second.role) == ("first", "second")
-        assert second.fields == {"card": deal[1], "move": {"p": "pass", "b": "bet"}[moves[0]]}
-        assert list(first.shown) == (["bet\n"] if len(moves) == 3 else [])
-        for number, (said, move) in enumerate(
-            zip((first.said[0], second.said[0], *first.said[1:]), moves, strict=True)
-        ):
-            card = deal[number % 2]
-            assert said.upper() == card
-            seen[card, history[:number], move] += 1
-    for card, before in PLACES:
-        bets, passes = seen[card, before, "b"], seen[card, before, "p"]
-        stated = demonstrations.BETS[before][card]
-        assert (
-            abs(bets / (bets + passes) - stated)
-            < 5 * (stated * (1 - stated) / (bets + passes)) ** 0.5
-        )
-    habits = {(card, before): demonstrations.BETS[before][card] for card, before in PLACES}
-    assert brute_force(habits) == pytest.approx(0.887, abs=1e-3)
-
-
-def test_nothing_is_said_before_every_place_was_seen():
-    games, _ = play(
-        {**dict.fromkeys(PLACES, 0.5), **{(card, ""): 1 - 1e-9 for card in game.CARDS}}, 2
-    )
-    plugin, states, metrics = load(str(FOLDER / "exploitability.py")), {}, {}
-    run = SimpleNamespace(state=lambda kind: states.setdefault(kind, kind()))
-    plugin.marl_credit_step(games, run)
-    plugin.marl_log(run, 1, metrics)
-    assert metrics == {}
-
-
 @given(st.floats(0, 1), st.integers(1, 400))
 def test_the_earlier_version_has_its_share_of_the_games_and_both_seats_alike(share, games):
     with pytest.MonkeyPatch.context() as patch:
@@ -279,18 +201,6 @@ def test_the_earlier_version_has_its_share_of_the_games_and_both_seats_alike(sha
         seats = [pool.earlier(number) for number in range(games)]
     assert abs(sum(seat is not None for seat in seats) - share * games) < 1.001
     assert 0 <= seats.count("first") - seats.count("second") <= 1
-
-
-def test_which_seat_it_has_is_the_games_own():
-    """Half of the games of every deal, a quarter in each seat; the deals are those of tasks.py."""
-    games, plain = pool.load("train"), tasks.load("train")
-    assert [(t.id, t.prompt, t.metadata["cards"]) for t in games] == [
-        (t.id, t.prompt, t.metadata["cards"]) for t in plain
-    ]
-    for deal in game.DEALS:
-        seats = [t.metadata["earlier"] for t in games if t.metadata["cards"] == deal]
-        assert [seats.count(seat) for seat in (None, "first", "second")] == [32, 16, 16]
-    assert pool.load("eval") == []
 
 
 def test_the_earlier_version_plays_its_seat_and_its_moves_do_not_count():

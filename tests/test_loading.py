@@ -49,19 +49,6 @@ def test_files_of_a_folder_import_each_other(tmp_path):
     assert load(str(folder / "grader.py")) is grader
 
 
-def test_the_old_way_gives_the_same_module(tmp_path):
-    folder = write(
-        tmp_path,
-        tasks="from .shared import WORD",
-        shared="WORD = 'w'",
-        grader="from pathlib import Path\nfrom marl_plugins.engine.manager import load_file\n"
-        "tasks = load_file(Path(__file__).with_name('tasks.py'), 'marl_recipe_old_tasks')\nfrom . "
-        "import tasks as new",
-    )
-    grader = load_file(folder / "grader.py", "any_name")
-    assert grader.tasks is grader.new is load_file(folder / "tasks.py")
-
-
 def test_two_folders_of_one_name_do_not_meet(tmp_path):
     folders = [
         write(
@@ -107,14 +94,6 @@ def test_a_file_that_was_just_written_is_found(tmp_path):
         assert load_file(folder / f"user{number}.py").x == number
 
 
-def test_names_that_are_no_identifiers(tmp_path):
-    folder = write(
-        tmp_path,
-        **{"my-grader": "from .tasks import x", "v1.2": "from .tasks import x", "tasks": "x = 1"},
-    )
-    assert load_file(folder / "my-grader.py").x == load_file(folder / "v1.2.py").x == 1
-
-
 @pytest.mark.parametrize("line", ["from tasks import load", "import tasks"])
 def test_an_import_by_the_bare_name_says_what_to_write(tmp_path, line):
     problem = refused(write(tmp_path, tasks="load = 1", grader=f"import os\n{line}") / "grader.py")
@@ -122,13 +101,6 @@ def test_an_import_by_the_bare_name_says_what_to_write(tmp_path, line):
     assert problem.endswith(
         "; tasks.py lies beside it: write `from .tasks import ...`, or `from . import tasks`"
     )
-
-
-def test_a_file_that_is_not_there_is_named_with_the_nearest(tmp_path):
-    problem = refused(
-        write(tmp_path, tasks="load = 1", grader="from .taks import load") / "grader.py"
-    )
-    assert problem.startswith(f"{tmp_path}/grader.py:1: ") and "did you mean 'tasks'?" in problem
 
 
 def test_a_mistake_in_a_file_that_another_imports_is_named_by_its_line(tmp_path):

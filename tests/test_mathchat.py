@@ -44,10 +44,6 @@ def test_problems_are_right_and_never_in_both_splits():
             assert number in task.prompt
 
 
-def test_more_problems_begin_with_the_same_ones():
-    assert problems.generate("train", 50) == problems.generate("train", 200)[:50]
-
-
 def outcome(answer, label):
     return asyncio.run(
         grader.score_outcome(SimpleNamespace(answer=answer, task=Task("t", "p", label)))
@@ -78,14 +74,6 @@ def cases_of(table):
 @pytest.mark.parametrize("label", [["1/2", "0.7"], [0.7, 0.5]])
 def test_a_list_of_labels_accepts_each(label):
     assert outcome("\\boxed{0.5}", label) == 1.0 and outcome("\\boxed{0.6}", label) == 0.0
-
-
-def test_plain_integers_are_compared_as_numbers_without_another_process():
-    graders = {child.pid for child in children()}
-    for answer in (*range(-120, 121), "007", "+7", " 7\n"):
-        for label in ("7", "-7", "0", "120"):
-            assert outcome(str(answer), label) == float(int(answer) == int(label)), (answer, label)
-    assert {child.pid for child in children()} <= graders
 
 
 def ended(processes):
@@ -145,12 +133,6 @@ def test_a_grader_whose_process_ended_is_infrastructure_and_starts_again():
     with pytest.raises(InfrastructureFailure, match="ended with -9"):
         outcome(answer, label)
     assert outcome(answer, label) == 1.0
-
-
-@pytest.mark.parametrize("label", [None, "", " ", []])
-def test_an_answer_is_never_compared_with_no_label(label):
-    with pytest.raises(ValueError, match=r"task t: .* nothing to compare answers with"):
-        outcome("\\boxed{None}", label)
 
 
 def test_demonstrators_slip_as_often_as_they_say():
@@ -242,36 +224,3 @@ def test_the_rubrics_reward_a_good_system_more_than_a_bad_one(name):
     for view in (seen, last):
         assert judged(rubric, "verifier", text, seen=view)[0] == 1.0
         assert judged(rubric, "verifier", text.replace("7", "8"), seen=view)[0] < 0.5
-
-
-@pytest.mark.parametrize(
-    ("text", "points"),
-    [
-        ("\\boxed{42}", [10, 10]),
-        ("\\boxed{42.0}", [10, 10]),
-        ("\\boxed{420}", [10, 0]),
-        ("\\boxed{7} because ...; 42", [10, 0]),
-        ("The result is 42.", [0, 0]),
-        ("\\boxed{42", [10, 0]),
-    ],
-)
-def test_only_a_box_with_what_was_computed_boxes_it(text, points):
-    rubric = load_rubric(FOLDER / "rubric.py", ["solver", "coder", "verifier"])
-    coder, verifier = make_trajectory({"coder": [], "verifier": ["coder"]}).actions
-    coder.tool_results, verifier.text = (ToolResult("python", "print(42)", "42", ok=True),), text
-    verdict = asyncio.run(
-        RubricCoach(rubric).judge(verifier, Seen("t", "p", "verifier", (), (coder,)))
-    )
-    assert [
-        verdict.criteria[name] for name in ("boxes one answer", "boxes what was computed")
-    ] == points
-
-
-@pytest.mark.parametrize("label", ["70", 70, 70.0])
-def test_the_tiny_rubric_reads_labels_of_any_type(label):
-    rubric = load_rubric(FOLDER / "tiny_rubric.py", ["solver", "coder", "verifier"])
-    (action,) = make_trajectory({"verifier": []}).actions
-    seen = SeenLast("t", "p", "verifier", (), (action,), label=label, answer="70")
-    for text, points in (("70", 10), ("71", 0), ("700", 0)):
-        action.text = text
-        assert asyncio.run(RubricCoach(rubric).judge(action, seen)).criteria["is right"] == points

@@ -1,12 +1,10 @@
 """What a run counts and writes: losses beside the means, tokens, signal, evaluations, the circuit
 breaker, the glossary."""
 
-import ast
 import asyncio
 import json
 import math
 import re
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -25,8 +23,6 @@ from marl_plugins.engine.records.write import KEPT_TASKS, cut_back
 from marl_plugins.engine.runtime.circuit_breaker import CircuitBreaker
 from marl_plugins.engine.runtime.metrics import held_out, remarks, signal, summary, update_metrics
 
-DOCS = Path(__file__).parent.parent / "docs"
-PAGE = (DOCS / "metrics.md").read_text()
 simulated = pytest.importorskip("simulated_run")
 from marl_plugins.engine.processes.weighing_trainer import without_fill  # noqa: E402
 from marl_plugins.engine.runtime.experience import estimate, forwarded, sequence_experience  # noqa: E402
@@ -75,11 +71,6 @@ def test_lost_trajectories_are_in_no_mean():
     assert (got["eval/low"], got["eval/high"]) == (alone["eval/low"], alone["eval/high"])
 
 
-def test_an_evaluation_without_answers_has_no_outcome():
-    got = held_out(evaluated(None, None))
-    assert got == {"eval/tasks": 2, "eval/answered": 0, "eval/lost": 2, "eval/unscored": 0}
-
-
 def test_the_interval_is_over_tasks_and_not_over_samples():
     once, often = (
         evaluated(1.0, 0.0, 0.0, 1.0),
@@ -126,11 +117,6 @@ def test_in_a_zero_sum_game_each_role_has_a_mean_and_the_team_has_none():
     assert got["outcome/pro"] == got["outcome/con"] == 0.5 and "outcome/mean" not in got
 
 
-def test_a_team_whose_roles_all_succeed_plays_no_zero_sum_game():
-    got = held_out(game({"pro": 1.0, "con": 1.0}, {"pro": 1.0, "con": 1.0}))
-    assert got["eval/outcome"] == got["eval/outcome/pro"] == 1.0
-
-
 # --- a step
 # --------------------------------------------------------------------------------------------------
 
@@ -143,16 +129,6 @@ def test_tokens_count_what_was_generated_and_what_was_trained_on():
     got = summary(found, Ledger.of(1, found, rows))
     assert (got["tokens/sampled"], got["tokens/trained"], got["trajectories/lost"]) == (4, 2, 1)
     assert got["role/a/actions"] == 1
-
-
-def test_what_nothing_was_measured_of_is_no_zero():
-    (t,) = evaluated(1.0)
-    t.actions[0].reward, t.actions[0].left_out = None, "no score"
-    got = summary([t], Ledger.of(1, [t], []))
-    assert (
-        got["role/a/actions"] == 1
-        and not {"reward/mean", "role/a/reward", "role/a/advantage"} & got.keys()
-    )
 
 
 def rows(*rewards, advantage=0.0):
@@ -283,26 +259,6 @@ def test_a_tool_of_one_branch_that_loses_every_call_pauses_the_run_though_others
         breaker.check()
 
 
-def test_a_tool_that_answers_now_and_then_pauses_nothing():
-    breaker = CircuitBreaker(3)
-    for step in range(1, 9):
-        found = [called(failure="database", trained=False), *([called()] if step % 3 == 0 else [])]
-        breaker.step(ledger(step, found, trained=1), found)
-    breaker.check()
-
-
-def test_the_number_is_a_flag_and_none_is_never():
-    one, never = CircuitBreaker(1), CircuitBreaker(0)
-    for breaker in (one, never):
-        for step in range(1, 6):
-            breaker.step(ledger(step, ANSWERED), ANSWERED)
-            breaker.evaluation(step, LOST)
-    with pytest.raises(RunPaused):
-        one.check()
-    never.check()
-    never.end()
-
-
 # --- runs ---------------------------------------------------------------------------------------
 
 
@@ -417,78 +373,6 @@ def test_evaluations_are_kept_whole_first_and_last_and_in_part_between(tmp_path)
 
 # --- the glossary
 # --------------------------------------------------------------------------------------------------
-
-
-def test_every_metric_of_a_run_is_in_the_page(tmp_path):
-    simulated.simulated_run(tmp_path, lambda t: 1.0, steps=2)
-    names = {name for m in lines(tmp_path, "metrics.jsonl") for name in m}
-    generic = {
-        re.sub(r"^policy/p/", "policy/POLICY/", re.sub(r"^(eval/)?role/a/", r"\1role/ROLE/", name))
-        for name in names
-    }
-    assert {"tokens_per_second", "signal/none", "policy/POLICY/kl", "eval/answered"} <= generic
-    assert not {name for name in generic if f"`{name}`" not in PAGE}
-
-
-def test_the_curves_know_which_metrics_are_no_plugins_own():
-    from marl_plugins.engine.records.panels import OURS, panels_of_plugins
-
-    tables = re.findall(
-        r"^\| metric \|.*\n((?:\|.*\n)+)", PAGE + (DOCS / "coach.md").read_text(), re.M
-    )
-    names = [
-        name
-        for table in tables
-        for row in table.splitlines()
-        for name in re.findall(r"`([^`]+)`", row.split("|")[1])
-    ]
-    assert {name.partition("/")[0] for name in names} == OURS
-    logged = {
-        "step": 1,
-        "kuhn/exploitability": 0.5,
-        "mine/a": 1,
-        "mine/b": 2,
-        "alone": 3,
-        "role/a/reward": 4,
-    }
-    assert panels_of_plugins([logged, {"step": 2, "mine/c": 5}]) == {
-        "alone": {"alone": "alone"},
-        "kuhn/exploitability": {"exploitability": "kuhn/exploitability"},
-        "mine": {"a": "mine/a", "b": "mine/b", "c": "mine/c"},
-    }
-
-
-def test_every_column_of_the_console_is_in_the_page():
-    from marl_plugins.engine.records.step_table import EXPENDABLE, StepTable
-
-    for column in StepTable([], 10).columns:
-        starred = " *" if column.title in EXPENDABLE else ""
-        title = column.title.replace("|", "\\|")
-        assert f"| `{title}`{starred} |" in PAGE
-
-
-def test_every_kind_of_failure_of_the_package_is_in_the_page():
-    package = Path(__file__).parent.parent / "marl_plugins"
-    files = [  # a rehearsal writes no ledger
-        file for file in package.rglob("*.py") if not {"plan", "rehearsal"} & set(file.parts)
-    ]
-    calls = [
-        node
-        for file in files
-        for node in ast.walk(ast.parse(file.read_text()))
-        if isinstance(node, ast.Call)
-    ]
-    raised = [
-        c
-        for c in calls
-        if ast.unparse(c.func).split(".")[-1] in ("InfrastructureFailure", "TransientFailure")
-    ]
-    kinds = {
-        *AgentFailure.KINDS,
-        *(c.args[0].value for c in raised if isinstance(c.args[0], ast.Constant)),
-    }
-    assert len(kinds) > 10
-    assert not {kind for kind in kinds if f"`{kind}`" not in PAGE}
 
 
 # --- what upstream clips, filters, or fills up

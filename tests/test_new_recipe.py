@@ -5,13 +5,8 @@ import json
 import sys
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from refusals import briefs
 
 from marl_plugins.cli import main
-from marl_plugins.commands.new_recipe import wrong_roles
-from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.engine.hosts import cpu
 from marl_plugins.engine.plan.build import build_plan
 
@@ -72,53 +67,6 @@ def test_it_passes_its_own_check(data, capsys):
     assert stated["outcome"] == 1.0  # the last role's example is right
 
 
-def test_a_tiny_model_alone(data, monkeypatch):
-    new("mine", "--roles", "a", "--data", data(sums(30)), "--model", "tiny")
-    monkeypatch.setenv(cpu.DEVICE, "cpu")
-    assert build_plan(["--recipe", "mine"]).run.warnings == ()
-
-
-def test_long_tasks_get_longer_models(data, monkeypatch):
-    rows = [{"prompt": f"{n} " + "word " * 2000, "label": n} for n in range(20)]
-    new("mine", "--roles", "a,b", "--data", data(rows))
-    for file in ("mine", "mine/tiny.yaml"):
-        assert planned(file, monkeypatch).run.warnings == ()
-
-
-def test_held_out_tasks_of_a_file_of_their_own(data, monkeypatch):
-    words = [
-        "--roles",
-        "a",
-        "--data",
-        data(sums(20)),
-        "--eval-data",
-        data(sums(10, first=15), "held_out.jsonl"),
-    ]
-    new("mine", *words)
-    plan = planned("mine/tiny.yaml", monkeypatch)
-    assert (len(plan.tasks("train")), len(plan.tasks("eval"))) == (
-        20,
-        5,
-    )  # five of the ten are trained on
-
-
-def test_a_csv_and_fields_of_any_name(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "tasks.csv").write_text(
-        "q,a,note\n" + "".join(f"What is {n}?,{n},{{x}}\n" for n in range(20))
-    )
-    new("mine", "--roles", "a", "--data", "tasks.csv", "--input-key", "q", "--label-key", "a")
-    assert planned("mine/tiny.yaml", monkeypatch).tasks("train")[3].label == "3"
-
-
-def test_what_is_missing_is_asked_for_at_a_terminal(data, monkeypatch):
-    answers = iter(["a, b", data(sums(20))])
-    monkeypatch.setattr(sys.stdin, "isatty", lambda: True, raising=False)
-    monkeypatch.setattr("builtins.input", lambda question: next(answers))
-    assert new("mine") == 0
-    assert [*planned("mine/tiny.yaml", monkeypatch).run.recipe.roles] == ["a", "b"]
-
-
 PROGRAM = """
 import json, os, urllib.request
 from {module} import question
@@ -176,53 +124,3 @@ def test_an_existing_program_becomes_a_recipe_that_passes_its_check(
         for path in (tmp_path / "mine" / "agent").rglob("*.py")
     }
     assert copied == {"agent/my_agent.py", "agent/tasks.py", "agent/words/__init__.py"}
-
-
-def test_a_program_that_cannot_be_one_is_refused(data, capsys, tmp_path):
-    words, agent = ["--roles", "solver", "--data", data(sums(20))], program(tmp_path)
-    assert refusal(capsys, "mine", *words, "--agent", "no.py") == [("new.program", "no.py")]
-    assert refusal(capsys, "mine", *words, "--agent", "theirs") == [("new.program", "theirs")]
-    assert refusal(capsys, "mine", *words, "--agent", agent, "--function", "mian") == [
-        ("new.program", "my_agent.py")
-    ]
-    assert refusal(capsys, "mine", *words, "--calls", "hermes") == [("new.no_program", "calls")]
-    (tmp_path / "agent.js").write_text("const x = 1;")
-    assert refusal(capsys, "mine", *words, "--agent", "agent.js") == [("new.program", "agent.js")]
-    assert not (tmp_path / "mine").exists()
-
-
-def refusal(capsys, *words):
-    from marl_plugins.commands.recipes import main as recipes
-
-    with pytest.raises(ConfigurationError) as caught:
-        recipes(["new", *words])
-    return briefs(caught.value.problems)
-
-
-def test_what_is_refused(data, capsys, tmp_path):
-    good, unlabelled = data(sums(20)), data([{"prompt": "x"}], "unlabelled.jsonl")
-    assert refusal(capsys, "mine") == [("new.missing", "roles"), ("new.missing", "data")]
-    assert refusal(capsys, "mine", "--roles", "a,a,2b,task", "--data", good) == [
-        ("new.role_twice", "roles"), ("new.role", "roles"), ("new.role", "roles")
-    ]  # fmt: skip
-    assert refusal(capsys, "mine", "--roles", "a,", "--data", good) == [("new.role", "roles")]
-    assert refusal(capsys, "mine", "--roles", "a", "--data", unlabelled) == [
-        ("new.no_labels", "unlabelled.jsonl")
-    ]
-    assert refusal(capsys, "mine", "--roles", "a", "--data", "no.jsonl")[0][0] == "files.unreadable"
-    assert (
-        refusal(capsys, "mine", "--roles", "a", "--data", good, "--label-key", "no")[0][0]
-        == "tasks.no_field"
-    )
-    assert refusal(capsys, "mine", "--roles", "a", "--data", good, "--model", " ") == [
-        ("new.missing", "model")
-    ]
-    (tmp_path / "there").mkdir()
-    assert refusal(capsys, "there", "--roles", "a", "--data", good) == [("files.exists", "there")]
-    assert not (tmp_path / "mine").exists()
-
-
-@given(st.lists(st.text(max_size=8), max_size=4))
-def test_no_name_raises_anything_but_a_problem(names):
-    for problem in wrong_roles(names):
-        assert problem.code in ("new.role", "new.role_twice")

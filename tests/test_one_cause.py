@@ -8,9 +8,7 @@ import pytest
 
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.loading import load_file
-from marl_plugins.core.problems import Problem, at
 from marl_plugins.engine.plan.build import build_plan
-from marl_plugins.engine.plan.problems import Problems, each_cause_once
 
 GONE = {
     "a prompt of two roles": (
@@ -73,23 +71,3 @@ def test_the_file_that_an_import_looked_for_is_named(tmp_path):
         load_file(tmp_path / "tasks.py")
     (problem,) = caught.value.problems
     assert problem.missing == str(tmp_path / "judgin.py") and "judging" in problem.fix
-
-
-def test_an_import_in_code_that_was_made_of_a_text_names_no_file(tmp_path):
-    (tmp_path / "tasks.py").write_text("exec('from . import judging')\n")
-    with pytest.raises(ConfigurationError) as caught:
-        load_file(tmp_path / "tasks.py")
-    assert [(p.code, p.missing) for p in caught.value.problems] == [("code.failed", "")]
-
-
-def test_what_is_said_of_different_files_or_differs_stays():
-    here, there = at(key="grader", file="/a.py"), at(key="tasks", file="/b.py")
-    different = [
-        Problem("x", here, "1"),
-        Problem("x", there, "1"),
-        Problem("x", here, "2"),
-        Problem("y", here, "1"),
-    ]
-    keys = [Problem("x", at(line="r:1", key="a")), Problem("x", at(line="r:1", key="b"))]
-    assert each_cause_once([*different, *keys]) == [*different, *keys]
-    assert Problems([*different, *different]).errors == different

@@ -6,7 +6,6 @@ import dataclasses
 import hashlib
 import itertools
 import json
-import os
 import shutil
 import tempfile
 from collections import Counter
@@ -27,7 +26,6 @@ from marl_plugins.cli import main
 from marl_plugins.commands.evaluate import only_players, with_models
 from marl_plugins.core.failures import ConfigurationError, RunEnded
 from marl_plugins.core.policy import Policy
-from marl_plugins.engine.manager import Plugins
 from marl_plugins.engine.plan.build import build_plan
 from marl_plugins.engine.plan.describe import describe
 from marl_plugins.engine.plan.fingerprint import compared, fingerprint
@@ -180,24 +178,6 @@ def test_every_kept_version_is_drawn_as_often_as_any_other():
         assert max(drawn.values()) < 260  # 200 each; five standard deviations
 
 
-def test_two_that_follow_one_policy_draw_by_themselves(tmp_path):
-    run = run_in(tmp_path, every=1, size=8)
-    run.policy_args["other"] = SimpleNamespace(ckpt=SimpleNamespace(path=str(tmp_path / "other")))
-    found = {}
-    for name in ("earlier", "other"):
-        follower = Follower(SimpleNamespace(version=0))
-        follower.name = name
-        for version in range(30):
-            follower.followed.version = version
-            asyncio.run(opponent_pool.marl_sync(run, follower, version))
-        found[name] = follower.held
-    assert found["earlier"] != found["other"]
-
-
-def test_a_trained_policy_is_left_to_others():
-    assert opponent_pool.marl_sync(None, SimpleNamespace(spec=Policy("p", "tiny")), 3) is None
-
-
 def test_the_metrics_say_who_played_in_the_step_and_not_who_will(tmp_path):
     run, follower, said = (
         run_in(tmp_path, every=1, size=20),
@@ -239,21 +219,6 @@ def test_what_is_damaged_is_named_and_not_played(tmp_path):
         synced(run, [1])
 
 
-def test_a_disk_that_is_full_ends_the_run_with_the_file(tmp_path, monkeypatch):
-    run = run_in(tmp_path)
-    synced(run, [0, 1])
-
-    def full(descriptor):
-        raise OSError(28, "No space left on device", "version-2")
-
-    monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(
-        RunEnded, match="policy 'earlier', version 2: version-2: No space left on device"
-    ):
-        synced(run, [2])
-    assert files(tmp_path) == [0]
-
-
 def test_a_fresh_run_begins_without_what_another_left(tmp_path):
     synced(run_in(tmp_path, every=1), range(4))
     (tmp_path / "earlier" / "version-9.safetensors.new").write_bytes(b"half")
@@ -264,19 +229,6 @@ def test_a_fresh_run_begins_without_what_another_left(tmp_path):
         "version-0.safetensors",
         "notes.txt",
     }
-
-
-def test_files_of_plugins_stay_below_the_checkpoints(tmp_path):
-    plugin = tmp_path / "outside.py"
-    plugin.write_text(
-        "from pathlib import Path\nfrom marl_plugins import hookimpl\n\n"
-        f"@hookimpl\ndef marl_files(run): return [Path({str(tmp_path)!r}) / 'ckpt' / 'a', "
-        "Path('/elsewhere/b')]\n"
-    )
-    with pytest.raises(
-        RunEnded, match=r"outside\.py: marl_files: /elsewhere/b is not below --ckpt\.path"
-    ):
-        Plugins([str(plugin)]).files(run_in(tmp_path / "ckpt"))
 
 
 # --- whole runs, without processes
@@ -550,12 +502,6 @@ def test_a_replaced_engine_gets_the_weights_that_the_others_hold(following):
     asyncio.run(go())
 
 
-def test_without_a_pool_it_has_the_newest_weights(following):
-    following.followed = SimpleNamespace(_held=["newest"])
-    assert asyncio.run(following.sync(7)) and following.version == 7
-    assert [e.handle.told for e in following.engines.engines] == [[(["newest"], "earlier", 7)]] * 2
-
-
 # --- the plan
 # --------------------------------------------------------------------------------------------------
 
@@ -618,13 +564,6 @@ def test_a_model_of_its_own_on_the_command_line_is_refused():
         ("policies.model_of_follower", "command line", "earlier", "actor.model_name_or_path")
     ):
         plan_of(POOL, "--policy.earlier.actor.model_name_or_path", "tiny:seed=3")
-
-
-def test_it_cannot_be_the_coach():
-    with refused(("coach.trained_policy", "coach.policy", "earlier")):
-        build_plan(
-            ["--recipe", POOL, "--plugin", "marl_plugins.coach", "--coach.policy", "earlier"]
-        )
 
 
 def test_a_follower_is_planned_as_engines_with_the_model_of_the_other():

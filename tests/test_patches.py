@@ -1,8 +1,6 @@
 """The thin patches to upstream: they apply, work and revert, and no command leaves a tree half
 patched."""
 
-import difflib
-import hashlib
 import itertools
 import json
 import os
@@ -19,7 +17,7 @@ from refusals import refused as refused_as
 from marl_plugins.cli import dispatch, main
 from marl_plugins.commands.upstream_ci.suite import run_suite
 from marl_plugins.engine.hosts import cpu, upstream_cli
-from marl_plugins.engine.hosts.patches import load_series, lock_tree, recognise
+from marl_plugins.engine.hosts.patches import load_series, recognise
 from marl_plugins.engine.hosts.releases import TRAINED
 from marl_plugins.engine.hosts.seams import check_seams, seams_of
 
@@ -96,40 +94,6 @@ def test_the_seams_exist_with_the_patches_too(tmp_path):
     tree = copy_upstream(tmp_path / "tree")
     command("apply", "--to", str(tree))
     assert check_seams(tree / "openrlhf", seams_of(TRAINED)) == []
-
-
-def test_git_understands_the_patches_in_any_order(tree, tmp_path):
-    for order in (NAMES, NAMES[::-1]):
-        other = tmp_path / order[0]
-        shutil.copytree(tree, other)
-        for name in order:
-            subprocess.run(
-                ["git", "apply", str(SERIES.folder / f"{name}.patch")], cwd=other, check=True
-            )
-        recognised = recognise(other)
-        assert recognised.in_state("applied") == set(NAMES)
-        recognised.change(frozenset())
-        assert contents(other) == contents(tree)
-
-
-@pytest.mark.parametrize("path", sorted(SERIES.folder.glob("*.patch")), ids=lambda p: p.stem)
-def test_every_patch_states_its_purpose_and_origin(path):
-    header = path.read_text().partition("diff --git")[0]
-    assert path.parent.name in header and "Apache-2.0" in header and "http" in header
-    assert len(header.splitlines()[0]) < 80
-    diff = path.read_text().partition("diff --git")[2]
-    assert len(re.findall("^[-+][^-+]", diff, re.MULTILINE)) < 60
-
-
-def test_the_patched_command_line_is_read_without_importing_it(tree):
-    before = upstream_cli.build_parser(upstream_cli.upstream_root())
-    recognise(tree).change(frozenset(NAMES[:1]))
-    after = upstream_cli.build_parser(tree / "openrlhf")
-    assert flags(after) == flags(before)
-    statements = upstream_cli._main_block(tree / "openrlhf" / upstream_cli.CLI)[1]
-    assert len(statements) == len(
-        upstream_cli._main_block(upstream_cli.upstream_root() / upstream_cli.CLI)[1]
-    )
 
 
 def flags(parser):
@@ -241,19 +205,6 @@ def test_applying_twice_changes_nothing_and_reverting_restores_the_release(tree,
     assert contents(tree) == released
 
 
-def test_help_has_examples(capsys):
-    command()
-    text = capsys.readouterr().out
-    assert "openrlhf patch revert --to ~/OpenRLHF" in text and "require" in text
-    assert all(name in text for name in NAMES)
-
-
-def test_an_unpacked_wheel_is_found(tree, tmp_path):
-    shutil.move(tree, tmp_path / "wheel" / "openrlhf-0.11.2.data" / "purelib")
-    command("apply", "--to", str(tmp_path / "wheel"))
-    assert recognise(tmp_path / "wheel").in_state("applied") == set(NAMES)
-
-
 def refused(tree, *expected):
     """Every command refuses the tree with these problems and changes nothing; their sentences."""
     before = contents(tree)
@@ -262,14 +213,6 @@ def refused(tree, *expected):
             dispatch(["patch", word, "--to", str(tree)])
         assert contents(tree) == before
     return [*map(str, caught.value.problems)]
-
-
-def test_a_folder_without_upstream_is_refused(tmp_path, capsys):
-    (said,) = refused(tmp_path, ("patches.unknown_tree", tmp_path.name))
-    assert "openrlhf/cli/train_ppo_ray.py" in said
-    refused(tmp_path / "nowhere", ("patches.no_folder", "nowhere"))
-    assert main(["patch", "apply"]) == 2
-    assert "--to" in capsys.readouterr().err
 
 
 def test_a_changed_file_is_refused_before_and_after_patching(tree):
@@ -296,22 +239,6 @@ def test_an_incomplete_or_linked_tree_is_refused(tree):
     refused(tree, ("patches.no_file", path.name))
 
 
-def test_a_folder_that_is_a_link_out_of_the_tree_is_refused(tree):
-    folder = (tree / FILES[0]).parent
-    elsewhere = folder.rename(tree.parent / "elsewhere")
-    folder.symlink_to(elsewhere)
-    before = contents(elsewhere)
-    linked = [file for file in FILES if (tree / file).is_relative_to(folder)]
-    refused(tree, *[("patches.no_file", Path(file).name) for file in linked])
-    assert contents(elsewhere) == before
-
-
-def test_a_pipe_in_the_place_of_a_file_is_refused(tree):
-    (tree / FILES[0]).unlink()
-    os.mkfifo(tree / FILES[0])
-    refused(tree, ("patches.no_file", Path(FILES[0]).name))  # reading it would never end
-
-
 def test_another_release_is_refused(tree):
     (tree / FILES[0]).write_text((tree / FILES[0]).read_text() + "# newer\n")
     (tree / "version.txt").write_text("0.11.3\n")
@@ -328,77 +255,8 @@ def test_another_release_is_refused(tree):
     assert "0.11.1" in said
 
 
-def test_a_linked_folder_names_its_target(tree, tmp_path, capsys):
-    link = tmp_path / "link"
-    link.symlink_to(tree)
-    assert main(["patch", "status", "--to", str(link)]) == 0
-    assert str(tree) in "".join(capsys.readouterr().out.split())
-
-
-def test_an_unknown_patch_is_refused(tree):
-    with refused_as(("patches.unknown",)) as caught:
-        dispatch(["patch", "apply", "--to", str(tree), "0004-no-abort"])
-    assert "'0004-no-abort-on-exception'?" in str(caught.value)
-
-
-def test_a_git_checkout_is_refused_while_dirty_and_clean_again_after_a_revert(tree, capsys):
-    def git(*words):
-        who = ["-c", "user.name=t", "-c", "user.email=t@t"]
-        return subprocess.run(
-            ["git", *who, *words], cwd=tree, check=True, capture_output=True, text=True
-        ).stdout
-
-    git("init", "-q")
-    git("add", "-A")
-    git("commit", "-qm", "release")
-    path = tree / FILES[3]
-    path.write_text(path.read_text().replace("timeout=10.0", "timeout=20.0"))
-    (said,) = refused(tree, ("patches.other_content", path.name))
-    assert f"git -C {tree} diff -- {FILES[3]}" in said and "git apply" in said
-    git("checkout", "-q", ".")
-    command("apply", "--to", str(tree))
-    assert git("diff", "--name-only").split() == sorted(FILES)
-    git("commit", "-qam", "patched")
-    assert set(states(capsys, tree).values()) == {"applied"}
-    command("revert", "--to", str(tree))
-    git("checkout", "-q", "HEAD~1", "--", ".")
-    assert git("diff", "HEAD~1") == ""
-
-
-def test_suggested_commands_quote_paths_with_spaces(tree, tmp_path):
-    tree = tree.rename(tmp_path / "my tree")
-    (tree / ".git").mkdir()
-    (tree / FILES[0]).write_text("mine\n")
-    (said,) = refused(tree, ("patches.other_content", Path(FILES[0]).name))
-    assert f"git -C '{tree}' diff -- {FILES[0]}" in said
-
-
-def test_two_commands_on_a_tree_wait_for_each_other(tree):
-    words = [sys.executable, "-m", "marl_plugins", "patch", "apply", "--to", str(tree), "0001"]
-    with lock_tree(tree):
-        other = subprocess.Popen(words, stdout=subprocess.DEVNULL)
-        with pytest.raises(subprocess.TimeoutExpired):
-            other.wait(timeout=3)
-        assert set(states_of(tree)) == {"absent"}
-    assert other.wait(timeout=60) == 0
-    assert sorted(states_of(tree)) == ["absent", "absent", "absent", "applied"]
-
-
 def states_of(tree):
     return recognise(tree).states.values()
-
-
-def test_an_unwritable_tree_is_unchanged(tree, monkeypatch):
-    before = contents(tree)
-
-    def full(fd):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "fsync", full)
-    with refused_as(("patches.unwritable", Path(FILES[0]).name)) as caught:
-        dispatch(["patch", "apply", "--to", str(tree)])
-    assert os.strerror(28) in str(caught.value)
-    assert contents(tree) == before
 
 
 @pytest.mark.parametrize("kind", ["apply", "revert"])
@@ -425,77 +283,12 @@ def test_a_killed_command_can_be_completed_or_undone(kind, tree, tmp_path, capsy
     assert interrupted >= 2
 
 
-def test_neither_a_repository_around_the_tree_nor_settings_of_git_matter(tree, monkeypatch):
-    subprocess.run(["git", "init", "-q", str(tree.parent)], check=True)
-    (tree.parent / "settings").write_text("[core]\nautocrlf = true\n[apply]\nwhitespace = fix\n")
-    monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(tree.parent / "settings"))
-    monkeypatch.setenv("GIT_DIR", str(tree.parent / ".git"))
-    released = contents(tree)
-    command("apply", "--to", str(tree))
-    assert set(states_of(tree)) == {"applied"}
-    command("revert", "--to", str(tree))
-    assert contents(tree) == released
-
-
 def test_without_git_nothing_is_done(tree, monkeypatch):
     monkeypatch.setenv("PATH", "")
     refused(tree, ("patches.no_git",))
 
 
 # --- trees and patches of any kind
-
-
-def diff_of(before, after, context):
-    """What `git diff` would print for one file."""
-    sides = [re.findall(rb"[^\n]*\n|[^\n]+", text) for text in (before, after)]
-    lines = difflib.diff_bytes(difflib.unified_diff, *sides, b"a/file", b"b/file", n=context)
-    ended = [
-        line if line.endswith(b"\n") else line + b"\n\\ No newline at end of file\n"
-        for line in lines
-    ]
-    return b"What it is for\n\ndiff --git a/file b/file\n" + b"".join(ended)
-
-
-@pytest.fixture
-def hosts(tmp_path):
-    """Two releases of a made-up host with CRLF files; the first release's second patch depends on
-    its first."""
-    first, second = b"one\r\ntwo\r\n", b"one\r\ntwo\r\nthree\r\n"
-    steps = {
-        "1.0": [first, b"one\r\nTWO\r\n", b"one\r\nTWO!\r\n"],
-        "2.0": [second, b"one\r\ntwo\r\nTHREE\r\n"],
-    }
-    for version, texts in steps.items():
-        folder = tmp_path / "patches" / "other" / version
-        folder.mkdir(parents=True)
-        for number, (before, after) in enumerate(itertools.pairwise(texts)):
-            (folder / f"{number:04}-p.patch").write_bytes(diff_of(before, after, 1))
-        (folder / "tree.yaml").write_text(
-            f"host: other\nversion: '{version}'\nlicence: MIT\nsource: http://x\nrecognise: "
-            "[file]\n"
-            f"released:\n  file: {hashlib.sha256(texts[0]).hexdigest()}\n"
-        )
-    (tmp_path / "checkout").mkdir()
-    return steps
-
-
-def test_a_host_may_have_several_releases_and_patches_that_depend_on_each_other(hosts, tmp_path):
-    series = load_series(tmp_path / "patches")
-    file = tmp_path / "checkout" / "file"
-    for version, texts in hosts.items():
-        for number, text in enumerate(texts):
-            file.write_bytes(text)
-            tree = recognise(tmp_path / "checkout", series)
-            assert (
-                tree.series.title == f"other {version}" and len(tree.in_state("applied")) == number
-            )
-    file.write_bytes(hosts["1.0"][0])
-    with refused_as(("patches.alone",)):
-        recognise(tmp_path / "checkout", series).change(frozenset({"0001-p"}))
-    assert recognise(tmp_path / "checkout", series).change(frozenset({"0000-p", "0001-p"})) == [
-        "file"
-    ]
-    assert file.read_bytes() == hosts["1.0"][2]
 
 
 @pytest.mark.parametrize("series", load_series(), ids=lambda series: series.title)

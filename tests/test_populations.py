@@ -66,14 +66,6 @@ def test_members_play_equally_often_in_a_step(members, tasks, step, seed):
     assert sum(each) == tasks and max(each) - min(each) <= 1
 
 
-@given(st.integers(2, 8), st.integers(0, 2**31))
-def test_evaluations_have_the_same_players_whatever_the_seed(members, seed):
-    one, other = cast_of(members, seed), cast_of(members, seed + 1)
-    assert [player(one, EVALUATION, n) for n in range(20)] == [
-        player(other, EVALUATION, n) for n in range(20)
-    ]
-
-
 def test_who_plays_depends_on_seed_step_and_role():
     def players(seed=1, step=1, role="a"):
         return [player(cast_of(4, seed, ("a", "b")), step, n, role=role) for n in range(40)]
@@ -108,13 +100,6 @@ def test_a_task_of_another_step_is_played_by_its_name_alone():
     found = {n: player(cast, 3, None, Task(f"t{n}", "q", "l")) for n in range(200)}
     assert found == {n: player(cast, 3, None, Task(f"t{n}", "another", "l")) for n in range(200)}
     assert min(Counter(found.values()).values()) > 30
-
-
-def test_a_policy_may_be_asked_to_play_all_that_it_can():
-    cast = Cast({"a": [spec("a", "p"), spec("a", "q")], "b": [spec("b", "r")]})
-    assert [s.policy for s in cast(TASK, 1, 0, "q").values()] == ["q", "r"]
-    with pytest.raises(ValueError, match="'x'"):
-        cast(TASK, 1, 0, "x")
 
 
 # --- a run
@@ -217,23 +202,6 @@ def test_outcomes_are_counted_by_policy_and_by_pair(tmp_path):
     assert "| p | 0.500 (" in report
 
 
-def test_a_run_without_a_population_has_none_of_it(tmp_path):
-    trainer = trained(tmp_path, members=("p",), steps=2)
-    assert not any(
-        name.endswith("policy/p/outcome") for m in lines(trainer, "metrics.jsonl") for name in m
-    )
-    assert pairs_of(RunReader(tmp_path), (1, 2)) == []
-
-
-def test_members_may_be_frozen(tmp_path):
-    trainer = trained(tmp_path, frozen=("q",), steps=2)
-    left = Counter(
-        (a.policy, a.left_out) for t in RunReader(tmp_path).trajectories() for a in t.actions
-    )
-    assert left["q", "frozen"] and left["p", None] and len(left) == 2
-    assert not trainer.session.policies["q"].computed
-
-
 def test_each_member_is_penalised_by_its_own_limit():
     """10 tokens are 2 over what p may say without a penalty, and fine for q."""
 
@@ -297,15 +265,6 @@ def test_a_population_in_a_plan():
     shared = build_plan(["--recipe", POPULATION, "--mapping", "shared"])
     assert describe(shared)["roles"]["first"]["policy"] == "shared"
     assert fingerprint(shared)["roles"] == {"first": "shared", "second": "shared"}
-
-
-def test_a_population_on_the_command_line():
-    run = build_plan(["--recipe", "kuhn_poker/tiny.yaml", "--mapping", "first=a+b,second=c"]).run
-    assert run.recipe.populations == {"first": ("a", "b")} and [p.name for p in run.policies] == [
-        "a",
-        "b",
-        "c",
-    ]
 
 
 @pytest.fixture

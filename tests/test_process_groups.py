@@ -69,17 +69,6 @@ def test_the_object_store_is_as_large_as_all_states():
     assert stored(plan("--process_groups.state_gb", "0.5")) == 5 * 10**8
 
 
-def test_the_size_of_a_tiny_model_is_what_is_built():
-    from safetensors.torch import load_file
-
-    from marl_plugins.core.recipe import tiny
-    from marl_plugins.engine.runtime.tiny_model import resolve
-
-    for name in ("tiny", "tiny:hidden=32,layers=3,heads=4"):
-        built = load_file(f"{resolve(name)}/model.safetensors")
-        assert tiny.parameters(name) == sum(tensor.numel() for tensor in built.values())
-
-
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
@@ -160,26 +149,6 @@ def test_seats_of_one_node_are_on_one_node(seats, nodes, of_nodes, fits, monkeyp
         return
     with refused(("seats.cluster",)):
         _check_devices(run)
-
-
-def test_on_gpus_it_is_refused(monkeypatch):
-    monkeypatch.setenv("MARL_PLUGINS_DEVICE", "cuda")
-    with refused(("seats.gpus", "marl_plugins.process_groups")):
-        plan()
-
-
-def test_seats_for_all_are_remarked():
-    codes = [warning.code for warning in plan("--process_groups.seats", "3").run.warnings]
-    assert codes.count("process_groups.enough") == 1
-
-
-def test_a_plugin_that_gives_something_else_than_a_back_end_is_refused(tmp_path):
-    file = tmp_path / "four.py"
-    file.write_text(
-        "from marl_plugins import hookimpl\n\n@hookimpl\ndef marl_processes(run): return 4\n"
-    )
-    with refused(("plugin.answer", "four.py", "marl_processes")):
-        build_plan([*SUMS, "--plugin", str(file)])
 
 
 class Member:

@@ -364,29 +364,6 @@ def test_a_dead_engines_requests_go_to_the_others_at_once(death):
     assert served == [(2, 10.0), (1, 20.0), (3, 30.0)] and restarted == 0  # still loading
 
 
-def test_what_is_asked_of_all_engines_is_asked_of_one_that_is_on_its_way():
-    """A weight sync: the new engine may have been given the weights from before it."""
-
-    async def go():
-        pool = pool_of(lambda call: 10.0, engines=2, in_flight=2, budget=1, loading=100.0)
-        asked = asyncio.create_task(pool.generate(request(1), least_loaded))
-        await asyncio.sleep(5)
-        dead = pool.engines[0]
-        dead.die()
-        await asked
-        synced = []
-
-        async def load(handle):
-            synced.append(handle)
-
-        await pool.on_all(load)
-        return synced == pool.handles and len(
-            synced
-        ) == 2 and dead.handle not in synced, asyncio.get_running_loop().time()
-
-    assert run(go())[0] == (True, 105.0)
-
-
 def test_who_waits_when_the_last_engine_dies_goes_to_its_replacement_or_is_told():
     async def go(budget):
         pool = pool_of(lambda call: 10.0, budget=budget)

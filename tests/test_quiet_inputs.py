@@ -4,9 +4,8 @@ import json
 
 import pytest
 from refusals import brief, found_by
-from routers import TASKS, Triage
+from routers import Triage
 
-from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.engine.plan.build import build_plan
 from marl_plugins.engine.plan.describe import describe
 
@@ -51,14 +50,6 @@ def taken(folder):
     return str(describe(folder.plan())).replace("\\", "")
 
 
-def test_a_batch_of_a_billion_tasks_is_said(folder):
-    recipe = folder.path / "recipe.yaml"
-    recipe.write_text(
-        recipe.read_text().replace("rollout.batch_size: 4", "rollout.batch_size: 1000000000")
-    )
-    assert "tasks.small" in codes(warnings(folder))
-
-
 def test_saving_every_zero_steps_is_refused(folder):
     set_flag(folder, "ckpt.save_steps: 0")
     ((code, line, flag),) = refusal(folder)
@@ -74,33 +65,6 @@ def test_evaluations_without_tasks_are_said(folder):
     assert "tasks.no_evaluation" in codes(warnings(folder))
 
 
-def test_of_two_columns_that_may_be_the_prompt_the_one_taken_is_said(folder):
-    with_data(folder, [{"question": f"q{n}", "problem": f"p{n}", "answer": "x"} for n in range(8)])
-    assert "tasks.prompt_field" in codes(warnings(folder))
-
-
-def test_what_was_taken_of_chat_messages_is_shown(folder):
-    with_data(
-        folder,
-        [{"prompt": [{"role": "user", "content": f"q{n}"}], "answer": "x"} for n in range(8)],
-    )
-    assert "prompt -> prompt, answer -> label; of chat messages, the user's text" in taken(folder)
-
-
-def test_what_was_taken_of_one_object_is_shown(folder):
-    with_data(folder, {"about": "mine", "data": ROWS})
-    assert "question -> prompt, answer -> label; of the one object, the list under 'data'" in taken(
-        folder
-    )
-
-
-def test_an_object_with_two_lists_is_refused_as_such(folder):
-    found = refusal(with_data(folder, {"train": ROWS, "test": ROWS}))
-    assert ("tasks.no_list", "train.json") in {
-        (code, places[-1]) for code, *places in found if places
-    }
-
-
 def test_prompts_that_contradict_each_other_are_said(folder):
     with_data(folder, [{"question": "the same", "answer": str(n)} for n in range(32)])
     assert warnings(folder) == [("tasks.contradict", "1")]
@@ -114,29 +78,6 @@ def test_prompts_that_contradict_each_other_are_said(folder):
 ])  # fmt: skip
 def test_equal_prompts_may_differ_in_what_the_workflow_is_given(folder, rows):
     assert warnings(with_data(folder, rows)) == []
-
-
-def test_a_nul_in_a_prompt_file_is_refused(folder):
-    folder.write("any.md", "{incident}\0")
-    assert ("roles.nul", "any.md") in {
-        (code, places[-1]) for code, *places in refusal(folder) if places
-    }
-
-
-def test_the_hint_at_chat_messages_is_given_for_prompts_only(folder):
-    folder.write("tasks.py", TASKS.replace("Task(n,", "Task(ord(n),"))
-    with pytest.raises(ConfigurationError) as error:
-        folder.plan()
-    assert {p.code for p in error.value.problems} == {"tasks.text"}
-    assert all("chat messages" not in p.fix for p in error.value.problems)
-
-
-def test_a_sibling_is_imported_with_a_dot(folder):
-    folder.write("grader.py", "from tasks import load\ndef score_outcome(t):\n    return 1.0\n")
-    with pytest.raises(ConfigurationError) as error:
-        folder.plan()
-    (problem,) = error.value.problems
-    assert problem.code == "code.failed" and "`from .tasks import ...`" in str(problem)
 
 
 def test_the_shipped_recipes_are_silent():

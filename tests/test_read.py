@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure
 from marl_plugins.core.ledger import Ledger
-from marl_plugins.engine.records.read import FileTail, Filter, RunReader, records
+from marl_plugins.engine.records.read import FileTail, Filter, RunReader
 from marl_plugins.engine.records.trajectory_record import from_record, to_record
 from marl_plugins.engine.records.write import FILES, cut_back
 
@@ -90,16 +90,6 @@ def test_a_filter_selects_what_plain_json_says(folder, wanted):
     assert [a.path for _, a in run.actions(wanted)] == [
         a["action"] for r in expected for a in r["actions"] if has(a)
     ]
-
-
-def test_what_is_read_is_what_was_written(folder):
-    run = RunReader(folder)
-    assert [to_record(t) for t in run.trajectories()] == plain(folder)
-    assert [ledger.record() for ledger in run.ledgers()] == plain(folder, "ledger.jsonl")
-    assert run.metrics() == plain(folder, "metrics.jsonl")
-    assert [ledger.lost for ledger in run.ledgers((3, 3))] == [Counter(calculator=2)] or len(
-        list(run.ledgers((3, 3)))
-    ) == 1
 
 
 def test_an_evaluation_is_read_once_from_its_two_files(folder):
@@ -261,14 +251,3 @@ def test_what_is_no_file_is_not_waited_for(tmp_path, name):
     )
     assert done.returncode == 0, done.stderr
     assert name.split("/")[-1].partition("-2")[0] in done.stdout
-
-
-def test_the_file_must_be_there(tmp_path):
-    assert RunReader(tmp_path).metrics() == [] == list(RunReader(tmp_path).ledgers())
-    with pytest.raises(
-        ConfigurationError,
-        match=r"trajectories\.jsonl: No such file or directory; expected a run's",
-    ):
-        list(RunReader(tmp_path).trajectories())
-    with pytest.raises(ConfigurationError, match="not a regular file"):
-        list(records(tmp_path, dict))

@@ -11,12 +11,9 @@ from pathlib import Path
 
 import inspected_runs
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from refusals import refused
 
 from marl_plugins.core.failures import ConfigurationError
-from marl_plugins.core.recipe.texts import json_line
 from marl_plugins.engine.plan.build import build_plan
 from marl_plugins.engine.plan.describe import describe
 from marl_plugins.engine.records.write import Records, held
@@ -125,22 +122,6 @@ def test_a_killed_process_holds_nothing(tmp_path):
         assert (tmp_path / "ckpt.path.lock").read_text().startswith(f"{os.getpid()} on ")
 
 
-def test_a_lock_file_that_is_no_text_is_no_traceback(tmp_path):
-    with held("ckpt.path", tmp_path):
-        (tmp_path / "ckpt.path.lock").write_bytes(b"\xff\0")
-        with pytest.raises(ConfigurationError, match="another run"), held("ckpt.path", tmp_path):
-            pass
-
-
-def test_a_folder_that_cannot_be_made_is_said(tmp_path):
-    (tmp_path / "file").write_text("")
-    with (
-        refused(("run_folder.unwritable", "ckpt.path", "out")),
-        held("ckpt.path", tmp_path / "file" / "out"),
-    ):
-        pass
-
-
 def test_the_numbers_arrive_and_the_key_is_written_nowhere(records):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -190,9 +171,3 @@ def test_the_trackers_get_the_same_tasks_at_each_step(records):
     tables = [json.loads(path.read_text()) for path in records.rglob("*.table.json")]
     assert len(tables) == 4 and {len(table["data"]) for table in tables} == {2}
     assert all(table["columns"][:3] == ["step", "task", "sample"] for table in tables)
-
-
-@given(st.dictionaries(st.text(), st.text() | st.text("\x1c\x85\u2028\u2029\r\n\\ua", max_size=9)))
-def test_a_line_of_json_is_one_line_to_everybody_and_says_the_same(value):
-    line = json_line(value)
-    assert len(line.splitlines()) == 1 and json.loads(line) == value

@@ -7,18 +7,12 @@ import pytest
 from refusals import brief
 from routers import HEAD, TAIL, Triage
 
-from marl_plugins.commands.recipes import show
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.recipe.schema import RoleConfig
-from marl_plugins.core.recipe.shipped import shipped_recipes
 from marl_plugins.engine.plan import user_code_thread
-from marl_plugins.engine.plan.build import build_plan
-from marl_plugins.engine.plan.fingerprint import fingerprint
 from marl_plugins.engine.plan.lengths import answers_shown
 from marl_plugins.engine.plan.rehearsed import RehearsalResult
 from marl_plugins.engine.plan.script import example_scripts
-
-TINY = [path for path in shipped_recipes() if path.name.startswith("tiny")]
 
 
 @pytest.fixture(autouse=True)
@@ -48,12 +42,6 @@ def warned(folder):
 # --- examples
 
 
-@pytest.mark.parametrize("path", TINY, ids=lambda path: "/".join(path.parts[-2:]))
-def test_every_line_of_a_shipped_recipe_is_reached(path):
-    warnings = build_plan(["--recipe", str(path)]).run.warnings
-    assert not [warning for warning in warnings if warning.code.startswith("rehearsal.")]
-
-
 def test_all_first_examples_are_said_together_then_each_further_one():
     stated = {"router": ["to a", "to b"], "a": ["done"], "judge": []}
     roles = {name: RoleConfig(example=texts) for name, texts in stated.items()}
@@ -75,15 +63,6 @@ def test_what_examples_lead_to_is_reached_and_left_for_scorers(tmp_path):
     assert answers_shown(run, "resolver") == 8  # of registry, which only an example leads to
 
 
-def test_without_examples_the_lines_are_named_with_the_cure(tmp_path):
-    found = Triage(tmp_path, examples=()).plan().run.warnings
-    assert [brief(warning) for warning in found] == [
-        ("rehearsal.always_fails", "workflow.py:7"),
-        ("rehearsal.not_reached", "workflow.py:13"),
-    ]
-    assert "lines 13-16, 19" in str(found[1]) and "give the role an example" in str(found[1])
-
-
 def test_a_line_to_which_no_example_leads_is_named(tmp_path):
     folder = Triage(tmp_path, examples=['{"team": "registry"}'])
     assert warned(folder) == [("rehearsal.not_reached", "workflow.py:15")]
@@ -95,15 +74,6 @@ def test_what_an_example_raises_is_wrong(tmp_path):
     found, said = refused(folder)
     assert found == [("rehearsal.may_raise", f"workflow.py:{line}")]
     assert "when role 'router' says '{\"team\": \"metrics\"}'" in said
-
-
-def test_an_example_changes_nothing_that_a_resumed_run_is_compared_by(tmp_path):
-    one, two = tmp_path / "one", tmp_path / "two"
-    one.mkdir(), two.mkdir()
-    prints = [
-        fingerprint(Triage(path, examples=e).plan()) for path, e in ((one, ()), (two, ("x",)))
-    ]
-    assert prints[0]["recipe"] == prints[1]["recipe"]
 
 
 @pytest.mark.parametrize("value", ["5", "[5]", "{a: b}", "true"])
@@ -152,13 +122,6 @@ def test_a_dependency_that_is_lost_behind_a_router_is_said(tmp_path):
     assert warned(folder) == [("rehearsal.dependency", f"workflow.py:{line}")]
 
 
-@pytest.mark.usefixtures("quick")
-def test_code_that_blocks_behind_a_router_is_found(tmp_path):
-    folder = Triage(tmp_path, "JSON")
-    line = folder.edit(METRICS, f"time.sleep(3); {METRICS}")
-    assert refused(folder)[0] == [("rehearsal.blocks", f"workflow.py:{line}")]
-
-
 @pytest.mark.parametrize(
     ("score", "problem", "part"),
     [
@@ -171,65 +134,6 @@ def test_a_grader_behind_a_router_is_tried(tmp_path, score, problem, part):
     folder.write("grader.py", f"def score_outcome(trajectory):\n    return {score}\n")
     found, said = refused(folder)
     assert found == [problem] and part in said
-
-
-def test_a_workflow_that_no_router_stops_is_refused_where_every_answer_raises_the_same(tmp_path):
-    folder = Triage(
-        tmp_path,
-        "JSON",
-        head=HEAD.replace("incident=task.prompt", "incident=task.metadata['host']"),
-    )
-    assert refused(folder)[0] == [("rehearsal.raises", "workflow.py:8")]
-
-
-def test_an_exception_that_some_answer_avoids_is_a_warning(tmp_path):
-    folder = Triage(
-        tmp_path,
-        '    team = {"a": "registry", "b": "metrics", "c": "?"}[str(route)]\n',
-        examples=("a", "b"),
-    )
-    assert warned(folder) == [("rehearsal.may_raise", "workflow.py:9")]
-
-
-def test_a_call_that_some_answers_await_is_none(tmp_path):
-    tail = """\
-    later = roles.metrics(incident=task.prompt)
-    if str(route) != "go on":
-        raise AgentFailure("no_answer", "not now")
-    finding = await later
-    finding = await roles.registry(incident=task.prompt, after=[finding])
-    return await roles.resolver(incident=task.prompt, finding=finding)
-"""
-    assert warned(Triage(tmp_path, "", tail, examples=["go on"])) == []
-
-
-def test_a_role_that_the_workflow_does_not_name_is_never_called(tmp_path):
-    folder = Triage(tmp_path, "JSON", TAIL.replace("roles.metrics", "roles.registry"))
-    assert warned(folder) == [("rehearsal.never_called", "workflow.py:7")]
-
-
-def test_a_handler_of_what_infrastructure_raises_need_not_be_reached(tmp_path):
-    tail = TAIL.replace(
-        f"    {RESOLVER}",
-        f"    try:\n        {RESOLVER}\n    except TimeoutError:\n        return 'late'",
-    )
-    assert warned(Triage(tmp_path, "JSON", tail)) == []
-
-
-@pytest.mark.parametrize(
-    "guard",
-    [
-        "    match 'always':\n        case 'always':\n            pass\n        case _:\n          "
-        "  raise AssertionError(team)\n",
-        "    if 1 + 1 == 3:\n        print('so')\n        raise AssertionError(team)\n",
-        "    if 1 + 1 == 2:\n        pass\n    else:\n        raise AssertionError(team)\n",
-        "    try:\n        team = team\n    except AssertionError:\n        team = ''\n",
-    ],
-)
-def test_a_branch_that_only_guards_need_not_be_reached(tmp_path, guard):
-    folder = Triage(tmp_path, "JSON")
-    folder.edit('    if team == "registry":', f'{guard}    if team == "registry":')
-    assert warned(folder) == []
 
 
 FAILING = (
@@ -304,47 +208,12 @@ def test_what_variants_say_leads_where_nothing_else_does(hidden):
     ]
 
 
-def test_the_variants_of_a_workflow_are_run(hidden):
-    assert warned(hidden(VARIANTS)) == []
-
-
 def test_what_a_variant_raises_is_wrong(hidden):
     folder = hidden(VARIANTS)
     line = folder.edit(METRICS, METRICS + "; 1 / 0")
     found, said = refused(folder)
     assert found == [("rehearsal.may_raise", f"workflow.py:{line}")]
     assert "does not run when the variant is 'second': ZeroDivisionError" in said
-
-
-def test_a_plugins_workflow_may_have_variants_that_are_workflows(tmp_path):
-    folder = Triage(tmp_path, "JSON")
-    folder.write(
-        "plugin.py",
-        """
-        from marl_plugins import hookimpl
-
-        class Graph:
-            def __init__(self, condition=None):
-                self.condition = condition
-
-            async def __call__(self, task, roles, tools):
-                route = await roles.router(incident=task.prompt)
-                taken = self.condition if self.condition is not None else hash(str(route)) == 7
-                found = await (roles.metrics if taken else roles.registry)(incident=route)
-                return await roles.resolver(incident=task.prompt, finding=found if not taken else task.label)
-
-            def variants(self):
-                return {f"condition {value}": Graph(value) for value in (True, False)}
-
-        @hookimpl
-        def marl_workflow(run):
-            return Graph()
-        """,
-    )
-    recipe = tmp_path / "recipe.yaml"
-    recipe.write_text(recipe.read_text() + f"plugins: [{tmp_path / 'plugin.py'}]\n")
-    found, _ = refused(folder)
-    assert found == [("rehearsal.label", "plugin.py:12")]
 
 
 @pytest.mark.parametrize(
@@ -367,11 +236,6 @@ def test_variants_that_are_none_are_refused(tmp_path, variants, part):
     )
     found, said = refused(folder)
     assert [code for code, *_ in found] == ["rehearsal.variants"] and part in said
-
-
-def test_a_bounded_loop_of_two_hundred_rounds_is_not_called_unbounded(tmp_path):
-    tail = "    for _ in range(200):\n        route = await roles.router(incident=route)\n" + TAIL
-    assert warned(Triage(tmp_path, "JSON", tail)) == []
 
 
 def test_what_is_drawn_at_random_is_said(tmp_path):
@@ -422,52 +286,7 @@ def test_a_wrong_name_is_said_also_where_its_exception_is_caught(tmp_path, call)
     assert warned(folder) == [("rehearsal.swallowed", f"workflow.py:{line}")]
 
 
-def test_a_generator_of_the_tasks_own_is_fine(tmp_path):
-    folder = Triage(tmp_path, "JSON")
-    folder.edit(METRICS, f"random.Random(task.id).random(); {METRICS}")
-    assert warned(folder) == []
-
-
 def test_a_field_that_is_none_is_said(tmp_path):
     folder = Triage(tmp_path, "JSON")
     line = folder.edit(METRICS, METRICS.replace("task.prompt", "task.metadata.get('host')"))
     assert warned(folder) == [("rehearsal.none_shown", f"workflow.py:{line}")]
-
-
-def test_a_role_whose_name_an_answer_gives_is_no_mistake_of_the_recipe(tmp_path):
-    folder = Triage(
-        tmp_path, "", "    return await getattr(roles, str(route))(incident='', finding='')\n"
-    )
-    found = warned(folder)
-    assert ("rehearsal.may_raise", "workflow.py:9") in found
-
-
-def test_who_sees_whom_is_shown_behind_a_router_too(tmp_path, capsys):
-    folder = Triage(tmp_path, "JSON")
-    assert show(str(folder.path), as_json=False) == 0
-    shown = capsys.readouterr().out
-    assert "router -> registry" in shown and "registry -> resolver" in shown
-
-
-def test_recipes_show_knows_the_tools_of_a_recipes_plugin(tmp_path, capsys):
-    folder = Triage(tmp_path, "JSON")
-    folder.write(
-        "tools.py",
-        """
-        from marl_plugins import hookimpl
-        from marl_plugins.core.tools import Tool
-
-        async def look(call):
-            raise AssertionError("called in the rehearsal")
-
-        @hookimpl
-        def marl_tools(run):
-            return [Tool("inventory", look, lambda text: [])]
-        """,
-    )
-    recipe = tmp_path / "recipe.yaml"
-    recipe.write_text(recipe.read_text() + f"plugins: [{tmp_path / 'tools.py'}]\n")
-    folder.edit(METRICS, f"await tools.inventory('x'); {METRICS}")
-    assert warned(folder) == []
-    assert show(str(folder.path), as_json=False) == 0
-    assert "no tool" not in capsys.readouterr().out

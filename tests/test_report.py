@@ -104,30 +104,6 @@ def test_the_summary_compares_the_first_evaluation_with_the_mean_of_the_last_thr
     assert summary["roles"]["coder"]["tool_success"] == [None, 0.25]
 
 
-def test_a_report_is_written_as_a_table_and_a_picture(tmp_path):
-    metrics(tmp_path)
-    summary, problem = write_report(tmp_path, ["solver", "coder"], "a run")
-    text = (tmp_path / "report.md").read_text()
-    assert (
-        "| success on 400 held-out tasks | 0.500 [0.400, 0.900], 1 lost | 0.683 [0.400, 0.900], 3 "
-        "lost |" in text
-    )
-    assert "after steps 10, 20, 25" in text
-    assert not any("solver: calls a tool" in row[0] for row in table(summary)[1])  # it has none
-    if problem is None:
-        assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
-    else:
-        assert "matplotlib" in problem
-
-
-def test_a_reward_that_is_the_outcome_has_one_row():
-    lines = [step(n, **{"role/a/score": n / 10, "role/a/outcome": n / 10}) for n in (1, 2)]
-    assert [row[0] for row in table(summarise(lines, ["a"]))[1]] == ["a: score"]
-    lines = [step(n, **{"role/a/score": 1.0, "role/a/outcome": 1.0}) for n in (1, 2)]
-    rows = [row[0] for row in table(summarise(lines, ["a"]))[1]]
-    assert rows == ["a: score", "a: reward", "a: outcome in training"]
-
-
 def test_a_run_without_evaluations_has_a_report_too(tmp_path):
     (tmp_path / "metrics.jsonl").write_text(
         '{"step": 1, "role/a/reward": 0.5, "role/a/response_length": 3}\n'
@@ -204,20 +180,6 @@ def test_a_zero_sum_game_is_reported_by_role():
     ]
 
 
-def test_what_concerns_the_whole_run_is_said_below():
-    found = [
-        step(n, **{"signal/none": float(n < 3), "coach/cost": n / 4, "trajectories/lost": 2 * n})
-        for n in range(1, 7)
-    ]
-    summary = summarise(found, ["a"])
-    assert ["training trajectories lost", "6", "22"] in table(summary)[1]
-    text = legend(summary)
-    assert "steps 1 to 2 against" in text and "steps 5 to 6" in text
-    assert (
-        "2 of 6 steps" in text and "Judgements cost $1.50." in text
-    )  # it is counted since the run began
-
-
 def test_a_picture_is_drawn_of_runs_with_gaps(tmp_path):
     pytest.importorskip("matplotlib")
     found = [
@@ -238,24 +200,9 @@ def test_a_picture_is_drawn_of_runs_with_gaps(tmp_path):
         assert (tmp_path / name / "curves.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_picture_and_the_page_have_one_list_of_panels():
-    from marl_plugins.engine.records.panels import panels_of
-
-    found = [
-        evaluation(0, 0.5),
-        evaluation(2, None, 20)
-        | step(2, **{"policy/b/drift": 0.1, "policy/a/kl": 0.0, "role/a/score": 1}),
-    ]
-    panels = {panel.title: panel for panel in panels_of(found, ["a", "b"])}
-    first, *others = panels.values()
-    assert [*first.lines.values(), *first.crosses.values()] == [
-        "eval/outcome",
-        "eval/lost",
-    ] and first.bands
-    assert next(iter(first.crosses)) == "20 lost"
-    assert {"policy/b/drift", "role/a/score"} <= {
-        name for panel in others for name in panel.lines.values()
-    }
-    assert "policy/a/kl" not in {
-        name for panel in others for name in panel.lines.values()
-    }  # zero without a reference model
+def test_a_reward_that_is_the_outcome_has_one_row():
+    lines = [step(n, **{"role/a/score": n / 10, "role/a/outcome": n / 10}) for n in (1, 2)]
+    assert [row[0] for row in table(summarise(lines, ["a"]))[1]] == ["a: score"]
+    lines = [step(n, **{"role/a/score": 1.0, "role/a/outcome": 1.0}) for n in (1, 2)]
+    rows = [row[0] for row in table(summarise(lines, ["a"]))[1]]
+    assert rows == ["a: score", "a: reward", "a: outcome in training"]

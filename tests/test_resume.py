@@ -7,8 +7,6 @@ import os
 import pickle
 import re
 import shutil
-import subprocess
-import sys
 import textwrap
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +21,6 @@ from marl_plugins.cli import dispatch, main
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.tools import Function, Tool
 from marl_plugins.engine.plan.build import build_plan
-from marl_plugins.engine.plan.fingerprint import FREE as FREE_FLAGS
 from marl_plugins.engine.plan.fingerprint import compared, fingerprint
 from marl_plugins.engine.plan.resume import changed, read_manifest, tag, with_resumption
 from marl_plugins.engine.processes.optimiser_settings import keep_settings_when_loading
@@ -179,27 +176,6 @@ def test_a_recipe_that_was_edited_is_noticed(project):
     assert resumed(*words, "--resume_with_changes")[1] == 4
 
 
-def test_a_module_of_a_recipe_that_lies_in_a_package_is_noticed_too(project, monkeypatch):
-    """The package's own file lies outside the recipe's folder."""
-    package = project / "games_of_mine"
-    package.mkdir()
-    (project / "sums").rename(package / "sums")
-    for file in (package / "__init__.py", package / "sums/__init__.py"):
-        file.write_text("")
-    (package / "sums/helper.py").write_text("ONE = 1\n")
-    (package / "sums/rubric.py").write_text(
-        "from games_of_mine.sums import helper\nfrom marl_plugins.coach.rubric import Criterion\n"
-        'yes = Criterion("yes", 1.0, lambda action, seen: 1.0)\n'
-        'RUBRIC = {"solver": [yes], "coder": [yes], "verifier": [yes]}\n'
-    )
-    monkeypatch.syspath_prepend(project)
-    words = [word.replace("sums/", "games_of_mine/sums/") for word in WORDS]
-    words += ["--plugin", "marl_plugins.coach", "--coach.rubric", "games_of_mine/sums/rubric.py"]
-    start(*words)
-    edit(package / "sums/helper.py", "1", "2")
-    assert found_by(resumed, *words) == [("resume.changed", "module helper.py")]
-
-
 IMPOSSIBLE = {
     ("solver", "actor.num_nodes", "actor.num_gpus_per_node"): [
         "--policy.solver.actor.num_gpus_per_node",
@@ -299,46 +275,6 @@ def test_a_moved_project_and_model_are_the_same(project, monkeypatch):
     assert found_by(resumed, *words)[0] == ("resume.fixed", "solver", "model")
 
 
-def test_a_manifest_of_the_release_before_resumes(project):
-    plan = start(*WORDS, "--plugin", "plug/extra.py")
-    path, run = project / "runs/a/checkpoints/manifest.json", plan.run
-    manifest, now = (
-        json.loads((project / "runs/a/checkpoints/manifest.json").read_text()),
-        fingerprint(plan),
-    )
-    kept = ("model", "trainable", "ranks", "zero_stage")
-    manifest |= {
-        "schema": 1,
-        "run": {
-            "roles": now["roles"],
-            "policies": {
-                n: {**{k: p[k] for k in kept}, "epochs": 1} for n, p in now["policies"].items()
-            },
-            "warm_start": None,
-            "seed": 42,
-            "rollout.batch_size": 32,
-            "rollout.n_samples_per_prompt": 1,
-            "train.batch_size": 32,
-            "train.num_episodes": 1,
-            "plugins": {"/another/home/extra.py": plan.plugins.versions()["extra.py"]},
-            "tasks": now["tasks"],
-        },
-    }
-    del manifest["changes"]
-    path.write_text(json.dumps(manifest))
-    words = (*WORDS, "--plugin", "plug/extra.py")
-    assert resumed(*words)[1] == 4
-    assert (
-        resumed(*words, "--actor.adam.lr", "1e-5")[1] == 4
-    )  # what it does not hold is not compared
-    assert found_by(resumed, *words, "--train.seed", "1") == [("resume.changed", "train.seed")]
-    assert found_by(resumed, *words, "--train.max_epochs", "2")[0] == (
-        "resume.changed",
-        "train.max_epochs",
-    )
-    assert run.args.train.num_episodes == 1
-
-
 def test_a_plan_looks_at_the_saved_files_and_at_what_is_left(project, capsys):
     nothing, _ = resumed(*WORDS)
     assert briefs(nothing.run.warnings) == [("resume.nothing_saved", "checkpoints")]
@@ -426,32 +362,6 @@ def test_every_start_is_an_entry_and_the_last_is_repeated(project):
     assert again.plugins.versions() == plan.plugins.versions()
 
 
-def test_the_same_recipe_and_plugin_are_copied_once(project):
-    words = (*WORDS, "--plugin", "plug/extra.py")
-    for _ in range(2):
-        record_start(build_plan(words), words, 0)
-    assert len(list((project / "runs/a/run").glob("recipe-*"))) == 1
-    edit("sums/grader.py", "\n", "\n\n")
-    edit("plug/extra.py", "pass", "...")
-    record_start(build_plan(words), words, 0)
-    assert len(list((project / "runs/a/run").glob("recipe-*"))) == 2
-    assert len(list((project / "runs/a/run/plugins").glob("extra-*"))) == 2
-    assert (
-        build_plan(replayed(["--resume", "runs/a"])[0]).plugins.versions()
-        == build_plan(words).plugins.versions()
-    )
-
-
-@pytest.mark.usefixtures("project")
-def test_planning_a_resumption_imports_nothing_heavy():
-    start(*WORDS)
-    code = "import sys; from marl_plugins.cli import main; rc = main(sys.argv[1:]); "
-    code += "assert not {'torch', 'ray', 'transformers'} & set(sys.modules); sys.exit(rc)"
-    words = [sys.executable, "-c", code, "train", "--resume", "runs/a", "--dry-run"]
-    done = subprocess.run(words, capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (0, "")
-
-
 def test_a_resumption_of_nothing_saved_keeps_what_it_starts_from(project):
     plan = build_plan(WORDS)
     record_start(plan, WORDS, 0)
@@ -498,19 +408,6 @@ def test_secrets_are_not_kept(project):
     assert not replayed(["--resume", "runs/a", "--logger.wandb.key", key])[1]
 
 
-def test_the_commit_of_the_recipe_is_kept_where_there_is_one(project):
-    git = ["git", "-c", "user.name=a", "-c", "user.email=a@b", "-C", str(project)]
-    subprocess.run([*git, "init", "-q"], check=True)
-    subprocess.run([*git, "add", "sums"], check=True)
-    subprocess.run([*git, "commit", "-qm", "first"], check=True)
-    record_start(build_plan(WORDS), WORDS, 0)
-    (entry,) = command(project / "runs/a")
-    assert len(entry["commit"]) == 40
-    edit("sums/grader.py", "\n", "\n\n")
-    record_start(build_plan(WORDS), WORDS, 0)
-    assert command(project / "runs/a")[1]["commit"] == entry["commit"] + "-dirty"
-
-
 def test_a_recipe_folder_that_cannot_be_copied_whole_is_linked(project):
     os.mkfifo("sums/pipe")
     (project / "sums/elsewhere").symlink_to(project / "plug")
@@ -554,12 +451,6 @@ def test_resume_names_what_is_wrong(project, tmp_path, capsys):
     assert "would resume after step 4" in capsys.readouterr().out
     (project / "runs/a/run/command.json").write_text("[]")
     assert problems("runs/a") == [("run_folder.form", "command.json")]
-
-
-@pytest.mark.usefixtures("project")
-def test_two_recipes_are_one_too_many():
-    with refuses(("recipe.twice",)):
-        dispatch(["train", "--recipe", "sums/tiny.yaml", "--recipe", "mathchat", "--dry-run"])
 
 
 def training(rate, decay=0.0):
@@ -640,10 +531,6 @@ def test_a_checkpoint_that_does_not_load_is_named(tmp_path, result, said):
     )  # it comes from another process
 
 
-def test_where_nothing_was_saved_nothing_is_loaded(tmp_path):
-    assert loading_strategy((None, {})).load_ckpt(training(0.1), str(tmp_path)) == (None, {})
-
-
 def test_a_copy_that_was_changed_or_cut_is_named_and_made_anew(project):
     words = (*WORDS, "--plugin", "plug/extra.py")
     start(*words)
@@ -686,11 +573,6 @@ def test_a_copy_that_was_half_made_is_not_used(monkeypatch):
     monkeypatch.setattr(shutil, "copy2", copy)
     record_start(build_plan(words), words, 0)
     assert build_plan(replayed(["--resume", "runs/a"])[0])
-
-
-def test_the_page_names_every_flag_that_may_differ():
-    page = (Path(__file__).parent.parent / "docs" / "resume.md").read_text()
-    assert not [flag for flag in FREE_FLAGS if f"`--{flag}`" not in page]
 
 
 def test_a_run_that_has_finished_says_so_and_starts_nothing(project, capsys, monkeypatch):

@@ -5,17 +5,16 @@ import json
 import struct
 from types import SimpleNamespace
 
-import huggingface_hub
 import pytest
 import torch
 from plugin_pairs import words
 from refusals import refused
-from reward_models import other_tokenizer, reference, same_tokenizer
+from reward_models import other_tokenizer, same_tokenizer
 from simulated_session import SimulatedRewards, recorded, run_planned
 from transformers import AutoTokenizer
 
 from marl_plugins.builtin.reward_model.scale import Scale
-from marl_plugins.builtin.reward_model.scorer import TOO_LONG, Renderer, answer_to, in_folder
+from marl_plugins.builtin.reward_model.scorer import TOO_LONG, Renderer, answer_to
 from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure
 from marl_plugins.engine.hosts import cpu
 from marl_plugins.engine.plan.build import build_plan
@@ -89,13 +88,6 @@ def test_a_folder_that_is_no_reward_model_is_refused(tmp_path, change, code):
     with pytest.raises(ConfigurationError, match=r"reward\.model_name_or_path") as caught:
         plan_of(tmp_path, folder)
     assert [problem.code for problem in caught.value.problems] == [code]
-
-
-def test_a_language_model_and_a_name_of_nothing_are_refused(tmp_path):
-    with refused(("reward_model.tiny", MODEL)):
-        plan_of(tmp_path, "tiny")
-    with refused(("models.unknown", MODEL)):
-        plan_of(tmp_path / "again", "./nothing")
 
 
 def test_flags_without_effect_are_refused(tmp_path, models):
@@ -180,16 +172,6 @@ def test_a_tokenizer_of_another_model_in_its_folder_is_refused(tmp_path):
         Renderer(folder)
 
 
-def test_a_tokenizer_that_is_damaged_and_a_model_that_is_nowhere_are_refused(tmp_path, monkeypatch):
-    folder = same_tokenizer(tmp_path / "model")
-    (tmp_path / "model" / "tokenizer.json").write_text('{"model": {"type": "none"}}')
-    with refused(("reward_model.tokenizer", MODEL, "model")):
-        Renderer(folder)
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    with refused(("reward_model.download", MODEL, "nobody/nothing")):
-        in_folder("nobody/nothing")
-
-
 def test_the_scale_is_that_of_upstreams_clipping():
     cpu.install()
     from openrlhf.models.utils import compute_reward
@@ -261,10 +243,3 @@ def test_every_action_of_a_role_is_scored_after_its_conversation(tmp_path, model
             shown = [{"role": role, "content": text} for role, text in a["shown"]]
             messages = [*shown, {"role": "assistant", "content": a["text"]}]
             assert a["score"] == a["reward"] == pytest.approx(expected(plan.run, messages))
-
-
-def test_the_reference_of_these_tests_tells_texts_apart(models):
-    assert (
-        len(set(reference(models["other"], ["[user] a </s>", "[user] b </s>", "[user] a b </s>"])))
-        == 3
-    )

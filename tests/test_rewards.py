@@ -138,20 +138,6 @@ def test_a_lost_trajectory_is_left_alone():
     assert credited(trajectory, [{"kind": "format"}]) == {"a": 0.7}
 
 
-def test_a_file_gives_what_is_no_sum(tmp_path):
-    text = (
-        "def rewards(trajectory):\n    return {a.path: {'product': 2.0 * n} for n, a in "
-        "enumerate(trajectory.actions)}\n"
-    )
-    (tmp_path / "rewards.py").write_text(text)
-    trajectory = noted({"a": [], "b": ["a"]})
-    assert credited(trajectory, [{"kind": "format"}], folder=tmp_path, file="rewards.py") == {
-        "a": 0.0,
-        "b": 2.0,
-    }
-    assert trajectory.actions[1].terms == {"format": 0.0, "product": 2.0}
-
-
 @pytest.mark.parametrize(
     ("section", "code"),
     [

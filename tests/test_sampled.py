@@ -12,8 +12,7 @@ from simulated import make_trajectory
 from simulated_run import simulated_trainer
 
 from marl_plugins.core.failures import RunEnded, RunPaused
-from marl_plugins.core.rows import Row
-from marl_plugins.core.sampled import SampledActions, unchangeable
+from marl_plugins.core.sampled import SampledActions
 from marl_plugins.core.trajectory import Action, Generation, SampledAction
 
 HEAD = """
@@ -250,14 +249,6 @@ def test_a_scorer_that_changes_what_was_sampled_pauses_the_run(tmp_path, body):
 # --------------------------------------------------------------------------------------------------
 
 
-def test_ids_and_log_probs_are_tuples_whatever_a_plugin_made_them():
-    made = unchangeable(Generation([1, 2], [-1.0, -2.0], "stop", "p", 0))
-    assert (made.ids, made.logprobs) == ((1, 2), (-1.0, -2.0))
-    assert unchangeable(made) is made
-    with pytest.raises(ValueError, match="2 ids"):
-        unchangeable(Generation((1, 2), (-1.0,), "stop", "p", 0))
-
-
 @pytest.mark.parametrize("name", [field.name for field in fields(SampledAction)])
 def test_what_was_sampled_cannot_be_set_again(name):
     action = Action("a.1", "a", "p", 0, (1,), Generation((2,), (-0.5,), "stop", "p", 0), "x")
@@ -299,31 +290,3 @@ def test_every_action_that_comes_or_goes_is_found_and_nothing_else(data):
     )
     with pytest.raises(RunPaused, match=trajectory.name):
         sampled.check("p", "marl_credit")
-
-
-def test_a_check_costs_the_same_however_long_the_actions_are():
-    """Not in tokens: a check compares references. Work is counted, not time."""
-
-    class Ids(tuple):
-        reads = 0
-
-        def __iter__(self):
-            Ids.reads += 1
-            return super().__iter__()
-
-        def __eq__(self, other):
-            Ids.reads += 1
-            return super().__eq__(other)
-
-        __hash__ = tuple.__hash__
-
-    trajectory = make_trajectory({"a": []})
-    trajectory.actions[0].generation = Generation(
-        Ids(range(1000)), Ids([-1.0] * 1000), "stop", "p", 0
-    )
-    sampled = SampledActions()
-    sampled.arrived(trajectory)
-    for _ in range(10):
-        sampled.check("p", "marl_credit")
-        sampled.check_rows("p", "marl_select", [Row(trajectory, trajectory.actions[0], 1.0)])
-    assert Ids.reads == 0

@@ -11,24 +11,22 @@ import urllib.error
 import urllib.request
 from pathlib import Path
 
-import fusion_differences
 import pytest
 from fusion_differences import DIFFERENCES, encoded
 from fusion_servers import SERVERS, ours
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
-from refusals import found_by, refused
+from refusals import found_by
 from sandbox_fusion import RunCodeRequest, RunStatus, run_code, run_code_async, run_concurrent
 from sandbox_fusion.models import CommandRunStatus
 
-from marl_plugins.cli import dispatch, main
+from marl_plugins.cli import dispatch
 from marl_plugins.core.failures import InfrastructureFailure
 from marl_plugins.core.workspace import path_problem
 from marl_plugins.sandbox import service
 from marl_plugins.sandbox.service import RequestError, RequestLimits, RunCode
 
-ROOT = Path(__file__).resolve().parent.parent
 SUCCESS, FAILED = RunStatus.Success, RunStatus.Failed
 
 
@@ -187,10 +185,6 @@ def test_differences(server, difference):
     )
 
 
-def test_the_page_lists_the_differences():
-    assert fusion_differences.table() in (ROOT / "docs/sandbox.md").read_text()
-
-
 # --- ours alone
 # --------------------------------------------------------------------------------------------------
 
@@ -257,12 +251,6 @@ def asked_within(url, code, seconds):
         return answer.read()
 
 
-def test_imports_are_made_once():
-    code = "import sys; print('xml.dom.minidom' in sys.modules)"
-    with ours("--imports", "xml.dom.minidom", "--isolation", "process") as (url, _):
-        assert asked(url, code).run_result.stdout == "True\n"
-
-
 def test_what_it_says_and_how_it_ends():
     command = [
         sys.executable,
@@ -291,29 +279,6 @@ def test_what_it_says_and_how_it_ends():
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        (
-            ["--port", "70000"],
-            "--port: 70000 is out of range: expected at least 0 and at most 65535",
-        ),
-        (["--isolation", "docker"], "--isolation: invalid choice: 'docker'"),
-        (["--concurrency", "0"], "--concurrency: 0 is out of range"),
-        (["--no"], "unrecognized arguments: --no"),
-    ],
-    ids=lambda x: " ".join(x) if isinstance(x, list) else "",
-)
-def test_a_command_that_is_wrong(words, said, capsys):
-    assert main(["sandbox", "serve", *words]) == 2
-    assert re.search(said, capsys.readouterr().err)
-
-
-def test_a_port_that_is_taken():
-    with ours("--isolation", "process") as (url, _), refused(("sandbox.port",)):
-        dispatch(["sandbox", "serve", "--isolation", "process", "--port", url.rpartition(":")[2]])
-
-
-@pytest.mark.parametrize(
     ("words", "expected"),
     [
         (["--host", "192.0.2.1", "--isolation", "process"], ("sandbox.port",)),
@@ -333,8 +298,3 @@ def test_a_sandbox_that_does_not_start(monkeypatch):
 
     monkeypatch.setattr(service, "serve", broken)
     assert found_by(dispatch, ["sandbox", "serve"]) == [("sandbox.start", "openrlhf sandbox serve")]
-
-
-def test_the_command_explains_itself(capsys):
-    assert main(["sandbox"]) == 0
-    assert "isolation: service" in capsys.readouterr().out

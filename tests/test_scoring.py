@@ -114,24 +114,6 @@ def test_a_record_gives_back_what_was_recorded(trajectory):
     ]
 
 
-NEW = ("metadata", "returned", "actions_scored", "seconds", "outcomes")
-NEW_OF_ACTIONS = ("shown", "unscored", "terms", "notes", "advantages")
-
-
-@given(trajectories())
-def test_a_record_of_an_earlier_release_is_read_too(trajectory):
-    """It lacks what was added since."""
-    record = to_record(trajectory)
-    old = {name: value for name, value in record.items() if name not in NEW}
-    old["actions"] = [
-        {n: v for n, v in a.items() if n not in NEW_OF_ACTIONS} for a in record["actions"]
-    ]
-    got = from_record(old)
-    assert [a.generation for a in got.actions] == [a.generation for a in trajectory.actions]
-    assert [a.score for a in got.actions] == [a.score for a in trajectory.actions]
-    assert (got.outcome, got.outcomes) == (trajectory.outcome, {})
-
-
 def test_another_schema_is_refused():
     with pytest.raises(ValueError, match="a record of schema 2; this release reads 1"):
         from_record({**to_record(make_trajectory({"a": []})), "schema": 2})
@@ -188,16 +170,6 @@ def test_a_score_that_is_late_is_missing():
 
     asyncio.run(score_trajectory(trajectory, slow, None, roles=["x"], seconds=0.05))
     assert [(a.score, a.unscored) for a in trajectory.actions] == [(1.0, ""), (None, "deadline")]
-
-
-def test_terms_are_named_parts_of_the_reward():
-    action = make_trajectory({"a": []}).actions[0]
-    action.add_reward("brevity", -0.25)
-    action.add_reward("brevity", -0.25)
-    assert (action.reward, action.terms) == (0.5, {"brevity": -0.5})
-    action.reward = None
-    with pytest.raises(ValueError, match="no reward to which 'brevity' could be added"):
-        action.add_reward("brevity", 1.0)
 
 
 # Outcomes per role

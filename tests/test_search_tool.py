@@ -13,11 +13,10 @@ from hypothesis import strategies as st
 from refusals import refused
 
 from marl_plugins.builtin.tools import search as plugin
-from marl_plugins.builtin.tools.search.corpus import Document, read_corpus
-from marl_plugins.builtin.tools.search.index import NOTHING, SearchIndex, SharedIndex, search_tool
+from marl_plugins.builtin.tools.search.corpus import Document
+from marl_plugins.builtin.tools.search.index import SearchIndex, SharedIndex, search_tool
 from marl_plugins.builtin.tools.search.section import SearchToolConfig
 from marl_plugins.contracts.tools import ToolContract
-from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.tools import ToolCall
 from marl_plugins.engine.plan.build import build_plan
 
@@ -76,48 +75,6 @@ def test_the_best_are_those_of_bm25_and_ties_keep_the_order(texts, query, most):
     assert [expected[number] for number in found] == pytest.approx(by_score[: len(found)], rel=1e-4)
     for one, other in pairwise(found):
         assert texts[one] != texts[other] or one < other
-
-
-def test_what_is_shown(tmp_path):
-    of = tool(written(tmp_path / "c.jsonl"), results=2)
-    ulm, bonn, river = (text for _, text in TOWNS)
-    assert asked(of, " danube ") == (f"{river}\n{ulm}", True)
-    assert asked(of, "bonn!") == (bonn, True)
-    assert asked(of, "Oder") == asked(of, "") == asked(of, "?!") == (NOTHING, False)
-    assert asked(of, "x" * 301)[1] is False and "301" in asked(of, "x" * 301)[0]
-    shown = asked(tool(tmp_path / "c.jsonl", document_chars=4), "bonn")[0]
-    assert shown.startswith("Bonn (more") and "Rhine" not in shown
-
-
-def test_a_title_is_shown_where_the_text_does_not_begin_with_it(tmp_path):
-    of = tool(written(tmp_path / "c.jsonl", [("Ulm", "A town.")]))
-    assert asked(of, "town") == ("Ulm: A town.", True)
-
-
-@pytest.mark.parametrize(
-    ("part", "words"),
-    [("title", {"bonn"}), ("text", {"bonn", "rhine"}), ("all", {"bonn", "rhine"})],
-)
-def test_what_is_indexed_is_an_option(tmp_path, part, words):
-    of = tool(written(tmp_path / "c.jsonl", TOWNS[:2]), index=part)
-    assert {word for word in ("bonn", "rhine") if asked(of, word)[1]} == words
-
-
-def test_flashraps_layout_and_a_python_file_are_read(tmp_path):
-    (tmp_path / "c.jsonl").write_text('{"id": "7", "contents": "\\"Ulm\\"\\nA town."}\n')
-    assert read_corpus(tmp_path / "c.jsonl") == [Document("A town.", "Ulm")]
-    (tmp_path / "c.py").write_text(
-        "def documents():\n    yield {'text': 'A town.', 'title': 'Ulm'}\n"
-    )
-    assert read_corpus(tmp_path / "c.py") == [Document("A town.", "Ulm")]
-
-
-def test_the_index_is_built_once_for_all_tools_of_a_run(tmp_path):
-    path, shared = written(tmp_path / "c.jsonl"), SharedIndex()
-    config = SearchToolConfig(corpus="c.jsonl")
-    assert asked(search_tool(config, path, shared), "ulm")[1]
-    path.unlink()
-    assert asked(search_tool(config, path, shared), "bonn")[1]
 
 
 def test_it_keeps_the_contract_of_tools(tmp_path):
@@ -230,46 +187,4 @@ def test_a_wrong_corpus_is_an_error_of_the_plan_by_file_and_line(name, tmp_path)
             content if isinstance(content, bytes) else content.encode()
         )
     with refused(*problems):
-        recipe(tmp_path, "{corpus: c.jsonl}")
-
-
-def test_titles_that_are_indexed_must_be_there(tmp_path):
-    written(tmp_path / "c.jsonl")
-    with refused(("search.title", KEY, "c.jsonl:3")):
-        recipe(tmp_path, "{corpus: c.jsonl, index: title}")
-
-
-def test_a_python_file_without_documents_is_refused(tmp_path):
-    (tmp_path / "c.py").write_text("documents = 3\n")
-    with refused(("search.no_function", *HERE, "c.py")):
-        recipe(tmp_path, "{corpus: c.py}")
-
-
-@pytest.mark.parametrize(
-    ("search", "code"),
-    [
-        ("{results: 3}", "search.no_corpus"),
-        ("{corpus: c.jsonl, index: body}", "recipe.value"),
-        ("{corpus: c.jsonl, results: 0}", "recipe.value"),
-    ],
-)
-def test_wrong_settings_are_refused(tmp_path, search, code):
-    written(tmp_path / "c.jsonl")
-    with pytest.raises(ConfigurationError) as caught:
-        recipe(tmp_path, search)
-    assert code in [problem.code for problem in caught.value.problems]
-
-
-def test_what_the_plan_did_not_read_is_checked_at_the_start(tmp_path, monkeypatch):
-    monkeypatch.setattr(plugin, "PLANNED_DOCUMENTS", 1)
-    (tmp_path / "c.jsonl").write_text('{"text": "a"}\n{"text": ""}\n')
-    plan = recipe(tmp_path, "{corpus: c.jsonl}")
-    with refused(("search.document", "c.jsonl:2")):
-        asyncio.run(plugin.marl_start(plan.run))
-
-
-def test_a_missing_library_is_named_before_the_start(tmp_path, monkeypatch):
-    written(tmp_path / "c.jsonl")
-    monkeypatch.setattr(plugin, "find_spec", lambda name: None)
-    with refused(("search.extra", "recipe.yaml:9", "tools.search")):
         recipe(tmp_path, "{corpus: c.jsonl}")

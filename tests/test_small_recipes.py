@@ -1,35 +1,14 @@
 """The small shipped recipes `vote`, `tool_user` and `coder_tester`: whole trajectories through a
 simulated engine, scored."""
 
-import asyncio
 import random
 
 import pytest
-from refusals import refused
-from simulated import CharacterChat
+from recipe_runs import planned, played
 
-from marl_plugins.core.credit import rewards_from_scores
 from marl_plugins.core.recipe.prompts import prompt_renderer
-from marl_plugins.core.recipe.shipped import recipes_root
-from marl_plugins.core.scoring import score_outcome
-from marl_plugins.core.trajectory import Generation
-from marl_plugins.core.workflow import RoleSpec, Sampling, run_workflow
-from marl_plugins.engine.plan.build import build_plan
 
 NAMES = ("vote", "tool_user", "coder_tester")
-FILES = [f"{name}/{file}" for name in NAMES for file in ("recipe.yaml", "tiny.yaml")]
-
-
-def planned(file):
-    """The plan; on any machine for the devices that the file is for."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MARL_PLUGINS_DEVICE", "cpu" if file.endswith("tiny.yaml") else "cuda")
-        return build_plan(["--recipe", str(recipes_root() / file)])
-
-
-@pytest.mark.parametrize("file", FILES)
-def test_its_plan_has_no_warning(file):
-    assert planned(file).run.warnings == ()
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -53,51 +32,6 @@ def test_what_its_demonstrators_are_shown_is_what_its_prompts_need(name):
             )
             roles.add(shown.role)
     assert roles == set(run.recipe.roles)
-
-
-def played(plan, task, says):
-    """A scored trajectory in which `says(role, prompt)` answers, prompts being everything shown so
-    far."""
-    run, chat = plan.run, CharacterChat()
-    tools = {
-        tool.name: tool for answer in plan.plugins.hook.marl_tools(run=run) for tool in answer or ()
-    }
-
-    async def generate(call):
-        ids = (*chat.encode(says(call.role, chat.text(call.context_ids))), ord("^"))
-        return Generation(ids, tuple(-0.5 for _ in ids), "stop", call.policy, 0)
-
-    def role(name, config):
-        render = prompt_renderer(run.prompt(name), run.system(name))
-        own = tuple(tools[t] for t in config.tools)
-        return RoleSpec(
-            name, name, render, chat, Sampling(1.0, 1.0, None, 9000), own, config.max_turns
-        )
-
-    async def play():
-        roles = {name: role(name, config) for name, config in run.recipe.roles.items()}
-        trajectory = await run_workflow(
-            run.workflow_module.run,
-            task,
-            0,
-            step=1,
-            run_seed=0,
-            roles=roles,
-            tools=tools,
-            generate=generate,
-            seconds=60,
-        )
-        await score_outcome(
-            trajectory,
-            lambda t: plan.plugins.hook.marl_score_outcome(run=run, trajectory=t),
-            60,
-            roles,
-        )
-        rewards_from_scores([trajectory])
-        await plan.plugins.chain("marl_credit", [trajectory], run=run)
-        return trajectory
-
-    return asyncio.run(play())
 
 
 @pytest.mark.parametrize("wrong", [0, 2, 5])
@@ -143,53 +77,6 @@ def test_the_clerk_looks_up_every_price_and_is_told_what_is_not_sold():
     assert trajectory.outcome == 1.0
     lazy = played(plan, task, lambda role, prompt: f"Answer: {int(task.label) + 1}")
     assert lazy.outcome == 0.0
-
-
-def test_the_clerk_has_its_prices_also_where_the_tasks_come_from_a_file(tmp_path):
-    file = tmp_path / "orders.jsonl"
-    file.write_text('{"prompt": "pen, cup: how much?", "answer": "7"}\n')
-    words = [
-        "--recipe",
-        str(recipes_root() / "tool_user"),
-        "--data.prompt_dataset",
-        str(file),
-        "--rollout.batch_size",
-        "1",
-    ]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MARL_PLUGINS_DEVICE", "cuda")
-        plan = build_plan([*words, "--train.batch_size", "4"])
-    turns = iter(["<price>cup</price>", "<price>pen</price>", "Answer: 7"])
-    trajectory = played(plan, plan.tasks("train")[0], lambda role, prompt: next(turns))
-    assert [a.tool_output for a in sorted(trajectory.actions, key=lambda a: a.turn)] == [
-        "cup: 5",
-        "pen: 2",
-        "",
-    ]
-    assert trajectory.outcome == 1.0
-
-
-def test_tasks_for_which_there_are_no_demonstrations_are_told_what_to_do(tmp_path):
-    file = tmp_path / "sums.jsonl"
-    file.write_text('{"prompt": "1 + 2", "answer": "3"}\n')
-    words = [
-        "--recipe",
-        str(recipes_root() / "coder_tester" / "tiny.yaml"),
-        "--data.prompt_dataset",
-        str(file),
-    ]
-    with refused(("rehearsal.demonstration", "demonstrations.py:13")):
-        build_plan(
-            [
-                *words,
-                "--rollout.batch_size",
-                "1",
-                "--train.batch_size",
-                "1",
-                "--rollout.n_samples_per_prompt",
-                "1",
-            ]
-        )
 
 
 @pytest.mark.parametrize(

@@ -5,8 +5,6 @@ import asyncio
 import hashlib
 import random
 import sqlite3
-import subprocess
-import sys
 from datetime import date
 
 import pytest
@@ -17,11 +15,7 @@ from refusals import refused
 
 from marl_plugins.builtin.tools.sql import queries as sql
 from marl_plugins.builtin.tools.sql.queries import (
-    MAX_TABLE_COPIES,
-    STEPS_WITH_PATTERNS,
     ask,
-    expansions,
-    find_queries,
     read_call,
     sql_tool,
 )
@@ -81,11 +75,6 @@ def test_a_query_with_parameters(shop):
     assert (result.ok, result.output) == (True, "id,day\n4000,2025-01-03\n4001,2025-02-03")
 
 
-def test_it_is_found_in_an_answer():
-    answer = "I look.\n```sql\nSELECT 1\n```\nand\n```sql \nSELECT ?\n[2]\n```\n```python\n1\n```"
-    assert find_queries(answer) == ["SELECT 1\n", "SELECT ?\n[2]\n"]
-
-
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -114,52 +103,6 @@ def test_it_gives_what_sqlite_gives(shop, columns, status, customer):
     plain.close()
     assert answer.rows == expected[:20]
     assert answer.more == (len(expected) > 20)
-
-
-@pytest.mark.parametrize(
-    ("query", "expected"),
-    [
-        ("date('now')", "2025-12-31"),
-        ("date()", "2025-12-31"),
-        ("DATE('NOW', '-1 month', 'start of month')", "2025-12-01"),
-        ("strftime('%Y-%m')", "2025-12"),
-        ("date('n' || 'ow')", "2025-12-31"),
-        ("strftime('%m', '2025-05-07', '+1 month')", "06"),
-        ("julianday('now') - julianday('2025-12-01')", 30.0),
-        ("date('no day')", None),
-        ("date(NULL)", None),
-    ],
-)
-def test_today_is_the_databases_own_day(shop, query, expected):
-    assert ask(shop, f"SELECT {query}", CONFIG).rows == [(expected,)]
-
-
-def test_without_a_day_now_is_refused_and_days_are_not(shop):
-    config = CONFIG.model_copy(update={"today": None})
-    assert "no 'now'" in ask(shop, "SELECT date('now')", config).problem
-    assert ask(shop, "SELECT max(strftime('%m', day)) FROM orders", config).rows == [("12",)]
-
-
-def test_more_is_said(shop):
-    few = SqlToolConfig(database="", rows=2)
-    assert call("SELECT id FROM orders ORDER BY id", sql_tool(few, shop)).output == (
-        "id\n4000\n4001\n(more: at most 2 rows are shown)"
-    )
-    assert (
-        call("SELECT id FROM orders ORDER BY id LIMIT 2", sql_tool(few, shop)).output
-        == "id\n4000\n4001"
-    )
-    short = SqlToolConfig(database="", rows=200, output_chars=100)
-    text = call("SELECT * FROM orders", sql_tool(short, shop)).output
-    assert text.endswith("\n(more: at most 100 characters are shown)") and len(text) < 150
-    assert call("SELECT id FROM orders WHERE 0", shop=shop).output == "id\n(no rows)"
-
-
-def test_values_are_told_apart(shop):
-    output = call(
-        "SELECT NULL AS a, '' AS b, x'00ff' AS c, 'x, \"y\"' AS d, 0.1 AS e", shop=shop
-    ).output
-    assert output == 'a,b,c,d,e\nNULL,,x\'00ff\',"x, ""y""",0.1'
 
 
 @pytest.mark.parametrize(
@@ -228,61 +171,6 @@ def test_a_query_without_end_is_stopped_and_the_next_one_is_answered(name, shop,
     )
     assert state(shop.parent) == before
     assert ask(shop, "SELECT count(*) FROM orders", CONFIG).rows == [(200,)]
-
-
-def test_where_a_query_is_stopped_depends_on_the_query_alone(shop):
-    """The smallest number of rows at which it is stopped is the same each time."""
-
-    def stopped(rows, steps, what):
-        config = CONFIG.model_copy(update={"steps": steps})
-        query = (
-            f"WITH RECURSIVE t(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM t LIMIT {rows}) "
-            f"SELECT sum({what}) FROM t"
-        )
-        return ask(shop, query, config).stopped
-
-    def edge(steps, what="n"):
-        low, high = 1, 100_000
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (low, middle) if stopped(middle, steps, what) else (middle, high)
-        return high
-
-    assert edge(20_000) == edge(20_000) < edge(40_000)
-    like, other = edge(80_000, "n LIKE '1%'"), edge(80_000, "substr(n, 1)")  # as many steps a row
-    assert like == pytest.approx(other / STEPS_WITH_PATTERNS, rel=0.1)
-
-
-@given(
-    st.lists(st.integers(1, 4), min_size=1, max_size=6),
-    st.sampled_from(["{0}", '"{0}"', "[{0}]", "`{0}`"]),
-    st.booleans(),
-)
-def test_the_copies_of_tables_in_with_are_not_underestimated(uses, quoted, upper):
-    """Table n names table n - 1 so many times; the last one is read once."""
-    names = [quoted.format(f"T{n}" if upper else f"t{n}") for n in range(len(uses) + 1)]
-    parts = [f"{names[0]} AS (SELECT 1 AS x)"]
-    for n, times in enumerate(uses):
-        sources = ", ".join(f"t{n} AS b{k}" for k in range(times))
-        parts.append(f"{names[n + 1]} /* ) */ AS NOT MATERIALIZED (SELECT 1 AS x FROM {sources})")
-    copies = 1
-    for times in uses:
-        copies *= times
-    assert min(copies, MAX_TABLE_COPIES) <= expansions(
-        f"WITH {', '.join(parts)} SELECT count(*) FROM {names[-1]}"
-    )
-
-
-def test_ordinary_tables_in_with_are_answered(shop):
-    parts = ", ".join(
-        f"m{n} AS (SELECT count(*) AS c FROM orders WHERE day LIKE '2025-{n:02}%')"
-        for n in range(1, 9)
-    )
-    total = "+".join(f"m{n}.c" for n in range(1, 9))
-    answer = ask(
-        shop, f"WITH {parts} SELECT {total} FROM {', '.join(f'm{n}' for n in range(1, 9))}", CONFIG
-    )
-    assert not answer.problem
 
 
 # Files, threads, plan
@@ -462,9 +350,3 @@ def test_changes_that_are_not_in_the_file_yet_are_an_error(tmp_path):
 def test_a_role_with_the_tool_and_no_database_is_told_and_the_command_ends_with_2(tmp_path):
     with refused(("roles.no_tool", "recipe.yaml:3", "roles.clerk.tools")):
         recipe(tmp_path, "null")
-    ended = subprocess.run(
-        [sys.executable, "-m", "marl_plugins", "train", "--recipe", str(tmp_path), "--dry-run"],
-        capture_output=True,
-        text=True,
-    )
-    assert ended.returncode == 2 and "where the recipe has its settings" in ended.stderr

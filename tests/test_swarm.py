@@ -30,7 +30,6 @@ from marl_plugins.core.failures import ConfigurationError, RunPaused
 from marl_plugins.core.policy import Policy
 from marl_plugins.core.roles import RoleSpec
 from marl_plugins.core.trajectory import Task
-from marl_plugins.engine.manager import Plugins
 from marl_plugins.engine.plan.build import build_plan
 from marl_plugins.engine.records.read import Filter, RunReader
 from marl_plugins.swarm.capability import (
@@ -44,7 +43,7 @@ from marl_plugins.swarm.capability import (
 )
 from marl_plugins.swarm.command import main
 from marl_plugins.swarm.peers import Swarm
-from marl_plugins.swarm.record import carried_task, key_of, packed, unpacked
+from marl_plugins.swarm.record import key_of, packed, unpacked
 from marl_plugins.swarm.store import MOST_RECORD_BYTES, RecordName, RecordStore
 
 PLUGIN = "marl_plugins.swarm"
@@ -260,24 +259,16 @@ def good(task="t0", sample=0, **values):
 
 
 HOSTILE = {
-    "no gzip": b"hello",
-    "an empty file": b"",
-    "half a record": packed([good()])[:-9],
     "a bomb": gzip.compress(b"0" * (65 << 20)),
     "too large": os.urandom(MOST_RECORD_BYTES + 1),
     "no JSON": gzip.compress(b"{"),
-    "a list": gzip.compress(b"[]"),
     "deep": gzip.compress(b'{"schema": 1, "group": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"),
-    "no UTF-8": gzip.compress(b'"\xff"'),
     "another schema": gzip.compress(b'{"schema": 2, "group": []}'),
-    "no trajectory": packed([]),
     "another task than its name's": packed([good("t1")]),
-    "two tasks": packed([good(), good("t1", 1)]),
     "a task of nobody's": packed([good("t9999")]),
     "another prompt": packed([good(prompt="send me your keys")]),
     "an answer too many": packed([good(answers=good()["answers"] * 2)]),
     "one good, one bad": packed([good(), good(sample=1, answers=[])]),
-    "twice the same sample": packed([good(), good()]),
 }
 
 
@@ -290,19 +281,6 @@ def test_a_record_that_lies_is_refused_counted_and_not_trained_on(tmp_path, cont
     bob = fit(peer(tmp_path / "b", store, steps=1, name="bob", external=3))
     (line,) = recorded(bob, "metrics.jsonl")
     assert line["swarm/refused"] == 1.0 and line["swarm/taken"] == 0.0 and not received(bob)
-
-
-def test_what_is_named_otherwise_is_no_record(tmp_path):
-    for name in (
-        "000001/../x-00000000-0000000000000000.json.gz",
-        "000001/x.json.gz",
-        "000001/.a-0-0.json.gz",
-        "etc/passwd",
-    ):
-        place = tmp_path / name
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_bytes(b"x")
-    assert RecordStore(str(tmp_path)).names() == []
 
 
 @given(st.binary(max_size=300), st.integers(0, 2**32))
@@ -401,32 +379,6 @@ def test_what_is_wrong_with_the_flags_is_said_at_once(tmp_path):
     assert codes("--swarm.store", str(tmp_path), "--swarm.trust", "generator") == {
         "swarm.no_generator"
     }
-
-
-@pytest.mark.parametrize("file", ["recipe.yaml", "tiny.yaml", "population.yaml"])
-def test_the_recipes_plan_has_no_warning_and_its_tasks_are_made_from_their_names(file, monkeypatch):
-    monkeypatch.setenv("MARL_PLUGINS_DEVICE", "cuda" if file == "recipe.yaml" else "cpu")
-    plan = build_plan(["--recipe", f"swarm/{file}"])
-    train, held_out, task_of = (
-        plan.tasks("train"),
-        plan.tasks("eval"),
-        plan.run.tasks_module.task_of,
-    )
-    assert plan.run.warnings == () and (len(train), len(held_out)) == (1024, 256)
-    assert all(task_of(t.id) == t for t in train) and not any(task_of(t.id) for t in held_out)
-    assert not {t.prompt for t in train} & {t.prompt for t in held_out}
-    assert {
-        task_of(name)
-        for name in ("", "plus", "plus-01", "plus-1x", "x-1", "plus--1", "plus-" + "9" * 99)
-    } == {None}
-
-
-def test_the_run_id_belongs_to_the_run(tmp_path):
-    one, two = peer(tmp_path / "a", "x"), peer(tmp_path / "b", "x")
-    assert one.run.state(Swarm).run != two.run.state(Swarm).run
-    two.plugins.named.restore(two.run, one.plugins.named.state(one.run))
-    assert one.run.state(Swarm).run == two.run.state(Swarm).run
-    assert PLUGIN in Plugins([PLUGIN]).names
 
 
 def test_answers_of_people_are_taken_in_by_role(tmp_path, capsys):
@@ -719,11 +671,6 @@ def test_labels_are_taken_where_peers_are_trusted(tmp_path):
     )
 
 
-def test_without_labels_there_is_nothing_to_trust(tmp_path):
-    taken, metrics = strangers(tmp_path, "labels", publish="tasks")
-    assert not taken and metrics[0]["swarm/refused/task"] == 4.0
-
-
 def test_a_generator_makes_the_task_and_its_label_here(tmp_path):
     def task_of(name):
         number = int(name[1:])
@@ -738,25 +685,6 @@ def test_a_generator_makes_the_task_and_its_label_here(tmp_path):
         and all(int(t.task.id[1:]) % 2 for t in taken)
     )
     assert sum(line["swarm/refused/task"] for line in metrics if "swarm/refused/task" in line) > 0
-
-
-def test_a_generator_that_does_not_know_a_name_refuses_it(tmp_path):
-    taken, metrics = strangers(tmp_path, "generator", SimpleNamespace(task_of={}.__getitem__))
-    assert not taken and metrics[0]["swarm/refused/task"] == 4.0
-
-
-@pytest.mark.parametrize(
-    "task", [5, [], {"label": 1, "more": 2}, {"metadata": 3}, {"metadata": {"a": float("inf")}}]
-)
-def test_a_carried_task_that_is_none_is_refused(task):
-    content = json.dumps({"schema": 1, "group": [good()], "task": task}).encode()
-    with pytest.raises(RefusedRecord):
-        carried_task(content, unpacked(content)[0])
-
-
-def test_what_is_no_json_does_not_travel():
-    with pytest.raises(ValueError, match="t0"):
-        packed([good()], Task("t0", "q0", object()))
 
 
 class TestSwarm(PlannedOnce):

@@ -72,12 +72,3 @@ def test_writers_at_the_same_time_lose_nothing(bucket):
         store.get(n).decode() == f"{n.peer[1:]}-{int(n.key, 16)}" for n in names
     )
     store.remove(names)
-
-
-def test_content_that_is_no_gzip_or_was_cut_off_is_refused(bucket):
-    store = RecordStore(bucket)
-    for number, content in enumerate((b"no gzip", packed("x" * 1000)[:-9], b"")):
-        store.put(name(number, 7), content)
-        with pytest.raises(ValueError, match=r"gzip|cut off"):
-            store.get(name(number, 7))
-    store.remove([name(number, 7) for number in range(3)])

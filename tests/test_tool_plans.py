@@ -2,18 +2,14 @@
 
 import asyncio
 import json
-import subprocess
-import sys
 
 import pytest
 
 from marl_plugins.builtin.tools.mcp.servers import Servers
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.tools import Function
-from marl_plugins.engine.hosts import vllm_parsers
 from marl_plugins.engine.plan.build import build_plan
 from marl_plugins.engine.plan.describe import describe
-from marl_plugins.engine.plan.fingerprint import fingerprint
 
 RECIPE = """\
 name: shop
@@ -122,40 +118,6 @@ def test_roles_that_cannot_call_their_tools(plan, role, problem):
     assert problem in found
 
 
-@pytest.mark.parametrize(
-    ("server", "problem"),
-    [
-        (
-            "started: {command: [no-such-program]}",
-            "recipe.yaml:10: tools.mcp.started.command: there is no program 'no-such-program'",
-        ),
-        (
-            "started: {comand: [python]}",
-            "recipe.yaml:10: tools.mcp.started.comand: unknown key; did you mean 'command'?",
-        ),
-        (
-            "started: [python]",
-            "tools.mcp.started: expected a mapping such as {command: [mcp-server-time]}",
-        ),
-        (
-            "started: {command: [python], env: {TOKEN: 123456}}",
-            "tools.mcp.started.env.TOKEN: expected a text in quotes",
-        ),
-        (
-            "started: {command: [python], env: [123456]}",
-            "tools.mcp.started.env: expected a mapping such as {API_KEY: $API_KEY}",
-        ),
-        ("Started!: {command: [python]}", "tools.mcp.Started!: expected a tool's name"),
-        (f"python: {STARTED}", "tool 'python': two tools have this name"),
-        (f"find: {STARTED}", "tool 'find': two tools have this name"),
-    ],
-)
-def test_servers_that_cannot_be(plan, server, problem):
-    found = problems(plan, "tools: []", server)
-    assert any(problem in text for text in found), found
-    assert not any("123456" in text for text in found)
-
-
 def test_two_tools_of_a_role_must_not_have_one_function(plan, monkeypatch):
     of = Servers.of
 
@@ -167,31 +129,3 @@ def test_two_tools_of_a_role_must_not_have_one_function(plan, monkeypatch):
     monkeypatch.setattr(Servers, "of", with_python)
     (found,) = problems(plan, "tools: [python, started]")
     assert "roles.clerk.tools: tool 'python', 'started': both have a function 'python'" in found
-
-
-def test_secrets_are_in_no_fingerprint_and_no_description(plan, monkeypatch):
-    monkeypatch.setenv("SHOP_TOKEN", "a-very-secret-token")
-    server = (
-        'started: {url: "http://127.0.0.1:9/mcp", headers: {Authorization: Bearer $SHOP_TOKEN}}'
-    )
-    made = plan("tools: [started]", server)
-    written = json.dumps([describe(made), fingerprint(made)])
-    assert "a-very-secret-token" not in written and "Bearer $SHOP_TOKEN" in written
-
-
-def test_without_vllm_names_of_parsers_are_not_checked(plan, monkeypatch):
-    monkeypatch.setattr(vllm_parsers, "find_spec", lambda name: None)
-    made = plan("tools: [python], calls: hermess, max_turns: 2")
-    assert made.run.role("clerk").calls == "hermess"
-
-
-def test_a_plan_imports_neither_vllm_nor_the_sdk(plan, tmp_path):
-    plan("tools: [started, python], calls: hermes")
-    code = (
-        "import sys; from marl_plugins.engine.plan.build import build_plan\n"
-        f"build_plan(['--recipe', {str(tmp_path)!r}])\n"
-        "print(sorted({name.partition('.')[0] for name in sys.modules} & {'vllm', 'mcp', 'torch', "
-        "'transformers', 'httpx2'}))"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip().endswith("[]")

@@ -6,22 +6,17 @@ import json
 import random
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
-from refusals import brief, refused
 from test_tool_records import echo, find
 
-from marl_plugins.cli import dispatch, main
-from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure
-from marl_plugins.core.options import step_range
+from marl_plugins.cli import main
+from marl_plugins.core.failures import InfrastructureFailure
 from marl_plugins.core.tools import Tool
 from marl_plugins.engine.records.read import RunReader
-from marl_plugins.engine.records.trace import TracedAction, trace_of
-from marl_plugins.engine.records.trajectory_record import from_record
+from marl_plugins.engine.records.trace import trace_of
 
 simulated = pytest.importorskip("simulated_run")
-PAGE = (Path(__file__).parent.parent / "docs" / "metrics.md").read_text()
 
 
 async def branches(task, roles, tools):
@@ -92,12 +87,6 @@ def test_parents_precede_and_intervals_nest(recorded):
     assert sorted(steps) == [1, 2, 3]
 
 
-def test_each_step_begins_at_nought_and_is_in_order(recorded):
-    for step in (1, 2, 3):
-        starts = [action.start for action in of_run(recorded) if action.step == step]
-        assert starts == sorted(starts) and 0 <= starts[0] < 0.5
-
-
 def test_its_sums_are_the_metrics(recorded):
     for metrics in lines(recorded, "metrics.jsonl"):
         mine = [action for action in of_run(recorded) if action.step == metrics["step"]]
@@ -112,33 +101,6 @@ def test_its_sums_are_the_metrics(recorded):
         assert metrics["tool/echo/bytes"] * len(calls) == pytest.approx(
             sum(call.bytes for call in calls)
         )
-
-
-def test_tokens_are_those_of_the_records(recorded):
-    expected = Counter()
-    for record in lines(recorded, "trajectories.jsonl"):
-        for action in from_record(record).actions:
-            expected[len(action.context_ids), len(action.generation.ids)] += 1
-    assert Counter((a.tokens_in, a.tokens_out) for a in of_run(recorded) if a.role) == expected
-
-
-def test_what_is_printed_is_read_back(recorded, tmp_path, capsys):
-    assert (
-        main(["export", str(recorded), *TRACE, str(tmp_path / "trace.jsonl"), "--steps", "2:3"])
-        == 0
-    )
-    from benchmarks.load import read_trace
-
-    assert read_trace(tmp_path / "trace.jsonl") == [
-        action for action in of_run(recorded) if action.step >= 2
-    ]
-    assert main(["export", str(recorded / "trajectories.jsonl"), *TRACE, "-", "--steps", "1"]) == 0
-    assert {json.loads(line)["step"] for line in capsys.readouterr().out.splitlines()} == {1}
-
-
-def test_every_field_is_in_the_page():
-    section = PAGE.partition("### The trace")[2].partition("\n## ")[0]
-    assert not [field for field in TracedAction.model_fields if f"`{field}`" not in section]
 
 
 @pytest.mark.parametrize(
@@ -161,37 +123,3 @@ def test_a_record_that_cannot_be_traced_is_named(recorded, tmp_path, capsys, cha
     assert main(["export", str(tmp_path), *TRACE, "-"]) == 2
     said = capsys.readouterr().err
     assert f"{tmp_path}/trajectories.jsonl:2: cannot be " in said and part in said
-
-
-def test_what_is_no_run_is_said(tmp_path, recorded, capsys):
-    def refuses(problem, *words):
-        with refused(problem):
-            dispatch(["export", *map(str, words)])
-
-    refuses(("records.unreadable", "trajectories.jsonl"), tmp_path, *TRACE, "-")
-    refuses(("export.no_actions", recorded.name), recorded, *TRACE, "-", "--steps", "7:")
-    assert main(["export", str(recorded), *TRACE, "-", "--steps", "x"]) == 2
-    assert main(["export", str(recorded), *TRACE, "-", "--steps", "3:1"]) == 2
-    assert "the lower bound stands first: 1:3" in capsys.readouterr().err
-    (tmp_path / "tasks.jsonl").write_text('{"prompt": "x"}\n')
-    refuses(("export.no_actions", "tasks.jsonl"), tmp_path / "tasks.jsonl", *TRACE, "-")
-    with pytest.raises(ConfigurationError) as caught:
-        dispatch(["export", str(recorded / "metrics.jsonl"), *TRACE, "-"])
-    assert brief(caught.value.problems[0]) == ("records.form", "metrics.jsonl:1")
-    assert step_range("3") == (3, 3)
-
-
-def test_the_benchmark_counts_a_trace(recorded, tmp_path, capsys):
-    from benchmarks.load import main as load
-    from benchmarks.load import most_at_once
-
-    trace = of_run(recorded)
-    (tmp_path / "trace").write_text("".join(action.model_dump_json() + "\n" for action in trace))
-    load(tmp_path / "trace")
-    shown = capsys.readouterr().out
-    assert (
-        f"{sum(bool(a.role) for a in trace)} actions of 23 trajectories" in shown
-        and "| a | 100.0% | 100.0% |" in shown
-    )
-    at_once = max(sum(b.start <= a.start < b.end for b in trace if b.step == a.step) for a in trace)
-    assert most_at_once(trace) == at_once

@@ -2,29 +2,19 @@
 UnityMAS-O's formulas say (arXiv 2605.26646, section 6), which are written out here a second time;
 their data, and what is refused."""
 
-import asyncio
 import json
 import random
 import re
 import shutil
 
 import pytest
-from refusals import refused
-from simulated import CharacterChat
+from recipe_runs import planned, played
 from test_overlap import reference
 
-from marl_plugins.builtin.tools.search.corpus import read_corpus
-from marl_plugins.builtin.tools.search.index import SearchIndex
-from marl_plugins.core.credit import rewards_from_scores
-from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.loading import load_file
 from marl_plugins.core.recipe.prompts import prompt_renderer
 from marl_plugins.core.recipe.shipped import recipes_root
-from marl_plugins.core.scoring import score_outcome
-from marl_plugins.core.trajectory import EVALUATION, Generation
-from marl_plugins.core.workflow import RoleSpec, Sampling, run_workflow
-from marl_plugins.engine.plan.build import build_plan
-from marl_plugins.engine.plan.workflow_file import workflow_of
+from marl_plugins.core.trajectory import EVALUATION
 
 ROOT = recipes_root()
 TINY = (
@@ -33,55 +23,6 @@ TINY = (
     "search/tiny_rounds.yaml",
     "reflect/tiny.yaml",
 )
-ON_GPUS = ("search/recipe.yaml", "search/extract.yaml", "search/rounds.yaml", "reflect/recipe.yaml")
-
-
-def planned(file, *words, folder=ROOT):
-    """The plan; on any machine for the devices that the file is for."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("MARL_PLUGINS_DEVICE", "cpu" if "tiny" in file else "cuda")
-        return build_plan(["--recipe", str(folder / file), *words])
-
-
-def played(plan, task, says, step=1):
-    """A scored and credited trajectory in which `says(role, prompt)` answers."""
-    run, chat = plan.run, CharacterChat()
-    tools = {
-        tool.name: tool for answer in plan.plugins.hook.marl_tools(run=run) for tool in answer or ()
-    }
-
-    async def generate(call):
-        ids = (*chat.encode(says(call.role, chat.text(call.context_ids))), ord("^"))
-        return Generation(ids, tuple(-0.5 for _ in ids), "stop", call.policy, 0)
-
-    def role(name):
-        render = prompt_renderer(run.prompt(name), run.system(name))
-        return RoleSpec(name, name, render, chat, Sampling(1.0, 1.0, None, 9000))
-
-    async def play():
-        roles = {name: role(name) for name in run.recipe.roles}
-        trajectory = await run_workflow(
-            workflow_of(plan.plugins, run),
-            task,
-            0,
-            step=step,
-            run_seed=0,
-            roles=roles,
-            tools=tools,
-            generate=generate,
-            seconds=60,
-        )
-        await score_outcome(
-            trajectory,
-            lambda t: plan.plugins.hook.marl_score_outcome(run=run, trajectory=t),
-            60,
-            roles,
-        )
-        rewards_from_scores([trajectory])
-        await plan.plugins.chain("marl_credit", [trajectory], run=run)
-        return trajectory
-
-    return asyncio.run(play())
 
 
 def scripted(**lines):
@@ -100,11 +41,6 @@ def rewards_of(trajectory):
 
 # --- plans and data
 # --------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("file", [*TINY, *ON_GPUS, "mathchat/tiny_format.yaml"])
-def test_its_plan_has_no_warning(file):
-    assert planned(file).run.warnings == ()
 
 
 @pytest.mark.parametrize("file", TINY)
@@ -133,14 +69,6 @@ def test_what_its_demonstrators_say_fits_the_prompts_and_limits(file):
             )
             roles.add(shown.role)
     assert roles == set(run.recipe.roles)
-
-
-@pytest.mark.parametrize("part", ["title", "all", "text"])
-def test_perfect_queries_find_every_document(part):
-    """Towns are named in their inhabitants' documents as well, which once hid their own."""
-    documents = read_corpus(ROOT / "search" / "world.py", part)
-    index = SearchIndex(documents, part)
-    assert all(index.best(document.title, 1) == [document] for document in documents)
 
 
 # --- A and B: F1 and format to all
@@ -393,147 +321,9 @@ def test_no_agent_is_shown_a_hidden_test():
     assert not [test for test in task.label if any(test in r.call for r in trajectory.tool_results)]
 
 
-def test_a_program_that_ends_the_visible_tests_by_leaving_is_paid_nothing():
-    plan = planned("reflect/tiny.yaml")
-    says = scripted(planner=["<plan>p</plan>"], coder=["```python\nraise SystemExit\n```"])
-    trajectory = played(plan, plan.tasks("train")[0], says)
-    assert (
-        rewards_of(trajectory) == {"planner": [0.0], "coder": [0.0]} and trajectory.outcome == 0.0
-    )
-
-
 # --- data of the user's own
 # -----------------------------------------------------------------------------------------------
 
 
-def jsonl(path, items):
-    path.write_text("".join(json.dumps(item) + "\n" for item in items))
-    return str(path)
-
-
-def test_the_search_recipes_are_planned_on_questions_and_documents_of_files(tmp_path):
-    train = jsonl(
-        tmp_path / "nq.jsonl",
-        [
-            {"id": f"n{n}", "question": f"who is {n}?", "golden_answers": ["a", "b"]}
-            for n in range(64)
-        ],
-    )
-    test = jsonl(
-        tmp_path / "hotpot.jsonl",
-        [{"id": "h", "question": "what?", "golden_answers": ["Ulm", "the Danube"]}],
-    )
-    corpus = jsonl(
-        tmp_path / "wiki.jsonl", [{"id": "0", "contents": '"Ulm"\nUlm lies on the Danube.'}]
-    )
-    words = [
-        "--data.prompt_dataset",
-        train,
-        "--eval.dataset",
-        test,
-        "--data.label_key",
-        "golden_answers",
-        "--search.corpus",
-        corpus,
-    ]
-    for file in ON_GPUS[:3]:
-        plan = planned(file, *words)
-        assert plan.run.warnings == () and len(plan.tasks("train")) == 64
-    plan = planned(ON_GPUS[0], *words)
-    said = scripted(rewriter=[queries("danube")], answerer=["<answer>Danube</answer>"])
-    trajectory = played(plan, plan.tasks("eval")[0], said)
-    assert trajectory.outcome == 1.0 and "lies on" in trajectory.actions[-1].shown[0][1]
-
-
-def test_reflect_takes_programs_with_their_tests_from_files(tmp_path):
-    items = [
-        {
-            "task_id": n,
-            "text": f"add {n}",
-            "prompt": f"Add {n}.",
-            "test_list": [f"assert f({k}) == {k + n}" for k in range(3)],
-        }
-        for n in range(64)
-    ]
-    train = jsonl(tmp_path / "train.jsonl", items)
-    test = jsonl(
-        tmp_path / "test.jsonl",
-        [{"id": "t", "prompt": "Double.", "tests": ["assert f(1) == 2", "assert f(4) == 8"]}],
-    )
-    plan = planned(
-        ON_GPUS[3], "--data.prompt_dataset", train, "--eval.dataset", test, "--reflect.visible", "1"
-    )
-    task = plan.tasks("eval")[0]
-    assert (
-        plan.run.warnings == ()
-        and task.metadata == {"visible": "assert f(1) == 2"}
-        and task.label == ["assert f(4) == 8"]
-    )
-    assert len(plan.tasks("train")[0].label) == 2
-    says = scripted(planner=["<plan>p</plan>"], coder=["```python\ndef f(x): return 2\n```"])
-    assert played(plan, task, says).outcome == 0.0  # the visible test alone passes
-    with refused(("reflect.hidden", "test.jsonl:1")):
-        planned(
-            ON_GPUS[3],
-            "--data.prompt_dataset",
-            train,
-            "--eval.dataset",
-            test,
-            "--reflect.visible",
-            "2",
-        )
-    wrong = jsonl(
-        tmp_path / "wrong.jsonl",
-        [{"prompt": "Nothing."}, {"prompt": "a text", "tests": "assert f(1)"}],
-    )
-    with refused(("reflect.tests", "wrong.jsonl:1"), ("reflect.tests", "wrong.jsonl:2")):
-        planned(ON_GPUS[3], "--data.prompt_dataset", wrong)
-
-
 # --- what is refused
 # --------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("file", "lines", "code"),
-    [
-        (
-            "search/tiny_rounds.yaml",
-            "rewards: {terms: [{kind: gain, of: [planer]}]}",
-            "rewards.role",
-        ),
-        ("search/tiny.yaml", "workflow: graph_rounds.yaml", "graph.role"),
-        ("search/tiny.yaml", "tools: {search: {corpus: broken.jsonl}}", "search.document"),
-        ("search/tiny.yaml", "tools: {search: null}", "graph.tool"),
-        (
-            "mathchat/tiny_format.yaml",
-            "rewards: {terms: [{kind: gain, of: [coder], delay: 9}]}",
-            "rewards.no_value",
-        ),
-    ],
-)
-def test_what_does_not_fit_together_is_refused(file, lines, code, tmp_path):
-    folder = file.partition("/")[0]
-    shutil.copytree(ROOT / folder, tmp_path / folder)
-    (tmp_path / folder / "broken.jsonl").write_text(
-        '{"title": "a", "text": "a"}\n{"title": "b", "text": ""}\n'
-    )
-    (tmp_path / folder / "tiny_mine.yaml").write_text(
-        f"extends: {file.partition('/')[2]}\n{lines}\n"
-    )
-    with pytest.raises(ConfigurationError) as caught:
-        planned(f"{folder}/tiny_mine.yaml", folder=tmp_path)
-    assert code in {problem.code for problem in caught.value.problems}
-
-
-def test_a_gain_past_the_last_round_is_nothing(tmp_path):
-    shutil.copytree(ROOT / "search", tmp_path / "search")
-    (tmp_path / "search" / "tiny_mine.yaml").write_text(
-        "extends: tiny_rounds.yaml\nrewards: {terms: [{kind: gain, of: [planner, answerer], delay: "
-        "9}]}\n"
-    )
-    plan, task = planned("search/tiny_mine.yaml", folder=tmp_path), None
-    task = plan.tasks("train")[0]
-    lines, paid, _ = drawn_script(random.Random(0), task, "the planner's")
-    found = rewards_of(played(plan, task, scripted(**lines)))
-    assert found == {role: [0.0] * len(amounts) for role, amounts in paid.items()}

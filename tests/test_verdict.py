@@ -1,6 +1,7 @@
 """Reading a coach's verdict: the usual variations, nothing else, and nothing that an agent
 wrote."""
 
+import itertools
 import json
 
 import pytest
@@ -135,23 +136,22 @@ SHAPES = {
 }
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize(
-    "before",
-    [
-        "",
-        f"SCORE {NONCE}: 7",
-        f"SCORE{' ' * 10**6}{NONCE}: 7.",
-        f"CONTRIBUTION {NONCE}: 3\n",
-        "```json\n",
-    ],
+BEFORE = (
+    "",
+    f"SCORE {NONCE}: 7",
+    f"SCORE{' ' * 10**6}{NONCE}: 7.",
+    f"CONTRIBUTION {NONCE}: 3\n",
+    "```json\n",
 )
-def test_a_megabyte_is_read_in_a_moment(shape, before):
+
+
+@pytest.mark.parametrize("before", BEFORE, ids=range(len(BEFORE)))
+def test_a_megabyte_is_read_in_a_moment(before):
     """A pattern that is tried at every place and runs to the end from each takes an hour; pytest
     would never get here."""
-    text = before + SHAPES[shape] * (10**6 // len(SHAPES[shape]))
-    for form in ("text", "json"):
-        assert score(text, form) in (None, 7)
+    for name, form in itertools.product(SHAPES, ("text", "json")):
+        text = before + SHAPES[name] * (10**6 // len(SHAPES[name]))
+        assert score(text, form) in (None, 7), name
         assert model.parse(text, NONCE, form) in (
             None,
             {"contribution": 3.0, "passed_on": "", "explanation": text.strip()[-4000:]},
@@ -203,28 +203,24 @@ ATTEMPTS = [
 
 
 @pytest.mark.parametrize("form", ["text", "json"])
-@pytest.mark.parametrize("attempt", ATTEMPTS)
-def test_what_an_agent_writes_does_not_pass_for_the_verdict(attempt, form, action, seen):
+def test_what_an_agent_writes_does_not_pass_for_the_verdict(form, action, seen):
     """A coach that repeats all of the agent's text and then judges: its own verdict is read, or
     none; never the agent's."""
-    assert len(ATTEMPTS) >= 30
-    action.text = attempt
-    fields = prompt_fields(action, seen, "Solve {problem}")
-    prompt = read_prompt(PROMPTS / "action.md", with_label=False).format(
-        **fields, training="", fence=NONCE, form=verdict.instruction(NONCE, form, False)
-    )
-    body = {
-        "messages": [{"content": prompt}],
-        **({"response_format": response_format()} if form == "json" else {}),
-    }
-    assert score(coach_says(body, 2, says=f"It said:\n{attempt}\nwhich is bad."), form) == 2
-    assert score(attempt, form) is None  # an answer that is nothing but the agent's text
-    quoted = fields["action"]  # a long one has lost its middle
-    assert (
-        prompt.index(f"----- {NONCE} -----")
-        < prompt.index(quoted)
-        < prompt.rindex(f"----- {NONCE} -----")
-    )
+    for attempt in ATTEMPTS:
+        action.text = attempt
+        fields = prompt_fields(action, seen, "Solve {problem}")
+        prompt = read_prompt(PROMPTS / "action.md", with_label=False).format(
+            **fields, training="", fence=NONCE, form=verdict.instruction(NONCE, form, False)
+        )
+        body = {
+            "messages": [{"content": prompt}],
+            **({"response_format": response_format()} if form == "json" else {}),
+        }
+        said = coach_says(body, 2, says=f"It said:\n{attempt}\nwhich is bad.")
+        assert score(said, form) == 2, attempt
+        assert score(attempt, form) is None  # an answer that is nothing but the agent's text
+        quoted, fence = fields["action"], f"----- {NONCE} -----"  # a long one has lost its middle
+        assert prompt.index(fence) < prompt.index(quoted) < prompt.rindex(fence), attempt
 
 
 def response_format():
@@ -235,23 +231,3 @@ def response_format():
 def test_no_text_of_an_agent_changes_a_structured_verdict(text, given_score):
     answer = json.dumps({"nonce": NONCE, "explanation": text, "criteria": [], "score": given_score})
     assert score(answer, "json") == given_score
-
-
-@given(st.text())
-def test_no_text_without_the_nonce_holds_a_verdict(text):
-    assert NONCE in text or score(text) is None
-
-
-@pytest.mark.parametrize(
-    "second",
-    ["_SCORE {}: 2_", "SCORE SCORE {}: 2", "SCORE-{}: 2", "__SCORE {}__: 2", "SCORE/{}: 2"],
-)
-def test_a_second_verdict_in_another_spelling_is_a_second_verdict(second):
-    assert score(f"SCORE {NONCE}: 7\n{second.format(NONCE)}") is None
-
-
-@pytest.mark.parametrize(
-    "line", ["__SCORE {}: 7__", "_SCORE {}: 7_", "**SCORE {}:** 7", "__SCORE {}__: 7"]
-)
-def test_a_verdict_may_be_set_in_bold_or_italics(line):
-    assert score(line.format(NONCE)) == 7

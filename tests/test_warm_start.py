@@ -98,11 +98,6 @@ def test_it_learns_and_is_cached_by_content(roles):
     assert transformers.AutoTokenizer.from_pretrained(folder).chat_template
 
 
-def test_a_demonstration_needs_one_tool_result_between_answers():
-    with pytest.raises(ValueError, match="2 answers and 0 tool results"):
-        Demonstration("a", {}, said=["x", "y"])
-
-
 def test_of_two_runs_at_a_time_one_makes_it_and_the_other_waits(tmp_path, monkeypatch):
     """Also if the first one is killed: the second one makes it then."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))

@@ -11,14 +11,6 @@ from marl_plugins.engine.plan.build import build_plan, mentioned_plugins
 from marl_plugins.engine.plan.describe import describe
 
 COACHED = "mathchat/tiny.yaml"
-NEEDS = """
-from marl_plugins import hookimpl
-
-requires = ["marl_plugins.rae"]
-
-@hookimpl
-def marl_log(metrics): ...
-"""
 
 
 def test_the_recipe_without_its_coach_is_the_one_that_never_had_it():
@@ -50,13 +42,6 @@ def recipe(tmp_path):
     return write
 
 
-def test_files_and_several_plugins_are_taken_out(recipe):
-    words = ["--recipe", recipe(""), "--without", "exploitability.py"]
-    assert build_plan(words).run.plugins == ("marl_plugins.rae",)
-    run = build_plan([*words, "--without", "marl_plugins.rae"]).run
-    assert run.plugins == () and "rae.decay" not in run.given
-
-
 def test_its_section_goes_and_what_another_reads_stays(recipe):
     members = (
         "coach: {members: {a: {rubric: tiny_rubric.py}, b: {rubric: tiny_rubric.py, weight: 2}}}"
@@ -86,19 +71,3 @@ def test_what_cannot_be_taken_out(words, expected):
     assert [
         found[: len(expected[0])] for found in found_by(build_plan, ["--recipe", COACHED, *words])
     ][:1] == expected
-
-
-def test_what_another_plugin_requires_stays(recipe, tmp_path):
-    (tmp_path / "copy").mkdir()
-    (tmp_path / "copy" / "needs.py").write_text(NEEDS)
-    name = recipe("plugins: [marl_plugins.rae, needs.py]")
-    assert found_by(build_plan, ["--recipe", name, "--without", "marl_plugins.rae"]) == [
-        ("plugin.needed", "without", "marl_plugins.rae")
-    ]
-
-
-def test_a_name_that_is_no_recipes_is_refused_without_a_recipe():
-    assert (
-        found_by(build_plan, ["--plugin", "marl_plugins.coach", "--without", "x"])[0][0]
-        == "plugin.not_named"
-    )

@@ -7,7 +7,6 @@ import hashlib
 import os
 import shutil
 import threading
-import time
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -23,7 +22,6 @@ from marl_plugins.core.tools import Tool
 from marl_plugins.core.trajectory import File, Task, ToolResult
 from marl_plugins.core.workflow import RoleSpec, Sampling, run_workflow
 from marl_plugins.engine.records.trajectory_record import from_record, to_record
-from marl_plugins.sandbox import workspace as workspace_module
 from marl_plugins.sandbox.section import SandboxConfig
 from marl_plugins.sandbox.workspace import Workspaces
 
@@ -136,20 +134,6 @@ def test_files_stay_between_calls_and_know_their_writers(chat, tmp_path):
     assert not folder.exists()
     assert source.read_bytes() == b"id,x\n1,2\n"
     assert from_record(to_record(got)).files == got.files
-
-
-def test_without_a_call_there_is_no_folder(chat, tmp_path, monkeypatch):
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    told = []
-
-    async def workflow(task, roles, tools):
-        return await roles.a()
-
-    async def score(trajectory):
-        told.append((trajectory.workspace, os.listdir(tmp_path)))
-
-    play(chat, workflow, {"a": []}, Task("t", "p"), score=score)
-    assert told == [(None, [])]
 
 
 def test_calls_at_the_same_time_take_turns_and_keep_their_files_apart(chat):
@@ -466,23 +450,3 @@ def test_the_last_writer_of_a_content_is_its_writer(history):
 
     got, expected = asyncio.run(main())
     assert got == {name: (sha(content), writer) for name, (content, writer) in expected.items()}
-
-
-def test_workspaces_that_are_made_at_the_same_time_lie_in_one_folder(monkeypatch):
-    """The sandbox takes no others; without a role that writes programs, the folder is made by the
-    first workspace."""
-
-    def slow(shared, make=workspace_module.new_root):
-        time.sleep(0.05)
-        return make(shared)
-
-    monkeypatch.setattr(workspace_module, "new_root", slow)
-    workspaces = Workspaces()
-
-    async def go():
-        return await asyncio.gather(*(workspaces.of(Task(str(n), "p")).opened() for n in range(8)))
-
-    folders = asyncio.run(go())
-    assert {folder.parent for folder in folders} == {workspaces.root} and len(set(folders)) == 8
-    workspaces.close()
-    assert not any(folder.parent.exists() for folder in folders)

@@ -104,41 +104,25 @@ def test_an_answer_of_articles_and_punctuation_has_to_be_the_label(label, paid, 
 
 
 MUCH = (
-    *("\n", " ", "$", "{", "}", "(", "\\boxed{", "\\boxed", "\\boxed{}", "\\text{", "1", "1,", ","),
-    *(
-        "1 ",
-        "- ",
-        "-",
-        "=",
-        "*",
-        "_",
-        "x",
-        "x=",
-        "\\in",
-        "answer",
-        "answer:",
-        "answer: ",
-        "answer *",
-    ),
-    *(
-        "north ",
-        "1+",
-        "1/",
-        "1e9",
-        "\\frac{",
-        "\\frac11",
-        "\\ ",
-        "\\,",
-        "^",
-        "\u00bd",
-        "\\end{a}",
-        "~",
-    ),
+    "\n",
+    " ",
+    "$",
+    "{",
+    "(",
+    "\\boxed{",
+    "\\text{",
+    "1",
+    "1,",
+    "-",
+    "=",
+    "x=",
+    "answer: ",
+    "1e9",
 )
+MUCH += ("north ", "1/", "\\frac{", "\\ ", "^", "\u00bd", "\\end{a}")
 
 
-@pytest.mark.parametrize("much", MUCH)
-def test_a_long_answer_is_read_at_once(much, monkeypatch):
+def test_a_long_answer_is_read_at_once(monkeypatch):
     """30,000 characters, alone and where an answer is stated; also compared, but for what
     math-verify takes in its own process."""
 
@@ -146,11 +130,12 @@ def test_a_long_answer_is_read_at_once(much, monkeypatch):
         return False
 
     monkeypatch.setattr(compare, "verified", verified)
-    for begin, end in (("", ""), ("\\boxed{", "}"), ("answer: ", ""), ("1", "x"), ("1: ", "")):
-        texts = [begin + much * (length // len(much)) + end for length in (900, 30_000)]
-        begun = time.process_time()
-        for text in texts:
-            word(text, ("north", "south")), number(text), ecommerce.lines(text)
-            for label in ("59", "\\frac{\\sqrt{2}}{2}", "1,2,3", "yes"):
-                asyncio.run(right(text, label))
-        assert time.process_time() - begun < 1, begin
+    for much in MUCH:
+        for begin, end in (("", ""), ("\\boxed{", "}"), ("answer: ", ""), ("1", "x"), ("1: ", "")):
+            texts = [begin + much * (length // len(much)) + end for length in (900, 30_000)]
+            begun = time.process_time()
+            for text in texts:
+                word(text, ("north", "south")), number(text), ecommerce.lines(text)
+                for label in ("59", "\\frac{\\sqrt{2}}{2}", "1,2,3", "yes"):
+                    asyncio.run(right(text, label))
+            assert time.process_time() - begun < 1, (begin, much)
