@@ -3,10 +3,12 @@
 import json
 from collections import Counter
 
+import pytest
 from simulated import make_trajectory
 
 from marl_plugins.core.ledger import Ledger
 from marl_plugins.engine.records.display import Display
+from marl_plugins.engine.records.step_table import WIDTH_CHARS, StepTable
 
 
 def test_with_json_people_are_told_on_standard_error(capsys):
@@ -40,3 +42,11 @@ def test_a_step_says_one_line_per_cause_and_where_there_is_no_signal(capsys):
         "step 2: 1 of 4 actions without a score: coach_busy: no verdict: HTTP 429",
         "step 2: no signal: every advantage is 0, because no two rewards that are compared differ",
     ]
+
+
+@pytest.mark.parametrize("count", [1, 8])
+def test_a_step_has_a_line_whatever_was_measured_of_it(count):
+    table = StepTable([f"role_{n}" for n in range(count)], 12)
+    all_of_it = {column.metric: -1.2e-5 for column in table.columns} | {"step": 2}
+    for metrics in ({"step": 1}, all_of_it):
+        assert all(len(line) <= WIDTH_CHARS for line in table.lines(metrics, 60.0))
