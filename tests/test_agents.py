@@ -686,6 +686,18 @@ def test_an_engines_failure_is_503_and_loses_the_trajectory_whatever_the_program
     assert (trajectory.infrastructure_failure, trajectory.answer) == ("engines", None)
 
 
+def test_a_bug_of_the_run_ends_it(tmp_path):
+    async def generate(call):
+        raise ZeroDivisionError("a bug")
+
+    with pytest.raises(ZeroDivisionError):
+        played(
+            tmp_path,
+            "def main(prompt):\n    return ask('worker', prompt)['content']\n",
+            generate=generate,
+        )
+
+
 # --- retries
 # --------------------------------------------------------------------------------------------------
 

@@ -11,6 +11,7 @@ from simulated import make_trajectory
 from marl_plugins.core.ledger import Ledger
 from marl_plugins.engine.records import display as display_module
 from marl_plugins.engine.records.display import Display
+from marl_plugins.engine.records.step_table import WIDTH_CHARS, StepTable
 
 
 def test_with_json_people_are_told_on_standard_error(capsys):
@@ -59,3 +60,11 @@ def test_a_log_file_is_told_from_time_to_time_that_a_phase_lasts(capsys, monkeyp
             printed += capsys.readouterr().out
         else:
             pytest.fail(printed)
+
+
+@pytest.mark.parametrize("count", [1, 8])
+def test_a_step_has_a_line_whatever_was_measured_of_it(count):
+    table = StepTable([f"role_{n}" for n in range(count)], 12)
+    all_of_it = {column.metric: -1.2e-5 for column in table.columns} | {"step": 2}
+    for metrics in ({"step": 1}, all_of_it):
+        assert all(len(line) <= WIDTH_CHARS for line in table.lines(metrics, 60.0))
