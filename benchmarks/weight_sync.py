@@ -153,7 +153,7 @@ async def large(gigabytes: float, with_model: bool) -> None:
         policy.start()
         place = policy.engines.engines[0].where
         assert place is not None
-        processes = {"engine": place.pid, "vLLM": place.children[0]}
+        processes = {"engine": place.pid, "vLLM": place.family[1][0]}
         if policy.training is not None:
             processes["training"] = policy.training.where[0].pid
         before = {name: psutil.Process(pid).memory_info() for name, pid in processes.items()}

@@ -240,7 +240,7 @@ ON_GPUS = {
     "apart": started("apart", *TWO, *POOL, "--plugin", "{recipe}/syncing.py"),
     "shared": started("colocated", "--max_steps", "1", "--ckpt.save_steps", "1", *WITH_CRITIC),
     "resumed": resumed("shared", *TWO),
-    "paper": started("../mathchat/small_paper", "--max_steps", "1", *MOVING),
+    "paper": started("../mathchat/small_paper", "--max_steps", "1", "--eval.steps", "-1", *MOVING),
     "too_few": started("recipe", "--vllm.num_engines", "2", *TWO),
     "no_memory": started(
         "colocated", "--mapping", "shared", "--vllm.gpu_memory_utilization", "0.99", *TWO
