@@ -9,8 +9,9 @@ A random model of 33 layers (about 400 tensors). A parameter is one of the engin
 and v, and gate and up, and cannot take over a part of a fused one alone. Both ways end with the
 same weights in the engine, which is asserted by the log-probs of a fixed prompt.
 
-With `--no-model` the pieces are zeros, and vLLM's worker reads them and keeps none: a training
-process, Ray's store, and an engine with a model of 5 GB do not fit a small machine together.
+With `--no-model` one piece of zeros is given again and again, and vLLM's worker reads them and
+keeps none: a training process, Ray's store, and an engine with a model of 5 GB do not fit a small
+machine together.
 """
 
 from __future__ import annotations
@@ -126,15 +127,15 @@ def parameters(weights: dict[str, Any]) -> list[dict[str, Any]]:
 
 async def large(gigabytes: float, with_model: bool) -> None:
     """One sync of a policy whose weights have that size."""
-    import numpy
     import psutil
     import ray
+    import torch
 
     from marl_plugins.core.policy import Policy
     from marl_plugins.engine.plan.build import build_plan
     from marl_plugins.engine.processes.cluster import ray_cluster
     from marl_plugins.engine.processes.engines import RestartBudget
-    from marl_plugins.engine.processes.pieces import PIECE_BYTES
+    from marl_plugins.engine.processes.pieces import PIECE_BYTES, piece_of
     from marl_plugins.engine.runtime.policy import UpstreamPolicy
     from marl_plugins.engine.runtime.session import Session
 
@@ -153,7 +154,7 @@ async def large(gigabytes: float, with_model: bool) -> None:
         policy.start()
         place = policy.engines.engines[0].where
         assert place is not None
-        processes = {"engine": place.pid, "vLLM": place.children[0]}
+        processes = {"engine": place.pid, "vLLM": place.family[1][0]}
         if policy.training is not None:
             processes["training"] = policy.training.where[0].pid
         before = {name: psutil.Process(pid).memory_info() for name, pid in processes.items()}
@@ -163,8 +164,8 @@ async def large(gigabytes: float, with_model: bool) -> None:
             await policy.collect()
         else:
             await policy.engines.engines[0].handle.in_workers.remote(count_bytes)
-            zeros = numpy.zeros(PIECE_BYTES // 4, numpy.float32)
-            pieces = [ray.put(piece_of_zeros(zeros, number)) for number in range(count)]
+            zeros = torch.zeros(PIECE_BYTES // 4)
+            pieces = [ray.put(piece_of({"zeros": zeros}))] * count
             started = time.perf_counter()
         collected = time.perf_counter() - started
         await (policy.sync(1) if with_model else policy.give(pieces, 1))
@@ -186,14 +187,6 @@ def count_bytes(worker: Any) -> None:
             value.sum()
 
     worker.reload_weights = read
-
-
-def piece_of_zeros(zeros: Any, number: int) -> Any:
-    import torch
-
-    from marl_plugins.engine.processes.pieces import piece_of
-
-    return piece_of({f"zeros.{number}": torch.from_numpy(zeros)})
 
 
 def peak(pid: int) -> int:

@@ -249,13 +249,14 @@ WITH_CRITIC = ("--mapping", "shared", "--algo.advantage.estimator", "gae")
 POOL = ("--plugin", "marl_plugins.opponent_pool", "--opponents.every", "1")
 MOVING = ("--plugin", "marl_plugins.balance", "--balance.in_flight", "1")
 ADAPTERS = ("--plugin", "marl_plugins.adapters")
+UNSEEN = ("--eval.steps", "-1", "--ckpt.best_metric_key", "none")
 WATCHED = ("--plugin", "benchmarks.gpu_observer")
 ON_GPUS = {
     "colocated": started("colocated", *TWO, *WATCHED, "--plugin", "{recipe}/awake_asleep.py"),
     "apart": started("apart", *TWO, *POOL, "--plugin", "{recipe}/syncing.py"),
     "shared": started("colocated", "--max_steps", "1", "--ckpt.save_steps", "1", *WITH_CRITIC),
     "resumed": resumed("shared", *TWO),
-    "paper": started("../mathchat/small_paper", "--max_steps", "1", *MOVING),
+    "paper": started("../mathchat/small_paper", "--max_steps", "1", *UNSEEN, *MOVING),
     "adapters": started("adapters_colocated", *TWO, *ADAPTERS, "--plugin", "{recipe}/awake.py"),
     "too_few": started("recipe", "--vllm.num_engines", "2", *TWO),
     "no_memory": started(

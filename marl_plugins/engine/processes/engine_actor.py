@@ -255,11 +255,12 @@ class RolloutActor(_Upstream.__ray_metadata__.modified_class):  # type: ignore[m
         self.held.version = -1
         await self.wake_up(["weights"])
         for some in [pieces] if cpu.device() == "cpu" else [[piece] for piece in pieces]:
+            taken = [await piece for piece in some]
             with contextlib.ExitStack() as stack:
-                paths = [stack.enter_context(mapped(await piece)) for piece in some]
+                paths = [stack.enter_context(mapped(piece)) for piece in taken]
                 here = await self.llm.collective_rpc(load_pieces, args=(paths,))
             if not all(here):  # an engine of more devices than this host has
-                await self.llm.collective_rpc(load_file, args=(joined([await some[0]]),))
+                await self.llm.collective_rpc(load_file, args=(joined(taken),))
         await self.llm.reset_prefix_cache()
         self.held.policy, self.held.version = policy, version
 

@@ -35,8 +35,9 @@ class ProcessPlace(NamedTuple):
     pid: int
     node: str
     """Ray's id of the host."""
-    children: tuple[int, ...] = ()
-    """The processes that it has started, in turn or by those, as vLLM's own."""
+    family: tuple[tuple[int, float], ...] = ()
+    """It and the processes that it has started, or those have, as vLLM's own: their ids, and when
+    they began, because an id may soon be another process's."""
 
     def kill(self) -> None:
         """Ends it by SIGKILL. `ray.kill` only asks, which a stopped process does not hear."""
@@ -44,8 +45,8 @@ class ProcessPlace(NamedTuple):
             self._there(os.kill, self.pid, signal.SIGKILL)
 
     def end(self) -> None:
-        """Ends it and its children, and waits for that: what they held of a device is free then."""
-        waiting = self._there(_end, (self.pid, *self.children))
+        """Ends its family, and waits for that: what they held of a device is free then."""
+        waiting = self._there(_end, self.family)
         if waiting is not None:
             ray.get(waiting)
 
@@ -80,25 +81,29 @@ def locate(handle: ActorHandle) -> ObjectRef:
 def _here() -> ProcessPlace:
     import psutil
 
-    children = tuple(child.pid for child in psutil.Process().children(recursive=True))
+    me = psutil.Process()
+    family = tuple((p.pid, p.create_time()) for p in [me, *me.children(recursive=True)])
     node = ray.get_runtime_context().get_node_id()
-    return ProcessPlace(socket.gethostname(), os.getpid(), node, children)
+    return ProcessPlace(socket.gethostname(), me.pid, node, family)
 
 
-def _end(pids: Sequence[int]) -> None:
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+def _end(family: Sequence[tuple[int, float]]) -> None:
+    for one in family:
+        if _runs(*one):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(one[0], signal.SIGKILL)
     until = time.monotonic() + GONE_SECONDS
-    while time.monotonic() < until and any(map(_runs, pids)):
+    while time.monotonic() < until and any(_runs(*one) for one in family):
         time.sleep(0.02)
 
 
-def _runs(pid: int) -> bool:
+def _runs(pid: int, began: float) -> bool:
     import psutil
 
     try:
-        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+        process = psutil.Process(pid)
+        same = abs(process.create_time() - began) < 1.0
+        return bool(same and process.status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:
         return False
 
