@@ -36,7 +36,7 @@ from marl_plugins.engine.plan.checks.asynchronous import (
     check_partial,
     check_queue,
 )
-from marl_plugins.engine.plan.checks.numbers import check_numbers, with_policies_named
+from marl_plugins.engine.plan.checks.numbers import check_numbers, check_trees, with_policies_named
 from marl_plugins.engine.plan.checks.policies import check_adapters, check_followers, check_policies
 from marl_plugins.engine.plan.checks.roles import check_roles
 from marl_plugins.engine.plan.files import check_files, check_workflow_file
@@ -165,6 +165,7 @@ def build_plan(words: Sequence[str]) -> Plan:
     plan = Plan(run, plugins, request.options)
     problems += check_adapters(run)
     problems += [*check_numbers(run), *check_async(run), *check_batches(plugins, run)]
+    problems += check_trees(run) if request.options.sequences == "trees" else []
     problems += check_files(plan, request.origins)
     problems += [] if tools is None else check_workflow_file(plan, request.origins)
     problems += run.processes.problems(run) if run.policies and run.processes else []

@@ -16,13 +16,19 @@ which keeps padding small.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+Tree = Sequence[int]
+"""Indices of sequences that go through the model as one (core/sequences.py); or of a single one."""
 MicroBatch = tuple[int, ...]
-"""Indices of sequences; empty: nothing is left for this one."""
+"""Indices of trees; empty: nothing is left for this one."""
 Order = Callable[[int, int], Sequence[int]]
 """The order in which a rank takes its sequences in an epoch: (epoch, number of sequences) to a
 permutation."""
+Grouping = Callable[[Sequence[int], int], Sequence[tuple[Tree, int]]]
+"""Divides sequences into trees of at most so many tokens, each with its tokens."""
+SHARES = (1.0, 1.25, 1.5, 1.75)
+"""Sizes of a tree on several ranks, as parts of what each has to do: cut, a prefix is repeated."""
 
 
 @dataclass(frozen=True)
@@ -33,11 +39,14 @@ class Limit:
         sequences: At most so many.
         tokens: At most so many tokens, in place of the number of sequences.
         packed: Tokens are those of the sequences alone; else padding counts too.
+        tree: Tokens of a tree at most, and of several in one micro-batch with their padding; None:
+            sequences are no trees.
     """
 
     sequences: int = 1
     tokens: int | None = None
     packed: bool = False
+    tree: int | None = None
 
     def fits(self, number: int, longest: int, total: int) -> bool:
         """Returns whether a micro-batch may hold a number of sequences.
@@ -46,7 +55,8 @@ class Limit:
             longest, total: Tokens of the longest, and of all.
         """
         if self.tokens is None:
-            return number <= self.sequences
+            padded = self.tree is None or number == 1 or number * longest <= self.tree
+            return number <= self.sequences and padded
         return (total if self.packed else number * longest) <= self.tokens
 
 
@@ -55,17 +65,21 @@ class Layout:
     """The micro-batches of one fit.
 
     Args:
-        ranks: The sequences of each data-parallel rank, as indices.
+        ranks: The trees of each data-parallel rank, as indices.
         steps: Optimiser steps per epoch, K.
         accumulation: Micro-batches per optimiser step on one rank, A.
         epochs: The micro-batches of each epoch and rank: `epochs[epoch][rank]` has K x A of them,
-            whose indices count the sequences of that rank.
+            whose indices count the trees of that rank.
+        trees: Without a grouping each sequence is one.
+        tokens: Of each tree.
     """
 
     ranks: tuple[tuple[int, ...], ...]
     steps: int
     accumulation: int
     epochs: tuple[tuple[tuple[MicroBatch, ...], ...], ...]
+    trees: Sequence[Tree] = ()
+    tokens: Sequence[int] = ()
 
     @property
     def fill(self) -> int:
@@ -80,6 +94,7 @@ def plan_layout(
     limit: Limit,
     order: Order | None = None,
     epochs: int = 1,
+    grouping: Grouping | None = None,
 ) -> Layout | None:
     """Returns the layout of sequences with these lengths, in at most `steps` optimiser steps; None
     where there is no sequence.
@@ -89,6 +104,8 @@ def plan_layout(
     Args:
         lengths: Tokens of each sequence.
         order: None: as they are given.
+        grouping: None: each sequence goes through the model by itself. Whatever it says, the
+            sequences of an optimiser step are the same.
 
     Raises:
         ValueError: A number is not positive, or a sequence alone is beyond the limit (its index is
@@ -111,10 +128,14 @@ def plan_layout(
         [_windows(counts, rank, steps, epoch, order) for rank in range(ranks)]
         for epoch in range(epochs)
     ]
+    trees: list[Tree] = [(i,) for i in range(len(lengths))]
+    usual = max(lengths)
+    if grouping is not None and limit.tree is not None:
+        trees, lengths, shares, windows = _grouped(shares, windows, grouping, limit.tree)
     batches = [
         [
             [
-                _batches([lengths[i] for i in shares[rank]], window, limit)
+                _batches([lengths[i] for i in shares[rank]], window, limit, usual)
                 for window in windows[epoch][rank]
             ]
             for rank in range(ranks)
@@ -129,7 +150,7 @@ def plan_layout(
         )
         for epoch in batches
     )
-    return Layout(tuple(map(tuple, shares)), steps, most, filled)
+    return Layout(tuple(map(tuple, shares)), steps, most, filled, trees, lengths)
 
 
 def _shares(lengths: Sequence[int], ranks: int) -> list[list[int]]:
@@ -166,9 +187,61 @@ def _windows(
     return windows
 
 
-def _batches(lengths: Sequence[int], window: Sequence[int], limit: Limit) -> list[MicroBatch]:
-    """A window's sequences as micro-batches: neighbours in length together or, where they are
-    packed, whatever fills one."""
+def _grouped(
+    shares: Sequence[Sequence[int]],
+    windows: Sequence[Sequence[Sequence[Sequence[int]]]],
+    grouping: Grouping,
+    most: int,
+) -> tuple[list[Tree], list[int], list[list[int]], list[list[list[list[int]]]]]:
+    """The sequences of each optimiser step as trees: these, their tokens, and as before the trees
+    of each rank and its windows."""
+    trees: list[Tree] = []
+    sizes: list[int] = []
+    of_ranks: list[list[int]] = [[] for _ in shares]
+    of_epochs = []
+    for epoch in windows:
+        steps: list[list[list[int]]] = [[] for _ in shares]
+        for step in zip(*epoch, strict=True):
+            mine = [shares[rank][i] for rank, window in enumerate(step) for i in window]
+            for rank, dealt in enumerate(_dealt(mine, len(shares), grouping, most)):
+                start = len(of_ranks[rank])
+                of_ranks[rank] += range(len(trees), len(trees) + len(dealt))
+                steps[rank].append([*range(start, len(of_ranks[rank]))])
+                trees += [tree for tree, _ in dealt]
+                sizes += [size for _, size in dealt]
+        of_epochs.append(steps)
+    return trees, sizes, of_ranks, of_epochs
+
+
+def _dealt(
+    mine: Sequence[int], ranks: int, grouping: Grouping, most: int
+) -> list[list[tuple[Tree, int]]]:
+    """Sequences as trees of each rank, in the way that leaves the busiest one least to do."""
+    whole = grouping(mine, most)
+    fair = sum(size for _, size in whole) / ranks
+    ways = [whole]
+    if ranks > 1:
+        ways += [grouping(mine, min(most, int(share * fair))) for share in SHARES]
+    best: list[list[tuple[Tree, int]]] = []
+    least = float("inf")
+    for way in ways:
+        dealt: list[list[tuple[Tree, int]]] = [[] for _ in range(ranks)]
+        loads = [0] * ranks
+        for tree in sorted(way, key=lambda pair: (-pair[1], pair[0])):
+            rank = loads.index(min(loads))
+            dealt[rank].append(tree)
+            loads[rank] += tree[1]
+        if max(loads) < least:
+            best, least = dealt, max(loads)
+    return best
+
+
+def _batches(
+    lengths: Sequence[int], window: Sequence[int], limit: Limit, usual: int
+) -> list[MicroBatch]:
+    """A window's trees as micro-batches: neighbours in length together or, where they are packed,
+    whatever fills one. Trees that are longer than the longest sequence (`usual`) are padded by a
+    quarter at most."""
     batches: list[list[int]] = []
     totals: list[int] = []
     for index in sorted(window, key=lambda i: (-lengths[i], i)):
@@ -179,7 +252,9 @@ def _batches(lengths: Sequence[int], window: Sequence[int], limit: Limit) -> lis
         )
         for number in open_ones:
             batch, total = batches[number], totals[number] + lengths[index]
-            if limit.fits(len(batch) + 1, lengths[batch[0]], total):
+            longest = lengths[batch[0]]
+            even = longest <= usual or longest * (len(batch) + 1) <= 1.25 * total
+            if even and limit.fits(len(batch) + 1, longest, total):
                 batch.append(index)
                 totals[number] = total
                 break
@@ -213,4 +288,5 @@ def combined(first: Layout, second: Layout) -> Layout:
                 windows += added or [()] * second.accumulation
             epoch.append(tuple(windows))
         epochs.append(tuple(epoch))
-    return Layout(ranks, first.steps, first.accumulation + second.accumulation, tuple(epochs))
+    accumulation = first.accumulation + second.accumulation
+    return replace(first, ranks=ranks, accumulation=accumulation, epochs=tuple(epochs))

@@ -13,6 +13,7 @@ import asyncio
 import copy
 import functools
 import math
+import sys
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
@@ -24,7 +25,7 @@ from marl_plugins.core.failures import RunEnded
 from marl_plugins.core.policy import Policy
 from marl_plugins.core.process_backend import EngineKind, ProcessBackend, TrainingSpec
 from marl_plugins.core.rows import Row
-from marl_plugins.core.sequences import TokenSequence, sequences_of
+from marl_plugins.core.sequences import TokenSequence, TokenTree, sequences_of, tree_of
 from marl_plugins.core.threads import in_daemon_thread
 from marl_plugins.engine.hosts.devices import training_gpus
 from marl_plugins.engine.processes.backend import OwnProcesses
@@ -41,10 +42,12 @@ from marl_plugins.engine.processes.watchdog import locate
 from marl_plugins.engine.runtime.batching import BatchBuilder, check_steps, hand_out
 from marl_plugins.engine.runtime.experience import (
     NAMES,
+    Experience,
     ForwardedExperience,
     PreparedExperience,
     completed,
     forwarded,
+    sequences_apart,
 )
 from marl_plugins.engine.runtime.policy_engines import PolicyEngines
 
@@ -57,6 +60,9 @@ if TYPE_CHECKING:
     from ray.util.placement_group import PlacementGroup
     from transformers import PreTrainedTokenizerBase
 
+TREE_TOLERANCE = {"fp32": 1e-4, "bf16": 0.1, "fp16": 0.02}
+"""Largest difference of log-probs, KL and values between sequences by themselves and as a tree, by
+`--ds.param_dtype`."""
 P = ParamSpec("P")
 R = TypeVar("R")
 Method = Callable[Concatenate["UpstreamPolicy", P], Coroutine[Any, Any, R]]
@@ -87,6 +93,7 @@ class UpstreamPolicy(PolicyEngines):
             ended.
         merge: Whether the rows of one conversation go through the model as one sequence, where its
             loss allows it.
+        trees: Whether these sequences do as trees.
         backend: Who gives it its training processes; None: they are its own.
         extensions: What plugins add to these, as "module:Class".
         shared, kind: As of `PolicyEngines`.
@@ -102,13 +109,16 @@ class UpstreamPolicy(PolicyEngines):
         restarts: RestartBudget,
         silence: float,
         merge: bool = True,
+        trees: bool = False,
         backend: ProcessBackend | None = None,
         extensions: Sequence[str] = (),
         shared: EnginePool | None = None,
         kind: EngineKind | None = None,
     ):
         args = copy.deepcopy(args)
-        self.batching = BatchBuilder(args, merge)
+        self.batching = BatchBuilder(args, merge, trees)
+        self._tried = not trees
+        """Whether its model is known to see trees."""
         self.tokenizer = tokenizer
         training = None
         if spec.trainable:
@@ -211,18 +221,18 @@ class UpstreamPolicy(PolicyEngines):
         return await completed(rows, sequences_of(rows, self.batching.merge), known, self._forward)
 
     async def _forward(self, sequences: Sequence[TokenSequence]) -> ForwardedExperience:
-        maker, rows = (
-            self.trainer.experience_maker,
-            [row for sequence in sequences for row in sequence.rows],
-        )
+        rows = [row for sequence in sequences for row in sequence.rows]
         batches = self.batching.forward_batches(sequences, ranks_of(self.group))
-        samples = [
-            self.batching.padded(batch, maker.tokenizer.pad_token_id) for batch, _ in batches
+        trees = [tree for batch, _ in batches for tree in batch if len(tree.sequences) > 1]
+        if trees and not await self._exact(trees[0]):
+            batches = self.batching.forward_batches(sequences, ranks_of(self.group))
+        experiences = await self._computed([batch for batch, _ in batches])
+        done = [
+            part
+            for (batch, real), e in zip(batches, experiences, strict=True)
+            if real
+            for part in sequences_apart(batch, e)
         ]
-        experiences = await self.processes.await_work(
-            "computed log-probs", in_daemon_thread(maker.make_experience, samples)
-        )
-        done = [(batch, e) for (batch, real), e in zip(batches, experiences, strict=True) if real]
         experience = forwarded(
             self.name, rows, done, self.trainer.kl_ctl.value, self.args.reward.clip_range
         )
@@ -232,6 +242,40 @@ class UpstreamPolicy(PolicyEngines):
                     self.name, NAMES[name], rows[0].trajectory.step, f"rows {', '.join(broken[:5])}"
                 )
         return experience
+
+    async def _computed(self, batches: Sequence[Sequence[TokenTree]]) -> list[Experience]:
+        maker = self.trainer.experience_maker
+        samples = [self.batching.padded(batch, maker.tokenizer.pad_token_id) for batch in batches]
+        experiences: list[Experience] = await self.processes.await_work(
+            "computed log-probs", in_daemon_thread(maker.make_experience, samples)
+        )
+        return experiences
+
+    async def _exact(self, tree: TokenTree) -> bool:
+        """Compares, the first time, three sequences of a tree with what they are by themselves.
+        Where a model gives other numbers, there are no trees from then on."""
+        if self._tried:
+            return True
+        self._tried, three = True, tree.sequences[:3]
+        ways = [tree_of([sequence]) for sequence in three], [tree_of(three)]
+        apart, together = (await self._computed([*ways] * ranks_of(self.group)))[:2]
+        pairs = zip(
+            sequences_apart(ways[0], apart), sequences_apart(ways[1], together), strict=True
+        )
+        off = max(
+            float(((getattr(one, name) - getattr(other, name)) * one.action_mask).abs().max())
+            for (_, one), (_, other) in pairs
+            for name in NAMES.values()
+            if getattr(one, name) is not None
+        )
+        self.batching.trees = off <= TREE_TOLERANCE[self.args.ds.param_dtype]
+        if not self.batching.trees:
+            print(
+                f"warning: policy {self.name!r}: three sequences and the same as a tree differ by "
+                f"{off:.2g}: its model does not see trees right, and is given sequences",
+                file=sys.stderr,
+            )
+        return self.batching.trees
 
     @while_active
     async def update(self, prepared: PreparedExperience, steps: int, step: int) -> dict[str, float]:
@@ -263,6 +307,14 @@ class UpstreamPolicy(PolicyEngines):
             status = await self.processes.fit(step)
             metrics |= {k: float(v) for k, v in status.items() if isinstance(v, int | float)}
             metrics |= prepared.metrics
+        if self.batching.trees and "" in layouts:
+            rows = sum(
+                start + len(row.action.generation.ids)
+                for sequence in prepared.for_policy.sequences
+                for row, start in zip(sequence.rows, sequence.starts, strict=True)
+            )
+            through = sum(layouts[""].tokens)
+            metrics["tokens_saved"] = rows * self.args.train.max_epochs / through
         metrics |= {f"{name}fill_rows": float(layout.fill) for name, layout in layouts.items()}
         check_steps(self.name, layouts, metrics, self.args.train.max_epochs)
         check_finite(self.name, metrics, prepared, step, self.args.ds.param_dtype)

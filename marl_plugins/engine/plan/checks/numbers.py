@@ -11,7 +11,7 @@ from marl_plugins.core.recipe.tiny import is_tiny
 from marl_plugins.core.run import Run
 from marl_plugins.engine.plan.checks.placement import check_placement
 from marl_plugins.engine.plan.devices import needed_devices, shown_devices
-from marl_plugins.engine.plan.models import positions_of
+from marl_plugins.engine.plan.models import positions_of, sliding_window_of
 
 LEAST_TASK_SECONDS = 0.1
 """Deadlines of a trajectory that are shorter are taken for a slip."""
@@ -234,6 +234,43 @@ def _batching(device: str, a: Any) -> list[Problem]:
             )
         )
     return problems
+
+
+def check_trees(run: Run) -> list[Problem]:
+    """Returns what keeps policies from being given trees (`--sequences trees`)."""
+    return with_policies_named(
+        {p.name: [*_trees(run.policy_args[p.name])] for p in run.policies if p.trainable}
+    )
+
+
+def _trees(a: Any) -> Iterator[Problem]:
+    without = "or leave out --sequences trees"
+    if a.ds.packing_samples:
+        got = "packing knows sequences, and no trees"
+        yield Problem(
+            "trees.packing", at(flag="ds.packing_samples"), got, fix=f"remove it, {without}"
+        )
+    if a.ds.ring_attn_size > 1:
+        got = "ranks share a sequence, and no tree"
+        yield Problem("trees.ring", at(flag="ds.ring_attn_size"), got, fix=f"set 1, {without}")
+    if a.ds.attn_implementation not in ("eager", "sdpa", "flex_attention"):
+        got = f"{a.ds.attn_implementation} takes no mask that says which token sees which"
+        where, fix = at(flag="ds.attn_implementation"), f"use flex_attention or sdpa, {without}"
+        yield Problem("trees.attention", where, got, fix=fix)
+    if a.actor.aux_loss_coef > 0:
+        got = "the router's loss counts tokens, and a tree has each once"
+        yield Problem("trees.router", at(flag="actor.aux_loss_coef"), got, fix=f"set 0, {without}")
+    for model in filter(None, (a.actor.model_name_or_path, a.critic.model_name_or_path)):
+        window = sliding_window_of(model)
+        if window is not None and window < a.data.max_len:
+            got = (
+                f"model {model} sees the last {window} tokens, and --data.max_len is "
+                f"{a.data.max_len}: in a tree others stand between"
+            )
+            flags = ("data.max_len",)
+            yield Problem(
+                "trees.window", got=got, fix=f"lower --data.max_len, {without}", flags=flags
+            )
 
 
 def _without_steps(ckpt: SimpleNamespace) -> Iterator[Problem]:
