@@ -24,6 +24,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from marl_plugins.engine.hosts import cpu
 
 os.environ |= {cpu.DEVICE: "cpu", **cpu.environment()}  # before anything of upstream is imported
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+
 
 import torch
 from simulated import conversations
@@ -45,7 +47,6 @@ from marl_plugins.core.rows import Row
 from marl_plugins.core.sequences import TokenSequence, grouped, sequences_of, tree_of
 from marl_plugins.core.trajectory import Action, Generation, Task, Trajectory
 from marl_plugins.engine.processes.trees import see_trees
-from marl_plugins.engine.runtime.batching import grouping_of
 from marl_plugins.engine.runtime.experience import (
     ForwardedExperience,
     estimate,
@@ -95,7 +96,7 @@ def smollm2() -> Any:
 def batches(sequences: Sequence[TokenSequence], limit: Limit) -> list[list[Sequence[int]]]:
     """Micro-batches of trees, or of sequences by themselves."""
     lengths = [len(s.ids) for s in sequences]
-    layout = plan_layout(lengths, 1, 1, limit, grouping=grouping_of(sequences))
+    layout = plan_layout(lengths, 1, 1, limit, grouping=partial(grouped, sequences))
     assert layout is not None
     (((given,),), (share,)) = layout.epochs, layout.ranks
     return [[layout.trees[share[i]] for i in batch] for batch in given]
@@ -327,7 +328,7 @@ def trees_and_rows(rounds: int, length: int) -> None:
                 gradients[tree] = {"p": update(actor, p.items, p.sequences, limits[tree])}
                 taken[tree].append((between - started, time.perf_counter() - between))
             sequences = sequences_of(rows)
-            through = sum(size for _, size in grouped(sequences, 8 * 1024))
+            through = sum(size for _, size in grouped(sequences, range(len(sequences)), 8 * 1024))
             size = max(float(g.abs().max()) for g in gradients[False]["p"].values())
             shown = [
                 f"{what} {min(t[n] for t in taken[False]):.2f} -> "

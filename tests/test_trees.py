@@ -4,6 +4,7 @@ itself."""
 import copy
 import itertools
 import random
+from functools import partial
 
 import pytest
 import torch
@@ -16,7 +17,6 @@ from marl_plugins.core.rows import Row
 from marl_plugins.core.sequences import grouped, sequences_of, tree_of
 from marl_plugins.core.trajectory import Generation
 from marl_plugins.engine.processes.trees import see_trees, walked
-from marl_plugins.engine.runtime.batching import grouping_of
 from marl_plugins.engine.runtime.experience import (
     Experience,
     forwarded,
@@ -58,7 +58,7 @@ def path(tree, place):
     ids = []
     while place >= 0:
         ids.append(tree.ids[place])
-        place -= tree.back[place]
+        place -= abs(tree.mask[place])
     return ids[::-1]
 
 
@@ -67,15 +67,14 @@ def path(tree, place):
 def test_every_token_follows_what_it_follows_in_its_sequence(**drawn):
     _, sequences = forest(**drawn)
     tree = tree_of(sequences)
-    assert tree.sequences == tuple(sequences)
+    assert tree.sequences == sequences
     trained = []
     for sequence, places in zip(sequences, tree.places, strict=True):
         assert [path(tree, place) for place in places] == [
             sequence.ids[: n + 1] for n in range(len(places))
         ]
-        mine = [n for n, is_trained in enumerate(sequence.trained) if is_trained]
-        assert all(path(tree, places[n] - 1) == sequence.ids[:n] for n in mine)
-        trained += [places[n] for n in mine]
+        assert all(path(tree, places[n] - 1) == sequence.ids[:n] for n in sequence.trained)
+        trained += [places[n] for n in sequence.trained]
     assert len(trained) == len(set(trained))  # none is two rows'
 
 
@@ -84,7 +83,7 @@ def test_every_token_follows_what_it_follows_in_its_sequence(**drawn):
 def test_what_a_token_sees_is_its_path(**drawn):
     _, sequences = forest(**drawn)
     tree = tree_of(sequences)
-    mask = torch.tensor([[1 if n == 1 else -n for n in tree.back] + [0, 0]])
+    mask = torch.tensor([[*tree.mask, 0, 0]])
     (ends,), (positions,) = (each.tolist() for each in walked(mask))
     for place in range(len(tree.ids)):
         seen = [n for n in range(place + 1) if place < ends[n]]
@@ -105,7 +104,7 @@ def test_a_prefix_stands_once(letters):
         action.generation = Generation(ids, (-1.0,) * 10, "stop", "p", 0)
         rows.append(Row(trajectory, action, 1.0))
         tokens += len(ids)
-    ((group, size),) = grouped(sequences_of(rows), 10**6)
+    ((group, size),) = grouped(sequences_of(rows), range(8), 10**6)
     assert sorted(group) == list(range(8))
     assert size == 50 + 2 * 20 + tokens + 7  # each branch but the first has a copy
 
@@ -114,7 +113,7 @@ def test_a_prefix_stands_once(letters):
 @given(most=st.integers(1, 60), worth=st.sampled_from([0, 1, 30, 10**6]), **FORESTS)
 def test_groups_hold_each_sequence_once_and_no_more_than_they_may(most, worth, **drawn):
     _, sequences = forest(**drawn)
-    groups = grouped(sequences, most, worth)
+    groups = grouped(sequences, range(len(sequences)), most, worth)
     assert sorted(n for group, _ in groups for n in group) == list(range(len(sequences)))
     for group, size in groups:
         tree = tree_of([sequences[n] for n in group])
@@ -162,9 +161,9 @@ def test_an_optimiser_step_has_the_same_sequences_as_without_trees(
         return held
 
     plain = steps_of(Limit(size), None)
-    assert steps_of(Limit(size, tree=40), grouping_of(sequences)) == plain
-    assert steps_of(Limit(size), grouping_of(sequences)) == plain
-    assert steps_of(Limit(tokens=200, tree=200), grouping_of(sequences)) == plain
+    assert steps_of(Limit(size, tree=40), partial(grouped, sequences)) == plain
+    assert steps_of(Limit(size), partial(grouped, sequences)) == plain
+    assert steps_of(Limit(tokens=200, tree=200), partial(grouped, sequences)) == plain
 
 
 def model(attention):
@@ -246,9 +245,9 @@ def test_gradients_are_those_of_the_sequences_by_themselves(attention, **drawn):
     by_upstream(one, e).mul(weights).sum().backward()
     got = torch.cat([p.grad.flatten() for p in one.parameters()])
     one.zero_grad()
-    (tree,) = [tree_of(sequences)]
+    tree = tree_of(sequences)
     for sequence, places in zip(sequences, tree.places, strict=True):
-        trained = torch.tensor(sequence.trained[1:])
+        trained = torch.tensor([n in sequence.trained for n in range(1, len(places))])
         mine = weights[0, torch.tensor(places[1:]) - 1] * trained
         (log_probs(one, sequence) * mine).sum().backward()
     want = torch.cat([p.grad.flatten() for p in one.parameters()])

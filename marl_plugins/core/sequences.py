@@ -15,8 +15,8 @@ per sequence, or, with `--sequences trees`, once (`TokenTree`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from marl_plugins.core.rows import Row
@@ -43,13 +43,13 @@ class TokenSequence:
         return self.rows[-1].name
 
     @cached_property
-    def trained(self) -> list[bool]:
-        """Says of each token whether a row of the sequence has sampled it."""
-        trained = [False] * len(self.ids)
-        for row, start in zip(self.rows, self.starts, strict=True):
-            count = len(row.action.generation.ids)
-            trained[start : start + count] = [True] * count
-        return trained
+    def trained(self) -> set[int]:
+        """Indices in `ids` of what its rows have sampled."""
+        return {
+            start + n
+            for row, start in zip(self.rows, self.starts, strict=True)
+            for n in range(len(row.action.generation.ids))
+        }
 
 
 def sequences_of(rows: Sequence[Row], merge: bool = True) -> list[TokenSequence]:
@@ -95,112 +95,90 @@ def _sequence(chain: Sequence[Row]) -> TokenSequence:
     return TokenSequence(ids, tuple(chain), tuple(starts))
 
 
-@dataclass(frozen=True)
+@dataclass
 class TokenTree:
     """Sequences as one: what they begin with alike stands in it once, and goes through the model
     once.
 
         sequences:   a b c x    a b c y z    a b d
         ids:         a b c x  c y z  b d
-        back:        1 1 1 1  3 1 1  7 1          (the second c follows b, the second b follows a)
+        mask:        1 1 1 1 -3 1 1 -7 1          (the second c follows b, the second b follows a)
 
     A branch begins with a copy of the last token that it shares. So every token stands right behind
-    the one that predicts it, and a loss that shifts by one stays as it is.
+    the one that predicts it, and a loss that shifts by one stays as it is. Where two sequences both
+    train a token, there are two: each has an advantage of its own for it.
 
     Args:
         ids: T token ids, in the order of a walk through the tree.
-        back: How far before each token the one stands that it follows: 1 in a sequence by itself.
-            Where that is before the beginning, it follows none.
+        mask: 1, or, where a token does not follow the one before it, how far before it that stands
+            which it follows, negative; before the beginning, where it follows none.
         sequences: In the order of their ids.
         places: Of each sequence, the places of its tokens.
     """
 
-    ids: list[int]
-    back: list[int]
-    sequences: tuple[TokenSequence, ...]
-    places: tuple[list[int], ...]
-
-
-class TreeBuilder:
-    """A tree that sequences are added to, in the order of their ids.
-
-    A token of two sequences is one token where all before it is the same. Only where both train it
-    there are two: each has an advantage of its own for it.
-    """
-
-    def __init__(self) -> None:
-        self.ids: list[int] = []
-        self._back: list[int] = []
-        self._trained: list[bool] = []
-        self._sequences: list[TokenSequence] = []
-        self._places: list[list[int]] = []
-
-    @property
-    def tree(self) -> TokenTree:
-        """What has been added so far."""
-        return TokenTree(self.ids, self._back, tuple(self._sequences), tuple(self._places))
+    ids: list[int] = field(default_factory=list)
+    mask: list[int] = field(default_factory=list)
+    sequences: list[TokenSequence] = field(default_factory=list)
+    places: list[list[int]] = field(default_factory=list)
+    _trained: set[int] = field(default_factory=set)
 
     def shared(self, sequence: TokenSequence) -> int:
         """Returns how many tokens a sequence would have in common with the one before it."""
-        count = 0
-        path = self._places[-1] if self._places else []
-        for place, token, trained in zip(path, sequence.ids, sequence.trained, strict=False):
-            if token != self.ids[place] or (trained and self._trained[place]):
-                break
-            count += 1
-        return count
+        path = self.places[-1] if self.places else []
+        for n, (place, token) in enumerate(zip(path, sequence.ids, strict=False)):
+            if token != self.ids[place] or (n in sequence.trained and place in self._trained):
+                return n
+        return min(len(path), len(sequence.ids))
 
     def add(self, sequence: TokenSequence, shared: int) -> None:
-        """Adds a sequence that has so many tokens in common with the one before it."""
-        path = self._places[-1][:shared] if shared else []
-        trained = sequence.trained
-        for place, mine in zip(path, trained, strict=False):
-            self._trained[place] |= mine
+        """Adds the next sequence, which has so many tokens in common with the one before it."""
+        path = self.places[-1][:shared] if shared else []
         if path and (last := path[-1]) < len(self.ids) - 1:
-            self._append([self.ids[last]], last - self._back[last], [False])
+            self._append([self.ids[last]], last - abs(self.mask[last]))
         start = len(self.ids)
-        self._append(sequence.ids[shared:], start - 1 if path else -1, trained[shared:])
-        self._sequences.append(sequence)
-        self._places.append([*path, *range(start, len(self.ids))])
+        self._append(sequence.ids[shared:], start - 1 if path else -1)
+        self.sequences.append(sequence)
+        self.places.append([*path, *range(start, len(self.ids))])
+        self._trained.update(self.places[-1][n] for n in sequence.trained)
 
-    def _append(self, ids: list[int], follows: int, trained: list[bool]) -> None:
-        self._back += [len(self.ids) - follows, *[1] * (len(ids) - 1)]
+    def _append(self, ids: list[int], follows: int) -> None:
+        back = len(self.ids) - follows
+        self.mask += [1 if back == 1 else -back, *[1] * (len(ids) - 1)]
         self.ids += ids
-        self._trained += trained
 
 
-def tree_of(sequences: Sequence[TokenSequence]) -> TokenTree:
+def tree_of(sequences: Iterable[TokenSequence]) -> TokenTree:
     """Returns sequences that are in the order of their ids as one tree."""
-    builder = TreeBuilder()
+    tree = TokenTree()
     for sequence in sequences:
-        builder.add(sequence, builder.shared(sequence))
-    return builder.tree
+        tree.add(sequence, tree.shared(sequence))
+    return tree
 
 
 def grouped(
-    sequences: Sequence[TokenSequence], most: int, worth: int = 1024
+    sequences: Sequence[TokenSequence], numbers: Iterable[int], most: int, worth: int = 1024
 ) -> list[tuple[list[int], int]]:
-    """Groups sequences into trees that are computed sooner than they are: their indices in the
+    """Groups sequences into trees that are computed sooner than they are: their numbers in the
     order of their ids, and the tree's tokens.
 
     Attention takes the square of a tree's tokens, other branches included.
 
     Args:
+        numbers: Indices of the sequences.
         most: Tokens of a tree; a sequence by itself may have more.
         worth: How many pairs of tokens in attention take as long as a token in all else.
     """
     groups: list[list[int]] = []
-    builders: list[TreeBuilder] = []
-    for number in sorted(range(len(sequences)), key=lambda n: sequences[n].ids):
-        sequence = sequences[number]
-        if builders:
-            shared, before = builders[-1].shared(sequence), len(builders[-1].ids)
-            together = before + len(sequence.ids) - shared + 1
-            pairs = together**2 - before**2 - len(sequence.ids) ** 2
-        if not builders or together > most or pairs > worth * (shared - 1):
-            builders.append(TreeBuilder())
+    trees: list[TokenTree] = []
+    for number in sorted(numbers, key=lambda n: sequences[n].ids):
+        sequence, tree = sequences[number], trees[-1] if trees else TokenTree()
+        shared, before = tree.shared(sequence), len(tree.ids)
+        together = before + len(sequence.ids) - shared + 1
+        pairs = together**2 - before**2 - len(sequence.ids) ** 2
+        if together > most or pairs > worth * (shared - 1):  # as with the first of all
+            trees.append(TokenTree())
             groups.append([])
             shared = 0
-        builders[-1].add(sequence, shared)
+        trees[-1].add(sequence, shared)
         groups[-1].append(number)
-    return [(group, len(builder.ids)) for group, builder in zip(groups, builders, strict=True)]
+    return [(group, len(tree.ids)) for group, tree in zip(groups, trees, strict=True)]

@@ -64,7 +64,5 @@ def view_of(ends: Tensor, attention: str, dtype: torch.dtype) -> Any:
     places = torch.arange(length, device=ends.device)
     seen = (places <= places[:, None]) & (places[:, None] < ends[:, None, None, :])
     if attention == "eager":
-        return torch.zeros(seen.shape, dtype=dtype, device=ends.device).masked_fill(
-            ~seen, torch.finfo(dtype).min
-        )
+        return torch.where(seen, 0.0, torch.finfo(dtype).min).to(dtype)
     return seen

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -25,7 +26,6 @@ from marl_plugins.engine.runtime.experience import (
     weightless,
 )
 from marl_plugins.engine.runtime.layout import (
-    Grouping,
     Layout,
     Limit,
     MicroBatch,
@@ -136,7 +136,7 @@ def lay_out(
             limit,
             order,
             epochs,
-            grouping_of(sequences),
+            partial(grouped, sequences),
         )
     except ValueError as error:
         if len(error.args) != 2:
@@ -150,16 +150,6 @@ def lay_out(
         ) from None
     assert layout is not None, "there are rows"
     return layout
-
-
-def grouping_of(sequences: Sequence[TokenSequence]) -> Grouping:
-    """Returns how sequences become trees."""
-
-    def trees(numbers: Sequence[int], most: int) -> list[tuple[list[int], int]]:
-        groups = grouped([sequences[n] for n in numbers], most)
-        return [([numbers[i] for i in group], size) for group, size in groups]
-
-    return trees
 
 
 @dataclass(frozen=True)

@@ -506,29 +506,26 @@ def sequence_experience(sequence: TokenSequence) -> Experience:
 def tree_experience(tree: TokenTree, items: Sequence[Experience]) -> Experience:
     """Returns the experiences of a tree's sequences as one of the tree.
 
-    Where a token follows another one than the one before it, the attention mask has by how much,
-    negative (engine/processes/trees.py). What is said per sample is the mean over rows.
+    Its attention mask is the tree's (engine/processes/trees.py). What is said per sample is the
+    mean over rows.
     """
     if len(items) == 1:
         return items[0]
-    whole = copy.copy(items[0])
-    shape = (*whole.sequences.shape[:-1], len(tree.ids))
-    whole.sequences = torch.tensor(tree.ids).expand(shape)
-    back = torch.tensor(tree.back)
-    whole.attention_mask = torch.where(back == 1, 1, -back).expand(shape)
     rows = torch.stack([item.info["rows"] for item in items])
+
+    def mean(values: list[Tensor]) -> Tensor:
+        return (torch.stack(values) * rows).sum(0) / rows.sum(0)
+
+    whole = copy.copy(items[0])
     for f in fields(Experience):
         values = [getattr(item, f.name) for item in items]
-        if f.name in ("sequences", "attention_mask") or not isinstance(values[0], Tensor):
-            continue
-        if Experience.is_step_tensor_field(f.name):
-            setattr(whole, f.name, on_tree(tree, values))
-        else:
-            setattr(whole, f.name, (torch.stack(values) * rows).sum(0) / rows.sum(0))
-    whole.info = {
-        name: (torch.stack([item.info[name] for item in items]) * rows).sum(0) / rows.sum(0)
-        for name in whole.info
-    }
+        if f.name in ("sequences", "attention_mask"):
+            of_tree = torch.tensor(tree.ids if f.name == "sequences" else tree.mask)
+            setattr(whole, f.name, of_tree.expand(*values[0].shape[:-1], -1))
+        elif isinstance(values[0], Tensor):
+            per_token = Experience.is_step_tensor_field(f.name)
+            setattr(whole, f.name, on_tree(tree, values) if per_token else mean(values))
+    whole.info = {name: mean([item.info[name] for item in items]) for name in whole.info}
     whole.info["rows"] = rows.sum(0)
     return whole
 
@@ -536,9 +533,7 @@ def tree_experience(tree: TokenTree, items: Sequence[Experience]) -> Experience:
 def on_tree(tree: TokenTree, values: Sequence[Tensor]) -> Tensor:
     """Returns what is said of the tokens of a tree's sequences, (..., T-1) each and 0 where it is
     said of none, in their places in the tree."""
-    whole = torch.zeros(
-        (*values[0].shape[:-1], len(tree.ids) - 1), dtype=values[0].dtype, device=values[0].device
-    )
+    whole = torch.zeros((*values[0].shape[:-1], len(tree.ids) - 1), dtype=values[0].dtype)
     for value, places in zip(values, tree.places, strict=True):
         whole[..., torch.tensor(places[1:]) - 1] += value
     return whole

@@ -25,10 +25,10 @@ MicroBatch = tuple[int, ...]
 Order = Callable[[int, int], Sequence[int]]
 """The order in which a rank takes its sequences in an epoch: (epoch, number of sequences) to a
 permutation."""
-Grouping = Callable[[Sequence[int], int], Sequence[tuple[Tree, int]]]
-"""Divides sequences into trees of at most so many tokens, each with its tokens."""
-SHARES = (1.0, 1.25, 1.5, 1.75)
-"""Sizes of a tree on several ranks, as parts of what each has to do: cut, a prefix is repeated."""
+SizedTree = tuple[Tree, int]
+"""With its tokens."""
+Grouping = Callable[[Sequence[int], int], Sequence[SizedTree]]
+"""Divides sequences into trees of at most so many tokens."""
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Layout:
         epochs: The micro-batches of each epoch and rank: `epochs[epoch][rank]` has K x A of them,
             whose indices count the trees of that rank.
         trees: Without a grouping each sequence is one.
-        tokens: Of each tree.
+        tokens: Of all trees.
     """
 
     ranks: tuple[tuple[int, ...], ...]
@@ -79,7 +79,7 @@ class Layout:
     accumulation: int
     epochs: tuple[tuple[tuple[MicroBatch, ...], ...], ...]
     trees: Sequence[Tree] = ()
-    tokens: Sequence[int] = ()
+    tokens: int = 0
 
     @property
     def fill(self) -> int:
@@ -128,14 +128,14 @@ def plan_layout(
         [_windows(counts, rank, steps, epoch, order) for rank in range(ranks)]
         for epoch in range(epochs)
     ]
-    trees: list[Tree] = [(i,) for i in range(len(lengths))]
-    usual = max(lengths)
+    trees: list[SizedTree] = [((i,), length) for i, length in enumerate(lengths)]
     if grouping is not None and limit.tree is not None:
-        trees, lengths, shares, windows = _grouped(shares, windows, grouping, limit.tree)
+        trees, shares = _grouped(shares, windows, grouping, limit.tree)
+    sizes = [size for _, size in trees]
     batches = [
         [
             [
-                _batches([lengths[i] for i in shares[rank]], window, limit, usual)
+                _batches([sizes[i] for i in shares[rank]], window, limit, max(lengths))
                 for window in windows[epoch][rank]
             ]
             for rank in range(ranks)
@@ -150,7 +150,8 @@ def plan_layout(
         )
         for epoch in batches
     )
-    return Layout(tuple(map(tuple, shares)), steps, most, filled, trees, lengths)
+    held = [tree for tree, _ in trees]
+    return Layout(tuple(map(tuple, shares)), steps, most, filled, held, sum(sizes))
 
 
 def _shares(lengths: Sequence[int], ranks: int) -> list[list[int]]:
@@ -167,7 +168,7 @@ def _shares(lengths: Sequence[int], ranks: int) -> list[list[int]]:
 
 def _windows(
     counts: Sequence[int], rank: int, steps: int, epoch: int, order: Order | None
-) -> list[Sequence[int]]:
+) -> list[list[int]]:
     """A rank's sequences in the order of its epoch, cut into optimiser steps whose numbers differ
     by one at most.
 
@@ -182,58 +183,41 @@ def _windows(
     windows, start = [], 0
     for step in range(steps):
         stop = start + base + (step in larger)
-        windows.append(shuffled[start:stop])
+        windows.append([*shuffled[start:stop]])
         start = stop
     return windows
 
 
 def _grouped(
-    shares: Sequence[Sequence[int]],
-    windows: Sequence[Sequence[Sequence[Sequence[int]]]],
-    grouping: Grouping,
-    most: int,
-) -> tuple[list[Tree], list[int], list[list[int]], list[list[list[list[int]]]]]:
-    """The sequences of each optimiser step as trees: these, their tokens, and as before the trees
-    of each rank and its windows."""
-    trees: list[Tree] = []
-    sizes: list[int] = []
+    shares: list[list[int]], windows: list[list[list[list[int]]]], grouping: Grouping, most: int
+) -> tuple[list[SizedTree], list[list[int]]]:
+    """The sequences of each optimiser step as trees, and the trees of each rank, which take the
+    sequences' places in the windows.
+
+    The largest goes first, each to the rank that has least to do until then; with several ranks
+    none has much more than what one of them has to do.
+    """
+    trees: list[SizedTree] = []
     of_ranks: list[list[int]] = [[] for _ in shares]
-    of_epochs = []
     for epoch in windows:
-        steps: list[list[list[int]]] = [[] for _ in shares]
-        for step in zip(*epoch, strict=True):
-            mine = [shares[rank][i] for rank, window in enumerate(step) for i in window]
-            for rank, dealt in enumerate(_dealt(mine, len(shares), grouping, most)):
-                start = len(of_ranks[rank])
-                of_ranks[rank] += range(len(trees), len(trees) + len(dealt))
-                steps[rank].append([*range(start, len(of_ranks[rank]))])
-                trees += [tree for tree, _ in dealt]
-                sizes += [size for _, size in dealt]
-        of_epochs.append(steps)
-    return trees, sizes, of_ranks, of_epochs
-
-
-def _dealt(
-    mine: Sequence[int], ranks: int, grouping: Grouping, most: int
-) -> list[list[tuple[Tree, int]]]:
-    """Sequences as trees of each rank, in the way that leaves the busiest one least to do."""
-    whole = grouping(mine, most)
-    fair = sum(size for _, size in whole) / ranks
-    ways = [whole]
-    if ranks > 1:
-        ways += [grouping(mine, min(most, int(share * fair))) for share in SHARES]
-    best: list[list[tuple[Tree, int]]] = []
-    least = float("inf")
-    for way in ways:
-        dealt: list[list[tuple[Tree, int]]] = [[] for _ in range(ranks)]
-        loads = [0] * ranks
-        for tree in sorted(way, key=lambda pair: (-pair[1], pair[0])):
-            rank = loads.index(min(loads))
-            dealt[rank].append(tree)
-            loads[rank] += tree[1]
-        if max(loads) < least:
-            best, least = dealt, max(loads)
-    return best
+        for step in range(len(epoch[0])):
+            mine = [
+                share[i] for share, steps in zip(shares, epoch, strict=True) for i in steps[step]
+            ]
+            found = grouping(mine, most)
+            if len(shares) > 1:
+                fair = sum(size for _, size in found) / len(shares)
+                found = grouping(mine, min(most, int(1.25 * fair)))
+            for steps in epoch:
+                steps[step] = []
+            loads = [0] * len(shares)
+            for tree in sorted(found, key=lambda pair: (-pair[1], pair[0])):
+                rank = loads.index(min(loads))
+                loads[rank] += tree[1]
+                epoch[rank][step].append(len(of_ranks[rank]))
+                of_ranks[rank].append(len(trees))
+                trees.append(tree)
+    return trees, of_ranks
 
 
 def _batches(

@@ -258,15 +258,16 @@ class UpstreamPolicy(PolicyEngines):
             return True
         self._tried, three = True, tree.sequences[:3]
         ways = [tree_of([sequence]) for sequence in three], [tree_of(three)]
-        apart, together = (await self._computed([*ways] * ranks_of(self.group)))[:2]
-        pairs = zip(
-            sequences_apart(ways[0], apart), sequences_apart(ways[1], together), strict=True
+        experiences = await self._computed([*ways] * ranks_of(self.group))
+        rows = [row for sequence in three for row in sequence.rows]
+        apart, together = (
+            vars(forwarded(self.name, rows, sequences_apart(way, e)).tokens).values()
+            for way, e in zip(ways, experiences, strict=False)
         )
         off = max(
-            float(((getattr(one, name) - getattr(other, name)) * one.action_mask).abs().max())
-            for (_, one), (_, other) in pairs
-            for name in NAMES.values()
-            if getattr(one, name) is not None
+            float((one - other).abs().max())
+            for one, other in zip(apart, together, strict=True)
+            if one is not None
         )
         self.batching.trees = off <= TREE_TOLERANCE[self.args.ds.param_dtype]
         if not self.batching.trees:
@@ -313,8 +314,7 @@ class UpstreamPolicy(PolicyEngines):
                 for sequence in prepared.for_policy.sequences
                 for row, start in zip(sequence.rows, sequence.starts, strict=True)
             )
-            through = sum(layouts[""].tokens)
-            metrics["tokens_saved"] = rows * self.args.train.max_epochs / through
+            metrics["tokens_saved"] = rows * self.args.train.max_epochs / layouts[""].tokens
         metrics |= {f"{name}fill_rows": float(layout.fill) for name, layout in layouts.items()}
         check_steps(self.name, layouts, metrics, self.args.train.max_epochs)
         check_finite(self.name, metrics, prepared, step, self.args.ds.param_dtype)

@@ -250,9 +250,6 @@ def _trees(a: Any) -> Iterator[Problem]:
         yield Problem(
             "trees.packing", at(flag="ds.packing_samples"), got, fix=f"remove it, {without}"
         )
-    if a.ds.ring_attn_size > 1:
-        got = "ranks share a sequence, and no tree"
-        yield Problem("trees.ring", at(flag="ds.ring_attn_size"), got, fix=f"set 1, {without}")
     if a.ds.attn_implementation not in ("eager", "sdpa", "flex_attention"):
         got = f"{a.ds.attn_implementation} takes no mask that says which token sees which"
         where, fix = at(flag="ds.attn_implementation"), f"use flex_attention or sdpa, {without}"
