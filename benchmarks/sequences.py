@@ -107,7 +107,8 @@ def forward(
     actor: Any, policy: str, rows: Sequence[Row], merge: bool, limit: Limit
 ) -> ForwardedExperience:
     """The forward passes of a step."""
-    sequences, done = sequences_of(rows, merge), []
+    sequences = sequences_of(rows, merge)
+    done: list[tuple[list[TokenSequence], Experience]] = []
     for batch in batches(sequences, limit):
         mine = [tree_of([sequences[i] for i in tree]) for tree in batch]
         e = Experience.concat_experiences(

@@ -66,15 +66,11 @@ def sequences_of(rows: Sequence[Row], merge: bool = True) -> list[TokenSequence]
     chains: list[list[Row]] = []
     ends: dict[Action, list[Row]] = {}  # the chain that ends with an action
     for row in sorted(rows, key=lambda row: row.action.turn):  # what a turn extends comes before it
-        chain, turn = None, row.action
-        while (
-            chain is None and turn.extends and turn.before is not None
-        ):  # a turn that was left out is stepped over
-            turn = turn.before
-            chain = ends.pop(turn, None)
+        # a turn that was left out is stepped over
+        earlier = row.action.chain[-2::-1]
+        chain = next((ends.pop(turn) for turn in earlier if turn in ends), None)
         if chain is None:
-            chain = []
-            chains.append(chain)
+            chains.append(chain := [])
         chain.append(row)
         ends[row.action] = chain
     place = {row: number for number, row in enumerate(rows)}

@@ -36,7 +36,7 @@ from marl_plugins.engine.plan.checks.asynchronous import (
     check_partial,
     check_queue,
 )
-from marl_plugins.engine.plan.checks.numbers import check_numbers, check_trees, with_policies_named
+from marl_plugins.engine.plan.checks.numbers import check_numbers, with_policies_named
 from marl_plugins.engine.plan.checks.policies import check_adapters, check_followers, check_policies
 from marl_plugins.engine.plan.checks.roles import check_roles
 from marl_plugins.engine.plan.files import check_files, check_workflow_file
@@ -164,8 +164,8 @@ def build_plan(words: Sequence[str]) -> Plan:
     run = with_policies(replace(draft, tools=tools or {}), request, plugins, flags, problems)
     plan = Plan(run, plugins, request.options)
     problems += check_adapters(run)
-    problems += [*check_numbers(run), *check_async(run), *check_batches(plugins, run)]
-    problems += check_trees(run) if request.options.sequences == "trees" else []
+    trees = request.options.sequences == "trees"
+    problems += [*check_numbers(run, trees), *check_async(run), *check_batches(plugins, run)]
     problems += check_files(plan, request.origins)
     problems += [] if tools is None else check_workflow_file(plan, request.origins)
     problems += run.processes.problems(run) if run.policies and run.processes else []

@@ -19,15 +19,11 @@ from torch import Tensor, nn
 
 def see_trees(model: nn.Module) -> None:
     """Has a model, in whatever it is wrapped, see trees where its attention mask says so."""
-    from transformers import PreTrainedModel
-
-    core = next(m for m in model.modules() if isinstance(m, PreTrainedModel) and m.base_model is m)
+    core = next(m for m in model.modules() if getattr(m, "base_model", None) is m)
     core.register_forward_pre_hook(_with_view, with_kwargs=True)
 
 
-def _with_view(
-    module: Any, args: tuple[Any, ...], named: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+def _with_view(module: Any, args: Any, named: dict[str, Any]) -> Any:
     mask = named.get("attention_mask")
     if mask is None or mask.dim() != 2 or not (mask < 0).any():
         return None

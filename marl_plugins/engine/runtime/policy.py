@@ -60,9 +60,6 @@ if TYPE_CHECKING:
     from ray.util.placement_group import PlacementGroup
     from transformers import PreTrainedTokenizerBase
 
-TREE_TOLERANCE = {"fp32": 1e-4, "bf16": 0.1, "fp16": 0.02}
-"""Largest difference of log-probs, KL and values between sequences by themselves and as a tree, by
-`--ds.param_dtype`."""
 P = ParamSpec("P")
 R = TypeVar("R")
 Method = Callable[Concatenate["UpstreamPolicy", P], Coroutine[Any, Any, R]]
@@ -269,7 +266,7 @@ class UpstreamPolicy(PolicyEngines):
             for one, other in zip(apart, together, strict=True)
             if one is not None
         )
-        self.batching.trees = off <= TREE_TOLERANCE[self.args.ds.param_dtype]
+        self.batching.trees = off <= (1e-4 if self.args.ds.param_dtype == "fp32" else 0.1)
         if not self.batching.trees:
             print(
                 f"warning: policy {self.name!r}: three sequences and the same as a tree differ by "
@@ -309,11 +306,7 @@ class UpstreamPolicy(PolicyEngines):
             metrics |= {k: float(v) for k, v in status.items() if isinstance(v, int | float)}
             metrics |= prepared.metrics
         if self.batching.trees and "" in layouts:
-            rows = sum(
-                start + len(row.action.generation.ids)
-                for sequence in prepared.for_policy.sequences
-                for row, start in zip(sequence.rows, sequence.starts, strict=True)
-            )
+            rows = sum(sum(s.starts) + len(s.trained) for s in prepared.for_policy.sequences)
             metrics["tokens_saved"] = rows * self.args.train.max_epochs / layouts[""].tokens
         metrics |= {f"{name}fill_rows": float(layout.fill) for name, layout in layouts.items()}
         check_steps(self.name, layouts, metrics, self.args.train.max_epochs)

@@ -20,9 +20,13 @@ MOST_LIKELY = MappingProxyType({"actor.adam.lr": 0.1, "rollout.temperature": 10.
 UNLIKELY = "is a sign or a power of ten missing?"
 
 
-def check_numbers(run: Run) -> list[Problem]:
+def check_numbers(run: Run, trees: bool = False) -> list[Problem]:
     """Returns problems with numbers that do not fit each other; the range of each alone is checked
-    with its flag (ranges.py)."""
+    with its flag (ranges.py).
+
+    Args:
+        trees: Whether sequences become trees (`--sequences trees`).
+    """
     args, problems = run.args, []
     if args.ckpt.save_steps == 0:
         where, got = at(flag="ckpt.save_steps"), "a step is saved every N steps, got 0"
@@ -83,6 +87,7 @@ def check_numbers(run: Run) -> list[Problem]:
                 *_batching(run.device, a),
                 *check_placement(run.device, a, p.trainable),
                 *_unlikely(a),
+                *(_trees(a) if trees and p.trainable else ()),
             ]
             for p in run.policies
             for a in [run.policy_args[p.name]]
@@ -236,14 +241,8 @@ def _batching(device: str, a: Any) -> list[Problem]:
     return problems
 
 
-def check_trees(run: Run) -> list[Problem]:
-    """Returns what keeps policies from being given trees (`--sequences trees`)."""
-    return with_policies_named(
-        {p.name: [*_trees(run.policy_args[p.name])] for p in run.policies if p.trainable}
-    )
-
-
 def _trees(a: Any) -> Iterator[Problem]:
+    """Returns what keeps a policy from being given trees."""
     without = "or leave out --sequences trees"
     if a.ds.packing_samples:
         got = "packing knows sequences, and no trees"
@@ -254,20 +253,14 @@ def _trees(a: Any) -> Iterator[Problem]:
         got = f"{a.ds.attn_implementation} takes no mask that says which token sees which"
         where, fix = at(flag="ds.attn_implementation"), f"use flex_attention or sdpa, {without}"
         yield Problem("trees.attention", where, got, fix=fix)
-    if a.actor.aux_loss_coef > 0:
-        got = "the router's loss counts tokens, and a tree has each once"
-        yield Problem("trees.router", at(flag="actor.aux_loss_coef"), got, fix=f"set 0, {without}")
-    for model in filter(None, (a.actor.model_name_or_path, a.critic.model_name_or_path)):
-        window = sliding_window_of(model)
-        if window is not None and window < a.data.max_len:
-            got = (
-                f"model {model} sees the last {window} tokens, and --data.max_len is "
-                f"{a.data.max_len}: in a tree others stand between"
-            )
-            flags = ("data.max_len",)
-            yield Problem(
-                "trees.window", got=got, fix=f"lower --data.max_len, {without}", flags=flags
-            )
+    window = sliding_window_of(a.actor.model_name_or_path)
+    if window is not None and window < a.data.max_len:
+        got = (
+            f"the model sees the last {window} tokens, and in a tree others stand between; "
+            f"--data.max_len is {a.data.max_len}"
+        )
+        fix = f"lower --data.max_len, {without}"
+        yield Problem("trees.window", got=got, fix=fix, flags=("data.max_len",))
 
 
 def _without_steps(ckpt: SimpleNamespace) -> Iterator[Problem]:
