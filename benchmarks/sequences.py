@@ -1,14 +1,16 @@
-"""Conversations as sequences, packing and micro-batches by tokens, on upstream's own model and
-loss.
+"""Conversations as sequences, sequences as trees, packing and micro-batches by tokens, on
+upstream's own model and loss.
 
-    python -m benchmarks.sequences [--trees 1000] [--only exact|tokens|time]
+    python -m benchmarks.sequences [--trees 1000] [--only exact|tokens|time|trees]
 
 exact    random conversation trees of two policies: the gradient of one optimiser step, float32,
-         with merged and single rows, packed and padded, micro-batches by tokens and of a fixed
-         number of rows, asserted to be the same
+         with merged and single rows, as trees, packed and padded, micro-batches by tokens and of a
+         fixed number of rows, asserted to be the same
 tokens   tokens that go through the model over distinct tokens, and padding of ragged rows
 time     forward passes and update of conversations of 16 turns x 256 tokens, against one row per
          action; the gradients are asserted to be the same
+trees    forward passes and update of rows that share prefixes, as trees and as sequences, side by
+         side, of the tiny model and of SmolLM2-135M's architecture (random weights)
 """
 
 from __future__ import annotations
@@ -21,6 +23,8 @@ import statistics
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +33,10 @@ from marl_plugins.engine.hosts import cpu
 os.environ |= {cpu.DEVICE: "cpu", **cpu.environment()}  # before anything of upstream is imported
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
+
 import torch
 from simulated import conversations
+from transformers import LlamaConfig, LlamaForCausalLM
 
 import marl_plugins.engine.processes.policy_actor  # isort: skip  # noqa: F401
 from openrlhf.models import Actor, PolicyLoss
@@ -38,13 +44,16 @@ from openrlhf.trainer.ppo_utils.experience import Experience, make_experience_ba
 
 from marl_plugins.builtin.reinforce_pp import ReinforcePlusPlus
 from marl_plugins.core.rows import Row
-from marl_plugins.core.sequences import TokenSequence, sequences_of
+from marl_plugins.core.sequences import TokenSequence, grouped, sequences_of, tree_of
 from marl_plugins.core.trajectory import Action, Generation, Task, Trajectory
+from marl_plugins.engine.processes.trees import see_trees
 from marl_plugins.engine.runtime.experience import (
     ForwardedExperience,
     estimate,
     forwarded,
     sequence_experience,
+    sequences_apart,
+    tree_experience,
 )
 from marl_plugins.engine.runtime.layout import Limit, plan_layout
 from marl_plugins.engine.runtime.tiny_model import resolve
@@ -59,14 +68,38 @@ def model(seed: int, attention: str = "eager") -> Any:
         attn_implementation=attention,
         param_dtype="bf16",
     )
+    see_trees(actor)
     return actor.float()
 
 
-def batches(sequences: Sequence[TokenSequence], limit: Limit) -> list[list[int]]:
-    layout = plan_layout([len(s.ids) for s in sequences], 1, 1, limit)
+def smollm2() -> Any:
+    """SmolLM2-135M's architecture in float32, with random weights."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=49152,
+        hidden_size=576,
+        intermediate_size=1536,
+        num_hidden_layers=30,
+        num_attention_heads=9,
+        num_key_value_heads=3,
+        max_position_embeddings=8192,
+        tie_word_embeddings=True,
+        initializer_range=0.04,
+        attn_implementation="sdpa",
+    )
+    actor = Actor(LlamaForCausalLM(config))
+    actor.packing_samples = False
+    see_trees(actor)
+    return actor
+
+
+def batches(sequences: Sequence[TokenSequence], limit: Limit) -> list[list[Sequence[int]]]:
+    """Micro-batches of trees, or of sequences by themselves."""
+    lengths = [len(s.ids) for s in sequences]
+    layout = plan_layout(lengths, 1, 1, limit, grouping=partial(grouped, sequences))
     assert layout is not None
     (((given,),), (share,)) = layout.epochs, layout.ranks
-    return [[share[i] for i in batch] for batch in given]
+    return [[layout.trees[share[i]] for i in batch] for batch in given]
 
 
 @torch.no_grad()
@@ -74,13 +107,17 @@ def forward(
     actor: Any, policy: str, rows: Sequence[Row], merge: bool, limit: Limit
 ) -> ForwardedExperience:
     """The forward passes of a step."""
-    sequences, done = sequences_of(rows, merge), []
+    sequences = sequences_of(rows, merge)
+    done: list[tuple[list[TokenSequence], Experience]] = []
     for batch in batches(sequences, limit):
-        mine = [sequences[i] for i in batch]
-        e = Experience.concat_experiences([sequence_experience(s) for s in mine], 0)
+        mine = [tree_of([sequences[i] for i in tree]) for tree in batch]
+        e = Experience.concat_experiences(
+            [tree_experience(t, [*map(sequence_experience, t.sequences)]) for t in mine], 0
+        )
         e.action_log_probs = actor(e.sequences, e.action_mask, e.attention_mask)
         e.kl = torch.zeros_like(e.action_log_probs)
-        done.append((mine, e))
+        e.info["logprobs_diff"] = torch.zeros(len(mine))
+        done += sequences_apart(mine, e)
     return forwarded(policy, rows, done)
 
 
@@ -91,7 +128,11 @@ def update(
     actor.zero_grad()
     loss, total = PolicyLoss(), sum(float(item.action_mask.sum()) for item in items)
     for batch in batches(sequences, limit):
-        e = make_experience_batch([items[i] for i in batch])
+        trees = [
+            tree_experience(tree_of([sequences[i] for i in tree]), [items[i] for i in tree])
+            for tree in batch
+        ]
+        e = make_experience_batch(trees)
         log_probs = actor(e.sequences, e.action_mask, e.attention_mask)
         found = loss(
             log_probs,
@@ -159,13 +200,16 @@ def exact(count: int) -> None:
     )
     for merge, packed, by in itertools.product([False, True], [False, True], limits):
         limit = Limit(tokens=512, packed=packed) if by == "tokens" else limits["rows"]
-        off = difference(reference, step(actors, rows, merge, packed, limit))
-        ways = (
-            f"{'merged' if merge else 'single'}, {'packed' if packed else 'padded'}, "
-            f"micro-batches by {by}"
-        )
-        print(f"  {ways}: differs by {off:.2g} at most", flush=True)
-        assert off < 1e-6, ways
+        for tree in [None] if packed else [None, 512]:
+            off = difference(
+                reference, step(actors, rows, merge, packed, replace(limit, tree=tree))
+            )
+            ways = (
+                f"{'merged' if merge else 'single'}{', as trees' if tree else ''}, "
+                f"{'packed' if packed else 'padded'}, micro-batches by {by}"
+            )
+            print(f"  {ways}: differs by {off:.2g} at most", flush=True)
+            assert off < 1e-6, ways
 
 
 def long_conversations(count: int, turns: int, tokens: int) -> list[Row]:
@@ -244,12 +288,68 @@ def timing(length: int, rounds: int) -> None:
     )
 
 
+def prefixed(shared: int, tasks: int, task: int, samples: int, answer: int, most: int) -> list[Row]:
+    """Rows of a role's prompt, its tasks and their samples."""
+    draw = random.Random(0)
+
+    def ids(count: int) -> tuple[int, ...]:
+        return tuple(draw.randrange(5, most) for _ in range(count))
+
+    rows, of_role = [], ids(shared)
+    for number in range(tasks):
+        shown = of_role + ids(task)
+        for sample in range(samples):
+            generation = Generation(ids(answer), (-5.5,) * answer, "stop", "p", 0)
+            action = Action("a", "a", "p", 0, shown, generation, "")
+            action.returns = draw.random()
+            trajectory = Trajectory(Task(str(number), "p"), sample, step=1)
+            trajectory.actions = [action]
+            rows.append(Row(trajectory, action, action.returns))
+    return rows
+
+
+def trees_and_rows(rounds: int, length: int) -> None:
+    """Each case as trees and without, in turn."""
+    for name, actor, most in (("tiny", model(0, "sdpa"), 259), ("135M", smollm2(), 49000)):
+        cases = {
+            "160 tokens of prompt, 8 answers of 10": prefixed(160, 1, 0, 8, 10, most),
+            "110 of a role, 4 tasks of 50, 8 answers of 10": prefixed(110, 4, 50, 8, 10, most),
+            "nothing shared, 16 rows of 170": prefixed(0, 16, 160, 1, 10, most),
+            f"2 conversations, 8 turns of {length}": long_conversations(2, 8, length),
+        }
+        for case, rows in cases.items():
+            taken: dict[bool, list[tuple[float, float]]] = {True: [], False: []}
+            gradients = {}
+            limits = {True: Limit(8, tree=8 * 1024), False: Limit(8)}
+            for _, tree in itertools.product(range(rounds), (True, False)):
+                started = time.perf_counter()
+                f = forward(actor, "p", rows, True, limits[tree])
+                between = time.perf_counter()
+                (p,) = estimate([f], ReinforcePlusPlus())
+                gradients[tree] = {"p": update(actor, p.items, p.sequences, limits[tree])}
+                taken[tree].append((between - started, time.perf_counter() - between))
+            sequences = sequences_of(rows)
+            through = sum(size for _, size in grouped(sequences, range(len(sequences)), 8 * 1024))
+            size = max(float(g.abs().max()) for g in gradients[False]["p"].values())
+            shown = [
+                f"{what} {min(t[n] for t in taken[False]):.2f} -> "
+                f"{min(t[n] for t in taken[True]):.2f} s"
+                for n, what in enumerate(("forward", "update"))
+            ]
+            print(
+                f"{name}, {case}: {sum(len(s.ids) for s in sequences)} tokens -> {through}; "
+                f"{', '.join(shown)}; gradients differ by "
+                f"{difference(gradients[True], gradients[False]) / size:.1g} of the largest",
+                flush=True,
+            )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--trees", type=int, default=1000)
-    parser.add_argument("--only", choices=["exact", "tokens", "time"])
+    parser.add_argument("--only", choices=["exact", "tokens", "time", "trees"])
     parser.add_argument(
         "--length", type=int, default=256, help="tokens of a turn, of which the time is measured"
     )
@@ -261,6 +361,8 @@ def main() -> None:
         exact(args.trees)
     if args.only in (None, "time"):
         timing(args.length, args.rounds)
+    if args.only in (None, "trees"):
+        trees_and_rows(args.rounds, args.length)
 
 
 if __name__ == "__main__":

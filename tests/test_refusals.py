@@ -667,6 +667,13 @@ E_COMMAND_LINE = {
     "packed sequences": typed(
         "--ds.packing_samples --ds.attn_implementation flex", "devices.packing, ds.packing_samples"
     ),
+    "trees in packed sequences": typed(
+        "--sequences trees --ds.packing_samples", "trees.packing, ds.packing_samples"
+    ),
+    "trees and an attention that takes no mask": typed(
+        "--sequences trees --ds.attn_implementation flex",
+        "trees.attention, ds.attn_implementation",
+    ),
     "attention of GPUs": typed("--ds.attn_implementation flash_attention_2", "devices.attention"),
     "ring of one": typed("--ds.ring_attn_size 2", "devices.ring_attention"),
     "micro batch below one sequence": typed(
@@ -694,6 +701,9 @@ F_MODEL = {
         config={"architectures": ["T5ForConditionalGeneration"]},
         model__safetensors="x",
     ),
+    "window that is shorter than rows": model(
+        "trees.window, :14", config={**CONFIG, "sliding_window": 8}, model__safetensors="x"
+    )._replace(words=("--sequences", "trees")),
     "settings of the tokenizer cut": model(
         "files.json, pro, pro, con, con, judge, judge, :11, tokenizer_config.json:1",
         tokenizer="{",

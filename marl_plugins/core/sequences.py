@@ -9,13 +9,15 @@ token is computed once.
 
 Where several turns continue the same one, the first of them extends its sequence and each other one
 has a sequence of its own, whose earlier turns are shown and not trained again: every row is in one
-sequence. What such branches have in common is computed once per branch, as in TRL and verifiers.
+sequence. What such branches, samples of a task and tasks of a role have in common is computed once
+per sequence, or, with `--sequences trees`, once (`TokenTree`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
 
 from marl_plugins.core.rows import Row
 from marl_plugins.core.trajectory import Action
@@ -40,6 +42,15 @@ class TokenSequence:
         """The last row's, for messages."""
         return self.rows[-1].name
 
+    @cached_property
+    def trained(self) -> set[int]:
+        """Indices in `ids` of what its rows have sampled."""
+        return {
+            start + n
+            for row, start in zip(self.rows, self.starts, strict=True)
+            for n in range(len(row.action.generation.ids))
+        }
+
 
 def sequences_of(rows: Sequence[Row], merge: bool = True) -> list[TokenSequence]:
     """Returns the sequences of some rows, in the order of their first rows.
@@ -55,15 +66,11 @@ def sequences_of(rows: Sequence[Row], merge: bool = True) -> list[TokenSequence]
     chains: list[list[Row]] = []
     ends: dict[Action, list[Row]] = {}  # the chain that ends with an action
     for row in sorted(rows, key=lambda row: row.action.turn):  # what a turn extends comes before it
-        chain, turn = None, row.action
-        while (
-            chain is None and turn.extends and turn.before is not None
-        ):  # a turn that was left out is stepped over
-            turn = turn.before
-            chain = ends.pop(turn, None)
+        # a turn that was left out is stepped over
+        earlier = row.action.chain[-2::-1]
+        chain = next((ends.pop(turn) for turn in earlier if turn in ends), None)
         if chain is None:
-            chain = []
-            chains.append(chain)
+            chains.append(chain := [])
         chain.append(row)
         ends[row.action] = chain
     place = {row: number for number, row in enumerate(rows)}
@@ -82,3 +89,92 @@ def _sequence(chain: Sequence[Row]) -> TokenSequence:
             starts.append(len(ids))
         ids += turn.generation.ids
     return TokenSequence(ids, tuple(chain), tuple(starts))
+
+
+@dataclass
+class TokenTree:
+    """Sequences as one: what they begin with alike stands in it once, and goes through the model
+    once.
+
+        sequences:   a b c x    a b c y z    a b d
+        ids:         a b c x  c y z  b d
+        mask:        1 1 1 1 -3 1 1 -7 1          (the second c follows b, the second b follows a)
+
+    A branch begins with a copy of the last token that it shares. So every token stands right behind
+    the one that predicts it, and a loss that shifts by one stays as it is. Where two sequences both
+    train a token, there are two: each has an advantage of its own for it.
+
+    Args:
+        ids: T token ids, in the order of a walk through the tree.
+        mask: 1, or, where a token does not follow the one before it, how far before it that stands
+            which it follows, negative; before the beginning, where it follows none.
+        sequences: In the order of their ids.
+        places: Of each sequence, the places of its tokens.
+    """
+
+    ids: list[int] = field(default_factory=list)
+    mask: list[int] = field(default_factory=list)
+    sequences: list[TokenSequence] = field(default_factory=list)
+    places: list[list[int]] = field(default_factory=list)
+    _trained: set[int] = field(default_factory=set)
+
+    def shared(self, sequence: TokenSequence) -> int:
+        """Returns how many tokens a sequence would have in common with the one before it."""
+        path = self.places[-1] if self.places else []
+        for n, (place, token) in enumerate(zip(path, sequence.ids, strict=False)):
+            if token != self.ids[place] or (n in sequence.trained and place in self._trained):
+                return n
+        return min(len(path), len(sequence.ids))
+
+    def add(self, sequence: TokenSequence, shared: int) -> None:
+        """Adds the next sequence, which has so many tokens in common with the one before it."""
+        path = self.places[-1][:shared] if shared else []
+        if path and (last := path[-1]) < len(self.ids) - 1:
+            self._append([self.ids[last]], last - abs(self.mask[last]))
+        start = len(self.ids)
+        self._append(sequence.ids[shared:], start - 1 if path else -1)
+        self.sequences.append(sequence)
+        self.places.append([*path, *range(start, len(self.ids))])
+        self._trained.update(self.places[-1][n] for n in sequence.trained)
+
+    def _append(self, ids: list[int], follows: int) -> None:
+        back = len(self.ids) - follows
+        self.mask += [1 if back == 1 else -back, *[1] * (len(ids) - 1)]
+        self.ids += ids
+
+
+def tree_of(sequences: Iterable[TokenSequence]) -> TokenTree:
+    """Returns sequences that are in the order of their ids as one tree."""
+    tree = TokenTree()
+    for sequence in sequences:
+        tree.add(sequence, tree.shared(sequence))
+    return tree
+
+
+def grouped(
+    sequences: Sequence[TokenSequence], numbers: Iterable[int], most: int, worth: int = 1024
+) -> list[tuple[list[int], int]]:
+    """Groups sequences into trees that are computed sooner than they are: their numbers in the
+    order of their ids, and the tree's tokens.
+
+    Attention takes the square of a tree's tokens, other branches included.
+
+    Args:
+        numbers: Indices of the sequences.
+        most: Tokens of a tree; a sequence by itself may have more.
+        worth: How many pairs of tokens in attention take as long as a token in all else.
+    """
+    groups: list[list[int]] = []
+    trees: list[TokenTree] = []
+    for number in sorted(numbers, key=lambda n: sequences[n].ids):
+        sequence, tree = sequences[number], trees[-1] if trees else TokenTree()
+        shared, before = tree.shared(sequence), len(tree.ids)
+        together = before + len(sequence.ids) - shared + 1
+        pairs = together**2 - before**2 - len(sequence.ids) ** 2
+        if together > most or pairs > worth * (shared - 1):  # as with the first of all
+            trees.append(TokenTree())
+            groups.append([])
+            shared = 0
+        trees[-1].add(sequence, shared)
+        groups[-1].append(number)
+    return [(group, len(tree.ids)) for group, tree in zip(groups, trees, strict=True)]

@@ -11,10 +11,15 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 # inside: works in the training processes
-from marl_plugins.core.sequences import TokenSequence
+from marl_plugins.core.sequences import TokenSequence, tree_of
 from marl_plugins.engine.processes.upstream_trainer import ranks_of
 from marl_plugins.engine.runtime.batching import lay_out
-from marl_plugins.engine.runtime.experience import Experience, make_experience_batch
+from marl_plugins.engine.runtime.experience import (
+    Experience,
+    make_experience_batch,
+    on_tree,
+    tree_experience,
+)
 from marl_plugins.streaming.worker import GradientBatch
 
 
@@ -24,11 +29,12 @@ class GradientBatches:
 
     Args:
         of_ranks: The micro-batches of each rank.
-        places: The sequences in the order of all of them, as indices of those that were given.
+        trees: What goes through the model, in the order of all of it: each as indices of the
+            sequences that were given.
     """
 
     of_ranks: list[list[GradientBatch]]
-    places: list[int]
+    trees: list[Sequence[int]]
 
 
 def gradient_batches(
@@ -46,18 +52,26 @@ def gradient_batches(
             elsewhere.
     """
     layout = lay_out(sequences, ranks_of(policy.group), 1, policy.batching.limit("train"))
-    places: list[int] = []
+    trees: list[Sequence[int]] = []
     of_ranks: list[list[GradientBatch]] = []
     for share, batches in zip(layout.ranks, layout.epochs[0], strict=True):
-        mine = [[share[i] for i in batch] for batch in batches if batch]
-        places += [n for batch in mine for n in batch]
-        of_ranks.append(
-            [
-                GradientBatch(
-                    make_experience_batch([copy.copy(items[n]) for n in batch]),
-                    pad_sequence([groups[n] for n in batch], batch_first=True, padding_value=-1),
-                )
-                for batch in mine
-            ]
-        )
-    return GradientBatches(of_ranks, places)
+        mine = [[layout.trees[share[i]] for i in batch] for batch in batches if batch]
+        trees += [tree for batch in mine for tree in batch]
+        of_ranks.append([_batch(sequences, items, groups, batch) for batch in mine])
+    return GradientBatches(of_ranks, trees)
+
+
+def _batch(
+    sequences: Sequence[TokenSequence],
+    items: Sequence[Experience],
+    groups: Sequence[torch.Tensor],
+    batch: Sequence[Sequence[int]],
+) -> GradientBatch:
+    """Some trees as one micro-batch."""
+    experiences, numbered = [], []
+    for numbers in batch:
+        tree = tree_of([sequences[n] for n in numbers])
+        experiences.append(copy.copy(tree_experience(tree, [items[n] for n in numbers])))
+        numbered.append(on_tree(tree, [groups[n] + 1 for n in numbers]) - 1)
+    padded = pad_sequence(numbered, batch_first=True, padding_value=-1)
+    return GradientBatch(make_experience_batch(experiences), padded)

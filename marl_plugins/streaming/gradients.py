@@ -139,9 +139,8 @@ class GradientAccumulation:
         answers = await policy.extension(
             WORKER, "add", names, dict(self.means), kl_coef, each=batches.of_ranks
         )
-        linear = dict(
-            zip(batches.places, (good for answer in answers for good in answer), strict=True)
-        )
+        good = (each for answer in answers for each in answer)
+        linear = {n: each for tree, each in zip(batches.trees, good, strict=True) for n in tree}
         for number, (name, each) in enumerate(
             zip(sequence_names(f.sequences), accumulated, strict=True)
         ):

@@ -220,6 +220,12 @@ SEAMS = (
     Seam("trainer.ray.launcher", "ReferenceModelActor", None, "subclassed"),
     Seam(
         "trainer.ray.launcher",
+        "ReferenceModelActor.init_model_from_pretrained",
+        "self, strategy, pretrain",
+        "its model is told to see trees",
+    ),
+    Seam(
+        "trainer.ray.launcher",
         "ReferenceModelActor.forward",
         "self, sequences, action_mask, attention_mask, return_output, packed_seq_lens, "
         "mm_train_inputs_list",

@@ -164,7 +164,8 @@ def build_plan(words: Sequence[str]) -> Plan:
     run = with_policies(replace(draft, tools=tools or {}), request, plugins, flags, problems)
     plan = Plan(run, plugins, request.options)
     problems += check_adapters(run)
-    problems += [*check_numbers(run), *check_async(run), *check_batches(plugins, run)]
+    trees = request.options.sequences == "trees"
+    problems += [*check_numbers(run, trees), *check_async(run), *check_batches(plugins, run)]
     problems += check_files(plan, request.origins)
     problems += [] if tools is None else check_workflow_file(plan, request.origins)
     problems += run.processes.problems(run) if run.policies and run.processes else []

@@ -181,10 +181,10 @@ def own_parser() -> upstream_cli.UpstreamParser:
     )
     add(
         "--sequences",
-        choices=["conversations", "actions"],
+        choices=["conversations", "actions", "trees"],
         default="conversations",
-        help="sequences of training: a conversation's turns as one, which computes every token "
-        "once, or each action with its context",
+        help="sequences of training: a conversation's turns as one; each action with its context; "
+        "or as trees all that begin alike, so that a prefix is computed once",
     )
     add(
         "--no_trainer_logprobs",

@@ -159,6 +159,14 @@ def dropout_of(model: str) -> list[str]:
     ]
 
 
+def sliding_window_of(model: str) -> int | None:
+    """Returns how many tokens back a model's windows reach, as far as it is known here; None where
+    it has none."""
+    config = _config_of(model)
+    used = config.get("use_sliding_window", True)
+    return config.get("sliding_window") if used else None
+
+
 def _config_of(model: str) -> dict[str, Any]:
     """config.json of a model's folder; empty where there is none or it is wrong, which is reported
     by itself."""

@@ -19,6 +19,7 @@ import ray
 
 from marl_plugins.engine.processes.replay import MicroBatchBuffer
 from marl_plugins.engine.processes.training_process import TrainingProcess
+from marl_plugins.engine.processes.trees import see_trees
 
 if TYPE_CHECKING:
     from openrlhf.trainer.ppo_utils.experience import Experience
@@ -64,6 +65,7 @@ class CriticActor(
         keep_settings_when_loading(strategy)
         super().init_model_from_pretrained(strategy, pretrain, max_steps)
         self.engine = self.critic
+        see_trees(self.critic)
         if ON_CPU:
             cpu.make_adam_resumable(self.engine.basic_optimizer)
 

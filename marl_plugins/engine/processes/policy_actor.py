@@ -27,6 +27,7 @@ from marl_plugins.engine.processes.optimiser_settings import keep_settings_when_
 from marl_plugins.engine.processes.pieces import PIECE_BYTES, Piece, piece_of, portions  # noqa: E402
 from marl_plugins.engine.processes.replay import MicroBatchBuffer  # noqa: E402
 from marl_plugins.engine.processes.training_process import TrainingProcess  # noqa: E402
+from marl_plugins.engine.processes.trees import see_trees  # noqa: E402
 
 if TYPE_CHECKING:
     from openrlhf.models import Actor
@@ -62,6 +63,7 @@ class PolicyActor(TrainingProcess, upstream_actor.PolicyModelActor.__ray_metadat
         super().init_model_from_pretrained(strategy, pretrain, max_steps, None)
         self.vllm_engines = vllm_engines
         self.engine = self.actor.model
+        see_trees(self.actor)
         if ON_CPU:
             cpu.make_adam_resumable(self.engine.basic_optimizer)
         if with_reference:
@@ -200,12 +202,17 @@ def _reference(strategy: DeepspeedStrategy, pretrain: str) -> Reference:
         param_dtype=strategy.args.ds.param_dtype,
         temperature=strategy.args.rollout.temperature,
     )
+    see_trees(actor)
     return Reference(actor.eval(), strategy)
 
 
 class ReferenceActor(MasterPort, _UpstreamReference.__ray_metadata__.modified_class):  # type: ignore[misc]
     """Upstream's reference process; a subclass so that the host support is installed before
     upstream is imported."""
+
+    def init_model_from_pretrained(self, strategy: DeepspeedStrategy, pretrain: str) -> None:
+        super().init_model_from_pretrained(strategy, pretrain)
+        see_trees(self.model)
 
 
 RemotePolicyActor = ray.remote(num_gpus=1)(PolicyActor)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 import torch
 
 from marl_plugins.core.failures import RunEnded
 from marl_plugins.core.seeds import derive_seed
-from marl_plugins.core.sequences import TokenSequence
+from marl_plugins.core.sequences import TokenSequence, TokenTree, grouped, tree_of
 from marl_plugins.engine.processes.launch import TrainingProcesses
 from marl_plugins.engine.processes.upstream_trainer import ranks_of
 from marl_plugins.engine.runtime.experience import (
@@ -21,6 +22,7 @@ from marl_plugins.engine.runtime.experience import (
     PreparedExperience,
     make_experience_batch,
     sequence_experience,
+    tree_experience,
     weightless,
 )
 from marl_plugins.engine.runtime.layout import (
@@ -47,12 +49,14 @@ class BatchBuilder:
             own counts sequences per optimiser step, of which there is any number here.
         merge: Whether the rows of one conversation are to be one sequence, where the loss allows
             it.
+        trees: Whether sequences are to be trees, where it does.
     """
 
-    def __init__(self, args: SimpleNamespace, merge: bool):
+    def __init__(self, args: SimpleNamespace, merge: bool, trees: bool = False):
         self.args = args
         self.token_sized = bool(args.train.dynamic_batch_enable)
         self.merge = merge and mergeable(args)
+        self.trees = trees and mergeable(args)
         args.train.dynamic_batch_enable = False
 
     def limit(self, stage: Literal["rollout", "train"]) -> Limit:
@@ -60,10 +64,13 @@ class BatchBuilder:
         update."""
         flags = getattr(self.args, stage)
         if not self.token_sized:
-            return Limit(flags.micro_batch_size)
+            size = flags.micro_batch_size
+            return Limit(size, tree=size * self.args.data.max_len if self.trees else None)
+        tokens = flags.max_tokens_per_gpu or self.args.train.max_tokens_per_gpu
         return Limit(
-            tokens=flags.max_tokens_per_gpu or self.args.train.max_tokens_per_gpu,
+            tokens=tokens,
             packed=self.args.ds.packing_samples,
+            tree=tokens if self.trees else None,
         )
 
     @property
@@ -74,25 +81,27 @@ class BatchBuilder:
 
     def forward_batches(
         self, sequences: Sequence[TokenSequence], ranks: int
-    ) -> list[tuple[list[TokenSequence], bool]]:
+    ) -> list[tuple[list[TokenTree], bool]]:
         """Returns the micro-batches of the forward passes, rank by rank, the same number for each;
         False: computed for its rank's number alone, and to be discarded."""
         layout = lay_out(sequences, ranks, 1, self.limit("rollout"))
-        shortest = min(sequences, key=lambda sequence: len(sequence.ids))
+        trees = [tree_of([sequences[i] for i in tree]) for tree in layout.trees]
+        shortest = tree_of([min(sequences, key=lambda sequence: len(sequence.ids))])
         return [
-            ([sequences[share[i]] for i in batch], True) if batch else ([shortest], False)
+            ([trees[share[i]] for i in batch], True) if batch else ([shortest], False)
             for share, batches in zip(layout.ranks, layout.epochs[0], strict=True)
             for batch in batches
         ]
 
-    def padded(self, sequences: Sequence[TokenSequence], padding: int) -> Experience:
-        """Returns sequences as one batch of upstream's.
+    def padded(self, trees: Sequence[TokenTree], padding: int) -> Experience:
+        """Returns trees as one batch of upstream's.
 
         Args:
             padding: Id of the tokens that fill the shorter ones up.
         """
         return Experience.concat_experiences(
-            [sequence_experience(sequence) for sequence in sequences], padding
+            [tree_experience(tree, [*map(sequence_experience, tree.sequences)]) for tree in trees],
+            padding,
         )
 
 
@@ -120,7 +129,15 @@ def lay_out(
         RunEnded: A sequence alone has more tokens than a micro-batch may have.
     """
     try:
-        layout = plan_layout([len(s.ids) for s in sequences], ranks, steps, limit, order, epochs)
+        layout = plan_layout(
+            [len(s.ids) for s in sequences],
+            ranks,
+            steps,
+            limit,
+            order,
+            epochs,
+            partial(grouped, sequences),
+        )
     except ValueError as error:
         if len(error.args) != 2:
             raise
@@ -164,7 +181,12 @@ def rank_batches(
     order = upstream_order(seed, epochs)
     layout = lay_out(prepared.sequences, ranks, steps, limit, order, epochs)
     filler = weightless(min(prepared.items, key=lambda item: len(item.sequences)))
-    items = list(prepared.items)
+    items = [
+        tree_experience(
+            tree_of([prepared.sequences[i] for i in tree]), [prepared.items[i] for i in tree]
+        )
+        for tree in layout.trees
+    ]
     calls: tuple[ExtensionCall, ...] = ()
     more = plan_layout(extra.lengths, ranks, layout.steps, limit, epochs=epochs) if extra else None
     if extra is not None and more is not None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import copy
 import math
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Protocol
 
@@ -31,7 +31,7 @@ from openrlhf.trainer.ppo_utils.experience import make_experience_batch as make_
 from marl_plugins.core.estimators import Estimator
 from marl_plugins.core.failures import RunEnded
 from marl_plugins.core.rows import Row
-from marl_plugins.core.sequences import TokenSequence, sequences_of
+from marl_plugins.core.sequences import TokenSequence, TokenTree, sequences_of
 from marl_plugins.core.trajectory import Action
 from marl_plugins.engine.runtime.layout import Layout
 
@@ -503,6 +503,58 @@ def sequence_experience(sequence: TokenSequence) -> Experience:
         total_length=torch.tensor([float(len(sequence.ids))]),
         info={"reward": reward.clone(), "rows": torch.tensor([float(len(rows))])},
     )
+
+
+def tree_experience(tree: TokenTree, items: Sequence[Experience]) -> Experience:
+    """Returns the experiences of a tree's sequences as one of the tree.
+
+    Its attention mask is the tree's (engine/processes/trees.py). What is said per sample is the
+    mean over rows.
+    """
+    if len(items) == 1:
+        return items[0]
+    rows = torch.stack([item.info["rows"] for item in items])
+
+    def mean(values: list[Tensor]) -> Tensor:
+        return (torch.stack(values) * rows).sum(0) / rows.sum(0)
+
+    whole = copy.copy(items[0])
+    for f in fields(Experience):
+        values = [getattr(item, f.name) for item in items]
+        if f.name in ("sequences", "attention_mask"):
+            of_tree = torch.tensor(tree.ids if f.name == "sequences" else tree.mask)
+            setattr(whole, f.name, of_tree.expand(*values[0].shape[:-1], -1))
+        elif isinstance(values[0], Tensor):
+            per_token = Experience.is_step_tensor_field(f.name)
+            setattr(whole, f.name, on_tree(tree, values) if per_token else mean(values))
+    whole.info = {name: mean([item.info[name] for item in items]) for name in whole.info}
+    whole.info["rows"] = rows.sum(0)
+    return whole
+
+
+def on_tree(tree: TokenTree, values: Sequence[Tensor]) -> Tensor:
+    """Returns what is said of the tokens of a tree's sequences, (..., T-1) each and 0 where it is
+    said of none, in their places in the tree."""
+    whole = torch.zeros((*values[0].shape[:-1], len(tree.ids) - 1), dtype=values[0].dtype)
+    for value, places in zip(values, tree.places, strict=True):
+        whole[..., torch.tensor(places[1:]) - 1] += value
+    return whole
+
+
+def sequences_apart(
+    trees: Sequence[TokenTree], experience: Experience
+) -> Iterator[tuple[list[TokenSequence], Experience]]:
+    """Yields each sequence of trees with its part of the tensors of their forward pass."""
+    for number, tree in enumerate(trees):
+        for sequence, places in zip(tree.sequences, tree.places, strict=True):
+            predicted = torch.tensor(places[1:]) - 1
+            mine = Experience(
+                info={"logprobs_diff": experience.info["logprobs_diff"][number : number + 1]}
+            )
+            for name in NAMES.values():
+                if (whole := getattr(experience, name)) is not None:
+                    setattr(mine, name, whole[number : number + 1, predicted])
+            yield [sequence], mine
 
 
 def row_experience(row: Row) -> Experience:

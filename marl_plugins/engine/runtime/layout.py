@@ -16,13 +16,19 @@ which keeps padding small.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+Tree = Sequence[int]
+"""Indices of sequences that go through the model as one (core/sequences.py); or of a single one."""
 MicroBatch = tuple[int, ...]
-"""Indices of sequences; empty: nothing is left for this one."""
+"""Indices of trees; empty: nothing is left for this one."""
 Order = Callable[[int, int], Sequence[int]]
 """The order in which a rank takes its sequences in an epoch: (epoch, number of sequences) to a
 permutation."""
+SizedTree = tuple[Tree, int]
+"""With its tokens."""
+Grouping = Callable[[Sequence[int], int], Sequence[SizedTree]]
+"""Divides sequences into trees of at most so many tokens."""
 
 
 @dataclass(frozen=True)
@@ -33,11 +39,14 @@ class Limit:
         sequences: At most so many.
         tokens: At most so many tokens, in place of the number of sequences.
         packed: Tokens are those of the sequences alone; else padding counts too.
+        tree: Tokens of a tree at most, and of several in one micro-batch with their padding; None:
+            sequences are no trees.
     """
 
     sequences: int = 1
     tokens: int | None = None
     packed: bool = False
+    tree: int | None = None
 
     def fits(self, number: int, longest: int, total: int) -> bool:
         """Returns whether a micro-batch may hold a number of sequences.
@@ -46,7 +55,8 @@ class Limit:
             longest, total: Tokens of the longest, and of all.
         """
         if self.tokens is None:
-            return number <= self.sequences
+            padded = self.tree is None or number == 1 or number * longest <= self.tree
+            return number <= self.sequences and padded
         return (total if self.packed else number * longest) <= self.tokens
 
 
@@ -55,17 +65,21 @@ class Layout:
     """The micro-batches of one fit.
 
     Args:
-        ranks: The sequences of each data-parallel rank, as indices.
+        ranks: The trees of each data-parallel rank, as indices.
         steps: Optimiser steps per epoch, K.
         accumulation: Micro-batches per optimiser step on one rank, A.
         epochs: The micro-batches of each epoch and rank: `epochs[epoch][rank]` has K x A of them,
-            whose indices count the sequences of that rank.
+            whose indices count the trees of that rank.
+        trees: Without a grouping each sequence is one.
+        tokens: Of all trees.
     """
 
     ranks: tuple[tuple[int, ...], ...]
     steps: int
     accumulation: int
     epochs: tuple[tuple[tuple[MicroBatch, ...], ...], ...]
+    trees: Sequence[Tree] = ()
+    tokens: int = 0
 
     @property
     def fill(self) -> int:
@@ -80,6 +94,7 @@ def plan_layout(
     limit: Limit,
     order: Order | None = None,
     epochs: int = 1,
+    grouping: Grouping | None = None,
 ) -> Layout | None:
     """Returns the layout of sequences with these lengths, in at most `steps` optimiser steps; None
     where there is no sequence.
@@ -89,6 +104,8 @@ def plan_layout(
     Args:
         lengths: Tokens of each sequence.
         order: None: as they are given.
+        grouping: None: each sequence goes through the model by itself. Whatever it says, the
+            sequences of an optimiser step are the same.
 
     Raises:
         ValueError: A number is not positive, or a sequence alone is beyond the limit (its index is
@@ -111,10 +128,14 @@ def plan_layout(
         [_windows(counts, rank, steps, epoch, order) for rank in range(ranks)]
         for epoch in range(epochs)
     ]
+    trees: list[SizedTree] = [((i,), length) for i, length in enumerate(lengths)]
+    if grouping is not None and limit.tree is not None:
+        trees, shares = _grouped(shares, windows, grouping, limit.tree)
+    sizes = [size for _, size in trees]
     batches = [
         [
             [
-                _batches([lengths[i] for i in shares[rank]], window, limit)
+                _batches([sizes[i] for i in shares[rank]], window, limit, max(lengths))
                 for window in windows[epoch][rank]
             ]
             for rank in range(ranks)
@@ -129,7 +150,8 @@ def plan_layout(
         )
         for epoch in batches
     )
-    return Layout(tuple(map(tuple, shares)), steps, most, filled)
+    held = [tree for tree, _ in trees]
+    return Layout(tuple(map(tuple, shares)), steps, most, filled, held, sum(sizes))
 
 
 def _shares(lengths: Sequence[int], ranks: int) -> list[list[int]]:
@@ -146,7 +168,7 @@ def _shares(lengths: Sequence[int], ranks: int) -> list[list[int]]:
 
 def _windows(
     counts: Sequence[int], rank: int, steps: int, epoch: int, order: Order | None
-) -> list[Sequence[int]]:
+) -> list[list[int]]:
     """A rank's sequences in the order of its epoch, cut into optimiser steps whose numbers differ
     by one at most.
 
@@ -161,14 +183,49 @@ def _windows(
     windows, start = [], 0
     for step in range(steps):
         stop = start + base + (step in larger)
-        windows.append(shuffled[start:stop])
+        windows.append([*shuffled[start:stop]])
         start = stop
     return windows
 
 
-def _batches(lengths: Sequence[int], window: Sequence[int], limit: Limit) -> list[MicroBatch]:
-    """A window's sequences as micro-batches: neighbours in length together or, where they are
-    packed, whatever fills one."""
+def _grouped(
+    shares: list[list[int]], windows: list[list[list[list[int]]]], grouping: Grouping, most: int
+) -> tuple[list[SizedTree], list[list[int]]]:
+    """The sequences of each optimiser step as trees, and the trees of each rank, which take the
+    sequences' places in the windows.
+
+    The largest goes first, each to the rank that has least to do until then; with several ranks
+    none has much more than what one of them has to do.
+    """
+    trees: list[SizedTree] = []
+    of_ranks: list[list[int]] = [[] for _ in shares]
+    for epoch in windows:
+        for step in range(len(epoch[0])):
+            mine = [
+                share[i] for share, steps in zip(shares, epoch, strict=True) for i in steps[step]
+            ]
+            found = grouping(mine, most)
+            if len(shares) > 1:
+                fair = sum(size for _, size in found) / len(shares)
+                found = grouping(mine, min(most, int(1.25 * fair)))
+            for steps in epoch:
+                steps[step] = []
+            loads = [0] * len(shares)
+            for tree in sorted(found, key=lambda pair: (-pair[1], pair[0])):
+                rank = loads.index(min(loads))
+                loads[rank] += tree[1]
+                epoch[rank][step].append(len(of_ranks[rank]))
+                of_ranks[rank].append(len(trees))
+                trees.append(tree)
+    return trees, of_ranks
+
+
+def _batches(
+    lengths: Sequence[int], window: Sequence[int], limit: Limit, usual: int
+) -> list[MicroBatch]:
+    """A window's trees as micro-batches: neighbours in length together or, where they are packed,
+    whatever fills one. Trees that are longer than the longest sequence (`usual`) are padded by a
+    quarter at most."""
     batches: list[list[int]] = []
     totals: list[int] = []
     for index in sorted(window, key=lambda i: (-lengths[i], i)):
@@ -179,7 +236,9 @@ def _batches(lengths: Sequence[int], window: Sequence[int], limit: Limit) -> lis
         )
         for number in open_ones:
             batch, total = batches[number], totals[number] + lengths[index]
-            if limit.fits(len(batch) + 1, lengths[batch[0]], total):
+            longest = lengths[batch[0]]
+            even = longest <= usual or longest * (len(batch) + 1) <= 1.25 * total
+            if even and limit.fits(len(batch) + 1, longest, total):
                 batch.append(index)
                 totals[number] = total
                 break
@@ -213,4 +272,5 @@ def combined(first: Layout, second: Layout) -> Layout:
                 windows += added or [()] * second.accumulation
             epoch.append(tuple(windows))
         epochs.append(tuple(epoch))
-    return Layout(ranks, first.steps, first.accumulation + second.accumulation, tuple(epochs))
+    accumulation = first.accumulation + second.accumulation
+    return replace(first, ranks=ranks, accumulation=accumulation, epochs=tuple(epochs))

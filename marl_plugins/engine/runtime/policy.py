@@ -12,6 +12,7 @@ from __future__ import annotations
 import copy
 import functools
 import math
+import sys
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
@@ -23,7 +24,7 @@ from marl_plugins.core.failures import RunEnded
 from marl_plugins.core.policy import Policy
 from marl_plugins.core.process_backend import EngineKind, ProcessBackend, TrainingSpec
 from marl_plugins.core.rows import Row
-from marl_plugins.core.sequences import TokenSequence, sequences_of
+from marl_plugins.core.sequences import TokenSequence, TokenTree, sequences_of, tree_of
 from marl_plugins.core.threads import in_daemon_thread
 from marl_plugins.engine.hosts.devices import training_gpus
 from marl_plugins.engine.processes.backend import OwnProcesses
@@ -40,10 +41,12 @@ from marl_plugins.engine.processes.watchdog import locate
 from marl_plugins.engine.runtime.batching import BatchBuilder, check_steps, hand_out
 from marl_plugins.engine.runtime.experience import (
     NAMES,
+    Experience,
     ForwardedExperience,
     PreparedExperience,
     completed,
     forwarded,
+    sequences_apart,
 )
 from marl_plugins.engine.runtime.policy_engines import PolicyEngines
 
@@ -86,6 +89,7 @@ class UpstreamPolicy(PolicyEngines):
             ended.
         merge: Whether the rows of one conversation go through the model as one sequence, where its
             loss allows it.
+        trees: Whether these sequences do as trees.
         backend: Who gives it its training processes; None: they are its own.
         extensions: What plugins add to these, as "module:Class".
         shared, kind: As of `PolicyEngines`.
@@ -101,13 +105,16 @@ class UpstreamPolicy(PolicyEngines):
         restarts: RestartBudget,
         silence: float,
         merge: bool = True,
+        trees: bool = False,
         backend: ProcessBackend | None = None,
         extensions: Sequence[str] = (),
         shared: EnginePool | None = None,
         kind: EngineKind | None = None,
     ):
         args = copy.deepcopy(args)
-        self.batching = BatchBuilder(args, merge)
+        self.batching = BatchBuilder(args, merge, trees)
+        self._tried = not trees
+        """Whether its model is known to see trees."""
         self.tokenizer = tokenizer
         training = None
         if spec.trainable:
@@ -209,18 +216,18 @@ class UpstreamPolicy(PolicyEngines):
         return await completed(rows, sequences_of(rows, self.batching.merge), known, self._forward)
 
     async def _forward(self, sequences: Sequence[TokenSequence]) -> ForwardedExperience:
-        maker, rows = (
-            self.trainer.experience_maker,
-            [row for sequence in sequences for row in sequence.rows],
-        )
+        rows = [row for sequence in sequences for row in sequence.rows]
         batches = self.batching.forward_batches(sequences, ranks_of(self.group))
-        samples = [
-            self.batching.padded(batch, maker.tokenizer.pad_token_id) for batch, _ in batches
+        trees = [tree for batch, _ in batches for tree in batch if len(tree.sequences) > 1]
+        if trees and not await self._exact(trees[0]):
+            batches = self.batching.forward_batches(sequences, ranks_of(self.group))
+        experiences = await self._computed([batch for batch, _ in batches])
+        done = [
+            part
+            for (batch, real), e in zip(batches, experiences, strict=True)
+            if real
+            for part in sequences_apart(batch, e)
         ]
-        experiences = await self.processes.await_work(
-            "computed log-probs", in_daemon_thread(maker.make_experience, samples)
-        )
-        done = [(batch, e) for (batch, real), e in zip(batches, experiences, strict=True) if real]
         experience = forwarded(
             self.name, rows, done, self.trainer.kl_ctl.value, self.args.reward.clip_range
         )
@@ -230,6 +237,41 @@ class UpstreamPolicy(PolicyEngines):
                     self.name, NAMES[name], rows[0].trajectory.step, f"rows {', '.join(broken[:5])}"
                 )
         return experience
+
+    async def _computed(self, batches: Sequence[Sequence[TokenTree]]) -> list[Experience]:
+        maker = self.trainer.experience_maker
+        samples = [self.batching.padded(batch, maker.tokenizer.pad_token_id) for batch in batches]
+        experiences: list[Experience] = await self.processes.await_work(
+            "computed log-probs", in_daemon_thread(maker.make_experience, samples)
+        )
+        return experiences
+
+    async def _exact(self, tree: TokenTree) -> bool:
+        """Compares, the first time, three sequences of a tree with what they are by themselves.
+        Where a model gives other numbers, there are no trees from then on."""
+        if self._tried:
+            return True
+        self._tried, three = True, tree.sequences[:3]
+        ways = [tree_of([sequence]) for sequence in three], [tree_of(three)]
+        experiences = await self._computed([*ways] * ranks_of(self.group))
+        rows = [row for sequence in three for row in sequence.rows]
+        apart, together = (
+            vars(forwarded(self.name, rows, sequences_apart(way, e)).tokens).values()
+            for way, e in zip(ways, experiences, strict=False)
+        )
+        off = max(
+            float((one - other).abs().max())
+            for one, other in zip(apart, together, strict=True)
+            if one is not None
+        )
+        self.batching.trees = off <= (1e-4 if self.args.ds.param_dtype == "fp32" else 0.1)
+        if not self.batching.trees:
+            print(
+                f"warning: policy {self.name!r}: three sequences and the same as a tree differ by "
+                f"{off:.2g}: its model does not see trees right, and is given sequences",
+                file=sys.stderr,
+            )
+        return self.batching.trees
 
     @while_active
     async def update(self, prepared: PreparedExperience, steps: int, step: int) -> dict[str, float]:
@@ -261,6 +303,9 @@ class UpstreamPolicy(PolicyEngines):
             status = await self.processes.fit(step)
             metrics |= {k: float(v) for k, v in status.items() if isinstance(v, int | float)}
             metrics |= prepared.metrics
+        if self.batching.trees and "" in layouts:
+            rows = sum(sum(s.starts) + len(s.trained) for s in prepared.for_policy.sequences)
+            metrics["tokens_saved"] = rows * self.args.train.max_epochs / layouts[""].tokens
         metrics |= {f"{name}fill_rows": float(layout.fill) for name, layout in layouts.items()}
         check_steps(self.name, layouts, metrics, self.args.train.max_epochs)
         check_finite(self.name, metrics, prepared, step, self.args.ds.param_dtype)

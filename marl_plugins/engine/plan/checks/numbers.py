@@ -11,7 +11,7 @@ from marl_plugins.core.recipe.tiny import is_tiny
 from marl_plugins.core.run import Run
 from marl_plugins.engine.plan.checks.placement import check_placement
 from marl_plugins.engine.plan.devices import needed_devices, shown_devices
-from marl_plugins.engine.plan.models import positions_of
+from marl_plugins.engine.plan.models import positions_of, sliding_window_of
 
 LEAST_TASK_SECONDS = 0.1
 """Deadlines of a trajectory that are shorter are taken for a slip."""
@@ -20,9 +20,13 @@ MOST_LIKELY = MappingProxyType({"actor.adam.lr": 0.1, "rollout.temperature": 10.
 UNLIKELY = "is a sign or a power of ten missing?"
 
 
-def check_numbers(run: Run) -> list[Problem]:
+def check_numbers(run: Run, trees: bool = False) -> list[Problem]:
     """Returns problems with numbers that do not fit each other; the range of each alone is checked
-    with its flag (ranges.py)."""
+    with its flag (ranges.py).
+
+    Args:
+        trees: Whether sequences become trees (`--sequences trees`).
+    """
     args, problems = run.args, []
     if args.ckpt.save_steps == 0:
         where, got = at(flag="ckpt.save_steps"), "a step is saved every N steps, got 0"
@@ -66,6 +70,7 @@ def check_numbers(run: Run) -> list[Problem]:
                 *_batching(run.device, a),
                 *check_placement(run.device, a, p.trainable),
                 *_unlikely(a),
+                *(_trees(a) if trees and p.trainable else ()),
             ]
             for p in run.policies
             for a in [run.policy_args[p.name]]
@@ -217,6 +222,28 @@ def _batching(device: str, a: Any) -> list[Problem]:
             )
         )
     return problems
+
+
+def _trees(a: Any) -> Iterator[Problem]:
+    """Returns what keeps a policy from being given trees."""
+    without = "or leave out --sequences trees"
+    if a.ds.packing_samples:
+        got = "packing knows sequences, and no trees"
+        yield Problem(
+            "trees.packing", at(flag="ds.packing_samples"), got, fix=f"remove it, {without}"
+        )
+    if a.ds.attn_implementation not in ("eager", "sdpa", "flex_attention"):
+        got = f"{a.ds.attn_implementation} takes no mask that says which token sees which"
+        where, fix = at(flag="ds.attn_implementation"), f"use flex_attention or sdpa, {without}"
+        yield Problem("trees.attention", where, got, fix=fix)
+    window = sliding_window_of(a.actor.model_name_or_path)
+    if window is not None and window < a.data.max_len:
+        got = (
+            f"the model sees the last {window} tokens, and in a tree others stand between; "
+            f"--data.max_len is {a.data.max_len}"
+        )
+        fix = f"lower --data.max_len, {without}"
+        yield Problem("trees.window", got=got, fix=fix, flags=("data.max_len",))
 
 
 def _without_steps(ckpt: SimpleNamespace) -> Iterator[Problem]:

@@ -1,0 +1,262 @@
+"""Sequences as trees: every token once, with the log-prob and the gradient that its row has by
+itself."""
+
+import copy
+import itertools
+import random
+from functools import partial
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from simulated import conversations
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from marl_plugins.core.rows import Row
+from marl_plugins.core.sequences import grouped, sequences_of, tree_of
+from marl_plugins.core.trajectory import Generation
+from marl_plugins.engine.processes.trees import see_trees, walked
+from marl_plugins.engine.runtime.experience import (
+    Experience,
+    forwarded,
+    sequence_experience,
+    sequences_apart,
+    tree_experience,
+)
+from marl_plugins.engine.runtime.layout import Limit, plan_layout
+
+from openrlhf.models import Actor  # isort: skip  # after the host support, installed above
+
+FORESTS = {
+    "seed": st.integers(0, 10**6),
+    "turns": st.integers(1, 6),
+    "trajectories": st.integers(1, 4),
+    "letters": st.sampled_from([2, 3, 50]),
+    "merge": st.booleans(),
+}
+"""Few letters: rows within rows, sampled text that is another's context, equal rows."""
+
+
+def forest(seed, turns, trajectories, letters, merge):
+    """Random sequences in the order of their ids; some rows are left out, some are there twice."""
+    draw, rows = random.Random(seed), []
+    for number in range(trajectories):
+        trajectory = conversations(seed * 10 + number, turns)
+        for action in trajectory.actions:
+            action.shown_ids = tuple(i % letters for i in action.shown_ids)
+            old = action.generation
+            ids = tuple(i % letters for i in old.ids)
+            action.generation = Generation(ids, old.logprobs, old.finish, old.policy, 0)
+        rows += [Row(trajectory, a, 1.0) for a in trajectory.actions if draw.random() < 0.9]
+    rows += draw.choices(rows, k=seed % 3) if rows else []
+    return rows, sorted(sequences_of(rows, merge), key=lambda s: s.ids)
+
+
+def path(tree, place):
+    """The ids from the root to a token."""
+    ids = []
+    while place >= 0:
+        ids.append(tree.ids[place])
+        place -= abs(tree.mask[place])
+    return ids[::-1]
+
+
+@settings(max_examples=300, deadline=None)
+@given(**FORESTS)
+def test_every_token_follows_what_it_follows_in_its_sequence(**drawn):
+    _, sequences = forest(**drawn)
+    tree = tree_of(sequences)
+    assert tree.sequences == sequences
+    trained = []
+    for sequence, places in zip(sequences, tree.places, strict=True):
+        assert [path(tree, place) for place in places] == [
+            sequence.ids[: n + 1] for n in range(len(places))
+        ]
+        assert all(path(tree, places[n] - 1) == sequence.ids[:n] for n in sequence.trained)
+        trained += [places[n] for n in sequence.trained]
+    assert len(trained) == len(set(trained))  # none is two rows'
+
+
+@settings(max_examples=300, deadline=None)
+@given(**FORESTS)
+def test_what_a_token_sees_is_its_path(**drawn):
+    _, sequences = forest(**drawn)
+    tree = tree_of(sequences)
+    mask = torch.tensor([[*tree.mask, 0, 0]])
+    (ends,), (positions,) = (each.tolist() for each in walked(mask))
+    for place in range(len(tree.ids)):
+        seen = [n for n in range(place + 1) if place < ends[n]]
+        assert [tree.ids[n] for n in seen] == path(tree, place)
+        assert positions[place] == len(seen) - 1
+    assert ends[-2:] == [len(ends) - 1, len(ends)]
+
+
+@pytest.mark.parametrize("letters", [2, 50])
+def test_a_prefix_stands_once(letters):
+    draw = random.Random(0)
+    rows, tokens = [], 0
+    for number in range(8):
+        trajectory = conversations(number, 1)
+        (action,) = trajectory.actions
+        action.shown_ids = (*[7] * 50, *[number // 4] * 20)
+        ids = (number, *(draw.randrange(letters) for _ in range(9)))
+        action.generation = Generation(ids, (-1.0,) * 10, "stop", "p", 0)
+        rows.append(Row(trajectory, action, 1.0))
+        tokens += len(ids)
+    ((group, size),) = grouped(sequences_of(rows), range(8), 10**6)
+    assert sorted(group) == list(range(8))
+    assert size == 50 + 2 * 20 + tokens + 7  # each branch but the first has a copy
+
+
+@settings(max_examples=200, deadline=None)
+@given(most=st.integers(1, 60), worth=st.sampled_from([0, 1, 30, 10**6]), **FORESTS)
+def test_groups_hold_each_sequence_once_and_no_more_than_they_may(most, worth, **drawn):
+    _, sequences = forest(**drawn)
+    groups = grouped(sequences, range(len(sequences)), most, worth)
+    assert sorted(n for group, _ in groups for n in group) == list(range(len(sequences)))
+    for group, size in groups:
+        tree = tree_of([sequences[n] for n in group])
+        assert size == len(tree.ids) and (len(group) == 1 or size <= most)
+        single = [len(s.ids) for s in tree.sequences]
+        assert size <= sum(single)
+        if worth == 0:
+            assert size**2 <= sum(length**2 for length in single)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    ranks=st.integers(1, 3),
+    steps=st.integers(1, 3),
+    epochs=st.integers(1, 2),
+    size=st.integers(1, 4),
+    **FORESTS,
+)
+def test_an_optimiser_step_has_the_same_sequences_as_without_trees(
+    ranks, steps, epochs, size, **drawn
+):
+    _, sequences = forest(**drawn)
+    if not sequences:
+        return
+
+    def order(epoch, count):
+        return random.Random(epoch).sample(range(count), count)
+
+    def steps_of(limit, grouping):
+        lengths = [len(s.ids) for s in sequences]
+        layout = plan_layout(lengths, ranks, steps, limit, order, epochs, grouping)
+        held = []
+        for epoch in layout.epochs:
+            for step in range(layout.steps):
+                window = slice(step * layout.accumulation, (step + 1) * layout.accumulation)
+                held.append(
+                    sorted(
+                        n
+                        for share, batches in zip(layout.ranks, epoch, strict=True)
+                        for batch in batches[window]
+                        for i in batch
+                        for n in layout.trees[share[i]]
+                    )
+                )
+        return held
+
+    plain = steps_of(Limit(size), None)
+    assert steps_of(Limit(size, tree=40), partial(grouped, sequences)) == plain
+    assert steps_of(Limit(size), partial(grouped, sequences)) == plain
+    assert steps_of(Limit(tokens=200, tree=200), partial(grouped, sequences)) == plain
+
+
+def model(attention):
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2}
+    config = Qwen2Config(
+        vocab_size=50,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        initializer_range=0.2,
+        attn_implementation=attention,
+        **sizes,
+    )
+    one = Qwen2ForCausalLM(config)
+    see_trees(one)
+    return one
+
+
+def by_upstream(one, e):
+    """Log-probs by upstream's own actor."""
+    actor = Actor(one, temperature=0.7)
+    actor.packing_samples = False
+    return actor(e.sequences, e.action_mask, e.attention_mask)
+
+
+MODELS = {name: model(name) for name in ("eager", "sdpa")}
+
+
+def log_probs(one, sequence):
+    """A sequence by itself, by what transformers says of it."""
+    ids = torch.tensor([sequence.ids])
+    logits = one(ids).logits[0, :-1] / 0.7
+    return torch.log_softmax(logits, -1).gather(-1, ids[0, 1:, None])[:, 0]
+
+
+def batch_of(trees):
+    return Experience.concat_experiences(
+        [tree_experience(t, [sequence_experience(s) for s in t.sequences]) for t in trees], 0
+    )
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    attention=st.sampled_from(list(MODELS)),
+    trees=st.integers(1, 3),
+    **FORESTS,
+)
+def test_log_probs_are_those_of_the_sequences_by_themselves(attention, trees, **drawn):
+    rows, sequences = forest(**drawn)
+    cuts = [sequences[n::trees] for n in range(trees)]
+    trees = [tree_of(cut) for cut in cuts if cut]
+    if not trees:
+        return
+    one, e = MODELS[attention], batch_of(trees)
+    with torch.no_grad():
+        e.action_log_probs = by_upstream(one, e)
+        e.kl, e.info["logprobs_diff"] = e.action_log_probs, torch.zeros(len(trees))
+        f = forwarded("p", rows, sequences_apart(trees, e))
+        alone = {id(s): log_probs(one, s) for s in sequences}
+    for sequence in f.sequences:
+        for row, start in zip(sequence.rows, sequence.starts, strict=True):
+            count = len(row.action.generation.ids)
+            mine = alone[id(sequence)][start - 1 : start - 1 + count]
+            got = f.tokens.log_probs[next(n for n, r in enumerate(rows) if r is row), :count]
+            assert torch.allclose(got, mine, atol=3e-5, rtol=0)
+    assert torch.equal(
+        f.tokens.mask.sum(-1), torch.tensor([len(r.action.generation.ids) for r in rows])
+    )
+
+
+@settings(max_examples=50, deadline=None)
+@given(attention=st.sampled_from(list(MODELS)), **FORESTS)
+def test_gradients_are_those_of_the_sequences_by_themselves(attention, **drawn):
+    _, sequences = forest(**drawn)
+    if not sequences:
+        return
+    one, e = copy.deepcopy(MODELS[attention]), batch_of([tree_of(sequences)])
+    weights = torch.randn(e.action_mask.shape)
+    by_upstream(one, e).mul(weights).sum().backward()
+    got = torch.cat([p.grad.flatten() for p in one.parameters()])
+    one.zero_grad()
+    tree = tree_of(sequences)
+    for sequence, places in zip(sequences, tree.places, strict=True):
+        trained = torch.tensor([n in sequence.trained for n in range(1, len(places))])
+        mine = weights[0, torch.tensor(places[1:]) - 1] * trained
+        (log_probs(one, sequence) * mine).sum().backward()
+    want = torch.cat([p.grad.flatten() for p in one.parameters()])
+    assert (got - want).norm() <= 1e-5 * want.norm()
+
+
+def test_a_batch_of_plain_sequences_is_left_alone():
+    _, sequences = forest(1, 5, 1, 50, True)
+    e = batch_of([tree_of([s]) for s in sequences])
+    assert set(e.attention_mask.unique().tolist()) <= {0, 1}
+    for mine, sequence in itertools.zip_longest(e.sequences, sequences):
+        assert mine[: len(sequence.ids)].tolist() == sequence.ids
