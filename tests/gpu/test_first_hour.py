@@ -15,9 +15,7 @@ from marl_plugins.engine.plan.flags import unknown_flags
 
 NEEDS = {"three": 3, "apart": 2, "ring": 2}
 """Devices of the runs that do not fit one."""
-REFUSED = {
-    "groups": "seats.gpus",
-}
+REFUSED = {"groups": "seats.gpus"}
 """Runs of which the plan says that GPUs cannot make them yet."""
 
 
