@@ -54,7 +54,6 @@ from marl_plugins.engine.records.write import _locked, cut_back
 from marl_plugins.engine.runtime.checkpoints import Checkpoints
 from marl_plugins.engine.runtime.session import Session
 from marl_plugins.process_groups import checks as seats
-from marl_plugins.process_groups.backend import SharedSeats
 from marl_plugins.process_groups.seats import Seating
 from marl_plugins.reward_backprop import BackpropState
 from marl_plugins.sandbox import checks as sandbox_checks
@@ -632,17 +631,6 @@ def test_checkpoints_that_cannot_be_written(tmp_path):
 
 
 # --- processes
-
-
-def test_a_cluster_without_room_for_objects(monkeypatch):
-    monkeypatch.setattr(ray, "cluster_resources", lambda: {"object_store_memory": 1})
-    monkeypatch.setattr(ray, "nodes", list)
-    backend = SimpleNamespace(
-        seating=SimpleNamespace(seats=1, nodes=1),
-        devices=lambda run: {},
-        object_store_bytes=lambda run: 2,
-    )
-    assert found_by(SharedSeats.check_cluster, backend, None) == [("seats.object_store",)]
 
 
 def test_a_cluster_that_is_not_there(monkeypatch):

@@ -633,7 +633,7 @@ def test_the_average_of_weights_is_taken_of_every_optimiser_step_on_two_ranks(
     for name, value in wanted.items():
         kept = torch.cat([share[name] for share in shares]).double()
         assert torch.allclose(kept, value.flatten(), rtol=1e-6, atol=1e-8), name
-    blob = joined(ray.get(asyncio.run(host._pieces("WeightAverage"))))
+    blob = joined(ray.get(asyncio.run(host.further("WeightAverage"))))
     asyncio.run(host.save_model(tmp_path, "WeightAverage"))
     saved = safetensors.torch.load_file(tmp_path / "p" / "model.safetensors")
     for name, value in safetensors.torch.load(blob).items():

@@ -200,7 +200,7 @@ def _reference(strategy: DeepspeedStrategy, pretrain: str) -> Reference:
         param_dtype=strategy.args.ds.param_dtype,
         temperature=strategy.args.rollout.temperature,
     )
-    return Reference(actor.eval(), strategy)
+    return Reference(actor.eval().to(torch.cuda.current_device()), strategy)
 
 
 class ReferenceActor(MasterPort, _UpstreamReference.__ray_metadata__.modified_class):  # type: ignore[misc]
