@@ -38,7 +38,7 @@ from marl_plugins.engine.hosts.devices import training_gpus
 from marl_plugins.engine.plan.build import build_plan
 from marl_plugins.engine.plan.fingerprint import fingerprint
 from marl_plugins.engine.processes.engines import RestartBudget
-from marl_plugins.engine.processes.launch import _all_of as all_of
+from marl_plugins.engine.processes.launch import all_streamed as all_of
 from marl_plugins.engine.processes.pieces import joined
 from marl_plugins.engine.processes.upstream_trainer import ExperienceMaker, RemoteExperienceMaker
 from marl_plugins.engine.records.trajectory_record import from_record, to_record
