@@ -164,17 +164,17 @@ def touch(part: Part) -> None:
 
 
 class _Pickler(pickle.Pickler):
-    """Leaves out tensors, and keeps them by name."""
+    """Leaves out tensors, and names each."""
 
     def __init__(self, file: Any):
         super().__init__(file, protocol=5)
-        self.tensors: dict[str, torch.Tensor] = {}
+        self.names: dict[torch.Tensor, str] = {}
 
     def persistent_id(self, value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
             return None
-        self.tensors[str(id(value))] = value
-        return str(id(value)), value.dtype, tuple(value.shape)
+        name = self.names.setdefault(value, str(len(self.names)))
+        return name, value.dtype, tuple(value.shape)
 
 
 class _Unpickler(pickle.Unpickler):
@@ -197,9 +197,9 @@ def packed(tree: Any, limit: int = PIECE_BYTES) -> Iterator[Part]:
     pickler = _Pickler(file)
     pickler.dump(tree)
     yield {SKELETON: numpy.frombuffer(file.getvalue(), numpy.uint8)}
-    sizes = {name: tensor.nbytes for name, tensor in pickler.tensors.items()}
-    for names in portions(sizes, limit):
-        yield {name: _elements(pickler.tensors[name]) for name in names}
+    tensors = {name: tensor for tensor, name in pickler.names.items()}
+    for names in portions({name: tensor.nbytes for name, tensor in tensors.items()}, limit):
+        yield {name: _elements(tensors[name]) for name in names}
 
 
 def _elements(tensor: torch.Tensor) -> Any:
