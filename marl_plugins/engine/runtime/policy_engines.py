@@ -137,7 +137,7 @@ class PolicyEngines:
 
     async def _make_room(self) -> None:
         """Waits until training processes that come and go have left the engines' devices."""
-        if self.args.vllm.enable_sleep and self.training is not None:
+        if self.training is not None and self.args.vllm.enable_sleep:
             await self.training.vacate()
 
     async def wake(self) -> None:
