@@ -118,7 +118,7 @@ def timed(processes: SeatedProcesses, seconds: dict[str, list[float]]) -> None:
 
 async def spares_ready(room: SeatRoom) -> None:
     """Wait for the spares, which are ready after a pass of some seconds."""
-    await asyncio.gather(*(ready for _, ready in room._spares.values()))
+    await asyncio.gather(*(ready for spares in room._spares.values() for _, ready in spares))
 
 
 async def take_turns(made: list[UpstreamPolicy], turns: int) -> tuple[list[dict[str, float]], int]:
@@ -142,7 +142,7 @@ async def take_turns(made: list[UpstreamPolicy], turns: int) -> tuple[list[dict[
         found.append({"whole": whole, **{doing: sum(times) for doing, times in seconds.items()}})
         await spares_ready(processes.room)
     (state,) = seated(made[0]).states["policy"]
-    return found, ray.get(state).nbytes
+    return found, sum(a.nbytes for part in ray.get(state) for a in part.values())
 
 
 def memcpy(count: int) -> float:

@@ -182,8 +182,11 @@ class SimulatedProcesses:
             folder.mkdir(parents=True, exist_ok=True)
             (folder / "weights.pt").write_text(self.learnt)
 
-    async def hold_further(self, extension):
-        await self.hold(f"{extension} of {self.learnt}".encode(), self.version)
+    async def further(self, extension):
+        return f"{extension} of {self.learnt}".encode()
+
+    async def give(self, pieces, version):
+        await self.hold(pieces, version)
 
     async def save_model(self, folder=None, extension=""):
         pass

@@ -473,7 +473,7 @@ def following(monkeypatch):
         return started[-1]
 
     policy.name, policy.version, policy.spec, policy.started = "earlier", 0, Follower.spec, started
-    policy._settled = asyncio.Event()
+    policy.training, policy._settled = None, asyncio.Event()
     policy._settled.set()
     policy.engines = EnginePool(
         "earlier", [], start, policy.restore_engine, RestartBudget(9), 60.0, 4

@@ -12,14 +12,15 @@ from refusals import refused
 from virtual_time import run
 
 from marl_plugins.commands.evaluate import only_players
+from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.process_backend import TrainingSpec
 from marl_plugins.engine.plan.build import build_plan
 from marl_plugins.engine.plan.describe import describe
-from marl_plugins.engine.plan.devices import needed_devices
+from marl_plugins.engine.plan.devices import fewer_devices, needed_devices
 from marl_plugins.engine.processes.cluster import _check_devices
 from marl_plugins.process_groups.room import SeatedProcesses, SeatRoom
-from marl_plugins.process_groups.seats import Seating
-from marl_plugins.process_groups.states import state_bytes
+from marl_plugins.process_groups.seats import Seat, Seating
+from marl_plugins.process_groups.states import engine_seats, state_bytes
 
 SUMS = ["--recipe", "tests/recipes/sums/tiny.yaml"]
 PLUGIN = ["--plugin", "marl_plugins.process_groups"]
@@ -50,7 +51,7 @@ def test_policies_share_as_many_seats_as_the_largest_one_needs():
 
 def test_the_object_store_is_as_large_as_all_states():
     """Of a model with P parameters: 14 P by each process, or 2 P and a share of 12 P; the engines'
-    weights twice."""
+    weights once."""
     with_critic = [
         "--algo.advantage.estimator",
         "gae",
@@ -61,11 +62,11 @@ def test_the_object_store_is_as_large_as_all_states():
     ]
     sizes = {name: size / PARAMETERS for name, size in state_bytes(plan(*with_critic).run).items()}
     assert sizes == {
-        "solver": 4 + 14 + 2 * 14,
-        "coder": 4 + 14 + 2 * 2 + 12,
-        "verifier": 4 + 14 + 2 * 14,
+        "solver": 2 + 14 + 2 * 14,
+        "coder": 2 + 14 + 2 * 2 + 12,
+        "verifier": 2 + 14 + 2 * 14,
     }
-    assert stored(plan()) == 3 * 18 * PARAMETERS
+    assert stored(plan()) == 3 * 16 * PARAMETERS
     assert stored(plan("--process_groups.state_gb", "0.5")) == 5 * 10**8
 
 
@@ -151,6 +152,38 @@ def test_seats_of_one_node_are_on_one_node(seats, nodes, of_nodes, fits, monkeyp
         _check_devices(run)
 
 
+TOGETHER = ["--train.colocate_all", "--vllm.enable_sleep"]
+A_THIRD = ["--vllm.gpu_memory_utilization", "0.3"]
+
+
+def test_on_gpus_engines_may_have_the_seats_too(monkeypatch):
+    monkeypatch.setenv("MARL_PLUGINS_DEVICE", "cuda")
+    seats = "seats of training processes"
+    apart = plan().run
+    assert needed_devices(apart) == {"solver": 1, "coder": 1, "verifier": 1, seats: 1}
+    assert 1 in fewer_devices(apart).values()
+    (words,) = fewer_devices(apart)
+    together = plan(*words.split(), *A_THIRD).run
+    assert needed_devices(together) == {"solver": 0, "coder": 0, "verifier": 0, seats: 1}
+    on_two = plan(*TOGETHER, "--process_groups.seats", "2", "--vllm.gpu_memory_utilization", "0.5")
+    places = engine_seats(on_two.run, on_two.run.processes.seating)
+    assert [seat for (seat,) in places.values()] == [Seat(0, 0), Seat(0, 1), Seat(0, 0)]
+
+
+@pytest.mark.parametrize(
+    ("words", "codes"),
+    [
+        ([*TOGETHER, "--vllm.gpu_memory_utilization", "0.4"], ["seats.engines"]),
+        ([*A_THIRD, "--train.colocate_all"], ["seats.awake"] * 3),
+    ],
+)
+def test_what_cannot_be_on_one_device_is_refused(words, codes, monkeypatch):
+    monkeypatch.setenv("MARL_PLUGINS_DEVICE", "cuda")
+    with pytest.raises(ConfigurationError) as caught:
+        plan(*words)
+    assert [problem.code for problem in caught.value.problems] == codes
+
+
 class Member:
     """A policy whose processes are a name: where they are, and how long they need to leave and to
     come."""
@@ -221,6 +254,20 @@ def test_no_two_policies_are_on_one_seat_and_all_who_do_not_give_up_are_served(s
     assert not room.seats.waiting and not any(room.seats._at_work.values()) and not room._granted
 
 
+class Stream:
+    """What a process streams, and that it has ended."""
+
+    def __init__(self, values):
+        self.values = values
+
+    async def __aiter__(self):
+        for value in self.values:
+            yield value
+
+    async def completed(self):
+        await asyncio.gather(*self.values)
+
+
 class Process:
     """A training process that knows how many steps it has taken, and does one thing after the
     other, each in its time."""
@@ -233,10 +280,9 @@ class Process:
         self.set_state = self._answering(0.5, self._become)
         self.step = self._answering(1.0, lambda: self._become(self.steps + 1))
         both = self._answering(0.5, lambda: self.steps)
-        self.get_state = SimpleNamespace(
-            options=lambda num_returns: SimpleNamespace(remote=lambda: (both.remote(),) * 2)
-        )
-        self.state = self._answering(0.1, lambda: b"weights")
+        self.get_state = SimpleNamespace(remote=lambda: Stream([both.remote()]))
+        weights = self._answering(0.1, lambda: b"weights")
+        self.pieces = SimpleNamespace(remote=lambda *_: Stream([weights.remote()]))
 
     def _become(self, steps):
         self.steps = steps
@@ -260,7 +306,8 @@ class OfStandIns(SeatRoom):
         return Process(), asyncio.create_task(asyncio.sleep(2.0))
 
     async def spare(self, seat, kind):
-        handle, ready = self._spares.pop((seat, kind), None) or self._start(seat, kind)
+        spares = self._spares.get((seat, kind))
+        handle, ready = spares.pop(0) if spares else self._start(seat, kind)
         await ready
         return handle
 
@@ -306,7 +353,7 @@ def test_work_that_is_given_up_leaves_every_policy_what_it_knows(solver, works):
         for member in members:
             async with member.active():
                 (handle,) = member.handles()
-                assert await handle.state.remote() and handle.steps == done[member.policy]
+                assert await member.weights() and handle.steps == done[member.policy]
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ray, "kill", lambda handle: setattr(handle, "dead", True))

@@ -45,7 +45,7 @@ class TrainingSpec:
 @dataclass(frozen=True)
 class EngineKind:
     """A Ray actor class that engines are started as, with arguments of vLLM's that upstream does
-    not pass on."""
+    not pass on, or passes differently."""
 
     actor: ActorClass
     arguments: Mapping[str, object] = field(default_factory=dict)
@@ -55,7 +55,7 @@ class EngineKind:
         `RolloutRayActor.options(...).remote(...)`."""
         chosen = self.actor.options(**options)
         return SimpleNamespace(
-            remote=lambda **arguments: chosen.remote(**arguments, **self.arguments)
+            remote=lambda **arguments: chosen.remote(**{**arguments, **self.arguments})
         )
 
 

@@ -10,10 +10,9 @@ from marl_plugins import ConfigurationError, Problem
 # inside: works in the training processes
 from marl_plugins.core.process_backend import ProcessBackend, TrainingSpec
 from marl_plugins.engine.hosts.devices import critic_gpus
-from marl_plugins.engine.plan.estimate import gb
 from marl_plugins.process_groups.checks import check_seating
 from marl_plugins.process_groups.seats import Seating
-from marl_plugins.process_groups.states import state_bytes, states_together
+from marl_plugins.process_groups.states import engine_seats, state_bytes, states_together
 
 if TYPE_CHECKING:
     from marl_plugins import Run
@@ -61,21 +60,6 @@ class SharedSeats(ProcessBackend):
                 "or larger nodes"
             )
             raise ConfigurationError(Problem("seats.cluster", got=got, fix=fix))
-        store, needed = (
-            int(ray.cluster_resources().get("object_store_memory", 0)),
-            self.object_store_bytes(run),
-        )
-        if store < needed:
-            got = (
-                f"the states of policies that leave their seats need {gb(needed)} of Ray's object "
-                "store, and this cluster has "
-                f"{gb(store)}"
-            )
-            fix = (
-                "start it with a larger one (ray start --object-store-memory), or leave out "
-                "--plugin marl_plugins.process_groups"
-            )
-            raise ConfigurationError(Problem("seats.object_store", got=got, fix=fix))
 
     def open(self, run: Run) -> None:
         if not self.devices(run):
@@ -84,7 +68,8 @@ class SharedSeats(ProcessBackend):
 
         largest = max(size or 0.0 for size in state_bytes(run).values())
         critics = any(critic_gpus(args) for args in run.policy_args.values())
-        self.room = SeatRoom(self.seating, critics, run.recipe.limits.silence_seconds, largest)
+        silence, engines = run.recipe.limits.silence_seconds, engine_seats(run, self.seating)
+        self.room = SeatRoom(self.seating, critics, silence, largest, engines)
         self.room.open()
 
     def processes_of(self, spec: TrainingSpec) -> SeatedProcesses:

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
 from marl_plugins import Problem, Run, at
 
 # inside: works in the training processes
 from marl_plugins.core.process_backend import OBJECT_STORE_BYTES
-from marl_plugins.engine.plan.estimate import gb
+from marl_plugins.engine.plan.estimate import gb, weight_bytes
 from marl_plugins.process_groups.seats import Seating
-from marl_plugins.process_groups.states import seats_needed, state_bytes, states_together
+from marl_plugins.process_groups.states import (
+    engine_seats,
+    seats_needed,
+    state_bytes,
+    states_together,
+)
 
 WHO = "marl_plugins.process_groups"
 
@@ -19,19 +25,6 @@ def check_seating(run: Run, seating: Seating) -> list[Problem]:
     """Returns everything that is wrong with a run's seats."""
     who = WHO
     needed = {p.name: seats_needed(run.policy_args[p.name]) for p in run.policies if p.trainable}
-    if run.device != "cpu":
-        return [
-            Problem(
-                "seats.gpus",
-                at(plugin=who),
-                (
-                    "not on GPUs yet: upstream's weight sync has one broadcast group per policy, "
-                    "made with its "
-                    "training processes"
-                ),
-                fix="leave out the plugin",
-            )
-        ]
     if not needed:
         return [
             Problem(
@@ -77,7 +70,38 @@ def check_seating(run: Run, seating: Seating) -> list[Problem]:
         for p in run.policies
         if p.name in needed and run.policy_args[p.name].ds.zero_stage == 3
     ]
-    return problems or _without_room(run, seating, who)
+    problems += [
+        Problem(
+            "seats.awake",
+            at(plugin=who, policy=p.name),
+            "--train.colocate_all: its engine has a device on which training processes take turns",
+            fix="add --vllm.enable_sleep",
+            flags=("train.colocate_all", "vllm.enable_sleep"),
+        )
+        for p in run.policies
+        if p.name in needed
+        and run.policy_args[p.name].train.colocate_all
+        and not run.policy_args[p.name].vllm.enable_sleep
+    ]
+    return problems or [*_crowded(run, seating, who), *_without_room(run, seating, who)]
+
+
+def _crowded(run: Run, seating: Seating, who: str) -> Iterator[Problem]:
+    """The problem with engines that have more than the device that they share."""
+    places = engine_seats(run, seating)
+    for seat in dict.fromkeys(seat for seats in places.values() for seat in seats):
+        names = [name for name, seats in places.items() if seat in seats]
+        asked = sum(run.policy_args[name].vllm.gpu_memory_utilization for name in names)
+        if asked > 1:
+            yield Problem(
+                "seats.engines",
+                at(plugin=who),
+                f"the engines of {', '.join(map(repr, names))} have one device, are awake at the "
+                f"same time, and ask for {asked:g} of its memory",
+                fix=f"lower --vllm.gpu_memory_utilization, for example to {0.9 / len(names):.2f}",
+                flags=("vllm.gpu_memory_utilization",),
+            )
+            return
 
 
 def _without_room(run: Run, seating: Seating, who: str) -> list[Problem]:
@@ -99,7 +123,7 @@ def _without_room(run: Run, seating: Seating, who: str) -> list[Problem]:
                     "large Ray's object "
                     "store has to be"
                 ),
-                fix="give --process_groups.state_gb: of all policies together, 18 bytes a "
+                fix="give --process_groups.state_gb: of all policies together, 16 bytes a "
                 "parameter",
                 flags=("process_groups.state_gb",),
             )
@@ -116,17 +140,21 @@ def _without_room(run: Run, seating: Seating, who: str) -> list[Problem]:
             )
         ]
     memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if (
-        not os.environ.get("RAY_ADDRESS")
-        and OBJECT_STORE_BYTES + states_together(run, seating) > memory
-    ):
+    states, weights = states_together(run, seating), weight_bytes(run)
+    asleep = sum(
+        weights.get(name, 0.0) * run.policy_args[name].vllm.num_engines
+        for name in engine_seats(run, seating)
+    )
+    needed = OBJECT_STORE_BYTES + states + sum(weights.values()) + asleep
+    if not os.environ.get("RAY_ADDRESS") and needed > memory:
         return [
             Problem(
                 "seats.memory",
                 at(plugin=who),
                 (
-                    f"the states of the policies need {gb(states_together(run, seating))} of Ray's "
-                    f"object store ({shown}), "
+                    f"the states of the policies need {gb(states)} of Ray's object store "
+                    f"({shown}), weights on their way to engines {gb(sum(weights.values()))}, "
+                    f"engines that sleep {gb(asleep)}, "
                     f"and this machine has {gb(memory)} of memory"
                 ),
                 fix="use smaller models, fewer ranks or fewer policies (--mapping)",

@@ -4,10 +4,13 @@
                                        that they knew before
 
 A process is not moved: its state is taken out (training_state.py), it is killed, and another one
-goes on with the state. That is a spare, one in each seat and used once, which has done beforehand
-what takes time: imports, loading of operators, and the first touch of memory, its own and that of
-the states that wait. The controller owns the states, in Ray's store. Who computes when changes
-nothing that is computed.
+goes on with the state. That is a spare, which waits in each seat, is used once and has done
+beforehand what takes time: imports, loading of operators, and the first touch of memory, its own
+and that of the states that wait. The controller owns the states, in Ray's store. Who computes when
+changes nothing that is computed.
+
+Engines may have the same devices (`--train.colocate_all`): nobody is in a seat while they are
+awake.
 """
 
 from __future__ import annotations
@@ -15,8 +18,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import copy
+import math
 import time
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections import Counter
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any
 
 import ray
@@ -28,20 +33,22 @@ from marl_plugins import RunEnded, TrainingProcesses
 
 # inside: works in the training processes
 from marl_plugins.core.process_backend import TrainingSpec
-from marl_plugins.engine.hosts.devices import critic_gpus, training_gpus
+from marl_plugins.core.threads import in_daemon_thread
+from marl_plugins.engine.hosts import cpu
+from marl_plugins.engine.hosts.devices import critic_gpus, ranks_of_one_sequence, training_gpus
 from marl_plugins.engine.hosts.prebuild import clear_abandoned_locks, extensions_folder
 from marl_plugins.engine.processes.deaths import DEATHS
-from marl_plugins.engine.processes.launch import not_started
-from marl_plugins.engine.processes.placement import ready
+from marl_plugins.engine.processes.launch import all_streamed, not_started
+from marl_plugins.engine.processes.placement import EnginePlace, ready
 from marl_plugins.engine.processes.watchdog import locate
 from marl_plugins.process_groups.seats import Grant, Seat, Seating, SeatRequest, Seats
 from marl_plugins.process_groups.worker import RemoteCriticActor, RemotePolicyActor
 
 from openrlhf.trainer.ray.launcher import RayActorGroup  # isort: skip  # after the host support, installed above
 
-SEAT_GPU_SHARE = 0.2
-"""Of a seat, for each process in it: the one that computes, its successors, and one that has been
-killed and is not gone yet."""
+SPARES_ON_GPUS = 2
+"""In each seat. On CPU, where a spare is forked in no time, there is one; here it imports for ten
+seconds or more, and a policy may leave sooner."""
 TOUCHED_BYTES = 2 * 10**9
 """Most bytes that a spare touches beforehand, and so holds while it waits."""
 MAX_DEAD_SPARES = 3
@@ -63,33 +70,48 @@ class SeatRoom:
         critics: Whether there are critics, which have spares of their own kind.
         silence: Seconds after which a spare that is not ready ends the run.
         state: Bytes of the largest policy's state. Loading takes as much again.
+        engines: The seats that policies' engines have as well.
     """
 
-    def __init__(self, seating: Seating, critics: bool, silence: float, state: float = 0.0):
+    def __init__(
+        self,
+        seating: Seating,
+        critics: bool,
+        silence: float,
+        state: float = 0.0,
+        engines: Mapping[str, Sequence[Seat]] | None = None,
+    ):
         self.seats = Seats(seating)
+        self.engines = engines or {}
         self.silence = silence
         self.touched = min(TOUCHED_BYTES, int(2 * state))
         self.kinds = {
             "policy": RemotePolicyActor,
             **({"critic": RemoteCriticActor} if critics else {}),
         }
+        self.spares = 1 if cpu.device() == "cpu" else SPARES_ON_GPUS
+        crowd = Counter(seat for seats in self.engines.values() for seat in seats)
+        # The one that computes, one that has been killed and is not gone yet, spares, and engines.
+        most = 2 + self.spares * len(self.kinds) + max(crowd.values(), default=0)
+        self.share = math.floor(10_000 / most) / 10_000
+        """Of a seat, for each process in it; Ray counts in ten thousandths."""
         self.members: dict[str, SeatedProcesses] = {}
         self.changes: list[float] = []
         """Seconds of each time that a policy was given processes, since the last `metrics`."""
-        self._nodes: list[Any] = []
+        self.nodes: list[Any] = []
         """The placement group of each node, a bundle for a seat: its processes are on one node."""
-        self._spares: dict[tuple[Seat, str], tuple[Any, Any]] = {}
-        """Handle of the process, and what to wait for until it is ready."""
+        self._spares: dict[tuple[Seat, str], list[tuple[Any, Any]]] = {}
+        """Handles of processes, and what to wait for until each is ready; the oldest first."""
         self._granted: dict[SeatRequest, asyncio.Future[Grant]] = {}
 
     def open(self) -> None:
-        """Reserves the seats and begins to start a spare in each."""
+        """Reserves the seats and begins to start spares in each."""
         seating = self.seats.seating
         bundles = [{"GPU": 1, "CPU": 1}] * seating.seats
-        self._nodes = [
+        self.nodes = [
             placement_group(bundles, strategy="STRICT_PACK") for _ in range(seating.nodes)
         ]
-        for group in self._nodes:
+        for group in self.nodes:
             ready(group, self.silence)
         self.refill(
             [Seat(node, number) for node in range(seating.nodes) for number in range(seating.seats)]
@@ -97,45 +119,49 @@ class SeatRoom:
 
     def close(self) -> None:
         """Ends the spares and gives the seats back."""
-        for handle, _ in self._spares.values():
-            with contextlib.suppress(RayActorError):
-                ray.kill(handle)
-        for group in self._nodes:
+        for spares in self._spares.values():
+            for handle, _ in spares:
+                with contextlib.suppress(RayActorError):
+                    ray.kill(handle)
+        for group in self.nodes:
             remove_placement_group(group)
-        self._spares, self._nodes = {}, []
+        self._spares, self.nodes = {}, []
 
     def refill(self, seats: Sequence[Seat]) -> None:
         """Begins to start the spares that seats lack."""
         for seat in seats:
             for kind in self.kinds:
-                if (seat, kind) not in self._spares:
-                    self._spares[seat, kind] = self._start(seat, kind)
+                spares = self._spares.setdefault((seat, kind), [])
+                spares += [self._start(seat, kind) for _ in range(self.spares - len(spares))]
 
     def _start(self, seat: Seat, kind: str) -> tuple[Any, Any]:
         here = PlacementGroupSchedulingStrategy(
-            self._nodes[seat.node], placement_group_bundle_index=seat.number
+            self.nodes[seat.node], placement_group_bundle_index=seat.number
         )
         process = self.kinds[kind].options(
-            num_cpus=SEAT_GPU_SHARE, num_gpus=SEAT_GPU_SHARE, scheduling_strategy=here
+            num_cpus=self.share, num_gpus=self.share, scheduling_strategy=here
         )
         handle = process.remote(1, 0, None, None)
         waiting = [
-            state for member in self.members.values() for state in member.states.get(kind, ())
+            part
+            for member in self.members.values()
+            for state in member.states.get(kind, ())
+            for part in state
         ]
-        if len(self._nodes) > 1:  # it would fetch those of other nodes
+        if len(self.nodes) > 1:  # it would fetch those of other nodes
             waiting = []
         return handle, handle.warm_up.remote(self.touched, waiting)
 
     async def spare(self, seat: Seat, kind: str) -> Any:
-        """Returns the spare of a seat, ready; it is the caller's.
+        """Returns a spare of a seat, ready; it is the caller's.
 
         Raises:
             RunEnded: None becomes ready.
         """
         why = ""
         for _ in range(MAX_DEAD_SPARES):
-            waits = (seat, kind) in self._spares
-            handle, ready = self._spares.pop((seat, kind)) if waits else self._start(seat, kind)
+            spares = self._spares.get((seat, kind))
+            handle, ready = spares.pop(0) if spares else self._start(seat, kind)
             try:
                 async with asyncio.timeout(self.silence):
                     await ready
@@ -144,7 +170,7 @@ class SeatRoom:
             except DEATHS as error:
                 # It may have held the lock of an operator, for which the next one would wait for
                 # ever.
-                clear_abandoned_locks(extensions_folder("cpu"))
+                clear_abandoned_locks(extensions_folder(cpu.device()))
                 why = (
                     f"{MAX_DEAD_SPARES} died one after the other, the last: "
                     f"{str(error).splitlines()[0]}"
@@ -176,6 +202,17 @@ class SeatRoom:
         self.seats.give_back(policy)
         asyncio.get_running_loop().call_soon(self._hand_out)
 
+    async def vacate(self) -> None:
+        """Waits until nobody who rests is in a seat."""
+        for name in self.seats.resting:
+            self.members[name].leave()
+            self.seats.leave(name)
+        await self.left()
+
+    async def left(self) -> None:
+        """Waits until seats that policies had to leave are free."""
+        await asyncio.gather(*(member.left() for member in self.members.values()))
+
     def _hand_out(self) -> None:
         while grant := self.seats.grant():
             for name in grant.leaving:
@@ -203,28 +240,46 @@ class SeatedProcesses(TrainingProcesses):
         spec: Parameters of the processes.
     """
 
+    lasting = False
+
     def __init__(self, room: SeatRoom, spec: TrainingSpec):
         super().__init__(spec)
+        self.args.ds.enable_sleep = False  # who leaves a device has nothing to offload
         self.room = room
         room.members[self.policy] = self
         self.states: dict[str, list[Any]] = {}
-        """By group, a reference to the state of each process; empty while the processes are there,
-        and before their first time."""
+        """By group, references to the state of each process, in parts; empty while the processes
+        are there, and before their first time."""
         self._weights: list[Any] | None = None
         """References to the current weights, in pieces, once they are known."""
         self._leaving: asyncio.Task[None] | None = None
         self._changing = asyncio.Lock()
 
+    @property
+    def with_reference(self) -> bool:
+        """See `TrainingProcesses.with_reference`: it comes and goes with them, on GPUs too."""
+        return bool(self.args.algo.kl.init_coef > 0)
+
+    def place(self) -> EnginePlace:
+        """See `TrainingProcesses.place`: some of the seats, which have been reserved."""
+        seat, *_ = self.room.engines[self.policy]
+        first = seat.number // self.args.vllm.tensor_parallel_size
+        return EnginePlace(self.room.nodes[seat.node], first, self.room.share)
+
+    async def vacate(self) -> None:
+        """See `TrainingProcesses.vacate`; nobody else's processes stay either."""
+        await self.room.vacate()
+
     def launch(self, shared: Any) -> None:
         """Starts nothing: that waits until the policy computes for the first time."""
-        args = self.args
-        self.groups["policy"] = SeatedGroup(
-            args.actor.num_nodes, args.actor.num_gpus_per_node, RemotePolicyActor
-        )
-        if critic_gpus(args):
-            self.groups["critic"] = SeatedGroup(
-                args.critic.num_nodes, args.critic.num_gpus_per_node, RemoteCriticActor
-            )
+        same = ranks_of_one_sequence(self.args)
+
+        def group(size: Any, kind: Any) -> SeatedGroup:
+            return SeatedGroup(size.num_nodes, size.num_gpus_per_node, kind, duplicate_actors=same)
+
+        self.groups["policy"] = group(self.args.actor, RemotePolicyActor)
+        if critic_gpus(self.args):
+            self.groups["critic"] = group(self.args.critic, RemoteCriticActor)
 
     @contextlib.asynccontextmanager
     async def active(self) -> AsyncIterator[None]:
@@ -233,7 +288,7 @@ class SeatedProcesses(TrainingProcesses):
         try:
             # All, not only those that this grant made leave: an earlier one, given up or still
             # waiting, may have had these seats.
-            await asyncio.gather(*(member.left() for member in self.room.members.values()))
+            await self.room.left()
             async with self._changing:
                 if not any(self.handles()):
                     await self._enter(grant.seats)
@@ -277,7 +332,7 @@ class SeatedProcesses(TrainingProcesses):
         except RayTaskError as error:
             raise not_started(self.policy, args.actor.model_name_or_path, error) from error
         loads = [
-            h.set_state.remote(s)
+            h.set_state.remote(*s)
             for kind, states in self.states.items()
             for h, s in zip(self._in(kind), states, strict=True)
         ]
@@ -309,18 +364,15 @@ class SeatedProcesses(TrainingProcesses):
                 return
             if self._weights is None:
                 self._weights = await super().weights()
-            asked = {
-                kind: [
-                    handle.get_state.options(num_returns=2).remote() for handle in self._in(kind)
-                ]
-                for kind in self.groups
-            }
-            sizes = [size for pairs in asked.values() for size, _ in pairs]
-            await self.await_work(
-                "was asked for its state", *sizes
-            )  # by then all of it is in Ray's store
-            self.states = {kind: [state for _, state in pairs] for kind, pairs in asked.items()}
+            states: dict[str, list[Any]] = {}
+            for kind in self.groups:
+                asked = [all_streamed(handle.get_state.remote()) for handle in self._in(kind)]
+                doing = "was asked for its state"
+                states[kind] = await self.await_work(doing, asyncio.gather(*asked))
+            self.states, places = states, self.where
             self._empty()
+            if not self.on_cpu:  # a device's memory is free when the process has gone
+                await in_daemon_thread(lambda: [place.end() for place in places])
 
     async def fit(self, step: int) -> dict[str, Any]:
         """See `TrainingProcesses.fit`."""

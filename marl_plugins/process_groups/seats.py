@@ -162,11 +162,7 @@ class Seats:
     ) -> tuple[tuple[Seat, ...], tuple[str, ...]] | None:
         taken = {seat for seats in self.held.values() for seat in seats}
         free = {seat for n in range(self.seating.seats) if (seat := Seat(node, n)) not in taken}
-        resting = [
-            name
-            for name, seats in self.held.items()
-            if not self._at_work[name] and seats[0].node == node
-        ]
+        resting = [name for name in self.resting if self.held[name][0].node == node]
         resting.sort(
             key=lambda name: not {*self.held[name]} & {*previous}
         )  # stable: then who has rested for the longest
@@ -195,6 +191,11 @@ class Seats:
             self.leave(name)
         self.held[request.group] = self._previous[request.group] = seats
         self._at_work[request.group] += 1
+
+    @property
+    def resting(self) -> list[str]:
+        """The groups with seats that are not at work, those first that have rested for longest."""
+        return [name for name in self.held if not self._at_work[name]]
 
     def give_back(self, group: str) -> None:
         """Notes that a piece of the group's work is done."""

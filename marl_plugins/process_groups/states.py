@@ -1,21 +1,41 @@
-"""The bytes of Ray's object store that the states of policies without processes take."""
+"""What the policies of a run need: seats, for engines too, and the bytes of Ray's object store that
+the states of policies without processes take."""
 
 from __future__ import annotations
 
+from collections import Counter
 from types import SimpleNamespace
 
 from marl_plugins import Run
 
 # inside: works in the training processes
 from marl_plugins.core.recipe import tiny
-from marl_plugins.engine.hosts.devices import critic_gpus, training_gpus
+from marl_plugins.engine.hosts.devices import critic_gpus, engine_gpus, training_gpus
 from marl_plugins.engine.plan.estimate import parameters
-from marl_plugins.process_groups.seats import Seating
+from marl_plugins.process_groups.seats import Seat, Seating
 
 
 def seats_needed(args: SimpleNamespace) -> int:
     """Returns the seats of a policy with its critic; the reference is in the policy's processes."""
     return training_gpus(args) + critic_gpus(args)
+
+
+def engine_seats(run: Run, seating: Seating) -> dict[str, tuple[Seat, ...]]:
+    """Returns the seats that policies' engines have as well, with `--train.colocate_all`: some of
+    one node, where the fewest engines are."""
+    crowd, places = Counter[Seat](), dict[str, tuple[Seat, ...]]()
+    for policy in run.policies:
+        args = run.policy_args[policy.name]
+        if policy.trainable and args.train.colocate_all:
+            count = engine_gpus(args)
+            choices = [
+                tuple(Seat(node, first + n) for n in range(count))
+                for node in range(seating.nodes)
+                for first in range(0, seating.seats - count + 1, count)
+            ]
+            places[policy.name] = min(choices, key=lambda seats: sum(crowd[s] for s in seats))
+            crowd.update(places[policy.name])
+    return places
 
 
 def state_bytes(run: Run) -> dict[str, float | None]:
@@ -24,8 +44,8 @@ def state_bytes(run: Run) -> dict[str, float | None]:
 
     With P parameters each process has the weights, 2P bytes, and, all or its share (from ZeRO 1
     on), those in float32 and Adam's two moments, 12P; with `--train.enable_ema` all together have
-    an average in float32, 4P. To these come the policy's weights as engines get them, the newest
-    and those before them, 2P each.
+    an average in float32, 4P. To these come the policy's weights as engines get them, 2P, beside
+    those that engines have, which the plan counts for every policy.
     """
     by_policy: dict[str, float | None] = {}
     for policy in run.policies:
@@ -33,7 +53,7 @@ def state_bytes(run: Run) -> dict[str, float | None]:
             args = run.policy_args[policy.name]
             shared = 1 if args.ds.zero_stage else None
             sizes = [_size(args.actor.model_name_or_path)] * 2
-            own = 8.0 if args.train.enable_ema else 4.0
+            own = 6.0 if args.train.enable_ema else 2.0
             parts = [
                 own,
                 *(

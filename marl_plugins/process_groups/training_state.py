@@ -5,9 +5,10 @@ and the scheduler's state, its counters. Here its checkpoint engine keeps that i
 the random generators and what upstream's strategy counts. Every process keeps all weights, because
 none may wait for rank 0's.
 
-The value is one skeleton (a pickle) and one array for each tensor (pickle's out-of-band buffers),
-so that Ray copies every byte once, from the process into its store, and the next process once, into
-the tensors that it has anyway. It belongs to whoever asked for it and outlives the process.
+It is given in parts, as weights are to engines (engine/processes/pieces.py): a skeleton, which is a
+pickle, and the bytes of each tensor. Ray copies every byte once, from the process into its store,
+and the next process once, into the tensors that it has anyway; what is on a device is copied to the
+host a part at a time. The parts belong to whoever asked for them and outlive the process.
 """
 
 from __future__ import annotations
@@ -18,34 +19,26 @@ import pickle
 import random
 import tempfile
 import warnings
-from collections.abc import Iterator, Sequence
+from collections import ChainMap
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy
 import torch
+from deepspeed.accelerator import get_accelerator
 from deepspeed.runtime.checkpoint_engine.checkpoint_engine import CheckpointEngine
 
+# inside: works in the training processes
+from marl_plugins.engine.processes.pieces import PIECE_BYTES, portions
+
 TAG = "state"
+SKELETON = "skeleton"
 
-
-@dataclass(frozen=True)
-class TrainingState:
-    """The state of one training process.
-
-    Args:
-        skeleton: Everything but the tensors' elements.
-        tensors: The bytes of each tensor; read-only once they have been through Ray's store.
-    """
-
-    skeleton: bytes
-    tensors: list[Any]
-
-    @property
-    def nbytes(self) -> int:
-        return len(self.skeleton) + sum(int(tensor.nbytes) for tensor in self.tensors)
+Part = Mapping[str, Any]
+"""Arrays of bytes by the names that the skeleton has for them, and in the first part the skeleton;
+read-only once they have been through Ray's store."""
 
 
 class MemoryCheckpoints(CheckpointEngine):  # type: ignore[misc]
@@ -84,8 +77,8 @@ def _kept_in_memory(engine: Any, files: dict[str, Any]) -> Iterator[str]:
         engine.checkpoint_engine, engine.save_non_zero_checkpoint = before
 
 
-def get_state(engine: Any, strategy: Any, extensions: Sequence[Any] = ()) -> TrainingState:
-    """Returns the state of a process; all ranks are asked at the same time, between two of the
+def get_state(engine: Any, strategy: Any, extensions: Sequence[Any] = ()) -> Iterator[Part]:
+    """Yields the state of a process; all ranks are asked at the same time, between two of the
     things that they are asked for.
 
     Args:
@@ -96,7 +89,7 @@ def get_state(engine: Any, strategy: Any, extensions: Sequence[Any] = ()) -> Tra
     files: dict[str, Any] = {}
     with _kept_in_memory(engine, files) as folder:
         engine.save_checkpoint(folder, TAG, save_latest=False)
-    return packed(
+    yield from packed(
         {
             "files": files,
             "micro_steps": engine.micro_steps,
@@ -105,12 +98,13 @@ def get_state(engine: Any, strategy: Any, extensions: Sequence[Any] = ()) -> Tra
             "accumulated": strategy.accumulated_gradient,
             "time_steps": dict(strategy.time_steps),
             "random": (random.getstate(), numpy.random.get_state(), torch.get_rng_state()),
+            "random_on_device": get_accelerator().get_rng_state(),
             "extensions": list(extensions),
         }
     )
 
 
-def set_state(engine: Any, strategy: Any, state: TrainingState) -> list[Any]:
+def set_state(engine: Any, strategy: Any, state: Sequence[Part]) -> list[Any]:
     """Makes a process that has just loaded its model the one whose state this is, and returns the
     states of its extensions."""
     values = unpacked(state)
@@ -129,6 +123,7 @@ def set_state(engine: Any, strategy: Any, state: TrainingState) -> list[Any]:
     random.setstate(of_python)
     numpy.random.set_state(of_numpy)
     torch.set_rng_state(of_torch)
+    get_accelerator().set_rng_state(values["random_on_device"])
     extensions: list[Any] = values["extensions"]
     return extensions
 
@@ -161,42 +156,60 @@ def in_own_memory(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> di
     return {**state, "state": own}
 
 
-def touch(state: TrainingState) -> None:
+def touch(part: Part) -> None:
     """Reads a byte of each page, so that the memory is mapped: that takes a new process as long as
     copying it."""
-    for tensor in state.tensors:
-        tensor[:: mmap.PAGESIZE].max(initial=0)
+    for elements in part.values():
+        elements[:: mmap.PAGESIZE].max(initial=0)
 
 
 class _Pickler(pickle.Pickler):
-    """Tensors become arrays of bytes, which are left out."""
+    """Leaves out tensors, and names each."""
 
-    def reducer_override(self, value: Any) -> Any:
+    def __init__(self, file: Any):
+        super().__init__(file, protocol=5)
+        self.names: dict[torch.Tensor, str] = {}
+
+    def persistent_id(self, value: Any) -> Any:
         if not isinstance(value, torch.Tensor):
-            return NotImplemented
-        elements: Any = value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
-        return _tensor, (pickle.PickleBuffer(elements), value.dtype, tuple(value.shape))
+            return None
+        name = self.names.setdefault(value, str(len(self.names)))
+        return name, value.dtype, tuple(value.shape)
 
 
-def _tensor(elements: Any, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
-    if not elements.size:  # torch views no empty array as another type
-        return torch.empty(shape, dtype=dtype)
-    return torch.from_numpy(elements).view(dtype).reshape(shape)
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, file: Any, arrays: Mapping[str, Any]):
+        super().__init__(file)
+        self.arrays = arrays
+
+    def persistent_load(self, reference: Any) -> torch.Tensor:
+        name, dtype, shape = reference
+        elements = self.arrays[name]
+        if not elements.size:  # torch views no empty array as another type
+            return torch.empty(shape, dtype=dtype)
+        return torch.from_numpy(elements).view(dtype).reshape(shape)
 
 
-def packed(tree: Any) -> TrainingState:
-    """Packs any value that can be pickled; its tensors are not copied."""
+def packed(tree: Any, limit: int = PIECE_BYTES) -> Iterator[Part]:
+    """Yields any value that can be pickled, in parts of at most `limit` bytes, or of one tensor;
+    tensors in the host's memory are not copied."""
     file = io.BytesIO()
-    buffers: list[pickle.PickleBuffer] = []
-    _Pickler(file, protocol=5, buffer_callback=buffers.append).dump(tree)
-    return TrainingState(
-        file.getvalue(), [numpy.frombuffer(buffer.raw(), numpy.uint8) for buffer in buffers]
-    )
+    pickler = _Pickler(file)
+    pickler.dump(tree)
+    yield {SKELETON: numpy.frombuffer(file.getvalue(), numpy.uint8)}
+    tensors = {name: tensor for tensor, name in pickler.names.items()}
+    for names in portions({name: tensor.nbytes for name, tensor in tensors.items()}, limit):
+        yield {name: _elements(tensors[name]) for name in names}
 
 
-def unpacked(state: TrainingState) -> Any:
+def _elements(tensor: torch.Tensor) -> Any:
+    return tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
+
+
+def unpacked(parts: Sequence[Part]) -> Any:
     """Returns the value that was packed. Its tensors are not copied either; where the bytes cannot
     be written to, nor can they."""
+    arrays = ChainMap(*map(dict, parts))
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "The given NumPy array is not writable", UserWarning)
-        return pickle.loads(state.skeleton, buffers=state.tensors)
+        return _Unpickler(io.BytesIO(arrays[SKELETON].tobytes()), arrays).load()

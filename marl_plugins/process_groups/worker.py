@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 # inside: works in the training processes
@@ -17,7 +17,7 @@ import ray  # isort: skip
 from marl_plugins.engine.hosts.prebuild import load_operators
 from marl_plugins.engine.processes.critic_actor import CriticActor
 from marl_plugins.engine.processes.training_process import TrainingProcess
-from marl_plugins.process_groups.training_state import TrainingState, get_state, set_state, touch
+from marl_plugins.process_groups.training_state import Part, get_state, set_state, touch
 
 
 class StandbyProcess(TrainingProcess):
@@ -33,14 +33,14 @@ class StandbyProcess(TrainingProcess):
 
         Args:
             memory: Bytes to touch.
-            states: References to states, of which this process may be given one.
+            states: References to parts of states, some of which this process may be given.
         """
         for _ in load_operators():
             pass
         if ON_CPU:
             cpu.touch_memory(memory)
-            for state in ray.get(list(states)):
-                touch(state)
+        for part in ray.get(list(states)):
+            touch(part)
 
     def assign(
         self, ranks: int, rank: int, address: str | None, port: int | None
@@ -50,17 +50,14 @@ class StandbyProcess(TrainingProcess):
         super().__init__(ranks, rank, address, port)  # type: ignore[call-arg]
         return self._master_addr, self._master_port
 
-    def get_state(self) -> tuple[int, TrainingState]:
-        """Returns the size of the whole state in bytes, and the state: two values, so that one can
-        wait without fetching the other."""
-        state = get_state(
-            self.engine, self.strategy, [extension.state() for extension in self.extensions]
-        )
-        return state.nbytes, state
+    def get_state(self) -> Iterator[Part]:
+        """Yields the whole state in parts."""
+        of_extensions = [extension.state() for extension in self.extensions]
+        yield from get_state(self.engine, self.strategy, of_extensions)
 
-    def set_state(self, state: TrainingState) -> None:
-        """Continues where another process was asked for its state; called after the model has been
-        loaded."""
+    def set_state(self, *state: Part) -> None:
+        """Continues where another process was asked for its state, of which these are all parts;
+        called after the model has been loaded."""
         of_extensions = set_state(self.engine, self.strategy, state)
         for extension, own in zip(self.extensions, of_extensions, strict=True):
             if own is not None:

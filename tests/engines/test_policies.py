@@ -38,7 +38,7 @@ from marl_plugins.engine.hosts.devices import training_gpus
 from marl_plugins.engine.plan.build import build_plan
 from marl_plugins.engine.plan.fingerprint import fingerprint
 from marl_plugins.engine.processes.engines import RestartBudget
-from marl_plugins.engine.processes.launch import _all_of as all_of
+from marl_plugins.engine.processes.launch import all_streamed as all_of
 from marl_plugins.engine.processes.pieces import joined
 from marl_plugins.engine.processes.upstream_trainer import ExperienceMaker, RemoteExperienceMaker
 from marl_plugins.engine.records.trajectory_record import from_record, to_record
@@ -633,7 +633,7 @@ def test_the_average_of_weights_is_taken_of_every_optimiser_step_on_two_ranks(
     for name, value in wanted.items():
         kept = torch.cat([share[name] for share in shares]).double()
         assert torch.allclose(kept, value.flatten(), rtol=1e-6, atol=1e-8), name
-    blob = joined(ray.get(asyncio.run(host._pieces("WeightAverage"))))
+    blob = joined(ray.get(asyncio.run(host.further("WeightAverage"))))
     asyncio.run(host.save_model(tmp_path, "WeightAverage"))
     saved = safetensors.torch.load_file(tmp_path / "p" / "model.safetensors")
     for name, value in safetensors.torch.load(blob).items():

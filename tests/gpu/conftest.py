@@ -57,6 +57,10 @@ RECIPES = {
         extends: recipe.yaml
         flags: {train.colocate_all: true, vllm.enable_sleep: true, ds.enable_sleep: true, vllm.gpu_memory_utilization: 0.5}
     """,
+    "seated": """
+        extends: recipe.yaml
+        flags: {train.colocate_all: true, vllm.enable_sleep: true, vllm.gpu_memory_utilization: 0.3}
+    """,
     "apart": """
         extends: recipe.yaml
         policies:
@@ -250,6 +254,7 @@ POOL = ("--plugin", "marl_plugins.opponent_pool", "--opponents.every", "1")
 MOVING = ("--plugin", "marl_plugins.balance", "--balance.in_flight", "1")
 ADAPTERS = ("--plugin", "marl_plugins.adapters")
 UNSEEN = ("--eval.steps", "-1", "--ckpt.best_metric_key", "none")
+SEATED = ("--plugin", "marl_plugins.process_groups")
 WATCHED = ("--plugin", "benchmarks.gpu_observer")
 ON_GPUS = {
     "colocated": started("colocated", *TWO, *WATCHED, "--plugin", "{recipe}/awake_asleep.py"),
@@ -258,6 +263,7 @@ ON_GPUS = {
     "resumed": resumed("shared", *TWO),
     "paper": started("../mathchat/small_paper", "--max_steps", "1", *UNSEEN, *MOVING),
     "adapters": started("adapters_colocated", *TWO, *ADAPTERS, "--plugin", "{recipe}/awake.py"),
+    "seated": started("seated", *TWO, *SEATED),
     "too_few": started("recipe", "--vllm.num_engines", "2", *TWO),
     "no_memory": started(
         "colocated", "--mapping", "shared", "--vllm.gpu_memory_utilization", "0.99", *TWO
@@ -265,8 +271,8 @@ ON_GPUS = {
 }
 """By name: three policies on 3 devices, two of whose engines are killed; two and a follower on 8,
 one of whose engines is killed; one for all roles on 1, and resumed; three on 6, whose engines move;
-three adapters on 1, whose engine is killed; on more than there are; and with more memory than is
-free."""
+three adapters on 1, whose engine is killed; three on 1, whose training processes come and go; on
+more than there are; and with more memory than is free."""
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,7 @@
 """Whole runs on the stand-in for CUDA: who holds which device, how it is used, what reaches the
 engines, and how runs end."""
 
+import itertools
 import re
 from collections import defaultdict
 
@@ -44,6 +45,7 @@ def by_device(events):
         ("resumed", 0),
         ("paper", 0),
         ("adapters", 0),
+        ("seated", 0),
         ("too_few", 2),
         ("no_memory", 2),
     ],
@@ -167,6 +169,24 @@ def test_models_are_loaded_once_all_engines_sleep(runs):
     assert max(asleep) < min(loaded)
 
 
+def test_engines_and_the_processes_of_all_policies_take_turns_on_one_device(runs):
+    """No training process has its model there while an engine wakes, nor while another one loads:
+    it is gone by then."""
+    events = [e for e in runs.of("seated") if "at" in e]
+    loads, wakes = of_kind(events, "load"), of_kind(events, "wake")
+    engines = of_kind(events, "engine")
+    assert len(engines) == 3 and {e["device"] for e in [*loads, *wakes, *engines]} == {"0"}
+    assert len({e["pid"] for e in loads}) == len(loads) >= 3 * 4 and len(wakes) >= 3 * 3
+    assert not [e for e in [*loads, *wakes] if e["beside"]]
+    asleep = {}
+    for event in of_kind(events, "engine", "sleep"):
+        asleep.setdefault(event["pid"], []).append(event["at"])
+    begun = sorted(times[:2] for times in asleep.values())
+    assert all(before[1] <= after[0] for before, after in itertools.pairwise(begun)), (
+        "an engine started while another one was awake"
+    )
+
+
 # --- order
 # --------------------------------------------------------------------------------------------------
 
@@ -220,7 +240,14 @@ def test_nobody_trains_while_an_engine_has_its_cache(runs):
 
 @pytest.mark.parametrize(
     ("name", "syncs", "engines"),
-    [("colocated", 9, 1), ("apart", 6, 3), ("shared", 2, 1), ("resumed", 2, 1), ("paper", 3, 2)],
+    [
+        ("colocated", 9, 1),
+        ("apart", 6, 3),
+        ("shared", 2, 1),
+        ("resumed", 2, 1),
+        ("paper", 3, 2),
+        ("seated", 9, 1),
+    ],
 )
 def test_engines_hold_the_trainers_weights_after_every_sync(runs, name, syncs, engines):
     """The same bits in every engine of the policy, on shared devices and on others (`apart`, where
@@ -233,7 +260,7 @@ def test_engines_hold_the_trainers_weights_after_every_sync(runs, name, syncs, e
         taken[event["digest"]].add(event["device"])
     assert len(sent) == syncs and taken.keys() == sent.keys()
     assert max(map(len, taken.values())) >= engines
-    if name in ("colocated", "shared", "resumed"):
+    if name in ("colocated", "shared", "resumed", "seated"):
         assert taken == sent
 
 
@@ -263,7 +290,7 @@ def test_engines_move_between_policies_that_share_devices_with_training(runs):
 
 
 def test_a_sync_is_a_call_for_each_piece(runs):
-    for name in ("colocated", "apart", "shared", "resumed", "paper"):
+    for name in ("colocated", "apart", "shared", "resumed", "paper", "seated"):
         events = runs.of(name)
         calls = [e["method"] for e in of_kind(events, "call")]
         loads = len(of_kind(events, "weights"))
@@ -275,10 +302,12 @@ def test_a_sync_is_a_call_for_each_piece(runs):
 # -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("name", "same"), [("colocated", "same"), ("adapters", "adapters")])
+@pytest.mark.parametrize(
+    ("name", "same"), [("colocated", "same"), ("seated", "same"), ("adapters", "adapters")]
+)
 def test_ids_rows_and_losses_are_those_of_the_cpu_path(runs, on_cpu, name, same):
     """Processes of its own for the reference, offloaded states, engines that sleep, are killed and
-    replaced change nothing of what is trained: ids, context, rewards, advantages and losses have
+    replaced, training processes that come and go change nothing of what is trained: ids, context, rewards, advantages and losses have
     the same bits."""
     assert on_cpu.codes[same] == 0, on_cpu.text(same)[-3000:]
     mine, theirs = (

@@ -20,7 +20,7 @@ def needed_devices(run: Run) -> dict[str, int]:
     needed = {}
     for policy in run.policies:
         args = run.policy_args[policy.name]
-        shared = policy.trainable and args.train.colocate_all and run.processes.lasting
+        shared = policy.trainable and args.train.colocate_all
         shared = shared or run.processes.engines_of(run, policy.name) != policy.name
         needed[policy.name] = 0 if shared else engine_gpus(args)
     for name, count in run.processes.devices(run).items():
@@ -50,7 +50,7 @@ def fewer_devices(run: Run) -> dict[str, int]:
         words: sum(needed_devices(_changed(run, trained, change)).values())
         for words, change in _changes([run.policy_args[name] for name in trained])
     }
-    if len(trained) > 1:
+    if len(trained) > 1 and run.processes and run.processes.lasting:
         counts["--mapping shared"] = max(needed.values())
     return {
         w: count

@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import threading
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,7 @@ from marl_plugins.core.threads import in_daemon_thread
 from marl_plugins.core.trajectory import Generation
 from marl_plugins.engine.plan.signature import differences
 from marl_plugins.engine.processes.deaths import DEATHS
-from marl_plugins.engine.processes.placement import ready
+from marl_plugins.engine.processes.placement import EnginePlace, ready
 from marl_plugins.engine.processes.request_queue import RequestQueue
 from marl_plugins.engine.processes.watchdog import ProcessPlace, Watchdog, locate
 
@@ -45,7 +46,7 @@ class EngineProcess:
     Args:
         handle: Ray's.
         groups: The placement groups that are its own.
-        shared: The one that it shares with training processes, if it does.
+        shared: The place that it shares with training processes, if it does.
         number: Its number among those that share it.
     """
 
@@ -53,7 +54,7 @@ class EngineProcess:
         self,
         handle: ActorHandle,
         groups: Sequence[PlacementGroup],
-        shared: PlacementGroup | None = None,
+        shared: EnginePlace | None = None,
         number: int = 0,
     ):
         self.handle = handle
@@ -493,12 +494,12 @@ def substituted(module: ModuleType, **names: Any) -> Iterator[None]:
 
 def start_engines(
     args: SimpleNamespace,
-    shared_group: PlacementGroup | None,
+    place: EnginePlace | None,
     seconds: float,
     kind: EngineKind | None = None,
 ) -> list[EngineProcess]:
-    """Begins to start all engines of a policy: in the placement group of its training processes, or
-    each in one of its own.
+    """Begins to start all engines of a policy: beside training processes, or each in a placement
+    group of its own.
 
     One each, so that a dead engine's devices can be given back without ending the others.
 
@@ -509,8 +510,9 @@ def start_engines(
     Raises:
         RunEnded: They were not.
     """
-    numbers = range(args.vllm.num_engines)
-    return [start_engine(args, shared_group, n, seconds, kind) for n in numbers]
+    first = place.first if place else 0
+    numbers = range(first, first + args.vllm.num_engines)
+    return [start_engine(args, place, n, seconds, kind) for n in numbers]
 
 
 def start_again(
@@ -522,7 +524,7 @@ def start_again(
 
 def start_engine(
     args: SimpleNamespace,
-    shared_group: PlacementGroup | None,
+    place: EnginePlace | None,
     number: int,
     seconds: float,
     kind: EngineKind | None,
@@ -541,10 +543,14 @@ def start_engine(
 
     kind = kind or EngineKind(RemoteRolloutActor)
     groups: list[PlacementGroup] = []
-    count = 1 if shared_group is None else number + 1
+    count = number + 1 if place else 1
+    if place:
+        kind = replace(kind, arguments={**kind.arguments, "num_gpus": place.share})
     left_out = [SimpleNamespace(remote=lambda **arguments: None)] * (count - 1)
 
     def options(**options: Any) -> SimpleNamespace:
+        if place and options["num_gpus"]:  # else its workers have the devices
+            options |= {"num_cpus": place.share, "num_gpus": place.share}
         return left_out.pop() if left_out else kind.options(**options)
 
     def placement_group(*arguments: Any, **options: Any) -> PlacementGroup:
@@ -568,9 +574,9 @@ def start_engine(
             args.vllm.enable_prefix_caching,
             args.vllm.enforce_eager,
             args.data.max_len,
-            shared_group,
+            place and place.group,
             args.vllm.gpu_memory_utilization,
             args.vllm.enable_sleep,
             "processed_logprobs",
         )
-    return EngineProcess(handle, groups, shared_group, number)
+    return EngineProcess(handle, groups, place, number)

@@ -18,7 +18,7 @@ from marl_plugins.core.threads import in_daemon_thread
 from marl_plugins.engine.hosts.devices import critic_gpus, ranks_of_one_sequence, training_gpus
 from marl_plugins.engine.processes.critic_actor import RemoteCriticActor
 from marl_plugins.engine.processes.deaths import DEATHS, Death
-from marl_plugins.engine.processes.placement import bundles
+from marl_plugins.engine.processes.placement import EnginePlace, bundles
 from marl_plugins.engine.processes.policy_actor import RemotePolicyActor, RemoteReferenceActor
 from marl_plugins.engine.processes.upstream_trainer import ReferenceInPolicy, UpstreamTrainer
 from marl_plugins.engine.processes.watchdog import ProcessPlace, Watchdog
@@ -43,6 +43,9 @@ class TrainingProcesses:
         spec: Their parameters.
     """
 
+    lasting = True
+    """Whether they are there for the whole run."""
+
     def __init__(self, spec: TrainingSpec):
         self.policy, self.extensions = spec.policy, spec.extensions
         self.args = spec.args
@@ -59,6 +62,10 @@ class TrainingProcesses:
         of their own."""
         self.trainer: UpstreamTrainer | None = None
         self._placements: list[PlacementGroup] = []  # of these processes alone
+
+    def place(self) -> EnginePlace:
+        """Reserves the devices that these processes share with the policy's engines."""
+        return EnginePlace(bundles(training_gpus(self.args), self.silence))
 
     def launch(self, shared: PlacementGroup | None) -> None:
         """Begins to start the processes; nothing is loaded yet.
@@ -100,6 +107,10 @@ class TrainingProcesses:
                 _strategy(args, critic_gpus(args)), args.critic.model_name_or_path, self.max_steps
             )
         return loading
+
+    async def vacate(self) -> None:
+        """Gives up the devices that engines are about to wake on, where these processes come and
+        go."""
 
     @contextlib.asynccontextmanager
     async def active(self) -> AsyncIterator[None]:
@@ -184,7 +195,7 @@ class TrainingProcesses:
         """Returns what `weights` does of the processes that are there, or of the weights that an
         extension keeps."""
         streams = self.groups["policy"].async_run_method("pieces", extension)
-        given = asyncio.gather(*[_all_of(stream) for stream in streams])
+        given = asyncio.gather(*[all_streamed(stream) for stream in streams])
         by_rank: list[list[ObjectRef]] = await self.await_work("gave its weights", given)
         return by_rank[0]
 
@@ -210,7 +221,7 @@ class TrainingProcesses:
         return results[0] if len(results) == 1 else results
 
 
-async def _all_of(stream: ObjectRefGenerator) -> list[ObjectRef]:
+async def all_streamed(stream: ObjectRefGenerator) -> list[ObjectRef]:
     """Returns all that a process streams.
 
     Raises:

@@ -3,7 +3,7 @@ together."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import ray
 from ray.exceptions import GetTimeoutError
@@ -13,6 +13,20 @@ from marl_plugins.core.failures import RunEnded
 
 if TYPE_CHECKING:
     from ray.util.placement_group import PlacementGroup
+
+
+class EnginePlace(NamedTuple):
+    """Devices that a policy's engines share with training processes.
+
+    Args:
+        group: A bundle for each device.
+        first: The number of the first engine; one that is numbered 0 has the first devices.
+        share: Of a device, for each process of an engine on it; the default is upstream's.
+    """
+
+    group: PlacementGroup
+    first: int = 0
+    share: float = 0.2
 
 
 def bundles(count: int, seconds: float) -> PlacementGroup:

@@ -203,7 +203,7 @@ def _reference(strategy: DeepspeedStrategy, pretrain: str) -> Reference:
         temperature=strategy.args.rollout.temperature,
     )
     see_trees(actor)
-    return Reference(actor.eval(), strategy)
+    return Reference(actor.eval().to(torch.cuda.current_device()), strategy)
 
 
 class ReferenceActor(MasterPort, _UpstreamReference.__ray_metadata__.modified_class):  # type: ignore[misc]

@@ -103,7 +103,9 @@ def _runs(pid: int, began: float) -> bool:
     try:
         process = psutil.Process(pid)
         same = abs(process.create_time() - began) < 1.0
-        return bool(same and process.status() != psutil.STATUS_ZOMBIE)
+        # With its first thread ended it looks dead, and has its memory until all have.
+        dead = process.status() == psutil.STATUS_ZOMBIE and process.num_threads() <= 1
+        return same and not dead
     except psutil.NoSuchProcess:
         return False
 

@@ -56,9 +56,12 @@ class Evaluator:
         self, step: int, name: str = "", extension: str = ""
     ) -> tuple[dict[str, float], list[Trajectory]]:
         session, args = self.session, self.session.plan.run.args.eval
+        trained = session.trained.values() if extension else ()
+        # Before engines wake: they may share a device with training processes.
+        further = await all_of(policy.further(extension) for policy in trained)
         await all_of(policy.wake() for policy in session.policies.values())
-        if extension:
-            await all_of(policy.hold_further(extension) for policy in session.trained.values())
+        given = zip(trained, further, strict=True)
+        await all_of(policy.give(pieces, policy.version) for policy, pieces in given)
         metrics, trajectories = await evaluation(
             session.rollout, session.eval_tasks, args, self.display
         )

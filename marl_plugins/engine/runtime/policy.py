@@ -26,7 +26,6 @@ from marl_plugins.core.process_backend import EngineKind, ProcessBackend, Traini
 from marl_plugins.core.rows import Row
 from marl_plugins.core.sequences import TokenSequence, TokenTree, sequences_of, tree_of
 from marl_plugins.core.threads import in_daemon_thread
-from marl_plugins.engine.hosts.devices import training_gpus
 from marl_plugins.engine.processes.backend import OwnProcesses
 from marl_plugins.engine.processes.deaths import DEATHS
 from marl_plugins.engine.processes.engines import (
@@ -35,7 +34,7 @@ from marl_plugins.engine.processes.engines import (
     start_engines,
 )
 from marl_plugins.engine.processes.launch import not_started
-from marl_plugins.engine.processes.placement import bundles
+from marl_plugins.engine.processes.placement import EnginePlace
 from marl_plugins.engine.processes.upstream_trainer import UpstreamTrainer, ranks_of
 from marl_plugins.engine.processes.watchdog import locate
 from marl_plugins.engine.runtime.batching import BatchBuilder, check_steps, hand_out
@@ -56,7 +55,6 @@ if TYPE_CHECKING:
     from openrlhf.trainer.ray.launcher import RayActorGroup
     from ray import ObjectRef
     from ray.actor import ActorHandle
-    from ray.util.placement_group import PlacementGroup
     from transformers import PreTrainedTokenizerBase
 
 P = ParamSpec("P")
@@ -132,7 +130,7 @@ class UpstreamPolicy(PolicyEngines):
         super().__init__(spec, args, device, restarts, silence, training, shared, kind)
         self.starting: list[ObjectRef] = []
         """What to wait for until everything is loaded."""
-        self._shared: PlacementGroup | None = None
+        self._shared: EnginePlace | None = None
 
     @property
     def longest(self) -> int:
@@ -160,9 +158,9 @@ class UpstreamPolicy(PolicyEngines):
         are to sleep."""
         silence = self.engines.silence
         if self.trained and self.owns_engines and self.args.train.colocate_all:
-            self._shared = bundles(training_gpus(self.args), silence)
+            self._shared = self.processes.place()
         if self.training is not None:
-            self.training.launch(self._shared)
+            self.training.launch(self._shared and self._shared.group)
         if self.owns_engines:
             self.engines.engines = start_engines(self.args, self._shared, silence, self.kind)
             self.engines.asleep = self.args.vllm.enable_sleep
@@ -189,9 +187,9 @@ class UpstreamPolicy(PolicyEngines):
         if self.training is not None:
             self.training.end()
         self.engines.kill()
-        if self._shared is not None:
-            ray.util.remove_placement_group(self._shared)
-            self._shared = None
+        if self._shared is not None and self.processes.lasting:
+            ray.util.remove_placement_group(self._shared.group)
+        self._shared = None
 
     def stop(self) -> None:
         """Ends all processes and waits until they are gone, so that their devices are free; the
@@ -336,13 +334,9 @@ class UpstreamPolicy(PolicyEngines):
         `--critic.save_value_network` the critic's too, where no folder is given."""
         await self.processes.save_model(str(folder / self.name) if folder else None, extension)
 
-    async def hold_further(self, extension: str) -> None:
-        """Brings the engines to the weights that an extension keeps (`marl_weights`), until the
-        next sync."""
-        await self.give(await self._pieces(extension), self.version)
-
     @while_active
-    async def _pieces(self, extension: str) -> list[ObjectRef]:
+    async def further(self, extension: str) -> list[ObjectRef]:
+        """Returns the weights that an extension keeps (`marl_weights`), in pieces."""
         return await self.processes.pieces(extension)
 
 
@@ -385,6 +379,9 @@ def start(policies: Sequence[UpstreamPolicy], silence: float) -> None:
     """
     for policy in policies:
         policy.launch()
+        if policy.training is not None and not policy.training.lasting:
+            # The next policy's engines may be on the same devices.
+            _wait([policy], silence)
     _wait(policies, silence)
     for policy in policies:
         policy.load()

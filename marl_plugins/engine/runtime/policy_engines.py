@@ -128,16 +128,23 @@ class PolicyEngines:
         # First, for an engine that is replaced meanwhile.
         self._held, self.version, name = pieces, version, self.name
         self._settled.set()
+        await self._make_room()
         with self.engines.changing(name, version):
             await self.engines.on_all(
                 lambda handle: handle.load_state.remote(pieces, name, version)
             )
         return True
 
+    async def _make_room(self) -> None:
+        """Waits until training processes that come and go have left the engines' devices."""
+        if self.training is not None and self.args.vllm.enable_sleep:
+            await self.training.vacate()
+
     async def wake(self) -> None:
         """Wakes the engines that share their devices with the training processes, before a
         rollout."""
         if self.args.vllm.enable_sleep and self.owns_engines:
+            await self._make_room()
             self.engines.asleep = False
             await self.engines.on_all(lambda handle: handle.wake_up.remote())
 

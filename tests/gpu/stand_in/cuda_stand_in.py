@@ -305,7 +305,7 @@ def _engine(module):
         self.awake = dict.fromkeys(parts, False)
 
     async def waking(self, tags=None):
-        record("wake", tags=tags, awake=dict(self.awake))
+        record("wake", tags=tags, awake=dict(self.awake), beside=holders())
         await wake(self, tags)
         self.awake |= dict.fromkeys(tags or parts, True)
 
@@ -592,14 +592,28 @@ def _deepspeed(module):
     )
 
 
+def holders():
+    """The processes that have loaded a model to train on this device, and are not gone."""
+    from marl_plugins.engine.processes.watchdog import _runs
+
+    files = Path(os.environ["MARL_STAND_IN"]).glob(f"trains-{device()}-*")
+    processes = [file.name.split("-")[2:] for file in files]
+    return [int(pid) for pid, began in processes if _runs(int(pid), float(began))]
+
+
 def _as_on_cpu(kind):
     """Adam of the CPU depends on the step only, as in a run on CPU (engine/hosts/cpu.py)."""
     load = kind.init_model_from_pretrained
 
     @functools.wraps(load)
     def init_model_from_pretrained(self, *arguments, **options):
+        import psutil
+
         from marl_plugins.engine.hosts import cpu
 
+        record("load", kind=kind.__name__, beside=holders())
+        me = f"{os.getpid()}-{psutil.Process().create_time()}"
+        Path(os.environ["MARL_STAND_IN"], f"trains-{device()}-{me}").touch()
         load(self, *arguments, **options)
         cpu.make_adam_resumable(self.engine.basic_optimizer)
 
