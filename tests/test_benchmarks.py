@@ -115,6 +115,7 @@ ELSEWHERE = {
     "kills": "as faults",
     "load": "tests/test_trace.py",
     "trials": "as faults",
+    "weight_sync": "an engine and gigabytes; every run of tests/engines and tests/gpu syncs",
 }
 """Those that have no form of some seconds, or that other tests run."""
 

@@ -47,11 +47,11 @@ RUN = """
 import asyncio, re
 from marl_plugins.engine.runtime import lifetime
 
-lifetime.SILENT_SECONDS, lifetime.BEAT_SECONDS = 1, 0.1
+lifetime.SILENT_SECONDS, lifetime.BEAT_SECONDS = 0.5, 0.1
 
 
 def score_outcome():
-    re.fullmatch("(a+)+b", "a" * 25)
+    re.fullmatch("(a+)+b", "a" * 27)
 
 
 async def work():

@@ -65,7 +65,7 @@ def test_two_answers_to_one_question_are_an_error_that_names_both(plugin):
     ("stated", "code"),
     [
         ('"99.0"', "plugin.newer"),
-        ('"4.99"', "plugin.newer"),
+        ('"5.99"', "plugin.newer"),
         ('"1.0"', "plugin.older"),
         ("1", "plugin.version"),
         ('"one"', "plugin.version"),

@@ -327,7 +327,8 @@ def test_a_node_that_is_not_up_in_time_ends_the_run_and_no_fault_is_taken_for_it
 
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
     monkeypatch.setattr(ray, "init", slow)
-    run = SimpleNamespace(device="cuda", recipe=space(limits__silence_seconds=1.0))
+    recipe = space(limits__silence_seconds=1.0)
+    run = SimpleNamespace(device="cuda", recipe=recipe, state=lambda kind: kind())
     with pytest.raises(expected) as caught, cluster.ray_cluster(run, False, None):
         pass
     assert str(raised) in str(caught.value)

@@ -123,7 +123,7 @@ def test_an_engine_that_finds_too_little_memory_says_so(runs):
         ("shared", [["CriticActor", "PolicyActor", "ReferenceActor", "engine"]]),
         ("resumed", [["CriticActor", "PolicyActor", "ReferenceActor", "engine"]]),
         ("paper", [["PolicyActor", "ReferenceActor", "engine"]] * 6),
-        ("adapters", [["SharedActor", "engine", "engine"]]),
+        ("adapters", [[*["AdapterActor"] * 3, "SharedActor", "engine", "engine"]]),
         (
             "apart",
             [
