@@ -43,14 +43,14 @@ def value_of(text: str, name: str, nonce: str, value: str) -> str | None:
     rows = list(lines_with(text, nonce))
     if len(rows) > MOST_LINES:
         return None
-    found = set()
+    values = set()
     for row in rows:
         if any(word.lower() == nonce for word in marked.findall(row)):
             match = line.fullmatch(row)
             if match is None or match.group(1).lower() != nonce:
                 return None
-            found.add(match.group(2).lower())
-    return found.pop() if len(found) == 1 else None
+            values.add(match.group(2).lower())
+    return values.pop() if len(values) == 1 else None
 
 
 def lines_with(text: str, nonce: str) -> Iterator[str]:

@@ -59,9 +59,9 @@ def checked_prompt(path: Path, allowed: Sequence[str], no_label: str = "") -> st
         ConfigurationError: It cannot be read, or has a placeholder that is unknown, forbidden here
             or missing.
     """
-    text, found = placeholders(path)
+    text, names = placeholders(path)
     problems = []
-    for name in sorted(found - set(allowed)):
+    for name in sorted(names - set(allowed)):
         if name in LABEL_FIELDS:
             problems.append(
                 Problem(
@@ -93,7 +93,7 @@ def checked_prompt(path: Path, allowed: Sequence[str], no_label: str = "") -> st
             fix=f"without it the coach cannot know {why[name]}",
         )
         for name in NEEDED
-        if name not in found
+        if name not in names
     ]
     if problems:
         raise ConfigurationError(problems)
@@ -108,14 +108,14 @@ def placeholders(path: Path) -> tuple[str, set[str]]:
     """
     try:
         text = path.read_text(encoding="utf-8")
-        found = [
+        fields = [
             (name, spec, how)
             for _, name, spec, how in string.Formatter().parse(text)
             if name is not None
         ]
-        if formatted := [name for name, spec, how in found if spec or how]:
+        if formatted := [name for name, spec, how in fields if spec or how]:
             raise ValueError(f"{{{formatted[0]}}} has a format, and stands for a text")
-        return text, {name for name, _, _ in found}
+        return text, {name for name, _, _ in fields}
     except OSError as error:
         raise ConfigurationError(
             Problem(

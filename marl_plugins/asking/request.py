@@ -70,10 +70,10 @@ class Inquiry:
     begun: float | None = None
     answer: Answer | None = None
 
-    def reply(self, said: str, text: str) -> None:
+    def reply(self, answer: str, text: str) -> None:
         """Continues the conversation after what the other side said."""
         self.messages += [
-            {"role": "assistant", "content": said[:4000] or "..."},
+            {"role": "assistant", "content": answer[:4000] or "..."},
             {"role": "user", "content": text},
         ]
 

@@ -152,7 +152,7 @@ class EndpointTransport:
             [{"role": "user", "content": request.prompt(nonce, form)}], form, request.schema
         )
         try:
-            said = await self._ask_when_ready(inquiry, until)
+            answer = await self._ask_when_ready(inquiry, until)
         except TimeoutError:
             got, fix = (
                 f"no answer within {e.timeout:g} s, twice",
@@ -170,11 +170,11 @@ class EndpointTransport:
         except (ChatRefusal, MalformedAnswer) as error:
             got = f"does not answer as an OpenAI-compatible endpoint does: {error}"
             return Problem("endpoint.protocol", where, got), True
-        if self.budget.limited and not said.counted:
+        if self.budget.limited and not answer.counted:
             got = "does not report how many tokens an answer took, which a budget requires"
             return Problem("endpoint.no_usage", where, got), True
-        if request.read(said.text, nonce, form) is None:
-            shown = self.client.redaction.text(said.text[:1000], 200)
+        if request.read(answer.text, nonce, form) is None:
+            shown = self.client.redaction.text(answer.text[:1000], 200)
             got = (
                 f"answered a trial question with {shown!r}, which is not the form it was asked for"
             )

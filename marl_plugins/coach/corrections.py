@@ -87,11 +87,11 @@ def room_of(folder: Path) -> Room:
 
 
 def lines_of(
-    form: Callable[[Row, str, str], Row], run: RunReader, wanted: Filter, words: Sequence[str]
+    form: Callable[[Row, str, str], Row], run: RunReader, selection: Filter, words: Sequence[str]
 ) -> Iterator[tuple[Action, str, Row | None]]:
     """Yields every action, what became of its correction, and a row where that can be used."""
     fits = room_of(run.folder)
-    for trajectory, action in run.actions(wanted):
+    for trajectory, action in run.actions(selection):
         note = action.notes.get(NOTES) or {}
         if "correction" not in note or trajectory.infrastructure_failure:
             yield action, "", None
@@ -102,12 +102,12 @@ def lines_of(
             yield action, "written", row
 
 
-def sft(row: Row, correction: str, said: str) -> Row:
-    return row | {"completion": message(correction), "said": encodable(said)}
+def sft(row: Row, correction: str, text: str) -> Row:
+    return row | {"completion": message(correction), "said": encodable(text)}
 
 
-def dpo(row: Row, correction: str, said: str) -> Row:
-    return row | {"chosen": message(correction), "rejected": message(said)}
+def dpo(row: Row, correction: str, text: str) -> Row:
+    return row | {"chosen": message(correction), "rejected": message(text)}
 
 
 def message(text: str, role: str = "assistant") -> list[dict[str, str]]:

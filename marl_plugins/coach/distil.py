@@ -39,14 +39,14 @@ Row = dict[str, Any]
 
 
 def lines_of(
-    reader: RunReader, wanted: Filter, words: Sequence[str]
+    reader: RunReader, selection: Filter, words: Sequence[str]
 ) -> Iterator[tuple[Action, str, Row | None]]:
     run = planned(words).run
-    return verdicts_of(run, read_trajectories(reader, wanted, run), wanted)
+    return verdicts_of(run, read_trajectories(reader, selection, run), selection)
 
 
 def verdicts_of(
-    run: Run, trajectories: Iterable[Trajectory], wanted: Filter
+    run: Run, trajectories: Iterable[Trajectory], selection: Filter
 ) -> Iterator[tuple[Action, str, Row | None]]:
     """Yields every action, what became of its verdict, and a row where that can be used."""
     from marl_plugins.asking.policy import derived_nonce
@@ -54,7 +54,7 @@ def verdicts_of(
     form = "json" if run.args.coach.form == "json" else "text"
     questions, nonce = questions_of(run), derived_nonce(run.args.train.seed)
     for trajectory in trajectories:
-        for action in filter(wanted.has_action, trajectory.actions):
+        for action in filter(selection.has_action, trajectory.actions):
             note = action.notes.get(NOTES) or {}
             if "score" not in note:
                 yield action, "failed" if action.unscored else "unjudged", None

@@ -55,7 +55,7 @@ def planned(words: Sequence[str]) -> Plan:
     return build_plan([*words, "--plugin", "marl_plugins.coach"])
 
 
-def read_trajectories(reader: RunReader, wanted: Filter, run: Run) -> Iterator[Trajectory]:
+def read_trajectories(reader: RunReader, selection: Filter, run: Run) -> Iterator[Trajectory]:
     """Yields the recorded trajectories that are wanted and that infrastructure did not lose.
 
     Raises:
@@ -63,7 +63,7 @@ def read_trajectories(reader: RunReader, wanted: Filter, run: Run) -> Iterator[T
             role.
     """
     roles = list(run.recipe.roles)
-    for record in reader.recorded(wanted):
+    for record in reader.recorded(selection):
         if unknown := {action.role for action in record.value.actions}.difference(roles):
             role = min(unknown)
             got, fix = f"the recipe has no role {role!r}", meant(role, roles)
@@ -86,7 +86,7 @@ class NewScores(NamedTuple):
     judged: list[tuple[Trajectory, JudgedAction]]
 
 
-def rescored(reader: RunReader, wanted: Filter, words: Sequence[str]) -> NewScores:
+def rescored(reader: RunReader, selection: Filter, words: Sequence[str]) -> NewScores:
     """Judges every action that is wanted again."""
     with tempfile.TemporaryDirectory() as folder:  # what is spent here is not the run's account
         plan = planned([*words, "--ckpt.output_dir", folder])
@@ -100,21 +100,21 @@ def rescored(reader: RunReader, wanted: Filter, words: Sequence[str]) -> NewScor
                     "(--coach.model NAME)",
                 )
             )
-        trajectories = list(read_trajectories(reader, wanted, plan.run))
-        actions = [(t, a) for t in trajectories for a in t.actions if wanted.has_action(a)]
+        trajectories = list(read_trajectories(reader, selection, plan.run))
+        actions = [(t, a) for t in trajectories for a in t.actions if selection.has_action(a)]
         recorded = {action: action.score for _, action in actions}
         asyncio.run(score_all(plan, trajectories, recorded.keys()))
     return NewScores(actions, recorded, judged_in(plan.run, trajectories))
 
 
 async def score_all(
-    plan: Plan, trajectories: Sequence[Trajectory], wanted: Collection[Action]
+    plan: Plan, trajectories: Sequence[Trajectory], actions: Collection[Action]
 ) -> None:
     """Writes new scores, in as many trajectories at a time as requests may be in flight."""
     run, free = plan.run, asyncio.Semaphore(plan.run.args.coach.concurrency)
 
     def score(action: Action, seen: Seen) -> Awaitable[float | None] | None:
-        if action not in wanted:
+        if action not in actions:
             return None
         answer: Awaitable[float | None] | None = plan.plugins.hook.marl_score_action(
             run=run, action=action, seen=seen
@@ -134,9 +134,9 @@ async def score_all(
             print(f"coach {name}: {numbers}".replace(" :", ":"), file=sys.stderr)
 
 
-def rows_of(reader: RunReader, wanted: Filter, words: Sequence[str]) -> Iterator[dict[str, Any]]:
+def rows_of(reader: RunReader, selection: Filter, words: Sequence[str]) -> Iterator[dict[str, Any]]:
     """Yields the actions with their recorded and their new scores."""
-    actions, recorded, _ = rescored(reader, wanted, words)
+    actions, recorded, _ = rescored(reader, selection, words)
     for trajectory, action in actions:
         yield {
             "recorded": recorded[action],
@@ -147,7 +147,7 @@ def rows_of(reader: RunReader, wanted: Filter, words: Sequence[str]) -> Iterator
 
 
 def account_of(
-    reader: RunReader, wanted: Filter, words: Sequence[str]
+    reader: RunReader, selection: Filter, words: Sequence[str]
 ) -> dict[str, dict[str, Any]]:
     """Compares the new scores with the recorded ones, by role.
 
@@ -159,7 +159,7 @@ def account_of(
     correlation   of the recorded and the new scores of actions that have both
     agreement     share of the new verdicts on the last action that agree with the outcome
     """
-    actions, recorded, judged = rescored(reader, wanted, words)
+    actions, recorded, judged = rescored(reader, selection, words)
     by_role: dict[str, list[Action]] = {}
     for _, action in actions:
         by_role.setdefault(action.role, []).append(action)

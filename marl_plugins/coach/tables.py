@@ -48,12 +48,12 @@ def table_of(
     """Makes a table of lines, and its account: by role the number of actions, and how many had each
     of the results."""
 
-    def rows(run: RunReader, wanted: Filter, words: Sequence[str]) -> Iterator[dict[str, Any]]:
-        return (row for _, _, row in lines(run, wanted, words) if row is not None)
+    def rows(run: RunReader, selection: Filter, words: Sequence[str]) -> Iterator[dict[str, Any]]:
+        return (row for _, _, row in lines(run, selection, words) if row is not None)
 
-    def account(run: RunReader, wanted: Filter, words: Sequence[str]) -> Account:
+    def account(run: RunReader, selection: Filter, words: Sequence[str]) -> Account:
         counts: dict[str, Counter[str]] = defaultdict(Counter)
-        for action, result, _ in lines(run, wanted, words):
+        for action, result, _ in lines(run, selection, words):
             counts[action.role].update(["actions", result])
         names = ("actions", *results)
         return {role: {name: count[name] for name in names} for role, count in counts.items()}

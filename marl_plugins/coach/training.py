@@ -67,11 +67,15 @@ class TrainedCoach(ModelCoach):
     """
 
     def __init__(
-        self, asker: Asker, questions: Questions, policy: str, said: dict[Action, list[JudgeAnswer]]
+        self,
+        asker: Asker,
+        questions: Questions,
+        policy: str,
+        answers: dict[Action, list[JudgeAnswer]],
     ):
         super().__init__(asker, questions)
         self.policy = policy
-        self.said = said
+        self.said = answers
 
     async def judge(self, action: Action, seen: Seen) -> Verdict:
         """Judges as `ModelCoach` does, and keeps the answers."""
@@ -127,7 +131,7 @@ class Lesson:
 
 
 def lessons(
-    said: Mapping[Action, Sequence[JudgeAnswer]], trajectories: Sequence[Trajectory]
+    answers: Mapping[Action, Sequence[JudgeAnswer]], trajectories: Sequence[Trajectory]
 ) -> tuple[list[Trajectory], dict[str, float]]:
     """Returns what judges have said of each trajectory, as actions of their policies with rewards,
     or with the reason why there is none; and metrics of it.
@@ -138,7 +142,7 @@ def lessons(
     by_role: dict[str, list[Lesson]] = defaultdict(list)
     for trajectory in trajectories:
         mine = Trajectory(trajectory.task, trajectory.sample, trajectory.step)
-        for one in (s for action in trajectory.actions for s in said.get(action, ())):
+        for one in (s for action in trajectory.actions for s in answers.get(action, ())):
             action = _action(one, len(mine.actions))
             mine.actions = [*mine.actions, action]
             outcome = trajectory.outcome_of(one.action.role)

@@ -230,27 +230,27 @@ def wrong_roles(roles: Sequence[str]) -> list[Problem]:
     return problems
 
 
-def files_of(wanted: NewRecipe) -> dict[str, str]:
+def files_of(request: NewRecipe) -> dict[str, str]:
     """Returns the texts of a new recipe's files, by name.
 
     Raises:
         ConfigurationError: The tasks cannot be read, or have no labels.
     """
-    train, held_out = _items(wanted)
-    roles, asked, files = _asked(wanted, train[0]["answer"])
-    name = identifier(wanted.folder.resolve().name, ())
+    train, held_out = _items(request)
+    roles, asked, files = _asked(request, train[0]["answer"])
+    name = identifier(request.folder.resolve().name, ())
     longest = max(len(item["prompt"].encode()) for item in (*train, *held_out))
     recipe: dict[str, Any] = {
         "name": name,
-        "description": f"{(' and ' if wanted.program else ' then ').join(wanted.roles)}, on tasks "
-        f"of {wanted.data.name}",
+        "description": f"{(' and ' if request.program else ' then ').join(request.roles)}, on "
+        f"tasks of {request.data.name}",
         "roles": roles,
         **asked,
         "grader": "grader.py",
         "tasks": "tasks.py",
         "mapping": "shared",
-        "model": wanted.model,
-        "flags": _flags(len(train), longest, len(wanted.roles), bool(held_out)),
+        "model": request.model,
+        "flags": _flags(len(train), longest, len(request.roles), bool(held_out)),
     }
     files["tasks.py"] = TASKS
     files["grader.py"] = (recipes_root() / "mathchat" / "grader.py").read_text("utf-8")
@@ -263,9 +263,9 @@ def files_of(wanted: NewRecipe) -> dict[str, str]:
     if longest > LONGEST_FOR_TINY_BYTES:
         size = _at_least(longest + 1000)
         tiny["model"], tiny["flags"]["data.max_len"] = f"tiny:positions={size}", size
-    if wanted.program and wanted.program.calls:
+    if request.program and request.program.calls:
         tiny["model"] += ",tools=1"
-    if is_tiny(wanted.model):
+    if is_tiny(request.model):
         flags = {**recipe["flags"], **tiny["flags"]}
         recipe |= {
             "model": tiny["model"],
@@ -274,36 +274,36 @@ def files_of(wanted: NewRecipe) -> dict[str, str]:
     else:
         files["tiny.yaml"] = yaml.safe_dump(tiny, sort_keys=False)
     files["recipe.yaml"] = yaml.safe_dump(recipe, sort_keys=False, width=120, allow_unicode=True)
-    files["README.md"] = _readme(name, wanted)
+    files["README.md"] = _readme(name, request)
     return files
 
 
-def _asked(wanted: NewRecipe, label: Any) -> tuple[dict[str, Any], dict[str, Any], dict[str, str]]:
+def _asked(request: NewRecipe, label: Any) -> tuple[dict[str, Any], dict[str, Any], dict[str, str]]:
     """The recipe's roles, who asks them, and the texts of the files of both; the last role's
     example is the right answer to a task."""
-    if program := wanted.program:
+    if program := request.program:
         return (
-            dict.fromkeys(wanted.roles, program.role),
+            dict.fromkeys(request.roles, program.role),
             {"agent": program.section},
             program.files(),
         )
-    prompts = {role: _prompt(wanted.roles, number) for number, role in enumerate(wanted.roles)}
+    prompts = {role: _prompt(request.roles, number) for number, role in enumerate(request.roles)}
     files = {f"prompts/{role}.md": text for role, text in prompts.items()} | {
         "workflow.py": write_chain(prompts, ())
     }
     roles = {role: {"prompt": f"prompts/{role}.md"} for role in prompts}
-    roles[wanted.roles[-1]]["example"] = f"The answer is \\boxed{{{label}}}."
+    roles[request.roles[-1]]["example"] = f"The answer is \\boxed{{{label}}}."
     return roles, {"workflow": "workflow.py"}, files
 
 
-def _items(wanted: NewRecipe) -> tuple[list[Item], list[Item]]:
+def _items(request: NewRecipe) -> tuple[list[Item], list[Item]]:
     """The tasks to train on and the held-out ones, none of which has the prompt of another
     split's."""
-    rows = _labelled(wanted.data, wanted)
-    if wanted.eval_data:
+    rows = _labelled(request.data, request)
+    if request.eval_data:
         train = rows
         held_out = [
-            {**item, "id": f"eval-{item['id']}"} for item in _labelled(wanted.eval_data, wanted)
+            {**item, "id": f"eval-{item['id']}"} for item in _labelled(request.eval_data, request)
         ]
     else:
         held_out = rows[HELD_OUT_TASKS - 1 :: HELD_OUT_TASKS]
@@ -311,9 +311,9 @@ def _items(wanted: NewRecipe) -> tuple[list[Item], list[Item]]:
     return train, remove_trained(train, held_out)[0]
 
 
-def _labelled(path: Path, wanted: NewRecipe) -> list[Item]:
+def _labelled(path: Path, request: NewRecipe) -> list[Item]:
     """The items of a file, each of which has a label."""
-    tasks = read_tasks(path, wanted.input_key, wanted.label_key)
+    tasks = read_tasks(path, request.input_key, request.label_key)
     if any(task.label is None for task in tasks):
         got = "has tasks without a label"
         fix = (
@@ -368,19 +368,19 @@ def _at_least(count: int) -> int:
     return 1 << (count - 1).bit_length()
 
 
-def _readme(name: str, wanted: NewRecipe) -> str:
+def _readme(name: str, request: NewRecipe) -> str:
     rows = {
         "prompts/": "what each role is shown: write here what it is to do",
         "workflow.py": "who is asked when, and what of the others' answers each sees",
     }
-    if program := wanted.program:
+    if program := request.program:
         rows = {
             f"{FOLDER}/": f"the program, as {program.file.name} was: the models that it asks for "
             "are the roles"
         }
     rows |= {
         "grader.py": "1 for the final answer that the label has",
-        "tasks.py, data/": f"the tasks of {wanted.data.name}; `eval.jsonl` is held out",
+        "tasks.py, data/": f"the tasks of {request.data.name}; `eval.jsonl` is held out",
         "recipe.yaml": "`mapping: shared` is one policy for all roles; `separate` gives each its "
         "own",
     }

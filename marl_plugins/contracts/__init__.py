@@ -119,8 +119,8 @@ class PluginContract(ToolContract):
         before, sampled = _scores(trajectories), _arrived(trajectories)
         exchange = EmptyExchange(trajectories)
 
-        def check(plugin: str, given: Sequence[Trajectory], answer: object) -> None:
-            sampled.check_exchange(plugin, given, answer, ())
+        def check(plugin: str, received: Sequence[Trajectory], answer: object) -> None:
+            sampled.check_exchange(plugin, received, answer, ())
 
         answer = _chained(plan, "marl_exchange", trajectories, check, exchange=exchange)
         assert _scores(trajectories) == before, (
@@ -202,13 +202,13 @@ class PluginContract(ToolContract):
         role. An unavailable scorer raises `InfrastructureFailure`."""
         plan, roles = self.plan, list(self.plan.run.recipe.roles)
         for trajectory in _trajectories(plan.run):
-            given = {"run": plan.run, "trajectory": trajectory}
+            arguments = {"run": plan.run, "trajectory": trajectory}
             with suppress(InfrastructureFailure):
-                set_outcome(trajectory, self._own(plan, "marl_score_outcome", **given), roles)
+                set_outcome(trajectory, self._own(plan, "marl_score_outcome", **arguments), roles)
             for action in trajectory.actions:
-                given = {"run": plan.run, "action": action, "seen": Seen.of(trajectory, action)}
+                arguments = {"run": plan.run, "action": action, "seen": Seen.of(trajectory, action)}
                 with suppress(InfrastructureFailure):
-                    score = self._own(plan, "marl_score_action", **given)
+                    score = self._own(plan, "marl_score_action", **arguments)
                     checked_score(score, of=f"action of {action.role!r}")
 
     def test_select_chooses_among_the_rows(self) -> None:
@@ -404,9 +404,11 @@ def _credited(plan: Plan, trajectories: list[Trajectory]) -> list[Trajectory]:
     rewards_from_scores(trajectories)
     for hook in ("marl_credit", "marl_credit_step"):
 
-        def check(plugin: str, given: Sequence[Trajectory], answer: object, of: str = hook) -> None:
-            sampled.check_credit(plugin, of, given, answer)
-            check_rewards(plugin, of, given)
+        def check(
+            plugin: str, received: Sequence[Trajectory], answer: object, of: str = hook
+        ) -> None:
+            sampled.check_credit(plugin, of, received, answer)
+            check_rewards(plugin, of, received)
 
         _chained(plan, hook, trajectories, check)
     return trajectories

@@ -63,11 +63,11 @@ class Subject:
             else name_of(self.module.__name__)
         )
 
-    def _own(self, plan: Plan, hook: str, **given: Any) -> Any:
+    def _own(self, plan: Plan, hook: str, **arguments: Any) -> Any:
         """Returns what the plugin alone answers; None where it does not implement the hook."""
         for impl in plan.plugins.implementations(hook):
             if impl.plugin_name == self.plugin_name and not (impl.wrapper or impl.hookwrapper):
-                answer = impl.function(*(given[name] for name in impl.argnames))
+                answer = impl.function(*(arguments[name] for name in impl.argnames))
                 return asyncio.run(_awaited(answer)) if inspect.isawaitable(answer) else answer
         return None
 

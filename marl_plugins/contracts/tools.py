@@ -251,9 +251,9 @@ class ToolContract(Subject):
         return {tool.name: tool for tool in self._own(plan, "marl_tools", run=plan.run) or ()}
 
     def _examples(
-        self, tools: Mapping[str, Tool], given: Mapping[str, Sequence[str]]
+        self, tools: Mapping[str, Tool], calls: Mapping[str, Sequence[str]]
     ) -> list[tuple[Tool, str]]:
-        return [(tool, text) for name, tool in tools.items() for text in given.get(name, ())]
+        return [(tool, text) for name, tool in tools.items() for text in calls.get(name, ())]
 
 
 async def answer(tool: Tool, text: str, call: ToolCall | None = None) -> ToolResult:

@@ -79,10 +79,10 @@ async def same(answer: str, label: str) -> bool:
     """
     if len(answer) > LONGEST_CHARS:
         return False
-    wanted = bare(label)
-    if WORDS.fullmatch(wanted):
-        said = bare(answer)  # a letter alone is a choice or a variable, whose case counts
-        return said == wanted or (len(wanted) > 1 and said.lower() == wanted.lower())
+    expected = bare(label)
+    if WORDS.fullmatch(expected):
+        actual = bare(answer)  # a letter alone is a choice or a variable, whose case counts
+        return actual == expected or (len(expected) > 1 and actual.lower() == expected.lower())
     a, b = clean(answer), clean(label)
     value = number(b)
     if "=" not in b:

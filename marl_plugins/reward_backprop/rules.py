@@ -178,8 +178,8 @@ def _fixes(action: Action) -> bool:
     )
 
 
-def _above(path: str, wanted: str, seen: Seen) -> bool:
-    """Returns whether `wanted` is an ancestor of the action at `path`."""
+def _above(path: str, ancestor: str, seen: Seen) -> bool:
+    """Returns whether `ancestor` is one of the action at `path`."""
     by_path = {a.path: a for a in seen.before}
     open_, reached = [path], set()
     while open_:
@@ -187,7 +187,7 @@ def _above(path: str, wanted: str, seen: Seen) -> bool:
         if current in by_path and current not in reached:
             reached.add(current)
             open_ += by_path[current].parents
-    return wanted in reached
+    return ancestor in reached
 
 
 def _produced_before(action: Action, file: str) -> bool:

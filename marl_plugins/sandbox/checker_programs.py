@@ -215,10 +215,10 @@ class PendingAnswer:
     def __init__(self, asked: CheckNames, name: str = ""):
         self._asked, self._name = asked, name
 
-    def __call__(self, *given: Any, **named: Any) -> Any:
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
         if not self._name:
             raise MissingAnswer
-        return self._asked.call(self._name, given, named)
+        return self._asked.call(self._name, arguments, named)
 
     def __bool__(self) -> bool:
         frame = sys._getframe(1)
@@ -270,21 +270,21 @@ class CheckNames(dict[str, Any]):
             if answer is None:
                 self._values[name] = PendingAnswer(self, name)
             elif answer.get("callable"):
-                self._values[name] = lambda *given, **named: self.call(name, given, named)
+                self._values[name] = lambda *arguments, **named: self.call(name, arguments, named)
             elif "missing" in answer:
                 raise NameError(f"the program has no {name!r}")
             else:
                 self._values[name] = self._told(answer)
         return self._values[name]
 
-    def call(self, name: str, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    def call(self, name: str, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
         """Calls a function of the program."""
-        if any(isinstance(part, PendingAnswer) for part in (*given, *named.values())):
+        if any(isinstance(part, PendingAnswer) for part in (*arguments, *named.values())):
             raise MissingAnswer
-        answer = self._answer({"name": name, "given": [packed(list(given)), packed(named)]})
+        answer = self._answer({"name": name, "given": [packed(list(arguments)), packed(named)]})
         if answer is None:
             return PendingAnswer(self)
-        return self._told(answer, (*given, *named.values()))
+        return self._told(answer, (*arguments, *named.values()))
 
     def _answer(self, call: dict[str, Any]) -> dict[str, Any] | None:
         """The program's answer, which a call takes once; None where there is none yet, and it is
@@ -306,7 +306,7 @@ class CheckNames(dict[str, Any]):
             else {"raised": "ValueError", "text": "the answer cannot be read"}
         )
 
-    def _told(self, answer: dict[str, Any], given: tuple[Any, ...] = ()) -> Any:
+    def _told(self, answer: dict[str, Any], arguments: tuple[Any, ...] = ()) -> Any:
         """The value of an answer; what was given becomes what the program has made of it.
 
         Raises:
@@ -332,7 +332,7 @@ class CheckNames(dict[str, Any]):
             value = unpacked(answer["value"])
             if "changed" in answer:
                 after, others = map(unpacked, answer["changed"])
-                self._changes += zip(given, (*after, *others.values()))  # noqa: B905
+                self._changes += zip(arguments, (*after, *others.values()))  # noqa: B905
             return value
         except Exception:  # whatever the program has written in the place of an answer
             raise ValueError("the answer cannot be read") from None
@@ -505,10 +505,10 @@ def run_to_the_end(result: Any) -> None:
             pass
 
 
-def write_end(request: dict[str, Any], said: str, unknown: list[str]) -> None:
+def write_end(request: dict[str, Any], ending: str, unknown: list[str]) -> None:
     """Writes how the checks ended; or that they ask, and what."""
     with open(request["report"], "w", encoding="utf-8", errors="replace") as file:
-        file.write("\n".join(["asks" if unknown else said, *unknown]))
+        file.write("\n".join(["asks" if unknown else ending, *unknown]))
 
 
 def line_of(error: BaseException) -> int:

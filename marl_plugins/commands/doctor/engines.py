@@ -71,12 +71,12 @@ def _try_import(what: str, process: str, script: str, device: str, fix: str) -> 
     """
     report, seconds, problem = run_script(script, device)
     if report is None:
-        found = f"{process} cannot be started: {problem}"
-        return error(what, found, _command_for_details(script, device))
+        text = f"{process} cannot be started: {problem}"
+        return error(what, text, _command_for_details(script, device))
     text = f"{report['library']} for {report['device']}, imported in {seconds:.0f} s"
     if report["device"] != device:
-        found = f"{text}, and the run would be on {device}"
-        return error(what, found, fix.replace("IMPORTED", report["device"]))
+        text = f"{text}, and the run would be on {device}"
+        return error(what, text, fix.replace("IMPORTED", report["device"]))
     if device == "cuda" and report.get("gpus") == 0:
         fix = "python -c 'import torch; torch.cuda.init()' shows why"
         return error(what, f"{text}; torch sees no GPU", fix)
@@ -97,12 +97,12 @@ def try_ray() -> list[Finding]:
         shutil.rmtree(folder, ignore_errors=True)
     address = os.environ.get("RAY_ADDRESS")
     if report is None:
-        found = f"cannot be started: {problem}"
+        text = f"cannot be started: {problem}"
         fix = "ray start --head shows more; if the path is too long: export RAY_TMPDIR=/tmp"
         if address:
-            found = f"the cluster at RAY_ADDRESS={address}: {problem}"
+            text = f"the cluster at RAY_ADDRESS={address}: {problem}"
             fix = f"ray status --address {address}; or: unset RAY_ADDRESS"
-        return [error("ray", found, fix)]
+        return [error("ray", text, fix)]
     where = f"started in {seconds:.0f} s"
     if address:
         where = f"cluster at {address}: {report['cpus']:g} cores, {report['gpus']:g} GPUs"

@@ -88,23 +88,23 @@ def count_visible(count: int) -> int:
     return min(seen, count)
 
 
-def check_gpus(found: Cards, device: str) -> list[Finding]:
-    if found.problem:
+def check_gpus(cards: Cards, device: str) -> list[Finding]:
+    if cards.problem:
         return [
             error(
                 "GPUs",
-                found.problem,
+                cards.problem,
                 "reboot, or reinstall the driver; or use the CPU: export MARL_PLUGINS_DEVICE=cpu",
             )
         ]
     if device == "cpu":
-        if not found.cards:
+        if not cards.cards:
             return [note("GPUs", "none; runs use logical GPUs on the CPU")]
         why = cpu.DEVICE if os.environ.get(cpu.DEVICE) else "CUDA_VISIBLE_DEVICES"
         return [
-            note("GPUs", f"{len(found.cards)} found but not used because of ${why}", f"unset {why}")
+            note("GPUs", f"{len(cards.cards)} found but not used because of ${why}", f"unset {why}")
         ]
-    if not found.cards:
+    if not cards.cards:
         if Path("/dev/kfd").exists():
             return [note("GPUs", "AMD", "not tested with this package")]
         return [
@@ -115,10 +115,10 @@ def check_gpus(found: Cards, device: str) -> list[Finding]:
             )
         ]
     findings = []
-    for number, card in enumerate(found.cards):
+    for number, card in enumerate(cards.cards):
         text = (
             f"{number}: {card.name}, {card.memory / 1024:.0f} GiB, driver {card.driver}, CUDA "
-            f"up to {found.cuda or '?'}"
+            f"up to {cards.cuda or '?'}"
         )
         if card.used > 0.05 * card.memory:
             findings.append(
@@ -130,12 +130,12 @@ def check_gpus(found: Cards, device: str) -> list[Finding]:
             )
         else:
             findings.append(ok("GPUs", text))
-    if found.visible == 0:
+    if cards.visible == 0:
         findings.append(
             error("GPUs", "CUDA_VISIBLE_DEVICES hides all of them", "unset CUDA_VISIBLE_DEVICES")
         )
-    elif found.visible < len(found.cards):
+    elif cards.visible < len(cards.cards):
         findings.append(
-            note("GPUs", f"CUDA_VISIBLE_DEVICES leaves {found.visible} of {len(found.cards)}")
+            note("GPUs", f"CUDA_VISIBLE_DEVICES leaves {cards.visible} of {len(cards.cards)}")
         )
     return findings

@@ -71,8 +71,8 @@ def check_operators(device: str) -> Finding:
         if not shutil.which(tool, path=path) and not (tool == "nvcc" and has_nvcc())
     ]
     if absent:
-        found = f"{state}; no {' and no '.join(absent)} on PATH"
-        return error("operators", found, _fix_for_tools(absent))
+        text = f"{state}; no {' and no '.join(absent)} on PATH"
+        return error("operators", text, _fix_for_tools(absent))
     if not missing:
         return ok("operators", state)
     fix = "the first run takes a minute longer"

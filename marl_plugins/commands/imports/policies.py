@@ -47,9 +47,9 @@ def _models(
     if model is not None:
         return {agent.role: model for agent in agents}
     models = {agent.role: agent.config.get("pretrain") for agent in agents}
-    for role, found in models.items():
-        if not found or "$" in str(found):
-            got = f"{found!r}, which only the shell knew" if found else "none"
+    for role, pretrained in models.items():
+        if not pretrained or "$" in str(pretrained):
+            got = f"{pretrained!r}, which only the shell knew" if pretrained else "none"
             where = at(line=source.where("agents"), key="pretrain", role=role)
             report.problem(
                 Problem("imports.no_model", where, got, "a model", "give --model NAME_OR_FOLDER")

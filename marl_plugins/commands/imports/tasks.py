@@ -107,10 +107,10 @@ def _find_evaluations(source: ImportSource, report: Report) -> list[Path]:
     settings = source.settings
     if settings.get("eval_dataset"):
         split = str(settings.get("eval_split") or "test")
-        found = _find_file(
+        file = _find_file(
             source, "eval_dataset", split, "--eval-data", lambda problem: report.note(str(problem))
         )
-        return [found] if found else []
+        return [file] if file else []
     if not settings.get("extra_eval_tasks") or not settings.get("extra_eval_dir"):
         return []
     folder = source.find(str(settings["extra_eval_dir"]))
@@ -132,14 +132,14 @@ def _find_file(
     """The data file that an option names; if it is missing, `tell` says so."""
     name = str(source.settings.get(key) or "").removeprefix("json@")
     place = source.find(name) if name else None
-    found = find_split(place, split) if place else None
-    if found is None:
+    file = find_split(place, split) if place else None
+    if file is None:
         got = "is not set"
         if name:
             got = f"{name} ({split}) was not found beside the source or above it"
         where = at(line=source.where(key), key=key)
         tell(Problem("imports.data", where, got, fix=f"give {flag} FILE.json or .jsonl"))
-    return found
+    return file
 
 
 def data_files(tasks: Tasks, report: Report) -> dict[str, str]:

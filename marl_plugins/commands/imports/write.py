@@ -48,19 +48,19 @@ class ImportResult:
     report: Report
 
 
-def run(source: Path, wanted: ImportRequest) -> int:
+def run(source: Path, request: ImportRequest) -> int:
     """Imports a configuration, writes the recipe and prints what was written.
 
     Raises:
         ConfigurationError: Everything that prevents the import; nothing is written.
     """
-    if problems := taken(wanted.folder):
+    if problems := taken(request.folder):
         raise ConfigurationError(problems)
-    imported = convert(source, wanted)
-    write_files(imported.files, wanted.folder)
+    imported = convert(source, request)
+    write_files(imported.files, request.folder)
     report = imported.report
     print(
-        f"imported {source} to {wanted.folder}: {len(imported.recipe['roles'])} roles, "
+        f"imported {source} to {request.folder}: {len(imported.recipe['roles'])} roles, "
         f"{len(report.taken)} options taken"
     )
     print(
@@ -69,7 +69,9 @@ def run(source: Path, wanted: ImportRequest) -> int:
     )
     for note in report.notes:
         print(f"  check: {note}")
-    folder, tiny = (shlex.quote(str(path)) for path in (wanted.folder, wanted.folder / "tiny.yaml"))
+    folder, tiny = (
+        shlex.quote(str(path)) for path in (request.folder, request.folder / "tiny.yaml")
+    )
     print(f"  openrlhf recipes show {folder}")
     print(
         f"  openrlhf train --recipe {folder} --dry-run            # on GPUs; elsewhere, "
@@ -79,19 +81,19 @@ def run(source: Path, wanted: ImportRequest) -> int:
     return 0
 
 
-def convert(path: Path, wanted: ImportRequest) -> ImportResult:
+def convert(path: Path, request: ImportRequest) -> ImportResult:
     """Returns the recipe's files.
 
     Raises:
         ConfigurationError: Everything that is wrong.
     """
-    report = Report(wanted.skip_unknown)
+    report = Report(request.skip_unknown)
     source = read(path)
     options.check(source, report)
-    shape = roles.choose_shape(source, wanted.workflow, report)
+    shape = roles.choose_shape(source, request.workflow, report)
     agents = read_agents(source)
     workflow = source.settings.get("agent_workflow") or shape.kind
-    name = identifier(wanted.folder.name, ())
+    name = identifier(request.folder.name, ())
     description = f"{workflow} of {len(agents)} agents, imported from {path.name}"
     recipe: dict[str, Any] = {"name": name, "description": description}
     prompts = roles.translate_prompts(source, shape, agents, report)
@@ -101,7 +103,7 @@ def convert(path: Path, wanted: ImportRequest) -> ImportResult:
         recipe["tools"] = tools
     files = {f"prompts/{role}.md": text for role, text in prompts.items()}
     files["workflow.py"] = roles.write_workflow(source, shape, recipe["roles"], prompts, report)
-    recipe |= policies.translate_policies(source, agents, wanted.model, report)
+    recipe |= policies.translate_policies(source, agents, request.model, report)
     translated = flags.translate_flags(source, agents, report)
     policies.merge_flags(recipe, translated.policies)
     recipe["flags"] = translated.run
@@ -115,11 +117,11 @@ def convert(path: Path, wanted: ImportRequest) -> ImportResult:
         files |= imported_coach.files
     if plugins:
         recipe["plugins"] = plugins
-    grader = tasks.read_grader(source, wanted.grader, imported_coach is not None, report)
+    grader = tasks.read_grader(source, request.grader, imported_coach is not None, report)
     if grader is not None:
         recipe["grader"] = "grader.py"
         files["grader.py"] = grader
-    data = tasks.read_tasks(source, wanted.train_data, wanted.eval_data, report)
+    data = tasks.read_tasks(source, request.train_data, request.eval_data, report)
     if data is not None:
         recipe["tasks"] = "tasks.py"
         files |= tasks.data_files(data, report)

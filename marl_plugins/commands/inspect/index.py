@@ -176,17 +176,17 @@ class RunIndex:
         ConfigurationError: A file is missing or cannot be read, or lines of it are no trajectories.
     """
 
-    def __init__(self, run: RunReader, wanted: Filter, find: re.Pattern[str] | None = None):
+    def __init__(self, run: RunReader, selection: Filter, find: re.Pattern[str] | None = None):
         self.run = run
         self.files: list[Path] = []
-        self.entries: list[Entry] = list(self._entries(wanted, find))
+        self.entries: list[Entry] = list(self._entries(selection, find))
 
-    def _entries(self, wanted: Filter, find: re.Pattern[str] | None) -> Iterator[Entry]:
-        for number, (path, part) in enumerate(self.run.parts(wanted)):
+    def _entries(self, selection: Filter, find: re.Pattern[str] | None) -> Iterator[Entry]:
+        for number, (path, part) in enumerate(self.run.parts(selection)):
             self.files.append(path)
             for record in records(path, entry_of, part, decode):
                 entry = placed(record, number)
-                if wanted.has_trajectory(entry) and (find is None or self.contains(entry, find)):
+                if selection.has_trajectory(entry) and (find is None or self.contains(entry, find)):
                     yield entry
 
     def open(self, entry: Entry) -> Trajectory:

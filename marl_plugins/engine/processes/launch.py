@@ -195,8 +195,8 @@ class TrainingProcesses:
         """Returns what `weights` does of the processes that are there, or of the weights that an
         extension keeps."""
         streams = self.groups["policy"].async_run_method("pieces", extension)
-        given = asyncio.gather(*[all_streamed(stream) for stream in streams])
-        by_rank: list[list[ObjectRef]] = await self.await_work("gave its weights", given)
+        streamed = asyncio.gather(*[all_streamed(stream) for stream in streams])
+        by_rank: list[list[ObjectRef]] = await self.await_work("gave its weights", streamed)
         return by_rank[0]
 
     async def await_work(self, doing: str, *work: Any) -> Any:

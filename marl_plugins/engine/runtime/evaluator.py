@@ -60,8 +60,8 @@ class Evaluator:
         # Before engines wake: they may share a device with training processes.
         further = await all_of(policy.further(extension) for policy in trained)
         await all_of(policy.wake() for policy in session.policies.values())
-        given = zip(trained, further, strict=True)
-        await all_of(policy.give(pieces, policy.version) for policy, pieces in given)
+        pieces_by_policy = zip(trained, further, strict=True)
+        await all_of(policy.give(pieces, policy.version) for policy, pieces in pieces_by_policy)
         metrics, trajectories = await evaluation(
             session.rollout, session.eval_tasks, args, self.display
         )

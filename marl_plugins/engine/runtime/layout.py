@@ -204,14 +204,14 @@ def _grouped(
             mine = [
                 share[i] for share, steps in zip(shares, epoch, strict=True) for i in steps[step]
             ]
-            found = grouping(mine, most)
+            step_trees = grouping(mine, most)
             if len(shares) > 1:
-                fair = sum(size for _, size in found) / len(shares)
-                found = grouping(mine, min(most, int(1.25 * fair)))
+                fair = sum(size for _, size in step_trees) / len(shares)
+                step_trees = grouping(mine, min(most, int(1.25 * fair)))
             for steps in epoch:
                 steps[step] = []
             loads = [0] * len(shares)
-            for tree in sorted(found, key=lambda pair: (-pair[1], pair[0])):
+            for tree in sorted(step_trees, key=lambda pair: (-pair[1], pair[0])):
                 rank = loads.index(min(loads))
                 loads[rank] += tree[1]
                 epoch[rank][step].append(len(of_ranks[rank]))
