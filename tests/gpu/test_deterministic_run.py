@@ -2,7 +2,7 @@
 are tried. Whether kernels are deterministic only a GPU can show."""
 
 import pytest
-from gpu.conftest import TWO, several, started
+from gpu.conftest import several, started
 
 pytestmark = pytest.mark.engines
 WORDS = [
@@ -15,7 +15,7 @@ WORDS = [
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("deterministic")
-    return several(folder, {"told": started("colocated", *TWO, *WORDS)}, "cuda")
+    return several(folder, {"told": started("colocated", "--max_steps", "1", *WORDS)})
 
 
 def test_every_process_has_what_was_set_and_says_so(run):

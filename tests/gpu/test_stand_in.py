@@ -148,7 +148,7 @@ def test_engines_are_started_with_upstreams_arguments_in_upstreams_order():
         "pretrain": "model_name_or_path",
         "full_determinism": "full_determinism_enable",
         "max_model_len": "max_len",
-        "shared_pg": "shared_group",
+        "shared_pg": "group",
         "vllm_enable_sleep": "enable_sleep",
         "logprobs_mode": "'processed_logprobs'",
     }
