@@ -1,7 +1,7 @@
 """Conversations as sequences, sequences as trees, packing and micro-batches by tokens, on
 upstream's own model and loss.
 
-    python -m benchmarks.sequences [--trees 1000] [--only exact|tokens|time|trees]
+    python -m benchmarks.sequences [--trees 1000] [--only exact|tokens|time|trees] [--models tiny]
 
 exact    random conversation trees of two policies: the gradient of one optimiser step, float32,
          with merged and single rows, as trees, packed and padded, micro-batches by tokens and of a
@@ -308,9 +308,15 @@ def prefixed(shared: int, tasks: int, task: int, samples: int, answer: int, most
     return rows
 
 
-def trees_and_rows(rounds: int, length: int) -> None:
+MODELS = {"tiny": (partial(model, 0, "sdpa"), 259), "135M": (smollm2, 49000)}
+"""What makes a model, and a bound of the token ids that it is given."""
+
+
+def trees_and_rows(rounds: int, length: int, models: Sequence[str]) -> None:
     """Each case as trees and without, in turn."""
-    for name, actor, most in (("tiny", model(0, "sdpa"), 259), ("135M", smollm2(), 49000)):
+    for name in models:
+        make, most = MODELS[name]
+        actor = make()
         cases = {
             "160 tokens of prompt, 8 answers of 10": prefixed(160, 1, 0, 8, 10, most),
             "110 of a role, 4 tasks of 50, 8 answers of 10": prefixed(110, 4, 50, 8, 10, most),
@@ -350,6 +356,7 @@ def main() -> None:
     )
     parser.add_argument("--trees", type=int, default=1000)
     parser.add_argument("--only", choices=["exact", "tokens", "time", "trees"])
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=[*MODELS], help="of trees")
     parser.add_argument(
         "--length", type=int, default=256, help="tokens of a turn, of which the time is measured"
     )
@@ -362,7 +369,7 @@ def main() -> None:
     if args.only in (None, "time"):
         timing(args.length, args.rounds)
     if args.only in (None, "trees"):
-        trees_and_rows(args.rounds, args.length)
+        trees_and_rows(args.rounds, args.length, args.models)
 
 
 if __name__ == "__main__":

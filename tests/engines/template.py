@@ -53,6 +53,7 @@ class Template:
 
     def _first(self, folder):
         listener = socket.socket(socket.AF_UNIX)
+        Path(self.address).unlink(missing_ok=True)  # of one that all have left
         listener.bind(self.address)
         listener.listen(64)
         root = Path(__file__).parents[2]  # where benchmarks are
