@@ -22,7 +22,7 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -308,7 +308,10 @@ def prefixed(shared: int, tasks: int, task: int, samples: int, answer: int, most
     return rows
 
 
-MODELS = {"tiny": (partial(model, 0, "sdpa"), 259), "135M": (smollm2, 49000)}
+MODELS: dict[str, tuple[Callable[[], Any], int]] = {
+    "tiny": (partial(model, 0, "sdpa"), 259),
+    "135M": (smollm2, 49000),
+}
 """What makes a model, and a bound of the token ids that it is given."""
 
 
