@@ -116,10 +116,10 @@ KILLER = """
     PLANNED = Path(__file__).stem.split("_")
     KILLED = Path(os.environ["MARL_STAND_IN"], Path(__file__).with_suffix(".json").name)
 
-    def kill(when, engine):
+    def kill(when, pool):
         killed = json.loads(KILLED.read_text()) if KILLED.exists() else {}
         if when in PLANNED and when not in killed:
-            pid = engine.where.pid
+            pid = pool.engines[0].where.pid
             processes = [pid, *(process.pid for process in psutil.Process(pid).children(recursive=True))]
             KILLED.write_text(json.dumps(killed | {when: processes}))
             os.kill(pid, signal.SIGKILL)
@@ -130,7 +130,7 @@ KILLER = """
         inner = yield
         async def work():
             if step == 2 and policy.name == "first":
-                kill("asleep", policy.engines.engines[0])
+                kill("asleep", policy.engines)
             return await inner
         return work()
 
@@ -140,7 +140,7 @@ KILLER = """
         inner = yield
         async def work():
             if call.step == 2 and call.policy == "second":
-                kill("awake", engines.engines[0])
+                kill("awake", engines)
             return await inner
         return work()
 
