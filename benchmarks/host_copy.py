@@ -14,6 +14,7 @@ import mmap
 import os
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -56,8 +57,8 @@ def of_device(count: int, between: torch.Tensor) -> dict[str, float]:
     }
     rates = {}
     for kind, host in kinds.items():
-        rates[f"from_device_{kind}"] = rate(count, lambda h=host: h.copy_(device))  # type: ignore[misc]
-        rates[f"to_device_{kind}"] = rate(count, lambda h=host: device.copy_(h))  # type: ignore[misc]
+        rates[f"from_device_{kind}"] = rate(count, partial(host.copy_, device))
+        rates[f"to_device_{kind}"] = rate(count, partial(device.copy_, host))
     return rates
 
 
