@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -33,6 +34,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     fix something, 130 interrupted."""
     words = list(sys.argv[1:] if argv is None else argv)
     debug = "--debug" in words
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a console that cannot show all that is printed
+            stream.reconfigure(errors="backslashreplace")
     try:
         code = dispatch(words)
         sys.stdout.flush()

@@ -19,6 +19,11 @@ from pathlib import Path
 from typing import Any
 
 
+def from_home(path: str) -> str:
+    """Returns a path with the home folder for a `~` that begins it; anything else as it is."""
+    return os.path.expanduser(path) if path.startswith("~/") else path
+
+
 def replace_text(path: Path, text: str) -> None:
     """Does what `replace_bytes` does, with a text.
 

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from marl_plugins.core.demonstrations import WarmStartConfig
 from marl_plugins.core.estimators import Estimator
 from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.core.files import from_home
 from marl_plugins.core.loading import load_file
 from marl_plugins.core.policy import (
     Policy as Policy,
@@ -296,8 +297,8 @@ class Run(RecipeFiles):
         )
         if flag_model and ("actor.model_name_or_path" in self.on_command_line or not model):
             model = flag_model
-        elif model and model.startswith("."):
-            model = str((self.folder / model).absolute())  # a recipe's paths are relative to it
+        elif model and model.startswith((".", "~/")):  # a recipe's paths are relative to it
+            model = str((self.folder / from_home(model)).absolute())
         return Policy(name, model or "", trainable, config.flags, follows=config.follows or "")
 
     @property

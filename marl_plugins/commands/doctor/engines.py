@@ -35,9 +35,11 @@ print(json.dumps({"library": f"DeepSpeed {deepspeed.__version__}", "device": dev
 """
 RAY = """
 import json, os, sys
-from marl_plugins.engine.processes.cluster import closed, own_cluster
+from marl_plugins.engine.processes.cluster import closed, own_cluster, reach_cluster
 if own_cluster():
     os.environ.update(closed())
+else:
+    reach_cluster()
 ray = __import__("ray")
 options = {} if os.environ.get("RAY_ADDRESS") else {
     "address": "local", "include_dashboard": False, "num_cpus": 1, "object_store_memory": 10**8,

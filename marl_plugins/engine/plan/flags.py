@@ -18,6 +18,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.core.files import from_home
 from marl_plugins.core.loading import users_code
 from marl_plugins.core.options import at_least, recipe_file
 from marl_plugins.core.plugin_names import SHIPPED
@@ -234,7 +235,7 @@ def split_flags(words: Sequence[str], where: str) -> list[GivenFlag]:
         else:
             last = flags.pop()
             flags.append(GivenFlag(last.name, (*last.words, word), where))
-    return flags
+    return [replace(flag, words=tuple(map(from_home, flag.words))) for flag in flags]
 
 
 def recipe_flags(flags: Mapping[str, Any], where: Callable[[str], str]) -> list[GivenFlag]:
@@ -246,7 +247,8 @@ def recipe_flags(flags: Mapping[str, Any], where: Callable[[str], str]) -> list[
             given_flags.append(GivenFlag(name, (), where(name), off=True))
             continue
         values = [] if value is True else value if isinstance(value, list) else [value]
-        given_flags.append(GivenFlag(name, tuple(str(v) for v in values), where(name)))
+        words = tuple(from_home(str(v)) for v in values)
+        given_flags.append(GivenFlag(name, words, where(name)))
     return given_flags
 
 

@@ -9,6 +9,7 @@ import os
 import secrets
 import shutil
 import signal
+import socket
 import sys
 import threading
 import warnings
@@ -60,6 +61,8 @@ def prepare_environment(run: Run, debug: bool) -> None:
         build_missing_operators()
     if own_cluster():
         os.environ.update(closed())
+    else:
+        reach_cluster()
     for name, value in quiet(debug).items():
         os.environ.setdefault(name, value)
     if not debug:
@@ -96,6 +99,33 @@ def own_cluster() -> bool:
     """Returns whether the run starts a Ray of its own, on this machine, instead of joining the one
     in RAY_ADDRESS."""
     return not os.environ.get("RAY_ADDRESS")
+
+
+def reach_cluster(seconds: float = 5.0) -> None:
+    """Tries the cluster in RAY_ADDRESS, if there is one. Ray itself tries a dead address for ever,
+    deaf to SIGTERM, and a wrong token for 20 s.
+
+    Raises:
+        ConfigurationError: Nobody listens there, or the token is not the cluster's.
+    """
+    address = os.environ.get("RAY_ADDRESS", "")
+    host, _, port = address.rpartition("/")[2].rpartition(":")
+    if not port.isdecimal():  # "auto", "local"
+        return
+    from ray._raylet import GcsClient
+    from ray.exceptions import AuthenticationError
+
+    fix = "unset RAY_ADDRESS, or name a cluster that is there"
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), seconds).close()
+        if not address.startswith("ray://"):
+            fix = "export the RAY_AUTH_MODE and RAY_AUTH_TOKEN with which the cluster was started"
+            GcsClient(address=address).internal_kv_get(b"", None, timeout=seconds)
+    except (OSError, AuthenticationError) as error:
+        why = str(error).partition(". ")[0]
+        raise ConfigurationError(
+            Problem("devices.ray", got=f"RAY_ADDRESS {address}: {why}", fix=fix)
+        ) from error
 
 
 def closed() -> dict[str, str]:

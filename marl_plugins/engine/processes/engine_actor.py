@@ -27,6 +27,7 @@ from vllm.envs import VLLM_V1_OUTPUT_PROC_CHUNK_SIZE  # noqa: E402
 from vllm.inputs import TokensPrompt  # noqa: E402
 from vllm.utils import random_uuid  # noqa: E402
 
+from marl_plugins.engine.processes.mailbox import EVENT_LOOP_TURNS, Answer, Postbox  # noqa: E402
 from marl_plugins.engine.processes.pieces import joined, mapped, tensors_in  # noqa: E402
 
 if TYPE_CHECKING:
@@ -51,9 +52,6 @@ PARTS = ("weights", "kv_cache")
 """vLLM's names for what sleeps."""
 PREFILL_TOKENS = 8192
 """Prompt tokens of one engine step on CPU."""
-EVENT_LOOP_TURNS = 8
-"""Of the event loop, in which what vLLM has handed to a request reaches whoever reads its answer:
-twice as many as it takes."""
 
 
 def load_pieces(worker: WorkerBase, paths: Sequence[str]) -> bool:
@@ -199,6 +197,7 @@ class RolloutActor(_Upstream.__ray_metadata__.modified_class):  # type: ignore[m
         self.held = HeldWeights()
         self.requests: set[RunningRequest] = set()
         self.asleep: set[str] = set()
+        self.postbox = Postbox(self.sample)
         if cpu.device() == "cpu":
             kwargs["dtype"] = cpu.engine_dtype()
             kwargs["kv_cache_memory_bytes"] = _kv_bytes(kwargs)
@@ -275,6 +274,16 @@ class RolloutActor(_Upstream.__ray_metadata__.modified_class):  # type: ignore[m
             call_unpickled, args=(cloudpickle.dumps((function, arguments)),)
         )
         return answers
+
+    async def post(
+        self, requests: Sequence[tuple[int, Sequence[Any]]], given_up: Sequence[int]
+    ) -> None:
+        """See `Postbox`; what is asked is `sample`."""
+        self.postbox.post(requests, given_up)
+
+    async def collect(self) -> list[Answer]:
+        """See `Postbox`."""
+        return await self.postbox.collect()
 
     async def sample(
         self, ids: list[int], params: SamplingParams, asked: str = ""

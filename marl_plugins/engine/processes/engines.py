@@ -21,6 +21,7 @@ from marl_plugins.core.threads import in_daemon_thread
 from marl_plugins.core.trajectory import Generation
 from marl_plugins.engine.plan.signature import differences
 from marl_plugins.engine.processes.deaths import DEATHS
+from marl_plugins.engine.processes.mailbox import Mailbox
 from marl_plugins.engine.processes.placement import EnginePlace, ready
 from marl_plugins.engine.processes.request_queue import RequestQueue
 from marl_plugins.engine.processes.watchdog import ProcessPlace, Watchdog, locate
@@ -57,7 +58,7 @@ class EngineProcess:
         shared: EnginePlace | None = None,
         number: int = 0,
     ):
-        self.handle = handle
+        self.handle, self.mailbox = handle, Mailbox(handle)
         self.groups, self.shared, self.number = groups, shared, number
         self.load = 0
         self.drained: asyncio.Future[None] | None = None
@@ -75,17 +76,10 @@ class EngineProcess:
         Args:
             silence: Seconds after which the engine is ended if it has answered nothing.
         """
-        answer = self.handle.sample.remote(
-            list(call.context_ids), sampling_params(call), call.policy
-        )
-        try:
-            with self.watchdog.asked(silence):
-                ids, logprobs, finish, changes, policy, version = await answer
-        except (
-            asyncio.CancelledError
-        ):  # the trajectory was given up; the engine stops sampling for it
-            ray.cancel(answer)
-            raise
+        with self.watchdog.asked(silence):
+            ids, logprobs, finish, changes, policy, version = await self.mailbox.ask(
+                list(call.context_ids), sampling_params(call), call.policy
+            )
         return Generation(tuple(ids), tuple(logprobs), finish, policy, version, changes)
 
     def _end_silent(self) -> None:

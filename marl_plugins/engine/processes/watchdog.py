@@ -32,6 +32,7 @@ class ProcessPlace(NamedTuple):
     """The place where a process runs."""
 
     host: str
+    """Its name, for messages alone."""
     pid: int
     node: str
     """Ray's id of the host."""
@@ -52,7 +53,7 @@ class ProcessPlace(NamedTuple):
 
     def _there(self, function: Callable[..., None], *arguments: object) -> ObjectRef | None:
         """Calls a function on the host; the reference is to an answer that has yet to come."""
-        if self.host == socket.gethostname():
+        if self._is_here():
             function(*arguments)
             return None
         there = NodeAffinitySchedulingStrategy(self.node, soft=False)
@@ -60,11 +61,15 @@ class ProcessPlace(NamedTuple):
         reference: ObjectRef = task.remote(*arguments)
         return reference
 
+    def _is_here(self) -> bool:
+        """Returns whether it runs on this machine; two machines may have one name."""
+        return self.node == ray.get_runtime_context().get_node_id()
+
     def __str__(self) -> str:
         """Returns the place, with the process's state if it runs on this machine."""
         import psutil
 
-        if self.host != socket.gethostname():
+        if not self._is_here():
             return f"process {self.pid} on {self.host}"
         try:
             state = psutil.Process(self.pid).status()
