@@ -13,22 +13,31 @@ address="$head:$port"
 export RAY_AUTH_MODE=${RAY_AUTH_MODE:-token}
 export RAY_AUTH_TOKEN=${RAY_AUTH_TOKEN:-$(od -An -N32 -tx1 /dev/urandom | tr -d ' \n')}
 
-nodes() { ray status --address "$address" 2>/dev/null | grep -c '^ [0-9]* node_' || true; }
+# What every node offers Ray: a node without GPUs needs logical ones, as in RAY_NODE_FLAGS="--num-gpus=4".
+read -ra node_flags <<<"${RAY_NODE_FLAGS:-}"
+
+nodes() { timeout 10 ray status --address "$address" 2>/dev/null | grep -c '^ [0-9]* node_' || true; }
 wait_for() {
-  for _ in $(seq 150); do
-    if [ "$(nodes)" -ge "$1" ]; then return; fi
+  local until=$((SECONDS + 300))
+  while [ "$(nodes)" -lt "$1" ]; do
+    if ! kill -0 "$2" 2>/dev/null; then
+      echo "slurm.sh: ray start has ended before $1 of $SLURM_JOB_NUM_NODES nodes had joined Ray at $address" >&2
+      exit 1
+    elif [ "$SECONDS" -gt "$until" ]; then
+      echo "slurm.sh: $(nodes) of $SLURM_JOB_NUM_NODES nodes have joined Ray at $address after five minutes" >&2
+      exit 1
+    fi
     sleep 2
   done
-  echo "slurm.sh: $(nodes) of $SLURM_JOB_NUM_NODES nodes have joined Ray at $address after five minutes" >&2
-  exit 1
 }
 
-srun --nodes=1 --ntasks=1 -w "$head" ray start --head --port="$port" --block &
-wait_for 1
+srun --nodes=1 --ntasks=1 -w "$head" ray start --head --port="$port" "${node_flags[@]}" --block &
+wait_for 1 $!
 others=$((SLURM_JOB_NUM_NODES - 1))
 if [ "$others" -gt 0 ]; then
-  srun --nodes="$others" --ntasks="$others" --exclude="$head" ray start --address="$address" --block &
+  srun --nodes="$others" --ntasks="$others" --exclude="$head" \
+    ray start --address="$address" "${node_flags[@]}" --block &
+  wait_for "$SLURM_JOB_NUM_NODES" $!
 fi
-wait_for "$SLURM_JOB_NUM_NODES"
-srun --overlap --nodes=1 --ntasks=1 -w "$head" env RAY_ADDRESS="$address" MARL_PLUGINS_DEVICE=cuda \
+srun --overlap --nodes=1 --ntasks=1 -w "$head" env RAY_ADDRESS="$address" MARL_PLUGINS_DEVICE="${MARL_PLUGINS_DEVICE:-cuda}" \
   openrlhf train --recipe "$recipe" "$@"

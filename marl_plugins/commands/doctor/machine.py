@@ -253,8 +253,8 @@ def check_loopback(device: str) -> list[Finding]:
             )
         ]
     names = [name for _, name in socket.if_nameindex()]
-    interface = cpu.environment()["GLOO_SOCKET_IFNAME"]
-    if device == "cpu" and interface not in names:
+    interface = cpu.environment().get("GLOO_SOCKET_IFNAME")
+    if device == "cpu" and interface and interface not in names:
         return [
             error(
                 "loopback",

@@ -72,7 +72,8 @@ def environment() -> dict[str, str]:
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "TORCH_EXTENSIONS_DIR": str(Path(sys.prefix) / "var" / "torch_extensions"),
         "TORCHINDUCTOR_CACHE_DIR": str(Path(sys.prefix) / "var" / "torchinductor"),
-        "GLOO_SOCKET_IFNAME": "lo",
+        # On somebody's cluster: by the node's address (`_gloo_device`).
+        **({} if os.environ.get("RAY_ADDRESS") else {"GLOO_SOCKET_IFNAME": "lo"}),
     }
     # DeepSpeed requires ninja at every start, and this environment may not be activated. First,
     # because a system's ninja of another version would build the operators anew, for a minute,
@@ -167,12 +168,22 @@ def do_collectives_in_order() -> None:
             options: Any = ProcessGroupGloo._Options()  # type: ignore[attr-defined]  # not in its stub
             names = [name for name in os.environ.get("GLOO_SOCKET_IFNAME", "").split(",") if name]
             options._devices = [self.create_device(interface=name) for name in names] or [
-                self.create_default_device()
+                _gloo_device(self)
             ]
             options._timeout, options._threads = timeout, 1
             super().__init__(store, rank, size, options)
 
     c10d.ProcessGroupGloo = InOrder  # type: ignore[misc]
+
+
+def _gloo_device(group: Any) -> Any:
+    """Returns gloo's device at the address by which Ray's nodes know this one: the host's own name
+    may mean 127.0.1.1 to itself, as on Debian."""
+    import ray
+
+    if ray.is_initialized():
+        return group.create_device(hostname=ray.util.get_node_ip_address())
+    return group.create_default_device()
 
 
 def know_processor() -> None:

@@ -423,11 +423,15 @@ def _check_devices(run: Run) -> None:
     needed = sum(needed_devices(run).values())
     total = int(ray.cluster_resources().get("GPU", 0))
     if total < needed:
+        devices, fix = "GPUs", too_few(run, total)
+        if run.device == "cpu":
+            devices = "logical devices, one a process,"
+            fix = f"start Ray's nodes with them: ray start --num-gpus={needed}, also without GPUs"
         raise ConfigurationError(
             Problem(
                 "devices.too_few",
-                got=f"the plan needs {needed} GPUs ({shown_devices(run)}) and Ray has {total}",
-                fix=too_few(run, total),
+                got=f"the plan needs {needed} {devices} ({shown_devices(run)}) and Ray has {total}",
+                fix=fix,
             )
         )
     cpus = int(ray.cluster_resources().get("CPU", 0))
