@@ -10,8 +10,8 @@ exact    random conversation trees of two policies: the gradient of one optimise
 tokens   tokens that go through the model over distinct tokens, and padding of ragged rows
 time     forward passes and update of conversations of 16 turns x 256 tokens, against one row per
          action; the gradients are asserted to be the same
-trees    forward passes and update of rows that share prefixes, as trees and as sequences, side by
-         side, of the tiny model and of SmolLM2-135M's architecture (random weights)
+trees    time and memory of forward passes and update of rows that share prefixes, as trees and as
+         sequences, side by side, of the tiny model and of SmolLM2-135M's architecture (random weights)
 recipes  the first step of the shipped tiny recipes, with answers of their demonstrators: tokens
          through the model over distinct tokens, and the gradient, asserted to be that without trees
 """
@@ -19,6 +19,8 @@ recipes  the first step of the shipped tiny recipes, with answers of their demon
 from __future__ import annotations
 
 import argparse
+import ctypes
+import gc
 import itertools
 import os
 import random
@@ -321,6 +323,20 @@ MODELS: dict[str, tuple[Callable[[], Any], int]] = {
 """What makes a model, and a bound of the token ids that it is given."""
 
 
+def of_process(name: str) -> float:
+    """MB of this process by Linux: what it has (`VmRSS`), or had at most (`VmHWM`)."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return float(next(line for line in lines if line.startswith(name)).split()[1]) / 1024
+
+
+def reset_peak() -> float:
+    """Begins a new peak of memory, and returns the MB that are held already."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5")
+    return of_process("VmRSS")
+
+
 def trees_and_rows(rounds: int, length: int, models: Sequence[str]) -> None:
     """Each case as trees and without, in turn."""
     for name in models:
@@ -334,15 +350,18 @@ def trees_and_rows(rounds: int, length: int, models: Sequence[str]) -> None:
         }
         for case, rows in cases.items():
             taken: dict[bool, list[tuple[float, float]]] = {True: [], False: []}
+            memory = {}
             gradients = {}
             limits = {True: Limit(8, tree=8 * 1024), False: Limit(8)}
             for _, tree in itertools.product(range(rounds), (True, False)):
+                before = reset_peak()
                 started = time.perf_counter()
                 f = forward(actor, "p", rows, True, limits[tree])
                 between = time.perf_counter()
                 (p,) = estimate([f], ReinforcePlusPlus())
                 gradients[tree] = {"p": update(actor, p.items, p.sequences, limits[tree])}
                 taken[tree].append((between - started, time.perf_counter() - between))
+                memory[tree] = of_process("VmHWM") - before
             sequences = sequences_of(rows)
             through = sum(size for _, size in grouped(sequences, range(len(sequences)), 8 * 1024))
             size = max(float(g.abs().max()) for g in gradients[False]["p"].values())
@@ -353,7 +372,8 @@ def trees_and_rows(rounds: int, length: int, models: Sequence[str]) -> None:
             ]
             print(
                 f"{name}, {case}: {sum(len(s.ids) for s in sequences)} tokens -> {through}; "
-                f"{', '.join(shown)}; gradients differ by "
+                f"{', '.join(shown)}, at most {memory[False]:.0f} -> {memory[True]:.0f} MB; "
+                "gradients differ by "
                 f"{difference(gradients[True], gradients[False]) / size:.1g} of the largest",
                 flush=True,
             )
