@@ -11,7 +11,8 @@ tokens   tokens that go through the model over distinct tokens, and padding of r
 time     forward passes and update of conversations of 16 turns x 256 tokens, against one row per
          action; the gradients are asserted to be the same
 trees    time and memory of forward passes and update of rows that share prefixes, as trees and as
-         sequences, side by side, of the tiny model and of SmolLM2-135M's architecture (random weights)
+         sequences, side by side, of the tiny model and of SmolLM2-135M's architecture (random
+         weights)
 recipes  the first step of the shipped tiny recipes, with answers of their demonstrators: tokens
          through the model over distinct tokens, and the gradient, asserted to be that without trees
 """

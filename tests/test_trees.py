@@ -13,7 +13,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from simulated import conversations
 from torch.nn.attention import flex_attention
-from transformers import Qwen2Config, Qwen2ForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    FalconConfig,
+    Gemma2Config,
+    GPT2Config,
+    MambaConfig,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
 
 from marl_plugins.core.rows import Row
 from marl_plugins.core.sequences import grouped, sequences_of, tree_of
@@ -285,6 +293,35 @@ def test_flex_attention_sees_what_sdpa_does(monkeypatch):
     for seed in (1, 2):
         got, want = gradients(model("flex_attention"), forest(seed, 5, 3, 50, True)[1])
         assert (got - want).norm() <= 1e-5 * want.norm()
+
+
+SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
+GEMMA = {**SIZES, "intermediate_size": 24, "num_key_value_heads": 1, "head_dim": 8}
+OTHERS = {
+    "learned positions": GPT2Config(n_embd=16, n_layer=2, n_head=2, n_positions=200),
+    "windows that are longer": Gemma2Config(**GEMMA, sliding_window=4096),
+    "ALiBi": FalconConfig(**SIZES, alibi=True),
+    "a state": MambaConfig(hidden_size=16, num_hidden_layers=2, state_size=4),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_model_sees_trees_or_gives_other_numbers(name):
+    config, (_, sequences) = OTHERS[name], forest(5, 5, 4, 50, True)
+    config.vocab_size, config.initializer_range = 50, 0.2
+    torch.manual_seed(0)
+    one = AutoModelForCausalLM.from_config(config).eval()
+    see_trees(one)
+    tree = tree_of(sequences)
+    with torch.no_grad():
+        together = by_upstream(one, batch_of([tree]))[0]
+        off = 0.0
+        for sequence, places in zip(sequences, tree.places, strict=True):
+            alone = by_upstream(one, batch_of([tree_of([sequence])]))[0]
+            trained = sorted(sequence.trained)
+            there = [places[n] - 1 for n in trained]
+            off = max(off, float((together[there] - alone[[n - 1 for n in trained]]).abs().max()))
+    assert (off > 1e-2) if name in ("ALiBi", "a state") else (off < 3e-5)
 
 
 def test_a_batch_of_plain_sequences_is_left_alone():

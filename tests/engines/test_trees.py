@@ -111,7 +111,8 @@ def test_a_step_is_that_of_the_sequences_by_themselves(hosts, ranks, stage, way)
         assert metrics["actor_grad_norm"] == pytest.approx(without["actor_grad_norm"], rel=1e-5)
 
 
-def test_adapters_of_one_model(relay, cluster):
+@pytest.mark.usefixtures("cluster")
+def test_adapters_of_one_model(relay):
     """Each has a tree of its own rows."""
     flags = [*FLAGS, "--ds.attn_implementation", "sdpa", "--ds.zero_stage", "0"]
     args = copy.deepcopy(arguments(relay, *flags))

@@ -45,11 +45,13 @@ def _with_view(module: Any, args: Any, named: dict[str, Any]) -> Any:
     if mask is None or mask.dim() != 2 or not (mask < 0).any():
         return None
     ends, positions = walked(mask.cpu())
+    named = {**named, "position_ids": positions.to(mask.device)}
+    if not module._supports_attention_backend:  # it sees one sequence: its numbers will differ
+        return args, {**named, "attention_mask": (mask != 0).to(mask.dtype)}
     attention = module.config._attn_implementation
     if attention == "sdpa":
-        named = {**named, "trees": [stretches(each, mask.device) for each in ends]}
-    view = view_of(ends.to(mask.device), attention)
-    return args, {**named, "attention_mask": view, "position_ids": positions.to(mask.device)}
+        named["trees"] = [stretches(each, mask.device) for each in ends]
+    return args, {**named, "attention_mask": view_of(ends.to(mask.device), attention)}
 
 
 def walked(mask: Tensor) -> tuple[Tensor, Tensor]:
