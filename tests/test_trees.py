@@ -36,8 +36,9 @@ from marl_plugins.engine.runtime.experience import (
     tree_experience,
 )
 from marl_plugins.engine.runtime.layout import Limit, plan_layout
+from marl_plugins.engine.runtime.tiny_model import resolve
 
-from openrlhf.models import Actor  # isort: skip  # after the host support, installed above
+from openrlhf.models import Actor, get_llm_for_sequence_regression  # isort: skip  # after the host support, installed above
 
 FORESTS = {
     "seed": st.integers(0, 10**6),
@@ -305,23 +306,41 @@ OTHERS = {
 }
 
 
+@torch.no_grad()
+def difference(of_batch):
+    """How far some sequences of a tree are from what they are by themselves, at most."""
+    _, sequences = forest(5, 5, 4, 50, True)
+    tree = tree_of(sequences)
+    together, off = of_batch(batch_of([tree]))[0], 0.0
+    for sequence, places in zip(sequences, tree.places, strict=True):
+        alone = of_batch(batch_of([tree_of([sequence])]))[0]
+        trained = sorted(sequence.trained)
+        there = [places[n] - 1 for n in trained]
+        off = max(off, float((together[there] - alone[[n - 1 for n in trained]]).abs().max()))
+    return off
+
+
 @pytest.mark.parametrize("name", OTHERS)
 def test_a_model_sees_trees_or_gives_other_numbers(name):
-    config, (_, sequences) = OTHERS[name], forest(5, 5, 4, 50, True)
+    config = OTHERS[name]
     config.vocab_size, config.initializer_range = 50, 0.2
     torch.manual_seed(0)
     one = AutoModelForCausalLM.from_config(config).eval()
     see_trees(one)
-    tree = tree_of(sequences)
-    with torch.no_grad():
-        together = by_upstream(one, batch_of([tree]))[0]
-        off = 0.0
-        for sequence, places in zip(sequences, tree.places, strict=True):
-            alone = by_upstream(one, batch_of([tree_of([sequence])]))[0]
-            trained = sorted(sequence.trained)
-            there = [places[n] - 1 for n in trained]
-            off = max(off, float((together[there] - alone[[n - 1 for n in trained]]).abs().max()))
+    off = difference(partial(by_upstream, one))
     assert (off > 1e-2) if name in ("ALiBi", "a state") else (off < 3e-5)
+
+
+def test_a_critic_sees_trees():
+    loaded = get_llm_for_sequence_regression(
+        resolve("tiny"), "critic", attn_implementation="sdpa", init_value_head=True
+    )
+    critic = loaded.float().eval()
+    see_trees(critic)
+    seen = difference(lambda e: critic(e.sequences, e.action_mask, e.attention_mask))
+    assert seen < 1e-5
+    plain = difference(lambda e: critic(e.sequences, e.action_mask, e.attention_mask.abs().sign()))
+    assert plain > 1e-3  # it has values to compare
 
 
 def test_a_batch_of_plain_sequences_is_left_alone():
