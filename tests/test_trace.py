@@ -62,8 +62,11 @@ def test_the_load_is_the_integral_of_the_requests_in_flight(recorded):
     """By a count at 20,000 moments of the step's rollout."""
     asked = [a for a in trace_of(RunReader(recorded), Filter((2, 2))) if a.policy]
     end = max(a.answered for a in asked)
-    ((policy, (count, *load)),) = load_of(RunReader(recorded), 2).items()
+    ((policy, (count, busy, *load)),) = load_of(RunReader(recorded), 2).items()
     assert (policy, count) == (asked[0].policy, len(asked))
+    moments = [end * (n + 0.5) / 20_000 for n in range(20_000)]
+    with_any = sum(any(a.start <= moment < a.answered for a in asked) for moment in moments)
+    assert busy == pytest.approx(with_any / 20_000, abs=0.002)
     for part, mean in enumerate(load):
         moments = [end * (part + (n + 0.5) / 2000) / len(load) for n in range(2000)]
         flying = [sum(a.start <= moment < a.answered for a in asked) for moment in moments]

@@ -3,7 +3,7 @@ tenths of the rollout's time, queued ones included (FlexMARL, sections 8.3 and 8
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from marl_plugins.core.failures import ConfigurationError
@@ -15,29 +15,36 @@ PARTS = 10
 
 
 def load_of(run: RunReader, step: int) -> dict[str, list[float]]:
-    """Returns, by policy, the number of its requests in a step, and the mean of those in flight in
-    each tenth of the time to the last answer; nothing of a step that was recorded without times."""
+    """Returns, by policy, the number of its requests in a step, the share of the time to the last
+    answer in which any was in flight, and the mean of those in flight in each tenth of that time;
+    nothing of a step that was recorded without times."""
     try:
         asked = [action for action in trace_of(run, Filter((step, step))) if action.policy]
     except ConfigurationError:
         return {}
-    width = max((action.answered for action in asked), default=0.0) / PARTS
-    counts = Counter(action.policy for action in asked)
-    in_flight: dict[str, list[float]] = defaultdict(lambda: [0.0] * PARTS)
-    for action in asked if width else ():
+    end = max((action.answered for action in asked), default=0.0)
+    load: dict[str, list[float]] = defaultdict(lambda: [0.0] * (2 + PARTS))
+    busy_until: dict[str, float] = defaultdict(float)
+    for action in asked if end else ():  # as they were asked for
+        of, until = load[action.policy], busy_until[action.policy]
+        of[0] += 1
+        of[1] += max(0.0, action.answered - max(action.start, until)) / end
+        busy_until[action.policy] = max(action.answered, until)
         for part in range(PARTS):
-            end, start = min(action.answered, (part + 1) * width), max(action.start, part * width)
-            in_flight[action.policy][part] += max(0.0, end - start) / width
-    return {policy: [counts[policy], *in_flight[policy]] for policy in sorted(in_flight)}
+            last, first = (end * (part + 1) / PARTS, end * part / PARTS)
+            overlap = min(action.answered, last) - max(action.start, first)
+            of[2 + part] += max(0.0, overlap) / (last - first)
+    return dict(sorted(load.items()))
 
 
 def markdown(load: Mapping[str, Sequence[float]], step: int) -> list[str]:
     """Returns the lines of the report's section; none without a load."""
     if not load:
         return []
-    header = ["policy", "requests", *(f"{100 * n // PARTS} %" for n in range(PARTS))]
+    header = ["policy", "requests", "busy", *(f"{100 * n // PARTS} %" for n in range(PARTS))]
     rows = [
-        [name, f"{count:.0f}", *(f"{n:.1f}" for n in of)] for name, (count, *of) in load.items()
+        [name, f"{count:.0f}", f"{busy:.2f}", *(f"{n:.1f}" for n in of)]
+        for name, (count, busy, *of) in load.items()
     ]
     return [
         "",
@@ -46,5 +53,5 @@ def markdown(load: Mapping[str, Sequence[float]], step: int) -> list[str]:
         *reasons.table(header, rows),
         "",
         "Requests in flight, those that wait for an engine included, from each tenth of the "
-        "rollout's time to the next.",
+        "rollout's time to the next; busy: the share of it with any.",
     ]
