@@ -9,8 +9,9 @@ which nothing is trained, and every figure has to be among those that they print
 interval or its seeds, all of them, to the digits of the page. A figure is a number in a table, or
 one in a text that has a decimal point or an interval; what a paper reports is none of ours. All
 others are repeated by the command that stands before them, and are counted by section: no record
-holds them. With `--rerun` the commands are run too that are as quick as they are exact, on virtual
-time or with models of their own (`EXACT`: some minutes).
+holds them. Of the other pages what they say in points is looked up. With `--rerun` the commands are
+run too that are as quick as they are exact, on virtual time or with models of their own (`EXACT`:
+some minutes).
 """
 
 from __future__ import annotations
@@ -170,6 +171,14 @@ def sections() -> Iterator[tuple[str, str, list[Figure]]]:
         start += len(lines) + 1
 
 
+def cited() -> Iterator[Figure]:
+    """What README.md and the other pages of docs/ say in points."""
+    for page in (ROOT / "README.md", *sorted(PAGE.parent.glob("*.md"))):
+        for number, line in enumerate(page.read_text().split("\n") if page != PAGE else (), 1):
+            for words in re.findall(rf"({NUMBER}) points(?: of ({NUMBER}))?", line):
+                yield from (Figure(page.name, number, (word,)) for word in words if word)
+
+
 def printed_by(command: str, out: Path | None = None) -> str:
     """What a benchmark prints; with a folder, of the runs that are recorded."""
     name, *flags = shlex.split(command)
@@ -256,6 +265,9 @@ def check(rerun: bool = False) -> tuple[list[Figure], list[Figure], Counter[tupl
                 unrecorded[section, command] += 1
             else:
                 (equal if figure.is_among(known) else different).append(figure)
+    everything = [words for known in printed.values() for words in known]
+    for figure in cited():
+        (equal if figure.is_among(everything) else different).append(figure)
     return equal, different, unrecorded
 
 
@@ -265,7 +277,7 @@ def main() -> None:
     )
     parser.add_argument("--rerun", action="store_true", help="run what is exact and quick, too")
     equal, different, unrecorded = check(parser.parse_args().rerun)
-    print(f"{len(equal)} figures of {PAGE.relative_to(ROOT)} are what the recorded runs give")
+    print(f"{len(equal)} figures of README.md and docs/ are what the recorded runs give")
     for figure in different:
         print(f"differs: line {figure.line}, {figure.section}: {' '.join(figure.words)}")
     print("\nNo record holds, and the command before them repeats:\n")
