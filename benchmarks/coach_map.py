@@ -22,6 +22,8 @@ crosses.
     symptom       a coach that sees only whether an action's own program ran
     traced        the same coach, with failures traced back by the files
     constant      the same score for every action
+    own to go     the strict scores, summed over what the same role does later, and normalised over
+                  all (MAPPA, equation 3)
 
 Steps to one half are those after which the held-out success, which is computed and not sampled, is
 a half for the first time; a run that does not get there counts as more than the last step. Spread:
@@ -69,6 +71,7 @@ REAL = {
     "to go": "to_go",
     "shared": "shared",
     "wrong blame": "shifted",
+    "own to go": "own_to_go",
 } | {name: name for name in ("symptom", "traced")}
 """Arms of benchmarks.dsbench."""
 
@@ -193,10 +196,15 @@ class Step:
         return np.asarray((2 * self.solved - 1) * shares / shares.sum(-1, keepdims=True))
 
 
+def later(scores: Array) -> Array:
+    """Each score with all that follow it, summed."""
+    return scores[..., ::-1].cumsum(-1)[..., ::-1]
+
+
 ARMS: dict[str, Callable[[Step], Array]] = {
     "outcome": lambda step: np.broadcast_to(step.solved, step.right.shape),
     "rubric": lambda step: step.judged(step.right),
-    "to go": lambda step: step.judged(step.right)[..., ::-1].cumsum(-1)[..., ::-1],
+    "to go": lambda step: later(step.judged(step.right)),
     "shared": lambda step: np.broadcast_to(
         step.judged(step.right).mean(-1, keepdims=True), step.right.shape
     ),
@@ -204,6 +212,9 @@ ARMS: dict[str, Callable[[Step], Array]] = {
     "symptom": lambda step: step.judged(step.ran),
     "traced": lambda step: step.judged(step.ran) + step.traced(),
     "constant": lambda step: np.ones(step.right.shape),
+    "own to go": lambda step: np.concatenate(
+        [later(part) for part in np.split(step.judged(step.right), ROLES, -1)], -1
+    ),
 }
 
 

@@ -14,6 +14,8 @@
                  turn
     descendants  an action is credited with the coach's rewards of all that depends on it,
     normalised by role
+    own          an action is credited with the coach's rewards of what the same agent does after it
+                 (MAPPA, equation 3)
 
 Every arm trains on 128 trajectories a step for 40 steps, from the same warm start. Success is the
 whole system's on 400 held-out problems, evaluated every ten steps; the steps to 0.65 lie on the
@@ -27,10 +29,12 @@ from __future__ import annotations
 import argparse
 import itertools
 import statistics
+import sys
 from pathlib import Path
 
 from benchmarks.demo import ARMS as DEMO
 from benchmarks.demo import COACH, points, train
+from benchmarks.recorded import add_flag, restore
 from marl_plugins.engine.records.read import RunReader
 
 STEPS = 40
@@ -50,6 +54,7 @@ ARMS: dict[str, list[str]] = {
         "--reinforce_pp.normalise",
         "role",
     ],
+    "own": [*COACH, "--reinforce_pp.scope", "policy"],
 }
 
 
@@ -90,8 +95,11 @@ def main() -> None:
         default=[*ARMS],
         help="the first is what the others are compared with",
     )
+    add_flag(parser)
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
+    for run in restore("demo", options.out) if options.recorded else ():
+        print(f"recorded: {run}", file=sys.stderr)
     first: list[float] = []
     print(
         f"| arm | seeds | step 0 | 10 | 20 | 30 | {STEPS} | steps to 0.65 | {STEPS}: points beside "

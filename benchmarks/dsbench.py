@@ -12,16 +12,18 @@
 More controls, which only run where they are named: the strict coach's scores summed over what comes
 later and normalised by role (to_go), each trajectory's mean for all of its actions (shared), the
 next action's (shifted), the same for all (constant: one step, because every advantage is 0); strict
-and outcome at three quarters of the learning rate (slow_strict, slow_outcome). And the other end of
-the map (benchmarks/coach_map.py), in a copy of the recipe with fewer slips (5 % succeed at the
-start) and 128 trajectories a
-step: easy_strict, easy_outcome. Four samples of each task, rewarded with the outcome: tasks as they
-come (uniform), by their success so far (curriculum), and where all four have the same outcome the
-next task instead (filtered).
+with a policy for each of the three roles (own), and there its scores summed over what the same
+agent does later, as MAPPA's equation 3 has it (own_to_go); strict and outcome at three quarters of
+the learning rate (slow_strict, slow_outcome). And the other end of the map
+(benchmarks/coach_map.py), in a copy of the recipe with fewer slips (5 % succeed at the start) and
+128 trajectories a step: easy_strict, easy_outcome. Four samples of each task, rewarded with the
+outcome: tasks as they come (uniform), by their success so far (curriculum), and where all four have
+the same outcome the next task instead (filtered).
 
 Success of the whole system on held-out tasks, sampled at the training temperature, before and after
 every twenty steps: means over seeds, and the difference to `outcome` at step 40 paired by seed,
-with its 95 % t-interval in percentage points; that of curriculum and filtered is to `uniform`. All
+with its 95 % t-interval in percentage points; that of curriculum and filtered is to `uniform`, that
+of own_to_go to `own`. All
 arms of a seed start from one warm start. Finished runs in FOLDER are not repeated.
 """
 
@@ -54,6 +56,8 @@ EASY = {"easy_strict": "tiny.yaml", "easy_outcome": "tiny_outcome.yaml"}
 """Arms of a copy of the recipe."""
 NAMED: dict[str, list[str]] = {
     "to_go": [*TINY, "--reinforce_pp.scope", "trajectory", "--reinforce_pp.normalise", "role"],
+    "own": [*TINY, "--mapping", "separate"],
+    "own_to_go": [*TINY, "--mapping", "separate", "--reinforce_pp.scope", "policy"],
     **{name: [*CONTROL, name] for name in ("shared", "shifted")},
     "constant": [*CONTROL, "constant", *ONE_STEP],
     **{
@@ -73,7 +77,7 @@ NAMED |= {
     "curriculum": [*FOUR, "--plugin", "marl_plugins.curriculum"],
     "filtered": [*FOUR, "--algo.dynamic_filtering_enable"],
 }
-OVER = {"curriculum": "uniform", "filtered": "uniform"}
+OVER = {"curriculum": "uniform", "filtered": "uniform", "own_to_go": "own"}
 """The arm that an arm is compared with, where it is not `outcome`."""
 EVERY = 20
 COMPARED = 40

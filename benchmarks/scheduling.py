@@ -269,6 +269,9 @@ ARMS = {
     "engines change policy by FlexMARL's rule": Arm(
         in_flight=1, parts=(balanced(balance.shortest_to_longest(5)),)
     ),
+    "gradients during the rollout, and no engine changes policy": Arm(
+        in_flight=1, parts=(streamed(2, gradients=True),)
+    ),
     "queue by arrival, idle engines change policy": Arm(
         in_flight=1, pool=ByArrival, parts=(balanced(balance.idle_to_waiting),)
     ),

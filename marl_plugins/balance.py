@@ -3,8 +3,8 @@
     idle    an engine with nothing to do, and nothing waiting in its pool, goes at once where more
             than one request waits. Default.
     queues  FlexMARL's rule (arXiv 2602.09578): where the longest queue is more than `--balance.gap`
-            requests longer than the shortest, the latter's engines go, idle ones first, busy ones
-            as soon as they have answered.
+            requests longer than the shortest, as many of the latter's engines go as it has requests
+            more, idle ones first, busy ones as soon as they have answered.
 
 Every policy keeps at least one engine. An engine takes over the weights of the policy that it goes
 to, and only where it was started exactly like that one's own (engine/plan/signature.py): so an
@@ -203,11 +203,13 @@ def _unserved(pool: Engines) -> int:
 
 
 def shortest_to_longest(gap: int) -> Rule:
-    """Returns the next move of FlexMARL's rule."""
+    """Returns the next move of FlexMARL's rule (section 5.2): min(q_high - q_low, n_low - 1)
+    engines go, those on their way included."""
 
     def rule(pools: Sequence[Engines]) -> Move | None:
         longest, shortest = (most(pools, key=lambda pool: pool.waiting) for most in (max, min))
-        if longest.waiting - shortest.waiting <= gap or len(shortest.engines) < 2:
+        more = longest.waiting - shortest.waiting
+        if more <= max(gap, len(longest.travelling)) or len(shortest.engines) < 2:
             return None
         return min(shortest.engines, key=lambda engine: engine.load), shortest, longest
 

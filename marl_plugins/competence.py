@@ -8,9 +8,9 @@ default) c moves towards eta h / lambda, the mean of h where both are equal. Wit
 `--competence.forgets 1`, as the paper has it, d is 1: c runs to 0 or to c_max, whichever side of
 lambda eta h lies on. Every action's reward loses the c of its policy as it was before the step.
 
-A baseline that is the same for all rows of a policy is taken out again by an estimator that
-compares samples of a task, and, with
-one policy, by global normalisation: the run says so.
+A baseline that is the same for all rows of a policy is taken out again where rows of that policy
+alone are compared: by groups of a role, by normalisation within a policy, and, with one policy, by
+any. The plan says so.
 """
 
 from __future__ import annotations
@@ -78,18 +78,7 @@ def marl_configure(run: Run) -> list[Problem]:
         problems.append(
             Problem("competence.runs_away", at(flag="competence.eta"), got, severity="warning")
         )
-    if run.estimator in ("rloo", "dr_grpo", "group_norm", "reinforce_baseline"):
-        got = (
-            f"has no effect with --algo.advantage.estimator {run.estimator}, which compares the "
-            "samples of a task"
-        )
-        where = at(plugin="marl_plugins.competence")
-        problems.append(
-            Problem(
-                "competence.no_effect", where, got, fix="use reinforce or gae", severity="warning"
-            )
-        )
-    return problems
+    return problems + run.lost_effect(at(plugin="marl_plugins.competence"), "baseline")
 
 
 @hookimpl

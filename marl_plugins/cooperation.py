@@ -5,7 +5,7 @@ equations 5 and 6).
         - mean of r of the others
 
 x is `--cooperation.factor`, tau `--cooperation.tau`. The others of g are the actions of the same
-role in other samples of the task.
+role in other samples of the task; without any, all have the same share whatever tau is.
 The shares add up to U: what one gets the others lose. With tau = 0 the best contribution gets all,
 with tau = inf all get U / N, which is the paper's team sharing (its algorithm 5, a = 1 - x).
 
@@ -27,7 +27,7 @@ from collections.abc import Sequence
 from statistics import fmean
 from typing import Literal
 
-from marl_plugins import Run, ShareTemperatures, Trajectory, between, hookimpl
+from marl_plugins import Problem, Run, ShareTemperatures, Trajectory, at, between, hookimpl
 
 
 def temperature(word: str) -> float:
@@ -60,6 +60,13 @@ def marl_options(parser: argparse.ArgumentParser) -> None:
         "the best as in the paper"
     )
     add("--cooperation.negative", choices=["mirror", "paper"], default="mirror", help=negative)
+
+
+@hookimpl
+def marl_configure(run: Run) -> list[Problem]:
+    if run.args.cooperation.tau == math.inf or not run.args.cooperation.factor:
+        return []
+    return run.lost_effect(at(flag="cooperation.tau"), "samples")
 
 
 @hookimpl

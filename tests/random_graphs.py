@@ -43,12 +43,14 @@ class Writer:
         rounds: Whether it may have what makes it go in whole rounds: stop, choose, cooldowns, the
             number of nodes that have run.
         budget: Whether it may have a budget.
+        once: Whether nodes may have `once`.
     """
 
-    def __init__(self, seed, rounds=False, budget=False):
+    def __init__(self, seed, rounds=False, budget=False, once=False):
         self.draw = random.Random(seed)
         self.rounds = rounds
         self.budget = budget
+        self.once = once
         self.count = 0
         self.graphs = {}
         self.kinds = {}
@@ -64,6 +66,10 @@ class Writer:
                 name, [*visible, *mine], depth, loop, item, in_rounds, budget, mine
             )
             mine.append(name)
+        for name in mine if self.once else ():
+            if draw.random() < 0.35:
+                others = [*visible, *(other for other in mine if other != name)]
+                nodes[name]["once"] = self.trigger(others, budget)
         written = {
             "nodes": dict(sorted(nodes.items(), key=lambda pair: draw.random())),
             "give": self.value(mine, soft=True),
@@ -77,6 +83,17 @@ class Writer:
         if in_rounds and draw.random() < 0.3:
             written["choose"] = {"role": "chooser", "with": {"q": repr(f"choose {self.count}")}}
         return written
+
+    def trigger(self, names, budget):
+        """A condition that may become true, or has been, of any nodes of the graph."""
+        draw = self.draw
+        choices = [
+            f"done {draw.choice(['>=', '>=', '=='])} {draw.randint(0, 4)}",
+            f"({self.value(names)}) > {draw.randint(1, 6)}",
+            f"ran({draw.choice(names)}) or done >= {draw.randint(2, 5)}" if names else "done > 1",
+            f"not ran({draw.choice(names)}) and done > 0" if names else "done > 9",
+        ]
+        return draw.choice([*choices, *(["left.calls <= 2"] if budget else [])])
 
     def number(self, name):
         return {"map": f"sum({name})", "tool": f"len({name}.output)"}.get(

@@ -299,6 +299,21 @@ def test_flexmarls_rule_is_strict_and_takes_idle_engines_first():
     assert says(rule, still("p", 99, 1), still("q", 0, 0)) is None
 
 
+@given(st.integers(0, 40), st.integers(0, 40), st.integers(1, 40), st.integers(0, 10))
+def test_flexmarls_rule_moves_as_many_as_the_queues_differ(high, low, engines, gap):
+    """Its section 5.2: queues 7 and 1 move 6 of 30 engines; one stays."""
+    giver, taker = still("q", low, *[0] * engines), still("p", max(high, low), 1)
+    taker.travelling, moved = [], 0
+    while move := shortest_to_longest(gap)([taker, giver]):
+        engine, whence, whither = move
+        assert (whence, whither) == (giver, taker)
+        giver.engines.remove(engine)
+        taker.travelling.append(engine)
+        moved += 1
+    more = max(high, low) - low
+    assert moved == (min(more, engines - 1) if more > gap else 0)
+
+
 def test_it_pays_where_the_load_is_skewed():
     load = {
         "policies": "pq",

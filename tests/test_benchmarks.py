@@ -18,6 +18,7 @@ import pytest
 
 from benchmarks import (
     adapters,
+    claims,
     credit,
     curriculum,
     demo,
@@ -107,6 +108,7 @@ PLANNED = {
 nothing else is."""
 
 ELSEWHERE = {
+    "claims": "test_every_figure_with_a_record_is_what_the_record_gives",
     "engine_traffic": "eight vLLM engines one after the other; tests/engines/test_adapters.py has "
     "one with slots",
     "faults": "whole runs that are killed and resumed; tests/engines/test_runs.py kills and "
@@ -250,3 +252,23 @@ def test_what_it_trains_can_be_planned(line, tmp_path, monkeypatch):
 
 def test_adapters_can_be_planned():
     build_plan(["--recipe", startup.RECIPE, *adapters.flags("tiny"), *adapters.ADAPTERS])
+
+
+def test_every_figure_with_a_record_is_what_the_record_gives():
+    """And all others stand behind a command that repeats them."""
+    equal, different, unrecorded = claims.check()
+    assert not different and len(equal) > 150
+    assert all(command for _, command in unrecorded)
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong"),
+    [("+42.4 [+40.8, +44.0]", "+42.4 [+40.8, +44.1]"), ("0.953 of what", "0.954 of what")],
+)
+def test_a_figure_that_no_record_gives_is_named(tmp_path, monkeypatch, right, wrong):
+    text = claims.PAGE.read_text()
+    assert text.count(right) == 1
+    (tmp_path / "page.md").write_text(text.replace(right, wrong))
+    monkeypatch.setattr(claims, "PAGE", tmp_path / "page.md")
+    (figure,) = claims.check()[1]
+    assert " ".join(figure.words).split()[0] in wrong

@@ -358,6 +358,19 @@ def test_budgets_retries_stops_and_choices(tmp_path):
     )
     tries = [a for a in trajectory.actions if a.role == "a"]
     assert len(tries) == 2 and tries[0].path in tries[1].parents
+    asked = """
+        nodes:
+          one: {role: a, with: {q: "'1'"}}
+          two: {role: a, with: {q: one}}
+          late: {role: b, with: {q: "'late'"}, once: done >= 2}
+          never: {role: b, with: {q: "'never'"}, once: "two.text == 'z' or done > 9", otherwise: "'instead'"}
+          end: {role: b, with: {q: "[never, str(ran(late))]"}, when: ran(two)}
+        give: end
+    """
+    trajectory, parents = ran(tmp_path, asked, says(a=["x", "y"], b="y"))
+    assert parents["late"] == ["one", "two"] and "never" not in parents
+    assert trajectory.actions[-1].shown[0][1] == "instead\n\nTrue"
+    assert set(parents["end"]) >= {"late", "two"}  # that it never held was decided at the end
     choice = """
         choose: {role: chooser, with: {q: task.prompt}}
         nodes: {x: {role: a, with: {q: "'1'"}}, y: {role: b, with: {q: "'2'"}}, z: {role: b, with: {q: "'3'"}}}
@@ -483,6 +496,7 @@ def test_all_that_is_wrong_with_a_graph_is_said_at_once_by_file_and_line(tmp_pat
             "graph.unknown_name",
             "'left'",
         ),
+        ("nodes: {x: {let: 1, once: ran(x)}}\ngive: x", "graph.cycle", "'x'"),
         ("nodes: {x: {let: y.z}, y: {graph: other.yaml}}\ngive: x", "graph.file", "other.yaml"),
         ("[1]", "recipe.value", "a graph"),
         ("nodes: {x: {let: 1}", "recipe.not_yaml", ""),
@@ -643,3 +657,7 @@ def test_an_until_that_nothing_meets_is_remarked(recipe):
         "graph.until",
         (f"{recipe.folder}/graph.yaml:9",),
     )
+    once = "nodes: {x: {role: a, with: {q: task.prompt}}, y: {role: b, with: {q: x}, once: done > N}}"
+    assert recipe(f"{once.replace('N', '0')}\ngive: first(y, x)") == ()
+    (remark,) = recipe(f"{once.replace('N', '9')}\ngive: first(y, x)")
+    assert remark.code == "graph.once"

@@ -235,7 +235,6 @@ FILTERED = f"{MATHCHAT} --algo.dynamic_filtering_enable --algo.dynamic_filtering
 COACH = f"{MATHCHAT} --coach.model m"
 BACKPROP = f"{MATHCHAT} --plugin marl_plugins.reward_backprop"
 SEATS = f"{MATHCHAT} --plugin marl_plugins.process_groups"
-GROUPED = "--algo.advantage.estimator group_norm --groups.by task+role+turn"
 FLAGS = [
     ("filtering.range", f"{FILTERED} 2 3"),
     ("filtering.no_role", f"{FILTERED} 0 1 --filtering.by nobody"),
@@ -258,10 +257,7 @@ FLAGS = [
         "mean_group.penalty",
         f"{CASES} --mean_group.scales max_tokens --reward.stop_properly_penalty_coef 0.5",
     ),
-    (
-        "competence.no_effect",
-        f"--recipe tool_user/tiny.yaml --plugin marl_plugins.competence {GROUPED}",
-    ),
+    ("plan.lost_effect", f"{MATHCHAT} --plugin marl_plugins.cooperation"),
     (
         "competence.runs_away",
         "--recipe tool_user/tiny.yaml --plugin marl_plugins.competence --competence.eta 1",

@@ -1,16 +1,19 @@
 """Rewards that are sums of terms: UnityMAS-O's four workflows, and what is refused."""
 
 import asyncio
+import random
 import shutil
 from types import SimpleNamespace
 
 import pytest
-from simulated import make_trajectory
+from random_graphs import compiled, played
+from simulated import CharacterChat, make_trajectory
 
 from marl_plugins import rewards as plugin
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.ledger import Ledger
 from marl_plugins.core.recipe.shipped import recipes_root
+from marl_plugins.core.trajectory import Generation
 from marl_plugins.engine.plan.build import build_plan
 from marl_plugins.engine.records.report import summarise, table
 from marl_plugins.engine.runtime.metrics import held_out, summary
@@ -22,11 +25,14 @@ def noted(edges, rounds=None, legal=None, roles=None):
     legal."""
     trajectory = make_trajectory(edges, roles=roles)
     for action in trajectory.actions:
+        number = (rounds or {}).get(action.path)
         note = {
             "node": action.path,
-            "round": (rounds or {}).get(action.path),
+            "round": number,
             "legal": (legal or {}).get(action.path, True),
         }
+        if number is not None:
+            note["within"] = [["rounds", "round", number]]
         action.notes, action.reward = {"graph": note}, 0.7
     return trajectory
 
@@ -121,6 +127,92 @@ def test_reflective_code_pays_the_reflector_for_the_round_after_it():
         "think1": 0.0,
     }
     assert trajectory.actions[2].terms == {"gain": 0.5, "format": 0.0}
+
+
+NESTED = """
+nodes:
+  draft: {role: b, with: {q: "'draft'"}}
+  outer:
+    loop:
+      most: 2
+      nodes:
+        items:
+          map:
+            over: "[0, 1, 2]"
+            as: item
+            nodes:
+              inner:
+                loop:
+                  most: 3
+                  nodes:
+                    plan: {role: a, with: {q: "[str(item), draft.text]"}}
+                    code:
+                      role: b
+                      with: {q: plan}
+                      when: "lower(plan.text) < 'b'"
+                  give: first(code, plan)
+            give: inner
+        review: {role: chooser, with: {q: "join(items)", options: "''"}}
+      give: review
+give: outer
+"""
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_rounds_of_a_loop_in_a_map_in_a_loop_are_told_apart(tmp_path, seed):
+    """The reference is the sentence of docs/recipes.md as loops: an item's value grows from round
+    to round, wherever it was last known, and some rounds have none."""
+    workflow, problems = compiled(tmp_path, NESTED)
+    assert not problems
+    draw = random.Random(seed)
+
+    async def generate(call):
+        word = draw.choice("abc") + str(draw.randrange(10**6))
+        ids = (*CharacterChat.encode(word), ord("^"))
+        return Generation(ids, tuple(-0.5 for _ in ids), "stop", call.policy, 0)
+
+    trajectory = asyncio.run(played(workflow, generate))
+    values = {a.path: draw.random() for a in trajectory.actions}
+    known = [values[a.path] for a in trajectory.actions if a.notes["graph"]["node"] == "draft"] * 3
+    acted = {}
+    for action in trajectory.actions:
+        note = action.notes["graph"]
+        numbers = tuple(number for _, _, number in note.get("within", ()))
+        acted[note["node"].rpartition(".")[2], *numbers] = action
+    gains = {}
+    for outer in range(2):
+        for item in range(3):
+            for inner in range(3):
+                gains[acted["plan", outer, item, inner].path] = 0.0
+                if code := acted.get(("code", outer, item, inner)):
+                    value = values[code.path]
+                    gains[acted["plan", outer, item, inner].path] = value - known[item]
+                    known[item] = value
+    # Of an outer round the review sees the last value, whichever item's that is.
+    coded = [a.path for a in trajectory.actions if a.notes["graph"]["node"].endswith("code")]
+    outer_of = {a.path: n[1] for n, a in acted.items() if n[0] == "code"}
+    for outer in range(2):
+        last = [path for path in coded if outer_of[path] == outer]
+        review = acted["review", outer].path
+        gains[review] = values[last[-1]] if last else 0.0
+    terms = [
+        {"kind": "gain", "of": ["b"], "roles": ["a"]},
+        {"kind": "value", "of": ["b"], "roles": ["chooser"]},
+    ]
+    found = credited(trajectory, terms, values)
+    assert {path: found[path] for path in gains} == pytest.approx(gains)
+
+
+def test_a_gain_counts_from_the_last_value_that_there_is():
+    """Round 1 was not answered."""
+    edges = {"think0": [], "code0": ["think0"], "think1": ["code0"], "think2": ["think1"]}
+    edges["code2"] = ["think2"]
+    roles, rounds = {p: p[:-1] for p in edges}, {p: int(p[-1]) for p in edges}
+    gain = [{"kind": "gain", "of": ["code"]}]
+    found = credited(noted(edges, rounds, roles=roles), gain, {"code0": 0.6, "code2": 0.7})
+    assert found == pytest.approx(
+        {"think0": 0.6, "code0": 0.6, "think1": 0.0, "think2": 0.1, "code2": 0.1}
+    )
 
 
 @pytest.mark.parametrize(("unscored", "reward"), [("leave_out", None), ("zero", 0.0)])

@@ -13,7 +13,8 @@ from test_tool_records import echo, find
 from marl_plugins.cli import main
 from marl_plugins.core.failures import InfrastructureFailure
 from marl_plugins.core.tools import Tool
-from marl_plugins.engine.records.read import RunReader
+from marl_plugins.engine.records.load import load_of
+from marl_plugins.engine.records.read import Filter, RunReader
 from marl_plugins.engine.records.trace import trace_of
 
 simulated = pytest.importorskip("simulated_run")
@@ -55,6 +56,22 @@ def recorded(tmp_path_factory):
     )
     asyncio.run(trainer.fit(0))
     return folder
+
+
+def test_the_load_is_the_integral_of_the_requests_in_flight(recorded):
+    """By a count at 20,000 moments of the step's rollout."""
+    asked = [a for a in trace_of(RunReader(recorded), Filter((2, 2))) if a.policy]
+    end = max(a.answered for a in asked)
+    ((policy, (count, busy, *load)),) = load_of(RunReader(recorded), 2).items()
+    assert (policy, count) == (asked[0].policy, len(asked))
+    moments = [end * (n + 0.5) / 20_000 for n in range(20_000)]
+    with_any = sum(any(a.start <= moment < a.answered for a in asked) for moment in moments)
+    assert busy == pytest.approx(with_any / 20_000, abs=0.002)
+    for part, mean in enumerate(load):
+        moments = [end * (part + (n + 0.5) / 2000) / len(load) for n in range(2000)]
+        flying = [sum(a.start <= moment < a.answered for a in asked) for moment in moments]
+        assert mean == pytest.approx(sum(flying) / len(flying), abs=0.02)
+    assert load_of(RunReader(recorded), 99) == {}
 
 
 TRACE = ("--table", "trace", "--to")

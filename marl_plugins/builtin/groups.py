@@ -119,6 +119,10 @@ class GroupNorm(GroupMean):
     which they do; one of them may be a matter of luck.
     """
 
+    @property
+    def divided(self) -> tuple[str, ...] | None:
+        return self.compared
+
     def centre(self, rows: Sequence[Row], groups: Sequence[str], returns: Tensor) -> Tensor:
         import torch
 
@@ -142,6 +146,10 @@ class ReinforceBaseline(GroupMean, WhitenedAdvantages):
 
     scope: Reach = "batch"
     affine: bool = True
+
+    @property
+    def divided(self) -> tuple[str, ...] | None:
+        return () if self.divide else None
 
 
 ESTIMATORS: dict[str, type[GroupMean]] = {

@@ -53,6 +53,10 @@ class ReinforcePlusPlus(WhitenedAdvantages):
 
     normalise: Literal["global", "policy", "role"] = "global"
 
+    @property
+    def compared(self) -> tuple[str, ...]:
+        return () if self.normalise == "global" else (self.normalise,)
+
     def normalisation_group(self, row: Row) -> str:
         return {"global": "", "policy": row.action.policy, "role": row.action.role}[self.normalise]
 
@@ -72,6 +76,7 @@ class FlashReinforce(Estimator):
     affine: bool = (
         True  # but for `--reward.clip_range`, whose bounds are those of what `shape` leaves
     )
+    compared = ()
 
     def shape(self, rows: Sequence[Row], rewards: Tensor) -> Tensor:
         return rewards - rewards.mean()

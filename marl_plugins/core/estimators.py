@@ -91,6 +91,18 @@ class Estimator:
             return 1
         return 2 if self.affine else 0
 
+    @property
+    def compared(self) -> tuple[str, ...] | None:
+        """What rows have in common that are compared with each other, of task, role, turn and
+        policy; None: no rows are, so that a number that all have in common stays."""
+        return tuple(self.group_by.split("+")) if self.group_by else None
+
+    @property
+    def divided(self) -> tuple[str, ...] | None:
+        """The same of rows that are divided by one deviation; None: none are, so that a factor
+        stays."""
+        return None
+
     def shape(self, rows: Sequence[Row], rewards: Tensor) -> Tensor:
         """Turns rewards (rows,), of all rows of the step, summed over the return scope already,
         into rewards (rows,).
@@ -156,6 +168,14 @@ class WhitenedAdvantages(Estimator):
     scope: Reach = "batch"
     affine: bool = True
     divide: bool = True
+
+    @property
+    def compared(self) -> tuple[str, ...]:
+        return super().compared or ()
+
+    @property
+    def divided(self) -> tuple[str, ...] | None:
+        return self.compared if self.divide else None
 
     def statistics(self, batches: Sequence[Batch]) -> dict[str, Moments]:
         from marl_plugins.core.advantages import Moments

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from marl_plugins.core.demonstrations import WarmStartConfig
 from marl_plugins.core.estimators import Estimator
@@ -19,7 +19,7 @@ from marl_plugins.core.loading import load_file
 from marl_plugins.core.policy import (
     Policy as Policy,
 )  # copied recipes and plugins import it from here
-from marl_plugins.core.problems import Problem, at, meant
+from marl_plugins.core.problems import Problem, Where, at, meant
 from marl_plugins.core.recipe.schema import PolicyConfig, Recipe, RoleConfig, Sections
 from marl_plugins.core.recipe.texts import read_text
 from marl_plugins.core.section import Section
@@ -347,6 +347,44 @@ class Run(RecipeFiles):
                 flags=flags,
             )
         ]
+
+    def lost_effect(
+        self, where: Where, effect: Literal["baseline", "factor", "samples"]
+    ) -> list[Problem]:
+        """Returns that nothing is left of what a plugin does to rewards, where that is so.
+
+        Args:
+            effect: `baseline`: one number is taken off all rewards of a policy; `factor`: they are
+                multiplied by one; `samples`: they depend on those of other samples of the task.
+        """
+        estimator = self.advantages
+        if effect == "samples":
+            lost = self.args.rollout.n_samples_per_prompt == 1
+            got = "would depend on other samples of a task, of which there is one"
+            fix, flag = "--rollout.n_samples_per_prompt 4", "rollout.n_samples_per_prompt"
+        else:
+            lost = (
+                estimator is not None
+                and (estimator.return_scope, estimator.gamma) == ("action", 1.0)
+                and self._are_of_one_policy(estimator.compared)
+                and (effect == "baseline" or self._are_of_one_policy(estimator.divided))
+            )
+            got = f"the same {effect} for all rows of a policy, which {type(estimator).__name__} "
+            got += "compares with each other alone, so that nothing of it is left"
+            fix, flag = "compare several policies", "algo.advantage.estimator"
+        problem = Problem(
+            "plan.lost_effect", where, got, fix=fix, severity="warning", flags=(flag,)
+        )
+        return [problem] if lost else []
+
+    def _are_of_one_policy(self, common: Sequence[str] | None) -> bool:
+        """Returns whether rows that have this in common are always of one policy; None: there are
+        none."""
+        if common is None:
+            return False
+        one_each = "role" in common and not self.recipe.populations.keys() & self.trained_roles
+        trained = [policy for policy in self.policies if policy.trainable]
+        return one_each or "policy" in common or len(trained) == 1
 
     @cached_property
     def demonstrations_module(self) -> ModuleType | None:

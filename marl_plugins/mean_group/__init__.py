@@ -9,8 +9,8 @@ rewards of policy i, the limit of tokens of its answers in rollouts that begin a
 above the recipe's), or the tau of its actions in `marl_plugins.cooperation`. A group is a
 population, or named by `--mean_group.groups a+b,c+d`, and costs one pass over its members. Where
 the mean is not above 0, a ratio says nothing, and everybody has a. Normalisation within a policy
-takes a factor of rewards out again. The rewards are those that the plugins before this one have
-left.
+takes a factor of rewards out again, of which the plan warns. The rewards are those that the plugins
+before this one have left.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from marl_plugins import (
     between,
     hookimpl,
 )
-from marl_plugins.mean_group.checks import check_groups, check_limits, check_tau, groups_of
+from marl_plugins.mean_group.checks import SCALES, check_groups, check_limits, check_tau, groups_of
 
 
 class MeanRewards(dict[str, float]):
@@ -89,9 +89,11 @@ def marl_options(parser: argparse.ArgumentParser) -> None:
 
 @hookimpl
 def marl_configure(run: Run) -> list[Problem]:
-    more = {"reward": lambda run: (), "max_tokens": check_limits, "tau": check_tau}[
-        run.args.mean_group.scales
-    ]
+    more = {
+        "reward": lambda run: run.lost_effect(SCALES, "factor"),
+        "max_tokens": check_limits,
+        "tau": check_tau,
+    }[run.args.mean_group.scales]
     return [*check_groups(run), *more(run)]
 
 

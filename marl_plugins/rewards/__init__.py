@@ -7,11 +7,14 @@
         score     the action's own, of a coach or of the grader's `score_action`
         value     V_t, the value of the round t in which a acted; `delay` 1: of the round after it,
                   0 past the last one
-        gain      V_t - V_(t-1), with 0 before the first
+        gain      V_t minus the last value that there was before round t, 0 before the first
 
 V_t is `value(action, task)` of the grader for the last action of a role of `of` in round t, asked
-when a trajectory is credited, so that no workflow sees a label. What is outside of loops is the
-round before the first: an answer from which later ones gain.
+when a trajectory is credited, so that no workflow sees a label. A round is told by all loops and
+items around it: in a loop in a map each item has rounds of its own, and in a loop in a loop the
+inner rounds follow those of the outer round before. Of an action's loops the innermost counts in
+which a role of `of` has acted. What is outside of a loop comes before its first round: an answer
+from which later ones gain.
 """
 
 from __future__ import annotations
@@ -82,27 +85,72 @@ async def amounts(term: RewardTerm, trajectory: Trajectory, run: Run) -> dict[st
             }
         case "score":
             return {action.path: action.score for action in mine}
-    values = await round_values(term.of, trajectory, run)
-    by_action: dict[str, float | None] = {}
-    for action in mine:
-        number = round_of(action) + term.delay
-        before = values.get(number - 1, 0.0) if term.kind == "gain" else 0.0
-        by_action[action.path] = values[number] - before if number in values else 0.0
-    return by_action
+    valued = await last_values(term.of, trajectory, run)
+    return {action.path: in_round(term, around(action), valued) for action in mine}
 
 
-def round_of(action: Action) -> int:
-    """Returns the round of a graph's loop in which an action was made, from 0; -1 outside of
-    loops."""
-    number = action.notes.get("graph", {}).get("round")
-    return -1 if number is None else int(number)
+Around = Sequence[tuple[str, str, int]]
+"""The rounds and items around an action, from the outermost: the address of the loop or map,
+`round` or `index`, and a number."""
 
 
-async def round_values(roles: Sequence[str], trajectory: Trajectory, run: Run) -> dict[int, float]:
-    """Returns the value of each round: that of the last action of one of the roles in it."""
-    last = {round_of(action): action for action in trajectory.actions if action.role in roles}
-    values: dict[int, float] = {}
-    for number, action in last.items():
+def around(action: Action) -> Around:
+    within: Around = action.notes.get("graph", {}).get("within", ())
+    return within
+
+
+async def last_values(
+    roles: Sequence[str], trajectory: Trajectory, run: Run
+) -> list[tuple[Around, float]]:
+    """Returns the value of the last action of one of the roles in each round or item, as actions
+    are ordered."""
+    last: dict[str, Action] = {}
+    for action in (action for action in trajectory.actions if action.role in roles):
+        last.pop(str(around(action)), None)
+        last[str(around(action))] = action
+    values = []
+    for action in last.values():
         answer = run.grader_module.value(action, trajectory.task)  # type: ignore[union-attr]  # there is one: see marl_configure
-        values[number] = float(await answer if inspect.isawaitable(answer) else answer)
+        value = float(await answer if inspect.isawaitable(answer) else answer)
+        values.append((around(action), value))
     return values
+
+
+def in_round(term: RewardTerm, mine: Around, valued: Sequence[tuple[Around, float]]) -> float:
+    """Returns what a term has for an action that is within `mine`: 0 where its round has no
+    value."""
+    seen = [(place, value) for at, value in valued if (place := rounds(mine, at)) is not None]
+    own = rounds(mine, mine) or ()
+    own = own[: max((len(place) for place, _ in seen), default=0)]
+    if not own:  # none of its loops has a value
+        return 0.0
+    counts = (*own[:-1], own[-1] + term.delay)
+    now = max((n for n, (place, _) in enumerate(seen) if place == counts), default=None)
+    if now is None:
+        return 0.0
+    earlier = [
+        (place, n)
+        for n, (place, _) in enumerate(seen)
+        if place < counts and (n < now or place != counts[: len(place)])
+    ]
+    before = seen[max(earlier)[1]][1] if earlier and term.kind == "gain" else 0.0
+    return seen[now][1] - before
+
+
+def rounds(mine: Around, other: Around) -> tuple[int, ...] | None:
+    """Returns the numbers of `other`'s rounds of those loops that are around `mine` too, by which
+    they are ordered in time; None where it belongs to another item of a map.
+
+    What is in no loop is compared with the first loop around the other, as its round -1.
+    """
+    numbers = []
+    for (node, kind, number), (its_node, _, its_number) in zip(mine, other, strict=False):
+        if node != its_node:
+            break
+        if kind == "round":
+            numbers.append(its_number)
+        elif number != its_number:
+            return None
+    if all(kind != "round" for _, kind, _ in mine):
+        return (next((number for _, kind, number in other if kind == "round"), -1),)
+    return tuple(numbers)

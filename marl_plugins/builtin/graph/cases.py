@@ -27,9 +27,9 @@ from marl_plugins.core.threads import in_daemon_thread
 from marl_plugins.core.trajectory_builder import TrajectoryBuilder
 
 T = TypeVar("T")
-NUMBERS = "numbers of rounds and items"
-"""The numbers of the rounds and items around a node, from the outermost: no name that an expression
-can read."""
+AROUND = "rounds and items around"
+"""The rounds and items around a node, from the outermost: each the address of its loop or map,
+`round` or `index`, and its number. No name that an expression can read."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class NodeCase:
             "case",
             builder.trajectory.task.id,
             self.address,
-            *scope.get(NUMBERS, ()),
+            *(number for _, _, number in scope.get(AROUND, ())),
         )
         case = await self._call("case", self.generator.case, random.Random(seed), value)
         if not is_json(case):

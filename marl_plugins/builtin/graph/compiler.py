@@ -161,6 +161,8 @@ class Compiler:
                 )
         if "when" in fields_set:
             arguments["when"] = draft.expression(config.when, "when", counting=True)
+        if "once" in fields_set:
+            arguments["once"] = draft.expression(config.once, "once", counting=True, waits=False)
         if "otherwise" in fields_set:  # it is read where the others are not there
             arguments["otherwise"] = level.expression(
                 config.otherwise, spot.below("otherwise"), draft.what("otherwise")

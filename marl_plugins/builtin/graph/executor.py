@@ -2,11 +2,11 @@
 
 A node is ready when all that it names has settled. Then it is skipped, or has its value at once, or
 joins the frontier, from which nodes are started. A plain graph goes on with whatever has finished
-first: what its nodes do depends on nothing but what they name. One with `budget`, `stop`, `choose`
-or a cooldown goes in rounds: all that was started is waited for before anything is decided, so that
-no decision hangs on timing. An agent's failure stops what names its node; the rest comes to its own
-end, and of several failures the first in the order of the file is raised. All else that is raised
-ends what still runs.
+first: what its nodes do depends on nothing but what they name. One with `budget`, `stop`, `choose`,
+`once` or a cooldown goes in rounds: all that was started is waited for, and settles in the order of
+the file, before anything is decided, so that no decision hangs on timing. An agent's failure stops
+what names its node; the rest comes to its own end, and of several failures the first in the order
+of the file is raised. All else that is raised ends what still runs.
 """
 
 from __future__ import annotations
@@ -17,7 +17,15 @@ from collections.abc import Coroutine, Iterable
 from typing import Any, Protocol
 
 from marl_plugins.builtin.graph.expressions import Expression, Scope, until_one_ran
-from marl_plugins.builtin.graph.nodes import DONE, LEFT, Graph, LetNode, Node, note_of
+from marl_plugins.builtin.graph.nodes import (
+    DONE,
+    LEFT,
+    Graph,
+    LetNode,
+    Node,
+    note_of,
+    sources_of,
+)
 from marl_plugins.builtin.graph.values import Absence, Result, Sources, as_field, union
 from marl_plugins.core.failures import AgentFailure
 from marl_plugins.core.workflow import RoleCalls, Tools
@@ -103,6 +111,8 @@ class Progress:
         running: Those that were.
         decided: The actions that have decided what runs now, beyond what a node names (`stop`,
             `choose`).
+        waiting: Nodes whose `once` has not held so far.
+        asked: The actions that have decided on a node's `once`.
     """
 
     waits_for = asyncio.FIRST_COMPLETED
@@ -122,6 +132,8 @@ class Progress:
         self.last: dict[int, Result] = {}
         self.done = 0
         self.decided: Sources = ()
+        self.waiting: list[int] = []
+        self.asked: dict[int, Sources] = {}
 
     async def to_the_end(self) -> None:
         """Settles every node.
@@ -153,9 +165,12 @@ class Progress:
             if node.counts:
                 self._count()
             sources = self._sources(node)
-            skipped = self._skipped(node, sources)
+            skipped = None if index in self.asked else self._skipped(node, sources)
             if skipped is not None:
                 self._settle(index, skipped, ran=False)
+            elif node.once is not None and index not in self.asked:
+                self.waiting.append(index)
+                self._ask([index])
             elif isinstance(node, LetNode) and node.at_once:
                 self._settle(index, node.settled(self.scope, sources))
             else:
@@ -188,6 +203,8 @@ class Progress:
             parts.append(self.decided)
         if node.index in self.last:
             parts.append(self.last[node.index].sources)
+        if node.index in self.asked:
+            parts.append(self.asked[node.index])
         return union(parts)
 
     def _settle(self, index: int, result: Result | Absence, ran: bool = True) -> None:
@@ -197,6 +214,7 @@ class Progress:
             self.waits[dependent] -= 1
             if not self.waits[dependent]:
                 heapq.heappush(self.ready, dependent)
+        self._ask(sorted(self.waiting))
 
     async def _alone(self, index: int) -> None:
         """Perform the only node that there is to perform, without a task of its own."""
@@ -250,6 +268,9 @@ class Progress:
         self.frontier.append(index)
         return True
 
+    def _ask(self, waiting: Iterable[int]) -> None:
+        """Has those nodes go on whose `once` holds by now."""
+
     def _count(self) -> None:
         """Writes how many nodes have run, and what is left, where expressions read it."""
 
@@ -279,6 +300,7 @@ class Rounds(Progress):
             self.cooling.pop(index, None)
         if graph.stop is not None and self.tries and self._stopped(graph.stop):
             self.frontier, self._kept, self.cooling, self.ready = [], [], {}, []
+            self.waiting = []
             return
         covered = []
         for index in self.frontier:
@@ -302,9 +324,38 @@ class Rounds(Progress):
             self._pay(graph.nodes[chosen])
 
     def _may_go_on(self) -> bool:
-        """Returns whether nodes cool down, which then go on."""
+        """Returns whether nodes cool down, which then go on, or wait, which are then skipped."""
         self.cooling = dict.fromkeys(self.cooling, 0)
-        return bool(self.cooling)
+        if self.cooling or not self.waiting:
+            return bool(self.cooling)
+        waiting, self.waiting = sorted(self.waiting), []
+        self.asked |= {index: self._askers(index, self._by_now()) for index in waiting}
+        for index in waiting:
+            node = self.graph.nodes[index]
+            instead = self._instead(node, "`once` never held", self._sources(node))
+            self._settle(index, instead, ran=False)
+        return True
+
+    def _ask(self, waiting: Iterable[int]) -> None:
+        for index in waiting:
+            once, scope = self.graph.nodes[index].once, self._by_now()
+            assert once is not None
+            if not once.skipped_in(scope) and self.runner.holds(once, scope):
+                self.waiting.remove(index)
+                self.asked[index] = self._askers(index, scope)
+                heapq.heappush(self.ready, index)
+
+    def _askers(self, index: int, scope: Scope) -> Sources:
+        """The actions that decide on a node's `once` now."""
+        once = self.graph.nodes[index].once
+        return union((self._so_far(), sources_of(once, scope) if once else ()))
+
+    def _by_now(self) -> Scope:
+        """What expressions may read that wait for nothing: a node that has not settled counts as
+        one that did not run."""
+        self._count()
+        unsettled = Absence("it has not run yet")
+        return {**{node.name: unsettled for node in self.graph.nodes}, **self.scope}
 
     def _may_be_repeated(self, index: int) -> bool:
         node = self.graph.nodes[index]
@@ -341,13 +392,8 @@ class Rounds(Progress):
         )
 
     def _stopped(self, stop: Expression) -> bool:
-        """Returns whether nothing more is started; a node that has not settled counts as one that
-        did not run."""
-        self._count()
-        unsettled = {
-            name: Absence("it has not run yet") for name in stop.names if name not in self.scope
-        }
-        scope = {**self.scope, **unsettled}
+        """Returns whether nothing more is started."""
+        scope = self._by_now()
         self.decided = self._so_far()
         return not stop.skipped_in(scope) and self.runner.holds(stop, scope)
 
@@ -356,15 +402,8 @@ class Rounds(Progress):
         choose, nodes = self.graph.choose, self.graph.nodes
         assert choose is not None
         names = [nodes[index].name for index in options]
-        unsettled = {
-            node.name: Absence("it has not run yet")
-            for node in nodes
-            if node.name not in self.scope
-        }
-        fields = {
-            name: as_field(value.value({**self.scope, **unsettled}))
-            for name, value in choose.fields.items()
-        }
+        scope = self._by_now()
+        fields = {name: as_field(value.value(scope)) for name, value in choose.fields.items()}
         note = note_of(choose.address, self.scope)
         fields["options"] = ", ".join(names)
         seen = union((self._so_far(options), self.base))

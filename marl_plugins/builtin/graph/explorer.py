@@ -73,6 +73,7 @@ class GraphExplorer(Explorer):
             for node in self.nodes
             if isinstance(node, LoopNode) and node.until and node.most > 1
         ]
+        self.onces = [node.once for node in self.nodes if node.once]
 
     @property
     def conditions(self) -> list[Expression]:
@@ -83,7 +84,7 @@ class GraphExplorer(Explorer):
         graphs = [self.graph, *(node.body for node in self.nodes if isinstance(node, BodyNode))]
         return [
             c
-            for c in (*conditions, *self.untils, *(graph.stop for graph in graphs))
+            for c in (*conditions, *self.onces, *self.untils, *(graph.stop for graph in graphs))
             if c is not None
         ]
 
@@ -166,4 +167,14 @@ class GraphExplorer(Explorer):
             )
             for until in self.untils
             if True not in self.met.get(until, ())
+        ] + [
+            Problem(
+                "graph.once",
+                at(line=once.place),
+                f"no invented answers met `once: {once.text}`, so its node never ran",
+                fix="see whether it can be met",
+                severity="warning",
+            )
+            for once in self.onces
+            if True not in self.met.get(once, ())
         ]

@@ -58,7 +58,7 @@ class RetryConfig(GraphPart):
     repeated: Value = pydantic.Field(alias="while")
     """Another try follows as long as it holds; the node's own name is its last try."""
     cooldown: int = pydantic.Field(0, ge=0)
-    """The number of other nodes that have to settle before the next try, as long as any can."""
+    """The number of other nodes that have to run before the next try, as long as any can."""
 
 
 class ChooseConfig(GraphPart):
@@ -105,7 +105,11 @@ class NodeConfig(GraphPart):
     """The keys that every node may have."""
 
     when: Value = None
-    """The node runs where it holds, and is skipped otherwise."""
+    """The node runs where it holds, and is skipped otherwise. It is asked one time, when what the
+    node names has settled."""
+    once: Value = None
+    """The node runs as soon as it holds. It is asked again whenever a node settles, and waits for
+    none that it names. Where it never holds the node is skipped at the end."""
     otherwise: Value = None
     """The node's value where it is skipped; what names the node then runs."""
     after: list[str] = pydantic.Field([])

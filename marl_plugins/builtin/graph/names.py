@@ -176,20 +176,26 @@ class Draft:
         return f"node {self.name!r}, {'.'.join(key)}"
 
     def expression(
-        self, value: Any, *key: str, counting: bool = False, own: bool = False
+        self,
+        value: Any,
+        *key: str,
+        counting: bool = False,
+        own: bool = False,
+        waits: bool = True,
     ) -> Expression | None:
         """Returns an expression that decides or makes what the node does.
 
         Args:
             counting: Whether it may read `done` and `left`.
             own: Whether it may read the node itself.
+            waits: Whether the node waits for what it names.
         """
         spot = self.spot.below(*key)
         expression = self.level.expression(value, spot, self.what(*key), counting=counting)
-        if expression is not None:
-            if self.name in expression.names and not own:
-                got, fix = f"node {self.name!r} reads itself", "what repeats is a `loop`"
-                self.level.problems.append(Problem("graph.cycle", spot.where, got, fix=fix))
+        if expression is not None and self.name in expression.names and not own:
+            got, fix = f"node {self.name!r} reads itself", "what repeats is a `loop`"
+            self.level.problems.append(Problem("graph.cycle", spot.where, got, fix=fix))
+        if expression is not None and waits:
             self.needs(
                 *(
                     [name for name in names if name != self.name]

@@ -12,7 +12,7 @@ from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from marl_plugins.builtin.graph.cases import NUMBERS, NodeCase
+from marl_plugins.builtin.graph.cases import AROUND, NodeCase
 from marl_plugins.builtin.graph.expressions import Expression, Scope
 from marl_plugins.builtin.graph.reading import ReadForm
 from marl_plugins.builtin.graph.values import (
@@ -81,7 +81,8 @@ class Node(ABC):
         reads: The names on whose actions it depends, those of `after` first.
         firsts: More of them, of which those count that come up to the first that ran.
         hard: The names that it cannot do without.
-        waits: The nodes of its own graph that have to settle before.
+        waits: The nodes of its own graph that have to settle before; what `once` names is not among
+            them.
         otherwise: Its value where it is skipped.
         cost: What it takes of the graph's budget.
         counts: Whether it reads the number of nodes that have run, or what is left of a budget.
@@ -96,6 +97,7 @@ class Node(ABC):
     hard: tuple[str, ...] = ()
     waits: tuple[int, ...] = ()
     when: Expression | None = None
+    once: Expression | None = None
     otherwise: Expression | None = None
     retry: Retry | None = None
     cost: Mapping[str, float] = field(default_factory=dict)
@@ -160,10 +162,12 @@ class RoleCallNode(Node):
 
 
 def note_of(address: str, scope: Scope) -> dict[str, Any]:
-    """Returns what is recorded with a node's actions: the node, the round of the loop around it,
-    whether they had their form."""
-    around = scope.get(ROUND)
-    return {"node": address, "round": None if around is None else around.value, "legal": False}
+    """Returns what is recorded with a node's actions: the node, the number of the innermost round
+    around it, whether they had their form, and all rounds and items that it is in."""
+    number = scope.get(ROUND)
+    note = {"node": address, "round": None if number is None else number.value, "legal": False}
+    within = [[*step] for step in scope.get(AROUND, ())]
+    return note | ({"within": within} if within else {})
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -219,7 +223,7 @@ class BodyNode(Node):
 
     def seen(self, scope: Scope) -> dict[str, Any]:
         """Returns what the graph sees from outside."""
-        return {name: scope[name] for name in (*self.outer, NUMBERS) if name in scope}
+        return {name: scope[name] for name in (*self.outer, AROUND) if name in scope}
 
 
 @dataclass(kw_only=True, eq=False, repr=False)
@@ -233,7 +237,7 @@ class MapNode(BodyNode):
         if not isinstance(items, list):
             message = f"node {self.name!r}, over: expected a list, got {kind_of(items)}"
             raise RecipeError(self.place, "TypeError", message)
-        seen, around = self.seen(scope), scope.get(NUMBERS, ())
+        seen, around = self.seen(scope), scope.get(AROUND, ())
         scopes = await execution.all_of(
             [
                 execution.execute(
@@ -242,7 +246,7 @@ class MapNode(BodyNode):
                         **seen,
                         self.item: Result(item, sources=sources),
                         INDEX: Result(n),
-                        NUMBERS: (*around, n),
+                        AROUND: (*around, (self.address, INDEX, n)),
                     },
                     sources,
                 )
@@ -272,9 +276,9 @@ class LoopNode(BodyNode):
         }
         turn, over = 0, False
         while True:
-            numbers = (*scope.get(NUMBERS, ()), turn)
+            around = (*scope.get(AROUND, ()), (self.address, ROUND, turn))
             inner = await execution.execute(
-                self.body, {**seen, **carried, ROUND: Result(turn), NUMBERS: numbers}, base
+                self.body, {**seen, **carried, ROUND: Result(turn), AROUND: around}, base
             )
             turn += 1
             if turn == self.most:
@@ -392,7 +396,7 @@ class Graph:
             or self.stop
             or self.choose
             or self.counts
-            or any(node.retry and node.retry.cooldown for node in self.nodes)
+            or any(node.once or (node.retry and node.retry.cooldown) for node in self.nodes)
         )
         """Whether all nodes that were started are waited for before anything is decided, so that no
         decision hangs on timing."""

@@ -51,6 +51,7 @@ def outline(graph: Graph, depth: int = 0) -> list[str]:
     for node in graph.nodes:
         before = ", ".join(graph.nodes[index].name for index in node.waits)
         when = f", when {node.when.text}" if node.when else ""
+        when += f", once {node.once.text}" if node.once else ""
         retry = (
             f", up to {node.retry.most} tries while {node.retry.repeated.text}"
             if node.retry
@@ -91,10 +92,17 @@ def _part(graph: Graph, indent: str) -> Iterator[str]:
 
 def _edges(graph: Graph, indent: str) -> Iterator[str]:
     for node in graph.nodes:
-        for index in node.waits:
+        asked = (
+            [graph.index[name] for name in node.once.names if name in graph.index]
+            if node.once
+            else []
+        )
+        for index in dict.fromkeys((*node.waits, *asked)):
             before = graph.nodes[index]
-            decides = node.when is not None and before.name in node.when.names
-            arrow = f"-. {_quoted(node.when.text)} .->" if decides and node.when else "-->"
+            decides = next(
+                (c for c in (node.when, node.once) if c and before.name in c.names), None
+            )
+            arrow = f"-. {_quoted(decides.text)} .->" if decides else "-->"
             if before.name not in node.hard and not decides:
                 arrow = "-.->"
             yield f"{indent}{_id(before)} {arrow} {_id(node)}"

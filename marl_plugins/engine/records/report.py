@@ -2,7 +2,7 @@
 as files.
 
 report.md    the table, from the metrics; what failed, was lost and was left out, from the ledger
-             (engine/records/reasons.py)
+             (engine/records/reasons.py); the load of the last step, from its times (load.py)
 curves.png   held-out outcome, rewards, KL and response lengths over the steps
              (engine/records/curves.py)
 
@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from marl_plugins.core.files import replace_text
-from marl_plugins.engine.records import pairs, reasons
+from marl_plugins.engine.records import load, pairs, reasons
 from marl_plugins.engine.records.behaviour import alarms
 from marl_plugins.engine.records.read import REPORT, RunReader
 
@@ -221,6 +221,7 @@ def markdown(summary: Mapping[str, Any], title: str) -> str:
     below = [
         *pairs.markdown(summary.get("pairs", ())),
         *reasons.markdown(summary.get("reasons", {})),
+        *load.markdown(summary.get("load", {}), summary["steps"]),
     ]
     return "\n".join([*lines, "", legend(summary), *below, ""])
 
@@ -310,6 +311,7 @@ def write_report(
     run = RunReader(folder)
     metrics = run.metrics()
     summary = summarise(metrics, roles) | {"reasons": reasons.reasons_of(run)}
+    summary["load"] = load.load_of(run, summary["steps"])
     if populations and (windows := [window for window in summary["windows"] if window]):
         summary["pairs"] = pairs.pairs_of(run, tuple(windows[-1]))
     replace_text(folder / REPORT, markdown(summary, title))
