@@ -1230,7 +1230,7 @@ def test_examples_go_on_token_for_token(name, tmp_path):
             re.sub(r"(agent: \{file: \w+\.py)", rf"\1, python: {PYTHON}", file.read_text())
         )
     plan = build_plan(["--recipe", str(file)])
-    assert plan.run.warnings == ()
+    assert {warning.code for warning in plan.run.warnings} <= {"agents.sampling"}
     roles = {
         role: replace(calling()["a"], name=role, finder=finder if role == "solver" else None)
         for role in ("solver", "checker")

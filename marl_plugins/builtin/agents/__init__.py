@@ -1,13 +1,14 @@
 """Programs in place of workflows (`agent: {file: my_agent.py, function: main}`): they talk to an
-OpenAI-compatible endpoint in the run's own process, in which the model is the role and the key is
-the trajectory (docs/agents.md).
+endpoint in the run's own process that speaks OpenAI's protocols and Anthropic's, in which the model
+is the role and the key is the trajectory (docs/agents.md).
 
 section.py        the recipe's key             workflow.py       a program as the workflow of a run
 programs.py       runs it once                 launcher.py       forks Python programs from one that
     has imported what they do
 server.py         the endpoint                 session.py        one trajectory's requests as calls
     of roles
-requests.py, answers.py, responses.py          the protocol: chat completions, and the Responses API
+requests.py, answers.py, responses.py, messages.py   the protocols: chat completions, and what comes
+    to them; request_fields.py: what becomes of every field
 conversations.py  which conversation a request continues, token for token
 parents.py        which earlier answers it has probably seen
 metrics.py        what is counted, and the end of a run whose program does not work

@@ -17,6 +17,8 @@ SILENT = {
     "CREWAI_DISABLE_TELEMETRY": "true",
     "ANONYMIZED_TELEMETRY": "false",
     "DO_NOT_TRACK": "1",
+    "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+    "DISABLE_AUTOUPDATER": "1",
 }
 """Keeps frameworks from sending prompts elsewhere."""
 FILE_NAME = re.compile(r"[\w/-]*[./][\w./-]{1,200}")

@@ -147,8 +147,8 @@ class ProgramExplorer(Explorer):
         if not self._workflow.ignored:
             return []
         got = (
-            f"requests say {', '.join(sorted(self._workflow.ignored))}, which is ignored: "
-            "sampling is the run's"
+            f"requests say {', '.join(sorted(self._workflow.ignored))}, without effect: "
+            "sampling is the run's, and nothing is stored or billed"
         )
         fix = "set --rollout.temperature and --rollout.top_p; the seed is derived from --train.seed"
         return [
@@ -174,6 +174,8 @@ def request_of(task: Task, calls: RoleCalls, key: str, base_url: str) -> dict[st
         "environment": {
             "OPENAI_BASE_URL": base_url,
             "OPENAI_API_KEY": key,
+            "ANTHROPIC_BASE_URL": base_url.removesuffix("/v1"),
+            "ANTHROPIC_API_KEY": key,
             "MARL_TASK": json.dumps(item),
             **local,
         },
