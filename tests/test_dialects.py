@@ -243,6 +243,54 @@ async def keep(work, found):
     found.append(await work)
 
 
+# --- rewards of single answers
+# --------------------------------------------------------------------------------------------------
+
+
+def test_a_program_rewards_single_answers_and_is_refused_what_cannot_be():
+    answered = []
+
+    async def client(post, session):
+        session._range = (-1.0, 1.0)
+        ids = [(await post(model="a", messages=[user(str(n))]))[1]["id"] for n in range(4)]
+        assert (await post("/rewards", id=ids[0], reward=-0.5))[0] == 200
+        both = [{"id": ids[1], "reward": 1}, {"id": ids[2], "reward": 0}]
+        assert (await post("/rewards", raw=json.dumps(both[:1]).encode()))[0] == 200
+        for path, text in (("/chat/completions", False), ("/messages", True)):
+            rewards = json.dumps(both[1]) if text else {"id": ids[3], "reward": -1}
+            status, answer = await post(path, **ASK[path], metadata={"marl": rewards, "user": "x"})
+            assert status == 200, answer
+        assert session.ignored == {"metadata.user"}
+        last = answer["id"]
+        answered.extend(ids)
+        for wrong in (
+            {"id": ids[0], "reward": 0.5},  # has one
+            {"id": last, "reward": 10},
+            {"id": last, "reward": float("nan")},
+            {"id": last, "reward": "0.5"},
+            {"id": last, "reward": True},
+            {"id": "a.0", "reward": 0.5},
+            {"id": last, "reward": 0.5, "more": 1},
+            {"id": last},
+        ):
+            status, answer = await post("/rewards", **wrong)
+            assert status == 400 and "reward" in answer["error"]["message"], wrong
+            status, _ = await post(**ASK["/chat/completions"], metadata={"marl": wrong})
+            assert status == 400
+        assert (await post("/rewards", key="other", id=last, reward=0))[0] == 401
+        session._range = None
+        status, answer = await post("/rewards", id=last, reward=0)
+        assert status == 400 and "agent: {rewards" in answer["error"]["message"]
+
+    async def score(action, seen):
+        return action.score
+
+    actions = served(client, specs("a"), score_action=score).actions
+    scores = {action.path: action.score for action in actions}
+    assert [scores.pop(path) for path in answered] == [0.25, 1.0, 0.5, 0.0]
+    assert [*scores.values()] == [None, None]
+
+
 # --- Anthropic's own client
 # --------------------------------------------------------------------------------------------------
 

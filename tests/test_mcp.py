@@ -153,6 +153,23 @@ def test_calls_of_one_session_over_stdio():
     use(work, output_chars=100)
 
 
+def test_a_command_may_be_a_path_from_the_recipes_folder(tmp_path):
+    program = tmp_path / "bin" / "probe"
+    program.parent.mkdir()
+    program.write_text(f"#!{sys.executable}\n{(HERE / 'probe.py').read_text()}")
+    program.chmod(0o755)
+
+    async def main(word):
+        server = MCPServer("probe", MCPServerConfig(command=[word]), tmp_path)
+        try:
+            await server.learn()
+            return (await server.run(call("add", a=1, b=2))).output
+        finally:
+            await server.close()
+
+    assert [asyncio.run(main(word)) for word in ("bin/probe", str(program))] == ["3", "3"]
+
+
 def test_a_late_call_leaves_the_others_their_session():
     async def work(server):
         keeps, late = await asyncio.gather(

@@ -19,17 +19,23 @@ from __future__ import annotations
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from marl_plugins import hookimpl
+from marl_plugins import applies_if, hookimpl
 from marl_plugins.builtin.agents.section import AgentConfig
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.findings import Finding, check_extra
+from marl_plugins.core.plugin_names import present_name
 from marl_plugins.core.problems import Problem, at
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable
+
     from marl_plugins.core.run import Run
+    from marl_plugins.core.scoring import Seen
     from marl_plugins.core.section import Section
     from marl_plugins.core.steps import Step, StepPart
+    from marl_plugins.core.trajectory import Action
     from marl_plugins.core.workflow import Workflow
+    from marl_plugins.engine.plan.plan import Plan
 
 
 class AgentPrograms(dict[str, "Workflow"]):
@@ -63,6 +69,36 @@ def marl_workflow(run: Run) -> Workflow | None:
     if "" not in known:
         known[""] = make_workflow(config, run.folder)
     return known[""]
+
+
+def _rewards_answers(run: Run) -> bool:
+    config = run.section(AgentConfig)
+    return config is not None and config.rewards is not None
+
+
+@hookimpl
+@applies_if(_rewards_answers)
+def marl_score_action(run: Run, action: Action, seen: Seen) -> Awaitable[float | None]:
+    async def score() -> float | None:
+        return action.score  # the program's, which writes it whenever it knows
+
+    return score()
+
+
+@hookimpl
+def marl_rehearse(plan: Plan) -> list[Problem]:
+    """Refuses rewards of the program's beside another scorer of answers."""
+    run = plan.run
+    if not _rewards_answers(run):
+        return []
+    owners = plan.plugins.owners("marl_score_action", run)
+    others = [f"plugin {name}" for name in owners if present_name(name) != __name__]
+    if hasattr(run.grader_module, "score_action"):
+        others.append("the recipe's grader")
+    if not others:
+        return []
+    got = f"{' and '.join(others)} scores answers, too"
+    return [Problem("agents.rewards", at(key="agent.rewards"), got, fix="keep one of them")]
 
 
 @hookimpl

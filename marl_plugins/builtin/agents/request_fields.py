@@ -20,7 +20,7 @@ FATES = {
     "": "temperature top_p top_k min_p typical_p seed frequency_penalty presence_penalty "
     "repetition_penalty length_penalty reasoning reasoning_effort verbosity text.verbosity "
     "output_config.effort thinking thinking_token_budget include_reasoning prediction include "
-    "metadata user safety_identifier service_tier priority request_id inference_geo speed store "
+    "user safety_identifier service_tier priority request_id inference_geo speed store "
     "cache_control cache_salt prompt_cache_key prompt_cache_retention return_token_ids "
     "return_tokens_as_token_ids spaces_between_special_tokens",
     MASKED: "logit_bias bad_words allowed_token_ids min_tokens logits_processors guided_json "
@@ -89,7 +89,13 @@ class Sent(pydantic.BaseModel, extra="allow"):
 class SentRequest(Sent):
     """A request."""
 
+    metadata: dict[str, Any] | None = None
     _ignored: list[str] = pydantic.PrivateAttr(default_factory=list)
+
+    @property
+    def rewards(self) -> Any:
+        """What it says of earlier answers' rewards, as it is sent."""
+        return (self.metadata or {}).get("marl", [])
 
     @property
     def ignored(self) -> list[str]:
@@ -121,6 +127,7 @@ def inside(name: str, options: Mapping[str, Any] | None) -> dict[str, Any]:
 def refusal_of(request: SentRequest) -> str:
     """Returns why a request is refused, for one of its fields; empty: it is not. Those without
     effect are noted in it."""
+    request._ignored.extend(f"metadata.{name}" for name in request.metadata or () if name != "marl")
     for place, name, value in unread(request):
         reason = REASONS.get(name)
         says_nothing = not value and (reason != "" or value is False)

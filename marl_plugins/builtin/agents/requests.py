@@ -186,6 +186,31 @@ def as_chat(request: SentRequest, chat: Mapping[str, Any]) -> ChatRequest:
     Raises:
         EndpointRefusal: It asks for something that cannot be trained on.
     """
-    asked = parse_chat(chat)
+    asked = parse_chat({**chat, "metadata": {"marl": request.rewards}})
     asked.ignored.extend(request.ignored)
     return asked
+
+
+class CallReward(pydantic.BaseModel, extra="forbid", strict=True):
+    """A program's reward for an answer, by its id."""
+
+    id: str
+    reward: float
+
+
+def parse_rewards(sent: Any) -> list[CallReward]:
+    """Returns rewards, which are sent as an object, a list of such, or as JSON of one of these.
+
+    Raises:
+        EndpointRefusal: They are none.
+    """
+    try:
+        value = json.loads(sent) if isinstance(sent, str | bytes) else sent
+        return REWARDS.validate_python(value if isinstance(value, list) else [value])
+    except (ValueError, RecursionError):
+        raise EndpointRefusal(
+            400, 'rewards: expected {"id": ID_OF_AN_ANSWER, "reward": NUMBER}, or a list of these'
+        ) from None
+
+
+REWARDS = pydantic.TypeAdapter(list[CallReward])

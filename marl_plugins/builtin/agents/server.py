@@ -21,7 +21,12 @@ from marl_plugins.builtin.agents.messages import (
     parse_messages,
     typed,
 )
-from marl_plugins.builtin.agents.requests import ChatRequest, EndpointRefusal, parse_chat
+from marl_plugins.builtin.agents.requests import (
+    ChatRequest,
+    EndpointRefusal,
+    parse_chat,
+    parse_rewards,
+)
 from marl_plugins.builtin.agents.responses import events, parse_response, response
 from marl_plugins.builtin.agents.session import (
     EndpointAnswer,
@@ -96,6 +101,7 @@ class AgentEndpoint:
         for path, dialect in DIALECTS.items():
             app.router.add_post(path, partial(self._answer, dialect))
         app.router.add_post(COUNT, self._count)
+        app.router.add_post("/v1/rewards", self._rewards)
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/v1/models/{name}", self._model)
         app.router.add_route("*", "/{path:.*}", self._unknown)
@@ -144,6 +150,12 @@ class AgentEndpoint:
         session = self._session(request)
         asked = parse_messages(await _body(request))
         return web.json_response({"input_tokens": await as_refusals(session.count(asked))})
+
+    async def _rewards(self, request: web.Request) -> web.StreamResponse:
+        session = self._session(request)
+        rewards = parse_rewards(await _body(request))
+        session.reward(rewards)
+        return web.json_response({"object": "list", "data": [one.id for one in rewards]})
 
     async def _unknown(self, request: web.Request) -> web.StreamResponse:
         what = f"{request.method} {request.path} is not answered here"

@@ -17,11 +17,13 @@ from marl_plugins.builtin.agents.conversations import Conversations, Prefix
 from marl_plugins.builtin.agents.parents import derived_parents, texts_of
 from marl_plugins.builtin.agents.requests import (
     CalledFunction,
+    CallReward,
     ChatRequest,
     EndpointRefusal,
     Message,
     SentCall,
     SentTool,
+    parse_rewards,
 )
 from marl_plugins.core.calls import TAGGED
 from marl_plugins.core.conversation import ChatFormat
@@ -189,10 +191,17 @@ class EndpointSession:
         calls: Those of the roles.
         derive: As in `AgentConfig`.
         place: Where the program is, for messages.
+        rewards: The lowest and the highest that the program may give an answer; None: it gives
+            none.
     """
 
     def __init__(
-        self, calls: RoleCalls, formats: SentToolFormats, derive: bool | Literal["all"], place: str
+        self,
+        calls: RoleCalls,
+        formats: SentToolFormats,
+        derive: bool | Literal["all"],
+        place: str,
+        rewards: tuple[float, float] | None = None,
     ):
         self.key = f"marl-{secrets.token_urlsafe(24)}"
         self.calls = calls
@@ -208,6 +217,9 @@ class EndpointSession:
         self._formats = formats
         self._derive = derive
         self._place = place
+        self._range = rewards
+        self._rewarded: set[str] = set()
+        """The ids of answers that have a reward."""
         self._conversations = Conversations()
         self._answers: dict[Action, list[str]] = {}
         """What each action that has been answered said, and so may have been shown."""
@@ -260,6 +272,29 @@ class EndpointSession:
         if not self.failed.done():
             self.failed.set_exception(error)
 
+    def reward(self, rewards: Sequence[CallReward]) -> None:
+        """Gives answers their rewards, one after the other, as scores in [0, 1].
+
+        Raises:
+            EndpointRefusal: One cannot be given; those before it have been.
+        """
+        for one in rewards:
+            if self._range is None:
+                wrong = "the recipe declares none; add `agent: {rewards: [LOWEST, HIGHEST]}` to it"
+            elif one.id not in self._by_path:
+                wrong = f"{one.id!r} is the id of no answer of this trajectory"
+            elif one.id in self._rewarded:
+                wrong = f"{one.id!r} has one already"
+            elif not self._range[0] <= one.reward <= self._range[1]:
+                wrong = f"{one.reward} for {one.id!r} is not in {list(self._range)} (agent.rewards)"
+            else:
+                low, high = self._range
+                self._rewarded.add(one.id)
+                action = self._by_path[one.id].action
+                self.calls.builder.scoring.scored(action, (one.reward - low) / (high - low))
+                continue
+            raise EndpointRefusal(400, f"reward: {wrong}")
+
     async def count(self, request: ChatRequest) -> int:
         """Returns the number of tokens that a request would show if it opened a conversation.
 
@@ -297,6 +332,7 @@ class EndpointSession:
         """
         spec = self._spec(request)
         self.ignored.update(request.ignored)
+        self.reward(parse_rewards(request.rewards))
         prefix = self._conversations.beginning(request.model, request.offered, request.messages)
         new = request.messages[prefix.count :]
         stated = None if after is None else self._stated(after)

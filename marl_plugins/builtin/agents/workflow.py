@@ -81,7 +81,10 @@ class AgentWorkflow(WorkflowFile):
         calls, loop = calls_of(roles), asyncio.get_running_loop()
         place = self._places.setdefault(loop, asyncio.Semaphore(self.config.concurrency))
         async with place, self._endpoints.used() as endpoint:
-            session = EndpointSession(calls, self._formats, self.config.derive, self.place)
+            config = self.config
+            session = EndpointSession(
+                calls, self._formats, config.derive, self.place, config.rewards
+            )
             try:
                 with endpoint.serving(session):
                     ended = await self._run(
@@ -220,6 +223,9 @@ def _problems(config: AgentConfig, folder: Path) -> Iterator[Problem]:
             got,
             fix="remove it, or give a Python file as `file`",
         )
+    if config.rewards and not config.rewards[0] < config.rewards[1]:
+        got = f"{list(config.rewards)} is no range from the lowest reward to the highest"
+        yield Problem("agents.range", at(key="agent.rewards"), got, fix="[0, 1] is one")
     if config.command and config.shared:
         yield Problem(
             "agents.shared", at(key="agent.shared"), "a command cannot be shared", fix="remove it"
