@@ -23,8 +23,7 @@ from marl_plugins import applies_if, hookimpl
 from marl_plugins.builtin.agents.section import AgentConfig
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.findings import Finding, check_extra
-from marl_plugins.core.plugin_names import present_name
-from marl_plugins.core.problems import Problem, at
+from marl_plugins.core.problems import Problem, Where, at
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
@@ -42,6 +41,14 @@ class AgentPrograms(dict[str, "Workflow"]):
     """The run's program, once it has been made."""
 
 
+def need_aiohttp(where: Where) -> None:
+    """Raises `ConfigurationError` where the endpoint's library is not installed."""
+    if find_spec("aiohttp") is None:
+        got = "aiohttp is not installed, and the endpoint needs it"
+        fix = "pip install 'openrlhf-marl[agents]'"
+        raise ConfigurationError(Problem("agents.extra", where, got, fix=fix))
+
+
 @hookimpl
 def marl_sections() -> dict[str, type[Section]]:
     return {"agent": AgentConfig}
@@ -57,12 +64,7 @@ def marl_workflow(run: Run) -> Workflow | None:
     config = run.section(AgentConfig)
     if run.recipe.workflow or config is None:
         return None
-    if find_spec("aiohttp") is None:
-        got, fix = (
-            "aiohttp is not installed, and the endpoint needs it",
-            "pip install 'openrlhf-marl[agents]'",
-        )
-        raise ConfigurationError(Problem("agents.extra", at(key="agent"), got, fix=fix))
+    need_aiohttp(at(key="agent"))
     from marl_plugins.builtin.agents.workflow import make_workflow
 
     known = run.state(AgentPrograms)
@@ -92,12 +94,9 @@ def marl_rehearse(plan: Plan) -> list[Problem]:
     if not _rewards_answers(run):
         return []
     owners = plan.plugins.owners("marl_score_action", run)
-    others = [f"plugin {name}" for name in owners if present_name(name) != __name__]
-    if hasattr(run.grader_module, "score_action"):
-        others.append("the recipe's grader")
-    if not others:
+    if len(owners) == 1 and not hasattr(run.grader_module, "score_action"):
         return []
-    got = f"{' and '.join(others)} scores answers, too"
+    got = f"the grader's score_action or a plugin ({', '.join(owners)}) scores answers, too"
     return [Problem("agents.rewards", at(key="agent.rewards"), got, fix="keep one of them")]
 
 

@@ -102,18 +102,10 @@ class Conversations:
         calls = [
             [call.id]
             if call.id in self._calls
-            else [call.id, call.function.name, _canonical(call.function.arguments)]
+            else [call.id, call.function.name, call.function.arguments]
             for call in message.tool_calls or ()
         ]
         content = json.dumps(
             [message.shown_role, message.text.strip(), calls, message.tool_call_id]
         )
         return hashlib.blake2b(before + content.encode(), digest_size=16).digest()
-
-
-def _canonical(arguments: str) -> str:
-    """The JSON of a call's arguments, spelled one way."""
-    try:
-        return json.dumps(json.loads(arguments or "{}"), sort_keys=True)
-    except (ValueError, RecursionError):
-        return arguments

@@ -14,18 +14,18 @@ from typing import Annotated, Any, Literal
 import pydantic
 
 from marl_plugins.builtin.agents.answers import PIECE_CHARS, event, usage_of
-from marl_plugins.builtin.agents.request_fields import PREFILL, Sent, SentRequest, inside
+from marl_plugins.builtin.agents.request_fields import (
+    PREFILL,
+    TEXT_ALONE,
+    Sent,
+    SentRequest,
+    inside,
+    one_of,
+)
 from marl_plugins.builtin.agents.requests import ChatRequest, EndpointRefusal, as_chat, checked
 from marl_plugins.builtin.agents.session import EndpointAnswer, failure_of
 
 THOUGHT_END = "</think>"
-BLOCKS = {
-    "text": ("user", "assistant", "system"),
-    "thinking": ("assistant",),
-    "tool_use": ("assistant",),
-    "tool_result": ("user",),
-}
-"""The blocks that are read, and whose messages have them."""
 KINDS = {
     401: "authentication_error",
     404: "not_found_error",
@@ -38,7 +38,7 @@ KINDS = {
 class Block(Sent):
     """A part of a message's content."""
 
-    type: str
+    type: Annotated[str, one_of("text", "thinking", "tool_use", "tool_result", why=TEXT_ALONE)]
     text: str = ""
     thinking: str = ""
     signature: str = ""
@@ -47,15 +47,6 @@ class Block(Sent):
     input: Any = None
     tool_use_id: str = ""
     content: str | list[Block] = ""
-
-    @pydantic.field_validator("type")
-    @classmethod
-    def _is_read(cls, type: str) -> str:
-        if type not in BLOCKS:
-            raise ValueError(
-                f"a block of type {type!r}, and roles are shown {', '.join(BLOCKS)} alone"
-            )
-        return type
 
 
 class SentMessage(Sent):
@@ -145,8 +136,6 @@ def _messages(request: MessagesRequest) -> Iterator[dict[str, Any]]:
             blocks = [Block(type="text", text=blocks)]
         calls = []
         for block in blocks:
-            if message.role not in BLOCKS[block.type]:
-                raise EndpointRefusal(400, f"a {block.type} in a message of the {message.role}'s")
             if block.type == "tool_result":
                 content = _text(block.content)
                 yield {"role": "tool", "content": content, "tool_call_id": block.tool_use_id}

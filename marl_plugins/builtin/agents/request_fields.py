@@ -11,6 +11,7 @@ from typing import Any
 
 import pydantic
 
+TEXT_ALONE = "roles are shown text alone"
 MASKED = "a masked distribution is sampled then, which is not the one that is trained"
 PREFILL = (
     "an answer cannot be begun for the model, which would be trained on words that it has not "
@@ -90,7 +91,7 @@ class SentRequest(Sent):
     """A request."""
 
     metadata: dict[str, Any] | None = None
-    _ignored: list[str] = pydantic.PrivateAttr(default_factory=list)
+    _ignored: dict[str, Any] = pydantic.PrivateAttr(default_factory=dict)
 
     @property
     def rewards(self) -> Any:
@@ -98,9 +99,20 @@ class SentRequest(Sent):
         return (self.metadata or {}).get("marl", [])
 
     @property
-    def ignored(self) -> list[str]:
-        """The fields that have no effect."""
+    def ignored(self) -> dict[str, Any]:
+        """The fields that have no effect, and their values."""
         return self._ignored
+
+
+def one_of(*values: str, why: str) -> pydantic.AfterValidator:
+    """Returns a check of a field that has one of a few values, and says why it has no other."""
+
+    def check(value: Any) -> Any:
+        if value not in values:
+            raise ValueError(f"{value!r} is none of {', '.join(values)}; {why}")
+        return value
+
+    return pydantic.AfterValidator(check)
 
 
 def unread(part: Sent, place: str = "") -> Iterator[tuple[str, str, Any]]:
@@ -127,7 +139,8 @@ def inside(name: str, options: Mapping[str, Any] | None) -> dict[str, Any]:
 def refusal_of(request: SentRequest) -> str:
     """Returns why a request is refused, for one of its fields; empty: it is not. Those without
     effect are noted in it."""
-    request._ignored.extend(f"metadata.{name}" for name in request.metadata or () if name != "marl")
+    metadata = inside("metadata", request.metadata)
+    request._ignored |= {name: metadata[name] for name in metadata if name != "metadata.marl"}
     for place, name, value in unread(request):
         reason = REASONS.get(name)
         says_nothing = not value and (reason != "" or value is False)
@@ -138,5 +151,5 @@ def refusal_of(request: SentRequest) -> str:
             return f"{place}{name}: {reason}"
         if reason is None and not place:
             return f"{name}: there is no such field; remove it"
-        request._ignored.append(f"{place}{name}")
+        request._ignored[f"{place}{name}"] = value
     return ""

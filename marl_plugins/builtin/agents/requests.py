@@ -9,11 +9,16 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import pydantic
 
-from marl_plugins.builtin.agents.request_fields import MASKED, Sent, SentRequest, refusal_of
+from marl_plugins.builtin.agents.request_fields import (
+    MASKED,
+    TEXT_ALONE,
+    Sent,
+    SentRequest,
+    one_of,
+    refusal_of,
+)
 
 Form = TypeVar("Form", bound=SentRequest)
-TEXTS = "text", "input_text", "output_text", "refusal"
-"""The types of parts that are read."""
 
 
 class EndpointRefusal(Exception):
@@ -33,16 +38,9 @@ class EndpointRefusal(Exception):
 class Part(Sent):
     """A part of a message's content."""
 
-    type: str
+    type: Annotated[str, one_of("text", "input_text", "output_text", "refusal", why=TEXT_ALONE)]
     text: str = ""
     refusal: str = ""
-
-    @pydantic.field_validator("type")
-    @classmethod
-    def _is_text(cls, type: str) -> str:
-        if type not in TEXTS:
-            raise ValueError(f"a part of type {type!r}, and roles are shown text alone")
-        return type
 
 
 class CalledFunction(Sent):
@@ -103,7 +101,7 @@ class ChatRequest(SentRequest):
     model: str
     messages: Annotated[list[Message], pydantic.Field(min_length=1)]
     tools: list[SentTool] | None = None
-    tool_choice: Any = None
+    tool_choice: Annotated[Any, one_of("auto", "none", why=MASKED)] = None
     parallel_tool_calls: bool | None = None
     stream: bool | None = False
     stream_options: dict[str, Any] | None = None
@@ -111,13 +109,6 @@ class ChatRequest(SentRequest):
     max_completion_tokens: Annotated[int, pydantic.Field(ge=1)] | None = None
     stop: str | list[str] | None = None
     logprobs: bool | None = None
-
-    @pydantic.field_validator("tool_choice")
-    @classmethod
-    def _is_free(cls, choice: Any) -> Any:
-        if choice not in (None, "auto", "none"):
-            raise ValueError(f"only auto and none are answered; else {MASKED}")
-        return choice
 
     @property
     def offered(self) -> list[SentTool]:
@@ -187,7 +178,7 @@ def as_chat(request: SentRequest, chat: Mapping[str, Any]) -> ChatRequest:
         EndpointRefusal: It asks for something that cannot be trained on.
     """
     asked = parse_chat({**chat, "metadata": {"marl": request.rewards}})
-    asked.ignored.extend(request.ignored)
+    asked.ignored.update(request.ignored)
     return asked
 
 
