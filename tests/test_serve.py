@@ -78,5 +78,5 @@ def test_what_cannot_be_served_is_said_before_anything_starts(tmp_path, capsys):
     assert "not the folder of a run" in capsys.readouterr().err
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        assert main(["serve", "--recipe", "mathchat/tiny.yaml", "--port", str(port)]) == 2
+        assert main(["serve", "--recipe", "vote/tiny.yaml", "--port", str(port)]) == 2
     assert "--port" in capsys.readouterr().err

@@ -57,7 +57,6 @@ named: sampling is the run's, and nothing is stored or billed."""
 REASONS = {name: reason for reason, names in FATES.items() for name in names.split()}
 PLAIN: Mapping[str, tuple[Any, ...]] = {
     "n": (1,),
-    "best_of": (1,),
     "function_call": ("auto", "none"),
     "response_format": ({}, {"type": "text"}),
     "text.format": ({"type": "text"},),
