@@ -365,13 +365,13 @@ def test_servers_that_cannot_be_had_are_reported_together():
         tools = {
             "gone": MCPServerConfig(url="http://user@127.0.0.1:9/mcp?key=1234"),
             "ends": MCPServerConfig(command=["python", "-c", "raise SystemExit('it is broken')"]),
-            "time": MCPServerConfig(command=["mcp-server-time"], tools=["convert_tim"]),
+            "adds": MCPServerConfig(command=PROBE, tools=["ad"]),
         }
         servers.of(tools, HERE)
         with refused(
             ("mcp.unreachable", "tools.mcp.gone"),
             ("mcp.unreachable", "tools.mcp.ends"),
-            ("mcp.no_tool", "tools.mcp.time.tools"),
+            ("mcp.no_tool", "tools.mcp.adds.tools"),
         ) as error:
             await servers.try_all()
         gone, ends, _ = [*map(str, error.value.problems)]

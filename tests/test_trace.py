@@ -108,7 +108,7 @@ def values_of(span):
     return {a["key"]: next(iter(a["value"].values())) for a in span["attributes"]}
 
 
-def test_spans_are_the_trace_with_its_links(recorded, tmp_path, capsys):
+def test_spans_are_the_trace_with_its_links(recorded, tmp_path):
     file = tmp_path / "spans.jsonl"
     assert main(["export", str(recorded), "--table", "spans", "--to", str(file)]) == 0
     assert main(["export", str(recorded), "--table", "spans", "--to", "spans.parquet"]) == 2
