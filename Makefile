@@ -6,6 +6,7 @@
 # make test      lint, types, all tests, and upstream's own with our plugins loaded and without; the slowest thirty are named
 # make unit      the tests that start no engine, on all cores
 # make unit-fast   core, plan, credit and records of these: two minutes of CPU
+# make mcp-sdks  tests of MCP tools with the oldest SDK of each generation, in environments of their own
 # make docs      the docs site, into build/site
 # make bench     the benchmarks of docs/benchmarks.md
 # make bench-demo   the demo over five seeds beside its controls; two hours
@@ -26,7 +27,7 @@ unexport PYTHONDONTWRITEBYTECODE
 docs: tools
 	$(PY) .ci/site
 
-.PHONY: install tools browser docs demo demo-long test suite beside unit unit-fast lint bench bench-demo bench-dsbench gpu rehearse
+.PHONY: install tools browser docs demo demo-long test suite beside unit unit-fast mcp-sdks lint bench bench-demo bench-dsbench gpu rehearse
 install:
 	@bash .ci/install runs
 tools:
@@ -54,6 +55,13 @@ FAST := trajectory_builder layout rows credit loading plan workflow steps reward
 
 unit-fast: tools
 	$(PYTEST) -n 2 -m "not engines" $(FAST:%=tests/test_%.py)
+
+mcp-sdks: tools
+	for version in 1.30.0 2.0.0; do \
+		env=build/mcp-$$version && .venv/bin/uv venv -q --clear --python $(PY) $$env && \
+		.venv/bin/uv pip install -q --python $$env -e '.[mcp]' mcp==$$version pytest pytest-xdist pytest-timeout hypothesis && \
+		$$env/bin/python -m pytest -q -n 2 tests/test_mcp.py || exit 1; \
+	done
 
 # Types and upstream's own tests beside ours: one of them leaves a core idle.
 test: tools browser

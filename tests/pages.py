@@ -102,6 +102,7 @@ KINDS = {
     "bool": "`true` or `false`",
     "date": "day",
     "list[str]": "texts",
+    "tuple[float, float]": "two numbers",
     "Texts": "text, or texts",
     "dict[str, str]": "name to text",
     "dict[str, PolicyNames]": "role to policy, or to a list of policies",

@@ -1149,6 +1149,7 @@ def codes_of(recipe):
         ),
         ("recipe.yaml", "{file: agent.py}", "{command: [cat], sandbox: true}", "agents.sandbox", 3),
         ("recipe.yaml", "agent.py}", "agent.py, shared: true}", "agents.shared", 3),
+        ("recipe.yaml", "agent.py}", "agent.py, rewards: [1, 0]}", "agents.range", 3),
         ("agent.py", "def main(prompt):", "def main(prompt:", "agents.syntax", 3),
         ("agent.py", "'worker'", "'waiter'", "rehearsal.raises", "client.py:10"),
         (
@@ -1177,6 +1178,21 @@ def test_what_is_wrong_with_a_recipe_is_said_before_anything_starts(
         assert (code, *([f"{recipe / place}"] if line else [])) in [
             f[: 1 + bool(line)] for f in found
         ]
+
+
+def test_rewards_of_a_program_are_scores_of_actions(recipe):
+    text = (recipe / "recipe.yaml").read_text()
+    (recipe / "recipe.yaml").write_text(text.replace("agent.py}", "agent.py, rewards: [-1, 1]}"))
+    plan = build_plan(["--recipe", str(recipe)])
+    assert plan.plugins.owners("marl_score_action", plan.run) == ["marl_plugins.agents"]
+
+
+def test_rewards_of_a_program_beside_another_scorer_are_refused(recipe):
+    text = (recipe / "recipe.yaml").read_text()
+    (recipe / "recipe.yaml").write_text(text.replace("agent.py}", "agent.py, rewards: [-1, 1]}"))
+    with (recipe / "grader.py").open("a") as grader:
+        grader.write("async def score_action(action, seen):\n    return 0.5\n")
+    assert codes_of(recipe) == [("agents.rewards", f"{recipe / 'recipe.yaml'}:3")]
 
 
 @pytest.mark.parametrize("words", ["./run.py", "run.py", f"{sys.executable}, run.py"])
@@ -1230,7 +1246,7 @@ def test_examples_go_on_token_for_token(name, tmp_path):
             re.sub(r"(agent: \{file: \w+\.py)", rf"\1, python: {PYTHON}", file.read_text())
         )
     plan = build_plan(["--recipe", str(file)])
-    assert plan.run.warnings == ()
+    assert {warning.code for warning in plan.run.warnings} <= {"agents.sampling"}
     roles = {
         role: replace(calling()["a"], name=role, finder=finder if role == "solver" else None)
         for role in ("solver", "checker")

@@ -57,6 +57,14 @@ class TestWordLimits(PlannedOnce):
     plugin = str(EXAMPLES / "word_limits.py")
 
 
+class TestTrackTrackio(PlannedOnce):
+    plugin = str(EXAMPLES / "track_trackio.py")
+
+
+class TestTrackMlflow(PlannedOnce):
+    plugin = str(EXAMPLES / "track_mlflow.py")
+
+
 @pytest.fixture
 def limited(tmp_path):
     """A recipe with the section that a text makes."""

@@ -153,6 +153,23 @@ def test_calls_of_one_session_over_stdio():
     use(work, output_chars=100)
 
 
+def test_a_command_may_be_a_path_from_the_recipes_folder(tmp_path):
+    program = tmp_path / "bin" / "probe"
+    program.parent.mkdir()
+    program.write_text(f"#!{sys.executable}\n{(HERE / 'probe.py').read_text()}")
+    program.chmod(0o755)
+
+    async def main(word):
+        server = MCPServer("probe", MCPServerConfig(command=[word]), tmp_path)
+        try:
+            await server.learn()
+            return (await server.run(call("add", a=1, b=2))).output
+        finally:
+            await server.close()
+
+    assert [asyncio.run(main(word)) for word in ("bin/probe", str(program))] == ["3", "3"]
+
+
 def test_a_late_call_leaves_the_others_their_session():
     async def work(server):
         keeps, late = await asyncio.gather(
@@ -348,13 +365,13 @@ def test_servers_that_cannot_be_had_are_reported_together():
         tools = {
             "gone": MCPServerConfig(url="http://user@127.0.0.1:9/mcp?key=1234"),
             "ends": MCPServerConfig(command=["python", "-c", "raise SystemExit('it is broken')"]),
-            "time": MCPServerConfig(command=["mcp-server-time"], tools=["convert_tim"]),
+            "adds": MCPServerConfig(command=PROBE, tools=["ad"]),
         }
         servers.of(tools, HERE)
         with refused(
             ("mcp.unreachable", "tools.mcp.gone"),
             ("mcp.unreachable", "tools.mcp.ends"),
-            ("mcp.no_tool", "tools.mcp.time.tools"),
+            ("mcp.no_tool", "tools.mcp.adds.tools"),
         ) as error:
             await servers.try_all()
         gone, ends, _ = [*map(str, error.value.problems)]

@@ -6,11 +6,12 @@ import asyncio
 import copy
 import json
 import tempfile
-from collections.abc import Sequence
+from argparse import Namespace
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from marl_plugins.commands.train import print_plan
 from marl_plugins.core.failures import ConfigurationError
@@ -23,8 +24,14 @@ from marl_plugins.engine.plan.flags import COMMAND_LINE, split_flags
 from marl_plugins.engine.plan.plan import Plan
 from marl_plugins.engine.plan.resume import COMMAND_FILE
 from marl_plugins.engine.plan.tasks import from_hub
+from marl_plugins.engine.records.display import Display
 
-OWN = ("models", "only")
+if TYPE_CHECKING:
+    from marl_plugins.core.trajectory import Trajectory
+    from marl_plugins.engine.runtime.session import Session
+
+T = TypeVar("T")
+
 TRAINING = ("resume", "resume_with_changes")
 """Flags of `openrlhf train` that would do nothing here."""
 NO_TASKS = Problem(
@@ -69,16 +76,34 @@ def main(words: Sequence[str]) -> int:
     if "--help" in words or "-h" in words:
         print(parser().format_help(), end="")
         return 0
+    plan, _ = planned(words, parser())
+    if not from_hub(plan.run) and not plan.tasks("eval"):
+        raise ConfigurationError(NO_TASKS)
+    if plan.options.dry_run:
+        return print_plan(plan, {})
+    result = evaluate(plan)
+    if plan.options.json:
+        print(json.dumps(result))
+    return 0 if result["answered"] else 1
+
+
+def planned(words: Sequence[str], own: UpstreamParser) -> tuple[Plan, Namespace]:
+    """Returns the plan of a run of engines only, and the command's own flags.
+
+    Raises:
+        ConfigurationError: All that is wrong with them.
+    """
     flags = split_flags(words, COMMAND_LINE)
+    names = [option.removeprefix("--") for option in own._option_string_actions]
     misspelt = [
         Problem(
             "flags.unknown",
             at(line=COMMAND_LINE, flag=f.name),
             "unknown flag",
-            fix=meant(f.name, OWN),
+            fix=meant(f.name, names),
         )
         for f in flags
-        if f.name not in OWN and get_close_matches(f.name, OWN, cutoff=0.7)
+        if f.name not in names and get_close_matches(f.name, names, cutoff=0.7)
     ]
     if misspelt:  # the plan's flags do not have ours
         raise ConfigurationError(misspelt)
@@ -86,10 +111,10 @@ def main(words: Sequence[str]) -> int:
         fix = "what a run has saved is evaluated with --recipe RECIPE --models FOLDER"
         where = at(flag=resumed[0])
         raise ConfigurationError(Problem("eval.resumed", where, "continues a training", fix=fix))
-    options = parser().parse_args(
-        [w for f in flags if f.name in OWN for w in (f"--{f.name}", *f.words)]
+    options = own.parse_args(
+        [w for f in flags if f.name in names for w in (f"--{f.name}", *f.words)]
     )
-    plan = build_plan([w for f in flags if f.name not in OWN for w in f.argv])
+    plan = build_plan([w for f in flags if f.name not in names for w in f.argv])
     run = only_players(plan.run)
     if options.models:
         run = with_models(run, options.models, options.only)
@@ -101,14 +126,7 @@ def main(words: Sequence[str]) -> int:
                 flags=("only", "models"),
             )
         )
-    if not from_hub(run) and not plan.tasks("eval"):
-        raise ConfigurationError(NO_TASKS)
-    if plan.options.dry_run:
-        return print_plan(replace(plan, run=run), {})
-    result = evaluate(replace(plan, run=run))
-    if plan.options.json:
-        print(json.dumps(result))
-    return 0 if result["answered"] else 1
+    return replace(plan, run=run), options
 
 
 def only_players(run: Run) -> Run:
@@ -203,9 +221,36 @@ def evaluate(plan: Plan) -> dict[str, Any]:
     Raises:
         ConfigurationError: There are no held-out tasks, or a model does not load.
     """
+    run, display = plan.run, Display(plan.options.json)
+
+    async def work(session: Session) -> tuple[dict[str, float], list[Trajectory]]:
+        from marl_plugins.engine.runtime.metrics import evaluation
+
+        return await evaluation(session.rollout, session.eval_tasks, run.args.eval, display)
+
+    result, trajectories = with_engines(plan, display, work, needs_tasks=True)
+    display.evaluation(None, result, trajectories)
+    models = {p.name: p.model for p in run.policies}  # as they were named
+    return {
+        **{name.removeprefix("eval/"): value for name, value in result.items()},
+        "models": models,
+    }
+
+
+def with_engines(
+    plan: Plan,
+    display: Display,
+    work: Callable[[Session], Coroutine[Any, Any, T]],
+    needs_tasks: bool = False,
+) -> T:
+    """Starts the engines of a plan, does some work, and ends them.
+
+    Raises:
+        ConfigurationError: There are no held-out tasks and they are needed, or a model does not
+            load.
+    """
     from marl_plugins.engine.processes.cluster import prepare_environment, ray_cluster
     from marl_plugins.engine.processes.fork_server import fork_server
-    from marl_plugins.engine.records.display import Display
     from marl_plugins.engine.runtime.lifetime import (
         plugins_started,
         run_until_terminated,
@@ -214,7 +259,6 @@ def evaluate(plan: Plan) -> dict[str, Any]:
     from marl_plugins.engine.runtime.session import Session
 
     run, debug = plan.run, plan.options.debug
-    display = Display(plan.options.json)
     for line in first_lines(plan):
         display.say(line)
     prepare_environment(run, debug)
@@ -228,19 +272,10 @@ def evaluate(plan: Plan) -> dict[str, Any]:
         with display.phase("loading tasks and tokenizers", announce=True):
             plan = replace(plan, run=with_whole_models(run, Path(folder)))
             session = Session(plan)
-        if not session.eval_tasks:
+        if needs_tasks and not session.eval_tasks:
             raise ConfigurationError(NO_TASKS)
         session.warm_start(display)
         with ray_cluster(run, debug, python):
             with display.phase(f"starting engines (policies: {len(run.policies)})", announce=True):
                 session.start()
-            from marl_plugins.engine.runtime.metrics import evaluation
-
-            work = evaluation(session.rollout, session.eval_tasks, run.args.eval, display)
-            result, trajectories = run_until_terminated(loop, session, work)
-    display.evaluation(None, result, trajectories)
-    models = {p.name: p.model for p in run.policies}  # as they were named
-    return {
-        **{name.removeprefix("eval/"): value for name, value in result.items()},
-        "models": models,
-    }
+            return run_until_terminated(loop, session, work(session))

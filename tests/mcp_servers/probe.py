@@ -4,9 +4,15 @@ import asyncio
 import os
 import sys
 
-from mcp.server.mcpserver import Context, MCPServer
+PORT = int(sys.argv[1]) if len(sys.argv) > 1 else 0
+try:
+    from mcp.server.mcpserver import Context, MCPServer
 
-server = MCPServer("probe")
+    server, address = MCPServer("probe"), {"host": "127.0.0.1", "port": PORT}
+except ImportError:  # the SDK's first generation
+    from mcp.server.fastmcp import Context, FastMCP
+
+    server, address = FastMCP("probe", host="127.0.0.1", port=PORT), {}
 notes: list[str] = []
 
 
@@ -65,7 +71,8 @@ async def environment(name: str) -> str:
 @server.tool()
 async def header(name: str, context: Context) -> str:
     """A header of the request, backwards."""
-    return str((context.headers or {}).get(name, "not set"))[::-1]
+    request = context.request_context.request
+    return str((request.headers if request else {}).get(name, "not set"))[::-1]
 
 
 @server.tool()
@@ -74,7 +81,7 @@ async def wrong(n: int) -> int:
     return "no number"  # type: ignore[return-value]
 
 
-if len(sys.argv) > 1:
-    server.run("streamable-http", host="127.0.0.1", port=int(sys.argv[1]))
+if PORT:
+    server.run("streamable-http", **address)
 else:
     server.run("stdio")

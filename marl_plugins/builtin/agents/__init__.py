@@ -1,13 +1,14 @@
 """Programs in place of workflows (`agent: {file: my_agent.py, function: main}`): they talk to an
-OpenAI-compatible endpoint in the run's own process, in which the model is the role and the key is
-the trajectory (docs/agents.md).
+endpoint in the run's own process that speaks OpenAI's protocols and Anthropic's, in which the model
+is the role and the key is the trajectory (docs/agents.md).
 
 section.py        the recipe's key             workflow.py       a program as the workflow of a run
 programs.py       runs it once                 launcher.py       forks Python programs from one that
     has imported what they do
 server.py         the endpoint                 session.py        one trajectory's requests as calls
     of roles
-requests.py, answers.py, responses.py          the protocol: chat completions, and the Responses API
+requests.py, answers.py, responses.py, messages.py   the protocols: chat completions, and what comes
+    to them; request_fields.py: what becomes of every field
 conversations.py  which conversation a request continues, token for token
 parents.py        which earlier answers it has probably seen
 metrics.py        what is counted, and the end of a run whose program does not work
@@ -18,21 +19,34 @@ from __future__ import annotations
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from marl_plugins import hookimpl
+from marl_plugins import applies_if, hookimpl
 from marl_plugins.builtin.agents.section import AgentConfig
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.findings import Finding, check_extra
-from marl_plugins.core.problems import Problem, at
+from marl_plugins.core.problems import Problem, Where, at
 
 if TYPE_CHECKING:
+    from collections.abc import Awaitable
+
     from marl_plugins.core.run import Run
+    from marl_plugins.core.scoring import Seen
     from marl_plugins.core.section import Section
     from marl_plugins.core.steps import Step, StepPart
+    from marl_plugins.core.trajectory import Action
     from marl_plugins.core.workflow import Workflow
+    from marl_plugins.engine.plan.plan import Plan
 
 
 class AgentPrograms(dict[str, "Workflow"]):
     """The run's program, once it has been made."""
+
+
+def need_aiohttp(where: Where) -> None:
+    """Raises `ConfigurationError` where the endpoint's library is not installed."""
+    if find_spec("aiohttp") is None:
+        got = "aiohttp is not installed, and the endpoint needs it"
+        fix = "pip install 'openrlhf-marl[agents]'"
+        raise ConfigurationError(Problem("agents.extra", where, got, fix=fix))
 
 
 @hookimpl
@@ -50,18 +64,40 @@ def marl_workflow(run: Run) -> Workflow | None:
     config = run.section(AgentConfig)
     if run.recipe.workflow or config is None:
         return None
-    if find_spec("aiohttp") is None:
-        got, fix = (
-            "aiohttp is not installed, and the endpoint needs it",
-            "pip install 'openrlhf-marl[agents]'",
-        )
-        raise ConfigurationError(Problem("agents.extra", at(key="agent"), got, fix=fix))
+    need_aiohttp(at(key="agent"))
     from marl_plugins.builtin.agents.workflow import make_workflow
 
     known = run.state(AgentPrograms)
     if "" not in known:
         known[""] = make_workflow(config, run.folder)
     return known[""]
+
+
+def _rewards_answers(run: Run) -> bool:
+    config = run.section(AgentConfig)
+    return config is not None and config.rewards is not None
+
+
+@hookimpl
+@applies_if(_rewards_answers)
+def marl_score_action(run: Run, action: Action, seen: Seen) -> Awaitable[float | None]:
+    async def score() -> float | None:
+        return action.score  # the program's, which writes it whenever it knows
+
+    return score()
+
+
+@hookimpl
+def marl_rehearse(plan: Plan) -> list[Problem]:
+    """Refuses rewards of the program's beside another scorer of answers."""
+    run = plan.run
+    if not _rewards_answers(run):
+        return []
+    owners = plan.plugins.owners("marl_score_action", run)
+    if len(owners) == 1 and not hasattr(run.grader_module, "score_action"):
+        return []
+    got = f"the grader's score_action or a plugin ({', '.join(owners)}) scores answers, too"
+    return [Problem("agents.rewards", at(key="agent.rewards"), got, fix="keep one of them")]
 
 
 @hookimpl

@@ -20,6 +20,19 @@ def usage_of(answer: EndpointAnswer) -> dict[str, int]:
     return {"prompt_tokens": shown, "completion_tokens": sampled, "total_tokens": shown + sampled}
 
 
+def logprobs_of(request: ChatRequest, answer: EndpointAnswer) -> dict[str, Any] | None:
+    """Returns the log-probs of all sampled tokens, as they are recorded, where a request wants
+    them: of the distribution that was sampled, stop strings and the end of the turn included."""
+    if not request.logprobs:
+        return None
+    generation = answer.action.generation
+    content: list[dict[str, Any]] = [
+        {"token": token, "logprob": logprob, "bytes": None, "top_logprobs": []}
+        for token, logprob in zip(answer.tokens, generation.logprobs, strict=True)
+    ]
+    return {"content": content, "refusal": None}
+
+
 def completion(request: ChatRequest, answer: EndpointAnswer) -> dict[str, Any]:
     """Returns an answer as a chat completion. Its `id` is the action's path; what the role's own
     tools answered last stands in the message as `tool_output`, which is no part of the protocol."""
@@ -27,7 +40,12 @@ def completion(request: ChatRequest, answer: EndpointAnswer) -> dict[str, Any]:
     message |= {"content": answer.message.content, "refusal": None}
     if answer.action.tool_results:
         message["tool_output"] = str.__str__(answer.action.tool_output)
-    choice = {"index": 0, "message": message, "finish_reason": answer.finish, "logprobs": None}
+    choice = {
+        "index": 0,
+        "message": message,
+        "finish_reason": answer.finish,
+        "logprobs": logprobs_of(request, answer),
+    }
     about = {
         "id": answer.action.path,
         "object": "chat.completion",
@@ -47,18 +65,16 @@ def completion_chunks(request: ChatRequest, answer: EndpointAnswer) -> Iterator[
         "model": request.model,
     }
 
-    def chunk(delta: Mapping[str, Any], finish: str | None = None) -> bytes:
-        return event(
-            {
-                **about,
-                "choices": [
-                    {"index": 0, "delta": delta, "finish_reason": finish, "logprobs": None}
-                ],
-            }
-        )
+    def chunk(
+        delta: Mapping[str, Any],
+        finish: str | None = None,
+        logprobs: Mapping[str, Any] | None = None,
+    ) -> bytes:
+        choice = {"index": 0, "delta": delta, "finish_reason": finish, "logprobs": logprobs}
+        return event({**about, "choices": [choice]})
 
     text = answer.message.content if isinstance(answer.message.content, str) else ""
-    yield chunk({"role": "assistant", "content": ""})
+    yield chunk({"role": "assistant", "content": ""}, logprobs=logprobs_of(request, answer))
     for start in range(0, len(text), PIECE_CHARS):
         yield chunk({"content": text[start : start + PIECE_CHARS]})
     for number, call in enumerate(answer.message.tool_calls or ()):

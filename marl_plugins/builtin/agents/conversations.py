@@ -3,8 +3,8 @@
 A client sends all messages each time. The longest beginning that ends with an answer of the same
 role, which was offered the same
 tools, is not rendered again: its ids are those that were shown and sampled. A message is the same
-one whether its content is null, empty or a list of parts, and however the JSON of its calls'
-arguments is spaced.
+one whether its content is null, empty or a list of parts. A call is the one whose id it has,
+whatever its arguments are now: clients space their JSON, add defaults and trim texts.
 """
 
 from __future__ import annotations
@@ -42,6 +42,8 @@ class Conversations:
     def __init__(self) -> None:
         self._known: dict[bytes, Action] = {}
         self._said: dict[str, set[str]] = {}
+        self._calls: set[str] = set()
+        """The ids of the calls in answers."""
         self._continued: dict[str, list[Action]] = {}
         """The first turns of the calls that went on from an answer, by its path."""
 
@@ -55,7 +57,7 @@ class Conversations:
         ).digest()
         before, count = None, 0
         for number, message in enumerate(messages):
-            digest = chained(digest, message)
+            digest = self._chained(digest, message)
             if message.role == "assistant" and number + 1 < len(messages) and digest in self._known:
                 before, count = self._known[digest], number + 1
         return Prefix(before, count, digest, self._reason(role, messages[count:]))
@@ -63,7 +65,8 @@ class Conversations:
     def add(self, beginning: Prefix, answer: Message, action: Action) -> None:
         """Notes an answer: requests whose messages begin with it go on from there. Of equal answers
         to equal requests it is the first by its path, because arrival depends on timing."""
-        digest = chained(beginning.digest, answer)
+        self._calls.update(call.id for call in answer.tool_calls or ())
+        digest = self._chained(beginning.digest, answer)
         self._known[digest] = min(
             self._known.get(digest, action), action, key=lambda known: path_order(known.path)
         )
@@ -94,20 +97,15 @@ class Conversations:
             return "history"
         return "role" if any(text in texts for texts in self._said.values()) else "edited"
 
-
-def chained(before: bytes, message: Message) -> bytes:
-    """Returns the digest of messages and one more."""
-    calls = [
-        [call.id, call.function.name, _canonical(call.function.arguments)]
-        for call in message.tool_calls or ()
-    ]
-    content = json.dumps([message.shown_role, message.text.strip(), calls, message.tool_call_id])
-    return hashlib.blake2b(before + content.encode(), digest_size=16).digest()
-
-
-def _canonical(arguments: str) -> str:
-    """The JSON of a call's arguments, spelled one way."""
-    try:
-        return json.dumps(json.loads(arguments or "{}"), sort_keys=True)
-    except (ValueError, RecursionError):
-        return arguments
+    def _chained(self, before: bytes, message: Message) -> bytes:
+        """Returns the digest of messages and one more."""
+        calls = [
+            [call.id]
+            if call.id in self._calls
+            else [call.id, call.function.name, call.function.arguments]
+            for call in message.tool_calls or ()
+        ]
+        content = json.dumps(
+            [message.shown_role, message.text.strip(), calls, message.tool_call_id]
+        )
+        return hashlib.blake2b(before + content.encode(), digest_size=16).digest()

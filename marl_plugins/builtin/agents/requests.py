@@ -9,21 +9,16 @@ from typing import Annotated, Any, Literal, TypeVar
 
 import pydantic
 
-Form = TypeVar("Form", bound=pydantic.BaseModel)
-Text = Literal["text", "input_text", "output_text", "refusal"]
-MASKED = "a masked distribution is sampled then, which is not the one that is trained"
-
-
-SAMPLING = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "seed",
-    "frequency_penalty",
-    "presence_penalty",
+from marl_plugins.builtin.agents.request_fields import (
+    MASKED,
+    TEXT_ALONE,
+    Sent,
+    SentRequest,
+    one_of,
+    refusal_of,
 )
-"""Keys that are ignored."""
+
+Form = TypeVar("Form", bound=SentRequest)
 
 
 class EndpointRefusal(Exception):
@@ -40,22 +35,22 @@ class EndpointRefusal(Exception):
         super().__init__(message)
 
 
-class Part(pydantic.BaseModel):
+class Part(Sent):
     """A part of a message's content."""
 
-    type: Text
+    type: Annotated[str, one_of("text", "input_text", "output_text", "refusal", why=TEXT_ALONE)]
     text: str = ""
     refusal: str = ""
 
 
-class CalledFunction(pydantic.BaseModel):
+class CalledFunction(Sent):
     """A call's name and its arguments, which are JSON as a text."""
 
     name: str
     arguments: str = "{}"
 
 
-class SentCall(pydantic.BaseModel):
+class SentCall(Sent):
     """A call of a tool in an answer."""
 
     id: str
@@ -63,7 +58,7 @@ class SentCall(pydantic.BaseModel):
     function: CalledFunction
 
 
-class Message(pydantic.BaseModel):
+class Message(Sent):
     """A message as a client sends it."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
@@ -84,7 +79,7 @@ class Message(pydantic.BaseModel):
         return "system" if self.role == "developer" else self.role
 
 
-class SentFunction(pydantic.BaseModel):
+class SentFunction(Sent):
     """A function that a program offers."""
 
     name: str
@@ -92,44 +87,28 @@ class SentFunction(pydantic.BaseModel):
     parameters: dict[str, Any] | None = None
 
 
-class SentTool(pydantic.BaseModel):
+class SentTool(Sent):
     """A tool that a program offers."""
 
     type: Literal["function"]
     function: SentFunction
 
 
-class ChatRequest(pydantic.BaseModel):
-    """A request for a chat completion. What only chooses how is sampled is ignored, because that is
-    the run's."""
+class ChatRequest(SentRequest):
+    """A request for a chat completion, to which requests of the other dialects come. What only
+    chooses how is sampled is ignored, because that is the run's."""
 
     model: str
     messages: Annotated[list[Message], pydantic.Field(min_length=1)]
     tools: list[SentTool] | None = None
-    tool_choice: Any = None
+    tool_choice: Annotated[Any, one_of("auto", "none", why=MASKED)] = None
+    parallel_tool_calls: bool | None = None
     stream: bool | None = False
     stream_options: dict[str, Any] | None = None
     max_tokens: Annotated[int, pydantic.Field(ge=1)] | None = None
     max_completion_tokens: Annotated[int, pydantic.Field(ge=1)] | None = None
     stop: str | list[str] | None = None
-    n: int | None = None
-    response_format: dict[str, Any] | None = None
-    logit_bias: dict[str, Any] | None = None
-    functions: list[Any] | None = None
-    audio: Any = None
-    modalities: list[str] | None = None
-    temperature: Any = None
-    top_p: Any = None
-    top_k: Any = None
-    min_p: Any = None
-    seed: Any = None
-    frequency_penalty: Any = None
-    presence_penalty: Any = None
-
-    @property
-    def ignored(self) -> list[str]:
-        """Returns what it says of sampling, which is the run's."""
-        return [name for name in SAMPLING if getattr(self, name) is not None]
+    logprobs: bool | None = None
 
     @property
     def offered(self) -> list[SentTool]:
@@ -158,18 +137,22 @@ def checked(form: type[Form], body: bytes | Mapping[str, Any]) -> Form:
     """Returns a request in a form of the protocol.
 
     Raises:
-        EndpointRefusal: It is none.
+        EndpointRefusal: It is none, or asks for something that cannot be trained on.
     """
     try:
         if isinstance(body, bytes):
-            return form.model_validate_json(body)
-        return form.model_validate(body)
+            request = form.model_validate_json(body)
+        else:
+            request = form.model_validate(body)
     except pydantic.ValidationError as error:
-        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        place = ".".join(map(str, first["loc"]))
-        raise EndpointRefusal(
-            400, f"not a request that is understood: {place}{': ' if place else ''}{first['msg']}"
-        ) from None
+        errors = error.errors(include_url=False, include_context=False, include_input=False)
+        deepest = max(errors, key=lambda wrong: len(wrong["loc"]))  # of a union's, what was meant
+        place = ".".join(str(key) for key in deepest["loc"] if "[" not in str(key))
+        wrong = ": ".join(filter(None, [place, deepest["msg"].removeprefix("Value error, ")]))
+        raise EndpointRefusal(400, f"this request is not answered: {wrong}") from None
+    if reason := refusal_of(request):
+        raise EndpointRefusal(400, reason)
+    return request
 
 
 def parse_chat(body: bytes | Mapping[str, Any]) -> ChatRequest:
@@ -179,35 +162,46 @@ def parse_chat(body: bytes | Mapping[str, Any]) -> ChatRequest:
         EndpointRefusal: It is none, or asks for something that cannot be trained on.
     """
     request = checked(ChatRequest, body)
-    _refuse(request)
-    return request
-
-
-def _refuse(request: ChatRequest) -> None:
-    """Raises `EndpointRefusal` where a request asks for something that cannot be trained on."""
-    choice, format = request.tool_choice, (request.response_format or {}).get("type", "text")
-    if request.n not in (None, 1):
-        raise EndpointRefusal(
-            400,
-            f"n: {request.n} answers were asked for, and a request has one; ask again for another",
-        )
-    if choice not in (None, "auto", "none"):
-        raise EndpointRefusal(400, f"tool_choice: only auto and none are answered; else {MASKED}")
-    if format != "text":
-        raise EndpointRefusal(
-            400,
-            f"response_format: {format} is not answered; {MASKED}. Say in the prompt which form is "
-            "wanted",
-        )
-    if request.logit_bias:
-        raise EndpointRefusal(400, f"logit_bias is not answered; {MASKED}")
-    if request.functions:
-        raise EndpointRefusal(400, "functions are not read; send tools")
-    if request.audio or (request.modalities or ["text"]) != ["text"]:
-        raise EndpointRefusal(400, "modalities: only text is sampled")
     try:
         json.dumps([m.text for m in request.messages], ensure_ascii=False).encode()
     except UnicodeEncodeError:
         raise EndpointRefusal(
             400, "a message holds half a surrogate pair, which is no text"
         ) from None
+    return request
+
+
+def as_chat(request: SentRequest, chat: Mapping[str, Any]) -> ChatRequest:
+    """Returns the request for a chat completion that a request of another dialect comes to.
+
+    Raises:
+        EndpointRefusal: It asks for something that cannot be trained on.
+    """
+    asked = parse_chat({**chat, "metadata": {"marl": request.rewards}})
+    asked.ignored.update(request.ignored)
+    return asked
+
+
+class CallReward(pydantic.BaseModel, extra="forbid", strict=True):
+    """A program's reward for an answer, by its id."""
+
+    id: str
+    reward: float
+
+
+def parse_rewards(sent: Any) -> list[CallReward]:
+    """Returns rewards, which are sent as an object, a list of such, or as JSON of one of these.
+
+    Raises:
+        EndpointRefusal: They are none.
+    """
+    try:
+        value = json.loads(sent) if isinstance(sent, str | bytes) else sent
+        return REWARDS.validate_python(value if isinstance(value, list) else [value])
+    except (ValueError, RecursionError):
+        raise EndpointRefusal(
+            400, 'rewards: expected {"id": ID_OF_AN_ANSWER, "reward": NUMBER}, or a list of these'
+        ) from None
+
+
+REWARDS = pydantic.TypeAdapter(list[CallReward])

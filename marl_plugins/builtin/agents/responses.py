@@ -5,25 +5,25 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 import pydantic
 
 from marl_plugins.builtin.agents.answers import event, usage_of
+from marl_plugins.builtin.agents.request_fields import Sent, SentRequest, inside
 from marl_plugins.builtin.agents.requests import (
     ChatRequest,
-    EndpointRefusal,
     Part,
+    as_chat,
     checked,
-    parse_chat,
 )
 from marl_plugins.builtin.agents.session import EndpointAnswer
 
 PIECE_CHARS = 16
 
 
-class Item(pydantic.BaseModel):
+class Item(Sent):
     """One item of the input."""
 
     type: Literal["message", "function_call", "function_call_output", "reasoning"] = "message"
@@ -35,7 +35,7 @@ class Item(pydantic.BaseModel):
     output: str | list[Part] = ""
 
 
-class OfferedTool(pydantic.BaseModel):
+class OfferedTool(Sent):
     """A tool that a program offers; others than functions are services of OpenAI's."""
 
     type: Literal["function"]
@@ -44,22 +44,19 @@ class OfferedTool(pydantic.BaseModel):
     parameters: dict[str, Any] | None = None
 
 
-class ResponseRequest(pydantic.BaseModel):
+class ResponseRequest(SentRequest):
     """A request for a response."""
 
     model: str
     input: str | Annotated[list[Item], pydantic.Field(min_length=1)]
     instructions: str | None = None
-    tools: list[OfferedTool] = []
+    tools: Sequence[OfferedTool] = ()
     tool_choice: Any = None
+    parallel_tool_calls: bool | None = None
     stream: bool | None = False
+    stream_options: dict[str, Any] | None = None
     max_output_tokens: int | None = None
     text: dict[str, Any] | None = None
-    previous_response_id: str | None = None
-    conversation: Any = None
-    background: bool | None = None
-    temperature: Any = None
-    top_p: Any = None
 
 
 def parse_response(body: bytes) -> ChatRequest:
@@ -69,15 +66,8 @@ def parse_response(body: bytes) -> ChatRequest:
         Refusal: It is none, or asks for something that cannot be trained on.
     """
     request = checked(ResponseRequest, body)
-    if request.previous_response_id or request.conversation:
-        raise EndpointRefusal(
-            400,
-            "previous_response_id and conversation: nothing is stored here; send the whole "
-            "conversation as input",
-        )
-    if request.background:
-        raise EndpointRefusal(400, "background: answers are not kept here; ask and wait")
-    return parse_chat(
+    return as_chat(
+        request,
         {
             "model": request.model,
             "messages": list(_messages(request)),
@@ -86,12 +76,11 @@ def parse_response(body: bytes) -> ChatRequest:
                 for tool in request.tools
             ],
             "tool_choice": request.tool_choice,
+            "parallel_tool_calls": request.parallel_tool_calls,
             "stream": request.stream,
             "max_tokens": request.max_output_tokens,
-            "temperature": request.temperature,
-            "top_p": request.top_p,
-            "response_format": (request.text or {}).get("format"),
-        }
+            **inside("text", request.text),
+        },
     )
 
 

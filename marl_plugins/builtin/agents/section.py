@@ -17,6 +17,8 @@ SILENT = {
     "CREWAI_DISABLE_TELEMETRY": "true",
     "ANONYMIZED_TELEMETRY": "false",
     "DO_NOT_TRACK": "1",
+    "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+    "DISABLE_AUTOUPDATER": "1",
 }
 """Keeps frameworks from sending prompts elsewhere."""
 FILE_NAME = re.compile(r"[\w/-]*[./][\w./-]{1,200}")
@@ -55,6 +57,9 @@ class AgentConfig(Section):
     crash: Literal["failed", "lost"] = "failed"
     """A program ends without an answer after a role has answered it: `failed` scores 0, `lost`
     leaves the trajectory out."""
+    rewards: tuple[float, float] | None = pydantic.Field(None, examples=["[-1, 1]"])
+    """The program gives single answers rewards between these, which become their scores in [0, 1];
+    answers without one are not trained on ([agents.md](agents.md#rewards-for-single-answers))."""
     environment: dict[str, str] = pydantic.Field(
         {}, examples=['{OPENAI_AGENTS_DISABLE_TRACING: "0"}']
     )

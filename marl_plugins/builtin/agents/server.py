@@ -1,10 +1,9 @@
-"""The endpoint: OpenAI's protocol on loopback, in the run's own process and event loop, as long as
-a trajectory needs it."""
+"""The endpoint: OpenAI's protocols and Anthropic's on loopback, in the run's own process and event
+loop, as long as a trajectory needs it."""
 
 from __future__ import annotations
 
 import asyncio
-import json
 import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
@@ -14,10 +13,27 @@ from typing import Any, NamedTuple
 
 from aiohttp import web
 
-from marl_plugins.builtin.agents.answers import completion, completion_chunks
-from marl_plugins.builtin.agents.requests import ChatRequest, EndpointRefusal, parse_chat
+from marl_plugins.builtin.agents.answers import completion, completion_chunks, event
+from marl_plugins.builtin.agents.messages import (
+    message,
+    message_error,
+    message_events,
+    parse_messages,
+    typed,
+)
+from marl_plugins.builtin.agents.requests import (
+    ChatRequest,
+    EndpointRefusal,
+    parse_chat,
+    parse_rewards,
+)
 from marl_plugins.builtin.agents.responses import events, parse_response, response
-from marl_plugins.builtin.agents.session import EndpointAnswer, EndpointSession, failure_of
+from marl_plugins.builtin.agents.session import (
+    EndpointAnswer,
+    EndpointSession,
+    as_refusals,
+    failure_of,
+)
 from marl_plugins.core.failures import AgentFailure
 
 MOST_BYTES = 64 * 2**20
@@ -26,18 +42,41 @@ QUIET_SECONDS = 5.0
 """After so long without an answer a stream begins, and then says that it is alive."""
 
 
+def openai_error(error: BaseException) -> dict[str, Any]:
+    """Returns an error as OpenAI's clients know it."""
+    status, text, code = failure_of(error)
+    kind = {401: "authentication_error", 404: "not_found_error", 503: "server_error"}.get(
+        status, "invalid_request_error"
+    )
+    return {"error": {"message": text, "type": kind, "param": None, "code": code or None}}
+
+
 class Dialect(NamedTuple):
-    """How a request is read, and how it is answered: whole, and in pieces."""
+    """How a request is read, and how it is answered: whole, in pieces, and in vain.
+
+    Args:
+        alive: What a stream says while the answer is on its way.
+        failed: Kind of the event by which a stream says that there is none.
+    """
 
     parse: Callable[[bytes], ChatRequest]
     whole: Callable[[ChatRequest, EndpointAnswer], Mapping[str, Any]]
     pieces: Callable[[ChatRequest, EndpointAnswer], Iterator[bytes]]
+    error: Callable[[BaseException], Mapping[str, Any]] = openai_error
+    alive: bytes = b": the answer is on its way\n\n"
+    failed: str = ""
 
 
+CHAT = Dialect(parse_chat, completion, completion_chunks)
+MESSAGES = Dialect(
+    parse_messages, message, message_events, message_error, typed("ping"), failed="error"
+)
 DIALECTS = {
-    "/v1/chat/completions": Dialect(parse_chat, completion, completion_chunks),
+    "/v1/chat/completions": CHAT,
     "/v1/responses": Dialect(parse_response, response, events),
+    "/v1/messages": MESSAGES,
 }
+COUNT = "/v1/messages/count_tokens"
 
 
 class AgentEndpoint:
@@ -61,6 +100,8 @@ class AgentEndpoint:
         app = web.Application(client_max_size=MOST_BYTES, middlewares=[refusing])
         for path, dialect in DIALECTS.items():
             app.router.add_post(path, partial(self._answer, dialect))
+        app.router.add_post(COUNT, self._count)
+        app.router.add_post("/v1/rewards", self._rewards)
         app.router.add_get("/v1/models", self._models)
         app.router.add_get("/v1/models/{name}", self._model)
         app.router.add_route("*", "/{path:.*}", self._unknown)
@@ -87,7 +128,8 @@ class AgentEndpoint:
             del self._sessions[session.key]
 
     def _session(self, request: web.Request) -> EndpointSession:
-        key = request.headers.get("Authorization", "").removeprefix("Bearer ").strip()
+        bearer = request.headers.get("Authorization", "").removeprefix("Bearer ").strip()
+        key = request.headers.get("x-api-key", bearer)
         if key not in self._sessions:
             raise EndpointRefusal(
                 401, "this key belongs to no trajectory that is running", "invalid_api_key"
@@ -104,9 +146,20 @@ class AgentEndpoint:
             raise EndpointRefusal(404, f"there is no role {name!r}", "model_not_found")
         return web.json_response(_about(name))
 
+    async def _count(self, request: web.Request) -> web.StreamResponse:
+        session = self._session(request)
+        asked = parse_messages(await _body(request))
+        return web.json_response({"input_tokens": await as_refusals(session.count(asked))})
+
+    async def _rewards(self, request: web.Request) -> web.StreamResponse:
+        session = self._session(request)
+        rewards = parse_rewards(await _body(request))
+        session.reward(rewards)
+        return web.json_response({"object": "list", "data": [one.id for one in rewards]})
+
     async def _unknown(self, request: web.Request) -> web.StreamResponse:
         what = f"{request.method} {request.path} is not answered here"
-        raise EndpointRefusal(404, f"{what}; chat completions, responses and models are")
+        raise EndpointRefusal(404, f"{what}; chat completions, responses, messages and models are")
 
     async def _answer(self, dialect: Dialect, request: web.Request) -> web.StreamResponse:
         """Answers a request, whole or in pieces; an error that is known before the first piece has
@@ -124,14 +177,14 @@ class AgentEndpoint:
                     stream = await _begun(request)
                 while not work.done():
                     assert stream is not None
-                    await stream.write(b": the answer is on its way\n\n")
+                    await stream.write(dialect.alive)
                     await asyncio.wait([work], timeout=QUIET_SECONDS)
             answer = await asyncio.shield(work)
             if not asked.stream:
                 return web.json_response(dialect.whole(asked, answer))
             stream = stream or await _begun(request)
-            for event in dialect.pieces(asked, answer):
-                await stream.write(event)
+            for piece in dialect.pieces(asked, answer):
+                await stream.write(piece)
             await stream.write_eof()
             return stream
         except ConnectionError:  # the client has left; what it asked for stays asked
@@ -150,9 +203,9 @@ class AgentEndpoint:
             elif session is not None and not isinstance(error, AgentFailure):
                 session.fail(error)
         if stream is None:
-            return refused(failure)
+            return refused(failure, dialect)
         with suppress(ConnectionError):
-            await stream.write(b"data: " + json.dumps(_error(failure)).encode() + b"\n\n")
+            await stream.write(event(dialect.error(failure), dialect.failed))
             await stream.write_eof()
         return stream
 
@@ -165,20 +218,13 @@ async def refusing(
     try:
         return await handler(request)
     except EndpointRefusal as error:
-        return refused(error)
+        dialect = MESSAGES if request.path == COUNT else DIALECTS.get(request.path, CHAT)
+        return refused(error, dialect)
 
 
-def refused(error: BaseException) -> web.Response:
-    """Returns an error as clients of the protocol know it."""
-    return web.json_response(_error(error), status=failure_of(error)[0])
-
-
-def _error(error: BaseException) -> dict[str, Any]:
-    status, message, code = failure_of(error)
-    kind = {401: "authentication_error", 404: "not_found_error", 503: "server_error"}.get(
-        status, "invalid_request_error"
-    )
-    return {"error": {"message": message, "type": kind, "param": None, "code": code or None}}
+def refused(error: BaseException, dialect: Dialect) -> web.Response:
+    """Returns an error as clients of a protocol know it."""
+    return web.json_response(dialect.error(error), status=failure_of(error)[0])
 
 
 def _about(role: str) -> dict[str, Any]:

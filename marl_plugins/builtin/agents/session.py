@@ -9,7 +9,7 @@ import json
 import secrets
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, TypeVar
 
 import jinja2
 
@@ -17,11 +17,13 @@ from marl_plugins.builtin.agents.conversations import Conversations, Prefix
 from marl_plugins.builtin.agents.parents import derived_parents, texts_of
 from marl_plugins.builtin.agents.requests import (
     CalledFunction,
+    CallReward,
     ChatRequest,
     EndpointRefusal,
     Message,
     SentCall,
     SentTool,
+    parse_rewards,
 )
 from marl_plugins.core.calls import TAGGED
 from marl_plugins.core.conversation import ChatFormat
@@ -37,6 +39,7 @@ from marl_plugins.core.trajectory import Action, ToolResult, in_graph_order
 from marl_plugins.core.workflow import RoleCalls
 from marl_plugins.engine.plan.scripted_roles import ScriptedChat
 
+T = TypeVar("T")
 NOTE = "agents"
 """Under which what is known of a call is recorded (`Action.notes`)."""
 
@@ -47,6 +50,10 @@ class EndpointAnswer:
 
     action: Action
     message: Message
+    stopped_by: str | None = None
+    """The request's stop string before which the message ends; the action's ids have it."""
+    tokens: tuple[str, ...] = ()
+    """The text of each sampled token, where the request wants their log-probs."""
 
     @property
     def finish(self) -> str:
@@ -184,10 +191,17 @@ class EndpointSession:
         calls: Those of the roles.
         derive: As in `AgentConfig`.
         place: Where the program is, for messages.
+        rewards: The lowest and the highest that the program may give an answer; None: it gives
+            none.
     """
 
     def __init__(
-        self, calls: RoleCalls, formats: SentToolFormats, derive: bool | Literal["all"], place: str
+        self,
+        calls: RoleCalls,
+        formats: SentToolFormats,
+        derive: bool | Literal["all"],
+        place: str,
+        rewards: tuple[float, float] | None = None,
     ):
         self.key = f"marl-{secrets.token_urlsafe(24)}"
         self.calls = calls
@@ -203,10 +217,13 @@ class EndpointSession:
         self._formats = formats
         self._derive = derive
         self._place = place
+        self._range = rewards
+        self._rewarded: set[str] = set()
+        """The ids of answers that have a reward."""
         self._conversations = Conversations()
         self._answers: dict[Action, list[str]] = {}
         """What each action that has been answered said, and so may have been shown."""
-        self._by_path: dict[str, Action] = {}
+        self._by_path: dict[str, EndpointAnswer] = {}
         self._tools = ProgramTools(calls)
         self._requests: dict[bytes, asyncio.Task[EndpointAnswer]] = {}
         self._running: dict[asyncio.Task[EndpointAnswer], None] = {}
@@ -255,11 +272,44 @@ class EndpointSession:
         if not self.failed.done():
             self.failed.set_exception(error)
 
+    def reward(self, rewards: Sequence[CallReward]) -> None:
+        """Gives answers their rewards, one after the other, as scores in [0, 1].
+
+        Raises:
+            EndpointRefusal: One cannot be given; those before it have been.
+        """
+        for one in rewards:
+            if self._range is None:
+                wrong = "the recipe declares none; add `agent: {rewards: [LOWEST, HIGHEST]}` to it"
+            elif one.id not in self._by_path:
+                wrong = f"{one.id!r} is the id of no answer of this trajectory"
+            elif one.id in self._rewarded:
+                wrong = f"{one.id!r} has one already"
+            elif not self._range[0] <= one.reward <= self._range[1]:
+                wrong = f"{one.reward} for {one.id!r} is not in {list(self._range)} (agent.rewards)"
+            else:
+                low, high = self._range
+                self._rewarded.add(one.id)
+                action = self._by_path[one.id].action
+                self.calls.builder.scoring.scored(action, (one.reward - low) / (high - low))
+                continue
+            raise EndpointRefusal(400, f"reward: {wrong}")
+
+    async def count(self, request: ChatRequest) -> int:
+        """Returns the number of tokens that a request would show if it opened a conversation.
+
+        Raises:
+            EndpointRefusal: The request cannot be answered.
+        """
+        return len(self._spec(request).chat.opening(_messages(request.messages)))
+
     def said(self, text: str) -> Action | None:
         """Returns the last action that has said a text and nothing else."""
-        return next(
-            (a for a in reversed(in_graph_order(list(self._answers))) if a.text == text), None
-        )
+        for action in reversed(in_graph_order(list(self._answers))):
+            message = self._by_path[action.path].message
+            if message.text == text and not message.tool_calls:
+                return action
+        return None
 
     async def close(self) -> None:
         """Cancels what is on its way, and lets be scored what has waited for its tools' answers."""
@@ -282,6 +332,7 @@ class EndpointSession:
         """
         spec = self._spec(request)
         self.ignored.update(request.ignored)
+        self.reward(parse_rewards(request.rewards))
         prefix = self._conversations.beginning(request.model, request.offered, request.messages)
         new = request.messages[prefix.count :]
         stated = None if after is None else self._stated(after)
@@ -297,7 +348,7 @@ class EndpointSession:
             notes={NOTE: {"reopened": prefix.reason}} if prefix.reason else None,
             waits=(lambda turn: bool(_calls(spec, turn))) if request.offered else None,
         )
-        answer = self._answer(spec, action, bool(request.offered))
+        answer = self._answer(spec, action, request)
         self._conversations.add(prefix, answer.message, action)
         return answer
 
@@ -317,7 +368,7 @@ class EndpointSession:
                 raise EndpointRefusal(
                     400, f"x-marl-after: {name!r} is the id of no answer of this trajectory"
                 )
-        return [self._by_path[name] for name in names]
+        return [self._by_path[name].action for name in names]
 
     def _derived(self, new: Sequence[Message], prefix: Prefix) -> list[Action]:
         """The actions that a request has probably seen."""
@@ -332,10 +383,10 @@ class EndpointSession:
             text, {a: texts for a, texts in self._answers.items() if a is not prefix.before}
         )
 
-    def _answer(self, spec: RoleSpec, action: Action, tools: bool) -> EndpointAnswer:
+    def _answer(self, spec: RoleSpec, action: Action, request: ChatRequest) -> EndpointAnswer:
         """The message that answers a request, which is remembered as what may be shown to
         others."""
-        requested = _calls(spec, action) if tools else []
+        called = _calls(spec, action) if request.offered else []
         calls = [
             SentCall(
                 id=f"call_{action.path}_{number}",
@@ -343,20 +394,31 @@ class EndpointSession:
                     name=call.name, arguments=json.dumps(call.arguments, ensure_ascii=False)
                 ),
             )
-            for number, call in enumerate(requested)
+            for number, call in enumerate(called)
         ]
-        text = (
-            outside_calls(spec.chat.said(action.generation.ids))
-            if calls
-            else str.__str__(action.text)
-        )
+        if request.parallel_tool_calls is False:
+            del calls[1:]  # as vLLM's server does; the ids have all
+        text = outside_calls(spec.chat.said(action.generation.ids)) if calls else action.text
+        text, stopped_by = before_stop(str.__str__(text), request.stops)
         message = Message(
             role="assistant", content=text if text or not calls else None, tool_calls=calls or None
         )
         self._tools.called(action, calls)
-        self._answers[action] = texts_of(action, [call.arguments for call in requested])
-        self._by_path[action.path] = action
-        return EndpointAnswer(action, message)
+        shown = [text] if stopped_by else []
+        self._answers[action] = texts_of(action, [*shown, *(call.arguments for call in called)])
+        ids = action.generation.ids if request.logprobs else ()
+        tokens = tuple(spec.chat.said([token]) for token in ids)
+        self._by_path[action.path] = EndpointAnswer(action, message, stopped_by, tokens)
+        return self._by_path[action.path]
+
+
+def before_stop(text: str, stops: Sequence[str]) -> tuple[str, str | None]:
+    """Returns a text up to the first of some strings, and that string; None: there is none."""
+    places = [(text.index(stop), stop) for stop in stops if stop in text]
+    if not places:
+        return text, None
+    place, stop = min(places)
+    return text[:place], stop
 
 
 def shortened(role: RoleSpec, request: ChatRequest) -> RoleSpec:
@@ -368,7 +430,7 @@ def shortened(role: RoleSpec, request: ChatRequest) -> RoleSpec:
     )
 
 
-async def as_refusals(answer: Awaitable[EndpointAnswer]) -> EndpointAnswer:
+async def as_refusals(answer: Awaitable[T]) -> T:
     """Returns an answer.
 
     Raises:

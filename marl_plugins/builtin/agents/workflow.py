@@ -81,7 +81,10 @@ class AgentWorkflow(WorkflowFile):
         calls, loop = calls_of(roles), asyncio.get_running_loop()
         place = self._places.setdefault(loop, asyncio.Semaphore(self.config.concurrency))
         async with place, self._endpoints.used() as endpoint:
-            session = EndpointSession(calls, self._formats, self.config.derive, self.place)
+            config = self.config
+            session = EndpointSession(
+                calls, self._formats, config.derive, self.place, config.rewards
+            )
             try:
                 with endpoint.serving(session):
                     ended = await self._run(
@@ -147,8 +150,8 @@ class ProgramExplorer(Explorer):
         if not self._workflow.ignored:
             return []
         got = (
-            f"requests say {', '.join(sorted(self._workflow.ignored))}, which is ignored: "
-            "sampling is the run's"
+            f"requests say {', '.join(sorted(self._workflow.ignored))}, without effect: "
+            "sampling is the run's, and nothing is stored or billed"
         )
         fix = "set --rollout.temperature and --rollout.top_p; the seed is derived from --train.seed"
         return [
@@ -174,6 +177,8 @@ def request_of(task: Task, calls: RoleCalls, key: str, base_url: str) -> dict[st
         "environment": {
             "OPENAI_BASE_URL": base_url,
             "OPENAI_API_KEY": key,
+            "ANTHROPIC_BASE_URL": base_url.removesuffix("/v1"),
+            "ANTHROPIC_API_KEY": key,
             "MARL_TASK": json.dumps(item),
             **local,
         },
@@ -218,6 +223,9 @@ def _problems(config: AgentConfig, folder: Path) -> Iterator[Problem]:
             got,
             fix="remove it, or give a Python file as `file`",
         )
+    if config.rewards and not config.rewards[0] < config.rewards[1]:
+        got = f"{list(config.rewards)} is no range from the lowest reward to the highest"
+        yield Problem("agents.range", at(key="agent.rewards"), got, fix="[0, 1] is one")
     if config.command and config.shared:
         yield Problem(
             "agents.shared", at(key="agent.shared"), "a command cannot be shared", fix="remove it"

@@ -3,6 +3,7 @@
     actions   one row per action with its ids, scores and advantages, and whether it was trained on
     trace     one row per action with what it asked of engines and tools, and when
               (engine/records/trace.py)
+    spans     one line of OTLP/JSON per trajectory (engine/records/spans.py)
 
 Plugins bring others (`marl_tables`). Rows are read one by one and written in portions, so a long
 run needs no more memory than a short one.
@@ -27,6 +28,7 @@ from marl_plugins.core.redaction import encodable
 from marl_plugins.core.table import Account, Table
 from marl_plugins.core.trajectory import Action, Trajectory
 from marl_plugins.engine.records.read import reason_left_out
+from marl_plugins.engine.records.spans import spans_of
 from marl_plugins.engine.records.trace import trace_of
 
 PORTION_ROWS = 1000
@@ -149,6 +151,11 @@ TABLES = {
         lambda run, selection, words: (row.model_dump() for row in trace_of(run, selection)),
         about="requests to engines and tools with their times",
     ),
+    "spans": Table(
+        {},
+        lambda run, selection, words: spans_of(run, selection),
+        about="trajectories as spans of OpenTelemetry, as JSON Lines alone",
+    ),
 }
 
 
@@ -166,8 +173,9 @@ def write_table(rows: Iterator[Row], columns: Mapping[str, str], to: str) -> int
     path = Path(to)
     if to == "-":
         return sum(print(json.dumps(row)) is None for row in rows)
-    if path.suffix not in FORMS:
-        expected = f"a name that ends in {', '.join(FORMS[:-1])} or {FORMS[-1]}, or -"
+    forms = FORMS if columns else FORMS[-1:]
+    if path.suffix not in forms:
+        expected = f"a name that ends in {' or '.join(forms)}, or -"
         raise ConfigurationError(
             Problem("export.form", at(flag="to", file=path), expected=expected)
         )

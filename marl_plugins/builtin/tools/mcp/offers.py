@@ -17,7 +17,7 @@ from marl_plugins.core.redaction import inert
 from marl_plugins.core.tools import Function
 
 if TYPE_CHECKING:
-    from mcp_types import Tool
+    from marl_plugins.builtin.tools.mcp.sdk import OfferedTool
 
 NAME = re.compile(r"[A-Za-z0-9_./-]{1,128}")
 """As the protocol's specification of 2025-11-25 says."""
@@ -52,7 +52,7 @@ for ever."""
 MAX_SCHEMA_DEPTH = 20
 
 
-def functions_of(tools: Iterable[Tool]) -> list[Function]:
+def functions_of(tools: Iterable[OfferedTool]) -> list[Function]:
     """Returns a server's tools as roles are shown them."""
     return [
         Function(t.name, harmless(t.description or ""), harmless(t.input_schema)) for t in tools
@@ -96,7 +96,7 @@ def harmless(value: Any, depth: int = 0) -> Any:
     return [harmless(inner, depth + 1) for inner in value] if isinstance(value, list) else value
 
 
-def simplify_schemas(tools: Iterable[Tool]) -> None:
+def simplify_schemas(tools: Iterable[OfferedTool]) -> None:
     """Leaves of each tool's output schema, in place, what is checked in a time that the result's
     size bounds: the SDK checks every result against it, in the event loop."""
     for tool in tools:

@@ -60,7 +60,7 @@ class MCPServerConfig(Model):
         looked for next to the run's own Python and then in PATH; None where there is none."""
         name = self.command[0]
         if os.sep in name:
-            return shutil.which(folder.absolute() / name)
+            return shutil.which(str(folder.absolute() / name))
         return shutil.which(name, path=str(Path(sys.executable).parent)) or shutil.which(name)
 
 

@@ -43,8 +43,7 @@ from marl_plugins.core.tools import Function, Tool, ToolCall
 from marl_plugins.core.trajectory import ToolResult
 
 if TYPE_CHECKING:
-    from mcp import Client
-    from mcp_types import CallToolResult
+    from marl_plugins.builtin.tools.mcp.sdk import CallToolResult, Client
 
 STARTING_SECONDS = 60.0
 """Seconds in which a server has to be connected and to list its tools; some install themselves
@@ -222,17 +221,16 @@ class MCPServer:
         """Provides the way to the server; its process writes to `errors`."""
         config = self.config
         if config.url:
-            import httpx2
             from mcp.client.streamable_http import streamable_http_client
+
+            from marl_plugins.builtin.tools.mcp.sdk import http
 
             headers = {name: _filled(value) for name, value in config.headers.items()}
             timeout, limits = (
-                httpx2.Timeout(STARTING_SECONDS, read=config.seconds + STARTING_SECONDS),
-                httpx2.Limits(),
+                http.Timeout(STARTING_SECONDS, read=config.seconds + STARTING_SECONDS),
+                http.Limits(),
             )
-            async with httpx2.AsyncClient(
-                headers=headers, timeout=timeout, limits=limits
-            ) as client:
+            async with http.AsyncClient(headers=headers, timeout=timeout, limits=limits) as client:
                 yield streamable_http_client(_filled(config.url), http_client=client)
         else:
             from mcp.client.stdio import StdioServerParameters, stdio_client
@@ -280,7 +278,7 @@ class MCPSession:
             owner.exception()  # said by whoever waits for the session; asyncio would log it too
 
     async def _hold(self) -> None:
-        from mcp import Client
+        from marl_plugins.builtin.tools.mcp.sdk import Client
 
         async with AsyncExitStack() as stack:
             errors = stack.enter_context(self._said.written())
@@ -311,19 +309,18 @@ class MCPSession:
         Raises:
             InfrastructureFailure: It has not answered.
         """
-        from mcp import MCPError
-        from mcp_types import INVALID_PARAMS, REQUEST_TIMEOUT
+        from marl_plugins.builtin.tools.mcp.sdk import INVALID_PARAMS, REQUEST_TIMEOUT, MCPError
 
         client, seconds = await self.client(), self._server.config.seconds
         try:
             result = await client.call_tool(name, arguments, read_timeout_seconds=seconds)
         except MCPError as error:
-            if error.code == INVALID_PARAMS:
+            if error.error.code == INVALID_PARAMS:
                 return False, str(error)
             await self._end_unless_alive(client)
             late = f"did not answer within {seconds:g} s (tools.mcp.{self._server.name}.seconds)"
             raise self._failure(
-                f"{name}: {late if error.code == REQUEST_TIMEOUT else error}"
+                f"{name}: {late if error.error.code == REQUEST_TIMEOUT else error}"
             ) from error
         except _broken() as error:
             await self._end_unless_alive(client)
@@ -333,7 +330,7 @@ class MCPSession:
     async def _end_unless_alive(self, client: Client) -> None:
         """Gives the session up where the server answers nothing any more, so that the next call
         opens a new one."""
-        from mcp import MCPError
+        from marl_plugins.builtin.tools.mcp.sdk import MCPError
 
         gone: tuple[type[Exception], ...] = (TimeoutError, MCPError, *_broken())
         try:
@@ -403,13 +400,14 @@ def _broken() -> tuple[type[Exception], ...]:
     """Returns what the SDK raises where a connection or the protocol is broken; RuntimeError where
     a result does not fit its schema."""
     import anyio
-    import httpx2
     from pydantic import ValidationError
+
+    from marl_plugins.builtin.tools.mcp.sdk import http
 
     return (
         anyio.ClosedResourceError,
         anyio.BrokenResourceError,
-        httpx2.HTTPError,
+        http.HTTPError,
         ValidationError,
         RuntimeError,
     )

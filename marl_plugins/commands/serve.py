@@ -1,0 +1,187 @@
+"""`openrlhf serve`: a run's models behind the endpoint that programs are trained at, until Ctrl-C.
+
+A request is one call of a role, which opens a conversation; nothing is recorded. Temperature and
+top-p are the request's, because nothing is trained.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import sys
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from marl_plugins.builtin.agents import need_aiohttp
+from marl_plugins.builtin.agents.requests import CallReward, ChatRequest, EndpointRefusal
+from marl_plugins.builtin.agents.session import EndpointAnswer, EndpointSession, SentToolFormats
+from marl_plugins.commands.evaluate import parser, planned, with_engines
+from marl_plugins.commands.train import print_plan
+from marl_plugins.core.failures import AgentFailure, ConfigurationError, InfrastructureFailure
+from marl_plugins.core.problems import Problem, at
+from marl_plugins.core.roles import RoleSpec
+from marl_plugins.core.trajectory import EVALUATION, Task
+from marl_plugins.core.workflow import Roles, Tools, calls_of, run_workflow
+from marl_plugins.engine.hosts.upstream_cli import UpstreamParser
+from marl_plugins.engine.plan.flags import COMMAND_LINE, split_flags
+from marl_plugins.engine.records.display import Display
+from marl_plugins.engine.records.run_folder import replayed
+
+if TYPE_CHECKING:
+    from marl_plugins.engine.runtime.rollout import Rollout
+    from marl_plugins.engine.runtime.session import Session
+
+T = TypeVar("T")
+CONTINUES = ("ckpt.load_enable", "resume")
+
+
+def own_parser() -> UpstreamParser:
+    """Returns the flags of `openrlhf serve` that `openrlhf train` does not have."""
+    own = parser()
+    own.prog = "openrlhf serve"
+    own.usage = (
+        "openrlhf serve RUN [--port PORT] [flags of openrlhf train]\n"
+        "       openrlhf serve --recipe RECIPE [--models RUN] [--port PORT] [flags]"
+    )
+    own.description = (
+        "A run's models behind OpenAI's chat completions and responses and Anthropic's messages, "
+        "on this machine alone, until Ctrl-C. The model's name is the role; any key will do."
+    )
+    own.epilog = None
+    own.add_argument("--port", type=int, default=8000, help="of 127.0.0.1; 0: a free one")
+    return own
+
+
+def main(words: Sequence[str]) -> int:
+    if "--help" in words or "-h" in words:
+        print(own_parser().format_help(), end="")
+        return 0
+    if words and not words[0].startswith("-"):
+        words = [*_recorded(words[0]), "--models", words[0], *words[1:]]
+    need_aiohttp(at(command="serve"))
+    plan, options = planned(words, own_parser())
+    if plan.options.dry_run:
+        return print_plan(plan, {})
+    try:
+        listener = socket.create_server(("127.0.0.1", options.port))
+    except (OSError, OverflowError) as error:
+        raise ConfigurationError(Problem("serve.port", at(flag="port"), str(error))) from None
+    display = Display(plan.options.json)
+    try:
+        with_engines(plan, display, lambda session: _served(session, listener, display))
+    except KeyboardInterrupt:
+        return 0
+    return 1
+
+
+def _recorded(folder: str) -> list[str]:
+    """The words with which a run was started, without those that continue it.
+
+    Raises:
+        ConfigurationError: The folder holds no run.
+    """
+    recorded, _ = replayed(["--resume", folder])
+    flags = split_flags(recorded, COMMAND_LINE)
+    return [word for flag in flags if flag.name not in CONTINUES for word in flag.argv]
+
+
+async def _served(session: Session, listener: socket.socket, display: Display) -> None:
+    from marl_plugins.builtin.agents.server import AgentEndpoint
+
+    served = ServedRoles(session.rollout, session.plan.run.args.eval.temperature)
+
+    class Endpoint(AgentEndpoint):
+        def _session(self, request: object) -> Any:
+            return served
+
+    async with Endpoint(listener).running() as endpoint:
+        display.say(f"serving {', '.join(served.roles)} at {endpoint.base_url} until Ctrl-C")
+        await asyncio.Event().wait()
+
+
+class ServedRoles:
+    """Answers requests of anybody, in the place of one trajectory's `EndpointSession`.
+
+    Args:
+        temperature: Where a request says none.
+    """
+
+    def __init__(self, rollout: Rollout, temperature: float):
+        self.refused = ""
+        self._rollout = rollout
+        self._temperature = temperature
+        self._formats = SentToolFormats()
+        self._requests = 0
+
+    @property
+    def roles(self) -> Mapping[str, RoleSpec]:
+        """The roles, each as one of its policies plays it."""
+        return self._rollout.cast(Task("request", ""), EVALUATION, self._requests)
+
+    def fail(self, error: BaseException) -> None:
+        """Says what was no fault of a request's."""
+        print(f"error: {type(error).__name__}: {error}", file=sys.stderr, flush=True)
+
+    def reward(self, rewards: Sequence[CallReward]) -> None:
+        """Refuses rewards."""
+        raise EndpointRefusal(400, "reward: nothing is trained here")
+
+    def ask(self, request: ChatRequest, body: bytes, *_: object) -> asyncio.Task[EndpointAnswer]:
+        """Returns the work on a request."""
+        return asyncio.create_task(
+            self._worked(request, lambda session: session.ask(request, body, None, False))
+        )
+
+    async def count(self, request: ChatRequest) -> int:
+        """Returns the number of tokens that a request would show."""
+        return await self._worked(request, lambda session: session.count(request))
+
+    async def _worked(
+        self, request: ChatRequest, work: Callable[[EndpointSession], Awaitable[T]]
+    ) -> T:
+        """Does some work in a trajectory of its own."""
+        self._requests += 1
+        results: list[T] = []
+
+        async def workflow(task: Task, roles: Roles, tools: Tools) -> None:
+            session = EndpointSession(calls_of(roles), self._formats, False, "openrlhf serve")
+            try:
+                results.append(await work(session))
+            finally:
+                await session.close()
+
+        rollout, task = self._rollout, Task(f"request {self._requests}", "")
+        sampling = {"temperature": self._temperature, **self._sampling(request)}
+        async with rollout.workspace_of(task) as workspace:
+            ended = await run_workflow(
+                workflow,
+                task,
+                0,
+                step=EVALUATION,
+                run_seed=rollout.run.args.train.seed,
+                roles={
+                    name: replace(role, sampling=replace(role.sampling, **sampling))
+                    for name, role in self.roles.items()
+                },
+                tools=rollout.tools,
+                generate=rollout.generate,
+                workspace=workspace,
+                seconds=rollout.task_seconds,
+            )
+        if ended.agent_failure:
+            raise AgentFailure(ended.agent_failure, ended.detail)
+        if ended.infrastructure_failure:
+            raise InfrastructureFailure(ended.infrastructure_failure, ended.detail)
+        return results[0]
+
+    def _sampling(self, request: ChatRequest) -> dict[str, Any]:
+        """The temperature and the top-p of a request.
+
+        Raises:
+            EndpointRefusal: One of them is no number.
+        """
+        said = {name: request.ignored.get(name) for name in ("temperature", "top_p")}
+        if any(not isinstance(value, int | float | None) for value in said.values()):
+            raise EndpointRefusal(400, f"{said}: expected numbers")
+        return {name: value for name, value in said.items() if value is not None}
