@@ -377,7 +377,8 @@ class OtherWorker:
 
     def call(self, function, *arguments):
         model = types.SimpleNamespace(load_weights=self.load)
-        worker = types.SimpleNamespace(model_runner=types.SimpleNamespace(model=model))
+        runner = types.SimpleNamespace(model=model)
+        worker = types.SimpleNamespace(model_runner=runner, vllm_config=None)
         return function(worker, *arguments)
 
     def load(self, weights):
@@ -420,10 +421,12 @@ def _worker(module):
         return set(given)
 
     def take_over(self):
-        from marl_plugins.engine.processes.engine_actor import reload_all
+        from marl_plugins.engine.processes.engine_actor import begin_reload, end_reload
 
         del self.model_runner.get_model().load_weights
-        reload_all(self, self.arrived.items())
+        begin_reload(self)
+        self.model_runner.get_model().load_weights(self.arrived.items())
+        end_reload(self)
         record("weights", tensors=len(self.arrived), digest=digest(self.arrived))
         self.arrived = {}
         keep(self)
