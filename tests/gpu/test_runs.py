@@ -182,6 +182,7 @@ def test_engines_and_the_processes_of_all_policies_take_turns_on_one_device(runs
     assert len(engines) == 3 and {e["device"] for e in [*loads, *wakes, *engines]} == {"0"}
     assert len({e["pid"] for e in loads}) == len(loads) >= 3 * 4 and len(wakes) >= 3 * 3
     assert not [e for e in [*loads, *wakes] if e["beside"]]
+    assert "(raylet)" not in runs.text("seated")  # which complains of whom a signal ends
     asleep = {}
     for event in of_kind(events, "engine", "sleep"):
         asleep.setdefault(event["pid"], []).append(event["at"])
