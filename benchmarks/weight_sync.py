@@ -134,8 +134,9 @@ async def large(gigabytes: float, with_model: bool) -> None:
 
     from marl_plugins.core.policy import Policy
     from marl_plugins.engine.plan.build import build_plan
+    from marl_plugins.engine.plan.estimate import store_bytes
     from marl_plugins.engine.processes import cluster
-    from marl_plugins.engine.processes.engines import RestartBudget
+    from marl_plugins.engine.processes.engines import RestartBudget, substituted
     from marl_plugins.engine.processes.pieces import PIECE_BYTES, piece_of
     from marl_plugins.engine.runtime.policy import UpstreamPolicy
     from marl_plugins.engine.runtime.session import Session
@@ -146,10 +147,11 @@ async def large(gigabytes: float, with_model: bool) -> None:
     run = build_plan(words)
     spec = run.run.policies[0] if with_model else Policy("still", model, trainable=False)
     count = round(gigabytes * 1e9 / PIECE_BYTES)
-    if not with_model:  # of pieces that no policy of the run has
-        needed = cluster.store_bytes(run.run) + int(gigabytes * 1e9)
-        cluster.store_bytes = lambda run: needed
-    with cluster.ray_cluster(run.run, False, None):
+    needed = store_bytes(run.run)
+    if not with_model:  # for pieces that no policy of the run has
+        needed += int(gigabytes * 1e9)
+    larger = substituted(cluster, store_bytes=lambda run: needed)
+    with larger, cluster.ray_cluster(run.run, False, None):
         session = Session(run)
         name = run.run.policies[0].name
         args, tokenizer = session.args[name], session.chats[name].tokenizer
