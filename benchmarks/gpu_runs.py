@@ -337,7 +337,6 @@ def write_recipes(machine: Machine, folder: Path) -> Path:
             **few,
             "rollout.max_new_tokens": 24,
             "data.max_len": 384,
-            "coach.rubric": "tiny_rubric.py",
             "process_groups.seats": 1,
             "ds.enable_sleep": False,  # processes that are gone have nothing on the device
             "vllm.gpu_memory_utilization": 0.15,

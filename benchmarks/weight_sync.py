@@ -9,9 +9,8 @@ A random model of 33 layers (about 400 tensors). A parameter is one of the engin
 and v, and gate and up, and cannot take over a part of a fused one alone. Both ways end with the
 same weights in the engine, which is asserted by the log-probs of a fixed prompt.
 
-With `--no-model` one piece of zeros is given again and again, and vLLM's worker reads them and
-keeps none: a training process, Ray's store, and an engine with a model of 5 GB do not fit a small
-machine together.
+With `--no-model` vLLM's worker reads what it is given and keeps none: a training process, Ray's
+store, and an engine with a model of 5 GB do not fit a small machine together.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ async def measure() -> None:
     import vllm
     from transformers import AutoModelForCausalLM
 
-    from marl_plugins.engine.processes.engine_actor import load_pieces
+    from marl_plugins.engine.processes.engine_actor import begin_reload, end_reload, load_piece
     from marl_plugins.engine.processes.pieces import mapped, piece_of
     from marl_plugins.engine.runtime.tiny_model import resolve
 
@@ -87,8 +86,10 @@ async def measure() -> None:
         return {name: p.detach().clone() for name, p in model.named_parameters()}
 
     async def load(weights: dict[str, torch.Tensor]) -> None:
+        await engine.collective_rpc(begin_reload)
         with mapped(piece_of(weights)) as path:
-            await engine.collective_rpc(load_pieces, args=([path],))
+            await engine.collective_rpc(load_piece, args=(path,))
+        await engine.collective_rpc(end_reload)
 
     flat, single = [], []
     for _ in range(RUNS):
@@ -133,8 +134,9 @@ async def large(gigabytes: float, with_model: bool) -> None:
 
     from marl_plugins.core.policy import Policy
     from marl_plugins.engine.plan.build import build_plan
-    from marl_plugins.engine.processes.cluster import ray_cluster
-    from marl_plugins.engine.processes.engines import RestartBudget
+    from marl_plugins.engine.plan.estimate import store_bytes
+    from marl_plugins.engine.processes import cluster
+    from marl_plugins.engine.processes.engines import RestartBudget, substituted
     from marl_plugins.engine.processes.pieces import PIECE_BYTES, piece_of
     from marl_plugins.engine.runtime.policy import UpstreamPolicy
     from marl_plugins.engine.runtime.session import Session
@@ -144,9 +146,12 @@ async def large(gigabytes: float, with_model: bool) -> None:
     words = ["--recipe", "vote/tiny.yaml", "--actor.model_name_or_path", model]
     run = build_plan(words)
     spec = run.run.policies[0] if with_model else Policy("still", model, trainable=False)
-    cluster = ray_cluster(run.run, False, None)
     count = round(gigabytes * 1e9 / PIECE_BYTES)
-    with cluster:
+    needed = store_bytes(run.run)
+    if not with_model:  # for pieces that no policy of the run has
+        needed += int(gigabytes * 1e9)
+    larger = substituted(cluster, store_bytes=lambda run: needed)
+    with larger, cluster.ray_cluster(run.run, False, None):
         session = Session(run)
         name = run.run.policies[0].name
         args, tokenizer = session.args[name], session.chats[name].tokenizer
@@ -164,8 +169,10 @@ async def large(gigabytes: float, with_model: bool) -> None:
             await policy.collect()
         else:
             await policy.engines.engines[0].handle.in_workers.remote(count_bytes)
-            zeros = torch.zeros(PIECE_BYTES // 4)
-            pieces = [ray.put(piece_of({"zeros": zeros}))] * count
+            size = PIECE_BYTES // 4
+            pieces = [
+                ray.put(piece_of({"same": torch.full((size,), float(n))})) for n in range(count)
+            ]
             started = time.perf_counter()
         collected = time.perf_counter() - started
         await (policy.sync(1) if with_model else policy.give(pieces, 1))
@@ -182,11 +189,11 @@ async def large(gigabytes: float, with_model: bool) -> None:
 def count_bytes(worker: Any) -> None:
     """Runs inside a vLLM worker: read weights, and keep none."""
 
-    def read(weights_iterator: Any) -> None:
-        for _, value in weights_iterator:
+    def read(weights: Any) -> None:
+        for _, value in weights:
             value.sum()
 
-    worker.reload_weights = read
+    worker.model_runner.model.load_weights = read
 
 
 def peak(pid: int) -> int:

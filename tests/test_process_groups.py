@@ -97,10 +97,6 @@ def test_the_object_store_is_as_large_as_all_states():
             ],
         ),
         (
-            ["--policy.coder.ds.zero_stage", "3"],
-            [("seats.zero_stage", "marl_plugins.process_groups", "coder", "ds.zero_stage")],
-        ),
-        (
             ["--process_groups.state_gb", "0.001"],
             [("seats.state_gb", "marl_plugins.process_groups")],
         ),

@@ -60,18 +60,6 @@ def check_seating(run: Run, seating: Seating) -> list[Problem]:
     ]
     problems += [
         Problem(
-            "seats.zero_stage",
-            at(plugin=who, policy=p.name, flag="ds.zero_stage"),
-            "3: a rank's checkpoint has no whole weights, which the next process in its place "
-            "would load",
-            fix=f"set --policy.{p.name}.ds.zero_stage 2",
-            flags=("ds.zero_stage",),
-        )
-        for p in run.policies
-        if p.name in needed and run.policy_args[p.name].ds.zero_stage == 3
-    ]
-    problems += [
-        Problem(
             "seats.awake",
             at(plugin=who, policy=p.name),
             "--train.colocate_all: its engine has a device on which training processes take turns",

@@ -1,18 +1,32 @@
 """`--train.enable_ema` through the real engines: evaluated, saved, and resumed after a kill on
 seats that policies share."""
 
+import json
+import os
 import signal
 import textwrap
 
 import pytest
 import safetensors.torch
 import torch
-from engines.relay import Started
+from engines.relay import Started, wait_until
 
 KEEPER = """
-    import os, signal
+    import json, os, psutil, signal
     from pathlib import Path
     from marl_plugins import hookimpl
+
+    def kill_everything(record):
+        # At once, as when memory runs out: nobody can tidy up after anybody else.
+        me = psutil.Process()
+        everyone = me.children(recursive=True)
+        shared = {f"/dev/shm/{name}" for name in os.listdir("/dev/shm")}
+        held = {file for p in [me, *everyone] for m in p.memory_maps() if (file := m.path) in shared}
+        record.write_text(json.dumps([[" ".join(p.cmdline()) for p in everyone], sorted(held)]))
+        for number in (signal.SIGSTOP, signal.SIGKILL):
+            for process in everyone:
+                process.send_signal(number)
+        me.kill()
 
     @hookimpl(wrapper=True)
     def marl_sync(run, policy, version):
@@ -29,7 +43,7 @@ KEEPER = """
     @hookimpl
     def marl_log(run, step):
         if step == 3 and "KILL" in os.environ["WORDS"] and "--ckpt.load_enable" not in os.environ["WORDS"]:
-            os.kill(os.getpid(), signal.SIGKILL)
+            kill_everything(Path(run.output).parent / "everything.json")
 """
 
 
@@ -85,12 +99,18 @@ def test_it_is_evaluated_beside_the_weights(whole):
     )  # engines have the weights again
 
 
-def test_a_run_that_is_killed_and_resumed_on_shared_seats_has_the_same_average(
+def test_a_run_of_which_all_is_killed_leaves_nothing_and_resumed_has_the_same_average(
     whole, relay, template, tmp_path
 ):
+    """On shared seats: controller, engines, training processes and Ray at once."""
     seats = ["--plugin", "marl_plugins.process_groups", "--process_groups.seats", "2"]
     run = Started(tmp_path, relay, *words(tmp_path, "KILL"), *seats, template=template)
     run.run(code=-signal.SIGKILL)
+    assert wait_until(lambda: not run.processes(), 60), run.processes()
+    processes, held = json.loads((tmp_path / "everything.json").read_text())
+    kinds = ("PolicyActor", "RolloutActor", "raylet", "gcs_server")
+    assert all(any(kind in each for each in processes) for kind in kinds), processes
+    assert not any(map(os.path.exists, held))
     run.run("--ckpt.load_enable")
     for name, file in averages(run).items():
         assert file.read_bytes() == averages(whole)[name].read_bytes()

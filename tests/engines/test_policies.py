@@ -851,6 +851,31 @@ def test_a_stopped_rank_is_ended_and_ends_the_run(with_critic):
     assert wait_until(lambda: not psutil.pid_exists(pid))
 
 
+@pytest.mark.usefixtures("cluster")
+def test_a_process_that_dies_between_two_pieces_of_its_weights_ends_the_run(relay):
+    def die_between():
+        import os
+        import signal
+
+        from marl_plugins.engine.processes.policy_actor import PolicyActor
+
+        whole = PolicyActor._pieces
+
+        def some(self, limit):
+            for number, piece in enumerate(whole(self, 100_000)):
+                if number == 2:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                yield piece
+
+        PolicyActor._pieces = some
+
+    host = launch(copy.deepcopy(arguments(relay)), before=die_between)
+    host.wait()
+    with pytest.raises(RunEnded, match=r"of policy 'p' died while the policy gave its weights"):
+        asyncio.run(host.processes.weights())
+    host.stop()
+
+
 def test_forward_passes_pad_their_dispatch_to_the_ranks(hosts):
     """One batch for two ranks would leave the second without work, and a collective waiting for
     it."""

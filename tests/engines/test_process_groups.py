@@ -47,7 +47,8 @@ def three_steps(policy):
 
 @pytest.mark.usefixtures("cluster")
 @pytest.mark.parametrize(
-    ("zero", "dtype", "ranks"), [(0, "bf16", 1), (1, "fp32", 1), (2, "bf16", 2)]
+    ("zero", "dtype", "ranks"),
+    [(0, "bf16", 1), (1, "fp32", 1), (2, "bf16", 2), (3, "bf16", 2)],
 )
 def test_another_process_goes_on_with_the_state_bit_for_bit(relay, monkeypatch, zero, dtype, ranks):
     """Steps 3 to 5 in the process that did the first two, and in another one that was given its

@@ -131,6 +131,8 @@ KILLER = """
         async def work():
             if step == 2 and policy.name == "first":
                 kill("asleep", policy.engines)
+            if step == 2 and policy.name == "second":
+                kill("again", policy.engines)
             return await inner
         return work()
 
@@ -157,7 +159,8 @@ KILLER = """
             return await inner
         return work()
 """
-"""An engine is killed when the plugin's file is named so: `awake`, `asleep`, or `syncing`."""
+"""An engine is killed when the plugin's file is named so: `awake`, `asleep`, `syncing`, or the one
+in its place `again`."""
 
 
 def pytest_collection_modifyitems(items):
@@ -207,7 +210,7 @@ def written(folder, words):
         (recipe / f"{name}.yaml").write_text(textwrap.dedent(text).lstrip("\n"))
     for name, text in FILES.items():
         (recipe / name).write_text(textwrap.dedent(text).lstrip("\n"))
-    for name in ("awake_asleep", "syncing", "awake"):
+    for name in ("awake_asleep_again", "syncing", "awake"):
         (recipe / f"{name}.py").write_text(textwrap.dedent(KILLER).lstrip("\n"))
     shutil.copytree(recipes_root() / "mathchat", folder / "mathchat")
     (folder / "mathchat" / "small_paper.yaml").write_text(textwrap.dedent(PAPER).lstrip("\n"))
@@ -257,7 +260,7 @@ UNSEEN = ("--eval.steps", "-1", "--ckpt.best_metric_key", "none")
 SEATED = ("--plugin", "marl_plugins.process_groups")
 WATCHED = ("--plugin", "benchmarks.gpu_observer")
 ON_GPUS = {
-    "colocated": started("colocated", *TWO, *WATCHED, "--plugin", "{recipe}/awake_asleep.py"),
+    "colocated": started("colocated", *TWO, *WATCHED, "--plugin", "{recipe}/awake_asleep_again.py"),
     "apart": started("apart", *TWO, *POOL, "--plugin", "{recipe}/syncing.py"),
     "shared": started("colocated", "--max_steps", "1", "--ckpt.save_steps", "1", *WITH_CRITIC),
     "resumed": resumed("shared", *TWO),
@@ -269,7 +272,7 @@ ON_GPUS = {
         "colocated", "--mapping", "shared", "--vllm.gpu_memory_utilization", "0.99", *TWO
     ),
 }
-"""By name: three policies on 3 devices, two of whose engines are killed; two and a follower on 8,
+"""By name: three policies on 3 devices, two of whose engines are killed, one of them twice; two and a follower on 8,
 one of whose engines is killed; one for all roles on 1, and resumed; three on 6, whose engines move;
 three adapters on 1, whose engine is killed; three on 1, whose training processes come and go; on
 more than there are; and with more memory than is free."""

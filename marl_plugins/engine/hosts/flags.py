@@ -42,7 +42,6 @@ _SEQUENCE = "on GPUs, with packing; ring_flash_attn has not been run here yet"
 _REFERENCE = (
     "default: as many as the policy has; on CPU the reference lives in the policy's own processes"
 )
-_SYNC = "no effect: weights go through Ray's store"
 _CRITIC = "default: as many as the policy has"
 
 _PLAIN = """
@@ -94,8 +93,6 @@ _NOTED: dict[str, Flag] = {
         "K = rollout.batch_size x rollout.n_samples_per_prompt / train.batch_size optimiser steps",
     ),
     "train.micro_batch_size": Flag("policy", "rows per forward pass"),
-    "vllm.sync_backend": Flag("policy", _SYNC),
-    "vllm.sync_with_ray": Flag("policy", _SYNC),
     "ref.num_gpus_per_node": Flag("policy", _REFERENCE),
     "ref.num_nodes": Flag("policy", _REFERENCE),
     "ref.offload": Flag("policy", "on CPU there is nothing to offload from"),
@@ -135,6 +132,8 @@ _NOTED: dict[str, Flag] = {
     "data.prompt_probs": Flag("replaced", "by the recipe's task loader"),
     "data.prompt_split": Flag("replaced", "by the recipe's task loader"),
     "eval.split": Flag("replaced", "by the recipe's task loader"),
+    "vllm.sync_backend": Flag("replaced", "by Ray's store, through which weights go"),
+    "vllm.sync_with_ray": Flag("replaced", "by Ray's store, through which weights go"),
     "data.dataloader_num_workers": Flag("replaced", "tasks are read once at start"),
     "ckpt.max_mem": Flag(
         "replaced", "by --ckpt.max_num: complete steps are kept or deleted together"

@@ -328,10 +328,11 @@ def check_flag(
             "policies is not known yet"
         )
         return [Problem("flags.new", where, got, fix="remove it, or install a newer openrlhf-marl")]
-    if entry and entry.status == "refused" and not _is_default(flag, action):
-        return [Problem("flags.refused", where, f"cannot be used: {entry.note}")]
-    if entry and entry.status == "replaced":
-        return [Problem("flags.replaced", where, f"has no effect here: replaced: {entry.note}")]
+    if entry and not _is_default(flag, action):
+        if entry.status == "refused":
+            return [Problem("flags.refused", where, f"cannot be used: {entry.note}")]
+        if entry.status == "replaced":
+            return [Problem("flags.replaced", where, f"has no effect here: replaced: {entry.note}")]
     if per_policy and (entry is None or entry.status != "policy"):
         return [
             Problem(

@@ -12,7 +12,7 @@ import contextlib  # noqa: E402
 import os  # noqa: E402
 import re  # noqa: E402
 import tempfile  # noqa: E402
-from collections.abc import Callable, Iterable, Iterator, Sequence  # noqa: E402
+from collections.abc import Callable, Iterator, Sequence  # noqa: E402
 from copy import deepcopy  # noqa: E402
 from dataclasses import dataclass  # noqa: E402
 from pathlib import Path  # noqa: E402
@@ -23,16 +23,20 @@ import safetensors.torch  # noqa: E402
 from openrlhf.trainer.ray.vllm_engine import RolloutRayActor as _Upstream  # noqa: E402
 from ray import cloudpickle  # noqa: E402
 from vllm import SamplingParams  # noqa: E402
+from vllm.config import set_current_vllm_config  # noqa: E402
 from vllm.envs import VLLM_V1_OUTPUT_PROC_CHUNK_SIZE  # noqa: E402
 from vllm.inputs import TokensPrompt  # noqa: E402
+from vllm.model_executor.model_loader.reload import (  # noqa: E402
+    finalize_layerwise_reload,
+    initialize_layerwise_reload,
+)
 from vllm.utils import random_uuid  # noqa: E402
 
 from marl_plugins.engine.processes.mailbox import EVENT_LOOP_TURNS, Answer, Postbox  # noqa: E402
-from marl_plugins.engine.processes.pieces import joined, mapped, tensors_in  # noqa: E402
+from marl_plugins.engine.processes.pieces import joined, mapped  # noqa: E402
 
 if TYPE_CHECKING:
     from ray import ObjectRef
-    from torch import Tensor
     from vllm import RequestOutput
     from vllm.lora.request import LoRARequest
     from vllm.v1.worker.worker_base import WorkerBase
@@ -54,15 +58,13 @@ PREFILL_TOKENS = 8192
 """Prompt tokens of one engine step on CPU."""
 
 
-def load_pieces(worker: WorkerBase, paths: Sequence[str]) -> bool:
-    """Runs inside a vLLM worker: take over the weights in pieces that are mapped (`mapped`), on CPU
-    those of the whole model at once; whether they are on this host."""
-    if not all(map(os.path.exists, paths)):
+def load_piece(worker: WorkerBase, path: str) -> bool:
+    """Runs inside a vLLM worker: take over the weights in a piece that is mapped (`mapped`);
+    whether it is on this host."""
+    if not os.path.exists(path):
         return False
-    if cpu.device() == "cpu":
-        reload_all(worker, tensors_in(paths))
-    else:
-        worker.model_runner.model.load_weights(weights=tensors_in(paths))
+    with set_current_vllm_config(worker.vllm_config):
+        worker.model_runner.model.load_weights(weights=safetensors.torch.load_file(path).items())
     return True
 
 
@@ -71,20 +73,30 @@ def load_file(worker: WorkerBase, file: bytes) -> None:
     worker.model_runner.model.load_weights(weights=[*safetensors.torch.load(file).items()])
 
 
-def reload_all(worker: WorkerBase, weights: Iterable[tuple[str, Tensor]]) -> None:
-    """Runs inside a vLLM worker on CPU: take over all weights.
+def begin_reload(worker: WorkerBase) -> None:
+    """Runs inside a vLLM worker on CPU: expect all weights, until `end_reload`.
 
-    `reload_weights` rather than `load_weights`: the CPU backend has prepacked its matrices. It
-    leaves one of them stale: an output head that is tied to the embedding shares its weight but
+    These two are vLLM's `reload_weights`, which takes everything in one call: the backend has
+    prepacked its matrices, and packs those of a layer once the last piece of it is there.
+    """
+    with set_current_vllm_config(worker.vllm_config):
+        initialize_layerwise_reload(worker.model_runner.model)
+
+
+def end_reload(worker: WorkerBase) -> None:
+    """Runs inside a vLLM worker on CPU: all weights are there.
+
+    One matrix is stale then: an output head that is tied to the embedding shares its weight but
     keeps a packed copy of its own (vocab_parallel_embedding.py:62-66), so heads and embeddings are
     packed again.
     """
-    worker.reload_weights(weights_iterator=iter(weights))
-    for module in worker.model_runner.get_model().modules():
-        if (
-            hasattr(module, "cpu_linear") and module.weight.numel()
-        ):  # linear layers keep nothing but the packed copy
-            module.quant_method.process_weights_after_loading(module)
+    with set_current_vllm_config(worker.vllm_config):
+        finalize_layerwise_reload(worker.model_runner.model, worker.model_config)
+        for module in worker.model_runner.model.modules():
+            if (
+                hasattr(module, "cpu_linear") and module.weight.numel()
+            ):  # linear layers keep nothing but the packed copy
+                module.quant_method.process_weights_after_loading(module)
 
 
 def call_unpickled(worker: WorkerBase, pickled: bytes) -> object:
@@ -248,18 +260,21 @@ class RolloutActor(_Upstream.__ray_metadata__.modified_class):  # type: ignore[m
         self.asleep -= set(asleep)
 
     async def load_state(self, pieces: Sequence[ObjectRef], policy: str, version: int) -> None:
-        """Takes over a policy's weights, awake or asleep: one piece after the other, on CPU all at
-        once."""
+        """Takes over a policy's weights, awake or asleep, one piece after the other."""
         self.held.epoch += 1
         self.held.version = -1
         await self.wake_up(["weights"])
-        for some in [pieces] if cpu.device() == "cpu" else [[piece] for piece in pieces]:
-            taken = [await piece for piece in some]
-            with contextlib.ExitStack() as stack:
-                paths = [stack.enter_context(mapped(piece)) for piece in taken]
-                here = await self.llm.collective_rpc(load_pieces, args=(paths,))
+        on_cpu = cpu.device() == "cpu"
+        if on_cpu:
+            await self.llm.collective_rpc(begin_reload)
+        for reference in pieces:
+            piece = await reference
+            with mapped(piece) as path:
+                here = await self.llm.collective_rpc(load_piece, args=(path,))
             if not all(here):  # an engine of more devices than this host has
-                await self.llm.collective_rpc(load_file, args=(joined(taken),))
+                await self.llm.collective_rpc(load_file, args=(joined([piece]),))
+        if on_cpu:
+            await self.llm.collective_rpc(end_reload)
         await self.llm.reset_prefix_cache()
         self.held.policy, self.held.version = policy, version
 

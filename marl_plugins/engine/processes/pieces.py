@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+from collections import ChainMap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -76,17 +77,12 @@ def mapped(piece: Piece) -> Iterator[str]:
         yield f"/proc/{os.getpid()}/fd/{file.fileno()}"
 
 
-def tensors_in(paths: Sequence[str]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yields the names and tensors of pieces that are mapped; the tensors are not copied."""
-    for path in paths:
-        yield from safetensors.torch.load_file(path).items()
-
-
 def joined(pieces: Sequence[Piece]) -> bytes:
     """Returns pieces as one safetensors file."""
     if len(pieces) == 1:
         return b"".join(pieces[0])
     with contextlib.ExitStack() as stack:
         paths = [stack.enter_context(mapped(piece)) for piece in pieces]
-        whole: bytes = safetensors.torch.save(dict(tensors_in(paths)))
+        files = map(safetensors.torch.load_file, paths)
+        whole: bytes = safetensors.torch.save(dict(ChainMap(*files)))
     return whole

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from ray.actor import ActorHandle
 
 
-GONE_SECONDS = 30.0
-"""Within which a process that was killed is gone, and its children."""
+ASKED_SECONDS, GONE_SECONDS = 5.0, 30.0
+"""Within which a process that was asked to end, or killed, is gone, and its children."""
 
 
 class ProcessPlace(NamedTuple):
@@ -46,7 +46,8 @@ class ProcessPlace(NamedTuple):
             self._there(os.kill, self.pid, signal.SIGKILL)
 
     def end(self) -> None:
-        """Ends its family, and waits for that: what they held of a device is free then."""
+        """Ends its family, which has been asked to (`ray.kill`), and waits for that: what they held
+        of a device is free then."""
         waiting = self._there(_end, self.family)
         if waiting is not None:
             ray.get(waiting)
@@ -93,13 +94,22 @@ def _here() -> ProcessPlace:
 
 
 def _end(family: Sequence[tuple[int, float]]) -> None:
-    for one in family:
-        if _runs(*one):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(one[0], signal.SIGKILL)
-    until = time.monotonic() + GONE_SECONDS
-    while time.monotonic() < until and any(_runs(*one) for one in family):
+    if not _gone(family, ASKED_SECONDS):  # Ray complains to the console of whom a signal ends
+        for one in family:
+            if _runs(*one):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(one[0], signal.SIGKILL)
+        _gone(family, GONE_SECONDS)
+
+
+def _gone(family: Sequence[tuple[int, float]], seconds: float) -> bool:
+    """Waits for the end of processes; returns whether all have ended in time."""
+    until = time.monotonic() + seconds
+    while running := any(_runs(*one) for one in family):
+        if time.monotonic() > until:
+            break
         time.sleep(0.02)
+    return not running
 
 
 def _runs(pid: int, began: float) -> bool:

@@ -312,8 +312,9 @@ def _engine(module):
     async def calling(self, method, *arguments, **options):
         name = getattr(method, "__name__", method)
         assert self.awake["weights"], f"{name} in an engine that has no weights"
-        # What an adapter has sampled over its own push is asked again; others go on.
-        assert not self.running or name == "set_adapter", f"{name} while {self.running} run"
+        # What an adapter has sampled over its own push is asked again, and others go on; what asks
+        # a worker changes nothing.
+        assert not self.running or not name.startswith("load_"), f"{name} while {self.running} run"
         record("call", method=name)
         asked = [worker.call.remote(method, *options["args"]) for worker in self.others]
         answers = await rpc(self, method, *arguments, **options)
@@ -376,7 +377,8 @@ class OtherWorker:
 
     def call(self, function, *arguments):
         model = types.SimpleNamespace(load_weights=self.load)
-        worker = types.SimpleNamespace(model_runner=types.SimpleNamespace(model=model))
+        runner = types.SimpleNamespace(model=model)
+        worker = types.SimpleNamespace(model_runner=runner, vllm_config=None)
         return function(worker, *arguments)
 
     def load(self, weights):
@@ -419,10 +421,12 @@ def _worker(module):
         return set(given)
 
     def take_over(self):
-        from marl_plugins.engine.processes.engine_actor import reload_all
+        from marl_plugins.engine.processes.engine_actor import begin_reload, end_reload
 
         del self.model_runner.get_model().load_weights
-        reload_all(self, self.arrived.items())
+        begin_reload(self)
+        self.model_runner.get_model().load_weights(self.arrived.items())
+        end_reload(self)
         record("weights", tensors=len(self.arrived), digest=digest(self.arrived))
         self.arrived = {}
         keep(self)
