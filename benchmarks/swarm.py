@@ -18,6 +18,10 @@ differ in how many of the groups are its own.
                          the same four members of 8/0
     rare 8/0, rare 4/4   from a start at which a quarter of the answers is right, the second
                          compared with the first; only if they are named
+    stream ARM           8/0, 6/2, 4/4 and 2/6 in the paper's regime: one answer in fifty is right
+                         at the start, questions hardly come again, 500 rounds of one optimiser
+                         step (`recipes/swarm/stream.yaml`); compared with stream 8/0, and only if
+                         they are named
     frozen ARM           learning rate 0, eight steps: what the arm's choice of groups does to the
                          numbers by itself
 
@@ -27,7 +31,8 @@ differ in how many of the groups are its own.
 a 95 % t-interval. `fall` is the oscillation: by how much held-out success lies below its best so
 far, the mean over evaluations, in points. `differs from` is the first step from which the mean of
 held-out success up to there differs from that of the arm of comparison with 95 % certainty.
-Finished runs in FOLDER are not repeated.
+Finished runs in FOLDER are not repeated. Those of `stream` can be interrupted: the same command
+goes on at the last of every 25 steps, with an empty store.
 """
 
 from __future__ import annotations
@@ -49,7 +54,7 @@ from marl_plugins.engine.records.intervals import t_quantile
 from marl_plugins.engine.records.read import RunReader
 
 SWARM = recipes_root() / "swarm"
-STEPS, FROZEN_STEPS = 48, 8
+STEPS, FROZEN_STEPS, STREAM_STEPS = 48, 8, 500
 RARE_SLIPS = 0.9
 MEMBERS = [f"a{n}" for n in range(1, 9)]
 CAPABILITY = ("--swarm.weight", "capability", "--algo.advantage.estimator", "reinforce")
@@ -71,14 +76,20 @@ ARMS = {
     "stronger": split(4),
     "rare 8/0": split(8),
     "rare 4/4": split(4),
+    **{f"stream {own}/{8 - own}": split(own) for own in (8, 6, 4, 2)},
 }
-COMPARED = {"capability": "alone", "rare 8/0": "rare 8/0", "rare 4/4": "rare 8/0"}
+COMPARED = {
+    "capability": "alone",
+    **{arm: f"{arm.partition(' ')[0]} 8/0" for arm in ARMS if " " in arm},
+}
 """The arm with which one is compared; the others with 8/0."""
 
 
 def recipe_of(arm: str, out: Path) -> Path:
     """Return the recipe of an arm: the shipped one, or one in a changed copy of its folder."""
     name = arm.partition(" ")[0]
+    if name == "stream":
+        return SWARM / "stream.yaml"
     if name not in ("stronger", "rare"):
         return SWARM / "population.yaml"
     if name == "stronger":
@@ -101,9 +112,13 @@ def recipe_of(arm: str, out: Path) -> Path:
 
 def run(arm: str, seed: int, out: Path, frozen: bool = False) -> RunReader:
     """Return an arm's run, made where it is not there."""
-    steps = FROZEN_STEPS if frozen else STEPS
+    stream = arm.startswith("stream")
+    steps = FROZEN_STEPS if frozen else STREAM_STEPS if stream else STEPS
     words = ["--recipe", str(recipe_of(arm, out)), *ARMS[arm], "--max_steps", str(steps)]
-    words += ["--train.num_episodes", "8", "--eval.steps", "4"]
+    if stream:
+        words += ["--ckpt.load_enable", "--ckpt.save_steps", "25"]
+    else:
+        words += ["--train.num_episodes", "8", "--eval.steps", "4"]
     name = f"{'frozen-' * frozen}{arm.replace('/', '-').replace(' ', '-')}"
     train(name, [*words, *(["--actor.adam.lr", "0"] if frozen else [])], seed, out)
     return RunReader(out / f"{name}-{seed}")
@@ -198,7 +213,7 @@ def main() -> None:
         "--arms",
         nargs="+",
         choices=list(ARMS),
-        default=[arm for arm in ARMS if not arm.startswith("rare")],
+        default=[arm for arm in ARMS if " " not in arm],
     )
     add_flag(parser)
     options = parser.parse_args()
