@@ -68,7 +68,7 @@ def main(words: Sequence[str]) -> int:
     try:
         return {"show": _show, "add": _add, "judge": _judge}[options.action](options)
     except (OSError, ImportError) as error:
-        name = str(vars(options).get("address", options.file))
+        name = str(getattr(options, "address", "") or options.file)
         raise ConfigurationError(Problem("swarm.unreachable", at(name=name), str(error))) from None
 
 
