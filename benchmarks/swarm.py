@@ -32,7 +32,8 @@ a 95 % t-interval. `fall` is the oscillation: by how much held-out success lies 
 far, the mean over evaluations, in points. `differs from` is the first step from which the mean of
 held-out success up to there differs from that of the arm of comparison with 95 % certainty.
 Finished runs in FOLDER are not repeated. Those of `stream` can be interrupted: the same command
-goes on at the last of every 25 steps, with an empty store.
+goes on at the last of every 25 steps, with an empty store. `--stream_steps` makes them shorter, in
+another FOLDER.
 """
 
 from __future__ import annotations
@@ -110,10 +111,12 @@ def recipe_of(arm: str, out: Path) -> Path:
     return copy / ("stronger.yaml" if name == "stronger" else "population.yaml")
 
 
-def run(arm: str, seed: int, out: Path, frozen: bool = False) -> RunReader:
+def run(
+    arm: str, seed: int, out: Path, frozen: bool = False, stream_steps: int = STREAM_STEPS
+) -> RunReader:
     """Return an arm's run, made where it is not there."""
     stream = arm.startswith("stream")
-    steps = FROZEN_STEPS if frozen else STREAM_STEPS if stream else STEPS
+    steps = FROZEN_STEPS if frozen else stream_steps if stream else STEPS
     words = ["--recipe", str(recipe_of(arm, out)), *ARMS[arm], "--max_steps", str(steps)]
     if stream:
         words += ["--ckpt.load_enable", "--ckpt.save_steps", "25"]
@@ -178,11 +181,13 @@ def differs_from(
     return first
 
 
-def row(arm: str, seeds: Sequence[int], out: Path, frozen: bool) -> str:
+def row(arm: str, seeds: Sequence[int], out: Path, frozen: bool, stream_steps: int) -> str:
     """One arm's line of the table."""
     members = MEMBERS[:4] if arm == "stronger" else MEMBERS
-    runs = [curves(run(arm, seed, out, frozen), members) for seed in seeds]
-    others = [curves(run(COMPARED.get(arm, "8/0"), seed, out, frozen), members) for seed in seeds]
+    runs, others = (
+        [curves(run(each, seed, out, frozen, stream_steps), members) for seed in seeds]
+        for each in (arm, COMPARED.get(arm, "8/0"))
+    )
     held, of_others = ([[*held.values()] for _, held in found] for found in (runs, others))
     own = [statistics.fmean(own) for own, _ in runs]
     ratio = interval(
@@ -208,7 +213,8 @@ def main() -> None:
     )
     parser.add_argument("--out", type=Path, default=Path("runs/bench-swarm"))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--frozen_seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--frozen_seeds", type=int, nargs="*", default=[0])
+    parser.add_argument("--stream_steps", type=int, default=STREAM_STEPS)
     parser.add_argument(
         "--arms",
         nargs="+",
@@ -227,7 +233,7 @@ def main() -> None:
     print("|---|---|---|---|---|---|---|---|---|", flush=True)
     for frozen, seeds in ((False, options.seeds), (True, options.frozen_seeds)):
         for arm in options.arms if seeds else ():
-            print(row(arm, seeds, options.out, frozen), flush=True)
+            print(row(arm, seeds, options.out, frozen, options.stream_steps), flush=True)
 
 
 if __name__ == "__main__":
