@@ -11,7 +11,7 @@ from statistics import fmean, pstdev
 import pytest
 from simulated import without_seconds
 from test_exchange import recorded
-from test_swarm import fit, peer
+from test_swarm import fit, peer, population
 
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.loading import load_file
@@ -94,6 +94,16 @@ def test_a_run_is_judged_once_a_step_and_stays_the_same(address, tmp_path):
     numbers = {word: recorded(run, "metrics.jsonl")[-1] for word, run in runs.items()}
     assert (numbers["judged"]["swarm/judged"], numbers["judged"]["swarm/unjudged"]) == (0.0, 0.0)
     assert numbers["gone"]["swarm/unjudged"] == 1.0 and "swarm/unjudged" not in numbers["not"]
+
+
+def test_every_member_of_a_population_is_judged_for_itself(address, tmp_path):
+    run = population(tmp_path / "a", tmp_path / "store", external=2, frozen="s", judge=address)
+    noted = read_lines(tmp_path / "judged.jsonl", judge.JudgedRound)
+    me = run.run.state(Swarm).run
+    assert sorted((n.round, n.peer, n.group) for n in noted) == [
+        (n, f"alice.{name}-{me}", "swarm") for n in (1, 2, 3) for name in "pq"
+    ]
+    assert {line["swarm/unjudged"] for line in recorded(run, "metrics.jsonl")} == {0.0}
 
 
 def drawn(draw, rates, rounds):
