@@ -18,6 +18,10 @@ differ in how many of the groups are its own.
                          the same four members of 8/0
     rare 8/0, rare 4/4   from a start at which a quarter of the answers is right, the second
                          compared with the first; only if they are named
+    stream ARM           8/0, 6/2, 4/4 and 2/6 in the paper's regime: one answer in fifty is right
+                         at the start, questions hardly come again, 500 rounds of one optimiser
+                         step (`recipes/swarm/stream.yaml`); compared with stream 8/0, and only if
+                         they are named
     frozen ARM           learning rate 0, eight steps: what the arm's choice of groups does to the
                          numbers by itself
 
@@ -27,7 +31,9 @@ differ in how many of the groups are its own.
 a 95 % t-interval. `fall` is the oscillation: by how much held-out success lies below its best so
 far, the mean over evaluations, in points. `differs from` is the first step from which the mean of
 held-out success up to there differs from that of the arm of comparison with 95 % certainty.
-Finished runs in FOLDER are not repeated.
+Finished runs in FOLDER are not repeated. Those of `stream` can be interrupted: the same command
+goes on at the last of every 25 steps, with an empty store. `--stream_steps` makes them shorter, in
+another FOLDER.
 """
 
 from __future__ import annotations
@@ -49,7 +55,7 @@ from marl_plugins.engine.records.intervals import t_quantile
 from marl_plugins.engine.records.read import RunReader
 
 SWARM = recipes_root() / "swarm"
-STEPS, FROZEN_STEPS = 48, 8
+STEPS, FROZEN_STEPS, STREAM_STEPS = 48, 8, 500
 RARE_SLIPS = 0.9
 MEMBERS = [f"a{n}" for n in range(1, 9)]
 CAPABILITY = ("--swarm.weight", "capability", "--algo.advantage.estimator", "reinforce")
@@ -71,14 +77,20 @@ ARMS = {
     "stronger": split(4),
     "rare 8/0": split(8),
     "rare 4/4": split(4),
+    **{f"stream {own}/{8 - own}": split(own) for own in (8, 6, 4, 2)},
 }
-COMPARED = {"capability": "alone", "rare 8/0": "rare 8/0", "rare 4/4": "rare 8/0"}
+COMPARED = {
+    "capability": "alone",
+    **{arm: f"{arm.partition(' ')[0]} 8/0" for arm in ARMS if " " in arm},
+}
 """The arm with which one is compared; the others with 8/0."""
 
 
 def recipe_of(arm: str, out: Path) -> Path:
     """Return the recipe of an arm: the shipped one, or one in a changed copy of its folder."""
     name = arm.partition(" ")[0]
+    if name == "stream":
+        return SWARM / "stream.yaml"
     if name not in ("stronger", "rare"):
         return SWARM / "population.yaml"
     if name == "stronger":
@@ -99,11 +111,17 @@ def recipe_of(arm: str, out: Path) -> Path:
     return copy / ("stronger.yaml" if name == "stronger" else "population.yaml")
 
 
-def run(arm: str, seed: int, out: Path, frozen: bool = False) -> RunReader:
+def run(
+    arm: str, seed: int, out: Path, frozen: bool = False, stream_steps: int = STREAM_STEPS
+) -> RunReader:
     """Return an arm's run, made where it is not there."""
-    steps = FROZEN_STEPS if frozen else STEPS
+    stream = arm.startswith("stream")
+    steps = FROZEN_STEPS if frozen else stream_steps if stream else STEPS
     words = ["--recipe", str(recipe_of(arm, out)), *ARMS[arm], "--max_steps", str(steps)]
-    words += ["--train.num_episodes", "8", "--eval.steps", "4"]
+    if stream:
+        words += ["--ckpt.load_enable", "--ckpt.save_steps", "25"]
+    else:
+        words += ["--train.num_episodes", "8", "--eval.steps", "4"]
     name = f"{'frozen-' * frozen}{arm.replace('/', '-').replace(' ', '-')}"
     train(name, [*words, *(["--actor.adam.lr", "0"] if frozen else [])], seed, out)
     return RunReader(out / f"{name}-{seed}")
@@ -163,11 +181,13 @@ def differs_from(
     return first
 
 
-def row(arm: str, seeds: Sequence[int], out: Path, frozen: bool) -> str:
+def row(arm: str, seeds: Sequence[int], out: Path, frozen: bool, stream_steps: int) -> str:
     """One arm's line of the table."""
     members = MEMBERS[:4] if arm == "stronger" else MEMBERS
-    runs = [curves(run(arm, seed, out, frozen), members) for seed in seeds]
-    others = [curves(run(COMPARED.get(arm, "8/0"), seed, out, frozen), members) for seed in seeds]
+    runs, others = (
+        [curves(run(each, seed, out, frozen, stream_steps), members) for seed in seeds]
+        for each in (arm, COMPARED.get(arm, "8/0"))
+    )
     held, of_others = ([[*held.values()] for _, held in found] for found in (runs, others))
     own = [statistics.fmean(own) for own, _ in runs]
     ratio = interval(
@@ -193,12 +213,13 @@ def main() -> None:
     )
     parser.add_argument("--out", type=Path, default=Path("runs/bench-swarm"))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--frozen_seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--frozen_seeds", type=int, nargs="*", default=[0])
+    parser.add_argument("--stream_steps", type=int, default=STREAM_STEPS)
     parser.add_argument(
         "--arms",
         nargs="+",
         choices=list(ARMS),
-        default=[arm for arm in ARMS if not arm.startswith("rare")],
+        default=[arm for arm in ARMS if " " not in arm],
     )
     add_flag(parser)
     options = parser.parse_args()
@@ -212,7 +233,7 @@ def main() -> None:
     print("|---|---|---|---|---|---|---|---|---|", flush=True)
     for frozen, seeds in ((False, options.seeds), (True, options.frozen_seeds)):
         for arm in options.arms if seeds else ():
-            print(row(arm, seeds, options.out, frozen), flush=True)
+            print(row(arm, seeds, options.out, frozen, options.stream_steps), flush=True)
 
 
 if __name__ == "__main__":

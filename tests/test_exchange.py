@@ -65,6 +65,9 @@ class Tokenizer:
         assert split_special_tokens and not add_special_tokens
         return list(map(ord, text))
 
+    def __len__(self):
+        return 0x110000
+
     def decode(self, ids, skip_special_tokens):
         return "".join(map(chr, ids))
 
@@ -395,6 +398,44 @@ def answer(record, **values):
 )
 def test_a_record_that_cannot_be_said_again_word_for_word_is_refused(tmp_path, change, reason):
     assert refused(exchange_of(twelve_votes, ["voter", "decider"])(tmp_path), change) == reason
+
+
+class OwnTokenizer(StepExchange):
+    """An exchange with peers that have this run's tokenizer, so that ids are taken."""
+
+    def has_tokenizer(self, words, role, chat):
+        return True
+
+
+@pytest.mark.parametrize(
+    ("text", "ids", "end", "taken"),
+    [
+        ("ab", "ab^", "eos", True),
+        ("ab", "ab", "stop", True),
+        ("ab", "ac^", "eos", False),
+        ("ab", "ab^", "length", False),
+        ("ab", "ab", "eos", False),
+        ("a^b", "a^b^", "eos", False),
+        ("a^", "a^^", "eos", False),
+        ("", "^", "eos", True),
+    ],
+)
+def test_ids_say_the_text_and_end_where_it_ends(tmp_path, text, ids, end, taken):
+    async def once(task, roles, tools):
+        return await roles.voter(q=task.prompt)
+
+    session = exchange_of(once, ["voter"])(tmp_path)
+    given = rolled_out(session, simulated_engine(), samples=1)
+    exchange = OwnTokenizer(session, 1, session.train_tasks[:2], given)
+    record = exchange.write(given[0])
+    answer(record, text=text, ids=list(ids.encode()), end=end)
+    if taken:
+        (action,) = asyncio.run(exchange.read(record, PEER)).actions
+        assert action.generation.ids == tuple(ids.encode())
+        return
+    with pytest.raises(RefusedRecord) as error:
+        asyncio.run(exchange.read(record, PEER))
+    assert error.value.reason == "text"
 
 
 def test_a_record_counts_once(tmp_path):

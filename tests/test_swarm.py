@@ -7,12 +7,14 @@ import json
 import math
 import os
 import random
+import secrets
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
 import zlib
+from collections import defaultdict
 from contextlib import suppress
 from types import SimpleNamespace
 from typing import ClassVar
@@ -32,6 +34,7 @@ from marl_plugins.core.roles import RoleSpec
 from marl_plugins.core.trajectory import Task
 from marl_plugins.engine.plan.build import build_plan
 from marl_plugins.engine.records.read import Filter, RunReader
+from marl_plugins.swarm import _round
 from marl_plugins.swarm.capability import (
     CAPABILITY_ROUNDING,
     CAPABILITY_ROUNDS,
@@ -44,7 +47,7 @@ from marl_plugins.swarm.capability import (
 from marl_plugins.swarm.command import main
 from marl_plugins.swarm.peers import Swarm
 from marl_plugins.swarm.record import key_of, packed, unpacked
-from marl_plugins.swarm.store import MOST_RECORD_BYTES, RecordName, RecordStore
+from marl_plugins.swarm.store import MOST_RECORD_BYTES, MOST_ROUND, RecordName, RecordStore
 
 PLUGIN = "marl_plugins.swarm"
 DEFAULTS = {
@@ -55,6 +58,7 @@ DEFAULTS = {
     "spread": 0.0,
     "quota": 0,
     "keep": 0,
+    "judge": None,
 } | {
     "weight": "own",
     "alpha": 1.0,
@@ -105,10 +109,11 @@ def received(trainer):
 def test_a_run_takes_groups_of_its_peers_and_the_numbers_add_up(tmp_path):
     store = tmp_path / "store"
     fit(peer(tmp_path / "a", store, seed=7))
-    bob = fit(peer(tmp_path / "b", store, seed=8, name="bob", external=2))
+    bob = fit(peer(tmp_path / "b", store, seed=8, name="bob", external=2, staleness=2))
     names = RecordStore(str(store)).names()
     assert {(n.peer, n.round) for n in names} == {
-        (p, r) for p in ("alice", "bob") for r in (1, 2, 3)
+        *(("alice", r) for r in (1, 2, 3)),
+        *(("bob", r) for r in (3, 4, 5)),  # who comes is in the present
     } and len(names) == 24
     for line, ledger in zip(
         recorded(bob, "metrics.jsonl"), recorded(bob, "ledger.jsonl"), strict=True
@@ -124,7 +129,7 @@ def test_a_run_takes_groups_of_its_peers_and_the_numbers_add_up(tmp_path):
     taken = received(bob)
     assert len(taken) == len(set(taken)) == 12  # no record twice
     assert all(
-        origin.startswith("alice-") and step - int(origin.split()[-1]) in (0, 1)
+        origin.startswith("alice-") and step + 2 - int(origin.split()[-1]) in (0, 1, 2)
         for step, origin, *_ in taken
     )
 
@@ -175,14 +180,15 @@ def test_samplers_choose_by_the_outcomes_here(tmp_path):
     found, metrics = tasks("nonzero")
     assert found == {"t2", "t3"} and metrics["swarm/unlike"] == 2.0
     assert tasks("nonzero", spread=1.0)[0] == set()
-    assert tasks("reward", external=1)[0] == {"t1"}
+    assert tasks("reward", external=1)[0] < {"t2", "t3"}  # t1 has no advantage
     assert len(tasks("uniform", quota=3)[0]) == 3
+    assert tasks("nonzero", external=9)[0] == {"t2", "t3"}  # there are no more
 
 
 def test_a_repeated_step_takes_in_what_it_took_in_although_peers_go_on(tmp_path):
     store = tmp_path / "store"
     fit(peer(tmp_path / "a", store, seed=7))
-    options = {"seed": 8, "name": "bob", "external": 2}
+    options = {"seed": 8, "name": "bob", "external": 2, "staleness": 9}
     first = peer(tmp_path / "b", store, steps=2, **options)
     fit(first)
     state = json.loads(json.dumps(first.plugins.named.state(first.run)))
@@ -198,6 +204,7 @@ def test_a_repeated_step_takes_in_what_it_took_in_although_peers_go_on(tmp_path)
     again.session.policies["p"].version = 2
     fit(again, done=2)
     assert received(again) == received(third) and len(received(third)) == 4
+    assert len({(n.round, n.key) for n in RecordStore(str(store)).names() if n.peer == "bob"}) == 12
     other = peer(
         tmp_path / "b4", store, steps=3, **options
     )  # a fresh run in the same folder reads nobody else's journal
@@ -214,12 +221,123 @@ def test_a_journal_that_is_damaged_pauses_the_run(tmp_path):
         fit(trainer)
 
 
-def test_stale_and_future_rounds_wait_or_are_left(tmp_path):
+def rounds_taken(trainer):
+    """Who took in what of whom, by step: (step, peer, round)."""
+    found = ((step, *origin.split(" round ")) for step, origin, *_ in received(trainer))
+    return {(step, name.partition("-")[0], int(number)) for step, name, number in found}
+
+
+def test_who_comes_lags_or_leaves_learns_from_the_present(tmp_path):
+    """alice plays twenty rounds; bob comes, and then carol; alice is back from a checkpoint when
+    both have gone on."""
+    store, tasks = tmp_path / "store", [Task(f"t{n}", f"q{n}", "4") for n in range(88)]
+    options = {"external": 12, "staleness": 1, "tasks": tasks}
+    alice = peer(tmp_path / "a", store, seed=7, steps=20, tasks=tasks)
+    fit(alice)
+    bob = fit(peer(tmp_path / "b", store, seed=8, steps=2, name="bob", **options))
+    assert rounds_taken(bob) == {(1, "alice", 19), (1, "alice", 20)}  # and never twice
+    for n, path in enumerate(sorted(store.rglob("*.json.gz"))):
+        os.utime(path, (9e8 - n, 9e8 - n))  # the store's clock runs backwards
+    carol = fit(peer(tmp_path / "c", store, seed=9, steps=4, name="carol", **options))
+    assert rounds_taken(carol) == {(1, "alice", 20), (1, "bob", 20), (1, "bob", 21)}
+    again = peer(tmp_path / "a2", store, seed=7, steps=22, **options)
+    again.plugins.named.restore(again.run, alice.plugins.named.state(alice.run))
+    again.session.policies["p"].version = 20
+    fit(again, done=20)
+    assert rounds_taken(again) == {(21, "carol", 23), (21, "carol", 24)}
+    rounds = defaultdict(set)
+    for name in RecordStore(str(store)).names():
+        rounds[name.peer].add(name.round)
+    assert rounds == {
+        "alice": {*range(1, 21), 24, 25},
+        "bob": {20, 21},
+        "carol": {21, 22, 23, 24},
+    }
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 9)), max_size=60), st.integers(0, 12))
+@settings(max_examples=60, deadline=None)
+def test_rounds_only_grow_and_a_repeated_step_has_its_own(turns, forger):
+    """Four peers step in any order; one in five steps is made again from what was saved before it.
+    A stranger names a far future."""
+    store = RecordStore(f"memory://rounds-{secrets.token_hex(4)}")
+    swarms = [Swarm() for _ in range(4)]
+    for n, (who, chance) in enumerate(turns):
+        swarm, newest = swarms[who], store.newest()
+        before = swarm.round
+        now = _round(store, swarm)
+        assert now > before and now >= newest and (now == newest or now == before + 1)
+        store.put(RecordName(now, f"p{who}", swarm.run, f"{n:016x}"), b"")
+        if chance > 7:  # others go on meanwhile
+            store.put(RecordName(now + chance, "other", "0" * 8, f"{n:016x}"), b"")
+            assert _round(store, swarm) == now or not before  # nothing was saved: a new run
+        swarm.round = now
+        if n == forger:
+            for far in (MOST_ROUND, 10**12 - 1):
+                store.put(RecordName(far, "mallory", "0" * 8, "0" * 16), b"")
+
+
+def test_a_peer_that_names_a_far_future_or_rewrites_its_past_moves_no_experience(tmp_path):
     store = tmp_path / "store"
+    for number in (10**12 - 1, MOST_ROUND):
+        path = store / RecordName(number, "mallory", "0" * 8, key_of("t0")).path
+        path.parent.mkdir(parents=True)
+        path.write_bytes(HOSTILE["no JSON"])
     fit(peer(tmp_path / "a", store, seed=7, steps=3))
-    bob = fit(peer(tmp_path / "b", store, seed=8, steps=5, name="bob", external=12, staleness=0))
-    rounds = [(step, int(origin.split()[-1])) for step, origin, *_ in received(bob)]
-    assert {(1, 1), (2, 2), (3, 3)} == set(rounds)
+    options = {"external": 12, "staleness": 2, "seed": 8, "name": "bob"}
+    bob = peer(tmp_path / "b", store, steps=2, **options)
+    bob.run.state(Swarm).round = MOST_ROUND + 1  # in step with alice
+    for number in range(2):
+        old = RecordName(5 + number, "alice", "0" * 8, key_of("t0"))
+        RecordStore(str(store)).put(old, packed([good(), good(sample=1)]))
+    fit(bob)
+    assert {r for _, _, r in rounds_taken(bob)} == {MOST_ROUND + n for n in (0, 1, 2)}
+    assert {step for step, *_ in rounds_taken(bob)} == {1}
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("sampler", ["nonzero", "reward"])
+def test_samplers_search_until_enough_and_quotas_count_what_is_taken(tmp_path, sampler, seed):
+    """Two peers have 40 groups each, of which four differ; an independent choice is compared."""
+    draw, store = random.Random(seed), RecordStore(str(tmp_path / "store"))
+    tasks = [Task(f"t{n}", f"q{n}", None) for n in range(40)]
+    worth = {}
+    for who in ("p", "q"):
+        for n, task in enumerate(tasks):
+            # of 10 samples as many are right; none and all of them have no advantage
+            worth[who, task.id] = draw.randrange(1, 10) if n % 10 == 3 else draw.choice([0, 10])
+            name = RecordName(1, who, "0" * 8, key_of(task.id))
+            store.put(name, packed([good(task.id, sample) for sample in range(10)]))
+
+    def outcome(t):
+        return float(t.sample < worth[t.origin[0], t.task.id]) if t.origin else 0.5
+
+    for quota, count in ((0, 3), (2, 3), (1, 5), (0, 20)):
+        bob = peer(
+            tmp_path / f"{quota}-{count}",
+            tmp_path / "store",
+            seed=seed,
+            name="bob",
+            steps=1,
+            publish=0.0,
+            outcome=outcome,
+            tasks=tasks,
+            sampler=sampler,
+            external=count,
+            quota=quota,
+        )
+        taken = {(origin[0], task) for _, origin, task, _ in received(fit(bob))}
+        values = sorted((worth[each] for each in taken), reverse=True)
+        assert all(0 < value < 10 for value in values)
+        by_peer = {
+            who: sorted((v for (w, _), v in worth.items() if w == who and 0 < v < 10), reverse=True)
+            for who in ("p", "q")
+        }
+        allowed = [v for of in by_peer.values() for v in of[: quota or count]]
+        best = sorted(allowed, reverse=True)[:count]
+        assert len(values) == len(best)
+        if sampler == "reward":
+            assert values == best
 
 
 def test_old_records_of_its_own_are_removed_and_no_others(tmp_path):
@@ -227,7 +345,7 @@ def test_old_records_of_its_own_are_removed_and_no_others(tmp_path):
     fit(peer(tmp_path / "a", store, seed=7, steps=2))
     fit(peer(tmp_path / "b", store, seed=8, steps=5, name="bob", keep=2))
     found = {(n.peer, n.round) for n in RecordStore(str(store)).names()}
-    assert found == {("alice", 1), ("alice", 2), ("bob", 3), ("bob", 4), ("bob", 5)}
+    assert found == {("alice", 1), ("alice", 2), ("bob", 4), ("bob", 5), ("bob", 6)}
 
 
 # -- stores that fail, and records that lie
@@ -460,14 +578,14 @@ def population(folder, store, name="alice", frozen=(), fitted=True, **options):
 def test_the_members_of_a_population_are_peers_of_each_other(tmp_path):
     store = tmp_path / "store"
     fit(peer(tmp_path / "b", store, seed=7, name="bob"))
-    run = population(tmp_path / "a", store, external=2, frozen="s")
+    run = population(tmp_path / "a", store, external=2, frozen="s", staleness=2)
     names = RecordStore(str(store)).names()
     assert {n.peer for n in names} == {"bob", "alice.p", "alice.q", "alice.s"}
     found = list(RunReader(run.records.folder).trajectories(Filter(received=True)))
     taken = [t for t in found if t.origin]
     assert len(taken) == 3 * 2 * 2 * 2  # steps, learners, groups, samples
     for t in taken:
-        source, _, learner = t.origin.partition(" step ")
+        source, _, learner = t.origin.partition(" round ")
         learner = learner.partition(" to ")[2]
         assert learner in ("p", "q") and source.rpartition("-")[0] != f"alice.{learner}"
         assert {a.policy for a in t.actions} == {learner}
@@ -476,7 +594,7 @@ def test_the_members_of_a_population_are_peers_of_each_other(tmp_path):
         "bob",
     }  # a frozen member publishes, and takes nothing
     own = {(t.step, t.task.id): t.actions[0].policy for t in found if not t.origin}
-    made_by = {(n.round, n.key): n.peer for n in names if n.peer != "bob"}
+    made_by = {(n.round - 2, n.key): n.peer for n in names if n.peer != "bob"}
     assert made_by == {
         (step, key_of(task)): f"alice.{policy}" for (step, task), policy in own.items()
     }
@@ -599,6 +717,7 @@ def test_foreign_rows_are_weighted_by_capability_and_by_how_likely_they_are_here
         seed=8,
         name="bob",
         external=2,
+        staleness=2,
         weight="capability",
         outcome=lambda t: 0.8 if t.origin else 0.4,
     )
@@ -650,6 +769,7 @@ def strangers(tmp_path, trust, tasks_module=None, publish="labels"):
         seed=8,
         name="bob",
         external=2,
+        staleness=2,
         trust=trust,
         outcome=lambda t: float(bool(t.task.label)),
     )
@@ -661,7 +781,7 @@ def strangers(tmp_path, trust, tasks_module=None, publish="labels"):
 
 def test_strangers_tasks_are_refused_by_default(tmp_path):
     taken, metrics = strangers(tmp_path, "tasks")
-    assert not taken and metrics[0]["swarm/refused/task"] == 4.0
+    assert not taken and metrics[0]["swarm/refused/task"] == 12.0
 
 
 def test_labels_are_taken_where_peers_are_trusted(tmp_path):

@@ -22,11 +22,7 @@ from marl_plugins.core.failures import (
     leaves_of,
 )
 from marl_plugins.core.problems import as_json
-from marl_plugins.core.recipe.recipe_yaml import read_recipe
-from marl_plugins.core.recipe.schema import find_recipe
 from marl_plugins.core.redaction import inert
-from marl_plugins.engine.manager import Plugins
-from marl_plugins.engine.plan.build import draft_plan
 from marl_plugins.engine.plan.tasks import check_tasks
 from marl_plugins.engine.plan.user_code_thread import failure_of
 
@@ -61,12 +57,11 @@ def check(name: str, as_json_values: bool = False, most: int | None = None) -> i
         ConfigurationError: The recipe cannot be planned, or its workflow, grader or answers.py
             raises something.
     """
-    from marl_plugins.contracts.graders import FILE, check_grader
+    from marl_plugins.contracts.graders import FILE, RecipeGrader, check_grader
     from marl_plugins.contracts.labels import check_labels
     from marl_plugins.contracts.mappings import check_mappings
 
-    path = find_recipe(name)
-    plan = draft_plan(["--recipe", str(path)], Plugins(read_recipe(path).plugins))
+    plan = RecipeGrader(name).plan
     with contextlib.redirect_stdout(sys.stderr):  # what a user's code prints is no finding
         problems = [
             problem for problem in check_tasks(plan) if not problem.flags

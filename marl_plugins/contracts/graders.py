@@ -26,11 +26,15 @@ from unittest.mock import patch
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.loading import load_file
 from marl_plugins.core.problems import Problem, at
+from marl_plugins.core.recipe.recipe_yaml import read_recipe
+from marl_plugins.core.recipe.schema import find_recipe
 from marl_plugins.core.roles import Call
 from marl_plugins.core.scoring import score_outcome
 from marl_plugins.core.tools import Tool, ToolCall
 from marl_plugins.core.trajectory import File, Generation, Task, ToolResult, Trajectory
 from marl_plugins.core.workflow import RoleCall, Roles, Tools, calls_of, run_workflow
+from marl_plugins.engine.manager import Plugins
+from marl_plugins.engine.plan.build import draft_plan
 from marl_plugins.engine.plan.resolve_plugins import tools_of
 from marl_plugins.engine.plan.scripted_roles import ScriptedChat, scripted_role
 from marl_plugins.engine.plan.user_code_thread import (
@@ -94,6 +98,42 @@ class GraderFinding(NamedTuple):
     answer: str
     outcome: float | None
     fine: bool
+
+
+class RecipeGrader:
+    """What a recipe's grader pays for answers, without models or a run.
+
+    Args:
+        recipe: As `--recipe` takes it.
+
+    Raises:
+        ConfigurationError: It cannot be planned.
+    """
+
+    def __init__(self, recipe: str) -> None:
+        path = find_recipe(recipe)
+        self.plan = draft_plan(["--recipe", str(path)], Plugins(read_recipe(path).plugins))
+
+    def outcome(self, task: Task, answer: str | None) -> float:
+        """Returns the outcome of a trajectory that has this answer, and no actions.
+
+        Raises:
+            ConfigurationError: The grader never ends.
+            Exception: What the grader raises.
+        """
+        run, hook = self.plan.run, self.plan.plugins.hook
+        trajectory = Trajectory(task, sample=0, step=0, answer=answer)
+
+        async def grade(caught: Capture) -> None:
+            await score_outcome(
+                trajectory,
+                lambda t: hook.marl_score_outcome(run=run, trajectory=t),
+                None,
+                run.recipe.roles,
+            )
+
+        graded_apart(self.plan, grade)
+        return trajectory.outcome or 0.0
 
 
 def check_grader(plan: Plan) -> list[GraderFinding]:

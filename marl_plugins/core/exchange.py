@@ -187,6 +187,15 @@ class Exchange(Protocol):
             ValueError: It was lost to infrastructure, or `origin` names nobody.
         """
 
+    async def ask(self, task: Task, policy: str | None = None) -> Trajectory:
+        """Lets the system play a task with its weights of now, beside the step: it is neither
+        scored nor trained on, and in no list.
+
+        Args:
+            task: Of anybody's.
+            policy: As for `read`.
+        """
+
     def leave_out(self, trajectory: Trajectory, reason: str) -> None:
         """Says why a trajectory of the step's rollout is not in the list that the hook returns.
 

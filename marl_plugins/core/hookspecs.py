@@ -81,7 +81,7 @@ if TYPE_CHECKING:
     from marl_plugins.core.trajectory import Action, Generation, Task, Trajectory
     from marl_plugins.core.workflow import Workflow
 
-VERSION = "5.0"
+VERSION = "5.1"
 
 Purpose = Literal["train", "evaluate", "judge"]
 """What a run is started for: `openrlhf train`; `openrlhf eval`, which scores outcomes only;
@@ -475,7 +475,8 @@ def marl_exchange(  # type: ignore[empty-body]
     exchange.read(record, origin)` replays such a record through the run's own workflow and graders.
     It returns a trajectory with `Trajectory.origin`, or raises `RefusedRecord`. `await
     exchange.again(trajectory, origin)` does the same with a trajectory of an earlier step, ids and
-    log-probs included. Keep what was taken in on disk, by step: a resumed run repeats its steps.
+    log-probs included. `await exchange.ask(task)` plays any task now, beside the step. Keep what
+    was taken in on disk, by step: a resumed run repeats its steps.
 
         @hookimpl
         async def marl_exchange(trajectories, exchange):

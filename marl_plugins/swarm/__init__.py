@@ -13,7 +13,7 @@ tokenizers, but need the same tasks and prompts: what is of another task or prom
 labels do not travel. With `--swarm.external 0` a run trains as it does without the plugin.
 
 The run's seed draws the groups from what is there (`--swarm.sampler`): `uniform`; `nonzero`, the
-paper's, those whose outcomes differ here; `reward`, the best of those that were tried. A filter
+paper's, those whose outcomes differ here; `reward`, the best of those. A filter
 alone makes the rewards of training better, with no learning at
 all: compare held-out tasks, and a run with learning rate 0.
 
@@ -29,6 +29,7 @@ import asyncio
 import random
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from marl_plugins import (
@@ -36,6 +37,7 @@ from marl_plugins import (
     Problem,
     Run,
     StepPart,
+    all_of,
     applies_if,
     at,
     at_least,
@@ -86,14 +88,14 @@ def marl_options(parser: argparse.ArgumentParser) -> None:
         "--swarm.sampler",
         choices=["uniform", "nonzero", "reward"],
         default="nonzero",
-        help="which groups are taken: any; those whose outcomes differ here; those with the best "
-        "outcomes here",
+        help="which groups are taken: any; those whose outcomes differ here; of these, those with "
+        "the best outcomes",
     )
     group.add_argument(
         "--swarm.spread",
         type=between(0.0, 1.0),
         default=0.0,
-        help="with --swarm.sampler nonzero: a group's outcomes differ if its largest and its "
+        help="unless --swarm.sampler is uniform: a group's outcomes differ if its largest and its "
         "smallest are further apart than this",
     )
     group.add_argument(
@@ -133,6 +135,12 @@ def marl_options(parser: argparse.ArgumentParser) -> None:
         "write to the store can then teach any answer to any question",
     )
     group.add_argument(
+        "--swarm.judge",
+        metavar="URL",
+        default=None,
+        help="address of `openrlhf swarm judge`, which asks each peer once a step",
+    )
+    group.add_argument(
         "--swarm.keep",
         type=at_least(0),
         default=0,
@@ -145,8 +153,8 @@ def marl_commands() -> list[Command]:
     return [
         Command(
             "swarm",
-            "show ADDRESS | add FILE ADDRESS",
-            "a store of peers' records: what is there, and more answers",
+            "show ADDRESS | add FILE ADDRESS | judge FILE",
+            "a store of peers' records: what is there, and more answers; a judge of all peers",
             _main,
         )
     ]
@@ -185,6 +193,9 @@ def marl_configure(run: Run) -> list[Problem]:
             "this one miss records"
         )
         problems.append(Problem("swarm.keep", at(flag="swarm.keep"), got, severity="warning"))
+    if options.judge and not options.judge.startswith(("http://", "https://")):
+        where = at(flag="swarm.judge")
+        problems.append(Problem("swarm.judge", where, repr(options.judge), "http://HOST:PORT"))
     if options.trust == "generator" and not hasattr(run.tasks_module, "task_of"):
         fix = "write `task_of(id)`, which returns a Task or None, in the recipe's file of tasks"
         got = "the recipe cannot make a task from its id"
@@ -221,9 +232,15 @@ async def marl_exchange(
     from marl_plugins.swarm.taking import take
 
     swarm, options = run.state(Swarm), run.args.swarm
-    swarm.metrics = {}
     store = RecordStore(options.store)
+    try:
+        swarm.round = await asyncio.to_thread(_round, store, swarm)
+    except OSError:
+        swarm.round += 1
+    swarm.metrics = {"swarm/round": float(swarm.round)}
     await asyncio.to_thread(_publish, store, trajectories, run, exchange)
+    if options.judge:
+        swarm.metrics |= await _judged(run, exchange)
     if not options.external:
         return trajectories
     taken: list[Trajectory] = []
@@ -240,6 +257,16 @@ async def marl_exchange(
     return [*trajectories, *taken]
 
 
+async def _judged(run: Run, exchange: Exchange) -> dict[str, float]:
+    """Lets the judge ask all learners; returns the mean of what it says."""
+    from marl_plugins.swarm.judge import judged
+
+    told = await all_of(judged(run, exchange, learner) for learner in learners_of(run))
+    scores = [score for score in told if score is not None]
+    metrics = {"swarm/unjudged": float(len(told) - len(scores))}
+    return metrics | ({"swarm/judged": fmean(scores)} if scores else {})
+
+
 def _like_taken(
     trajectories: Sequence[Trajectory], options: argparse.Namespace
 ) -> list[Trajectory]:
@@ -247,7 +274,7 @@ def _like_taken(
     from marl_plugins.swarm.taking import differ
 
     own = [t for t in trajectories if not t.origin]
-    if options.sampler != "nonzero":
+    if options.sampler == "uniform":
         return own
     groups: dict[str, list[Trajectory]] = {}
     for t in own:
@@ -276,6 +303,19 @@ def marl_step(run: Run) -> StepPart | None:
     return CapabilityWeights(run) if by_capability(run) else None
 
 
+def _round(store: RecordStore, swarm: Swarm) -> int:
+    """Returns the round of the store in which a step publishes. A step that is repeated after a
+    crash has its old one: that of its records, which are there already.
+
+    Raises:
+        OSError: The store cannot be read.
+    """
+    newest, following = store.newest(), swarm.round + 1
+    later = store.names(range(following, newest + 1)) if swarm.round else []
+    own = [n.round for n in later if n.run == swarm.run and n.round]
+    return min(own, default=max(following, newest))
+
+
 def _publish(
     store: RecordStore, trajectories: Sequence[Trajectory], run: Run, exchange: Exchange
 ) -> None:
@@ -295,7 +335,7 @@ def _publish(
         if draw.random() >= options.publish:
             continue
         peer = peer_of(options.peer, member_of(group[0], members))
-        name = RecordName(exchange.step, peer, swarm.run, key_of(task))
+        name = RecordName(swarm.round, peer, swarm.run, key_of(task))
         try:
             carried = group[0].task if options.trust == "labels" else None
             store.put(name, packed([exchange.write(t) for t in group], carried))
@@ -303,7 +343,7 @@ def _publish(
         except (OSError, ValueError):
             lost += 1
     swarm.metrics |= {"swarm/published": float(published), "swarm/unpublished": float(lost)}
-    if options.keep and (old := exchange.step - options.keep) > 0:
+    if options.keep and (old := swarm.round - options.keep) > 0:
         try:
             own = {(peer_of(options.peer, member), swarm.run) for member in ("", *members)}
             store.remove(
@@ -321,11 +361,17 @@ def marl_log(run: Run, metrics: dict[str, float]) -> None:
 @hookimpl
 def marl_state(run: Run) -> dict[str, object]:
     swarm = run.state(Swarm)
-    return {"run": swarm.run, "seen": sorted(swarm.seen), "outcomes": swarm.outcomes}
+    return {
+        "run": swarm.run,
+        "round": swarm.round,
+        "seen": sorted(swarm.seen),
+        "outcomes": swarm.outcomes,
+    }
 
 
 @hookimpl
 def marl_restore(run: Run, state: Mapping[str, Any]) -> None:
     swarm = run.state(Swarm)
     swarm.run, swarm.seen = state["run"], set(state["seen"])
+    swarm.round = state.get("round", 0)
     swarm.outcomes = dict(state.get("outcomes", {}))

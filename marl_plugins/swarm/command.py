@@ -1,5 +1,5 @@
-"""`openrlhf swarm`: what is in a store of peers' records, and answers of people and other services
-that are added to it."""
+"""`openrlhf swarm`: what is in a store of peers' records, answers of people and other services that
+are added to it, and a judge of its peers."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import secrets
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from marl_plugins import ConfigurationError, Parser, Problem, RefusedRecord, at, inert
-from marl_plugins.swarm.record import key_of, packed, unpacked
+from marl_plugins.swarm.record import key_of, packed, read_lines, unpacked
 from marl_plugins.swarm.store import RecordName, RecordStore, wrong_peer
 
 
@@ -56,13 +57,19 @@ def main(words: Sequence[str]) -> int:
     )
     add.add_argument("address", help="the store, as of --swarm.store")
     add.add_argument("--peer", default="people", help="who has answered (default: %(default)s)")
+    judge = actions.add_parser("judge", help="ask all peers alike, and compare them")
+    judge.add_argument("file", type=Path, help="what has been judged; JSON Lines")
+    judge.add_argument(
+        "--recipe", help="serve its held-out questions; default: print what the file says"
+    )
+    judge.add_argument("--host", default="127.0.0.1", help="default: %(default)s")
+    judge.add_argument("--port", type=int, default=8700, help="default: %(default)s")
     options = parser.parse_args(words)
     try:
-        return _show(options) if options.action == "show" else _add(options)
+        return {"show": _show, "add": _add, "judge": _judge}[options.action](options)
     except (OSError, ImportError) as error:
-        raise ConfigurationError(
-            Problem("swarm.unreachable", at(name=options.address), str(error))
-        ) from None
+        name = str(getattr(options, "address", "") or options.file)
+        raise ConfigurationError(Problem("swarm.unreachable", at(name=name), str(error))) from None
 
 
 def _store(address: str) -> RecordStore:
@@ -120,22 +127,12 @@ def _add(options: Any) -> int:
     if wrong := wrong_peer(options.peer, "peer"):
         raise ConfigurationError(wrong)
     groups: dict[str, list[dict[str, object]]] = {}
-    problems = []
-    for number, line in enumerate(options.file.read_bytes().splitlines(), start=1):
-        if not line.strip():
-            continue
-        try:
-            entry = GivenAnswers.model_validate_json(line)
-        except pydantic.ValidationError as error:
-            first = error.errors(include_url=False, include_input=False)[0]
-            got = f"{'.'.join(map(str, first['loc'])) or 'the line'}: {first['msg']}"
-            problems.append(Problem("swarm.answers", at(line=f"{options.file}:{number}"), got))
-            continue
+    for entry in read_lines(options.file, GivenAnswers):
         group = groups.setdefault(entry.task, [])
         group.append(_words(entry, len(group)))
-    if problems or not groups:
+    if not groups:
         raise ConfigurationError(
-            problems or Problem("swarm.answers", at(file=options.file), "it holds no answers")
+            Problem("swarm.answers", at(file=options.file), "it holds no answers")
         )
     store, run = _store(options.address), secrets.token_hex(4)
     for task, group in groups.items():
@@ -144,6 +141,29 @@ def _add(options: Any) -> int:
         f"added {sum(map(len, groups.values()))} trajectories of {len(groups)} tasks as "
         f"{options.peer}-{run}"
     )
+    return 0
+
+
+def _judge(options: Any) -> int:
+    """Ask peers until it is interrupted, or print how they were judged."""
+    from marl_plugins.swarm.judge import Judge, JudgedRound, compared, curves
+
+    if options.recipe:
+        with Judge(options.recipe, options.file, (options.host, options.port)) as judge:
+            print(f"http://{options.host}:{judge.server_port}", flush=True)
+            with suppress(KeyboardInterrupt):
+                judge.serve_forever()
+        return 0
+    by_peer = curves(read_lines(options.file, JudgedRound))
+    rows = compared(by_peer)
+    rounds = rows.pop("rounds", [max(map(len, by_peer.values()), default=0)])
+    table = Table("rounds", *map(str, rounds), box=None)
+    for (group, peer), curve in by_peer.items():
+        there = [f"{curve[k - 1]:.3f}" for k in rounds if k <= len(curve)]
+        table.add_row(f"{inert(peer)} ({group})", *there)
+    for name, values in rows.items():
+        table.add_row(name, *(f"{value:.3f}" for value in values))
+    Console().print(table)
     return 0
 
 

@@ -14,6 +14,8 @@ class Swarm:
     def __init__(self) -> None:
         self.run = secrets.token_hex(4)
         """The run's own id: a fresh run under an old name collides with nothing."""
+        self.round = 0
+        """Of the store, in which the last step has published."""
         self.seen: set[str] = set()
         """Names of the records that were taken or refused (`noted`), of rounds that may still be
         asked for."""

@@ -6,14 +6,26 @@ import gzip
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TypeVar
 
 import pydantic
 
-from marl_plugins import RefusedRecord, Task, TrajectoryWords, json_value, read_words
+from marl_plugins import (
+    ConfigurationError,
+    Problem,
+    RefusedRecord,
+    Task,
+    TrajectoryWords,
+    at,
+    json_value,
+    read_words,
+)
 
 SCHEMA_VERSION = 1
 MOST_SAMPLES = 1_024
 """Trajectories of one task in a record that are read."""
+M = TypeVar("M", bound=pydantic.BaseModel)
 
 
 def key_of(task: str) -> str:
@@ -93,3 +105,25 @@ def unpacked(content: bytes) -> list[TrajectoryWords]:
     if len({words.task for words in group}) > 1:
         raise RefusedRecord("schema", "trajectories of several tasks in one group")
     return group
+
+
+def read_lines(file: Path, model: type[M]) -> list[M]:
+    """Returns the lines of a file of JSON Lines, empty ones left out.
+
+    Raises:
+        ConfigurationError: Lines are something else; all of them are named.
+        OSError: It cannot be read.
+    """
+    lines, problems = [], []
+    for number, line in enumerate(file.read_bytes().splitlines(), start=1):
+        if not line.strip():
+            continue
+        try:
+            lines.append(model.model_validate_json(line))
+        except pydantic.ValidationError as error:
+            first = error.errors(include_url=False, include_input=False)[0]
+            got = f"{'.'.join(map(str, first['loc'])) or 'the line'}: {first['msg']}"
+            problems.append(Problem("swarm.answers", at(line=f"{file}:{number}"), got))
+    if problems:
+        raise ConfigurationError(problems)
+    return lines

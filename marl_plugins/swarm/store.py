@@ -6,6 +6,10 @@ memory, by any fsspec address.
     answers/PEER-RUN-KEY.json.gz    answers of people and of other services, which belong to no
                                     round
 
+Rounds are the store's time, and nobody's clock: a peer writes in the newest round that there is, or
+in the one after its own last, whichever is later (Lamport 1978). So who joins or lags is in the
+swarm's present at once, and what those have left who are gone grows old as the others go on.
+
 There is no server and no lock. A name appears only when its content is complete: a local file is
 written under another name in the *same* folder and renamed, an object is put at once. Readers
 validate what they read and execute nothing.
@@ -33,6 +37,9 @@ PEER = re.compile(r"[A-Za-z0-9][A-Za-z0-9._]{0,63}")
 NAME = re.compile(rf"({PEER.pattern})-([0-9a-f]{{8}})-([0-9a-f]{{16}})\.json\.gz")
 ANSWERS = "answers"
 """The folder of records that belong to no round."""
+MOST_ROUND = 999_999_999
+"""Rounds after this one move nobody but who writes them: a peer that names a far future makes
+others jump, once, and takes the rounds after it from nobody."""
 
 
 @dataclass(frozen=True, order=True)
@@ -40,7 +47,7 @@ class RecordName:
     """The name of a record.
 
     Args:
-        round: The peer's training step; None: it belongs to none.
+        round: Of the store, in which it was written; None: it belongs to none.
         peer, run: Who wrote it, in which run.
         key: Digest of the task's id.
     """
@@ -66,7 +73,7 @@ class RecordName:
     @property
     def origin(self) -> str:
         """The name of its trajectories' maker (`Trajectory.origin`)."""
-        return f"{self.peer}-{self.run}" + ("" if self.round is None else f" step {self.round}")
+        return f"{self.peer}-{self.run}" + ("" if self.round is None else f" round {self.round}")
 
 
 def wrong_peer(peer: str, flag: str) -> list[Problem]:
@@ -154,6 +161,16 @@ class RecordStore:
                 names += [RecordName.of(folder, file) for file in self._listed(folder)]
         return sorted(filter(None, names), key=lambda name: name.path)
 
+    def newest(self) -> int:
+        """Returns the newest round that anything lies in; 0 if there is none.
+
+        Raises:
+            OSError: The store cannot be read.
+        """
+        self.files.invalidate_cache()
+        rounds = (int(folder) for folder in self._folders() if folder != ANSWERS)
+        return max((each for each in rounds if each <= MOST_ROUND), default=0)
+
     def remove(self, names: Iterable[RecordName]) -> None:
         """Removes records, if they are there; their peer alone may.
 
@@ -166,7 +183,7 @@ class RecordStore:
 
     def _folders(self) -> list[str]:
         return [
-            name for name in self._listed("") if name == ANSWERS or re.fullmatch(r"\d{6,9}", name)
+            name for name in self._listed("") if name == ANSWERS or re.fullmatch(r"\d{6,12}", name)
         ]
 
     def _listed(self, folder: str) -> list[str]:

@@ -25,8 +25,8 @@ from marl_plugins.swarm.peers import Swarm, noted, peer_of
 from marl_plugins.swarm.record import carried_task, key_of, unpacked
 from marl_plugins.swarm.store import RecordName, RecordStore
 
-TRIED_PER_TAKEN = 8
-"""Records that are read for each that is to be taken, at most."""
+RANKED_PER_TAKEN = 8
+"""Groups among which `--swarm.sampler reward` finds each that it takes."""
 
 
 async def take(
@@ -82,8 +82,8 @@ def _candidates(store: RecordStore, learner: str, run: Run, step: int) -> list[R
         OSError: The store cannot be read.
     """
     swarm, options = run.state(Swarm), run.args.swarm
-    names = store.names(range(max(0, step - options.staleness), step + 1))
-    oldest = step - options.staleness
+    oldest = max(0, swarm.round - options.staleness)
+    names = store.names(range(oldest, swarm.round + 1))
     swarm.seen = {
         path
         for path in swarm.seen
@@ -99,7 +99,7 @@ def _candidates(store: RecordStore, learner: str, run: Run, step: int) -> list[R
     return names
 
 
-def differ(group: Sequence[Trajectory], spread: float) -> bool:
+def differ(group: Sequence[Trajectory | TrajectoryWords], spread: float) -> bool:
     """Returns whether the outcomes of a group are further apart than `spread`."""
     outcomes = [t.outcome for t in group if t.outcome is not None]
     return bool(outcomes) and max(outcomes) - min(outcomes) > spread
@@ -120,17 +120,26 @@ class TakenGroups:
         self._unlike = 0
 
     async def draw(self, store: RecordStore, names: Sequence[RecordName]) -> None:
-        """Takes as many groups as are asked for, as far as they are there and the sampler wants
-        them."""
-        count, of_peer = self._options.external, Counter[str]()
-        tried: list[tuple[RecordName, str, list[Trajectory]]] = []
-        for name in names[: TRIED_PER_TAKEN * count]:
-            if len(tried) >= count and self._options.sampler != "reward":
+        """Takes as many groups as are asked for, or all that there are which the sampler wants.
+
+        Groups without advantage are no candidates (SAPO, section 5), the quota counts those that
+        are taken, and `reward` takes the best of several times as many as it needs, of the step and
+        of each peer.
+        """
+        count = self._options.external
+        quota = self._options.quota or count
+        ranked = RANKED_PER_TAKEN if self._options.sampler == "reward" else 1
+        of_peer = Counter[str]()
+        candidates: list[tuple[RecordName, str, list[Trajectory]]] = []
+        for name in names:
+            if len(candidates) == ranked * count:
                 break
-            if self._options.quota and of_peer[name.peer] >= self._options.quota:
+            if of_peer[name.peer] == ranked * quota:
                 continue
             try:
                 content = (await asyncio.to_thread(store.get, name)).decode("utf-8")
+                if name.run == self._swarm.run and self._alike(unpacked(content.encode())):
+                    continue  # by this run's own graders
                 group = await self._read(name.path, content, name.origin)
             except FileNotFoundError:  # its peer has removed it
                 continue
@@ -141,15 +150,23 @@ class TakenGroups:
                 self._refused[getattr(error, "reason", "schema")] += 1
                 self._swarm.seen.add(noted(name.path, self._learner))
                 continue
-            if self._options.sampler == "nonzero" and not differ(group, self._options.spread):
-                self._unlike += 1
+            if self._alike(group):
                 continue
             of_peer[name.peer] += 1
-            tried.append((name, content, group))
+            candidates.append((name, content, group))
         if self._options.sampler == "reward":
-            tried.sort(key=lambda each: -fmean(t.outcome or 0.0 for t in each[2]))
-        for name, content, group in tried[:count]:
-            self._add(name.path, content, group)
+            candidates.sort(key=lambda each: -fmean(t.outcome or 0.0 for t in each[2]))
+        of_peer.clear()
+        for name, content, group in candidates:
+            if len(self.contents) < count and of_peer[name.peer] < quota:
+                of_peer[name.peer] += 1
+                self._add(name.path, content, group)
+
+    def _alike(self, group: Sequence[Trajectory | TrajectoryWords]) -> bool:
+        """Returns whether the sampler has no use for a group, because its outcomes are alike."""
+        alike = self._options.sampler != "uniform" and not differ(group, self._options.spread)
+        self._unlike += alike
+        return alike
 
     async def take(self, path: str, content: str) -> None:
         """Takes a record that the journal has.

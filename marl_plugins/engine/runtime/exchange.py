@@ -110,6 +110,13 @@ class StepExchange:
         repeated.replayed = True
         return repeated
 
+    async def ask(self, task: Task, policy: str | None = None) -> Trajectory:
+        """See `Exchange.ask`."""
+        place, roles = len(self.current), self._session.cast(task, self.step, None, policy)
+        return await self._session.rollout.one(
+            task, place, 0, self.step, None, roles=roles, scored=False
+        )
+
     def _task_of(self, words: TrajectoryWords, default: Task | None = None) -> Task:
         task = self.tasks.get(words.task, default)
         if task is None or (task.id, task.prompt) != (words.task, words.prompt):
@@ -262,10 +269,10 @@ class _Speaker:
             if "\ufffd" in answer.text:  # a part of a character: other ids would give it too
                 raise self._refusal("text", f"{of} holds U+FFFD")
             ids = encoded(chat, answer)
-            if chat.said(ids) != answer.text:
-                raise self._refusal(
-                    "text", f"{of} is not what its ids say in this policy's tokenizer"
-                )
+        ends = [number == chat.tokenizer.eos_token_id for number in ids]
+        ends_once = not any(ends[:-1]) and any(ends) == (answer.end == "eos")
+        if not ends_once or chat.said(ids) != answer.text:
+            raise self._refusal("text", f"{of} is not what its ids say in this policy's tokenizer")
         if len(ids) > call.max_tokens:
             raise self._refusal(
                 "length", f"{of} has {len(ids)} tokens, of at most {call.max_tokens}"

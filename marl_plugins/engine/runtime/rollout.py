@@ -134,6 +134,7 @@ class Rollout:
         began: float | None = None,
         generate: Generate | None = None,
         origin: str = "",
+        scored: bool = True,
     ) -> Trajectory:
         """Runs the workflow on a task and returns the trajectory, scored.
 
@@ -143,6 +144,7 @@ class Rollout:
             roles: Who plays; default: those whose turn it is.
             began: When the step's rollout began, by `time.monotonic`; default: now.
             generate: Answers in place of the engines, with words of `origin`.
+            scored: Whether it has an outcome, by the run's graders.
         """
         players = self.cast(task, step, place) if roles is None else roles
 
@@ -162,7 +164,7 @@ class Rollout:
                     tools=self.tools,
                     generate=generate or self.generate,
                     score_action=score_action,
-                    score=score,
+                    score=score if scored else None,
                     workspace=workspace,
                     last_role=list(players)[-1],
                     seconds=self.task_seconds,
