@@ -84,6 +84,7 @@ class Node(ABC):
         waits: The nodes of its own graph that have to settle before.
         otherwise: Its value where it is skipped.
         cost: What it takes of the graph's budget.
+        priority: Of the nodes that may start in a round, those with the highest are first.
         counts: Whether it reads the number of nodes that have run, or what is left of a budget.
     """
 
@@ -99,6 +100,7 @@ class Node(ABC):
     otherwise: Expression | None = None
     retry: Retry | None = None
     cost: Mapping[str, float] = field(default_factory=dict)
+    priority: float = 0.0
     counts: bool = False
 
     @property
