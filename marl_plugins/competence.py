@@ -80,12 +80,14 @@ def marl_options(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--competence.most", type=above(0), default=1.0, help="upper bound of competence"
     )
-    parts = (("own", 1.0, "reward u"), ("team", 0.0, "trajectory's sum of rewards U"))
-    for name, default, what in (*parts, ("advantage", 0.0, "advantage A")):
-        about = f"factor of an action's {what} in h = own * u + team * U + advantage * A"
-        group.add_argument(
-            f"--competence.{name}", type=at_least(0, float), default=default, help=about
-        )
+    number = at_least(0, float)
+    of = "of an action in h = own * u + team * U + advantage * A"
+    own = f"factor of the reward u {of}"
+    group.add_argument("--competence.own", type=number, default=1.0, help=own)
+    team = f"factor of its trajectory's sum of rewards U {of}"
+    group.add_argument("--competence.team", type=number, default=0.0, help=team)
+    advantage = f"factor of the advantage A {of}"
+    group.add_argument("--competence.advantage", type=number, default=0.0, help=advantage)
     forgets = "what decay multiplies: c, the competence itself, or the constant 1 as in the paper"
     group.add_argument("--competence.forgets", choices=["c", "1"], default="c", help=forgets)
 
