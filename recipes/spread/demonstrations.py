@@ -1,11 +1,11 @@
-"""What the tiny model sees before training: agents of whom two in five choose well, and the others
+"""What the tiny model sees before training: agents of whom half choose well, and the others
 anybody."""
 
 from marl_plugins import Demonstration
 
 from .network import AGENTS, NAMES, ROUNDS, Network
 
-SKILL = 0.4
+SKILL = 0.5
 
 
 def demonstrate(task, rng):

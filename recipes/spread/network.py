@@ -56,25 +56,23 @@ class Network:
         """What an agent is shown in a round."""
         met, side = self.meetings[number][role], side_of(role)
         states = {side: "holds yours", -side: "holds the other side's", 0: "is undecided"}
-        signs = {side: "+", -side: "-", 0: "?"}
         return {
             "people": "\n".join(
                 f"{NAMES[p]} has {len(self.contacts[p])} contacts and {states[self.beliefs[p]]}"
                 for p in met
             ),
-            "letters": " ".join(
-                f"{NAMES[p][0]}{min(len(self.contacts[p]), 9)}{signs[self.beliefs[p]]}" for p in met
-            ),
+            "letters": " ".join(f"{self.worth(p, side)}{NAMES[p][0]}" for p in met),
         }
 
+    def worth(self, person, side):
+        """What a simple rule, and the prompt of a tiny model, make of a person: the number of his
+        or her contacts, at most 9; 0 of those who hold the side already."""
+        return 0 if self.beliefs[person] == side else min(len(self.contacts[person]), 9)
+
     def best(self, role, number):
-        """Whom a simple rule speaks to: of those who do not hold the own side yet, the one with the
-        most contacts."""
+        """Whom the rule speaks to."""
         side = side_of(role)
-        return max(
-            self.meetings[number][role],
-            key=lambda p: (self.beliefs[p] != side, len(self.contacts[p])),
-        )
+        return max(self.meetings[number][role], key=lambda person: self.worth(person, side))
 
     def speak(self, addressed):
         """One round.

@@ -6,5 +6,5 @@ from marl_plugins import Task
 def load(split, count=1024):
     return [
         Task(f"{split}-{n}", f"market {split}-{n}")
-        for n in range(count if split == "train" else count // 8)
+        for n in range(count if split == "train" else count // 4)
     ]
