@@ -4,8 +4,8 @@
     put_back]
 
 SYSTEM is one of `SYSTEMS` below: `debate`, `merchant`, `category`, `search`, `extract`, `rounds`,
-`reflect`, `task_graph`, `swarm` (a run on its own, `--swarm.external 0`). An arm takes five to
-twenty minutes a seed on two cores.
+`reflect`, `task_graph`, `spread`, `trading`, `swarm` (a run on its own, `--swarm.external 0`). An
+arm takes five to twenty minutes a seed on two cores.
 
     trained     the recipe as it is
     frozen      learning rate 0 (two evaluations: nothing changes between)
@@ -115,6 +115,8 @@ SYSTEMS = {
     ),
     "reflect": System("reflect/tiny.yaml", THIRTY, ("planner", "coder", "reflector")),
     "task_graph": System("task_graph/tiny.yaml", THIRTY, ("solver",)),
+    "spread": System("spread/tiny.yaml", THIRTY, tuple(f"correct{n}" for n in range(1, 5))),
+    "trading": System("trading/tiny.yaml", THIRTY, tuple(f"trader{n}" for n in range(1, 7))),
     "swarm": System("swarm/tiny.yaml", ALONE, ("solver",)),
 }
 BESIDE = ("eval/part/", "eval/rounds", "eval/role/")

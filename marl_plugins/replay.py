@@ -4,6 +4,14 @@
     p_i = priority_i / sum        priority_i = a mean reward + b mean |advantage| of the group's
     actions, at least 1e-6 w_i = (N p_i)^-beta / the largest of them
 
+With `--replay.sharpness` c above 0 it is Sandbox-RL's equation 16 instead,
+
+    priority_i = exp(c mean over the group's trajectories of sum over actions (r + d g))
+
+relative to the largest, where d is `--replay.gradient`, and g, the part of |grad log pi|^2 that is
+known without a model, is the sum over an action's tokens of (1 - p)^2, p being the probability with
+which a token was sampled: the derivative by its own logit.
+
 A step draws `--replay.groups` of the N groups of the last `--replay.staleness` steps, with
 replacement, by p. The workflow says them again with the ids and log-probs that were sampled
 (`Exchange.again`), graders and coach score them again, and their advantages are multiplied by w and
@@ -15,6 +23,7 @@ each token.
 from __future__ import annotations
 
 import argparse
+import math
 import random
 from collections import Counter
 from collections.abc import Sequence
@@ -80,6 +89,20 @@ def marl_options(parser: argparse.ArgumentParser) -> None:
         help="factor of the mean |advantage| in a group's priority",
     )
     group.add_argument(
+        "--replay.sharpness",
+        type=at_least(0, float),
+        default=0.0,
+        help="above 0: priorities are exp(sharpness * sum of reward + gradient * g over a "
+        "trajectory's actions), and .reward and .advantage are not used",
+    )
+    group.add_argument(
+        "--replay.gradient",
+        type=at_least(0, float),
+        default=1.0,
+        help="factor of g, an action's sum of (1 - probability of a sampled token) ** 2, in the "
+        "priorities of --replay.sharpness",
+    )
+    group.add_argument(
         "--replay.beta",
         type=between(0, 1),
         default=1.0,
@@ -110,6 +133,25 @@ def priority(group: Sequence[Trajectory], reward: float, advantage: float) -> fl
     ]
     sizes = [reward * value + advantage * abs(size) for value, size in rewarded]
     return max(1e-6, round(fmean(sizes), 9)) if sizes else 1e-6
+
+
+def exponential_priorities(
+    groups: Sequence[Sequence[Trajectory]], sharpness: float, gradient: float
+) -> list[float]:
+    """Returns the priorities of groups by equation 16, the largest of which is 1."""
+    sums = [
+        fmean(
+            sum(
+                action.reward
+                + gradient * sum((1 - math.exp(x)) ** 2 for x in action.generation.logprobs)
+                for action in trajectory.actions
+                if action.reward is not None
+            )
+            for trajectory in group
+        )
+        for group in groups
+    ]
+    return [max(1e-6, round(math.exp(sharpness * (each - max(sums))), 9)) for each in sums]
 
 
 def chances_and_weights(
@@ -144,7 +186,11 @@ async def marl_exchange(
         if any(a.left_out is None for t in group for a in t.actions)
     }
     buffer.step, buffer.weights, keys = step, {}, [key for key in buffer.groups if key[0] < step]
-    priorities = [priority(buffer.groups[key], o.reward, o.advantage) for key in keys]
+    if o.sharpness:
+        groups = [buffer.groups[key] for key in keys]
+        priorities = exponential_priorities(groups, o.sharpness, o.gradient)
+    else:
+        priorities = [priority(buffer.groups[key], o.reward, o.advantage) for key in keys]
     chances, weights = chances_and_weights(priorities or [1.0], o.beta)
     draw = random.Random(derive_seed(run.args.train.seed, "replay", step))
     for number, times in sorted(

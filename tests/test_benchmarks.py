@@ -101,6 +101,7 @@ PLANNED = {
     "kuhn_poker": "its runs have 64 steps, and none is recorded",
     "robustness": "twenty steps beside an endpoint that fails",
     "startup": "a whole run on three engines; tests/engines has many",
+    "temperatures": "25 runs of 20 steps a seed, and none is recorded",
     "upstream_loop": "fourteen steps of upstream's trainer and of ours; tests/engines compares "
     "them step by step",
 }
@@ -236,6 +237,7 @@ WITH_OUT = (
     "learning",
     "robustness",
     "swarm",
+    "temperatures",
 )
 
 

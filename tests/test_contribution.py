@@ -1,7 +1,9 @@
 """Credit by contribution and competence: laws, against references of their own, and the contract
 kit."""
 
+import json
 import math
+import sys
 from fractions import Fraction
 from types import SimpleNamespace
 
@@ -10,16 +12,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from planned_once import PlannedOnce
+from recipe_runs import planned
 from simulated import make_trajectory
 
-from marl_plugins import mean_group
+from marl_plugins import competence, cooperation, mean_group
 from marl_plugins.competence import Competence
 from marl_plugins.competence import marl_credit_step as with_competence
 from marl_plugins.cooperation import marl_credit_step as cooperate
 from marl_plugins.cooperation import shares
+from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.run import AnswerLimits, ShareTemperatures
-from marl_plugins.mean_group import MeanRewards, controls
+from marl_plugins.mean_group import GroupPolicies, MeanRewards, controls
 
+ONE_TEAM = {"teams": None, "preset": None, "adapt": 0.0, "bounds": (0.1, 10.0)}
 GAINS = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=12)
 UTILITIES = st.floats(-1e6, 1e6)
 TAUS = st.one_of(st.floats(1e-9, 1e9), st.sampled_from([0.0, math.inf]))
@@ -70,7 +75,7 @@ def credited(rewards, plugin, **options):
 
 
 def test_gains_are_over_the_same_role_in_other_samples():
-    options = SimpleNamespace(factor=1.0, tau=1.0, negative="mirror")
+    options = SimpleNamespace(factor=1.0, tau=1.0, negative="mirror", **ONE_TEAM)
     found, _ = credited(
         [{"a": 1.0, "b": 0.0}, {"a": 0.5, "b": 0.5}], cooperate, cooperation=options
     )
@@ -86,7 +91,7 @@ def test_gains_are_over_the_same_role_in_other_samples():
     TAUS,
 )
 def test_a_step_loses_and_adds_nothing(rewards, factor, tau):
-    options = SimpleNamespace(factor=factor, tau=tau, negative="mirror")
+    options = SimpleNamespace(factor=factor, tau=tau, negative="mirror", **ONE_TEAM)
     given_rewards = [dict(zip("ab", each, strict=True)) for each in rewards]
     found, _ = credited(given_rewards, cooperate, cooperation=options)
     for before, t in zip(given_rewards, found, strict=True):
@@ -97,12 +102,131 @@ def test_a_step_loses_and_adds_nothing(rewards, factor, tau):
             assert [a.reward for a in t.actions] == pytest.approx(list(before.values()))
 
 
+# -- teams, presets, adaptation
+# --------------------------------------------------------------------------------------------------
+
+REWARD_LISTS = st.lists(
+    st.lists(st.floats(-10, 10), min_size=4, max_size=4), min_size=1, max_size=4
+)
+
+
+def by_team(rewards, teams, names="abcd", tau=1.0):
+    """The rewards of actions a, b, c, d of samples of one task, after cooperation."""
+    options = SimpleNamespace(factor=1.0, tau=tau, negative="mirror", **ONE_TEAM | {"teams": teams})
+    made = [
+        make_trajectory(
+            {name: [] for name in names}, rewards=dict(zip("abcd", each, strict=True)), sample=n
+        )
+        for n, each in enumerate(rewards)
+    ]
+    states = {}
+    run = SimpleNamespace(
+        args=SimpleNamespace(cooperation=options),
+        state=lambda kind: states.setdefault(kind, kind()),
+    )
+    return [{a.role: a.reward for a in t.actions} for t in cooperate(made, run)]
+
+
+@given(REWARD_LISTS)
+def test_a_team_shares_what_it_alone_would_share(rewards):
+    """Each of two teams gets what it gets where the other one's actions have no reward."""
+    both = by_team(rewards, "a+c,b+d")
+    assert by_team(rewards, "a+c") == both
+    for team in ("ac", "bd"):
+        alone = [
+            [x if name in team else None for name, x in zip("abcd", each, strict=True)]
+            for each in rewards
+        ]
+        for one, other in zip(both, by_team(alone, None), strict=True):
+            assert [one[name] for name in team] == pytest.approx([other[name] for name in team])
+
+
+def planned_flags(*words):
+    problems, run = [], None
+    try:
+        run = planned("task_graph/tiny.yaml", *words).run
+    except ConfigurationError as error:
+        problems = [problem.code for problem in error.problems]
+    return problems, run
+
+
+BOTH = ("--plugin", "marl_plugins.cooperation", "--plugin", "marl_plugins.competence")
+
+
+@pytest.mark.parametrize(
+    ("preset", "factor", "tau", "eta"),
+    [
+        ("PG", 0, math.inf, 0),
+        ("AC", 1, math.inf, 0),
+        ("AP", 0, 1, 0.1),
+        ("ACP", 1, 1, 0.1),
+        ("Adaptive-OM", 0.5, 2, 0.05),
+        ("0.25,0.5", 0.25, 2, 0.05),
+    ],
+)
+def test_a_preset_sets_what_its_factors_stand_for(preset, factor, tau, eta):
+    _, run = planned_flags(*BOTH, "--cooperation.preset", preset)
+    assert cooperation.factor_and_tau(run) == (factor, tau)
+    assert competence.eta_of(run) == pytest.approx(eta)
+
+
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        ((*BOTH[:2], "--cooperation.preset", "ACP"), "cooperation.preset"),
+        ((*BOTH, "--cooperation.preset", "AC", "--cooperation.tau", "2"), "cooperation.preset"),
+        ((*BOTH, "--cooperation.preset", "0.5,1.5"), "flags.value"),
+        ((*BOTH, "--cooperation.preset", "0.5"), "flags.value"),
+        ((*BOTH, "--cooperation.teams", "solver+nobody"), "cooperation.teams"),
+        ((*BOTH, "--cooperation.teams", "solver,solver"), "cooperation.teams"),
+        ((*BOTH, "--cooperation.adapt", "1", "--cooperation.tau", "0"), "cooperation.adapt"),
+    ],
+)
+def test_what_has_no_meaning_is_refused(words, code):
+    assert code in planned_flags(*words)[0]
+
+
+def test_adaptive_om_follows_equation_86_within_its_bounds_and_resumes():
+    _, run = planned_flags(*BOTH, "--cooperation.preset", "Adaptive-OM")
+    tau, before, taus = 2.0, None, []
+    for outcome in (0.2, 0.36, 0.36, 0.1, 0.9, 1.0, 1.0, 0.0):
+        t = make_trajectory({"solver": []}, rewards={"solver": 0.5})
+        t.outcome = outcome
+        cooperate([t], run)
+        cooperate([t], run)  # a step that is credited again counts once
+        metrics = {}
+        cooperation.marl_log(run, metrics)
+        if before:
+            tau = min(max(tau * math.exp(-((1 - outcome) - before) / before), 2), 5)
+        before = 1 - outcome
+        taus.append(metrics["cooperation/tau"])
+        assert taus[-1] == pytest.approx(tau)
+        assert cooperation.factor_and_tau(run) == pytest.approx((1 - 1 / tau, tau))
+        assert competence.eta_of(run) == pytest.approx(0.1 / tau)
+    assert max(taus) == 5 and taus[1] == pytest.approx(2 * math.exp(0.2))
+    _, resumed = planned_flags(*BOTH, "--cooperation.preset", "Adaptive-OM")
+    cooperation.marl_restore(resumed, cooperation.marl_state(run))
+    assert cooperation.factor_and_tau(resumed) == cooperation.factor_and_tau(run)
+    assert competence.eta_of(resumed) == competence.eta_of(run)
+
+
+@given(st.floats(0.1, 10), st.floats(0, 1), st.floats(0, 1), st.floats(0, 1e6))
+def test_an_adapting_tau_stays_within_its_bounds_whatever_the_regret(tau, before, regret, rate):
+    rule = cooperation.Rule(1.0, tau, rate, 0.1, 10)
+    assert 0.1 <= cooperation.adapted(tau, before, regret, rule) <= 10
+
+
 # -- competence
 # --------------------------------------------------------------------------------------------------
 
 
+H = {"own": 1.0, "team": 0.0, "advantage": 0.0}
+
+
 def after(steps, reward, **changes):
-    options = SimpleNamespace(**{"eta": 0.1, "decay": 0.1, "most": 1.0, "forgets": "c"} | changes)
+    options = SimpleNamespace(
+        **{"eta": 0.1, "decay": 0.1, "most": 1.0, "forgets": "c"} | H | changes
+    )
     states, found = {}, []
     run = SimpleNamespace(
         args=SimpleNamespace(competence=options), state=lambda kind: states.setdefault(kind, kind())
@@ -122,6 +246,23 @@ def test_competence_is_the_recursion_in_exact_arithmetic():
         exact.append(c)
         c = min(max(c + Fraction(3, 16) - c / 8, Fraction(0)), Fraction(1))
     assert found == pytest.approx([float(value) for value in exact], abs=1e-12)
+
+
+def test_competence_grows_by_what_is_weighed_of_reward_team_and_advantage():
+    """Algorithm 1, line 8, by hand: u is 0.25 and 0.5, U is 0.75, A is 2 and -1."""
+    options = {"eta": 0.1, "decay": 0.1, "most": 9.0, "forgets": "c"}
+    options |= {"own": 2.0, "team": 3.0, "advantage": 0.5}
+    trajectories, run = credited(
+        [{"a": 0.25, "b": 0.5}], with_competence, competence=SimpleNamespace(**options)
+    )
+    for action, advantage in zip(trajectories[0].actions, (2.0, -1.0), strict=True):
+        action.advantage = advantage
+    metrics = {}
+    competence.marl_log(run, metrics)
+    h = {"p": 2 * 0.25 + 3 * 0.75 + 0.5 * 2, "q": 2 * 0.5 + 3 * 0.75 - 0.5}
+    assert metrics == pytest.approx(
+        {f"competence/{name}": 0.1 * value for name, value in h.items()}
+    )
 
 
 def test_a_step_that_is_credited_again_is_credited_the_same():
@@ -164,6 +305,7 @@ def grouped(rewards, groups=None, steps=(1, 2), **changes):
         "low": 0.5,
         "high": 2.0,
         "rate": 0.5,
+        "policy": "fixed",
     }
     options = SimpleNamespace(**defaults | changes)
     states, recipe = {}, SimpleNamespace(populations={"a": ("p", "q")})
@@ -215,10 +357,96 @@ def test_a_control_multiplies_what_is_named_and_nothing_else(scales, kind, other
     assert resumed.state(kind) == run.state(kind)
 
 
+def learned_run(members, **changes):
+    """A run with one group of members, whose policy is learned."""
+    defaults = {"scales": "reward", "control": 1.0, "low": 0.5, "high": 2.0, "rate": 0.1}
+    defaults |= {"policy": "learned", "budget": 0, "stage": 50, "learning_rate": 0.1}
+    options = SimpleNamespace(**defaults | {"discount": 0.0, "groups": "+".join(members)} | changes)
+    states = {}
+    return SimpleNamespace(
+        args=SimpleNamespace(mean_group=options, train=SimpleNamespace(seed=1)),
+        recipe=SimpleNamespace(populations={}),
+        state=lambda kind: states.setdefault(kind, kind()),
+    )
+
+
+def steps_of(run, members, rewards, steps):
+    """Lets the members earn what a function says of a step and of their control before it; returns
+    the group's control after each step."""
+    found = []
+    for step in steps:
+        control = found[-1] if found else 1.0
+        earned = {name: rewards(step, control, n) for n, name in enumerate(members)}
+        t = make_trajectory(
+            {name: [] for name in members},
+            policies={name: name for name in members},
+            rewards=earned,
+        )
+        t.step = step
+        mean_group.marl_credit_step([t], run)
+        metrics = {}
+        mean_group.marl_log(run, metrics)
+        found.append(metrics[f"mean_group/control/{members[0]}"])
+    return found
+
+
+def test_a_learned_control_finds_what_pays_at_each_place_of_a_stage():
+    """Reward falls with the distance of log a from a target that moves along the stage, by hand
+    from 0.6 to -0.6: a constant can be within 0.3 on average at best."""
+
+    def target(step):
+        return 0.6 - 1.2 * ((step % 50) / 50)
+
+    def rewards(step, control, member):
+        return 1 - (math.log(control) - target(step - 1)) ** 2 + 0.01 * member
+
+    members = ["a", "b"]
+    found = steps_of(learned_run(members), members, rewards, range(1, 4001))
+    late = [abs(math.log(a) - target(step)) for step, a in enumerate(found, 1) if step > 3000]
+    early = [abs(math.log(a) - target(step)) for step, a in enumerate(found, 1) if step <= 100]
+    assert np.mean(early) > 0.27 and np.mean(late) < 0.22
+
+
+def test_a_learned_policy_resumes_and_has_its_least_control_where_the_budget_is_used_up():
+    members = ["a", "b"]
+    run = learned_run(members, budget=150)
+    whole = steps_of(run, members, lambda step, control, n: control / (n + 2), range(1, 60))
+    half = learned_run(members, budget=150)
+    steps_of(half, members, lambda step, control, n: control / (n + 2), range(1, 30))
+    resumed = learned_run(members, budget=150)
+    mean_group.marl_restore(resumed, json.loads(json.dumps(mean_group.marl_state(half))))
+    policy = resumed.state(GroupPolicies)["a", "b"]
+    assert policy == half.state(GroupPolicies)["a", "b"]
+    assert resumed.state(MeanRewards) == half.state(MeanRewards)
+    assert policy.used < 150 <= run.state(GroupPolicies)["a", "b"].used
+    assert whole[-1] == pytest.approx(math.exp(-1.5)) and whole[20] > whole[-1]
+
+
+def test_a_group_policy_costs_one_pass_over_its_members():
+    """By the calls of Python functions in a step, whatever the machine's load."""
+    counts = []
+    for size in (100, 1000):
+        members = [f"m{n}" for n in range(size)]
+        run = learned_run(members)
+        run.state(MeanRewards).latest = dict.fromkeys(members, 0.5)
+        seen = [0]
+
+        def count(frame, event, argument, seen=seen):
+            seen[0] += event in ("call", "c_call")
+
+        sys.setprofile(count)
+        try:
+            mean_group.marl_log(run, {})
+        finally:
+            sys.setprofile(None)
+        counts.append(seen[0])
+    assert counts[1] < 11 * counts[0]
+
+
 def shared(rewards, tau, negative="mirror", **factors):
     """The shares of one trajectory's actions, each of a policy, in two samples of a task of which
     the other earned nothing."""
-    options = SimpleNamespace(factor=1.0, tau=tau, negative=negative)
+    options = SimpleNamespace(factor=1.0, tau=tau, negative=negative, **ONE_TEAM)
     states = {ShareTemperatures: ShareTemperatures(factors)}
     run = SimpleNamespace(
         args=SimpleNamespace(cooperation=options),

@@ -386,6 +386,20 @@ def test_budgets_retries_stops_and_choices(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("priorities", "runs"),
+    [((0, 0, 0), "xy"), ((0, 0, 1), "xz"), ((0, 2, 1), "yz"), ((1, 0, 1), "xz"), ((3, 1, 2), "xz")],
+)
+def test_a_budget_covers_nodes_of_higher_priority_first(tmp_path, priorities, runs):
+    nodes = "\n".join(
+        f"  {name}: {{role: a, with: {{q: \"'{name}'\"}}, cost: {{calls: 1}}, priority: {priority}}}"
+        for name, priority in zip("xyz", priorities, strict=True)
+    )
+    text = f"budget: {{calls: 2}}\nnodes:\n{nodes}\ngive: first(x, y, z)\n"
+    _, parents = ran(tmp_path, text, says(a="1"))
+    assert "".join(sorted(parents)) == runs
+
+
+@pytest.mark.parametrize(
     ("node", "kind"),
     [
         ("{map: {over: said, most: 3, nodes: {x: {let: item}}, give: x}}", "TypeError"),
@@ -657,7 +671,9 @@ def test_an_until_that_nothing_meets_is_remarked(recipe):
         "graph.until",
         (f"{recipe.folder}/graph.yaml:9",),
     )
-    once = "nodes: {x: {role: a, with: {q: task.prompt}}, y: {role: b, with: {q: x}, once: done > N}}"
+    once = (
+        "nodes: {x: {role: a, with: {q: task.prompt}}, y: {role: b, with: {q: x}, once: done > N}}"
+    )
     assert recipe(f"{once.replace('N', '0')}\ngive: first(y, x)") == ()
     (remark,) = recipe(f"{once.replace('N', '9')}\ngive: first(y, x)")
     assert remark.code == "graph.once"

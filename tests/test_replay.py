@@ -2,7 +2,9 @@
 not."""
 
 import asyncio
+import dataclasses
 import json
+import math
 from types import SimpleNamespace
 
 import pytest
@@ -18,7 +20,13 @@ from marl_plugins.engine.plan.build import build_plan
 from marl_plugins.engine.records.read import Filter, RunReader
 from marl_plugins.engine.records.write import cut_back
 from marl_plugins.engine.runtime.experience import weighed
-from marl_plugins.replay import Buffer, chances_and_weights, marl_select, priority
+from marl_plugins.replay import (
+    Buffer,
+    chances_and_weights,
+    exponential_priorities,
+    marl_select,
+    priority,
+)
 
 torch = pytest.importorskip("torch")
 PLUGIN = "marl_plugins.replay"
@@ -61,6 +69,21 @@ def test_a_priority_is_of_rewards_and_of_the_size_of_advantages():
     assert priority([], 1.0, 1.0) == 1e-6
 
 
+def test_exponential_priorities_are_equation_16_relative_to_the_largest():
+    """By hand: tokens of probability 1/2 and 1/4 give 1/4 and 9/16 each."""
+    groups = []
+    for reward, logprobs in ((0.5, (math.log(0.5),)), (0.25, (math.log(0.25),) * 2)):
+        t = make_trajectory({"a": [], "b": ["a"]}, rewards={"a": reward, "b": None})
+        said = dataclasses.replace(t.actions[0].generation, logprobs=logprobs)
+        object.__setattr__(t.actions[0], "generation", said)
+        groups.append([t])
+    sums = [0.5 + 2 * 0.25, 0.25 + 2 * 2 * 0.5625]
+    found = exponential_priorities(groups, 0.7, 2.0)
+    assert found == pytest.approx([math.exp(0.7 * (s - max(sums))) for s in sums])
+    assert exponential_priorities(groups, 1e6, 2.0) == [1e-6, 1.0]
+    assert exponential_priorities(groups, 0.7, 0.0) == pytest.approx([1, math.exp(-0.175)])
+
+
 def test_a_rows_advantages_are_multiplied_by_its_weight():
     advantages = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
     one, half = SimpleNamespace(weight=1.0), SimpleNamespace(weight=0.5)
@@ -93,7 +116,15 @@ def trainer_in(folder, plugins=(PLUGIN,), **changes):
         estimator=Estimator(),
     )
     trainer.run.output = folder
-    options = {"groups": 2, "staleness": 2, "reward": 1.0, "advantage": 1.0, "beta": 0.5} | changes
+    options = {
+        "groups": 2,
+        "staleness": 2,
+        "reward": 1.0,
+        "advantage": 1.0,
+        "beta": 0.5,
+        "sharpness": 0.0,
+        "gradient": 1.0,
+    } | changes
     trainer.run.args.replay = SimpleNamespace(**options)
     (spec,) = trainer.session.cast.members["a"]
     spec.chat.policy = "p"

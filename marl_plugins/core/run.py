@@ -439,6 +439,10 @@ class ShareTemperatures(dict[str, float]):
     reward, by policy: above 0. One plugin of a run sets it between two steps; where it names no
     policy the factor is 1."""
 
+    competition: float | None = None
+    """By which part of the rewards' mean policies compete: the factor of the baseline in
+    `marl_plugins.competence`, in place of its own flag."""
+
 
 class AnswerLimits(dict[str, float]):
     """The factor of the most new tokens that a policy's answers may have in rollouts of training,

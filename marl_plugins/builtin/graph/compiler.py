@@ -178,7 +178,7 @@ class Compiler:
                 self.problems.append(
                     Problem("graph.budget", spot.below("cost", resource).where, got, fix=fix)
                 )
-        return {**arguments, "cost": config.cost}
+        return {**arguments, "cost": config.cost, "priority": config.priority}
 
     def body(
         self,

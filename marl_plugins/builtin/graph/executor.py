@@ -295,7 +295,7 @@ class Rounds(Progress):
         and was chosen."""
         graph = self.graph
         self.frontier += [index for index, until in self.cooling.items() if until <= self.done]
-        self.frontier.sort()
+        self.frontier.sort(key=lambda index: (-graph.nodes[index].priority, index))
         for index in self.frontier:
             self.cooling.pop(index, None)
         if graph.stop is not None and self.tries and self._stopped(graph.stop):

@@ -117,6 +117,9 @@ class NodeConfig(GraphPart):
     shown."""
     retry: RetryConfig | None = None
     """Another try, see below."""
+    priority: float = pydantic.Field(0.0, allow_inf_nan=False)
+    """Of the nodes that may start in a round, those with the highest are first: the budget covers
+    them before others, and `choose` has them first among its options."""
     cost: dict[str, Number] = pydantic.Field({}, examples=["{calls: 1}"])
     """What a try takes of the graph's budget."""
 

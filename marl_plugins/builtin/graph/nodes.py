@@ -85,6 +85,7 @@ class Node(ABC):
             them.
         otherwise: Its value where it is skipped.
         cost: What it takes of the graph's budget.
+        priority: Of the nodes that may start in a round, those with the highest are first.
         counts: Whether it reads the number of nodes that have run, or what is left of a budget.
     """
 
@@ -101,6 +102,7 @@ class Node(ABC):
     otherwise: Expression | None = None
     retry: Retry | None = None
     cost: Mapping[str, float] = field(default_factory=dict)
+    priority: float = 0.0
     counts: bool = False
 
     @property
