@@ -188,8 +188,8 @@ def empty_messages(run: Run, role: str, later: bool = False) -> Messages:
         for _, name, _, _ in string.Formatter().parse(text)
         if name is not None
     }
-    messages = prompt_renderer(prompt, system)(dict.fromkeys(names, ""))
-    return [(m["role"], m["content"]) for m in messages]
+    render = prompt_renderer(prompt, None) if later else run.opening(role)
+    return [(m["role"], m["content"]) for m in render(dict.fromkeys(names, ""))]
 
 
 def _times_shown(run: Run, role: str, empty: Messages) -> int:
