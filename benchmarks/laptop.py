@@ -53,8 +53,7 @@ TREES = ("--sequences", "trees")
 def flags_of(system: str, arm: str) -> list[str]:
     """The flags of an arm."""
     full, outcome = SYSTEMS[system]
-    every = 1 if arm == "frozen" else PIECE
-    flags = ["--recipe", outcome if arm == "outcome" else full, *TREES, "--eval.steps", str(every)]
+    flags = ["--recipe", outcome if arm == "outcome" else full, *TREES]
     return [*flags, *(["--actor.adam.lr", "0"] if arm == "frozen" else [])]
 
 
@@ -74,7 +73,9 @@ def piece(system: str, arm: str, seed: int, until: int, out: Path) -> None:
     taken = json.loads(done.read_text()) if done.exists() else {"seconds": 0.0, "peak_gib": 0.0}
     words = ["train", *flags_of(system, arm), "--train.seed", str(seed), "--max_steps", str(until)]
     words += ["--ckpt.output_dir", str(run), "--ckpt.path", str(run / "checkpoints")]
-    words += ["--ckpt.load_enable", "--ckpt.save_steps", str(until if arm == "frozen" else PIECE)]
+    evaluated, saved = (1, until) if arm == "frozen" else (PIECE, PIECE)
+    words += ["--ckpt.load_enable", "--ckpt.save_steps", str(saved)]
+    words += ["--eval.steps", str(evaluated)]
     started = time.monotonic()
     peak = watched(words, str(run))[0]
     taken["seconds"] += time.monotonic() - started
