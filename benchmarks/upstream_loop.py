@@ -1,15 +1,17 @@
 """Our loop beside upstream's own trainer, on the same machine with the same flags:
-`python -m benchmarks.upstream_loop [pairs]`.
+`python -m benchmarks.upstream_loop [pairs] [--model smollm2] [--trees] [--steps N] [--prompts N]`.
 
 One policy, one role, one turn: upstream's own flags alone run upstream's trainer, and with
 `--plugin marl_plugins.reinforce_pp` ours, both with the CPU support of engine/hosts/cpu.py. 64
 prompts a step in the model's chat template (ours has no other), at most 32 tokens, a reward
 function in Python; 14 steps in turn. A step is the time between the lines that two of them print;
-the start-up ends with the first step's. About two minutes for two pairs.
+the start-up ends with the first step's. About two minutes for two pairs of the tiny model. With
+`--trees`, ours has `--sequences trees`.
 """
 
 from __future__ import annotations
 
+import argparse
 import itertools
 import json
 import os
@@ -21,8 +23,6 @@ import tempfile
 import time
 from pathlib import Path
 
-STEPS = 14
-PER_STEP = 64
 LOOPS = {
     "ours": (["--plugin", "marl_plugins.reinforce_pp"], re.compile(r"^ *(\d+)/\d+ ")),
     "upstream": (["--data.apply_chat_template"], re.compile(r"Global step (\d+):")),
@@ -38,12 +38,13 @@ def reward_func(queries, prompts, labels):
 """
 
 
-def words(folder: Path, steps: int, **others: object) -> list[str]:
-    """Upstream's command line for a number of steps, with other values of some flags."""
+def words(folder: Path, steps: int, prompts: int = 64, **others: object) -> list[str]:
+    """Upstream's command line for a number of steps of so many prompts, with other values of some
+    flags."""
     data = folder / f"{steps}.jsonl"
     lines = (
         json.dumps({"prompt": f"What is {n} + {n % 7}?", "label": str(n + n % 7)})
-        for n in range(PER_STEP * steps)
+        for n in range(prompts * steps)
     )
     data.write_text("\n".join(lines) + "\n")
     flags: dict[str, object] = {
@@ -53,12 +54,12 @@ def words(folder: Path, steps: int, **others: object) -> list[str]:
         "data.label_key": "label",
         "data.max_len": 128,
         "reward.remote_url": folder / "reward.py",
-        "rollout.batch_size": PER_STEP,
+        "rollout.batch_size": prompts,
         "rollout.n_samples_per_prompt": 1,
-        "rollout.micro_batch_size": PER_STEP,
+        "rollout.micro_batch_size": prompts,
         "rollout.max_new_tokens": 32,
-        "train.batch_size": PER_STEP,
-        "train.micro_batch_size": PER_STEP,
+        "train.batch_size": prompts,
+        "train.micro_batch_size": prompts,
         "train.num_episodes": 1,
         "train.max_epochs": 1,
         "actor.num_gpus_per_node": 1,
@@ -77,10 +78,13 @@ def words(folder: Path, steps: int, **others: object) -> list[str]:
     return [word for name, value in flags.items() for word in (f"--{name}", str(value))]
 
 
-def finished(folder: Path, loop: str) -> list[float]:
+def finished(folder: Path, loop: str, options: argparse.Namespace) -> list[float]:
     """Seconds from the start to the end of each step."""
     more, line_of_a_step = LOOPS[loop]
-    command = [sys.executable, "-u", "-m", "marl_plugins", "train", *more, *words(folder, STEPS)]
+    if options.trees and loop == "ours":
+        more = [*more, "--sequences", "trees"]
+    flags = words(folder, options.steps, options.prompts)
+    command = [sys.executable, "-u", "-m", "marl_plugins", "train", *more, *flags]
     env = {**os.environ, "MARL_PLUGINS_DEVICE": "cpu", "PYTHONUNBUFFERED": "1"}
     started, ends, said = time.perf_counter(), dict[int, float](), list[str]()
     with subprocess.Popen(
@@ -91,7 +95,7 @@ def finished(folder: Path, loop: str) -> list[float]:
             said.append(line)
             if found := line_of_a_step.search(line):
                 ends.setdefault(int(found[1]), time.perf_counter() - started)
-    if run.returncode or sorted(ends) != list(range(1, STEPS + 1)):
+    if run.returncode or sorted(ends) != list(range(1, options.steps + 1)):
         sys.exit(
             f"{' '.join(command)}\nended with {run.returncode}, steps "
             f"{sorted(ends)}:\n{''.join(said[-60:])}"
@@ -104,18 +108,25 @@ def spread(values: list[float]) -> str:
 
 
 def main() -> None:
-    from marl_plugins.engine.runtime.tiny_model import build
+    from marl_plugins.core.recipe.kept_models import place_of
+    from marl_plugins.engine.runtime.tiny_model import resolve
 
-    pairs = int(sys.argv[1]) if len(sys.argv) > 1 else 2
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.upstream_loop")
+    parser.add_argument("pairs", type=int, nargs="?", default=2)
+    parser.add_argument("--model", default="tiny", help="tiny, smollm2, or a folder")
+    parser.add_argument("--trees", action="store_true", help="ours trains on trees of prefixes")
+    parser.add_argument("--steps", type=int, default=14)
+    parser.add_argument("--prompts", type=int, default=64, help="of a step")
+    options = parser.parse_args()
     steps: dict[str, list[float]] = {loop: [] for loop in LOOPS}
     starts: dict[str, list[float]] = {loop: [] for loop in LOOPS}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        build(folder / "model", seed=0, hidden=128, layers=2, heads=2, positions=512)
+        (folder / "model").symlink_to(resolve(place_of(options.model)))
         (folder / "reward.py").write_text(REWARD)
-        for _ in range(pairs):
+        for _ in range(options.pairs):
             for loop in LOOPS:
-                ends = finished(folder, loop)
+                ends = finished(folder, loop, options)
                 starts[loop].append(ends[0])
                 steps[loop] += [later - earlier for earlier, later in itertools.pairwise(ends)]
     for what, found in (("a step", steps), ("to the end of the first step", starts)):

@@ -33,6 +33,7 @@ COMMANDS = (
         "list | show | copy | new | check | import",
         "shipped recipes; your own: new, from one of them, or from MARTI; its check",
     ),
+    _command("models", "list | add FILE.gguf", "models that recipes name without a folder"),
     _command(
         "export",
         "RUN [--to FILE]",

@@ -20,6 +20,7 @@ from marl_plugins.core.policy import (
     Policy as Policy,
 )  # copied recipes and plugins import it from here
 from marl_plugins.core.problems import Problem, Where, at, meant
+from marl_plugins.core.recipe.prompts import Render, prompt_renderer, read_examples
 from marl_plugins.core.recipe.schema import PolicyConfig, Recipe, RoleConfig, Sections
 from marl_plugins.core.recipe.texts import read_text
 from marl_plugins.core.section import Section
@@ -128,6 +129,16 @@ class RecipeFiles:
         """
         file = self.role(role).system
         return None if file is None else self._text(role, file)
+
+    def opening(self, role: str) -> Render:
+        """Returns what renders a role's opening messages: system, examples, user.
+
+        Raises:
+            ConfigurationError: A file cannot be read.
+        """
+        file = self.role(role).examples
+        examples = read_examples(self.folder / file) if file else []
+        return prompt_renderer(self.prompt(role), self.system(role), examples)
 
     def followup(self, role: str) -> str | None:
         """Returns the text of the file of a role's later messages in one conversation, if it has

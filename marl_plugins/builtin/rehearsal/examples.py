@@ -11,7 +11,6 @@ from itertools import islice
 from marl_plugins.core.demonstrations import Demonstration
 from marl_plugins.core.failures import nearest, place_of
 from marl_plugins.core.problems import Problem
-from marl_plugins.core.recipe.prompts import prompt_renderer
 from marl_plugins.core.recipe.tiny import is_tiny
 from marl_plugins.core.run import Run
 from marl_plugins.core.trajectory import Task
@@ -133,7 +132,7 @@ def _problem(run: Run, item: object) -> str | None:
     if item.role not in run.recipe.roles:
         return f": there is no role {item.role!r}{nearest(item.role, run.recipe.roles)}"
     try:
-        prompt_renderer(run.prompt(item.role), run.system(item.role))(item.fields)
+        run.opening(item.role)(item.fields)
     except KeyError as error:
         return f": role {item.role!r}: {error.args[0].replace('the workflow', 'the demonstration')}"
     return None

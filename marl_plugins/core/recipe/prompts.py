@@ -3,11 +3,43 @@
 from __future__ import annotations
 
 import string
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
-from marl_plugins.core.problems import close_names
+import yaml
+
+from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.core.problems import Problem, at, close_names
+from marl_plugins.core.recipe.texts import read_text
 
 Render = Callable[[Mapping[str, str]], list[dict[str, str]]]
+
+
+def read_examples(path: Path) -> list[dict[str, str]]:
+    """Returns the messages of a file of examples: a list in YAML, each with the texts `user` and
+    `assistant`, in which braces are braces.
+
+    Raises:
+        ConfigurationError: It is something else.
+    """
+    try:
+        items = yaml.safe_load(read_text(path))
+    except yaml.YAMLError as error:
+        items = str(error)
+    if isinstance(items, list) and items:
+        messages = [
+            {"role": role, "content": text}
+            for item in items
+            if isinstance(item, dict) and item.keys() == {"user", "assistant"}
+            for role in ("user", "assistant")
+            if isinstance(text := item[role], str) and text.strip()
+        ]
+        if len(messages) == 2 * len(items):
+            return messages
+    got = f"it holds {items!r:.200}"
+    expected = "a list, each item with the texts `user` and `assistant`"
+    fix = 'put what YAML takes for a number or a mapping in quotes: `assistant: "12"`'
+    raise ConfigurationError(Problem("roles.examples", at(file=path), got, expected, fix))
 
 
 def followup_renderer(followup: str | None) -> Render | None:
@@ -16,12 +48,17 @@ def followup_renderer(followup: str | None) -> Render | None:
     return None if followup is None else prompt_renderer(followup, None)
 
 
-def prompt_renderer(prompt: str, system: str | None) -> Render:
+def prompt_renderer(
+    prompt: str, system: str | None, examples: Sequence[dict[str, str]] = ()
+) -> Render:
     """Returns `render(fields)` for a role: its opening messages; a field that the workflow did not
     give is a KeyError that names it.
 
     A prompt need not use all that the workflow gives: one workflow may have several sets of
     prompts.
+
+    Args:
+        examples: Messages between the system's and the user's.
     """
     formatter = string.Formatter()
     places = {
@@ -47,6 +84,6 @@ def prompt_renderer(prompt: str, system: str | None) -> Render:
         messages = (
             [{"role": "system", "content": system.format(**fields)}] if system is not None else []
         )
-        return [*messages, {"role": "user", "content": prompt.format(**fields)}]
+        return [*messages, *examples, {"role": "user", "content": prompt.format(**fields)}]
 
     return render

@@ -57,6 +57,8 @@ class RoleConfig(Model):
     `agent:`."""
     system: str | None = None
     """File of the system message, with fields too."""
+    examples: str | None = None
+    """File of [examples](#examples): earlier turns of every conversation of the role."""
     followup: str | None = None
     """File of the user message of a call that continues an earlier one. Default: `prompt`."""
     tools: list[str] = []
@@ -88,7 +90,8 @@ class PolicyConfig(Model):
     EXAMPLE: ClassVar[str] = "{trainable: false}"
 
     model: str | None = None
-    """Folder, hub name, or `tiny` (a small random model). Default: the recipe's."""
+    """Folder, hub name, `tiny` (a small random model), `smollm2` or another
+    [kept model](#models-by-name). Default: the recipe's."""
     trainable: bool = True
     """False: it only generates; its actions are recorded and never trained on."""
     follows: str | None = None

@@ -24,6 +24,7 @@ from marl_plugins.core.loading import line_of, present
 from marl_plugins.core.plugin_names import BUILTINS
 from marl_plugins.core.policy import Policy
 from marl_plugins.core.problems import Problem, at, problem_of, with_relative_paths
+from marl_plugins.core.recipe.kept_models import place_of
 from marl_plugins.core.recipe.recipe_yaml import Origins, RecipeTree, read_recipe
 from marl_plugins.core.recipe.schema import Recipe, Sections, find_recipe
 from marl_plugins.core.run import Run
@@ -369,6 +370,8 @@ def with_policies(
             args.actor.model_name_or_path = policy_args[policy.follows].actor.model_name_or_path
         elif not any(flag.name == "actor.model_name_or_path" for flag in own[policy.name]):
             args.actor.model_name_or_path = policy.model
+        for part in (args.actor, args.critic):
+            part.model_name_or_path = part.model_name_or_path and place_of(part.model_name_or_path)
         attention = args.ds.attn_implementation
         refused[policy.name], warnings = upstream_cli.validate(args, flags.root)
         if (
@@ -432,7 +435,7 @@ def model_problems(
     that names its model."""
     origins = request.origins
     own = (
-        args.actor.model_name_or_path == policy.model
+        args.actor.model_name_or_path == place_of(policy.model)
         and "actor.model_name_or_path" not in run.on_command_line
     )
     keys = (("policies", policy.name, "model"), ("model",), ("flags", "actor.model_name_or_path"))

@@ -315,6 +315,7 @@ def _files(plan: Plan) -> dict[str, tuple[str, Path]]:
         parts |= {
             f"prompt of role {role}": config.prompt,
             f"system prompt of role {role}": config.system,
+            f"examples of role {role}": config.examples,
             f"followup prompt of role {role}": config.followup,
         }
     parts |= {"workflow": recipe.workflow, "grader": recipe.grader, "tasks": recipe.tasks}

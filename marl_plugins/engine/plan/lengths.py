@@ -205,8 +205,8 @@ def empty_messages(run: Run, role: str, later: bool = False, value: str = "") ->
         for _, name, _, _ in string.Formatter().parse(text)
         if name is not None
     }
-    messages = prompt_renderer(prompt, system)(dict.fromkeys(names, value))
-    return [(m["role"], m["content"]) for m in messages]
+    render = prompt_renderer(prompt, None) if later else run.opening(role)
+    return [(m["role"], m["content"]) for m in render(dict.fromkeys(names, value))]
 
 
 def _times_shown(run: Run, role: str, empty: Messages) -> int:

@@ -11,6 +11,7 @@ from typing import Any
 
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.problems import Problem, at
+from marl_plugins.core.recipe.kept_models import is_smollm2
 from marl_plugins.core.recipe.tiny import is_tiny
 from marl_plugins.core.recipe.tiny import parse as parse_tiny
 
@@ -98,10 +99,12 @@ def model_problems(model: str, trusted: bool) -> list[Problem]:
 def missing_model(model: str) -> list[Problem]:
     """Returns what is wrong with a name that is no folder's; nothing where it may be one of the
     hub's."""
-    if Path(model).is_dir():
+    if Path(model).is_dir() or is_smollm2(model):
         return []
     if Path(model).is_file():
         got, fix = f"model {model!r} is a file", "name its folder"
+        if model.endswith(".gguf"):
+            fix = f"openrlhf models add {model}, and name the model as that says"
         return [Problem("models.file", got=got, fix=fix)]
     if model.startswith((".", "/", "~")) or model.count("/") != 1:
         got = f"model {model!r} is neither a folder that exists nor a hub name (owner/name)"
@@ -123,7 +126,8 @@ def hub_warnings(models: Iterable[str]) -> list[Problem]:
             severity="warning",
         )
         for model in dict.fromkeys(models)
-        if model and not is_tiny(model) and not Path(model).exists() and Path(model).parent.is_dir()
+        if model and not (is_tiny(model) or is_smollm2(model) or Path(model).exists())
+        if Path(model).parent.is_dir()
     ]
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from marl_plugins.core.calls import TAGGED, parse_call
-from marl_plugins.core.recipe.prompts import followup_renderer, prompt_renderer
+from marl_plugins.core.recipe.prompts import followup_renderer
 from marl_plugins.core.roles import RoleSpec, Sampling
 from marl_plugins.core.run import Run
 from marl_plugins.core.tools import FunctionCall
@@ -52,7 +52,7 @@ def scripted_role(run: Run, name: str, chat: ScriptedChat) -> RoleSpec:
     return RoleSpec(
         name,
         run.recipe.policies_of(name)[0],
-        prompt_renderer(run.prompt(name), run.system(name)),
+        run.opening(name),
         format,
         Sampling(1.0, 1.0, 1, NO_LIMIT_TOKENS),
         render_next=followup_renderer(run.followup(name)),

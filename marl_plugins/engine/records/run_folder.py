@@ -482,7 +482,9 @@ def _named(plan: Plan, folder: Path) -> Iterator[str]:
     files += workflow_files(plan.plugins, plan.run)
     files += [file for section in plan.run.sections.values() for file in section.files().values()]
     files += [
-        file for role in recipe.roles.values() for file in (role.prompt, role.system, role.followup)
+        file
+        for role in recipe.roles.values()
+        for file in (role.prompt, role.system, role.examples, role.followup)
     ]
     files += [name for name in recipe.plugins if name.endswith(".py")]
     files += [

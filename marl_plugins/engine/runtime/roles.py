@@ -14,7 +14,7 @@ from marl_plugins.core.calls import clashes, functions_of
 from marl_plugins.core.conversation import ChatFormat
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.problems import Problem, at
-from marl_plugins.core.recipe.prompts import followup_renderer, prompt_renderer
+from marl_plugins.core.recipe.prompts import followup_renderer
 from marl_plugins.core.roles import RoleSpec, Sampling
 from marl_plugins.core.run import Run
 from marl_plugins.core.seeds import derive_seed
@@ -168,7 +168,7 @@ def _role(
     return RoleSpec(
         name=name,
         policy=chat.policy,
-        render=prompt_renderer(run.prompt(name), run.system(name)),
+        render=run.opening(name),
         chat=chat,
         sampling=Sampling(
             temperature=args.rollout.temperature,

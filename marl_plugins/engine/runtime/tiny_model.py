@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from marl_plugins.core.recipe.kept_models import SMOLLM2, is_smollm2
 from marl_plugins.core.recipe.tiny import SPECIAL, is_tiny, parse
 
 CHAT_TEMPLATE = (
@@ -31,17 +32,19 @@ SHOWN_TOOLS = (
 
 
 def made_once(
-    name: str, make: Callable[[Path], None], wait: Callable[[], None] = lambda: None
+    name: str,
+    make: Callable[[Path], None],
+    wait: Callable[[], None] = lambda: None,
+    among: str = "tiny",
 ) -> str:
     """Returns the folder `name` among the models that were made here; `make(folder)` fills it,
     unless it is there.
 
     Args:
         wait: Called before this process waits for another one that is making the folder.
+        among: The folder of the cache that it lies in.
     """
-    cache = (
-        Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "openrlhf-marl" / "tiny"
-    )
+    cache = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "openrlhf-marl" / among
     cache.mkdir(parents=True, exist_ok=True)
     folder = cache / name
     if folder.is_dir():
@@ -92,8 +95,12 @@ def _lock(path: Path, wait: Callable[[], None]) -> Iterator[bool]:
 
 
 def resolve(model: str) -> str:
-    """Returns the folder of a `tiny` model, built if it is not there yet; any other model's name
-    unchanged."""
+    """Returns the folder of a `tiny` model or of `smollm2`, made if it is not there yet; any other
+    model's name unchanged."""
+    if is_smollm2(model):
+        from marl_plugins.engine.runtime.gguf_model import make_folder
+
+        return made_once(SMOLLM2, make_folder, among="models")
     if not is_tiny(model):
         return model
     settings = parse(model)

@@ -11,6 +11,7 @@ from types import MappingProxyType
 
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.problems import Problem, Where, at, close_names, meant
+from marl_plugins.core.recipe.prompts import read_examples
 from marl_plugins.core.recipe.recipe_yaml import Origins
 from marl_plugins.core.recipe.schema import Recipe, RoleConfig
 from marl_plugins.core.recipe.texts import read_text
@@ -115,6 +116,12 @@ def _prompts(role: str, config: RoleConfig, origins: Origins, folder: Path) -> I
             yield from (
                 p.within(line=line, key=f"roles.{role}.{key}") for p in _prompt(folder / file)
             )
+    if config.examples is not None:
+        try:
+            read_examples(folder / config.examples)
+        except ConfigurationError as error:
+            line, key = origins.where("roles", role, "examples"), f"roles.{role}.examples"
+            yield from (p.within(line=line, key=key) for p in error.problems)
     if "" in config.stop:
         where = at(line=origins.where("roles", role, "stop"), key=f"roles.{role}.stop")
         yield Problem("roles.empty_stop", where, "'' occurs in every text", fix="remove it")
