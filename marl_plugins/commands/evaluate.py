@@ -105,7 +105,7 @@ def main(words: Sequence[str]) -> int:
         raise ConfigurationError(NO_TASKS)
     if plan.options.dry_run:
         return print_plan(replace(plan, run=run), {})
-    result = evaluate(replace(plan, run=run))
+    result = evaluate(replace(plan, run=run), options.models)
     if plan.options.json:
         print(json.dumps(result))
     return 0 if result["answered"] else 1
@@ -196,9 +196,12 @@ def with_whole_models(run: Run, folder: Path) -> Run:
     return replace(run, policies=tuple(policies), policy_args=policy_args)
 
 
-def evaluate(plan: Plan) -> dict[str, Any]:
+def evaluate(plan: Plan, begun: Path | None = None) -> dict[str, Any]:
     """Returns the held-out outcome with its interval; what is lost to infrastructure is in neither
     and is counted apart.
+
+    Args:
+        begun: The run's output folder that the models are of.
 
     Raises:
         ConfigurationError: There are no held-out tasks, or a model does not load.
@@ -227,7 +230,7 @@ def evaluate(plan: Plan) -> dict[str, Any]:
     ):
         with display.phase("loading tasks and tokenizers", announce=True):
             plan = replace(plan, run=with_whole_models(run, Path(folder)))
-            session = Session(plan)
+            session = Session(plan, begun)
         if not session.eval_tasks:
             raise ConfigurationError(NO_TASKS)
         session.warm_start(display)

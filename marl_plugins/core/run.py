@@ -298,7 +298,14 @@ class Run(RecipeFiles):
             model = flag_model
         elif model and model.startswith("."):
             model = str((self.folder / model).absolute())  # a recipe's paths are relative to it
-        return Policy(name, model or "", trainable, config.flags, follows=config.follows or "")
+        return Policy(
+            name,
+            model or "",
+            trainable,
+            config.flags,
+            follows=config.follows or "",
+            template=config.template,
+        )
 
     @property
     def output(self) -> Path:
