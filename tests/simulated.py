@@ -22,11 +22,20 @@ class CharacterChat:
             end + "".join(f"{m['role'][0]}:{m['content']}^" for m in following) + "a:"
         )
 
+    ends = frozenset({ord("^")})
+
     def keeps(self, conversation, following):
         return True
 
     def said(self, ids):
         return self.text(ids)
+
+    said_again = said
+
+    def thought(self, ids):
+        return 0
+
+    defused = thought
 
     def text(self, ids):
         return "".join(chr(i) for i in ids).rstrip("^")

@@ -56,14 +56,20 @@ async def marl_exchange(trajectories, exchange):
 )
 
 
+class Foreign:
+    """Foreign text of characters, none of which is a control token."""
+
+    def hide(self, text, role):
+        return text
+
+    def encode(self, text):
+        return list(map(ord, text))
+
+
 class Tokenizer:
     """A tokenizer of characters, `^` ending a turn."""
 
     eos_token_id = ord("^")
-
-    def encode(self, text, add_special_tokens, split_special_tokens):
-        assert split_special_tokens and not add_special_tokens
-        return list(map(ord, text))
 
     def __len__(self):
         return 0x110000
@@ -73,8 +79,9 @@ class Tokenizer:
 
 
 class Chat(CharacterChat):
-    tokenizer = Tokenizer()
+    tokenizer, foreign = Tokenizer(), Foreign()
     policy = "p"
+    ends = (ord("^"),)
     end_of_turn = (ord("^"),)
 
     def said(self, ids):

@@ -68,6 +68,7 @@ STATE: dict[str, str] = {
 }
 """Module-level objects that change, and why."""
 CACHES = {
+    "core/foreign.py joining": "a copy of a tokenizer, by its content",
     "grading/math_verify.py helper": "the process that runs math-verify, for all graders of this "
     "process",
     "grading/math_verify.py thread": "the thread that asks it",

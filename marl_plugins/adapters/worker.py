@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 # Installs the host support, before upstream is imported below.
@@ -45,6 +46,8 @@ class SharedModel:
         """Loads the model, once, and returns modules of their own over its tensors."""
         if self.model is None:
             self.model = AutoModelForCausalLM.from_pretrained(*arguments, **named)
+            folder = Path(str(self.model.name_or_path))  # which adapters are saved with
+            self.model.name_or_path = str(folder.absolute() if folder.is_dir() else folder)
         tensors = (*self.model.parameters(), *self.model.buffers())
         return copy.deepcopy(self.model, {id(tensor): tensor for tensor in tensors})
 

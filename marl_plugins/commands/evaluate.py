@@ -76,12 +76,12 @@ def main(words: Sequence[str]) -> int:
     if "--help" in words or "-h" in words:
         print(parser().format_help(), end="")
         return 0
-    plan, _ = planned(words, parser())
+    plan, options = planned(words, parser())
     if not from_hub(plan.run) and not plan.tasks("eval"):
         raise ConfigurationError(NO_TASKS)
     if plan.options.dry_run:
         return print_plan(plan, {})
-    result = evaluate(plan)
+    result = evaluate(plan, options.models)
     if plan.options.json:
         print(json.dumps(result))
     return 0 if result["answered"] else 1
@@ -214,9 +214,12 @@ def with_whole_models(run: Run, folder: Path) -> Run:
     return replace(run, policies=tuple(policies), policy_args=policy_args)
 
 
-def evaluate(plan: Plan) -> dict[str, Any]:
+def evaluate(plan: Plan, begun: Path | None = None) -> dict[str, Any]:
     """Returns the held-out outcome with its interval; what is lost to infrastructure is in neither
     and is counted apart.
+
+    Args:
+        begun: The run's output folder that the models are of.
 
     Raises:
         ConfigurationError: There are no held-out tasks, or a model does not load.
@@ -228,7 +231,7 @@ def evaluate(plan: Plan) -> dict[str, Any]:
 
         return await evaluation(session.rollout, session.eval_tasks, run.args.eval, display)
 
-    result, trajectories = with_engines(plan, display, work, needs_tasks=True)
+    result, trajectories = with_engines(plan, display, work, begun, needs_tasks=True)
     display.evaluation(None, result, trajectories)
     models = {p.name: p.model for p in run.policies}  # as they were named
     return {
@@ -241,9 +244,13 @@ def with_engines(
     plan: Plan,
     display: Display,
     work: Callable[[Session], Coroutine[Any, Any, T]],
+    begun: Path | None,
     needs_tasks: bool = False,
 ) -> T:
     """Starts the engines of a plan, does some work, and ends them.
+
+    Args:
+        begun: The output folder of the run that the models are of.
 
     Raises:
         ConfigurationError: There are no held-out tasks and they are needed, or a model does not
@@ -271,7 +278,7 @@ def with_engines(
     ):
         with display.phase("loading tasks and tokenizers", announce=True):
             plan = replace(plan, run=with_whole_models(run, Path(folder)))
-            session = Session(plan)
+            session = Session(plan, begun)
         if needs_tasks and not session.eval_tasks:
             raise ConfigurationError(NO_TASKS)
         session.warm_start(display)

@@ -69,7 +69,9 @@ def main(words: Sequence[str]) -> int:
         raise ConfigurationError(Problem("serve.port", at(flag="port"), str(error))) from None
     display = Display(plan.options.json)
     try:
-        with_engines(plan, display, lambda session: _served(session, listener, display))
+        with_engines(
+            plan, display, lambda session: _served(session, listener, display), options.models
+        )
     except KeyboardInterrupt:
         return 0
     return 1

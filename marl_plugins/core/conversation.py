@@ -17,11 +17,16 @@ the model was trained to see it, and begins anew.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+import copy
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from datetime import date
+from functools import cached_property
+from typing import Any, Protocol, Self
 
 from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.core.foreign import ForeignText, SafeText
 from marl_plugins.core.problems import Problem, at
+from marl_plugins.core.templates import wrong_arguments
 
 
 class Tokenizer(Protocol):
@@ -39,6 +44,8 @@ class Tokenizer(Protocol):
 
 
 _MARK = "\u2042marl\u2042"  # no template treats it specially, no template contains it
+THINKING = {"<think>": "</think>", "[THINK]": "[/THINK]"}
+"""Marks between which models think, where they are tokens of their own."""
 
 
 class ChatFormat:
@@ -49,14 +56,25 @@ class ChatFormat:
         policy: Its name, for messages.
         tools: Schemas of the functions that the template shows; none where a prompt says what can
             be called.
+        arguments: What the template is given beside the messages (`template:`).
+        day: What it is told where it asks for today's date; default: the day of this call.
+        ends: Ids that end a turn, beside the tokenizer's own and the template's.
 
     Raises:
-        ConfigurationError: The tokenizer has no chat template, or the template does not keep a
-            conversation's beginning when a message is appended, so that turns could not be told
-            apart token by token.
+        ConfigurationError: The tokenizer has no chat template, the template takes no such argument,
+            or it does not keep a conversation's beginning when a message is appended, so that turns
+            could not be told apart token by token.
     """
 
-    def __init__(self, tokenizer: Tokenizer, policy: str, tools: Sequence[Mapping[str, Any]] = ()):
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        policy: str,
+        tools: Sequence[Mapping[str, Any]] = (),
+        arguments: Mapping[str, Any] | None = None,
+        day: date | None = None,
+        ends: Collection[int] = (),
+    ):
         if not getattr(tokenizer, "chat_template", None):
             raise ConfigurationError(
                 Problem(
@@ -69,25 +87,51 @@ class ChatFormat:
             )
         self.tokenizer = tokenizer
         self.policy = policy
-        self.tools = tools
-        self._between: dict[tuple[tuple[str, str], ...], tuple[int, ...]] = {}
+        self.foreign = ForeignText(tokenizer)
+        self._arguments: dict[str, Any] = {}
+        if "strftime_now" in str(tokenizer.chat_template):
+            self._arguments["strftime_now"] = (day or date.today()).strftime
+        self._ends = frozenset(ends)
+        self._set(tools, arguments or {})
 
-    def rendered(self, messages: Sequence[dict[str, str]]) -> str:
-        """Returns messages as the template writes them, the generation prompt open."""
-        tools: dict[str, Any] = {"tools": list(self.tools)} if self.tools else {}
+    def _set(self, tools: Sequence[Mapping[str, Any]], arguments: Mapping[str, Any]) -> None:
+        if wrong := wrong_arguments(self.tokenizer.chat_template, arguments):
+            raise ConfigurationError(problem.within(policy=self.policy) for problem in wrong)
+        self.tools = tools
+        self._arguments = {**self._arguments, **arguments}
+        if tools:
+            self._arguments["tools"] = self.foreign.hidden_values(tools)
+        else:
+            self._arguments.pop("tools", None)
+        self._between: dict[tuple[tuple[str, str], ...], tuple[int, ...]] = {}
+        vars(self).pop("_opens_thinking", None)
+
+    def given(
+        self, tools: Sequence[Mapping[str, Any]], arguments: Mapping[str, Any] | None = None
+    ) -> Self:
+        """Returns the format with other tools, and with more arguments."""
+        other = copy.copy(self)
+        other._set(tools, arguments or {})
+        return other
+
+    def rendered(self, messages: Sequence[dict[str, str]], prompt: bool = True) -> str:
+        """Returns messages as the template writes them, the generation prompt open; foreign text in
+        them hidden (core/foreign.py)."""
+        safe = [
+            {**message, "content": self.foreign.hide(message["content"], message["role"])}
+            for message in messages
+        ]
         return str(
             self.tokenizer.apply_chat_template(
-                list(messages), tokenize=False, add_generation_prompt=True, **tools
+                safe, tokenize=False, add_generation_prompt=prompt, **self._arguments
             )
         )
 
     def opening(self, messages: Sequence[dict[str, str]]) -> tuple[int, ...]:
         """Returns the ids of the opening messages, with the generation prompt open: the context of
         a first turn."""
-        text = self.rendered(messages)
-        return tuple(
-            self.tokenizer.encode(text, add_special_tokens=False)
-        )  # the template has written BOS if it uses one
+        # the template has written BOS if it uses one
+        return tuple(self.foreign.encode(self.rendered(messages)))
 
     def keeps(
         self, conversation: Sequence[dict[str, str]], following: Sequence[dict[str, str]]
@@ -101,7 +145,7 @@ class ChatFormat:
         *earlier, last = conversation
         before, after = self.rendered(earlier), self.rendered([*conversation, *following])
         return after.startswith(before) and after[len(before) :].lstrip().startswith(
-            last["content"].strip()
+            self.foreign.hide(last["content"], last["role"]).strip()
         )
 
     def shows_more(self, answers: Sequence[dict[str, str]]) -> bool:
@@ -111,10 +155,32 @@ class ChatFormat:
         named = [{**answer, "name": "?", "tool_call_id": "?"} for answer in answers]
         return self.rendered([*before, *answers]) != self.rendered([*before, *named])
 
+    @cached_property
+    def _closes(self) -> int | None:
+        """The id with which the template ends an assistant's turn; None where it has none."""
+        said = [{"role": "user", "content": "?"}, {"role": "assistant", "content": _MARK}]
+        try:
+            after = self.rendered(said, prompt=False).partition(_MARK)[2]
+        except Exception:  # it wants a user's message after an assistant's
+            return None
+        return next((i for i in self.foreign.encode(after)[:1] if i in self.foreign.control), None)
+
+    @cached_property
+    def ends(self) -> frozenset[int]:
+        """The ids that end an assistant's turn."""
+        own = (self.tokenizer.eos_token_id, self._closes)
+        return self._ends.union(end for end in own if end is not None)
+
+    @property
+    def stops(self) -> tuple[int, ...]:
+        """The template's end, where the model's own configuration does not name it."""
+        return tuple(self.ends - self._ends - {self.tokenizer.eos_token_id})
+
     @property
     def end_of_turn(self) -> tuple[int, ...]:
-        """The id that ends an assistant's turn."""
-        if self.tokenizer.eos_token_id is None:
+        """The id that ends an assistant's turn: the template's, or the tokenizer's."""
+        end = self.tokenizer.eos_token_id if self._closes is None else self._closes
+        if end is None:
             raise ConfigurationError(
                 Problem(
                     "models.no_end",
@@ -122,7 +188,7 @@ class ChatFormat:
                     "its tokenizer has no end-of-sequence token",
                 )
             )
-        return (self.tokenizer.eos_token_id,)
+        return (end,)
 
     def continuation(
         self, sampled: Sequence[int], following: Sequence[dict[str, str]]
@@ -130,14 +196,17 @@ class ChatFormat:
         """Returns the ids shown between `sampled` (an assistant's turn) and the next generation,
         `following` being the messages in between.
 
-        The template's end-of-turn token is left out where the sampled ids already end with it;
-        where they were cut off by the token limit it is shown, and not trained on.
+        The template's end-of-turn token is left out where the sampled ids already end with it, or
+        with another one; where they were cut off by the token limit it is shown, and not trained
+        on.
         """
         between = self._render_between(
             tuple((message["role"], message["content"]) for message in following)
         )
-        if sampled and between and sampled[-1] == between[0]:
-            between = between[1:]
+        if sampled and between:
+            last, first = sampled[-1], between[0]
+            if last == first or {last, first} <= self.ends:
+                between = between[1:]
         return between
 
     def _render_between(self, following: tuple[tuple[str, str], ...]) -> tuple[int, ...]:
@@ -162,15 +231,47 @@ class ChatFormat:
             after = text.split(_MARK, 1)[1]
             if len(self._between) > 1024:
                 self._between.clear()
-            self._between[following] = tuple(self.tokenizer.encode(after, add_special_tokens=False))
+            self._between[following] = tuple(self.foreign.encode(after))
         return self._between[following]
 
+    @cached_property
+    def _opens_thinking(self) -> bool:
+        """Whether the generation prompt has begun to think."""
+        asked = [{"role": "user", "content": _MARK}]
+        prompt = self.rendered(asked).partition(_MARK)[2]
+        return any(prompt.rfind(begin) > prompt.rfind(end) for begin, end in THINKING.items())
+
+    def thought(self, ids: Sequence[int]) -> int:
+        """Returns how many of the sampled ids, from the first, are the model's thinking with its
+        marks; all of them where it has not ended."""
+        control = self.foreign.control
+        marks = [(n, control[i]) for n, i in enumerate(ids) if i in control]
+        if closed := [n + 1 for n, mark in marks if mark in THINKING.values()]:
+            return closed[-1]
+        thinks = not THINKING.keys().isdisjoint(control.values())
+        opened = any(mark in THINKING for _, mark in marks)
+        return len(ids) if opened or (thinks and self._opens_thinking) else 0
+
+    def defused(self, shown: Iterable[tuple[str, str]]) -> int:
+        """Returns how many control tokens foreign text spells in messages, as chat role and
+        text."""
+        return self.foreign.count(shown)
+
     def text(self, ids: Sequence[int]) -> str:
-        """Returns the sampled ids as text for tools and other roles, special tokens left out."""
-        return self.tokenizer.decode(list(ids), skip_special_tokens=True)
+        """Returns what was said as text for graders, coaches, tools and other roles: the sampled
+        ids that follow the thinking, special tokens left out."""
+        thought = self.thought(ids)
+        text = self.tokenizer.decode(list(ids)[thought:], skip_special_tokens=True)
+        return text.lstrip() if thought else text
 
     def said(self, ids: Sequence[int]) -> str:
         """Returns the sampled ids as text with the special tokens, the end of the turn left out:
-        what a chat template takes, and what calls in the model's own format are found in."""
-        ended = bool(ids) and ids[-1] == self.tokenizer.eos_token_id
-        return self.tokenizer.decode(list(ids)[: -1 if ended else None], skip_special_tokens=False)
+        what calls in the model's own format are found in."""
+        return self.tokenizer.decode(self._unended(ids), skip_special_tokens=False)
+
+    def said_again(self, ids: Sequence[int]) -> SafeText:
+        """Returns the same for a chat template that shows it again."""
+        return self.foreign.sampled(self._unended(ids), self.said(ids))
+
+    def _unended(self, ids: Sequence[int]) -> list[int]:
+        return list(ids)[: -1 if ids and ids[-1] in self.ends else None]

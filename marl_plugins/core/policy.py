@@ -20,6 +20,7 @@ class Policy:
             trained itself.
         train_every: It is updated in every N-th step alone; its engines keep their weights in
             between.
+        template: What its chat template is given beside the messages.
         excluded_by: The flag that excludes this policy of the recipe from the run; reported, and
             nothing of it is started.
     """
@@ -31,6 +32,7 @@ class Policy:
     excluded_by: str = ""
     follows: str = ""
     train_every: int = 1
+    template: Mapping[str, Any] = field(default_factory=dict)
 
     def is_due(self, step: int) -> bool:
         """Returns whether the policy is updated in a step, counted from 1."""

@@ -21,6 +21,8 @@ class Sampling:
     max_new_tokens: int | None
     max_len: int
     stop: tuple[str, ...] = ()
+    stop_ids: tuple[int, ...] = ()
+    """Ids that end an answer beside those of the model's configuration."""
 
 
 @dataclass(frozen=True)

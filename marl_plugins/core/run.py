@@ -310,7 +310,14 @@ class Run(RecipeFiles):
             model = flag_model
         elif model and model.startswith((".", "~/")):  # a recipe's paths are relative to it
             model = str((self.folder / from_home(model)).absolute())
-        return Policy(name, model or "", trainable, config.flags, follows=config.follows or "")
+        return Policy(
+            name,
+            model or "",
+            trainable,
+            config.flags,
+            follows=config.follows or "",
+            template=config.template,
+        )
 
     @property
     def output(self) -> Path:

@@ -194,6 +194,10 @@ class SampledAction:
     offered: str = field(default="", kw_only=True)
     """The functions that the chat template shows with the messages (`calls:`), as JSON; in a
     conversation's first turn."""
+    thought: int = field(default=0, kw_only=True)
+    """How many of the sampled ids, from the first, are thinking; `text` is what follows them."""
+    defused: int = field(default=0, kw_only=True)
+    """How many control tokens the shown messages spell, which stayed text (core/foreign.py)."""
 
     if not TYPE_CHECKING:  # else a type checker would let any name be set
 

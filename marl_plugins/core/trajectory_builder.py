@@ -133,7 +133,7 @@ def said_so_far(chat: ChatFormat, last: Action) -> list[dict[str, str]]:
     messages: list[dict[str, str]] = []
     for turn in reversed(turns):
         messages += [{"role": role, "content": content} for role, content in turn.shown]
-        messages.append({"role": "assistant", "content": chat.said(turn.generation.ids)})
+        messages.append({"role": "assistant", "content": chat.said_again(turn.generation.ids)})
     return messages
 
 
@@ -367,6 +367,8 @@ def action_of(
         else "",
         parents=parents.stated + parents.derived,
         derived=parents.derived,
+        thought=spec.chat.thought(generation.ids),
+        defused=spec.chat.defused(turn.shown),
     )
 
 

@@ -33,8 +33,8 @@ def every(folder):
     sessions = []
 
     class Session(driver.Session):
-        def __init__(self, plan):
-            super().__init__(plan)
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
             sessions.append(self)
 
     @contextlib.contextmanager

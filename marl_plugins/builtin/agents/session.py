@@ -26,7 +26,6 @@ from marl_plugins.builtin.agents.requests import (
     parse_rewards,
 )
 from marl_plugins.core.calls import TAGGED
-from marl_plugins.core.conversation import ChatFormat
 from marl_plugins.core.failures import (
     AgentFailure,
     ConfigurationError,
@@ -107,9 +106,7 @@ def _shown_tools(role: RoleSpec, sent: Sequence[SentTool]) -> RoleSpec:
         Function(f.name, f.description or "", f.parameters or {"type": "object", "properties": {}})
         for f in (tool.function for tool in sent)
     )
-    chat = ChatFormat(
-        role.chat.tokenizer, role.chat.policy, [function.schema for function in functions]
-    )
+    chat = role.chat.given([function.schema for function in functions])
     question, answers = [{"role": "user", "content": "?"}], [{"role": "tool", "content": "?"}]
     if chat.rendered(question) == role.chat.rendered(question):
         raise EndpointRefusal(

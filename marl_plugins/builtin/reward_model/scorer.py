@@ -32,6 +32,7 @@ from marl_plugins.core.failures import (
     RunPaused,
     raised_by,
 )
+from marl_plugins.core.foreign import ForeignText
 from marl_plugins.core.problems import Problem, at
 from marl_plugins.engine.plan.models import positions_of
 from marl_plugins.engine.plan.rehearsed import RehearsalResult
@@ -96,6 +97,7 @@ class Renderer:
             )
             raise ConfigurationError(Problem("reward_model.vocabulary", where, got, fix=fix))
         self.longest = positions_of(str(folder))
+        self.foreign = ForeignText(self.tokenizer)
 
     def ids(self, messages: Messages) -> list[int]:
         """Returns a conversation that ends with an assistant's message, as ids.
@@ -105,9 +107,8 @@ class Renderer:
             InfrastructureFailure: The model has fewer positions.
         """
         try:
-            text = str(self.tokenizer.apply_chat_template(list(messages), tokenize=False)).rstrip(
-                "\n"
-            )
+            safe = [{**m, "content": self.foreign.hide(m["content"], m["role"])} for m in messages]
+            text = str(self.tokenizer.apply_chat_template(safe, tokenize=False)).rstrip("\n")
         except Exception as error:  # a template raises what it likes
             roles = ", ".join(dict.fromkeys(message["role"] for message in messages))
             got = (
@@ -124,7 +125,7 @@ class Renderer:
         end = self.tokenizer.eos_token
         if end and not text.endswith(end):
             text += " " + end
-        ids: list[int] = self.tokenizer.encode(text, add_special_tokens=False)
+        ids = self.foreign.encode(text)
         if self.longest is not None and len(ids) > self.longest:
             raise InfrastructureFailure(
                 TOO_LONG, f"{len(ids)} tokens; the reward model takes {self.longest}"

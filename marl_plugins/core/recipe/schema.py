@@ -79,6 +79,8 @@ class RoleConfig(Model):
     """Default: `rollout.max_new_tokens` of its policy."""
     stop: list[str] = []
     """Strings that end a generation."""
+    template: dict[str, FlagValue] = pydantic.Field({}, examples=["{enable_thinking: false}"])
+    """What its model's chat template is given beside the messages. Default: its policy's."""
     example: Texts = pydantic.Field([], examples=['\'{"team": "network"}\''])
     """An answer in the form that the workflow reads, or several, for
     [rehearsals](#the-rehearsal)."""
@@ -98,6 +100,8 @@ class PolicyConfig(Model):
     """A trained policy whose weights it holds, instead of a `model`."""
     flags: dict[str, FlagValue] = pydantic.Field({}, examples=["{actor.adam.lr: 1.0e-6}"])
     """Upstream flags for this policy only: `actor.adam.lr: 1.0e-6`."""
+    template: dict[str, FlagValue] = pydantic.Field({}, examples=["{enable_thinking: false}"])
+    """What its chat template is given beside the messages; a role's own `template` is added."""
 
 
 class LimitsConfig(Model):

@@ -65,6 +65,7 @@ from marl_plugins.engine.plan.resolve_plugins import (
 )
 from marl_plugins.engine.plan.sections import load_recipe, sections_of
 from marl_plugins.engine.plan.tasks import check_tasks, from_hub, task_warnings
+from marl_plugins.engine.plan.templates import check_templates
 from marl_plugins.engine.plan.without import kept_plugins, without
 
 SLOW_SECONDS = 10.0
@@ -191,6 +192,7 @@ def build_plan(words: Sequence[str]) -> Plan:
     if not problems.errors:
         collect(plan.plugins, problems, "marl_rehearse", plan=plan)
     if not problems.errors:
+        problems += check_templates(run)
         lengths = problems.attempt(lambda: check_lengths(plan)) or Lengths()
         problems += lengths.problems
         plan = replace(plan, lengths=lengths.lines)
@@ -391,7 +393,12 @@ def with_policies(
     known = replace(
         run,
         policies=tuple(
-            replace(p, model=policy_args[p.name].actor.model_name_or_path) for p in policies
+            replace(
+                p,
+                model=policy_args[p.name].actor.model_name_or_path,
+                template={**p.template, **flags.templates.get(p.name, {})},
+            )
+            for p in policies
         ),
         policy_args=policy_args,
         warnings=tuple(dict.fromkeys([*run.warnings, *idle, *printed])),

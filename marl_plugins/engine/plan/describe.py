@@ -52,6 +52,7 @@ def describe(plan: Plan) -> dict[str, Any]:
                 "trainable": p.trainable,
                 "follows": p.follows or None,
                 **({"train_every": p.train_every} if p.train_every > 1 else {}),
+                **({"template": dict(p.template)} if p.template else {}),
                 "max_len": run.policy_args[p.name].data.max_len,
                 "engines": run.policy_args[p.name].vllm.num_engines,
                 "ranks": training_gpus(run.policy_args[p.name]) if p.trainable else 0,

@@ -176,7 +176,8 @@ def compared(run: Mapping[str, Any]) -> dict[Where, Compared]:
         add(model, content, True, True, policy=name, key="model")
         for key, place in OF_POLICIES.items():
             add(policy.get(key, 0), fixed=True, policy=name, **place)
-        add(policy.get("follows"), policy=name, key="follows")
+        for key in ("follows", "template"):
+            add(policy.get(key), policy=name, key=key)
     for flag, value in run["flags"].items():
         each = {policy: own.get(flag, value) for policy, own in run.get("policy_flags", {}).items()}
         first = next(iter(each.values()), value)
@@ -226,7 +227,8 @@ def _policy(run: Run, policy: Policy) -> dict[str, Any]:
         "ranks": training_gpus(args),
         "zero_stage": args.ds.zero_stage,
     }
-    return settings | ({"critic": critic} if (critic := critic_gpus(args)) else {})
+    rare = {"critic": critic_gpus(args), "template": dict(policy.template)}
+    return settings | {key: value for key, value in rare.items() if value}
 
 
 def model_digest(folder: Path) -> str | None:

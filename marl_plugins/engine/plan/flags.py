@@ -9,6 +9,7 @@ then this project's defaults, then upstream's.
 from __future__ import annotations
 
 import argparse
+import json
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -477,6 +478,16 @@ def check_estimator_flags(
     return problems
 
 
+def template_value(words: Sequence[str]) -> Any:
+    """Returns what a chat template is given on a command line: a truth value, a number or a
+    text."""
+    text = " ".join(words) or "true"
+    try:
+        return json.loads(low if (low := text.lower()) in ("true", "false") else text)
+    except ValueError:
+        return text
+
+
 def _is_default(flag: GivenFlag, action: argparse.Action) -> bool:
     """Returns whether a flag was given its default value, also `1.0` for 1."""
     convert: Callable[[str], Any] = action.type if callable(action.type) else str
@@ -538,6 +549,8 @@ class Flags:
             for flag in recipe
             if flag.name in SECRETS and flag.words
         ]
+        self.templates: dict[str, dict[str, Any]] = {}
+        """What chat templates are given on the command line, by policy."""
         self.given = frozenset(f.name for f in in_force(settled))
         self.on_command_line = frozenset(f.name for f in shared)
         defaults = {**DEFAULTS, **(CPU_DEFAULTS if device == "cpu" else {})}
@@ -611,6 +624,9 @@ class Flags:
             elif name not in own:
                 got = f"there is no policy {name!r}"
                 self.problems.append(Problem("flags.no_policy", where, got, fix=meant(name, own)))
+            elif upstream_name.startswith("template."):
+                argument = upstream_name.partition(".")[2]
+                self.templates.setdefault(name, {})[argument] = template_value(flag.words)
             else:
                 own[name].append(GivenFlag(upstream_name, flag.words, flag.where, policy=name))
         checked = {name: self._checked(flags, per_policy=True) for name, flags in own.items()}

@@ -467,6 +467,7 @@ def sampling_params(call: Call) -> SamplingParams:
         min_tokens=1,
         seed=call.seed,
         stop=list(s.stop) or None,
+        stop_token_ids=list(s.stop_ids) or None,
         detokenize=bool(s.stop),
         skip_special_tokens=False,
         logprobs=0,

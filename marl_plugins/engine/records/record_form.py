@@ -70,6 +70,8 @@ class _ActionForm(_Returns):
     call: NotRequired[StrictInt]
     extends: NotRequired[StrictBool]
     offered: NotRequired[Text]
+    thought: NotRequired[StrictInt]
+    defused: NotRequired[StrictInt]
     shown: NotRequired[list[Pair]]
     shown_ids: list[StrictInt]
     ids: list[StrictInt]

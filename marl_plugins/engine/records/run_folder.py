@@ -23,6 +23,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import date
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any, NotRequired
@@ -71,13 +72,14 @@ class _EntryForm(TypedDict):
 ENTRIES_FORM = TypeAdapter(Annotated[list[_EntryForm], Field(min_length=1)])
 
 
-def record_start(plan: Plan, words: Sequence[str], done: int) -> None:
+def record_start(plan: Plan, words: Sequence[str], done: int, day: date | None = None) -> None:
     """Adds this start to the run's folder, with copies of the recipe and the plugins unless they
     are there.
 
     Args:
         words: As typed after `openrlhf train`.
         done: The step that is continued from; 0 for none.
+        day: What chat templates that ask for today's date are told; default: today.
 
     Raises:
         ConfigurationError: The folder cannot be written.
@@ -91,6 +93,7 @@ def record_start(plan: Plan, words: Sequence[str], done: int) -> None:
         entry = sealed(
             {
                 "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+                "day": (day or date.today()).isoformat(),
                 "resumed_after": done or None,
                 "directory": str(Path.cwd()),
                 "words": [w for f in split_flags(words, COMMAND_LINE) for w in _masked(f).argv],
@@ -113,6 +116,17 @@ def record_start(plan: Plan, words: Sequence[str], done: int) -> None:
                 f"{run.output}: how the run was started cannot be kept: {error}",
             )
         ) from error
+
+
+def first_day(folder: Path) -> date:
+    """Returns the day on which a folder's run began; today where it does not say.
+
+    Raises:
+        ConfigurationError: How the run was started cannot be read.
+    """
+    path = folder / COMMAND_FILE
+    entry = read_entries(path)[0] if path.is_file() else {}
+    return date.fromisoformat(entry.get("day") or date.today().isoformat())
 
 
 def replayed(words: Sequence[str]) -> tuple[list[str], list[Problem]]:

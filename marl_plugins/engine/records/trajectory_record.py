@@ -43,7 +43,7 @@ ACTION = {
     "left_out": "left_out",
 }
 """By key of an action's record, the attribute."""
-RARE = ("call", "extends", "offered")
+RARE = ("call", "extends", "offered", "thought", "defused")
 """Attributes of an action that are left out of its record where they are the default."""
 TOOL = ("tool", "call", "output", "ok", "failure", "start", "seconds", "diff")
 """Of a call of a tool, the same; failure and diff are left out where they are empty."""

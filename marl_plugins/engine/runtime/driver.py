@@ -66,7 +66,7 @@ def train(plan: Plan, words: Sequence[str]) -> int:
         plugins_started(loop, plan, "train"),
     ):
         with display.phase("loading tasks and tokenizers", announce=True), without_collector():
-            session = Session(plan)
+            session = Session(plan, output if run.args.ckpt.load_enable else None)
         session.warm_start(display)
         now = fingerprint(plan, session.tools)
         checkpoints = Checkpoints(
@@ -82,7 +82,7 @@ def train(plan: Plan, words: Sequence[str]) -> int:
             display.say(f"records of an earlier run moved to {aside}")
         for remark in cut_back(output, done) if manifest else ():
             display.say(f"warning: {remark}")
-        record_start(plan, words, done)
+        record_start(plan, words, done, session.day)
         with writing("the tokenizers", output):
             record_tokenizers(
                 output, {name: chat.tokenizer for name, chat in session.chats.items()}

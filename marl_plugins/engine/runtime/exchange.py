@@ -269,7 +269,7 @@ class _Speaker:
             if "\ufffd" in answer.text:  # a part of a character: other ids would give it too
                 raise self._refusal("text", f"{of} holds U+FFFD")
             ids = encoded(chat, answer)
-        ends = [number == chat.tokenizer.eos_token_id for number in ids]
+        ends = [number in chat.ends for number in ids]
         ends_once = not any(ends[:-1]) and any(ends) == (answer.end == "eos")
         if not ends_once or chat.said(ids) != answer.text:
             raise self._refusal("text", f"{of} is not what its ids say in this policy's tokenizer")
@@ -297,13 +297,13 @@ def check_origin(origin: str) -> None:
 def encoded(chat: ChatFormat, answer: AnswerWords) -> tuple[int, ...]:
     """Returns the ids of an answer. What looks like a special token stays text, and the turn ends
     where it ended."""
-    ids = chat.tokenizer.encode(answer.text, add_special_tokens=False, split_special_tokens=True)
+    ids = chat.foreign.encode(chat.foreign.hide(answer.text, "assistant"))
     return (*ids, *(chat.end_of_turn if answer.end == "eos" else ()))
 
 
 def _words_of(action: Action, chat: ChatFormat) -> AnswerWords:
     ids, logprobs = action.generation.ids, action.generation.logprobs
-    ended = bool(ids) and ids[-1] == chat.tokenizer.eos_token_id
+    ended = bool(ids) and ids[-1] in chat.ends
     return AnswerWords(
         role=action.role,
         shown=digest_of_shown(action),

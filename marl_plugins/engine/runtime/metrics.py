@@ -478,6 +478,11 @@ def role_metrics(actions: Sequence[Action]) -> dict[str, float]:
         values = [a.advantage for a in actions if a.turn == turn and a.advantage is not None]
         metrics |= means({f"advantage/turn{turn}": values})
     metrics["response_length"] = mean([float(len(a.generation.ids)) for a in actions])
+    if any(a.thought for a in actions):
+        metrics["thinking_length"] = mean([float(a.thought) for a in actions])
+        metrics["answer_length"] = metrics["response_length"] - metrics["thinking_length"]
+    if defused := sum(a.defused for a in actions):
+        metrics["defused"] = float(defused)
     metrics["truncated"] = mean([float(a.generation.finish == "length") for a in actions])
     metrics["tool_call_rate"] = mean([float(bool(a.tool_results)) for a in actions])
     if later := [a for a in actions if a.before is not None]:

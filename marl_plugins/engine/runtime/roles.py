@@ -8,8 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from types import SimpleNamespace
 
-import jinja2
-
 from marl_plugins.core.calls import clashes, functions_of
 from marl_plugins.core.conversation import ChatFormat
 from marl_plugins.core.failures import ConfigurationError
@@ -18,6 +16,7 @@ from marl_plugins.core.recipe.prompts import followup_renderer
 from marl_plugins.core.roles import RoleSpec, Sampling
 from marl_plugins.core.run import Run
 from marl_plugins.core.seeds import derive_seed
+from marl_plugins.core.templates import template_refuses
 from marl_plugins.core.tools import Tool
 from marl_plugins.core.trajectory import EVALUATION, Task, ToolResult
 from marl_plugins.engine.plan.lengths import empty_messages
@@ -162,9 +161,11 @@ def _role(
                 problem.within(role=name) for problem in error.problems
             ) from error
         finder = None if own else partial(find_calls, role.calls, role.reasoning, chat.tokenizer)
-        chat = ChatFormat(
-            chat.tokenizer, chat.policy, tuple(function.schema for function in functions_of(own))
-        )
+    shown = functions_of(own) if role.calls else ()
+    try:
+        chat = chat.given([function.schema for function in shown], role.template)
+    except ConfigurationError as error:
+        raise ConfigurationError(problem.within(role=name) for problem in error.problems) from error
     return RoleSpec(
         name=name,
         policy=chat.policy,
@@ -176,6 +177,7 @@ def _role(
             max_new_tokens=role.max_new_tokens or args.rollout.max_new_tokens,
             max_len=args.data.max_len,
             stop=tuple(role.stop),
+            stop_ids=chat.stops,
         ),
         tools=own,
         max_turns=role.max_turns,
@@ -193,7 +195,14 @@ def _try_template(run: Run, role: RoleSpec) -> None:
     opening = [{"role": r, "content": text or "?"} for r, text in empty_messages(run, role.name)]
     try:
         shown = chat.opening(opening)
-        if role.find_calls and shown == ChatFormat(chat.tokenizer, chat.policy).opening(opening):
+        if unsafe := chat.foreign.unsafe(chat.rendered(opening)):
+            got = f"{len(unsafe)} control tokens of its tokenizer cannot be kept out of texts"
+            got += f" ({', '.join(map(repr, unsafe[:3]))}): who spells one would write it"
+            fix = "a control token has two characters or more, and the tokenizer looks for it first"
+            raise ConfigurationError(
+                Problem("models.control_tokens", at(policy=chat.policy), got, fix=fix)
+            )
+        if role.find_calls and shown == chat.given(()).opening(opening):
             raise ConfigurationError(
                 Problem(
                     "calls.template",
@@ -226,14 +235,10 @@ def _try_template(run: Run, role: RoleSpec) -> None:
                         fix="leave `calls` out, and say in the prompt how tools are called",
                     )
                 )
-    except jinja2.TemplateError as error:
-        raise ConfigurationError(
-            Problem(
-                "models.template_refuses",
-                at(policy=chat.policy),
-                f"its chat template refuses the messages of role {role.name!r}: {error}",
-            )
-        ) from None
+    except ConfigurationError:
+        raise
+    except Exception as error:  # a template raises what it likes
+        raise ConfigurationError(template_refuses(chat.policy, role.name, error)) from None
     if role.find_calls and len(shown) >= role.sampling.max_len:
         raise ConfigurationError(
             Problem(

@@ -4,6 +4,8 @@ started, policies and the rollout."""
 from __future__ import annotations
 
 import copy
+from datetime import date
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from marl_plugins.core.conversation import ChatFormat
@@ -22,6 +24,7 @@ from marl_plugins.engine.plan.user_code_thread import failure_of, where_of
 from marl_plugins.engine.plan.workflow_file import workflow_of
 from marl_plugins.engine.processes.model_code import refuse_code
 from marl_plugins.engine.records.display import Display
+from marl_plugins.engine.records.run_folder import first_day
 from marl_plugins.engine.runtime.roles import make_cast
 from marl_plugins.engine.runtime.tiny_model import resolve
 
@@ -37,6 +40,8 @@ class Session:
 
     Args:
         plan: What is to be run. Its arguments are copied: here the models' names become folders.
+        begun: Output folder of the run that this one continues or evaluates: chat templates that
+            ask for today's date get the day on which that one began.
 
     Raises:
         ConfigurationError: What shows only now: tasks, tools, estimator, a tokenizer or its chat
@@ -46,8 +51,9 @@ class Session:
     rollout: Rollout
     """Only once started."""
 
-    def __init__(self, plan: Plan):
+    def __init__(self, plan: Plan, begun: Path | None = None):
         self.plan = plan
+        self.day = first_day(begun) if begun else date.today()
         self.policies: dict[str, UpstreamPolicy] = {}
         self.args = {name: copy.deepcopy(args) for name, args in plan.run.policy_args.items()}
         for policy in plan.run.policies:
@@ -204,7 +210,7 @@ class Session:
         }
 
     def _tokenizers(self) -> dict[str, PreTrainedTokenizerBase]:
-        from transformers import AutoTokenizer
+        from transformers import AutoConfig, AutoTokenizer
 
         tokenizers, problems, trusted = {}, [], self.plan.options.trust_remote_code
         for policy, args in self.args.items():
@@ -222,6 +228,12 @@ class Session:
                     )
                 )
                 continue
+            config = AutoConfig.from_pretrained(name, trust_remote_code=trusted)
+            rows = config.get_text_config().vocab_size
+            if len(tokenizer) > rows:
+                got = f"its tokenizer has {len(tokenizer)} tokens, and its model {rows}"
+                fix = "put the model's own tokenizer into its folder, or enlarge its embedding"
+                problems.append(Problem("models.vocabulary", at(policy=policy), got, fix=fix))
             tokenizer.padding_side = "left"
             if tokenizer.pad_token is None:
                 tokenizer.pad_token = tokenizer.eos_token
@@ -234,12 +246,25 @@ class Session:
         chats, problems = {}, []
         for policy, tokenizer in tokenizers.items():
             try:
-                chats[policy] = ChatFormat(tokenizer, policy)
+                template = next(p.template for p in self.plan.run.policies if p.name == policy)
+                folder = self.args[policy].actor.model_name_or_path
+                chats[policy] = ChatFormat(tokenizer, policy, (), template, self.day, ends(folder))
             except ConfigurationError as error:
                 problems += error.problems
         if problems:
             raise ConfigurationError(problems)
         return chats
+
+
+def ends(model: str) -> list[int]:
+    """Returns the ids at which a model's engines end an answer, by its generation_config.json."""
+    from transformers import GenerationConfig
+
+    try:
+        ids = GenerationConfig.from_pretrained(model).eos_token_id
+    except OSError:  # it has none
+        return []
+    return ids if isinstance(ids, list) else [] if ids is None else [ids]
 
 
 def connect(session: Session) -> None:
@@ -256,7 +281,13 @@ def connect(session: Session) -> None:
         run, session.plan.plugins, workflow, session.cast, session.tools, pools
     )
     samplings = {
-        name: Sampling(args.rollout.temperature, args.rollout.top_p, None, args.data.max_len)
+        name: Sampling(
+            args.rollout.temperature,
+            args.rollout.top_p,
+            None,
+            args.data.max_len,
+            stop_ids=session.chats[name].stops,
+        )
         for name, args in session.args.items()
     }
     run.state(EngineConnection).ask = make_ask(

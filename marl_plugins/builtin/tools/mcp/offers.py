@@ -1,9 +1,9 @@
 """Bounds what a server offers: its tools' names, descriptions and schemas are another program's
 texts, and go into prompts.
 
-A name is a plain word; a description is bounded, and holds no control character and no token of a
-chat template; a result is checked against a schema of which nothing is left that takes longer than
-reading the result.
+A name is a plain word; a description is bounded, and holds no control character; a result is
+checked against a schema of which nothing is left that takes longer than reading the result. Tokens
+of a chat template that a text spells stay text where it is shown (core/foreign.py).
 """
 
 from __future__ import annotations
@@ -25,16 +25,6 @@ MOST_TOOLS = 1000
 MOST_CHARACTERS = 4000
 """Of a description; what is longer keeps its head."""
 MOST_SCHEMA_CHARACTERS = 50_000
-MARKS = (
-    ("<|", "< |"),
-    ("|>", "| >"),
-    ("<｜", "< ｜"),
-    ("｜>", "｜ >"),
-    ("[INST", "[ INST"),
-    ("<start_of_turn", "< start_of_turn"),
-)
-"""Beginnings and ends of the tokens by which chat templates part messages, and what takes their
-place."""
 CHECKED = (
     "type",
     "enum",
@@ -82,13 +72,10 @@ def wrong_offers(functions: Iterable[Function]) -> Iterator[str]:
 
 
 def harmless(value: Any, depth: int = 0) -> Any:
-    """Returns a text, or every text of a JSON value, that does nothing to a terminal or a chat
-    template, and has an end."""
+    """Returns a text, or every text of a JSON value, that does nothing to a terminal and has an
+    end."""
     if isinstance(value, str):
-        text = inert(value[:MOST_CHARACTERS])
-        for mark, instead in MARKS:
-            text = text.replace(mark, instead)
-        return text
+        return inert(value[:MOST_CHARACTERS])
     if isinstance(value, Mapping | list) and depth > MAX_SCHEMA_DEPTH:
         return "..."
     if isinstance(value, Mapping):
