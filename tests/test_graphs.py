@@ -657,7 +657,9 @@ def test_an_until_that_nothing_meets_is_remarked(recipe):
         "graph.until",
         (f"{recipe.folder}/graph.yaml:9",),
     )
-    once = "nodes: {x: {role: a, with: {q: task.prompt}}, y: {role: b, with: {q: x}, once: done > N}}"
+    once = (
+        "nodes: {x: {role: a, with: {q: task.prompt}}, y: {role: b, with: {q: x}, once: done > N}}"
+    )
     assert recipe(f"{once.replace('N', '0')}\ngive: first(y, x)") == ()
     (remark,) = recipe(f"{once.replace('N', '9')}\ngive: first(y, x)")
     assert remark.code == "graph.once"
