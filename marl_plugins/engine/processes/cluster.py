@@ -112,7 +112,7 @@ def reach_cluster(seconds: float = 5.0) -> None:
     host, _, port = address.rpartition("/")[2].rpartition(":")
     if not port.isdecimal():  # "auto", "local"
         return
-    from ray._raylet import GcsClient
+    from ray._raylet import GcsClient  # type: ignore[attr-defined]  # has no stub
     from ray.exceptions import AuthenticationError
 
     fix = "unset RAY_ADDRESS, or name a cluster that is there"

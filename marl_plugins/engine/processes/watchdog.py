@@ -64,7 +64,8 @@ class ProcessPlace(NamedTuple):
 
     def _is_here(self) -> bool:
         """Returns whether it runs on this machine; two machines may have one name."""
-        return self.node == ray.get_runtime_context().get_node_id()
+        here: str = ray.get_runtime_context().get_node_id()
+        return self.node == here
 
     def __str__(self) -> str:
         """Returns the place, with the process's state if it runs on this machine."""
