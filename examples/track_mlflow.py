@@ -54,6 +54,12 @@ def write(run, step, metrics):
         print(f"warning: MLflow, step {step}: {error}", file=sys.stderr)
 
 
+def close():
+    while OPENED:
+        client, key = OPENED.pop()
+        client.set_terminated(key)
+
+
 @hookimpl
 def marl_log(run, step, metrics):
     THREAD.submit(write, run, step, dict(metrics))
@@ -61,5 +67,4 @@ def marl_log(run, step, metrics):
 
 @hookimpl
 async def marl_stop():
-    THREAD.submit(lambda: [client.set_terminated(key) for client, key in OPENED])
-    await asyncio.to_thread(THREAD.shutdown)
+    await asyncio.wrap_future(THREAD.submit(close))

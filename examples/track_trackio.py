@@ -33,6 +33,11 @@ def write(run, step, metrics):
         print(f"warning: trackio, step {step}: {error}", file=sys.stderr)
 
 
+def close():
+    while OPENED:
+        OPENED.pop().finish()
+
+
 @hookimpl
 def marl_log(run, step, metrics):
     THREAD.submit(write, run, step, dict(metrics))
@@ -40,5 +45,4 @@ def marl_log(run, step, metrics):
 
 @hookimpl
 async def marl_stop():
-    THREAD.submit(lambda: [opened.finish() for opened in OPENED])
-    await asyncio.to_thread(THREAD.shutdown)
+    await asyncio.wrap_future(THREAD.submit(close))

@@ -8,6 +8,7 @@ import random
 import re
 import sys
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,10 @@ from test_agents import (
     user,
 )
 
+from marl_plugins.builtin.agents.messages import MessagesRequest
+from marl_plugins.builtin.agents.request_fields import REASONS
+from marl_plugins.builtin.agents.requests import ChatRequest
+from marl_plugins.builtin.agents.responses import ResponseRequest
 from marl_plugins.core.roles import Sampling
 from marl_plugins.core.trajectory import Generation
 from marl_plugins.engine.plan.build import build_plan
@@ -168,6 +173,22 @@ def test_every_field_is_refused_by_its_name_or_named_or_honoured(path):
         assert status == 200 and session.ignored == set(sampling)
 
     assert len(served(client, specs("a"), generate).actions) == 2
+
+
+@pytest.mark.parametrize(
+    ("module", "kind", "form"),
+    [
+        ("openai.types.chat.completion_create_params", "CompletionCreateParams", ChatRequest),
+        ("openai.types.responses.response_create_params", "ResponseCreateParams", ResponseRequest),
+        ("anthropic.types.message_create_params", "MessageCreateParams", MessagesRequest),
+        ("anthropic.types.beta.message_create_params", "MessageCreateParams", MessagesRequest),
+    ],
+)
+def test_every_field_of_the_official_clients_has_a_fate(module, kind, form):
+    pytest.importorskip(module.partition(".")[0])
+    known = getattr(import_module(module), f"{kind}Streaming")
+    names = known.__required_keys__ | known.__optional_keys__
+    assert len(names) > 15 and names <= {*form.model_fields, *REASONS}
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,11 @@ FATES = {
     "output_config.effort thinking thinking_token_budget include_reasoning prediction include "
     "user safety_identifier service_tier priority request_id inference_geo speed store "
     "cache_control cache_salt prompt_cache_key prompt_cache_retention return_token_ids "
-    "return_tokens_as_token_ids spaces_between_special_tokens",
+    "return_tokens_as_token_ids spaces_between_special_tokens prompt_cache_options moderation "
+    "client_metadata access_programs billing_policy diagnostics user_profile_id workspace_id betas "
+    "fallbacks fallback_credit_token media_io_kwargs mm_processor_kwargs session_id "
+    "kv_transfer_params ec_transfer_params vllm_xargs stream_interval return_token_offsets "
+    "return_prompt_text return_assistant_tokens_mask routed_experts_prompt_start",
     MASKED: "logit_bias bad_words allowed_token_ids min_tokens logits_processors guided_json "
     "guided_regex guided_choice guided_grammar guided_decoding_backend guided_whitespace_pattern "
     "structured_outputs structural_tag",
@@ -33,20 +37,22 @@ FATES = {
         "n best_of use_beam_search"
     ),
     "the prompt is made by the policy's own chat template": "chat_template chat_template_kwargs "
-    "documents add_generation_prompt add_special_tokens truncate_prompt_tokens truncation",
-    "nothing that was shown is changed afterwards": "context_management",
+    "documents add_generation_prompt add_special_tokens truncate_prompt_tokens truncation "
+    "truncation_side",
+    "nothing that was shown is changed afterwards": "context_management compaction",
     PREFILL: "continue_final_message prefix",
-    "an answer ends where the model ends it, or before `stop`": "stop_token_ids ignore_eos",
+    "an answer ends where the model ends it, or before `stop`": "stop_token_ids ignore_eos "
+    "repetition_detection",
     "the content is the text, without special tokens and stop strings; the record has the ids": (
         "include_stop_str_in_output echo skip_special_tokens"
     ),
     "the log-probs of the sampled tokens alone are known (`logprobs`)": (
-        "top_logprobs prompt_logprobs"
+        "top_logprobs prompt_logprobs logprob_token_ids"
     ),
     "functions are not read; send tools": "functions function_call",
-    "only text is sampled": "audio modalities",
+    "only text is shown and sampled": "audio modalities image",
     "nothing is stored here; send the whole conversation and wait for the answer": (
-        "previous_response_id conversation background prompt"
+        "previous_response_id conversation background prompt thread"
     ),
     "a service of a provider, which is not here": (
         "web_search_options mcp_servers container max_tool_calls"
@@ -57,7 +63,6 @@ named: sampling is the run's, and nothing is stored or billed."""
 REASONS = {name: reason for reason, names in FATES.items() for name in names.split()}
 PLAIN: Mapping[str, tuple[Any, ...]] = {
     "n": (1,),
-    "function_call": ("auto", "none"),
     "response_format": ({}, {"type": "text"}),
     "text.format": ({"type": "text"},),
     "modalities": (["text"],),
