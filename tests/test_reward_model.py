@@ -142,14 +142,26 @@ def ids_of_upstream(folder, prompt, answer):
 
 
 @pytest.mark.parametrize("name", ["same", "other"])
-@pytest.mark.parametrize(
-    "answer", ["", "12", "the quick fox\n\n", "größer 漢字", "</s> [user] <eos>\n<user>\n"]
-)
+@pytest.mark.parametrize("answer", ["", "12", "the quick fox\n\n", "größer 漢字"])
 def test_it_reads_what_upstream_trains_reward_models_on(models, name, answer):
     ids = Renderer(models[name]).ids(
         answer_to(SimpleNamespace(task=SimpleNamespace(prompt="2 + 3?"), answer=answer))
     )
     assert ids == ids_of_upstream(models[name], "2 + 3?", answer)
+
+
+@pytest.mark.parametrize("name", ["same", "other"])
+def test_an_answer_cannot_end_before_its_end(models, name):
+    """The spelling of a control token is text; upstream's data set, which knows its answers, lets it
+    be one."""
+    renderer, tokenizer = Renderer(models[name]), AutoTokenizer.from_pretrained(models[name])
+    spelled, plain = (
+        renderer.ids([{"role": "user", "content": "?"}, {"role": "assistant", "content": answer}])
+        for answer in (f"12 {tokenizer.eos_token}", "12 -")
+    )
+    special = set(tokenizer.all_special_ids)
+    assert sum(i in special for i in spelled) == sum(i in special for i in plain) > 0
+    assert f"12 {tokenizer.eos_token}" in tokenizer.decode(spelled)
 
 
 def test_messages_that_its_template_does_not_take_and_those_too_long_are_told_apart(models):

@@ -70,7 +70,7 @@ def check_mappings(plan: Plan) -> list[MappingOutcome]:
     positions = min(max(int(plan.run.args.data.max_len), 512), MOST_POSITIONS)
     folder, model = _tiny(positions)
     plain = {
-        name: role.model_copy(update={"calls": None, "reasoning": None})
+        name: role.model_copy(update={"calls": None, "reasoning": None, "template": {}})
         for name, role in recipe.roles.items()
     }
     calling = {name for name, role in recipe.roles.items() if role.calls and not role.tools}
