@@ -142,6 +142,11 @@ def packing(name: str) -> Callable[[Hour], str]:
     return answer
 
 
+def tree(hour: Hour) -> str:
+    saved = max(hour.run("tree").of_policies("tokens_saved"), default=0.0)
+    return f"{packing('tree')(hour)}; {saved:.2f} tokens of rows for each through the model"
+
+
 def repeat(hour: Hour) -> str:
     plain, packed = (hour.run(name).sampled_ids() for name in ("shared", "packed"))
     counts = [
@@ -246,6 +251,7 @@ ROWS = {
     "speed": Row("generation", 1, speed),
     "zero3": Row("ZeRO 3", 1, whole_run("zero3")),
     "packing": Row("packed sequences", 1, packing("packed")),
+    "tree": Row("sequences as trees, by flex attention", 1, tree),
     "repeat": Row("one seed, sampled twice (packed and not)", 1, repeat),
     "ring": Row("packed sequences that two devices share (ring attention)", 2, packing("ring")),
     "ways": Row("the host's memory as the way of weights, without an engine", 1, ways),

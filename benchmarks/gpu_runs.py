@@ -391,6 +391,12 @@ def on(count: int) -> list[str]:
     ]
 
 
+def flex(machine: Machine) -> list[str]:
+    """Attention for trees; the stand-in's tensors are the host's, which have no flex attention."""
+    attention = "sdpa" if machine.rehearsal else "flex_attention"
+    return ["--ds.attn_implementation", attention]
+
+
 RUNS: dict[str, Callable[[Machine], list[str]]] = {
     "three": lambda m: [],
     "shared": lambda m: on(1),
@@ -398,6 +404,7 @@ RUNS: dict[str, Callable[[Machine], list[str]]] = {
     "zero3": lambda m: [*on(pair(m)), "--ds.zero_stage", "3"],
     "packed": lambda m: [*on(1), "--ds.packing_samples"],
     "ring": lambda m: [*on(2), "--ds.packing_samples", "--ds.ring_attn_size", "2"],
+    "tree": lambda m: [*on(1), "--sequences", "trees", *flex(m)],
     "killed": lambda m: on(1),
     "lora": lambda m: [],
     "lora_again": lambda m: [],

@@ -1,7 +1,8 @@
 """Conversations as sequences, sequences as trees, packing and micro-batches by tokens, on
 upstream's own model and loss.
 
-    python -m benchmarks.sequences [--trees 1000] [--only exact|tokens|time|trees] [--models tiny]
+    python -m benchmarks.sequences [--trees 1000] [--only exact|tokens|time|trees|recipes]
+        [--models tiny]
 
 exact    random conversation trees of two policies: the gradient of one optimiser step, float32,
          with merged and single rows, as trees, packed and padded, micro-batches by tokens and of a
@@ -9,13 +10,18 @@ exact    random conversation trees of two policies: the gradient of one optimise
 tokens   tokens that go through the model over distinct tokens, and padding of ragged rows
 time     forward passes and update of conversations of 16 turns x 256 tokens, against one row per
          action; the gradients are asserted to be the same
-trees    forward passes and update of rows that share prefixes, as trees and as sequences, side by
-         side, of the tiny model and of SmolLM2-135M's architecture (random weights)
+trees    time and memory of forward passes and update of rows that share prefixes, as trees and as
+         sequences, side by side, of the tiny model and of SmolLM2-135M's architecture (random
+         weights)
+recipes  the first step of the shipped tiny recipes, with answers of their demonstrators: tokens
+         through the model over distinct tokens, and the gradient, asserted to be that without trees
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
+import gc
 import itertools
 import os
 import random
@@ -35,6 +41,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
 
 import torch
+from recipe_runs import planned, played
 from simulated import conversations
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -43,10 +50,12 @@ from openrlhf.models import Actor, PolicyLoss
 from openrlhf.trainer.ppo_utils.experience import Experience, make_experience_batch
 
 from marl_plugins.builtin.reinforce_pp import ReinforcePlusPlus
+from marl_plugins.core.recipe.shipped import recipes_root
 from marl_plugins.core.rows import Row
 from marl_plugins.core.sequences import TokenSequence, grouped, sequences_of, tree_of
 from marl_plugins.core.trajectory import Action, Generation, Task, Trajectory
 from marl_plugins.engine.processes.trees import see_trees
+from marl_plugins.engine.runtime.batching import BatchBuilder
 from marl_plugins.engine.runtime.experience import (
     ForwardedExperience,
     estimate,
@@ -315,6 +324,20 @@ MODELS: dict[str, tuple[Callable[[], Any], int]] = {
 """What makes a model, and a bound of the token ids that it is given."""
 
 
+def of_process(name: str) -> float:
+    """MB of this process by Linux: what it has (`VmRSS`), or had at most (`VmHWM`)."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return float(next(line for line in lines if line.startswith(name)).split()[1]) / 1024
+
+
+def reset_peak() -> float:
+    """Begins a new peak of memory, and returns the MB that are held already."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    Path("/proc/self/clear_refs").write_text("5")
+    return of_process("VmRSS")
+
+
 def trees_and_rows(rounds: int, length: int, models: Sequence[str]) -> None:
     """Each case as trees and without, in turn."""
     for name in models:
@@ -328,15 +351,18 @@ def trees_and_rows(rounds: int, length: int, models: Sequence[str]) -> None:
         }
         for case, rows in cases.items():
             taken: dict[bool, list[tuple[float, float]]] = {True: [], False: []}
+            memory = {}
             gradients = {}
             limits = {True: Limit(8, tree=8 * 1024), False: Limit(8)}
             for _, tree in itertools.product(range(rounds), (True, False)):
+                before = reset_peak()
                 started = time.perf_counter()
                 f = forward(actor, "p", rows, True, limits[tree])
                 between = time.perf_counter()
                 (p,) = estimate([f], ReinforcePlusPlus())
                 gradients[tree] = {"p": update(actor, p.items, p.sequences, limits[tree])}
                 taken[tree].append((between - started, time.perf_counter() - between))
+                memory[tree] = of_process("VmHWM") - before
             sequences = sequences_of(rows)
             through = sum(size for _, size in grouped(sequences, range(len(sequences)), 8 * 1024))
             size = max(float(g.abs().max()) for g in gradients[False]["p"].values())
@@ -347,10 +373,72 @@ def trees_and_rows(rounds: int, length: int, models: Sequence[str]) -> None:
             ]
             print(
                 f"{name}, {case}: {sum(len(s.ids) for s in sequences)} tokens -> {through}; "
-                f"{', '.join(shown)}; gradients differ by "
+                f"{', '.join(shown)}, at most {memory[False]:.0f} -> {memory[True]:.0f} MB; "
+                "gradients differ by "
                 f"{difference(gradients[True], gradients[False]) / size:.1g} of the largest",
                 flush=True,
             )
+
+
+def first_step(file: str) -> tuple[Any, dict[str, list[Row]]]:
+    """The plan of a shipped recipe, and the rows of its first step by policy; its demonstrators
+    answer, a third of the time what belongs to another task."""
+    plan = planned(file)
+    run, draw = plan.run, random.Random(0)
+    rows: dict[str, list[Row]] = {}
+    tasks = plan.tasks("train")[: run.args.rollout.batch_size]
+    module = run.demonstrations_module
+    demonstrated = [list(module.demonstrate(task, draw)) for task in tasks]
+    for number in range(len(tasks)):
+
+        def says(role: str, prompt: str, number: int = number) -> str:
+            of = draw.choice([number, number, draw.randrange(len(tasks))])
+            texts: list[str] = [
+                text for shown in demonstrated[of] if shown.role == role for text in shown.said
+            ]
+            return draw.choice(texts or ["no"])
+
+        trajectory = played(plan, tasks[number], says)
+        for action in trajectory.actions:
+            action.returns = draw.random()
+            policy = draw.choice(run.recipe.policies_of(action.role))
+            rows.setdefault(policy, []).append(Row(trajectory, action, action.returns))
+    return plan, rows
+
+
+def recipes(names: Sequence[str]) -> None:
+    actor = model(0, "sdpa")
+    for path in sorted(recipes_root().glob("*/tiny*.yaml")):
+        file = str(path.relative_to(recipes_root()))
+        if names and file not in names:
+            continue
+        try:
+            plan, rows = first_step(file)
+        except (AttributeError, KeyError, IndexError, TypeError) as error:
+            print(f"{file}: not played ({error!r})")
+            continue
+        for policy, mine in rows.items():
+            batching = BatchBuilder(plan.run.policy_args[policy], True, trees=True)
+            limit, sequences = batching.limit("train"), sequences_of(mine)
+            whole = tree_of(sorted(sequences, key=lambda s: s.ids))
+            copies = sum(step < 0 <= place + step for place, step in enumerate(whole.mask))
+            groups = grouped(sequences, range(len(sequences)), limit.tree or 0)
+            through = sum(size for _, size in groups)
+            gradients, seconds = [], []
+            for way in (replace(limit, tree=None), limit):
+                started = time.perf_counter()
+                (p,) = estimate([forward(actor, policy, mine, True, way)], ReinforcePlusPlus())
+                gradients.append({policy: update(actor, p.items, p.sequences, way)})
+                seconds.append(time.perf_counter() - started)
+            size = max(float(g.abs().max()) for g in gradients[0][policy].values())
+            off = difference(*gradients) / size
+            print(
+                f"{file}, {policy}: {len(mine)} rows, {sum(len(s.ids) for s in sequences)} tokens "
+                f"-> {through}, {through / (len(whole.ids) - copies):.3f} of the distinct ones; "
+                f"{seconds[0]:.2f} -> {seconds[1]:.2f} s; gradients differ by {off:.1g}",
+                flush=True,
+            )
+            assert off < 1e-5
 
 
 def main() -> None:
@@ -358,8 +446,9 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--trees", type=int, default=1000)
-    parser.add_argument("--only", choices=["exact", "tokens", "time", "trees"])
+    parser.add_argument("--only", choices=["exact", "tokens", "time", "trees", "recipes"])
     parser.add_argument("--models", nargs="+", choices=MODELS, default=[*MODELS], help="of trees")
+    parser.add_argument("--recipes", nargs="+", default=[], help="only these, as in vote/tiny.yaml")
     parser.add_argument(
         "--length", type=int, default=256, help="tokens of a turn, of which the time is measured"
     )
@@ -373,6 +462,8 @@ def main() -> None:
         timing(args.length, args.rounds)
     if args.only in (None, "trees"):
         trees_and_rows(args.rounds, args.length, args.models)
+    if args.only in (None, "recipes"):
+        recipes(args.recipes)
 
 
 if __name__ == "__main__":

@@ -96,13 +96,14 @@ class TokenTree:
     """Sequences as one: what they begin with alike stands in it once, and goes through the model
     once.
 
-        sequences:   a b c x    a b c y z    a b d
-        ids:         a b c x  c y z  b d
-        mask:        1 1 1 1 -3 1 1 -7 1          (the second c follows b, the second b follows a)
+        sequences:   a b c x    a b c y z    a b d w      (w, x, y, z are trained)
+        ids:         a b c x  c y z  d w
+        mask:        1 1 1 1 -3 1 1 -6 1          (the second c follows b, d follows b)
 
-    A branch begins with a copy of the last token that it shares. So every token stands right behind
-    the one that predicts it, and a loss that shifts by one stays as it is. Where two sequences both
-    train a token, there are two: each has an advantage of its own for it.
+    A branch that begins with a trained token begins with a copy of the last token that it shares.
+    So every trained token stands right behind the one that predicts it, and a loss that shifts by
+    one stays as it is. Where two sequences both train a token, there are two: each has an advantage
+    of its own for it.
 
     Args:
         ids: T token ids, in the order of a walk through the tree.
@@ -117,30 +118,37 @@ class TokenTree:
     sequences: list[TokenSequence] = field(default_factory=list)
     places: list[list[int]] = field(default_factory=list)
     _trained: set[int] = field(default_factory=set)
+    _last: list[int] = field(default_factory=list)
+    """The places of the last sequence, with the copies that stand for its tokens."""
 
     def shared(self, sequence: TokenSequence) -> int:
         """Returns how many tokens a sequence would have in common with the one before it."""
         path = self.places[-1] if self.places else []
         for n, (place, token) in enumerate(zip(path, sequence.ids, strict=False)):
-            if token != self.ids[place] or (n in sequence.trained and place in self._trained):
+            # one that does not stand behind what it follows cannot be trained
+            taken = place in self._trained or self.mask[place] != 1
+            if token != self.ids[place] or (n in sequence.trained and taken):
                 return n
         return min(len(path), len(sequence.ids))
 
     def add(self, sequence: TokenSequence, shared: int) -> None:
         """Adds the next sequence, which has so many tokens in common with the one before it."""
-        path = self.places[-1][:shared] if shared else []
-        if path and (last := path[-1]) < len(self.ids) - 1:
-            self._append([self.ids[last]], last - abs(self.mask[last]))
-        start = len(self.ids)
-        self._append(sequence.ids[shared:], start - 1 if path else -1)
+        path, shown = self.places[-1][:shared] if shared else [], self._last[:shared]
+        if path and shared in sequence.trained and shown[-1] < len(self.ids) - 1:
+            copied = self.ids[shown.pop()]
+            shown += self._append([copied], shown)
+        added = self._append(sequence.ids[shared:], shown)
         self.sequences.append(sequence)
-        self.places.append([*path, *range(start, len(self.ids))])
+        self.places.append([*path, *added])
+        self._last = [*shown, *added]
         self._trained.update(self.places[-1][n] for n in sequence.trained)
 
-    def _append(self, ids: list[int], follows: int) -> None:
-        back = len(self.ids) - follows
-        self.mask += [1 if back == 1 else -back, *[1] * (len(ids) - 1)]
+    def _append(self, ids: list[int], path: list[int]) -> range:
+        start = len(self.ids)
+        back = start - (path[-1] if path else -1)
+        self.mask += [1 if back == 1 else -back, *[1] * (len(ids) - 1)][: len(ids)]
         self.ids += ids
+        return range(start, len(self.ids))
 
 
 def tree_of(sequences: Iterable[TokenSequence]) -> TokenTree:
@@ -152,29 +160,30 @@ def tree_of(sequences: Iterable[TokenSequence]) -> TokenTree:
 
 
 def grouped(
-    sequences: Sequence[TokenSequence], numbers: Iterable[int], most: int, worth: int = 1024
+    sequences: Sequence[TokenSequence], numbers: Iterable[int], most: int
 ) -> list[tuple[list[int], int]]:
-    """Groups sequences into trees that are computed sooner than they are: their numbers in the
-    order of their ids, and the tree's tokens.
-
-    Attention takes the square of a tree's tokens, other branches included.
+    """Groups sequences that begin alike into trees: their numbers in the order of their ids, and
+    the tree's tokens. Where a tree would save less than a twentieth, they stay by themselves.
 
     Args:
         numbers: Indices of the sequences.
         most: Tokens of a tree; a sequence by itself may have more.
-        worth: How many pairs of tokens in attention take as long as a token in all else.
     """
     groups: list[list[int]] = []
     trees: list[TokenTree] = []
     for number in sorted(numbers, key=lambda n: sequences[n].ids):
         sequence, tree = sequences[number], trees[-1] if trees else TokenTree()
-        shared, before = tree.shared(sequence), len(tree.ids)
-        together = before + len(sequence.ids) - shared + 1
-        pairs = together**2 - before**2 - len(sequence.ids) ** 2
-        if together > most or pairs > worth * (shared - 1):  # as with the first of all
+        shared = tree.shared(sequence)
+        if not shared or len(tree.ids) + len(sequence.ids) - shared + 1 > most:
             trees.append(TokenTree())
             groups.append([])
             shared = 0
         trees[-1].add(sequence, shared)
         groups[-1].append(number)
-    return [(group, len(tree.ids)) for group, tree in zip(groups, trees, strict=True)]
+    made: list[tuple[list[int], int]] = []
+    for group, tree in zip(groups, trees, strict=True):
+        if len(tree.ids) <= 0.95 * sum(len(sequences[n].ids) for n in group):
+            made.append((group, len(tree.ids)))
+        else:
+            made += [([n], len(sequences[n].ids)) for n in group]
+    return made

@@ -302,9 +302,9 @@ def read_flags(request: PlanRequest, plugins: Plugins, problems: Problems) -> Fl
     )
     output = f"runs/{request.recipe.name}" if request.options.recipe else None
     active = (*present(BUILTINS), *plugins.names)
-    return Flags(
-        parser, request.flags, in_recipe, request.folder, cpu.device(), problems, output, active
-    )
+    trees = request.options.sequences == "trees"
+    folder, device = request.folder, cpu.device()
+    return Flags(parser, request.flags, in_recipe, folder, device, problems, output, active, trees)
 
 
 def draft_run(request: PlanRequest, plugins: Plugins, flags: Flags) -> Run:

@@ -494,6 +494,7 @@ class Flags:
         output: The run's folder where none is given, so that runs of two recipes do not meet; None:
             upstream's default.
         plugins: The names of those that take part, built-in ones too.
+        trees: Whether sequences become trees, which attention `eager` does not see.
     """
 
     def __init__(
@@ -506,6 +507,7 @@ class Flags:
         problems: Problems,
         output: str | None = None,
         plugins: Collection[str] = (),
+        trees: bool = False,
     ):
         self.parser = parser
         self.plugins = plugins
@@ -536,6 +538,8 @@ class Flags:
         self.given = frozenset(f.name for f in in_force(settled))
         self.on_command_line = frozenset(f.name for f in shared)
         defaults = {**DEFAULTS, **(CPU_DEFAULTS if device == "cpu" else {})}
+        if trees and device == "cpu":
+            defaults["ds.attn_implementation"] = "sdpa"
         if output:
             chosen = [
                 f.words[0] for f in in_force(settled) if f.name == "ckpt.output_dir" and f.words

@@ -232,8 +232,8 @@ def _trees(a: Any) -> Iterator[Problem]:
         yield Problem(
             "trees.packing", at(flag="ds.packing_samples"), got, fix=f"remove it, {without}"
         )
-    if a.ds.attn_implementation not in ("eager", "sdpa", "flex_attention"):
-        got = f"{a.ds.attn_implementation} takes no mask that says which token sees which"
+    if a.ds.attn_implementation not in ("sdpa", "flex_attention"):
+        got = f"{a.ds.attn_implementation} is not told which token of a tree sees which"
         where, fix = at(flag="ds.attn_implementation"), f"use flex_attention or sdpa, {without}"
         yield Problem("trees.attention", where, got, fix=fix)
     window = sliding_window_of(a.actor.model_name_or_path)
