@@ -393,7 +393,7 @@ def first_step(file: str) -> tuple[Any, dict[str, list[Row]]]:
 
         def says(role: str, prompt: str, number: int = number) -> str:
             of = draw.choice([number, number, draw.randrange(len(tasks))])
-            texts = [
+            texts: list[str] = [
                 text for shown in demonstrated[of] if shown.role == role for text in shown.said
             ]
             return draw.choice(texts or ["no"])

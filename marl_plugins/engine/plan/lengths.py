@@ -170,12 +170,9 @@ def _check_role(
 
 def _saved_by_trees(run: Run, role: str, counter: Counter) -> str:
     """Returns what a role's rows have in common, at least."""
-    begins, pairs = 0, zip(*(empty_messages(run, role, value=v) for v in "01"), strict=True)
-    for (_, one), (_, other) in pairs:
-        same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))
-        begins += counter.count_text("".join(letter for letter, _ in same))
-        if one != other:
-            break
+    one, other = ("".join(text for _, text in empty_messages(run, role, value=v)) for v in "01")
+    same = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))
+    begins = counter.count_text("".join(letter for letter, _ in same))
     samples = run.args.rollout.n_samples_per_prompt
     alike = samples > 1 and not answers_shown(run, role)
     once = f", all of it once for {samples} samples of a task" * alike

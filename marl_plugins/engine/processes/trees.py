@@ -87,7 +87,7 @@ def stretches(ends: Tensor, device: torch.device) -> Stretches:
     """Returns the stretches of a tree from the ends of its tokens, (T,)."""
     places, seen = torch.arange(len(ends)), []
     keys = []
-    for mine in places.split(STRETCH):
+    for mine in torch.split(places, STRETCH):
         keys.append((ends[: mine[-1] + 1] > mine[0]).nonzero()[:, 0])
         seen.append((keys[-1] <= mine[:, None]) & (mine[:, None] < ends[keys[-1]]))
     return torch.cat(keys).to(device), [each[None, None].to(device) for each in seen]
@@ -113,9 +113,9 @@ def _attention(
         for number, (keys, seen) in enumerate(trees):
             counts = [each.shape[-1] for each in seen]
             parts = zip(
-                query[number : number + 1].split(STRETCH, 2),
-                key[number : number + 1].index_select(2, keys).split(counts, 2),
-                value[number : number + 1].index_select(2, keys).split(counts, 2),
+                torch.split(query[number : number + 1], STRETCH, 2),
+                torch.split(key[number : number + 1].index_select(2, keys), counts, 2),
+                torch.split(value[number : number + 1].index_select(2, keys), counts, 2),
                 seen,
                 strict=True,
             )
