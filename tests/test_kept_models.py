@@ -15,7 +15,7 @@ def cache(tmp_path, monkeypatch):
     return tmp_path / "cache" / "openrlhf-marl" / "models"
 
 
-def test_a_folder_that_was_added_is_a_model_of_that_name(cache, tmp_path, capsys):
+def test_a_folder_that_was_added_is_a_model_of_that_name(cache, capsys):
     tiny = resolve("tiny:hidden=16,layers=1,positions=256")
     assert main(["models", "add", tiny, "--name", "small"]) == 0
     assert place_of("small") == str(cache / "small") and place_of("other") == "other"
