@@ -16,13 +16,14 @@ from virtual_time import SimulatedEngine, run
 from marl_plugins.adapters.bases import bases_of
 from marl_plugins.adapters.blob import packed, unpacked
 from marl_plugins.builtin.routing import least_loaded
-from marl_plugins.commands.evaluate import only_players, with_models, with_whole_models
 from marl_plugins.core.failures import RunEnded
 from marl_plugins.core.process_backend import TrainingSpec
 from marl_plugins.core.workflow import Call, Sampling
 from marl_plugins.engine.plan.build import build_plan
 from marl_plugins.engine.plan.describe import describe
+from marl_plugins.engine.plan.engines_only import only_players, with_models
 from marl_plugins.engine.processes.engines import EnginePool, RestartBudget
+from marl_plugins.engine.runtime.engines_only import with_whole_models
 from marl_plugins.engine.runtime.merged_model import merge
 from marl_plugins.engine.runtime.tiny_model import resolve
 

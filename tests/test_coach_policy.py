@@ -12,7 +12,6 @@ from refusals import briefs, refused
 from simulated import CharacterChat, credit, make_trajectory
 
 from marl_plugins import coach
-from marl_plugins.commands.evaluate import only_players
 from marl_plugins.core.failures import ConfigurationError, InfrastructureFailure
 from marl_plugins.core.run import EngineConnection
 from marl_plugins.core.scoring import SeenLast
@@ -20,6 +19,7 @@ from marl_plugins.core.trajectory import Generation
 from marl_plugins.core.workflow import Sampling
 from marl_plugins.engine.plan.build import build_plan
 from marl_plugins.engine.plan.describe import describe
+from marl_plugins.engine.plan.engines_only import only_players
 from marl_plugins.engine.plan.fingerprint import fingerprint
 from marl_plugins.engine.runtime.questions import make_ask
 

@@ -11,10 +11,10 @@ import pytest
 from refusals import refused
 
 from marl_plugins.cli import dispatch, main
-from marl_plugins.commands.evaluate import only_players, with_models
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.recipe.shipped import recipes_root
 from marl_plugins.engine.plan.build import build_plan
+from marl_plugins.engine.plan.engines_only import only_players, with_models
 
 TINY = str(recipes_root() / "mathchat" / "tiny.yaml")
 

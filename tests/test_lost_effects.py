@@ -12,7 +12,6 @@ from simulated import make_trajectory
 from marl_plugins.cooperation import marl_credit_step as cooperate
 from marl_plugins.core.problems import at
 from marl_plugins.core.rows import rows_of
-from marl_plugins.core.run import ShareTemperatures
 from marl_plugins.engine.plan.build import build_plan
 from marl_plugins.engine.plan.resolve_plugins import estimator_of
 
@@ -86,8 +85,8 @@ def test_the_temperature_of_shares_is_lost_with_one_sample(samples):
             )
             for n in range(samples)
         ]
-        options = SimpleNamespace(factor=1.0, tau=tau, negative="mirror")
-        args = SimpleNamespace(cooperation=options)
-        cooperate(trajectories, SimpleNamespace(args=args, state=lambda kind: ShareTemperatures()))
+        given = {**vars(plan.run.args.cooperation), "factor": 1.0, "tau": tau}
+        args = SimpleNamespace(cooperation=SimpleNamespace(**given))
+        cooperate(trajectories, SimpleNamespace(args=args, state=lambda kind: kind()))
         found.append([action.reward for t in trajectories for action in t.actions])
     assert warned == all(rewards == pytest.approx(found[0]) for rewards in found)

@@ -23,11 +23,11 @@ from simulated_run import SimulatedPolicy, simulated_trainer
 
 from marl_plugins import opponent_pool
 from marl_plugins.cli import main
-from marl_plugins.commands.evaluate import only_players, with_models
 from marl_plugins.core.failures import ConfigurationError, RunEnded
 from marl_plugins.core.policy import Policy
 from marl_plugins.engine.plan.build import build_plan
 from marl_plugins.engine.plan.describe import describe
+from marl_plugins.engine.plan.engines_only import only_players, with_models
 from marl_plugins.engine.plan.fingerprint import compared, fingerprint
 from marl_plugins.engine.plan.resume import (
     changed,

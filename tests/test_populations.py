@@ -16,7 +16,6 @@ from simulated import CharacterChat, make_trajectory, without_seconds
 from simulated_run import SimulatedPolicy, simulated_trainer
 from transformers import AutoTokenizer
 
-from marl_plugins.commands.evaluate import only_players
 from marl_plugins.core.conversation import ChatFormat
 from marl_plugins.core.policy import Policy
 from marl_plugins.core.recipe.shipped import recipes_root
@@ -25,6 +24,7 @@ from marl_plugins.core.run import AnswerLimits
 from marl_plugins.core.trajectory import EVALUATION, Generation, Task
 from marl_plugins.engine.plan.build import build_plan
 from marl_plugins.engine.plan.describe import describe
+from marl_plugins.engine.plan.engines_only import only_players
 from marl_plugins.engine.plan.fingerprint import fingerprint
 from marl_plugins.engine.records.pairs import markdown, pairs_of
 from marl_plugins.engine.records.read import Filter, RunReader

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from refusals import refused
 from virtual_time import run
 
-from marl_plugins.commands.evaluate import only_players
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.process_backend import TrainingSpec
 from marl_plugins.engine.plan.build import build_plan
 from marl_plugins.engine.plan.describe import describe
 from marl_plugins.engine.plan.devices import fewer_devices, needed_devices
+from marl_plugins.engine.plan.engines_only import only_players
 from marl_plugins.engine.processes.cluster import _check_devices
 from marl_plugins.process_groups.room import SeatedProcesses, SeatRoom
 from marl_plugins.process_groups.seats import Seat, Seating

@@ -2,13 +2,12 @@
 
 import asyncio
 import socket
-from types import SimpleNamespace
 
 import aiohttp
 import pytest
 
+from marl_plugins.builtin.agents.serving import serve
 from marl_plugins.cli import main
-from marl_plugins.commands.serve import _served
 from marl_plugins.core.failures import InfrastructureFailure
 
 simulated = pytest.importorskip("simulated_run")
@@ -43,13 +42,15 @@ def test_each_request_is_sampled_as_it_says_and_remembers_nothing(tmp_path):
 
     async def both():
         trainer = simulated.simulated_trainer(tmp_path, lambda t: 1.0, answer)
-        session = trainer.session
-        session.plan = SimpleNamespace(run=session.rollout.run)
         ready = asyncio.Event()
-        display = SimpleNamespace(say=lambda line: (lines.append(line), ready.set()))
+
+        def say(line):
+            lines.append(line)
+            ready.set()
+
         listener = socket.create_server(("127.0.0.1", 0))
         base_url = f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
-        serving = asyncio.create_task(_served(session, listener, display))
+        serving = asyncio.create_task(serve(trainer.session.rollout, 0.0, listener, say))
 
         async with aiohttp.ClientSession() as http:
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import marl_plugins
 from marl_plugins.builtin.rehearsal.check import check_workflow
-from marl_plugins.commands.evaluate import only_players
 from marl_plugins.core.plugin_names import SHIPPED
 from marl_plugins.engine.plan.build import build_plan
 from marl_plugins.engine.plan.describe import describe
+from marl_plugins.engine.plan.engines_only import only_players
 from marl_plugins.engine.plan.fingerprint import fingerprint
 
 PACKAGE = Path(__file__).resolve().parent.parent / "marl_plugins"

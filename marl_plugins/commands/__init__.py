@@ -27,7 +27,6 @@ COMMANDS = (
         "success of any models on a recipe's held-out tasks",
         "evaluate",
     ),
-    _command("serve", "RUN [--port PORT]", "a run's models behind the endpoint, until Ctrl-C"),
     _command(
         "recipes",
         "list | show | copy | new | check | import",

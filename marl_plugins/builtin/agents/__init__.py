@@ -21,12 +21,13 @@ from typing import TYPE_CHECKING
 
 from marl_plugins import applies_if, hookimpl
 from marl_plugins.builtin.agents.section import AgentConfig
+from marl_plugins.core.command import Command
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.findings import Finding, check_extra
 from marl_plugins.core.problems import Problem, Where, at
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable
+    from collections.abc import Awaitable, Sequence
 
     from marl_plugins.core.run import Run
     from marl_plugins.core.scoring import Seen
@@ -47,6 +48,18 @@ def need_aiohttp(where: Where) -> None:
         got = "aiohttp is not installed, and the endpoint needs it"
         fix = "pip install 'openrlhf-marl[agents]'"
         raise ConfigurationError(Problem("agents.extra", where, got, fix=fix))
+
+
+@hookimpl
+def marl_commands() -> list[Command]:
+    def main(words: Sequence[str]) -> int:
+        need_aiohttp(at(command="serve"))
+        from marl_plugins.builtin.agents.serving import main
+
+        return main(words)
+
+    about = "a run's models behind the endpoint, until Ctrl-C"
+    return [Command("serve", "RUN [--port PORT]", about, main)]
 
 
 @hookimpl

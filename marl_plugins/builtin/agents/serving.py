@@ -13,24 +13,24 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from marl_plugins.builtin.agents import need_aiohttp
 from marl_plugins.builtin.agents.requests import CallReward, ChatRequest, EndpointRefusal
+from marl_plugins.builtin.agents.server import AgentEndpoint
 from marl_plugins.builtin.agents.session import EndpointAnswer, EndpointSession, SentToolFormats
-from marl_plugins.commands.evaluate import parser, planned, with_engines
-from marl_plugins.commands.train import print_plan
 from marl_plugins.core.failures import AgentFailure, ConfigurationError, InfrastructureFailure
 from marl_plugins.core.problems import Problem, at
 from marl_plugins.core.roles import RoleSpec
 from marl_plugins.core.trajectory import EVALUATION, Task
 from marl_plugins.core.workflow import Roles, Tools, calls_of, run_workflow
 from marl_plugins.engine.hosts.upstream_cli import UpstreamParser
+from marl_plugins.engine.plan.describe import first_lines
+from marl_plugins.engine.plan.engines_only import models_parser, planned
 from marl_plugins.engine.plan.flags import COMMAND_LINE, split_flags
 from marl_plugins.engine.records.display import Display
 from marl_plugins.engine.records.run_folder import replayed
+from marl_plugins.engine.runtime.engines_only import with_engines
 
 if TYPE_CHECKING:
     from marl_plugins.engine.runtime.rollout import Rollout
-    from marl_plugins.engine.runtime.session import Session
 
 T = TypeVar("T")
 CONTINUES = ("ckpt.load_enable", "resume")
@@ -38,8 +38,7 @@ CONTINUES = ("ckpt.load_enable", "resume")
 
 def own_parser() -> UpstreamParser:
     """Returns the flags of `openrlhf serve` that `openrlhf train` does not have."""
-    own = parser()
-    own.prog = "openrlhf serve"
+    own = models_parser("openrlhf serve")
     own.usage = (
         "openrlhf serve RUN [--port PORT] [flags of openrlhf train]\n"
         "       openrlhf serve --recipe RECIPE [--models RUN] [--port PORT] [flags]"
@@ -48,7 +47,6 @@ def own_parser() -> UpstreamParser:
         "A run's models behind OpenAI's chat completions and responses and Anthropic's messages, "
         "on this machine alone, until Ctrl-C. The model's name is the role; any key will do."
     )
-    own.epilog = None
     own.add_argument("--port", type=int, default=8000, help="of 127.0.0.1; 0: a free one")
     return own
 
@@ -59,10 +57,10 @@ def main(words: Sequence[str]) -> int:
         return 0
     if words and not words[0].startswith("-"):
         words = [*_recorded(words[0]), "--models", words[0], *words[1:]]
-    need_aiohttp(at(command="serve"))
     plan, options = planned(words, own_parser())
     if plan.options.dry_run:
-        return print_plan(plan, {})
+        print(*first_lines(plan), sep="\n")
+        return 0
     try:
         listener = socket.create_server(("127.0.0.1", options.port))
     except (OSError, OverflowError) as error:
@@ -70,7 +68,12 @@ def main(words: Sequence[str]) -> int:
     display = Display(plan.options.json)
     try:
         with_engines(
-            plan, display, lambda session: _served(session, listener, display), options.models
+            plan,
+            display,
+            lambda session: serve(
+                session.rollout, plan.run.args.eval.temperature, listener, display.say
+            ),
+            options.models,
         )
     except KeyboardInterrupt:
         return 0
@@ -88,17 +91,23 @@ def _recorded(folder: str) -> list[str]:
     return [word for flag in flags if flag.name not in CONTINUES for word in flag.argv]
 
 
-async def _served(session: Session, listener: socket.socket, display: Display) -> None:
-    from marl_plugins.builtin.agents.server import AgentEndpoint
+async def serve(
+    rollout: Rollout, temperature: float, listener: socket.socket, say: Callable[[str], object]
+) -> None:
+    """Answers requests until it is cancelled.
 
-    served = ServedRoles(session.rollout, session.plan.run.args.eval.temperature)
+    Args:
+        temperature: Where a request says none.
+        say: Is told the address.
+    """
+    served = ServedRoles(rollout, temperature)
 
     class Endpoint(AgentEndpoint):
         def _session(self, request: object) -> Any:
             return served
 
     async with Endpoint(listener).running() as endpoint:
-        display.say(f"serving {', '.join(served.roles)} at {endpoint.base_url} until Ctrl-C")
+        say(f"serving {', '.join(served.roles)} at {endpoint.base_url} until Ctrl-C")
         await asyncio.Event().wait()
 
 
