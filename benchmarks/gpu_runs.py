@@ -193,7 +193,7 @@ class Hour:
             from marl_plugins.engine.runtime.tiny_model import resolve
 
             model = resolve(model)
-        own = {
+        own: dict[str, Any] = {
             "ds.attn_implementation": "flash_attention_2",
             "ds.zero_stage": 2,
             "vllm.gpu_memory_utilization": 0.5,

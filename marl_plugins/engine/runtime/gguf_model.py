@@ -48,7 +48,7 @@ def make_folder(folder: Path, file: Path | None = None) -> None:
             raise ConfigurationError(Problem("models.digest", at(file=file), got, expected, fix))
     paths = os.pathsep.join([str(packages), *sys.path])
     environment = {**os.environ, "PYTHONPATH": paths, "CUDA_VISIBLE_DEVICES": ""}
-    command = [sys.executable, "-m", __name__, file, folder]
+    command = [sys.executable, "-m", __name__, str(file), str(folder)]
     converted = subprocess.run(command, env=environment, capture_output=True, text=True)
     shutil.rmtree(packages, ignore_errors=True)
     if converted.returncode:
@@ -60,7 +60,16 @@ def make_folder(folder: Path, file: Path | None = None) -> None:
 def _install(requirements: list[str], folder: Path) -> None:
     """Has pip put packages into a folder, without what they require."""
     options = ["--quiet", "--no-deps", "--only-binary=:all:", "--disable-pip-version-check"]
-    command = [sys.executable, "-m", "pip", "install", *options, "--target", folder, *requirements]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        *options,
+        "--target",
+        str(folder),
+        *requirements,
+    ]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         got = f"pip cannot fetch {' and '.join(requirements)}: {_last_line(done.stderr)}"
