@@ -91,7 +91,8 @@ def convert(file: Path, folder: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     source = {"pretrained_model_name_or_path": file.parent, "gguf_file": file.name}
-    tokenizer = AutoTokenizer.from_pretrained(**source, clean_up_tokenization_spaces=False)
+    tokenizer = AutoTokenizer.from_pretrained(**source)
+    tokenizer.clean_up_tokenization_spaces = False  # it would take sampled spaces away
     model = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.bfloat16)
     for name in ("eos", "pad"):
         if isinstance(number := getattr(model.config, f"{name}_token_id"), int):
