@@ -47,7 +47,7 @@ def product(inputs: Tensor, weights: Tensor, adapters: Tensor, dtype: torch.dtyp
     if weights[0].numel() <= SMALL:
         return torch.einsum("bi, boi -> bo", inputs, weights[adapters].to(dtype))
     outputs = inputs.new_empty(len(inputs), weights.shape[1])
-    for adapter in adapters.unique().tolist():
+    for adapter in sorted({*adapters.tolist()}):
         rows = adapters == adapter
         outputs[rows] = inputs[rows] @ weights[adapter].to(dtype).T
     return outputs
