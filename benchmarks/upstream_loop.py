@@ -22,6 +22,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 LOOPS = {
     "ours": (["--plugin", "marl_plugins.reinforce_pp"], re.compile(r"^ *(\d+)/\d+ ")),
@@ -38,7 +39,7 @@ def reward_func(queries, prompts, labels):
 """
 
 
-def words(folder: Path, steps: int, prompts: int = 64, **others: object) -> list[str]:
+def words(folder: Path, steps: int, prompts: int = 64, **others: Any) -> list[str]:
     """Upstream's command line for a number of steps of so many prompts, with other values of some
     flags."""
     data = folder / f"{steps}.jsonl"

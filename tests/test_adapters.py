@@ -614,3 +614,30 @@ def test_workers_on_other_hosts_are_given_a_piece_itself(monkeypatch):
     engine.llm = SimpleNamespace(collective_rpc=called, reset_prefix_cache=nothing)
     run(engine.load_state([piece(b"first"), piece(b"second")], "p", 3))
     assert calls[1] == (load_file, (b"first",)) and len(calls) == 3
+
+
+@pytest.mark.parametrize("width", [32, 576])
+@pytest.mark.parametrize("adds", [True, False])
+def test_products_on_cpu_are_vllms_own(width, adds):
+    """Small ones to the bit; others, which vLLM makes by a copy of the weights for each token, up
+    to the order of the sums."""
+    lora_ops = pytest.importorskip("vllm.lora.ops.torch_ops.lora_ops")
+    from marl_plugins.adapters import on_cpu
+
+    draw = torch.Generator().manual_seed(0)
+    tokens, rank = 50, 16
+    adapters = torch.randint(-1, 3, (tokens,), generator=draw)
+    down, up = (torch.randn(3, 1, *s, generator=draw) for s in ((rank, width), (width, rank)))
+    inputs = torch.randn(tokens, width, generator=draw)
+    start = torch.randn(tokens, 2 * width, generator=draw)
+    made = []
+    for shrink, expand in (
+        (lora_ops.bgmv_shrink, lora_ops.bgmv_expand_slice),
+        (on_cpu.shrink, on_cpu.expand_slice),
+    ):
+        between, output = torch.zeros(tokens, rank), start.clone()
+        shrink(inputs, down, between, adapters, 0.5)
+        expand(between, up, output, adapters, width, width, adds)
+        made.append(output)
+    tolerance = 1e-4 if rank * width > on_cpu.SMALL else 0.0
+    torch.testing.assert_close(*made, rtol=tolerance, atol=tolerance)

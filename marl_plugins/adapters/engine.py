@@ -34,8 +34,8 @@ from vllm.lora.request import LoRARequest
 from vllm.v1.engine.exceptions import EngineDeadError
 
 from marl_plugins import RunEnded
+from marl_plugins.adapters import on_cpu
 from marl_plugins.adapters.blob import packed, unpacked
-from marl_plugins.adapters.checks import WITHOUT_ADAPTERS
 from marl_plugins.engine.hosts import cpu
 from marl_plugins.engine.processes.pieces import joined
 
@@ -85,23 +85,6 @@ def set_adapter(worker: WorkerBase, blob: bytes, number: int) -> None:
     manager.activate_adapter(number)
 
 
-def make_no_adapter_of_the_head() -> None:
-    """Has vLLM, in this process, leave output layer and embeddings as they are: no adapter has them
-    (`WITHOUT_ADAPTERS`).
-
-    In Llama's architecture it makes some all the same, and on CPU the output layer's then expects a
-    position for each request: log-probs of a prompt end the engine (punica_cpu.py:349 of 0.29).
-    """
-    from vllm.lora.model_manager import LoRAModelManager
-
-    matches = LoRAModelManager._match_target_modules
-
-    def but_the_head(self: Any, name: str, module: Any) -> bool:
-        return name.rpartition(".")[2] not in WITHOUT_ADAPTERS and matches(self, name, module)
-
-    LoRAModelManager._match_target_modules = but_the_head
-
-
 class AdapterEngine(RolloutActor):
     """An engine of a model and its adapters.
 
@@ -122,7 +105,7 @@ class AdapterEngine(RolloutActor):
         self.loaded: set[str] = set()
         """The policies whose adapters are there, since the engine has started or woken."""
         if cpu.device() == "cpu":
-            make_no_adapter_of_the_head()
+            on_cpu.install()
         slots = len(adapters) + 1
         kwargs |= {
             "enable_lora": True,

@@ -60,8 +60,16 @@ def make_folder(folder: Path, file: Path | None = None) -> None:
 def _install(requirements: list[str], folder: Path) -> None:
     """Has pip put packages into a folder, without what they require."""
     options = ["--quiet", "--no-deps", "--only-binary=:all:", "--disable-pip-version-check"]
-    command = [sys.executable, "-m", "pip", "install", *options, "--target", str(folder)]
-    command += requirements
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        *options,
+        "--target",
+        str(folder),
+        *requirements,
+    ]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         got = f"pip cannot fetch {' and '.join(requirements)}: {_last_line(done.stderr)}"
@@ -83,7 +91,8 @@ def convert(file: Path, folder: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     source = {"pretrained_model_name_or_path": file.parent, "gguf_file": file.name}
-    tokenizer = AutoTokenizer.from_pretrained(**source, clean_up_tokenization_spaces=False)
+    tokenizer = AutoTokenizer.from_pretrained(**source)
+    tokenizer.clean_up_tokenization_spaces = False  # it would take sampled spaces away
     model = AutoModelForCausalLM.from_pretrained(**source, dtype=torch.bfloat16)
     for name in ("eos", "pad"):
         if isinstance(number := getattr(model.config, f"{name}_token_id"), int):
