@@ -323,7 +323,14 @@ def words_of(folder, model, *more):
     for name, content in files.items():
         (folder / "recipe" / name).write_text(content)
     data = ["--data.prompt_dataset", str(folder / "recipe" / "train.jsonl")]
-    data += ["--train.batch_size", "1", "--rollout.batch_size", "1", "--train.micro_batch_size", "1"]
+    data += [
+        "--train.batch_size",
+        "1",
+        "--rollout.batch_size",
+        "1",
+        "--train.micro_batch_size",
+        "1",
+    ]
     output = ["--ckpt.output_dir", str(folder / "run"), "--actor.model_name_or_path", str(model)]
     return ["--recipe", str(folder / "recipe"), *data, *output, *more]
 
