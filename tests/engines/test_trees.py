@@ -75,7 +75,7 @@ def hosts(cluster, relay):
 
 
 async def by_parts(host, rows, estimator):
-    return await in_parts(host, rows, [rows[:1], rows[1:11], rows[11:]], estimator)
+    return await in_parts(host, rows, [rows[:5], rows[5:11], rows[11:]], estimator)
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
 
 import ray
+import torch
 from ray.exceptions import ActorUnschedulableError, GetTimeoutError, RayTaskError
 
 from marl_plugins.core.failures import RunEnded
@@ -257,12 +258,18 @@ class UpstreamPolicy(PolicyEngines):
             vars(forwarded(self.name, rows, sequences_apart(way, e)).tokens).values()
             for way, e in zip(ways, experiences, strict=False)
         )
-        off = max(
-            float((one - other).abs().max())
-            for one, other in zip(apart, together, strict=True)
-            if one is not None
+        differences = torch.cat(
+            [
+                (one - other).abs().flatten()
+                for one, other in zip(apart, together, strict=True)
+                if one is not None
+            ]
         )
-        self.batching.trees = off <= (1e-4 if self.args.ds.param_dtype == "fp32" else 0.1)
+        # In bfloat16 single tokens of a right model are 0.3 nats off, as far as from float32, and
+        # the mean is 0.004 (SmolLM2-135M); what sees the wrong tokens is off everywhere.
+        exact = self.args.ds.param_dtype == "fp32"
+        off = float(differences.max() if exact else differences.mean())
+        self.batching.trees = off <= (1e-4 if exact else 0.05)
         if not self.batching.trees:
             print(
                 f"warning: policy {self.name!r}: three sequences and the same as a tree differ by "
