@@ -119,6 +119,7 @@ ELSEWHERE = {
     "gpu": "tests/gpu",
     "kills": "as faults",
     "load": "tests/test_trace.py",
+    "requests": "tests/test_mailbox.py",
     "trials": "as faults",
     "weight_sync": "an engine and gigabytes; every run of tests/engines and tests/gpu syncs",
 }
