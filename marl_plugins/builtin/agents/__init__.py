@@ -93,7 +93,10 @@ def _rewards_answers(run: Run) -> bool:
 
 @hookimpl
 @applies_if(_rewards_answers)
-def marl_score_action(run: Run, action: Action, seen: Seen) -> Awaitable[float | None]:
+def marl_score_action(run: Run, action: Action, seen: Seen) -> Awaitable[float | None] | None:
+    if not _rewards_answers(run):
+        return None
+
     async def score() -> float | None:
         return action.score  # the program's, which writes it whenever it knows
 
