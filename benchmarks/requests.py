@@ -16,9 +16,9 @@ from statistics import median
 
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 
-import ray  # noqa: E402
+import ray
 
-from marl_plugins.engine.processes.mailbox import Mailbox, Postbox  # noqa: E402
+from marl_plugins.engine.processes.mailbox import Mailbox, Postbox
 
 CONTEXT, SAMPLED = [*range(1000)], [*range(200)]
 FLIGHTS = (1, 8, 64, 400)

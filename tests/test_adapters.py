@@ -306,6 +306,7 @@ def test_module_trees_share_their_tensors_and_nothing_else(monkeypatch):
     class Tied(torch.nn.Module):
         def __init__(self):
             super().__init__()
+            self.name_or_path = "tied"
             self.embed, self.head = torch.nn.Embedding(5, 4), torch.nn.Linear(4, 5, bias=False)
             self.head.weight = self.embed.weight
             self.register_buffer("scale", torch.ones(1))
@@ -571,6 +572,19 @@ def test_an_adapter_is_seen_where_other_tokens_are_as_likely():
     run(engine_of(flat=True).load_state([piece(BLOB)], "p", 1))
 
 
+class Scheduler:
+    """vLLM's, as far as it is paused."""
+
+    async def is_scheduler_paused_async(self):
+        return False
+
+    async def pause_scheduler_async(self, mode, clear_cache):
+        pass
+
+    async def resume_scheduler_async(self):
+        pass
+
+
 def test_an_engine_of_one_policy_answers_with_what_it_holds_whoever_is_asked():
     from marl_plugins.engine.processes.engine_actor import HeldWeights, RolloutActor
 
@@ -582,9 +596,10 @@ def test_an_engine_of_one_policy_answers_with_what_it_holds_whoever_is_asked():
         async def nothing():
             pass
 
-        async def called(function, args):
+        async def called(function, args=()):
             return [len(args)]
 
+        engine.llm.engine_core = Scheduler()
         engine.llm.reset_prefix_cache, engine.llm.collective_rpc = nothing, called
         await engine.identify("p", 3)
         first = await engine.sample([1], None, "p")
@@ -611,7 +626,9 @@ def test_workers_on_other_hosts_are_given_a_piece_itself(monkeypatch):
         pass
 
     engine.held, engine.asleep = HeldWeights(), set()
-    engine.llm = SimpleNamespace(collective_rpc=called, reset_prefix_cache=nothing)
+    engine.llm = SimpleNamespace(
+        collective_rpc=called, reset_prefix_cache=nothing, engine_core=Scheduler()
+    )
     run(engine.load_state([piece(b"first"), piece(b"second")], "p", 3))
     assert calls[1] == (load_file, (b"first",)) and len(calls) == 3
 

@@ -12,7 +12,7 @@ import contextlib  # noqa: E402
 import os  # noqa: E402
 import re  # noqa: E402
 import tempfile  # noqa: E402
-from collections.abc import Callable, Iterator, Sequence  # noqa: E402
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence  # noqa: E402
 from copy import deepcopy  # noqa: E402
 from dataclasses import dataclass  # noqa: E402
 from pathlib import Path  # noqa: E402
@@ -265,18 +265,32 @@ class RolloutActor(_Upstream.__ray_metadata__.modified_class):  # type: ignore[m
         self.held.version = -1
         await self.wake_up(["weights"])
         on_cpu = cpu.device() == "cpu"
-        if on_cpu:
-            await self.llm.collective_rpc(begin_reload)
-        for reference in pieces:
-            piece = await reference
-            with mapped(piece) as path:
-                here = await self.llm.collective_rpc(load_piece, args=(path,))
-            if not all(here):  # an engine of more devices than this host has
-                await self.llm.collective_rpc(load_file, args=(joined([piece]),))
-        if on_cpu:
-            await self.llm.collective_rpc(end_reload)
+        async with self._still():
+            if on_cpu:
+                await self.llm.collective_rpc(begin_reload)
+            for reference in pieces:
+                piece = await reference
+                with mapped(piece) as path:
+                    here = await self.llm.collective_rpc(load_piece, args=(path,))
+                if not all(here):  # an engine of more devices than this host has
+                    await self.llm.collective_rpc(load_file, args=(joined([piece]),))
+            if on_cpu:
+                await self.llm.collective_rpc(end_reload)
         await self.llm.reset_prefix_cache()
         self.held.policy, self.held.version = policy, version
+
+    @contextlib.asynccontextmanager
+    async def _still(self) -> AsyncIterator[None]:
+        """Has the engine sample nothing meanwhile: between two pieces it has no whole weights."""
+        core = self.llm.engine_core
+        paused = await core.is_scheduler_paused_async()
+        if not paused:
+            await core.pause_scheduler_async(mode="keep", clear_cache=False)
+        try:
+            yield
+        finally:
+            if not paused:
+                await core.resume_scheduler_async()
 
     async def in_workers(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
         """Calls `function(worker, *arguments)` in every vLLM worker of this engine, and returns
