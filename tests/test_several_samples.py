@@ -1,5 +1,6 @@
 """pass@k, maj@k and upstream's own numbers of an evaluation, against enumeration."""
 
+import asyncio
 import itertools
 import math
 import random
@@ -11,8 +12,9 @@ import pytest
 
 from marl_plugins.core.trajectory import EVALUATION, Task, Trajectory
 from marl_plugins.engine.plan.tasks import _of_samples, best_metric
+from marl_plugins.engine.records.display import Display
 from marl_plugins.engine.records.intervals import wilson
-from marl_plugins.engine.runtime.metrics import held_out
+from marl_plugins.engine.runtime.metrics import evaluation, held_out
 from marl_plugins.engine.runtime.several_samples import maj_at, pass_at, upstream_metrics
 
 
@@ -87,7 +89,7 @@ def test_upstreams_numbers_have_its_names():
     metrics = upstream_metrics(trajectories)
     assert metrics["eval/eval_aime_pass4"] == fmean([1, 0, 1])
     assert metrics["eval/eval_aime_pass1"] == pytest.approx(fmean([0.5, 0, 2 / 3]))
-    assert metrics["eval/eval_mine_pass1"] == 1.0 and metrics["eval/eval_num_samples"] == 12.0
+    assert metrics["eval/eval_mine_pass1"] == 1.0
 
 
 def test_metrics_that_the_best_step_may_be_chosen_by_are_those_that_there_are():
@@ -99,3 +101,34 @@ def test_metrics_that_the_best_step_may_be_chosen_by_are_those_that_there_are():
     values = {name for name in metrics if "@" in name and name.count("/") == 1}
     assert values | {"eval/outcome"} <= known <= {*metrics}
     assert best_metric("eval_aime_pass1") == "eval/eval_aime_pass1"
+
+
+def test_each_set_is_played_with_its_own_samples_and_shown(capsys):
+    played = []
+
+    class Played:
+        run = SimpleNamespace(grader_module=SimpleNamespace(answer_key=str.strip))
+        cast = SimpleNamespace(has_population=False)
+        in_order = staticmethod(list)
+
+        async def evaluate(self, tasks, samples, temperature):
+            played.append((len(tasks), samples))
+            for task in tasks:
+                for sample in range(samples):
+                    outcome = float(task.id == "aime/0" and sample == 0)
+                    yield Trajectory(task, sample, EVALUATION, answer="4", outcome=outcome)
+
+    tasks = [Task(f"aime/{n}", "?", dataset="aime", samples=4) for n in range(2)]
+    tasks += [Task(f"math/{n}", "?", dataset="math") for n in range(3)]
+    args = SimpleNamespace(n_samples_per_prompt=2, temperature=0.6)
+    display = Display(False)
+    metrics, trajectories = asyncio.run(evaluation(Played(), tasks, args, display))
+    assert played == [(2, 4), (3, 2)] and len(trajectories) == 14
+    assert metrics["eval/aime/pass@4"] == 0.5 and metrics["eval/math/pass@2"] == 0.0
+    assert metrics["eval/aime/outcome"] == 1 / 8 and metrics["eval/outcome"] == 1 / 20
+    assert metrics["eval/eval_aime_pass4"] == 0.5 and "eval/pass@2" not in metrics
+    capsys.readouterr()
+    display.evaluation(3, metrics, trajectories)
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split(" on ")[1].split(" ")[0] for line in lines] == ["5", "2", "3"]
+    assert "aime after step 3" in lines[1] and "pass@4 0.500" in lines[1]

@@ -117,26 +117,18 @@ def read_sources(run: Run, split: str) -> Sequence[Task]:
     text = run.args.data.prompt_dataset if split == "train" else run.args.eval.dataset
     limit = run.args.data.max_samples if split == "train" else None
     sources = sources_of(text, flag) if text else []
-    if not sources:
-        return []
     parts = [_read(run, source, split, flag, limit) for source in sources]
-    if len(parts) == 1 and not sources[0].name and sources[0].samples is None:
-        return parts[0]
-    named = [
-        [
-            replace(
-                task,
-                id=f"{source.name}/{task.id}" if len(parts) > 1 else task.id,
-                dataset=source.name,
-                samples=source.samples,
-            )
-            for task in tasks
+    for source, tasks in zip(sources, parts, strict=True):
+        start = f"{source.name}/" if len(parts) > 1 else ""
+        tasks[:] = [
+            replace(t, id=f"{start}{t.id}", dataset=source.name, samples=source.samples)
+            for t in tasks
         ]
-        for source, tasks in zip(sources, parts, strict=True)
-    ]
+    if len(parts) == 1:
+        return parts[0]
     if split == "train" and run.args.data.prompt_probs:
-        return _mixed(run, named)[:limit]
-    return [task for tasks in named for task in tasks][:limit]
+        return _mixed(run, parts)[:limit]
+    return [task for tasks in parts for task in tasks][:limit]
 
 
 def sample_sizes(samples: int) -> list[int]:

@@ -82,7 +82,7 @@ async def evaluation(
     by_policy = (
         policy_outcome_metrics(trajectories, "eval/policy") if rollout.cast.has_population else {}
     )
-    by_set = {}
+    by_set: dict[str, float] = {}
     for name in dict.fromkeys(name for name, _ in sets if name):
         own = held_out([t for t in trajectories if t.task.dataset == name], key)
         by_set |= {f"eval/{name}/{k.removeprefix('eval/')}": value for k, value in own.items()}

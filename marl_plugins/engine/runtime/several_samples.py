@@ -69,30 +69,19 @@ def _counted(trajectories: Sequence[Trajectory], key: AnswerKey) -> Iterator[tup
 
 
 def upstream_metrics(trajectories: Sequence[Trajectory]) -> dict[str, float]:
-    """Returns what upstream logs of an evaluation, under its names: a task's best outcome, its mean
-    one, sampled tokens, whether any answer was cut off. What is lost counts in none of them."""
+    """Returns what upstream logs of an evaluation, under its names: the mean over tasks of their
+    best outcome (`pass4` of four samples), and of their mean one (`pass1`). What is lost counts in
+    neither."""
     played = Counter(t.task.id for t in trajectories)
-    by_source: dict[str, list[Trajectory]] = defaultdict(list)
+    by_source: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for t in trajectories:
         if t.outcome is not None:
-            by_source[source_of(t.task)].append(t)
-    metrics = {"eval/eval_num_samples": float(sum(map(len, by_source.values())))}
-    for source, kept in by_source.items():
-        by_task: dict[str, list[float]] = defaultdict(list)
-        for t in kept:
-            by_task[t.task.id].append(t.outcome or 0.0)
-        samples, outcomes = max(played[task] for task in by_task), by_task.values()
-        start = f"eval/eval_{source}_"
-        metrics |= {
-            f"{start}pass{samples}": fmean(map(max, outcomes)),
-            f"{start}pass1": fmean(map(fmean, outcomes)),
-            f"{start}response_length_mean": fmean(
-                sum(len(a.generation.ids) for a in t.actions) for t in kept
-            ),
-            f"{start}truncated_rate": fmean(
-                any(a.generation.finish == "length" for a in t.actions) for t in kept
-            ),
-        }
+            by_source[source_of(t.task)][t.task.id].append(t.outcome)
+    metrics = {}
+    for source, outcomes in by_source.items():
+        best = f"pass{max(played[task] for task in outcomes)}"
+        metrics[f"eval/eval_{source}_{best}"] = fmean(map(max, outcomes.values()))
+        metrics[f"eval/eval_{source}_pass1"] = fmean(map(fmean, outcomes.values()))
     return metrics
 
 
