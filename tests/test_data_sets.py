@@ -8,12 +8,15 @@ from types import SimpleNamespace
 
 import datasets
 import pytest
+import test_plan
 from datasets import Dataset, DatasetDict
 from refusals import refused
 
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.recipe.sources import Source, read_sources, sources_of, with_paths
 from marl_plugins.core.recipe.tasks import read_tasks
+
+recipe = test_plan.recipe  # the fixture
 
 GSM8K = """---
 configs:
@@ -191,3 +194,26 @@ def test_how_sets_are_written(tmp_path):
     for wrong in ("a,a", "x/a,y/a", "a:0", "type=a", "a=b=c", "a@", "a.csv:test"):
         with pytest.raises(ConfigurationError):
             sources_of(wrong)
+
+
+def test_the_plan_reads_local_sets_and_says_what_they_lack(recipe, tmp_path, gsm8k):
+    Dataset.from_list([{"problem": f"{n}?"} for n in range(64)]).save_to_disk(tmp_path / "bare")
+    recipe.edit("data.jsonl", f"{tmp_path}/bare").warned("tasks.no_label")
+    assert len(recipe.plan().tasks("train")) == 64
+    both = f"x={gsm8k}@main:test:4,y={gsm8k}@main:test[:50%]:2"
+    recipe.plan(
+        "--eval.dataset", both, "--eval.steps", "1", "--ckpt.best_metric_key", "eval/x/pass@4"
+    )
+    with refused(("tasks.best_metric", "ckpt.best_metric_key")):
+        recipe.plan(
+            "--eval.dataset", both, "--eval.steps", "1", "--ckpt.best_metric_key", "eval/y/pass@4"
+        )
+    with refused(("tasks.no_split", "eval.dataset", gsm8k)):
+        recipe.plan("--eval.dataset", f"{gsm8k}@main")
+
+
+def test_a_set_of_the_hub_is_refused_in_the_plan_without_a_split(recipe, monkeypatch):
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    with refused(("tasks.no_split", "eval.dataset", "openai/gsm8k")):
+        recipe.plan("--eval.dataset", "openai/gsm8k@main")
+    recipe.plan("--eval.dataset", "openai/gsm8k@main:test")
