@@ -124,6 +124,8 @@ def test_layouts(gsm8k, tmp_path):
     assert len(read("eval", evaluation=f"{plain.parent}@more:test")) == 4
     rows(3).save_to_disk(tmp_path / "one")
     assert len(read("eval", evaluation=f"{tmp_path}/one")) == 3  # which has no splits
+    with refused(("tasks.hub", "eval.dataset", f"{tmp_path}/one")):
+        read("eval", evaluation=f"{tmp_path}/one:test")
     DatasetDict(train=rows(3), test=rows(2)).save_to_disk(tmp_path / "two")
     assert len(read("train", f"{tmp_path}/two")) == 3
     assert len(read("eval", evaluation=f"{tmp_path}/two:test")) == 2

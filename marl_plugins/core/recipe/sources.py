@@ -11,6 +11,7 @@ under `train`, and what was trained on proves nothing.
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -73,7 +74,7 @@ def sources_of(text: str, flag: str = "") -> list[Source]:
     sources = []
     for word in _words(text):
         form = FORM.fullmatch(word)
-        if Path(word).exists():
+        if os.path.exists(word):
             sources.append(Source(word))
         elif form and not (form["split"] and Path(form["path"]).suffix in SUFFIXES):
             fields = {key: value or "" for key, value in form.groupdict().items()}
@@ -91,14 +92,14 @@ def sources_of(text: str, flag: str = "") -> list[Source]:
 
 
 def _words(text: str) -> list[str]:
-    return [text] if Path(text).exists() else [word.strip() for word in text.split(",")]
+    return [text] if os.path.exists(text) else [word.strip() for word in text.split(",")]
 
 
 def with_paths(text: str, change: Callable[[str], str]) -> str:
     """Returns the text of a flag with other paths in it."""
     words = []
     for word in _words(text):
-        form = None if Path(word).exists() else FORM.fullmatch(word)
+        form = None if os.path.exists(word) else FORM.fullmatch(word)
         start, end = form.span("path") if form else (0, len(word))
         words.append(f"{word[:start]}{change(word[start:end])}{word[end:]}")
     return ",".join(words)
@@ -186,9 +187,12 @@ def unsaid(source: Source, flag: str, name: str = "", there: Sequence[str] = ())
 
     # Without a network the message does not name them.
     with contextlib.suppress(OSError, ValueError, datasets.exceptions.DatasetsError):
-        there = there or datasets.get_dataset_split_names(source.path, *_configured(source))
+        there = there or datasets.get_dataset_split_names(
+            source.path, *_configured(source), revision=source.revision or None
+        )
     where, got = at(flag=flag, name=source.path), f"no split {name!r}" if name else "names no split"
-    expected = f"the split to be said, as in {source.path}:test or --eval.split test"
+    split = "eval.split" if flag == "eval.dataset" else "data.prompt_split"
+    expected = f"the split to be said, as in {source.path}:test or --{split} test"
     fix = f"its splits: {', '.join(there)}" * bool(there)
     return Problem("tasks.no_split", where, got, expected, fix=fix)
 
@@ -220,6 +224,8 @@ def _read(run: Run, source: Source, split: str, flag: str, limit: int | None) ->
                 if name not in data:
                     raise ConfigurationError(unsaid(source, flag, name, list(data)))
                 data = data[name]
+            elif source.split:
+                raise ValueError(f"has no splits, so none is {source.split!r}")
         elif not name:
             raise ConfigurationError(unsaid(source, flag))
         else:
