@@ -15,6 +15,7 @@ from refusals import refused
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.recipe.sources import Source, read_sources, sources_of, with_paths
 from marl_plugins.core.recipe.tasks import read_tasks
+from marl_plugins.engine.plan.describe import describe
 
 recipe = test_plan.recipe  # the fixture
 
@@ -203,6 +204,7 @@ def test_the_plan_reads_local_sets_and_says_what_they_lack(recipe, tmp_path, gsm
     recipe.edit("data.jsonl", f"{tmp_path}/bare").warned("tasks.no_label")
     assert len(recipe.plan().tasks("train")) == 64
     both = f"x={gsm8k}@main:test:4,y={gsm8k}@main:test[:50%]:2"
+    assert describe(recipe.plan("--eval.dataset", both))["task_source"]["eval"] == both
     recipe.plan(
         "--eval.dataset", both, "--eval.steps", "1", "--ckpt.best_metric_key", "eval/x/pass@4"
     )
