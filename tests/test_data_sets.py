@@ -16,6 +16,7 @@ from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.recipe.sources import Source, read_sources, sources_of, with_paths
 from marl_plugins.core.recipe.tasks import read_tasks
 from marl_plugins.engine.plan.describe import describe
+from marl_plugins.engine.records.run_folder import _named
 
 recipe = test_plan.recipe  # the fixture
 
@@ -221,3 +222,11 @@ def test_a_set_of_the_hub_is_refused_in_the_plan_without_a_split(recipe, monkeyp
     with refused(("tasks.no_split", "eval.dataset", "openai/gsm8k")):
         recipe.plan("--eval.dataset", "openai/gsm8k@main")
     recipe.plan("--eval.dataset", "openai/gsm8k@main:test")
+
+
+def test_a_runs_folder_copies_every_file_of_a_list(recipe):
+    recipe.write(more_jsonl=(recipe.folder / "data.jsonl").read_text().replace("?", "!"))
+    recipe.edit("data.prompt_dataset: data.jsonl", "data.prompt_dataset: a=data.jsonl,more.jsonl")
+    plan = recipe.plan()
+    assert [t.id for t in plan.tasks("train")][::64] == ["a/0", "more/0"]
+    assert {"data.jsonl", "more.jsonl"} <= {*_named(plan, recipe.folder)}

@@ -502,9 +502,13 @@ def _named(plan: Plan, folder: Path) -> Iterator[str]:
         for file in (role.prompt, role.system, role.examples, role.followup)
     ]
     files += [name for name in recipe.plugins if name.endswith(".py")]
-    files += [
-        value for value in recipe.flags.values() if isinstance(value, str) and Path(value).suffix
-    ]
+
+    def note(path: str) -> str:
+        files.append(path)
+        return path
+
+    for value in recipe.flags.values():
+        with_paths(str(value), note)
     for file in dict.fromkeys(files):
         if file and not Path(file).is_absolute() and (folder / file).is_file():
             yield file
