@@ -31,6 +31,13 @@ def test_a_task_is_made_from_its_name_and_its_own_answer_is_right(name, capsys):
     assert capsys.readouterr().out == ""
 
 
+@pytest.mark.parametrize("name", ["arc_agi", "rearc"])
+def test_a_verifier_gets_its_tuples(name):
+    task = gym_task(name, 1)
+    assert json.loads(json.dumps(task.label)) == task.label
+    assert gym_score(task, task.label["answer"]) == 1.0 > gym_score(task, "1 2\n3 4")
+
+
 def test_splits_share_nothing_and_hold_every_specialty():
     train, held_out = TASKS.load("train", 90), TASKS.load("eval", 900)
     assert not {t.prompt for t in train} & {t.prompt for t in held_out}

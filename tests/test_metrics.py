@@ -76,7 +76,8 @@ def test_the_interval_is_over_tasks_and_not_over_samples():
         evaluated(1.0, 0.0, 0.0, 1.0),
         [t for _ in range(8) for t in evaluated(1.0, 0.0, 0.0, 1.0)],
     )
-    assert held_out(often) == held_out(once)
+    got = {name: value for name, value in held_out(often).items() if "@" not in name}
+    assert got == held_out(once)
 
 
 def test_what_no_grader_scored_is_counted_apart():

@@ -15,7 +15,7 @@ from marl_plugins.core.demonstrations import WarmStartConfig
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.loading import load_file
 from marl_plugins.core.problems import Problem, at
-from marl_plugins.core.recipe.tasks import SUFFIXES, as_text, choose_keys, read_tasks
+from marl_plugins.core.recipe.sources import read_sources
 from marl_plugins.core.scoring import reward_function_score
 from marl_plugins.core.threads import DaemonThreads
 from marl_plugins.core.trajectory import Action, Task, Trajectory
@@ -61,16 +61,7 @@ def marl_tasks(run: Run, split: str) -> Sequence[Task]:
             raise ConfigurationError(Problem("tasks.type", where, got, "marl_plugins.Task"))
         limit = run.args.data.max_samples if split == "train" else None
         return tasks[:limit]
-    name = run.args.data.prompt_dataset if split == "train" else run.args.eval.dataset
-    if not name:
-        return []
-    limit = run.args.data.max_samples if split == "train" else None
-    path = Path(name)
-    if path.suffix in SUFFIXES:
-        return read_tasks(path, *_keys(run), limit)
-    return _hub_tasks(
-        name, run, limit, "data.prompt_dataset" if split == "train" else "eval.dataset"
-    )
+    return read_sources(run, split)
 
 
 def _listed(loaded: Any, run: Run, split: str) -> list[Any]:
@@ -91,33 +82,6 @@ def _listed(loaded: Any, run: Run, split: str) -> list[Any]:
             "tasks.no_iterable", where, got, expected, "return an empty list where there are none"
         )
     )
-
-
-def _keys(run: Run) -> tuple[str | None, str | None]:
-    """Fields of prompt and label as far as they were given; upstream's default counts as not
-    given."""
-    data = run.args.data
-    return (data.input_key if "data.input_key" in run.given else None), data.label_key
-
-
-def _hub_tasks(name: str, run: Run, limit: int | None, flag: str) -> list[Task]:
-    """Tasks of a Hugging Face dataset: hub name or folder, its `train` split."""
-    import datasets
-
-    try:
-        data = datasets.load_dataset(name, split="train")
-    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
-        got = f"not a {', '.join(SUFFIXES)} file, and as a data set: {error}"
-        raise ConfigurationError(Problem("tasks.hub", at(flag=flag, name=name), got)) from error
-    key, label = choose_keys(data.column_names, *_keys(run))
-    missing = [k for k in (key, label) if k and k not in data.column_names]
-    if missing:
-        got, fix = f"has no column {missing[0]!r}", f"its columns: {', '.join(data.column_names)}"
-        raise ConfigurationError(Problem("tasks.no_column", at(flag=flag, name=name), got, fix=fix))
-    rows = data.select(range(min(limit, len(data)))) if limit is not None else data
-    return [
-        Task(str(n), as_text(row[key]), row[label] if label else None) for n, row in enumerate(rows)
-    ]
 
 
 @hookimpl

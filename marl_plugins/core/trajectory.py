@@ -37,6 +37,10 @@ class Task:
         metadata: Anything else the recipe needs (JSON values).
         files: What the trajectory's workspace begins with: a name in it, and the file that is
             copied there.
+        dataset: The set of an evaluation that it belongs to, which has metrics of its own; records
+            do not have it.
+        samples: Of it in an evaluation, of a set with as many for each task; None: as the flag
+            says.
     """
 
     id: str
@@ -44,6 +48,8 @@ class Task:
     label: Any = None
     metadata: dict[str, Any] = field(default_factory=dict)
     files: dict[str, str] = field(default_factory=dict)
+    dataset: str = ""
+    samples: int | None = None
 
 
 @dataclass(frozen=True)

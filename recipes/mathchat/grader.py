@@ -5,7 +5,10 @@ as the tiny models write it. Numbers are compared as numbers, words as words, an
 math-verify.
 """
 
-from marl_plugins.grading import right
+from marl_plugins.grading import final, right
+
+answer_key = final
+"""Answers that are the same, for maj@k."""
 
 
 async def score_outcome(trajectory):

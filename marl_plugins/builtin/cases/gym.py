@@ -37,12 +37,18 @@ LIMITS = Limits(seconds=4, cpu_seconds=2, memory_mb=1024, file_mb=1, disk_mb=1, 
 
 
 def gym_entry(name: str, seed: int, settings: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Returns a problem (`question`, `answer`, `metadata`) as JSON has it."""
+    """Returns a problem (`question`, `answer`, `metadata`) as JSON has it; where that loses
+    something, with `as_made`: Python's own words for it."""
     from reasoning_gym import create_dataset
 
     with redirect_stdout(io.StringIO()):  # the interpreter of `bf` prints a dot a problem
         entry = create_dataset(name, seed=seed, size=1, **(settings or {}))[0]
     plain: dict[str, Any] = json.loads(json.dumps(entry, default=str))
+    own, as_json = (
+        {k: v for k, v in made["metadata"].items() if k != "difficulty"} for made in (entry, plain)
+    )
+    if own != as_json:  # tuples, and keys that are no texts, which its verifier may compare
+        plain["as_made"] = repr(entry)
     return plain
 
 

@@ -9,6 +9,7 @@ file is sent to the sandbox as text.
 from __future__ import annotations
 
 import ast
+import contextlib
 import json
 import sys
 from typing import Any
@@ -37,6 +38,8 @@ def score(name: str, answer: str | None, entry: dict[str, Any]) -> None:
     """Leaves the score of an answer; what makes the verifier fail is worth nothing."""
     from reasoning_gym import get_score_answer_fn
 
+    with contextlib.suppress(KeyError, ValueError, SyntaxError):
+        entry = ast.literal_eval(entry["as_made"])
     restrict()
     verify = get_score_answer_fn(name)
     try:

@@ -179,6 +179,8 @@ def try_grader(plan: Plan) -> list[Problem]:
                 trajectory, lambda t: answer_of(module.score_outcome, t), SCORE_SECONDS, roles
             )
             rehearsed.by_role |= bool(trajectory.outcomes)
+            if trajectory.answer is not None and hasattr(module, "answer_key"):
+                module.answer_key(trajectory.answer)
             missing.append(trajectory.outcome is None and not trajectory.infrastructure_failure)
 
     async def actions(trajectory: Trajectory) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.files import json_value
 from marl_plugins.core.problems import Problem, Where, at, first_of
-from marl_plugins.core.recipe.tasks import as_text, choose_keys
+from marl_plugins.core.recipe.tasks import as_text, choose_fields
 from marl_plugins.core.recipe.texts import read_text
 
 METADATA = ("metadata", "extra_info")
@@ -41,11 +41,12 @@ def read_items(
     """
     rows = _rows(path)
     columns = rows[0][1] if rows and isinstance(rows[0][1], dict) else {}
-    key, label = choose_keys(
+    fields = choose_fields(
         columns,
         input_key if input_key in columns else None,
         label_key if label_key in columns else None,
     )
+    key, label = fields.prompt, fields.label
     problems: list[Problem] = []
     items: list[dict[str, Any]] = []
     for where, row in rows:

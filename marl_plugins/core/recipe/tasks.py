@@ -1,5 +1,5 @@
-"""Tasks from JSON, JSON Lines and CSV files, every broken line reported at once, and the order they
-are trained in."""
+"""Tasks from JSON, JSON Lines, CSV and Parquet files, every broken line reported at once, and the
+order they are trained in."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ import json
 import random
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import date, time, timedelta
+from decimal import Decimal
 from itertools import islice, repeat
 from pathlib import Path
 from typing import Any
@@ -22,8 +24,8 @@ from marl_plugins.core.seeds import derive_seed
 from marl_plugins.core.trajectory import Task
 
 LONG_NUMBER = "holds a whole number of thousands of digits; write it as a text"
-SUFFIXES = (".json", ".jsonl", ".csv")
-"""Files that are read here; what else `--data.prompt_dataset` names is a data set of the hub."""
+SUFFIXES = (".json", ".jsonl", ".csv", ".parquet")
+"""Files that are read here; what else `--data.prompt_dataset` names is a data set (sources.py)."""
 
 INPUT_KEYS = ("input", "prompt", "problem", "question", "query", "instruction")
 LABEL_KEYS = (
@@ -36,8 +38,12 @@ LABEL_KEYS = (
     "gold",
     "solution",
     "output",
+    "reward_model.ground_truth",
 )
-"""Names that public data sets use, looked for in this order where none was given."""
+"""Names that public data sets use, looked for in this order where none was given. The last is where
+verl has it: a dot goes into a field that is an object."""
+NESTED = LABEL_KEYS[-1]
+MISSING = object()
 
 
 @dataclass(frozen=True)
@@ -49,7 +55,9 @@ class Fields:
     label: str | None
     rivals: tuple[str, ...] = ()
     remarks: tuple[str, ...] = ()
-    """What else was chosen: the one list of an object, the user's text of chat messages."""
+    """What else was chosen: the one list of an object, the text of chat messages."""
+    numbered: bool = False
+    """Whether ids are the items' numbers, and labels may be missing."""
 
     def __str__(self) -> str:
         label = f"{self.label} -> label" if self.label else "no label"
@@ -67,18 +75,9 @@ class FileTasks(list[Task]):
         self.places = places
 
 
-def choose_keys(
-    columns: Iterable[str], input_key: str | None, label_key: str | None
-) -> tuple[str, str | None]:
-    """Returns the fields of prompt and label: those that were given, else the first of the usual
-    names that exists."""
-    fields = choose_fields(columns, input_key, label_key)
-    return fields.prompt, fields.label
-
-
 def choose_fields(columns: Iterable[str], input_key: str | None, label_key: str | None) -> Fields:
-    """Chooses as `choose_keys` does, and returns the fields that have another of the usual names of
-    a prompt."""
+    """Returns the fields of prompt and label: those that were given, else the first of the usual
+    names that exists, with others that have one of a prompt's."""
     there = list(columns)
     lower = {name.lower(): name for name in reversed(there)}
     usual = [lower[k] for k in INPUT_KEYS if k in lower]
@@ -92,20 +91,24 @@ def read_tasks(
     path: Path, input_key: str | None = None, label_key: str | None = None, limit: int | None = None
 ) -> FileTasks:
     """Returns the tasks of a `.jsonl` file (one object per line), a `.json` file (a list of
-    objects, or one list under any key), or a `.csv` file (the first line names the fields; all
-    values are texts).
+    objects, or one list under any key), a `.csv` file (the first line names the fields; all
+    values are texts), or a `.parquet` file.
 
-    A prompt is a string, or chat messages of which one is the user's.
+    A prompt is a string, or chat messages: the user's, with the system's before it.
 
     Args:
         input_key: Field of the prompt; None: by the usual names (`INPUT_KEYS`).
         label_key: Field of the label; None: by the usual names, if any item has one. Required in
-            every item then.
+            every item then. `a.b` is the field `b` of the object `a`.
         limit: Maximum number of items.
 
     Raises:
         ConfigurationError: With every broken item, named by file and line (or item number).
     """
+    problems: list[Problem] = []
+    if path.suffix == ".parquet":
+        rows = _parquet(path, limit)
+        return tasks_of(rows, path, input_key, label_key, problems)
     try:
         text = read_text(path)
     except ConfigurationError as error:
@@ -114,10 +117,58 @@ def read_tasks(
         raise ConfigurationError(
             Problem("tasks.empty_file", at(file=path), "is empty", fix="there are no tasks in it")
         )
-    problems: list[Problem] = []
     items = list(islice(_items(path, text, problems), limit))
-    columns = dict.fromkeys(key for _, item in items if isinstance(item, dict) for key in item)
-    fields = choose_fields(columns, input_key, label_key)
+    tasks = tasks_of(items, path, input_key, label_key, problems)
+    if path.suffix == ".json" and text.lstrip().startswith("{"):
+        key = next(key for key, value in json.loads(text).items() if isinstance(value, list))
+        remarks = (f"of the one object, the list under {key!r}", *tasks.fields.remarks)
+        tasks.fields = replace(tasks.fields, remarks=remarks)
+    return tasks
+
+
+def _parquet(path: Path, limit: int | None) -> list[tuple[str, Any]]:
+    from pyarrow import ArrowException, parquet
+
+    try:
+        rows = parquet.read_table(path).slice(0, limit).to_pylist()
+    except (OSError, ArrowException) as error:
+        got = f"cannot be read: {error}"
+        raise ConfigurationError(Problem("tasks.parquet", at(file=path), got)) from None
+    return [(f"{path}: row {number}", plain_row(row)) for number, row in enumerate(rows, 1)]
+
+
+def plain_row(row: dict[str, Any]) -> dict[str, Any]:
+    """Returns a row of a table with its dates and decimals as texts; what else is no JSON value is
+    left for a message."""
+    kinds = date | time | timedelta | Decimal
+    return {key: str(value) if isinstance(value, kinds) else value for key, value in row.items()}
+
+
+def tasks_of(
+    items: Sequence[tuple[str, Any]],
+    path: Path,
+    input_key: str | None,
+    label_key: str | None,
+    problems: list[Problem],
+    numbered: bool = False,
+) -> FileTasks:
+    """Returns the tasks of items with their places, as `read_tasks` does.
+
+    Args:
+        path: Where they are from.
+        problems: Those that are known.
+        numbered: Whether ids are the items' numbers and labels may be missing, as in data sets,
+            which nobody here can change.
+
+    Raises:
+        ConfigurationError: With these problems, and every broken item.
+    """
+    rows = [item for _, item in items if isinstance(item, dict)]
+    columns = dict.fromkeys(key for row in rows for key in row)
+    for key in (NESTED, input_key, label_key):  # a field of a field is a column too
+        if key and any(value_at(row, key) is not MISSING for row in rows):
+            columns[key] = None
+    fields = replace(choose_fields(columns, input_key, label_key), numbered=numbered)
     if columns and (missing := _missing(fields, input_key, columns)):
         raise ConfigurationError([*problems, *(p.within(line=items[0][0]) for p in missing)])
     tasks: list[Task] = []
@@ -141,13 +192,8 @@ def read_tasks(
         problems.append(Problem("tasks.empty_file", at(file=path), "no tasks in it"))
     if problems:
         raise ConfigurationError(first_of(problems, path))
-    if any(isinstance(item[fields.prompt], list) for _, item in items):
-        fields = replace(fields, remarks=("of chat messages, the user's text",))
-    if path.suffix == ".json" and text.lstrip().startswith("{"):
-        key = next(key for key, value in json.loads(text).items() if isinstance(value, list))
-        fields = replace(
-            fields, remarks=(f"of the one object, the list under {key!r}", *fields.remarks)
-        )
+    if any(isinstance(value_at(row, fields.prompt), list) for row in rows):
+        fields = replace(fields, remarks=("of chat messages, the text",))
     return FileTasks(tasks, path, fields, [where for where, _ in items])
 
 
@@ -332,6 +378,16 @@ def not_json(value: Any) -> str | None:
     return None
 
 
+def value_at(item: Mapping[str, Any], key: str) -> Any:
+    """Returns the field of an item, where it has none of that name that of the object before the
+    dot; `MISSING` where there is none."""
+    if key in item:
+        return item[key]
+    head, _, rest = key.partition(".")
+    inside = item.get(head)
+    return value_at(inside, rest) if rest and isinstance(inside, Mapping) else MISSING
+
+
 def _task(
     where: str, item: Any, fields: Fields, number: int, problems: list[Problem]
 ) -> Task | None:
@@ -344,34 +400,40 @@ def _task(
     problems += wrong
     if wrong:
         return None
-    rest = {k: v for k, v in item.items() if k not in (fields.prompt, fields.label, "id")}
-    identity, prompt = item.get("id", number), as_text(item[fields.prompt])
-    return Task(str(identity), prompt, item.get(fields.label) if fields.label else None, rest)
+    taken = {fields.prompt, fields.label, "" if fields.numbered else "id"}
+    if fields.label == NESTED:
+        taken.add("reward_model")
+        item = {"type": item.get("data_source", ""), **item}
+    rest = {k: v for k, v in item.items() if k not in taken}
+    identity = number if fields.numbered else item.get("id", number)
+    label = value_at(item, fields.label) if fields.label else None
+    return Task(str(identity), as_text(value_at(item, fields.prompt)), label, rest)
 
 
 def _wrong(place: Where, item: dict[str, Any], fields: Fields, number: int) -> Iterator[Problem]:
     """Yields what is wrong with an item of a file."""
-    prompt = as_text(item.get(fields.prompt))
-    if fields.prompt not in item:
+    prompt = as_text(value_at(item, fields.prompt))
+    label = value_at(item, fields.label) if fields.label else None
+    if prompt is MISSING:
         got = f"no field {fields.prompt!r} (--data.input_key)"
         yield Problem("tasks.no_field", place, got, fix=meant(fields.prompt, item))
     elif isinstance(prompt, list):
         got = (
-            f"field {fields.prompt!r} must be a non-empty string, or chat messages of which one is "
-            "there, the user's"
+            f"field {fields.prompt!r} must be a non-empty string, or chat messages: the user's, "
+            "and before it the system's"
         )
         fix = f"got a list of {len(prompt)}: give `tasks:`, a file with load(split)"
         yield Problem("tasks.messages", place, got, fix=fix)
     elif not isinstance(prompt, str) or not prompt.strip():
         got = f"field {fields.prompt!r} must be a non-empty string, got {_kind(prompt)}"
         yield Problem("tasks.prompt", place, got)
-    if fields.label and fields.label not in item:
+    if fields.label and label is MISSING:
         got = f"no field {fields.label!r} (--data.label_key)"
         yield Problem("tasks.no_field", place, got, fix=meant(fields.label, item))
-    elif fields.label and (empty := _empty(item[fields.label])):
+    elif fields.label and not fields.numbered and (empty := _empty(label)):
         fix = "give every item a label, or name another field (--data.label_key)"
         yield Problem("tasks.empty_label", place, f"field {fields.label!r} is {empty}", fix=fix)
-    if not isinstance(identity := item.get("id", number), str | int):
+    if not fields.numbered and not isinstance(identity := item.get("id", number), str | int):
         got = f"field 'id' must be a string or an integer, got {_kind(identity)}"
         yield Problem("tasks.id", place, got)
     if not_json(item):
@@ -388,15 +450,13 @@ def _empty(label: Any) -> str:
 
 
 def as_text(prompt: Any) -> Any:
-    """Returns the user's message of a prompt given as chat messages, where there is one and nothing
-    else; else unchanged."""
-    if (
-        isinstance(prompt, list)
-        and len(prompt) == 1
-        and isinstance(prompt[0], dict)
-        and prompt[0].get("role") == "user"
-    ):
-        return prompt[0].get("content")
+    """Returns the text of a prompt given as chat messages, where these are the user's, or the
+    system's and the user's, which are put one after the other; else unchanged."""
+    if isinstance(prompt, list) and all(isinstance(each, dict) for each in prompt):
+        texts = [each.get("content") for each in prompt]
+        roles = [each.get("role") for each in prompt]
+        if roles in (["user"], ["system", "user"]) and all(isinstance(t, str) for t in texts):
+            return "\n\n".join(texts)
     return prompt
 
 

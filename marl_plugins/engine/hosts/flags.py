@@ -129,9 +129,9 @@ _NOTED: dict[str, Flag] = {
         "replaced", "roles always use their model's own chat template"
     ),
     "data.input_template": Flag("replaced", "by the roles' prompt files"),
-    "data.prompt_probs": Flag("replaced", "by the recipe's task loader"),
-    "data.prompt_split": Flag("replaced", "by the recipe's task loader"),
-    "eval.split": Flag("replaced", "by the recipe's task loader"),
+    "data.prompt_probs": Flag("all", "of several sets in --data.prompt_dataset"),
+    "data.prompt_split": Flag("all", "of data sets; a file has none"),
+    "eval.split": Flag("all", "without a default: what is not said is refused"),
     "vllm.sync_backend": Flag("replaced", "by Ray's store, through which weights go"),
     "vllm.sync_with_ray": Flag("replaced", "by Ray's store, through which weights go"),
     "data.dataloader_num_workers": Flag("replaced", "tasks are read once at start"),

@@ -168,7 +168,7 @@ def build_plan(words: Sequence[str]) -> Plan:
     problems += check_adapters(run)
     trees = request.options.sequences == "trees"
     problems += [*check_numbers(run, trees), *check_async(run), *check_batches(plugins, run)]
-    problems += check_files(plan, request.origins)
+    problems += problems.attempt(lambda: check_files(plan, request.origins)) or []
     problems += [] if tools is None else check_workflow_file(plan, request.origins)
     problems += run.processes.problems(run) if run.policies and run.processes else []
     problems += [*repeated_plugins(request), *hub_warnings(p.model for p in run.policies)]

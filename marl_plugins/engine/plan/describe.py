@@ -130,11 +130,10 @@ def _source(plan: Plan, split: str) -> str:
         return f"{tasks.path}: {tasks.fields}"
     if owners:
         return f"plugin {' or '.join(owners)}"
-    return (
-        f"{plan.run.folder / plan.run.recipe.tasks}: load({split!r})"
-        if plan.run.recipe.tasks
-        else "none"
-    )
+    args, loader = plan.run.args, plan.run.recipe.tasks
+    if loader and not (split == "eval" and args.eval.dataset):
+        return f"{plan.run.folder / loader}: load({split!r})"
+    return (args.eval.dataset if split == "eval" else args.data.prompt_dataset) or "none"
 
 
 def _step(plan: Plan) -> dict[str, int]:

@@ -72,10 +72,12 @@ def estimate(plan: Plan) -> dict[str, Any]:
         "step": f"at most {generate:.0f} s to generate, {train:.0f} s to train",
     }
     if steps := plan.counted.get("steps"):
-        every, tasks = run.args.eval.steps, plan.counted.get("eval", 0)
+        every, samples = run.args.eval.steps, run.args.eval.n_samples_per_prompt
+        known_tasks = plan.tasks("eval") if "eval" in plan.counted else []
+        tasks = sum(task.samples or samples for task in known_tasks)
         evaluations = 1 + math.ceil(steps / every) if every > 0 and tasks else 0
         seconds = steps * (generate + train)
-        seconds += evaluations * generating(run, known, tasks * run.args.eval.n_samples_per_prompt)
+        seconds += evaluations * generating(run, known, tasks)
         estimates["run"] = (
             f"at most {seconds / 3600:.1f} h: {steps} steps and {evaluations} evaluations"
         )

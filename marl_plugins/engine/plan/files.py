@@ -16,7 +16,9 @@ from marl_plugins.core.failures import ConfigurationError, place_of
 from marl_plugins.core.loading import load_file
 from marl_plugins.core.problems import Problem, at
 from marl_plugins.core.recipe.recipe_yaml import Origins
+from marl_plugins.core.recipe.sources import Source, sources_of, split_of, unsaid
 from marl_plugins.core.recipe.tasks import SUFFIXES
+from marl_plugins.core.run import Run
 from marl_plugins.engine.plan.describe import flag_value
 from marl_plugins.engine.plan.plan import Plan
 from marl_plugins.engine.plan.resolve_plugins import arity_problem
@@ -29,7 +31,7 @@ ARGUMENTS: Mapping[str, Sequence[str]] = MappingProxyType(
 rehearsal."""
 OF_THE_RUN = ("run", "best", "best.new", "best.old", "ema")
 """Folders in `--ckpt.output_dir` in addition to those of the policies."""
-NOT_READ = (".txt", ".tsv", ".parquet", ".arrow", ".xlsx", ".yaml", ".gz", ".zip")
+NOT_READ = (".txt", ".tsv", ".arrow", ".xlsx", ".yaml", ".gz", ".zip")
 """Kinds of data files that are met; a hub's name may end with a dot and something else."""
 
 
@@ -157,6 +159,8 @@ def _pointless(plan: Plan) -> list[Problem]:
         )
         for flag, key, value in (
             ("data.prompt_dataset", "tasks", recipe.tasks),
+            ("data.prompt_split", "tasks", recipe.tasks),
+            ("data.prompt_probs", "tasks", recipe.tasks),
             ("reward.remote_url", "grader", recipe.grader),
         )
         if value and flag in run.given
@@ -177,28 +181,33 @@ def _pointless(plan: Plan) -> list[Problem]:
 
 
 def _data(plan: Plan) -> list[Problem]:
-    """Data files of a kind that is not read, and paths that are no file and no name of the
-    hub's."""
-    problems = []
-    for flag in ("data.prompt_dataset", "eval.dataset"):
-        name = flag_value(plan.run.args, flag)
-        replaced = flag == "data.prompt_dataset" and plan.run.recipe.tasks
-        if not name or replaced or plan.plugins.claims("marl_tasks"):
+    """Data files of a kind that is not read, paths that are no file and no name of the hub's, and
+    what is wrong with how they are named."""
+    run, problems = plan.run, []
+    for split, flag in (("train", "data.prompt_dataset"), ("eval", "eval.dataset")):
+        text = "" if split == "train" and run.recipe.tasks else flag_value(run.args, flag)
+        if not text or plan.plugins.claims("marl_tasks"):
             continue
-        where = at(flag=flag, file=name)
-        if Path(name).suffix in SUFFIXES:
-            problems += (
-                []
-                if Path(name).exists()
-                else [Problem("tasks.no_file", where, "no such file", fix="correct the path")]
-            )
-        elif (Path(name).exists() and not Path(name).is_dir()) or Path(name).suffix in NOT_READ:
-            got = f"of files only {', '.join(SUFFIXES)} are read"
-            problems.append(Problem("tasks.kind", where, got, fix="convert it to .jsonl"))
-        elif not Path(name).exists() and (name.startswith((".", "/", "~")) or name.count("/") > 1):
-            got = "no such file or folder, and not a name of the hub's (owner/name)"
-            problems.append(Problem("tasks.no_file", where, got, fix="correct the path"))
+        for source in sources_of(text, flag):
+            problems += _source(run, source, split, flag)
     return problems
+
+
+def _source(run: Run, source: Source, split: str, flag: str) -> list[Problem]:
+    name, where = source.path, at(flag=flag, file=source.path)
+    if source.is_file:
+        fix = "correct the path"
+        missing = [Problem("tasks.no_file", where, "no such file", fix=fix)]
+        return [] if Path(name).exists() else missing
+    if (Path(name).exists() and not Path(name).is_dir()) or Path(name).suffix in NOT_READ:
+        got = f"of files only {', '.join(SUFFIXES)} are read"
+        return [Problem("tasks.kind", where, got, fix="convert it to .jsonl")]
+    if source.is_elsewhere and (name.startswith((".", "/", "~")) or name.count("/") > 1):
+        got = "no such file or folder, and not a name of the hub's (owner/name)"
+        return [Problem("tasks.no_file", where, got, fix="correct the path")]
+    if source.is_elsewhere and not split_of(run, source, split):  # others are read in the plan
+        return [unsaid(source, flag)]
+    return []
 
 
 def _reward_function(plan: Plan) -> list[Problem]:

@@ -66,7 +66,14 @@ ELSEWHERE = (
         "ds.zero_stage",
         "algo.advantage.estimator",
     ),  # policies and estimator
-    *("data.prompt_dataset", "data.input_key", "data.label_key", "data.max_samples"),  # tasks
+    *(
+        "data.prompt_dataset",
+        "data.prompt_split",
+        "data.prompt_probs",
+        "data.input_key",
+        "data.label_key",
+        "data.max_samples",
+    ),  # tasks
 )
 """Flags that are compared by what they lead to."""
 OF_POLICIES: Mapping[str, Mapping[str, Any]] = MappingProxyType(

@@ -26,6 +26,7 @@ from marl_plugins.core.plugin_names import SHIPPED
 from marl_plugins.core.policy import Policy
 from marl_plugins.core.problems import Problem, at, meant
 from marl_plugins.core.recipe.recipe_yaml import Origins
+from marl_plugins.core.recipe.sources import with_paths
 from marl_plugins.core.recipe.tasks import SUFFIXES
 from marl_plugins.core.redaction import SECRETS
 from marl_plugins.core.run import MOST_IDLE_STEPS
@@ -260,9 +261,15 @@ def beside_recipe(
     if len(flag.words) != 1 or flag.name not in actions:
         return flag
     name = flag.words[0]
-    looks_local = name.startswith(".") or Path(name).suffix in (*SUFFIXES, ".py")
-    if actions[flag.name].type is recipe_file or (flag.name in UPSTREAM_FILES and looks_local):
+
+    def beside(path: str) -> str:
+        local = path.startswith(".") or Path(path).suffix in (*SUFFIXES, ".py")
+        return str(folder / path) if local else path
+
+    if actions[flag.name].type is recipe_file:
         return replace(flag, words=(str(folder / name),))
+    if flag.name in UPSTREAM_FILES:
+        return replace(flag, words=(with_paths(name, beside),))
     return flag
 
 

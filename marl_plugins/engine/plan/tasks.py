@@ -7,11 +7,11 @@ import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from marl_plugins.core.problems import Problem, at, meant
-from marl_plugins.core.recipe.tasks import SUFFIXES, FileTasks, not_json
+from marl_plugins.core.recipe.sources import sample_sizes, source_of, sources_of
+from marl_plugins.core.recipe.tasks import FileTasks, not_json
 from marl_plugins.core.recipe.texts import read_text
 from marl_plugins.core.run import Run
 from marl_plugins.core.trajectory import Task
@@ -24,13 +24,8 @@ MOST_NAMED = 5
 
 def from_hub(run: Run) -> bool:
     """Returns whether tasks come from a hub; those are read when a run really starts."""
-    return bool(hub_tasks(run))
-
-
-def hub_tasks(run: Run) -> list[str]:
-    """Returns the data sets of a hub, or of a folder, that tasks come from."""
     names = [None if run.recipe.tasks else run.args.data.prompt_dataset, run.args.eval.dataset]
-    return [name for name in names if name and Path(name).suffix not in SUFFIXES]
+    return any(s.is_elsewhere for name in names if name for s in sources_of(name))
 
 
 def check_tasks(plan: Plan) -> list[Problem]:
@@ -138,7 +133,26 @@ def _in_both(run: Run, train: Sequence[Task], evaluation: Sequence[Task]) -> Ite
 
 def best_metric(key: str) -> str:
     """Returns the metric that `--ckpt.best_metric_key` names; empty where no step is kept apart."""
+    key = f"eval/{key}" if key.startswith("eval_") else key  # upstream's own
     return {"none": "", "": "eval/outcome"}.get(key, key)
+
+
+def _of_samples(run: Run, tasks: Sequence[Task]) -> Iterator[str]:
+    """Yields the metrics of sets and of several samples that an evaluation can have."""
+    samples = {(t.dataset, t.samples or run.args.eval.n_samples_per_prompt) for t in tasks}
+    has_majority = hasattr(run.grader_module, "answer_key")
+    if len({count for _, count in samples}) == 1:
+        samples.add(("", next(iter(samples))[1]))
+    for name, count in samples:
+        prefix = f"eval/{name}/" if name else "eval/"
+        yield f"{prefix}outcome"
+        for k in sample_sizes(count):
+            yield f"{prefix}pass@{k}"
+            if has_majority and k > 2:
+                yield f"{prefix}maj@{k}"
+    for task in {source_of(task): task for task in tasks}.values():
+        most = task.samples or run.args.eval.n_samples_per_prompt
+        yield from (f"eval/eval_{source_of(task)}_pass{n}" for n in (1, most))
 
 
 def _best_metric_problems(run: Run, evaluation: Sequence[Task]) -> list[Problem]:
@@ -149,6 +163,7 @@ def _best_metric_problems(run: Run, evaluation: Sequence[Task]) -> list[Problem]
     known = ["eval/outcome", *(f"eval/outcome/{role}" for role in run.recipe.roles)]
     if len(types := {task.metadata.get("type") for task in evaluation}) > 1:
         known += [f"eval/type/{kind}" for kind in types if kind is not None]
+    known += _of_samples(run, evaluation)
     if name not in known:
         return [
             Problem(

@@ -8,6 +8,7 @@ goes to standard error.
 from __future__ import annotations
 
 import json
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -201,6 +202,11 @@ class Display:
             for name in ("lost", "unscored")
             if metrics[f"eval/{name}"]
         ]
+        beside += [
+            f"{name.removeprefix('eval/')} {value:.3f}"
+            for name, value in metrics.items()
+            if "@" in name and name.count("/") == 1
+        ]
         answered, tasks = metrics["eval/answered"], metrics["eval/tasks"]
         by_role = {
             name.removeprefix("eval/outcome/"): v
@@ -225,6 +231,12 @@ class Display:
             ", ".join([f"held-out {name}{after}: {value} on {on}", *beside])
             + f" ({metrics['eval/seconds']:.1f} s)"
         )
+        for name in [k.split("/")[1] for k in metrics if re.fullmatch("eval/[^/]+/answered", k)]:
+            start = f"eval/{name}/"
+            mine = {k: value for k, value in metrics.items() if k.startswith(start)}
+            own = {f"eval/{k.removeprefix(start)}": value for k, value in mine.items()}
+            own["eval/seconds"] = metrics["eval/seconds"]
+            self.evaluation(step, own, [], " ".join(filter(None, [weights, name])))
 
     def report(
         self,

@@ -37,6 +37,7 @@ from marl_plugins.core.files import json_value, read_bytes, replace_text
 from marl_plugins.core.options import recipe_file
 from marl_plugins.core.problems import Problem, at, first_of
 from marl_plugins.core.recipe.schema import find_recipe
+from marl_plugins.core.recipe.sources import with_paths
 from marl_plugins.core.redaction import holds_secret, shown_flag
 from marl_plugins.core.version import __version__
 from marl_plugins.engine.hosts import upstream_cli
@@ -501,9 +502,13 @@ def _named(plan: Plan, folder: Path) -> Iterator[str]:
         for file in (role.prompt, role.system, role.examples, role.followup)
     ]
     files += [name for name in recipe.plugins if name.endswith(".py")]
-    files += [
-        value for value in recipe.flags.values() if isinstance(value, str) and Path(value).suffix
-    ]
+
+    def note(path: str) -> str:
+        files.append(path)
+        return path
+
+    for value in recipe.flags.values():
+        with_paths(str(value), note)
     for file in dict.fromkeys(files):
         if file and not Path(file).is_absolute() and (folder / file).is_file():
             yield file
@@ -529,12 +534,13 @@ def _repeatable(plan: Plan, flags: Iterable[GivenFlag], copies: FolderCopies) ->
             action = actions.get(upstream_name)
             always = action is not None and action.type is recipe_file
             local = upstream_name in UPSTREAM_FILES or upstream_name.endswith(".model_name_or_path")
-            values = [
-                copies.place(Path(value))
-                if always or value.startswith(("./", "../")) or (local and Path(value).exists())
-                else value
-                for value in values
-            ]
+
+            def placed(value: str, always: bool = always, local: bool = local) -> str:
+                relative = value.startswith(("./", "../")) or (local and Path(value).exists())
+                return copies.place(Path(value)) if always or relative else value
+
+            several = upstream_name in UPSTREAM_FILES
+            values = [with_paths(v, placed) if several else placed(v) for v in values]
         repeated.append([flag.name, *values])
     repeated += [["ckpt.output_dir", HERE], ["ckpt.path", copies.place(Path(run.args.ckpt.path))]]
     if run.args.logger.tensorboard_dir:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -20,6 +20,11 @@ from marl_plugins.engine.records.display import Display
 from marl_plugins.engine.records.intervals import interval
 from marl_plugins.engine.runtime.roles import Cast
 from marl_plugins.engine.runtime.rollout import Rollout
+from marl_plugins.engine.runtime.several_samples import (
+    AnswerKey,
+    sample_metrics,
+    upstream_metrics,
+)
 
 if TYPE_CHECKING:
     from types import SimpleNamespace
@@ -54,39 +59,56 @@ async def evaluation(
 ) -> tuple[dict[str, float], list[Trajectory]]:
     """Returns an evaluation's metrics and trajectories, in the order of tasks and samples.
 
+    Sets with a number of samples of their own are played one after the other. Each that has a name
+    has its metrics under it too.
+
     Args:
         args: `eval.n_samples_per_prompt` and `eval.temperature`.
     """
-    started, trajectories = time.monotonic(), []
-    with display.phase("evaluation", len(tasks) * args.n_samples_per_prompt, announce=True) as tick:
-        async with aclosing(
-            rollout.evaluate(tasks, args.n_samples_per_prompt, args.temperature)
-        ) as arriving:
-            async for trajectory in arriving:
-                trajectories.append(trajectory)
-                tick()
-    trajectories = rollout.in_order(trajectories)
+    started, trajectories = time.monotonic(), list[Trajectory]()
+    sets: dict[tuple[str, int], list[Task]] = defaultdict(list)
+    for task in tasks:
+        sets[task.dataset, task.samples or args.n_samples_per_prompt].append(task)
+    total = sum(samples * len(each) for (_, samples), each in sets.items())
+    with display.phase("evaluation", total, announce=True) as tick:
+        for (_, samples), each in sets.items():
+            played = []
+            async with aclosing(rollout.evaluate(each, samples, args.temperature)) as arriving:
+                async for trajectory in arriving:
+                    played.append(trajectory)
+                    tick()
+            trajectories += rollout.in_order(played)
+    key = getattr(rollout.run.grader_module, "answer_key", None)
     by_policy = (
         policy_outcome_metrics(trajectories, "eval/policy") if rollout.cast.has_population else {}
     )
+    by_set: dict[str, float] = {}
+    for name in dict.fromkeys(name for name, _ in sets if name):
+        own = held_out([t for t in trajectories if t.task.dataset == name], key)
+        by_set |= {f"eval/{name}/{k.removeprefix('eval/')}": value for k, value in own.items()}
     return {
-        **held_out(trajectories),
+        **held_out(trajectories, key),
         **by_policy,
+        **by_set,
+        **({} if zero_sum(trajectories) else upstream_metrics(trajectories)),
         "eval/seconds": time.monotonic() - started,
     }, trajectories
 
 
-def held_out(trajectories: Sequence[Trajectory]) -> dict[str, float]:
+def held_out(
+    trajectories: Sequence[Trajectory], answer_key: AnswerKey | None = None
+) -> dict[str, float]:
     """Returns the mean outcome of an evaluation with its interval, both over the tasks that have an
-    outcome.
+    outcome, and what several samples say (several_samples.py).
 
     What is lost to infrastructure is in neither and is counted apart; where all is lost there is no
     mean and no interval. In a zero-sum game there is none either, and each role has its own mean.
     """
-    by_task: dict[str, list[float]] = {t.task.id: [] for t in trajectories}
+    played = Counter(t.task.id for t in trajectories)
+    by_task: dict[str, list[Trajectory]] = {task: [] for task in played}
     for t in trajectories:
         if t.outcome is not None:
-            by_task[t.task.id].append(t.outcome)
+            by_task[t.task.id].append(t)
     lost = sum(t.infrastructure_failure is not None for t in trajectories)
     metrics = {
         "eval/tasks": float(len(by_task)),
@@ -101,11 +123,15 @@ def held_out(trajectories: Sequence[Trajectory]) -> dict[str, float]:
         }
     )
     metrics |= task_type_metrics(trajectories) | workflow_metrics(trajectories)
-    scores = [mean(outcomes) for outcomes in by_task.values() if outcomes]
+    by_sample = [[t.outcome or 0.0 for t in each] for each in by_task.values() if each]
+    scores = [mean(outcomes) for outcomes in by_sample]
     if not scores or zero_sum(trajectories):
         return metrics
-    binary = all(outcome in (0.0, 1.0) for outcomes in by_task.values() for outcome in outcomes)
+    binary = all(outcome in (0.0, 1.0) for outcomes in by_sample for outcome in outcomes)
     low, high = interval(scores, binary)
+    samples, *others = {*played.values()}
+    if binary and not others:  # sets with other numbers of samples have their own
+        metrics |= sample_metrics(by_task, samples, answer_key)
     return {
         "eval/outcome": mean(scores),
         "eval/low": low,

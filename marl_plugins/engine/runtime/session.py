@@ -19,7 +19,7 @@ from marl_plugins.core.run import EngineConnection
 from marl_plugins.engine.manager import extensions_of
 from marl_plugins.engine.plan.plan import Plan
 from marl_plugins.engine.plan.resolve_plugins import estimator_of, has_critics, tools_of
-from marl_plugins.engine.plan.tasks import check_tasks
+from marl_plugins.engine.plan.tasks import check_tasks, from_hub, task_warnings
 from marl_plugins.engine.plan.user_code_thread import failure_of, where_of
 from marl_plugins.engine.plan.workflow_file import workflow_of
 from marl_plugins.engine.processes.model_code import refuse_code
@@ -100,11 +100,14 @@ class Session:
 
     def warm_start(self, display: Display) -> None:
         """Trains the tiny models on the recipe's demonstrations, where it has some; it takes
-        seconds when they are in the cache.
+        seconds when they are in the cache. Before that it says what the plan could not say of tasks
+        from a hub.
 
         Raises:
             ConfigurationError: A demonstration is wrong.
         """
+        for warning in task_warnings(self.plan) if from_hub(self.plan.run) else ():
+            display.say(f"warning: {warning}")
         from marl_plugins.engine.runtime.warm_start import draw, warm_start
 
         config, module = self.plan.run.section(WarmStartConfig), self.plan.run.demonstrations_module
