@@ -220,10 +220,11 @@ def _trl(python: str, given: Any, expected: Any, runs: int) -> list[float]:
 def fan_out(runs: int) -> None:
     """Rollouts that do nothing: what a trajectory of one action costs, record, scheduling and
     limits included."""
+    from benchmarks.plain_chat import PlainChat
     from marl_plugins.core.trajectory import Generation, Task
     from marl_plugins.core.workflow import RoleSpec, Sampling, run_workflow
 
-    class Chat:
+    class Chat(PlainChat):
         def opening(self, messages: Any) -> tuple[int, ...]:
             return (1, 2, 3)
 

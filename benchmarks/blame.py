@@ -35,6 +35,7 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from benchmarks.plain_chat import PlainChat
 from marl_plugins.builtin.tools.python import find_programs
 from marl_plugins.core.scoring import Seen
 from marl_plugins.core.tools import Tool, ToolCall
@@ -56,7 +57,7 @@ DUTIES = {
 ITEMS = ("pens", "cups", "lamps", "books", "chairs", "plates")
 
 
-class Characters:
+class Characters(PlainChat):
     """A stand-in for a tokenizer and its chat template: one token per character."""
 
     def opening(self, messages: Sequence[dict[str, str]]) -> tuple[int, ...]:

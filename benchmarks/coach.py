@@ -25,6 +25,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from benchmarks.plain_chat import PlainChat
 from marl_plugins.asking.asker import endpoint_asker
 from marl_plugins.asking.endpoint import CoachEndpoint
 from marl_plugins.coach.model import PROMPTS, ModelCoach, Questions, read_prompt
@@ -132,7 +133,7 @@ def throughput(calls: int, verifiers: str | None, rounds: int) -> None:
 # A step, overlapped and serial.
 
 
-class Characters:
+class Characters(PlainChat):
     def opening(self, messages: Any) -> tuple[int, ...]:
         return tuple(map(ord, messages[-1]["content"]))
 

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.plain_chat import PlainChat
 from marl_plugins.builtin.graph.checks import Prompt, RecipeParts
 from marl_plugins.builtin.graph.compiler import Compiler
 from marl_plugins.builtin.graph.files import Files
@@ -125,7 +126,7 @@ SAID = {
 TRAJECTORIES, REPEATS = 200, 15
 
 
-class Chat:
+class Chat(PlainChat):
     """Texts without tokens."""
 
     tools = ()

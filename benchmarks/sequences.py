@@ -70,11 +70,11 @@ from marl_plugins.engine.runtime.tiny_model import resolve
 TOKENS = 4096
 
 
-def model(seed: int, attention: str = "eager") -> Any:
+def model(seed: int) -> Any:
     """A tiny policy in float32, as upstream's training processes hold it."""
     actor = Actor(
         resolve(f"tiny:seed={seed},positions=8192"),
-        attn_implementation=attention,
+        attn_implementation="sdpa",
         param_dtype="bf16",
     )
     see_trees(actor)
@@ -275,7 +275,7 @@ def _grouped(lengths: list[int], limit: Limit) -> list[list[int]]:
 
 def timing(length: int, rounds: int) -> None:
     """Forward passes and update, merged against one row per action, in turn."""
-    actors, rows = {"p": model(0, "sdpa")}, {"p": long_conversations(2, 16, length)}
+    actors, rows = {"p": model(0)}, {"p": long_conversations(2, 16, length)}
     taken: dict[bool, list[float]] = {True: [], False: []}
     gradients = {}
     for _ in range(rounds):
@@ -318,7 +318,7 @@ def prefixed(shared: int, tasks: int, task: int, samples: int, answer: int, most
 
 
 MODELS: dict[str, tuple[Callable[[], Any], int]] = {
-    "tiny": (partial(model, 0, "sdpa"), 259),
+    "tiny": (partial(model, 0), 259),
     "135M": (smollm2, 49000),
 }
 """What makes a model, and a bound of the token ids that it is given."""
@@ -407,7 +407,7 @@ def first_step(file: str) -> tuple[Any, dict[str, list[Row]]]:
 
 
 def recipes(names: Sequence[str]) -> None:
-    actor = model(0, "sdpa")
+    actor = model(0)
     for path in sorted(recipes_root().glob("*/tiny*.yaml")):
         file = str(path.relative_to(recipes_root()))
         if names and file not in names:

@@ -19,8 +19,13 @@ read -ra node_flags <<<"${RAY_NODE_FLAGS:-}"
 nodes() { timeout 10 ray status --address "$address" 2>/dev/null | grep -c '^ [0-9]* node_' || true; }
 wait_for() {
   local until=$((SECONDS + 300))
-  while [ "$(nodes)" -lt "$1" ]; do
-    if ! kill -0 "$2" 2>/dev/null; then
+  local alive
+  while true; do
+    alive=$(kill -0 "$2" 2>/dev/null && echo yes || true)
+    if [ "$(nodes)" -ge "$1" ]; then
+      return
+    fi
+    if [ -z "$alive" ]; then
       echo "slurm.sh: ray start has ended before $1 of $SLURM_JOB_NUM_NODES nodes had joined Ray at $address" >&2
       exit 1
     elif [ "$SECONDS" -gt "$until" ]; then
