@@ -80,11 +80,6 @@ class Characters(PlainChat):
 
     said = said_again = text
 
-    def thought(self, ids: object) -> int:
-        return 0
-
-    defused = thought
-
 
 def order(rng: random.Random) -> tuple[str, int]:
     """An order in words, and its total."""

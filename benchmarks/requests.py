@@ -12,13 +12,15 @@ import argparse
 import asyncio
 import os
 import time
+from collections.abc import Awaitable, Callable
 from statistics import median
+from typing import Any
 
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 
 import ray
 
-from marl_plugins.engine.processes.mailbox import Mailbox, Postbox
+from marl_plugins.engine.processes.mailbox import Answer, Mailbox, Postbox
 
 CONTEXT, SAMPLED = [*range(1000)], [*range(200)]
 FLIGHTS = (1, 8, 64, 400)
@@ -27,32 +29,32 @@ FLIGHTS = (1, 8, 64, 400)
 class Engine:
     """Answers after 10 ms."""
 
-    async def __init__(self):
+    async def __init__(self) -> None:  # type: ignore[misc]  # Ray awaits it
         self.postbox = Postbox(self.sample)
 
-    async def sample(self, ids, params, policy):
+    async def sample(self, ids: list[int], params: Any, policy: str) -> tuple[Any, ...]:
         await asyncio.sleep(0.01)
         return SAMPLED, [-1.0] * len(SAMPLED), "stop", (), policy, 1
 
-    async def post(self, requests, given_up):
+    async def post(self, requests: Any, given_up: Any) -> None:
         self.postbox.post(requests, given_up)
 
-    async def collect(self):
+    async def collect(self) -> list[Answer]:
         return await self.postbox.collect()
 
 
-def sampling():
+def sampling() -> Any:
     """vLLM's parameters of a request, as the controller makes them."""
     from vllm import SamplingParams
 
     return SamplingParams(temperature=1.0, max_tokens=200, min_tokens=1, seed=1, logprobs=0)
 
 
-async def milliseconds(ask, count: int, flight: int) -> float:
+async def milliseconds(ask: Callable[..., Awaitable[Any]], count: int, flight: int) -> float:
     """CPU of this process a request."""
     free = asyncio.Semaphore(flight)
 
-    async def one():
+    async def one() -> Any:
         async with free:
             return await ask([*CONTEXT], sampling(), "p")
 

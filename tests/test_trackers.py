@@ -71,14 +71,10 @@ def outcomes(name, folder):
 
 @pytest.mark.parametrize("name", ["trackio", "mlflow"])
 def test_a_resumed_run_goes_on_in_the_run_that_it_was(name, tmp_path):
-    pytest.importorskip(name)
+    """Without the tracker's package each step is a warning, and nothing else."""
+    if find_spec(name) is None:
+        assert start(name, tmp_path, [1, 2], resumed=False).count(f"No module named '{name}'") == 2
+        return
     assert "warning" not in start(name, tmp_path, [1, 2], resumed=False)
     start(name, tmp_path, [3], resumed=True)
     assert outcomes(name, tmp_path) == {("one", step): step / 4 for step in (1, 2, 3)}
-
-
-@pytest.mark.parametrize("name", ["trackio", "mlflow"])
-def test_a_tracker_that_fails_is_a_warning_for_each_step(name, tmp_path):
-    if find_spec(name):
-        pytest.skip("it is installed")
-    assert start(name, tmp_path, [1, 2], resumed=False).count(f"No module named '{name}'") == 2

@@ -58,8 +58,11 @@ def marl_commands() -> list[Command]:
 
         return main(words)
 
-    about = "a run's models behind the endpoint, until Ctrl-C"
-    return [Command("serve", "RUN [--port PORT]", about, main)]
+    return [
+        Command(
+            "serve", "RUN [--port PORT]", "a run's models behind the endpoint, until Ctrl-C", main
+        )
+    ]
 
 
 @hookimpl
