@@ -16,7 +16,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from marl_plugins.commands.models import add
 from marl_plugins.core.conversation import ChatFormat
+from marl_plugins.core.loading import load_file
 from marl_plugins.core.recipe.kept_models import SMOLLM2, place_of
+from marl_plugins.core.recipe.shipped import recipes_root
 from marl_plugins.engine.records.read import Filter, RunReader
 from marl_plugins.engine.runtime.tiny_model import resolve
 
@@ -33,8 +35,21 @@ def base():
 
 
 @pytest.fixture(scope="module")
-def run(base, tmp_path_factory):
-    flags = ["--sequences", "trees", *FEW, "--eval.steps", "2"]
+def held_out(tmp_path_factory):
+    """Eight problems: the recipe's 96 take minutes."""
+    file = tmp_path_factory.mktemp("tasks") / "eval.jsonl"
+    problems = load_file(recipes_root() / "mathchat" / "problems.py")
+    tasks = [
+        {"id": t.id, "prompt": t.prompt, "label": t.label, **t.metadata}
+        for t in problems.generate("eval", 8)
+    ]
+    file.write_text("".join(json.dumps(task) + "\n" for task in tasks))
+    return ["--eval.dataset", str(file)]
+
+
+@pytest.fixture(scope="module")
+def run(base, held_out, tmp_path_factory):
+    flags = ["--sequences", "trees", *FEW, *held_out, "--eval.steps", "2"]
     return Started(tmp_path_factory.mktemp("laptop"), RECIPE, *flags).run()
 
 
@@ -77,9 +92,9 @@ def test_saved_adapters_are_what_the_engines_had_wherever_they_lie(run, base, tm
         assert differences and sum(differences) / len(differences) < 0.05
 
 
-def test_saved_adapters_evaluate_as_the_run_did(run):
+def test_saved_adapters_evaluate_as_the_run_did(run, held_out):
     words = [sys.executable, "-m", "marl_plugins", "eval", "--recipe", RECIPE, "--json"]
-    words += ["--models", str(run.output)]
+    words += ["--models", str(run.output), *held_out]
     done = subprocess.run(words, capture_output=True, text=True, env={**os.environ})
     assert done.returncode == 0, done.stderr[-3000:]
     assert json.loads(done.stdout.splitlines()[-1])["part/right"] == pytest.approx(
