@@ -30,6 +30,7 @@ def test_each_request_is_sampled_as_it_says_and_remembers_nothing(tmp_path):
         last = {"role": "user", "content": "and?"}
         assert (await post(messages=[*talk, last], temperature=0.5, top_p=0.9))[0] == 200
         assert (await post(messages=[last], temperature="hot"))[0] == 400
+        assert (await post(messages=[last], top_p=0))[0] == 400
         assert (await post(messages=[last], guided_json={"type": "object"}))[0] == 400
         assert (await post(model="b", messages=[last]))[0] == 404
         assert (await post(messages=[{"role": "user", "content": "x" * 200}]))[0] == 400

@@ -190,9 +190,14 @@ class ServedRoles:
         """The temperature and the top-p of a request.
 
         Raises:
-            EndpointRefusal: One of them is no number.
+            EndpointRefusal: One of them is no number, or out of its range.
         """
-        said = {name: request.ignored.get(name) for name in ("temperature", "top_p")}
-        if any(not isinstance(value, int | float | None) for value in said.values()):
-            raise EndpointRefusal(400, f"{said}: expected numbers")
-        return {name: value for name, value in said.items() if value is not None}
+        sampling = {}
+        for name, least, most in (("temperature", 0.0, 2.0), ("top_p", 1e-9, 1.0)):
+            value = request.ignored.get(name)
+            if value is None:
+                continue
+            if not (isinstance(value, int | float) and least <= value <= most):
+                raise EndpointRefusal(400, f"{name}: {value!r}, expected {least:g} to {most:g}")
+            sampling[name] = value
+        return sampling
