@@ -95,4 +95,4 @@ def test_the_average_is_evaluated_after_the_weights_which_come_back(tmp_path):
         (0, False, True),
         *((n, True, True) for n in (1, 2, 3)),
     ]
-    assert not [name for m in found for name in m if name.startswith("ema/eval")]
+    assert not [name for m in found for name in m if name.startswith("ema/eval/")]
