@@ -29,7 +29,7 @@ FLIGHTS = (1, 8, 64, 400)
 class Engine:
     """Answers after 10 ms."""
 
-    async def __init__(self) -> None:  # type: ignore[misc]  # Ray awaits it
+    def __init__(self) -> None:
         self.postbox = Postbox(self.sample)
 
     async def sample(self, ids: list[int], params: Any, policy: str) -> tuple[Any, ...]:

@@ -112,7 +112,6 @@ def reach_cluster(seconds: float = 5.0) -> None:
     host, _, port = address.rpartition("/")[2].rpartition(":")
     if not port.isdecimal():  # "auto", "local"
         return
-    from ray._raylet import GcsClient  # type: ignore[attr-defined]  # has no stub
     from ray.exceptions import AuthenticationError
 
     fix = "unset RAY_ADDRESS, or name a cluster that is there"
@@ -120,7 +119,8 @@ def reach_cluster(seconds: float = 5.0) -> None:
         socket.create_connection((host.strip("[]"), int(port)), seconds).close()
         if not address.startswith("ray://"):
             fix = "export the RAY_AUTH_MODE and RAY_AUTH_TOKEN with which the cluster was started"
-            GcsClient(address=address).internal_kv_get(b"", None, timeout=seconds)
+            client = importlib.import_module("ray._raylet").GcsClient(address=address)
+            client.internal_kv_get(b"", None, timeout=seconds)
     except (OSError, AuthenticationError) as error:
         why = str(error).partition(". ")[0]
         raise ConfigurationError(
