@@ -153,7 +153,7 @@ def marl_commands() -> list[Command]:
     return [
         Command(
             "swarm",
-            "show ADDRESS | add FILE ADDRESS | judge FILE",
+            "show | add | judge",
             "a store of peers' records: what is there, and more answers; a judge of all peers",
             _main,
         )
