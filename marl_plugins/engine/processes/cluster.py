@@ -153,7 +153,7 @@ def ray_cluster(run: Run, debug: bool, python: str | None) -> Iterator[None]:
 
     Raises:
         ConfigurationError: The cluster has fewer devices than the plan needs.
-        RunEnded: Ray's node was not up in time.
+        RunEnded: Ray's node was not up in time, or its store and the disk behind it are full.
     """
     import psutil
     import ray
@@ -197,7 +197,14 @@ def ray_cluster(run: Run, debug: bool, python: str | None) -> Iterator[None]:
         for process in ours:
             if process.name() == "raylet":
                 watch_raylet(process.pid)
-        yield
+        try:
+            yield
+        except ray.exceptions.OutOfDiskError as error:
+            raise RunEnded(
+                "Ray's object store is full, and so is the disk that it spills to "
+                f"({folder or 'of its nodes'}): weights on their way to engines found no room; "
+                "free some of either"
+            ) from error
 
 
 @contextmanager
