@@ -60,7 +60,7 @@ SMALLEST = {
     "records": ["--megabytes 1"],
     "sandbox": ["2 process"],
     "scheduling": ["--seeds 1", "--controller --trajectories 10"],
-    "sequences": ["--trees 8 --length 8 --rounds 1 --models tiny"],
+    "sequences": ["--trees 8 --length 8 --rounds 1 --models tiny --recipes vote/tiny.yaml"],
     "sql": ["--rounds 2"],
     "swarm": ["--out {out} --recorded --arms 8/0 4/4 capability stronger --seeds 0 1"],
     "trained_judge": ["--seeds 0 1 --steps 3"],
