@@ -723,7 +723,7 @@ def with_critic(cluster, tmp_path):
     host.kill()
 
 
-def start_with_critic(folder):
+def start_with_critic(folder, *flags, dtype="bf16"):
     words = [
         "--recipe",
         str(SUMS),
@@ -756,16 +756,21 @@ def start_with_critic(folder):
             str(folder / "checkpoints"),
             "--ckpt.output_dir",
             str(folder / "out"),
+            *flags,
         ]
     )
     checkpoints = Checkpoints(folder / "checkpoints", 3, fingerprint(plan), critics=True)
     session, (policy,) = Session(plan), plan.run.policies
     args = session.args["shared"]
-    args.vllm.num_engines = 0
+    args.vllm.num_engines, args.ds.param_dtype = 0, dtype
     host = UpstreamPolicy(
         policy, args, "cpu", session.chats["shared"].tokenizer, 100, RestartBudget(0), 600.0
     )
-    host.start()
+    host.launch()
+    if dtype == "fp32":
+        in_float32(host.training.handles())
+    host.load()
+    host.wait()
     return host, session.estimator, checkpoints
 
 

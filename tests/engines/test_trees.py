@@ -9,7 +9,14 @@ import pytest
 import torch
 from engines.test_adapters import adapter_of, load, policies_of, run_alone, run_of
 from engines.test_gradients import FLAGS, in_parts, stepped, whole
-from engines.test_policies import arguments, in_float32, launch, load_stage
+from engines.test_policies import (
+    arguments,
+    critic_weights,
+    in_float32,
+    launch,
+    load_stage,
+    start_with_critic,
+)
 from simulated import DraftAction as Action
 
 from marl_plugins.adapters.backend import SharedBases
@@ -151,3 +158,32 @@ def test_adapters_of_one_model(relay):
         assert (together - apart).norm() / apart.norm() < 1e-5
     for policy in made.values():
         policy.stop()
+
+
+@pytest.mark.usefixtures("cluster")
+def test_a_policy_and_its_critic_on_two_ranks(tmp_path):
+    """A value is trained where its token stands, in every branch."""
+    flags = [*FLAGS, "--ds.attn_implementation", "sdpa", "--ds.zero_stage", "0"]
+    flags += ["--critic.adam.lr", "10", "--critic.adam.eps", "1", "--critic.lr_warmup_ratio", "0"]
+    host, estimator, _ = start_with_critic(tmp_path, *flags, dtype="fp32")
+    rows, steps = branching_rows(5, seed=7), {}
+    start = critic_weights(host)
+    for trees in (False, True):
+        host.load()
+        host.wait()
+        as_trees(host, trees)
+        assert all(torch.equal(a, b) for a, b in zip(critic_weights(host), start, strict=True))
+        metrics, change = stepped(host, asyncio.run(whole(host, rows, estimator)))
+        of_critic = [
+            (after - before).double().flatten()
+            for after, before in zip(critic_weights(host), start, strict=True)
+        ]
+        steps[trees] = metrics, change, torch.cat(of_critic)
+    host.kill()
+    (without, *apart), (metrics, *together) = steps[False], steps[True]
+    assert metrics["tokens_saved"] > 1.5 and "tokens_saved" not in without
+    for one, other in zip(apart, together, strict=True):
+        assert one.norm() > 1e-3
+        assert (other - one).norm() / one.norm() < 1e-5
+    for name in ("critic_loss", "return"):  # the mean value is one of micro-batches, upstream's
+        assert metrics[name] == pytest.approx(without[name], rel=1e-4), name
