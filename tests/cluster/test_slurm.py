@@ -44,7 +44,8 @@ def test_a_job_is_cancelled_requeued_and_loses_a_node(machines, shared):
     cluster.wait(lambda: steps(log), 400)
     cluster.asked("scancel", job)
     cluster.wait(lambda: cluster.state(job) == "CANCELLED", 60)
-    cluster.wait(lambda: "idle" in cluster.asked("sinfo", "-h", "-n", "m1,m2"), 60)
+    nodes = ("sinfo", "-h", "-N", "-o", "%t", "-n", "m1,m2")
+    cluster.wait(lambda: set(cluster.asked(*nodes).split()) == {"idle"}, 60)
     text = log.read_text()
     assert re.search(r"interrupted; step \d is saved in ", text), text
     for machine in machines[:2]:

@@ -289,15 +289,24 @@ def remarks_on(facts: Sequence[NodeFacts]) -> list[str]:
 
 @contextlib.contextmanager
 def probes(folders: Sequence[Path]) -> Iterator[dict[str, str]]:
-    """Provides, in folders that all nodes should share, one with a file that has just been written,
-    whose name nobody could know."""
+    """Provides, in folders that all nodes should share, or where these will be, one with a file
+    whose name nobody could know.
+
+    Raises:
+        ConfigurationError: It cannot be written.
+    """
     with contextlib.ExitStack() as stack:
         made = {}
         for folder in folders:
-            probe = folder / f".nodes-{secrets.token_hex(4)}"
-            probe.mkdir(parents=True)
-            stack.callback(shutil.rmtree, probe, ignore_errors=True)
-            (probe / secrets.token_hex(4)).touch()
+            there = next(parent for parent in (folder, *folder.parents) if parent.is_dir())
+            probe = there / f".nodes-{secrets.token_hex(4)}"
+            try:
+                probe.mkdir()
+                stack.callback(shutil.rmtree, probe, ignore_errors=True)
+                (probe / secrets.token_hex(4)).touch()
+            except OSError as error:
+                got = f"{there} cannot be written: {error.strerror}"
+                raise ConfigurationError(Problem("nodes.unwritable", got=got)) from error
             made[str(folder)] = str(probe)
         yield made
 

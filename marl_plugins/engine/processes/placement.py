@@ -32,10 +32,12 @@ class EnginePlace(NamedTuple):
 
 
 def free_devices() -> dict[str, int]:
-    """Returns the devices that are free, by Ray's id of the node."""
+    """Returns the devices that are free, each with a CPU, by Ray's id of the node."""
     free = available_resources_per_node()
     nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"]]
-    return {node: int(free.get(node, {}).get("GPU", 0)) for node in nodes}
+    return {
+        node: min(int(free.get(node, {}).get(kind, 0)) for kind in ("GPU", "CPU")) for node in nodes
+    }
 
 
 def nodes_for(needed: Mapping[str, int], free: Mapping[str, int]) -> dict[str, str]:
