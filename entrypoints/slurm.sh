@@ -42,7 +42,7 @@ deaf='import os, signal, sys
 signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 os.execvp(sys.argv[1], sys.argv[1:])'
 srun --nodes=1 --ntasks=1 -w "$head" \
-  python3 -c "$deaf" ray start --head --port="$port" "${node_flags[@]}" --block &
+  python3 -c "$deaf" ray start --head --port="$port" --include-dashboard=false "${node_flags[@]}" --block &
 wait_for 1 $!
 others=$((SLURM_JOB_NUM_NODES - 1))
 if [ "$others" -gt 0 ]; then
