@@ -7,6 +7,7 @@
 # make unit      the tests that start no engine, on all cores
 # make unit-fast   core, plan, credit and records of these: two minutes of CPU
 # make mcp-sdks  tests of MCP tools with the oldest SDK of each generation, in environments of their own
+# make cluster   machines of namespaces, a Ray and a real Slurm on them; root, and ten minutes (docs/slurm.md)
 # make docs      the docs site, into build/site
 # make bench     the benchmarks of docs/benchmarks.md
 # make bench-demo   the demo over five seeds beside its controls; two hours
@@ -27,7 +28,7 @@ unexport PYTHONDONTWRITEBYTECODE
 docs: tools
 	$(PY) .ci/site
 
-.PHONY: install tools browser docs demo demo-long test suite beside unit unit-fast mcp-sdks lint bench bench-demo bench-dsbench gpu rehearse
+.PHONY: install tools browser docs demo demo-long test suite beside cluster unit unit-fast mcp-sdks lint bench bench-demo bench-dsbench gpu rehearse
 install:
 	@bash .ci/install runs
 tools:
@@ -47,7 +48,7 @@ lint: tools
 	$(PY) -m mypy
 
 unit: tools
-	$(PYTEST) -n auto -m "not engines"
+	$(PYTEST) -n auto -m "not engines and not cluster"
 
 FAST := trajectory_builder layout rows credit loading plan workflow steps rewards groups estimate refusals problems seats \
 	sequences rollout trajectory_record conversation continues resume checkpoints graphs coach reward_backprop records metrics \
@@ -75,10 +76,14 @@ browser:
 
 # One worker more than cores, because whoever waits for an engine needs none; in order, so that engines come first (tests/engines/conftest.py).
 suite:
-	$(PYTEST) -n $$(($$(nproc) + 1)) --no-loadscope-reorder
+	$(PYTEST) -n $$(($$(nproc) + 1)) --no-loadscope-reorder -m "not cluster"
 beside:
 	$(PY) -m mypy
 	.venv/bin/openrlhf compat $$($(PY) -c 'from marl_plugins.engine.hosts.releases import TRAINED; print(TRAINED)') --tests
+
+# A cluster of several machines, made here: one test at a time, because each takes all cores.
+cluster: tools
+	$(PYTEST) -n 0 tests/cluster
 
 bench: install
 	$(PY) -m benchmarks.run

@@ -36,12 +36,18 @@ wait_for() {
   done
 }
 
-srun --nodes=1 --ntasks=1 -w "$head" ray start --head --port="$port" "${node_flags[@]}" --block &
+# Slurm sends SIGTERM to every process of a job that it ends. Ray's do not hear it: else they would be gone before the
+# run has said what is saved. They end after it, by Slurm's SIGKILL.
+deaf='import os, signal, sys
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+os.execvp(sys.argv[1], sys.argv[1:])'
+srun --nodes=1 --ntasks=1 -w "$head" \
+  python3 -c "$deaf" ray start --head --port="$port" --include-dashboard=false "${node_flags[@]}" --block &
 wait_for 1 $!
 others=$((SLURM_JOB_NUM_NODES - 1))
 if [ "$others" -gt 0 ]; then
   srun --nodes="$others" --ntasks="$others" --exclude="$head" \
-    ray start --address="$address" "${node_flags[@]}" --block &
+    python3 -c "$deaf" ray start --address="$address" "${node_flags[@]}" --block &
   wait_for "$SLURM_JOB_NUM_NODES" $!
 fi
 srun --overlap --nodes=1 --ntasks=1 -w "$head" env RAY_ADDRESS="$address" MARL_PLUGINS_DEVICE="${MARL_PLUGINS_DEVICE:-cuda}" \

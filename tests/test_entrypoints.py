@@ -112,9 +112,10 @@ def test_slurm_starts_ray_on_every_node_and_the_run_on_the_first(cluster, nodes)
     started = [line for line in asked if line.startswith("ray start")]
     assert (
         started
-        == ["ray start --head --port=7000 --block", "ray start --address=node-a:7000 --block"][
-            :nodes
-        ]
+        == [
+            "ray start --head --port=7000 --include-dashboard=false --block",
+            "ray start --address=node-a:7000 --block",
+        ][:nodes]
     )
     assert (
         asked[-1]

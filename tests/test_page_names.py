@@ -28,6 +28,7 @@ FOREIGN = {
     "logdir",
     "tool-call-parser",
     "cpus-per-task",
+    "env",
     "gpus-per-node",
     "requeue",
     "time",
@@ -35,7 +36,7 @@ FOREIGN = {
     "pdb",
     "pid",
 }
-"""Flags of other programs: TensorBoard's, vLLM's server's, Slurm's, pytest's, py-spy's."""
+"""Flags of other programs: TensorBoard's, vLLM's server's, Slurm's, SkyPilot's, pytest's, py-spy's."""
 
 
 def pages(*without):

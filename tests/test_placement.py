@@ -17,6 +17,7 @@ from marl_plugins.engine.plan.describe import describe
 from marl_plugins.engine.plan.devices import fewer_devices, needed_cpus, needed_devices, too_few
 from marl_plugins.engine.processes.cluster import _check_devices, _options
 from marl_plugins.engine.processes.launch import _strategy
+from marl_plugins.engine.processes.placement import nodes_for
 
 SUMS = str(Path(__file__).parent / "recipes" / "sums" / "recipe.yaml")
 ALONE = """
@@ -178,3 +179,20 @@ def test_deepspeed_gets_a_batch_that_fits_any_number_of_ranks(micro, groups, sam
 with pytest.MonkeyPatch.context() as patch:
     patch.setenv("MARL_PLUGINS_DEVICE", "cuda")
     ARGS = plan().run.policy_args["solver"]
+
+
+@given(
+    st.dictionaries(st.sampled_from("abcdef"), st.integers(0, 9), min_size=1),
+    st.dictionaries(st.sampled_from("mnopq"), st.integers(0, 16), min_size=1),
+)
+def test_policies_have_a_node_each_where_they_fit(needed, free):
+    nodes = nodes_for(needed, free)
+    used = {node: sum(needed[p] for p in nodes if nodes[p] == node) for node in free}
+    assert all(used[node] <= free[node] for node in free)
+    homeless = [needed[p] for p in needed if p not in nodes and needed[p]]
+    if len(free) == 1:
+        assert not nodes
+    elif homeless:  # none of them would fit on what is left
+        assert min(homeless) > max(free[node] - used[node] for node in free)
+    if len(free) > len(needed) and len(set(free.values())) == 1 and not homeless:
+        assert len(set(nodes.values())) == len(nodes)

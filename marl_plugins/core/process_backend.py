@@ -31,6 +31,7 @@ class TrainingSpec:
         silence: Seconds after which processes that have been asked and have answered nothing are
             ended.
         extensions: What plugins add to the policy's processes, as "module:Class".
+        node: Ray's id of the node that they are to be on; empty: any.
     """
 
     policy: str
@@ -40,6 +41,7 @@ class TrainingSpec:
     max_steps: int
     silence: float
     extensions: tuple[str, ...] = ()
+    node: str = ""
 
 
 @dataclass(frozen=True)

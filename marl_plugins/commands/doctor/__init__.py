@@ -38,12 +38,16 @@ EXAMPLES = """\
   openrlhf doctor --recipe mathchat --vllm.num_engines 2    with any flags of `openrlhf train`
   openrlhf doctor --coach.base_url http://localhost:11434/v1 --coach.model qwen3
                                               whether this coach works
+  RAY_ADDRESS=head:6379 openrlhf doctor --cluster --recipe mathchat
+                                              whether the nodes of a cluster can run together
 
 Exit code 0: training can work here; 1: a line is marked FIX; 2: the command itself is wrong.
 `openrlhf docs doctor` explains every line.
 """
 
 Check = Callable[[], list[Finding]]
+OWN = ("--json", "--static", "--cluster")
+"""Its flags that `openrlhf train` does not have."""
 
 
 def main(words: Sequence[str]) -> int:
@@ -62,7 +66,7 @@ def main(words: Sequence[str]) -> int:
         )
     if options.recipe:
         find_recipe(options.recipe)  # a missing recipe is a wrong command: exit code 2
-    findings = examine(options, [w for w in words if w not in ("--json", "--static")], plugins)
+    findings = examine(options, [w for w in words if w not in OWN], plugins)
     from marl_plugins.commands.tables import report
 
     good = report(
@@ -97,7 +101,8 @@ def build_parser(plugins: Sequence[ModuleType]) -> upstream_cli.UpstreamParser:
     """Returns the command's own flags, and those of plugins with lines of their own."""
     parser = upstream_cli.UpstreamParser(
         prog="openrlhf doctor",
-        usage="openrlhf doctor [--json] [--static] [--recipe RECIPE] [flags of openrlhf train]",
+        usage="openrlhf doctor [--json] [--static | --cluster] [--recipe RECIPE] "
+        "[flags of openrlhf train]",
         description="Whether training can work on this machine, and how to fix what prevents it.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -112,6 +117,11 @@ def build_parser(plugins: Sequence[ModuleType]) -> upstream_cli.UpstreamParser:
         "--static",
         action="store_true",
         help="inspect only: start no process of the stack, send no request",
+    )
+    parser.add_argument(
+        "--cluster",
+        action="store_true",
+        help="only the nodes of the Ray cluster in RAY_ADDRESS: versions, folders, memory, clocks",
     )
     parser.add_argument("--recipe", metavar="PATH", help="also check what this recipe requires")
     parser.add_argument(
@@ -146,6 +156,11 @@ def examine(
     options: argparse.Namespace, words: Sequence[str], plugins: Sequence[ModuleType]
 ) -> list[Finding]:
     """Returns all findings, in display order."""
+    if options.cluster:
+        from marl_plugins.commands.doctor.cluster import check_cluster
+
+        plan, planned = needs.try_plan(words) if options.recipe else (None, [])
+        return [*planned, *check_cluster(plan)]
     device = cpu.device()
     installed, cards = versions.find_installed(), gpus.query_gpus()
     plan, planned = needs.try_plan(words) if options.recipe or options.plugin else (None, [])

@@ -13,8 +13,9 @@ import socket
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from marl_plugins.core.failures import ConfigurationError, RunEnded
@@ -29,6 +30,7 @@ from marl_plugins.engine.hosts.prebuild import (
 from marl_plugins.engine.plan.devices import needed_cpus, needed_devices, shown_devices, too_few
 from marl_plugins.engine.plan.estimate import gb, store_bytes
 from marl_plugins.engine.processes import setup_worker
+from marl_plugins.engine.processes.nodes import nodes_examined
 from marl_plugins.engine.processes.private_folder import private_folder
 
 if TYPE_CHECKING:
@@ -144,15 +146,23 @@ def closed() -> dict[str, str]:
 
 
 @contextmanager
-def ray_cluster(run: Run, debug: bool, python: str | None) -> Iterator[None]:
+def ray_cluster(
+    run: Run,
+    debug: bool,
+    python: str | None,
+    folders: Sequence[Path] = (),
+    models: Sequence[str] = (),
+) -> Iterator[None]:
     """Provides Ray for the length of a run: the cluster in RAY_ADDRESS (or of the Ray job we run
     in), else one of our own.
 
     Args:
         python: What starts its workers instead of Python (`fork_server`).
+        folders, models: Which every node of the cluster should see (`nodes_examined`).
 
     Raises:
-        ConfigurationError: The cluster has fewer devices than the plan needs.
+        ConfigurationError: The cluster has fewer devices than the plan needs, or a node is not as
+            the others are.
         RunEnded: Ray's node was not up in time, or its store and the disk behind it are full.
     """
     import psutil
@@ -197,6 +207,8 @@ def ray_cluster(run: Run, debug: bool, python: str | None) -> Iterator[None]:
         for process in ours:
             if process.name() == "raylet":
                 watch_raylet(process.pid)
+        if not own_cluster():
+            stack.enter_context(nodes_examined(folders, models, python))
         try:
             yield
         except ray.exceptions.OutOfDiskError as error:

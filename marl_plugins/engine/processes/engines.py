@@ -22,7 +22,7 @@ from marl_plugins.core.trajectory import Generation
 from marl_plugins.engine.plan.signature import differences
 from marl_plugins.engine.processes.deaths import DEATHS
 from marl_plugins.engine.processes.mailbox import Mailbox
-from marl_plugins.engine.processes.placement import EnginePlace, ready
+from marl_plugins.engine.processes.placement import EnginePlace, ready, strategy
 from marl_plugins.engine.processes.request_queue import RequestQueue
 from marl_plugins.engine.processes.watchdog import ProcessPlace, Watchdog, locate
 
@@ -492,6 +492,7 @@ def start_engines(
     place: EnginePlace | None,
     seconds: float,
     kind: EngineKind | None = None,
+    node: str = "",
 ) -> list[EngineProcess]:
     """Begins to start all engines of a policy: beside training processes, or each in a placement
     group of its own.
@@ -501,20 +502,21 @@ def start_engines(
     Args:
         seconds: How long their devices may take to be free.
         kind: What they are; None: `RolloutActor`.
+        node: Ray's id of the one that they are to be on, if any.
 
     Raises:
         RunEnded: They were not.
     """
     first = place.first if place else 0
     numbers = range(first, first + args.vllm.num_engines)
-    return [start_engine(args, place, n, seconds, kind) for n in numbers]
+    return [start_engine(args, place, n, seconds, kind, node) for n in numbers]
 
 
 def start_again(
-    args: SimpleNamespace, seconds: float, kind: EngineKind | None, dead: EngineProcess
+    args: SimpleNamespace, seconds: float, kind: EngineKind | None, node: str, dead: EngineProcess
 ) -> EngineProcess:
     """Starts an engine in the place of a dead one; see `start_engines`."""
-    return start_engine(args, dead.shared, dead.number, seconds, kind)
+    return start_engine(args, dead.shared, dead.number, seconds, kind, node)
 
 
 def start_engine(
@@ -523,6 +525,7 @@ def start_engine(
     number: int,
     seconds: float,
     kind: EngineKind | None,
+    node: str = "",
 ) -> EngineProcess:
     """Starts an engine through upstream's own function, with our actor class in the place of
     upstream's: of those that share a placement group the one with this number, which says its
@@ -549,7 +552,8 @@ def start_engine(
         return left_out.pop() if left_out else kind.options(**options)
 
     def placement_group(*arguments: Any, **options: Any) -> PlacementGroup:
-        groups.append(ready(ray.util.placement_group(*arguments, **options), seconds))
+        group = ray.util.placement_group(*arguments, **{**options, **strategy(node)})
+        groups.append(ready(group, seconds))
         return groups[-1]
 
     substitutes = {

@@ -46,29 +46,31 @@ def fork_server(debug: bool) -> Iterator[str | None]:
         debug: Show what it prints.
 
     Yields:
-        Ray's `py_executable`; None where workers start as Ray starts them: with accelerators (a
-        fork server has not been tried there) and on someone else's cluster, whose machines the
-        server is not on.
+        Ray's `py_executable`; None where workers start as Ray starts them, with accelerators (a
+        fork server has not been tried there). On someone else's cluster every node has a server at
+        this address, once it has been looked at (`nodes_examined`).
     """
     import tempfile
 
     import psutil
 
     from marl_plugins.engine.hosts import cpu
-    from marl_plugins.engine.processes.private_folder import private_folder
+    from marl_plugins.engine.processes.private_folder import PREFIX, private_folder
 
-    if not cpu.without_accelerator() or os.environ.get("RAY_ADDRESS"):
+    def starting(folder: str) -> str:
+        return f"{sys.executable} -I -S {__file__} {os.path.join(folder, 'socket')}"
+
+    if not cpu.without_accelerator():
         yield None
         return
+    if os.environ.get("RAY_ADDRESS"):
+        yield starting(f"/tmp/{PREFIX}{os.urandom(4).hex()}")
+        return
     with private_folder(tempfile.gettempdir()) as folder:
-        address = os.path.join(folder, "socket")
-        listener = socket.socket(socket.AF_UNIX)
-        listener.bind(address)
-        listener.listen(256)
-        server = start_server(listener, debug)
-        listener.close()  # a worker that asks a dead server is refused, instead of waiting for ever
+        with listening(os.path.join(folder, "socket")) as listener:
+            server = start_server(listener, debug)
         try:
-            yield f"{sys.executable} -I -S {__file__} {address}"
+            yield starting(folder)
         finally:
             with contextlib.suppress(psutil.NoSuchProcess):
                 psutil.wait_procs(
@@ -76,6 +78,16 @@ def fork_server(debug: bool) -> Iterator[str | None]:
                 )  # Ray has told them to end
             server.kill()
             server.wait()
+
+
+@contextlib.contextmanager
+def listening(address: str) -> Iterator[socket.socket]:
+    """Provides what a server is to accept requests from, and closes it here once that has it: a
+    worker that asks a dead server is refused, instead of waiting for ever."""
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(address)
+        listener.listen(256)
+        yield listener
 
 
 def start_server(listener: socket.socket, debug: bool) -> subprocess.Popen[bytes]:

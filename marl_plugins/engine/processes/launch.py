@@ -47,7 +47,7 @@ class TrainingProcesses:
     """Whether they are there for the whole run."""
 
     def __init__(self, spec: TrainingSpec):
-        self.policy, self.extensions = spec.policy, spec.extensions
+        self.policy, self.extensions, self.node = spec.policy, spec.extensions, spec.node
         self.args = spec.args
         self.on_cpu = spec.device == "cpu"
         self.tokenizer = spec.tokenizer
@@ -65,7 +65,7 @@ class TrainingProcesses:
 
     def place(self) -> EnginePlace:
         """Reserves the devices that these processes share with the policy's engines."""
-        return EnginePlace(bundles(training_gpus(self.args), self.silence))
+        return EnginePlace(bundles(training_gpus(self.args), self.silence, self.node))
 
     def launch(self, shared: PlacementGroup | None) -> None:
         """Begins to start the processes; nothing is loaded yet.
@@ -73,7 +73,9 @@ class TrainingProcesses:
         Args:
             shared: The placement group that they share with the policy's engines, if they do.
         """
-        self.groups = start_groups(self.args, self.on_cpu, shared, self._placements, self.silence)
+        self.groups = start_groups(
+            self.args, self.on_cpu, shared, self._placements, self.silence, self.node
+        )
 
     def load(self) -> list[ObjectRef]:
         """Begins to load the models, and returns what to wait for until they are loaded."""
@@ -238,6 +240,7 @@ def start_groups(
     shared: PlacementGroup | None,
     placements: list[PlacementGroup],
     seconds: float,
+    node: str = "",
 ) -> dict[str, RayActorGroup]:
     """Begins to start upstream's actor groups of a policy, by what they compute.
 
@@ -247,17 +250,18 @@ def start_groups(
             their own. Upstream would make them, and wait for them without a limit
             (launcher.py:244-252).
         seconds: How long their devices may take to be free.
+        node: Ray's id of the one that they are to be on, if any.
     """
 
     def reserve(count: int) -> PlacementGroup:
-        placements.append(bundles(count, seconds))
+        placements.append(bundles(count, seconds, node))
         return placements[-1]
 
     same = ranks_of_one_sequence(args)
 
     def group(size: SimpleNamespace, kind: type, placement: PlacementGroup | None) -> RayActorGroup:
         count, share = size.num_nodes * size.num_gpus_per_node, 0.2 if placement else 1
-        place = placement or (reserve(count) if count > 1 else None)
+        place = placement or (reserve(count) if count > 1 or node else None)
         return RayActorGroup(size.num_nodes, size.num_gpus_per_node, kind, place, share, same)
 
     with_reference = args.train.colocate_actor_ref and not on_cpu
@@ -280,8 +284,12 @@ def run_ended_by(processes: TrainingProcesses, doing: str, error: Death | RayTas
             f"{', '.join(processes.silent)}"
         )
     reason = str(raised_by(error)).splitlines()[0]
+    known = zip(processes.handles(), processes.where, strict=False)
+    places = {handle._actor_id.hex(): str(place) for handle, place in known}
+    place = places.get(getattr(error, "actor_id", None) or "")
     return RunEnded(
-        f"a training process of policy {processes.policy!r} died while the policy {doing}: {reason}"
+        f"a training process of policy {processes.policy!r}{f' ({place})' if place else ''} died "
+        f"while the policy {doing}: {reason}"
     )
 
 

@@ -44,6 +44,22 @@ def private_folder(parent: str, *, kept: bool = False) -> Iterator[str]:
         yield folder
 
 
+@contextmanager
+def named_folder(path: str) -> Iterator[None]:
+    """Provides such a folder under a name that is known elsewhere.
+
+    Raises:
+        FileExistsError: It is there.
+    """
+    remove_abandoned(Path(path).parent)
+    os.mkdir(path, 0o700)
+    try:
+        with _held(Path(path)):
+            yield
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+
+
 def remove_abandoned(parent: Path) -> None:
     """Removes the folders of runs that were killed, and ends the processes that have such a folder
     in their command line."""

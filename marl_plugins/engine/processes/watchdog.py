@@ -49,8 +49,10 @@ class ProcessPlace(NamedTuple):
         """Ends its family, which has been asked to (`ray.kill`), and waits for that: what they held
         of a device is free then."""
         waiting = self._there(_end, self.family)
-        if waiting is not None:
-            ray.get(waiting)
+        while waiting is not None and not ray.wait([waiting], timeout=1.0)[0]:
+            # Until Ray has noticed that a node is gone it gives its devices to whoever asks.
+            if not any(node["NodeID"] == self.node and node["Alive"] for node in ray.nodes()):
+                return
 
     def _there(self, function: Callable[..., None], *arguments: object) -> ObjectRef | None:
         """Calls a function on the host; the reference is to an answer that has yet to come."""

@@ -13,6 +13,7 @@ import torch
 from marl_plugins.core.failures import RunEnded
 from marl_plugins.core.seeds import derive_seed
 from marl_plugins.core.sequences import TokenSequence, TokenTree, grouped, tree_of
+from marl_plugins.core.threads import in_daemon_thread
 from marl_plugins.engine.processes.launch import TrainingProcesses
 from marl_plugins.engine.processes.upstream_trainer import ranks_of
 from marl_plugins.engine.runtime.experience import (
@@ -222,12 +223,10 @@ async def hand_out(
     args, doing = processes.args, f"was given its rows in step {step}"
     seed = derive_seed(args.train.seed, "fit", step, processes.policy)
     limit, epochs = batching.limit("train"), args.train.max_epochs
-    if of_policy:
-        batches = rank_batches(
-            prepared.for_policy, ranks_of(group), steps, limit, seed, epochs, prepared.extra
-        )
-    else:
-        batches = rank_batches(prepared, ranks_of(group), steps, limit, seed, epochs)
+    rows, extra = (prepared.for_policy, prepared.extra) if of_policy else (prepared, None)
+    batches = await in_daemon_thread(
+        rank_batches, rows, ranks_of(group), steps, limit, seed, epochs, extra
+    )
     await processes.await_work(
         doing, *group.async_run_method_batch("append", experience=batches.parts)
     )

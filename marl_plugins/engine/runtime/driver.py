@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,7 +14,7 @@ from marl_plugins.engine.plan.describe import describe, first_lines
 from marl_plugins.engine.plan.fingerprint import fingerprint
 from marl_plugins.engine.plan.plan import Plan
 from marl_plugins.engine.plan.resume import accepted, saved_steps
-from marl_plugins.engine.processes.cluster import prepare_environment, ray_cluster
+from marl_plugins.engine.processes.cluster import own_cluster, prepare_environment, ray_cluster
 from marl_plugins.engine.processes.fork_server import fork_server
 from marl_plugins.engine.records.best import put_back
 from marl_plugins.engine.records.display import Display
@@ -64,9 +64,13 @@ def train(plan: Plan, words: Sequence[str]) -> int:
         terminated_like_interrupted(),
         asyncio.Runner() as loop,
         plugins_started(loop, plan, "train"),
+        ExitStack() as stack,
     ):
         with display.phase("loading tasks and tokenizers", announce=True), without_collector():
             session = Session(plan, output if run.args.ckpt.load_enable else None)
+        cluster = ray_cluster(run, debug, python, (output, checkpoint_folder), session.models)
+        if joined := not own_cluster():  # what a node lacks is said before anything is computed
+            stack.enter_context(cluster)
         session.warm_start(display)
         now = fingerprint(plan, session.tools)
         checkpoints = Checkpoints(
@@ -87,7 +91,7 @@ def train(plan: Plan, words: Sequence[str]) -> int:
             record_tokenizers(
                 output, {name: chat.tokenizer for name, chat in session.chats.items()}
             )
-        with saying_how_to_resume(checkpoints), ray_cluster(run, debug, python):
+        with saying_how_to_resume(checkpoints), nullcontext() if joined else cluster:
             from marl_plugins.engine.runtime.trainer import Trainer
 
             recorded = Records(
@@ -104,6 +108,8 @@ def train(plan: Plan, words: Sequence[str]) -> int:
                 with display.phase(starting, announce=True), without_collector():
                     session.start()
                 display.say(f"policies are ready after {time.monotonic() - started:.0f} s")
+                for line in session.placed():
+                    display.say(line)
                 if manifest:
                     for name, policy in session.trained.items():
                         policy.version = manifest["policies"][name]

@@ -87,7 +87,7 @@ def with_engines(
         if needs_tasks and not session.eval_tasks:
             raise ConfigurationError(NO_TASKS)
         session.warm_start(display)
-        with ray_cluster(run, debug, python):
+        with ray_cluster(run, debug, python, models=session.models):
             with display.phase(f"starting engines (policies: {len(run.policies)})", announce=True):
                 session.start()
             return run_until_terminated(loop, session, work(session))

@@ -91,7 +91,7 @@ class UpstreamPolicy(PolicyEngines):
         trees: Whether these sequences do as trees.
         backend: Who gives it its training processes; None: they are its own.
         extensions: What plugins add to these, as "module:Class".
-        shared, kind: As of `PolicyEngines`.
+        shared, kind, node: As of `PolicyEngines`.
     """
 
     def __init__(
@@ -109,6 +109,7 @@ class UpstreamPolicy(PolicyEngines):
         extensions: Sequence[str] = (),
         shared: EnginePool | None = None,
         kind: EngineKind | None = None,
+        node: str = "",
     ):
         args = copy.deepcopy(args)
         self.batching = BatchBuilder(args, merge, trees)
@@ -126,9 +127,10 @@ class UpstreamPolicy(PolicyEngines):
                     max_steps=max_steps,
                     silence=silence,
                     extensions=tuple(extensions),
+                    node=node,
                 )
             )
-        super().__init__(spec, args, device, restarts, silence, training, shared, kind)
+        super().__init__(spec, args, device, restarts, silence, training, shared, kind, node)
         self.starting: list[ObjectRef] = []
         """What to wait for until everything is loaded."""
         self._shared: EnginePlace | None = None
@@ -163,7 +165,9 @@ class UpstreamPolicy(PolicyEngines):
         if self.training is not None:
             self.training.launch(self._shared and self._shared.group)
         if self.owns_engines:
-            self.engines.engines = start_engines(self.args, self._shared, silence, self.kind)
+            self.engines.engines = start_engines(
+                self.args, self._shared, silence, self.kind, self.node
+            )
             self.engines.asleep = self.args.vllm.enable_sleep
             self.starting = (
                 [e.sleep.remote() for e in self.engines.handles] if self.engines.asleep else []
@@ -221,15 +225,18 @@ class UpstreamPolicy(PolicyEngines):
         if trees and not await self._exact(trees[0]):
             batches = self.batching.forward_batches(sequences, ranks_of(self.group))
         experiences = await self._computed([batch for batch, _ in batches])
-        done = [
-            part
-            for (batch, real), e in zip(batches, experiences, strict=True)
-            if real
-            for part in sequences_apart(batch, e)
-        ]
-        experience = forwarded(
-            self.name, rows, done, self.trainer.kl_ctl.value, self.args.reward.clip_range
-        )
+
+        def taken_apart() -> ForwardedExperience:
+            done = [
+                part
+                for (batch, real), e in zip(batches, experiences, strict=True)
+                if real
+                for part in sequences_apart(batch, e)
+            ]
+            kl_coef, clip_range = self.trainer.kl_ctl.value, self.args.reward.clip_range
+            return forwarded(self.name, rows, done, kl_coef, clip_range)
+
+        experience = await in_daemon_thread(taken_apart)
         for name in ("log_probs", "kl", *(["values"] if self.critic else [])):
             if broken := experience.rows_not_finite(name):
                 raise not_finite_error(
@@ -239,9 +246,15 @@ class UpstreamPolicy(PolicyEngines):
 
     async def _computed(self, batches: Sequence[Sequence[TokenTree]]) -> list[Experience]:
         maker = self.trainer.experience_maker
-        samples = [self.batching.padded(batch, maker.tokenizer.pad_token_id) for batch in batches]
+
+        def made() -> list[Experience]:
+            padding = maker.tokenizer.pad_token_id
+            samples = [self.batching.padded(batch, padding) for batch in batches]
+            computed: list[Experience] = maker.make_experience(samples)
+            return computed
+
         experiences: list[Experience] = await self.processes.await_work(
-            "computed log-probs", in_daemon_thread(maker.make_experience, samples)
+            "computed log-probs", in_daemon_thread(made)
         )
         return experiences
 
@@ -384,7 +397,8 @@ def start(policies: Sequence[UpstreamPolicy], silence: float) -> None:
 
     Args, raises: As of `wait_until_loaded`.
     """
-    for policy in policies:
+    # Those that need one node's room take it before others are spread over what is left.
+    for policy in sorted(policies, key=lambda policy: not policy.node):
         policy.launch()
         if policy.training is not None and not policy.training.lasting:
             # The next policy's engines may be on the same devices.

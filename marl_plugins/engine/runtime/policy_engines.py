@@ -41,6 +41,7 @@ class PolicyEngines:
         training: The policy's training processes; None for one that is not trained.
         shared: The engines of another policy that answer for this one too; None: it has its own.
         kind: What its own engines are; None: as always.
+        node: Ray's id of the node that its processes are to be on; empty: any.
     """
 
     followed: PolicyEngines | None = None
@@ -59,7 +60,9 @@ class PolicyEngines:
         training: TrainingProcesses | None,
         shared: EnginePool | None = None,
         kind: EngineKind | None = None,
+        node: str = "",
     ):
+        self.node = node
         self.spec, self.name, self.args, self.device, self.training = (
             spec,
             spec.name,
@@ -75,7 +78,7 @@ class PolicyEngines:
             self.engines = shared
             shared.serve(spec.name, self.restore_engine)
             return
-        start = functools.partial(start_again, args, silence, kind)
+        start = functools.partial(start_again, args, silence, kind, node)
         self.engines = EnginePool(
             spec.name, [], start, self.restore_engine, restarts, silence, args.balance.in_flight
         )

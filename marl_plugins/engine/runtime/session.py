@@ -4,6 +4,7 @@ started, policies and the rollout."""
 from __future__ import annotations
 
 import copy
+from collections import Counter, defaultdict
 from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +18,7 @@ from marl_plugins.core.recipe.tiny import is_tiny
 from marl_plugins.core.roles import Sampling
 from marl_plugins.core.run import EngineConnection
 from marl_plugins.engine.manager import extensions_of
+from marl_plugins.engine.plan.devices import needed_devices
 from marl_plugins.engine.plan.plan import Plan
 from marl_plugins.engine.plan.resolve_plugins import estimator_of, has_critics, tools_of
 from marl_plugins.engine.plan.tasks import check_tasks, from_hub, task_warnings
@@ -98,6 +100,16 @@ class Session:
         """The policies that are updated."""
         return {name: policy for name, policy in self.policies.items() if policy.trained}
 
+    @property
+    def models(self) -> list[str]:
+        """Returns the names or folders of the models that processes load, on whatever node."""
+        named = [
+            model
+            for args in self.args.values()
+            for model in (args.actor.model_name_or_path, args.critic.model_name_or_path)
+        ]
+        return [model for model in dict.fromkeys(named) if model]
+
     def warm_start(self, display: Display) -> None:
         """Trains the tiny models on the recipe's demonstrations, where it has some; it takes
         seconds when they are in the cache. Before that it says what the plan could not say of tasks
@@ -146,9 +158,28 @@ class Session:
             args.critic.model_name_or_path = folder
         args.actor.model_name_or_path = folder
 
+    def placed(self) -> list[str]:
+        """Returns a line for each node with the processes that are there; none where there is one
+        node."""
+        places: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        names = {}
+        for policy in self.policies.values():
+            ranks = policy.training.where if policy.training is not None else ()
+            engines = [engine.where for engine in policy.engines.engines if policy.owns_engines]
+            for what, where in [("rank", p) for p in ranks] + [("engine", p) for p in engines]:
+                if where is not None:
+                    places[where.node][f"{policy.name} {what}"] += 1
+                    names[where.node] = where.host
+        lines = [
+            f"node {names[node]}: " + ", ".join(f"{what}s {n}" for what, n in sorted(there.items()))
+            for node, there in places.items()
+        ]
+        return sorted(lines) if len(lines) > 1 else []
+
     def start(self) -> None:
         """Starts every process of every policy at once and waits for all of them."""
         from marl_plugins.engine.processes.engines import RestartBudget
+        from marl_plugins.engine.processes.placement import free_devices, nodes_for
         from marl_plugins.engine.runtime.policy import UpstreamPolicy, start
 
         run, limits = self.plan.run, self.plan.run.recipe.limits
@@ -158,6 +189,7 @@ class Session:
         extensions = extensions_of(self.plan.plugins, run)
         owners = {p.name: self.backend.engines_of(run, p.name) for p in run.policies}
         made: dict[str, UpstreamPolicy] = {}
+        nodes = nodes_for(needed_devices(run), free_devices())
         owning_first = sorted(run.policies, key=lambda p: owners[p.name] != p.name)
         for p in owning_first:
             shares = owners[p.name] != p.name
@@ -175,6 +207,7 @@ class Session:
                 extensions=extensions,
                 shared=made[owners[p.name]].engines if shares else None,
                 kind=None if shares else self.backend.engine_kind(run, p.name),
+                node=nodes.get(p.name, ""),
             )
         self.policies = {p.name: made[p.name] for p in run.policies}
         for policy in self.policies.values():

@@ -19,6 +19,7 @@ from marl_plugins.core.rows import Row
 from marl_plugins.core.run import AnswerLimits
 from marl_plugins.core.sampled import SampledActions
 from marl_plugins.core.steps import StepPart
+from marl_plugins.core.threads import in_daemon_thread
 from marl_plugins.core.trajectory import Task, Trajectory
 from marl_plugins.engine.manager import applies, check_tasks_of_step, chosen_tasks, parts_of
 from marl_plugins.engine.runtime.crediting import CreditAssignment
@@ -206,7 +207,9 @@ class RunningStep:
             )
             for name, mine in by_policy.items()
         )
-        prepared: Sequence[PreparedExperience] = estimate(forwarded, self.estimator)
+        prepared: Sequence[PreparedExperience] = await in_daemon_thread(
+            estimate, forwarded, self.estimator
+        )
         for part in self.parts.values():
             prepared = await part.prepared(prepared)
         return list(prepared)

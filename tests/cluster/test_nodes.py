@@ -1,0 +1,117 @@
+"""A run on several machines: it is the run of one machine, and what a node lacks is said before
+anything is computed."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import time
+
+import pytest
+from cluster.machines import ENVIRONMENT, PYTHON, ROOT, in_network, network, start_ray
+
+RANKS = ["--mapping", "shared", "--actor.num_nodes", "3", "--ckpt.save_steps", "1"]
+"""One policy on four devices, of which each of two machines has two."""
+
+
+def words(folder, *more):
+    """The command of a run whose files lie in a folder."""
+    recipe = ROOT / "recipes" / "vote" / "tiny.yaml"
+    return [
+        *(PYTHON, "-m", "marl_plugins", "train", "--recipe", str(recipe), "--max_steps", "2"),
+        *("--eval.steps", "-1", "--ckpt.output_dir", f"{folder}/out"),
+        *("--ckpt.path", f"{folder}/checkpoints", *RANKS, *more),
+    ]
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory):
+    """The file system that the machines share."""
+    return tmp_path_factory.mktemp("shared")
+
+
+@pytest.fixture(scope="module")
+def net(shared):
+    with network(3, kept=[shared]) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def two(net):
+    """Two machines with Ray."""
+    m1, m2 = net.boot(1), net.boot(2)
+    start_ray(m1, 2)
+    start_ray(m2, 2, m1)
+    return m1, m2
+
+
+def on_ray(machine, shared, *command):
+    return machine.run(*command, folder=shared, **ENVIRONMENT, RAY_ADDRESS="m1:6379")
+
+
+SAME = ("action", "role", "ids", "shown_ids", "reward", "advantage", "trainer_logprobs")
+
+
+def trained(folder):
+    """Of a run its weights, and of every action what decides them."""
+    weights = {p.name: p.read_bytes() for p in folder.glob("out/**/*.safetensors")}
+    lines = (folder / "out" / "trajectories.jsonl").read_text().splitlines()
+    actions = [action for line in lines for action in json.loads(line)["actions"]]
+    return weights, [[action[name] for name in SAME] for action in actions]
+
+
+def alone(command):
+    """Runs a command on the outer machine, without Ray of others."""
+    env = {k: v for k, v in {**os.environ, **ENVIRONMENT}.items() if not k.startswith("RAY")}
+    done = subprocess.run(command, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_two_machines_train_what_one_does(two, shared):
+    code, printed = on_ray(two[0], shared, *words(shared / "two"))
+    assert code == 0, printed
+    placed = dict(re.findall(r"node (m\d): (.*)", printed))
+    assert set(placed) == {"m1", "m2"}, printed
+    ranks = [int(n) for n in re.findall(r"ranks (\d)", " ".join(placed.values()))]
+    assert sorted(ranks) == [1, 2]
+
+    alone(words(shared / "one"))
+    weights, actions = trained(shared / "one")
+    assert weights and actions
+    assert trained(shared / "two") == (weights, actions)
+
+
+def test_a_folder_that_a_node_does_not_see_is_said_before_the_warm_start(two, shared):
+    code, printed = on_ray(two[0], shared, *words("/tmp/private"))
+    assert code == 2
+    assert re.search(r"node m2 \(10\.77\.0\.2\) does not see /tmp/private/checkpoints", printed)
+
+
+def test_doctor_looks_at_every_node(net, two, shared):
+    """A third one joins late, with another version of the package and Debian's own name, and a
+    firewall between it and the second one."""
+    other = shared / "other"
+    shutil.copytree(ROOT / "marl_plugins", other / "marl_plugins")
+    with (other / "marl_plugins" / "balance.py").open("a") as file:
+        file.write("# changed\n")
+    hosts = shared / "hosts"
+    hosts.write_text("127.0.0.1 localhost\n10.77.0.1 m1\n10.77.0.2 m2\n127.0.1.1 m3\n")
+    m3 = net.boot(3, hosts=hosts)
+    start_ray(m3, 1, two[0], PYTHONPATH=str(other))
+    in_network(two[1].init, "ip", "route", "add", "unreachable", m3.address)
+    doctor = (PYTHON, "-m", "marl_plugins", "doctor", "--cluster", "--json")
+    began = time.monotonic()
+    code, printed = on_ray(two[0], shared, *doctor)
+    m3.pull_the_plug()
+    assert code == 1, printed
+    assert time.monotonic() - began < 30  # 6 s on a machine with a load of 12
+    findings = json.loads(printed[printed.index("{") :])["findings"]
+    nodes = [f["what"] for f in findings if f["good"]]
+    assert nodes == [f"node m{k} (10.77.0.{k})" for k in (1, 2, 3)]
+    *cut, wrong = [f["found"] for f in findings if f["good"] is False]
+    assert re.match(r"node m2 \(\S+\) does not reach 10\.77\.0\.3:\d+: ", cut[0])
+    assert re.match(r"node m3 \(\S+\) does not reach 10\.77\.0\.2:\d+: timed out", cut[1])
+    assert re.fullmatch(r"node m3 \(\S+\) has openrlhf-marl (\S+) \((?!\1)\S+ here\)", wrong)
+    (remark,) = [f["found"] for f in findings if f["good"] is None]
+    assert "m3" in remark and "127.0.1.1" in remark
