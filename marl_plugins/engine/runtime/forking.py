@@ -117,16 +117,16 @@ async def fork(
     number: int,
     words: Generation | None = None,
     *,
-    pairs: bool = False,
+    pairs: int = 0,
     score_action: ScoreAction | None = None,
 ) -> Trajectory:
     """See `Step.fork` (core/steps.py).
 
     Args:
-        pairs: The seeds of live answers are by their role and its how-manieth answer it is, in
-            place of their paths: two forks of one number with other words are a pair, whose
-            difference varies less. Where parallel branches ask one role after calls that took
-            some time, their order, and so the seeds, may depend on timing.
+        pairs: Forks whose numbers differ by this are a pair, whose difference varies less: their
+            live answers have the same seeds, by the role and its how-manieth answer it is, in place
+            of their paths. Where parallel branches ask one role after calls that took some time,
+            their order, and so the seeds, may depend on timing. 0: there are no pairs.
         score_action: Scores the actions that are not said as recorded; None: they have no score.
     """
     if path not in {a.path for a in original.trajectory.actions}:
@@ -162,7 +162,7 @@ class Speaker:
         target: str = "",
         number: int = 0,
         words: Generation | None = None,
-        pairs: bool = False,
+        pairs: int = 0,
         late: float = 0.0,
     ):
         recorded = original.trajectory
@@ -190,7 +190,8 @@ class Speaker:
         """The first request that the original does not have."""
         run_seed = original.rollout.run.args.train.seed
         of = (recorded.step, recorded.task.id, recorded.sample, target)
-        self._key: tuple[int | str, ...] = (run_seed, "fork", number, *of)
+        pair = number % pairs if pairs else number
+        self._key: tuple[int | str, ...] = (run_seed, "fork", pair, *of)
         self._live = Counter[str]()
 
     async def answer(self, call: Call) -> Generation:

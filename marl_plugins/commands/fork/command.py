@@ -1,0 +1,152 @@
+"""The command's work: from its flags to what it prints."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from marl_plugins.commands.fork import FORKS, SCANNED_FORKS
+from marl_plugins.commands.fork.effects import Effect, as_values, effect_of
+from marl_plugins.commands.fork.originals import (
+    Choice,
+    RecordedTools,
+    check_tools,
+    chosen,
+    originals,
+    refused,
+    spoken,
+    with_weights,
+)
+from marl_plugins.commands.fork.scan import account
+from marl_plugins.commands.fork.shown import adjusted_p, lines_of, scan_lines, table_of, write
+from marl_plugins.engine.plan.build import build_plan
+from marl_plugins.engine.plan.engines_only import only_players
+from marl_plugins.engine.records.display import Display
+from marl_plugins.engine.records.run_folder import started_with
+from marl_plugins.engine.runtime.engines_only import with_engines
+
+if TYPE_CHECKING:
+    from marl_plugins.engine.runtime.session import Session
+
+AT_ONCE = 256
+"""Trajectories that are said at the same time."""
+
+
+def run_command(options: argparse.Namespace, train_flags: Sequence[str]) -> int:
+    """Forks what the flags name, prints what came of it, and returns the exit code.
+
+    Raises:
+        ConfigurationError: Something cannot be forked, with the reason.
+    """
+    choices = chosen(options)
+    plan = build_plan([*started_with(options.run), *train_flags])
+    run, whose = with_weights(only_players(plan.run), options, choices)
+    plan = replace(plan, run=run)
+    if options.tools == "recorded":
+        plan.plugins.manager.register(RecordedTools(choices), "openrlhf fork")
+    display = Display(options.json)
+
+    async def work(session: Session) -> tuple[list[Effect], dict[str, str]]:
+        return await forked(session, options, choices, display)
+
+    effects, unlike = with_engines(plan, display, work, options.run)
+    if options.to:
+        write(options.to, effects, options.step[0] if options.evaluations else None)
+    show(options, effects, unlike, whose)
+    return 0 if any(not effect.refused for effect in effects) else 1
+
+
+async def forked(
+    session: Session, options: argparse.Namespace, choices: Sequence[Choice], display: Display
+) -> tuple[list[Effect], dict[str, str]]:
+    """Says every trajectory again, and forks those that are equal.
+
+    Returns:
+        The effects, and by trajectory why it could not be said again.
+
+    Raises:
+        ConfigurationError: The one trajectory that was asked for could not.
+    """
+    from marl_plugins.engine.runtime.forking import said_again
+
+    if options.tools == "call":
+        check_tools(session.plan.run, session.tools)
+    made, free = originals(session, options, choices), asyncio.Semaphore(AT_ONCE)
+    count = options.n or (SCANNED_FORKS if options.scan else FORKS)
+    words = None
+    if options.say is not None:
+        words = spoken(made[0], choices[0][1][0], options.say)
+    with display.phase("saying again", len(made)) as tick:
+
+        async def again(number: int) -> str | None:
+            async with free:
+                why = await said_again(made[number])
+            tick()
+            return why
+
+        whys = await asyncio.gather(*map(again, range(len(made))))
+    unlike = {t.name: why for (t, _), why in zip(choices, whys, strict=True) if why}
+    if unlike and not options.scan:
+        raise refused(
+            "unlike",
+            f"the record cannot be said again: {next(iter(unlike.values()))}",
+            "an action depends on more than words: time, chance, memory, who is first, or another "
+            "prompt, tokenizer or tool; see openrlhf docs fork",
+        )
+    equal = [
+        (original, action)
+        for original, (_, actions), why in zip(made, choices, whys, strict=True)
+        if not why
+        for action in actions
+    ]
+    with display.phase("forking", len(equal), announce=True) as tick:
+
+        async def effect(number: int) -> Effect:
+            original, action = equal[number]
+            done = await effect_of(original, action, count, words, free)
+            tick()
+            return done
+
+        return list(await asyncio.gather(*map(effect, range(len(equal))))), unlike
+
+
+def show(
+    options: argparse.Namespace, effects: Sequence[Effect], unlike: dict[str, str], whose: str
+) -> None:
+    """Prints the effects."""
+    live = [a for e in effects for arm in e.arms for f in arm.forks for a in f.actions]
+    live = [a for a in live if not a.replayed]
+    values: dict[str, Any] = {
+        "weights": whose,
+        "said_again": {"equal": len({id(e.original) for e in effects}), "unlike": unlike},
+        "live_answers": len(live),
+        "sampled_tokens": sum(len(a.generation.ids) for a in live),
+        "effects": [as_values(effect) for effect in effects],
+    }
+    adjusted = adjusted_p([e for e in effects if not e.refused])
+    for told, effect in zip(values["effects"], effects, strict=True):
+        told |= {"p_adjusted": adjusted.get(effect)}
+    if options.scan:
+        values["scan"] = account(effects)
+    if options.json:
+        print(json.dumps(values))
+        return
+    equal = values["said_again"]["equal"]
+    reasons = Counter(unlike.values())
+    print(f"said again: {equal} equal" + (f", {len(unlike)} not" if unlike else ""))
+    for why, number in reasons.most_common(3):
+        print(f"  {number} x {why}")
+    if options.action:
+        lines = [line for effect in effects for line in lines_of(effect)]
+    else:
+        lines = list(scan_lines(values["scan"]) if options.scan else table_of(effects))
+    print(*lines, sep="\n")
+    print(
+        f"{values['live_answers']:,} live answers, {values['sampled_tokens']:,} sampled tokens, by "
+        f"{whose}"
+    )
