@@ -1,17 +1,20 @@
 """A recorded trajectory said again, and forked: over simulated engines, without processes."""
 
 import asyncio
+import dataclasses
 import json
 import random
+from statistics import fmean, stdev
 from types import SimpleNamespace
 
 import pytest
 from simulated import CharacterChat, simulated_engine
 from simulated_run import simulated_trainer
 
+from marl_plugins.commands.fork.effects import effect_of
 from marl_plugins.core.steps import StepPart
 from marl_plugins.core.tools import Tool
-from marl_plugins.core.trajectory import Task, ToolResult
+from marl_plugins.core.trajectory import Generation, Task, ToolResult
 from marl_plugins.core.workflow import RoleSpec, Sampling
 from marl_plugins.engine.records.trajectory_record import from_record, to_record
 from marl_plugins.engine.runtime.forking import Original, fork, said_again
@@ -298,5 +301,184 @@ def test_what_depends_on_words_alone_is_said_again(make):
             for action in t.actions:
                 one = await fork(world.original(t), action.path, 0)
                 assert not one.infrastructure_failure
+
+    asyncio.run(work())
+
+
+class Shifted(CharacterChat):
+    """Another tokenizer: the same ids are other characters."""
+
+    def text(self, ids):
+        return super().text([i + 1 if i != ord("^") else i for i in ids])
+
+
+class OtherPrompt(CharacterChat):
+    """Another prompt file, as far as a role sees it."""
+
+    def opening(self, messages):
+        return super().opening([{**m, "content": f"Please: {m['content']}"} for m in messages])
+
+
+async def race(task, roles, tools):
+    """Whoever answers first goes on."""
+    votes = [asyncio.ensure_future(roles.voter(q=task.prompt, k=k)) for k in range(3)]
+    done, _ = await asyncio.wait(votes, return_when=asyncio.FIRST_COMPLETED)
+    return await roles.judge(a=next(v for v in votes if v in done).result())
+
+
+def dice():
+    draw = random.Random(5)
+
+    async def work(task, roles, tools):
+        first = await roles.voter(q=task.prompt)
+        return await roles.judge(a=first, n=draw.randrange(4))
+
+    return work
+
+
+def remembering():
+    seen = {}
+
+    async def work(task, roles, tools):
+        first = await roles.voter(q=task.prompt)
+        seen[str(first)] = seen.get(str(first), 0) + 1
+        return await roles.judge(a=first, n=seen[str(first)])
+
+    return work
+
+
+def clock():
+    ticks = iter(range(1_000_000))
+
+    async def run(call):
+        return ToolResult("clock", call.text, str(next(ticks)), ok=True)
+
+    return Tool("clock", run, find=lambda text: [text[:1]] if text else [])
+
+
+def changed(record):
+    """One id of the first answer is another one."""
+    record["actions"][0]["ids"][0] += 1
+    return record
+
+
+OUTCOMES = {"other": lambda t: asyncio.sleep(0, 1.0 - float((t.answer or "z")[0] < "8"))}
+SABOTEURS = {
+    "a tool that tells the time": lambda: [World(timed, VOTERS, [clock()], turns=2)] * 2,
+    "random numbers in the workflow": lambda: [World(dice(), VOTERS)] * 2,
+    "a race": lambda: [World(race, VOTERS)] * 2,
+    "a workflow that remembers": lambda: [World(remembering(), VOTERS)] * 2,
+    "another prompt": lambda: [World(timed, VOTERS), World(timed, VOTERS, chat=OtherPrompt())],
+    "another tokenizer": lambda: [World(timed, VOTERS), World(timed, VOTERS, chat=Shifted())],
+    "another task": lambda: [World(timed, VOTERS), World(timed, VOTERS, task=Task("t", "q", "l"))],
+    "another grader": lambda: [
+        World(timed, VOTERS),
+        World(timed, VOTERS, outcome=OUTCOMES["other"]),
+    ],
+    "another sample's tool": lambda: [World(timed, VOTERS, [seeded()], turns=2)] * 2,
+    "an id changed by one": lambda: [World(timed, VOTERS)] * 2,
+}
+
+
+@pytest.mark.parametrize("name", SABOTEURS)
+def test_what_depends_on_more_than_words_gives_no_number(name):
+    then, now = SABOTEURS[name]()
+
+    async def work():
+        for sample in range(6):
+            t = await then.play(sample)
+            if name == "an id changed by one":
+                t = from_record(changed(to_record(t)))
+            if name == "another sample's tool":
+                t.sample += 1
+            why = await said_again(now.original(t))
+            if why is None:  # by chance
+                for action in t.actions:
+                    effect = await effect_of(now.original(t), action, 8, None, asyncio.Semaphore(8))
+                    assert effect.refused
+            else:
+                assert "differ" in why or "was" in why or "asks" in why
+
+    asyncio.run(work())
+
+
+# A game of known chances, played through the workflow: what forks measure is Q - V.
+
+SAYS = {"planner": {"a": 0.5, "b": 0.3, "c": 0.2}}
+"""Chances of the planner's words; the solver's depend on the plan, and the lazy role's on nothing."""
+SOLVES = {"a": 0.9, "b": 0.4, "c": 0.1}
+
+
+async def game(task, roles, tools):
+    plan = await roles.planner(q=task.prompt)
+    lazy = await roles.lazy(q=plan)
+    answer = await roles.solver(q=plan, l=lazy)
+    return await roles.writer(q=answer)
+
+
+def player():
+    """A world whose engines draw from the tables by the request's seed; 2 of 10 right answers are
+    lost on the way to paper."""
+    world = World(game, ("planner", "lazy", "solver", "writer"))
+
+    async def generate(call):
+        draw, shown = random.Random(call.seed), CharacterChat().text(call.context_ids)
+        word = {
+            "planner": lambda: draw.choices(*zip(*SAYS["planner"].items(), strict=True))[0],
+            "lazy": lambda: draw.choice("xy"),
+            "solver": lambda: "0" if draw.random() < SOLVES[shown[4]] else "9",
+            "writer": lambda: shown[4] if draw.random() < 0.8 else "9",
+        }[call.role]()
+        ids = (*CharacterChat.encode(word), ord("^"))
+        return Generation(ids, (-0.5, -0.5), "stop", call.policy, 0)
+
+    world.rollout.generate = generate
+    return world
+
+
+def exact(trajectory, action):
+    """Q - V of an action: the expected outcome after its words, less that before them."""
+    said = {a.role: a.text for a in trajectory.actions}
+    if action.role == "planner":
+        value = {plan: 0.8 * chance for plan, chance in SOLVES.items()}
+        return value[action.text] - sum(p * value[w] for w, p in SAYS["planner"].items())
+    if action.role == "solver":
+        return 0.8 * ((action.text == "0") - SOLVES[said["planner"]])
+    if action.role == "writer":
+        return float(action.text == "0") - 0.8 * (said["solver"] == "0")
+    return 0.0
+
+
+def test_forks_measure_what_an_action_causes():
+    async def work():
+        world, errors, covered, roles = player(), [], [], []
+        for sample in range(16):
+            t = await world.play(sample)
+            for action in t.actions:
+                effect = await effect_of(world.original(t), action, 12, None, asyncio.Semaphore(64))
+                truth, (low, high) = exact(t, action), effect.interval()
+                errors.append(effect.value - truth)
+                covered.append(low - 1e-9 <= truth <= high + 1e-9)
+                roles.append(action.role)
+                assert effect.arms[0].fixed == (action.role == "writer")
+        assert abs(fmean(errors)) < 3 * stdev(errors) / len(errors) ** 0.5
+        assert fmean(covered) > 0.93 and len(errors) == 64
+
+    asyncio.run(work())
+
+
+def test_pairs_vary_less_and_own_words_are_the_recorded_arm():
+    async def work():
+        world = player()
+        t = await world.play(3)
+        plan = t.actions[0]
+        again = dataclasses.replace(plan.generation)
+        effect = await effect_of(world.original(t), plan, 20, again, asyncio.Semaphore(64))
+        first, second = (arm.forks for arm in effect.arms)
+        assert [to_ids(f) for f in first] == [to_ids(f) for f in second]
+        assert len({f.forked for f in (*first, *second)}) == 40
+        assert effect.value == 0 and effect.arms[1].name == "as said"
+        low, high = effect.paired
+        assert low <= 0 <= high and high - low < effect.interval()[1] - effect.interval()[0]
 
     asyncio.run(work())

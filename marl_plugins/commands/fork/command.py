@@ -13,17 +13,19 @@ from typing import TYPE_CHECKING, Any
 from marl_plugins.commands.fork import FORKS, SCANNED_FORKS
 from marl_plugins.commands.fork.effects import Effect, as_values, effect_of
 from marl_plugins.commands.fork.originals import (
+    HERE,
     Choice,
-    RecordedTools,
     check_tools,
     chosen,
     originals,
-    refused,
+    recorded_tools,
     spoken,
     with_weights,
 )
 from marl_plugins.commands.fork.scan import account
 from marl_plugins.commands.fork.shown import adjusted_p, lines_of, scan_lines, table_of, write
+from marl_plugins.core.failures import ConfigurationError
+from marl_plugins.core.problems import Problem
 from marl_plugins.engine.plan.build import build_plan
 from marl_plugins.engine.plan.engines_only import only_players
 from marl_plugins.engine.records.display import Display
@@ -48,7 +50,7 @@ def run_command(options: argparse.Namespace, train_flags: Sequence[str]) -> int:
     run, whose = with_weights(only_players(plan.run), options, choices)
     plan = replace(plan, run=run)
     if options.tools == "recorded":
-        plan.plugins.manager.register(RecordedTools(choices), "openrlhf fork")
+        plan.plugins.manager.register(recorded_tools(choices), "openrlhf fork")
     display = Display(options.json)
 
     async def work(session: Session) -> tuple[list[Effect], dict[str, str]]:
@@ -92,12 +94,9 @@ async def forked(
         whys = await asyncio.gather(*map(again, range(len(made))))
     unlike = {t.name: why for (t, _), why in zip(choices, whys, strict=True) if why}
     if unlike and not options.scan:
-        raise refused(
-            "unlike",
-            f"the record cannot be said again: {next(iter(unlike.values()))}",
-            "an action depends on more than words: time, chance, memory, who is first, or another "
-            "prompt, tokenizer or tool; see openrlhf docs fork",
-        )
+        got = f"the record cannot be said again: {next(iter(unlike.values()))}"
+        fix = "it depends on more than words: openrlhf docs fork"
+        raise ConfigurationError(Problem("fork.unlike", HERE, got, fix=fix))
     equal = [
         (original, action)
         for original, (_, actions), why in zip(made, choices, whys, strict=True)

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 from marl_plugins import hookimpl
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from marl_plugins.engine.runtime.forking import Original
     from marl_plugins.engine.runtime.session import Session
 
+HERE = at(command="openrlhf fork")
 Choice = tuple[Trajectory, list[Action]]
 """A trajectory, with those of its actions that are forked."""
 
@@ -52,18 +54,32 @@ def chosen(options: argparse.Namespace) -> list[Choice]:
     if options.task not in tasks:
         what = "evaluation after step" if options.evaluations else "step"
         got = f"the {what} {options.step[0]} has no task {options.task!r}"
-        raise refused(
-            "record", got, meant(options.task, tasks) or f"--task {next(iter(tasks), '')}"
+        raise ConfigurationError(
+            Problem(
+                "fork.record",
+                HERE,
+                got,
+                fix=meant(options.task, tasks) or f"--task {next(iter(tasks), '')}",
+            )
         )
     samples = {t.sample: t for t in mine if t.task.id == options.task}
     if options.sample not in samples:
-        raise refused("record", f"there is no sample {options.sample}", f"one of {list(samples)}")
+        raise ConfigurationError(
+            Problem(
+                "fork.record",
+                HERE,
+                f"there is no sample {options.sample}",
+                fix=f"one of {list(samples)}",
+            )
+        )
     trajectory = samples[options.sample]
     why = unforkable(trajectory)
     if not why and not options.models and any(a.generation.changes for a in trajectory.actions):
         why = "its weights changed while it was sampled; say whose are meant with --models"
     if why:
-        raise refused("record", f"trajectory {trajectory.name}: {why}")
+        raise ConfigurationError(
+            Problem("fork.record", HERE, f"trajectory {trajectory.name}: {why}")
+        )
     actions = trajectory.actions if options.all else [named(trajectory, options.action)]
     return [(trajectory, list(actions))]
 
@@ -80,8 +96,13 @@ def scanned(reader: RunReader, options: argparse.Namespace) -> list[Choice]:
         if a.score is not None
     ]
     if len(pool) < options.scan:
-        raise refused(
-            "scan", f"steps {first} on have {len(pool)} actions with a score", "--step A:B"
+        raise ConfigurationError(
+            Problem(
+                "fork.scan",
+                HERE,
+                f"steps {first} on have {len(pool)} actions with a score",
+                fix="--step A:B",
+            )
         )
     drawn = random.Random(options.seed).sample(range(len(pool)), options.scan)
     by_trajectory: dict[Trajectory, list[Action]] = {}
@@ -130,18 +151,17 @@ def named(trajectory: Trajectory, name: str) -> Action:
     if number.isdecimal() and 1 <= int(number) <= len(mine):
         return mine[int(number) - 1]
     known = [f"{a.path} ({numbered(trajectory, a)})" for a in trajectory.actions]
-    raise refused("action", f"there is no action {name!r}", f"one of {', '.join(known)}")
+    raise ConfigurationError(
+        Problem(
+            "fork.action", HERE, f"there is no action {name!r}", fix=f"one of {', '.join(known)}"
+        )
+    )
 
 
 def numbered(trajectory: Trajectory, action: Action) -> str:
     """Returns an action's name as ROLE.N."""
     mine = [a.path for a in trajectory.actions if a.role == action.role]
     return f"{action.role}.{mine.index(action.path) + 1}"
-
-
-def refused(what: str, got: str, fix: str = "") -> ConfigurationError:
-    """Makes the error of something that is not forked."""
-    return ConfigurationError(Problem(f"fork.{what}", at(command="openrlhf fork"), got, fix=fix))
 
 
 # Whose weights
@@ -171,7 +191,14 @@ def with_weights(
         if copies := copies_of(run, int(options.models)):
             return with_folders(run, copies), f"the copies of step {options.models}"
         got = f"{options.run} keeps no copies of step {options.models}"
-        raise refused("models", got, "--ckpt.save_hf keeps them; or name a folder of weights")
+        raise ConfigurationError(
+            Problem(
+                "fork.models",
+                HERE,
+                got,
+                fix="--ckpt.save_hf keeps them; or name a folder of weights",
+            )
+        )
     return with_models(run, Path(options.models), []), options.models
 
 
@@ -212,14 +239,18 @@ def originals(
         task = tasks.get(trajectory.task.id)
         if task is None or same_of(task) != same_of(trajectory.task):
             what = "no" if task is None else "another"
-            raise refused(
-                "task", f"task {trajectory.task.id!r:.80} is {what} task of the recipe now"
+            raise ConfigurationError(
+                Problem(
+                    "fork.task",
+                    HERE,
+                    f"task {trajectory.task.id!r:.80} is {what} task of the recipe now",
+                )
             )
         for action in trajectory.actions:
             members = session.cast.members.get(action.role, ())
             if action.policy not in {spec.policy for spec in members}:
                 got = f"role {action.role!r} is not played by policy {action.policy!r} now"
-                raise refused("roles", got)
+                raise ConfigurationError(Problem("fork.roles", HERE, got))
         if trajectory.is_evaluation:
             temperature = session.plan.run.args.eval.temperature
             roles = rollout.evaluated(task, trajectory.place, temperature)
@@ -240,7 +271,6 @@ def spoken(original: Original, action: Action, text: str) -> Generation:
     Raises:
         ConfigurationError: They are too long, or are not what their ids say.
     """
-    from marl_plugins.core.trajectory_builder import next_turn  # noqa: F401
     from marl_plugins.engine.runtime.exchange import ids_of
 
     role = original.players[action.role]
@@ -251,41 +281,38 @@ def spoken(original: Original, action: Action, text: str) -> Generation:
     try:
         ids = ids_of(words, chat, most)
     except RefusedRecord as error:
-        raise refused("say", str(error)) from None
+        raise ConfigurationError(Problem("fork.say", HERE, str(error))) from None
     return Generation(ids, (0.0,) * len(ids), "stop", action.policy, action.generation.version)
 
 
-class RecordedTools:
-    """A plugin that answers calls from the records and makes none."""
+def recorded_tools(choices: Sequence[Choice]) -> object:
+    """Returns a plugin whose tools answer calls from the records and make none."""
+    results: dict[tuple[str, int, int], list[tuple[str, ToolResult]]] = {}
+    for t, _ in choices:
+        calls = [("", result) for result in t.tool_results]
+        calls += [(a.path, result) for a in t.actions for result in a.tool_results]
+        results[t.task.id, t.sample, t.step] = calls
 
-    def __init__(self, choices: Sequence[Choice]):
-        self._results: dict[tuple[str, int, int], list[tuple[str, ToolResult]]] = {}
-        for t, _ in choices:
-            calls = [("", result) for result in t.tool_results]
-            calls += [(a.path, result) for a in t.actions for result in a.tool_results]
-            self._results[t.task.id, t.sample, t.step] = calls
+    async def answer(tool: Tool, call: ToolCall) -> ToolResult:
+        """Returns the recorded answer to a call of an action, or the one answer to its text."""
+        recorded = results[call.task, call.sample, call.step]
+        same = [(path, r) for path, r in recorded if (r.tool, r.call) == (tool.name, call.text)]
+        known = [r for path, r in same if path == call.action] or [r for _, r in same]
+        if len({result.output for result in known}) != 1:
+            detail = f"tool {tool.name} has no recorded answer to {call.text!r:.80}"
+            raise InfrastructureFailure("unlike", detail)
+        return known[0]
 
     @hookimpl(wrapper=True)
-    def marl_tools(self, run: Run) -> Any:
+    def marl_tools(run: Run) -> Any:
         answers = yield
+        silent: dict[str, Any] = {"open": None, "in_workspace": False, "workspaces": None}
         return [
-            [
-                replace(tool, run=partial(self.answer, tool), open=None, in_workspace=False)
-                for tool in tools
-            ]
+            [replace(tool, run=partial(answer, tool), **silent) for tool in tools]
             for tools in answers
         ]
 
-    async def answer(self, tool: Tool, call: ToolCall) -> ToolResult:
-        """Returns the recorded answer to a call, by its action or by its text."""
-        recorded = self._results[call.task, call.sample, call.step]
-        same = [(path, r) for path, r in recorded if (r.tool, r.call) == (tool.name, call.text)]
-        mine = [result for path, result in same if path == call.action]
-        answers = {result.output for result in mine or [result for _, result in same]}
-        if len(answers) != 1:
-            detail = f"{tool.name} has no recorded answer to {call.text!r:.80}"
-            raise InfrastructureFailure("unlike", detail)
-        return replace((mine or [result for _, result in same])[0], start=None)
+    return SimpleNamespace(marl_tools=marl_tools)
 
 
 def check_tools(run: Run, tools: Mapping[str, Tool]) -> None:
@@ -297,4 +324,6 @@ def check_tools(run: Run, tools: Mapping[str, Tool]) -> None:
     names = [name for role in run.recipe.roles.values() for name in role.tools]
     if outside := [name for name in dict.fromkeys(names) if tools[name].outside]:
         got = f"calls of tool {outside[0]!r} may have effects outside, and would be made again"
-        raise refused("tools", got, "--tools recorded answers them from the record")
+        raise ConfigurationError(
+            Problem("fork.tools", HERE, got, fix="--tools recorded answers them from the record")
+        )
