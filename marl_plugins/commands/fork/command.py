@@ -10,8 +10,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from scipy.stats import false_discovery_control
+
 from marl_plugins.commands.fork import FORKS, SCANNED_FORKS
-from marl_plugins.commands.fork.effects import Effect, as_values, effect_of
+from marl_plugins.commands.fork.effects import Effect, effect_of
 from marl_plugins.commands.fork.originals import (
     HERE,
     Choice,
@@ -23,7 +25,7 @@ from marl_plugins.commands.fork.originals import (
     with_weights,
 )
 from marl_plugins.commands.fork.scan import account
-from marl_plugins.commands.fork.shown import adjusted_p, lines_of, scan_lines, table_of, write
+from marl_plugins.commands.fork.shown import lines_of, scan_lines, write
 from marl_plugins.core.failures import ConfigurationError
 from marl_plugins.core.problems import Problem
 from marl_plugins.engine.plan.build import build_plan
@@ -117,35 +119,27 @@ async def forked(
 def show(
     options: argparse.Namespace, effects: Sequence[Effect], unlike: dict[str, str], whose: str
 ) -> None:
-    """Prints the effects."""
-    live = [a for e in effects for arm in e.arms for f in arm.forks for a in f.actions]
-    live = [a for a in live if not a.replayed]
-    values: dict[str, Any] = {
+    """Prints the effects; p values are as of all of them together."""
+    of_all = [effect.values for effect in effects]
+    told = [values for values in of_all if not values["refused"]]
+    for values, p in zip(told, false_discovery_control([v["p"] for v in told]), strict=True):
+        values["p_adjusted"] = float(p)
+    forks = [f for effect in effects for arm in effect.arms for f in arm.forks]
+    sampled = [len(a.generation.ids) for f in forks for a in f.actions if not a.replayed]
+    result: dict[str, Any] = {
         "weights": whose,
-        "said_again": {"equal": len({id(e.original) for e in effects}), "unlike": unlike},
-        "live_answers": len(live),
-        "sampled_tokens": sum(len(a.generation.ids) for a in live),
-        "effects": [as_values(effect) for effect in effects],
+        "unlike": unlike,
+        "live_answers": len(sampled),
+        "sampled_tokens": sum(sampled),
+        "effects": of_all,
+        **({"scan": account(effects)} if options.scan else {}),
     }
-    adjusted = adjusted_p([e for e in effects if not e.refused])
-    for told, effect in zip(values["effects"], effects, strict=True):
-        told |= {"p_adjusted": adjusted.get(effect)}
-    if options.scan:
-        values["scan"] = account(effects)
     if options.json:
-        print(json.dumps(values))
+        print(json.dumps(result))
         return
-    equal = values["said_again"]["equal"]
-    reasons = Counter(unlike.values())
-    print(f"said again: {equal} equal" + (f", {len(unlike)} not" if unlike else ""))
-    for why, number in reasons.most_common(3):
-        print(f"  {number} x {why}")
-    if options.action:
-        lines = [line for effect in effects for line in lines_of(effect)]
-    else:
-        lines = list(scan_lines(values["scan"]) if options.scan else table_of(effects))
-    print(*lines, sep="\n")
-    print(
-        f"{values['live_answers']:,} live answers, {values['sampled_tokens']:,} sampled tokens, by "
-        f"{whose}"
-    )
+    print(f"said again: {len({e.original for e in effects})} equal, {len(unlike)} not")
+    for why, count in Counter(unlike.values()).most_common(3):
+        print(f"  {count} x {why}")
+    each = [line for values in of_all for line in lines_of(values)]
+    print(*(scan_lines(result["scan"]) if options.scan else each), sep="\n")
+    print(f"{len(sampled):,} live answers, {sum(sampled):,} sampled tokens, by {whose}")

@@ -73,11 +73,17 @@ class Arm:
         """Returns the interval of the mean."""
         return (self.mean,) * 2 if self.fixed else interval([*self.outcomes.values()], binary, z)
 
-    @property
-    def words(self) -> Counter[str]:
-        """Returns what the action has said, with counts."""
-        targets = ((f, f.forked[0]) for f in self.forks if f.forked)
-        return Counter(a.text for f, path in targets for a in f.actions if a.path == path)
+    def values(self, path: str, binary: bool) -> dict[str, Any]:
+        """Returns the arm of the action at a path as JSON values."""
+        said = Counter(a.text for f in self.forks for a in f.actions if a.path == path)
+        return {
+            "counted": len(self.outcomes),
+            "left_out": dict(self.left_out),
+            "fixed": self.fixed,
+            "outcome": self.mean if self.outcomes else None,
+            "interval": self.interval(binary) if self.outcomes else None,
+            "said": dict(said.most_common()),
+        }
 
 
 @dataclass(frozen=True, eq=False)
@@ -153,6 +159,25 @@ class Effect:
                 return d
         return 1.0
 
+    @property
+    def values(self) -> dict[str, Any]:
+        """Returns the effect as JSON values."""
+        t, a, told = self.original, self.action, not self.refused
+        mine = [other.path for other in t.actions if other.role == a.role]
+        return {
+            **{"step": t.step, "task": t.task.id, "sample": t.sample, "action": a.path},
+            "name": f"{a.role}.{mine.index(a.path) + 1}",
+            "score": a.score,
+            "outcome_then": t.outcome_of(a.role),
+            "arms": {arm.name: arm.values(a.path, self.binary) for arm in self.arms},
+            "refused": self.refused,
+            "effect": self.value if told else None,
+            "interval": self.interval() if told else None,
+            "paired": self.paired if told else None,
+            "p": self.p if told else None,
+            "smallest_shown": self.smallest,
+        }
+
 
 async def effect_of(
     original: Original,
@@ -186,41 +211,3 @@ async def effect_of(
         arm(SAID if words else ANEW, count, words),
     )
     return Effect(original.trajectory, action, (arms[0], arms[1]))
-
-
-def as_values(effect: Effect) -> dict[str, Any]:
-    """Returns an effect as JSON values."""
-    t, a = effect.original, effect.action
-    values: dict[str, Any] = {
-        "step": t.step,
-        "task": t.task.id,
-        "sample": t.sample,
-        "action": a.path,
-        "role": a.role,
-        "score": a.score,
-        "outcome_then": t.outcome_of(a.role),
-        "refused": effect.refused or None,
-        "arms": {
-            arm.name: {
-                "forks": len(arm.forks),
-                "fixed": arm.fixed,
-                "left_out": dict(arm.left_out),
-                "said": dict(arm.words.most_common()),
-                **(
-                    {"outcome": arm.mean, "interval": list(arm.interval(effect.binary))}
-                    if arm.outcomes
-                    else {}
-                ),
-            }
-            for arm in effect.arms
-        },
-    }
-    if not effect.refused:
-        values |= {
-            "effect": effect.value,
-            "interval": list(effect.interval()),
-            "paired": list(effect.paired) if effect.paired else None,
-            "p": effect.p,
-            "smallest_shown": effect.smallest,
-        }
-    return values
