@@ -247,7 +247,7 @@ def test_all_actions_a_scan_and_an_evaluation(run, fork):
     assert code == 0 and json.loads(out)["effects"][0]["arms"]["as recorded"]["fixed"]
 
 
-def test_recorded_answers_of_tools_make_no_calls(run, fork, monkeypatch):
+def test_recorded_answers_of_tools_make_no_calls(run, fork):
     called = [
         (t, a)
         for t in RunReader(run).trajectories(Filter((1, 2)))
@@ -293,12 +293,12 @@ def test_control_tokens_and_nothing_are_words_like_others(run, fork):
         assert code == 0 and json.loads(out)["effects"][0]["arms"]["as said"]["said"] == {text: 2}
 
 
-def test_a_run_whose_record_or_recipe_has_changed_is_refused(run, fork, tmp_path, monkeypatch):
+@pytest.mark.usefixtures("fork")
+def test_a_run_whose_record_or_recipe_has_changed_is_refused(run, tmp_path):
     _, named = one(run)
     moved = tmp_path / "moved"
     shutil.copytree(run, moved, symlinks=True)
     lines = (moved / "trajectories.jsonl").read_text()
-    monkeypatch.setenv("MARL_PLUGINS_DEVICE", "cpu")
     words = [str(moved), *named, "--action", "solver.1", "-n", "2", "--json"]
 
     def call():

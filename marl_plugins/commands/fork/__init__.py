@@ -74,7 +74,6 @@ def make_parser() -> UpstreamParser:
         default="call",
         help="recorded: calls are not made, and answered from the record",
     )
-    add("--seed", type=at_least(0), default=0, metavar="N", help="of a scan's choice")
     add("--to", type=Path, metavar="FILE", help="write originals and forks, for openrlhf inspect")
     add("--json", action="store_true", help="print one JSON object")
     return parser
@@ -98,7 +97,7 @@ def main(words: Sequence[str]) -> int:
 
 
 def check(options: argparse.Namespace) -> None:
-    """Checks that flags which need each other are there.
+    """Checks that flags which need each other are there, and fills in what depends on others.
 
     Raises:
         ConfigurationError: They are not.
@@ -113,6 +112,7 @@ def check(options: argparse.Namespace) -> None:
     elif not options.action and (options.say is not None or options.say_file):
         wrong = "--say is what one action says: --action ROLE.N"
     else:
+        options.n = options.n or (SCANNED_FORKS if options.scan else FORKS)
         if options.say_file:
             try:
                 options.say = options.say_file.read_text("utf-8")

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 from scipy.stats import false_discovery_control
 
-from marl_plugins.commands.fork import FORKS, SCANNED_FORKS
 from marl_plugins.commands.fork.effects import Effect, effect_of
 from marl_plugins.commands.fork.originals import (
     HERE,
@@ -33,6 +32,7 @@ from marl_plugins.engine.plan.engines_only import only_players
 from marl_plugins.engine.records.display import Display
 from marl_plugins.engine.records.run_folder import started_with
 from marl_plugins.engine.runtime.engines_only import with_engines
+from marl_plugins.engine.runtime.forking import said_again
 
 if TYPE_CHECKING:
     from marl_plugins.engine.runtime.session import Session
@@ -76,12 +76,9 @@ async def forked(
     Raises:
         ConfigurationError: The one trajectory that was asked for could not.
     """
-    from marl_plugins.engine.runtime.forking import said_again
-
     if options.tools == "call":
         check_tools(session.plan.run, session.tools)
     made, free = originals(session, options, choices), asyncio.Semaphore(AT_ONCE)
-    count = options.n or (SCANNED_FORKS if options.scan else FORKS)
     words = None
     if options.say is not None:
         words = spoken(made[0], choices[0][1][0], options.say)
@@ -109,7 +106,7 @@ async def forked(
 
         async def effect(number: int) -> Effect:
             original, action = equal[number]
-            done = await effect_of(original, action, count, words, free)
+            done = await effect_of(original, action, options.n, words, free)
             tick()
             return done
 

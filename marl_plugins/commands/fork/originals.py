@@ -30,9 +30,10 @@ from marl_plugins.core.trajectory import (
 )
 from marl_plugins.engine.plan.engines_only import with_folders, with_models
 from marl_plugins.engine.records.read import Filter, RunReader
+from marl_plugins.engine.runtime.exchange import ids_of
+from marl_plugins.engine.runtime.forking import Original, unforkable
 
 if TYPE_CHECKING:
-    from marl_plugins.engine.runtime.forking import Original
     from marl_plugins.engine.runtime.session import Session
 
 HERE = at(command="openrlhf fork")
@@ -74,11 +75,13 @@ def chosen(options: argparse.Namespace) -> list[Choice]:
         )
     trajectory = samples[options.sample]
     why = unforkable(trajectory)
-    if not why and not options.models and any(a.generation.changes for a in trajectory.actions):
-        why = "its weights changed while it was sampled; say whose are meant with --models"
+    if trajectory.outcome is None:
+        why = why or "has no outcome that forks could change"
+    if not options.models and any(a.generation.changes for a in trajectory.actions):
+        why = why or "has answers of weights that changed meanwhile; say whose are meant (--models)"
     if why:
         raise ConfigurationError(
-            Problem("fork.record", HERE, f"trajectory {trajectory.name}: {why}")
+            Problem("fork.record", HERE, f"trajectory {trajectory.name} {why}")
         )
     actions = trajectory.actions if options.all else [named(trajectory, options.action)]
     return [(trajectory, list(actions))]
@@ -91,7 +94,7 @@ def scanned(reader: RunReader, options: argparse.Namespace) -> list[Choice]:
         (t, a)
         for step in sorted({t.step for t in reader.trajectories(Filter((first, last)))})
         for t in step_of(reader, step, False)
-        if not unforkable(t)
+        if not unforkable(t) and t.outcome is not None
         for a in t.actions
         if a.score is not None
     ]
@@ -104,7 +107,7 @@ def scanned(reader: RunReader, options: argparse.Namespace) -> list[Choice]:
                 fix="--step A:B",
             )
         )
-    drawn = random.Random(options.seed).sample(range(len(pool)), options.scan)
+    drawn = random.Random(0).sample(range(len(pool)), options.scan)
     by_trajectory: dict[Trajectory, list[Action]] = {}
     for number in sorted(drawn):
         trajectory, action = pool[number]
@@ -128,17 +131,6 @@ def step_of(reader: RunReader, step: int, evaluation: bool) -> Iterator[Trajecto
             trajectory.place = places.setdefault(trajectory.task.id, len(places))
             trajectory.step = EVALUATION if evaluation else trajectory.step
             yield trajectory
-
-
-def unforkable(trajectory: Trajectory) -> str:
-    """Returns why a trajectory is never forked; empty where it may be."""
-    if trajectory.infrastructure_failure:
-        return f"it was lost ({trajectory.infrastructure_failure})"
-    if trajectory.origin:
-        return f"{trajectory.origin} has made it, and not this run"
-    if trajectory.outcome is None:
-        return "it has no outcome that forks could change"
-    return ""
 
 
 def named(trajectory: Trajectory, name: str) -> Action:
@@ -230,8 +222,6 @@ def originals(
     Raises:
         ConfigurationError: The run has other tasks, roles or policies than the record.
     """
-    from marl_plugins.engine.runtime.forking import Original
-
     kept = session.eval_tasks if options.evaluations else session.train_tasks
     tasks = {task.id: task for task in kept}
     made, rollout = [], session.rollout
@@ -271,8 +261,6 @@ def spoken(original: Original, action: Action, text: str) -> Generation:
     Raises:
         ConfigurationError: They are too long, or are not what their ids say.
     """
-    from marl_plugins.engine.runtime.exchange import ids_of
-
     role = original.players[action.role]
     chat: ChatFormat = role.chat
     room = role.sampling.max_len - len(action.context_ids)

@@ -25,26 +25,16 @@ from marl_plugins.core.failures import InfrastructureFailure
 from marl_plugins.core.roles import Call, RoleSpec
 from marl_plugins.core.scoring import ScoreAction, Seen
 from marl_plugins.core.seeds import derive_seed
-from marl_plugins.core.trajectory import Action, Generation, Task, ToolResult, Trajectory
+from marl_plugins.core.trajectory import Action, Generation, Task, Trajectory
 
 if TYPE_CHECKING:
     from marl_plugins.engine.runtime.rollout import Rollout
 
-LATEST_SECONDS = 0.02
-"""How long the first answer of a trajectory waits where the last that is asked for comes first."""
+CYCLES = 20
+"""Of the event loop between two answers, where the last that is asked for comes first: until then
+whoever has been answered has gone on."""
 SHOWN_TOKENS = 12
 """Tokens that are shown of a context from where it differs."""
-OF_ACTION = ("role", "policy", "turn", "call", "extends", "shown_ids", "text")
-"""What must be equal of two actions of one path."""
-OF_TRAJECTORY = (
-    "answer",
-    "returned",
-    "agent_failure",
-    "outcome",
-    "outcomes",
-    "outcome_parts",
-    "files",
-)
 
 
 @dataclass(frozen=True)
@@ -67,11 +57,8 @@ class Original:
     roles: Mapping[str, RoleSpec]
 
     def __post_init__(self) -> None:
-        t = self.trajectory
-        if t.infrastructure_failure:
-            raise ValueError(f"trajectory {t.name} was lost ({t.infrastructure_failure})")
-        if t.origin or t.forked:
-            raise ValueError(f"trajectory {t.name} was not sampled as a whole by this run's steps")
+        if why := unforkable(self.trajectory):
+            raise ValueError(f"trajectory {self.trajectory.name} {why}")
 
     @property
     def players(self) -> dict[str, RoleSpec]:
@@ -91,6 +78,15 @@ class Original:
         )
 
 
+def unforkable(trajectory: Trajectory) -> str:
+    """Returns why a trajectory is no original of forks; empty where it is one."""
+    if trajectory.infrastructure_failure:
+        return f"was lost ({trajectory.infrastructure_failure})"
+    if trajectory.origin or trajectory.forked:
+        return "was not sampled as a whole by a step of this run"
+    return ""
+
+
 async def said_again(original: Original) -> str | None:
     """Returns the first thing that is not as recorded when a trajectory is said again, after one
     repetition; None where all of it is.
@@ -100,8 +96,8 @@ async def said_again(original: Original) -> str | None:
     """
     unlike: str | None = None
     for _ in range(2):
-        for late in (0.0, LATEST_SECONDS):
-            speaker = Speaker(original, late=late)
+        for last_first in (False, True):
+            speaker = Speaker(original, last_first=last_first)
             again = await original.said(speaker)
             unlike = speaker.unlike or next(differences(original.trajectory, again), None)
             if unlike:
@@ -153,7 +149,8 @@ class Speaker:
     Args:
         target: Path of the action from which the engines answer; empty: they never do.
         number, words, pairs: See `fork`.
-        late: How long the first answer waits, in seconds; the later one is asked for, the less.
+        last_first: Of the answers that are waited for, the one asked for last comes first, and the
+            next one once that has had its effect.
     """
 
     def __init__(
@@ -163,16 +160,11 @@ class Speaker:
         number: int = 0,
         words: Generation | None = None,
         pairs: int = 0,
-        late: float = 0.0,
+        last_first: bool = False,
     ):
         recorded = original.trajectory
-        self.original, self.target, self.words, self.pairs, self.late = (
-            original,
-            target,
-            words,
-            pairs,
-            late,
-        )
+        self.original, self.target, self.pairs = original, target, pairs
+        self._waiting: list[asyncio.Future[None]] | None = [] if last_first else None
         self.recorded = {a.path: a for a in recorded.actions}
         self.given = {a.path: a.generation for a in recorded.actions}
         """What is answered without an engine, by path."""
@@ -202,8 +194,11 @@ class Speaker:
             InfrastructureFailure: Something else is asked than the trajectory has.
         """
         self.asked.append(call.path)
-        if self.late:
-            await asyncio.sleep(self.late / len(self.asked))
+        if self._waiting is not None:
+            self._waiting.append(asyncio.get_running_loop().create_future())
+            if len(self._waiting) == 1:
+                self._release(CYCLES)
+            await self._waiting[-1]
         action = self.recorded.get(call.path)
         as_recorded = action is not None and action.context_ids == call.context_ids
         if as_recorded and call.path in self.given:
@@ -215,6 +210,17 @@ class Speaker:
         self._live[call.role] += 1
         seed = derive_seed(*self._key, *key)
         return await self.original.rollout.generate(replace(call, seed=seed))
+
+    def _release(self, cycles: int) -> None:
+        """Answers what was asked for last, after some cycles, and then the others."""
+        if cycles:
+            asyncio.get_running_loop().call_soon(self._release, cycles - 1)
+        elif self._waiting:
+            asked = self._waiting.pop()
+            if not asked.done():  # its branch was ended
+                asked.set_result(None)
+            if self._waiting:
+                self._release(CYCLES)
 
     def _difference(self, call: Call) -> str:
         """Says what of a request is not as recorded."""
@@ -247,7 +253,8 @@ class Speaker:
                 action.score, action.unscored = before.score, before.unscored
                 action.explanation = before.explanation
                 action.notes = {**before.notes, **action.notes}
-                unlike = unlike or next(different_tools(before, action), "")
+                if answers(before) != answers(action):
+                    unlike = unlike or f"{action.path}: its tools have answered otherwise"
         fork.actions_scored |= self.original.trajectory.actions_scored
         kind = "unlike" if unlike else "" if self.target in self.asked else "unreached"
         if fork.infrastructure_failure not in (None, "unlike"):
@@ -264,39 +271,41 @@ def differences(recorded: Trajectory, again: Trajectory) -> Iterator[str]:
         yield f"it was lost ({again.infrastructure_failure}: {again.detail})"
     said = {a.path: a for a in again.actions}
     for before in recorded.actions:
-        now = said.get(before.path)
-        if now is None:
+        if before.path in said:
+            yield from different(before.path, of_action(before), of_action(said[before.path]))
+        else:
             yield f"{before.path}: nobody asks for it"
-            continue
-        if set(before.parents) != set(now.parents):
-            yield f"{before.path}: its parents differ: {before.parents}, and now {now.parents}"
-        for name in OF_ACTION:
-            if getattr(before, name) != getattr(now, name):
-                yield _differs(f"{before.path}: its {name}", before, now, name)
-        yield from different_tools(before, now)
-    for name in OF_TRAJECTORY:
-        if getattr(recorded, name) != getattr(again, name):
-            yield _differs(f"its {name}", recorded, again, name)
-    yield from different_tools(recorded, again)
+    yield from different("it as a whole", of_whole(recorded), of_whole(again))
 
 
-def different_tools(before: Action | Trajectory, now: Action | Trajectory) -> Iterator[str]:
-    """Yields the tools' answers that are not as recorded."""
-    of = f"{before.path}: " if isinstance(before, Action) else ""
-    if len(before.tool_results) != len(now.tool_results):
-        numbers = len(before.tool_results), len(now.tool_results)
-        yield "{}it has {} calls of tools, and now {}".format(of, *numbers)
-    for old, new in zip(before.tool_results, now.tool_results, strict=False):
-        if _answer(old) != _answer(new):
-            yield (
-                f"{of}the answer of tool {old.tool!r} to {old.call!r:.80} was {old.output!r:.80}, "
-                f"and is {new.output!r:.80} now"
-            )
+def of_action(action: Action) -> dict[str, object]:
+    """Returns what must be equal of two actions of one path."""
+    return {
+        "parents": sorted(action.parents),
+        "context": (action.shown_ids, action.extends, action.turn, action.call),
+        "words": (action.text, action.generation.ids, action.policy),
+        "tools": answers(action),
+    }
 
 
-def _answer(result: ToolResult) -> tuple[str, str, str, bool]:
-    return result.tool, result.call, result.output, result.ok
+def of_whole(trajectory: Trajectory) -> dict[str, object]:
+    """Returns what must be equal of two trajectories beside their actions."""
+    t = trajectory
+    return {
+        "answer": (t.answer, t.returned, t.agent_failure),
+        "outcome": (t.outcome, t.outcomes, t.outcome_parts),
+        "tools": answers(t),
+        "files": t.files,
+    }
 
 
-def _differs(what: str, before: object, now: object, name: str) -> str:
-    return f"{what} was {getattr(before, name)!r:.80}, and is {getattr(now, name)!r:.80} now"
+def answers(of: Action | Trajectory) -> list[tuple[str, str, str, bool]]:
+    """Returns calls of tools with their answers."""
+    return [(r.tool, r.call, r.output, r.ok) for r in of.tool_results]
+
+
+def different(what: str, before: Mapping[str, object], now: Mapping[str, object]) -> Iterator[str]:
+    """Yields which parts are not as recorded."""
+    for name, part in before.items():
+        if part != now[name]:
+            yield f"{what}: its {name} differs: {part!r:.160} was recorded, {now[name]!r:.160} now"
